@@ -20,6 +20,7 @@ SETTINGS = {
     "rounds": 2,
     "cohort": 3,
     "training": {"lr": 0.05},
+    "calibration": "none",
 }
 OTHERS = {
     "combined": {"rounds": 1},

@@ -150,6 +150,7 @@ def ended(tmp_path_factory):
             data={"clients": 4},
             model={"hidden": [16]},
             method={"name": method},
+            calibration="none",
             folder=tmp_path_factory.mktemp("temperature") / name,
         )
         found[name] = run.folder
@@ -200,8 +201,12 @@ def test_the_temperature_of_a_run_is_that_of_its_counted_rows_together(ended, na
     )
     assert read_temperature(folder, personal=personal) == done.temperature
     assert read_temperature(folder, personal=not personal) is None
-    with pytest.warns(FedbayesWarning, match="has a temperature, and these are figures without"):
-        trust(folder.path, personal=personal)
+    every = trust(folder.path, personal=personal)
+    assert every.temperature == done.temperature
+    both, truths = (np.concatenate(parts) for parts in ((known, left), (y, z)))
+    assert every.metrics["nll"] == pytest.approx(loss(-math.log(done.temperature), both, truths))
+    plain = trust(folder.path, personal=personal, temperature=False)
+    assert plain.metrics["nll"] == pytest.approx(loss(0.0, both, truths))
 
 
 def test_a_temperature_of_another_model_is_not_used(ended, recwarn):
@@ -287,6 +292,9 @@ def test_predictions_are_at_the_temperature(ended, tmp_path, capsys, monkeypatch
             main()
         told = " ".join(capsys.readouterr().out.split())
         assert (f"at a temperature of {done.temperature:.4g}" in told) == (not more)
-    with pytest.warns(FedbayesWarning, match="is not in what is exported"):
-        export(folder.path, tmp_path / "model.safetensors")
+    export(folder.path, tmp_path / "model.safetensors")
+    alone = fedbayes.load(tmp_path / "model.safetensors")
+    assert alone.temperature == done.temperature
+    torch.testing.assert_close(alone.predict(x).double(), after, rtol=1e-4, atol=1e-6)
+    assert fedbayes.load(tmp_path / "model.safetensors", temperature=False).temperature is None
     done.path.unlink()

@@ -721,5 +721,6 @@ def clipped_run(clip, rounds=1):
         model={"hidden": [16]},
         training={"epochs": 1},
         aggregation={"clip": clip},
+        calibration="none",
         method={"name": "virtual", "samples": 4, "predictions": 2},
     )

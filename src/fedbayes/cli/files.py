@@ -165,6 +165,10 @@ def calibrate(
         writable(picture, "the picture", PICTURES)
     found = trust(folder, personal=personal, client=client, metrics=_names(metrics))
     told = summary(found)
+    if found.temperature is not None:
+        before = summary(trust(folder, personal=personal, client=client, temperature=False))
+        told |= {f"{name}_before_calibration": before[name] for name in ("nll", "ece")}
+        told["temperature"] = found.temperature
     if picture is not None:
         plot(found, picture)
     if as_json:
@@ -204,6 +208,13 @@ def _cool(folder: Path, share: float, *, personal: bool, as_json: bool) -> None:
             soft_wrap=True,
         )
     Console().print(f"wrote {found.path}; predict uses it", highlight=False, soft_wrap=True)
+    if found.replaced is not None:
+        Console().print(
+            f"it replaces the temperature {found.replaced:.4f}, which the run fitted at its end: "
+            "predict and export use the new one, summary.json and reports keep the old one",
+            highlight=False,
+            soft_wrap=True,
+        )
 
 
 def _spelled(name: str) -> str:

@@ -50,6 +50,9 @@ class FederatedClassifier(ClassifierMixin, FederatedEstimator):  # type: ignore[
         n_iter_: rounds that were run.
         history_: a DataFrame with a row for each round: bytes, loss, reports that were refused.
         privacy_: ε and δ, where the settings ask for noise; else empty.
+        temperature_: of the global model's probabilities, fitted on a tenth of each client's rows,
+            which nobody trains on; None where there is none, as with `settings={"calibration":
+            "none"}`.
         config_: all settings, as `fedbayes.run` takes them.
     """
 
@@ -81,7 +84,9 @@ class FederatedClassifier(ClassifierMixin, FederatedEstimator):  # type: ignore[
                 f"{' or '.join(config.target_kinds)} targets, and not for classes"
             )
         target = Target("class", tuple(str(name) for name in self.classes_.tolist()))
-        return self._train(config, x, labels, target, clients)
+        self._train(config, x, labels, target, clients)
+        self.temperature_ = self._federation.temperature
+        return self
 
     def predict_log_proba(self, X: Any, client: Any = None) -> Array:
         """Logarithms of `predict_proba`, float64 [n, K].

@@ -21,7 +21,9 @@ from fedbayes.federation.privacy.noise import Secret
 from fedbayes.federation.privacy.spending import Spending
 from fedbayes.federation.round import run_round
 from fedbayes.federation.weights import Weights
+from fedbayes.likelihoods.temperature import sampled_at
 from fedbayes.runs.build import build_federation, build_likelihood, build_network, build_run
+from fedbayes.runs.calibration import fitted
 from fedbayes.runs.checks import check, remarks
 from fedbayes.runs.cohorts import cohort_of
 from fedbayes.runs.config import Config
@@ -43,6 +45,9 @@ class Federation:
 
     It can be pickled; the network is built again where it is loaded. Several threads may predict.
     """
+
+    temperature: float | None = None
+    """Of the global model, fitted on rows that clients held out; None where there is none."""
 
     def __init__(self, config: Config, data: FederatedData) -> None:
         """Run all rounds.
@@ -111,6 +116,9 @@ class Federation:
         if all(line["skipped"] for line in self.lines):
             raise RunError(f"no round had an update: {_why(self.lines[-1])}")
         self.privacy = run_summary(config, record, len(self.lines))
+        if runtime.held_out:
+            model, most = method.model(server, run), config.aggregation.max_weight
+            self.temperature = fitted(runtime, model, len(self.lines), engine, most).temperature
         return server
 
     def _require_sound(self, failed: int) -> None:
@@ -179,7 +187,7 @@ class Federation:
 
     @torch.no_grad()
     def predict(self, x: Any, ask: Callable[[Tensor], Tensor], client: int | None = None) -> Tensor:
-        """What a model says of samples.
+        """What a model says of samples, the global one at its temperature.
 
         Args:
             x: raw samples [n, ...], NaN for missing values.
@@ -195,6 +203,7 @@ class Federation:
         with self._lock:
             run = self.run
             draw = self.method.draws(to(self.model(client), run.network.device), run)
+            draw = sampled_at(run.likelihood, draw, self.temperature if client is None else None)
             pieces = [
                 ask(draw(self.preprocessing.apply(part).to(run.network.device)).double()).cpu()
                 for part in torch.split(torch.as_tensor(x), ROWS)

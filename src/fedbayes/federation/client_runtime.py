@@ -4,15 +4,15 @@ The same code serves every engine. It takes bytes and gives bytes, so that nothi
 between server and client but what is counted.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import dataclass, replace
-from functools import cached_property
+from functools import cached_property, lru_cache
 from typing import Any, Protocol
 
 import torch
 
 from fedbayes import seeds
-from fedbayes.contracts import AnyMethod, At, Info, Run
+from fedbayes.contracts import AnyMethod, At, Info, Run, Sampler
 from fedbayes.devices import nondeterministic, out_of_memory
 from fedbayes.errors import EngineError, MessageError, ModelError
 from fedbayes.federation.attacks.adversary import Adversary
@@ -21,6 +21,7 @@ from fedbayes.federation.resident import Resident
 from fedbayes.federation.settings import AS_IT_IS, Compression
 from fedbayes.likelihoods import Scores, evaluate, scored
 from fedbayes.likelihoods.measures import fitting
+from fedbayes.likelihoods.temperature import sampled_at, sums_of
 from fedbayes.messages import SHORT_HEADER, Message, decode, decode_file, encode
 from fedbayes.models import Network
 from fedbayes.tensors import Samples, Tensors, named, pack, part, to, unpack
@@ -49,6 +50,11 @@ class Task:
     evaluate: tuple[str, ...] | None = None
     """Where the message is a global model to be tried on the client's test samples, and no work:
     the metrics that are asked for beside sums."""
+    temperature: float | None = None
+    """At which the global model is tried; None: as it is."""
+    calibrate: bool = False
+    """Where a global model is tried: whether sums for its temperature are wanted instead, of the
+    samples that the client holds out for them."""
 
 
 @dataclass(frozen=True)
@@ -101,6 +107,8 @@ class Evaluation:
     stop: int
     measures: tuple[str, ...] = ()
     """Metrics that need predictions, beside the sums that are always told."""
+    temperature: float | None = None
+    """Of the model's probabilities; None: as they are."""
 
 
 class Data(Protocol):
@@ -143,6 +151,9 @@ class ClientRuntime:
     """In how many bytes numbers are sent."""
     data_cache: int = 0
     """Bytes of clients' samples that stay on the device between rounds."""
+    held_out: float = 0.0
+    """Share of a client's training samples that it does not train on, at most `MOST_HELD_OUT` of
+    them: the global model's temperature is fitted on them (`calibrating`)."""
 
     @cached_property
     def resident(self) -> Resident:
@@ -187,11 +198,7 @@ class ClientRuntime:
         header = SHORT_HEADER + len(task.message) + _HEADER * len(run.network.initial)
         link = Link(self.compression, self.method, run)
         message = _to(link.received(decode(task.message, longest_header=header)), device)
-        samples = (
-            self.resident.get("all", self.data.all_train)
-            if self.method.centralized
-            else self.resident.get(("train", task.client), lambda: self.data.train(task.client))
-        )
+        samples = self.resident.get(("train", task.client), lambda: self._parts(task.client)[0])
         if self.adversary is not None:
             samples = self.adversary.poisoned(samples, run, task.client, task.round)
         samples, held_out = self._set_aside(samples, task.client)
@@ -237,7 +244,7 @@ class ClientRuntime:
         model = to(decode_file(evaluation.model), device)
         rows = evaluation.start, evaluation.stop
         samples = self.resident.get(("union", *rows), lambda: self.data.test_union(*rows))
-        draw = self.method.draws(model, self.run)
+        draw = self._draws(model, evaluation.temperature)
         terms = evaluate(self.run.likelihood, draw, samples, measures=evaluation.measures)
         if self.adversary is not None:
             terms |= self.adversary.success(model, samples, self.method, self.run)
@@ -245,10 +252,11 @@ class ClientRuntime:
 
     def tried(self, task: Task) -> Outcome:
         """Scores of the global model in a task on the client's own test samples; none if it has
-        none.
+        none. Or, where these are wanted, sums for its temperature.
 
         Raises:
-            EngineError: clients of this federation send no figures, or frozen weights differ.
+            EngineError: clients of this federation send no figures, or no sums; or frozen weights
+                differ.
             ConfigError: there is no such metric of these targets.
         """
         if not self.figures:
@@ -256,13 +264,32 @@ class ClientRuntime:
         self._require_constants(task)
         device = self.run.network.device
         model = to(decode_file(task.message), device)
+        if task.calibrate:
+            if not self.held_out:
+                raise EngineError("clients of this federation hold out no samples to calibrate by")
+            held_out = self._parts(task.client)[1].to(device)
+            sums = sums_of(self.run.likelihood, self._draws(model, None), held_out)
+            return Outcome(encode(sums.tensors()), task.state or b"", {}, {})
         test = self._test(task.client)
         scores: Scores = {}
         if len(test.y):
-            draw = self.method.draws(model, self.run)
+            draw = self._draws(model, task.temperature)
             measures = fitting(task.evaluate or (), self.run.likelihood)
             scores = scored(self.run.likelihood, draw, test, measures)
         return Outcome(b"tried", task.state or b"", {}, scores)
+
+    def _draws(self, model: Tensors, temperature: float | None) -> Sampler:
+        """A global model as a function from inputs to outputs, at a temperature if any."""
+        return sampled_at(self.run.likelihood, self.method.draws(model, self.run), temperature)
+
+    def _parts(self, client: int) -> tuple[Samples, Samples]:
+        """The training samples of a client: those that it trains on, and those that it holds out
+        for the temperature.
+        """
+        every = self.data.all_train() if self.method.centralized else self.data.train(client)
+        share = self.held_out if client in calibrating(self.run) else 0.0
+        count = min(round(share * len(every.y)), MOST_HELD_OUT)
+        return _divided(every, count, self.run.seed, "temperature", client)
 
     def _test(self, client: int) -> Samples:
         """Test samples of a client, on the device."""
@@ -307,13 +334,43 @@ class ClientRuntime:
         """What a client trains on, and what its early stopping watches: the same every round."""
         if not (count := set_aside(len(samples.y), self.run.training.validation)):
             return samples, None
-        rng = seeds.torch_rng(self.run.seed, "validation", client=client)
-        order = torch.randperm(len(samples.y), generator=rng).to(samples.y.device)
-        watched, kept = order[:count], order[count:].sort().values
-        return (
-            Samples(samples.x[kept], samples.y[kept]),
-            Samples(samples.x[watched], samples.y[watched]),
-        )
+        return _divided(samples, count, self.run.seed, "validation", client)
+
+
+MOST_HELD_OUT = 200
+"""Samples that a client holds out for a temperature, at most: one number needs no more."""
+MOST_CALIBRATING = 1000
+"""Clients that hold out samples for a temperature, at most: of more they are drawn."""
+
+
+@lru_cache(maxsize=8)
+def _calibrating(seed: int, clients: int) -> frozenset[int]:
+    rng = seeds.numpy_rng(seed, "temperature")
+    return frozenset(rng.choice(clients, MOST_CALIBRATING, replace=False, shuffle=False).tolist())
+
+
+def calibrating(run: Run) -> Collection[int]:
+    """The clients of whose samples a temperature is, where it is fitted: all, or some drawn by the
+    seed.
+    """
+    if run.clients <= MOST_CALIBRATING:
+        return range(run.clients)
+    return _calibrating(run.seed, run.clients)
+
+
+def _divided(
+    samples: Samples, count: int, seed: int, purpose: str, client: int
+) -> tuple[Samples, Samples]:
+    """Samples without so many of them, which the seed draws, and these."""
+    if not count:
+        return samples, Samples(samples.x[:0], samples.y[:0])
+    rng = seeds.torch_rng(seed, purpose, client=client)
+    order = torch.randperm(len(samples.y), generator=rng).to(samples.y.device)
+    drawn, kept = order[:count], order[count:].sort().values
+    return (
+        Samples(samples.x[kept], samples.y[kept]),
+        Samples(samples.x[drawn], samples.y[drawn]),
+    )
 
 
 def set_aside(count: int, share: float) -> int:

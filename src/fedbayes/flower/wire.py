@@ -117,6 +117,8 @@ def write_task(task: Task) -> RecordDict:
             "card": task.card,
             "evaluate": task.evaluate is not None,
             "measures": list(task.evaluate or ()),
+            "temperature": task.temperature or 0.0,
+            "calibrate": task.calibrate,
         }
     )
     return RecordDict({"message": bytes_record(task.message), "about": about})
@@ -133,6 +135,8 @@ def read_task(content: RecordDict) -> Task:
         constants=str(about["constants"]),
         card=str(about.get("card", "")),
         evaluate=tuple(map(str, about["measures"])) if about.get("evaluate") else None,  # type: ignore[arg-type]
+        temperature=float(about.get("temperature", 0.0)) or None,  # type: ignore[arg-type]
+        calibrate=bool(about.get("calibrate", False)),
     )
 
 

@@ -12,7 +12,7 @@ from fedbayes.likelihoods.adaptive import row_coins
 from fedbayes.likelihoods.base import Classes, Likelihood, finite
 from fedbayes.likelihoods.conformal import Conformal
 from fedbayes.likelihoods.numeric import Numeric, Parametric
-from fedbayes.likelihoods.temperature import cooled
+from fedbayes.likelihoods.temperature import at_temperature, cooled
 from fedbayes.metrics import uncertainty
 
 Answers = dict[str, npt.NDArray[Any]]
@@ -47,8 +47,8 @@ def answers(
         conformal: a threshold of this model, if there is one; its level counts.
         start: samples before these, where they are some of many: of `adaptive-random` sets it says
             with which coins.
-        temperature: of the probabilities of classes, if they are calibrated; sets, and what is told
-            of the draws, are as without.
+        temperature: of the probabilities of classes or labels, if they are calibrated; sets, and
+            what is told of the draws, are as without.
 
     Returns:
         The columns in this order, float32 of probabilities and float64 of numbers; NaN, and
@@ -72,7 +72,7 @@ def answers(
                 interval = likelihood.interval(draws.double(), level)
             found = _numbers(likelihood, draws.double(), interval, several)
         case _ if likelihood.target.kind == "labels":
-            found = _labels(likelihood, draws, several)
+            found = _labels(likelihood, draws, several, temperature)
         case _ if likelihood.target.kind == "survival":
             found = {"risk": _array(likelihood.mean(draws.double())[:, 0])}
         case _:
@@ -107,16 +107,22 @@ def _classes(
     return found
 
 
-def probabilities(likelihood: Classes, draws: Tensor, temperature: float | None) -> Tensor:
-    """Mean probabilities of the classes [n, classes], at a temperature if there is one."""
+def probabilities(likelihood: Likelihood, draws: Tensor, temperature: float | None) -> Tensor:
+    """Mean probabilities of classes or labels [n, names], at a temperature if there is one."""
     if temperature is None:
         return likelihood.mean(draws)
-    return cooled(likelihood.log_probabilities(draws.double()), temperature).exp().to(draws.dtype)
+    if isinstance(likelihood, Classes):
+        p = cooled(likelihood.log_probabilities(draws.double()), temperature).exp()
+    else:
+        p = likelihood.mean(at_temperature(likelihood, draws.double(), temperature))
+    return p.to(draws.dtype)
 
 
-def _labels(likelihood: Likelihood, draws: Tensor, several: bool) -> Answers:
+def _labels(
+    likelihood: Likelihood, draws: Tensor, several: bool, temperature: float | None
+) -> Answers:
     names = likelihood.target.names
-    found = _by_name("p_", names, likelihood.mean(draws))
+    found = _by_name("p_", names, probabilities(likelihood, draws, temperature))
     if several:
         each = torch.stack([likelihood.mean(draw[None]) for draw in draws])
         found |= _by_name("std_", names, each.std(dim=0, correction=0))

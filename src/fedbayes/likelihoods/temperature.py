@@ -1,20 +1,27 @@
-"""A temperature that makes probabilities of classes true, from sums that clients send.
+"""A temperature that makes probabilities true, from sums that clients send.
 
 Predictions p become p^(1/T), normalized, with the T of the least negative log-likelihood of
-held-out rows (Guo et al. 2017); of several draws p is their mean (Rahaman and Thiery 2021). Clients
+held-out rows (Guo et al. 2017); of several draws p is their mean (Rahaman and Thiery 2021). Of
+labels each is a choice of its own, between yes and no. Clients
 send that sum, its slope and its curvature on a grid of temperatures that all share, once. Sums add,
 so the server sees what the rows of all clients together would say, and finds the minimum between
 two points of the grid from slopes and curvatures.
 """
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
+from functools import reduce
+from operator import add
 
 import torch
 from torch import Tensor
+from torch.nn import functional
 
-from fedbayes.errors import DataError
-from fedbayes.likelihoods.base import Classes
+from fedbayes.errors import DataError, MessageError
+from fedbayes.likelihoods.base import Classes, Likelihood, finite
+from fedbayes.likelihoods.multilabel import Multilabel
+from fedbayes.tensors import Samples, Tensors
 
 LIMIT = 100.0
 """Temperatures are between 1 / LIMIT and LIMIT."""
@@ -23,6 +30,8 @@ GRID = torch.linspace(-math.log(LIMIT), math.log(LIMIT), POINTS, dtype=torch.flo
 """Logarithms of 1 / T at which sums are taken, 2.3 % apart."""
 _BATCH = 200
 """Samples of which the grid is computed at a time."""
+_PIECE = 1000
+"""Samples that are predicted at a time."""
 
 
 @dataclass(frozen=True)
@@ -39,6 +48,12 @@ class TemperatureSums:
     """That are in the sums."""
     left_out: int
     """Rows of which nothing is predicted, or that the true class is impossible."""
+
+    @classmethod
+    def nothing(cls) -> "TemperatureSums":
+        """Of no rows."""
+        zeros = torch.zeros(POINTS, dtype=torch.float64)
+        return cls(zeros, zeros, zeros, 0, 0)
 
     def __add__(self, other: "TemperatureSums") -> "TemperatureSums":
         return TemperatureSums(
@@ -66,14 +81,14 @@ class TemperatureSums:
         place = POINTS - 1 - int(self.nll.flip(0).argmin())  # the last of several
         if place in (0, POINTS - 1):
             what = (
-                "the counted rows are predicted no better than by chance"
+                "the counted rows are predicted no better than by chance, or so surely wrong that "
+                "it takes a higher one"
                 if place == 0
                 else f"the likeliest class is the true one in all {self.rows:,} counted rows, or "
                 "predictions are almost flat"
             )
             raise DataError(
-                f"no temperature between {1 / LIMIT:g} and {LIMIT:g} is the best: {what}. Count "
-                "more rows with --share, or train longer"
+                f"no temperature between {1 / LIMIT:g} and {LIMIT:g} is the best: {what}"
             )
         from scipy.interpolate import CubicHermiteSpline
         from scipy.optimize import brentq
@@ -88,19 +103,107 @@ class TemperatureSums:
             return math.exp(-float(GRID[place]))
         return math.exp(-float(brentq(slope, *GRID[ends].tolist(), xtol=1e-14)))
 
+    def tensors(self) -> Tensors:
+        """As a client sends it."""
+        counts = torch.tensor([self.rows, self.left_out])
+        return {"sums": torch.stack([self.nll, self.slope, self.curvature]), "counts": counts}
+
+    @classmethod
+    def of(cls, told: Tensors) -> "TemperatureSums":
+        """The inverse of `tensors`, of what a stranger may have sent.
+
+        Raises:
+            MessageError: it is no such sum.
+        """
+        sums, counts = told.get("sums"), told.get("counts")
+        if told.keys() != {"sums", "counts"} or sums is None or counts is None:
+            raise MessageError("it sent no sums for a temperature")
+        whole = counts.dtype == torch.int64 and counts.shape == (2,) and bool((counts >= 0).all())
+        fits = sums.dtype == torch.float64 and sums.shape == (3, POINTS)
+        if not (whole and fits and sums.isfinite().all() and (sums[0] > -1e-6).all()):
+            raise MessageError("its sums for a temperature are invalid")
+        return cls(*sums, *counts.tolist())
+
+
+def has_temperature(likelihood: Likelihood) -> bool:
+    """Whether predictions of a likelihood can be at a temperature."""
+    if isinstance(likelihood, Classes):
+        return type(likelihood).outputs_of is not Classes.outputs_of
+    return isinstance(likelihood, Multilabel)
+
+
+def at_temperature(likelihood: Likelihood, draws: Tensor, temperature: float) -> Tensor:
+    """Outputs of a single network that predicts what these draws do at a temperature.
+
+    Args:
+        likelihood: of the outputs, one that `has_temperature`.
+        draws: outputs under draws from a posterior, [draws, n, width].
+        temperature: above 0.
+
+    Returns:
+        [1, n, width].
+    """
+    if isinstance(likelihood, Classes):
+        return likelihood.outputs_of(likelihood.log_probabilities(draws) / temperature)[None]
+    return _logits(likelihood, draws)[None] / temperature
+
+
+def sampled_at(
+    likelihood: Likelihood, draw: Callable[[Tensor], Tensor], temperature: float | None
+) -> Callable[[Tensor], Tensor]:
+    """A model as a function from inputs to outputs [draws, n, width], at a temperature if any."""
+    if temperature is None:
+        return draw
+
+    def cool(x: Tensor) -> Tensor:
+        draws = draw(x)
+        return at_temperature(likelihood, draws.double(), temperature).to(draws.dtype)
+
+    return cool
+
+
+def _logits(likelihood: Likelihood, draws: Tensor) -> Tensor:
+    """Logits of the draws' mean probabilities of labels, [n, labels]."""
+    return likelihood.pooled(draws, draws.new_full((len(draws),), 1 / len(draws)))
+
 
 @torch.no_grad()
-def temperature_sums(likelihood: Classes, draws: Tensor, y: Tensor) -> TemperatureSums:
+def sums_of(
+    likelihood: Likelihood, draw: Callable[[Tensor], Tensor], samples: Samples
+) -> TemperatureSums:
+    """What a model's predictions of some samples, possibly none, add.
+
+    Args:
+        likelihood: of the outputs, one that `has_temperature`.
+        draw: inputs [n, ...] to outputs [draws, n, width].
+        samples: on the device of the network.
+    """
+    pieces = zip(torch.split(samples.x, _PIECE), torch.split(samples.y, _PIECE), strict=True)
+    found = (temperature_sums(likelihood, draw(x), y) for x, y in pieces if len(y))
+    return reduce(add, found, TemperatureSums.nothing())
+
+
+@torch.no_grad()
+def temperature_sums(likelihood: Likelihood, draws: Tensor, y: Tensor) -> TemperatureSums:
     """What these predictions add.
 
     Args:
         likelihood: of the outputs.
         draws: outputs under draws from a posterior, [draws, n, width].
-        y: classes, [n].
+        y: classes [n], or labels [n, labels].
     """
-    logs = likelihood.log_probabilities(draws.double()).cpu()
-    true = logs.gather(1, y.cpu()[:, None])[:, 0]
-    fine = likelihood.told(draws).cpu() & torch.isfinite(true)
+    if isinstance(likelihood, Classes):
+        logs, told = likelihood.log_probabilities(draws.double()), likelihood.told(draws)
+        chosen = y
+    else:  # every label of a sample is a choice between no and yes
+        logits = _logits(likelihood, draws.double())
+        logs = functional.logsigmoid(torch.stack([-logits, logits], dim=-1)).flatten(0, 1)
+        chosen, told = y.flatten().long(), finite(draws)
+    logs = logs.cpu()
+    true = logs.gather(1, chosen.cpu()[:, None])[:, 0]
+    each = max(1, len(true) // max(1, len(y)))
+    rows = told.cpu() & torch.isfinite(true).reshape(-1, each).all(dim=1)
+    fine = rows.repeat_interleave(each)
     found = torch.zeros(3, POINTS, dtype=torch.float64)
     powers = GRID.exp()[:, None]
     for log, own in zip(
@@ -114,7 +217,7 @@ def temperature_sums(likelihood: Classes, draws: Tensor, y: Tensor) -> Temperatu
         gap = powers * (mean - own)
         parts = (whole - powers * own, gap, gap + powers.square() * variance)
         found += torch.stack([part.sum(dim=1) for part in parts])
-    return TemperatureSums(found[0], found[1], found[2], int(fine.sum()), int((~fine).sum()))
+    return TemperatureSums(found[0], found[1], found[2], int(rows.sum()), int((~rows).sum()))
 
 
 def cooled(logs: Tensor, temperature: float) -> Tensor:

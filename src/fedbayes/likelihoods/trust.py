@@ -11,6 +11,7 @@ from fedbayes.likelihoods.base import Classes, Likelihood, finite
 from fedbayes.likelihoods.evaluation import parted, total
 from fedbayes.likelihoods.measures import measured, predictions
 from fedbayes.likelihoods.numeric import Numeric, Parametric
+from fedbayes.likelihoods.temperature import at_temperature
 from fedbayes.metrics import (
     Calibration,
     Confidences,
@@ -57,6 +58,8 @@ class Trust:
     """Of classes, the predictions counted by their confidence."""
     unsure: Tensors = field(default_factory=dict)
     """How unsure each prediction is, [n] by name, as `unsure` gives it."""
+    temperature: float | None = None
+    """That probabilities are at; None: as the model gives them."""
 
     @property
     def uncertainty(self) -> Uncertainty | None:
@@ -71,6 +74,7 @@ def examine(
     likelihood: Likelihood,
     tests: Iterable[tuple[Callable[[Tensor], Tensor], Samples]],
     measures: Collection[str] = (),
+    temperature: float | None = None,
 ) -> Trust | None:
     """Predict samples and compare with their targets, in all that the likelihood can tell.
 
@@ -79,6 +83,8 @@ def examine(
         tests: models as inputs [n, ...] to outputs [draws, n, width], and samples of each; where
             the likelihood couples samples, those of one client.
         measures: names of metrics beside its own, as `measures.fitting` gives them.
+        temperature: of probabilities; None: as they are. How unsure predictions are, and which part
+            of that is between draws, is told as without.
 
     Returns:
         Of all samples together, on the CPU; None if there are none.
@@ -91,14 +97,18 @@ def examine(
         if likelihood.coupled and len(samples.y):
             outputs = iter([(torch.cat([draws for draws, _ in outputs], dim=1), samples.y)])
         for draws, y in outputs:
-            needed = predictions(likelihood, measures, draws, y)
-            for name, values in (_measured(likelihood, draws, y) | needed).items():
+            extra = {f"{_UNSURE}{name}": of for name, of in unsure(likelihood, draws).items()}
+            if temperature is not None:
+                draws = at_temperature(likelihood, draws.double(), temperature)
+            extra |= predictions(likelihood, measures, draws, y)
+            for name, values in (_measured(likelihood, draws, y) | extra).items():
                 gathered[name].append(values.cpu())
     if not gathered:
         return None
     found, needed = parted({name: torch.cat(parts) for name, parts in gathered.items()})
     told = _joined(likelihood, found)
-    return replace(told, metrics=told.metrics | measured(measures, needed))
+    metrics = told.metrics | measured(measures, needed)
+    return replace(told, metrics=metrics, temperature=temperature)
 
 
 @torch.no_grad()
@@ -146,7 +156,6 @@ def _pieces(samples: Samples) -> Iterator[Samples]:
 def _measured(likelihood: Likelihood, draws: Tensor, y: Tensor) -> Tensors:
     """What is known of each prediction, [n, ...] by name; terms of scores among it."""
     found = dict(likelihood.terms(draws, y))
-    found |= {f"{_UNSURE}{name}": values for name, values in unsure(likelihood, draws).items()}
     match likelihood:
         case Classes():
             found["right"] = found["correct"] > 0

@@ -85,11 +85,17 @@ def others(records: Sequence[Record]) -> list[Chart]:
                 if "/" in name or not any(_in_rounds(record, name) for record in own):
                     continue
                 metric = name.removeprefix("global_")
-                charts.append(_global(records, replace(group, metric=metric, note=""), "metrics"))
+                note = f"The global model{_before(own)}." if metric == "brier" else ""
+                charts.append(_global(records, replace(group, metric=metric, note=note), "metrics"))
     return charts
 
 
 _BETWEEN = tuple(f"global_{kind}_" for kind in BETWEEN)
+
+
+def _before(records: Sequence[Record]) -> str:
+    """That curves of probabilities are without the temperature of the end, where there is one."""
+    return ", before calibration" if any(record.final for record in records) else ""
 
 
 def _in_rounds(record: Record, name: str) -> bool:
@@ -217,7 +223,7 @@ def nll(records: Sequence[Record]) -> list[Chart]:
             "round",
             "nats, mean over all test samples",
             curves,
-            "The global model on all clients' test samples; lower is better.",
+            f"The global model on all clients' test samples{_before(records)}; lower is better.",
             _log(curves),
         )
     ]

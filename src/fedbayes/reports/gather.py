@@ -85,6 +85,11 @@ class Record:
     """Why the run ended; `so far` if it has not."""
     notes: tuple[str, ...] = ()
     """What is not told, and why."""
+    temperature: float | None = None
+    """Of the global model after the last round; None where there is none."""
+    final: dict[str, float] = field(default_factory=dict)
+    """Metrics of the global model after the last round, at its temperature and without, by name;
+    empty where it has none. Those of `metrics` are of models without."""
 
     @property
     def headline(self) -> str:
@@ -103,12 +108,16 @@ class Record:
         return int(self.metrics[-1]["round"]) if self.metrics else 0
 
     def last(self, metric: str) -> float | None:
-        """The newest value of a metric of the rounds, if there is any."""
+        """The newest value of a metric, if there is any; at the temperature, if there is one."""
+        if metric in self.final:
+            return self.final[metric]
         known = self._with(metric)
         return float(known[-1][metric]) if known else None
 
     def last_round(self, metric: str) -> int:
         """The round that the newest value of a metric is of; 0 if there is none."""
+        if metric in self.final:
+            return self.rounds
         known = self._with(metric)
         return int(known[-1]["round"]) if known else 0
 
@@ -225,6 +234,9 @@ def rounds_of(run: RunFolder, label: str) -> Record:
         try:
             summary = run.summary()
             notes += _whose(summary)
+            fields |= _calibrated(summary)
+            if "warning" in summary:
+                notes.append(summary["warning"])
             fields["ending"] = summary.get("stopped_reason", "completed")
             headline = summary.get("headline", "global_accuracy")
             fields["whose"], _, fields["metric"] = headline.partition("_")
@@ -274,7 +286,7 @@ def deepened(run: RunFolder, record: Record) -> Record:
                 "train_sizes": np.diff(division.train_offsets),
                 "test_sizes": np.diff(division.test_offsets),
             }
-        if "target" in fields:
+        if "target" in fields and not record.between:
             fields["between"] = _between(run.metrics(), names, fields["target"])
         progress = run.progress()
         if progress is not None and likelihood is not None:
@@ -327,7 +339,7 @@ def deepened(run: RunFolder, record: Record) -> Record:
         model = _model(run, runtime, progress)
         if model is not None and data.test_total:
             bind_frozen(run, runtime.run.network)
-            fields |= _predicted(runtime, data, model)
+            fields |= _predicted(runtime, data, model, record.temperature)
             lost = data.test_total - int(fields["confusion"].sum()) if "confusion" in fields else 0
             if lost:
                 notes.append(f"{lost} predictions of the global model are not finite")
@@ -337,6 +349,23 @@ def deepened(run: RunFolder, record: Record) -> Record:
             missing = f"split, no {missing}"
         notes.append(f"no {missing}: {error}")
     return replace(record, notes=tuple(notes), **fields)
+
+
+def _calibrated(summary: Metrics) -> dict[str, Any]:
+    """What a summary tells of the calibrated global model, as entries of a record; nothing where
+    it is not.
+    """
+    if summary.get("temperature") is None:
+        return {}
+    tables = {name: own for name, own in summary["metrics"].items() if name.startswith("global")}
+    of = ("metrics", "per_client", "undefined", "positive_class")
+    return {
+        "temperature": summary["temperature"],
+        "final": flat({"metrics": tables}),
+        "between": {name: summary[name] for name in of if name in summary}
+        if "per_client" in summary
+        else {},
+    }
 
 
 def _between(lines: list[Metrics], names: Sequence[str], target: Target) -> dict[str, Any]:
@@ -444,7 +473,9 @@ def _spent(
     return tuple((number, epsilons(record.spent(number), delta)) for number in rounds)
 
 
-def _predicted(runtime: ClientRuntime, data: FederatedData, model: Tensors) -> dict[str, Any]:
+def _predicted(
+    runtime: ClientRuntime, data: FederatedData, model: Tensors, temperature: float | None
+) -> dict[str, Any]:
     """What the global model says of all clients' test samples, as entries of a record.
 
     Of classes `confusion`, true and predicted classes [K, K], without predictions that are not
@@ -454,7 +485,7 @@ def _predicted(runtime: ClientRuntime, data: FederatedData, model: Tensors) -> d
     device = run.network.device
     draw = runtime.method.draws(to(model, device), run)
     samples = data.test_union(0, data.test_total).to(device)
-    found = examine(run.likelihood, [(draw, samples)])
+    found = examine(run.likelihood, [(draw, samples)], temperature=temperature)
     if found is None:
         return {}
     fields: dict[str, Any] = {"calibration": found.calibration, "coverage": found.coverage}

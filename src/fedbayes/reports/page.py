@@ -25,6 +25,7 @@ from fedbayes.version import __version__
 
 COLUMNS: dict[str, tuple[str, str]] = {
     "global_nll": ("NLL", ".4g"),
+    "global_uncalibrated_nll": ("NLL before calibration", ".4g"),
     "global_ece": ("calibration error", ".4f"),
     "sparsity": ("sparsity", ".3f"),
     "model_parameters": ("parameters", ",.0f"),

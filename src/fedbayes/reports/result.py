@@ -12,6 +12,7 @@ from torch import Tensor
 from fedbayes.data import Preprocessing, pixel_order
 from fedbayes.errors import RunError
 from fedbayes.likelihoods import Likelihood, Numeric, predictor
+from fedbayes.likelihoods.temperature import sampled_at
 from fedbayes.runs.build import build_likelihood, stored_data, stored_run
 from fedbayes.runs.config import Config
 from fedbayes.runs.conformal import read_conformal
@@ -191,7 +192,7 @@ class Result:
         gives log-probabilities [n, classes], classes in the order of `preprocessing.classes`, or
         predictive means [n, columns] in the unit of the target (probabilities, if it is labels).
         Where clients see pixels in an order of their own, the global model wants them in that
-        order. A temperature of `fedbayes calibrate` counts for `predict`, and not here.
+        order. Predictions are at the run's temperature, where it has one, as those of `predict`.
 
         Args:
             client: name or index of a client, for its own model in place of the global one.
@@ -199,7 +200,8 @@ class Result:
         Raises:
             RunError: there is no global model, or the client has none of its own.
         """
-        return predictor(self.likelihood, self.draws(client))
+        cool = read_temperature(self.folder, personal=client is not None)
+        return predictor(self.likelihood, sampled_at(self.likelihood, self.draws(client), cool))
 
     def interval(self, x: Any, level: float = 0.9, client: str | int | None = None) -> Interval:
         """Where numbers lie that are predicted for raw samples.
@@ -256,8 +258,8 @@ class Result:
                 baseline hazard, of the global model is to be of, in place of all clients'.
             conformal: whether sets and intervals are those of `fedbayes conformal`, if the run
                 was calibrated by it.
-            temperature: whether probabilities are at the temperature of `fedbayes calibrate
-                --temperature`, if it was found.
+            temperature: whether probabilities are at the run's temperature, or that of `fedbayes
+                calibrate --temperature`, where there is one.
 
         Raises:
             RunError: the run has no threshold of such a client, though it was calibrated.

@@ -28,6 +28,7 @@ from fedbayes.federation.client_runtime import ClientRuntime
 from fedbayes.likelihoods import Likelihood
 from fedbayes.likelihoods.measures import AUTO, fitting
 from fedbayes.models import Network, read_model
+from fedbayes.runs.calibration import SHARE, no_temperature
 from fedbayes.runs.card import Card
 from fedbayes.runs.config import Config
 from fedbayes.runs.folder import RunFolder
@@ -321,9 +322,10 @@ def build_federation(
     if choosing:
         config = choose(config, run, data)
         run = replace(run, training=config.training)
+    method = config.build_method()
     return config, ClientRuntime(
         run,
-        method=config.build_method(),
+        method=method,
         own_network=network,
         data=data,
         adversary=Adversary.of(config.attack, config.seed, clients),
@@ -331,6 +333,7 @@ def build_federation(
         evaluate_every=config.evaluate_local_every,
         compression=config.compression,
         data_cache=config.data_cache_bytes(shared.device.type),
+        held_out=0.0 if no_temperature(config, method, likelihood) else SHARE,
     )
 
 

@@ -2,9 +2,9 @@
 
 from collections.abc import Collection
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Annotated, Any
 
-from pydantic import TypeAdapter, ValidationError
+from pydantic import Field, TypeAdapter, ValidationError
 
 from fedbayes.data import Preprocessing
 from fedbayes.data.source_settings import SourceSettings
@@ -62,6 +62,8 @@ class Card:
     """The threshold of its sets or intervals, where it was calibrated by `fedbayes conformal`."""
     hazards: Hazards | None = None
     """The baseline hazard of its log-risks, where it was estimated by `fedbayes hazards`."""
+    temperature: Annotated[float, Field(gt=0, allow_inf_nan=False)] | None = None
+    """Of its probabilities, where it is calibrated and its outputs are not at it already."""
     fedbayes: str = ""
     """Version of the package that wrote it."""
     source: str = field(default="", compare=False)
@@ -96,6 +98,17 @@ class Card:
             fedbayes=__version__,
         )
         return replace(card, outputs=network_outputs(card.likelihood))
+
+    def of_fused(self, method: str) -> "Card":
+        """The card of what this model and others were fused to, of which no calibration holds."""
+        return replace(
+            self,
+            method={"name": f"fuse {method}"},
+            client="",
+            conformal=None,
+            hazards=None,
+            temperature=None,
+        )
 
     @property
     def fused(self) -> bool:

@@ -111,6 +111,12 @@ class Config(BaseModel):
         "once, after the last round, of the global model",
         examples=[AUTO, *MEASURES],
     )
+    calibration: Literal["temperature", "none"] = Field(
+        "temperature",
+        description="temperature: each client holds out a tenth of its training samples, at most "
+        "200, and after the last round the global model gets the temperature that fits them best, "
+        "by sums over clients; for classes and labels. none: clients train on all samples",
+    )
     checkpoint_every: int = Field(1, ge=1, description="rounds between checkpoints")
     keep_checkpoints: Literal["last", "best", "all"] = Field(
         "last", description="checkpoints to keep; best: the best round's too, whose model is saved"
@@ -265,13 +271,14 @@ class Config(BaseModel):
 
     @classmethod
     def published(cls, **settings: Any) -> Self:
-        """As `create`, with the settings of the method's paper where none is given.
+        """As `create`, with the settings of the method's paper where none is given, and without
+        calibration.
 
         Raises:
             ConfigError: as for `create`.
         """
         method = {"preset": "published", **settings.get("method", {"name": "fedavg"})}
-        return cls.create(**{**settings, "method": method})
+        return cls.create(**{"calibration": "none", **settings, "method": method})
 
     @classmethod
     def load(cls, file: Path | None = None, overrides: Iterable[str] = ()) -> Self:
@@ -397,8 +404,9 @@ def renewed(settings: dict[str, Any]) -> dict[str, Any]:
     """Settings that a run left, by the names that they have now.
 
     Versions that had no `[privacy]` wrote its noise and δ into `[aggregation]`, with the defaults
-    that they have today.
+    that they have today. Those that had no `calibration` trained on all samples.
     """
+    settings = {"calibration": "none", **settings}
     before = settings.get("aggregation")
     if "privacy" in settings or not isinstance(before, dict):
         return settings

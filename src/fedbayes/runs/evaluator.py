@@ -67,19 +67,30 @@ class Evaluator:
         return self._at_clients(engine) or self._data.test_total > 0
 
     def after_round(
-        self, engine: Engine, model: Tensors, number: int, measures: tuple[str, ...]
+        self,
+        engine: Engine,
+        model: Tensors,
+        number: int,
+        measures: tuple[str, ...],
+        temperature: float | None = None,
     ) -> GlobalEvaluation:
-        """The model after a round as the clients find it, or on the server's test samples."""
+        """The model after a round as the clients find it, or on the server's test samples; at a
+        temperature if there is one.
+        """
         if self._at_clients(engine):
             most = self._config.aggregation.max_weight
-            return try_at_clients(engine, self._run, model, number, measures, most)
-        return self.evaluate(engine, model, measures)
+            return try_at_clients(engine, self._run, model, number, measures, most, temperature)
+        return self.evaluate(engine, model, measures, temperature)
 
     def _at_clients(self, engine: Engine) -> TypeGuard[TriesAtClients]:
         return self._config.evaluate_at == "clients" and isinstance(engine, TriesAtClients)
 
     def evaluate(
-        self, engine: Engine, model: Tensors, measures: tuple[str, ...]
+        self,
+        engine: Engine,
+        model: Tensors,
+        measures: tuple[str, ...],
+        temperature: float | None = None,
     ) -> GlobalEvaluation:
         """The model on the union of the clients' test sets; see `Simulation.evaluate`."""
         likelihood, data = self._run.likelihood, encode(dict(model))
@@ -90,7 +101,7 @@ class Evaluator:
             rows = self._data.test_total
             starts = range(0, rows, EVALUATION_ROWS)
             parts = [(start, min(start + EVALUATION_ROWS, rows)) for start in starts]
-        evaluations = (Evaluation(data, start, stop, measures) for start, stop in parts)
+        evaluations = (Evaluation(data, *rows, measures, temperature) for rows in parts)
         pieces = list(engine.evaluate(evaluations))
         terms = {name: torch.cat([piece[name] for piece in pieces]) for name in pieces[0]}
         each = AUTO not in self._config.metrics or len(self._data.owners) <= MOST_UNASKED

@@ -105,6 +105,7 @@ def outcome_rows(summary: "Metrics") -> dict[str, str]:
     names = sorted((f"global_{metric}", f"local_{metric}"), key=headline.__ne__)
     rows = {
         **{words(name): number(metrics.get(name)) for name in names},
+        "calibration": _calibration(summary, metrics),
         "bytes down / up": f"{decimal(summary['bytes_down'])} / {decimal(summary['bytes_up'])}"
         f"{_compressed(summary)}",
         "on the link": f"{decimal(summary['link_down'])} / {decimal(summary['link_up'])}",
@@ -138,11 +139,33 @@ def outcome_rows(summary: "Metrics") -> dict[str, str]:
         rows["attack success"] = f"{summary['attack_success']:.1%} of the test samples it is about"
     if "privacy" in summary:
         rows["privacy"] = _privacy(summary)
+    if "warning" in summary:
+        rows["warning"] = summary["warning"]
+    if not rows["calibration"]:
+        del rows["calibration"]
     if "clock_seconds" not in summary:
         del rows["simulated time"]
     if not summary["link_down"]:
         del rows["on the link"], rows["lost reports"]
     return rows
+
+
+def _calibration(summary: "Metrics", metrics: "Metrics") -> str:
+    """The temperature of the saved model, and what it changed; or why there is none. Empty where
+    none was asked for.
+    """
+    told = summary.get("calibration", {})
+    found = summary.get("best_temperature", summary.get("temperature"))
+    if found is None:
+        return f"none: {told['reason']}" if "reason" in told else ""
+    if "best_temperature" in summary:
+        metrics = flat({"metrics": summary["best_metrics"]})
+    parts = [f"temperature {number(found)}, by {told['rows']:,} held-out rows"]
+    for name in ("nll", "ece"):
+        after, before = (metrics.get(f"global_{key}{name}") for key in ("", "uncalibrated_"))
+        if after is not None and before is not None:
+            parts.append(f"{words(name)} {number(after)}, before calibration {number(before)}")
+    return "; ".join(parts)
 
 
 def _simulated(summary: "Metrics") -> str:

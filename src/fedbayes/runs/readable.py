@@ -21,6 +21,8 @@ def number(value: float | None) -> str:
 def words(metric: str) -> str:
     """The name of a metric for people, as in `global accuracy`."""
     name = metric.replace("c_index", "C-index").replace("_", " ")
+    if " uncalibrated " in name:
+        name = name.replace(" uncalibrated", "") + " before calibration"
     return re.sub(r"\b(ece|nll|auroc|crps|f1)\b", lambda m: m[0].upper(), name)
 
 

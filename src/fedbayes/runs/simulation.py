@@ -42,6 +42,7 @@ from fedbayes.runs.build import (
     refuse_other_data,
     stored_data,
 )
+from fedbayes.runs.calibration import Calibrator
 from fedbayes.runs.card import Card
 from fedbayes.runs.checks import check, remarks
 from fedbayes.runs.cohorts import cohort_of
@@ -147,6 +148,7 @@ class Simulation:
         self.adversary: Adversary | None = self.runtime.adversary
         check(self.config, self.method, self.run, self.data, self.adversary)
         self._evaluator = Evaluator(self.config, self.method, self.run, self.data)
+        self.calibrator = Calibrator(self.config, self.runtime, self._evaluator)
         self._versions = Versions(self.folder.versions)
         self._turns = Turns(self.config, self.run, self.method, self.data, self._versions)
         first = None
@@ -338,13 +340,35 @@ class Simulation:
             self.checkpoint()
         self._tidy()
         if self.progress.round:
-            server: Any = unpack(self.method.server_state, self.kept.server)
-            model = self.method.model(server, self.run) if self.method.has_global_model else None
-            card = Card.of(self.config, self.data.preprocessing, self.kept.round)
+            if self.over:
+                for state in (self.progress, self.kept):
+                    self._calibrate(self._model_of(state), state.round)
+            model = self._model_of(self.kept) if self.method.has_global_model else None
+            card = self._card(self.kept.round)
             card = replace(card, frozen=self.network.constants_digest)
             self.folder.finish(model, self.summary(), card)
         if self.over and self.progress.privacy.run:
             keys.forget(self.progress.privacy.run)
+
+    def _model_of(self, state: Progress) -> Tensors:
+        """The global model in a state between rounds."""
+        server: Any = unpack(self.method.server_state, state.server)
+        return self.method.model(server, self.run)
+
+    def _card(self, number: int) -> Card:
+        """What is said of the global model after a round."""
+        card = Card.of(self.config, self.data.preprocessing, number)
+        found = self.calibrator.of(number)
+        return card if found is None else replace(card, temperature=found.temperature)
+
+    def _calibrate(self, model: Tensors, number: int) -> float:
+        """Fit the temperature of the global model after a round, unless that was done; seconds."""
+        began = time.perf_counter()
+        if self.calibrator.of(number) is None:
+            if self.calibrator.fits:
+                self._notify(Activity("calibrating the global model", number))
+            self.calibrator.fit(lambda: self.engine, model, number)
+        return time.perf_counter() - began
 
     def require_an_update(self) -> None:
         """See that a run that has ended had an update, and say so if most rounds had none, or
@@ -452,6 +476,8 @@ class Simulation:
                     asked.missed, "did not try the last model", "its metrics are of the others"
                 )
         missed: dict[int, str] = {}
+        if last:
+            began += self._calibrate(model, number)  # they are not the round's
         if last and self.method.sends_final_model:
             clients = evaluated.clients if evaluated else clients
             copy = encode(dict(self.network.whole(model)))
@@ -499,7 +525,7 @@ class Simulation:
         """
         if not isinstance(self.engine, Delivers):
             return {}
-        card = Card.of(self.config, self.data.preprocessing, number).dump()
+        card = self._card(number).dump()
         missed = self.engine.deliver(
             Task(client, number, copy, self.states.get(client), card=card)
             for client in range(self.clients)

@@ -7,16 +7,21 @@ from typing import TYPE_CHECKING
 
 from fedbayes.federation.attacks.adversary import SUCCESS
 from fedbayes.runs.between import per_client, tables
+from fedbayes.runs.calibration import Calibrated
+from fedbayes.runs.chance import warning
 from fedbayes.runs.config import Config
 from fedbayes.runs.folder import NO_UPDATE, Metrics
-from fedbayes.runs.lines import GLOBAL, of_noise_alone, troubles_of
+from fedbayes.runs.lines import GLOBAL, evaluation_line, of_noise_alone, troubles_of
 from fedbayes.runs.privacy import run_summary
+from fedbayes.runs.scores import ClientScores, GlobalEvaluation
 from fedbayes.runs.turns import time_line
 from fedbayes.tensors import parameter_count, sparsity
 
 if TYPE_CHECKING:
     from fedbayes.runs.simulation import Simulation
 
+BEFORE = "global_uncalibrated"
+"""The table of metrics of the global model before calibration, where it has a temperature."""
 _BEST = (*sorted(GLOBAL), "metrics", "local_accuracy", "sparsity", "model_parameters")
 """Metrics of the best round; those of the last have the same names less `best_`."""
 
@@ -27,9 +32,16 @@ def summarize(simulation: "Simulation") -> Metrics:
     model = method.model(simulation.server, simulation.run)
     parameters = simulation.network.parameters(model)
     lines = simulation.folder.metrics()
-    last = next((line for line in reversed(lines) if "global" in line["metrics"]), {})
+    calibrated = simulation.calibrator.of(progress.round)
+    before = next((line for line in reversed(lines) if "global" in line["metrics"]), {})
+    last, between = before, lines
     local = progress.clients.means(simulation.likelihood)
-    return {
+    if calibrated is not None and (found := calibrated.evaluation) is not None:
+        if method.centralized or method.sends_final_model:  # clients' own is this one
+            local = found.clients.means(simulation.likelihood)
+        last = _line(simulation, found)
+        between = [*lines, last]
+    summary = {
         "method": config.method["name"],
         "headline": simulation.headline,
         "likelihood": simulation.likelihood.name,
@@ -49,10 +61,13 @@ def summarize(simulation: "Simulation") -> Metrics:
         "local_accuracy": local.get("accuracy"),
         "metrics": {
             "global": last["metrics"]["global"] if last else {},
+            **({BEFORE: before["metrics"]["global"]} if last is not before else {}),
             "local": local,
-            **tables(lines),
+            **tables(between),
         },
-        **per_client(lines, simulation.data.names, simulation.likelihood.target),
+        **per_client(between, simulation.data.names, simulation.likelihood.target),
+        "temperature": None if calibrated is None else calibrated.temperature,
+        **({} if config.calibration == "none" else _calibration(calibrated)),
         "bytes_down": progress.bytes_down,
         "bytes_up": progress.bytes_up,
         **_compression(config, lines),
@@ -67,7 +82,7 @@ def summarize(simulation: "Simulation") -> Metrics:
         "outliers": troubles_of(lines, "outliers"),
         "skipped_rounds": sum(line["skipped"] for line in lines),
         **_label_noise(simulation),
-        **_attack(simulation, last),
+        **_attack(simulation, before),
         **({"noise_rounds": noise} if (noise := _noise_rounds(config, lines)) is not None else {}),
         **run_summary(config, progress.privacy, progress.round),
         "sparsity": sparsity(parameters),
@@ -79,6 +94,24 @@ def summarize(simulation: "Simulation") -> Metrics:
         "stopped_reason": _reason(simulation, lines),
         "folder": str(simulation.folder.path),
     }
+    said = warning(summary, simulation.data.target)
+    return summary | ({"warning": said} if said else {})
+
+
+def _line(simulation: "Simulation", evaluated: GlobalEvaluation) -> Metrics:
+    """What a line of metrics would tell of an evaluation of the global model alone."""
+    clients = simulation.data.clients
+    return evaluation_line(simulation.likelihood, evaluated, ClientScores(), between=clients)
+
+
+def _calibration(found: Calibrated | None) -> Metrics:
+    """What the temperature is of, or why there is none."""
+    found = found or Calibrated(reason="the run was interrupted")
+    of = ("reason", "rows", "left_out", "clients", "bytes_down", "bytes_up")
+    table = {name: value for name in of if (value := getattr(found, name))}
+    if found.missed:
+        table["missed"] = {str(client): why for client, why in found.missed.items()}
+    return {"calibration": table}
 
 
 def _compression(config: Config, lines: Sequence[Metrics]) -> Metrics:
@@ -111,9 +144,16 @@ def _best(simulation: "Simulation", lines: Sequence[Metrics]) -> Metrics:
         return {}
     number = simulation.best.round
     line = next(line for line in lines if line["round"] == number)
+    found = simulation.calibrator.of(number)
+    if found is not None and found.evaluation is not None:
+        told = _line(simulation, found.evaluation)
+        metrics = {BEFORE: line["metrics"]["global"], **told["metrics"]}
+        line = {**line, **{name: told[name] for name in GLOBAL if name in told}}
+        line["metrics"] = {**line["metrics"], **metrics}
     return {
         "best_round": number,
         **{f"best_{name}": line[name] for name in _BEST if name in line},
+        **({} if found is None else {"best_temperature": found.temperature}),
     }
 
 

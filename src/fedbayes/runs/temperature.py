@@ -1,4 +1,4 @@
-"""The temperature beside the model of a run: `temperature.json`."""
+"""The temperature of the model of a run: the summary's, or that of `temperature.json` beside it."""
 
 import shlex
 from dataclasses import dataclass
@@ -40,10 +40,27 @@ def write_temperature(folder: RunFolder, stored: StoredTemperature) -> Path:
 def read_temperature(folder: RunFolder, *, personal: bool = False) -> float | None:
     """The temperature of the global model of a run, or of clients' own; None where there is none.
 
+    That of `fedbayes calibrate` comes first, then the one that the run fitted at its end.
+
     Raises:
         RunError: the file is damaged.
     """
     path = temperature_file(folder)
     command = f"fedbayes calibrate {shlex.quote(str(folder.path))} --temperature"
     stored = read_stored(StoredTemperature, path, FORMAT, folder, command, personal=personal)
-    return None if stored is None else stored.temperature
+    if stored is not None:
+        return stored.temperature
+    return None if personal else own_temperature(folder)
+
+
+def own_temperature(folder: RunFolder) -> float | None:
+    """The temperature that a run fitted at its end for the model that it saved; None: it did not.
+
+    Raises:
+        RunError: the summary is damaged.
+    """
+    if not folder.summary_file.exists():
+        return None
+    summary = folder.summary()
+    found = summary.get("best_temperature", summary.get("temperature"))
+    return None if found is None else float(found)

@@ -61,7 +61,7 @@ class TrainedModel:
     times: tuple[float, ...] = ()
     """Of survival: at which the probability is told that the event has not happened yet."""
     temperature: float | None = None
-    """That of the probabilities of classes, where it was found."""
+    """That of the probabilities of classes or labels, where it was found."""
 
     def __post_init__(self) -> None:
         """See that the threshold is of such a model."""
@@ -141,9 +141,7 @@ class TrainedModel:
         """
         likelihood = self.likelihood
         draws = self._draws(self._raw(x))
-        if isinstance(likelihood, Classes):
-            return torch.cat([probabilities(likelihood, d, self.temperature) for d in draws])
-        return torch.cat([likelihood.mean(d) for d in draws])
+        return torch.cat([probabilities(likelihood, d, self.temperature) for d in draws])
 
     def predict_frame(self, x: Any, *, level: float | None = None) -> Any:
         """Predictions as a DataFrame, a row for each sample.

@@ -21,6 +21,7 @@ def try_at_clients(
     number: int,
     measures: tuple[str, ...],
     most: float,
+    temperature: float | None = None,
 ) -> GlobalEvaluation:
     """Have every client try the global model. Who does not answer, or not properly, is left out.
 
@@ -32,10 +33,11 @@ def try_at_clients(
         measures: metrics beside the likelihood's own.
         most: test samples of a client that are believed, as of the weight of its reports: metrics
             over all samples are means by these numbers.
+        temperature: at which it is tried; None: as it is.
     """
     data, constants = encode(dict(model)), run.network.constants_digest
     outcomes = engine.tried(
-        Task(client, number, data, None, constants, evaluate=measures)
+        Task(client, number, data, None, constants, evaluate=measures, temperature=temperature)
         for client in range(run.clients)
     )
     told: dict[int, Scores] = {}

@@ -2,7 +2,7 @@
 
 import warnings
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 from time import perf_counter
 from typing import Any, Literal
@@ -92,7 +92,7 @@ class AveragingJob:
         weights = BY_POSTERIORS[self.method]([one for one, _ in found], self.settings)
         card = first if all(cards) else None
         if card is not None:
-            card = replace(card, method={"name": f"fuse {self.method}"}, client="")
+            card = card.of_fused(self.method)
         write_model(self.out, weights, card)
         told = {"parameters": parameter_count(weights)}
         return told | {"samples": [one.samples for one, _ in found]}
@@ -131,6 +131,6 @@ class AveragingJob:
         weights = silos.written(dict(with_weights(networks[0], mean).state_dict()))
         card = silos.card
         if card is not None:
-            card = replace(card, method={"name": f"fuse {self.method}"}, client="")
+            card = card.of_fused(self.method)
         write_model(self.out, weights, card)
         return {"parameters": parameter_count(mean), **told}

@@ -1,13 +1,12 @@
 """How far the predictions of a run's model can be trusted."""
 
-import warnings
 from collections.abc import Sequence
 from pathlib import Path
 
 import torch
 
 from fedbayes.data.plot import save_figure
-from fedbayes.errors import DataError, FedbayesWarning, RunError
+from fedbayes.errors import DataError, RunError
 from fedbayes.likelihoods.measures import AUTO, check_names, fitting
 from fedbayes.likelihoods.trust import Trust, examine
 from fedbayes.reports.charts import coverage_curve, diagram
@@ -26,6 +25,7 @@ def trust(
     personal: bool = False,
     client: str | int | None = None,
     metrics: Sequence[str] = (AUTO,),
+    temperature: bool = True,
 ) -> Trust:
     """Try the global model of a run that has ended, or clients' own on their own test sets.
 
@@ -34,6 +34,7 @@ def trust(
         personal: every client's own model.
         client: the own model of this one, by name or index.
         metrics: names of those beside the likelihood's own (`likelihoods.measures`).
+        temperature: whether probabilities are at the temperature of these models, if they have one.
 
     Raises:
         ConfigError: there is no such metric, or it is not for what is predicted.
@@ -58,12 +59,7 @@ def trust(
     if not data.test_total:
         raise RunError(f"the clients of {folder} hold no test samples")
     own = personal or chosen is not None
-    if read_temperature(folder_of_run, personal=own) not in (None, 1.0):
-        warnings.warn(
-            f"{folder} has a temperature, and these are figures without it; predict divides by it",
-            FedbayesWarning,
-            stacklevel=2,
-        )
+    cool = read_temperature(folder_of_run, personal=own) if temperature else None
     run = stored_run(folder_of_run, config, data.preprocessing)
     device = run.network.device
     if own:
@@ -73,7 +69,7 @@ def trust(
         model = to(folder_of_run.model(), device)
         pairs = [(model, part) for part in test_parts(data, run.likelihood)]
     tests = [(method.draws(m, run), s.to(device)) for m, s in pairs]
-    found = examine(run.likelihood, tests, fitting(metrics, run.likelihood))
+    found = examine(run.likelihood, tests, fitting(metrics, run.likelihood), cool)
     if found is None:
         raise RunError(f"the clients asked for in {folder} hold no test samples")
     return found

@@ -53,6 +53,8 @@ class Row:
     """By metric; those that it has not are absent."""
     troubles: Mapping[int, str] = field(default_factory=dict)
     """Why runs failed, by seed."""
+    warned: Mapping[int, str] = field(default_factory=dict)
+    """What summaries warn of, by seed."""
     lost: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
     """Metrics of the table without a mean, and the seeds under which they are no finite number;
     where no method has a mean, there is no column either."""
@@ -115,6 +117,7 @@ def _compared(grid: MethodGrid, task: str, outcomes: Sequence[Outcome]) -> Compa
             tuple(o.cell.seed for o in own if o.cell.label == label and o.summary),
             figures[label],
             {o.cell.seed: o.trouble for o in own if o.cell.label == label and o.trouble},
+            _warned([o for o in ended if o.cell.label == label]),
             _lost([o for o in ended if o.cell.label == label], list(first)),
         )
         for label in labels
@@ -138,6 +141,11 @@ def _direction(name: str, metric: str, higher: bool) -> bool | None:
 
 def _finite(value: float | None) -> TypeGuard[float]:
     return value is not None and math.isfinite(value)
+
+
+def _warned(ended: Sequence[Outcome]) -> dict[int, str]:
+    """What summaries warn of, by seed."""
+    return {o.cell.seed: o.summary["warning"] for o in ended if "warning" in o.summary}
 
 
 def _lost(ended: Sequence[Outcome], names: Sequence[str]) -> dict[str, tuple[int, ...]]:
@@ -243,11 +251,26 @@ def notes(grid: MethodGrid, tables: Sequence[Compared]) -> list[str]:
             for table, row in rows
             for name in row.lost
         ),
+        *([_CALIBRATED] if any(_BEFORE in row.figures for _, row in rows) else []),
+        *(
+            f"{table.task}, {line}"
+            for table, row in rows
+            for line in _by_reason(row.variant.label, row.warned)
+        ),
         *_left_out(grid),
-        *(f"{table.task}, {line}" for table, row in rows for line in _failures(row)),
+        *(
+            f"{table.task}, {line}"
+            for table, row in rows
+            for line in _by_reason(row.variant.label, row.troubles)
+        ),
     ]
 
 
+_BEFORE = "global_uncalibrated_nll"
+_CALIBRATED = (
+    "NLL, ECE and Brier are those of global models at the temperature that their run fitted at its "
+    "end, on rows held out for it; comparison.json has them before calibration too."
+)
 _KEPT_BEST = (
     "keep_checkpoints = 'best': figures of a global model are of the best round of each run, which "
     "was chosen by the test samples' headline metric and is flattered by it."
@@ -266,12 +289,12 @@ def _left_out(grid: MethodGrid) -> list[str]:
     ]
 
 
-def _failures(row: Row) -> list[str]:
-    """Why runs of a method failed, each reason once."""
+def _by_reason(label: str, reasons: Mapping[int, str]) -> list[str]:
+    """Why runs of a method failed, or what is to be known of them, each reason once."""
     why: dict[str, list[str]] = {}
-    for seed, text in row.troubles.items():
+    for seed, text in reasons.items():
         why.setdefault(text, []).append(str(seed))
-    return [f"{row.variant.label}, seed {listed(seeds)}: {text}" for text, seeds in why.items()]
+    return [f"{label}, seed {listed(seeds)}: {text}" for text, seeds in why.items()]
 
 
 def failed(tables: Sequence[Compared]) -> bool:

@@ -74,9 +74,11 @@ def _part(grid: MethodGrid, table: Compared, outcomes: Sequence[Outcome]) -> Par
             for name, one in found
         ]
         rows.append((label, cells))
+    each = [[o for o in outcomes if _of(o, table, row)] for row in table.rows]
+    calibrated = any(o.summary.get("temperature") is not None for own in each for o in own)
     series = [
-        _series(table.metric, row.variant.label, [o for o in outcomes if _of(o, table, row)])
-        for row in table.rows
+        _series(table.metric, row.variant.label, own, calibrated)
+        for row, own in zip(table.rows, each, strict=True)
     ]
     return Part(table.task, table.metric, [heading(name) for name in names], rows, series)
 
@@ -86,9 +88,11 @@ def _of(outcome: Outcome, table: Compared, row: Any) -> bool:
     return bool(outcome.summary) and (place.task, place.label) == (table.task, row.variant.label)
 
 
-def _series(metric: str, label: str, ended: Sequence[Outcome]) -> Series:
+def _series(metric: str, label: str, ended: Sequence[Outcome], calibrated: bool) -> Series:
     names = (f"global_{metric}", f"local_{metric}", "global_nll")
     rounds = {name: [_line(one, name) for one in ended] for name in names}
+    if calibrated:  # at the end alone, which the table tells
+        rounds["global_uncalibrated_nll"] = rounds.pop("global_nll")
     trials = [one.trial for one in ended if one.trial is not None]
     return Series(
         label,

@@ -17,6 +17,7 @@ from fedbayes.errors import FedbayesError, FedbayesWarning, RunError
 from fedbayes.files import writable, write_beside
 from fedbayes.likelihoods import Classes, Likelihood, Predictor, predictor
 from fedbayes.likelihoods.categorical import Categorical
+from fedbayes.likelihoods.temperature import at_temperature
 from fedbayes.models import CARD, PROGRAMS
 from fedbayes.models.compact import compact
 from fedbayes.models.resize import with_weights
@@ -27,7 +28,7 @@ from fedbayes.runs.conformal import read_conformal
 from fedbayes.runs.folder import RunFolder
 from fedbayes.runs.hazards import read_hazards
 from fedbayes.runs.personal import own_weights, require_global
-from fedbayes.runs.temperature import read_temperature, temperature_file
+from fedbayes.runs.temperature import read_temperature
 from fedbayes.tensors import parameter_count
 from fedbayes.tools.model_card import facts, measured, write_cards
 from fedbayes.tools.model_files import WEIGHTS, write_model
@@ -105,17 +106,11 @@ def export(
             f"here: {trouble}"
         )
     preprocessing: Preprocessing = stored or data.preprocessing  # type: ignore[union-attr]
-    if read_temperature(run, personal=client is not None) is not None:
-        warnings.warn(
-            f"the temperature in {temperature_file(run)} is not in what is exported: divide logits "
-            "by it, or predict with the run folder",
-            FedbayesWarning,
-            stacklevel=2,
-        )
+    cool = read_temperature(run, personal=client is not None)
     conformal = read_conformal(run) if client is None else _own(read_conformal, run, name)
     hazards = read_hazards(run) if client is None else _own(read_hazards, run, name)
     card = Card.of(config, preprocessing, rounds, name)
-    card = replace(card, conformal=conformal, hazards=hazards)
+    card = replace(card, conformal=conformal, hazards=hazards, temperature=cool)
     kept = stored_run(run, config, preprocessing)
     network, likelihood = kept.network, kept.likelihood
     model = run.model() if chosen is None else own_weights(run, method, kept, chosen)
@@ -140,14 +135,28 @@ def export(
         module = compact(network.module, weights, find_units(whole, example).groups, seen)
     if suffix in WEIGHTS:
         content, answer = b"", _detached(_answering(module, likelihood), seen)
+        inside = None
     else:
-        answering = _answering(module, likelihood)
+        inside = cool if conformal is None else None
+        if cool != inside:
+            warnings.warn(
+                f"{path.name} has a conformal threshold, which is of the model's own "
+                f"probabilities, so they are without the temperature {cool:.4g}: fedbayes predict "
+                "adds it, and whoever runs the program elsewhere divides logits by it",
+                FedbayesWarning,
+                stacklevel=2,
+            )
+        answering = _answering(module, likelihood, inside)
         program = nn.Sequential(preprocessing.module(order), answering).eval()
         inputs = _inputs(preprocessing, chosen is not None)
-        card = replace(card, inputs=inputs, outputs=program_outputs(likelihood))
+        outputs = program_outputs(likelihood)
+        if inside is not None:
+            outputs += f"; at the temperature {inside:.4g} of its calibration"
+            card = replace(card, temperature=None)
+        card = replace(card, inputs=inputs, outputs=outputs)
         write = _onnx if suffix == ".onnx" else _program
         content, answer = write(program, card, raw)
-    wanted = _detached(_answering(whole, likelihood), seen)
+    wanted = _detached(_answering(whole, likelihood, inside), seen)
     difference = _difference(wanted[: len(answer)], answer, likelihood)
     if content:
         write_beside(path, content)
@@ -163,7 +172,7 @@ def export(
     left = sum(parameter.numel() for parameter in module.parameters())
     cards: tuple[Path, ...] = ()
     if content:
-        results = measured(kept, method.draws(model, kept), data, chosen)
+        results = measured(kept, method.draws(model, kept), data, chosen, cool)
         told = facts(
             card,
             run.summary(),
@@ -189,11 +198,29 @@ def _own(read: Callable[..., Found | None], run: RunFolder, client: str) -> Foun
         return None
 
 
-def _answering(network: nn.Module, likelihood: Likelihood) -> nn.Module:
-    """A module that gives what a network predicts; logits of classes are that already."""
+def _answering(
+    network: nn.Module, likelihood: Likelihood, temperature: float | None = None
+) -> nn.Module:
+    """A module that gives what a network predicts, at a temperature if there is one; logits of
+    classes are that already.
+    """
+    if temperature is not None:
+        network = nn.Sequential(network, _Tempered(likelihood, temperature)).eval()
     if isinstance(likelihood, Categorical):
         return network
     return nn.Sequential(network, _Answer(likelihood)).eval()
+
+
+class _Tempered(nn.Module):
+    """Outputs of a network to those at a temperature."""
+
+    def __init__(self, likelihood: Likelihood, temperature: float) -> None:
+        super().__init__()
+        self._likelihood, self._temperature = likelihood, temperature
+
+    def forward(self, f: Tensor) -> Tensor:
+        """[n, width] to [n, width]."""
+        return at_temperature(self._likelihood, f[None], self._temperature)[0]
 
 
 class _Answer(nn.Module):

@@ -124,7 +124,7 @@ class FusionJob:
             content = {**report(fusion), "trials": [trial.record() for trial in trials]}
             write_beside(self.report, json.dumps(content, indent=1).encode())
         if card is not None:
-            card = replace(card, model={}, method={"name": f"fuse {fusion.method}"}, client="")
+            card = replace(card.of_fused(fusion.method), model={})
         write_model(self.out, fusion.weights, card)
         return fusion, trials
 

@@ -16,6 +16,7 @@ from fedbayes.files import write_beside
 from fedbayes.likelihoods import evaluate
 from fedbayes.likelihoods.conformal import SCORES, Conformal
 from fedbayes.likelihoods.measures import AUTO, fitting
+from fedbayes.likelihoods.temperature import sampled_at
 from fedbayes.likelihoods.trust import examine
 from fedbayes.runs.card import Card
 from fedbayes.runs.scores import GlobalEvaluation, test_parts
@@ -28,7 +29,11 @@ Facts = dict[str, Any]
 
 
 def measured(
-    run: Run, draw: Sampler, data: FederatedData | None, client: int | None
+    run: Run,
+    draw: Sampler,
+    data: FederatedData | None,
+    client: int | None,
+    temperature: float | None,
 ) -> tuple[Facts, Facts, Facts]:
     """How a model does on the clients' test rows: metrics, those of each client, calibration; all
     empty where the data or test rows are not here.
@@ -38,21 +43,25 @@ def measured(
         draw: the model.
         data: of the clients.
         client: whose own model it is, which is tried on its test rows alone.
+        temperature: of its probabilities; None: as they are.
     """
     if data is None:
         return {}, {}, {}
     parts = [data.test(client)] if client is not None else test_parts(data, run.likelihood)
     tests = [part.to(run.network.device) for part in parts]
     measures = fitting((AUTO,), run.likelihood)
-    found = examine(run.likelihood, [(draw, part) for part in tests], measures)
+    found = examine(run.likelihood, [(draw, part) for part in tests], measures, temperature)
     if found is None:
         return {}, {}, {}
     calibration = {k: v for k, v in of_trust(found).items() if k not in found.metrics}
+    if temperature is not None:
+        calibration["temperature"] = temperature
     each: Facts = {}
     if client is None:
         union, sizes = data.test_union(0, data.test_total), data.test_sizes().tolist()
         union = union.to(run.network.device)
-        terms = evaluate(run.likelihood, draw, union, measures=measures, sizes=sizes)
+        cooled = sampled_at(run.likelihood, draw, temperature)
+        terms = evaluate(run.likelihood, cooled, union, measures=measures, sizes=sizes)
         clients = GlobalEvaluation.of(run.likelihood, terms, data, measures).clients
         rows = dict(zip(data.owners.tolist(), sizes, strict=True))
         each = {

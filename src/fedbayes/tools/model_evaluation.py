@@ -26,6 +26,7 @@ from fedbayes.likelihoods.cox import Cox
 from fedbayes.likelihoods.gaussian import Gaussian
 from fedbayes.likelihoods.measures import AUTO, check_names, fitting, measured
 from fedbayes.likelihoods.multilabel import Multilabel
+from fedbayes.likelihoods.temperature import sampled_at
 from fedbayes.models import (
     ModelSettings,
     Network,
@@ -87,12 +88,14 @@ class Candidate:
     rebuild: Callable[[Tensors], Sampler] | None = None
     means: bool = False
     """Whether it gives predictive means alone, which have no likelihood."""
+    temperature: float | None = None
+    """Of its probabilities, which `draw` is without; None where there is none."""
 
 
 def open_model(
     path: Path, tests: EvaluationSet, settings: ModelSettings | None = None
 ) -> Candidate:
-    """A model from a file.
+    """A model from a file, with the temperature that its card tells.
 
     Args:
         path: weights, or a `.pt2` program.
@@ -102,10 +105,21 @@ def open_model(
     Raises:
         ModelError: it cannot be read, or is not of this network.
     """
-    name = str(path)
     if is_program(path):
         return _program(path, tests)
     stored, card = read_with_card(path, tests.trusted)
+    found = _of_weights(str(path), stored, card, tests, settings)
+    return found if card is None else replace(found, temperature=card.temperature)
+
+
+def _of_weights(
+    name: str,
+    stored: Tensors,
+    card: Card | None,
+    tests: EvaluationSet,
+    settings: ModelSettings | None,
+) -> Candidate:
+    """A model of such weights; arguments as for `open_model`."""
     weights = {n: t.float() if t.is_floating_point() else t for n, t in stored.items()}
     refuse_own_order(card, name)
     if card is not None and settings is not None and ":" in settings.name:
@@ -211,7 +225,8 @@ def _program(path: Path, tests: EvaluationSet) -> Candidate:
     else:
         seen, whose = card.preprocessing, trained_in(str(path))
     require_answers(answer, seen, str(path))
-    return _answering(answer, size, seen, whose)
+    found = _answering(answer, size, seen, whose)
+    return found if card is None else replace(found, temperature=card.temperature)
 
 
 def _answering(
@@ -287,7 +302,7 @@ def compare(
         average = _average(fused) if alike else None
         if average is not None:
             candidates["average of the inputs"] = replace(
-                first, draw=average, layers=None, weights=None, rebuild=None
+                first, draw=average, layers=None, weights=None, rebuild=None, temperature=None
             )
         candidates["ensemble, uniform"] = _ensemble(fused, alike)
         if counts is not None:
@@ -314,7 +329,8 @@ def _asked(name: str, one: Candidate, metrics: Sequence[str]) -> tuple[str, ...]
 
 def _score(name: str, one: Candidate, tests: EvaluationSet, asked: tuple[str, ...]) -> Score:
     """The metrics of a candidate, of all rows and of each client's."""
-    found = evaluate(one.likelihood, one.draw, tests.samples, measures=asked, sizes=tests.sizes)
+    draw = sampled_at(one.likelihood, one.draw, one.temperature)
+    found = evaluate(one.likelihood, draw, tests.samples, measures=asked, sizes=tests.sizes)
 
     def metrics(rows: Tensors) -> dict[str, float]:
         terms, columns = parted(rows)

@@ -1,27 +1,20 @@
 """The temperature of a run's model, from sums over its clients' held-out rows."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import reduce
 from operator import add
 from pathlib import Path
-from typing import TypeVar
 
-import torch
-from torch import Tensor
-
-from fedbayes.contracts import Run, Sampler
-from fedbayes.errors import ConfigError
-from fedbayes.likelihoods import Classes
-from fedbayes.likelihoods.temperature import TemperatureSums, cooled, temperature_sums
-from fedbayes.metrics import Confidences
-from fedbayes.runs.temperature import StoredTemperature, write_temperature
+from fedbayes.contracts import Sampler
+from fedbayes.errors import ConfigError, DataError
+from fedbayes.likelihoods import Classes, Likelihood
+from fedbayes.likelihoods.temperature import TemperatureSums, has_temperature, sums_of
+from fedbayes.likelihoods.trust import Trust, examine
+from fedbayes.runs.temperature import StoredTemperature, own_temperature, write_temperature
 from fedbayes.tensors import Samples
 from fedbayes.tools.ended_run import EndedRun
 from fedbayes.tools.held_out import check_counted, check_share, divided
-
-_BATCH = 1000
-Sent = TypeVar("Sent")
 
 
 @dataclass(frozen=True)
@@ -33,6 +26,7 @@ class Quality:
     ece: float
     """Expected calibration error."""
     accuracy: float
+    """The share of right predictions: of classes, or of labels."""
 
 
 @dataclass(frozen=True)
@@ -52,27 +46,8 @@ class Cooled:
     after: Quality | None
     numbers: int
     """That each client sent for the temperature."""
-
-
-@dataclass(frozen=True)
-class _Scores:
-    """What a client says of the rows that were not counted; sums add."""
-
-    nll: float
-    confidences: Confidences
-
-    def __add__(self, other: "_Scores") -> "_Scores":
-        return _Scores(self.nll + other.nll, self.confidences + other.confidences)
-
-    def quality(self) -> Quality | None:
-        rows = int(self.confidences.rows.sum())
-        if not rows:
-            return None
-        return Quality(
-            self.nll / rows,
-            self.confidences.calibration().error,
-            int(self.confidences.right.sum()) / rows,
-        )
+    replaced: float | None = None
+    """The temperature that the run fitted at its end, which predictions no longer have."""
 
 
 def calibrate_temperature(
@@ -94,10 +69,16 @@ def calibrate_temperature(
     check_share(share)
     ended = EndedRun.open(folder, personal=personal)
     run, likelihood = ended.run, ended.run.likelihood
-    if not isinstance(likelihood, Classes):
+    if isinstance(likelihood, Classes) and not has_temperature(likelihood):
         raise ConfigError(
-            f"a temperature is for probabilities of classes; the likelihood {likelihood.name} has "
-            "none. fedbayes conformal makes intervals of numbers with a promise of coverage"
+            f"the likelihood {likelihood.name} does not say which outputs have given "
+            "probabilities; its class must define `outputs_of`"
+        )
+    if not has_temperature(likelihood):
+        raise ConfigError(
+            f"a temperature is for probabilities of classes or labels; the likelihood "
+            f"{likelihood.name} has none. fedbayes conformal makes intervals of numbers with a "
+            "promise of coverage"
         )
     ended.note_no_noise("the sums")
 
@@ -107,60 +88,36 @@ def calibrate_temperature(
             counted, rest, _ = divided(len(y), ended.config.seed, client, share)
             yield draw, Samples(x[counted], y[counted]), Samples(x[rest], y[rest])
 
-    sums = reduce(add, (_sums(run, likelihood, draw, rows) for draw, rows, _ in models()))
+    device, nothing = run.network.device, TemperatureSums.nothing()
+    held_out = ((draw, rows.to(device)) for draw, rows, _ in models())
+    sums = reduce(add, (sums_of(likelihood, *one) for one in held_out), nothing)
     check_counted(sums.rows, ended.folder.path)
-    found = sums.temperature()
-    before, after = (
-        reduce(add, (_scores(run, likelihood, draw, rows, t) for draw, _, rows in models()))
-        for t in (1.0, found)
-    )
+    try:
+        found = sums.temperature()
+    except DataError as error:
+        raise DataError(f"{error}. Count more rows with --share, or train longer") from None
+    others = [(draw, rest.to(device)) for draw, _, rest in models()]
+    before, after = (examine(likelihood, others, temperature=t) for t in (None, found))
+    replaced = None if personal else own_temperature(ended.folder)
     path = write_temperature(
         ended.folder,
         StoredTemperature(found, personal, ended.digest, sums.rows),
     )
-    tested = int(before.confidences.rows.sum())
     return Cooled(
         path,
         found,
         sums.rows,
         sums.left_out,
-        tested,
-        before.quality(),
-        after.quality(),
+        0 if before is None else len(before.true),
+        _quality(before, likelihood),
+        _quality(after, likelihood),
         sums.numbers,
+        replaced,
     )
 
 
-def _sums(run: Run, likelihood: Classes, draw: Sampler, rows: Samples) -> TemperatureSums:
-    """What a client sends first."""
-    nothing = temperature_sums(
-        likelihood, torch.zeros(1, 0, likelihood.outputs), torch.zeros(0, dtype=torch.int64)
-    )
-    parts = _parts(run, draw, rows, lambda draws, y: temperature_sums(likelihood, draws, y))
-    return reduce(add, parts, nothing)
-
-
-def _scores(run: Run, likelihood: Classes, draw: Sampler, rows: Samples, t: float) -> _Scores:
-    """What it sends once the temperature is known."""
-
-    def part(draws: Tensor, y: Tensor) -> _Scores:
-        logs = cooled(likelihood.log_probabilities(draws.double()), t)
-        told = likelihood.told(draws)
-        confidence = torch.where(told, logs.amax(dim=-1).exp(), 0.0)
-        nll = torch.where(told, -logs.gather(1, y[:, None])[:, 0], torch.inf)
-        right = (logs.argmax(dim=-1) == y) & told
-        return _Scores(float(nll.sum()), Confidences.of(confidence, right))
-
-    nothing = Confidences.of(torch.zeros(0), torch.zeros(0, dtype=torch.bool))
-    return reduce(add, _parts(run, draw, rows, part), _Scores(0.0, nothing))
-
-
-def _parts(
-    run: Run, draw: Sampler, rows: Samples, part: Callable[[Tensor, Tensor], Sent]
-) -> Iterator[Sent]:
-    """What batches of rows add."""
-    device = run.network.device
-    for x, y in zip(torch.split(rows.x, _BATCH), torch.split(rows.y, _BATCH), strict=True):
-        if len(y):
-            with torch.no_grad():
-                yield part(draw(x.to(device)), y.to(device))
+def _quality(found: Trust | None, likelihood: Likelihood) -> Quality | None:
+    if found is None or found.calibration is None:
+        return None
+    metrics = found.metrics
+    return Quality(metrics["nll"], found.calibration.error, metrics[likelihood.metric])

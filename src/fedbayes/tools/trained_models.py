@@ -28,8 +28,8 @@ def load(
         site: name or index of the client of whose rows the conformal threshold is to be.
         conformal: whether sets and intervals are those of `fedbayes conformal`, where a single
             model was calibrated by it; of several together there is no threshold.
-        temperature: whether probabilities are at the temperature of `fedbayes calibrate`, where a
-            single run has one.
+        temperature: whether probabilities are at the temperature of a single run or file, where it
+            has one; several together have none.
         trusted: what may be imported if a model file names it, as `package.module:name`.
 
     Raises:
@@ -80,4 +80,12 @@ def _one(
         )
         threshold = None
     members = (Member(found.draw, found.preprocessing, card.reading),)
-    return TrainedModel(members, found.likelihood, str(path), found.means, threshold, card.hazards)
+    return TrainedModel(
+        members,
+        found.likelihood,
+        str(path),
+        found.means,
+        threshold,
+        card.hazards,
+        temperature=found.temperature if temperature else None,
+    )

@@ -22,6 +22,7 @@ from fedbayes.runs.beside import calibrated_model
 from fedbayes.runs.build import stored_data, stored_run
 from fedbayes.runs.folder import RunFolder
 from fedbayes.runs.scores import test_parts
+from fedbayes.runs.temperature import own_temperature
 from fedbayes.seals import sealed_table, unsealed_table
 from fedbayes.tensors import Tensors, to
 from fedbayes.tools.foreign_inputs import foreign_file, foreign_inputs
@@ -86,7 +87,7 @@ def try_model(folder: Path, asked: str) -> Trial:
         device, likelihood = run.network.device, run.likelihood
         draw = method.draws(to(place.model(), device), run)
         tests = [(draw, part.to(device)) for part in test_parts(data, likelihood)]
-        trust = examine(likelihood, tests, _measures(likelihood))
+        trust = examine(likelihood, tests, _measures(likelihood), own_temperature(place))
         assert trust is not None
         other: Tensors = {}
         if foreign is not None:

@@ -28,6 +28,7 @@ def question(item: Task | Evaluation) -> tuple[Header, list[bytes]]:
         "start": item.start,
         "stop": item.stop,
         "measures": item.measures,
+        "temperature": item.temperature,
     }
     return header, [item.model]
 
@@ -49,7 +50,8 @@ def handle(
         outcome = runtime.train(Task(*place, blobs[0], state, header["constants"]))
         reply = {"info": outcome.info, "scores": outcome.scores}
         return reply, [outcome.report, outcome.state]
-    asked = Evaluation(blobs[0], header["start"], header["stop"], tuple(header["measures"]))
+    rows = header["start"], header["stop"]
+    asked = Evaluation(blobs[0], *rows, tuple(header["measures"]), header["temperature"])
     result = runtime.evaluate(asked)
     return {}, [encode(dict(result))]
 
