@@ -26,6 +26,7 @@ def settings(**more):
         "data": {"name": "digits", "clients": 2, "partition": "iid", "limit": 120},
         "model": {"name": "tests.test_own_layers:network", "batch_norm": "local"},
         "training": {"batch_size": 1000, "lr": 0.1, "epochs": 1},
+        "calibration": "none",
         **more,
     }
 

@@ -90,11 +90,11 @@ def test_headlines(runs, tmp_path):
     assert (other.run, other.metric) == (2, "local accuracy on digits")
     # A run whose last rounds were not evaluated: the accuracy is of the round that it is of.
     lines = [*records[0].metrics[:2], {**records[0].metrics[2], "global_accuracy": None}]
-    (early,) = headlines([replace(records[0], metrics=lines)])
+    (early,) = headlines([replace(records[0], metrics=lines, final={})])
     assert early.text == "after 2 rounds"
     elsewhere = replace(records[1], settings={**records[1].settings, "data.name": "mnist"})
     assert len(headlines([records[0], elsewhere])) == 2
-    nothing = replace(records[0], metrics=[])
+    nothing = replace(records[0], metrics=[], final={})
     assert headlines([nothing]) == []
     assert "0 of 4 rounds" in render([nothing]), "a page all the same"
 

@@ -55,6 +55,8 @@ class Row:
     """Why runs failed, by seed."""
     warned: Mapping[int, str] = field(default_factory=dict)
     """What summaries warn of, by seed."""
+    held_out: bool = False
+    """Whether clients held out training rows to calibrate by."""
     lost: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
     """Metrics of the table without a mean, and the seeds under which they are no finite number;
     where no method has a mean, there is no column either."""
@@ -118,6 +120,7 @@ def _compared(grid: MethodGrid, task: str, outcomes: Sequence[Outcome]) -> Compa
             figures[label],
             {o.cell.seed: o.trouble for o in own if o.cell.label == label and o.trouble},
             _warned([o for o in ended if o.cell.label == label]),
+            any(_held_out(o) for o in ended if o.cell.label == label),
             _lost([o for o in ended if o.cell.label == label], list(first)),
         )
         for label in labels
@@ -146,6 +149,10 @@ def _finite(value: float | None) -> TypeGuard[float]:
 def _warned(ended: Sequence[Outcome]) -> dict[int, str]:
     """What summaries warn of, by seed."""
     return {o.cell.seed: o.summary["warning"] for o in ended if "warning" in o.summary}
+
+
+def _held_out(outcome: Outcome) -> bool:
+    return bool(outcome.summary.get("calibration", {}).get("rows"))
 
 
 def _lost(ended: Sequence[Outcome], names: Sequence[str]) -> dict[str, tuple[int, ...]]:
@@ -252,6 +259,7 @@ def notes(grid: MethodGrid, tables: Sequence[Compared]) -> list[str]:
             for name in row.lost
         ),
         *([_CALIBRATED] if any(_BEFORE in row.figures for _, row in rows) else []),
+        *(line for table in tables if (line := _unlike(table))),
         *(
             f"{table.task}, {line}"
             for table, row in rows
@@ -264,6 +272,18 @@ def notes(grid: MethodGrid, tables: Sequence[Compared]) -> list[str]:
             for line in _by_reason(row.variant.label, row.troubles)
         ),
     ]
+
+
+def _unlike(table: Compared) -> str:
+    """That some methods hold out rows to calibrate by, and others train on all; else empty."""
+    whole = [row.variant.label for row in table.rows if row.seeds and not row.held_out]
+    if not whole or len(whole) == len(table.rows):
+        return ""
+    return (
+        f"{table.task}: {listed(whole)} trained on all training rows and have no temperature; "
+        "clients of the others held out a tenth to calibrate by. calibration = 'none' has all train "
+        "on all rows."
+    )
 
 
 _BEFORE = "global_uncalibrated_nll"
