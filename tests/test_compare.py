@@ -416,7 +416,9 @@ def test_where_the_best_is_kept_all_figures_are_of_that_model(tmp_path):
     for outcome in earlier:
         line = outcome.lines[outcome.summary["model_round"] - 1]
         for name in ("accuracy", "nll", "ece"):
-            assert outcome.values[f"global_{name}"] == line[f"global_{name}"]
+            assert outcome.values[f"global_{name}"] == outcome.summary[f"best_global_{name}"]
+        before = outcome.values.get("global_uncalibrated_nll") or outcome.values["global_nll"]
+        assert before == line["global_nll"]
         assert outcome.values["global_brier"] == outcome.trial.metrics["brier"]
         assert outcome.summary["best_global_accuracy"] == outcome.values["global_accuracy"]
 
