@@ -206,8 +206,7 @@ class MethodGrid:
             line = next((line for line in lines if line["round"] == kept), {})
             of_models = [name for name in values if name.startswith(("global_", "local_"))]
             values |= {name: line.get(name) for name in of_models}
-            calibrated = flat({"metrics": summary.get("best_metrics", {})})
-            values |= {k: v for k, v in calibrated.items() if k in of_models}
+            values |= flat({"metrics": summary.get("best_metrics", {})})
         values["bytes"] = summary["bytes_down"] + summary["bytes_up"]
         values["parameters"] = summary["model_parameters"]
         trial = self._trial(cell)
