@@ -281,8 +281,8 @@ def _unlike(table: Compared) -> str:
         return ""
     return (
         f"{table.task}: {listed(whole)} trained on all training rows and have no temperature; "
-        "clients of the others held out a tenth to calibrate by. calibration = 'none' has all train "
-        "on all rows."
+        "clients of the others held out a tenth to calibrate by. With calibration = 'none' "
+        "all train on all rows."
     )
 
 
