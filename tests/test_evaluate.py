@@ -5,7 +5,7 @@ import json
 import numpy as np
 import pytest
 import torch
-from safetensors.torch import save_file
+from safetensors.torch import load_file, save_file
 
 import fedbayes
 from fedbayes.cli import main
@@ -215,3 +215,44 @@ def test_weights_of_other_names_are_told_with_the_way_out(tmp_path, monkeypatch,
     told = " ".join(err.split())
     assert "it has fc.bias (10), fc.weight (10 x 64), where 1.weight (100 x 64)" in told
     assert "save the state_dict of the one that the config builds" in told
+
+
+@pytest.mark.parametrize("scaled", [False, True])
+@pytest.mark.parametrize("suffix", ["safetensors", "pt2"])
+def test_evaluate_gives_what_fuse_gives_on_the_same_pictures(
+    tmp_path, monkeypatch, capsys, scaled, suffix
+):
+    """Pictures of 8 bits, networks trained elsewhere: `fuse --test`, `evaluate` and PyTorch."""
+    rng = np.random.default_rng(0)
+    y = rng.integers(0, 3, 90)
+    x = (rng.integers(0, 60, (90, 6, 6)) + 60 * y[:, None, None]).astype(np.uint8)
+    np.savez(tmp_path / "test.npz", x=x, y=y)
+    for seed in (0, 1):
+        torch.manual_seed(seed)
+        torch.save(MLP(36, [9], 3).state_dict(), tmp_path / f"{seed}.pt")
+    out, test = tmp_path / f"fused.{suffix}", tmp_path / "test.npz"
+    numbers = ("--mean", "0.4", "--std", "0.2") if scaled else ()
+    words = ("--method", "function", "--shape", "1,6,6", "--minutes", "0", "--test", test)
+    models = (tmp_path / "0.pt", tmp_path / "1.pt")
+    code, told, err = cli(
+        monkeypatch, capsys, "fuse", *models, "-o", out, *words, *numbers, "--json"
+    )
+    assert code == 0, err
+    fused = json.loads(told)["frontier"][0]
+    # What is known is in the fused file, if it has a card: a program has one anyway.
+    numbers = () if suffix == "pt2" or scaled else numbers
+    code, told, err = cli(
+        monkeypatch, capsys, "evaluate", out, "--set", f"data.path={test}", "--json", *numbers
+    )
+    assert code == 0, err
+    (score,) = json.loads(told)
+    assert score["nll"] == pytest.approx(fused["nll"], abs=1e-5)
+    assert score["accuracy"] == fused["accuracy"]
+    raw = torch.from_numpy(x).float().flatten(1) / 255
+    if suffix == "pt2":
+        logits = torch.export.load(out).module()(raw.reshape(-1, 1, 6, 6))
+    else:
+        layers = dense_layers(load_file(out), "m")
+        logits = relu_network(layers, (raw - 0.4) / 0.2 if scaled else raw)
+    nll = torch.nn.functional.cross_entropy(logits, torch.from_numpy(y))
+    assert score["nll"] == pytest.approx(float(nll), abs=1e-5)

@@ -277,7 +277,7 @@ def test_networks_of_other_widths_and_a_wider_program(photos, tmp_path):
         (("--width", "2"), "write a program"),
         (("--width", "free", "--bound", "-1"), "-1"),
         (("--bound", "1"), "no effect but on --width free"),
-        (("--mean", "1,2"), "2 values"),
+        (("--mean", "1,2"), "2 numbers"),
         (("--std", "0"), "above 0"),
         (("--inputs", "leafs"), "did you mean 'leaves'"),
         (("--inputs", "gone.npz"), "gone.npz"),

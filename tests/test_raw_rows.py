@@ -223,26 +223,34 @@ def test_evaluate_says_what_it_cannot_use(place, run, tmp_path, capsys):
     assert "images of at least" in told(model, "--model", "lenet5", "--set", new)
 
 
-def test_without_a_card_the_datas_own_statistics_are_said(place, run, new, tmp_path, capsys):
+@pytest.mark.parametrize("given", [False, True])
+def test_without_a_card_inputs_are_raw_or_as_the_user_says(
+    place, run, new, tmp_path, capsys, given
+):
     from safetensors.torch import save_file
 
     save_file(run.model, tmp_path / "plain.safetensors")
     settings = [f"data.path={place / 'new.csv'}", "data.label=diagnosis", "data.group=hospital"]
-    given = [word for setting in settings for word in ("--set", setting)]
-    assert command("evaluate", tmp_path / "plain.safetensors", *given) == 0
+    words = [word for setting in settings for word in ("--set", setting)]
+    mean, std = run.preprocessing.statistics if given else (np.zeros(30), np.ones(30))
+    if given:
+        words += ["--mean", ",".join(map(repr, mean.tolist()))]
+        words += ["--std", ",".join(map(repr, std.tolist()))]
+    assert command("evaluate", tmp_path / "plain.safetensors", *words) == 0
     captured = capsys.readouterr()
     assert "all 30 rows of" in captured.out
-    assert "by their own statistics" in captured.out
+    assert ("standardized by --mean and --std" if given else "not standardized") in captured.out
     assert not captured.err
-    assert command("evaluate", tmp_path / "plain.safetensors", *given, "--json") == 0
+    assert command("evaluate", tmp_path / "plain.safetensors", *words, "--json") == 0
     (score,) = json.loads(capsys.readouterr().out)
     columns = new[list(run.preprocessing.features)].to_numpy(np.float64)
-    x = torch.from_numpy((columns - columns.mean(0)) / columns.std(0)).float()
+    x = torch.from_numpy((columns - mean) / std).float()
     one, two = run.model["1.weight"], run.model["3.weight"]
     hidden = torch.relu(x @ one.T + run.model["1.bias"])
     logits = hidden @ two.T + run.model["3.bias"]
     assert score["rows"] == 30
     assert score["accuracy"] == pytest.approx(accuracy(logits, new, run))
+    given = words[:6]
     for setting in ("data.limit=5", "data.partition=iid"):
         assert command("evaluate", tmp_path / "plain.safetensors", *given, "--set", setting) == 2
         assert "has no effect here" in capsys.readouterr().err
@@ -491,3 +499,35 @@ def test_what_was_standardized_otherwise_is_not_fused_in_silence(place, alone, t
     assert not read_model(fused)[1]
     assert command("evaluate", files[0], third, "--set", new) == 0
     assert "by other numbers" in " ".join(capsys.readouterr().err.split())
+
+
+def test_numbers_of_a_file_without_a_card_are_not_guessed(place, run, new, tmp_path, capsys):
+    from safetensors.torch import save_file
+
+    plain, carded = tmp_path / "plain.safetensors", place / "run" / "model.safetensors"
+    save_file(run.model, plain)
+    data = ("--set", f"data.path={place / 'new.csv'}")
+    numbers = ("--mean", "0.5", "--std", "2")
+    for words, told in (
+        ((carded, plain, *data), "does not say how its inputs were standardized, as the first"),
+        ((carded, *data, *numbers), "--mean and --std have no effect: the models say"),
+        ((carded, *data, *numbers, "--run", place / "run"), "and so do --mean and --std"),
+        ((plain, *data, "--mean", "1,2"), "--mean has 2 numbers, and samples of 30 have 30"),
+        ((plain, *data, "--std", "0"), "its numbers are above 0"),
+    ):
+        label = ("--set", "data.label=diagnosis", "--set", "data.group=hospital")
+        assert command("evaluate", *words, *(() if words[0] is carded else label)) == 2
+        assert told in " ".join(capsys.readouterr().err.split())
+    assert command("evaluate", carded, plain, *data, *numbers, "--json") == 0
+    capsys.readouterr()
+    # Of a missing value nobody says what stands for it, but for a mean that is given.
+    gaps = tmp_path / "gaps.csv"
+    frame = new.drop(columns="hospital")
+    frame.iloc[0, frame.columns.get_loc(run.preprocessing.features[0])] = np.nan
+    frame.to_csv(gaps, index=False)
+    settings = (f"data.path={gaps}", "data.label=diagnosis", "data.missing=impute")
+    words = ("evaluate", plain, *(word for one in settings for word in ("--set", one)))
+    assert command(*words) == 2
+    assert "values are missing, and the model does not say" in capsys.readouterr().err
+    assert command(*words, *numbers) == 0
+    assert command(*words, "--set", "data.missing=drop") == 0

@@ -8,7 +8,17 @@ from rich.markup import escape
 from rich.table import Table
 
 from fedbayes.cli.app import Console, app
-from fedbayes.cli.options import DataDir, DataSet, Json, Metrics, Setting, overrides
+from fedbayes.cli.options import (
+    DataDir,
+    DataSet,
+    Json,
+    Mean,
+    Metrics,
+    Setting,
+    Std,
+    numbers,
+    overrides,
+)
 from fedbayes.errors import ModelError, RunError
 from fedbayes.files import json_text
 from fedbayes.likelihoods.measures import AUTO
@@ -38,19 +48,21 @@ def evaluate(
             "--set model.KEY=VALUE. Default: fully connected, by their shapes.",
         ),
     ] = None,
+    mean: Mean = None,
+    std: Std = None,
     metrics: Metrics = AUTO,
     data_dir: DataDir = None,
     settings: Setting = None,
     as_json: Json = False,
 ) -> None:
-    """Try a model on a test set, or on new rows with --set data.path=FILE, beside its inputs."""
+    """Evaluate a model on a test set, or on new rows with --set data.path=FILE."""
     from dataclasses import asdict
 
     from fedbayes.runs.between import as_summary
     from fedbayes.runs.config import Config
     from fedbayes.runs.outcome import between_clients
     from fedbayes.tools.evaluation_set import find_tests
-    from fedbayes.tools.model_evaluation import compare, open_model
+    from fedbayes.tools.model_evaluation import compare, open_models
     from fedbayes.tools.model_files import read_counts
 
     files = inputs or []
@@ -62,9 +74,15 @@ def evaluate(
     given = overrides(settings, dataset=dataset, data_dir=data_dir, model=network)
     of_network = [entry for entry in given if entry.strip().startswith("model.")]
     chosen = Config.load(None, of_network).model if of_network else None
-    tests = find_tests(model, run, [entry for entry in given if entry not in of_network])
+    tests = find_tests(
+        model,
+        run,
+        [entry for entry in given if entry not in of_network],
+        mean=numbers("--mean", mean),
+        std=numbers("--std", std),
+    )
     scores = compare(
-        {str(path): open_model(path, tests, chosen) for path in paths},
+        open_models(paths, tests, chosen),
         tests,
         inputs=[str(file) for file in files],
         counts=read_counts(counts, files) if counts is not None else None,
@@ -74,9 +92,9 @@ def evaluate(
         flat = [{"name": s.name, **s.metrics, **asdict(s)} for s in scores]
         print(json_text([{k: v for k, v in s.items() if k != "metrics"} for s in flat]))
         return
-    Console().print(
-        f"{tests.what}, standardized {scores[0].standardized}", highlight=False, soft_wrap=True
-    )
+    how = scores[0].standardized
+    how = how if how.startswith("not") else f"standardized {how}"
+    Console().print(f"{tests.what}, {how}", highlight=False, soft_wrap=True)
     names = list(dict.fromkeys(name for score in scores for name in score.metrics))
     cells = [
         ["model", *map(words, names), "parameters"],

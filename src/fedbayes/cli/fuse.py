@@ -10,7 +10,7 @@ import typer
 from rich.markup import escape
 
 from fedbayes.cli.app import Console, app
-from fedbayes.cli.options import FusionCommand, Json, Setting
+from fedbayes.cli.options import FusionCommand, Json, Mean, Setting, Std, numbers
 from fedbayes.errors import ConfigError
 from fedbayes.files import json_text
 
@@ -73,13 +73,8 @@ def fuse(
         str | None, typer.Option(help="Shape of one input, as 3,32,32.", metavar="N,N,N")
     ] = None,
     classes: Annotated[int | None, typer.Option(min=1, help="Number of outputs.")] = None,
-    mean: Annotated[
-        str | None,
-        typer.Option(help="What was subtracted from inputs, images in [0, 1].", metavar="X,X,X"),
-    ] = None,
-    std: Annotated[
-        str | None, typer.Option(help="What they were divided by.", metavar="X,X,X")
-    ] = None,
+    mean: Mean = None,
+    std: Std = None,
     inputs: Annotated[
         str | None,
         typer.Option(
@@ -424,8 +419,8 @@ def _seen(shape: str | None, classes: int | None, mean: str | None, std: str | N
         raise ConfigError(f"--shape {shape}: all lengths are 1 or more")
     return Seen(
         lengths,
-        _numbers("--mean", mean, float) if mean is not None else (),
-        _numbers("--std", std, float) if std is not None else (),
+        numbers("--mean", mean),
+        numbers("--std", std),
         classes,
     )
 

@@ -10,6 +10,8 @@ import click
 import typer
 from typer.core import TyperCommand, TyperOption
 
+from fedbayes.errors import ConfigError
+
 if TYPE_CHECKING:
     from fedbayes.runs.settings import Row
 
@@ -83,6 +85,18 @@ Setting = Annotated[
         autocompletion=_complete_setting,
     ),
 ]
+Mean = Annotated[
+    str | None,
+    typer.Option(
+        help="For files that do not say it: what training subtracted from inputs, images in "
+        "[0, 1], as in 0.49,0.48,0.45. Default: nothing.",
+        metavar="X,X,X",
+    ),
+]
+Std = Annotated[
+    str | None,
+    typer.Option(help="What training divided them by then. Default: 1.", metavar="X,X,X"),
+]
 Track = Annotated[
     list[str] | None, typer.Option("--track", help="Log rounds to tensorboard or mlflow too.")
 ]
@@ -145,6 +159,18 @@ class FusionCommand(SettingsCommand):
         from fedbayes.runs.settings import rows
 
         return {row.key: row for kind in (MatchingSettings, Combination) for row in rows(kind)}
+
+
+def numbers(option: str, text: str | None) -> tuple[float, ...]:
+    """Numbers from the command line with commas between them; none if there is no text.
+
+    Raises:
+        ConfigError: they are none.
+    """
+    try:
+        return tuple(float(part) for part in text.split(",")) if text is not None else ()
+    except ValueError:
+        raise ConfigError(f"{option} {text}: give it as 0.5, or as 0.49,0.48,0.45") from None
 
 
 def overrides(settings: list[str] | None, **options: str | float | Path | None) -> list[str]:

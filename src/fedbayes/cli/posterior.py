@@ -7,8 +7,7 @@ import rich
 import typer
 
 from fedbayes.cli.app import Console, app
-from fedbayes.cli.options import Json, Setting, overrides
-from fedbayes.errors import ConfigError
+from fedbayes.cli.options import Json, Mean, Setting, Std, numbers, overrides
 from fedbayes.files import json_text
 
 
@@ -32,14 +31,8 @@ def posterior(
             "package.module:factory. Default: fully connected, by the shapes.",
         ),
     ] = None,
-    mean: Annotated[
-        str | None,
-        typer.Option(
-            help="What inputs were lessened by in training, as in 0.49,0.48,0.45, where the file "
-            "does not say it; images are in [0, 1] before."
-        ),
-    ] = None,
-    std: Annotated[str | None, typer.Option(help="What they were divided by then.")] = None,
+    mean: Mean = None,
+    std: Std = None,
     draws: Annotated[
         int | None,
         typer.Option(
@@ -64,8 +57,8 @@ def posterior(
         data,
         out,
         overrides(settings, model=network),
-        _numbers("--mean", mean),
-        _numbers("--std", std),
+        numbers("--mean", mean),
+        numbers("--std", std),
         CurvatureSettings(draws=draws, largest=largest),
         seed,
     )
@@ -120,15 +113,3 @@ def sums(
         highlight=False,
         soft_wrap=True,
     )
-
-
-def _numbers(option: str, text: str | None) -> tuple[float, ...]:
-    """Numbers from the command line, separated by commas.
-
-    Raises:
-        ConfigError: they are none.
-    """
-    try:
-        return tuple(float(part) for part in text.split(",")) if text is not None else ()
-    except ValueError:
-        raise ConfigError(f"{option} {text}: give it as 0.5, or as 0.49,0.48,0.45") from None

@@ -116,6 +116,13 @@ class Card:
         return str(self.method.get("name", "")).startswith("fuse ")
 
     @property
+    def by_hand(self) -> bool:
+        """Whether networks without cards were fused, so that what is known of their inputs is what
+        the command line said: images are in [0, 1], and classes are numbers.
+        """
+        return self.fused and not self.data
+
+    @property
     def likelihood(self) -> Likelihood:
         """What the outputs of the network mean for the target.
 

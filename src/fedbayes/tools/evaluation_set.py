@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 import torch
 from pydantic import ValidationError
 from torch import Tensor
@@ -18,7 +19,7 @@ from fedbayes.data.differences import SCALE
 from fedbayes.data.fitting import fitted, raw, unlike_training
 from fedbayes.data.source_settings import SourceSettings
 from fedbayes.data.sources.own import has_columns
-from fedbayes.data.wording import describe, listed
+from fedbayes.data.wording import describe, listed, size
 from fedbayes.errors import ColumnError, ConfigError, DataError, FedbayesWarning, ModelError
 from fedbayes.likelihoods import Likelihood, Predictor
 from fedbayes.models import ModelSettings, read_program
@@ -53,9 +54,31 @@ class EvaluationSet:
     known."""
     sizes: tuple[int, ...] = ()
     """Rows of each of them."""
+    silent: Preprocessing | None = None
+    """What networks see whose files have no card; None: nobody said it."""
+
+    def of_silent(self, name: str) -> tuple[Preprocessing, str]:
+        """What a network sees whose file does not say it, and by whose numbers.
+
+        Raises:
+            ModelError: nobody said it either: numbers of the samples would be a guess.
+        """
+        if self.silent is None:
+            raise ModelError(
+                f"{name} does not say how its inputs were standardized, as the first model does. "
+                "Give --mean and --std, or --run RUN for the numbers of a run"
+            )
+        return self.silent, self.standardized
 
 
-def find_tests(model: Path, run: Path | None, given: Sequence[str]) -> EvaluationSet:
+def find_tests(
+    model: Path,
+    run: Path | None,
+    given: Sequence[str],
+    *,
+    mean: Sequence[float] = (),
+    std: Sequence[float] = (),
+) -> EvaluationSet:
     """The samples to try a model on.
 
     Args:
@@ -63,10 +86,15 @@ def find_tests(model: Path, run: Path | None, given: Sequence[str]) -> Evaluatio
         run: a run folder whose clients' test sets are used, or that says how to standardize
             other data.
         given: settings, of which those of `[data]` name the data.
+        mean: what models whose files have no card subtract from inputs, images in [0, 1]; one
+            number, or one for each channel or feature. By default they take inputs as they are.
+        std: what they divide by then.
 
     Raises:
         FedbayesError: what cannot be read, or does not fit.
     """
+    if run is not None and (mean or std):
+        raise ConfigError("--run says how inputs are standardized, and so do --mean and --std")
     keys = {entry.partition("=")[0].strip() for entry in given}
     named = bool(keys & {"data.path", "data.name"})
     trusted = named_by(given)
@@ -80,6 +108,7 @@ def find_tests(model: Path, run: Path | None, given: Sequence[str]) -> Evaluatio
             )
         return replace(_of_run(run, given), trusted=trusted)
     card, source = _known(model, run, trusted)
+    card, source, scaling = _scaling(card, source, mean, std)
     given = _beside(card, source, given)
     if card is not None and not named:
         if card.data.get("name") == "own" or ":" in str(card.data.get("name")):
@@ -92,13 +121,101 @@ def find_tests(model: Path, run: Path | None, given: Sequence[str]) -> Evaluatio
         given = ["data.partition=iid", *given]
     config = Config.load(None, given)
     if config.data.path is not None:
-        tests = _new_rows(config, config.data.path, card, source)
+        tests = _new_rows(config, config.data.path, card, source, scaling)
     else:
-        tests = _of_set(config, card, source)
+        tests = _of_set(config, card, source, scaling)
+    if run is not None:
+        tests = replace(tests, silent=tests.preprocessing)
     return replace(tests, trusted=trusted)
 
 
-def find_training(model: Path | None, path: Path, given: Sequence[str]) -> EvaluationSet:
+Stated = tuple[Sequence[float], Sequence[float]]
+"""Mean and standard deviation as a user gives them; empty: not at all."""
+
+
+def _scaling(
+    card: Card | None, source: str, mean: Sequence[float], std: Sequence[float]
+) -> tuple[Card | None, str, Stated]:
+    """The card and its source, none where it has no more than a user's numbers, and these.
+
+    Raises:
+        ConfigError: others are given now.
+    """
+    if card is None or not card.by_hand:
+        return card, source, (mean, std)
+    if mean or std:
+        raise ConfigError(
+            f"--mean and --std have no effect: {source} has those that it was fused with; leave "
+            "them out"
+        )
+    return None, "", (card.preprocessing.mean, card.preprocessing.std)
+
+
+def stated(seen: Preprocessing, mean: Sequence[float], std: Sequence[float]) -> Preprocessing:
+    """What a network sees by the numbers that a user states.
+
+    Args:
+        seen: the shape and scale of samples.
+        mean: one number, or one for each channel or feature; 0 if empty.
+        std: likewise; 1 if empty.
+
+    Raises:
+        ConfigError: they do not fit the shape, or a standard deviation is not above 0.
+    """
+    wanted, values = seen.shape[0], []
+    for name, numbers in (("--mean", mean or (0.0,)), ("--std", std or (1.0,))):
+        if len(numbers) not in (1, wanted):
+            raise ConfigError(
+                f"{name} has {len(numbers)} numbers, and samples of {size(seen.shape)} have "
+                f"{wanted} {'channels' if len(seen.shape) > 1 else 'features'}: give one number, "
+                "or one for each"
+            )
+        values.append(tuple(numbers) * (wanted // len(numbers)))
+    if not all(value > 0 for value in values[1]):
+        raise ConfigError("--std is what inputs are divided by; its numbers are above 0")
+    return replace(seen, mean=values[0], std=values[1])
+
+
+def _silent(
+    dataset: Dataset, seen: Preprocessing, scaling: Stated, x: npt.NDArray[Any]
+) -> tuple[Preprocessing, str]:
+    """What a network without a card sees: inputs as they are, or as the user says; never by the
+    statistics of these samples.
+
+    Args:
+        dataset: the samples.
+        seen: what a network that was trained on them would see.
+        scaling: mean and standard deviation.
+        x: the rows that are used.
+
+    Raises:
+        DataError: values are missing, and nobody says what stands for them.
+    """
+    if dataset.tokens is not None or (dataset.fixed and not any(scaling)):
+        return seen, "by the processor" if dataset.tokens is None else "as token ids"
+    target = seen.target
+    if target.kind == "real":  # whose outputs are in its own unit
+        target = replace(target, center=(0.0,) * target.columns, scale=(1.0,) * target.columns)
+    if target.kind == "count":
+        target = replace(target, center=())
+    own = stated(replace(seen, target=target), *scaling)
+    if scaling[0] or scaling[1]:
+        return own, "by --mean and --std"
+    if x.dtype.kind == "f" and bool(np.isnan(x).any()):
+        raise DataError(
+            f"{dataset.name}: values are missing, and the model does not say what stands for "
+            "them. Give --mean (the mean does) and --std, or leave such rows out with --set "
+            "data.missing=drop"
+        )
+    return own, _RAW + (f", divided by {seen.scale:g}" if seen.scale != 1 else "")
+
+
+def find_training(
+    model: Path | None,
+    path: Path,
+    given: Sequence[str],
+    scaling: Stated | None = None,
+) -> EvaluationSet:
     """The samples of a client's own, as its network sees them: those to train on, where a part is
     to test on.
 
@@ -107,15 +224,25 @@ def find_training(model: Path | None, path: Path, given: Sequence[str]) -> Evalu
             does not matter.
         path: its data.
         given: settings, of which those of `[data]` say how they are read.
+        scaling: what a network without a card sees, as for `find_tests`; None: it does not matter,
+            and samples are by their own statistics.
 
     Raises:
         FedbayesError: what cannot be read, or does not fit.
     """
     trusted = named_by(given)
     card, source = (None, "") if model is None else _known(model, None, trusted)
+    if scaling is not None:
+        card, source, scaling = _scaling(card, source, *scaling)
+    if card is not None and any(scaling or ()):
+        raise ConfigError(
+            f"--mean and --std have no effect: {source} says how its samples are standardized; "
+            "leave them out"
+        )
     of_data = [entry for entry in given if not entry.strip().startswith("model.")]
     of_data = [*_beside(card, source, of_data), f"data.path={json.dumps(str(path))}"]
-    tests = _new_rows(Config.load(None, of_data), path, card, source, training=True)
+    config = Config.load(None, of_data)
+    tests = _new_rows(config, path, card, source, scaling, training=True)
     return replace(tests, trusted=trusted)
 
 
@@ -252,6 +379,7 @@ def _of_run(run: Path, given: Sequence[str]) -> EvaluationSet:
         config.model,
         clients=tuple(data.names[client] for client in data.owners.tolist()),
         sizes=tuple(data.test_sizes().tolist()),
+        silent=data.preprocessing,
     )
 
 
@@ -286,10 +414,10 @@ def trained_in(source: str) -> str:
     return f"by the numbers of its training, in {source}"
 
 
-_UNKNOWN = "by their own statistics, for the model names none"
+_RAW = "not standardized (the model's file does not say how; see --mean and --std)"
 
 
-def _of_set(config: Config, card: Card | None, source: str) -> EvaluationSet:
+def _of_set(config: Config, card: Card | None, source: str, scaling: Stated) -> EvaluationSet:
     """The test part of a data set."""
     data = build_data(config)
     name = data.dataset.name
@@ -301,21 +429,39 @@ def _of_set(config: Config, card: Card | None, source: str) -> EvaluationSet:
             FedbayesWarning,
             stacklevel=3,
         )
-    preprocessing, whose = data.preprocessing, _UNKNOWN
-    if card is not None:
+    x = data.raw_test(0, data.test_total)
+    if card is None:
+        preprocessing, whose = _silent(data.dataset, data.preprocessing, scaling, x.numpy())
+    else:
         _fit(data.dataset, card.preprocessing, name)
         preprocessing, whose = card.preprocessing, trained_in(source)
     return EvaluationSet(
-        Samples(data.raw_test(0, data.test_total), data.test_union(0, data.test_total).y),
+        Samples(x, data.test_union(0, data.test_total).y),
         f"{data.test_total:,} of {data.dataset.samples:,} samples of {name}",
         preprocessing,
         whose,
         _likelihood(config, card, preprocessing),
+        silent=_beside_card(card, preprocessing, scaling),
     )
 
 
+def _beside_card(
+    card: Card | None, preprocessing: Preprocessing, scaling: Stated | None
+) -> Preprocessing | None:
+    """What models without a card see, next to a first one that may have one."""
+    if card is None:
+        return preprocessing
+    return stated(preprocessing, *scaling) if scaling is not None and any(scaling) else None
+
+
 def _new_rows(
-    config: Config, path: Path, card: Card | None, source: str, *, training: bool = False
+    config: Config,
+    path: Path,
+    card: Card | None,
+    source: str,
+    scaling: Stated | None,
+    *,
+    training: bool = False,
 ) -> EvaluationSet:
     """All rows of a user's own data, or of its test part; of the part to train on if asked.
 
@@ -353,8 +499,8 @@ def _new_rows(
         warnings.warn(note, FedbayesWarning, stacklevel=3)
     last = dataset.official_train or dataset.samples
     rows = slice(0, last) if training else slice(dataset.official_train or 0, dataset.samples)
+    whose = ""
     if card is None:
-        whose = _UNKNOWN
         preprocessing = fitted(dataset, np.arange(last), dataset.target)
     else:
         preprocessing, whose = card.preprocessing, trained_in(source)
@@ -376,12 +522,16 @@ def _new_rows(
         told = odd.told(str(path), numbered=dataset.official_train is None)
         warnings.warn(told, FedbayesWarning, stacklevel=3)
     x, y = np.array(raw(dataset, rows, preprocessing)), np.array(dataset.y[rows])
+    if card is None and scaling is not None:
+        preprocessing, whose = _silent(dataset, preprocessing, scaling, x)
     part = "training" if training else "test"
     parted = dataset.official_train is not None
     kind = f"the {len(y):,} {part} rows" if parted else f"all {len(y):,} rows"
     samples = Samples(torch.from_numpy(x), torch.from_numpy(y))
     likelihood = _likelihood(config, card, preprocessing)
-    return EvaluationSet(samples, f"{kind} of {path}", preprocessing, whose, likelihood)
+    silent = _beside_card(card, preprocessing, scaling)
+    what = f"{kind} of {path}"
+    return EvaluationSet(samples, what, preprocessing, whose, likelihood, silent=silent)
 
 
 def absent_feature(path: Path | str, source: str, error: ColumnError) -> DataError:

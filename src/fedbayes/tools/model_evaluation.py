@@ -92,6 +92,24 @@ class Candidate:
     """Of its probabilities, which `draw` is without; None where there is none."""
 
 
+def open_models(
+    paths: Sequence[Path], tests: EvaluationSet, settings: ModelSettings | None = None
+) -> dict[str, Candidate]:
+    """Models from files, by path; arguments and errors as for `open_model`.
+
+    Raises:
+        ConfigError: a user stated a mean or standard deviation, and all files say their own.
+    """
+    found = {str(path): open_model(path, tests, settings) for path in paths}
+    beside = tests.silent not in (None, tests.preprocessing)  # a card that says other numbers
+    if beside and all(model.preprocessing != tests.silent for model in found.values()):
+        raise ConfigError(
+            "--mean and --std have no effect: the models say how their inputs are standardized; "
+            "leave them out"
+        )
+    return found
+
+
 def open_model(
     path: Path, tests: EvaluationSet, settings: ModelSettings | None = None
 ) -> Candidate:
@@ -127,9 +145,7 @@ def _of_weights(
         card = replace(card, trusted=card.trusted | {settings.name})
         alone = settings == ModelSettings(name=settings.name)
         settings = None if alone and card.model.get("name") == settings.name else settings
-    preprocessing, whose, likelihood = tests.preprocessing, tests.standardized, tests.likelihood
-    if card is not None:
-        preprocessing, whose, likelihood = card.preprocessing, trained_in(name), card.likelihood
+    preprocessing, whose, likelihood = _seen(card, name, tests)
     count = parameter_count(weights)
     given = settings
     if settings is None and card is not None and card.model:
@@ -189,6 +205,26 @@ def _of_weights(
     return Candidate(draw, likelihood, count, preprocessing, whose, None, *mixed)
 
 
+def _seen(
+    card: Card | None, name: str, tests: EvaluationSet
+) -> tuple[Preprocessing, str, Likelihood]:
+    """What a network sees of the samples, by whose numbers, and what its outputs mean.
+
+    Raises:
+        ModelError: nobody says it.
+    """
+    if card is None:
+        return *tests.of_silent(name), tests.likelihood
+    own = card.preprocessing
+    if not card.by_hand:
+        return own, trained_in(name), card.likelihood
+    # Classes have the names of the samples' own, and images are brought into [0, 1] first.
+    here = tests.preprocessing
+    if own.shape == here.shape and own.target.classes == here.target.classes:
+        own = replace(own, scale=here.scale, target=here.target, features=here.features)
+    return own, f"by the numbers that {name} was fused with", card.likelihood
+
+
 def _network(
     settings: ModelSettings, preprocessing: Preprocessing, likelihood: Likelihood
 ) -> Network:
@@ -218,12 +254,12 @@ def _program(path: Path, tests: EvaluationSet) -> Candidate:
     size = sum(parameter.numel() for parameter in module.parameters())
     card = Card.load(text, str(path)) if text else None
     refuse_own_order(card, str(path))
-    seen, whose = tests.preprocessing, tests.standardized
+    seen, whose, _ = _seen(card, str(path), tests)
     answer: Predictor = module
     if card is None:
         answer = lambda x: module(seen.apply(x))  # noqa: E731
-    else:
-        seen, whose = card.preprocessing, trained_in(str(path))
+    elif card.by_hand and seen.scale != card.preprocessing.scale:
+        answer = lambda x: module(x / seen.scale)  # noqa: E731
     require_answers(answer, seen, str(path))
     found = _answering(answer, size, seen, whose)
     return found if card is None else replace(found, temperature=card.temperature)

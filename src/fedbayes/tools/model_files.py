@@ -12,6 +12,7 @@ import numpy.typing as npt
 import torch
 
 from fedbayes.data import Preprocessing
+from fedbayes.data.sources.own import as_pictures
 from fedbayes.errors import DataError, FedbayesWarning, ModelError, RunError
 from fedbayes.federation.engine_table import ENGINES
 from fedbayes.files import NPZ_ERRORS, open_npz, parse_json, read_bytes, read_text, write_beside
@@ -234,7 +235,11 @@ def read_counts(path: Path, models: Sequence[Path]) -> npt.NDArray[np.int64]:
 
 
 def read_samples(
-    path: Path, preprocessing: Preprocessing | None = None, target: Target | None = None
+    path: Path,
+    preprocessing: Preprocessing | None = None,
+    target: Target | None = None,
+    *,
+    unit: bool = False,
 ) -> Samples:
     """Inputs `x` [n, ...] and targets `y` [n] from an NPZ file, as the networks see them.
 
@@ -243,6 +248,7 @@ def read_samples(
         preprocessing: what the networks see of the samples in the file, which are raw; None if
             the file has them as the networks see them.
         target: what `y` is: class indices by default; numbers [n] or [n, columns] otherwise.
+        unit: whether raw pictures are in [0, 1], so that those of 8 bits are divided by 255.
 
     Raises:
         DataError: the file is absent, no NPZ, not of this form, or its samples are of another shape
@@ -283,6 +289,9 @@ def read_samples(
     else:
         labels = torch.from_numpy(y.astype(np.int64))
     if preprocessing is not None:
+        if x.dtype == np.uint8 and len(preprocessing.shape) == 3:
+            x = as_pictures(x)
+            x = x.astype(np.float32) / 255 if unit else x
         try:
             return Samples(preprocessing.apply(x), labels)
         except DataError as error:

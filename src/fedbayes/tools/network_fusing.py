@@ -119,7 +119,8 @@ class NetworkFusionJob:
         test = None
         if self.test is not None:
             preprocessing = silos.preprocessing
-            test = read_samples(self.test, preprocessing, preprocessing.target)
+            target = preprocessing.target
+            test = read_samples(self.test, preprocessing, target, unit=silos.card is None)
         short = names_of(silos.networks)
         networks = {short[path]: network for path, network in silos.networks.items()}
         teacher, _ = teacher_of(networks, counts, silos.likelihood)

@@ -13,8 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from fedbayes import seeds
-from fedbayes.data import Preprocessing
-from fedbayes.errors import ConfigError, FedbayesWarning, MessageError, ModelError
+from fedbayes.errors import FedbayesWarning, MessageError, ModelError
 from fedbayes.files import read_bytes, writable, write_beside
 from fedbayes.fusion.curvature import posterior
 from fedbayes.fusion.posterior_settings import CurvatureSettings
@@ -76,10 +75,17 @@ class PosteriorJob:
         writable(self.out, "the posterior", FORMATS, [self.model, self.data])
         of_network = [entry for entry in self.given if entry.strip().startswith("model.")]
         chosen = Config.load(None, of_network).model if of_network else None
-        found = find_training(self.model, self.data, self.given)
+        found = find_training(self.model, self.data, self.given, (self.mean, self.std))
         weights, card = read_with_card(self.model, found.trusted)
         refuse_own_order(card, str(self.model))
-        seen = self._seen(found.preprocessing, card)
+        seen = found.preprocessing
+        if card is None and not self.mean and not self.std:
+            warnings.warn(
+                f"{self.model} does not say how its samples were standardized, so they are taken "
+                "as they are. Say what the training did with --mean and --std",
+                FedbayesWarning,
+                stacklevel=2,
+            )
         samples = Samples(seen.apply(found.samples.x), found.samples.y)
         whole = {n: t.float() if t.is_floating_point() else t for n, t in weights.items()}
         module, names = open_module(
@@ -94,40 +100,6 @@ class PosteriorJob:
             "parameters": parameter_count(stored(module)),
             "bytes": size,
         }
-
-    def _seen(self, preprocessing: Preprocessing, card: Card | None) -> Preprocessing:
-        """What the network sees of a sample.
-
-        Raises:
-            ConfigError: numbers that were given have no effect, or do not fit the samples.
-        """
-        if not self.mean and not self.std:
-            if card is None:
-                warnings.warn(
-                    f"{self.model} does not say how its samples were standardized; these are by "
-                    "their own statistics. Say what the training did with --mean and --std",
-                    FedbayesWarning,
-                    stacklevel=3,
-                )
-            return preprocessing
-        if card is not None:
-            raise ConfigError(
-                f"--mean and --std have no effect: {self.model} says how its samples are "
-                "standardized; leave them out"
-            )
-        wanted = preprocessing.shape[0]
-        values = []
-        for name, numbers in (("--mean", self.mean), ("--std", self.std)):
-            if len(numbers) not in (1, wanted):
-                raise ConfigError(
-                    f"{name} has {len(numbers)} numbers; the samples of {self.data} have {wanted} "
-                    f"{'channels' if len(preprocessing.shape) > 1 else 'features'}: give one "
-                    "number, or one for each"
-                )
-            values.append(tuple(numbers) * (wanted // len(numbers)))
-        if not all(value > 0 for value in values[1]):
-            raise ConfigError("--std is what inputs are divided by; its numbers are above 0")
-        return replace(preprocessing, mean=values[0], std=values[1])
 
 
 def open_module(

@@ -19,7 +19,7 @@ from fedbayes.models.resize import with_weights
 from fedbayes.runs.card import Card
 from fedbayes.targets import Target
 from fedbayes.tensors import Tensors
-from fedbayes.tools.evaluation_set import is_program, require_answers
+from fedbayes.tools.evaluation_set import is_program, require_answers, stated
 from fedbayes.tools.model_files import ModelFiles
 
 
@@ -211,25 +211,16 @@ def _preprocessing(card: Card | None, seen: Seen, weights: Sequence[Tensors]) ->
 
 
 def preprocessing_of(seen: Seen) -> Preprocessing:
-    """What is seen of inputs in [0, 1], or of rows in their own units.
+    """What is seen of images in [0, 1], or of rows in their own units.
 
     Raises:
-        ModelError: means or deviations do not fit the shape.
+        ConfigError: means or standard deviations do not fit the shape.
     """
     shape, classes = seen.shape or (), seen.classes or 0
-    scaling = {}
-    for name, values, usual in (("mean", seen.mean, 0.0), ("std", seen.std, 1.0)):
-        values = values or (usual,)
-        if len(values) not in (1, shape[0]):
-            raise ModelError(
-                f"--{name} has {len(values)} values, and inputs of {size(shape)} have {shape[0]} "
-                f"channels or features; give one or {shape[0]}"
-            )
-        scaling[name] = values * shape[0] if len(values) == 1 else values
-    if min(scaling["std"]) <= 0:
-        raise ModelError("--std must be above 0")
     target = Target("class", tuple(map(str, range(classes))))
-    return Preprocessing(shape, 1.0, scaling["mean"], scaling["std"], target)
+    zeros = (0.0,) * shape[0]
+    unscaled = Preprocessing(shape, 1.0, zeros, (1.0,) * shape[0], target)
+    return stated(unscaled, seen.mean, seen.std)
 
 
 def _module(
