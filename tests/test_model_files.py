@@ -5,7 +5,9 @@ import pytest
 import torch
 from safetensors.torch import save_file
 from torch import nn
+from typer.testing import CliRunner
 
+from fedbayes.cli import app
 from fedbayes.errors import ModelError
 from fedbayes.models import (
     MLP,
@@ -16,6 +18,9 @@ from fedbayes.models import (
     relu_network,
     unlike,
 )
+from fedbayes.models.files import single
+from fedbayes.seals import sealed
+from fedbayes.tools.model_files import write_model
 
 
 class Named(nn.Module):
@@ -57,6 +62,81 @@ def test_names_that_do_not_sort_are_ordered_by_size(tmp_path):
     save_file(module.state_dict(), path)
     names = [layer.name for layer in dense_layers(read_weights(path), "m")]
     assert names == ["input.weight", "hidden.weight", "classifier.weight"]
+
+
+class Layered(nn.Module):
+    """Linear layers of these names and sizes, in this order."""
+
+    def __init__(self, **sizes):
+        super().__init__()
+        for name, (inputs, outputs) in sizes.items():
+            self.add_module(name, nn.Linear(inputs, outputs))
+
+
+@pytest.mark.parametrize(
+    ("sizes", "several"),
+    [
+        ({"inp": (8, 8), "hid": (8, 8), "out": (8, 3)}, True),
+        ({"inp": (4, 8), "hid": (8, 8), "mid": (8, 8), "out": (8, 3)}, True),
+        ({"inp": (4, 8), "hid": (8, 8), "out": (8, 3)}, False),
+        ({"fc1": (8, 8), "fc2": (8, 8), "head": (8, 3)}, False),
+        ({"fc2": (8, 8), "fc10": (8, 8), "fc11": (8, 8)}, False),
+        ({"stem": (8, 8), "fc1": (8, 8), "fc2": (8, 8), "head": (8, 3)}, True),
+        ({"zeta": (2, 3), "alpha": (3, 2), "mid": (2, 3), "out": (3, 5)}, True),
+        ({f"l{chr(122 - k)}": (4, 4) for k in range(12)}, True),
+        ({f"l{chr(122 - k)}": (k + 4, k + 5) for k in range(12)}, False),
+    ],
+)
+def test_safetensors_do_not_keep_the_order_of_layers(tmp_path, sizes, several):
+    """The order is that of numbers, or of sizes; where neither says it, it is asked for."""
+    module = Layered(**sizes)
+    wanted = [f"{name}.weight" for name in sizes]
+    torch.save(module.state_dict(), tmp_path / "m.pt")
+    found = dense_layers(single(read_weights(tmp_path / "m.pt")), "m")
+    assert [layer.name for layer in found] == wanted
+    save_file(module.state_dict(), tmp_path / "m.safetensors")
+    weights = single(read_weights(tmp_path / "m.safetensors"))
+    if several:
+        with pytest.raises(ModelError, match=r"more than one order fits.*--model"):
+            dense_layers(weights, "m")
+    else:
+        assert [layer.name for layer in dense_layers(weights, "m")] == wanted
+    # A file that this package wrote keeps it.
+    write_model(tmp_path / "own.safetensors", module.state_dict())
+    found = dense_layers(read_weights(tmp_path / "own.safetensors"), "m")
+    assert [layer.name for layer in found] == wanted
+    # One that was read without it does not pretend to have one.
+    write_model(tmp_path / "again.safetensors", weights)
+    assert list(read_weights(tmp_path / "again.safetensors")) == list(weights)
+    if several:
+        with pytest.raises(ModelError, match="more than one order fits"):
+            dense_layers(read_weights(tmp_path / "again.safetensors"), "m")
+
+
+def test_a_kept_order_of_other_names_is_none(tmp_path):
+    weights = Layered(b=(2, 2), a=(2, 2)).state_dict()
+    for text in ("[", "3", '["a.weight"]', '["a.weight", 1]'):
+        (tmp_path / "m.safetensors").write_bytes(sealed(weights, {"fedbayes-order": text}))
+        assert list(read_weights(tmp_path / "m.safetensors")) == sorted(weights)
+
+
+def test_fused_layers_keep_their_order(tmp_path):
+    """From networks whose order is known, through files of safetensors, to the right one."""
+    models = []
+    for seed in (0, 1):
+        torch.manual_seed(seed)
+        models.append(Layered(first=(8, 8), second=(8, 8), third=(8, 3)))
+    paths = [tmp_path / f"{seed}.pt" for seed in (0, 1)]
+    for path, module in zip(paths, models, strict=True):
+        torch.save(module.state_dict(), path)
+    for method in ("average", "pfnm", "function"):
+        out = tmp_path / f"{method}.safetensors"
+        more = ["--shape", "8", "--minutes", "0"] if method == "function" else []
+        words = ["fuse", *map(str, paths), "-o", str(out), "--method", method, *more]
+        told = CliRunner().invoke(app, words)
+        assert told.exit_code == 0, told.output
+        names = [layer.name for layer in dense_layers(read_weights(out), "m")]
+        assert names == ["first.weight", "second.weight", "third.weight"]
 
 
 def test_checkpoints_with_a_state_dict_inside(tmp_path):

@@ -252,13 +252,16 @@ def test_models_of_other_targets_are_not_fused(regression, tmp_path):
     model, preprocessing = regression
     card = read_with_card(model)[1]
     scaled = dataclasses.replace(preprocessing.target, scale=(9.0,))
-    for target, says in (
-        (scaled, "standardized otherwise"),
-        (Target("real", ("tax",), (0.0,), (1.0,)), "of other targets"),
-    ):
+    other = tmp_path / "other.safetensors"
+
+    def write(target):
         changed = dataclasses.replace(preprocessing, target=target)
-        other = tmp_path / "other.safetensors"
         weights = {"0.weight": torch.zeros(1, 2)}
         write_model(other, weights, dataclasses.replace(card, preprocessing=changed))
-        with pytest.warns(FedbayesWarning, match=says):
-            assert ModelFiles().card([model, other]) is None
+
+    write(scaled)
+    with pytest.warns(FedbayesWarning, match="standardized otherwise"):
+        assert ModelFiles().card([model, other]) is None
+    write(Target("real", ("tax",), (0.0,), (1.0,)))
+    with pytest.raises(ModelError, match="predicts real: tax"):
+        ModelFiles().card([model, other])

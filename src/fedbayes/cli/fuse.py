@@ -197,7 +197,7 @@ def fuse(
         "--grid": grid,
         "--max-neurons": max_neurons,
     }
-    files = ModelFiles()
+    files = ModelFiles([network] if network and ":" in network else [])
     reports = {"--report": report, "--picture": picture}
     choice = Given(of_function, of_matching, reports).choose(method, models, out, files)
     if choice.way == "function":

@@ -6,6 +6,7 @@ fused = fedbayes.fuse([a.state_dict(), b.state_dict()], counts=[[50, 3], [0, 41]
 model.load_state_dict(fused.weights)  # of an MLP with hidden layers of sizes fused.sizes
 """
 
+from collections import OrderedDict
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from time import perf_counter
@@ -274,7 +275,7 @@ def _layers(network: Dense, like: Layers) -> list[DenseLayer]:
 
 
 def _state_dict(layers: Layers) -> Tensors:
-    weights: Tensors = {}
+    weights: OrderedDict[str, torch.Tensor] = OrderedDict()
     for layer in layers:
         weights[layer.name] = layer.weight
         if layer.bias is not None:

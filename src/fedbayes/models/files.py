@@ -5,9 +5,10 @@ import json
 import re
 import warnings
 import zlib
+from collections import OrderedDict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import pairwise, permutations
+from itertools import pairwise
 from pathlib import Path
 from pickle import UnpicklingError
 from zipfile import BadZipFile, ZipFile
@@ -29,6 +30,9 @@ PROGRAMS = (".pt2", ".onnx")
 CARD = "fedbayes"
 """Where a file has the card of its model: in the metadata of safetensors, an attribute of the
 `state_dict` in a file of PyTorch."""
+ORDER = "fedbayes-order"
+"""Where the metadata of safetensors have the names of tensors in the order of the `state_dict`, as
+JSON: the format itself does not keep it."""
 POSTERIOR = "fedbayes-posterior"
 """What the metadata of a file of safetensors name where it holds a posterior: the weights are part
 of it then, `weights/…`."""
@@ -67,11 +71,12 @@ def read_model(path: Path) -> tuple[Tensors, str]:
 
     Nothing but tensors is read: a pickled file goes through PyTorch's `weights_only`. Of a
     checkpoint the `state_dict` alone is taken, without the prefixes of `DataParallel` and
-    `torch.compile`. A file of PyTorch keeps its order of layers; one of safetensors has none,
-    names are then ascending.
+    `torch.compile`.
 
     Returns:
-        Tensors by name, and the text that `CARD` names in the file's metadata; empty if none.
+        Tensors by name, an `OrderedDict` if their order is that of the layers: a file of PyTorch
+        keeps it, and so does one of safetensors that this package wrote. Else a `dict` with
+        ascending names. And the text that `CARD` names in the file's metadata; empty if none.
 
     Raises:
         ModelError: the file is absent, damaged, or no dict of tensors.
@@ -119,15 +124,48 @@ def read_model(path: Path) -> tuple[Tensors, str]:
     except ValueError as error:
         raise ModelError(_unreadable(path, str(error))) from None
     card = getattr(content, CARD, "") if pickled else metadata(data).get(CARD, "")
+    kind: type[dict[str, Tensor]] = OrderedDict
     if not pickled:
         if POSTERIOR in metadata(data):
             content = part(content, "weights")
-        content = {name: content[name] for name in sorted(content, key=_natural)}
-    weights = dict(content)
+        order = _kept_order(metadata(data).get(ORDER, ""), content)
+        kind = OrderedDict if order else dict
+        content = {name: content[name] for name in order or sorted(content, key=_natural)}
+    weights = kind(content)
     for prefix in _PREFIXES:
         if all(name.startswith(prefix) for name in weights):
-            weights = {name.removeprefix(prefix): tensor for name, tensor in weights.items()}
+            weights = kind((name.removeprefix(prefix), tensor) for name, tensor in weights.items())
     return weights, card if isinstance(card, str) else ""
+
+
+def _kept_order(text: str, tensors: Tensors) -> list[str]:
+    """The names of tensors in the order that a file keeps; empty if it does not keep it."""
+    try:
+        names = json.loads(text) if text else []
+    except ValueError:
+        return []
+    fits = isinstance(names, list) and all(isinstance(name, str) for name in names)
+    return names if fits and sorted(names) == sorted(tensors) else []
+
+
+def kept_order(weights: Tensors) -> dict[str, str]:
+    """What the metadata of a safetensors file say of the order of weights, if they have one."""
+    return {ORDER: json.dumps(list(weights))} if _ordered(weights) else {}
+
+
+def _ordered(weights: Tensors) -> bool:
+    """Whether the order of weights is that of a `state_dict`, and not that of their names alone."""
+    names = list(weights)
+    return isinstance(weights, OrderedDict) or names not in (
+        sorted(names),
+        sorted(names, key=_natural),
+    )
+
+
+def single(weights: Tensors) -> Tensors:
+    """Weights as float32, whatever their precision; an `OrderedDict` stays one."""
+    kind = OrderedDict if _ordered(weights) else dict
+    return kind((n, t.float() if t.is_floating_point() else t) for n, t in weights.items())
 
 
 def frozen_digest(card: str) -> str:
@@ -379,14 +417,16 @@ def dense_layers(weights: Tensors, source: str) -> list[DenseLayer]:
 
     The order is that of the `state_dict`. Where the sizes contradict it, it is that of the names,
     numbers by value (`fc2` before `fc10`), or else the one order in which each layer fits the
-    next.
+    next. Where names ascend, and weights are no `OrderedDict`, as in a file of safetensors, names
+    that are alike but for a number have the order of these, and others that of the sizes.
 
     Args:
         weights: a `state_dict` of linear layers alone, with or without biases.
         source: what to call it in errors, such as the file's name.
 
     Raises:
-        ModelError: there are other tensors, NaN or infinite values, or layers do not chain.
+        ModelError: there are other tensors, NaN or infinite values, layers do not chain, or
+            nothing says their order and they chain in several.
     """
     layers, taken = [], set()
     for name, weight in weights.items():
@@ -420,7 +460,7 @@ def dense_layers(weights: Tensors, source: str) -> list[DenseLayer]:
                 )
             if tensor is not None and not torch.isfinite(tensor).all():
                 raise ModelError(f"{source}: {name!r} holds NaN or infinite values")
-    return _chained(layers, source)
+    return _chained(layers, source, ordered=_ordered(weights))
 
 
 def relu_network(layers: Sequence[DenseLayer], x: Tensor) -> Tensor:
@@ -440,15 +480,21 @@ def relu_network(layers: Sequence[DenseLayer], x: Tensor) -> Tensor:
     return functional.linear(hidden, weight, bias)
 
 
-def _chained(layers: list[DenseLayer], source: str) -> list[DenseLayer]:
+def _chained(layers: list[DenseLayer], source: str, *, ordered: bool) -> list[DenseLayer]:
     """The layers in an order in which each one's outputs are the next one's inputs."""
+    numbered = len({_unnumbered(layer) for layer in layers}) == 1
     for order in (layers, sorted(layers, key=lambda layer: _natural(layer.name))):
-        if _chain(order):
+        if (ordered or numbered) and _chain(order):
             return order
-    orders = [order for order in permutations(layers) if _chain(order)] if len(layers) < 8 else []
+    orders = _orders(layers, by_number=not (ordered or numbered))
     if len(orders) == 1:
-        return list(orders[0])
+        return orders[0]
     sizes = ", ".join(f"{x.name} {tuple(x.weight.shape)}" for x in layers)
+    if orders and not (ordered or numbered):
+        raise ModelError(
+            f"{source} does not keep the order of its layers, and more than one order fits: "
+            f"{sizes}. Name its network with --model, or save it as .pt, which keeps the order"
+        )
     found = "more than one order of them does" if orders else "no order of them does"
     raise ModelError(
         f"{source}: the layers do not chain in the order of their names, and {found}: {sizes}; "
@@ -456,7 +502,43 @@ def _chained(layers: list[DenseLayer], source: str) -> list[DenseLayer]:
     )
 
 
-def _chain(layers: list[DenseLayer] | tuple[DenseLayer, ...]) -> bool:
+def _unnumbered(layer: DenseLayer) -> str:
+    """The name of a layer without its numbers."""
+    return re.sub(r"\d+", "#", layer.name)
+
+
+_STEPS = 20_000
+"""Beginnings of orders that are tried, at most."""
+
+
+def _orders(layers: list[DenseLayer], *, by_number: bool) -> list[list[DenseLayer]]:
+    """Orders in which each layer's outputs are the next one's inputs: all if there are at most
+    one, else two of them.
+
+    Args:
+        layers: those of a network.
+        by_number: whether names that are alike but for a number come in the order of these.
+    """
+    found: list[list[DenseLayer]] = []
+    begun: list[tuple[list[DenseLayer], list[DenseLayer]]] = [
+        ([], sorted(layers, key=lambda layer: _natural(layer.name)))
+    ]
+    for _ in range(_STEPS):
+        if not begun or len(found) > 1:
+            break
+        chain, left = begun.pop()
+        if not left:
+            found.append(chain)
+        seen: set[str] = set()
+        for place, layer in enumerate(left):
+            first = _unnumbered(layer) not in seen
+            seen.add(_unnumbered(layer))
+            if (first or not by_number) and _chain([*chain[-1:], layer]):
+                begun.append(([*chain, layer], left[:place] + left[place + 1 :]))
+    return found
+
+
+def _chain(layers: Sequence[DenseLayer]) -> bool:
     return all(len(one.weight) == two.weight.shape[1] for one, two in pairwise(layers))
 
 

@@ -10,7 +10,6 @@ from typing import Any, Literal
 import numpy as np
 import torch
 
-from fedbayes.data.wording import describe
 from fedbayes.errors import ConfigError, FedbayesWarning, ModelError
 from fedbayes.files import writable
 from fedbayes.fusion.combining import combine
@@ -76,6 +75,7 @@ class AveragingJob:
 
     def _by_posteriors(self, watch: Callable[[str], object]) -> dict[str, Any]:
         watch("reading posteriors")
+        self.files.card(self.models)  # with classes in one order
         found = [read_posterior(path, self.files) for path in self.models]
         cards = [card for _, card in found]
         first = cards[0]
@@ -84,10 +84,11 @@ class AveragingJob:
             for card in cards
         ):
             raise ModelError("the models do not see the same inputs, and have no average")
-        targets = {card.preprocessing.target for card in cards if card is not None}
-        if len(targets) > 1:
-            said = " and ".join(sorted(map(describe, targets)))
-            raise ModelError(f"the models are of different targets, {said}, and have no average")
+        if len({card.preprocessing.target for card in cards if card is not None}) > 1:
+            raise ModelError(
+                "the models have targets that were standardized by other numbers, and have no "
+                "average"
+            )
         watch(f"solving by {self.method}")
         weights = BY_POSTERIORS[self.method]([one for one, _ in found], self.settings)
         card = first if all(cards) else None

@@ -93,8 +93,8 @@ class FusionJob:
             if path is not None:
                 writable(path, what, formats, inputs)
         require_several(self.models)
-        models = read_models(self.models, self.files)
         card = self.files.card(self.models)
+        models = read_models(self.models, self.files)
         target = None if card is None else card.preprocessing.target
         if self.counts is not None and target is not None and not target.classes:
             raise ModelError(

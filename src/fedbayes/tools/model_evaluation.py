@@ -36,6 +36,7 @@ from fedbayes.models import (
     relu_network,
     unlike,
 )
+from fedbayes.models.files import single
 from fedbayes.runs.build import build_run
 from fedbayes.runs.card import Card
 from fedbayes.runs.config import Config
@@ -138,7 +139,7 @@ def _of_weights(
     settings: ModelSettings | None,
 ) -> Candidate:
     """A model of such weights; arguments as for `open_model`."""
-    weights = {n: t.float() if t.is_floating_point() else t for n, t in stored.items()}
+    weights = single(stored)
     refuse_own_order(card, name)
     if card is not None and settings is not None and ":" in settings.name:
         # Its name alone says no more than that the card's own network may be imported.

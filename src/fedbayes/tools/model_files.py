@@ -5,6 +5,7 @@ import warnings
 from collections import OrderedDict
 from collections.abc import Collection, Mapping, Sequence
 from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -13,10 +14,12 @@ import torch
 
 from fedbayes.data import Preprocessing
 from fedbayes.data.sources.own import as_pictures
+from fedbayes.data.wording import listed
 from fedbayes.errors import DataError, FedbayesWarning, ModelError, RunError
 from fedbayes.federation.engine_table import ENGINES
 from fedbayes.files import NPZ_ERRORS, open_npz, parse_json, read_bytes, read_text, write_beside
 from fedbayes.models import CARD, DenseLayer, dense_layers, read_model
+from fedbayes.models.files import kept_order
 from fedbayes.runs.build import stored_run
 from fedbayes.runs.card import Card
 from fedbayes.runs.folder import RunFolder
@@ -25,6 +28,7 @@ from fedbayes.runs.private_states import folder_of_states
 from fedbayes.seals import sealed
 from fedbayes.targets import Target
 from fedbayes.tensors import Samples, Tensors
+from fedbayes.tools.class_order import ClassOrder, class_order, refuse_other_classes
 
 
 def read_with_card(path: Path, trusted: Collection[str] = ()) -> tuple[Tensors, Card | None]:
@@ -87,19 +91,48 @@ def _own_network(path: Path, run: RunFolder, preprocessing: Preprocessing) -> tu
 
 
 class ModelFiles:
-    """Files of weights, each read once, when somebody asks for it first."""
+    """Files of weights, each read once, when somebody asks for it first.
 
-    def __init__(self) -> None:
+    Args:
+        trusted: what may be imported if a file names it, as `package.module:name`.
+    """
+
+    def __init__(self, trusted: Collection[str] = ()) -> None:
         self._found: dict[Path, tuple[Tensors, Card | None]] = {}
+        self._trusted = trusted
+        self.orders: dict[Path, ClassOrder] = {}
+        """Of those whose classes `card` brought into another order."""
 
     def __getitem__(self, path: Path) -> tuple[Tensors, Card | None]:
         """As `read_with_card`."""
         if path not in self._found:
-            self._found[path] = read_with_card(path)
+            self._found[path] = read_with_card(path, self._trusted)
         return self._found[path]
 
     def card(self, paths: Sequence[Path]) -> Card | None:
-        """As `shared_card`, of these files."""
+        """As `shared_card`, of these files, whose classes all come into the order of the first.
+
+        Raises:
+            ModelError: they are of other classes or targets, or cannot be reordered.
+        """
+        cards = {path: card for path in paths if (card := self[path][1]) is not None}
+        for path, card in cards.items():
+            first, base = next(iter(cards.items()))
+            refuse_other_classes(card, base, str(path), str(first))
+            target, names = card.preprocessing.target, base.preprocessing.target.names
+            if target.names == names:
+                continue
+            weights, _ = self[path]
+            order = class_order(weights, card, names, str(path))
+            warnings.warn(
+                f"{path} has its classes in another order than {first}, whose order is taken: "
+                f"{listed(names)}. Counts of samples are in this order too",
+                FedbayesWarning,
+                stacklevel=3,
+            )
+            seen = replace(card.preprocessing, target=replace(target, names=names))
+            self._found[path] = order.weights(weights), replace(card, preprocessing=seen)
+            self.orders[path] = order
         return shared_card({path: self[path][1] for path in paths})
 
 
@@ -172,13 +205,9 @@ def shared_card(found: Mapping[Path, Card | None]) -> Card | None:
             )
             return None
         if one.target != other.target or not one.same_inputs(other):
-            same = (one.target.kind, one.target.names) == (other.target.kind, other.target.names)
-            kind = "standardized otherwise" if same else "of other classes"
-            if not same and not (one.classes and other.classes):
-                kind = "of other targets"
             warnings.warn(
-                f"{path} was trained on samples {kind} than those of {first}; fused models should "
-                "see the same inputs and tell the same classes",
+                f"{path} was trained on samples standardized otherwise than those of {first}; "
+                "fused models should see the same inputs",
                 FedbayesWarning,
                 stacklevel=3,
             )
@@ -196,7 +225,8 @@ def write_model(path: Path, weights: Tensors, card: Card | None = None) -> None:
     """
     text = "" if card is None else card.dump()
     if path.suffix.lower() == ".safetensors":
-        write_beside(path, sealed(dict(weights), {CARD: text} if text else {}))
+        named = {CARD: text} if text else {}
+        write_beside(path, sealed(dict(weights), kept_order(weights) | named))
         return
     state = OrderedDict(weights)
     if text:

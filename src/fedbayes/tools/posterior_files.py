@@ -29,6 +29,7 @@ from fedbayes.models import (
     named_as,
     unlike,
 )
+from fedbayes.models.files import kept_order, single
 from fedbayes.models.steps import stored
 from fedbayes.runs.card import Card
 from fedbayes.runs.config import Config
@@ -87,7 +88,7 @@ class PosteriorJob:
                 stacklevel=2,
             )
         samples = Samples(seen.apply(found.samples.x), found.samples.y)
-        whole = {n: t.float() if t.is_floating_point() else t for n, t in weights.items()}
+        whole = single(weights)
         module, names = open_module(
             whole, card, chosen, seen.shape, found.likelihood, str(self.model)
         )
@@ -127,7 +128,8 @@ def open_module(
     Raises:
         ModelError: the weights are not of such a network.
     """
-    if card is not None and settings == ModelSettings(name=card.model.get("name", "")):
+    own = None if card is None else card.model.get("name")
+    if own is not None and settings == ModelSettings(name=own):
         settings = None  # its name alone says no more than that it may be imported
     if settings is None and card is not None and card.model:
         card.require_trusted("model.name", way="If you trust it, name it too, with --model")
@@ -210,7 +212,8 @@ def write_posterior(path: Path, found: Posterior, card: Card | None = None) -> i
     }
     if found.counts is not None:
         tensors["counts"] = found.counts
-    text = {POSTERIOR: VERSION} | ({} if card is None else {CARD: card.dump()})
+    text = {POSTERIOR: VERSION, **kept_order(found.weights)}
+    text |= {} if card is None else {CARD: card.dump()}
     data = sealed(tensors, text)
     write_beside(path, data)
     return len(data)
@@ -226,7 +229,8 @@ def read_posterior(path: Path, files: ModelFiles | None = None) -> tuple[Posteri
     Raises:
         ModelError: it is absent, damaged, or holds none.
     """
-    _, card = (files or ModelFiles())[path]
+    files = files or ModelFiles()
+    _, card = files[path]
     data = read_bytes(path)
     if metadata(data).get(POSTERIOR) != VERSION:
         raise ModelError(
@@ -264,7 +268,9 @@ def read_posterior(path: Path, files: ModelFiles | None = None) -> tuple[Posteri
         if not _is_moment(moment):
             raise ModelError(f"{path}: a factor of {name!r} is no matrix of second moments")
     factors = {name: Factors(inputs[name], outputs[name]) for name in inputs}
-    return Posterior(weights, int(samples), counts, factors, diagonal), card
+    found = Posterior(weights, int(samples), counts, factors, diagonal)
+    order = files.orders.get(path)
+    return found if order is None else order.posterior(found), card
 
 
 FROM_FILES = "counts of samples are those in the files"

@@ -1,6 +1,7 @@
 """Networks of any kind from the files of silos, and what goes into them."""
 
 import warnings
+from collections import OrderedDict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -15,6 +16,7 @@ from fedbayes.errors import FedbayesWarning, ModelError
 from fedbayes.likelihoods import Likelihood, build_likelihood
 from fedbayes.likelihoods.categorical import Categorical
 from fedbayes.models import MLP, ModelSettings, dense_layers, named_as, read_program, unlike
+from fedbayes.models.files import single
 from fedbayes.models.resize import with_weights
 from fedbayes.runs.card import Card
 from fedbayes.targets import Target
@@ -61,7 +63,7 @@ class Silos:
 
     def written(self, weights: Tensors) -> Tensors:
         """Weights of the fused network under the names that a file of it is to have."""
-        return {self.names.get(name, name): tensor for name, tensor in weights.items()}
+        return OrderedDict((self.names.get(name, name), t) for name, t in weights.items())
 
     @property
     def dense(self) -> bool:
@@ -237,7 +239,7 @@ def _module(
     Raises:
         ModelError: the weights are of another one.
     """
-    weights = {n: t.float() if t.is_floating_point() else t for n, t in weights.items()}
+    weights = single(weights)
     if settings is None:
         return _mlp(name, weights, preprocessing, likelihood, biases)
     network = models.build(
