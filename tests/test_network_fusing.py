@@ -924,3 +924,58 @@ def test_weights_of_other_types_are_told(tmp_path, capsys):
     said = " ".join(capsys.readouterr().err.split())
     assert "the files have bfloat16, float64 weights; the fused ones are" in said
     assert {tensor.dtype for tensor in torch.load(out).values()} == {torch.float32}
+
+
+def test_counts_say_how_many_classes_there_are(photos, tmp_path, capsys):
+    counts = tmp_path / "counts.json"
+    counts.write_text("[[5, 0, 1, 2], [0, 5, 1, 2], [1, 1, 4, 2]]")
+    given = ("--counts", counts, *OF_EYES[:4], *SMALL)
+    assert command("fuse", *photos, "-o", tmp_path / "g.pt", *given) == 0
+    assert command("fuse", *photos, "-o", tmp_path / "f.pt", *given, "--classes", "4") == 0
+    one, two = (read_model(tmp_path / f"{name}.pt")[0] for name in "gf")
+    assert all(torch.equal(one[name], two[name]) for name in one)
+    counts.write_text("[5, 5, 4]")
+    assert command("fuse", *photos, "-o", tmp_path / "g.pt", *given) == 2
+
+
+def test_a_fusion_on_guessed_inputs_warns_and_names_the_options(photos, tmp_path, capsys):
+    out, rng = tmp_path / "g.pt", np.random.default_rng(0)
+    np.savez(tmp_path / "t.npz", x=rng.random((8, 3, 8, 8)), y=np.arange(8) % 4)
+    for more, warned in (
+        ((), True),
+        (("--inputs", "leaves"), False),
+        (("--test", tmp_path / "t.npz"), False),
+    ):
+        capsys.readouterr()
+        assert command("fuse", *photos, "-o", out, *OF_EYES, *SMALL, *more) == 0
+        said = " ".join("".join(capsys.readouterr()).split())
+        assert ("warning: the scores are on synthetic inputs only" in said) == warned
+        assert ("--test scores it on real samples; --inputs" in said) == warned
+
+
+def test_a_program_says_what_it_takes_and_rejects_images_that_are_standardized(
+    photos, tmp_path, capsys
+):
+    out = tmp_path / "g.pt2"
+    scaling = ("--mean", "0.5", "--std", "0.25")
+    assert command("fuse", *photos, "-o", out, *OF_EYES, *scaling, *SMALL) == 0
+    said = " ".join("".join(capsys.readouterr()).split())
+    assert "shape (n, 3, 8, 8), with values from 0 to 1, and standardizes them itself" in said
+    program, _ = read_program(out)
+    x = torch.rand(4, 3, 8, 8)
+    before = program(x)
+    x[0, 0, 0, 0] = torch.nan  # a missing value is no error
+    torch.testing.assert_close(program(x)[1:], before[1:])
+    for odd in ((x.nan_to_num() - 0.5) / 0.25, x.nan_to_num() * 255):
+        with pytest.raises(RuntimeError, match="values outside of 0 to 1"):
+            program(odd)
+    # Fused again, it is a network as any other.
+    again = tmp_path / "again.pt2"
+    assert command("fuse", out, out.with_name("h.pt2"), "-o", again, *SMALL) == 2
+    (tmp_path / "h.pt2").write_bytes(out.read_bytes())
+    assert command("fuse", out, tmp_path / "h.pt2", "-o", again, *SMALL) == 0
+    capsys.readouterr()
+    # Without --mean and --std nobody knows what raw images are, and all are taken.
+    assert command("fuse", *photos, "-o", out, *OF_EYES, *SMALL) == 0
+    assert "as the networks see them" in " ".join("".join(capsys.readouterr()).split())
+    assert read_program(out)[0](x * 255 - 100).shape == (4, 4)

@@ -12,7 +12,7 @@ from rich.markup import escape
 from fedbayes.cli.app import Console, app
 from fedbayes.cli.options import FusionCommand, Json, Mean, Setting, Std, numbers
 from fedbayes.errors import ConfigError
-from fedbayes.files import json_text
+from fedbayes.files import json_text, require_files
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -72,7 +72,9 @@ def fuse(
     shape: Annotated[
         str | None, typer.Option(help="Shape of one input, as 3,32,32.", metavar="N,N,N")
     ] = None,
-    classes: Annotated[int | None, typer.Option(min=1, help="Number of outputs.")] = None,
+    classes: Annotated[
+        int | None, typer.Option(min=1, help="Number of outputs. Default: as --counts says.")
+    ] = None,
     mean: Mean = None,
     std: Std = None,
     inputs: Annotated[
@@ -151,6 +153,7 @@ def fuse(
     as_json: Json = False,
 ) -> None:
     """Fuse models that were trained apart into one, in one go."""
+    require_files([*models, counts, like, test, held_out, *(sums or [])])
     from fedbayes.tools.fusing import FusionJob, read_grid, summary, trial_table
     from fedbayes.tools.fusion_method import Given
     from fedbayes.tools.model_files import ModelFiles
@@ -507,7 +510,7 @@ def _tell(outcome: "Outcome", models: int, written: list[Path]) -> None:
     table = Table("network", "parameters", "nats from the teacher", pad_edge=False)
     classes = not math.isnan(fusion.likeness.agreement)
     if classes:
-        table.add_column("same class as the teacher")
+        table.add_column("same class as the teacher\n(synthetic inputs)")
     rows = [
         *((name, "", likeness) for name, likeness in fusion.clients.items()),
         ("fused, least squares", "", fusion.solved),
@@ -524,7 +527,7 @@ def _tell(outcome: "Outcome", models: int, written: list[Path]) -> None:
     Console().print(
         f"function: {models} models to one of {fusion.parameters:,} parameters in "
         f"{sum(fusion.seconds.values()):.1f} s, on drawn inputs ({prior.name}: {prior.assumes})\n"
-        f"wrote {', '.join(map(str, written))}",
+        f"wrote {', '.join(map(str, written))}{chr(10) * bool(outcome.expects)}{outcome.expects}",
         highlight=False,
         soft_wrap=True,
     )

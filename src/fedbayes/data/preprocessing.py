@@ -58,6 +58,8 @@ class Preprocessing:
     by the training rows. None: each feature is a column of numbers."""
     tokens: Tokens | None = None
     """How texts become samples, if they do."""
+    bounds: tuple[float, float] | None = None
+    """Smallest and largest value of a raw image, where it is known; see `raw_range`."""
 
     def __post_init__(self) -> None:
         """See that the parts fit together."""
@@ -75,6 +77,15 @@ class Preprocessing:
                 "target": {"kind": "class", "names": values["classes"]}
             }
         return values
+
+    @property
+    def raw_range(self) -> tuple[float, float] | None:
+        """Smallest and largest value of a raw image, as (0, 255) of those of 8 bits; None where it
+        is not known, and of tables.
+        """
+        if self.bounds is None and len(self.shape) == 3 and self.scale > 1:
+            return 0.0, self.scale
+        return self.bounds
 
     @property
     def table(self) -> tuple[Column, ...]:
@@ -234,19 +245,21 @@ class Preprocessing:
         ids: Array = tokens.encode(list(frame[found[0]]), where)
         return ids.astype(np.float32)
 
-    def module(self, order: Rows | None = None) -> nn.Module:
+    def module(self, order: Rows | None = None, *, checked: bool = True) -> nn.Module:
         """The same as a module, for programs that take raw samples.
 
         Args:
             order: pixels in the order of a client [pixels], where it has one of its own.
+            checked: whether it raises an error for images with values outside of the raw range.
         """
-        return _Standardize(*self._offset_and_factor, order)
+        return _Standardize(*self._offset_and_factor, order, self.raw_range if checked else None)
 
     def example(self, count: int, rng: torch.Generator) -> Tensor:
         """Random raw samples of about the right size, float32 [n, ...]."""
         offset, factor = self._offset_and_factor
         noise = torch.randn(count, *self.shape, generator=rng)
-        return noise.mul_(factor).add_(offset)
+        raw = noise.mul_(factor).add_(offset)
+        return raw if self.raw_range is None else raw.clamp_(*self.raw_range)
 
     def same_inputs(self, other: "Preprocessing") -> bool:
         """Whether networks see the same of a sample under both."""
@@ -271,14 +284,31 @@ class _Standardize(nn.Module):
     factor: Tensor
     order: Tensor | None
 
-    def __init__(self, offset: Tensor, factor: Tensor, order: Rows | None) -> None:
+    def __init__(
+        self,
+        offset: Tensor,
+        factor: Tensor,
+        order: Rows | None,
+        bounds: tuple[float, float] | None,
+    ) -> None:
         super().__init__()
+        self._bounds = bounds
         self.register_buffer("offset", offset.clone())
         self.register_buffer("factor", factor.clone())
         self.register_buffer("order", None if order is None else torch.as_tensor(order))
 
     def forward(self, x: Tensor) -> Tensor:
         """Standardized, 0 for NaN, and in the client's order of pixels."""
+        if self._bounds is not None:
+            # Resized pictures may be a little outside.
+            low, high = self._bounds
+            slack = 0.02 * (high - low)
+            odd = ((x < low - slack) | (x > high + slack)).any()
+            torch._assert_async(  # which exported programs keep
+                ~odd,
+                f"there are values outside of {low:g} to {high:g}: this program takes raw images "
+                "and standardizes them itself",
+            )
         # A cast would tie an exported program to the type of its example.
         x = torch.zeros_like(x, dtype=torch.float32).copy_(x)
         x = (x - self.offset) / self.factor

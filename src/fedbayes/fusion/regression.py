@@ -32,6 +32,10 @@ MEMORY = 512 * 2**20
 """Bytes of targets, and of activations, that are kept from layer to layer."""
 
 
+WHOLE = "taken whole from one client"
+"""How the note about layers that the trace cannot follow begins."""
+
+
 def regress(
     clients: Sequence[nn.Module],
     like: nn.Module,
@@ -102,7 +106,7 @@ def regress(
     anchor = max(range(len(donors)), key=weights.__getitem__)
     untouched = own.steps.units().untouched
     if untouched and own is not donors[0]:
-        say(f"taken whole from one client: {whole_tensors(untouched)}")
+        say(f"{WHOLE}: {whole_tensors(untouched)}")
     wanted = orders(own, donors, widths, like, example, say)
     chosen, whole = choose(donors, wanted, draw, batches, shares, anchor, units != "chosen")
     if whole:

@@ -123,6 +123,14 @@ class Card:
         return self.fused and not self.data
 
     @property
+    def expects(self) -> str:
+        """What goes in, with its shape and range, in a line for people."""
+        shape = ", ".join(map(str, ("n", *self.preprocessing.shape)))
+        bounds = self.preprocessing.raw_range if self.inputs.startswith(PROGRAM_INPUTS) else None
+        values = "" if bounds is None else f", with values from {bounds[0]:g} to {bounds[1]:g}"
+        return f"{self.inputs}; shape ({shape}){values}"
+
+    @property
     def likelihood(self) -> Likelihood:
         """What the outputs of the network mean for the target.
 

@@ -99,7 +99,9 @@ class AveragingJob:
         return told | {"samples": [one.samples for one, _ in found]}
 
     def _plainly(self, watch: Callable[[str], object]) -> dict[str, Any]:
-        silos = read_silos(self.models, self.network, self.seen, files=self.files)
+        silos = read_silos(
+            self.models, self.network, self.seen, files=self.files, counts=self.counts
+        )
         if silos.programs:
             raise ModelError(
                 "programs are not averaged; give files of weights, or use --method function"

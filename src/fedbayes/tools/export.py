@@ -58,6 +58,8 @@ class Export:
     """What both were tried on; empty where the weights were written as they are."""
     cards: tuple[Path, ...] = ()
     """What goes with a program: its card as JSON and as Markdown."""
+    expects: str = ""
+    """What a program takes, in words; empty for weights."""
 
 
 def export(
@@ -67,7 +69,7 @@ def export(
 
     Every file has a card: what the network sees of a raw sample, names of classes and features,
     and where the model comes from (see `fedbayes.runs.card`). Beside a program lie two more, for
-    people and programs that serve it: `NAME.card.md` and `NAME.card.json` tell its data, clients,
+    people and programs that serve it: `m.pt2.card.md` and `m.pt2.card.json` tell its data, clients,
     metrics, calibration and privacy (see `fedbayes.tools.model_card`).
 
     Args:
@@ -147,7 +149,8 @@ def export(
                 stacklevel=2,
             )
         answering = _answering(module, likelihood, inside)
-        program = nn.Sequential(preprocessing.module(order), answering).eval()
+        standardize = preprocessing.module(order, checked=suffix != ".onnx" and _within(raw, card))
+        program = nn.Sequential(standardize, answering).eval()
         inputs = _inputs(preprocessing, chosen is not None)
         outputs = program_outputs(likelihood)
         if inside is not None:
@@ -183,7 +186,7 @@ def export(
             clients=run.client_names(),
         )
         cards = write_cards(path, told)
-    return Export(path, size, left, difference, tried, cards)
+    return Export(path, size, left, difference, tried, cards, card.expects if content else "")
 
 
 Found = TypeVar("Found")
@@ -273,6 +276,12 @@ def _inputs(preprocessing: Preprocessing, own: bool) -> str:
 def _detached(predict: Predictor, x: Tensor) -> Tensor:
     with torch.no_grad():
         return predict(x)
+
+
+def _within(raw: Tensor, card: Card) -> bool:
+    """Whether the samples that a program is tried on are in the range of raw images."""
+    bounds = card.preprocessing.raw_range
+    return bounds is None or bool(((raw >= bounds[0]) & (raw <= bounds[1]) | raw.isnan()).all())
 
 
 def _difference(one: Tensor, two: Tensor, likelihood: Likelihood) -> float:

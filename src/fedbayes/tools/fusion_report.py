@@ -49,6 +49,8 @@ class Outcome:
     """What clients sent, in words."""
     told: tuple[str, ...] = ()
     """What a user should know of inputs and counts."""
+    expects: str = ""
+    """What the program that was written takes; empty of weights."""
 
 
 def write_report(outcome: Outcome, path: Path) -> None:

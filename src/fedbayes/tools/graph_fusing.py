@@ -67,7 +67,9 @@ class GraphFusionJob:
             if path is not None:
                 writable(path, what, formats, inputs)
         require_several(self.models)
-        silos = read_silos(self.models, self.network, self.seen, files=self.files)
+        silos = read_silos(
+            self.models, self.network, self.seen, files=self.files, counts=self.counts
+        )
         if silos.programs and self.out.suffix.lower() != PROGRAM:
             raise ModelError(
                 "weights of a program's graph load into no network; write a program, as in "
@@ -88,8 +90,8 @@ class GraphFusionJob:
         )
         matching = replace(matching, notes=(*notes, *matching.notes))
         self._check_form(matching, silos)
-        self._write(matching, silos, list(short.values()))
-        return matching
+        expects = self._write(matching, silos, list(short.values()))
+        return replace(matching, notes=(*matching.notes, expects)) if expects else matching
 
     def _check_form(self, matching: GraphMatching, silos: Silos) -> None:
         """See that weights load into what the files' were read with.
@@ -105,13 +107,13 @@ class GraphFusionJob:
             f"{self.out.with_suffix(PROGRAM)}, or ask for fewer units with a smaller --gamma"
         )
 
-    def _write(self, matching: GraphMatching, silos: Silos, names: Sequence[str]) -> None:
+    def _write(self, matching: GraphMatching, silos: Silos, names: Sequence[str]) -> str:
         layers = [(group.layer, group.places.size, group.places.of) for group in matching.groups]
         if self.picture is not None:
             plot_matching(METHOD, names, matching.parameters, layers, self.picture)
         if self.report is not None:
             write_beside(self.report, json.dumps(report(matching, names), indent=1).encode())
-        write_network(self.out, matching.module, silos, {"name": f"fuse {METHOD}"})
+        return write_network(self.out, matching.module, silos, {"name": f"fuse {METHOD}"})
 
 
 def all_dense(paths: Sequence[Path], files: ModelFiles) -> bool:

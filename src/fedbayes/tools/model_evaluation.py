@@ -256,11 +256,17 @@ def _program(path: Path, tests: EvaluationSet) -> Candidate:
     card = Card.load(text, str(path)) if text else None
     refuse_own_order(card, str(path))
     seen, whose, _ = _seen(card, str(path), tests)
-    answer: Predictor = module
-    if card is None:
-        answer = lambda x: module(seen.apply(x))  # noqa: E731
-    elif card.by_hand and seen.scale != card.preprocessing.scale:
-        answer = lambda x: module(x / seen.scale)  # noqa: E731
+    unit = card is not None and card.by_hand and seen.scale != card.preprocessing.scale
+
+    def answer(x: Tensor) -> Tensor:
+        given = seen.apply(x) if card is None else x / seen.scale if unit else x
+        try:
+            found: Tensor = module(given)
+        except RuntimeError as error:  # such as of images that are standardized already
+            said = (str(error).strip() or type(error).__name__).splitlines()[0]
+            raise ModelError(f"{path} fails on these samples: {said}") from None
+        return found
+
     require_answers(answer, seen, str(path))
     found = _answering(answer, size, seen, whose)
     return found if card is None else replace(found, temperature=card.temperature)

@@ -22,6 +22,7 @@ from fedbayes.fusion.function import (
     teacher_of,
 )
 from fedbayes.fusion.laplace import LastLayer
+from fedbayes.fusion.regression import WHOLE
 from fedbayes.fusion.settings import FunctionSettings
 from fedbayes.fusion.teacher import frozen
 from fedbayes.fusion.temperature import Cooled
@@ -108,7 +109,7 @@ class NetworkFusionJob:
         """
         widths = self._widths()
         self._check_paths()
-        silos = read_silos(self.models, self.network, self.seen, self.like, self.files)
+        silos = read_silos(self.models, self.network, self.seen, self.like, self.files, self.counts)
         self._check_form(silos)
         prior, inputs = drawn(silos, self.inputs, self.sums, self.seed)
         if self.show_inputs is not None:
@@ -174,10 +175,27 @@ class NetworkFusionJob:
                 *prior.notes,
                 *(f"width {w:g}: {n}" for w, f in fusions.items() if w != chosen for n in f.notes),
                 *_cost(fusions[chosen], scale.example),
+                *self._doubts(fusions[chosen], prior),
             ),
         )
-        self._write(outcome, silos)
-        return outcome
+        return replace(outcome, expects=self._write(outcome, silos))
+
+    def _doubts(self, fusion: FunctionFusion, prior: InputPrior) -> tuple[str, ...]:
+        """What to say of scores that may not be those of real samples."""
+        if self.test is not None:
+            return ()
+        found = []
+        if self.inputs == "auto" and not self.sums:
+            found.append(f"the inputs ({prior.name}) are a guess from their shape")
+        if any(note.startswith(WHOLE) for note in fusion.notes):
+            found.append("layers were copied whole from one client")
+        if not found:
+            return ()
+        return (
+            f"warning: the scores are on synthetic inputs only, and {' and '.join(found)}: on real "
+            "samples the fused network may be far worse. --test scores it on real samples; "
+            "--inputs (a file or module:function) and --sums bring inputs closer to them",
+        )
 
     def _trust(self, fusion: FunctionFusion, scale: Scale) -> dict[str, dict[str, float]]:
         """Metrics on test samples of the network as it is, with a temperature, with a posterior."""
@@ -275,19 +293,21 @@ class NetworkFusionJob:
             return None
         return Cooled(fusion.module, fusion.temperature).eval()
 
-    def _write(self, outcome: "Outcome", silos: Silos) -> None:
+    def _write(self, outcome: "Outcome", silos: Silos) -> str:
+        """Write all files; what a program takes, in words."""
         fusion, prior, found = outcome.fusion, outcome.prior, outcome.fusion.calibration
         method = {"name": "fuse function", "inputs": prior.name}
         answering = self._cooled(fusion)
         if found is not None:
             method["posterior"], answering = str(self.settings.posterior), found.module
-        write_network(self.out, fusion.module, silos, method, answering)
+        expects = write_network(self.out, fusion.module, silos, method, answering)
         if self.show_inputs is not None:
             plot_inputs(prior, self.show_inputs, seed=self.seed)
         if self.picture is not None:
             plot_frontier(outcome.marks, self.picture)
         if self.report is not None:
             write_report(outcome, self.report)
+        return expects
 
 
 def counts_of(
@@ -325,7 +345,7 @@ def write_network(
     silos: Silos,
     method: Mapping[str, str],
     answering: nn.Module | None = None,
-) -> None:
+) -> str:
     """Write a fused network: weights, or a `.pt2` program of raw samples.
 
     Args:
@@ -334,6 +354,9 @@ def write_network(
         silos: what it was fused from.
         method: how, for the file's card.
         answering: what a program computes in its place, by a temperature or a posterior.
+
+    Returns:
+        What a program takes, in words; empty for weights.
     """
     likelihood = silos.likelihood
     model = None if silos.dense else silos.settings
@@ -349,12 +372,14 @@ def write_network(
     if path.suffix.lower() != PROGRAM:
         weights = silos.written(dict(network.state_dict()))
         write_model(path, weights, card if silos.told else None)
-        return
+        return ""
     inputs = PROGRAM_INPUTS if silos.told else UNTOLD
     card = replace(card, inputs=inputs, outputs=program_outputs(likelihood))
     raw = silos.preprocessing.example(16, torch.Generator().manual_seed(0))
     content = program_file(answering or network, silos.preprocessing, likelihood, card, raw)
     write_beside(path, content)
+    own = ", and standardizes them itself" if silos.told else ""
+    return f"{path} takes {card.expects}{own}"
 
 
 def _cost(fusion: FunctionFusion, example: Tensor) -> tuple[str, ...]:

@@ -22,7 +22,7 @@ from fedbayes.runs.card import Card
 from fedbayes.targets import Target
 from fedbayes.tensors import Tensors
 from fedbayes.tools.evaluation_set import is_program, require_answers, stated
-from fedbayes.tools.model_files import ModelFiles
+from fedbayes.tools.model_files import ModelFiles, read_counts
 
 
 @dataclass(frozen=True)
@@ -77,6 +77,7 @@ def read_silos(
     seen: Seen,
     like: Path | None = None,
     files: ModelFiles | None = None,
+    counts: Path | None = None,
 ) -> Silos:
     """Networks from files: weights of a network that is named or that their cards name, weights of
     fully connected networks by their shapes, or programs of `torch.export`.
@@ -87,6 +88,8 @@ def read_silos(
         seen: of inputs and outputs, where the files do not say.
         like: a file whose network the fused one is to be like; the first by default, or `network`.
         files: those that were read before.
+        counts: a file of samples of each model and class, which says how many classes there are
+            where nothing else does.
 
     Raises:
         ModelError: a file cannot be read, is of another network, or too little is known.
@@ -94,6 +97,13 @@ def read_silos(
     for number, path in enumerate(paths):
         if path in paths[:number]:
             raise ModelError(f"{path} is named twice; a model counts once")
+    if counts is not None and seen.classes is None:
+        files = files or ModelFiles()
+        silent = [
+            not (read_program(path) if is_program(path) else files[path])[1] for path in paths
+        ]
+        known = read_counts(counts, paths).shape[1] if all(silent) else 0
+        seen = replace(seen, classes=known) if known > 1 else seen
     programs = [is_program(path) for path in paths]
     if any(programs) and not all(programs):
         other = paths[programs.index(False)]
@@ -222,7 +232,8 @@ def preprocessing_of(seen: Seen) -> Preprocessing:
     target = Target("class", tuple(map(str, range(classes))))
     zeros = (0.0,) * shape[0]
     unscaled = Preprocessing(shape, 1.0, zeros, (1.0,) * shape[0], target)
-    return stated(unscaled, seen.mean, seen.std)
+    told = bool(seen.mean or seen.std) and len(shape) == 3
+    return replace(stated(unscaled, seen.mean, seen.std), bounds=(0.0, 1.0) if told else None)
 
 
 def _module(
@@ -312,7 +323,7 @@ def _programs(
         likelihood = build_likelihood("auto", base.target)
     ones = (1.0,) * base.shape[0]
     raw = replace(base, mean=(0.0,) * base.shape[0], std=tuple(one / base.scale for one in ones))
-    modules = {name: module for name, (module, _) in found.items()}
+    modules = {name: unchecked(module) for name, (module, _) in found.items()}
     for name, module in modules.items():
         require_answers(module, raw, name)
     wanted = modules[str(like)] if like is not None else next(iter(modules.values()))
@@ -329,6 +340,18 @@ def _programs(
         programs=True,
         told=True,
     )
+
+
+def unchecked(program: nn.Module) -> nn.Module:
+    """A program that takes images with values outside of the raw range too, as a fusion makes."""
+    graph = getattr(program, "graph", None)
+    nodes = [] if graph is None else list(graph.nodes)
+    for node in nodes:
+        if node.target is torch.ops.aten._assert_async.msg and not node.users:
+            graph.erase_node(node)  # type: ignore[union-attr]
+    if graph is not None:
+        program.recompile()  # type: ignore[operator]
+    return program
 
 
 def names_of(networks: Mapping[str, nn.Module]) -> dict[str, str]:
