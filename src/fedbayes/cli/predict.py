@@ -1,6 +1,7 @@
 """`predict`, `conformal`: what a model says of new rows, and how often that is to be true."""
 
 import warnings
+from dataclasses import replace
 from pathlib import Path
 from typing import Annotated
 
@@ -11,7 +12,7 @@ from rich.markup import escape
 from fedbayes.cli.app import Console, app
 from fedbayes.cli.options import Setting
 from fedbayes.errors import FedbayesWarning, RunError
-from fedbayes.files import json_text
+from fedbayes.files import json_text, require_files
 
 
 @app.command()
@@ -59,6 +60,14 @@ def predict(
         list[str] | None,
         typer.Option(help="Survival: times of which the probabilities are told, as in 365,730."),
     ] = None,
+    threshold: Annotated[
+        str | None,
+        typer.Option(
+            help="Two classes: from which probability on the second one is predicted. A number; "
+            "cost:C, if a miss costs C false alarms; or youden, by the test rows of the run. "
+            "Default: 0.5."
+        ),
+    ] = None,
     no_conformal: Annotated[
         bool,
         typer.Option("--no-conformal", help="The model's own intervals, though it is calibrated."),
@@ -82,8 +91,14 @@ def predict(
     ] = False,
 ) -> None:
     """Predict new rows or pictures: probabilities, or means and intervals, beside their ids."""
+    require_files(models, folders=True)
+    if "://" not in inputs:
+        require_files([Path(inputs)], folders=True)
+    if out.exists() and not overwrite:
+        raise RunError(f"{out} is there already; name another file, or add --overwrite")
     from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeElapsedColumn
 
+    from fedbayes.tools.decision import decide
     from fedbayes.tools.evaluation_set import named_by
     from fedbayes.tools.prediction import predict_file
     from fedbayes.tools.trained_models import load
@@ -106,6 +121,9 @@ def predict(
         model = model.foretelling(_numbers(times))
     elif site is not None and model.target.kind == "survival":
         raise RunError("--site chooses hazards, and log-risks need none; give --times too")
+    decision = None if threshold is None else decide(model, models, threshold)
+    if decision is not None:
+        model = replace(model, threshold=decision.threshold)
     columns = (TextColumn("predicting"), BarColumn(), TaskProgressColumn(), TimeElapsedColumn())
     console = rich.get_console()
     hidden = not console.is_terminal
@@ -134,6 +152,7 @@ def predict(
                     "columns": done.columns,
                     "level": done.level,
                     "temperature": model.temperature,
+                    "threshold": model.threshold,
                     "missing": done.missing,
                     "broken": done.broken,
                 }
@@ -141,8 +160,9 @@ def predict(
         )
         return
     cool = f", at a temperature of {model.temperature:.4g}" if model.temperature else ""
+    how = "" if decision is None else f"\npredicted: {decision.told}"
     Console().print(
-        f"wrote {done.path}: {done.rows:,} rows, with {', '.join(done.columns)}{cool}",
+        f"wrote {done.path}: {done.rows:,} rows, with {', '.join(done.columns)}{cool}{how}",
         highlight=False,
         soft_wrap=True,
     )

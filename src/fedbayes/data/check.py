@@ -15,6 +15,7 @@ from fedbayes.data.sources.own import own_files, unread
 from fedbayes.data.sources.rows import choose_features, holds_pictures, testing_rows
 from fedbayes.data.sources.sql import WHERE, read_query
 from fedbayes.data.sources.tables import is_table, read_tables
+from fedbayes.data.suspicions import suspicions
 from fedbayes.data.wording import describe, listed
 from fedbayes.errors import DataError
 
@@ -115,6 +116,11 @@ def check_table(settings: SourceSettings, kinds: Sequence[str] = ()) -> TableChe
         else:
             looks.append(_other(frame[name], name, settings, where))
     looks += [_absent(name, frame, settings, where) for name in absent]
+    plain = [look.name for look in looks if look.kind and look.kind != "pictures"]
+    classes = [look.name for look in looks if look.kind.startswith("the classes")]
+    seen = [look.name for look in looks if look.role == "feature" and look.name in plain]
+    group = settings.group if isinstance(settings.group, str) else None
+    notes += suspicions(frame, seen, classes[0] if len(classes) == 1 else None, group)
     return TableCheck(where, len(frame), tuple(looks), tuple(notes), frame)
 
 

@@ -20,6 +20,7 @@ from fedbayes.federation.passage import Link
 from fedbayes.federation.resident import Resident
 from fedbayes.federation.settings import AS_IT_IS, Compression
 from fedbayes.likelihoods import Scores, evaluate, scored
+from fedbayes.likelihoods.imbalance import reweighted
 from fedbayes.likelihoods.measures import fitting
 from fedbayes.likelihoods.temperature import sampled_at, sums_of
 from fedbayes.messages import SHORT_HEADER, Message, decode, decode_file, encode
@@ -203,6 +204,10 @@ class ClientRuntime:
             samples = self.adversary.poisoned(samples, run, task.client, task.round)
         samples, held_out = self._set_aside(samples, task.client)
         at = self.at(task, held_out)
+        if run.training.reweights:
+            training = run.training
+            own = reweighted(run.likelihood, training.class_weights, training.focal, samples.y)
+            at = replace(at, run=replace(run, likelihood=own))
         state, memory = self.method.join(at), Tensors()
         if task.state is None and device.type != "cpu":
             state = unpack(type(state), to(pack(state), device))

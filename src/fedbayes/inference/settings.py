@@ -46,6 +46,18 @@ class LocalTraining(Choosable):
         description="share of a client's training samples set aside for patience to watch, one "
         "sample at least; 0: it watches the training loss",
     )
+    class_weights: Literal["none", "balanced"] | tuple[Annotated[float, Field(gt=0)], ...] = Field(
+        "none",
+        description="what the loss of a sample of each class is multiplied by: none; balanced, "
+        "inversely to how often the client has the class; or a number for each class, in their "
+        "order",
+    )
+    focal: float = Field(
+        0.0,
+        ge=0,
+        description="γ of the focal loss of classes, in which a sample counts by (1 − p)^γ, with p "
+        "the probability of its class; 0: cross-entropy",
+    )
     schedule: Literal["constant", "exponential", "step", "cosine"] = Field(
         "constant", description="learning rate over rounds"
     )
@@ -65,6 +77,11 @@ class LocalTraining(Choosable):
         if self.validation and self.patience is None:
             raise ValueError("validation sets samples aside for patience; give patience too")
         return self
+
+    @property
+    def reweights(self) -> bool:
+        """Whether samples count differently by their class or probability."""
+        return self.class_weights != "none" or self.focal > 0
 
     def learning_rate(self, round: int, rounds: int) -> float:
         """The learning rate of round `round` (from 1) of `rounds`."""

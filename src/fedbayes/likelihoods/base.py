@@ -4,10 +4,10 @@ import math
 from abc import abstractmethod
 from collections.abc import Mapping
 from functools import lru_cache
-from typing import ClassVar
+from typing import ClassVar, Self
 
 import torch
-from pydantic import BaseModel, ConfigDict, Field, field_validator
+from pydantic import BaseModel, ConfigDict, Field, PrivateAttr, field_validator
 from torch import Tensor, nn
 
 from fedbayes.errors import ConfigError
@@ -208,6 +208,30 @@ class Classes(Likelihood):
     possible = (0.0, 1.0)
     shares = ("correct", "confidence")
     nonnegative = ("nll",)
+
+    _weights: tuple[float, ...] = PrivateAttr(())
+    _focal: float = PrivateAttr(0.0)
+
+    def reweighted(self, weights: tuple[float, ...], focal: float) -> Self:
+        """The same likelihood, with another loss of training.
+
+        Args:
+            weights: what the loss of a sample of each class is multiplied by; empty: 1.
+            focal: γ: it is multiplied by (1 − p(y))^γ too.
+        """
+        other = self.model_copy()
+        other._weights, other._focal = weights, focal
+        return other
+
+    def nll(self, f: Tensor, y: Tensor) -> Tensor:
+        """What training minimizes: the mean of −log p(y | f), or as `reweighted` says."""
+        log_prob = self.log_prob(f, y)
+        loss = -log_prob
+        if self._focal:
+            loss = loss * (-torch.expm1(log_prob)).clamp_min(1e-6).pow(self._focal)
+        if self._weights:
+            loss = loss * log_prob.new_tensor(self._weights)[y]
+        return loss.mean()
 
     @abstractmethod
     def normalized(self, f: Tensor) -> Tensor:

@@ -24,7 +24,9 @@ class Categorical(Classes):
         return self.normalized(f).gather(-1, place)[..., 0]
 
     def nll(self, f: Tensor, y: Tensor) -> Tensor:
-        """The mean cross-entropy of logits [n, classes] and classes [n]."""
+        """The mean cross-entropy of logits [n, classes] and classes [n], or as `reweighted`."""
+        if self._weights or self._focal:
+            return super().nll(f, y)
         return functional.cross_entropy(f, y)
 
     def outputs_of(self, scores: Tensor) -> Tensor:

@@ -7,6 +7,7 @@ from pydantic import Field
 from fedbayes.contracts import Run
 from fedbayes.contracts.drawn import Fit
 from fedbayes.contracts.mean_field import MeanField
+from fedbayes.errors import ConfigError
 from fedbayes.fields import Only
 from fedbayes.likelihoods.robust import (
     density_power,
@@ -52,6 +53,11 @@ class FedGvi(MeanField):
             ConfigError: it has not.
         """
         super().check(run)
+        if self.data_loss != "log" and run.training.reweights:
+            raise ConfigError(
+                f"training.class_weights and training.focal have no effect on method.data_loss = "
+                f"'{self.data_loss}'; set it to 'log', or leave them out"
+            )
         if self.data_loss == "gce":
             require_probabilities(run.likelihood)
         if self.data_loss == "beta":

@@ -179,6 +179,22 @@ def as_summary(
     return {"metrics": line["metrics"], **per_client([line], names, likelihood.target)}
 
 
+BALANCED = "balanced_accuracy"
+_MISLEADS = 0.1
+"""By how much accuracy exceeds balanced accuracy where it says little of rare classes."""
+
+
+def balanced_leads(metrics: Mapping[str, Any]) -> bool:
+    """Whether balanced accuracy is shown before accuracy, since rare classes are mostly missed."""
+    plain, balanced = metrics.get("accuracy"), metrics.get(BALANCED)
+    return plain is not None and balanced is not None and plain - balanced > _MISLEADS
+
+
+def one_class(metrics: Mapping[str, Any]) -> bool:
+    """Whether a model of two classes predicts the same one for all rows."""
+    return {metrics.get("sensitivity"), metrics.get("specificity")} == {0.0, 1.0}
+
+
 @dataclass(frozen=True)
 class Row:
     """A metric of a model, of all test rows and between clients; None where there is no value."""
@@ -208,6 +224,8 @@ def rows(summary: Mapping[str, Any], whose: str) -> list[Row]:
     spread, worst = (metrics.get(f"{whose}_{kind}", {}) for kind in ("spread", "worst"))
     undefined = summary.get("undefined", {}).get(whose, {})
     names = list(dict.fromkeys(name for own in each.values() for name in own))
+    if balanced_leads(metrics.get("global", {}) if whose == "global" else mean):
+        names.sort(key=lambda name: name != BALANCED)
     return [
         Row(
             name,

@@ -26,6 +26,7 @@ from fedbayes.errors import FedbayesWarning, ModelError, RunError
 from fedbayes.federation.attacks.adversary import Adversary
 from fedbayes.federation.client_runtime import ClientRuntime
 from fedbayes.likelihoods import Likelihood
+from fedbayes.likelihoods.imbalance import require_reweightable
 from fedbayes.likelihoods.measures import AUTO, fitting
 from fedbayes.models import Network, read_model
 from fedbayes.runs.calibration import SHARE, no_temperature
@@ -354,6 +355,8 @@ def build_run(
         clients: how many have data.
     """
     centralized = config.build_method().centralized
+    if config.training.reweights:
+        require_reweightable(likelihood, config.training.class_weights)
     return Run(
         network=network,
         preprocessing=preprocessing,

@@ -311,7 +311,7 @@ def remarks(
 ) -> list[str]:
     """What a user should know before the first round, a sentence each; as for `check`."""
     notes = []
-    notes += _of_limit_test(config.data, data)
+    notes += [*_of_limit_test(config.data, data), *_of_classes(config, data)]
     notes += [*_of_devices(config, run.network.device.type), *_without_effect(config, method)]
     notes += _of_patience(config.training)
     notes += _of_steps(config.training, config.rounds)
@@ -394,6 +394,34 @@ def remarks(
         *method.remarks(run),
         *_falling_short(method, run, data),
     ]
+
+
+RARE = 0.1
+"""Share of training rows below which a class is called rare."""
+
+
+def _of_classes(config: Config, data: FederatedData) -> list[str]:
+    """What to say of rare classes, and of the user's own clients with one class only."""
+    names = data.target.names
+    if not data.target.classes or data.dataset.name != "own" or config.training.reweights:
+        return []
+    counts = data.counts()
+    share = counts.sum(0) / max(1, counts.sum())
+    notes = []
+    if len(names) * share.min() < 0.5 and share.min() < RARE:
+        notes.append(
+            f"{share.min():.1%} of the training rows are of class {names[int(share.argmin())]!r}: "
+            "accuracy says little of it, balanced accuracy and AUROC more. See "
+            "training.class_weights=balanced and predict --threshold"
+        )
+    owners = data.owners[(counts > 0).sum(1) == 1]
+    single = [data.names[k] for k in owners.tolist()]
+    if single:
+        notes.append(
+            f"{len(single):,} of {len(counts):,} clients have training rows of one class only: "
+            f"{listed(single, 5)}"
+        )
+    return notes
 
 
 def _of_limit_test(settings: DataSettings, data: FederatedData) -> list[str]:

@@ -10,7 +10,7 @@ from rich.table import Table
 
 from fedbayes.data.wording import listed
 from fedbayes.likelihoods.measures import MEASURES, Measure
-from fedbayes.runs.between import rows
+from fedbayes.runs.between import BALANCED, balanced_leads, one_class, rows
 from fedbayes.runs.readable import clock, number, words
 from fedbayes.runs.standing import flat
 
@@ -61,6 +61,11 @@ def notes_of(summary: "Metrics", found: Sequence["Row"]) -> list[str]:
         "auroc" in names
     )
     notes = []
+    if one_class(summary["metrics"].get("global", {})):
+        notes.append(
+            "the global model predicts one class for all test rows: see "
+            "training.class_weights=balanced, training.focal and predict --threshold"
+        )
     if ranked and "positive_class" in summary:
         notes.append(f"positive: {summary['positive_class']}")
     lacking: dict[tuple[str, ...], list[str]] = {}
@@ -103,7 +108,10 @@ def outcome_rows(summary: "Metrics") -> dict[str, str]:
     metrics, headline = flat(summary), summary["headline"]
     metric = headline.partition("_")[2]
     names = sorted((f"global_{metric}", f"local_{metric}"), key=headline.__ne__)
+    found = summary["metrics"].get("global", {})
+    first = {"global balanced accuracy": found[BALANCED]} if balanced_leads(found) else {}
     rows = {
+        **{name: number(value) for name, value in first.items()},
         **{words(name): number(metrics.get(name)) for name in names},
         "calibration": _calibration(summary, metrics),
         "bytes down / up": f"{decimal(summary['bytes_down'])} / {decimal(summary['bytes_up'])}"

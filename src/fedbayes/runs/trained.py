@@ -62,6 +62,9 @@ class TrainedModel:
     """Of survival: at which the probability is told that the event has not happened yet."""
     temperature: float | None = None
     """That of the probabilities of classes or labels, where it was found."""
+    threshold: float | None = None
+    """Of two classes: from which probability on the second one is predicted; None: the more
+    probable one is."""
 
     def __post_init__(self) -> None:
         """See that the threshold is of such a model."""
@@ -222,6 +225,12 @@ class TrainedModel:
                 survival = self.hazards.survival(found[-1]["risk"], self.times)
                 names = (f"survival_{_shortest(time)}" for time in self.times)
                 found[-1] |= dict(zip(names, survival.T, strict=True))
+            if self.threshold is not None:
+                names = self.target.names
+                above = found[-1][f"p_{names[1]}"] >= self.threshold
+                chosen = np.where(above, names[1], names[0]).astype(object)
+                told = found[-1]["predicted"] != ""
+                found[-1]["predicted"] = np.where(told, chosen, "")
             start += draws.shape[1]
         return {name: np.concatenate([one[name] for one in found]) for name in found[0]}
 

@@ -24,6 +24,8 @@ from fedbayes.runs.trained import TrainedModel
 from fedbayes.tools.evaluation_set import absent_feature
 from fedbayes.tools.trained_models import load
 
+_MANY = 20
+"""Rows that are hardly all of one class."""
 OUTPUTS = (".csv", ".csv.gz", ".parquet")
 """Suffixes of files of predictions."""
 
@@ -101,6 +103,7 @@ def predict_file(
     level = model.level(level)
     count = missing = broken = 0
     added: list[str] = []
+    classes: set[str] = set()
     odd: list[Unknown] = []
     try:
         with _writing(out, _kinds(model, inputs, query) if keep_inputs else {}) as write:
@@ -117,6 +120,7 @@ def predict_file(
                 count += len(piece.x)
                 missing += _rows_with_gaps(piece.x)
                 broken += _not_finite(found)
+                classes |= set(found.get("predicted", ())) - {""}
                 if read.share is not None:
                     watch(read.share)
     except ColumnError as error:
@@ -126,6 +130,11 @@ def predict_file(
         notes.append(
             f"{read.where}: {missing:,} of {count:,} rows have an empty cell that the model reads; "
             "a quantity is taken for the mean of the training rows"
+        )
+    if len(classes) == 1 and count >= _MANY:
+        notes.append(
+            f"all {count:,} rows are predicted {next(iter(classes))!r}: if the other classes are "
+            "rare, look at the probabilities, or choose a --threshold"
         )
     if broken:
         notes.append(f"{read.where}: the model predicts nothing finite of {broken:,} rows")
