@@ -209,7 +209,7 @@ def test_files_are_evaluated_as_the_run_was(tmp_path, capsys):
     files = [tmp_path / "model.safetensors", tmp_path / "model.pt2"]
     for file in files:
         assert command("export", tmp_path / "run", "-o", file) == 0
-    card = json.loads((tmp_path / "model.card.json").read_text())
+    card = json.loads((tmp_path / "model.pt2.card.json").read_text())
     capsys.readouterr()
     assert command("evaluate", *files, "--run", tmp_path / "run", "--json") == 0
     expected = run.summary["metrics"]["global"]

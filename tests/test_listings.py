@@ -289,3 +289,36 @@ def test_ctrl_c_before_the_command_line_is_there(monkeypatch):
     with pytest.raises(SystemExit) as stop:
         __main__.main()
     assert stop.value.code == 130
+
+
+def test_the_file_of_the_methods_is_what_they_say():
+    """Else: python -m fedbayes.runs.listing."""
+    from fedbayes.runs import listing
+
+    assert listing.FILE.read_text(encoding="utf-8") == listing.content()
+
+
+@pytest.mark.parametrize(
+    ("words", "status"),
+    [
+        ("methods", 0),
+        ("methods fedprox --json", 0),
+        ("settings", 0),
+        ("settings method.fedgvi", 0),
+        ("evaluate absent.pt", 2),
+        ("predict absent new.csv", 2),
+        ("fuse a.pt b.pt -o c.pt", 2),
+        ("posterior a.pt --data x.csv -o o.safetensors", 2),
+    ],
+)
+def test_lists_and_absent_files_need_no_pytorch(words, status):
+    code = (
+        f"import sys; sys.argv = ['fedbayes', *{words!r}.split()]\n"
+        "from fedbayes.cli import main\n"
+        "try:\n    main()\n"
+        "except SystemExit as stop:\n    print('--', stop.code or 0, 'torch' in sys.modules)\n"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.splitlines()[-1] == f"-- {status} False"
+    if status:
+        assert "there is no file" in done.stderr

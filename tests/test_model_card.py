@@ -1,7 +1,6 @@
 """The card that goes with an exported program."""
 
 import json
-import warnings
 
 import numpy as np
 import pandas as pd
@@ -9,7 +8,6 @@ import pytest
 import torch
 
 import fedbayes
-from fedbayes.errors import FedbayesWarning
 from fedbayes.tools.export import export
 from fedbayes.tools.model_card import markdown
 
@@ -35,7 +33,7 @@ def exported(run, tmp_path_factory):
 
 def test_metrics_are_of_each_clients_test_rows(run, exported):
     done, card, text = exported
-    assert [path.name for path in done.cards] == ["risk.card.json", "risk.card.md"]
+    assert [path.name for path in done.cards] == ["risk.pt2.card.json", "risk.pt2.card.md"]
     assert card["metrics"]["accuracy"] == pytest.approx(run.summary["global_accuracy"])
     assert card["calibration"]["ece"] == pytest.approx(run.summary["global_ece"])
     frame = pd.read_csv(run.config.data.path)
@@ -50,17 +48,33 @@ def test_metrics_are_of_each_clients_test_rows(run, exported):
     assert card["metrics"]["test_rows"] == len(partition.test)
 
 
-def test_a_card_that_becomes_another_files_is_told(run, tmp_path):
-    export(run.folder.path, tmp_path / "risk.pt2")
-    said = r"was the card of risk\.pt2; it is that of risk\.onnx"
-    with pytest.warns(FedbayesWarning, match=said):
-        export(run.folder.path, tmp_path / "risk.onnx")
-    assert json.loads((tmp_path / "risk.card.json").read_text())["file"] == "risk.onnx"
-    with warnings.catch_warnings():
-        warnings.simplefilter("error", FedbayesWarning)
-        export(run.folder.path, tmp_path / "risk.onnx")
-        (tmp_path / "risk.onnx").rename(tmp_path / "old.onnx")
-        export(run.folder.path, tmp_path / "risk.pt2")
+def test_programs_of_one_name_have_a_card_each(run, tmp_path):
+    pytest.importorskip("onnxscript")
+    for name in ("risk.pt2", "risk.onnx"):
+        export(run.folder.path, tmp_path / name)
+    for name in ("risk.pt2", "risk.onnx"):
+        assert json.loads((tmp_path / f"{name}.card.json").read_text())["file"] == name
+        assert (tmp_path / f"{name}.card.md").read_text().startswith(f"# {name}")
+
+
+def test_a_card_says_how_columns_are_encoded(tmp_path):
+    rng = np.random.default_rng(0)
+    days = pd.to_datetime("2020-01-01") + pd.to_timedelta(rng.integers(0, 900, 60), unit="D")
+    frame = pd.DataFrame({"seen": days.strftime("%d.%m.%Y"), "sex": rng.choice(["f", "m"], 60)})
+    frame["ill"] = rng.choice(["no", "yes"], 60)
+    frame.to_csv(tmp_path / "t.csv", index=False)
+    data = {"path": tmp_path / "t.csv", "label": "ill", "clients": 2, "partition": "iid"}
+    data |= {"dates": ["seen"], "date_format": "%d.%m.%Y"}
+    fedbayes.run(folder=tmp_path / "run", data=data, rounds=1)
+    done = export(tmp_path / "run", tmp_path / "m.pt2")
+    columns = {
+        one["name"]: one for one in json.loads(done.cards[0].read_text())["inputs"]["columns"]
+    }
+    assert columns["seen"]["encoded"] == "days since 1970-01-01, in UTC"
+    assert columns["seen"]["date_format"] == "%d.%m.%Y"
+    assert columns["sex"]["encoded"] == "an input of 0 or 1 for each category"
+    text = done.cards[1].read_text()
+    assert "| seen | date, written as %d.%m.%Y | days since 1970-01-01, in UTC |" in text
 
 
 def test_what_it_says_of_data_and_inputs(run, exported):

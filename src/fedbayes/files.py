@@ -130,6 +130,26 @@ def parse_toml(text: str) -> dict[str, Any]:
         raise
 
 
+def require_files(paths: Iterable[Path | None], *, folders: bool = False) -> None:
+    """See that files are there, before what reads them is imported.
+
+    Args:
+        paths: the files; None for those that were not given.
+        folders: whether folders are right too.
+
+    Raises:
+        RunError: one is not there, or is a folder.
+    """
+    for path in paths:
+        if path is None or path.is_file() or (folders and path.is_dir()):
+            continue
+        if not path.is_dir():
+            raise RunError(f"there is no file {'or folder ' if folders else ''}{path}")
+        models = sorted(path.glob("*.safetensors"))
+        which = ", ".join(map(str, models[:3])) or "none ends in .safetensors"
+        raise RunError(f"{path} is a folder; name a model's file in it ({which})")
+
+
 def writable(
     path: Path, what: str, formats: Sequence[str] = (), inputs: Iterable[Path | None] = ()
 ) -> None:

@@ -1,5 +1,6 @@
 """`federate`: a config over a network."""
 
+import shlex
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -30,6 +31,8 @@ federate_app = typer.Typer(
 )
 app.add_typer(federate_app, name="federate")
 
+SUPERLINK = "127.0.0.1:8000"
+"""Where a SuperLink is, unless said otherwise."""
 Link = Annotated[str, typer.Option("--superlink", help="HOST:PORT of the SuperLink.")]
 Certificates = Annotated[
     Path | None,
@@ -45,7 +48,7 @@ Secret = Annotated[
 @federate_app.command("run")
 def federate(
     config: Annotated[Path | None, typer.Argument(help="TOML file with settings.")] = None,
-    superlink: Link = "127.0.0.1:8000",
+    superlink: Link = SUPERLINK,
     root_certificates: Certificates = None,
     insecure: Insecure = False,
     superexec_secret: Secret = None,
@@ -68,13 +71,14 @@ def federate(
         folder = out or new_folder(settled.data.name, settled.method["name"])
         return federation(link, settled, folder, notify=notify)
 
-    run_to_end(start, track, as_json)
+    words = _connection(superlink, root_certificates, insecure, superexec_secret)
+    run_to_end(start, track, as_json, words)
 
 
 @federate_app.command("resume")
 def federate_resume(
     folder: Annotated[Path, typer.Argument(help="Run folder.")],
-    superlink: Link = "127.0.0.1:8000",
+    superlink: Link = SUPERLINK,
     root_certificates: Certificates = None,
     insecure: Insecure = False,
     superexec_secret: Secret = None,
@@ -89,7 +93,19 @@ def federate_resume(
         link = superlink_at(superlink, root_certificates, insecure, superexec_secret)
         return federation(link, None, folder, notify=notify)
 
-    run_to_end(start, track, as_json)
+    words = _connection(superlink, root_certificates, insecure, superexec_secret)
+    run_to_end(start, track, as_json, words)
+
+
+def _connection(
+    superlink: str, root_certificates: Path | None, insecure: bool, secret: Path | None
+) -> str:
+    """The options of a connection, for the command that resumes a run."""
+    named = {"--root-certificates": root_certificates, "--superexec-secret": secret}
+    words = ["--superlink", superlink] if superlink != SUPERLINK else []
+    words += [word for name, path in named.items() if path for word in (name, str(path))]
+    words += ["--insecure"] if insecure else []
+    return "".join(f" {shlex.quote(word)}" for word in words)
 
 
 @federate_app.command("init")
@@ -203,7 +219,7 @@ def federate_node(
 @federate_app.command("admit")
 def federate_admit(
     keys: Annotated[list[Path], typer.Argument(help="Public keys of clients: client-0.pub …")],
-    superlink: Link = "127.0.0.1:8000",
+    superlink: Link = SUPERLINK,
     root_certificates: Certificates = None,
     insecure: Insecure = False,
 ) -> None:

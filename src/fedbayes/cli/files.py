@@ -2,6 +2,7 @@
 
 from pathlib import Path
 from typing import Annotated
+from warnings import warn
 
 import typer
 from rich.markup import escape
@@ -19,8 +20,8 @@ from fedbayes.cli.options import (
     numbers,
     overrides,
 )
-from fedbayes.errors import ModelError, RunError
-from fedbayes.files import json_text
+from fedbayes.errors import FedbayesWarning, ModelError, RunError
+from fedbayes.files import json_text, require_files
 from fedbayes.likelihoods.measures import AUTO
 from fedbayes.runs.readable import number, words
 
@@ -56,21 +57,23 @@ def evaluate(
     as_json: Json = False,
 ) -> None:
     """Evaluate a model on a test set, or on new rows with --set data.path=FILE."""
+    files = inputs or []
+    require_files([model, *files, counts])
+    require_files([run], folders=True)
+    if counts is not None and not files:
+        raise RunError("--counts weights the ensemble of the inputs; name them after the model")
+    paths = [model, *files]
+    if len({str(path) for path in paths}) < len(paths):
+        raise ModelError("a model is named twice; it counts once")
     from dataclasses import asdict
 
-    from fedbayes.runs.between import as_summary
+    from fedbayes.runs.between import BALANCED, as_summary, balanced_leads, one_class
     from fedbayes.runs.config import Config
     from fedbayes.runs.outcome import between_clients
     from fedbayes.tools.evaluation_set import find_tests
     from fedbayes.tools.model_evaluation import compare, open_models
     from fedbayes.tools.model_files import read_counts
 
-    files = inputs or []
-    if counts is not None and not files:
-        raise RunError("--counts weights the ensemble of the inputs; name them after the model")
-    paths = [model, *files]
-    if len({str(path) for path in paths}) < len(paths):
-        raise ModelError("a model is named twice; it counts once")
     given = overrides(settings, dataset=dataset, data_dir=data_dir, model=network)
     of_network = [entry for entry in given if entry.strip().startswith("model.")]
     chosen = Config.load(None, of_network).model if of_network else None
@@ -96,6 +99,16 @@ def evaluate(
     how = how if how.startswith("not") else f"standardized {how}"
     Console().print(f"{tests.what}, {how}", highlight=False, soft_wrap=True)
     names = list(dict.fromkeys(name for score in scores for name in score.metrics))
+    if any(balanced_leads(score.metrics) for score in scores):
+        names.sort(key=lambda name: name != BALANCED)
+    for score in scores:
+        if one_class(score.metrics):
+            warn(
+                f"{score.name} predicts one class for all rows; see training.class_weights and "
+                "predict --threshold",
+                FedbayesWarning,
+                stacklevel=2,
+            )
     cells = [
         ["model", *map(words, names), "parameters"],
         *(
@@ -314,4 +327,6 @@ def export(
         text += f", outputs the same to {done.difference:.1g} on {done.tried}"
     if done.cards:
         text += f"; its card is in {' and '.join(map(str, done.cards))}"
+    if done.expects:
+        text += f"\nit takes {done.expects}, and standardizes them itself"
     Console().print(text, highlight=False, soft_wrap=True)

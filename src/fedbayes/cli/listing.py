@@ -31,41 +31,50 @@ def methods(
     as_json: AsJson = False,
 ) -> None:
     """List the methods, or tell of one its paper and parameters."""
-    from fedbayes.methods import METHODS
-    from fedbayes.runs.config import find_method
-    from fedbayes.runs.settings import rows
+    from fedbayes.runs.listing import Listed, built_in
 
-    chosen = {name: find_method(name)} if name else METHODS
+    chosen = built_in()
+    if name and name in chosen:
+        chosen = {name: chosen[name]}
+    elif name:
+        from fedbayes.runs.config import find_method
+        from fedbayes.runs.settings import rows
+
+        method = find_method(name)
+        parameters = tuple(rows(method, "method."))
+        chosen = {name: Listed(method.summary, method.paper, parameters)}
     if as_json:
         listing: list[dict[str, Any]] = [
             {
                 "name": key,
-                "summary": method.summary,
-                "paper": method.paper,
+                "summary": one.summary,
+                "paper": one.paper,
                 "parameters": {
-                    field: {"default": info.default, "description": info.description or ""}
-                    for field, info in method.model_fields.items()
+                    row.key.removeprefix("method."): {
+                        "default": row.default,
+                        "description": row.description,
+                    }
+                    for row in one.parameters
                 },
             }
-            for key, method in chosen.items()
+            for key, one in chosen.items()
         ]
         print(json_text(listing, indent=2))
         return
     console = Console(highlight=False)
     if name is None:
         table = Table("method", "", box=None, pad_edge=False, show_header=False)
-        for key, method in chosen.items():
-            table.add_row(f"[bold]{key}", escape(method.summary))
+        for key, one in chosen.items():
+            table.add_row(f"[bold]{key}", escape(one.summary))
         console.print(table)
         console.print("\nPaper and parameters of one: fedbayes methods NAME")
         return
-    method = chosen[name]
-    console.print(f"[bold]{escape(name)}[/bold]: {escape(method.summary)}", markup=True)
-    if method.paper:
-        console.print(method.paper, style="dim")
-    parameters = list(rows(method, "method."))
-    console.print("" if parameters else "It has no parameters.")
-    _print(console, parameters)
+    told = chosen[name]
+    console.print(f"[bold]{escape(name)}[/bold]: {escape(told.summary)}", markup=True)
+    if told.paper:
+        console.print(told.paper, style="dim")
+    console.print("" if told.parameters else "It has no parameters.")
+    _print(console, told.parameters)
 
 
 @app.command()

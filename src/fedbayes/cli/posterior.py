@@ -8,7 +8,7 @@ import typer
 
 from fedbayes.cli.app import Console, app
 from fedbayes.cli.options import Json, Mean, Setting, Std, numbers, overrides
-from fedbayes.files import json_text
+from fedbayes.files import json_text, require_files
 
 
 @app.command()
@@ -49,6 +49,8 @@ def posterior(
     as_json: Json = False,
 ) -> None:
     """What a client's own data say of its model, to be sent with it to whoever fuses models."""
+    require_files([model])
+    require_files([data], folders=True)
     from fedbayes.fusion.posterior_settings import CurvatureSettings
     from fedbayes.tools.posterior_files import PosteriorJob
 

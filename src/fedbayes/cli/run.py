@@ -147,7 +147,10 @@ def new_folder(dataset: str, method: str) -> Path:
 
 
 def run_to_end(
-    start: Callable[[Notify], "Simulation"], track: list[str] | None, as_json: bool
+    start: Callable[[Notify], "Simulation"],
+    track: list[str] | None,
+    as_json: bool,
+    options: str = "",
 ) -> None:
     """Run to the end with a display, and say what came of it.
 
@@ -155,6 +158,7 @@ def run_to_end(
         start: makes the simulation; the display stands before, since it may load a lot.
         track: names of trackers.
         as_json: whether the summary is printed as JSON alone.
+        options: that the command to go on needs too, with a blank before each.
     """
 
     def conclude(simulation: "Simulation") -> None:
@@ -166,9 +170,9 @@ def run_to_end(
         else:
             Console().print(outcome(summary))
 
-    simulation = _watch(start, track, conclude)
+    simulation = _watch(start, track, conclude, options=options)
     if not simulation.over:
-        _stopped(f"go on with: {_again(simulation)}")
+        _stopped(f"go on with: {_again(simulation)}{options}")
 
 
 def run_seeds_to_end(
@@ -202,6 +206,7 @@ def _watch(
     *,
     title: str = "",
     again: str = "",
+    options: str = "",
 ) -> "Simulation":
     """Show a run as it goes to its end, and let Ctrl-C end it.
 
@@ -211,13 +216,14 @@ def _watch(
         conclude: says what came of it.
         title: what is shown before the method's name.
         again: the command to go on, if it is not the run's own.
+        options: of the run's own command.
     """
     from fedbayes.start import drive
 
     def begin(notify: Notify) -> "Simulation":
         nonlocal again
         simulation = start(notify)
-        again = again or _again(simulation)
+        again = again or _again(simulation) + options
         return simulation
 
     def end(simulation: "Simulation") -> None:

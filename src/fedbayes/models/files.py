@@ -17,8 +17,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from fedbayes.errors import MessageError, ModelError
-from fedbayes.files import read_bytes
+from fedbayes.errors import MessageError, ModelError, RunError
+from fedbayes.files import read_bytes, require_files
 from fedbayes.messages import decode_file, metadata
 from fedbayes.seals import check_seal
 from fedbayes.tensors import Tensors, part
@@ -185,8 +185,6 @@ _UNREADABLE = (
     *(ArithmeticError, MemoryError, AssertionError, BadZipFile, zlib.error),
 )
 """What PyTorch's reader raises on invalid bytes."""
-_NAMED = 3
-"""Files of a folder that are named, at most."""
 _ROOM = 64 << 20
 """Bytes that a file may hold beyond what its length justifies."""
 
@@ -239,10 +237,10 @@ def _state_dict(content: object) -> object:
 
 def _unread(path: Path, error: OSError) -> str:
     """Why a file of a model was not had from the disk."""
-    if isinstance(error, IsADirectoryError):
-        models = sorted(path.glob("*.safetensors"))
-        which = ", ".join(map(str, models[:_NAMED])) or "none ends in .safetensors"
-        return f"{path} is a folder; name a model's file in it ({which})"
+    try:
+        require_files([path])
+    except RunError as found:
+        return str(found)
     return f"cannot read the model {path}: {error.strerror or error}"
 
 

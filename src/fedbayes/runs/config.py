@@ -435,7 +435,13 @@ def settings(method: str | None = "fedavg", likelihood: str = "auto") -> list[Ro
         task += rows(find_likelihood(likelihood), "task.")
     about = f"{', '.join(METHODS)}, or package.module:Class"
     name = Row("method.name", "text", "fedavg", about, tuple(METHODS))
-    parameters = rows(find_method(method), "method.") if method else ()
+    parameters: Iterable[Row] = ()
+    if method in METHODS:
+        from fedbayes.runs.listing import built_in
+
+        parameters = built_in()[method].parameters
+    elif method:
+        parameters = rows(find_method(method), "method.")
     return [*tables, *task, name, *parameters]
 
 

@@ -3,7 +3,6 @@
 import json
 import math
 import re
-import warnings
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
@@ -11,7 +10,6 @@ from typing import Any
 
 from fedbayes.contracts import Run, Sampler
 from fedbayes.data import FederatedData, Preprocessing
-from fedbayes.errors import FedbayesWarning
 from fedbayes.files import write_beside
 from fedbayes.likelihoods import evaluate
 from fedbayes.likelihoods.conformal import SCORES, Conformal
@@ -127,6 +125,16 @@ def facts(
     }
 
 
+_ENCODED = {
+    "number": "the number",
+    "boolean": "0 or 1",
+    "date": "days since 1970-01-01, in UTC",
+    "category": "an input of 0 or 1 for each category",
+    "text": "hashed counts of words",
+}
+"""How a column becomes inputs, by its kind."""
+
+
 def _inputs(card: Card) -> Facts:
     """What the program reads: features, and how they are standardized inside."""
     preprocessing = card.preprocessing
@@ -136,7 +144,9 @@ def _inputs(card: Card) -> Facts:
     )
     return {
         "scale": preprocessing.scale,
-        "columns": [asdict(column) for column in preprocessing.columns],
+        "columns": [
+            {**asdict(column), "encoded": _ENCODED[column.kind]} for column in preprocessing.columns
+        ],
         "features": [
             {"name": name, "mean": mean, "std": std}
             for name, mean, std in zip(names, preprocessing.mean, preprocessing.std, strict=True)
@@ -159,7 +169,8 @@ def usage(name: str, preprocessing: Preprocessing) -> str:
 
 
 def write_cards(path: Path, found: Facts) -> tuple[Path, Path]:
-    """Write a card as JSON and as Markdown beside a model: `NAME.card.json`, `NAME.card.md`.
+    """Write a card as JSON and as Markdown beside a model: `m.pt2.card.json`,
+    `m.pt2.card.md`.
 
     Args:
         path: of the model.
@@ -168,24 +179,13 @@ def write_cards(path: Path, found: Facts) -> tuple[Path, Path]:
     Returns:
         Both files.
     """
-    files = path.with_suffix(".card.json"), path.with_suffix(".card.md")
-    if (other := _described(files[0])) != path.name and (path.parent / other).is_file():
-        warnings.warn(
-            f"{files[0]} was the card of {other}; it is that of {path.name} now",
-            FedbayesWarning,
-            stacklevel=2,
-        )
+    files = (
+        path.with_name(f"{path.name}.card.json"),
+        path.with_name(f"{path.name}.card.md"),
+    )
     write_beside(files[0], (json.dumps(_plain(found), indent=2) + "\n").encode())
     write_beside(files[1], markdown(found).encode())
     return files
-
-
-def _described(card: Path) -> str:
-    """The name of the file that a card is of; empty where there is none."""
-    try:
-        return str(json.loads(card.read_bytes())["file"])
-    except (OSError, ValueError, TypeError, KeyError):
-        return ""
 
 
 def _plain(value: Any) -> Any:
@@ -246,14 +246,17 @@ def _columns(columns: Sequence[Facts]) -> str:
     rows = (
         (
             one["name"],
-            one["kind"],
+            one["kind"] + (f", written as {one['date_format']}" if one["date_format"] else ""),
+            one["encoded"],
             ", ".join(one["categories"]),
             "0 or 1 if empty" if one["gaps"] else "",
         )
         for one in columns
     )
     told = "Inputs are encoded columns of a table, which `fedbayes predict` encodes itself:"
-    return f"{told}\n\n{_table(('column', 'kind', 'categories', 'another input'), rows)}"
+    return (
+        f"{told}\n\n{_table(('column', 'kind', 'encoded as', 'categories', 'another input'), rows)}"
+    )
 
 
 def _data(data: Facts) -> str:
