@@ -436,7 +436,7 @@ def settings(method: str | None = "fedavg", likelihood: str = "auto") -> list[Ro
     about = f"{', '.join(METHODS)}, or package.module:Class"
     name = Row("method.name", "text", "fedavg", about, tuple(METHODS))
     parameters: Iterable[Row] = ()
-    if method in METHODS:
+    if method is not None and method in METHODS:
         from fedbayes.runs.listing import built_in
 
         parameters = built_in()[method].parameters

@@ -33,7 +33,7 @@ class ClassOrder:
     def weights(self, weights: Tensors) -> Tensors:
         """The weights of the reordered network, in the same order of layers."""
         moved = {name: weights[name][self.index] for name in self.tensors if name in weights}
-        return type(weights)((name, moved.get(name, t)) for name, t in weights.items())  # type: ignore[call-arg]
+        return type(weights)((name, moved.get(name, t)) for name, t in weights.items())
 
     def posterior(self, found: Posterior) -> Posterior:
         """What a client sends, of the reordered network."""
