@@ -322,6 +322,22 @@ def test_tls_and_keys(secured):
     assert ended.summary["losses"] == []
 
 
+def test_a_node_with_another_clients_key_gets_no_tasks(secured):
+    """The key of client 2 says that it is client 0, before client 0 is there."""
+    keys = secured.folder / "keys"
+    secured.start_node(0, key=keys / "client-2.key")
+    secured.start_node(1, key=keys / "client-1.key")
+    config = Config.create(**settings("fedavg", rounds=1, round_timeout=40, min_reports=2))
+    process = start(secured, config)
+    wait_for(lambda: at_work(secured, 1, 1), 90, "task at node 1")
+    secured.start_node(0, key=keys / "client-0.key")
+    assert process.wait(timeout=200) == 0, secured.log("federate")
+    (line,) = Result(secured.folder / "run").metrics
+    assert list(line["lost"]) == ["2"]
+    said = " ".join(secured.log("federate").split())
+    assert "its key was admitted as client-2, and it says that it is client 0" in said
+
+
 def test_a_killed_node_with_a_key_comes_back(secured):
     """Flower turns the key away while it thinks that its node lives; a supervisor tries again."""
     keys = secured.folder / "keys"

@@ -22,6 +22,7 @@ pytest.importorskip("flwr")
 
 import httpx
 from flwr.app import Array, ArrayRecord, ConfigRecord, Error, Message, MetricRecord, RecordDict
+from flwr.proto.node_pb2 import NodeInfo
 from flwr.supercore.task_identity import TaskIdentity
 from safetensors.torch import load_file
 
@@ -33,7 +34,7 @@ from fedbayes.flower.engine import Flower
 from fedbayes.flower.node import Node, complaint
 from fedbayes.flower.poller import LinkError
 from fedbayes.flower.roster import Roster
-from fedbayes.flower.wire import HELLO, TRAIN, bytes_record, read_reply
+from fedbayes.flower.wire import HELLO, TRAIN, bytes_record, read_reply, write_question
 from fedbayes.messages import decode, encode
 from fedbayes.tools.evaluation_set import find_tests
 from fedbayes.tools.model_evaluation import compare, open_model
@@ -307,15 +308,24 @@ class Wire:
         folder: for private states.
     """
 
-    def __init__(self, nodes, runtime, folder):
+    def __init__(self, nodes, runtime, folder, names=None):
         self.nodes, self.runtime, self.folder = dict(nodes), runtime, folder
+        self.names = names or {}  # of admitted keys, by the node's number
         self.since = dict.fromkeys(nodes, "the start")
         self.replies, self.sent = {}, []
         self.breaks = lambda wire, message: None
         self.one_at_a_time = threading.Lock()
 
     def get_nodes(self):
-        return [SimpleNamespace(node_id=n, last_activated_at=self.since[n]) for n in self.nodes]
+        return [
+            NodeInfo(
+                node_id=n,
+                last_activated_at=self.since[n],
+                name=self.names.get(n),
+                public_key=b"key of %d" % n,
+            )
+            for n in self.nodes
+        ]
 
     def push_messages(self, messages):
         for message in messages:
@@ -509,6 +519,92 @@ def test_the_first_of_two_that_claim_a_client_keeps_it(over):
     assert len(trained & {11, 13}) == 1
 
 
+@pytest.fixture
+def joined(tmp_path, monkeypatch):
+    """Runs rounds with nodes that have admitted keys, in one run folder; who trained whom."""
+    TaskIdentity.run_id, TaskIdentity.task_id, TaskIdentity.node_id = 1, 1, 1
+    monkeypatch.setattr("fedbayes.flower.roster.DISCOVER_EVERY", 0.0)
+
+    def run_with(nodes, names, rounds=1, changed=(), timeout=1.0):
+        """Node to client that it says it is; node to the name that its key was admitted under."""
+        config = Config.create(**settings("fedavg", rounds=9, min_reports=1, round_timeout=timeout))
+        made = []
+
+        def engine(simulation):
+            made.append(Wire(nodes, simulation.runtime, tmp_path / "states", names))
+            found = Flower(lambda: made[0], simulation.runtime, clients=3, timeout=timeout)
+            found.poll, found.roster.changed = 0.01, frozenset(changed)
+            return found
+
+        there = (tmp_path / "run").exists()
+        with Simulation(None if there else config, tmp_path / "run", engine=engine) as simulation:
+            steps = iter(simulation)
+            lines = [next(steps).metrics for _ in range(rounds)]
+            simulation.checkpoint()
+            why = dict(simulation.engine.roster.troubles())
+        trained = {
+            (m.metadata.dst_node_id, client_of(m))
+            for m in made[0].sent
+            if m.metadata.message_type == TRAIN
+        }
+        return trained, lines[-1], why, made[0]
+
+    return run_with
+
+
+def test_a_key_that_was_admitted_for_one_client_is_no_other(joined):
+    names = {10: "client-0", 11: "ward north client-1", 12: "client-2"}
+    trained, line, why, wire = joined({12: 0, 11: 1, 10: 0}, names)
+    assert trained == {(10, 0), (11, 1)}  # client 0's task is not the liar's, who came first
+    assert list(line["lost"]) == ["2"]
+    assert why == {12: "its key was admitted as client-2, and it says that it is client 0"}
+    # It is told so when it is asked again, in the next round.
+    trained, _, _, wire = joined({12: 0, 11: 1, 10: 0}, names, rounds=2)
+    told = [
+        m.content.config_records["told"]["text"]
+        for m in wire.sent
+        if m.metadata.message_type == HELLO and "told" in m.content.config_records
+    ]
+    assert told
+    assert set(told) == set(why.values())
+
+
+def test_a_client_keeps_the_key_that_it_came_with_first_also_after_a_resume(joined):
+    names = {10: "a", 11: "b", 12: "c", 13: "d"}
+    assert joined({10: 0, 11: 1, 12: 2}, names)[0] == {(10, 0), (11, 1), (12, 2)}
+    # Node 13 takes the number of node 10, which is away, and node 10 comes as client 1.
+    trained, line, why, _ = joined({13: 0, 11: 1, 12: 2, 10: 1}, names)
+    assert trained == {(11, 1), (12, 2)}
+    assert list(line["lost"]) == ["0"]
+    assert "client 0 came with another key before" in why[13]
+    assert "--new-key 0" in why[13]
+    # It is no lie if the server's owner says so, and from then on the new key is client 0's.
+    assert joined({13: 0, 11: 1, 12: 2}, names, changed=[0])[0] == {(13, 0), (11, 1), (12, 2)}
+    assert joined({10: 0, 11: 1, 12: 2}, names)[0] == {(11, 1), (12, 2)}
+
+
+def test_without_admitted_keys_another_node_can_take_a_place(joined):
+    assert joined({10: 0, 11: 1, 12: 2}, {})[0] == {(10, 0), (11, 1), (12, 2)}
+    assert joined({13: 0, 11: 1, 12: 2}, {})[0] == {(13, 0), (11, 1), (12, 2)}
+
+
+def test_two_nodes_that_claim_one_client_are_warned_of(joined):
+    with pytest.warns(FedbayesWarning, match="node 13 .d. says that it is client 1") as told:
+        joined({10: 0, 11: 1, 12: 2, 13: 1}, {11: "b", 13: "d"}, rounds=2)
+    (said,) = [str(one.message) for one in told if "says that" in str(one.message)]
+    assert "client 1 is node 11 (b) already" in said
+    assert "--client NUMBER" in said
+
+
+def test_a_node_writes_to_its_own_log_why_it_gets_no_tasks(caplog, tmp_path):
+    asked = Message(write_question("client 0 is node 5 already"), 1, HELLO)
+    Node(0, lambda: None, StateStore(tmp_path)).answer(asked)
+    assert "client 0 is node 5 already" in caplog.text
+    caplog.clear()
+    Node(0, lambda: None, StateStore(tmp_path)).answer(Message(write_question(""), 1, HELLO))
+    assert not caplog.text
+
+
 def test_an_app_that_raises_and_a_client_that_is_not_there_are_lost(over):
     def breaks(wire, message):
         if wire.trains(message, 1):
@@ -603,7 +699,7 @@ def test_a_node_that_could_not_be_asked_is_asked_again(monkeypatch):
     TaskIdentity.run_id, TaskIdentity.task_id, TaskIdentity.node_id = 1, 1, 1
     monkeypatch.setattr("fedbayes.flower.roster.DISCOVER_EVERY", 0.0)
     taken, grid = [None, None, "id"], SimpleNamespace()
-    grid.get_nodes = lambda: [SimpleNamespace(node_id=7, last_activated_at="now")]
+    grid.get_nodes = lambda: [NodeInfo(node_id=7, last_activated_at="now")]
     poller = SimpleNamespace(
         reach=lambda: nullcontext(grid),
         push=lambda message: taken.pop(0),

@@ -12,6 +12,7 @@ import time
 import warnings
 from datetime import UTC, datetime, timedelta
 from http.server import BaseHTTPRequestHandler, HTTPServer
+from pathlib import Path
 from shutil import which
 from threading import Thread
 from types import SimpleNamespace
@@ -28,9 +29,10 @@ from flwr.superlink.main import create_app
 from fedbayes import Config, Simulation
 from fedbayes.errors import EngineError, FedbayesWarning, RunError
 from fedbayes.flower import host_and_port, hub, wire
-from fedbayes.flower.keys import make_keys, read_public_key
+from fedbayes.flower.keys import key_names, make_keys, read_public_key
 from fedbayes.flower.project import hello_files
 from fedbayes.flower.registry import _row, introduced
+from fedbayes.flower.roster import Identity
 from fedbayes.flower.superlink import LinkError, SuperLink
 from tests.command_line import command
 from tests.deployment import BIN, ROOT, Deployment, free_port, listens, wait_for
@@ -278,6 +280,21 @@ def test_a_run_tells_of_nodes_with_other_versions(monkeypatch):
         Simulation(config) as simulation,
     ):
         list(simulation)
+
+
+def test_keys_are_admitted_for_their_clients():
+    zero, ward = Path("keys/client-0.pub"), Path("ward.pub")
+    assert key_names([zero], []) == {zero: "client-0"}
+    assert key_names([ward, zero], [2, 0]) == {ward: "ward client-2", zero: "client-0"}
+    numbers = [
+        Identity.of(NodeInfo(name=name)).number for name in ("ward client-2", "client-0", "ward")
+    ]
+    assert numbers == [2, 0, None]
+    with pytest.warns(FedbayesWarning, match="say it with --client NUMBER"):
+        assert key_names([ward], []) == {ward: "ward"}
+    for wrong in ([1], [1, 1], [1, 2, 3]):
+        with pytest.raises(EngineError, match="2 different numbers"):
+            key_names([zero, ward], wrong)
 
 
 def test_when_a_node_was_seen_last():

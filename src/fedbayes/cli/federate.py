@@ -82,6 +82,10 @@ def federate_resume(
     root_certificates: Certificates = None,
     insecure: Insecure = False,
     superexec_secret: Secret = None,
+    new_key: Annotated[
+        list[int] | None,
+        typer.Option(metavar="CLIENT", help="A client that comes with another key than before."),
+    ] = None,
     track: Track = None,
     as_json: Json = False,
 ) -> None:
@@ -91,7 +95,7 @@ def federate_resume(
         from fedbayes.flower import federation, superlink_at
 
         link = superlink_at(superlink, root_certificates, insecure, superexec_secret)
-        return federation(link, None, folder, notify=notify)
+        return federation(link, None, folder, new_keys=new_key or (), notify=notify)
 
     words = _connection(superlink, root_certificates, insecure, superexec_secret)
     run_to_end(start, track, as_json, words)
@@ -222,13 +226,21 @@ def federate_admit(
     superlink: Link = SUPERLINK,
     root_certificates: Certificates = None,
     insecure: Insecure = False,
+    client: Annotated[
+        list[int] | None,
+        typer.Option(
+            min=0,
+            metavar="NUMBER",
+            help="Which client a key is of, once for each key; of client-0.pub it is 0.",
+        ),
+    ] = None,
 ) -> None:
     """Let the clients with these keys in, at a SuperLink with --enable-supernode-auth."""
     from fedbayes.flower import superlink_at
 
     link = superlink_at(superlink, root_certificates, insecure)
-    from fedbayes.flower.keys import read_public_key
+    from fedbayes.flower.keys import key_names, read_public_key
 
-    for file in keys:
-        node = link.admit(read_public_key(file), file.stem)
+    for file, name in key_names(keys, client or ()).items():
+        node = link.admit(read_public_key(file), name)
         Console().print(f"{file} is node {node}", highlight=False, soft_wrap=True)

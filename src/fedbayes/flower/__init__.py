@@ -4,6 +4,7 @@ import logging
 import re
 import ssl
 import warnings
+from collections.abc import Collection
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -95,6 +96,7 @@ def federation(
     config: "Config | None",
     folder: Path,
     *,
+    new_keys: Collection[int] = (),
     notify: Notify = unnoticed,
 ) -> "Simulation":
     """A run whose clients are the nodes of a SuperLink.
@@ -103,6 +105,7 @@ def federation(
         link: the SuperLink.
         config: the settings; None to go on with the run that the folder holds.
         folder: the run folder.
+        new_keys: clients that may come with another key than before.
         notify: is told what the run is busy with.
 
     Raises:
@@ -132,6 +135,8 @@ def federation(
         def close() -> None:
             submission.close(completed=simulation.over)
 
-        return on_grid(simulation, submission.connect, close)
+        engine = on_grid(simulation, submission.connect, close)
+        engine.roster.changed = frozenset(new_keys)
+        return engine
 
     return Simulation(config, folder, engine=start, notify=notify)

@@ -161,6 +161,15 @@ class Flower:
             if client not in here
         }
 
+    @property
+    def keys(self) -> Mapping[int, bytes]:
+        """SHA-256 of the admitted key that each client came with first."""
+        return self.roster.keys
+
+    def recognize(self, keys: Mapping[int, bytes]) -> None:
+        """Take clients' tasks to nodes with these keys alone."""
+        self.roster.recognize(keys)
+
     def evaluate(self, evaluations: Iterable[Evaluation]) -> Iterator[Tensors]:
         """Run the evaluations on the server's own test samples."""
         assert self._runtime is not None

@@ -1,6 +1,9 @@
 """Certificates and keys of a federation: a CA of its own, and a key for every client."""
 
+import re
 import secrets
+import warnings
+from collections.abc import Sequence
 from datetime import UTC, datetime, timedelta
 from ipaddress import ip_address
 from pathlib import Path
@@ -11,7 +14,7 @@ from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
-from fedbayes.errors import RunError
+from fedbayes.errors import EngineError, FedbayesWarning, RunError
 from fedbayes.files import write_beside
 
 _DAYS = 825
@@ -82,6 +85,36 @@ def read_public_key(file: Path) -> bytes:
     return key.public_bytes(
         serialization.Encoding.PEM, serialization.PublicFormat.SubjectPublicKeyInfo
     )
+
+
+def key_names(files: Sequence[Path], clients: Sequence[int]) -> dict[Path, str]:
+    """Names to admit keys under; each ends with the client that its key is bound to.
+
+    Args:
+        files: the public keys.
+        clients: which client each is of, in their order; empty where names of files say it.
+
+    Raises:
+        EngineError: there are not as many clients as files, or one is named twice.
+    """
+    if not clients:
+        for file in files:
+            if not re.fullmatch(r"client-\d+", file.stem):
+                warnings.warn(
+                    f"{file} does not say which client it is of, so it is bound to the first "
+                    "number that its node says; say it with --client NUMBER",
+                    FedbayesWarning,
+                    stacklevel=2,
+                )
+        return {file: file.stem for file in files}
+    if len(clients) != len(files) or len(set(clients)) < len(clients):
+        raise EngineError(
+            f"--client says which client each key is of: {len(files)} different numbers, in the "
+            "order of the keys"
+        )
+    stems = [re.sub(r" *client-\d+$", "", file.stem) for file in files]
+    names = [f"{stem} client-{c}".strip() for stem, c in zip(stems, clients, strict=True)]
+    return dict(zip(files, names, strict=True))
 
 
 def _new_key() -> ec.EllipticCurvePrivateKey:

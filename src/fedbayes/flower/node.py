@@ -19,7 +19,14 @@ from fedbayes.federation.client_runtime import ClientRuntime, Outcome, Task
 from fedbayes.federation.secure import Plan
 from fedbayes.federation.state_store import StateStore
 from fedbayes.files import write_beside
-from fedbayes.flower.wire import HELLO, read_task, write_complaint, write_hello, write_reply
+from fedbayes.flower.wire import (
+    HELLO,
+    note_question,
+    read_task,
+    write_complaint,
+    write_hello,
+    write_reply,
+)
 from fedbayes.messages import SHORT_HEADER, decode
 from fedbayes.models.files import CARD
 from fedbayes.seals import sealed
@@ -44,6 +51,7 @@ class Node:
     def answer(self, message: Message) -> Message:
         """Do what a message asks for. What the user can mend is answered in plain words."""
         if message.metadata.message_type == HELLO:
+            note_question(message.content)
             return Message(write_hello(self.client), reply_to=message)
         try:
             return Message(self.train(message.content), reply_to=message)

@@ -1,19 +1,55 @@
-"""Which node is which client: nodes are discovered, asked, and registered."""
+"""Which node is which client: nodes are discovered, asked, and registered.
 
+A node says which client it is, and its key has to agree. A key that was admitted as `client-2` is
+that of client 2; any other admitted key is bound to the first number that its node says. Without
+admitted keys (a trial without TLS) every connection has a key of its own, and nothing is bound.
+"""
+
+import hashlib
 import math
+import re
 import time
 import warnings
+from collections.abc import Mapping
+from dataclasses import dataclass
 
-from flwr.app import Message, RecordDict
+from flwr.app import Message
+from flwr.proto.node_pb2 import NodeInfo
 
 from fedbayes.errors import EngineError, FedbayesWarning, MessageError
 from fedbayes.flower.poller import Poller
-from fedbayes.flower.wire import HELLO, Hello, own_versions, read_hello
+from fedbayes.flower.wire import HELLO, Hello, one_line, own_versions, read_hello, write_question
 
 DISCOVER_EVERY = 2.0
 """Seconds between two looks at which nodes are connected."""
 ASK_AGAIN = 30.0
 """Seconds after which a node that could not be placed is asked again which client it is."""
+_NUMBERED = re.compile(r"(?:.* )?client-(0|[1-9][0-9]{0,8})", re.DOTALL)
+"""The name of a key that was admitted for one client; `admit` writes it."""
+
+
+@dataclass(frozen=True)
+class Identity:
+    """What the SuperLink, and not the node, says of a node."""
+
+    since: str
+    """When it connected."""
+    name: str = ""
+    """That its key was admitted under; empty where nodes need no admitted key."""
+    key: bytes = b""
+    """SHA-256 of its public key."""
+
+    @classmethod
+    def of(cls, node: NodeInfo) -> "Identity":
+        """The identity of a node of a grid."""
+        key = hashlib.sha256(node.public_key).digest()
+        return cls(node.last_activated_at, one_line(node.name)[:100], key)
+
+    @property
+    def number(self) -> int | None:
+        """The one client that its key was admitted for; None if there is no such."""
+        found = _NUMBERED.fullmatch(self.name)
+        return int(found[1]) if found else None
 
 
 class Roster:
@@ -23,7 +59,8 @@ class Roster:
         poller: the way to the nodes.
         clients: how many there are.
         timeout: seconds that a node has for its answer.
-        compare: whether to warn of nodes that run on other versions than this process.
+        compare: whether to warn of nodes that run on other versions than this process, or are not
+            who they say they are.
     """
 
     def __init__(
@@ -33,14 +70,20 @@ class Roster:
         self.clients = clients
         """How many there are."""
         self._compared = compare
+        self.keys: dict[int, bytes] = {}
+        """SHA-256 of the admitted key that each client came with first."""
+        self.changed: frozenset[int] = frozenset()
+        """Clients that may come with another key than before."""
+        self._warned: set[tuple[int, int]] = set()
         self.reset()
 
     def reset(self) -> None:
-        """Forget all nodes: the grid that they were on is gone."""
+        """Forget all nodes: the grid that they were on is gone. Keys stay what they were."""
         self.nodes: dict[int, int] = {}  # client: the node where it is
         self.hellos: dict[int, Hello] = {}  # what a node said of itself
         self.asked: dict[str, int] = {}  # id of a hello under way: node
-        self._since: dict[int, str] = {}  # node that was asked: when it connected
+        self._met: dict[int, Identity] = {}  # node that was asked
+        self._told: dict[int, str] = {}  # node: why it was no client when it was asked last
         self._unplaced: dict[int, str] = {}  # node that is no client of ours: why
         self._discovered = self._asked_again = -math.inf
 
@@ -56,14 +99,15 @@ class Roster:
         if self._discovered - self._asked_again > ASK_AGAIN:
             self.ask_again()
         with self._poller.reach() as grid:
-            present = {node.node_id: node.last_activated_at for node in grid.get_nodes()}
-        gone = [node for node, since in self._since.items() if present.get(node) != since]
+            present = {node.node_id: Identity.of(node) for node in grid.get_nodes()}
+        gone = [node for node, was in self._met.items() if present.get(node) != was]
         for node in gone:
             self.drop(node)
-        for node in present.keys() - self._since.keys():
-            hello = Message(RecordDict(), node, HELLO, ttl=self._timeout)
+        for node in present.keys() - self._met.keys():
+            question = write_question(self._told.get(node, ""))
+            hello = Message(question, node, HELLO, ttl=self._timeout)
             if message_id := self._poller.push(hello):  # or else it is asked at the next look
-                self._since[node] = present[node]
+                self._met[node] = present[node]
                 self.asked[message_id] = node
         self._poller.look(self.asked)
         for message_id, node in list(self.asked.items()):
@@ -75,12 +119,13 @@ class Roster:
     def ask_again(self) -> None:
         """Ask the nodes that could not be placed once more; they may have been mended since."""
         self._asked_again = time.monotonic()
+        self._told = dict(self._unplaced)
         for node in self._unplaced:
-            self._since.pop(node, None)
+            self._met.pop(node, None)
 
     def drop(self, node: int) -> None:
         """Forget a node that went away."""
-        self._since.pop(node, None)
+        self._met.pop(node, None)
         self._unplaced.pop(node, None)
         self.hellos.pop(node, None)
         self.ask_again()  # one of them may have come in its place
@@ -106,6 +151,48 @@ class Roster:
                 stacklevel=2,
             )
 
+    def recognize(self, keys: Mapping[int, bytes]) -> None:
+        """Bind clients to the keys that they came with earlier, as a checkpoint has them."""
+        self.keys = {client: key for client, key in keys.items() if client not in self.changed}
+
+    def _require_key(self, client: int, node: int) -> None:
+        """See that a node's key is that of the client that it says it is; bind it to a first one.
+
+        Raises:
+            EngineError: it is another client's, the client is another node, or came with another
+                key before. Says so to the run's owner once: somebody is wrong, or lies.
+        """
+        who = self._met.get(node, Identity(""))
+        try:
+            if who.number not in (None, client):
+                raise EngineError(
+                    f"its key was admitted as {who.name}, and it says that it is client {client}"
+                )
+            if client in self.nodes:
+                raise EngineError(
+                    f"client {client} is node {self._named(self.nodes[client])} already; if that "
+                    "is wrong, end the run, and admit each key for its client: fedbayes federate "
+                    "admit KEY --client NUMBER"
+                )
+            if self.keys.get(client, who.key) != who.key:
+                raise EngineError(
+                    f"client {client} came with another key before; if its key was changed on "
+                    f"purpose, go on with: fedbayes federate resume RUN --new-key {client}"
+                )
+        except EngineError as error:
+            if self._compared and (client, node) not in self._warned:
+                self._warned.add((client, node))
+                told = f"node {self._named(node)} says that it is client {client}: {error}"
+                warnings.warn(told, FedbayesWarning, stacklevel=2)
+            raise
+        if who.name:
+            self.keys[client] = who.key
+
+    def _named(self, node: int) -> str:
+        """A node, with the name that its key was admitted under."""
+        name = self._met.get(node, Identity("")).name
+        return f"{node} ({name})" if name else str(node)
+
     def _register(self, node: int, reply: Message | MessageError) -> None:
         """Note which client a node says that it is. Who came first keeps the place."""
         self._unplaced.pop(node, None)
@@ -117,8 +204,7 @@ class Roster:
             client = hello.client
             if not 0 <= client < self.clients:
                 raise EngineError(f"it is client {client}, of clients 0 to {self.clients - 1}")
-            if client in self.nodes:
-                raise EngineError(f"client {client} is node {self.nodes[client]} already")
+            self._require_key(client, node)
             self.nodes[client] = node
             self._compare(hello)
         except (EngineError, MessageError) as error:

@@ -24,7 +24,7 @@ from fedbayes.federation.settings import FEWEST
 from fedbayes.flower.node import complaint, once
 from fedbayes.flower.node_config import check_node_config
 from fedbayes.flower.secagg_node import masked, read_secure_task, vector_reply
-from fedbayes.flower.wire import HELLO, read_task, write_hello, write_reply
+from fedbayes.flower.wire import HELLO, note_question, read_task, write_hello, write_reply
 from fedbayes.messages import LONGEST_HEADER, decode, encode
 
 _WORDS = "words"
@@ -80,6 +80,7 @@ class SumsNode:
     def answer(self, message: Message) -> Message:
         """Do what a message asks for. What the user can mend is answered in plain words."""
         if message.metadata.message_type == HELLO:
+            note_question(message.content)
             return Message(write_hello(self.number), reply_to=message)
         try:
             task = read_task(message.content)

@@ -4,6 +4,7 @@ Flower carries the bytes that we encoded, as an array of bytes, and nothing of i
 envelope. Whatever comes from a node is read without trust.
 """
 
+import logging
 import platform
 from dataclasses import dataclass
 from importlib.metadata import version
@@ -62,6 +63,18 @@ def own_versions() -> dict[str, str]:
     return {
         name: platform.python_version() if name == "python" else version(name) for name in PROGRAMS
     }
+
+
+def write_question(trouble: str) -> RecordDict:
+    """The question to a node which client it is, with why it could not be placed before."""
+    return RecordDict({"told": ConfigRecord({"text": trouble})} if trouble else {})
+
+
+def note_question(content: RecordDict) -> None:
+    """Write to a node's own log why the server could not place it."""
+    if "told" in content.config_records:
+        why = one_line(content.config_records["told"].get("text"))
+        logging.getLogger("flwr").error("the server gives this node no tasks: %s", why)
 
 
 def write_hello(client: int) -> RecordDict:

@@ -1,6 +1,6 @@
 """The state of a run between two rounds."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
 import torch
@@ -93,6 +93,22 @@ class Progress:
     """Of each client that a report has counted of, the `weight` of the first one, float64 [n]."""
     timing: Timing = field(default_factory=Timing)
     """Simulated time."""
+    keys: ByClient = field(default_factory=ByClient)
+    """Of each client of a federation that came with a key, its SHA-256 `digest`, uint8 [n, 32]."""
+
+    @property
+    def client_keys(self) -> dict[int, bytes]:
+        """The same, by client."""
+        digests = self.keys.columns.get("digest", torch.empty(0, DIGEST, dtype=torch.uint8))
+        return dict(zip(self.keys.clients.tolist(), map(bytes, digests.tolist()), strict=True))
+
+
+def with_keys(known: ByClient, keys: Mapping[int, bytes]) -> ByClient:
+    """Keys as a checkpoint has them, with these in place of those that clients had."""
+    digests = [list(digest) for digest in keys.values()]
+    column = torch.tensor(digests, dtype=torch.uint8).reshape(-1, DIGEST)
+    order = torch.tensor(list(keys), dtype=torch.int64).sort()
+    return known.having(order.values, {"digest": column[order.indices]})
 
 
 def first_progress(server: Tensors, constants: str) -> Progress:

@@ -28,6 +28,7 @@ from fedbayes.federation.engines import (
     AtWork,
     Delivers,
     Engine,
+    Recognizes,
     at_work,
 )
 from fedbayes.federation.privacy import keys
@@ -60,7 +61,7 @@ from fedbayes.runs.lines import (
 )
 from fedbayes.runs.privacy import identified, mechanism, round_summary, secret_of
 from fedbayes.runs.private_states import ClientStates
-from fedbayes.runs.progress import Progress, first_progress
+from fedbayes.runs.progress import Progress, first_progress, with_keys
 from fedbayes.runs.scores import ClientScores, GlobalEvaluation
 from fedbayes.runs.standing import Standing, divergence
 from fedbayes.runs.summary import summarize
@@ -165,6 +166,7 @@ class Simulation:
         self.stop = False
         """Set it to end after the round under way."""
         self._engine: Engine | None = None
+        self._client_keys: Callable[[], Mapping[int, bytes]] = dict
         self._flusher = Flusher()
         try:
             # Only now is the config known to be sound: a mistake leaves no folder behind.
@@ -290,7 +292,10 @@ class Simulation:
         """Who runs the clients; started when first needed."""
         if self._engine is None:
             self._notify(Activity(f"starting {self.config.engine}", self.progress.round))
-            self._engine = self._start_engine(self)
+            self._engine = engine = self._start_engine(self)
+            if isinstance(engine, Recognizes):
+                engine.recognize(self.progress.client_keys)
+                self._client_keys = lambda: engine.keys
             if self.adversary is not None and self.adversary.attack.on_reports:
                 self._engine = Lying(
                     self._engine,
@@ -500,6 +505,7 @@ class Simulation:
             privacy=result.privacy or past.privacy,
             weights=past.weights if first is None else first,
             timing=planned.timing,
+            keys=with_keys(past.keys, self._client_keys()),
         )
         evaluation = evaluation_line(
             self.likelihood,

@@ -68,6 +68,18 @@ class Delivers(Protocol):
 
 
 @runtime_checkable
+class Recognizes(Protocol):
+    """An engine whose clients are elsewhere, and are known by their keys."""
+
+    @property
+    def keys(self) -> Mapping[int, bytes]:
+        """Digest of the key that each client came with first, of those that have one."""
+
+    def recognize(self, keys: Mapping[int, bytes]) -> None:
+        """Have clients come with these keys alone."""
+
+
+@runtime_checkable
 class Arriving(Protocol):
     """An engine whose clients stay at work from one round to the next, and report as they end."""
 
