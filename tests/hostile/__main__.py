@@ -24,6 +24,7 @@ PARTS = [
     Part("messages and reports", "tests.hostile.messages:fuzz", 1_000_000, 15_000, 2_500),
     Part("kills", "tests.hostile.kills:attack", 1_000, 10, 50),
     Part("damaged folders", "tests.hostile.folders:attack", 1_000, 20, 100),
+    Part("lies in sums", "tests.hostile.sums:attack", 20_000, 700, 700),
     Part("attacks", "tests.hostile.attacks:attack", len(CASES), 1, 1),
 ]
 

@@ -5,20 +5,23 @@ are missing, and the categories of text. The server puts these together: one `Co
 """
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import numpy as np
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from fedbayes.biostatistics.exchange import Exchange, Packet
 from fedbayes.categories import name_of, ordered, spelled_apart
 from fedbayes.errors import ColumnError, DataError, EngineError, MessageError, did_you_mean
+from fedbayes.plausible import LONGEST_CATEGORY, MOST_ROWS
 
 if TYPE_CHECKING:
     import pandas as pd
 
 MOST_LEVELS = 50
 """Categories that a column may have, unless it is named as a category."""
+MOST_GROUPS = 100_000
+"""Categories that a client may say of one column."""
 ROLES = ("outcome", "time", "event", "weights", "offset", "exposure", "strata", "by")
 """Settings of `Wanted` that name one column."""
 
@@ -109,6 +112,9 @@ class Coding(BaseModel):
         return tuple(name for term in self.terms for name in term.names)
 
 
+Level = Annotated[str, Field(max_length=LONGEST_CATEGORY)]
+
+
 class Named(BaseModel):
     """What a client says of its table."""
 
@@ -119,19 +125,28 @@ class Column(BaseModel):
     """What a client says of one column."""
 
     kind: Literal["number", "flag", "text", "date", "empty"]
-    missing: int = Field(ge=0)
-    infinite: int = Field(0, ge=0)
-    levels: list[str] | int = Field(default_factory=list)
+    missing: int = Field(ge=0, le=MOST_ROWS)
+    infinite: int = Field(0, ge=0, le=MOST_ROWS)
+    levels: Annotated[list[Level], Field(max_length=MOST_GROUPS)] | int = Field(
+        default_factory=list
+    )
     """Categories; of too many their number."""
 
 
 class Described(BaseModel):
     """What a client says of the columns that are used."""
 
-    rows: int = Field(ge=0)
-    whole: int = Field(ge=0)
+    rows: int = Field(ge=0, le=MOST_ROWS)
+    whole: int = Field(ge=0, le=MOST_ROWS)
     """Rows without a missing value."""
     columns: dict[str, Column]
+
+    @model_validator(mode="after")
+    def _of_rows(self) -> "Described":
+        counts = [n for c in self.columns.values() for n in (c.missing, c.infinite)]
+        if max([self.whole, *counts]) > self.rows:
+            raise ValueError("it counts more rows than there are")
+        return self
 
 
 Told = Mapping[str, Described]

@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 from pydantic import BaseModel, ValidationError
 
 from fedbayes.errors import MessageError
+from fedbayes.plausible import LARGEST
 
 Array = NDArray[np.float64]
 Words = TypeVar("Words", bound=BaseModel)
@@ -107,6 +108,7 @@ class Exchange:
         shapes: Mapping[str, tuple[int, ...]],
         *,
         finite: bool = True,
+        counts: bool = False,
     ) -> dict[str, Array]:
         """The sum of all clients' answers.
 
@@ -116,6 +118,7 @@ class Exchange:
             numbers: arrays of the question.
             shapes: of the arrays that a proper answer has, by name.
             finite: whether a proper answer is finite; at bad coefficients none is.
+            counts: whether a proper answer counts rows, so that nothing in it is negative.
 
         Raises:
             MessageError: an answer is not proper.
@@ -127,8 +130,13 @@ class Exchange:
             found = {key: np.shape(array) for key, array in answer.numbers.items()}
             if found != dict(shapes):
                 raise MessageError(f"client {name} answered with other sums than were asked for")
-            if finite and not all(np.isfinite(array).all() for array in answer.numbers.values()):
-                raise MessageError(f"client {name} answered with sums that are not finite")
+            arrays = answer.numbers.values()
+            if finite and not all((np.abs(array) <= LARGEST).all() for array in arrays):
+                raise MessageError(
+                    f"client {name} answered with sums that are not finite, or beyond {LARGEST:.1e}"
+                )
+            if counts and any((array < 0).any() for array in arrays):
+                raise MessageError(f"client {name} answered with negative numbers of rows")
         return {key: np.sum([a.numbers[key] for a in answers.values()], axis=0) for key in shapes}
 
     def _ask(self, question: Packet, most: int) -> dict[str, Packet]:

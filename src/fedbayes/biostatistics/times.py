@@ -56,5 +56,6 @@ def event_times(exchange: Exchange, coding: Coding, *, shared: bool) -> EventTim
         raise DataError(f"'{coding.wanted.event}' happens in no row")
     groups = np.repeat(np.arange(count, dtype=np.float64), [len(each) for each in by_group])
     shapes = {"at_risk": (len(times),), "events": (len(times),)}
-    found = exchange.sum("counts", told, {"times": times, "groups": groups}, shapes)
+    numbers = {"times": times, "groups": groups}
+    found = exchange.sum("counts", told, numbers, shapes, counts=True)
     return EventTimes(times, groups, found["at_risk"], found["events"])

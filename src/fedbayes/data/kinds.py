@@ -12,10 +12,9 @@ from fedbayes.data.columns import Column, Kind
 from fedbayes.data.source_settings import SourceSettings
 from fedbayes.data.wording import listed
 from fedbayes.errors import CellError, DataError
+from fedbayes.plausible import MOST_CATEGORIES
 
 _MEND = "mend it (a value that is not known is an empty cell), or read the column otherwise"
-MOST_CATEGORIES = 1000
-"""Categories of a column that is named in `categorical`."""
 ROWS_OF_CATEGORY = 2
 """Rows that each text has on average, if they are categories without a word."""
 _ISO = r"\d{4}-\d{2}-\d{2}([T ]\d|$)"

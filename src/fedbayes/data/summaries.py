@@ -6,6 +6,7 @@ have each. Of every column: its name and kind, and in how many rows it is empty.
 than that.
 """
 
+import math
 from collections import Counter, defaultdict
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
@@ -22,6 +23,14 @@ from fedbayes.data.encoding import spread
 from fedbayes.data.wording import describe, listed
 from fedbayes.errors import DataError
 from fedbayes.files import read_text, write_beside
+from fedbayes.plausible import (
+    LARGEST,
+    MOST_ROWS,
+    Moments,
+    check_categories,
+    check_moments,
+    check_rows,
+)
 from fedbayes.targets import Target
 
 Count = Annotated[int, Field(ge=0, le=2**53)]
@@ -64,6 +73,9 @@ class TableSummary(BaseModel):
     def _of_rows(self) -> "TableSummary":
         for column in (*self.columns, *self.target):
             there = self.rows - column.missing
+            deviation = math.sqrt(column.squares / max(there, 1))
+            if max(abs(column.mean), deviation) > LARGEST:
+                raise ValueError(f"values of column '{column.name}' are too large for float32")
             if there < 0 or sum(column.categories.values()) > there:
                 raise ValueError(f"counts of column '{column.name}' are not of {self.rows:,} rows")
         return self
@@ -131,16 +143,52 @@ def read_summary(path: Path) -> TableSummary:
         DataError: there is no such file, it holds no summary, or one that no rows have.
     """
     try:
-        return TableSummary.model_validate_json(read_text(path))
+        found = TableSummary.model_validate_json(read_text(path))
     except OSError as error:
         raise DataError(f"cannot read {path}: {error.strerror}") from None
     except ValidationError as error:
         problem = error.errors()[0]
         place = ".".join(str(part) for part in problem["loc"])
         said = f"{place}: {problem['msg']}" if place else "it is no JSON object"
+        if problem["type"] == "value_error":
+            said = str(problem["ctx"]["error"])
         raise DataError(f"{path} holds no summary of a table: {said}") from None
     except ValueError as error:
         raise DataError(f"{path} holds no summary of a table: {error}") from None
+    check_rows({str(path): found.rows})
+    for column in found.columns:
+        check_categories(column.categories, column.name, str(path))
+    return found
+
+
+def check_summaries(
+    several: Sequence[TableSummary], names: Sequence[str], most: float = MOST_ROWS
+) -> None:
+    """See that no client's summary decides alone how columns are encoded for all.
+
+    Args:
+        several: of the same columns, as those that `add_summaries` takes.
+        names: where each is from, each once.
+        most: rows that one of them can have.
+
+    Raises:
+        DataError: one does. Names it, and the column.
+    """
+    check_rows({name: one.rows for name, one in zip(names, several, strict=True)}, most)
+    for part in ("columns", "target"):
+        first: Columns = getattr(several[0], part)
+        measured = [column.name for column in first if column.kind not in ("category", "text")]
+        found = {}
+        for name, one in zip(names, several, strict=True):
+            place = {column.name: column for column in getattr(one, part)}
+            rows = [(one.rows - (c := place[n]).missing, c.mean, c.squares) for n in measured]
+            found[name] = Moments(*np.array(rows, np.float64).reshape(-1, 3).T)
+        check_moments(found, measured)
+    for column in several[0].columns:
+        counts: Counter[str] = Counter()
+        for one in several:
+            counts += Counter(next(c for c in one.columns if c.name == column.name).categories)
+        check_categories(counts, column.name, f"{listed(names)} together")
 
 
 def add_summaries(several: Sequence[TableSummary], names: Sequence[str]) -> TableSummary:
@@ -151,8 +199,10 @@ def add_summaries(several: Sequence[TableSummary], names: Sequence[str]) -> Tabl
         names: where each is from, for messages.
 
     Raises:
-        DataError: one is of other columns, or of other kinds; names both.
+        DataError: one is of other columns, or of other kinds, and names both; or one is of more
+            rows than it can be.
     """
+    check_rows({name: one.rows for name, one in zip(names, several, strict=True)})
     first, *others = several
     for other, name in zip(others, names[1:], strict=True):
         _compare(first.columns, other.columns, names[0], name)

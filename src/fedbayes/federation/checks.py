@@ -15,6 +15,7 @@ from fedbayes.likelihoods.base import ROUNDING
 from fedbayes.likelihoods.measures import MEASURES, SCORE, split
 from fedbayes.messages import LONGEST_HEADER, Masked, Message, decode, dtype_of, encode, shape_of
 from fedbayes.models import Network
+from fedbayes.plausible import LARGEST
 from fedbayes.tensors import all_finite
 
 _WEIGHT = "/weight"
@@ -193,8 +194,9 @@ def check_scores(scores: Scores, likelihood: Likelihood, measures: Collection[st
     """See that scores from a client are sums of the likelihood's terms over some samples.
 
     A client can lie about them, but not so that the mean over clients is spoilt: they must give
-    metrics, and shares of samples must be such. An error may be infinite, as that of a model that
-    diverged. No scores at all are those of a client without test samples.
+    metrics, shares of samples must be such, and no term is larger than the square of a float32. An
+    error may be infinite, as that of a model that diverged. No scores at all are those of a client
+    without test samples.
 
     Args:
         scores: by name; nothing is taken on trust.
@@ -225,6 +227,8 @@ def check_scores(scores: Scores, likelihood: Likelihood, measures: Collection[st
     for name, value in scores.items():
         if math.isnan(value) or value == -math.inf:
             raise MessageError(f"its score {name!r} is {value}, which cannot be")
+        if math.isfinite(value) and abs(value) > count * LARGEST**2:
+            raise MessageError(f"its score {name!r} is {value:g}, more than float32 can give")
     for name in likelihood.shares:
         if not 0 <= scores[name] <= count * (1 + ROUNDING):
             raise MessageError(f"its score {name!r} is {scores[name]:g} of {count:g} samples")

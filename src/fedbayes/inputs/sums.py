@@ -1,6 +1,7 @@
 """What clients may say of their tables: sums, which add over clients."""
 
 import json
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -13,14 +14,19 @@ from pydantic import BaseModel, ConfigDict, Field, FiniteFloat, ValidationError
 from fedbayes.data.wording import listed
 from fedbayes.errors import DataError, did_you_mean, quoted
 from fedbayes.files import parse_json, read_text, write_beside
+from fedbayes.plausible import (
+    MOST_CATEGORIES,
+    MOST_ROWS,
+    Moments,
+    check_categories,
+    check_moments,
+    check_number,
+    check_rows,
+)
 
 FORMAT = "fedbayes-sums-1"
 ROUNDING = 1e-6
 """Part of a feature's mean square by which sums may contradict themselves, rounded as they are."""
-MOST_ROWS = 2**53
-"""Largest number of rows that is exact in float64."""
-MOST_CATEGORIES = 1000
-"""Values of a feature that may be categories."""
 
 Vector = npt.NDArray[np.float64]
 
@@ -157,6 +163,24 @@ def add_sums(several: Sequence[Sums], names: Sequence[str] = ()) -> Sums:
     )
 
 
+def check_sums(several: Sequence[Sums], names: Sequence[str]) -> None:
+    """See that no client's sums decide alone what rows look like.
+
+    Args:
+        several: each client's.
+        names: of the clients, each once.
+
+    Raises:
+        DataError: one client's do. Names it.
+    """
+    check_rows({name: sums.count for name, sums in zip(names, several, strict=True)})
+    moments = {}
+    for name, sums in zip(names, several, strict=True):
+        count = np.full(len(sums.features), float(sums.count))
+        moments[name] = Moments(count, sums.mean, sums.std**2 * sums.count)
+    check_moments(moments, several[0].features)
+
+
 def write_sums(sums: Sums, path: Path) -> None:
     """Write sums as JSON, whole or not at all."""
     content = _File(
@@ -200,6 +224,8 @@ def read_sums(path: Path) -> Sums:
             f"{path}: there are {width} features, and sum needs as many numbers, products as many "
             "rows of as many"
         )
+    for name, counts in file.categories.items():
+        check_categories(counts, name, where)
     categories = {
         _index(name, names, where): _counted(name, counts, where)
         for name, counts in file.categories.items()
@@ -207,6 +233,8 @@ def read_sums(path: Path) -> Sums:
     products = np.array(file.products, np.float64).reshape(width, width)
     sums = Sums(file.count, np.array(file.sum, np.float64), products, names, categories)
     _check(sums, where)
+    for index, name in enumerate(names):
+        check_number(math.sqrt(products[index, index] / file.count), f"'{name}'", where)
     return sums
 
 
@@ -250,9 +278,9 @@ def _check(sums: Sums, where: str) -> None:
     """Refuse sums that no rows have."""
     with np.errstate(over="ignore", invalid="ignore"):  # what overflows is refused
         covariance = sums.covariance
-    squares = np.diag(sums.products) / sums.count
-    scale = np.sqrt(np.maximum(squares, np.finfo(float).tiny))
-    products = sums.products / sums.count / np.outer(scale, scale)
+        squares = np.diag(sums.products) / sums.count
+        scale = np.sqrt(np.maximum(squares, np.finfo(float).tiny))
+        products = sums.products / sums.count / np.outer(scale, scale)
     if not np.allclose(products, products.T, rtol=0, atol=ROUNDING):
         raise DataError(f"{where}: products is not symmetric, so it is no sum of products")
     variance = np.diag(covariance)

@@ -18,10 +18,11 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from fedbayes.errors import ConfigError
+from fedbayes.errors import ConfigError, DataError
 from fedbayes.likelihoods.adaptive import adaptive_scores
 from fedbayes.likelihoods.base import Classes, Likelihood
 from fedbayes.likelihoods.numeric import Numeric
+from fedbayes.plausible import check_count
 
 Score = Literal["probability", "adaptive", "adaptive-random", "residual", "quantile"]
 SCORES: dict[Score, str] = {
@@ -212,6 +213,27 @@ def count(found: Tensor) -> Tensor:
     """How many scores [n, columns] are in each bin, int64 [columns, BINS]: what a client sends."""
     place = torch.bucketize(found.cpu(), GRID)
     return torch.stack([torch.bincount(column, minlength=BINS) for column in place.T])
+
+
+def check_counts(counts: Tensor, columns: int, rows: int, where: str) -> None:
+    """See that counts of scores that a client sends are of its rows.
+
+    Args:
+        counts: as `count` gives them.
+        columns: that there are.
+        rows: that the client says it counted.
+        where: the client, for errors.
+
+    Raises:
+        DataError: they are not.
+    """
+    check_count(rows, "the number of rows", where)
+    if tuple(counts.shape) != (columns, BINS) or counts.is_floating_point():
+        raise DataError(f"{where}: counts of scores are whole numbers, {columns} times {BINS:,}")
+    if bool((counts < 0).any()) or bool((counts > rows).any()):
+        raise DataError(f"{where}: a bin of scores has less than no rows, or more than all")
+    if any(total != rows for total in counts.sum(dim=1).tolist()):
+        raise DataError(f"{where}: its counts of scores are not of {rows:,} rows")
 
 
 def _rank(level: float, rows: int) -> int:

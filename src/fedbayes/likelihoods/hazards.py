@@ -12,7 +12,8 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from fedbayes.errors import ConfigError, ModelError
+from fedbayes.errors import ConfigError, DataError, ModelError
+from fedbayes.plausible import LARGEST, check_count
 
 Array = NDArray[np.float64]
 
@@ -100,6 +101,43 @@ def at_risk(risk: Array, y: Array, times: Array) -> Array:
             "has diverged: train it anew, with a smaller training.lr"
         )
     return np.asarray(sums[np.searchsorted(y[order, 0], times, side="left")])
+
+
+def check_events(times: Array, counts: Array, rows: int, where: str) -> None:
+    """See that a client's events are of its rows: at rising times, and no more than there are.
+
+    Args:
+        times: distinct times of events [K].
+        counts: how many there are at each [K].
+        rows: that the client says it has.
+        where: the client, for errors.
+
+    Raises:
+        DataError: they are not.
+    """
+    check_count(rows, "the number of rows", where)
+    if times.shape != counts.shape or not (np.abs([*times, *counts]) <= LARGEST).all():
+        raise DataError(f"{where}: its times of events are not finite in float32, or lack counts")
+    if (np.diff(times) <= 0).any() or (times < 0).any():
+        raise DataError(f"{where}: its times of events do not rise from 0 on")
+    if (counts < 1).any() or (counts % 1 != 0).any() or counts.sum() > rows:
+        raise DataError(f"{where}: its numbers of events are not those of {rows:,} rows")
+
+
+def check_at_risk(sums: Array, where: str) -> None:
+    """See that sums over who is at risk can be such: not negative, and falling with time.
+
+    Args:
+        sums: as `at_risk` gives them [K].
+        where: the client, for errors.
+
+    Raises:
+        DataError: they cannot.
+    """
+    if not (np.abs(sums) <= LARGEST).all():
+        raise DataError(f"{where}: its sums over rows at risk are not finite in float32")
+    if (sums < 0).any() or (np.diff(sums) > 1e-9 * sums[:-1]).any():
+        raise DataError(f"{where}: its sums over rows at risk are negative, or rise with time")
 
 
 def breslow(times: Array, events: Array, sums: Array, *, last: float, rows: int) -> Hazards:

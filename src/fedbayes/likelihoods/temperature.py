@@ -21,6 +21,7 @@ from torch.nn import functional
 from fedbayes.errors import DataError, MessageError
 from fedbayes.likelihoods.base import Classes, Likelihood, finite
 from fedbayes.likelihoods.multilabel import Multilabel
+from fedbayes.plausible import LARGEST, check_count
 from fedbayes.tensors import Samples, Tensors
 
 LIMIT = 100.0
@@ -28,6 +29,8 @@ LIMIT = 100.0
 POINTS = 401
 GRID = torch.linspace(-math.log(LIMIT), math.log(LIMIT), POINTS, dtype=torch.float64)
 """Logarithms of 1 / T at which sums are taken, 2.3 % apart."""
+_ROUNDING = 1e-9
+"""Part of its sums by which what a client says may contradict itself."""
 _BATCH = 200
 """Samples of which the grid is computed at a time."""
 _PIECE = 1000
@@ -68,6 +71,30 @@ class TemperatureSums:
     def numbers(self) -> int:
         """How many numbers that is."""
         return 3 * POINTS + 2
+
+    def check(self, where: str) -> None:
+        """See that rows can have these sums: as a function of 1 / T, −log p is convex, not below 0,
+        and its slope is what is said of it.
+
+        Raises:
+            DataError: none can.
+        """
+        check_count(self.rows, "the number of rows", where)
+        check_count(self.left_out, "the number of rows left out", where)
+        several = self.nll, self.slope, self.curvature
+        if any(part.shape != GRID.shape for part in several):
+            raise DataError(f"{where}: there are {POINTS} points, and its sums are of others")
+        if not all(bool((part.abs() <= LARGEST).all()) for part in several):
+            raise DataError(f"{where}: its sums are not finite in float32")
+        powers = GRID.exp()
+        slope, step = self.slope / powers, powers.diff()
+        # By how much the sums rise from point to point, between their slopes at both ends.
+        least, most = slope[:-1] * step, slope[1:] * step
+        room = _ROUNDING * (self.nll.abs().amax() + (slope.abs()[1:] * step).amax() + 1)
+        rise = self.nll.diff()
+        convex = (least <= rise + room) & (rise <= most + room)
+        if bool((self.nll < -room).any()) or not bool(convex.all()):
+            raise DataError(f"{where}: no rows have these sums: −log p is convex in 1 / T")
 
     def temperature(self) -> float:
         """The T of the least sum.

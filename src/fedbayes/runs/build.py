@@ -19,7 +19,13 @@ from fedbayes.data import (
 )
 from fedbayes.data.generated import GeneratedData
 from fedbayes.data.sources.generators import Generator, Pool
-from fedbayes.data.summaries import add_summaries, fit_summary, fit_target, read_summary
+from fedbayes.data.summaries import (
+    add_summaries,
+    check_summaries,
+    fit_summary,
+    fit_target,
+    read_summary,
+)
 from fedbayes.data.wording import describe, listed
 from fedbayes.devices import choose_device, repeatable
 from fedbayes.errors import FedbayesWarning, ModelError, RunError
@@ -46,7 +52,9 @@ def build_data(config: Config) -> FederatedData:
     columns, statistics, target = None, None, None
     if files := config.data.summaries:
         names = [str(file) for file in files]
-        whole = add_summaries([read_summary(file) for file in files], names)
+        several = [read_summary(file) for file in files]
+        whole = add_summaries(several, names)
+        check_summaries(several, names, config.aggregation.max_weight)
         indicate = config.data.tells_missing
         where = f"the sums of {listed(names)}"
         columns, statistics = fit_summary(whole, dataset, indicate, where)

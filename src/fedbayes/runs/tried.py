@@ -1,5 +1,8 @@
 """The global model as clients elsewhere find it, each on its own test samples."""
 
+import math
+from collections.abc import Mapping
+from statistics import median
 from typing import Any
 
 from fedbayes.contracts import Run
@@ -10,6 +13,7 @@ from fedbayes.federation.engines import TriesAtClients
 from fedbayes.likelihoods import Classes, Likelihood, Scores
 from fedbayes.likelihoods.measures import SCORE
 from fedbayes.messages import encode
+from fedbayes.plausible import MOST_TIMES_ROWS
 from fedbayes.runs.scores import Asked, ClientScores, GlobalEvaluation
 from fedbayes.tensors import Tensors
 
@@ -61,7 +65,32 @@ def try_at_clients(
         else:
             if outcome.scores:
                 told[client] = outcome.scores
+    for client, why in _odd(told).items():
+        missed[client] = why
+        del told[client]
     return together(run.likelihood, told, Asked(run.clients, missed, got * len(data), down, up))
+
+
+def _odd(told: Mapping[int, Scores]) -> dict[int, str]:
+    """Clients whose scores would hide all others', and why: they are of far more samples than the
+    median client's, or infinite where at least half of the clients' are finite.
+    """
+    infinite = {c for c, own in told.items() if not all(map(math.isfinite, _sums(own)))}
+    most = MOST_TIMES_ROWS * median([own["count"] for own in told.values()] or [0.0])
+    found = {}
+    for client, own in told.items():
+        if len(told) > 2 and own["count"] > most:
+            found[client] = (
+                f"its scores are of {own['count']:,.0f} samples, over {MOST_TIMES_ROWS:,} times "
+                "those of the median client"
+            )
+        elif client in infinite and 2 * len(infinite) <= len(told):
+            found[client] = "its scores are infinite, and most other clients' are not"
+    return found
+
+
+def _sums(scores: Scores) -> list[float]:
+    return [value for name, value in scores.items() if not name.startswith(SCORE)]
 
 
 def together(likelihood: Likelihood, told: dict[int, Scores], asked: Asked) -> GlobalEvaluation:

@@ -13,6 +13,7 @@ from fedbayes.data.wording import size
 from fedbayes.errors import ConfigError, DataError, FedbayesWarning
 from fedbayes.files import writable
 from fedbayes.inputs import Sums, add_sums, read_sums, sums_of, write_sums
+from fedbayes.inputs.sums import check_sums
 from fedbayes.tools.evaluation_set import find_training
 
 LEAST = 10
@@ -131,7 +132,9 @@ def sums_of_clients(paths: Sequence[Path], features: Sequence[str]) -> Sums:
     for number, path in enumerate(paths):
         if path in paths[:number]:
             raise DataError(f"{path} is named twice; a client's rows count once")
-    together = add_sums([read_sums(path) for path in paths], [str(path) for path in paths])
+    several, names = [read_sums(path) for path in paths], [str(path) for path in paths]
+    together = add_sums(several, names)
+    check_sums(several, names)
     named = together.features != tuple(map(str, range(len(together.features))))
     if named and features and together.features != tuple(features):
         odd = next(

@@ -15,6 +15,7 @@ from fedbayes.likelihoods import Classes, Likelihood, Numeric
 from fedbayes.likelihoods.conformal import (
     Conformal,
     Score,
+    check_counts,
     choose_score,
     count,
     scores,
@@ -100,6 +101,9 @@ def calibrate_conformal(
     }
     check_counted(sum(half.rows for half in halves.values()), ended.folder.path)
     own = per_client or personal
+    columns = 1 if isinstance(run.likelihood, Classes) else run.likelihood.target.columns
+    for client, half in halves.items():
+        check_counts(half.counts, columns, half.rows, names[client])
     common = threshold(sum_of(halves), run.likelihood, kind, level)
     single = {
         client: threshold(half.counts, run.likelihood, kind, level)

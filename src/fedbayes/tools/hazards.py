@@ -12,7 +12,15 @@ from torch import Tensor
 from fedbayes.contracts import Run, Sampler
 from fedbayes.data import FederatedData
 from fedbayes.errors import ConfigError, RunError
-from fedbayes.likelihoods.hazards import Array, Hazards, at_risk, breslow, event_counts
+from fedbayes.likelihoods.hazards import (
+    Array,
+    Hazards,
+    at_risk,
+    breslow,
+    check_at_risk,
+    check_events,
+    event_counts,
+)
 from fedbayes.runs.hazards import StoredHazards, write_hazards
 from fedbayes.tools.ended_run import EndedRun
 
@@ -116,6 +124,7 @@ def estimate_hazards(
 class _Side:
     """What a client has: log-risks, times and events of its rows; and of its test rows."""
 
+    name: str
     risk: Array
     y: Array
     test_risk: Array
@@ -139,7 +148,7 @@ class _Side:
             found = [run.likelihood.mean(draw(x).double())[:, 0].cpu() for x in pieces if len(x)]
             parts.append((_joined(found), y))
         (risk, y), test = parts
-        return cls(*(test if rows == "test" else (risk, y)), *test)
+        return cls(data.names[client], *(test if rows == "test" else (risk, y)), *test)
 
     @property
     def events(self) -> int:
@@ -175,12 +184,16 @@ def _joined(found: list[Tensor]) -> Array:
 def _estimate(sides: list[_Side], source: str) -> Hazards:
     """What the server adds up: event times and counts, then sums over who is at risk."""
     told = [event_counts(side.y) for side in sides]
+    for side, (own, counts) in zip(sides, told, strict=True):
+        check_events(own, counts, len(side.y), side.name)
     times = np.unique(np.concatenate([own for own, _ in told]))
     if not len(times):
         raise RunError(f"the clients of {source} have no row with an event")
     events, sums = np.zeros(len(times)), np.zeros(len(times))
     for side, (own, counts) in zip(sides, told, strict=True):
         events[np.searchsorted(times, own)] += counts
-        sums += at_risk(side.risk, side.y, times)
+        at_each = at_risk(side.risk, side.y, times)
+        check_at_risk(at_each, side.name)
+        sums += at_each
     last = max(float(side.y[:, 0].max()) for side in sides if len(side.y))
     return breslow(times, events, sums, last=last, rows=sum(len(side.y) for side in sides))

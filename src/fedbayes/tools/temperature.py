@@ -82,21 +82,28 @@ def calibrate_temperature(
         )
     ended.note_no_noise("the sums")
 
-    def models() -> Iterator[tuple[Sampler, Samples, Samples]]:
+    def models() -> Iterator[tuple[int, Sampler, Samples, Samples]]:
         for client, draw in ended.models():
             x, y = ended.data.test(client)
             counted, rest, _ = divided(len(y), ended.config.seed, client, share)
-            yield draw, Samples(x[counted], y[counted]), Samples(x[rest], y[rest])
+            yield client, draw, Samples(x[counted], y[counted]), Samples(x[rest], y[rest])
 
     device, nothing = run.network.device, TemperatureSums.nothing()
-    held_out = ((draw, rows.to(device)) for draw, rows, _ in models())
-    sums = reduce(add, (sums_of(likelihood, *one) for one in held_out), nothing)
+    names = ended.folder.client_names()
+
+    def told() -> Iterator[TemperatureSums]:
+        for client, draw, rows, _ in models():
+            found = sums_of(likelihood, draw, rows.to(device))
+            found.check(names[client])
+            yield found
+
+    sums = reduce(add, told(), nothing)
     check_counted(sums.rows, ended.folder.path)
     try:
         found = sums.temperature()
     except DataError as error:
         raise DataError(f"{error}. Count more rows with --share, or train longer") from None
-    others = [(draw, rest.to(device)) for draw, _, rest in models()]
+    others = [(draw, rest.to(device)) for _, draw, _, rest in models()]
     before, after = (examine(likelihood, others, temperature=t) for t in (None, found))
     replaced = None if personal else own_temperature(ended.folder)
     path = write_temperature(
