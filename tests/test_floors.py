@@ -26,6 +26,7 @@ FLOORS = [
         "tensor_files",
         "messages",
         "metrics",
+        "plausible",
         "pretrained",
         "version",
     },
