@@ -18,6 +18,7 @@ FLOORS = [
         "errors",
         "fields",
         "files",
+        "here",
         "lazy",
         "seals",
         "seeds",

@@ -117,36 +117,103 @@ def test_what_is_refused_is_refused_before_it_is_imported(tmp_path, monkeypatch,
     assert not (tmp_path / "mark").exists()
 
 
-@pytest.mark.parametrize("mode", ["script", pytest.param("module", marks=pytest.mark.slow)])
-def test_what_lies_in_the_current_directory_is_not_run_unasked(tmp_path, mode):
-    for name in ("torch", "numpy", "typer", "rich", "difflib", "tomllib", "json"):
+LOOKED_FOR = (
+    *("torch", "numpy", "typer", "rich", "difflib", "tomllib", "json"),
+    # What pandas, PyTorch and others try to import, and can do without.
+    *("numexpr", "bottleneck", "cupy", "dill", "fastparquet", "IPython", "mkl", "opt_einsum"),
+)
+STARTS = {
+    "script": [Path(sys.executable).with_name("fedbayes")],
+    "module": [sys.executable, "-m", "fedbayes"],
+    "its command line": [sys.executable, "-m", "fedbayes.cli"],
+}
+
+
+@pytest.fixture
+def planted(tmp_path):
+    """A folder with a table, in which modules lie that libraries look for; what starts the command
+    line there, and says which of them were run."""
+    for name in LOOKED_FOR:
         (tmp_path / f"{name}.py").write_text(PLANTED.format(mark=str(tmp_path / f"{name} ran")))
-    script = Path(sys.executable).with_name("fedbayes")
-    start = [sys.executable, "-m", "fedbayes.cli"] if mode == "module" else [script]
-    arguments = ["run", "--rounds", "1", "--clients", "2", "--json", "-o", "run"]
-    done = subprocess.run(
-        [*start, *arguments, "--engine", "workers"],
-        cwd=tmp_path,
-        capture_output=True,
-        text=True,
-        timeout=200,
-        check=False,
-    )
-    assert not list(tmp_path.glob("* ran"))
-    assert done.returncode == 0, done.stderr
-    assert json.loads(done.stdout)["rounds"] == 1
+    rows = [f"{k % 7},{k % 5},{'yn'[k % 2]}" for k in range(60)]
+    (tmp_path / "t.csv").write_text("\n".join(["a,b,label", *rows]))
+
+    def started(mode, *arguments):
+        done = subprocess.run(
+            [*STARTS[mode], *arguments],
+            cwd=tmp_path,
+            capture_output=True,
+            text=True,
+            timeout=200,
+            check=False,
+        )
+        assert not list(tmp_path.glob("* ran"))
+        assert done.returncode == 0, done.stderr
+        return done.stdout
+
+    return started
 
 
-def test_the_search_path_of_the_command_line_ends_here(tmp_path):
-    (tmp_path / "ownmod.py").write_text("")
+RUN = ("run", "--rounds", "1", "--clients", "2", "--set", "data.path=t.csv", "--json", "-o", "run")
+
+
+@pytest.mark.parametrize(
+    "mode", ["script", *(pytest.param(m, marks=pytest.mark.slow) for m in STARTS)]
+)
+def test_what_lies_in_the_current_directory_is_not_run_unasked(planted, mode):
+    done = planted(mode, *RUN, "--engine", "workers")
+    assert json.loads(done)["rounds"] == 1
+    planted(mode, "data", "check", "t.csv")
+    planted(mode, "predict", "run", "t.csv", "-o", "p.csv")
+
+
+@pytest.mark.slow
+def test_nor_is_it_in_actors_of_ray(planted):
+    pytest.importorskip("ray")
+    assert json.loads(planted("script", *RUN, "--engine", "ray"))["rounds"] == 1
+
+
+NET = """
+from helper import width
+
+def network(shape, outputs):
+    import late
+    import pandas, torch
+    return torch.nn.Sequential(torch.nn.Linear(shape[0], width), torch.nn.Linear(width, outputs))
+"""
+
+
+@pytest.mark.parametrize(
+    "engine",
+    [
+        "sequential",
+        pytest.param("workers", marks=pytest.mark.slow),
+        pytest.param("ray", marks=pytest.mark.slow),
+    ],
+)
+def test_a_users_own_modules_are_found_there_and_what_they_import(planted, tmp_path, engine):
+    (tmp_path / "mine.py").write_text(NET)
+    (tmp_path / "helper.py").write_text("width = 3")
+    (tmp_path / "late.py").write_text("")
+    done = planted("script", *RUN, "--set", "model.name=mine:network", "--engine", engine)
+    assert json.loads(done)["rounds"] == 1
+
+
+def test_a_folder_is_searched_for_names_that_are_given_alone(tmp_path):
+    for name, code in {"ownmod": "import sibling", "sibling": "", "other": ""}.items():
+        (tmp_path / f"{name}.py").write_text(code)
     code = (
-        "import sys; sys.path.insert(0, ''); from fedbayes.lazy import search_here_last;"
-        "search_here_last(); assert sys.path[-1] == '' and sys.path.count('') == 1;"
-        "import ownmod; print(ownmod.__file__)"
+        "import sys; from pathlib import Path; sys.path[:0] = ['', str(Path.cwd())]\n"
+        "from fedbayes.here import only_own_modules, variables; from fedbayes.lazy import own\n"
+        "only_own_modules(str(Path.cwd())); assert not {'', str(Path.cwd())} & {*sys.path}\n"
+        "assert list(variables().values()) == [str(Path.cwd())]\n"
+        "print(own('ownmod:sibling').__file__)\n"
+        "try: import other\n"
+        "except ImportError: print('no other')"
     )
     done = in_process_of_its_own(code, tmp_path)
     assert done.returncode == 0, done.stderr
-    assert "ownmod.py" in done.stdout
+    assert done.stdout.splitlines() == [str(tmp_path / "sibling.py"), "no other"]
 
 
 def test_copies_of_a_folder_are_read_alike(own, tmp_path):

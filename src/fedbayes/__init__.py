@@ -8,9 +8,13 @@ print(run.summary["global_accuracy"])
 
 import sys
 
-if sys.orig_argv[1:3] == ["-m", "fedbayes.cli"]:
+if (
+    sys.argv[:1] == ["-m"]
+    and not sys.flags.safe_path
+    and {"fedbayes", "fedbayes.cli", "-mfedbayes", "-mfedbayes.cli"} & {*sys.orig_argv}
+):
     # Python looks into the current directory first: nothing that lies there is run unasked.
-    sys.path[:] = [*sys.path[1:], ""]
+    sys.path[:] = sys.path[1:]
 
 from typing import TYPE_CHECKING
 

@@ -10,6 +10,7 @@ from types import ModuleType
 from typing import Any, Generic, TypeVar
 
 from fedbayes.errors import ConfigError
+from fedbayes.here import resolving
 
 Kind = TypeVar("Kind")
 
@@ -65,14 +66,6 @@ class Catalogue(Mapping[str, Kind], Generic[Kind]):
         return len(self._places)
 
 
-def search_here_last() -> None:
-    """Find modules in the current directory, after all others: `package.module:name` may be the
-    user's own and lie there, but a `torch.py` that came with somebody's files is not run.
-    """
-    here = {"", ".", str(Path.cwd())}
-    sys.path[:] = [*(place for place in sys.path if place not in here), ""]
-
-
 def own(place: str) -> Any:
     """What `package.module:name` names; its module is imported, so its code is run.
 
@@ -84,7 +77,8 @@ def own(place: str) -> Any:
     if not all(part.isidentifier() for part in parts):
         raise ImportError("it is written as package.module:name")
     try:
-        return resolve_name(place)
+        with resolving(module):
+            return resolve_name(place)
     except ImportError:
         raise
     except (AttributeError, SyntaxError) as error:

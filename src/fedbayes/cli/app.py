@@ -8,6 +8,7 @@ from collections.abc import Iterable
 from errno import EPIPE
 from functools import partial
 from io import TextIOWrapper
+from pathlib import Path
 from typing import Annotated, Any, NoReturn, TextIO
 
 import click
@@ -20,7 +21,7 @@ from rich.segment import Segment
 
 from fedbayes.errors import FedbayesError, FedbayesWarning, plain
 from fedbayes.files import FULL
-from fedbayes.lazy import search_here_last
+from fedbayes.here import only_own_modules
 from fedbayes.version import __version__
 
 app = typer.Typer(
@@ -68,7 +69,7 @@ class Console(rich.console.Console):
 
 def main() -> None:
     """Run the command line; a user's error becomes one plain message and exit status 2."""
-    search_here_last()
+    only_own_modules(_here())
     if isinstance(sys.stdout, TextIOWrapper):  # as Python has it for stderr
         sys.stdout.reconfigure(errors="backslashreplace")
     # One console for all that is shown while work goes on.
@@ -107,6 +108,14 @@ def main() -> None:
         if error.filename is None and error.errno not in FULL:
             raise
         fail(f"{error.filename or 'the run folder'}: {error.strerror}")
+
+
+def _here() -> str:
+    """The current directory; empty if it is gone."""
+    try:
+        return str(Path.cwd())
+    except OSError:
+        return ""
 
 
 def _unwritable() -> bool:

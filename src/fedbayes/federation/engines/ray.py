@@ -13,6 +13,7 @@ from typing import Any
 
 import ray
 
+from fedbayes import here
 from fedbayes.devices import CUBLAS
 from fedbayes.errors import EngineError, FedbayesWarning
 from fedbayes.federation.client_runtime import Evaluation, Outcome, Task
@@ -236,6 +237,7 @@ def _options(needs: Mapping[str, float], threads: int) -> dict[str, Any]:
             "env_vars": {
                 **CUBLAS,
                 **INLINE,
+                **here.variables(),
                 "OMP_NUM_THREADS": str(threads),
                 "PYTHONPATH": os.pathsep.join(_own_places()),
             }

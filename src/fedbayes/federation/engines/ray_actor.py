@@ -15,6 +15,7 @@ from pkgutil import resolve_name
 from typing import Any
 
 from fedbayes.federation.engines.questions import Header, failure, handle
+from fedbayes.here import FOLDER
 from fedbayes.version import __version__
 
 Answer = tuple[Header, list[bytes]]
@@ -58,7 +59,7 @@ class Clients:
             os.environ.setdefault(name, value)
         if Path(folder).is_dir():
             os.chdir(folder)
-        if folder not in sys.path:
+        if FOLDER not in os.environ and folder not in sys.path:
             sys.path.append(folder)  # a user's own modules are looked up there last
         self._clients: Any = None
 

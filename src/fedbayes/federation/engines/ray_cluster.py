@@ -9,7 +9,7 @@ import subprocess
 import sys
 import tempfile
 import threading
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from importlib import import_module
@@ -19,7 +19,9 @@ from typing import Any
 import psutil
 import ray
 from joblib import cpu_count
+from ray.job_config import JobConfig
 
+from fedbayes import here
 from fedbayes.errors import EngineError
 
 LOCAL, AUTO = "local", "auto"
@@ -182,7 +184,7 @@ def _require_answer(asked: str, address: str, seconds: float) -> None:
         ) from None
     try:
         said = subprocess.run(
-            [sys.executable, "-c", _PROBE, address],
+            [sys.executable, "-P", "-c", _PROBE, address],
             capture_output=True,
             text=True,
             errors="replace",
@@ -241,6 +243,16 @@ def _start_own() -> Cluster:
     return cluster
 
 
+class _Places(list[str]):
+    """Where Ray has actors look modules up. It adds the current directory, which the command line
+    keeps from modules that nobody names.
+    """
+
+    def extend(self, places: Iterable[str]) -> None:
+        """Add places, but not that one."""
+        super().extend(place for place in places if place not in here.variables().values())
+
+
 def _init(asked: str, **arguments: Any) -> None:
     """`ray.init`, which says nothing, and takes no signal.
 
@@ -249,7 +261,9 @@ def _init(asked: str, **arguments: Any) -> None:
     """
     try:
         with _handlers_kept():
-            ray.init(log_to_driver=False, logging_level="ERROR", **arguments)
+            config = JobConfig()
+            config._py_driver_sys_path = _Places()
+            ray.init(log_to_driver=False, logging_level="ERROR", job_config=config, **arguments)
     except (Exception, SystemExit) as error:
         ray.shutdown()
         reason = (str(error).strip().splitlines() or [type(error).__name__])[-1]

@@ -28,6 +28,7 @@ from fedbayes.federation.engines.questions import (
     require_answer,
 )
 from fedbayes.federation.engines.worker import read, write
+from fedbayes.here import variables
 from fedbayes.messages import decode_file
 from fedbayes.tensors import Tensors
 
@@ -76,6 +77,7 @@ def environment(threads: int) -> dict[str, str]:
     return {
         **CUBLAS,
         **os.environ,
+        **variables(),
         "PYTHONPATH": os.pathsep.join(path or str(Path.cwd()) for path in sys.path),
         "OMP_NUM_THREADS": str(threads),
     }
