@@ -3,6 +3,7 @@ node.
 """
 
 import json
+from io import StringIO
 
 import numpy as np
 import pandas as pd
@@ -11,6 +12,7 @@ import pytest
 pytest.importorskip("flwr")
 
 from flwr.common.constant import PARTITION_ID_KEY
+from rich.console import Console
 
 import fedbayes
 from fedbayes import Config, Simulation
@@ -21,7 +23,9 @@ from fedbayes.flower.apps import client_app, flower
 from fedbayes.flower.node import Node
 from fedbayes.flower.own_data import own_data
 from fedbayes.flower.simulated import simulated_grid
+from fedbayes.reports import gather, write_page
 from fedbayes.runs.build import build_data, build_runtime
+from fedbayes.runs.outcome import outcome
 
 DIGITS = {"data": {"clients": 4, "partition": "dirichlet", "limit": 500}, "rounds": 1}
 
@@ -195,3 +199,66 @@ def test_other_targets(likelihood, tmp_path):
     metric = "c_index" if likelihood == "cox" else "rmse"
     whole = [one["metrics"]["global"][metric] for one in found]
     assert whole[0] == pytest.approx(whole[1], rel=1e-5)
+
+
+def shown(summary):
+    console = Console(file=StringIO(), width=200)
+    console.print(outcome(summary))
+    return console.file.getvalue()
+
+
+def test_metrics_of_a_real_federation_are_of_the_clients_rows(wards, tmp_path):
+    """The server's table has 80 rows; the clients have 400 each, which they alone know."""
+    summary, lines = federated(tmp_path, wards, engine="flower", evaluate_at="auto")
+    asked, _ = federated(tmp_path / "asked", wards, engine="flower", evaluate_at="clients")
+    assert summary["per_client"] == asked["per_client"]
+    assert summary["client_rows"] == lines[-1]["client_rows"] == 300
+    assert "reference_rows" not in summary
+    assert "300 test rows of the clients, as they report" in shown(summary)
+    result = fedbayes.Result(tmp_path / "run")
+    frame = result.frame("clients")
+    assert frame.train_samples.tolist() == [300] * 3
+    assert frame.test_samples.tolist() == [100] * 3
+    own = [summary["per_client"]["global"][name]["accuracy"] for name in frame.index]
+    assert frame.global_accuracy.tolist() == own
+    (record,) = gather([tmp_path / "run"])
+    assert [list(sizes) for sizes in (record.train_sizes, record.test_sizes)] == [
+        [300] * 3,
+        [100] * 3,
+    ]
+    assert record.counts is None  # what classes clients have is not known
+    assert record.confusion.sum() < 80
+    write_page([tmp_path / "run"], tmp_path / "r.html")
+    page = (tmp_path / "r.html").read_text()
+    assert "the server&#39;s reference table" in page or "the server's reference table" in page
+
+
+def test_a_reference_table_is_called_so_and_is_no_clients(wards, tmp_path):
+    summary, lines = federated(tmp_path, wards, engine="flower", evaluate_at="server")
+    assert "global" not in summary["per_client"]
+    assert not {name for name in summary["metrics"] if name.startswith("global_")}
+    rows = summary["reference_rows"]
+    assert rows == lines[-1]["reference_rows"] < 80
+    assert summary["global_accuracy"] == summary["metrics"]["global"]["accuracy"]
+    text = shown(summary)
+    assert f"{rows} rows of the server's reference table, no client's" in text
+    assert "client-0" not in text.split("clients' own models")[0]
+    # What clients report of their own models, on their own rows, stays.
+    assert set(summary["per_client"]["local"]) == {"client-0", "client-1", "client-2"}
+    assert fedbayes.Result(tmp_path / "run").frame("clients").test_samples.tolist() == [100] * 3
+
+
+@pytest.mark.parametrize(
+    ("more", "clients"),
+    [
+        ({}, True),
+        ({"engine": "sequential"}, False),
+        ({"data": {"name": "digits"}}, False),
+        ({"evaluate_at": "server"}, False),
+        ({"secure": {"enabled": True}}, False),
+        ({"privacy": {"noise": 1.0}, "aggregation": {"clip": 1.0}}, False),
+    ],
+)
+def test_clients_are_asked_where_they_have_rows_of_their_own(more, clients):
+    source = {"path": "table.csv", "clients": 3}
+    assert Config.create(**{"engine": "flower", "data": source, **more}).at_clients == clients

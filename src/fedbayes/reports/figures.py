@@ -113,10 +113,22 @@ def _global(records: Sequence[Record], group: _Group, key: str) -> Lines:
         key,
         f"Global {name} over rounds{group.of}",
         "round",
-        f"{name} on all clients' test samples",
+        f"{name} on {_tried(records, all_of_them=True)}",
         _of(group, _curves(records, f"global_{group.metric}")),
         group.note,
     )
+
+
+def _tried(records: Sequence[Record], *, all_of_them: bool = False) -> str:
+    """Whose samples models are tried on; predictions are made of those that the server has."""
+    if not any(record.reference for record in records):
+        return "all clients' test samples"
+    if not all_of_them:
+        return "the server's reference table, which is no client's"
+    at_clients = [record.tried_at_clients for record in records]
+    if all(at_clients):
+        return "all clients' test samples, as they report"
+    return "test samples, which are of a server's reference table where clients have their own"
 
 
 def _of(group: _Group, curves: Sequence[Curve]) -> list[Curve]:
@@ -223,7 +235,8 @@ def nll(records: Sequence[Record]) -> list[Chart]:
             "round",
             "nats, mean over all test samples",
             curves,
-            f"The global model on all clients' test samples{_before(records)}; lower is better.",
+            f"The global model on {_tried(records, all_of_them=True)}{_before(records)}; "
+            "lower is better.",
             _log(curves),
         )
     ]
@@ -366,7 +379,7 @@ def confusion(records: Sequence[Record]) -> list[Chart]:
             list(record.classes),
             record.confusion.tolist(),
             "row",
-            "The global model on all clients' test samples; shares of the true class.",
+            f"The global model on {_tried([record])}; shares of the true class.",
         )
         for run, record in enumerate(records)
         if record.confusion is not None
@@ -381,7 +394,7 @@ def predictions(records: Sequence[Record]) -> list[Chart]:
             continue
         true, mean = record.predictions
         rows = _evenly_spaced(len(true), MOST_POINTS)
-        note = "The global model on clients' test samples; on the line both are the same."
+        note = f"The global model on {_tried([record])}; on the line both are the same."
         if len(rows) < len(true):
             note += f" {len(rows):,} of {len(true):,} samples are shown, evenly spaced."
         for column, name in enumerate(record.target.names[:MOST_TARGETS]):

@@ -22,10 +22,11 @@ from fedbayes.likelihoods.trust import examine
 from fedbayes.metrics import Calibration, Confidences, Coverage
 from fedbayes.runs.between import per_client, tables
 from fedbayes.runs.build import bind_frozen, build_runtime, stored_data
-from fedbayes.runs.config import Config
+from fedbayes.runs.config import Config, is_reference
 from fedbayes.runs.folder import Metrics, RunFolder
 from fedbayes.runs.inventory import dotted
 from fedbayes.runs.progress import Progress
+from fedbayes.runs.scores import CLIENT_ROWS
 from fedbayes.runs.standing import flat
 from fedbayes.targets import Target
 from fedbayes.tensors import Tensors, to, unpack
@@ -55,10 +56,12 @@ class Record:
     `metrics`, `per_client`, `undefined`; empty where no round tells."""
     clients: tuple[str, ...] = ()
     """Names of the clients [S]."""
-    train_sizes: Rows | None = None
-    """Training samples of each client, int64 [S]."""
-    test_sizes: Rows | None = None
-    """Test samples of each client, int64 [S]."""
+    reference: bool = False
+    """Whether the data of the run are a server's reference table, and clients have their own."""
+    train_sizes: Rows | Sequence[int | None] | None = None
+    """Training samples of each client, int64 [S]; with a reference table as far as they said."""
+    test_sizes: Rows | Sequence[int | None] | None = None
+    """Test samples of each client, likewise."""
     classes: tuple[str, ...] = ()
     """Names of the classes [K]; none if neither the data set nor the run folder tells them."""
     counts: Rows | None = None
@@ -90,6 +93,11 @@ class Record:
     final: dict[str, float] = field(default_factory=dict)
     """Metrics of the global model after the last round, at its temperature and without, by name;
     empty where it has none. Those of `metrics` are of models without."""
+
+    @property
+    def tried_at_clients(self) -> bool:
+        """Whether metrics of the global model are those that clients reported."""
+        return not self.reference or any(CLIENT_ROWS in line for line in self.metrics)
 
     @property
     def headline(self) -> str:
@@ -260,7 +268,8 @@ def deepened(run: RunFolder, record: Record) -> Record:
         RunError: the newest checkpoint is damaged.
     """
     settings, rounds, notes = record.settings, record.rounds, list(record.notes)
-    fields: dict[str, Any] = {}
+    reference = is_reference(settings.get("engine"), settings.get("data.name"))
+    fields: dict[str, Any] = {"reference": reference}
     likelihood, progress = None, None
     own = [settings[key] for key in _NAMES if ":" in str(settings.get(key, ""))]
     try:
@@ -281,11 +290,14 @@ def deepened(run: RunFolder, record: Record) -> Record:
     try:
         division, names = run.partition(), run.client_names()
         if division is not None:
-            fields |= {
-                "clients": division.names,
-                "train_sizes": np.diff(division.train_offsets),
-                "test_sizes": np.diff(division.test_offsets),
-            }
+            fields |= {"clients": division.names}
+            if reference:  # the division is of the server's rows
+                fields |= reported_sizes(run, len(division.names))
+            else:
+                fields |= {
+                    "train_sizes": np.diff(division.train_offsets),
+                    "test_sizes": np.diff(division.test_offsets),
+                }
         if "target" in fields and not record.between:
             fields["between"] = _between(run.metrics(), names, fields["target"])
         progress = run.progress()
@@ -321,14 +333,18 @@ def deepened(run: RunFolder, record: Record) -> Record:
             raise RunError(_untold(str(of_data)))
         config = _built_in(run, own).on("auto")
         data = stored_data(config, run)
-        fields |= {
-            "clients": data.partition.names,
-            "train_sizes": data.train_sizes(),
-            "test_sizes": data.test_sizes(),
-            "classes": data.classes,
-            "target": data.target,
-            "counts": data.counts() if data.classes else None,
-        }
+        fields |= {"clients": data.partition.names, "classes": data.classes, "target": data.target}
+        if reference:
+            notes.append(
+                "predictions are of the server's reference table, which is no client's; what is "
+                "told of clients they reported"
+            )
+        else:
+            fields |= {
+                "train_sizes": data.train_sizes(),
+                "test_sizes": data.test_sizes(),
+                "counts": data.counts() if data.classes else None,
+            }
         if own:
             raise RunError(_untold(own[0]))
         method = config.build_method()
@@ -345,7 +361,7 @@ def deepened(run: RunFolder, record: Record) -> Record:
                 notes.append(f"{lost} predictions of the global model are not finite")
     except FedbayesError as error:
         missing = "predictions of the global model"
-        if "counts" not in fields:
+        if "classes" not in fields:
             missing = f"split, no {missing}"
         notes.append(f"no {missing}: {error}")
     return replace(record, notes=tuple(notes), **fields)
@@ -365,6 +381,32 @@ def _calibrated(summary: Metrics) -> dict[str, Any]:
         "between": {name: summary[name] for name in of if name in summary}
         if "per_client" in summary
         else {},
+    }
+
+
+def reported_sizes(run: RunFolder, clients: int) -> dict[str, list[int | None]]:
+    """What clients said of how many samples they have: by the weights of their first reports, which
+    methods that weight have of numbers of samples alone, and by their scores.
+
+    Args:
+        run: the run folder.
+        clients: how many there are.
+
+    Raises:
+        RunError: the newest checkpoint is damaged.
+    """
+    if (progress := run.progress()) is None:
+        return {}
+    told = {
+        "train_sizes": (progress.weights, "weight"),
+        "test_sizes": (progress.clients.table, "count"),
+    }
+    return {
+        name: [
+            None if (row := table.row(client)) is None else int(table.columns[column][row])
+            for client in range(clients)
+        ]
+        for name, (table, column) in told.items()
     }
 
 

@@ -314,7 +314,7 @@ def _clients(run: int, record: Record, most: int) -> Clients:
     for client in order[:most]:
         name = record.clients[client]
         sizes = [
-            "–" if counts is None else f"{counts[client]:,}"
+            "–" if counts is None or (size := counts[client]) is None else f"{size:,}"
             for counts in (record.train_sizes, record.test_sizes)
         ]
         others = (number(each.get(name, {}).get(metric)) for metric in more)

@@ -96,10 +96,18 @@ class Result:
         division = self.folder.partition()
         if division is None:
             raise RunError(f"there is no partition file {self.folder.partition_file}")
-        sizes = {
+        sizes: dict[str, list[int | None]] = {
             "train_samples": np.diff(division.train_offsets).tolist(),
             "test_samples": np.diff(division.test_offsets).tolist(),
         }
+        if self.config.reference:  # the division is of the server's rows
+            from fedbayes.reports.gather import reported_sizes
+
+            told = reported_sizes(self.folder, len(division.names))
+            sizes = {
+                name: told.get(name.replace("samples", "sizes"), [None] * len(division.names))
+                for name in sizes
+            }
         return clients_frame(division.names, sizes, self._per_client(division.names), lines)
 
     def _per_client(self, names: Sequence[str]) -> Metrics:

@@ -231,7 +231,7 @@ def _check_headline(config: Config, method: AnyMethod, data: FederatedData) -> N
             f"{name} compares metrics of the clients' own models, which they do not send: "
             "privacy.metrics is off"
         )
-    if not data.test_total and config.evaluate_at == "server":
+    if not data.test_total and not config.at_clients:
         raise ConfigError(f"{name} compares metrics, but no client has test samples")
     if method.headline == "global" and not config.evaluate_every:
         raise ConfigError(
@@ -281,7 +281,7 @@ def _check_metrics(config: Config, method: AnyMethod, run: Run, data: FederatedD
     fitting(config.metrics, run.likelihood)
     if not config.metrics or AUTO in config.metrics:
         return
-    if not data.test_total and config.evaluate_at == "server":
+    if not data.test_total and not config.at_clients:
         raise ConfigError(
             f"metrics names {listed(config.metrics, 3)}, but no client has test samples; see "
             "data.test, or leave metrics out"
@@ -546,7 +546,7 @@ def _without_effect(config: Config, method: AnyMethod) -> list[str]:
             f"{table}.max_weight bounds no weight: {alike} all reports have weight 1"
             for table in ("aggregation", "secure")
             if _changed(getattr(config, table), "max_weight")
-            and (config.secure.enabled if table == "secure" else config.evaluate_at != "clients")
+            and (config.secure.enabled if table == "secure" else not config.at_clients)
         ]
     if config.attack.kind == "none":
         names = [f"attack.{n}" for n in ("clients", "start") if _changed(config.attack, n)]

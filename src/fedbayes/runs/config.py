@@ -41,6 +41,13 @@ DATA_CACHE = 1024
 """MiB of clients' samples that stay on a GPU between rounds, if nothing else is said."""
 
 
+def is_reference(engine: object, data: object) -> bool:
+    """Whether a server with data of its own has a reference table alone, by the names of the engine
+    and of the data.
+    """
+    return any(n == engine and e.states == "remote" for n, e in ENGINES.items()) and data == "own"
+
+
 class Config(BaseModel):
     """All settings of a run. Every one has a default; the defaults learn digits."""
 
@@ -96,12 +103,13 @@ class Config(BaseModel):
         "samples; 0: the last alone. In between nothing is told of them, and who is in no such "
         "round has no metrics",
     )
-    evaluate_at: Annotated[Literal["server", "clients"], Only("engine", *takers("evaluate_at"))] = (
-        Field(
-            "server",
-            description="where the global model is tried over a network: on the server's own test "
-            "samples, or by every client on its test part, of which sums and metrics come back",
-        )
+    evaluate_at: Annotated[
+        Literal["auto", "server", "clients"], Only("engine", *takers("evaluate_at"))
+    ] = Field(
+        "auto",
+        description="where the global model is tried over a network: on the server's own test "
+        "samples, or by every client on its test part, of which sums and metrics come back; auto: "
+        "clients, where the server has a reference table alone and may see clients' metrics",
     )
     metrics: Several[str] = Field(
         (AUTO,),
@@ -372,6 +380,19 @@ class Config(BaseModel):
         """Kinds of target that the likelihood takes; none if it is left to the data."""
         name = self.task["likelihood"]
         return () if name == "auto" else find_likelihood(name).kinds
+
+    @property
+    def reference(self) -> bool:
+        """Whether the server's rows are a reference table, and clients have their own elsewhere."""
+        return is_reference(self.engine, self.data.name)
+
+    @property
+    def at_clients(self) -> bool:
+        """Whether clients try the global model, each on its own test samples."""
+        if self.evaluate_at != "auto":
+            return self.evaluate_at == "clients"
+        unseen = self.secure.enabled or (self.privacy.noise and self.privacy.metrics == "off")
+        return self.reference and not unseen and self.asynchronous.buffer is None
 
     @property
     def device(self) -> str:

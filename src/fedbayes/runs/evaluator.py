@@ -52,7 +52,7 @@ class Evaluator:
         nothing is told of how metrics differ between clients either.
         """
         likelihood = self._run.likelihood
-        if AUTO in self._config.metrics and self._config.evaluate_at == "clients":
+        if AUTO in self._config.metrics and self._config.at_clients:
             return default_measures(likelihood)  # they cost the server nothing
         if AUTO in self._config.metrics:
             held = self._data.test_total * len(self._data.target.names)
@@ -83,7 +83,7 @@ class Evaluator:
         return self.evaluate(engine, model, measures, temperature)
 
     def _at_clients(self, engine: Engine) -> TypeGuard[TriesAtClients]:
-        return self._config.evaluate_at == "clients" and isinstance(engine, TriesAtClients)
+        return self._config.at_clients and isinstance(engine, TriesAtClients)
 
     def evaluate(
         self,
@@ -105,4 +105,5 @@ class Evaluator:
         pieces = list(engine.evaluate(evaluations))
         terms = {name: torch.cat([piece[name] for piece in pieces]) for name in pieces[0]}
         each = AUTO not in self._config.metrics or len(self._data.owners) <= MOST_UNASKED
-        return GlobalEvaluation.of(likelihood, terms, self._data, measures, each=each)
+        found = GlobalEvaluation.of(likelihood, terms, self._data, measures, each=each)
+        return found.on_reference() if self._config.reference else found

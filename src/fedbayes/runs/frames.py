@@ -63,7 +63,7 @@ def _leaves(name: str, table: Mapping[str, Any]) -> Iterable[tuple[str, Any]]:
 
 def clients_frame(
     names: Sequence[str],
-    sizes: Mapping[str, Sequence[int]],
+    sizes: Mapping[str, Sequence[int | None]],
     metrics: Mapping[str, Mapping[str, Mapping[str, float | None]]],
     lines: Sequence[Metrics],
 ) -> "pd.DataFrame":

@@ -114,6 +114,7 @@ def outcome_rows(summary: "Metrics") -> dict[str, str]:
         **{name: number(value) for name, value in first.items()},
         **{words(name): number(metrics.get(name)) for name in names},
         "calibration": _calibration(summary, metrics),
+        **_tried_on(summary),
         "bytes down / up": f"{decimal(summary['bytes_down'])} / {decimal(summary['bytes_up'])}"
         f"{_compressed(summary)}",
         "on the link": f"{decimal(summary['link_down'])} / {decimal(summary['link_up'])}",
@@ -174,6 +175,17 @@ def _calibration(summary: "Metrics", metrics: "Metrics") -> str:
         if after is not None and before is not None:
             parts.append(f"{words(name)} {number(after)}, before calibration {number(before)}")
     return "; ".join(parts)
+
+
+def _tried_on(summary: "Metrics") -> dict[str, str]:
+    """Whose rows the metrics of the global model are of, in a federation over a network."""
+    if "reference_rows" in summary:
+        rows = f"{summary['reference_rows']:,} rows of the server's reference table, no client's"
+    elif "client_rows" in summary:
+        rows = f"{summary['client_rows']:,} test rows of the clients, as they report"
+    else:
+        return {}
+    return {"global metrics on": rows}
 
 
 def _simulated(summary: "Metrics") -> str:

@@ -16,6 +16,10 @@ from fedbayes.likelihoods.measures import SCORE, measured
 from fedbayes.metrics import calibrate
 from fedbayes.tensors import Samples, Tensors
 
+REFERENCE_ROWS, CLIENT_ROWS = "reference_rows", "client_rows"
+"""Entries of a line: of how many rows of a server's reference table its global metrics are, or of
+how many test rows that clients keep."""
+
 
 @dataclass(frozen=True)
 class ClientScores:
@@ -168,6 +172,12 @@ class GlobalEvaluation:
     test samples its `attack_success` too."""
     asked: Asked | None = None
     """What became of the clients' answers, where they tried it; None where they did not."""
+
+    def on_reference(self) -> Self:
+        """The same of a server's reference rows, which are no client's: nothing is told of each."""
+        rows = int(self.clients.sums["count"].sum())
+        line = {**self.line, REFERENCE_ROWS: rows}
+        return replace(self, clients=ClientScores(), line=line)
 
     @classmethod
     def of(

@@ -484,7 +484,7 @@ class Simulation:
         if last:
             began += self._calibrate(model, number)  # they are not the round's
         if last and self.method.sends_final_model:
-            clients = evaluated.clients if evaluated else clients
+            clients = evaluated.clients if evaluated and evaluated.clients.tested else clients
             copy = encode(dict(self.network.whole(model)))
             missed = self._delivered(copy, number)
             sent = (self.clients - len(missed)) * len(copy)

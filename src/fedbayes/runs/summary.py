@@ -13,7 +13,7 @@ from fedbayes.runs.config import Config
 from fedbayes.runs.folder import NO_UPDATE, Metrics
 from fedbayes.runs.lines import GLOBAL, evaluation_line, of_noise_alone, troubles_of
 from fedbayes.runs.privacy import run_summary
-from fedbayes.runs.scores import ClientScores, GlobalEvaluation
+from fedbayes.runs.scores import CLIENT_ROWS, REFERENCE_ROWS, ClientScores, GlobalEvaluation
 from fedbayes.runs.turns import time_line
 from fedbayes.tensors import parameter_count, sparsity
 
@@ -65,6 +65,7 @@ def summarize(simulation: "Simulation") -> Metrics:
             "local": local,
             **tables(between),
         },
+        **{name: last[name] for name in (REFERENCE_ROWS, CLIENT_ROWS) if name in last},
         **per_client(between, simulation.data.names, simulation.likelihood.target),
         "temperature": None if calibrated is None else calibrated.temperature,
         **({} if config.calibration == "none" else _calibration(calibrated)),

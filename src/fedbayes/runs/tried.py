@@ -14,7 +14,7 @@ from fedbayes.likelihoods import Classes, Likelihood, Scores
 from fedbayes.likelihoods.measures import SCORE
 from fedbayes.messages import encode
 from fedbayes.plausible import MOST_TIMES_ROWS
-from fedbayes.runs.scores import Asked, ClientScores, GlobalEvaluation
+from fedbayes.runs.scores import CLIENT_ROWS, Asked, ClientScores, GlobalEvaluation
 from fedbayes.tensors import Tensors
 
 
@@ -108,6 +108,7 @@ def together(likelihood: Likelihood, told: dict[int, Scores], asked: Asked) -> G
     sums = {n: float(v.sum()) for n, v in clients.sums.items() if not n.startswith(SCORE)}
     metrics = likelihood.metrics(sums) if told else {}
     line: dict[str, Any] = {"global_nll": metrics["nll"]} if told else {}
+    line[CLIENT_ROWS] = int(sums.get("count", 0))
     if told and isinstance(likelihood, Classes):
         line["global_accuracy"] = metrics["accuracy"]
     if asked.missed:
