@@ -22,6 +22,7 @@ FLOORS = [
         "lazy",
         "seals",
         "seeds",
+        "signals",
         "targets",
         "tensors",
         "tensor_files",

@@ -62,10 +62,12 @@ def open_npz(source: Path | BinaryIO) -> Any:
 
     Raises:
         OSError: it cannot be read.
-        ValueError: it is none.
+        ValueError: it is none, or a small file that unpacks to so much that it fills the memory.
     """
     import numpy as np
 
+    if isinstance(source, Path):
+        _check_unpacked(source)
     try:
         found = np.load(source, allow_pickle=False)
     except ValueError as error:
@@ -75,6 +77,31 @@ def open_npz(source: Path | BinaryIO) -> Any:
     if isinstance(found, np.ndarray):
         raise ValueError("it is one array without a name; numpy.savez writes arrays by name")
     return found
+
+
+MOST_TIMES = 1000
+"""Bytes that an NPZ file may unpack to, as a multiple of its own: pictures are mostly zeros."""
+AT_LEAST = 1 << 28
+"""Bytes that any may unpack to beside that."""
+
+
+def _check_unpacked(path: Path) -> None:
+    """See that an NPZ file may be read whole.
+
+    Raises:
+        ValueError: it unpacks to too much.
+    """
+    try:
+        with zipfile.ZipFile(path) as parts:
+            size = sum(part.file_size for part in parts.infolist())
+    except (zipfile.BadZipFile, NotImplementedError):
+        return  # NumPy says what it is
+    most = MOST_TIMES * path.stat().st_size + AT_LEAST
+    if size > most:
+        raise ValueError(
+            f"it unpacks to {size:,} bytes, and {most:,} are read of a file of its size; if it is "
+            "what it should be, write it with numpy.savez, which does not pack it"
+        )
 
 
 _OF_PYTHON = re.compile(r'"(?:[^"\\]|\\.)*"|-?Infinity|NaN')
@@ -204,9 +231,21 @@ def flush(path: Path) -> None:
     """Have the system write a file, or the entries of a folder, to the disk itself."""
     number = os.open(path, os.O_RDONLY)
     try:
-        os.fsync(number)
+        with naming(path):
+            os.fsync(number)
     finally:
         os.close(number)
+
+
+@contextmanager
+def naming(path: Path) -> Iterator[None]:
+    """Put the name of a file into an error of the system's that has none."""
+    try:
+        yield
+    except OSError as error:
+        if error.filename is None:
+            error.filename = str(path)
+        raise
 
 
 FULL = {ENOSPC, EDQUOT, EFBIG}

@@ -7,13 +7,13 @@ import signal
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
-from types import FrameType
 from typing import TYPE_CHECKING, Any
 
 from rich.console import Console
 
 from fedbayes.runs.activity import Notify
 from fedbayes.runs.display import Display, console_for
+from fedbayes.signals import ENDS, ended_by
 
 if TYPE_CHECKING:
     from fedbayes.reports.result import Result
@@ -150,17 +150,15 @@ def drive(
 
 @contextmanager
 def _stop_after_round(simulation: "Simulation", console: Console) -> Iterator[None]:
-    """Let Ctrl-C (and SIGTERM) end the run after the round under way, a second one at once."""
+    """Let Ctrl-C (and SIGTERM, SIGHUP) end the run after the round under way, a second one at
+    once.
+    """
 
-    def ask(number: int, frame: FrameType | None) -> None:
+    def ask(number: int) -> None:
         if simulation.stop:
             raise KeyboardInterrupt
         simulation.stop = True
         console.print("stopping after this round; Ctrl-C again stops at once", highlight=False)
 
-    before = {name: signal.signal(name, ask) for name in (signal.SIGINT, signal.SIGTERM)}
-    try:
+    with ended_by(ask, (signal.SIGINT, *ENDS)):
         yield
-    finally:
-        for name, handler in before.items():
-            signal.signal(name, handler)

@@ -22,6 +22,7 @@ from rich.segment import Segment
 from fedbayes.errors import FedbayesError, FedbayesWarning, plain
 from fedbayes.files import FULL
 from fedbayes.here import only_own_modules
+from fedbayes.signals import ended_by, interrupt
 from fedbayes.version import __version__
 
 app = typer.Typer(
@@ -79,7 +80,8 @@ def main() -> None:
     warnings.simplefilter("always", FedbayesWarning)
     warnings.showwarning = partial(_show, set())
     try:
-        status = app(standalone_mode=False) or 0
+        with ended_by(interrupt):
+            status = app(standalone_mode=False) or 0
         if sys.stdout is not None:
             sys.stdout.flush()  # at exit it would fail with a traceback
         sys.exit(status)

@@ -84,6 +84,12 @@ def predict(
     overwrite: Annotated[
         bool, typer.Option("--overwrite", help="Write over the output if it is there.")
     ] = False,
+    safe_csv: Annotated[
+        bool,
+        typer.Option(
+            "--safe-csv", help="Quote text in the CSV that a spreadsheet would take for a formula."
+        ),
+    ] = False,
     rows: Annotated[int, typer.Option("--chunk", help="Rows that are read at a time.")] = 10_000,
     settings: Setting = None,
     as_json: Annotated[
@@ -138,6 +144,7 @@ def predict(
             level=level,
             keep_inputs=keep_inputs,
             overwrite=overwrite,
+            safe_csv=safe_csv,
             rows=rows,
             watch=lambda share: progress.update(task, total=1.0, completed=share),
         )

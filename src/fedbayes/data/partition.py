@@ -17,7 +17,7 @@ from fedbayes.data.schemes import Division, choose_scheme, divide, group_by_clie
 from fedbayes.data.settings import DataSettings
 from fedbayes.data.wording import describe
 from fedbayes.errors import DataError, FedbayesWarning
-from fedbayes.files import NPZ_ERRORS, read_bytes
+from fedbayes.files import NPZ_ERRORS, naming, read_bytes
 
 
 @dataclass(frozen=True)
@@ -74,7 +74,8 @@ class Partition:
             try:
                 file.write(self.dump())
                 file.flush()
-                os.fsync(file.fileno())
+                with naming(path):
+                    os.fsync(file.fileno())
                 beside.replace(path)
             except BaseException:
                 beside.unlink(missing_ok=True)

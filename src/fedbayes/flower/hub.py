@@ -11,7 +11,7 @@ import socket
 import ssl
 import sys
 from collections.abc import Awaitable, Callable, MutableMapping
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from importlib import import_module
 from pathlib import Path
 from typing import Any
@@ -21,6 +21,7 @@ from flwr.superlink.main import create_app
 from sqlalchemy.exc import DatabaseError
 
 from fedbayes.errors import EngineError, RunError
+from fedbayes.flower.gate import Gate, Punctual, many_connections, shorten_handshakes
 
 OPEN = "/v1/fleet/"
 """The paths that nodes need."""
@@ -98,10 +99,12 @@ def serve(
         raise EngineError(f"nodes come at port {port}, where the rest is; give it another --port")
     os.umask(0o077)
     with ExitStack() as stack:
-        sockets = [stack.enter_context(_listen(*at)) for at in (("127.0.0.1", port), nodes)]
+        sockets = [stack.enter_context(Gate(_listen(*at))) for at in (("127.0.0.1", port), nodes)]
         config = uvicorn.Config(
             only_nodes_from_outside(_flower(folder, port), port),
             lifespan="on",
+            http=Punctual,
+            loop="asyncio",
             proxy_headers=False,
             access_log=False,
             log_level="warning",
@@ -115,8 +118,11 @@ def serve(
                 f"{folder / 'server.pem'} and {folder / 'server.key'} are no certificate and its "
                 f"key: {error.reason}"
             ) from None
+        shorten_handshakes()
+        many_connections()
         ready()
-        uvicorn.Server(config).run(sockets)
+        with suppress(KeyboardInterrupt):
+            uvicorn.Server(config).run(sockets)
 
 
 def _flower(folder: Path, port: int) -> App:

@@ -20,6 +20,7 @@ from typing import Any
 from fedbayes.errors import FedbayesError, FedbayesWarning
 from fedbayes.files import parse_toml
 from fedbayes.runs.config import Config
+from fedbayes.signals import ENDS
 from fedbayes.tools.method_grid import run_cell
 from fedbayes.tools.seed_runs import SeedRuns
 
@@ -39,7 +40,8 @@ def in_words(error: Exception) -> str:
 
 def main() -> None:
     """Run cells until the input ends."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the parent
+    for number in (signal.SIGINT, *ENDS[1:]):  # Ctrl-C and a hang-up are for the parent
+        signal.signal(number, signal.SIG_IGN)
     replies = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)  # what prints must not enter the pipe
     asked: SimpleQueue[dict[str, Any]] = SimpleQueue()

@@ -58,6 +58,7 @@ def predict_file(
     level: float | None = None,
     keep_inputs: bool = False,
     overwrite: bool = False,
+    safe_csv: bool = False,
     rows: int = 10_000,
     watch: Callable[[float], None] = lambda share: None,
 ) -> Predicted:
@@ -80,6 +81,7 @@ def predict_file(
         level: as for `TrainedModel.predict_frame`.
         keep_inputs: write the features too.
         overwrite: whether `out` may be there already.
+        safe_csv: put an apostrophe before text that spreadsheets would take for a formula.
         rows: that are read at a time; predictions do not depend on it.
         watch: is told how much is done, of 1; nothing where that is not known.
 
@@ -92,6 +94,8 @@ def predict_file(
         raise RunError(f"{out} is there already; name another file, or add --overwrite")
     if rows < 1:
         raise RunError(f"{rows} rows cannot be read at a time; give 1 or more")
+    if safe_csv and not out.name.lower().endswith((".csv", ".csv.gz")):
+        raise RunError(f"--safe-csv has no effect: {out} is no CSV; leave it out")
     if not isinstance(model, TrainedModel):
         model = load(model)
     read = _read(model, inputs, query, sheet, rows)
@@ -106,7 +110,8 @@ def predict_file(
     classes: set[str] = set()
     odd: list[Unknown] = []
     try:
-        with _writing(out, _kinds(model, inputs, query) if keep_inputs else {}) as write:
+        kinds = _kinds(model, inputs, query) if keep_inputs else {}
+        with _writing(out, kinds, safe_csv) as write:
             for piece in read:
                 raw, unknown = _encode(model, piece, read.where)
                 found = model.columns(raw, level, piece.start)
@@ -215,17 +220,20 @@ def _not_finite(found: dict[str, Any]) -> int:
 
 Write = Callable[[Any, Answers], None]
 """Takes up what is kept of the next rows, a DataFrame, and their predictions."""
+_FORMULA = ("=", "+", "-", "@", "\t", "\r", "\n", "＝", "＋", "－", "＠")
+"""Beginnings of what a spreadsheet computes."""
 _DIGITS = "{:.10g}".format
 """Of predictions in double precision, which come from outputs in single precision."""
 
 
 @contextmanager
-def _writing(path: Path, kinds: Mapping[str, str]) -> Iterator[Write]:
+def _writing(path: Path, kinds: Mapping[str, str], safe: bool) -> Iterator[Write]:
     """Rows to be written to a file that is there whole at the end, or not at all.
 
     Args:
         path: the file.
         kinds: of columns that are read as numbers of another type from piece to piece.
+        safe: whether formulas in a CSV are quoted.
     """
     name = path.name.lower()
     with written_whole(path) as file:
@@ -235,15 +243,15 @@ def _writing(path: Path, kinds: Mapping[str, str]) -> Iterator[Write]:
         elif name.endswith(".gz"):
             # Without the time, the same predictions are the same file.
             packed = gzip.GzipFile(fileobj=file, mode="wb", filename="", mtime=0)
-            with packed, _csv(packed) as write:
+            with packed, _csv(packed, safe) as write:
                 yield write
         else:
-            with _csv(file) as write:
+            with _csv(file, safe) as write:
                 yield write
 
 
 @contextmanager
-def _csv(file: Any) -> Iterator[Write]:
+def _csv(file: Any, safe: bool) -> Iterator[Write]:
     text = TextIOWrapper(file, encoding="utf-8", newline="")
     first = True
 
@@ -256,12 +264,27 @@ def _csv(file: Any) -> Iterator[Write]:
             elif column.dtype == np.float64:
                 frame[name] = frame[name].map(_DIGITS, na_action="ignore")
         names = ["" if name == UNNAMED else name for name in frame.columns]
+        if safe:
+            names = [_harmless(name) for name in names]
+            for name in frame.columns[[kind.kind not in "biufM" for kind in frame.dtypes]]:
+                frame[name] = frame[name].map(_harmless, na_action="ignore")
         frame.to_csv(text, index=False, header=names if first else False, lineterminator="\n")
         first = False
 
     yield write
     text.flush()
     text.detach()
+
+
+def _harmless(cell: Any) -> Any:
+    """A cell that no spreadsheet takes for a formula, which may read files or open addresses."""
+    if not isinstance(cell, str) or not cell.lstrip(" ").startswith(_FORMULA):
+        return cell
+    try:
+        float(cell)
+    except ValueError:
+        return f"'{cell}"
+    return cell  # a number with a sign
 
 
 @cache

@@ -1,11 +1,9 @@
 """Rows to be predicted, read piece by piece: files may be larger than memory."""
 
-import gzip
 import warnings
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from io import TextIOWrapper
 from pathlib import Path
 from typing import IO, Any, Protocol
 
@@ -24,6 +22,7 @@ from fedbayes.data.sources.tables import (
     read_table,
     refuse_twice,
 )
+from fedbayes.data.sources.unpacking import as_text, check_texts
 from fedbayes.data.wording import listed
 from fedbayes.errors import ColumnError, DataError, did_you_mean
 from fedbayes.files import open_npz
@@ -204,10 +203,8 @@ def _next(pieces: Any, path: Path) -> Any:
 @contextmanager
 def _opened(path: Path) -> Iterator[tuple[IO[bytes], IO[str]]]:
     """A CSV file, as it lies on the disk and as text."""
-    with path.open("rb") as file:
-        plain: Any = gzip.GzipFile(fileobj=file) if path.suffix.lower() == ".gz" else file
-        with TextIOWrapper(plain, encoding="utf-8-sig", newline="") as text:
-            yield file, text
+    with path.open("rb") as file, as_text(path, file) as text:
+        yield file, text
 
 
 def _parquet(rows: Rows) -> _Parts:
@@ -216,6 +213,7 @@ def _parquet(rows: Rows) -> _Parts:
     from pyarrow import parquet
 
     path = rows.path
+    check_texts(path)
     with parquet.ParquetFile(path) as file:
         columns = [name.strip() for name in file.schema_arrow.names]
         refuse_twice(columns, path)

@@ -16,6 +16,7 @@ from fedbayes.categories import codes, identifiers
 from fedbayes.data.cells import cell, is_numeric, no_number
 from fedbayes.data.source_settings import SourceSettings
 from fedbayes.data.sources.files import reading
+from fedbayes.data.sources.unpacking import AT_LEAST, check_unpacked
 from fedbayes.data.wording import listed
 from fedbayes.errors import CellError, DataError, did_you_mean
 
@@ -123,6 +124,7 @@ def read_table(file: Path, settings: SourceSettings, notes: list[str]) -> Any:
     if settings.sheet is not None and not name.endswith(".xlsx"):
         raise DataError(f"{file} has no sheets, so sheet has no effect; leave it out")
     with reading(file):
+        check_unpacked(file)
         if name.endswith(".parquet"):
             frame = pd.read_parquet(file)
         elif name.endswith(".xlsx"):
@@ -229,7 +231,7 @@ def layout(file: Path) -> tuple[str, list[str]]:
     try:
         opened = gzip.open if file.suffix.lower() == ".gz" else open
         with opened(file, "rt", encoding="utf-8-sig", newline="") as stream:
-            first = stream.readline()
+            first = stream.readline(AT_LEAST)
             rest = stream.read(_HEAD)
     except UnicodeDecodeError:
         raise DataError(f"{file} is no UTF-8 text; save it as UTF-8") from None

@@ -21,6 +21,7 @@ import torch
 
 from fedbayes.federation.client_runtime import ClientRuntime
 from fedbayes.federation.engines.questions import Header, failure, handle
+from fedbayes.signals import ENDS
 
 _PREFIX = struct.Struct("<I")
 
@@ -55,7 +56,8 @@ def read(stream: IO[bytes]) -> tuple[Header, list[bytes]]:
 def main() -> None:
     """Serve frames until the input ends."""
     # Ctrl-C is for the parent, which lets the round end; what prints must not enter the pipe.
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    for number in (signal.SIGINT, *ENDS[1:]):
+        signal.signal(number, signal.SIG_IGN)
     requests, replies = sys.stdin.buffer, os.fdopen(os.dup(1), "wb")
     os.dup2(2, 1)
     header, blobs = read(requests)

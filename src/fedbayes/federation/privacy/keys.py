@@ -14,6 +14,7 @@ import platformdirs
 
 from fedbayes.errors import RunError
 from fedbayes.federation.privacy.noise import Secret
+from fedbayes.files import naming
 
 _SIZE = 32
 
@@ -75,7 +76,8 @@ def _write(path: Path, key: bytes) -> None:
         with os.fdopen(descriptor, "wb") as file:
             file.write(key)
             file.flush()
-            os.fsync(file.fileno())
+            with naming(path):
+                os.fsync(file.fileno())
         try:
             os.link(beside, path)
         except FileExistsError:
