@@ -27,6 +27,7 @@ from fedbayes.signals import ENDS, ended_by, interrupt
 from fedbayes.tools.prediction import predict_file
 from tests.command_line import command, process
 from tests.deployment import wait_for
+from tests.hostile.files import attack
 
 
 @pytest.fixture(autouse=True)
@@ -203,3 +204,10 @@ def test_a_disk_that_fails_is_named(tmp_path, monkeypatch, capsys):
     assert "Input/output error" in said
     assert str(tmp_path / "run" / "") in said.replace(" ", "")
     assert Path(tmp_path / "run").exists()
+
+
+def test_files_of_strangers_are_read_or_refused_within_bounds():
+    """A few of those of `make hostile`; other seeds than there."""
+    tried, survived, failures, _ = attack(7, 10**6)
+    assert not failures
+    assert tried == survived == 7
