@@ -525,7 +525,7 @@ def joined(tmp_path, monkeypatch):
     TaskIdentity.run_id, TaskIdentity.task_id, TaskIdentity.node_id = 1, 1, 1
     monkeypatch.setattr("fedbayes.flower.roster.DISCOVER_EVERY", 0.0)
 
-    def run_with(nodes, names, rounds=1, changed=(), timeout=1.0):
+    def run_with(nodes, names, rounds=1, changed=(), timeout=4.0):
         """Node to client that it says it is; node to the name that its key was admitted under."""
         config = Config.create(**settings("fedavg", rounds=9, min_reports=1, round_timeout=timeout))
         made = []
