@@ -95,9 +95,10 @@ def test_the_page_of_settings_has_every_key(hooks):
             cells = re.split(r"(?<!\\)\|", line)
             assert len(cells) == 6, line
     assert found == [row.key for row in settings(None)]
-    assert "| `cohort` | `1.0` | number |" in page
+    assert "| `clients_per_round` | unset | integer >= 1 |" in page
     assert "(only where engine is workers) |" in page
-    assert '| `optimizer` | `"sgd"` | sgd \\| adam \\| amsgrad \\| adamax |' in page
+    words = " \\| ".join(("sgd", "adam", "amsgrad", "adamax", "package.module:name", "auto"))
+    assert f'| `optimizer` | `"auto"` | {words} |' in page
 
 
 def test_the_page_of_commands_has_every_option(hooks):

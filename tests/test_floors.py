@@ -11,6 +11,7 @@ import fedbayes
 ROOT = Path(fedbayes.__file__).parent
 FLOORS = [
     {
+        "brief",
         "by_client",
         "categories",
         "coding",

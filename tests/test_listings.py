@@ -51,6 +51,7 @@ def test_settings(cli, monkeypatch):
     assert text == ("training.lr = 0.1  (number > 0)\n    learning rate in the first round\n")
     table = json.loads(cli("settings", "training", "--json"))
     assert [row["key"] for row in table][:2] == ["training.optimizer", "training.lr"]
+    assert " | package.module:name" in table[0]["type"]
     assert table[0]["choices"] == ["sgd", "adam", "amsgrad", "adamax"]
     for asked in (("method.fedprox",), ("method", "--method", "fedprox")):
         keys = [row["key"] for row in json.loads(cli("settings", *asked, "--json"))]

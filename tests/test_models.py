@@ -153,7 +153,7 @@ def test_your_own_factory():
 @pytest.mark.parametrize(
     ("settings", "shape", "words"),
     [
-        ({"name": "lenet5"}, (64,), "16 by 16"),
+        ({"name": "lenet5"}, (64,), "4 by 4"),
         ({"name": "resnet20"}, (1, 8, 8), "16 by 16"),
         ({"name": "resnet20", "groups": 3}, (3, 32, 32), "divide 16"),
         ({"hidden": (0,)}, (4,), "at least 1"),

@@ -19,6 +19,8 @@ from pydantic import (
 from pydantic.json_schema import JsonSchemaValue
 from pydantic_core import PydanticCustomError, core_schema
 
+from fedbayes.brief import Settings
+
 Item = TypeVar("Item")
 
 
@@ -86,7 +88,7 @@ class Chosen:
         return {"anyOf": [{"const": AUTO}, handler(schema)]}
 
 
-class Choosable(BaseModel):
+class Choosable(Settings):
     """A table of settings, some of which are chosen unless they are set (`Chosen`).
 
     A setting that is left out, or `auto`, is open: it reads as its published value and is dumped as
@@ -130,6 +132,32 @@ class Choosable(BaseModel):
         given = {name: getattr(self, name) for name in (*self.model_fields_set, *self.open)}
         wanted = {name: value for name, value in values.items() if name in self.open}
         return type(self).model_validate({**given, **wanted})
+
+
+PLACE = "package.module:name"
+
+
+class _OfPlace:
+    """Marks text that names a user's own class or function, which is found when it is needed."""
+
+    def __get_pydantic_core_schema__(
+        self, source: Any, handler: GetCoreSchemaHandler
+    ) -> core_schema.CoreSchema:
+        return core_schema.no_info_after_validator_function(self._checked, handler(source))
+
+    def __get_pydantic_json_schema__(
+        self, schema: core_schema.CoreSchema, handler: GetJsonSchemaHandler
+    ) -> JsonSchemaValue:
+        return {**handler(schema), "pattern": ":"}
+
+    def _checked(self, text: str) -> str:
+        if ":" not in text:
+            raise PydanticCustomError("place", "Input should be package.module:name")
+        return text
+
+
+Place = Annotated[str, _OfPlace()]
+"""`package.module:name`: a user's own, in place of one of the values beside it."""
 
 
 class Only:

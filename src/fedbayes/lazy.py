@@ -1,9 +1,11 @@
 """Packages whose names are imported when they are asked for: PyTorch takes a second or two."""
 
+import re
 import sys
 import traceback
 from collections.abc import Callable, Iterator, Mapping
 from importlib import import_module
+from itertools import count
 from pathlib import Path
 from pkgutil import resolve_name
 from types import ModuleType
@@ -66,12 +68,59 @@ class Catalogue(Mapping[str, Kind], Generic[Kind]):
         return len(self._places)
 
 
+IN_MEMORY = "in-memory:"
+"""How names begin that stand for Python objects of this process alone."""
+_held: dict[str, Any] = {}
+
+
+def place_of(thing: Any) -> str:
+    """The name of a Python object in a config, by which `own` finds it again.
+
+    A class or function of a module is `package.module:name`, for every process. What no other
+    process can import (of a script or notebook, of a function, an instance) is kept in this
+    process, under a name that begins with `IN_MEMORY`.
+    """
+    module = getattr(thing, "__module__", None)
+    name = getattr(thing, "__qualname__", None)
+    if name and module != "__main__" and module in sys.modules:
+        found: Any = sys.modules[module]
+        for part in name.split("."):
+            found = getattr(found, part, None)
+        if found is thing:
+            return f"{module}:{name}"
+    word = re.sub(r"\W", "", (name or type(thing).__qualname__).rpartition(".")[2]) or "object"
+    for number in count(1):
+        place = f"{IN_MEMORY}{word}{f'-{number}' if number > 1 else ''}"
+        if _held.setdefault(place, thing) is thing:
+            break
+    return place
+
+
+def in_memory(place: object) -> bool:
+    """Whether a setting names a Python object that other processes cannot import."""
+    return isinstance(place, str) and place.startswith((IN_MEMORY, "__main__:"))
+
+
+def shown(place: str) -> str:
+    """A name in a config for people: of a Python object of this process, its own alone."""
+    return place.removeprefix(IN_MEMORY)
+
+
+def imported(place: str) -> bool:
+    """Whether the module of `package.module:name` is imported already, or its object is here."""
+    return place in _held or place.partition(":")[0] in sys.modules
+
+
 def own(place: str) -> Any:
     """What `package.module:name` names; its module is imported, so its code is run.
 
     Raises:
         ImportError: there is no such module or name, or the module is no Python.
     """
+    if place.startswith(IN_MEMORY):
+        if place not in _held:
+            raise ImportError(GIVE_AGAIN)
+        return _held[place]
     module, _, name = place.partition(":")
     parts = (*module.split("."), *name.split("."))
     if not all(part.isidentifier() for part in parts):
@@ -103,6 +152,70 @@ def raised(error: BaseException, place: str) -> str:
     return f"{type(error).__name__}{': ' * bool(said)}{said}{where}"
 
 
+GIVE_AGAIN = (
+    "it is a Python object of the process that started the run. Give it to fedbayes.resume again, "
+    "as in resume(folder, model=net), or move it to a file of its own and name it there "
+    "(package.module:name)"
+)
+
+
+def named(place: str, what: str) -> Any:
+    """A user's own class, function or other object.
+
+    Args:
+        place: `package.module:name`.
+        what: to call it in errors.
+
+    Raises:
+        ConfigError: there is none.
+    """
+    try:
+        return own(place)
+    except ImportError as error:
+        raise ConfigError(f"cannot find the {what} {place!r}: {error}") from None
+
+
+def own_function(place: str, what: str, how: str) -> Any:
+    """A user's own function, or a class that is called like one.
+
+    Args:
+        place: `package.module:name`.
+        what: to call it in errors.
+        how: how it is called, for errors: `function(y, clients, rng)`.
+
+    Raises:
+        ConfigError: there is none, or it cannot be called.
+    """
+    found = named(place, what)
+    if not callable(found):
+        raise ConfigError(
+            f"the {what} {place!r} is a {type(found).__name__}; give a function, called as {how}"
+        )
+    return found
+
+
+def called(place: str, what: str, how: str, *arguments: Any, **settings: Any) -> Any:
+    """What a user's own function gives.
+
+    Args:
+        place: `package.module:name`.
+        what: to call it in errors.
+        how: how it is called, for errors.
+        *arguments: of the function.
+        **settings: of the function, by name.
+
+    Raises:
+        ConfigError: there is none, or it raised an error; the text has its line.
+    """
+    function = own_function(place, what, how)
+    try:
+        return function(*arguments, **settings)
+    except Exception as error:
+        raise ConfigError(
+            f"the {what} {place!r} failed, called as {how}: {raised(error, place)}"
+        ) from error
+
+
 def own_class(place: str, base: Any, what: str) -> Any:
     """A user's own class.
 
@@ -114,10 +227,7 @@ def own_class(place: str, base: Any, what: str) -> Any:
     Raises:
         ConfigError: there is no such class, or it derives from something else.
     """
-    try:
-        found = own(place)
-    except ImportError as error:
-        raise ConfigError(f"cannot find the {what} {place!r}: {error}") from None
+    found = named(place, what)
     if not (isinstance(found, type) and issubclass(found, base)):
         public = base.__module__.rpartition(".")[0]
         raise ConfigError(f"{place!r} is no class derived from {public}.{base.__name__}")

@@ -28,21 +28,30 @@ def run(
     config: "Config | Path | str | None" = None,
     folder: Path | str | None = None,
     *,
+    out: Path | str | None = None,
     listener: Listener | None = None,
     track: Sequence[str] = (),
     progress: bool | None = None,
     **settings: Any,
 ) -> "Result":
-    """Run a config to its end.
+    """Run a federation to its end.
+
+        fedbayes.run(method="fedprox", data="digits", model="lenet5", rounds=5, lr=0.05)
+        fedbayes.run(data=frame, label="outcome", group="hospital", out="runs/mine")
 
     Args:
-        config: the settings, or the TOML file that has them; or give them as keyword arguments:
-            `run(rounds=5, method={"name": "fedprox", "proximal": 0.1})`.
+        config: the settings, or the TOML file that has them; or give them as keyword arguments.
         folder: the run folder, which must not hold a run; a temporary one if None.
+        out: the same by the name that it has on the command line.
         listener: is called after every round with the simulation and the round.
         track: names of trackers that log the rounds; see `fedbayes.runs.tracking`.
         progress: whether the rounds are shown as they go; None: in IPython and in notebooks alone.
-        **settings: keys of the config, where there is no `config`.
+        **settings: keys of the config, where there is no `config`; tables are dicts. A name may
+            stand for a table (`method="fedprox"`, `data="mine.csv"`), and so may a Python object:
+            a class or instance of a method, a `torch.nn.Module` or its class as the model, a
+            DataFrame as the data. Keys of a table that options of the command line set have these
+            names too: `clients`, `partition`, `alpha`, `label`, `group`, `lr`, `epochs`,
+            `batch_size`, `optimizer`, `likelihood` and `device`.
 
     Raises:
         FedbayesError: a setting, the data or the network will not do; or no round had an update.
@@ -51,33 +60,65 @@ def run(
     from fedbayes.runs.simulation import Simulation
     from fedbayes.runs.tracking import check
 
+    place = either(folder=folder, out=out)
     check(track)
     settled = Config.given(config, settings)
     return complete(
-        lambda notify: Simulation(settled, folder, notify=notify), listener, track, progress
+        lambda notify: Simulation(settled, place, notify=notify), listener, track, progress
     )
 
 
 def resume(
     folder: Path | str,
     *,
+    rounds: int | None = None,
     listener: Listener | None = None,
     track: Sequence[str] = (),
     progress: bool | None = None,
+    **objects: Any,
 ) -> "Result":
-    """Go on with a run from its last complete round; the end is as if it had never stopped.
+    """Resume a run from its last complete round; the end is as if it had never stopped.
+
+        fedbayes.resume("runs/mine", rounds=40)
+        fedbayes.resume("runs/mine", model=net)
 
     Args:
         folder: the run folder.
+        rounds: how many rounds the run is to have in all, also after it has ended; None: as before.
         listener: as for `run`.
         track: as for `run`.
         progress: as for `run`.
+        **objects: the Python objects that `run` was given and no module has, by the same names:
+            `model=net` for a network that was built already, `method=Mine` for a class of a
+            notebook. Settings stay as they were.
+
+    Raises:
+        FedbayesError: the folder holds no run, an object is lacking, or as for `run`.
     """
+    from fedbayes.runs.folder import RunFolder
     from fedbayes.runs.simulation import Simulation
 
+    RunFolder(Path(folder)).give_objects(objects)
     return complete(
-        lambda notify: Simulation(None, folder, notify=notify), listener, track, progress
+        lambda notify: Simulation(None, folder, notify=notify, rounds=rounds),
+        listener,
+        track,
+        progress,
     )
+
+
+def either(**places: Path | str | None) -> Path | str | None:
+    """What one of two arguments says; None where neither does.
+
+    Raises:
+        ConfigError: both do.
+    """
+    from fedbayes.errors import ConfigError
+
+    given = [name for name, place in places.items() if place is not None]
+    if len(given) > 1:
+        raise ConfigError(f"{' and '.join(given)} are one argument; give one of them")
+    return places[given[0]] if given else None
 
 
 def complete(

@@ -10,6 +10,7 @@ from scipy import stats
 from fedbayes.biostatistics.columns import Wanted, agree, explained
 from fedbayes.biostatistics.exchange import Array, Exchange
 from fedbayes.biostatistics.times import event_times
+from fedbayes.brief import Brief
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -18,8 +19,8 @@ _ROUNDING = 1e-12
 """By which a product of shares may be off."""
 
 
-@dataclass(frozen=True)
-class Curve:
+@dataclass(frozen=True, repr=False)
+class Curve(Brief):
     """The survival curve of one group, at the K times at which its events happen."""
 
     times: Array
@@ -73,8 +74,8 @@ class Curve:
         return first(self.survival), first(low), first(high)
 
 
-@dataclass(frozen=True)
-class LogRank:
+@dataclass(frozen=True, repr=False)
+class LogRank(Brief):
     """A test whether G groups survive alike."""
 
     chi2: float
@@ -86,8 +87,8 @@ class LogRank:
     """Events by group if all survived alike."""
 
 
-@dataclass(frozen=True)
-class Survival:
+@dataclass(frozen=True, repr=False)
+class Survival(Brief):
     """Kaplan-Meier curves of all clients' rows together."""
 
     event: str

@@ -9,14 +9,15 @@ from scipy import stats
 
 from fedbayes.biostatistics.columns import explained
 from fedbayes.biostatistics.exchange import Array
+from fedbayes.brief import Brief
 from fedbayes.errors import DataError
 
 if TYPE_CHECKING:
     import pandas as pd
 
 
-@dataclass(frozen=True)
-class Pooled:
+@dataclass(frozen=True, repr=False)
+class Pooled(Brief):
     """One coefficient over k sites, with a fixed and with random effects."""
 
     sites: tuple[str, ...]
@@ -62,8 +63,8 @@ class Pooled:
         return estimate, error, estimate - half, estimate + half, p
 
 
-@dataclass(frozen=True)
-class MetaAnalysis:
+@dataclass(frozen=True, repr=False)
+class MetaAnalysis(Brief):
     """A meta-analysis of every coefficient."""
 
     model: str

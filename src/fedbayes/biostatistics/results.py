@@ -9,6 +9,7 @@ from scipy import stats
 
 from fedbayes.biostatistics.columns import explained
 from fedbayes.biostatistics.exchange import Array
+from fedbayes.brief import Brief
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -17,8 +18,8 @@ RATIOS = {"odds_ratio": "odds ratio", "rate_ratio": "rate ratio", "hazard_ratio"
 """What exp(coefficient) is called."""
 
 
-@dataclass(frozen=True)
-class Regression:
+@dataclass(frozen=True, repr=False)
+class Regression(Brief):
     """A fitted regression with p coefficients."""
 
     model: str

@@ -57,9 +57,24 @@ DataPartition = Annotated[
     typer.Option(help="How data are divided.", autocompletion=completes("data.partition")),
 ]
 Clients = Annotated[int | None, typer.Option(help="Number of clients.")]
-Cohort = Annotated[str | None, typer.Option(help="Clients in a round: 10, or 0.1.")]
+ClientsPerRound = Annotated[int | None, typer.Option(help="Number of clients in a round.")]
+ClientFraction = Annotated[float | None, typer.Option(help="Share of the clients in a round.")]
+Cohort = Annotated[
+    str | None,
+    typer.Option(help="Older name: 10 is --clients-per-round, 0.1 is --client-fraction."),
+]
 Rounds = Annotated[int | None, typer.Option(help="Number of rounds.")]
 Alpha = Annotated[float | None, typer.Option(help="Dirichlet concentration.")]
+LearningRate = Annotated[float | None, typer.Option("--lr", help="Clients' learning rate.")]
+Epochs = Annotated[int | None, typer.Option(help="Passes over a client's data in a round.")]
+BatchSize = Annotated[int | None, typer.Option(help="Samples in a training step.")]
+Optimizer = Annotated[
+    str | None,
+    typer.Option(help="Clients' optimizer.", autocompletion=completes("training.optimizer")),
+]
+Device = Annotated[
+    str | None, typer.Option(help="Where networks compute.", autocompletion=completes("devices"))
+]
 Workers = Annotated[int | None, typer.Option(help="Processes of engine workers.")]
 Seed = Annotated[int | None, typer.Option(help="Seed of all randomness.")]
 Metrics = Annotated[
@@ -107,8 +122,14 @@ _KEYS = {
     "dataset": "data.name",
     "model": "model.name",
     "clients": "data.clients",
-    "cohort": "cohort",
+    "clients_per_round": "clients_per_round",
+    "client_fraction": "client_fraction",
     "rounds": "rounds",
+    "lr": "training.lr",
+    "epochs": "training.epochs",
+    "batch_size": "training.batch_size",
+    "optimizer": "training.optimizer",
+    "device": "devices",
     "partition": "data.partition",
     "alpha": "data.alpha",
     "engine": "engine",
@@ -116,8 +137,17 @@ _KEYS = {
     "seed": "seed",
 }
 """Settings that options set, by the names of the options; the help is the settings' own."""
-_OTHER_KEYS = {"data_dir": "data.dir", "file": "data.path", "hostile": "attack.clients"}
+_OTHER_KEYS = {
+    "cohort": "cohort",
+    "data_dir": "data.dir",
+    "file": "data.path",
+    "hostile": "attack.clients",
+}
 """Likewise, where the option says all that there is to say."""
+
+
+_OLDER = {"device": "devices"}
+"""Names of settings that a config takes too."""
 
 
 class SettingsCommand(TyperCommand):
@@ -179,11 +209,24 @@ def overrides(settings: list[str] | None, **options: str | float | Path | None) 
     Args:
         settings: of `--set`.
         options: those that set settings, by their names.
+
+    Raises:
+        ConfigError: an option and `--set` set one setting.
     """
     keys = {**_KEYS, **_OTHER_KEYS}
-    given = [
-        f"{keys[name]}={json.dumps(str(value)) if isinstance(value, Path) else value}"
-        for name, value in options.items()
-        if value is not None
+    given = {name: value for name, value in options.items() if value is not None}
+    for setting in settings or ():
+        key = setting.partition("=")[0].strip()
+        for name in given:
+            if keys[name] in (key, _OLDER.get(key)):
+                raise ConfigError(
+                    f"--{name.replace('_', '-')} and --set {setting} both set {keys[name]}; give "
+                    "one of them"
+                )
+    return [
+        *(
+            f"{keys[name]}={json.dumps(str(value)) if isinstance(value, Path) else value}"
+            for name, value in given.items()
+        ),
+        *(settings or []),
     ]
-    return [*given, *(settings or [])]

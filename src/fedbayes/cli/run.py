@@ -14,15 +14,22 @@ from rich.table import Table
 from fedbayes.cli.app import Console, app
 from fedbayes.cli.options import (
     Alpha,
+    BatchSize,
+    ClientFraction,
     Clients,
+    ClientsPerRound,
     Cohort,
     DataDir,
     DataPartition,
     DataSet,
+    Device,
     Engine,
+    Epochs,
     Json,
+    LearningRate,
     Method,
     Model,
+    Optimizer,
     Rounds,
     Seed,
     Setting,
@@ -49,12 +56,19 @@ def run(
     dataset: DataSet = None,
     model: Model = None,
     clients: Clients = None,
+    clients_per_round: ClientsPerRound = None,
+    client_fraction: ClientFraction = None,
     cohort: Cohort = None,
     rounds: Rounds = None,
+    lr: LearningRate = None,
+    epochs: Epochs = None,
+    batch_size: BatchSize = None,
+    optimizer: Optimizer = None,
     partition: DataPartition = None,
     alpha: Alpha = None,
     engine: Engine = None,
     workers: Workers = None,
+    device: Device = None,
     seed: Seed = None,
     seeds: Annotated[
         int | None,
@@ -73,12 +87,19 @@ def run(
         dataset=dataset,
         model=model,
         clients=clients,
+        clients_per_round=clients_per_round,
+        client_fraction=client_fraction,
         cohort=cohort,
         rounds=rounds,
+        lr=lr,
+        epochs=epochs,
+        batch_size=batch_size,
+        optimizer=optimizer,
         partition=partition,
         alpha=alpha,
         engine=engine,
         workers=workers,
+        device=device,
         seed=seed,
         data_dir=data_dir,
     )
@@ -115,20 +136,26 @@ def run(
 @app.command()
 def resume(
     folder: Annotated[Path, typer.Argument(help="Run folder.")],
+    rounds: Annotated[
+        int | None,
+        typer.Option(
+            min=1, help="Rounds of the run in all, more than it has had. Default: as before."
+        ),
+    ] = None,
     track: Track = None,
     as_json: Json = False,
 ) -> None:
-    """Go on with a run that was interrupted or killed, or with runs of several seeds."""
+    """Resume a run that was interrupted or killed, or runs of several seeds; or add rounds."""
 
     def start(notify: Notify) -> "Simulation":
         from fedbayes.runs.simulation import Simulation
 
-        return Simulation(None, folder, notify=notify)
+        return Simulation(None, folder, notify=notify, rounds=rounds)
 
     def start_seeds() -> "SeedRuns":
         from fedbayes.tools.seed_runs import SeedRuns
 
-        return SeedRuns.stored(folder)
+        return SeedRuns.stored(folder, rounds)
 
     if (folder / "seeds.toml").exists():
         run_seeds_to_end(start_seeds, track, as_json)

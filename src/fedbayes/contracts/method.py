@@ -39,11 +39,13 @@ from typing import Any, ClassVar, Generic, Literal, TypeVar
 from pydantic import ConfigDict, Field
 from torch import Tensor
 
+from fedbayes.brief import Brief
 from fedbayes.contracts.changes import Changes, Total, changes_of, norm, part_of, parted
 from fedbayes.contracts.prior import Prior
 from fedbayes.contracts.recommended import Known, adam, sgd
 from fedbayes.contracts.reports import Gathered, Report, Sum
 from fedbayes.contracts.run import At, Run, nll
+from fedbayes.errors import ConfigError
 from fedbayes.fields import Choosable
 from fedbayes.inference.problem import Loss, Problem, Solved
 from fedbayes.messages import Message, dense
@@ -63,8 +65,8 @@ class Nothing:
     """The private state of a client that keeps none."""
 
 
-@dataclass(frozen=True)
-class Weights:
+@dataclass(frozen=True, repr=False)
+class Weights(Brief):
     """A state that is nothing but the weights of a network."""
 
     weights: Tensors
@@ -88,7 +90,7 @@ class Method(Choosable, Generic[ServerState, ClientState, Reduced]):
 
     name: ClassVar[str]
     """The name on the command line and in a config."""
-    summary: ClassVar[str]
+    summary: ClassVar[str] = ""
     """One line for the list of methods."""
     paper: ClassVar[str] = ""
     """Where the method comes from."""
@@ -151,6 +153,22 @@ class Method(Choosable, Generic[ServerState, ClientState, Reduced]):
         description="what settings are that are left at auto: recommended, so that a first run "
         "learns; or published",
     )
+
+    @classmethod
+    def __pydantic_init_subclass__(cls, **kwargs: Any) -> None:
+        """Refuse parameters that would stand in the place of what a method has by contract."""
+        super().__pydantic_init_subclass__(**kwargs)
+        for name in cls.model_fields:
+            if name in Method.__class_vars__:
+                what, way = "an attribute", f"write it without a type, as in {name} = ..."
+            elif any(name in vars(base) for base in cls.__mro__[1:]):
+                what, way = "a function or property", "rename the parameter"
+            else:
+                continue
+            raise ConfigError(
+                f"the method {cls.__name__} has a parameter {name!r}, and methods have {what} of "
+                f"this name; {way}"
+            )
 
     @property
     def has_global_model(self) -> bool:

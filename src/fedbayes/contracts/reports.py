@@ -6,12 +6,13 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
+from fedbayes.brief import Brief
 from fedbayes.messages import Masked, Message, dtype_of, shape_of
 from fedbayes.tensors import Tensors, add_to
 
 
-@dataclass(frozen=True)
-class Report:
+@dataclass(frozen=True, repr=False)
+class Report(Brief):
     """What a client says to the server at the end of its E-step."""
 
     tensors: Message
@@ -20,8 +21,8 @@ class Report:
     """Its weight in a sum over clients, at least 0: the number of samples, for instance."""
 
 
-@dataclass
-class Sum:
+@dataclass(repr=False)
+class Sum(Brief):
     """Reports that add: each is folded in and forgotten, so memory does not grow with them.
 
     Sums are kept in float64 and folded in the order of the cohort: the result does not depend
@@ -81,8 +82,8 @@ NOBODY = 1e-12
 """Total weight below which nobody is heard."""
 
 
-@dataclass
-class Gathered:
+@dataclass(repr=False)
+class Gathered(Brief):
     """Reports that do not add (a median, a matching needs them all), by client."""
 
     reports: dict[int, Report] = field(default_factory=dict)

@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 import torch
 
 from fedbayes import seeds
+from fedbayes.brief import Brief
 from fedbayes.contracts.changes import Clips
 from fedbayes.data.preprocessing import Preprocessing
 from fedbayes.inference.problem import Loss, Problem, Solved
@@ -16,8 +17,8 @@ from fedbayes.models import Network
 from fedbayes.tensors import Samples
 
 
-@dataclass(frozen=True)
-class Run:
+@dataclass(frozen=True, repr=False)
+class Run(Brief):
     """What no round of a run changes: the same for the server and for every client."""
 
     network: Network
@@ -47,8 +48,8 @@ def _no_network() -> Network:
     raise TypeError("only a client has a network of its own")
 
 
-@dataclass(frozen=True)
-class At:
+@dataclass(frozen=True, repr=False)
+class At(Brief):
     """A place in a run: a round, and a client where it is about one."""
 
     run: Run

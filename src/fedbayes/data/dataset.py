@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from fedbayes.brief import Brief
 from fedbayes.data.columns import Column
 from fedbayes.data.tokens import Tokens
 from fedbayes.errors import DataError
@@ -21,8 +22,8 @@ CHUNK = 4096
 """Samples taken at a time when a whole pool is read."""
 
 
-@dataclass(frozen=True)
-class Dataset:
+@dataclass(frozen=True, repr=False)
+class Dataset(Brief):
     """A pool of N labelled samples of one shape.
 
     The samples are stored as the source has them; what a network sees is

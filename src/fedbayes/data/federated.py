@@ -7,6 +7,7 @@ import numpy as np
 import torch
 
 from fedbayes import seeds
+from fedbayes.brief import Brief
 from fedbayes.data.columns import Column
 from fedbayes.data.dataset import Array, Dataset, Rows, standardized
 from fedbayes.data.fitting import fitted, raw, unlike_training
@@ -18,7 +19,7 @@ from fedbayes.targets import Target
 from fedbayes.tensors import Samples
 
 
-class FederatedData:
+class FederatedData(Brief):
     """A data set divided among S clients.
 
     Samples are gathered when they are asked for; nothing is kept but the pool, so the cost is
@@ -86,6 +87,16 @@ class FederatedData:
         rows = np.concatenate([partition.train, partition.test])
         for odd in unlike_training(dataset, rows, self.preprocessing):
             warnings.warn(odd.told(dataset.name, numbered=False), FedbayesWarning, stacklevel=2)
+
+    def _shows(self) -> dict[str, object]:
+        target = self.target
+        return {
+            "name": self.dataset.name,
+            "clients": self.clients,
+            "shape": self.shape,
+            "target": target.kind,
+            "test_samples": self.test_total,
+        }
 
     @property
     def clients(self) -> int:

@@ -46,6 +46,8 @@ def left_out(
         reason = f"in no client's share, as {kept} would have it"
     elif scheme == "shards":
         reason = f"left over by {clients} x {settings.shards_per_client} shards of equal size"
+    elif ":" in scheme:
+        reason = f"in no client's share, as {scheme} would have it"
     else:
         reason = f"left over, since {clients} clients have equally many"
     notes = [f"{left:,} of {len(pool):,} samples are {reason}"] if left else []

@@ -10,6 +10,7 @@ from pathlib import Path
 import numpy as np
 
 from fedbayes import seeds
+from fedbayes.brief import Brief
 from fedbayes.data.dataset import Dataset, Rows
 from fedbayes.data.holdout import DEFAULT_FRACTION, deal_official, own_fraction, rows_needed
 from fedbayes.data.leftovers import left_out
@@ -20,8 +21,8 @@ from fedbayes.errors import DataError, FedbayesWarning
 from fedbayes.files import NPZ_ERRORS, naming, read_bytes
 
 
-@dataclass(frozen=True)
-class Partition:
+@dataclass(frozen=True, repr=False)
+class Partition(Brief):
     """Rows of S clients, as ragged arrays.
 
     Client s trains on rows `train[train_offsets[s]:train_offsets[s + 1]]` of the pool, in

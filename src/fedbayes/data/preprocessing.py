@@ -12,6 +12,7 @@ import torch
 from pydantic import TypeAdapter, ValidationError, model_validator
 from torch import Tensor, nn
 
+from fedbayes.brief import Brief
 from fedbayes.data.cells import code
 from fedbayes.data.columns import Column, features_of
 from fedbayes.data.dataset import Array, Rows
@@ -21,8 +22,8 @@ from fedbayes.errors import DataError, FedbayesWarning
 from fedbayes.targets import Target
 
 
-@dataclass(frozen=True)
-class Preprocessing:
+@dataclass(frozen=True, repr=False)
+class Preprocessing(Brief):
     """What a model was trained to see of a sample: `(x / scale - mean) / std`, 0 where x is
     missing, which is the mean.
 

@@ -6,14 +6,16 @@ from dataclasses import dataclass
 import numpy as np
 
 from fedbayes import seeds
+from fedbayes.brief import Brief
 from fedbayes.data.dataset import Array, Dataset, Rows
-from fedbayes.data.settings import DEFAULT_CLIENTS, DataSettings, Scheme
+from fedbayes.data.settings import DEFAULT_CLIENTS, PARTITION, DataSettings
 from fedbayes.data.wording import describe
 from fedbayes.errors import DataError
+from fedbayes.lazy import called
 
 
-@dataclass(frozen=True)
-class Division:
+@dataclass(frozen=True, repr=False)
+class Division(Brief):
     """Rows of S clients: client s holds `rows[offsets[s]:offsets[s + 1]]`, rising."""
 
     rows: Rows
@@ -41,7 +43,7 @@ def group_by_client(rows: Rows, client: Rows, names: tuple[str, ...]) -> Divisio
     return Division(rows[order], np.concatenate([[0], np.cumsum(sizes)]), names)
 
 
-def choose_scheme(dataset: Dataset, settings: DataSettings) -> Scheme:
+def choose_scheme(dataset: Dataset, settings: DataSettings) -> str:
     """The scheme that divides a data set: the one asked for, or the default for this set."""
     if settings.partition != "default":
         return settings.partition
@@ -71,7 +73,8 @@ def divide(
     scheme = choose_scheme(dataset, settings)
     if scheme == "natural":
         return _natural(dataset, pool, settings, needed)
-    if scheme != "iid" and not dataset.classes:
+    own = ":" in scheme
+    if scheme != "iid" and not dataset.classes and not own:
         ways = "'iid'" if dataset.groups is None else "'iid' or 'natural'"
         raise DataError(
             f"{dataset.name}: partition = '{scheme}' divides classes, and its target has none "
@@ -84,12 +87,37 @@ def divide(
             "use fewer clients"
         )
     rng = seeds.numpy_rng(seed, "partition")
-    pool = rng.permutation(pool)
-    labels = dataset.strata[pool]
-    client = _SCHEMES[scheme](labels, clients, settings, needed, rng)
+    if own:
+        client = _own(scheme, dataset.y[pool], clients, rng)
+    else:
+        pool = rng.permutation(pool)
+        labels = dataset.strata[pool]
+        client = _SCHEMES[scheme](labels, clients, settings, needed, rng)
     held = client >= 0
     names = tuple(f"client-{index}" for index in range(clients))
     return group_by_client(pool[held], client[held], names)
+
+
+def _own(place: str, y: Array, clients: int, rng: np.random.Generator) -> Rows:
+    """The client of each row by a user's own function, which gets targets as the data have them.
+
+    Raises:
+        ConfigError: it failed.
+        DataError: it gave something else than a client, or -1, for each row.
+    """
+    found = np.asarray(called(place, "partition", PARTITION, y.copy(), clients, rng))
+    if found.shape != (len(y),) or found.dtype.kind not in "iu":
+        raise DataError(
+            f"the partition {place!r} gave {found.dtype} of shape {found.shape}; let it return an "
+            f"integer for each of {len(y)} rows: the number of its client, or -1 for nobody"
+        )
+    client = found.astype(np.int64)
+    if len(odd := client[(client < -1) | (client >= clients)]):
+        raise DataError(
+            f"the partition {place!r} gave a row to client {odd[0]}; data.clients is {clients}, so "
+            f"they are 0 to {clients - 1}, and -1 is nobody"
+        )
+    return client
 
 
 def _iid(

@@ -1,5 +1,6 @@
 """The `[data]` table of a configuration."""
 
+import re
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -7,11 +8,14 @@ from pydantic import Field, field_validator, model_validator
 
 from fedbayes.data.source_settings import ANY_SET, BUILT_IN, KINDS, SourceSettings, holds_password
 from fedbayes.errors import did_you_mean
-from fedbayes.fields import Only, Several
+from fedbayes.fields import Only, Place, Several
 from fedbayes.pretrained import absolute
 
 Scheme = Literal["iid", "dirichlet", "dirichlet-equal", "shards", "counts", "natural"]
 """Ways to divide data among clients."""
+
+PARTITION = "function(y, clients, rng)"
+"""How a user's own partition is called."""
 
 _OF_TABLES = ("group", "split", "drop", "features")
 """Settings that a factory does without."""
@@ -58,14 +62,16 @@ class DataSettings(SourceSettings):
         description=f"Number of clients. Default: {DEFAULT_CLIENTS}, or every group of a "
         "natural partition, of which a number takes the first ones.",
     )
-    partition: Literal["default", Scheme] = Field(
+    partition: Literal["default", Scheme] | Place = Field(
         "default",
         description="iid: equal parts at random. dirichlet: each class is divided by "
         "Dirichlet shares. dirichlet-equal: each client has a Dirichlet class mix and the same "
         "number of samples. shards: each client gets shards of the samples sorted by class. "
         "counts: each client gets so many of each class as class_counts says. "
-        "natural: one client per writer, subject or sensor. Default: natural where your own data "
-        "name groups, else dirichlet, or iid where the target has no classes.",
+        "natural: one client per writer, subject or sensor. Or your own as "
+        f"package.module:function, called as {PARTITION}, which returns the number of each row's "
+        "client, -1 for nobody. Default: natural where your own data name groups, else dirichlet, "
+        "or iid where the target has no classes.",
     )
     alpha: Annotated[float, Only("partition", "dirichlet", "dirichlet-equal")] = Field(
         0.4, gt=0, allow_inf_nan=False, description="Dirichlet concentration; small is skewed."
@@ -133,6 +139,12 @@ class DataSettings(SourceSettings):
         (),
         description="Own tables: files of fedbayes data summarize, one of each client. Columns are "
         "encoded by their sums, in place of the training rows here.",
+    )
+
+    keep: Annotated[bool, Only("path")] = Field(
+        False,
+        description="Whether the run folder keeps a copy of path, a single file, and reads that "
+        "from then on. So it is with a DataFrame from Python.",
     )
 
     @field_validator("summaries")
@@ -212,6 +224,8 @@ class DataSettings(SourceSettings):
             )
         if self.arguments and not (self.of_factory or self.generator):
             raise ValueError(f"arguments are for your own factory; {self.name} takes none")
+        if self.keep and (self.path is None or not self.suffix or self.path.is_dir()):
+            raise ValueError(f"keep copies a single file, and path is {self.path}; leave keep out")
         if self.crop and not self.size:
             raise ValueError("crop has no effect without size; give both, or neither")
         if self.tokens is not None and self.processor is None:
@@ -229,6 +243,12 @@ class DataSettings(SourceSettings):
         if self.class_counts is not None:
             self._check_counts(self.class_counts)
         return self
+
+    @property
+    def suffix(self) -> str:
+        """The ending of the file at `path`, such as `.csv.gz`; empty if there is none."""
+        ending = re.search(r"\.\w+(\.gz)?$", "" if self.path is None else self.path.name)
+        return "" if ending is None else ending[0].lower()
 
     @property
     def source(self) -> str:

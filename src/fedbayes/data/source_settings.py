@@ -4,8 +4,9 @@ import re
 from pathlib import Path
 from typing import Annotated, Literal
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import ConfigDict, Field
 
+from fedbayes.brief import Settings
 from fedbayes.fields import Arguments, Only, Several
 
 BUILT_IN = (
@@ -39,7 +40,7 @@ def holds_password(url: str | None) -> bool:
     return _SECRETS.search(url or "") is not None
 
 
-class SourceSettings(BaseModel):
+class SourceSettings(Settings):
     """Which data, and how they are read: all that decoded data depend on.
 
     Readers get these settings and no others, and the cache is keyed by all of them.

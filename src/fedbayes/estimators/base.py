@@ -32,16 +32,18 @@ class FederatedEstimator(BaseEstimator):  # type: ignore[misc]
 
     def __init__(
         self,
-        method: str | Mapping[str, Any] = "fedavg",
+        method: Any = "fedavg",
         *,
-        model: str | Mapping[str, Any] = "mlp",
-        likelihood: str | Mapping[str, Any] = "auto",
+        model: Any = "mlp",
+        likelihood: Any = "auto",
         rounds: int = 20,
-        cohort: int | float = 1.0,
+        cohort: int | float | None = None,
+        clients_per_round: int | None = None,
+        client_fraction: float | None = None,
         training: Mapping[str, Any] | None = None,
         settings: Mapping[str, Any] | None = None,
         n_clients: int = 5,
-        partition: str | Mapping[str, Any] = "iid",
+        partition: Any = "iid",
         shape: tuple[int, ...] | None = None,
         random_state: int | np.random.RandomState | None = None,
     ) -> None:
@@ -50,6 +52,8 @@ class FederatedEstimator(BaseEstimator):  # type: ignore[misc]
         self.likelihood = likelihood
         self.rounds = rounds
         self.cohort = cohort
+        self.clients_per_round = clients_per_round
+        self.client_fraction = client_fraction
         self.training = training
         self.settings = settings
         self.n_clients = n_clients
@@ -81,7 +85,7 @@ class FederatedEstimator(BaseEstimator):  # type: ignore[misc]
                 super().set_params(**{name: value})  # says that there is none
                 continue
             before = getattr(self, first)
-            if isinstance(before, str):
+            if before is not None and not isinstance(before, Mapping):
                 before = {_KEYS[first]: before}
             setattr(self, first, {**(before or {}), key: value})
         return self

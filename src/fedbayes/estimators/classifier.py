@@ -27,12 +27,15 @@ class FederatedClassifier(ClassifierMixin, FederatedEstimator):  # type: ignore[
     mean of its column. Fits of one process take turns, since PyTorch's random state is shared.
 
     Args:
-        method: name of a method, or a table of its name and parameters: `{"name": "fedprox",
-            "proximal": 0.1}`.
-        model: name of a network, or a table of settings as in `[model]`: `{"hidden": [50]}`.
+        method: name of a method, its class or an instance, or a table of its name and parameters:
+            `{"name": "fedprox", "proximal": 0.1}`.
+        model: name of a network, a `torch.nn.Module` or its class, or a table of settings as in
+            `[model]`: `{"hidden": [50]}`.
         likelihood: of the classes, or a table of it and its settings: `auto` is categorical.
         rounds: how many there are.
-        cohort: clients in a round, a number or a fraction.
+        cohort: clients in a round, a number (10) or a fraction (0.1); the older name of the next.
+        clients_per_round: number of clients in a round.
+        client_fraction: share of the clients in a round; all, if none of the three is given.
         training: settings as in `[training]`: `{"lr": 0.05, "epochs": 2}`.
         settings: any others of a run, nested or with dots: `{"aggregation.rule": "median"}`. Those
             that need a run folder, test samples or other processes are refused.

@@ -13,6 +13,7 @@ from torch import Tensor
 
 from fedbayes.by_client import ByClient
 from fedbayes.contracts import AnyMethod, At, Run
+from fedbayes.contracts.returned import started
 from fedbayes.data import FederatedData, Preprocessing
 from fedbayes.errors import FedbayesWarning, RunError
 from fedbayes.federation.engines.sequential import Sequential
@@ -21,6 +22,7 @@ from fedbayes.federation.privacy.noise import Secret
 from fedbayes.federation.privacy.spending import Spending
 from fedbayes.federation.round import run_round
 from fedbayes.federation.weights import Weights
+from fedbayes.lazy import in_memory, own, place_of
 from fedbayes.likelihoods.temperature import sampled_at
 from fedbayes.runs.build import build_federation, build_likelihood, build_network, build_run
 from fedbayes.runs.calibration import fitted
@@ -28,6 +30,7 @@ from fedbayes.runs.checks import check, remarks
 from fedbayes.runs.cohorts import cohort_of
 from fedbayes.runs.config import Config
 from fedbayes.runs.folder import Metrics
+from fedbayes.runs.given import objects, renamed
 from fedbayes.runs.lines import in_vain, round_line
 from fedbayes.runs.personal import none_kept, own_model
 from fedbayes.runs.privacy import mechanism, needs_secret, run_summary
@@ -85,7 +88,7 @@ class Federation:
             warnings.warn(remark, FedbayesWarning, stacklevel=6)
         weights = Weights.of(method, config.aggregation.max_weight, ByClient())
         secret, record, failed = _secret(config), Spending.empty(), 0
-        engine, server = Sequential(runtime), method.init(run)
+        engine, server = Sequential(runtime), started(method, method.init(run))
         for number in range(1, config.rounds + 1):
             began = time.perf_counter()
             cohort = cohort_of(config, run, secret, number)
@@ -152,9 +155,18 @@ class Federation:
     def __getstate__(self) -> dict[str, Any]:
         """Without what can be built again."""
         left_out = ("run", "method", "_lock")
-        return {name: value for name, value in vars(self).items() if name not in left_out}
+        state = {name: value for name, value in vars(self).items() if name not in left_out}
+        # What the config names of this process alone goes along.
+        found = {place: own(place) for _, place in objects(self.config.model_dump(mode="json"))}
+        return state | {"objects": found}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
+        if found := state.pop("objects", {}):
+            names = {place: place_of(thing) for place, thing in found.items()}
+            settings = renamed(state["config"].model_dump(), names)
+            if in_memory(settings["model"]["name"]):
+                settings["model"]["weights"] = None  # it comes with those that it has
+            state["config"] = Config.create(**settings)
         vars(self).update(state, _lock=threading.Lock())
 
     def model(self, client: int | None = None) -> Tensors:

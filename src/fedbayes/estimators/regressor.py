@@ -30,7 +30,9 @@ class FederatedRegressor(RegressorMixin, FederatedEstimator):  # type: ignore[mi
         model: as for `FederatedClassifier`.
         likelihood: of the numbers, or a table of it and its settings: `auto` is Gaussian.
         rounds: how many there are.
-        cohort: clients in a round, a number or a fraction.
+        cohort: clients in a round, a number (10) or a fraction (0.1); the older name of the next.
+        clients_per_round: number of clients in a round.
+        client_fraction: share of the clients in a round; all, if none of the three is given.
         training: as for `FederatedClassifier`.
         settings: as for `FederatedClassifier`.
         n_clients: clients of an artificial partition, where `fit` is given none.

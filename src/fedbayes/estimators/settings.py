@@ -3,13 +3,17 @@
 from collections.abc import Mapping
 from typing import Any
 
+from pydantic import BaseModel
+
 from fedbayes.errors import ConfigError
-from fedbayes.runs.config import Config
+from fedbayes.runs.config import COHORT, Config
 
 OWN = {
     "seed": "random_state",
     "rounds": "rounds",
     "cohort": "cohort",
+    "clients_per_round": "clients_per_round",
+    "client_fraction": "client_fraction",
     "method": "method",
     "model": "model",
     "training": "training",
@@ -61,7 +65,7 @@ def config_of(parameters: Mapping[str, Any], *, seed: int, given: bool) -> Confi
     return Config.create(
         seed=seed,
         rounds=parameters["rounds"],
-        cohort=parameters["cohort"],
+        **{name: parameters[name] for name in COHORT if parameters[name] is not None},
         method=table(parameters, "method", "name"),
         model=table(parameters, "model", "name"),
         task=table(parameters, "likelihood", "likelihood"),
@@ -72,7 +76,8 @@ def config_of(parameters: Mapping[str, Any], *, seed: int, given: bool) -> Confi
 
 
 def table(parameters: Mapping[str, Any], name: str, key: str = "") -> dict[str, Any]:
-    """A parameter as a table of settings: a mapping, nothing, or a word that stands for one key.
+    """A parameter as a table of settings: a mapping, nothing, or a word or Python object that
+    stands for one key.
 
     Raises:
         ConfigError: it is something else.
@@ -80,7 +85,7 @@ def table(parameters: Mapping[str, Any], name: str, key: str = "") -> dict[str, 
     value = parameters[name]
     if value is None:
         return {}
-    if isinstance(value, str) and key:
+    if key and (isinstance(value, str | BaseModel) or callable(value)):
         return {key: value}
     if isinstance(value, Mapping):
         return dict(value)

@@ -12,7 +12,7 @@ from fedbayes.data.wording import listed
 from fedbayes.errors import MessageError, quoted
 from fedbayes.likelihoods import Likelihood, Scores, score_names
 from fedbayes.likelihoods.base import ROUNDING
-from fedbayes.likelihoods.measures import MEASURES, SCORE, split
+from fedbayes.likelihoods.measures import SCORE, measure_of, split
 from fedbayes.messages import LONGEST_HEADER, Masked, Message, decode, dtype_of, encode, shape_of
 from fedbayes.models import Network
 from fedbayes.plausible import LARGEST
@@ -220,7 +220,7 @@ def check_scores(scores: Scores, likelihood: Likelihood, measures: Collection[st
     if not (0 < count < 2**31 and count.is_integer()):
         raise MessageError(f"its scores are of {count} samples, which cannot be")
     for name, metric in asked.items():
-        low, high = MEASURES[split(metric)[0]].possible
+        low, high = measure_of(split(metric)[0]).possible
         if scores[name] < low - ROUNDING or scores[name] > high + ROUNDING:
             raise MessageError(f"its {metric} is {scores[name]:g}, which cannot be")
     scores = {name: value for name, value in scores.items() if name not in asked}

@@ -13,6 +13,7 @@ import torch
 
 from fedbayes import seeds
 from fedbayes.contracts import AnyMethod, At, Info, Run, Sampler
+from fedbayes.contracts.returned import answered
 from fedbayes.devices import nondeterministic, out_of_memory
 from fedbayes.errors import EngineError, MessageError, ModelError
 from fedbayes.federation.attacks.adversary import Adversary
@@ -216,7 +217,8 @@ class ClientRuntime:
         place = {"round": task.round, "client": task.client}
         try:
             with seeds.global_rng(run.seed, "layers", **place, device=device):
-                report, state, info = self.method.local(message, state, samples, at)
+                given = self.method.local(message, state, samples, at)
+            report, state, info = answered(self.method, given)
         except ModelError as error:
             raise ModelError(
                 f"client {task.client}, with {len(samples.y):,} training samples: {error}"

@@ -34,6 +34,8 @@ class EngineKind:
     states: Literal["run", "nodes", "remote"] = "run"
     """Where clients' private states are: in the run folder, in the folders of nodes inside of it,
     or on other machines."""
+    here: bool = False
+    """Whether clients are in this process, where they find Python objects that no module has."""
     clocked: bool = True
     """Whether clients go by a simulated clock, and take no time that anyone knows otherwise."""
     settings: tuple[str, ...] = ()
@@ -44,6 +46,7 @@ ENGINES: Mapping[str, EngineKind] = {
     "sequential": EngineKind(
         "clients one after the other in this process",
         start="fedbayes.federation.engines.sequential:start",
+        here=True,
     ),
     "workers": EngineKind(
         "clients side by side in worker processes",

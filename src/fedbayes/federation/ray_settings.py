@@ -1,9 +1,11 @@
 """The `[ray]` table of a config. This file imports no PyTorch, and no Ray."""
 
-from pydantic import BaseModel, ConfigDict, Field, field_validator
+from pydantic import ConfigDict, Field, field_validator
+
+from fedbayes.brief import Settings
 
 
-class RaySettings(BaseModel):
+class RaySettings(Settings):
     """The `[ray]` table of a config: where engine `ray` finds its actors, and what each gets."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)

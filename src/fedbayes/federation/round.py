@@ -6,6 +6,7 @@ from typing import Any
 
 from fedbayes import seeds
 from fedbayes.contracts import AnyMethod, At, Info, Run
+from fedbayes.contracts.returned import updated
 from fedbayes.federation.aggregation import Aggregation, fold
 from fedbayes.federation.bounds import Intake
 from fedbayes.federation.broadcast import Broadcast, Broadcasts
@@ -160,10 +161,10 @@ def run_round(
     info: Info = {}
     skipped, undone = reports.clients < min_reports, ""
     if not skipped:
-        updated, metrics = method.update(server, reports.reduced(), At(run, number))
-        undone = unsound(updated, method, run)
+        new, metrics = updated(method, method.update(server, reports.reduced(), At(run, number)))
+        undone = unsound(new, method, run)
         if not undone:
-            server, info = updated, metrics
+            server, info = new, metrics
             intake.count(weights)
             for client, state in after:
                 if client not in ledger.refused:

@@ -2,8 +2,9 @@
 
 from typing import Annotated, Literal
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import ConfigDict, Field
 
+from fedbayes.brief import Settings
 from fedbayes.fields import Only
 
 MODULUS = 2**32
@@ -18,7 +19,7 @@ Rule = Literal["mean", "median", "trimmed-mean", "krum"]
 """What stands for the reports of a round."""
 
 
-class Aggregation(BaseModel):
+class Aggregation(Settings):
     """The `[aggregation]` table of a config: what is believed of reports, and how they are put
     together.
     """
@@ -69,7 +70,7 @@ class Aggregation(BaseModel):
         return self.rule == "mean" and self.clip is None
 
 
-class Secure(BaseModel):
+class Secure(Settings):
     """The `[secure]` table of a config, for methods whose reports are summed whole."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
@@ -108,7 +109,7 @@ class Secure(BaseModel):
     )
 
 
-class Compression(BaseModel):
+class Compression(Settings):
     """The `[compression]` table of a config: in how many bytes numbers of messages are sent, for
     methods whose reports add.
     """

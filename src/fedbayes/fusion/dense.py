@@ -17,6 +17,7 @@ import numpy.typing as npt
 import torch
 from pydantic import ValidationError
 
+from fedbayes.brief import Brief
 from fedbayes.errors import ConfigError, ModelError
 from fedbayes.fields import idle
 from fedbayes.fusion.combining import weighted_sum
@@ -35,8 +36,8 @@ Layers = Sequence[DenseLayer]
 """A fully connected network, first layer to last."""
 
 
-@dataclass(frozen=True)
-class Fusion:
+@dataclass(frozen=True, repr=False)
+class Fusion(Brief):
     """A fused model and how it came about."""
 
     weights: Tensors

@@ -17,6 +17,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor, nn
 
+from fedbayes.brief import Brief
 from fedbayes.errors import ConfigError, ModelError
 from fedbayes.fusion.calibration import NAMES, Calibration, calibrate, check_calibration
 from fedbayes.fusion.distillation import Distilled, Progress, distill
@@ -42,8 +43,8 @@ Say = Callable[[str], object]
 """Told what is being done."""
 
 
-@dataclass(frozen=True)
-class Likeness:
+@dataclass(frozen=True, repr=False)
+class Likeness(Brief):
     """How far a network says what the teacher says, on held-out draws."""
 
     divergence: float
@@ -52,8 +53,8 @@ class Likeness:
     """Share of the draws that both give the same class; NaN without classes."""
 
 
-@dataclass(frozen=True)
-class Agreement:
+@dataclass(frozen=True, repr=False)
+class Agreement(Brief):
     """How far a network says what each of the S clients says, and in the last row the teacher."""
 
     divergence: Tensor
@@ -68,8 +69,8 @@ class Agreement:
     constant; [S + 1, 0] of classes."""
 
 
-@dataclass(frozen=True)
-class FunctionFusion:
+@dataclass(frozen=True, repr=False)
+class FunctionFusion(Brief):
     """A fused network and how it came about."""
 
     module: nn.Module

@@ -26,6 +26,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from fedbayes.brief import Brief
 from fedbayes.errors import ModelError
 from fedbayes.fusion.coordinates import Array, Coordinates, Indices, Key, Matched, Places
 from fedbayes.fusion.donors import Donor
@@ -40,8 +41,8 @@ from fedbayes.models.units import Group
 from fedbayes.tensors import Tensors, parameter_count
 
 
-@dataclass(frozen=True)
-class GroupMatching:
+@dataclass(frozen=True, repr=False)
+class GroupMatching(Brief):
     """The matching of one group of units."""
 
     layer: str
@@ -59,8 +60,8 @@ class GroupMatching:
         return self.places.members
 
 
-@dataclass(frozen=True)
-class GraphMatching:
+@dataclass(frozen=True, repr=False)
+class GraphMatching(Brief):
     """A fused network and how it came about."""
 
     module: nn.Module

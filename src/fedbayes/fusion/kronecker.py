@@ -31,6 +31,7 @@ from torch._higher_order_ops.map import map as each
 from torch.fx import GraphModule
 from torch.fx.experimental.proxy_tensor import make_fx
 
+from fedbayes.brief import Brief
 from fedbayes.errors import ModelError
 from fedbayes.fusion.calls import patches, places, recorded
 from fedbayes.fusion.curvature import layer_factors
@@ -48,8 +49,8 @@ COPIES = 256
 """Inputs that go through a network at once."""
 
 
-@dataclass(frozen=True)
-class AllLayers:
+@dataclass(frozen=True, repr=False)
+class AllLayers(Brief):
     """A Gaussian around the weights of a network's layers."""
 
     width: int
@@ -64,8 +65,8 @@ class AllLayers:
     """What logits are divided by."""
 
 
-@dataclass(frozen=True)
-class Along:
+@dataclass(frozen=True, repr=False)
+class Along(Brief):
     """Gradients of a network's K outputs by the weights of a layer, along its eigenvectors."""
 
     gradients: Tensor

@@ -29,6 +29,7 @@ import torch
 from scipy.optimize import minimize_scalar
 from torch import Tensor, nn
 
+from fedbayes.brief import Brief
 from fedbayes.errors import ModelError
 from fedbayes.fusion.curvature import scores
 from fedbayes.fusion.teacher import Function
@@ -47,8 +48,8 @@ Draw = Callable[[int], Tensor]
 """The batch of inputs [n, ...] with a number; the same number, the same batch."""
 
 
-@dataclass(frozen=True)
-class LastLayer:
+@dataclass(frozen=True, repr=False)
+class LastLayer(Brief):
     """A Gaussian around the last layer of a network, of precision Q (λ + p) Qᵀ.
 
     With factors Q = V ⊗ U, where V are eigenvectors of E[Λ] and U of E[h hᵀ]. As named tensors

@@ -2,13 +2,15 @@
 
 from typing import Literal
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import ConfigDict, Field
+
+from fedbayes.brief import Settings
 
 PRECISION = {"regmean": 0.1, "fisher": 1e-3, "kfac": 1.0}
 """Of the prior, where none is set."""
 
 
-class CurvatureSettings(BaseModel):
+class CurvatureSettings(Settings):
     """How a client computes the curvature of its network on its samples."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
@@ -29,7 +31,7 @@ class CurvatureSettings(BaseModel):
     )
 
 
-class AveragingSettings(BaseModel):
+class AveragingSettings(Settings):
     """How networks of one graph are averaged by their posteriors."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)

@@ -17,14 +17,15 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from fedbayes.brief import Brief
 from fedbayes.errors import FedbayesWarning, ModelError
 from fedbayes.fusion.combining import combine, weighted_sum
 from fedbayes.fusion.posterior_settings import AveragingSettings
 from fedbayes.tensors import Tensors
 
 
-@dataclass(frozen=True)
-class Factors:
+@dataclass(frozen=True, repr=False)
+class Factors(Brief):
     """What is known of one layer: its Fisher matrix is about `inputs` ⊗ `outputs`."""
 
     inputs: Tensor
@@ -35,8 +36,8 @@ class Factors:
     layer's outputs, with y from the network's own prediction."""
 
 
-@dataclass(frozen=True)
-class Posterior:
+@dataclass(frozen=True, repr=False)
+class Posterior(Brief):
     """What a client sends: its weights, and how well its samples determine them."""
 
     weights: Tensors

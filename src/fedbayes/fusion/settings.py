@@ -4,6 +4,8 @@ from typing import Literal, Self
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
+from fedbayes.brief import Settings
+
 PosteriorOf = Literal["last-layer", "kronecker"]
 """What of a network a posterior is of."""
 
@@ -68,7 +70,7 @@ class DistillationSettings(BaseModel):
     )
 
 
-class FunctionSettings(BaseModel):
+class FunctionSettings(Settings):
     """How networks become one in function space."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)

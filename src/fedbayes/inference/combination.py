@@ -5,8 +5,9 @@ from typing import Annotated, Literal
 
 import numpy as np
 import numpy.typing as npt
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import ConfigDict, Field
 
+from fedbayes.brief import Settings
 from fedbayes.errors import ConfigError
 from fedbayes.fields import Only
 
@@ -14,7 +15,7 @@ Rule = Literal["mean", "linear", "exp"]
 """mean: α_s = 1/S; linear: α_s = c + r_s; exp: α_s = exp(c r_s)."""
 
 
-class Combination(BaseModel):
+class Combination(Settings):
     """How models are combined."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)

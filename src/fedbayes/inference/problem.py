@@ -12,6 +12,7 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
+from fedbayes.brief import Brief
 from fedbayes.messages import Message
 from fedbayes.tensors import Samples, Tensors
 
@@ -58,8 +59,8 @@ class Noise:
     """Draws for one batch."""
 
 
-@dataclass(frozen=True)
-class Problem:
+@dataclass(frozen=True, repr=False)
+class Problem(Brief):
     """One client's E-step in one round."""
 
     start: Tensors
@@ -72,13 +73,14 @@ class Problem:
     message: Message = field(default_factory=dict)
     """The broadcast, where the report has its form."""
     param_groups: Mapping[str, OptimizerBuilder] = field(default_factory=dict)
-    """Optimizers of parameters whose names start so; the others have the config's."""
+    """Optimizers of parameters whose names start so, `""` of all; the longest start that fits
+    counts. The others have the config's (`training.optimizer`)."""
     project: Projection | None = None
     """What follows every step."""
 
 
-@dataclass(frozen=True)
-class Solved:
+@dataclass(frozen=True, repr=False)
+class Solved(Brief):
     """Where the solution of a problem ended."""
 
     parameters: Tensors

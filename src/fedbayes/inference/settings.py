@@ -5,7 +5,9 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 from pydantic import ConfigDict, Field, model_validator
 
-from fedbayes.fields import Choosable, Chosen, Only
+from fedbayes.errors import ConfigError
+from fedbayes.fields import Choosable, Chosen, Only, Place
+from fedbayes.lazy import called
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -13,13 +15,19 @@ if TYPE_CHECKING:
     from fedbayes.inference.problem import Stepper
 
 
+OPTIMIZER = "function(parameters, lr=..., weight_decay=...)"
+"""How a user's own optimizer is called; without weight_decay where that is 0."""
+
+
 class LocalTraining(Choosable):
     """How a client trains: the `[training]` table of a config."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
 
-    optimizer: Annotated[Literal["sgd", "adam", "amsgrad", "adamax"], Chosen()] = Field(
-        "sgd", description="client optimizer"
+    optimizer: Annotated[Literal["sgd", "adam", "amsgrad", "adamax"] | Place, Chosen()] = Field(
+        "sgd",
+        description="client optimizer, or your own as package.module:name, called as "
+        f"{OPTIMIZER}, such as torch.optim:RMSprop",
     )
     lr: Annotated[float, Chosen()] = Field(
         0.1, gt=0, description="learning rate in the first round"
@@ -97,7 +105,11 @@ class LocalTraining(Choosable):
                 return self.lr * 0.5 * (1 + math.cos(math.pi * past / max(rounds, 1)))
 
     def build_optimizer(self, parameters: "list[Tensor]", lr: float) -> "Stepper":
-        """A fresh optimizer of these settings over leaf tensors."""
+        """A fresh optimizer of these settings over leaf tensors.
+
+        Raises:
+            ConfigError: a user's own cannot be made.
+        """
         import torch
 
         from fedbayes.inference.optimizers import Adam, Sgd
@@ -111,6 +123,16 @@ class LocalTraining(Choosable):
             case "adam" | "amsgrad":
                 amsgrad = self.optimizer == "amsgrad"
                 return Adam(parameters, lr, decay, amsgrad)
+            case _:
+                more = {"weight_decay": decay} if decay else {}
+                found = called(self.optimizer, "optimizer", OPTIMIZER, parameters, lr=lr, **more)
+                if not hasattr(found, "step"):
+                    raise ConfigError(
+                        f"the optimizer {self.optimizer!r} gave a {type(found).__name__}, which "
+                        "has no step()"
+                    )
+                stepper: Stepper = found
+                return stepper
 
     def step_count(self, samples: int) -> int:
         """Optimizer steps in a round for a client with so many samples."""

@@ -7,6 +7,7 @@ import torch
 from torch import Tensor
 
 from fedbayes.devices import placed
+from fedbayes.errors import ConfigError
 from fedbayes.inference.problem import Loss, OptimizerBuilder, Problem, Solved, Stepper, Tree
 from fedbayes.inference.settings import LocalTraining
 from fedbayes.tensors import Samples, Tensors
@@ -139,11 +140,21 @@ def _mean_loss(loss: Callable[[Samples], Tensor], samples: Samples, batch_size: 
 def _optimizers(
     trained: Tensors, settings: LocalTraining, lr: float, groups: Mapping[str, OptimizerBuilder]
 ) -> list[Stepper]:
-    """An optimizer for each kind of parameters, fresh."""
-    kinds: dict[str, list[Tensor]] = {}
+    """An optimizer for each kind of parameters, fresh: of the longest prefix that fits a name.
+
+    Raises:
+        ConfigError: a prefix fits no name.
+    """
+    kinds: dict[str | None, list[Tensor]] = {}
     for name, leaf in trained.items():
-        kinds.setdefault(next((p for p in groups if name.startswith(p)), ""), []).append(leaf)
+        fitting = [prefix for prefix in groups if name.startswith(prefix)]
+        kinds.setdefault(max(fitting, key=len, default=None), []).append(leaf)
+    if unused := groups.keys() - kinds.keys():
+        raise ConfigError(
+            f"param_groups names {min(unused)!r}, and no parameter begins so; there are "
+            f"{', '.join([*trained][:10])}"
+        )
     return [
-        groups[kind](leaves) if kind else settings.build_optimizer(leaves, lr)
+        settings.build_optimizer(leaves, lr) if kind is None else groups[kind](leaves)
         for kind, leaves in kinds.items()
     ]

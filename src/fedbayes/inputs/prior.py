@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from fedbayes import seeds
+from fedbayes.brief import Brief
 from fedbayes.data.preprocessing import Preprocessing
 from fedbayes.errors import ConfigError
 
@@ -50,8 +51,8 @@ class InputPrior(ABC):
         return x
 
 
-@dataclass(frozen=True)
-class Inputs:
+@dataclass(frozen=True, repr=False)
+class Inputs(Brief):
     """Inputs as networks see them: scaled draws, the same for the same seed and batch."""
 
     prior: InputPrior

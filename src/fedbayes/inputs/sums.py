@@ -11,6 +11,7 @@ import numpy as np
 import numpy.typing as npt
 from pydantic import BaseModel, ConfigDict, Field, FiniteFloat, ValidationError
 
+from fedbayes.brief import Brief
 from fedbayes.data.wording import listed
 from fedbayes.errors import DataError, did_you_mean, quoted
 from fedbayes.files import parse_json, read_text, write_beside
@@ -31,8 +32,8 @@ ROUNDING = 1e-6
 Vector = npt.NDArray[np.float64]
 
 
-@dataclass(frozen=True)
-class Sums:
+@dataclass(frozen=True, repr=False)
+class Sums(Brief):
     """Sums over the rows of a table: those of two tables are added, and say no row of either."""
 
     count: int

@@ -8,10 +8,11 @@ is a row of `MEASURES`. This file imports neither PyTorch nor scikit-learn befor
 import math
 from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import lru_cache, partial
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 from fedbayes.errors import ConfigError, did_you_mean
+from fedbayes.lazy import called, imported, own_function
 
 if TYPE_CHECKING:
     import numpy.typing as npt
@@ -190,17 +191,60 @@ MEASURES: Mapping[str, Measure] = {
 """Every metric by its name; those without `value` are told by likelihoods themselves."""
 
 
+HOW = "function(y, predicted)"
+"""How a user's own metric is called."""
+
+
+def measure_of(base: str) -> Measure:
+    """The metric of this name, or a user's own function as `package.module:function`.
+
+    It gets the targets [n] or [n, T] and the predictions as arrays: of two classes the probability
+    of the second [n], of more or of labels that of each [n, C], of numbers the mean [n, T]. Its
+    attribute `higher_is_better` says which of two values is better; without one, none is.
+
+    Raises:
+        ConfigError: there is no such function.
+    """
+    if base in MEASURES:
+        return MEASURES[base]
+    function = own_function(base, "metric", HOW)
+    return Measure(
+        (getattr(function, "__doc__", "") or base).strip().partition("\n")[0],
+        (*_ANY, *_NUMBERS),
+        getattr(function, "higher_is_better", None),
+        partial(_own, base),
+        (-math.inf, math.inf),
+    )
+
+
+def _own(place: str, y: Array, p: Array, threshold: float) -> float:
+    """A user's own metric.
+
+    Raises:
+        ConfigError: it failed, or gave no number.
+    """
+    found = called(place, "metric", HOW, y, p)
+    try:
+        return float(found)
+    except (TypeError, ValueError):
+        raise ConfigError(
+            f"the metric {place!r} gave a {type(found).__name__}; let it return one number"
+        ) from None
+
+
 def split(name: str) -> tuple[str, float]:
     """The metric and the threshold of a name such as `sensitivity@0.3`.
 
     Raises:
         ConfigError: there is no such metric, it has no threshold, or that is no probability.
     """
+    if ":" in name:
+        return name, THRESHOLD
     base, mark, text = name.partition("@")
     if base not in MEASURES:
         raise ConfigError(
             f"no metric is called {base!r}{did_you_mean(base, MEASURES)}; there are "
-            f"{', '.join(MEASURES)}"
+            f"{', '.join(MEASURES)}, or your own as package.module:function"
         )
     if not mark:
         return base, THRESHOLD
@@ -279,7 +323,7 @@ def fitting(names: Iterable[str], likelihood: "Likelihood") -> tuple[str, ...]:
 def _unfit(name: str, likelihood: "Likelihood") -> str:
     """What a metric is for, where it is not for the predictions of this likelihood; else empty."""
     base, _ = split(name)
-    measure, target = MEASURES[base], likelihood.target
+    measure, target = measure_of(base), likelihood.target
     if name in own_metrics(likelihood):
         return ""
     if target.kind not in measure.kinds:
@@ -331,7 +375,12 @@ def predictions(
     if not bases:
         return {}
     if likelihood.target.kind in _NUMBERS:
-        return {f"{PREDICTION}crps": likelihood.crps(draws, y)}  # type: ignore[attr-defined]
+        found = {}
+        if "crps" in bases:
+            found["crps"] = likelihood.crps(draws, y)  # type: ignore[attr-defined]
+        if bases - {"crps"}:
+            found |= {"true": y, "of": likelihood.mean(draws.double())}
+        return {f"{PREDICTION}{name}": values for name, values in found.items()}
     p = likelihood.mean(draws.double())
     two = likelihood.target.classes == 2
     return {f"{PREDICTION}true": y, f"{PREDICTION}of": p[:, 1] if two else p}
@@ -351,18 +400,16 @@ def measured(names: Collection[str], columns: "Mapping[str, Tensor]") -> dict[st
     import numpy as np
 
     found = {name.removeprefix(PREDICTION): column.numpy() for name, column in columns.items()}
-    if "crps" in found:
-        p = y = found["crps"]
-    else:
-        y, p = found.get("true", np.empty(0)), found.get("of", np.empty(0))
-    if not len(y) or not np.isfinite(p).all():
-        return dict.fromkeys(names, math.nan)
+    none = np.empty(0)
     values = {}
     for name in names:
         base, threshold = split(name)
-        measure = MEASURES[base].value
+        measure = measure_of(base).value
         assert measure is not None
-        values[name] = measure(y, p, threshold)
+        of, true = ("crps", "crps") if base == "crps" else ("of", "true")
+        y, p = found.get(true, none), found.get(of, none)
+        known = len(y) and np.isfinite(p).all()
+        values[name] = measure(y, p, threshold) if known else math.nan
     return values
 
 
@@ -370,5 +417,7 @@ def better(name: str) -> bool | None:
     """Whether a higher value is a better one of a metric, whose name may have a threshold or a
     column; None where neither is, or the metric is not known.
     """
+    if ":" in name:  # who only reads runs imports nothing that they name
+        return measure_of(name).higher_is_better if imported(name) else None
     base = name.partition("@")[0].partition("/")[0]
     return MEASURES[base].higher_is_better if base in MEASURES else None

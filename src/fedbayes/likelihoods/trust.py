@@ -7,6 +7,7 @@ from dataclasses import dataclass, field, replace
 import torch
 from torch import Tensor
 
+from fedbayes.brief import Brief
 from fedbayes.likelihoods.base import Classes, Likelihood, finite
 from fedbayes.likelihoods.evaluation import parted, total
 from fedbayes.likelihoods.measures import measured, predictions
@@ -29,8 +30,8 @@ _UNSURE = "unsure/"
 """Before the names of `unsure` among what is gathered."""
 
 
-@dataclass(frozen=True)
-class Trust:
+@dataclass(frozen=True, repr=False)
+class Trust(Brief):
     """What predictions of some samples show when they are compared with the targets."""
 
     metrics: dict[str, float]

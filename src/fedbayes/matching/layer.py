@@ -6,6 +6,7 @@ from dataclasses import dataclass
 import numpy as np
 from scipy.optimize import linear_sum_assignment
 
+from fedbayes.brief import Brief
 from fedbayes.errors import ModelError
 from fedbayes.matching.costs import Array, Blocks, Indices, Objective
 
@@ -13,8 +14,8 @@ CACHE = 2 * 1024**3
 """Bytes of products kept between visits; beyond, they are computed anew at every visit."""
 
 
-@dataclass(frozen=True)
-class LayerMatching:
+@dataclass(frozen=True, repr=False)
+class LayerMatching(Brief):
     """Which atoms of which clients are the same global atom."""
 
     assignments: list[Indices]

@@ -26,6 +26,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
+from fedbayes.brief import Brief
 from fedbayes.errors import ModelError
 from fedbayes.matching.costs import Array, Indices
 from fedbayes.matching.layer import LayerMatching, match_layer
@@ -48,8 +49,8 @@ class Dense:
         return [self.weights[0].shape[1], *(len(weight) for weight in self.weights)]
 
 
-@dataclass(frozen=True)
-class NetworkMatching:
+@dataclass(frozen=True, repr=False)
+class NetworkMatching(Brief):
     """A fused network and how it came about."""
 
     network: Dense

@@ -2,8 +2,9 @@
 
 from typing import Annotated, Any
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
+from pydantic import BeforeValidator, ConfigDict, Field
 
+from fedbayes.brief import Settings
 from fedbayes.fields import Only
 from fedbayes.matching.costs import NewAtoms, Objective
 
@@ -12,7 +13,7 @@ def _uncapped(value: Any) -> Any:
     return 0 if value is None or value == "none" else value
 
 
-class MatchingSettings(BaseModel):
+class MatchingSettings(Settings):
     """Parameters of the model behind the matching (GPI-FNM paper, section 4)."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)

@@ -12,10 +12,10 @@ class Pvi(MeanField):
         KL(s_new ‖ s/s_i · p(θ)^(1/K)) − E_{θ ~ s_new}[log p(D_i | θ)],   s_new = s_i,new · s/s_i,
 
     and sends the change of its factor's natural parameters. One client after another
-    (`cohort = 1`, `sampling = "cyclic"`) is sequential PVI; several are synchronous, damped by
-    their number. It is VIRTUAL without clients' own networks, of any network: weights are drawn as
-    they are, whatever the layers that use them. Frozen weights are no random variables: with
-    adapters, or a head on a frozen body, the posterior is of what trains.
+    (`clients_per_round = 1`, `sampling = "cyclic"`) is sequential PVI; several are synchronous,
+    damped by their number. It is VIRTUAL without clients' own networks, of any network: weights
+    are drawn as they are, whatever the layers that use them. Frozen weights are no random
+    variables: with adapters, or a head on a frozen body, the posterior is of what trains.
     """
 
     name = "pvi"

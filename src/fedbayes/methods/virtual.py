@@ -82,7 +82,7 @@ class Virtual(Factors[Client]):
 
     The client's network reads the server's through lateral connections (Eq. 4):
     a_l = f(W_l a_{l−1} + b_l + g_l ∘ U_l f(V_l h_l + d_l)), with h_l the server's activations.
-    For refinements one by one in a fixed order (Algorithm 1) set `cohort = 1` and
+    For refinements one by one in a fixed order (Algorithm 1) set `clients_per_round = 1` and
     `sampling = "cyclic"`.
     """
 

@@ -3,6 +3,7 @@
 import inspect
 from collections import OrderedDict
 from collections.abc import Sequence
+from copy import deepcopy
 from itertools import pairwise
 from math import prod
 from pathlib import Path
@@ -13,7 +14,7 @@ from torch import Tensor, nn
 
 from fedbayes import seeds
 from fedbayes.errors import ModelError
-from fedbayes.lazy import own
+from fedbayes.lazy import in_memory, own, raised
 from fedbayes.models import normalization
 from fedbayes.models.files import frozen_digest, named_as, read_model, unlike
 from fedbayes.models.network import Network
@@ -108,10 +109,11 @@ def _module(settings: ModelSettings, shape: tuple[int, ...], outputs: int) -> nn
             raise ModelError(f"model.hidden has {min(settings.hidden)}; widths must be at least 1")
         _require_memory([prod(shape), *settings.hidden, outputs])
         return MLP(prod(shape), settings.hidden, outputs, settings.bias, settings.dropout)
-    if settings.name in BUILT_IN and (len(shape) != 3 or min(shape[1:]) < 16):
+    least = 4 if settings.name == "lenet5" else 16
+    if settings.name in BUILT_IN and (len(shape) != 3 or min(shape[1:]) < least):
         raise ModelError(
-            f"model {settings.name!r} needs images of at least 16 by 16 pixels, and a sample of "
-            f"this data has shape {shape}; use model 'mlp'"
+            f"model {settings.name!r} needs images of at least {least} by {least} pixels, and a "
+            f"sample of this data has shape {shape}; use model 'mlp'"
         )
     if settings.name == "lenet5":
         channels, height, width = shape
@@ -167,23 +169,44 @@ def _load(module: nn.Module, settings: ModelSettings, file: Path) -> None:
 
 
 def _own(settings: ModelSettings, shape: tuple[int, ...], outputs: int) -> object:
-    """Call the user's factory as `factory(shape=..., outputs=..., **arguments)`.
-
-    One that has a parameter `classes` gets the width of the last layer by that name.
+    """Call the user's class or function with `model.arguments`, and with those of `shape`,
+    `outputs` and `classes` (the width of the last layer both) that it has parameters for.
     """
     try:
         factory = own(settings.name)
     except ImportError as error:
         raise ModelError(f"cannot find the model {settings.name!r}: {error}") from None
+    if isinstance(factory, nn.Module):
+        if not in_memory(settings.name):
+            raise ModelError(
+                f"{settings.name!r} is a network that is built already, with other weights in "
+                "every process; name its class, or a function that builds it"
+            )
+        return deepcopy(factory).cpu()
+    known = {"shape": shape, "outputs": outputs, "classes": outputs}
     try:
-        width = "classes" if "classes" in inspect.signature(factory).parameters else "outputs"
+        parameters = inspect.signature(factory).parameters
+        takes = set(parameters)
+        open_ = any(one.kind is inspect.Parameter.VAR_KEYWORD for one in parameters.values())
     except (TypeError, ValueError):
-        width = "outputs"
+        takes, open_ = set(), True
+    if open_:  # it takes whatever it is given
+        takes = {"shape", "classes" if "classes" in takes else "outputs"}
+    given = {name: value for name, value in known.items() if name in takes}
     try:
-        return factory(shape=shape, **{width: outputs}, **settings.arguments)
+        return factory(**given, **settings.arguments)
     except TypeError as error:
+        called = "".join(f"{name}=..., " for name in given)
         raise ModelError(
-            f"{settings.name!r} is called as factory(shape=..., {width}=..., **arguments): {error}"
+            f"{settings.name!r} is called as factory({called}**arguments), since it gets shape and "
+            f"outputs (or classes) where it has parameters of these names, and model.arguments: "
+            f"{error}"
+        ) from error
+    except (ModelError, RuntimeError, MemoryError, OverflowError):
+        raise
+    except Exception as error:
+        raise ModelError(
+            f"the model {settings.name!r} failed: {raised(error, settings.name)}"
         ) from error
 
 

@@ -9,6 +9,7 @@ from hashlib import sha256
 import torch
 from torch import Tensor, nn
 
+from fedbayes.brief import Brief
 from fedbayes.errors import ModelError
 from fedbayes.models.layout import by_portions, channels_last, gradient_channels_last
 from fedbayes.models.normalization import frozen_buffers
@@ -43,7 +44,7 @@ def digest_of(tensors: Tensors) -> str:
     return digest.hexdigest()
 
 
-class Network:
+class Network(Brief):
     """A module seen as `logits = network(weights, x)`.
 
     Each call binds the given tensors to the module and leaves the module as it was, by a table made
@@ -57,6 +58,15 @@ class Network:
     module, and are neither sent nor stored; whoever builds the network from the same settings has
     the same ones, which their digest shows.
     """
+
+    def _shows(self) -> dict[str, object]:
+        return {
+            "module": type(self.module).__name__,
+            "shape": self.shape,
+            "weights": len(self.initial),
+            "parameters": sum(tensor.numel() for tensor in self.initial.values()),
+            "device": str(self.device),
+        }
 
     def __init__(
         self,

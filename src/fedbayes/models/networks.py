@@ -40,8 +40,9 @@ class MLP(nn.Sequential):
 class LeNet5(nn.Sequential):
     """LeNet-5 with 20 and 50 filters of 5 by 5 and 500 units (EM paper, appendix A).
 
-    Inputs are images [n, channels, height, width] of at least 16 by 16 pixels. Dropout, if there
-    is any, is before the dense layers.
+    Inputs are images [n, channels, height, width] of at least 4 by 4 pixels. Convolutions pad
+    images of less than 16 by 16 pixels, such as those of digits, so that they keep their size.
+    Dropout, if there is any, is before the dense layers.
     """
 
     def __init__(
@@ -49,17 +50,19 @@ class LeNet5(nn.Sequential):
     ) -> None:
         # Each its own: a module that stands in two places is listed once.
         first, second = ([nn.Dropout(dropout)] if dropout else [] for _ in range(2))
-        flat = 50 * (((height - 4) // 2 - 4) // 2) * (((width - 4) // 2 - 4) // 2)
+        padding = 2 if min(height, width) < 16 else 0
+        lost = 4 - 2 * padding
+        high, wide = (((side - lost) // 2 - lost) // 2 for side in (height, width))
         super().__init__(
-            nn.Conv2d(channels, 20, 5),
+            nn.Conv2d(channels, 20, 5, padding=padding),
             nn.ReLU(),
             nn.MaxPool2d(2),
-            nn.Conv2d(20, 50, 5),
+            nn.Conv2d(20, 50, 5, padding=padding),
             nn.ReLU(),
             nn.MaxPool2d(2),
             nn.Flatten(),
             *first,
-            nn.Linear(flat, 500),
+            nn.Linear(50 * high * wide, 500),
             nn.ReLU(),
             *second,
             nn.Linear(500, classes),

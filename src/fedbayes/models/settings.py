@@ -3,8 +3,9 @@
 from pathlib import Path
 from typing import Annotated, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
+from pydantic import ConfigDict, Field, field_validator, model_validator
 
+from fedbayes.brief import Settings
 from fedbayes.errors import did_you_mean
 from fedbayes.fields import Arguments, Only, Several
 from fedbayes.pretrained import absolute
@@ -27,7 +28,7 @@ NAMES = {**OTHERS, **BUILT_IN}
 """All that a config may name without code of its own."""
 
 
-class ModelSettings(BaseModel):
+class ModelSettings(Settings):
     """The network that all clients share: the `[model]` table of a config."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)

@@ -87,7 +87,7 @@ def settings(
     match method:
         case "VIRTUAL":
             rounds, training = refinements * clients, {"epochs": chosen.epochs}
-            extra = {"cohort": 1, "sampling": "cyclic"}
+            extra = {"clients_per_round": 1, "sampling": "cyclic"}
             table |= {"samples": 2 if small else 20, "kl_weight": 1e-3, "server_likelihood": 1.0}
             table["damping"] = 1.0
         case "FedAvg":

@@ -9,6 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from fedbayes.brief import table
 from fedbayes.data import Preprocessing, pixel_order
 from fedbayes.errors import RunError
 from fedbayes.likelihoods import Likelihood, Numeric, predictor
@@ -19,7 +20,7 @@ from fedbayes.runs.conformal import read_conformal
 from fedbayes.runs.folder import Metrics, RunFolder
 from fedbayes.runs.frames import clients_frame, rounds_frame, troubles_frame
 from fedbayes.runs.hazards import read_hazards
-from fedbayes.runs.notebook import outline
+from fedbayes.runs.notebook import sparkline
 from fedbayes.runs.outcome import outcome_rows
 from fedbayes.runs.personal import own_models, require_global
 from fedbayes.runs.standing import flat
@@ -60,7 +61,7 @@ class Result:
         headline = self.summary["headline"]
         values = (flat(line).get(headline) for line in self.metrics)
         curve = [value for value in values if value is not None]
-        return outline(self._title, outcome_rows(self.summary), curve)
+        return table(self._title, outcome_rows(self.summary), sparkline(curve))
 
     @property
     def _title(self) -> str:

@@ -6,6 +6,7 @@ from typing import Annotated, Any
 
 from pydantic import Field, TypeAdapter, ValidationError
 
+from fedbayes.brief import Brief
 from fedbayes.data import Preprocessing
 from fedbayes.data.source_settings import SourceSettings
 from fedbayes.data.wording import listed
@@ -30,8 +31,8 @@ _FRAMING = ("processor", "size", "crop", "scale")
 _READING = set(SourceSettings.model_fields) - {"dir", "path", "query", "database"}
 
 
-@dataclass(frozen=True)
-class Card:
+@dataclass(frozen=True, repr=False)
+class Card(Brief):
     """Where a model comes from, and how it is used; JSON in the metadata of its file."""
 
     preprocessing: Preprocessing

@@ -5,6 +5,7 @@ should know of it.
 from collections import Counter
 
 import numpy as np
+import torch
 from pydantic import BaseModel
 
 from fedbayes.contracts import AnyMethod, Method, Run
@@ -21,10 +22,12 @@ from fedbayes.federation.privacy import accounting, mechanism
 from fedbayes.federation.timing import stale
 from fedbayes.fields import idle
 from fedbayes.inference.settings import LocalTraining
+from fedbayes.lazy import own_function, raised
 from fedbayes.likelihoods.measures import AUTO, fitting
 from fedbayes.models.others import TextNetwork
 from fedbayes.models.settings import NAMES
-from fedbayes.runs.config import Config
+from fedbayes.runs.config import SAMPLING, Config
+from fedbayes.runs.given import refuse_objects
 from fedbayes.runs.privacy import PUBLIC, needs_secret
 
 MOST_NODES = 10_000
@@ -53,12 +56,16 @@ def check(
         ModelError: nothing of the network is trained, or the method cannot work with it.
     """
     require_package(config.engine)
+    if not ENGINES[config.engine].here:
+        refuse_objects(config.model_dump(mode="json"), f"Engine {config.engine!r}")
     if not run.network.split()[0]:
         raise ModelError(f"model {config.model.name!r} has no parameter that is trained")
     find_devices(config.devices)
     _check_tokens(config, run, data)
     _check_generator(config, method, run)
     method.check(run)
+    _check_sampling(config)
+    _check_optimizer(run)
     _check_reports(config, method, run)
     _check_headline(config, method, data)
     _check_metrics(config, method, run, data)
@@ -74,6 +81,52 @@ def check(
             engine=config.engine,
             secure=config.secure.enabled,
         )
+
+
+def _check_sampling(config: Config) -> None:
+    """See that a user's own sampling of clients has rounds to choose them for.
+
+    Raises:
+        ConfigError: who is in a round is chosen by something else, or counts for what is promised.
+    """
+    if ":" not in config.sampling:
+        return
+    reasons = {
+        "privacy.noise, whose ε is of uniform, cyclic or poisson cohorts": config.privacy.noise,
+        "secure.enabled, which needs cohorts of a fixed size": config.secure.enabled,
+        "asynchronous.buffer, where clients start when others end": config.asynchronous.active,
+        "clock.availability, which says who is there": config.clock.availability != "always",
+    }
+    for reason, holds in reasons.items():
+        if holds:
+            raise ConfigError(
+                f"sampling = {config.sampling!r} does not go with {reason}; set sampling = "
+                "'uniform'"
+            )
+    own_function(config.sampling, "sampling", SAMPLING)
+
+
+def _check_optimizer(run: Run) -> None:
+    """See that a user's own optimizer takes a step of the network's weights.
+
+    Raises:
+        ConfigError: it does not.
+    """
+    name = run.training.optimizer
+    if ":" not in name:
+        return
+    weights = run.network.split()[0]
+    leaves = [run.network.initial[each].clone().requires_grad_() for each in weights]
+    for leaf in leaves:
+        leaf.grad = torch.zeros_like(leaf)
+    stepper = run.training.build_optimizer(leaves, run.training.lr)
+    try:
+        stepper.step()
+    except Exception as error:
+        raise ConfigError(
+            f"the optimizer {name!r} took no step: {raised(error, name)}. Its step() gets no "
+            "closure"
+        ) from error
 
 
 def _check_generator(config: Config, method: AnyMethod, run: Run) -> None:
@@ -336,7 +389,7 @@ def remarks(
         notes.append(f"privacy.repeatable: {PUBLIC}")
     if method.centralized:
         named: list[tuple[BaseModel, str, tuple[str, ...]]]
-        named = [(config, "", ("cohort", "sampling", "min_reports"))]
+        named = [(config, "", ("clients_per_round", "client_fraction", "sampling", "min_reports"))]
         named += [(config.aggregation, "aggregation.", ("max_change", "max_weight"))]
         notes += [
             f"{prefix}{name} has no effect: {method.name} pools all data"
@@ -344,9 +397,9 @@ def remarks(
             for name in names
             if _changed(table, name)
         ]
-    elif config.sampling != "uniform" and run.cohort == run.clients:
+    elif config.sampling in ("cyclic", "poisson") and run.cohort == run.clients:
         notes.append(
-            f"sampling = {config.sampling!r} has no effect: cohort is all clients, in every round"
+            f"sampling = {config.sampling!r} has no effect: all clients are in every round"
         )
     if method.centralized and config.clock.ticks:
         notes.append(f"clock has no effect: {method.name} pools all data")

@@ -1,10 +1,15 @@
 """Who takes part in a round."""
 
+import numpy as np
+
+from fedbayes import seeds
 from fedbayes.contracts import Run
+from fedbayes.errors import ConfigError
 from fedbayes.federation.privacy.noise import Secret
 from fedbayes.federation.privacy.sampling import poisson_cohort
 from fedbayes.federation.round import sample_cohort
-from fedbayes.runs.config import Config
+from fedbayes.lazy import called
+from fedbayes.runs.config import SAMPLING, Config
 
 
 def cohort_of(config: Config, run: Run, secret: Secret | None, number: int) -> list[int]:
@@ -15,8 +20,37 @@ def cohort_of(config: Config, run: Run, secret: Secret | None, number: int) -> l
         run: what no round changes.
         secret: of the run, if it needs one.
         number: the round, from 1.
+
+    Raises:
+        ConfigError: a user's own function failed, or gave something else than clients.
     """
+    if ":" in config.sampling and run.clients > 1:
+        return _own(config, run, number)
     if secret is not None and config.sampling == "poisson":
         return poisson_cohort(secret, number, run.clients, run.cohort / run.clients)
     cyclic = config.sampling == "cyclic"
     return sample_cohort(config.seed, number, run.clients, run.cohort, cyclic=cyclic)
+
+
+def _own(config: Config, run: Run, number: int) -> list[int]:
+    """The clients of a round by a user's own function of round, clients, size and generator."""
+    place, rng = config.sampling, seeds.numpy_rng(config.seed, "cohort", round=number)
+    found = called(place, "sampling", SAMPLING, number, run.clients, run.cohort, rng)
+    drawn = np.atleast_1d(np.asarray(found))
+    wrong = ""
+    if drawn.ndim != 1 or drawn.dtype.kind not in "iu":
+        wrong = f"{drawn.dtype} of shape {drawn.shape}" if drawn.size else "no client"
+    elif not drawn.size:
+        wrong = "no client"
+    elif len(np.unique(drawn)) < len(drawn):
+        wrong = "a client twice"
+    elif len(drawn) > run.cohort:  # methods count on no more
+        wrong = f"{len(drawn)} clients, where size is {run.cohort},"
+    elif drawn.min() < 0 or drawn.max() >= run.clients:
+        wrong = f"client {drawn.min() if drawn.min() < 0 else drawn.max()}"
+    if wrong:
+        raise ConfigError(
+            f"the sampling {place!r} gave {wrong} in round {number}; let it return different "
+            f"integers from 0 to {run.clients - 1}: one client at least, and at most size"
+        )
+    return sorted(drawn.tolist())

@@ -1,15 +1,17 @@
 """The config of a run: TOML to checked settings, with errors that name the key."""
 
 import tomllib
+import warnings
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from numbers import Integral
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal, Self
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
+from pydantic import ConfigDict, Field, ValidationError, field_validator, model_validator
 
+from fedbayes.brief import Settings
 from fedbayes.data import DataSettings
-from fedbayes.errors import ConfigError, did_you_mean
+from fedbayes.errors import ConfigError, FedbayesWarning, did_you_mean
 from fedbayes.federation.attacks.settings import AttackSettings
 from fedbayes.federation.engine_table import ENGINES, takers
 from fedbayes.federation.privacy.settings import Privacy
@@ -17,20 +19,26 @@ from fedbayes.federation.ray_settings import RaySettings
 from fedbayes.federation.settings import Aggregation, Compression, Secure
 from fedbayes.federation.timing.settings import Asynchronous, ClockSettings
 from fedbayes.fields import AUTO as AUTO_SETTING
-from fedbayes.fields import OneOf, Only, Several
+from fedbayes.fields import OneOf, Only, Place, Several
 from fedbayes.files import parse_toml, read_text
 from fedbayes.inference.settings import LocalTraining
 from fedbayes.lazy import own_class
 from fedbayes.likelihoods import LIKELIHOODS, complete_likelihood, find_likelihood
 from fedbayes.likelihoods.measures import AUTO, MEASURES, check_names
+from fedbayes.likelihoods.measures import HOW as METRIC
 from fedbayes.methods import METHODS
 from fedbayes.models import ModelSettings, Precision
 from fedbayes.models.settings import OTHERS
 from fedbayes.pretrained import TIMM
+from fedbayes.runs.given import WORDS, refuse_unknown, renamed, tables, whole
 from fedbayes.runs.settings import Row, explain, find, rows, toml, unknown
 
 if TYPE_CHECKING:
     from fedbayes.contracts import AnyMethod
+
+
+SAMPLING = "function(round, clients, size, rng)"
+"""How a user's own sampling of clients is called."""
 
 
 LARGEST = 1e30
@@ -48,21 +56,29 @@ def is_reference(engine: object, data: object) -> bool:
     return any(n == engine and e.states == "remote" for n, e in ENGINES.items()) and data == "own"
 
 
-class Config(BaseModel):
+class Config(Settings):
     """All settings of a run. Every one has a default; the defaults learn digits."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
 
     seed: int = Field(0, ge=0, description="seed of all randomness")
     rounds: int = Field(20, ge=1, description="rounds of the run")
-    cohort: int | float = Field(
-        1.0, description="clients in a round: a number of them (10), or a fraction (0.1)"
+    clients_per_round: int | None = Field(
+        None, ge=1, description="number of clients in a round, such as 10; unset: client_fraction"
     )
-    sampling: Literal["uniform", "cyclic", "poisson"] = Field(
+    client_fraction: float | None = Field(
+        None,
+        gt=0,
+        le=1,
+        description="share of the clients in a round, such as 0.1; unset: clients_per_round, or "
+        "all clients",
+    )
+    sampling: Literal["uniform", "cyclic", "poisson"] | Place = Field(
         "uniform",
         description="who is in a round: so many, drawn anew; all in a fixed cycle, in asynchronous "
-        "rounds as far as they are free; or poisson, a coin for every client, so that `cohort` is "
-        "what to expect",
+        "rounds as far as they are free; poisson, a coin for every client, so that "
+        "`clients_per_round` is what to expect; or your own as package.module:function, called as "
+        f"{SAMPLING}, which returns the numbers of size clients or fewer",
     )
     min_reports: int = Field(1, ge=1, description="good reports that an update needs")
     engine: Annotated[str, OneOf(ENGINES)] = Field(
@@ -115,8 +131,9 @@ class Config(BaseModel):
         (AUTO,),
         description="metrics beside the likelihood's own, of all test rows, each client, the worst "
         f"and the spread: {', '.join(k for k, m in MEASURES.items() if m.value)}, where classes "
-        "are predicted at a threshold as sensitivity@0.3; auto: those that suit the likelihood, "
-        "once, after the last round, of the global model",
+        "are predicted at a threshold as sensitivity@0.3; or your own as package.module:function, "
+        f"called as {METRIC}; auto: those that suit the likelihood, once, after the last round, of "
+        "the global model",
         examples=[AUTO, *MEASURES],
     )
     calibration: Literal["temperature", "none"] = Field(
@@ -188,13 +205,15 @@ class Config(BaseModel):
 
     @model_validator(mode="before")
     @classmethod
-    def _device(cls, values: Any) -> Any:
-        """`device` is what `devices` were called when there was one."""
-        if not isinstance(values, dict) or "device" not in values:
+    def _given(cls, values: Any) -> Any:
+        """Words and Python objects as tables, first of all, and older names by today's."""
+        if not isinstance(values, dict):
             return values
-        if "devices" in values:
-            raise ConfigError("device is the older name of devices; give devices alone")
-        return {"devices" if k == "device" else k: v for k, v in values.items()}
+        if "device" in values:
+            if "devices" in values:
+                raise ConfigError("device is the older name of devices; give devices alone")
+            values = {"devices" if k == "device" else k: v for k, v in values.items()}
+        return _of_cohort(tables(values))
 
     @field_validator("devices")
     @classmethod
@@ -203,20 +222,11 @@ class Config(BaseModel):
             raise ValueError("there must be one at least")
         return devices
 
-    @field_validator("cohort", mode="before")
+    @field_validator("clients_per_round", mode="before")
     @classmethod
-    def _whole_cohort(cls, cohort: Any) -> Any:
+    def _whole(cls, clients: Any) -> Any:
         """NumPy's integers are numbers of clients too."""
-        return int(cohort) if isinstance(cohort, Integral) else cohort
-
-    @field_validator("cohort")
-    @classmethod
-    def _check_cohort(cls, cohort: float) -> int | float:
-        if isinstance(cohort, int) and cohort < 1:
-            raise ValueError("a number of clients is at least 1")
-        if isinstance(cohort, float) and not 0 < cohort <= 1:
-            raise ValueError("a fraction of the clients is above 0 and at most 1.0")
-        return cohort
+        return int(clients) if isinstance(clients, Integral) else clients
 
     @field_validator("metrics")
     @classmethod
@@ -305,7 +315,7 @@ class Config(BaseModel):
             ConfigError: it is none of them, or there are keys beside it; or as for `create`.
         """
         if config is None:
-            return cls.create(**settings)
+            return cls.create(**whole(settings))
         if settings:
             raise ConfigError(
                 f"{', '.join(settings)} beside a config: it has all settings. Give keys alone, or "
@@ -321,14 +331,33 @@ class Config(BaseModel):
         return config
 
     @classmethod
-    def stored(cls, file: Path, overrides: Iterable[str] = ()) -> Self:
-        """As `load`, of the settings that a run left, which may be an older version's."""
-        return cls._changed(renewed(_read(file)), overrides)
+    def stored(
+        cls,
+        file: Path,
+        overrides: Iterable[str] = (),
+        *,
+        objects: Mapping[str, str] | None = None,
+    ) -> Self:
+        """As `load`, of the settings that a run left, which may be an older version's.
+
+        Args:
+            file: the config.
+            overrides: as for `load`.
+            objects: what Python objects that it names are called in this process; None: the same.
+        """
+        settings = renewed(_read(file))
+        if objects is not None:
+            refuse_unknown(settings, objects, file)
+            settings = renamed(settings, objects)
+        return cls._changed(settings, overrides)
 
     @classmethod
     def _changed(cls, settings: dict[str, Any], overrides: Iterable[str]) -> Self:
-        for override in overrides:
-            assign(settings, override)
+        settings, changes = tables(settings), list(overrides)
+        keys = [change.partition("=")[0].strip() for change in changes]
+        _refuse_several([key for key in COHORT if key in keys])
+        for change in changes:
+            assign(settings, change)
         return cls.create(**settings)
 
     def dump(self) -> str:
@@ -408,26 +437,83 @@ class Config(BaseModel):
         usual = 0 if kind == "cpu" else DATA_CACHE
         return (usual if self.data_cache is None else self.data_cache) << 20
 
+    @property
+    def cohort(self) -> int | float:
+        """Clients in a round: a number of them, or a fraction of all."""
+        fraction = 1.0 if self.client_fraction is None else self.client_fraction
+        return fraction if self.clients_per_round is None else self.clients_per_round
+
     def cohort_size(self, clients: int) -> int:
         """How many of so many clients take part in a round, at least one.
 
         Raises:
             ConfigError: more than there are.
         """
-        if isinstance(self.cohort, float):
-            return max(1, round(self.cohort * clients))
-        if self.cohort > clients:
-            raise ConfigError(f"cohort is {self.cohort}, but there are {clients} clients")
-        return self.cohort
+        cohort = self.cohort
+        if isinstance(cohort, float):
+            return max(1, round(cohort * clients))
+        if cohort > clients:
+            raise ConfigError(f"clients_per_round is {cohort}, but there are {clients} clients")
+        return cohort
+
+
+COHORT = ("cohort", "clients_per_round", "client_fraction")
+"""Settings that say how many clients are in a round, of which a config has one."""
+
+
+def _refuse_several(names: Sequence[str]) -> None:
+    if len(names) > 1:
+        raise ConfigError(
+            f"{' and '.join(names)} both say how many clients are in a round; give one of them"
+        )
+
+
+def _of_cohort(settings: dict[str, Any], *, quiet: bool = False) -> dict[str, Any]:
+    """Settings in which `cohort`, the older name of two, has its place in one of them.
+
+    Args:
+        settings: of a config.
+        quiet: whether nothing is said of a cohort that is easily mistaken.
+
+    Raises:
+        ConfigError: several settings say how many clients are in a round, or it is no such number.
+    """
+    _refuse_several([name for name in COHORT if settings.get(name) is not None])
+    if "cohort" not in settings:
+        return settings
+    kept = {key: value for key, value in settings.items() if key != "cohort"}
+    cohort = settings["cohort"]
+    if cohort is None:
+        return kept
+    if isinstance(cohort, bool) or not isinstance(cohort, Integral | float):
+        raise ConfigError(
+            f"cohort is {cohort!r}; expected number. Give clients_per_round, such as 10, or "
+            "client_fraction, such as 0.1"
+        )
+    whole = isinstance(cohort, Integral)
+    cohort = int(cohort) if isinstance(cohort, Integral) else cohort
+    name = "clients_per_round" if whole else "client_fraction"
+    if cohort < 1 if whole else not 0 < cohort <= 1:
+        least = "at least 1" if whole else "a fraction, above 0 and at most 1.0"
+        raise ConfigError(f"cohort is {cohort}; it must be {least}. Better give {name}")
+    if cohort == 1 and not quiet:
+        means = "one client a round" if whole else "all clients in every round"
+        warnings.warn(
+            f"cohort = {cohort} means {means}. Give {name} = {cohort}, which cannot be mistaken",
+            FedbayesWarning,
+            stacklevel=2,
+        )
+    return {**kept, name: cohort}
 
 
 def renewed(settings: dict[str, Any]) -> dict[str, Any]:
     """Settings that a run left, by the names that they have now.
 
     Versions that had no `[privacy]` wrote its noise and δ into `[aggregation]`, with the defaults
-    that they have today. Those that had no `calibration` trained on all samples.
+    that they have today; `cohort` was one setting. Those that had no `calibration` trained on all
+    samples.
     """
-    settings = {"calibration": "none", **settings}
+    settings = _of_cohort({"calibration": "none", **settings}, quiet=True)
     before = settings.get("aggregation")
     if "privacy" in settings or not isinstance(before, dict):
         return settings
@@ -520,6 +606,19 @@ def find_method(name: str) -> "type[AnyMethod]":
     from fedbayes.contracts import Method
 
     kind: type[AnyMethod] = own_class(name, Method, "method")
+    for attribute, example in (("name", f"{kind.__name__.lower()}"), ("server_state", "Weights")):
+        value = getattr(kind, attribute, None)
+        if not isinstance(value, str if attribute == "name" else type):
+            shown = repr(example) if attribute == "name" else example
+            raise ConfigError(
+                f"the method {kind.__name__} has no {attribute}; write {attribute} = {shown} into "
+                "the class, without a type"
+            )
+    if missing := sorted(kind.__abstractmethods__):
+        raise ConfigError(
+            f"the method {kind.__name__} lacks {', '.join(missing)}; define what is missing, or "
+            "derive it from fedbayes.contracts.PointEstimate, which has most of it"
+        )
     return kind
 
 
@@ -664,7 +763,13 @@ def assign(settings: dict[str, Any], override: str) -> None:
         value = text
     except ValueError as error:
         raise ConfigError(f"{key} is no value of TOML: {error}") from None
-    *path, last = key.strip().split(".")
+    key = key.strip()
+    if key in COHORT:  # of which a config has one
+        for other in COHORT:
+            settings.pop(other, None)
+    if key in WORDS:  # a word in place of a table
+        key = f"{key}.{WORDS[key]}"
+    *path, last = key.split(".")
     table = settings
     for part in path:
         table = table.setdefault(part, {})

@@ -20,6 +20,7 @@ from rich.spinner import Spinner
 from rich.table import Table
 from rich.text import Text
 
+from fedbayes.lazy import shown
 from fedbayes.runs.activity import TRAINING, Activity
 from fedbayes.runs.notebook import Panel, panel
 from fedbayes.runs.pace import Pace
@@ -135,10 +136,10 @@ class Display:
 
         config = simulation.config
         self._print(
-            f"{self._title}{config.method['name']} on {simulation.data.dataset.name}: "
+            f"{self._title}{shown(config.method['name'])} on {simulation.data.dataset.name}: "
             f"{simulation.data.clients} clients ({simulation.scheme}), {simulation.cohort} in a "
             "round, "
-            f"{config.model.name}, {config.engine}"
+            f"{shown(config.model.name)}, {config.engine}"
         )
         if config.settings_chosen:
             chosen = ", ".join(f"{k} = {toml_value(v)}" for k, v in config.settings_chosen.items())

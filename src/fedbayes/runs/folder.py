@@ -4,6 +4,7 @@
     partition.npz        which client has which rows; absent where a function gives them
     preprocessing.json   what a network sees of a raw sample; names of classes and features
     start.*              the weights that it started from, if they came from a file
+    data.*               the data, if they are kept here (data.keep), as those of a DataFrame are
     metrics.jsonl        one line a round
     checkpoints/         the state after a round; the newest one is where a resume starts, and
                          beside it may be the best one, or all
@@ -25,17 +26,19 @@ the end. What is read is compared with them, and where it differs nothing is gon
 
 import hashlib
 import math
+import os
+import re
 import shlex
 import warnings
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from fedbayes.data import Partition, Preprocessing
 from fedbayes.data.numbered import Numbered
 from fedbayes.data.wording import listed
-from fedbayes.errors import DataError, FedbayesWarning, MessageError, RunError
+from fedbayes.errors import ConfigError, DataError, FedbayesWarning, MessageError, RunError
 from fedbayes.federation.engine_table import ENGINES
 from fedbayes.files import (
     digest,
@@ -48,13 +51,15 @@ from fedbayes.files import (
     writable_folder,
     write_beside,
 )
+from fedbayes.lazy import in_memory
 from fedbayes.messages import decode_file
 from fedbayes.models import CARD
 from fedbayes.runs.card import Card
 from fedbayes.runs.checkpoints import Checkpoints
 from fedbayes.runs.config import Config
+from fedbayes.runs.given import objects, tables
 from fedbayes.runs.heartbeat import ACTIVITY_FILE
-from fedbayes.runs.inventory import Inventory, is_free
+from fedbayes.runs.inventory import Inventory, dotted, is_free
 from fedbayes.runs.lock import RunLock
 from fedbayes.runs.private_states import START_AGAIN
 from fedbayes.runs.progress import Progress
@@ -73,9 +78,13 @@ SUMS_FILE = "SHA256SUMS"
 Metrics = dict[str, Any]
 """A line of `metrics.jsonl`."""
 
+_objects: dict[Path, dict[str, str]] = {}
+"""Of run folders that this process began, or that it was told of: what Python objects are called
+here (`lazy.own`), by their names in the config."""
 
-class RunFolder:
-    """The files of one run."""
+
+class RunFolder(os.PathLike[str]):
+    """The files of one run; where a path is wanted, that of the folder."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -94,6 +103,37 @@ class RunFolder:
         self._lines = hashlib.sha256()
         self._lines_size = 0
         self._headline = "", True
+
+    def __fspath__(self) -> str:
+        return str(self.path)
+
+    def __str__(self) -> str:
+        return str(self.path)
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}({str(self.path)!r})"
+
+    def __truediv__(self, name: str | os.PathLike[str]) -> Path:
+        return self.path / name
+
+    def __eq__(self, other: object) -> bool:
+        if isinstance(other, RunFolder | Path):
+            return self.path == Path(other)
+        return NotImplemented
+
+    def __hash__(self) -> int:
+        return hash(self.path)
+
+    if not TYPE_CHECKING:  # what is misspelt here is still found
+
+        def __getattr__(self, name: str) -> Any:
+            """All that a path can be asked, as in `run.folder.name` and `run.folder.exists()`."""
+            if name.startswith("_") or name == "path":
+                raise AttributeError(name)
+            try:
+                return getattr(self.path, name)
+            except AttributeError:
+                raise AttributeError(f"{type(self).__name__} has no attribute {name!r}") from None
 
     @property
     def _of_rounds(self) -> list[Path]:
@@ -176,13 +216,16 @@ class RunFolder:
             if not self.config_file.exists():
                 if (start := config.model.weights) is not None:
                     write_beside(self.path / f"start{start.suffix}", read_bytes(start))
+                if config.data.keep and config.data.path is not None:
+                    write_beside(self._kept_data(config), read_bytes(config.data.path))
                 write_beside(self.config_file, config.dump().encode())
             if not self.preprocessing_file.exists():
                 write_beside(self.preprocessing_file, preprocessing.dump())
             if division is not None and not self.partition_file.exists():
                 write_beside(self.partition_file, division.dump())
             divided = () if division is None else (self.partition_file,)
-            fixed = (self.preprocessing_file, *divided, *self.path.glob("start.*"))
+            copies = (*self.path.glob("start.*"), *self.path.glob("data.*"))
+            fixed = (self.preprocessing_file, *divided, *copies)
             self._fixed = {path.name: digest(read_bytes(path)) for path in fixed}
         except OSError as error:
             raise RunError(f"cannot write the run folder {self.path}: {error}") from None
@@ -217,16 +260,74 @@ class RunFolder:
 
         Raises:
             RunError: there is no run here.
+        ConfigError: it names Python objects of the process that began it.
         """
         self.require_run()
-        config = Config.stored(self.config_file)
-        start = config.model.weights
-        if start is None:
-            return config
-        # The copy counts: the file may have gone, or have changed.
-        kept = (self.path / f"start{start.suffix}").absolute()
-        model = config.model.model_copy(update={"weights": kept})
-        return config.model_copy(update={"model": model})
+        config = Config.stored(self.config_file, objects=_objects.get(self.path.absolute(), {}))
+        # The copies count: the files may have gone, or have changed.
+        if (start := config.model.weights) is not None:
+            kept = (self.path / f"start{start.suffix}").absolute()
+            model = config.model.model_copy(update={"weights": kept})
+            config = config.model_copy(update={"model": model})
+        if config.data.keep:
+            kept = self._kept_data(config).absolute()
+            data = config.data.model_copy(update={"path": kept})
+            config = config.model_copy(update={"data": data})
+        return config
+
+    def know_objects(self, config: Config) -> None:
+        """Keep in mind that the run's config names Python objects as this process does.
+
+        Args:
+            config: as it is, or will be, in the folder.
+        """
+        known = {place: place for _, place in objects(config.model_dump(mode="json"))}
+        _objects.setdefault(self.path.absolute(), {}).update(known)
+
+    def give_objects(self, given: Mapping[str, Any]) -> None:
+        """Say which Python objects of this process those are that the run's config names.
+
+        Args:
+            given: settings with the objects, as `fedbayes.run` takes them.
+
+        Raises:
+            RunError: there is no run here.
+            ConfigError: one is given of a setting that names none, or a setting differs.
+        """
+        if not given:
+            return
+        self.require_run()
+        stored = dict(dotted(parse_toml(read_text(self.config_file))))
+        names: dict[str, str] = {}
+        for key, now in dotted(tables(given)):
+            before = stored.get(key)
+            if isinstance(before, str) and in_memory(before):
+                names[before] = now
+            elif isinstance(before, list) and any(map(in_memory, before)):
+                names |= dict(zip(before, now, strict=False))
+            elif before != now and key != "model.weights":  # of which the folder has a copy
+                raise ConfigError(
+                    f"{key} of {self.path} is {before!r}, and settings stay as they were; give "
+                    "resume only the Python objects that the run was given and no module has"
+                )
+        known = _objects.setdefault(self.path.absolute(), {})
+        known.update(names)
+
+    def set_rounds(self, rounds: int) -> None:
+        """Write how many rounds the run is to have into its config, which stays as it is else.
+
+        Raises:
+            RunError: the config does not say how many it was to have.
+        """
+        before = read_text(self.config_file)
+        now, found = re.subn(r"\A((?:(?!\[).*\n)*?rounds *= *)\d+", rf"\g<1>{rounds}", before)
+        if not found:
+            raise RunError(f"{self.config_file} has no rounds; write rounds = {rounds} into it")
+        write_beside(self.config_file, now.encode())
+
+    def _kept_data(self, config: Config) -> Path:
+        """The copy of the data that the folder holds, if it holds one."""
+        return self.path / f"data{config.data.suffix}"
 
     def config_changes(self) -> dict[str, str]:
         """How the config differs from the one that the run was made with, by key.
@@ -543,7 +644,7 @@ class RunFolder:
         for folder in (self.path, self.checkpoints.path):
             for path in folder.glob(".*"):
                 name, _, mark = path.name[1:].rpartition(".")
-                ours = name in _OURS or name.startswith(("start.", "round-"))
+                ours = name in _OURS or name.startswith(("start.", "data.", "round-"))
                 if ours and mark.isdecimal():
                     path.unlink(missing_ok=True)
 

@@ -8,6 +8,7 @@ from pydantic import TypeAdapter, ValidationError
 
 from fedbayes.errors import MessageError
 from fedbayes.files import digest, parse_toml
+from fedbayes.runs.config import renewed
 
 INVENTORY = "fedbayes-inventory"
 """The name of the inventory in the metadata of a checkpoint."""
@@ -93,12 +94,12 @@ class Inventory:
         Raises:
             ValueError: the text is no TOML.
         """
-        before = dict(dotted(parse_toml(self.config)))
-        now = dict(dotted(parse_toml(config)))
+        before = dict(dotted(renewed(parse_toml(self.config))))
+        now = dict(dotted(renewed(parse_toml(config))))
         return {
             key: f"{key} was {_said(before, key)}, and is {_said(now, key)}"
             for key in sorted(before.keys() | now.keys())
-            # As they are written: a cohort of 1.0 is all clients, and one of 1 is one.
+            # As they are written: 1 and 1.0 may be two things.
             if repr(before.get(key)) != repr(now.get(key))
         }
 

@@ -6,7 +6,7 @@ import (no PyTorch).
 
 import math
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from html import escape
 from typing import Any
 
@@ -77,22 +77,6 @@ def panel(
         f"<div>{' &nbsp; '.join(map(escape, parts))}</div>{sparkline(curve)}{trouble}</div>"
     )
     return html, "\n".join([title, "  ".join(parts), *told])
-
-
-def outline(title: str, rows: Mapping[str, str], curve: Sequence[float]) -> str:
-    """A run that has ended, as HTML.
-
-    Args:
-        title: what was run.
-        rows: what came of it, by name.
-        curve: the headline metric of its rounds.
-    """
-    cells = "".join(
-        f'<tr><th style="text-align: left">{escape(name)}</th>'
-        f'<td style="text-align: left">{escape(value)}</td></tr>'
-        for name, value in rows.items()
-    )
-    return f"<div><div>{escape(title)}</div>{sparkline(curve)}<table>{cells}</table></div>"
 
 
 def sparkline(values: Sequence[float]) -> str:

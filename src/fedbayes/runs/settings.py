@@ -14,7 +14,7 @@ from pydantic.fields import FieldInfo
 from pydantic_core import ErrorDetails, to_jsonable_python
 
 from fedbayes.errors import did_you_mean
-from fedbayes.fields import AUTO, Chosen, OneOf, OneOrSeveral, Only
+from fedbayes.fields import AUTO, PLACE, Chosen, OneOf, OneOrSeveral, Only, Place
 
 
 @dataclass(frozen=True)
@@ -102,6 +102,8 @@ _BOUNDS = {"gt": ">", "ge": ">=", "lt": "<", "le": "<="}
 def _type(annotation: Any, metadata: Sequence[Any] = ()) -> str:
     """A type in words, with its bounds."""
     origin, parts = get_origin(annotation), get_args(annotation)
+    if annotation == Place:
+        return PLACE
     if origin is Annotated:
         return _type(parts[0], [*metadata, *parts[1:]])
     if origin in (Union, types.UnionType):

@@ -7,6 +7,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
+from numbers import Integral
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
@@ -14,8 +15,10 @@ from typing import Any, Self
 import torch
 from threadpoolctl import threadpool_limits
 
+from fedbayes.brief import Brief
 from fedbayes.by_client import ByClient
 from fedbayes.contracts import AnyMethod, Run
+from fedbayes.contracts.returned import started
 from fedbayes.data import choose_scheme
 from fedbayes.devices import repeatable
 from fedbayes.errors import FedbayesWarning, RunError
@@ -70,8 +73,8 @@ from fedbayes.runs.versions import Versions
 from fedbayes.tensors import Tensors, pack, unpack
 
 
-@dataclass(frozen=True)
-class Step:
+@dataclass(frozen=True, repr=False)
+class Step(Brief):
     """One round of a simulation as it goes by."""
 
     number: int
@@ -82,7 +85,7 @@ class Step:
     """The line of `metrics.jsonl`."""
 
 
-class Simulation:
+class Simulation(Brief):
     """A run, round by round.
 
         with Simulation(config) as simulation:
@@ -95,6 +98,7 @@ class Simulation:
         engine: starts the engine, in place of the one that the config names (`ENGINES`).
         notify: is told what the run is busy with: at the start, and client by client.
         beside: folders of runs that a new one is to be compared with, or averaged.
+        rounds: of a run that the folder holds, how many it is to have now; None: as before.
 
     Raises:
         FedbayesError: something is wrong with the settings, the folder or the data; also where
@@ -109,6 +113,7 @@ class Simulation:
         engine: "Callable[[Simulation], Engine] | None" = None,
         notify: Notify = unnoticed,
         beside: Sequence[Path] = (),
+        rounds: int | None = None,
     ) -> None:
         self._told = notify
         self.temporary: object = None
@@ -128,6 +133,8 @@ class Simulation:
             self.folder.refuse_lost_files()
             self.folder.check_start()
         self.config = config or self.folder.config()
+        if rounds is not None:
+            self.config = self._longer(rounds)
         self._notify(Activity(f"loading {self.config.data.source}"))
         self.data = (
             build_data(config)
@@ -173,20 +180,56 @@ class Simulation:
             self.folder.lock()
             if config is not None:
                 self.folder.require_vacant()  # nobody else was quicker
+                self.folder.know_objects(self.config)
+            if rounds is not None:
+                self.folder.set_rounds(rounds)
             self._open(first)
             self._heartbeat.begin(self.config.rounds, self.work)
         except BaseException:
             self.close()
             raise
 
+    def _shows(self) -> dict[str, object]:
+        config = self.config
+        return {
+            "method": config.method["name"],
+            "data": self.data.dataset.name,
+            "clients": self.clients,
+            "round": self.progress.round,
+            "rounds": config.rounds,
+            "folder": self.folder.path,
+        }
+
     @property
     def scheme(self) -> str:
         """How the data were divided, also where the config leaves it to the data."""
         return choose_scheme(self.data.dataset, self.config.data)
 
+    def _longer(self, rounds: int) -> Config:
+        """The settings with so many rounds, of which some are left.
+
+        Raises:
+            RunError: the run has had them, or is over for another reason.
+        """
+        if isinstance(rounds, bool) or not isinstance(rounds, Integral):
+            raise RunError(f"rounds is {rounds!r}; give how many the run is to have in all")
+        lines = self.folder.metrics()
+        done = lines[-1]["round"] if lines else 0
+        if rounds <= done:
+            raise RunError(
+                f"{self.folder.path} has had {done} rounds; rounds is how many it is to have in "
+                f"all, so give more than {done}, and not {rounds}"
+            )
+        if lines and (why := lines[-1].get("stopped")):
+            raise RunError(
+                f"{self.folder.path} ended by stop_after ({why}), so it has no further rounds; "
+                "start a new run with a larger stop_after"
+            )
+        return self.config.model_copy(update={"rounds": int(rounds)})
+
     def _first(self) -> Progress:
         """The state before the first round."""
-        server = self.method.init(self.run)
+        server = started(self.method, self.method.init(self.run))
         return first_progress(pack(server), self.network.constants_digest)
 
     def _open(self, first: Progress | None) -> None:

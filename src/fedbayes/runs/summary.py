@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from fedbayes.federation.attacks.adversary import SUCCESS
+from fedbayes.lazy import shown
 from fedbayes.runs.between import per_client, tables
 from fedbayes.runs.calibration import Calibrated
 from fedbayes.runs.chance import warning
@@ -42,11 +43,11 @@ def summarize(simulation: "Simulation") -> Metrics:
         last = _line(simulation, found)
         between = [*lines, last]
     summary = {
-        "method": config.method["name"],
+        "method": shown(config.method["name"]),
         "headline": simulation.headline,
         "likelihood": simulation.likelihood.name,
         "dataset": simulation.data.dataset.name,
-        "model": config.model.name,
+        "model": shown(config.model.name),
         "clients": simulation.data.clients,
         "partition": simulation.scheme,
         "cohort": simulation.cohort,

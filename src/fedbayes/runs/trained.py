@@ -10,6 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from fedbayes.brief import Brief
 from fedbayes.contracts import Sampler
 from fedbayes.data import Preprocessing
 from fedbayes.data.columns import Column
@@ -42,8 +43,8 @@ class Member(NamedTuple):
     """How the data of the training were read: size and crop of pictures are of these."""
 
 
-@dataclass(frozen=True)
-class TrainedModel:
+@dataclass(frozen=True, repr=False)
+class TrainedModel(Brief):
     """A model of a run or of a file, or several that predict together."""
 
     members: tuple[Member, ...]

@@ -11,6 +11,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
+from fedbayes.brief import Brief
 from fedbayes.errors import ConfigError, FedbayesError, RunError
 from fedbayes.federation.attacks import ATTACKS, find_attack
 from fedbayes.federation.attacks.settings import AttackSettings
@@ -50,8 +51,8 @@ class Cell:
         return folder.joinpath(*(folder_name(t) for t in (self.method, self.rule, self.attack)))
 
 
-@dataclass(frozen=True)
-class Outcome:
+@dataclass(frozen=True, repr=False)
+class Outcome(Brief):
     """What came of the run of a cell."""
 
     cell: Cell
@@ -72,7 +73,7 @@ class Outcome:
     """Why there is no such run, or it ended before its time."""
 
 
-class AttackGrid:
+class AttackGrid(Brief):
     """The runs of a config under attack, in one folder.
 
     Args:
@@ -115,6 +116,9 @@ class AttackGrid:
             if ":" in (name := named(kind)[0]):
                 find_attack(name)  # a mistake is told before the honest runs
         self._configs = {cell: self._config(cell) for cell in self.cells}
+
+    def _shows(self) -> dict[str, object]:
+        return {"cells": len(self.cells), "folder": self.folder}
 
     def _config(self, cell: Cell) -> Config:
         """The settings of a cell."""

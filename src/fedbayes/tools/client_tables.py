@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 
+from fedbayes.brief import Brief
 from fedbayes.categories import without_blanks
 from fedbayes.data import DataSettings, load_dataset, partition
 from fedbayes.data.sources.labels import group_indices
@@ -24,8 +25,8 @@ _PARTS = ("test", "official_test", "limit_test", "test_counts", "min_samples")
 """Settings of how rows are divided into parts, all of which count here."""
 
 
-@dataclass(frozen=True)
-class ClientTables:
+@dataclass(frozen=True, repr=False)
+class ClientTables(Brief):
     """A table for each client, and what the settings say of its columns."""
 
     tables: dict[str, Any]

@@ -3,25 +3,30 @@
 import json
 from collections.abc import Sequence
 from dataclasses import dataclass
+from html import escape
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from fedbayes.brief import grid, line
 from fedbayes.runs.display import console_for
+from fedbayes.runs.given import whole
 from fedbayes.runs.inventory import dotted
+from fedbayes.start import either
 from fedbayes.tools.comparison import Compared, compared, content, failed, notes
 from fedbayes.tools.comparison_files import write_comparison
+from fedbayes.tools.comparison_table import cells, title
 from fedbayes.tools.foreign_inputs import AUTO
 from fedbayes.tools.grid_display import GridDisplay
 from fedbayes.tools.grid_jobs import run_grid
 from fedbayes.tools.method_grid import MethodGrid, Outcome, conclude
-from fedbayes.tools.variants import variants
+from fedbayes.tools.variants import Methods, given_variants
 
 if TYPE_CHECKING:
     import pandas as pd
     from rich.console import Console
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Comparison:
     """What methods came to."""
 
@@ -46,6 +51,21 @@ class Comparison:
         """Whether a run failed."""
         return failed(self.tables)
 
+    def __repr__(self) -> str:
+        labels = ", ".join(dict.fromkeys(label for one in self.tables for label in one.labels))
+        names = ", ".join(one.task for one in self.tables)
+        seeds = max((len(one.seeds) for one in self.tables), default=0)
+        return line(
+            "Comparison",
+            {"methods": labels, "data": names, "seeds": seeds, "folder": self.grid.folder},
+        )
+
+    def _repr_html_(self) -> str:
+        """What a notebook shows: the tables, and what is to be known of them."""
+        notes = "".join(f"<div>{escape(note)}</div>" for note in self.notes)
+        tables = (grid(title(one), cells(one)) for one in self.tables)
+        return f"<div>{''.join(tables)}{notes}</div>"
+
     def frame(self) -> "pd.DataFrame":
         """Metrics of all runs, by config, method and seed; NaN where a method has none."""
         import pandas as pd
@@ -57,28 +77,35 @@ class Comparison:
 
 
 def compare(
-    methods: str | Sequence[str] | None = None,
-    folder: Path | str = "compared",
+    methods: Methods | None = None,
+    folder: Path | str | None = None,
     *,
+    out: Path | str | None = None,
     configs: Sequence[Path | str] = (),
     seeds: int | Sequence[int] = 5,
     jobs: int = 1,
-    foreign: str = AUTO,
+    foreign: str | None = None,
+    ood: str | None = None,
     track: Sequence[str] = (),
     progress: bool | None = None,
     **settings: Any,
 ) -> Comparison:
-    """Run methods side by side under several seeds, and compare them; go on where that stopped.
+    """Run methods side by side under several seeds, and compare them; the same call resumes it.
+
+        fedbayes.compare("fedavg,fedprox:proximal=0.1", seeds=3, data="digits", out="compared")
+        fedbayes.compare(["fedavg", Mine(share=0.3)], data=frame, label="outcome", seeds=3)
 
     Args:
-        methods: as for `fedbayes compare --methods`: between commas, or as a list, each with
-            settings of its own behind colons if need be; or a TOML file. The method of each config
-            if None.
-        folder: of the runs and the tables. Runs that ended there are kept.
+        methods: as for `fedbayes compare --methods`: between commas, each with settings of its own
+            behind colons if need be; or a TOML file; or a list of such names, classes and
+            instances of methods; or a dict of these by label. The method of each config if None.
+        folder: of the runs and the tables, `compared` if None. Runs that ended there are kept.
+        out: the same by the name that it has on the command line.
         configs: TOML files with settings, a table for each.
         seeds: how many, from each config's own on, or which: `seeds=[0, 3]`.
         jobs: runs at a time, each in a process of its own if there are several.
-        foreign: inputs of which models should be unsure (`--ood`).
+        foreign: inputs of which models should be unsure; `auto` if None.
+        ood: the same by the name that it has on the command line.
         track: names of trackers.
         progress: whether it is shown; None: in IPython and in notebooks alone.
         **settings: keys of the config, as for `fedbayes.run`, for all runs.
@@ -87,12 +114,18 @@ def compare(
         FedbayesError: something is wrong with the settings, the folder holds runs with others, or
             no run came to an end.
     """
-    found = None
-    if methods is not None:
-        found = variants(methods if isinstance(methods, str) else ",".join(methods))
-    given = (pair for pair in dotted(settings) if pair[1] != {})
+    place = either(folder=folder, out=out)
+    inputs = either(foreign=foreign, ood=ood)
+    given = (pair for pair in dotted(whole(settings)) if pair[1] not in ({}, None))
     overrides = [f"{key}={json.dumps(value, default=str)}" for key, value in given]
-    grid = MethodGrid(Path(folder), found, list(map(Path, configs)), seeds, overrides, foreign)
+    grid = MethodGrid(
+        Path("compared" if place is None else place),
+        None if methods is None else given_variants(methods),
+        list(map(Path, configs)),
+        seeds,
+        overrides,
+        AUTO if inputs is None else str(inputs),
+    )
     return run_and_compare(grid, console_for(progress), jobs, track)
 
 

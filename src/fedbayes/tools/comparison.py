@@ -8,6 +8,7 @@ from typing import Any, TypeGuard
 
 import numpy as np
 
+from fedbayes.brief import Brief
 from fedbayes.data.wording import listed
 from fedbayes.likelihoods.measures import better
 from fedbayes.runs.readable import words
@@ -24,8 +25,8 @@ MORE = ("error_auroc_information", "ood_auroc_information", "aurc", "accuracy_at
 _LOWER = ("bytes", "seconds", "aurc", "global_ece")
 
 
-@dataclass(frozen=True)
-class Figure:
+@dataclass(frozen=True, repr=False)
+class Figure(Brief):
     """A metric of a method over seeds."""
 
     mean: float
@@ -42,8 +43,8 @@ class Figure:
     """Whether it is not told apart from the best, at `LEVEL`."""
 
 
-@dataclass(frozen=True)
-class Row:
+@dataclass(frozen=True, repr=False)
+class Row(Brief):
     """A method on a config."""
 
     variant: Variant
@@ -62,8 +63,8 @@ class Row:
     where no method has a mean, there is no column either."""
 
 
-@dataclass(frozen=True)
-class Compared:
+@dataclass(frozen=True, repr=False)
+class Compared(Brief):
     """The methods on one config."""
 
     task: str

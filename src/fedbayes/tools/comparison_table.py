@@ -51,7 +51,7 @@ def rich_tables(table: Compared, width: int) -> list[Table]:
         table: of a config.
         width: of the terminal.
     """
-    return folded(_cells(table), width, _title(table))
+    return folded(cells(table), width, title(table))
 
 
 def folded(cells: Sequence[Sequence[str]], width: int, title: str = "") -> list[Table]:
@@ -94,12 +94,13 @@ def _shown(columns: Sequence[Sequence[str]], title: str) -> Table:
     return shown
 
 
-def _title(table: Compared) -> str:
+def title(table: Compared) -> str:
+    """The config and the number of seeds, over its table."""
     count = len(table.seeds)
     return f"{table.task}, {count} seed{'s' * (count > 1)}"
 
 
-def _cells(table: Compared) -> list[list[str]]:
+def cells(table: Compared) -> list[list[str]]:
     """Headings, and the rows below them."""
     return [
         ["method", *map(heading, table.columns)],
@@ -125,7 +126,7 @@ def markdown(tables: Sequence[Compared], said: Sequence[str]) -> str:
     """As Markdown: the best in bold."""
     parts = []
     for table in tables:
-        lines = [f"**{_title(table)}**", ""] if len(tables) > 1 else []
+        lines = [f"**{title(table)}**", ""] if len(tables) > 1 else []
         lines.append("| method | " + " | ".join(map(heading, table.columns)) + " |")
         lines.append("|---" + "|--:" * len(table.columns) + "|")
         for label, row in zip(table.labels, table.rows, strict=True):
@@ -161,7 +162,7 @@ def latex(tables: Sequence[Compared], said: Sequence[str]) -> str:
         for label, row in zip(table.labels, table.rows, strict=True):
             cells = [_latex_cell(name, row.figures.get(name)) for name in table.columns]
             lines.append(" & ".join([_latex(label), *cells]) + r" \\")
-        parts.append("\n".join([f"% {_title(table)}", *lines, "\\bottomrule", "\\end{tabular}"]))
+        parts.append("\n".join([f"% {title(table)}", *lines, "\\bottomrule", "\\end{tabular}"]))
     return "\n".join(parts) + "\n"
 
 

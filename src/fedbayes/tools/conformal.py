@@ -9,6 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from fedbayes.brief import Brief
 from fedbayes.contracts import Run, Sampler
 from fedbayes.errors import FedbayesWarning
 from fedbayes.likelihoods import Classes, Likelihood, Numeric
@@ -46,8 +47,8 @@ class Covered:
     """Whether enough rows were counted for the level; else sets are whole, intervals endless."""
 
 
-@dataclass(frozen=True)
-class Calibrated:
+@dataclass(frozen=True, repr=False)
+class Calibrated(Brief):
     """What `calibrate_conformal` wrote, and how it does."""
 
     path: Path

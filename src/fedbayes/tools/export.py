@@ -12,6 +12,7 @@ from typing import TypeVar
 import torch
 from torch import Tensor, nn
 
+from fedbayes.brief import Brief
 from fedbayes.data import FederatedData, Preprocessing, pixel_order
 from fedbayes.errors import FedbayesError, FedbayesWarning, RunError
 from fedbayes.files import writable, write_beside
@@ -42,8 +43,8 @@ _TOLERANCE = 1e-3
 """Largest difference of predictions, relative to their size, that passes for rounding."""
 
 
-@dataclass(frozen=True)
-class Export:
+@dataclass(frozen=True, repr=False)
+class Export(Brief):
     """A file that `export` wrote, and what it holds."""
 
     path: Path

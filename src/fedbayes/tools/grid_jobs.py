@@ -13,6 +13,7 @@ from typing import Protocol
 
 from fedbayes.errors import ConfigError, FedbayesWarning
 from fedbayes.federation.engines.workers import affordable, environment
+from fedbayes.runs.given import refuse_objects
 from fedbayes.tools.grid_worker import in_words
 from fedbayes.tools.method_grid import Cell, MethodGrid, run_cell
 
@@ -56,6 +57,10 @@ def run_grid(
     threads = max((grid.settings[c.task, c.label].threads for c in cells), default=1)
     if jobs < 1:
         raise ConfigError(f"jobs is {jobs}; give 1 run at a time or more")
+    if jobs > 1:
+        for cell in cells:
+            settings = grid.settings[cell.task, cell.label].model_dump(mode="json")
+            refuse_objects(settings, "A process of its own (jobs)")
     jobs = min(affordable(jobs, threads) if jobs > 1 else 1, max(len(cells), 1))
     run = _side_by_side if jobs > 1 else _one_by_one
     return run(grid, cells, watch, jobs, track)

@@ -9,6 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from fedbayes.brief import Brief
 from fedbayes.contracts import Run, Sampler
 from fedbayes.data import FederatedData
 from fedbayes.errors import ConfigError, RunError
@@ -39,8 +40,8 @@ class Foretold:
     rows: int
 
 
-@dataclass(frozen=True)
-class Estimated:
+@dataclass(frozen=True, repr=False)
+class Estimated(Brief):
     """What `estimate_hazards` wrote."""
 
     path: Path

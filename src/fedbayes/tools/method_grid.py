@@ -14,6 +14,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
+from fedbayes.brief import Brief
 from fedbayes.errors import ConfigError, RunError
 from fedbayes.federation.engine_table import ENGINES
 from fedbayes.files import digest, read_bytes
@@ -45,8 +46,8 @@ class Cell:
     seed: int
 
 
-@dataclass(frozen=True)
-class Outcome:
+@dataclass(frozen=True, repr=False)
+class Outcome(Brief):
     """What came of a run."""
 
     cell: Cell
@@ -63,7 +64,7 @@ class Outcome:
     """Why there is no such run."""
 
 
-class MethodGrid:
+class MethodGrid(Brief):
     """The runs of some methods on some configs under some seeds, in one folder.
 
     Args:
@@ -117,6 +118,9 @@ class MethodGrid:
         every.sort(key=lambda pair: pair[0])  # a broken-off comparison has all methods
         self.cells = [Cell(*key, self.members[key].seeds[number]) for number, key in every]
         """Every run, in the order in which they are run."""
+
+    def _shows(self) -> dict[str, object]:
+        return {"methods": [*self.methods], "tasks": self.tasks, "folder": self.folder}
 
     def _add(
         self,

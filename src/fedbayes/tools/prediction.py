@@ -12,6 +12,7 @@ from typing import Any, BinaryIO
 import numpy as np
 from torch import Tensor
 
+from fedbayes.brief import Brief
 from fedbayes.data.encoding import Unknown
 from fedbayes.data.sources.picture_streams import PictureRows, are_pictures
 from fedbayes.data.sources.query_streams import QueryRows
@@ -30,8 +31,8 @@ OUTPUTS = (".csv", ".csv.gz", ".parquet")
 """Suffixes of files of predictions."""
 
 
-@dataclass(frozen=True)
-class Predicted:
+@dataclass(frozen=True, repr=False)
+class Predicted(Brief):
     """What `predict_file` wrote."""
 
     path: Path

@@ -19,17 +19,20 @@ from typing import TYPE_CHECKING, Any, Self, TypeGuard
 
 import tomli_w
 
+from fedbayes.brief import Brief, grid, table, told
 from fedbayes.errors import ConfigError, FedbayesError, RunError
 from fedbayes.files import json_text, parse_toml, read_text, write_beside
+from fedbayes.lazy import in_memory
 from fedbayes.reports.result import Result
 from fedbayes.runs.activity import Notify, unnoticed
 from fedbayes.runs.config import Config, renewed
 from fedbayes.runs.folder import SEEDS_FILE, Metrics, RunFolder
 from fedbayes.runs.inventory import FREE, Inventory, is_free
+from fedbayes.runs.readable import number, words
 from fedbayes.runs.simulation import Simulation
 from fedbayes.runs.standing import flat
 from fedbayes.runs.tracking import check
-from fedbayes.start import Listener, complete
+from fedbayes.start import Listener, complete, either
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -47,7 +50,7 @@ _FREE = set(FREE) - {
 """Settings that runs which enter one mean need not share while they are run; rounds grow only."""
 
 
-class SeedRuns:
+class SeedRuns(Brief):
     """The runs of one config under several seeds, in one folder.
 
     Args:
@@ -78,14 +81,36 @@ class SeedRuns:
             before = Config.create(**_read(self.folder)[0])
             _refuse_others(self.folder, "runs", _with_seed(before, config.seed), config)
 
+    def _shows(self) -> dict[str, object]:
+        config = self._configs[self.seeds[0]]
+        return {"method": config.method["name"], "seeds": self.seeds, "folder": self.folder}
+
+    def _repr_html_(self) -> str:
+        """What a notebook shows: means and standard deviations, once all runs have ended."""
+        if self.missing:
+            return table("SeedRuns", {name: told(value) for name, value in self._shows().items()})
+        found = self.summary
+        rows = [
+            [words(name), *("–" if v is None else number(v) for v in (one["mean"], one["std"]))]
+            for name, one in found["metrics"].items()
+        ]
+        head = f"{found['method']} on {found['dataset']}, {len(self.seeds)} seeds"
+        return grid(head, [["", "mean", "standard deviation"], *rows])
+
     @classmethod
-    def stored(cls, folder: Path | str) -> Self:
-        """The runs that a folder holds, to go on with.
+    def stored(cls, folder: Path | str, rounds: int | None = None) -> Self:
+        """The runs that a folder holds, to be resumed.
+
+        Args:
+            folder: where they are.
+            rounds: how many rounds each is to have in all; None: as before.
 
         Raises:
-            RunError: it holds none.
+            RunError: it holds none, or they had more rounds.
         """
         settings, seeds = _read(Path(folder))
+        if rounds is not None:
+            settings["rounds"] = rounds
         return cls(Config.create(**settings), seeds, folder)
 
     def place(self, seed: int) -> Path:
@@ -115,7 +140,10 @@ class SeedRuns:
         if not run.config_file.exists():
             return False
         config = self._configs[seed]
-        _refuse_others(run.path, "a run", Config.stored(run.config_file), config)
+        _refuse_others(run.path, "a run", Config.stored(run.config_file).reopened(), config)
+        if in_memory(config.model.name):
+            self._same_start(config.model.weights)
+        run.know_objects(config)
         if not run.summary_file.exists():
             return False
         summary = run.summary()
@@ -152,16 +180,21 @@ class SeedRuns:
         """
         run, config = RunFolder(self.place(seed)), self._configs[seed]
         there = run.config_file.exists()
+        rounds = None
         if not there:
             self._same_start(config.model.weights)
         elif (before := Config.stored(run.config_file)).reopened() != config.reopened():
             run.refuse_while_locked()
-            write_beside(run.config_file, config.chosen_as(before).dump().encode())
+            longer = before.reopened().model_copy(update={"rounds": config.rounds})
+            if longer == config.reopened():
+                rounds = config.rounds
+            else:
+                write_beside(run.config_file, config.chosen_as(before).dump().encode())
         # The clients of a generator are others under another seed.
         others = () if config.data.generator is not None else map(self.place, self.seeds)
         known = [place for place in (*beside, *others) if RunFolder(place).config_file.exists()]
         simulation = Simulation(
-            None if there else config, self.place(seed), notify=notify, beside=known
+            None if there else config, self.place(seed), notify=notify, beside=known, rounds=rounds
         )
         # Only now is the config known to be sound.
         self._table_file.unlink(missing_ok=True)  # it lacks this run
@@ -276,6 +309,7 @@ def run_seeds(
     seeds: int | Sequence[int] = 5,
     folder: Path | str | None = None,
     *,
+    out: Path | str | None = None,
     listener: Listener | None = None,
     track: Sequence[str] = (),
     progress: bool | None = None,
@@ -288,10 +322,11 @@ def run_seeds(
         seeds: how many, from the config's seed on, or which: `seeds=[0, 3]`.
         folder: where the run folders `seed-0` and so on are made; a temporary one if None. Runs
             that ended there are kept, and one that was broken off goes on.
+        out: the same by the name that it has on the command line.
         listener: as for `fedbayes.run`, told of every run.
         track: as for `fedbayes.run`.
         progress: as for `fedbayes.run`.
-        **settings: keys of the config, where there is no `config`.
+        **settings: keys of the config, where there is no `config`, as for `fedbayes.run`.
 
     Returns:
         The runs by seed (`.runs`), and mean and standard deviation of their metrics
@@ -302,19 +337,31 @@ def run_seeds(
     """
     check(track)
     return _to_the_end(
-        SeedRuns(Config.given(config, settings), seeds, folder), listener, track, progress
+        SeedRuns(Config.given(config, settings), seeds, either(folder=folder, out=out)),
+        listener,
+        track,
+        progress,
     )
 
 
 def resume_seeds(
     folder: Path | str,
     *,
+    rounds: int | None = None,
     listener: Listener | None = None,
     track: Sequence[str] = (),
     progress: bool | None = None,
 ) -> SeedRuns:
-    """Go on with runs under several seeds that were broken off; arguments as for `run_seeds`."""
-    return _to_the_end(SeedRuns.stored(folder), listener, track, progress)
+    """Resume runs under several seeds that were interrupted.
+
+    Args:
+        folder: as for `run_seeds`.
+        rounds: how many rounds each is to have in all, also after it has ended; None: as before.
+        listener: as for `run_seeds`.
+        track: as for `run_seeds`.
+        progress: as for `run_seeds`.
+    """
+    return _to_the_end(SeedRuns.stored(folder, rounds), listener, track, progress)
 
 
 def _to_the_end(

@@ -6,6 +6,7 @@ from functools import reduce
 from operator import add
 from pathlib import Path
 
+from fedbayes.brief import Brief
 from fedbayes.contracts import Sampler
 from fedbayes.errors import ConfigError, DataError
 from fedbayes.likelihoods import Classes, Likelihood
@@ -29,8 +30,8 @@ class Quality:
     """The share of right predictions: of classes, or of labels."""
 
 
-@dataclass(frozen=True)
-class Cooled:
+@dataclass(frozen=True, repr=False)
+class Cooled(Brief):
     """What `calibrate_temperature` found and wrote."""
 
     path: Path

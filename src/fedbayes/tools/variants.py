@@ -2,14 +2,23 @@
 
 import json
 import re
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from fedbayes.errors import ConfigError
 from fedbayes.files import parse_toml, read_text
-from fedbayes.runs.config import Config, assign, find_method, no_setting, settings
+from fedbayes.runs.config import (
+    COHORT,
+    Config,
+    assign,
+    complete_method,
+    find_method,
+    no_setting,
+    settings,
+)
+from fedbayes.runs.given import tables
 from fedbayes.runs.inventory import dotted
 
 SHARED = ("data", "task", "seed", "metrics")
@@ -44,6 +53,63 @@ def variants(text: str) -> list[Variant]:
         found = _of_file(Path(text))
     else:
         found = [_of_text(part.strip()) for part in parts(text, ",") if part.strip()]
+    return _sound(found)
+
+
+Methods = str | Sequence[Any] | Mapping[str, Any]
+"""Methods as `given_variants` takes them."""
+
+
+def given_variants(methods: Methods) -> list[Variant]:
+    """Methods as Python gives them: text as `variants` takes it, a list of texts, classes and
+    instances of methods, or a dict of these by label.
+
+    Raises:
+        ConfigError: as for `variants`, or one is something else.
+    """
+    if isinstance(methods, str):
+        return variants(methods)
+    labelled = isinstance(methods, Mapping)
+    pairs = methods.items() if isinstance(methods, Mapping) else (("", one) for one in methods)
+    found: list[Variant] = []
+    for label, one in pairs:
+        if isinstance(one, str):
+            several = [_of_text(part.strip()) for part in parts(one, ",") if part.strip()]
+            if labelled and len(several) != 1:
+                raise ConfigError(f"methods has {one!r} under {label!r}; give one method there")
+            found += [replace(v, label=str(label)) if labelled else v for v in several]
+            continue
+        own = tables({"method": one})["method"]
+        if not isinstance(own, Mapping) or not isinstance(own.get("name"), str):
+            raise ConfigError(
+                f"methods has {one!r}; give names, classes or instances of methods, or settings "
+                "with a name"
+            )
+        settings = _changed_from_defaults(own)
+        name = str(getattr(find_method(own["name"]), "name", own["name"]))
+        shown = [f"{key}={json.dumps(value)}" for key, value in settings.items()]
+        found.append(
+            Variant(
+                str(label) if labelled else ":".join([name, *shown]),
+                own["name"],
+                tuple(f"method.{setting}" for setting in shown),
+            )
+        )
+    return _sound(found)
+
+
+def _changed_from_defaults(own: Mapping[str, Any]) -> dict[str, Any]:
+    """Parameters of a method that differ from their defaults."""
+    usual = complete_method({"name": own["name"]})
+    return {key: value for key, value in own.items() if value != usual.get(key)}
+
+
+def _sound(found: list[Variant]) -> list[Variant]:
+    """Methods that can be compared.
+
+    Raises:
+        ConfigError: as for `variants`.
+    """
     if not found:
         raise ConfigError("--methods names none; give some, as in --methods fedavg,fedprox")
     for number, variant in enumerate(found):
@@ -104,7 +170,9 @@ def parts(text: str, separator: str) -> list[str]:
 def _placed(setting: str, method: str) -> str:
     """A setting of a method, or by its name one of the config."""
     key = setting.partition("=")[0].strip()
-    of_config = key in Config.model_fields and key not in find_method(method).model_fields
+    of_config = (
+        key in (*Config.model_fields, *COHORT) and key not in find_method(method).model_fields
+    )
     return setting if "." in key or of_config else f"method.{setting}"
 
 

@@ -4,13 +4,14 @@ from collections.abc import Collection
 from math import isnan
 from typing import Annotated, Any, Self
 
-from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
+from pydantic import ConfigDict, Field, field_validator, model_validator
 
+from fedbayes.brief import Settings
 from fedbayes.federation.attacks import ATTACKS, no_attack
 from fedbayes.fields import Arguments, Only
 
 
-class AttackSettings(BaseModel):
+class AttackSettings(Settings):
     """The `[attack]` table of a config: what some of the clients do in place of their part.
 
     Settings that are unset are as the attack has them (`fedbayes.federation.attacks`).

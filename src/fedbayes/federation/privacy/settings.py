@@ -2,15 +2,16 @@
 
 from typing import Annotated, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, field_validator
+from pydantic import ConfigDict, Field, field_validator
 
+from fedbayes.brief import Settings
 from fedbayes.fields import Only
 
 LEAST = 1e-6
 """The least deviation of noise, beside which ε is beyond all meaning."""
 
 
-class Privacy(BaseModel):
+class Privacy(Settings):
     """The `[privacy]` table of a config, for methods whose reports add."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)

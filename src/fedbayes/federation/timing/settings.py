@@ -3,8 +3,9 @@
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self
 
-from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
+from pydantic import ConfigDict, Field, field_validator, model_validator
 
+from fedbayes.brief import Settings
 from fedbayes.federation.timing.rates import FROM_FILE, rate
 from fedbayes.fields import Only
 
@@ -13,7 +14,7 @@ WIDEST = 10.0
 _TICKING = Only("speeds", "equal", "log-normal", "file")
 
 
-class Asynchronous(BaseModel):
+class Asynchronous(Settings):
     """The `[asynchronous]` table of a config: rounds that wait for no single client (FedBuff)."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
@@ -48,7 +49,7 @@ class Asynchronous(BaseModel):
         return float((1.0 + staleness) ** -self.exponent)
 
 
-class ClockSettings(BaseModel):
+class ClockSettings(Settings):
     """The `[clock]` table of a config: simulated time."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
