@@ -140,7 +140,7 @@ class SeedRuns(Brief):
         if not run.config_file.exists():
             return False
         config = self._configs[seed]
-        _refuse_others(run.path, "a run", Config.stored(run.config_file).reopened(), config)
+        _refuse_others(run.path, "a run", Config.stored(run.config_file), config)
         if in_memory(config.model.name):
             self._same_start(config.model.weights)
         run.know_objects(config)
