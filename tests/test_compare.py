@@ -12,6 +12,7 @@ import sys
 import time
 import warnings
 from dataclasses import replace
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -22,7 +23,9 @@ import fedbayes
 from fedbayes import run
 from fedbayes.cli import main
 from fedbayes.errors import ConfigError, RunError
+from fedbayes.federation import client_runtime
 from fedbayes.reports.comparison import _curves
+from fedbayes.runs import simulation as simulation_module
 from fedbayes.runs.config import Config
 from fedbayes.runs.folder import RunFolder
 from fedbayes.runs.simulation import Simulation
@@ -32,6 +35,8 @@ from fedbayes.tools.comparison import (
     Compared,
     Figure,
     Row,
+    _judge,
+    _weighted_apart,
     compared,
     content,
     failed,
@@ -42,7 +47,7 @@ from fedbayes.tools.comparison_files import write_comparison
 from fedbayes.tools.comparison_table import latex, markdown, means_csv, runs_csv
 from fedbayes.tools.grid_display import GridDisplay
 from fedbayes.tools.grid_jobs import run_grid
-from fedbayes.tools.method_grid import MethodGrid, conclude
+from fedbayes.tools.method_grid import MethodGrid, conclude, seconds_of
 from fedbayes.tools.variants import Variant, variants
 
 SMALL = ["data.limit=300", "data.clients=4", "model.hidden=[8]", "rounds=2", "cohort=0.5"]
@@ -163,6 +168,66 @@ def test_the_best_and_what_is_not_told_apart_from_it(ended):
             p = ttest_rel(figure.values, first.values).pvalue
             assert figure.p == pytest.approx(p)
             assert figure.near == (p >= 0.05)
+
+
+def test_of_figures_that_are_printed_alike_none_is_the_best():
+    """The table has four digits; what is behind them tells nobody which one won."""
+    for others, won in (((0.95004, 0.9500), False), ((0.9502, 0.9500), True)):
+        means = {"one": 0.95001, "two": others[0], "three": others[1]}
+        figures = {
+            label: {"global_accuracy": Figure(mean, 0.1, (mean - 0.1, mean + 0.1))}
+            for label, mean in means.items()
+        }
+        _judge(figures, "global_accuracy", higher=True)
+        found = {label: own["global_accuracy"] for label, own in figures.items()}
+        assert [label for label, one in found.items() if one.best] == ["two"] * won
+        assert won or not any(one.near for one in found.values())
+
+
+def test_methods_that_weigh_clients_otherwise_are_told(tmp_path):
+    alike = grid(tmp_path, "fedavg,scaffold,pvi,local")
+    assert _weighted_apart(alike) == []
+    other = grid(tmp_path, "fedavg,scaffold:weighting=uniform,laplace,pvi")
+    (line,) = _weighted_apart(other)
+    assert "clients weigh alike under scaffold:weighting=uniform, " in line
+    assert "by their samples under fedavg, laplace." in line
+    robust = grid(
+        tmp_path, "fedavg,scaffold:weighting=uniform", [*SMALL, "aggregation.rule=median"]
+    )
+    assert _weighted_apart(robust) == []
+
+
+def test_seconds_are_without_what_the_first_round_imports():
+    def lines(*seconds):
+        return [{"seconds": one} for one in seconds]
+
+    assert seconds_of(lines(9.0, 1.0, 3.0, 2.0)) == 2.0 + 6.0
+    assert seconds_of(lines(0.5, 1.0, 2.0)) == 3.5
+    assert seconds_of(lines(4.0)) == 4.0
+
+
+def test_seconds_of_a_round_are_without_evaluations(monkeypatch):
+    """By clocks that stand still but in evaluations of the global model and of clients' own."""
+    now = [0.0]
+    clock = SimpleNamespace(perf_counter=lambda: now[0])
+    for module in (simulation_module, client_runtime):
+        monkeypatch.setattr(module, "time", clock)
+
+    def slow(function):
+        def called(*given, **more):
+            now[0] += 100.0
+            return function(*given, **more)
+
+        return called
+
+    monkeypatch.setattr(client_runtime, "scored", slow(client_runtime.scored))
+    with Simulation(Config.load(None, SMALL)) as simulation:
+        evaluator = simulation._evaluator
+        monkeypatch.setattr(evaluator, "after_round", slow(evaluator.after_round))
+        lines = [step.metrics for step in simulation]
+    assert now[0] >= 600.0
+    assert [line["seconds"] for line in lines] == [0.0, 0.0]
+    assert simulation.summary()["seconds"] == 0.0
 
 
 def test_paired_tests():

@@ -240,11 +240,43 @@ def test_sparsity_is_followed_to_its_end():
         line["sparsity"] = 0.4
     runs = [curve, _run_of(0.7, 0.8, 0.5, 10, rounds=120)]
     found = dict.fromkeys(em_runs.SPARSE, runs)
-    compared = em_runs.Compared("cifar10", found | {"FedL1": [_run_of(0.7, 0.8, 0.1, 10)]}, 120)
+    found |= {"FedL1": [_run_of(0.7, 0.8, 0.1, 10)], "FedAvg": [_run_of(0.7, 0.8, 0.0, 10)]}
+    compared = em_runs.Compared("cifar10", found, 120)
     assert compared.rounds_until(em_runs.SPARSE[0], 0.95) == (111 + 2) / 2
     claims = em_claims.settles_claims(compared)
     assert all(claim.seen for claim in claims)
     assert claims[-1].measured == "0.100 after 120 rounds"
+
+
+@pytest.mark.parametrize(
+    ("dataset", "average", "accuracy", "seen"),
+    [
+        ("mnist", 0.9, 0.85, True),
+        ("mnist", 0.9, 0.79, False),  # too far behind FedAvg
+        ("digits", 0.16, 0.155, False),  # FedAvg has learnt nothing either
+        ("cifar100", 0.16, 0.155, True),  # of a hundred classes that is something
+    ],
+)
+def test_nothing_is_seen_in_models_that_do_not_predict(dataset, average, accuracy, seen):
+    """They may be sparse, small, settled or better than another that does not predict either."""
+    low, mid, high = em_runs.SPARSE
+    unpruned = "FedSparse, mid, unpruned"
+    found = {
+        "FedAvg": [_run_of(average, 0.9, 0.0, 100)],
+        "SCAFFOLD": [_run_of(accuracy + 0.001, 0.8, 0.0, 200)],
+        "SCAFFOLD, FedSparse": [_run_of(accuracy, 0.8, 0.35, 150)],
+        "FedL1": [_run_of(accuracy, 0.8, 0.0, 100)],
+        **{m: [_run_of(accuracy, 0.7, 0.5, b)] for m, b in ((low, 80), (mid, 60), (high, 50))},
+        unpruned: [_run_of(accuracy, 0.7, 0.5, 90)],
+    }
+    compared = em_runs.Compared(dataset, found, 4)
+    prunes = em_claims.scaffold_claims(compared)[-1]
+    assert prunes.seen == seen
+    assert prunes.measured.startswith("35% with, 50% without")
+    assert ("but global accuracy is below" in prunes.measured) == (not seen)
+    assert em_claims.tables_claims(compared)[0].seen == seen
+    assert all(claim.seen == seen for claim in em_claims.settles_claims(compared))
+    assert all(claim.seen == seen for claim in em_claims.pruning_claims(compared))
 
 
 def _line_of_rounds(first, last, sent, rounds=9):

@@ -42,6 +42,11 @@ PARAMETERS = {
 }
 LENET = {"model": {"name": "lenet5"}, "data": {"name": "mnist", "clients": 4, "limit": 200}}
 LENET["data"]["limit_test"] = 100
+UNIFORM = (
+    *("scaffold", "scaffold-fedsparse", "fedsparse", "feddrop", "fedl1"),
+    *("pfedbayes", "laplace", "mixture"),
+)
+"""Those whose numbers are of clients that weigh alike."""
 CASES = {name: (name, OTHERS.get(name, {})) for name in METHODS}
 CASES |= {f"{name} lenet5": (name, LENET) for name in ("fedavg", "fedsparse")}
 
@@ -49,13 +54,13 @@ CASES |= {f"{name} lenet5": (name, LENET) for name in ("fedavg", "fedsparse")}
 def measured(case):
     """Norm of every tensor of the final model, and its inner product with fixed directions."""
     method, others = CASES[case]
-    config = Config.create(
-        **{
-            **SETTINGS,
-            **others,
-            "method": {"name": method, "preset": "published", **PARAMETERS.get(method, {})},
-        }
-    )
+    weighting = {"weighting": "uniform"} if method in UNIFORM else {}
+    parameters = {
+        **{"name": method, "preset": "published"},
+        **weighting,
+        **PARAMETERS.get(method, {}),
+    }
+    config = Config.create(**{**SETTINGS, **others, "method": parameters})
     with Simulation(config) as simulation:
         for _ in simulation:
             pass

@@ -9,7 +9,7 @@ import torch
 from fedbayes.inference import gates
 from fedbayes.inference.combination import factors
 from fedbayes.inference.controls import mean_gradient
-from fedbayes.inference.optimizers import ServerOptimizer, Yogi, step
+from fedbayes.inference.optimizers import Moments, ServerOptimizer, step
 from fedbayes.tensors import Samples
 
 
@@ -17,7 +17,7 @@ def test_yogi_as_it_comes_is_fedyogi_of_reddi_et_al():
     """Appendix D there: β = (0.9, 0.99), τ = 1e-3, v from 1e-6."""
     leaf = torch.tensor([2.0], dtype=torch.float64)
     leaf.grad = torch.tensor([0.5], dtype=torch.float64)
-    Yogi([leaf]).step()
+    Moments([leaf]).step()
     v = 1e-6 + 0.01 * 0.25
     assert leaf.item() == pytest.approx(2.0 - 1e-2 * 0.1 * 0.5 / (math.sqrt(v) + 1e-3), rel=1e-12)
 
@@ -36,7 +36,7 @@ def test_yogi_as_it_comes_is_fedyogi_of_reddi_et_al():
 def test_a_servers_first_step(optimizer, rate, wanted):
     server = ServerOptimizer(server_optimizer=optimizer, server_lr=rate)
     weights = {"w": torch.tensor([4.0], dtype=torch.float64)}
-    found, _ = server.server_step(weights, {"w": torch.ones(1).double()}, {})
+    found, _ = server.server_step(weights, {"w": torch.ones(1).double()}, {}, 1.0)
     assert float(weights["w"] - found["w"]) == pytest.approx(wanted, rel=1e-6)
 
 

@@ -7,8 +7,8 @@ import torch
 from torch import nn
 from torch.distributions import Normal, kl_divergence
 
-from fedbayes.contracts import Solved, Sum
-from fedbayes.errors import ModelError
+from fedbayes.contracts import Report, Solved, Sum
+from fedbayes.errors import MessageError, ModelError
 from fedbayes.inference.gaussian import Gaussian, standard
 from fedbayes.likelihoods import build_likelihood
 from fedbayes.methods.ivon_admm import IvonAdmm, away, constant
@@ -20,9 +20,9 @@ from tests.methods.places import at, network, run_of
 NAME = "0.weight"
 
 
-def regression(clients, **training):
-    """A linear network of two inputs, known noise of deviation 1, and a run of clients."""
-    net = Network(nn.Sequential(nn.Linear(2, 1, bias=False)), shape=(2,))
+def regression(clients, inputs=2, **training):
+    """A linear network of some inputs, known noise of deviation 1, and a run of clients."""
+    net = Network(nn.Sequential(nn.Linear(inputs, 1, bias=False)), shape=(inputs,))
     target = Target("real", ("y",), center=(0.0,), scale=(1.0,))
     likelihood = build_likelihood("gaussian", target, noise=1.0)
     return run_of(net, clients=clients, cohort=clients, likelihood=likelihood, **training)
@@ -50,12 +50,42 @@ def sites(parts):
     ]
 
 
-def exactly(site, dual, posterior, rho):
-    """Where a client's E-step ends: λ_k = λ + (t_k − η_k)/ρ."""
-    return posterior * ((site / dual) if dual.precision else site) ** (1 / rho)
+def correlated(sizes, inputs, seed=0):
+    """Rows of sites whose columns have correlations of .5."""
+    rng = torch.Generator().manual_seed(seed)
+    truth = torch.randn(inputs, 1, generator=rng)
+    root = torch.linalg.cholesky(torch.full((inputs, inputs), 0.5) + 0.5 * torch.eye(inputs))
+    parts = []
+    for size in sizes:
+        x = torch.randn(size, inputs, generator=rng) @ root.T
+        parts.append(Samples(x, x @ truth + torch.randn(size, 1, generator=rng)))
+    return parts
 
 
-def rounds(method, run, parts, count, cohort=None):
+def exactly(rows, dual, posterior, rho, damping):
+    """Where a client's E-step ends: at the least of a quadratic in the means,
+
+        ½ mᵀ H m − bᵀ m − (½ η^Λ m² − η^h m) + ρ/2 Λ (m − m̄)² + ½ max(η^Λ, 0) (m − m̄)²,
+
+    the last with damping, and at precisions Λ + (diag H − η^Λ)/ρ.
+
+    Returns:
+        The posterior, and the least curvature: not positive if there is no minimum.
+    """
+    x, y = rows.x.double(), rows.y.double()
+    hessian, slope = x.T @ x, (x.T @ y)[:, 0]
+    prior, centre = posterior.precision[NAME][0], posterior.mean[NAME][0]
+    zero = torch.zeros_like(prior)
+    own = (dual.precision[NAME][0], dual.shift[NAME][0]) if dual.precision else (zero, zero)
+    held = own[0].clamp_min(0) if damping else zero
+    whole = hessian + torch.diag(rho * prior + held - own[0])
+    mean = torch.linalg.solve(whole, slope - own[1] + (rho * prior + held) * centre)
+    precision = prior + (hessian.diagonal() - own[0]) / rho
+    found = Gaussian({NAME: precision[None]}, {NAME: (precision * mean)[None]})
+    return found, float(torch.linalg.eigvalsh(whole).min())
+
+
+def rounds(method, run, parts, count, cohort=None, curvatures=None):
     """Posteriors of the server, and its and the clients' duals, with E-steps in closed form."""
     server, states = method.init(run), [method.join(at(run)) for _ in parts]
     found, rho = [], method.penalty(run)
@@ -65,12 +95,15 @@ def rounds(method, run, parts, count, cohort=None):
             here = at(run, client=client, round=number)
             message = method.message(server, here)
             problem = method.problem(message, states[client], parts[client], here)
-            own = exactly(
-                sites(parts)[client],
+            own, least = exactly(
+                parts[client],
                 states[client].reported ** rho,
                 Gaussian(**problem.given["posterior"]),
                 rho,
+                method.damping,
             )
+            if curvatures is not None:
+                curvatures.append(least)
             ended = named("posterior/mean", own.mean) | named(
                 "posterior/log_precision", {n: p.log() for n, p in own.precision.items()}
             )
@@ -98,9 +131,10 @@ def apart(one, other):
     )
 
 
+@pytest.mark.parametrize("damping", [True, False])
 @pytest.mark.parametrize("clients", [1, 2, 5])
-def test_one_round_is_enough_on_quadratic_losses(clients):
-    parts, method = rows(clients), IvonAdmm()
+def test_one_round_is_enough_on_quadratic_losses_with_diagonal_hessians(clients, damping):
+    parts, method = rows(clients), IvonAdmm(damping=damping)
     found, total, duals = rounds(method, regression(clients), parts, 3)
     assert all(apart(one, pooled(parts)) < 1e-5 for one in found)
     # Dual variables are what each client's data say, and the server knows their sum.
@@ -109,14 +143,59 @@ def test_one_round_is_enough_on_quadratic_losses(clients):
     assert apart(total, pooled(parts) / standard({NAME: torch.zeros(1, 2)})) < 1e-4
 
 
+@pytest.mark.parametrize("damping", [True, False])
 @pytest.mark.parametrize("rho", [0.2, 1.0])
-def test_with_other_penalties_the_distance_shrinks_as_theory_says(rho):
-    parts, method = rows(3), IvonAdmm(rho=rho)
+def test_with_other_penalties_the_distance_shrinks_as_theory_says(rho, damping):
+    """By ρK/(1 + ρK) a round, with damping too: duals are what data say from round 1 on."""
+    parts, method = rows(3), IvonAdmm(rho=rho, damping=damping)
     found, _, _ = rounds(method, regression(3), parts, 12)
     distances = [apart(one, pooled(parts)) for one in found]
     for before, after in pairwise(distances[1:6]):
         assert after / before == pytest.approx(3 * rho / (1 + 3 * rho), rel=0.02)
     assert distances[-1] < distances[0]
+
+
+UNSAFE = [([50] * 4, 5), ([300, 30, 30, 30], 5), ([300, 30, 30, 30], 20), ([8] * 10, 10)]
+
+
+@pytest.mark.parametrize(("sizes", "inputs"), UNSAFE)
+@pytest.mark.parametrize("cohort", [None, 2])
+def test_unequal_sites_with_correlated_columns_come_to_the_pooled_optimum(sizes, inputs, cohort):
+    """Every E-step has a minimum, no report is rejected, and means are those of all rows."""
+    parts, curvatures = correlated(sizes, inputs), []
+    turns = None if cohort is None else lambda t: [(t + k) % len(sizes) for k in range(cohort)]
+    found, _, _ = rounds(IvonAdmm(), regression(len(sizes), inputs), parts, 60, turns, curvatures)
+    assert min(curvatures) > 0
+    x = torch.cat([one.x for one in parts]).double()
+    y = torch.cat([one.y for one in parts]).double()
+    wanted = torch.linalg.solve(x.T @ x + torch.eye(inputs).double(), x.T @ y).T
+    errors = [float((one.mean[NAME] - wanted).norm() / wanted.norm()) for one in found]
+    assert errors[-1] < 0.02
+    assert errors[-1] < 0.5 * errors[2]
+    precision = 1 + x.square().sum(0)
+    torch.testing.assert_close(found[-1].precision[NAME][0], precision, rtol=1e-2, atol=0)
+
+
+@pytest.mark.parametrize(("sizes", "inputs"), UNSAFE)
+def test_as_published_it_falls_apart_there(sizes, inputs):
+    """Which is why damping is the default, and what its page says of 1/K."""
+    parts, curvatures = correlated(sizes, inputs), []
+    method = IvonAdmm(damping=False)
+    try:
+        found, _, _ = rounds(
+            method, regression(len(sizes), inputs), parts, 20, curvatures=curvatures
+        )
+        fell = apart(found[-1], found[0]) > 1e3
+    except MessageError as error:
+        fell = "method.rho is" in str(error) and "method.damping = true" in str(error)
+    assert min(curvatures) <= 0 or fell
+
+
+def test_a_rejection_names_the_penalty():
+    run, method = regression(2), IvonAdmm(rho=0.5)
+    gone = {f"precision/{NAME}": torch.full((1, 2), -2.0), f"shift/{NAME}": torch.zeros(1, 2)}
+    with pytest.raises(MessageError, match=r"than the posterior has; method.rho is 0.5; a larger"):
+        method.accept(method.init(run), Report(gone), run)
 
 
 def test_one_client_after_another_gets_there_too():
@@ -182,19 +261,28 @@ def test_what_is_minimized_is_kl_and_the_dual_term():
     h, p, mean, log, dual_h, dual_p = torch.randn(6, 1, 2, generator=rng, dtype=torch.float64)
     p, rho = p.exp(), 0.7
     posterior, dual = Gaussian({NAME: p}, {NAME: h}), Gaussian({NAME: dual_p}, {NAME: dual_h})
-    found = away({NAME: mean}, {NAME: log}, posterior / dual ** (1 / rho)) + constant(posterior)
+    none = Gaussian({NAME: 0 * p}, {NAME: 0 * p})
+    ends = {NAME: mean}, {NAME: log}
+    found = away(*ends, posterior / dual ** (1 / rho), none) + constant(posterior)
     q = Normal(mean, (-log / 2).exp())
     wanted = rho * kl_divergence(q, Normal(h / p, p.rsqrt())).sum()
     wanted = wanted + (dual_h * mean - dual_p * (q.variance + mean.square()) / 2).sum()
     torch.testing.assert_close(rho * found, wanted)
+    # Means are drawn to a centre by precisions of their own, up to a constant of these.
+    held, centre = dual_p.abs(), h / p
+    drawn = Gaussian({NAME: held}, {NAME: held * centre})
+    more = away(*ends, posterior / dual ** (1 / rho), drawn) + constant(posterior) - found
+    pull = 0.5 * (held * (mean - centre).square()).sum() - 0.5 * (held * centre.square()).sum()
+    torch.testing.assert_close(more, pull)
 
 
 def test_its_gradients_are_those_of_automatic_differentiation():
     rng = torch.Generator().manual_seed(4)
-    h, p, mean, log = torch.randn(4, 3, 2, generator=rng, dtype=torch.float64)
+    h, p, mean, log, w, v = torch.randn(6, 3, 2, generator=rng, dtype=torch.float64)
     leaves = mean.requires_grad_(), log.requires_grad_()
     other = Gaussian({NAME: p}, {NAME: h})  # which need not be normalizable
-    assert torch.autograd.gradcheck(lambda m, ell: away({NAME: m}, {NAME: ell}, other), leaves)
+    held = Gaussian({NAME: w}, {NAME: v})
+    assert torch.autograd.gradcheck(lambda m, p: away({NAME: m}, {NAME: p}, other, held), leaves)
 
 
 def test_networks_and_settings_that_it_has_no_use_for():

@@ -507,7 +507,7 @@ def test_single_step_em_climbs_the_marginal_likelihood():
         step = {"w": -precision * (torch.stack(means) - w["w"]).sum(dim=0)}
         marginal = (data - w["w"]).sum(dim=0) / (variance + 1 / precision)
         torch.testing.assert_close(step["w"], -marginal, rtol=1e-9, atol=1e-9)
-        w, state = server.server_step(w, step, state)
+        w, state = server.server_step(w, step, state, 1.0)
     torch.testing.assert_close(w["w"], data.mean(dim=0), rtol=1e-6, atol=1e-6)
 
 

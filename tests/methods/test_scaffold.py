@@ -81,8 +81,7 @@ def test_the_other_option_is_the_gradient_at_the_servers_weights():
 def test_the_gradient_at_the_servers_weights_moves_no_running_statistics():
     """In the first round variates are zero, so that clients train as without any."""
     ends = []
-    scaffold = {"name": "scaffold", "control": "gradient"}
-    for method in (scaffold, {"name": "reptile", "weighting": "uniform"}):
+    for method in ({"name": "scaffold", "control": "gradient"}, {"name": "reptile"}):
         config = fedbayes.Config.create(
             rounds=1,
             data={"name": "digits", "clients": 2, "limit": 60},
@@ -116,28 +115,42 @@ def test_the_gradient_over_pieces_is_that_of_the_whole():
     torch.testing.assert_close(pieces["1.bias"], whole["1.bias"])
 
 
-def test_variates_of_the_clients_sum_to_the_servers(tmp_path):
-    """With a part of the clients in each round; those never heard have variates of zero."""
+@pytest.mark.parametrize("method", ["scaffold", "scaffold-fedsparse"])
+@pytest.mark.parametrize("weighting", ["uniform", "samples"])
+def test_variates_of_the_clients_sum_to_the_servers(method, weighting, tmp_path):
+    """With a part of the clients in each round; those never heard have variates of zero. By
+    samples, the weight of all clients is taken for their number times the mean of the reports.
+    """
     config = fedbayes.Config.create(
         rounds=5,
         cohort=3,
-        data={"name": "digits", "clients": 12, "partition": "dirichlet"},
+        data={"name": "digits", "clients": 12, "partition": "dirichlet", "alpha": 0.5},
         model={"hidden": [8]},
-        method={"name": "scaffold"},
+        method={"name": method, "weighting": weighting},
     )
+    heard = []
     with Simulation(config, tmp_path) as simulation:
-        list(simulation)
-        states = [unpack(Control, dense(decode(s))) for s in simulation.states.values()]
+        sizes = [len(simulation.data.train(client).y) for client in range(12)]
+        for step in simulation:
+            heard += [sizes[client] for client in simulation.cohort_of(step.number)]
+        assert len(set(sizes)) > 6
+        known = sorted(simulation.states)
+        states = [unpack(Control, dense(decode(simulation.states[c]))) for c in known]
         assert 3 < len(states) <= 12
+        weights = [sizes[c] if weighting == "samples" else 1 for c in known]
+        total = 12 * (sum(heard) / len(heard) if weighting == "samples" else 1)
         for name, c in simulation.server.control.items():
-            summed = torch.stack([state.control[name] for state in states]).sum(dim=0)
-            torch.testing.assert_close(12 * c, summed, rtol=1e-4, atol=1e-6)
+            summed = sum(n * s.control[name] for n, s in zip(weights, states, strict=True))
+            left = simulation.server.weights[name] != 0  # of units that are pruned nobody speaks
+            torch.testing.assert_close(c[left], (summed / total)[left], rtol=1e-4, atol=1e-6)
 
 
-def test_without_correction_it_is_fedavg(tmp_path):
+@pytest.mark.parametrize("weighting", ["uniform", "samples"])
+def test_without_correction_it_is_fedavg(weighting):
     shared = {"rounds": 3, "model": {"hidden": [8]}, "data": {"name": "digits", "clients": 4}}
-    one = fedbayes.run(method={"name": "scaffold", "damping": 0.0}, **shared)
-    two = fedbayes.run(method={"name": "fedavg", "weighting": "uniform"}, **shared)
+    own = {"weighting": weighting}
+    one = fedbayes.run(method={"name": "scaffold", "damping": 0.0, **own}, **shared)
+    two = fedbayes.run(method={"name": "fedavg", **own}, **shared)
     for name, tensor in two.model.items():
         torch.testing.assert_close(one.model[name], tensor, rtol=1e-4, atol=1e-5)
     assert one.summary["bytes_up"] > 1.9 * two.summary["bytes_up"]
@@ -145,8 +158,10 @@ def test_without_correction_it_is_fedavg(tmp_path):
 
 
 @pytest.mark.slow
-def test_clients_that_drift_apart_reach_the_common_optimum(tmp_path):
-    """Full batches on a convex problem: FedAvg stops beside the optimum, SCAFFOLD at it."""
+def test_clients_that_drift_apart_reach_the_common_optimum():
+    """Full batches on a convex problem, weighted by samples: FedAvg stops beside the optimum of
+    all data, SCAFFOLD at it.
+    """
     shared = {
         "rounds": 60,
         "data": {"name": "digits", "clients": 5, "partition": "shards", "limit": 300},
@@ -155,16 +170,15 @@ def test_clients_that_drift_apart_reach_the_common_optimum(tmp_path):
     }
     losses = {}
     for name in ("fedavg", "scaffold"):
-        method = {"name": name} | ({"weighting": "uniform"} if name == "fedavg" else {})
-        with Simulation(fedbayes.Config.create(method=method, **shared), tmp_path / name) as s:
+        with Simulation(fedbayes.Config.create(method={"name": name}, **shared)) as s:
             for step in s:
                 model = step.server.weights
             slopes = []
             for client in range(5):
                 data = s.data.train(client)
                 found = gradient([model["1.weight"], model["1.bias"]], data.x.flatten(1), data.y)
-                slopes.append(found[0] + 0.01 * model["1.weight"])
-            losses[name] = float(torch.stack(slopes).mean(dim=0).norm())
+                slopes.append(len(data.y) * (found[0] + 0.01 * model["1.weight"]))
+            losses[name] = float(torch.stack(slopes).sum(dim=0).norm()) / 300
     assert losses["scaffold"] < 0.1 * losses["fedavg"]
 
 
@@ -183,7 +197,7 @@ def test_under_clipping_the_servers_variate_remains_the_mean_of_the_clients():
         data={"name": "digits", "clients": 4, "limit": 400},
         model={"hidden": [16]},
         aggregation={"clip": 0.2},
-        method={"name": "scaffold"},
+        method={"name": "scaffold", "weighting": "uniform"},
     )
     with Simulation(config) as simulation:
         for step in simulation:
@@ -194,6 +208,13 @@ def test_under_clipping_the_servers_variate_remains_the_mean_of_the_clients():
         assert control.any()
         mean = torch.stack([state.control[name] for state in states]).mean(0)
         torch.testing.assert_close(mean, control, rtol=1e-4, atol=1e-6)
+
+
+@pytest.mark.parametrize("method", ["scaffold", "scaffold-fedsparse"])
+def test_clipping_is_for_clients_that_weigh_alike(method):
+    """The server clips weight times change, and a client does not know what it weighs."""
+    with pytest.raises(ConfigError, match=r"set method.weighting = 'uniform'"):
+        fedbayes.run(method={"name": method}, aggregation={"clip": 0.2}, rounds=1)
 
 
 @pytest.mark.parametrize("method", [Scaffold(), ScaffoldFedSparse()])
@@ -251,8 +272,10 @@ def test_no_variate_is_longer_than_the_bound(name, ratio):
                 assert said["variates_shortened"] > 0
             before = usual(simulation.server.norms)
         for tensor, control in simulation.server.control.items():
-            mean = torch.stack([state.control[tensor] for state in states]).mean(0)
-            left = simulation.server.weights[tensor] != 0  # of units that are pruned nobody speaks
+            sizes = [len(simulation.data.train(client).y) for client in range(5)]
+            shares = [size / sum(sizes) for size in sizes]
+            mean = sum(p * s.control[tensor] for p, s in zip(shares, states, strict=True))
+            left = simulation.server.weights[tensor] != 0
             assert left.any()
             torch.testing.assert_close(mean[left], control[left], rtol=1e-4, atol=1e-6)
 

@@ -4,6 +4,7 @@ from fedbayes.contracts.changes import Changes, Clips, Total
 from fedbayes.contracts.counted import Counted
 from fedbayes.contracts.method import (
     AnyMethod,
+    Averaged,
     ClientState,
     Info,
     Method,
@@ -14,7 +15,7 @@ from fedbayes.contracts.method import (
     single_draw,
     units_remarks,
 )
-from fedbayes.contracts.point import PointEstimate, Weighting
+from fedbayes.contracts.point import PointEstimate
 from fedbayes.contracts.prior import Prior
 from fedbayes.contracts.recommended import Known, adam, sgd
 from fedbayes.contracts.reports import Gathered, Report, Sum
@@ -24,6 +25,7 @@ from fedbayes.inference.problem import Loss, Noise, Problem, Solved, Tree
 __all__ = [
     "AnyMethod",
     "At",
+    "Averaged",
     "Changes",
     "ClientState",
     "Clips",
@@ -46,7 +48,6 @@ __all__ = [
     "Sum",
     "Total",
     "Tree",
-    "Weighting",
     "Weights",
     "adam",
     "nll",

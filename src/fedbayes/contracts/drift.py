@@ -11,6 +11,7 @@ from fedbayes.contracts.point import PointEstimate
 from fedbayes.contracts.reports import Sum
 from fedbayes.contracts.run import At, Run
 from fedbayes.inference import optimizers
+from fedbayes.inference.schedules import ServerSchedule
 from fedbayes.messages import Message
 from fedbayes.tensors import Tensors
 
@@ -24,7 +25,7 @@ class Server:
     optimizer: Tensors
 
 
-class GeneralizedFedAvg(PointEstimate[Server]):
+class GeneralizedFedAvg(ServerSchedule, PointEstimate[Server]):
     """The mean drift w − mean φ_s as a gradient for an optimizer at the server.
 
     It is the gradient of the M-step's objective, (λ/2) Σ_s ‖φ_s − w‖² (EM paper, Eq. 10), so a
@@ -57,7 +58,11 @@ class GeneralizedFedAvg(PointEstimate[Server]):
         mean = reports.mean()
         drift = {name: w - mean[name] for name, w in server.weights.items()}
         weights, optimizer = optimizers.step(
-            self.optimizer, server.weights, drift, server.optimizer
+            self.optimizer,
+            server.weights,
+            drift,
+            server.optimizer,
+            self.server_factor(at.round, at.run.rounds),
         )
         norm = torch.stack([d.norm() for d in drift.values()]).norm()
         buffers = {name: mean[name] for name in server.buffers}

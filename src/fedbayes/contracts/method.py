@@ -36,7 +36,7 @@ from collections.abc import Callable, Collection
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar, Generic, Literal, TypeVar
 
-from pydantic import ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field
 from torch import Tensor
 
 from fedbayes.brief import Brief
@@ -185,6 +185,10 @@ class Method(Choosable, Generic[ServerState, ClientState, Reduced]):
         is what a field `weighting` says; without one, reports are not weighted.
         """
         return getattr(self, "weighting", "uniform") == "samples"
+
+    def weight(self, solved: Solved) -> float:
+        """The weight of a report: its training samples where reports are weighted, or else 1."""
+        return float(solved.count) if self.weighted else 1.0
 
     def variant(self) -> "AnyMethod":
         """The method that runs with these settings: itself, by default."""
@@ -344,6 +348,12 @@ class Method(Choosable, Generic[ServerState, ClientState, Reduced]):
         """
         return ""
 
+    def remedy(self, run: Run) -> str:
+        """Which settings of the method make clients' changes smaller, where a change is longer than
+        it may be; in words, empty by default.
+        """
+        return ""
+
     def compared(self, report: Report, run: Run) -> Tensors:
         """The tensors whose norms are compared over a round, so that outlying reports are named;
         none by default.
@@ -467,6 +477,19 @@ def single_draw(weights: Tensors, network: Network) -> Sampler:
     """The outputs [1, n, width] of one network with these weights."""
     ready = network.prepare(weights)
     return lambda x: network(ready, x)[None]
+
+
+class Averaged(BaseModel):
+    """The hyperparameter of every method whose server averages what clients report.
+
+    One default for all: methods that weigh clients otherwise have other objectives, and say nothing
+    of one another.
+    """
+
+    weighting: Literal["samples", "uniform"] = Field(
+        "samples",
+        description="weight of a client at the server: its number of training samples, or 1",
+    )
 
 
 AnyMethod = Method[Any, Any, Any]

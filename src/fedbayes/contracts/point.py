@@ -1,20 +1,16 @@
 """Methods whose server and clients know single weights."""
 
-from typing import Literal
+from typing import Generic
 
-from pydantic import Field
-
-from fedbayes.contracts.method import Info, Method, Nothing, ServerState
+from fedbayes.contracts.method import Averaged, Info, Method, Nothing, ServerState
 from fedbayes.contracts.reports import Report, Sum
 from fedbayes.contracts.run import At, Run
 from fedbayes.inference.problem import Problem, Solved
 from fedbayes.messages import Message, dense
 from fedbayes.tensors import Samples, Tensors
 
-Weighting = Literal["samples", "uniform"]
 
-
-class PointEstimate(Method[ServerState, Nothing, Sum]):
+class PointEstimate(Averaged, Method[ServerState, Nothing, Sum], Generic[ServerState]):
     """Hard EM on a Gaussian prior.
 
     The server broadcasts its weights w, a client answers with its own, φ_s, found by gradients
@@ -24,10 +20,6 @@ class PointEstimate(Method[ServerState, Nothing, Sum]):
 
     summable = True
     stale_reports = "weighed"
-
-    weighting: Weighting = Field(
-        "samples", description="weight of a client in the mean: its number of samples, or 1"
-    )
 
     def message(self, server: ServerState, at: At) -> Message:
         """Send the weights, the same to all."""
@@ -42,8 +34,7 @@ class PointEstimate(Method[ServerState, Nothing, Sum]):
         self, solved: Solved, problem: Problem, client: Nothing, at: At
     ) -> tuple[Report, Nothing, Info]:
         """Report the weights where training ended."""
-        weight = float(solved.count) if self.weighting == "samples" else 1.0
-        return Report(dict(solved.parameters), weight), client, solved.info
+        return Report(dict(solved.parameters), self.weight(solved)), client, solved.info
 
     def model(self, server: ServerState, run: Run) -> Tensors:
         """The server's weights."""

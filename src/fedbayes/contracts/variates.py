@@ -10,7 +10,7 @@ from pydantic import Field
 from torch import Tensor
 
 from fedbayes.contracts.changes import norm
-from fedbayes.contracts.method import Method
+from fedbayes.contracts.method import Averaged, Method
 from fedbayes.contracts.reports import Report, Sum
 from fedbayes.contracts.run import At, Run
 from fedbayes.inference.controls import less, zeros
@@ -33,13 +33,24 @@ class HasControl(Protocol):
         """c, like the weights."""
         ...
 
+    @property
+    def heard(self) -> Tensor:
+        """Of all reports so far, the sum of their weights and their number, float64 [2]."""
+        ...
+
+
+def nobody() -> Tensor:
+    """What is `heard` before the first report."""
+    return torch.zeros(2, dtype=torch.float64)
+
 
 AnyServer = TypeVar("AnyServer", bound=HasControl)
 
 
-class Variates(Method[AnyServer, Control, Sum], Generic[AnyServer]):
+class Variates(Averaged, Method[AnyServer, Control, Sum], Generic[AnyServer]):
     """What methods with control variates have in common: a client keeps c_s, and reports its change
-    as `control/…` beside its weights, of which the server keeps the mean over all clients, c.
+    as `control/…` beside its weights. The server keeps c, the mean of the c_s over all clients,
+    weighted as the weights are.
     """
 
     client_state = Control
@@ -54,6 +65,22 @@ class Variates(Method[AnyServer, Control, Sum], Generic[AnyServer]):
         description="largest norm of a client's variate c_s, as a multiple of the median norm of "
         "those of the last round; a longer one is shortened; none: no bound, as published",
     )
+
+    def control_after(self, server: AnyServer, reports: Sum, run: Run) -> tuple[Tensors, Tensor]:
+        """The federation's variate after a round, and what was `heard` up to then.
+
+        c is the mean of the c_s over all clients, Σ_s n_s c_s / N, of which reports have the
+        changes. N is the mean weight of the reports so far, times the number of clients. That is
+        exact where clients weigh alike or all of them report. Else it is an estimate, which scales
+        c as a whole.
+        """
+        change = part(reports.mean(), "control")
+        heard = server.heard + torch.tensor([reports.weight, reports.clients], dtype=torch.float64)
+        before, after = (float(h[0] / h[1]) if h[1] else 0.0 for h in (server.heard, heard))
+        kept = before / after if before else 1.0
+        share = reports.weight / (run.clients * after)
+        control = {n: kept * c + share * change[n] for n, c in server.control.items()}
+        return control, heard
 
     def join(self, at: At) -> Control:
         """A control variate of zero."""

@@ -45,8 +45,15 @@ def check(
     method: AnyMethod,
     *,
     min_reports: int,
+    noise: bool,
 ) -> None:
     """See that the settings go together, and with the rest.
+
+    Args:
+        settings: the `[aggregation]` table.
+        method: of the run.
+        min_reports: good reports that an update needs.
+        noise: whether rounds are private, so that all reports have weight 1.
 
     Raises:
         ConfigError: they do not; the text says what would.
@@ -63,6 +70,11 @@ def check(
         raise ConfigError(
             f"aggregation.rule = {settings.rule!r} is not for {method.name} as it is set: "
             f"{method.entangled}, or aggregation.rule = 'krum'"
+        )
+    if settings.weighs and method.repeats_changes and method.weighted and not noise:
+        raise ConfigError(
+            f"aggregation.clip bounds weight times change, and clients of {method.name} keep what "
+            "they reported as if they weighed 1; set method.weighting = 'uniform'"
         )
     least = {"trimmed-mean": 2 * settings.hostile + 1, "krum": 2 * settings.hostile + 3}
     if min_reports < least.get(settings.rule, 1):

@@ -196,6 +196,8 @@ class Intake:
         if self._bounded and self._names:
             limits = self._bounds.limits()
             refused = {client: self._bounds.excess(client, limits) for client in self._names}
+            if remedy := self._method.remedy(self._run):
+                refused = {c: why and f"{why}; {remedy}" for c, why in refused.items()}
         for client in refused:  # which are no measure of the others
             if refused[client]:
                 self._compared.pop(client, None)

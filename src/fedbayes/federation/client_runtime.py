@@ -4,8 +4,9 @@ The same code serves every engine. It takes bytes and gives bytes, so that nothi
 between server and client but what is counted.
 """
 
+import time
 from collections.abc import Callable, Collection
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import cached_property, lru_cache
 from typing import Any, Protocol
 
@@ -157,6 +158,9 @@ class ClientRuntime:
     """Share of a client's training samples that it does not train on, at most `MOST_HELD_OUT` of
     them: the global model's temperature is fitted on them (`calibrating`)."""
 
+    evaluating: dict[str, float] = field(default_factory=lambda: {"seconds": 0.0}, compare=False)
+    """`seconds` that went into evaluating clients' own models so far."""
+
     @cached_property
     def resident(self) -> Resident:
         """The samples that are on the device."""
@@ -229,9 +233,11 @@ class ClientRuntime:
         elif not self.method.centralized and due(task.round, self.evaluate_every, run.rounds):
             model = self.method.personal_model(message, report, state, run)
             test = self._test(task.client)
+            began = time.perf_counter()
             if model is not None and len(test.y):
                 draw = self.method.draws(model, run)
                 scores = scored(run.likelihood, draw, test, run.measures)
+            self.evaluating["seconds"] += time.perf_counter() - began
         written = link.passage(message, at).write(report, memory)
         if written.missed:
             state = self.method.acknowledged(state, written.missed)

@@ -38,11 +38,6 @@ def along_path(problem: Problem, solved: Solved, *, lr: float) -> Tensors:
     }
 
 
-def moved(control: Tensors, change: Tensors, share: float) -> Tensors:
-    """The federation's variate, c + share · mean Δc_s, with the share of clients that reported."""
-    return {name: c + share * change[name] for name, c in control.items()}
-
-
 def less(control: Tensors, missed: Tensors) -> Tensors:
     """A client's variate without what of its change did not arrive."""
     return {n: c - missed[n].to(c.device) if n in missed else c for n, c in control.items()}

@@ -9,14 +9,17 @@ from torch import Tensor
 from torch.optim.sgd import sgd
 
 from fedbayes.fields import Choosable, Chosen
+from fedbayes.inference.schedules import ServerSchedule
 from fedbayes.tensors import Tensors
 
 
-class Yogi(torch.optim.Optimizer):
-    """Yogi (Zaheer et al. 2018): Adam whose second moment grows and shrinks additively.
+class Moments(torch.optim.Optimizer):
+    """Adam or Yogi as Reddi et al. 2021 (Algorithm 2) have them, or with bias correction.
 
-    m ← β₁ m + (1 − β₁) g;  v ← v − (1 − β₂) sign(v − g²) g²;  θ ← θ − lr m / (√v + ε), with
-    no bias correction and v started at `initial`, as in Reddi et al. 2021 (FedYogi).
+    m ← β₁ m + (1 − β₁) g;  θ ← θ − lr m / (√v + ε), with v started at `initial`. In Adam
+    v ← β₂ v + (1 − β₂) g², and in Yogi (Zaheer et al. 2018) it grows and shrinks additively,
+    v ← v − (1 − β₂) sign(v − g²) g². With `bias_correction`, m / (1 − β₁ᵗ) and v / (1 − β₂ᵗ)
+    stand in place of m and v in step t.
     """
 
     def __init__(
@@ -26,8 +29,12 @@ class Yogi(torch.optim.Optimizer):
         betas: tuple[float, float] = (0.9, 0.99),
         eps: float = 1e-3,
         initial: float = 1e-6,
+        *,
+        kind: Literal["adam", "yogi"] = "yogi",
+        bias_correction: bool = False,
     ) -> None:
         super().__init__(params, {"lr": lr, "betas": betas, "eps": eps, "initial": initial})
+        self._kind, self._corrected = kind, bias_correction
 
     @overload
     def step(self, closure: None = None) -> None: ...
@@ -49,12 +56,41 @@ class Yogi(torch.optim.Optimizer):
                 if not state:
                     state["exp_avg"] = torch.zeros_like(parameter)
                     state["exp_avg_sq"] = torch.full_like(parameter, group["initial"])
+                    if self._corrected:
+                        state["step"] = torch.zeros((), dtype=torch.float64)
                 m, v = state["exp_avg"], state["exp_avg_sq"]
                 square = parameter.grad.square()
                 m.lerp_(parameter.grad, 1 - first)
-                v.sub_((1 - second) * torch.sign(v - square) * square)
+                if self._kind == "adam":
+                    v.lerp_(square, 1 - second)
+                else:
+                    v.sub_((1 - second) * torch.sign(v - square) * square)
+                if self._corrected:
+                    state["step"] += 1
+                    taken = float(state["step"])
+                    m, v = m / (1 - first**taken), v / (1 - second**taken)
                 parameter.sub_(group["lr"] * m / (v.sqrt() + group["eps"]))
         return loss
+
+
+def adaptive(
+    kind: Literal["adam", "yogi"],
+    leaves: list[Tensor],
+    *,
+    lr: float,
+    betas: tuple[float, float],
+    eps: float,
+    bias_correction: bool,
+) -> torch.optim.Optimizer:
+    """Adam or Yogi over leaf tensors, with or without bias correction.
+
+    Adam with it is PyTorch's, whose v starts at 0. Without it v starts at ε², as in Reddi et al.
+    2021; Yogi's v starts at 1e-6.
+    """
+    if kind == "adam" and bias_correction:
+        return torch.optim.Adam(leaves, lr=lr, betas=betas, eps=eps)
+    own = {"initial": eps**2} if kind == "adam" else {}
+    return Moments(leaves, lr, betas, eps, kind=kind, bias_correction=bias_correction, **own)
 
 
 class Adam(torch.optim.Adam):
@@ -119,6 +155,7 @@ def step(
     parameters: Tensors,
     gradients: Tensors,
     state: Tensors,
+    factor: float = 1.0,
 ) -> tuple[Tensors, Tensors]:
     """One step of an optimizer as a pure function of parameters, gradients and its state.
 
@@ -127,6 +164,7 @@ def step(
         parameters: where to step from; not changed.
         gradients: of the same names and shapes.
         state: what the last step returned, or {} before the first one.
+        factor: what its learning rate is multiplied by in this step.
 
     Returns:
         The new parameters, and the optimizer state as `parameter:quantity` tensors.
@@ -140,6 +178,8 @@ def step(
         stored.setdefault(names.index(name), {})[quantity] = tensor.clone()
     if stored:
         optimizer.load_state_dict({**optimizer.state_dict(), "state": stored})
+    for group in optimizer.param_groups:
+        group["lr"] *= factor
     for leaf, name in zip(leaves, names, strict=True):
         leaf.grad = gradients[name].to(leaf.dtype)
     optimizer.step()
@@ -152,7 +192,7 @@ def step(
     return {name: leaf.detach() for name, leaf in zip(names, leaves, strict=True)}, kept
 
 
-class ServerOptimizer(Choosable):
+class ServerOptimizer(ServerSchedule, Choosable):
     """The hyperparameters of a method whose server takes gradient steps on its weights."""
 
     server_optimizer: Literal["sgd", "adam", "yogi"] = Field(
@@ -163,10 +203,17 @@ class ServerOptimizer(Choosable):
     )
 
     def server_step(
-        self, weights: Tensors, gradients: Tensors, state: Tensors
+        self, weights: Tensors, gradients: Tensors, state: Tensors, factor: float
     ) -> tuple[Tensors, Tensors]:
-        """One step down the gradients: the new weights and the optimizer state."""
-        return step(self.build_server, weights, gradients, state)
+        """One step down the gradients: the new weights and the optimizer state.
+
+        Args:
+            weights: of the server; not changed.
+            gradients: of the same names and shapes.
+            state: what the last step returned, or {} before the first one.
+            factor: what the learning rate is multiplied by, as `server_factor` gives it.
+        """
+        return step(self.build_server, weights, gradients, state, factor)
 
     def build_server(self, leaves: list[Tensor]) -> torch.optim.Optimizer:
         """The server's optimizer over its weights."""
@@ -176,4 +223,4 @@ class ServerOptimizer(Choosable):
             case "adam":
                 return torch.optim.Adam(leaves, lr=self.server_lr or 1e-3)
             case "yogi":
-                return Yogi(leaves, lr=self.server_lr or 1e-3)
+                return Moments(leaves, lr=self.server_lr or 1e-3)

@@ -7,6 +7,7 @@ from pydantic import ConfigDict, Field, model_validator
 
 from fedbayes.errors import ConfigError
 from fedbayes.fields import Choosable, Chosen, Only, Place
+from fedbayes.inference.schedules import SCHEDULES, Schedule, factor
 from fedbayes.lazy import called
 
 if TYPE_CHECKING:
@@ -66,8 +67,11 @@ class LocalTraining(Choosable):
         description="γ of the focal loss of classes, in which a sample counts by (1 − p)^γ, with p "
         "the probability of its class; 0: cross-entropy",
     )
-    schedule: Literal["constant", "exponential", "step", "cosine"] = Field(
-        "constant", description="learning rate over rounds"
+    schedule: Schedule = Field(
+        "constant",
+        description="what the learning rate is multiplied by over rounds: constant, exponential, "
+        "step, cosine, or package.module:function of a round and the number of rounds",
+        examples=list(SCHEDULES),
     )
     decay: Annotated[float, Only("schedule", "exponential", "step")] = Field(
         0.99, gt=0, le=1, description="factor per round (exponential) or per decay_every (step)"
@@ -92,17 +96,12 @@ class LocalTraining(Choosable):
         return self.class_weights != "none" or self.focal > 0
 
     def learning_rate(self, round: int, rounds: int) -> float:
-        """The learning rate of round `round` (from 1) of `rounds`."""
-        past = round - 1
-        match self.schedule:
-            case "constant":
-                return self.lr
-            case "exponential":
-                return self.lr * self.decay**past
-            case "step":
-                return self.lr * self.decay ** (past // self.decay_every)
-            case "cosine":
-                return self.lr * 0.5 * (1 + math.cos(math.pi * past / max(rounds, 1)))
+        """The learning rate of round `round` (from 1) of `rounds`.
+
+        Raises:
+            ConfigError: as for `factor`.
+        """
+        return self.lr * factor(self.schedule, self.decay, self.decay_every, round, rounds)
 
     def build_optimizer(self, parameters: "list[Tensor]", lr: float) -> "Stepper":
         """A fresh optimizer of these settings over leaf tensors.

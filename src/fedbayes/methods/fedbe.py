@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from typing import Annotated, Literal
+from typing import Annotated, Generic, Literal
 
 import torch
 from pydantic import Field
@@ -11,6 +11,7 @@ from torch import Tensor
 from fedbayes import seeds
 from fedbayes.contracts import (
     At,
+    Averaged,
     Gathered,
     Info,
     Method,
@@ -50,15 +51,12 @@ class Server:
     """Weights of these, float64 [clients]."""
 
 
-class _Ensemble(Method[Server, Nothing, Reduced]):
+class _Ensemble(Averaged, Method[Server, Nothing, Reduced], Generic[Reduced]):
     """What both ways to the distribution share: clients as of FedAvg, predictions, distillation."""
 
     paper = "Chen and Chao 2021"
     server_state = Server
 
-    weighting: Literal["samples", "uniform"] = Field(
-        "samples", description="weight of a client in the distribution: its samples, or 1"
-    )
     members: int = Field(10, ge=1, description="networks that are drawn for the ensemble")
     predicts: Literal["ensemble", "single"] = Field(
         "ensemble", description="what the global model is: the ensemble, or what goes out alone"
@@ -121,8 +119,7 @@ class _Ensemble(Method[Server, Nothing, Reduced]):
         self, solved: Solved, problem: Problem, client: Nothing, at: At
     ) -> tuple[Report, Nothing, Info]:
         """Report the weights where training ended."""
-        weight = float(solved.count) if self.weighted else 1.0
-        return Report({**solved.parameters}, weight), client, solved.info
+        return Report({**solved.parameters}, self.weight(solved)), client, solved.info
 
     def origin(self, server: Server, run: Run) -> Tensors:
         """The network that clients start from."""

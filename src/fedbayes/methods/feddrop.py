@@ -9,6 +9,7 @@ from torch import Tensor
 
 from fedbayes.contracts import (
     At,
+    Averaged,
     Info,
     Method,
     Nothing,
@@ -37,7 +38,7 @@ class Server:
     """State of the server's optimizer."""
 
 
-class FedDrop(ServerOptimizer, Method[Server, Nothing, Sum]):
+class FedDrop(Averaged, ServerOptimizer, Method[Server, Nothing, Sum]):
     """Federated dropout (Caldas et al. 2018).
 
     For every client of a round the server drops a fixed share of the units of each hidden layer
@@ -123,7 +124,7 @@ class FedDrop(ServerOptimizer, Method[Server, Nothing, Sum]):
             else weights[name]
             for name, item in problem.message.items()
         }
-        return Report(report), client, solved.info
+        return Report(report, self.weight(solved)), client, solved.info
 
     def resummed(self, total: Total, server: Server, run: Run) -> Sum:
         """Where nothing says who had an entry, as under noise, as many count as are expected to
@@ -151,7 +152,8 @@ class FedDrop(ServerOptimizer, Method[Server, Nothing, Sum]):
         for name, w in server.weights.items():
             share = reports.share(name).to(w.dtype)
             drift[name] = torch.where(share > 0, w - mean[name] / share.clamp_min(1e-12), 0.0)
-        weights, optimizer = self.server_step(server.weights, drift, server.optimizer)
+        factor = self.server_factor(at.round, at.run.rounds)
+        weights, optimizer = self.server_step(server.weights, drift, server.optimizer, factor)
         buffers = dict(server.buffers)
         for name, before in server.buffers.items():
             share = reports.share(name)

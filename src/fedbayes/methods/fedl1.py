@@ -10,6 +10,7 @@ from torch import Tensor
 
 from fedbayes.contracts import (
     At,
+    Averaged,
     Info,
     Known,
     Loss,
@@ -42,7 +43,7 @@ class Server:
     """State of the server's optimizer."""
 
 
-class FedL1(ServerOptimizer, Method[Server, Nothing, Sum]):
+class FedL1(Averaged, ServerOptimizer, Method[Server, Nothing, Sum]):
     """Group lasso with a hard threshold (EM paper, appendix A, Eq. 24 and 25).
 
     A client minimizes nll(φ) + λ Σ_g ‖φ_g‖₂ over the weights of units and filters. Client and
@@ -134,14 +135,16 @@ class FedL1(ServerOptimizer, Method[Server, Nothing, Sum]):
         self, solved: Solved, problem: Problem, client: Nothing, at: At
     ) -> tuple[Report, Nothing, Info]:
         """Report the groups above the threshold."""
-        return Report(self._sparse(solved.parameters, self._groups(at.run))), client, solved.info
+        sparse = self._sparse(solved.parameters, self._groups(at.run))
+        return Report(sparse, self.weight(solved)), client, solved.info
 
     def update(self, server: Server, reports: Sum, at: At) -> tuple[Server, Info]:
         """A step along w − mean ŵ_s, and the threshold."""
         groups = self._groups(at.run)
         mean = reports.mean()
         drift: Tensors = {name: w - mean[name] for name, w in server.weights.items()}
-        weights, optimizer = self.server_step(server.weights, drift, server.optimizer)
+        factor = self.server_factor(at.round, at.run.rounds)
+        weights, optimizer = self.server_step(server.weights, drift, server.optimizer, factor)
         weights = self._thresholded(weights, groups)
         info = {f"alive_{u.layer}": float((units.row_norms(weights, u) > 0).sum()) for u in groups}
         buffers = {name: mean[name] for name in server.buffers}

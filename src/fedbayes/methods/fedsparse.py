@@ -10,6 +10,7 @@ from torch import Tensor
 
 from fedbayes.contracts import (
     At,
+    Averaged,
     Changes,
     ClientState,
     Info,
@@ -30,7 +31,7 @@ from fedbayes.contracts import (
     sgd,
     units_remarks,
 )
-from fedbayes.contracts.variates import Control, Variates
+from fedbayes.contracts.variates import Control, Variates, nobody
 from fedbayes.devices import placed
 from fedbayes.errors import ConfigError
 from fedbayes.fields import Chosen, Only
@@ -40,13 +41,13 @@ from fedbayes.inference.controls import (
     along_path,
     bounded,
     corrected,
-    moved,
     no_norms,
     require_plain_sgd,
     zeros,
 )
 from fedbayes.inference.gate_scale import CLOSED, GateScale
 from fedbayes.inference.optimizers import ServerOptimizer
+from fedbayes.inference.schedules import SCHEDULES, Schedule
 from fedbayes.messages import Masked, Message, dense
 from fedbayes.models import units
 from fedbayes.models.units import Gateable
@@ -76,6 +77,7 @@ AnyServer = TypeVar("AnyServer", bound=Server)
 
 
 class Gated(
+    Averaged,
     ServerOptimizer,
     GateScale,
     Method[AnyServer, ClientState, Sum],
@@ -117,6 +119,12 @@ class Gated(
     )
     server_lr: Annotated[float | None, Only("update_rule", "gradient"), Chosen()] = Field(
         None, gt=0, description="learning rate of the server; none: 1 for sgd, or else 0.001"
+    )
+    server_schedule: Annotated[Schedule, Only("update_rule", "gradient")] = Field(
+        "constant",
+        description="what server_lr is multiplied by over rounds: constant, exponential, step, "
+        "cosine, or package.module:function of a round and the number of rounds",
+        examples=list(SCHEDULES),
     )
     server_gate_lr: Annotated[float | None, Only("update_rule", "gradient")] = Field(
         None,
@@ -367,13 +375,13 @@ class Gated(
         )
         return weights.whole(self.origin(server, run))
 
-    def _update(self, server: AnyServer, reports: Sum, run: Run) -> tuple[Server, Info]:
+    def _update(self, server: AnyServer, reports: Sum, at: At) -> tuple[Server, Info]:
         """Steps on w and v, then pruning (Algorithm 1; sums over clients are means here).
 
         With z̄ the share of clients whose gate was open, ∇w = z̄ w − mean(z_s ŵ_s) and
         ∇v = (z̄ − θ) sigmoid(v)/T; both go downhill.
         """
-        gated = self._gated(run)
+        gated = self._gated(at.run)
         before = units.masks(gated, _alive(server.weights, gated))
         mean = reports.mean()
         shares = {name: reports.share(name).to(w.dtype) for name, w in server.weights.items()}
@@ -387,7 +395,8 @@ class Gated(
             }
         else:
             drift = {n: shares[n] * w - mean[n] for n, w in server.weights.items()}
-            weights, optimizer = self.server_step(server.weights, drift, optimizer)
+            factor = self.server_factor(at.round, at.run.rounds)
+            weights, optimizer = self.server_step(server.weights, drift, optimizer, factor)
         weights = units.zero(weights, before)  # the optimizer's momentum revives nothing
         norms = {u.layer: units.row_norms(weights, u) for u in gated}
         if self.update_rule == "average":
@@ -455,11 +464,11 @@ class FedSparse(Gated[Server, Nothing]):
     ) -> tuple[Report, Nothing, Info]:
         """Report what a sample of the gates lets through."""
         tensors, info = self.sampled(solved, problem, at)
-        return Report(tensors), client, info
+        return Report(tensors, self.weight(solved)), client, info
 
     def update(self, server: Server, reports: Sum, at: At) -> tuple[Server, Info]:
         """Steps on w and v, then pruning (Algorithm 1)."""
-        return self._update(server, reports, at.run)
+        return self._update(server, reports, at)
 
 
 @dataclass(frozen=True)
@@ -470,6 +479,8 @@ class Controlled(Server):
     """c, like the weights."""
     norms: Tensor = field(default_factory=no_norms)
     """Distribution function of the norms of the last round's variates; zeros where unknown."""
+    heard: Tensor = field(default_factory=nobody)
+    """Of all reports so far, the sum of their weights and their number, float64 [2]."""
 
 
 class ScaffoldFedSparse(Variates[Controlled], Gated[Controlled, Control]):
@@ -541,15 +552,15 @@ class ScaffoldFedSparse(Variates[Controlled], Gated[Controlled, Control]):
             n: item.like(change[n]) if isinstance(item, Masked) else change[n]
             for n, item in asked.items()
         }
-        return Report({**tensors, **named("control", masked), **norms}), Control(own), info
+        report = Report({**tensors, **named("control", masked), **norms}, self.weight(solved))
+        return report, Control(own), info
 
     def update(self, server: Controlled, reports: Sum, at: At) -> tuple[Controlled, Info]:
-        """As FedSparse; c moves by the mean change times the share of clients heard."""
-        following, info = self._update(server, reports, at.run)
-        mean = reports.mean()
-        control = moved(server.control, part(mean, "control"), reports.clients / at.run.clients)
-        norms = mean.get(NORMS, server.norms)
-        return Controlled(**vars(following), control=control, norms=norms), info
+        """As FedSparse; c moves by the clients' changes of c_s."""
+        following, info = self._update(server, reports, at)
+        control, heard = self.control_after(server, reports, at.run)
+        norms = reports.mean().get(NORMS, server.norms)
+        return Controlled(**vars(following), control=control, norms=norms, heard=heard), info
 
 
 def _held(item: Masked | Tensor) -> Tensor:

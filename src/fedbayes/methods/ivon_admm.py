@@ -31,6 +31,7 @@ from fedbayes.contracts.natural import (
     sampler,
     shifted,
 )
+from fedbayes.errors import MessageError
 from fedbayes.fields import Only
 from fedbayes.inference.gaussian import Gaussian, differentiated, standard
 from fedbayes.inference.ivon import Ivon
@@ -72,7 +73,14 @@ class IvonAdmm(Natural[Server, Client]):
         λ ← a (λ_0 + Σ_K η_k) + (1 − a) mean_k λ_k,    a = 1/(1 + ρK).
 
     Where all agree, η_k is what the client's data add to the posterior: its factor in PVI, whose
-    E-step this is for ρ = 1. On quadratic losses with ρ = 1/K one round of all clients is enough.
+    E-step this is for ρ = 1. On quadratic losses with diagonal Hessians and ρ = 1/K one round of
+    all clients is enough.
+
+    A dual variable takes the precision off that a client's data have added. Where Hessians are not
+    diagonal, it takes more off in some directions than there is, and a client's objective has no
+    minimum unless ρ is large. So with `damping` a client's means are drawn to the server's by that
+    precision as well, ½ Σ η_k (m_k − m)², which is nothing where all agree. Then the objective is
+    convex if the loss is, for any ρ.
     With precisions that stay the prior's (`rate = 0`) it is federated ADMM with penalty
     ρ/prior_std², of weights that are drawn with deviation `prior_std`.
     """
@@ -90,8 +98,14 @@ class IvonAdmm(Natural[Server, Client]):
         None,
         gt=0,
         description="penalty ρ of the distance to the server's posterior; unset: 1/K, exact at "
-        "once where losses are quadratic; less than that is unstable, and where clients have few "
-        "classes each more is better, such as 1",
+        "once where losses are quadratic with diagonal Hessians; less than that is unstable, and "
+        "where clients have few classes each more is better, such as 1",
+    )
+    damping: bool = Field(
+        True,
+        description="whether clients' means are drawn to the server's by the precision of their "
+        "dual variables too: what keeps sites of other sizes and correlated columns from falling "
+        "apart; false: as published",
     )
     momentum: float = Field(0.9, ge=0, lt=1, description="of gradients of the means")
     rate: float = Field(
@@ -162,6 +176,7 @@ class IvonAdmm(Natural[Server, Client]):
             "posterior": vars(posterior),
             "reported": vars(reported),
             "pull": vars((posterior / reported).to(device, kind)),  # η_k/ρ is what was reported
+            "held": vars(self._held(posterior, reported).to(device, kind)),
             "constant": constant(posterior).to(device, kind),
             "count": torch.tensor(len(samples.y), device=device),
         }
@@ -169,6 +184,14 @@ class IvonAdmm(Natural[Server, Client]):
         groups = {f"{_TRAINED}/": partial(self._optimizer, lr=at.lr, scale=scale)}
         noise = weight_noise(run, self.samples)
         return Problem(start, given=given, noise=noise, param_groups=groups)
+
+    def _held(self, posterior: Gaussian, reported: Gaussian) -> Gaussian:
+        """What draws means to the server's beside the KL term: precisions over ρ, and these times
+        the server's means.
+        """
+        mean, own = posterior.mean, reported.precision
+        held = {n: p.clamp_min(0.0) if self.damping else 0.0 * p for n, p in own.items()}
+        return Gaussian(held, {n: p * mean[n] for n, p in held.items()})
 
     def _optimizer(self, leaves: list[Tensor], lr: float, scale: float) -> Ivon:
         """IVON over means and log-precisions, which take turns."""
@@ -193,7 +216,8 @@ class IvonAdmm(Natural[Server, Client]):
             nll = expected_loss(run.likelihood.nll, run, mean, std, batch, noise, training=training)
             if not training:
                 return nll
-            pull = away(mean, log_precision, Gaussian(**given["pull"])) + given["constant"]
+            other, held = Gaussian(**given["pull"]), Gaussian(**given["held"])
+            pull = away(mean, log_precision, other, held) + given["constant"]
             total: Tensor = nll + factor * pull / given["count"]
             return total
 
@@ -219,8 +243,25 @@ class IvonAdmm(Natural[Server, Client]):
         return Client(shifted(client.reported, part(missed, "shift"), -1.0))
 
     def ordinary(self, server: Server, run: Run) -> dict[str, float]:
-        """The posterior's own natural parameters; or those that a newcomer starts with."""
-        return norms(server.posterior, self.start_std, run)
+        """The posterior's own natural parameters, or those that a newcomer starts with. A report
+        is what is added to a dual variable over ρ.
+        """
+        found = norms(server.posterior, self.start_std, run)
+        return {part: length / min(self.penalty(run), 1.0) for part, length in found.items()}
+
+    def accept(self, server: Server, report: Report, run: Run) -> None:
+        """As for all that keep a posterior; and what a client's change depends on is named."""
+        try:
+            super().accept(server, report, run)
+        except MessageError as error:
+            raise MessageError(f"{error}; {self.remedy(run)}") from None
+
+    def remedy(self, run: Run) -> str:
+        """A larger penalty."""
+        damped = "" if self.damping else ", or method.damping = true"
+        return (
+            f"method.rho is {self.penalty(run):g}, and a larger one makes changes smaller{damped}"
+        )
 
     def update(self, server: Server, reports: Sum, at: At) -> tuple[Server, Info]:
         """Add to the dual variables; the posterior is between what they and the clients say."""
@@ -247,17 +288,21 @@ class IvonAdmm(Natural[Server, Client]):
         return sampler(model, run, self.predictions)
 
 
-def away(mean: Tensors, log_precision: Tensors, other: Gaussian) -> Tensor:
-    """E_q[log q(θ) − log r(θ)] up to a constant of r, which need not be normalizable; a scalar.
+def away(mean: Tensors, log_precision: Tensors, other: Gaussian, held: Gaussian) -> Tensor:
+    """E_q[log q(θ) − log r(θ)] − log s(m) up to constants of r and s, which need not be
+    normalizable; a scalar.
 
-    With Λ', h' of r it is ½ Σ [log Λ + Λ' (m² + 1/Λ)] − Σ h' m. Of KL(q ‖ p) + ⟨η, μ⟩/ρ that is
-    with r = p/η^(1/ρ). Gradients are those of means and log-precisions.
+    With Λ', h' of r it is ½ Σ [log Λ + Λ' (m² + 1/Λ)] − Σ h' m, and with Λ'', h'' of s it is
+    ½ Σ Λ'' m² − Σ h'' m more. Of KL(q ‖ p) + ⟨η, μ⟩/ρ that is with r = p/η^(1/ρ). Gradients are
+    those of means and log-precisions.
     """
     total = torch.zeros(())
     for name, m in mean.items():
         log, precision, shift = log_precision[name], other.precision[name], other.shift[name]
         with torch.no_grad():
-            pull, wide = precision * m, (-log).exp_().mul_(precision)
+            wide = (-log).exp_().mul_(precision)
+            pull = (precision + held.precision[name]) * m
+            shift = shift + held.shift[name]
             linear = (shift * m).sum()
             value = 0.5 * (log.sum() + (pull * m).add_(wide).sum()) - linear
             slope = pull.sub_(shift), torch.rsub(wide, 1).mul_(0.5)

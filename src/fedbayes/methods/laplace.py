@@ -11,6 +11,7 @@ from torch import Tensor
 
 from fedbayes.contracts import (
     At,
+    Averaged,
     Gathered,
     Info,
     Known,
@@ -27,6 +28,7 @@ from fedbayes.errors import ConfigError, MessageError, ModelError
 from fedbayes.fields import Chosen
 from fedbayes.inference.optimizers import ServerOptimizer
 from fedbayes.inference.problem import Projection
+from fedbayes.inference.schedules import ServerSchedule
 from fedbayes.messages import Masked, Message, dense
 from fedbayes.models.units import Axis
 from fedbayes.tensors import Samples, Tensors
@@ -40,7 +42,7 @@ class Server:
     optimizer: Tensors = field(default_factory=dict)
 
 
-class Laplace(Method[Server, Nothing, Gathered]):
+class Laplace(Averaged, ServerSchedule, Method[Server, Nothing, Gathered]):
     """Hard EM on p(φ_s | w) = Lap(w, 1/(λ N_s)) (EM paper, appendix J.1).
 
     A client minimizes its mean nll(φ) + λ ‖φ − w‖₁ by proximal steps (Eq. 43), which leave many
@@ -68,11 +70,6 @@ class Laplace(Method[Server, Nothing, Gathered]):
     )
     m_step: Literal["median", "sign"] = Field(
         "median", description="server update: the median (Eq. 46) or a sign gradient step (45)"
-    )
-    weighting: Literal["samples", "uniform"] = Field(
-        "uniform",
-        description="weight of a client in the median and in the mean sign: 1, as published, or "
-        "its number of samples, which the inverse scale λ N_s of its prior implies",
     )
     class_rows: Annotated[bool, Chosen()] = Field(
         False,
@@ -104,12 +101,14 @@ class Laplace(Method[Server, Nothing, Gathered]):
 
     def remarks(self, run: Run) -> list[str]:
         """A rate of steps that the server does not take."""
-        default = type(self).model_fields["server_lr"].default
-        if self.m_step == "sign" or self.server_optimizer != "none" or self.server_lr == default:
+        if self.m_step == "sign" or self.server_optimizer != "none":
             return []
+        fields = type(self).model_fields
         return [
-            "method.server_lr has no effect: with method.m_step = 'median' and "
+            f"method.{name} has no effect: with method.m_step = 'median' and "
             "method.server_optimizer = 'none' the server takes the median itself"
+            for name in ("server_lr", "server_schedule")
+            if getattr(self, name) != fields[name].default
         ]
 
     def check(self, run: Run) -> None:
@@ -178,8 +177,8 @@ class Laplace(Method[Server, Nothing, Gathered]):
             changed, total = changed + int(moved.sum()), total + moved.numel()
         if self.class_rows:
             report[_PRESENT] = problem.given[_PRESENT]
-        weight = float(solved.count) if self.weighting == "samples" else 1.0
-        return Report(report, weight), client, {**solved.info, "changed": changed / total}
+        info = {**solved.info, "changed": changed / total}
+        return Report(report, self.weight(solved)), client, info
 
     def update(self, server: Server, reports: Gathered, at: At) -> tuple[Server, Info]:
         """The median, or a step; of what no gradient trains the median.
@@ -190,6 +189,7 @@ class Laplace(Method[Server, Nothing, Gathered]):
         sizes = torch.tensor([report.weight for report in heard], dtype=torch.float64)
         rows = _rows(at.run) if self.class_rows else {}
         trained = at.run.network.split()[0]
+        factor = self.server_factor(at.round, at.run.rounds)
         following, slopes = dict[str, Tensor](), dict[str, Tensor]()
         for name, w in server.weights.items():
             found = torch.stack([_filled(report.tensors[name], w) for report in heard])
@@ -205,13 +205,13 @@ class Laplace(Method[Server, Nothing, Gathered]):
                 total = (votes + torch.zeros_like(found, dtype=torch.float64)).sum(dim=0)
                 signs = (torch.sign(found - w) * votes).sum(dim=0) / total.clamp_min(1e-300)
                 slopes[name] = -signs.to(w.dtype)
-                following[name] = w - self.server_lr * slopes[name]
+                following[name] = w - self.server_lr * factor * slopes[name]
         if self.server_optimizer == "none":
             return Server(following, server.optimizer), {}
         steps = ServerOptimizer(server_optimizer=self.server_optimizer, server_lr=self.server_lr)
         weights = {name: server.weights[name] for name in trained}
         slopes = {name: slopes[name] for name in trained}
-        stepped, optimizer = steps.server_step(weights, slopes, server.optimizer)
+        stepped, optimizer = steps.server_step(weights, slopes, server.optimizer, factor)
         return Server(following | stepped, optimizer), {}
 
     def model(self, server: Server, run: Run) -> Tensors:

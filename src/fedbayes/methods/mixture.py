@@ -10,6 +10,7 @@ from torch import Tensor
 from fedbayes import seeds
 from fedbayes.contracts import (
     At,
+    Averaged,
     Gathered,
     Info,
     Loss,
@@ -45,7 +46,7 @@ class Server:
     """Sum of the responsibilities that each had in all rounds, float64 [K]; empty before any."""
 
 
-class Mixture(ServerOptimizer, Method[Server, Nothing, Gathered]):
+class Mixture(Averaged, ServerOptimizer, Method[Server, Nothing, Gathered]):
     """Hard EM on p(φ_s | w_1..K) = (1/K) Σ_k N(w_k, 1/λ) (EM paper, appendix J.2).
 
     A client starts from one of the centres and minimizes
@@ -83,10 +84,6 @@ class Mixture(ServerOptimizer, Method[Server, Nothing, Gathered]):
         "turn",
         description="where a client starts: turn, client + a number drawn for the round, modulo K; "
         "or from the one that fits its data best",
-    )
-    weighting: Literal["samples", "uniform"] = Field(
-        "uniform",
-        description="weight of a client in the centres: 1, as in Eq. 52, or its number of samples",
     )
 
     def prior(self, samples: int) -> Prior | None:
@@ -161,8 +158,7 @@ class Mixture(ServerOptimizer, Method[Server, Nothing, Gathered]):
         self, solved: Solved, problem: Problem, client: Nothing, at: At
     ) -> tuple[Report, Nothing, Info]:
         """Report the weights where training ended."""
-        weight = float(solved.count) if self.weighting == "samples" else 1.0
-        return Report(dict(solved.parameters), weight), client, solved.info
+        return Report(dict(solved.parameters), self.weight(solved)), client, solved.info
 
     def ordinary(self, server: Server, run: Run) -> dict[str, float]:
         """The norm of a centre."""
@@ -183,6 +179,7 @@ class Mixture(ServerOptimizer, Method[Server, Nothing, Gathered]):
         trained = list(at.run.network.split()[0])
         shares = self.responsibilities(found, centres, trained)
         weights = shares * sizes[:, None]
+        factor = self.server_factor(at.round, at.run.rounds)
         components: Tensors = {}
         optimizer: Tensors = {}
         for k, centre in enumerate(centres):
@@ -194,7 +191,7 @@ class Mixture(ServerOptimizer, Method[Server, Nothing, Gathered]):
                     break
                 mean[name] = middle.to(w.dtype)
             else:
-                stepped, state = self._step(centre, mean, trained, state)
+                stepped, state = self._step(centre, mean, trained, state, factor)
                 mean |= stepped
             components |= named(str(k), mean)
             optimizer |= named(str(k), state)
@@ -204,14 +201,14 @@ class Mixture(ServerOptimizer, Method[Server, Nothing, Gathered]):
         return Server(components, optimizer, updates), info
 
     def _step(
-        self, centre: Tensors, mean: Tensors, trained: list[str], state: Tensors
+        self, centre: Tensors, mean: Tensors, trained: list[str], state: Tensors, factor: float
     ) -> tuple[Tensors, Tensors]:
         """A centre's trained weights after a step to the clients' mean, and its optimizer."""
-        if self.server_optimizer == "sgd" and self.server_lr in (None, 1.0):
+        if self.server_optimizer == "sgd" and (self.server_lr or 1.0) * factor == 1.0:
             return {name: mean[name] for name in trained}, state
         weights = {name: centre[name] for name in trained}
         drift = {name: w - mean[name] for name, w in weights.items()}
-        return self.server_step(weights, drift, state)
+        return self.server_step(weights, drift, state, factor)
 
     def responsibilities(
         self, found: list[Tensors], centres: list[Tensors], trained: list[str]

@@ -9,6 +9,7 @@ from torch import Tensor
 
 from fedbayes.contracts import (
     At,
+    Averaged,
     Info,
     Known,
     Loss,
@@ -52,7 +53,7 @@ class Client:
     log_std: Tensors
 
 
-class PFedBayes(Method[Server, Client, Sum]):
+class PFedBayes(Averaged, Method[Server, Client, Sum]):
     """Personal posteriors whose common prior is learnt (Zhang et al. 2022, Eqs. 4 and 5),
 
         min_w Σ_i F_i(w),   F_i(w) = min_{q_i} −E_{θ ~ q_i}[log p(D_i | θ)] + ζ KL(q_i ‖ w),
@@ -186,7 +187,8 @@ class PFedBayes(Method[Server, Client, Sum]):
         ended = solved.parameters
         copy = named("mean", part(ended, "global_mean"))
         tensors: Message = {**copy, **named("std", part(ended, "global_std"))}
-        return Report(tensors), Client(part(ended, "mean"), part(ended, "log_std")), solved.info
+        after = Client(part(ended, "mean"), part(ended, "log_std"))
+        return Report(tensors, self.weight(solved)), after, solved.info
 
     def accept(self, server: Server, report: Report, run: Run) -> None:
         """Standard deviations are positive."""

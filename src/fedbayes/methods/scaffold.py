@@ -19,14 +19,13 @@ from fedbayes.contracts import (
     Tree,
     nll,
 )
-from fedbayes.contracts.variates import Control, Variates
+from fedbayes.contracts.variates import Control, Variates, nobody
 from fedbayes.inference.controls import (
     NORMS,
     along_path,
     bounded,
     corrected,
     mean_gradient,
-    moved,
     no_norms,
     require_plain_sgd,
     zeros,
@@ -48,6 +47,8 @@ class Server:
     """State of the server's optimizer."""
     norms: Tensor = field(default_factory=no_norms)
     """Distribution function of the norms of the last round's variates; zeros where unknown."""
+    heard: Tensor = field(default_factory=nobody)
+    """Of all reports so far, the sum of their weights and their number, float64 [2]."""
 
 
 class Scaffold(ServerOptimizer, Variates[Server]):
@@ -56,8 +57,9 @@ class Scaffold(ServerOptimizer, Variates[Server]):
     A client adds c − c_s to every gradient, a linear term ⟨c − c_s, φ⟩ of its loss, and then
     renews c_s: by the mean of its gradients on the way (`path`, option II of the paper) or by
     its gradient at the server's weights (`gradient`, option I). The server moves w by the mean
-    of the clients' changes, and c by theirs over all clients, Σ Δc_s / S, so that c remains the
-    mean of the c_s. Twice the bytes of FedAvg.
+    of the clients' changes, and c by their share of all clients, Σ n_s Δc_s / Σ n_s, so that c
+    remains the mean of the c_s. Twice the bytes of FedAvg. In the papers all clients weigh alike
+    (`weighting = "uniform"`).
 
     On deep networks c_s is a whole gradient of long ago, and the correction can blow up, one client
     first: such clients are named. With `variate_bound` a client shortens its c_s to a multiple of
@@ -125,21 +127,23 @@ class Scaffold(ServerOptimizer, Variates[Server]):
             change = at.run.clips.shortened("control", change)
             own = {n: c + change[n] for n, c in client.control.items()}
         return (
-            Report({**solved.parameters, **named("control", change), **norms}),
+            Report({**solved.parameters, **named("control", change), **norms}, self.weight(solved)),
             Control(own),
             info,
         )
 
     def update(self, server: Server, reports: Sum, at: At) -> tuple[Server, Info]:
-        """A step of the server's optimizer on w; c ← c + (B/S) mean Δc_s."""
+        """A step of the server's optimizer on w; c moves by the clients' changes of c_s."""
         mean = reports.mean()
         drift = {name: w - mean[name] for name, w in server.weights.items()}
-        weights, optimizer = self.server_step(server.weights, drift, server.optimizer)
-        control = moved(server.control, part(mean, "control"), reports.clients / at.run.clients)
+        factor = self.server_factor(at.round, at.run.rounds)
+        weights, optimizer = self.server_step(server.weights, drift, server.optimizer, factor)
+        control, heard = self.control_after(server, reports, at.run)
         buffers = {name: mean[name] for name in server.buffers}
         length = torch.stack([c.norm() for c in control.values()]).norm()
         norms = mean.get(NORMS, server.norms)
-        return Server(weights, buffers, control, optimizer, norms), {"control_norm": float(length)}
+        after = Server(weights, buffers, control, optimizer, norms, heard)
+        return after, {"control_norm": float(length)}
 
     def model(self, server: Server, run: Run) -> Tensors:
         """Weights and buffers."""

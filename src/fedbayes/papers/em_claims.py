@@ -35,6 +35,41 @@ NEAR = 0.05
 """Of the paper's sparsity, or of none."""
 LEVEL = 0.03
 """Of FedAvg's accuracy."""
+LEARNT = 0.1
+"""How far behind FedAvg's accuracy a model may be for anything to be seen in it."""
+TIMES_CHANCE = 3.0
+"""How many times chance its accuracy must be."""
+CLASSES = {"cifar100": 100, "femnist": 62}
+"""Of data sets that have not ten."""
+
+
+def floor_of(dataset: str, average: float) -> float:
+    """The accuracy below which a model has not learnt enough for a claim about it to be seen: it
+    can be as sparse as you like, or better than another that predicts nothing either.
+
+    Args:
+        dataset: its name.
+        average: FedAvg's accuracy.
+    """
+    return max(average - LEARNT, TIMES_CHANCE / CLASSES.get(dataset, 10))
+
+
+def learnt(compared: Compared, claim: Claim, *methods: str) -> Claim:
+    """The claim, which is not seen where the global model of a method has not learnt.
+
+    Args:
+        compared: the runs.
+        claim: what was judged.
+        methods: whose models it is about.
+    """
+    floor = floor_of(compared.dataset, compared.level("FedAvg", "global"))
+    failed = {m: level for m in methods if (level := compared.level(m, "global")) < floor}
+    if not (claim.seen and failed):
+        return claim
+    levels = ", ".join(f"{method} {level:.3f}" for method, level in failed.items())
+    measured = f"{claim.measured}; but global accuracy is below {floor:.3f}: {levels}"
+    cause = "models that do not predict show nothing"
+    return claim.model_copy(update={"seen": False, "measured": measured, "cause": cause})
 
 
 def tables_claims(compared: Compared) -> list[Claim]:
@@ -83,7 +118,7 @@ def tables_claims(compared: Compared) -> list[Claim]:
                 cause=UNGOVERNED,
             )
         )
-    return claims
+    return [learnt(compared, claim, *SPARSE) for claim in claims]
 
 
 def budget_claims(compared: Compared) -> list[Claim]:
@@ -139,7 +174,7 @@ def rounds_claims(compared: Compared) -> list[Claim]:
     last = {method: compared.level(method, "global") for method in compared.found}
     rest = {method: value for method, value in last.items() if method != "FedL1"}
     worst = min(rest, key=lambda method: rest[method])
-    return [
+    claims = [
         Claim(
             text=f"until it prunes FedSparse learns like FedAvg, within {LEVEL}",
             seen=bool(behind) and max(behind) <= LEVEL,
@@ -154,6 +189,7 @@ def rounds_claims(compared: Compared) -> list[Claim]:
             cause=NOT_YET,
         ),
     ]
+    return [learnt(compared, claim, "FedAvg") for claim in claims]
 
 
 def settles_claims(compared: Compared) -> list[Claim]:
@@ -171,7 +207,7 @@ def settles_claims(compared: Compared) -> list[Claim]:
             measured=f"{late:.3f} after {compared.until} rounds",
         )
     )
-    return claims
+    return [learnt(compared, claim, "FedL1", *SPARSE) for claim in claims]
 
 
 def shift_claims(compared: Compared) -> list[Claim]:
@@ -188,7 +224,7 @@ def shift_claims(compared: Compared) -> list[Claim]:
                 measured=f"{late:.4f} in the last {SETTLED} rounds, the largest {largest:.3f}",
             )
         )
-    return claims
+    return [learnt(compared, c, method) for c, method in zip(claims, SPARSE, strict=True)]
 
 
 def pruning_claims(compared: Compared) -> list[Claim]:
@@ -204,7 +240,8 @@ def pruning_claims(compared: Compared) -> list[Claim]:
                 measured=f"{pruned:.3f} with, {whole:.3f} without",
             )
         )
-    return claims
+    pair = ("FedSparse, mid", "FedSparse, mid, unpruned")
+    return [learnt(compared, claim, *pair) for claim in claims]
 
 
 def scaffold_claims(compared: Compared) -> list[Claim]:
@@ -217,13 +254,14 @@ def scaffold_claims(compared: Compared) -> list[Claim]:
     ):
         high, low = compared.level(better, key), compared.level(worse, key)
         text = f"{better} has a better {key} accuracy than {worse}"
-        claims.append(Claim(text=text, seen=high > low, measured=f"{high:.3f} against {low:.3f}"))
+        claim = Claim(text=text, seen=high > low, measured=f"{high:.3f} against {low:.3f}")
+        claims.append(learnt(compared, claim, better))
     both = compared.level("SCAFFOLD, FedSparse", "sparsity")
     alone = compared.level("FedSparse, mid", "sparsity")
     text = "FedSparse prunes with SCAFFOLD too (the paper: 35 % with, 47 % without)"
     measured = f"{both:.0%} with, {alone:.0%} without"
-    claims.append(Claim(text=text, seen=both > 0.1, measured=measured, cause=NO_UNITS))
-    return claims
+    claim = Claim(text=text, seen=both > 0.1, measured=measured, cause=NO_UNITS)
+    return [*claims, learnt(compared, claim, "SCAFFOLD, FedSparse")]
 
 
 def priors_claims(compared: Compared) -> list[Claim]:
@@ -263,4 +301,5 @@ def priors_claims(compared: Compared) -> list[Claim]:
                 cause=cause,
             )
         )
-    return claims
+    about = ("SCAFFOLD, damped", "SCAFFOLD, bounded", "Laplace, cured", "mixture, cured")
+    return [learnt(compared, claim, method) for claim, method in zip(claims, about, strict=True)]

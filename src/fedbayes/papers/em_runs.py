@@ -17,10 +17,9 @@ from fedbayes.runs.standing import flat
 ALL_GATED: Row = {"output_gates": True}
 """The paper's groups are of all layers, the last one too; by default it has none."""
 
-METHODS: dict[str, Row] = {
+_METHODS: dict[str, Row] = {
     "FedAvg": {
         "name": "fedadam",
-        "weighting": "uniform",
         "server_lr": 1e-3,
         "beta2": 0.999,
         "eps": 1e-8,
@@ -46,10 +45,12 @@ METHODS: dict[str, Row] = {
     "mixture, K = 3": {"name": "mixture", "components": 3},
     "mixture, cured": {"name": "mixture", "components": 3, "server_optimizer": "adam"},
 }
-"""As the tables call them. `logits`: gates on one scale (`method.scale`), and no output is gated;
-its λ0 was chosen by the sparsity that it comes to, in one run. `bounded`: no variate is longer than
-the cohort's median. `cured`: the server takes Adam's steps too, and under the Laplace prior clients
-vote on the output rows of their own classes alone; clients here are of one size."""
+METHODS = {label: {"weighting": "uniform", **method} for label, method in _METHODS.items()}
+"""As the tables call them; the paper's clients weigh alike. `logits`: gates on one scale
+(`method.scale`), and no output is gated; its λ0 was chosen by the sparsity that it comes to, in one
+run. `bounded`: no variate is longer than the cohort's median. `cured`: the server takes Adam's
+steps too, and under the Laplace prior clients vote on the output rows of their own classes alone;
+clients here are of one size."""
 
 SPARSE = ("FedSparse, low", "FedSparse, mid", "FedSparse, high")
 

@@ -47,8 +47,9 @@ def begun(folder: Path, config: Config) -> bool:
     if not (folder / "config.toml").exists():
         return False
     engines = {"engine", "workers", "ray"}
-    stored = RunFolder(folder).config().reopened().model_dump(exclude=engines)
-    if stored != config.reopened().model_dump(exclude=engines):
+    stored = RunFolder(folder).config()
+    asked = config.as_found(stored).reopened()
+    if stored.reopened().model_dump(exclude=engines) != asked.model_dump(exclude=engines):
         raise RunError(f"{folder} holds a run with other settings; choose another folder")
     return True
 

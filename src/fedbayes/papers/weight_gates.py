@@ -100,6 +100,7 @@ def _config(key: Row, live: np.ndarray) -> Config:
         arguments = {"live": np.flatnonzero(live).tolist()}
         model = {"name": f"{__name__}:{live_regression.__name__}", "arguments": arguments}
     gates = {"gates": "weights", "output_gates": True, "l0": key["price"], "scale": key["scale"]}
+    gates |= {"weighting": "uniform"}
     return Config.published(
         cohort=10,
         rounds=rounds,

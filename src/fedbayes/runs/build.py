@@ -253,7 +253,7 @@ def build_network(
         seed=config.seed,
         client=client,
         device=choose_device(config.device),
-        precision=config.precision,
+        precision="float32" if config.precision == "auto" else config.precision,
     )
 
 

@@ -21,6 +21,7 @@ from fedbayes.federation.passage import Link
 from fedbayes.federation.privacy import accounting, mechanism
 from fedbayes.federation.timing import stale
 from fedbayes.fields import idle
+from fedbayes.inference.schedules import ServerSchedule
 from fedbayes.inference.settings import LocalTraining
 from fedbayes.lazy import own_function, raised
 from fedbayes.likelihoods.measures import AUTO, fitting
@@ -63,6 +64,7 @@ def check(
     find_devices(config.devices)
     _check_tokens(config, run, data)
     _check_generator(config, method, run)
+    _check_schedules(config, method)
     method.check(run)
     _check_sampling(config)
     _check_optimizer(run)
@@ -181,6 +183,20 @@ def _check_tokens(config: Config, run: Run, data: FederatedData) -> None:
         )
 
 
+def _check_schedules(config: Config, method: AnyMethod) -> None:
+    """See that a user's own schedules give a learning rate in every round.
+
+    Raises:
+        ConfigError: they do not, or are not to be found.
+    """
+    training = config.training
+    for number in range(1, config.rounds + 1):
+        if ":" in training.schedule:
+            training.learning_rate(number, config.rounds)
+        if isinstance(method, ServerSchedule) and ":" in method.server_schedule:
+            method.server_factor(number, config.rounds)
+
+
 def _check_reports(config: Config, method: AnyMethod, run: Run) -> None:
     """See that rounds can have as many reports as are asked for, and what is done with them.
 
@@ -198,6 +214,7 @@ def _check_reports(config: Config, method: AnyMethod, run: Run) -> None:
         config.aggregation,
         method,
         min_reports=needed,
+        noise=bool(config.privacy.noise),
     )
     secure.check(
         config.secure,
@@ -367,7 +384,7 @@ def remarks(
     notes += [*_of_limit_test(config.data, data), *_of_classes(config, data)]
     notes += [*_of_devices(config, run.network.device.type), *_without_effect(config, method)]
     notes += _of_patience(config.training)
-    notes += _of_steps(config.training, config.rounds)
+    notes += _of_steps(config.training, method, config.rounds)
     reports = config.asynchronous.buffer or run.cohort
     if config.aggregation.rule == "median" and reports < 3:
         notes.append(
@@ -516,14 +533,17 @@ def _of_patience(training: LocalTraining) -> list[str]:
     ]
 
 
-def _of_steps(training: LocalTraining, rounds: int) -> list[str]:
-    """That the learning rate never takes a step."""
-    every = training.decay_every
-    if training.schedule != "step" or rounds > every or training.decay == 1:
-        return []
+def _of_steps(training: LocalTraining, method: AnyMethod, rounds: int) -> list[str]:
+    """That a learning rate never takes a step."""
+    given = [("training.", training.schedule, training.decay, training.decay_every)]
+    if isinstance(method, ServerSchedule):
+        own = method.server_schedule, method.server_decay, method.server_decay_every
+        given.append(("method.server_", *own))
     return [
-        f"training.schedule = 'step' changes no learning rate: the first step is after round "
-        f"{every} (training.decay_every), and rounds is {rounds}"
+        f"{prefix}schedule = 'step' changes no learning rate: the first step is after round "
+        f"{every} ({prefix}decay_every), and rounds is {rounds}"
+        for prefix, schedule, decay, every in given
+        if schedule == "step" and rounds <= every and decay != 1
     ]
 
 
@@ -540,7 +560,7 @@ def _of_devices(config: Config, kind: str) -> list[str]:
             f"devices names {count}, and {config.workers} workers compute on the first "
             f"{config.workers} of them; set workers to {count} or more"
         )
-    if not config.deterministic:
+    if not config.deterministic and (kind == "cuda" or config.precision == "float32"):
         notes.append(
             "deterministic = false: numbers differ by rounding from one run to the next, and after "
             "a resume"

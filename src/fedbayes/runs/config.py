@@ -108,7 +108,11 @@ class Config(Settings):
         "the least recently used going first; unset: 1024 on a GPU, 0 on the CPU, where they are "
         "at hand",
     )
-    precision: Precision = Field("float32", description="float32, or bf16 by autocast")
+    precision: Precision | Literal["auto"] = Field(
+        "auto",
+        description="float32, or bf16 by autocast; auto: float32, but with deterministic = false "
+        "bf16 where a training step is clearly faster on this machine, which is measured once",
+    )
     evaluate_every: int = Field(
         1, ge=0, description="rounds between evaluations of the global model; 0: the last alone"
     )
@@ -432,6 +436,15 @@ class Config(Settings):
         """The same settings, of a process that computes on this device."""
         return self.model_copy(update={"devices": (device,)})
 
+    def as_found(self, before: "Config") -> Self:
+        """The same settings, with what is left to be found as a run found it.
+
+        Args:
+            before: the stored settings of the run.
+        """
+        found = {"precision": before.precision} if self.precision == "auto" else {}
+        return self.model_copy(update=found)
+
     def data_cache_bytes(self, kind: str) -> int:
         """Bytes of clients' samples that stay on a device of this kind between rounds."""
         usual = 0 if kind == "cpu" else DATA_CACHE
@@ -511,15 +524,22 @@ def renewed(settings: dict[str, Any]) -> dict[str, Any]:
 
     Versions that had no `[privacy]` wrote its noise and δ into `[aggregation]`, with the defaults
     that they have today; `cohort` was one setting. Those that had no `calibration` trained on all
-    samples.
+    samples. Under some methods all clients weighed alike, and there was no setting.
     """
     settings = _of_cohort({"calibration": "none", **settings}, quiet=True)
+    method = settings.get("method")
+    if isinstance(method, dict) and method.get("name") in _ALIKE:
+        settings = {**settings, "method": {"weighting": "uniform", **method}}
     before = settings.get("aggregation")
     if "privacy" in settings or not isinstance(before, dict):
         return settings
     moved = {key: before[key] for key in ("noise", "delta") if key in before}
     kept = {key: value for key, value in before.items() if key not in moved}
     return {**settings, "aggregation": kept, "privacy": moved}
+
+
+_ALIKE = ("scaffold", "scaffold-fedsparse", "fedsparse", "feddrop", "fedl1", "pfedbayes")
+"""Methods that got a setting `weighting` after runs with them had been stored."""
 
 
 def settings(method: str | None = "fedavg", likelihood: str = "auto") -> list[Row]:

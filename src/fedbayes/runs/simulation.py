@@ -62,6 +62,7 @@ from fedbayes.runs.lines import (
     round_line,
     troubles_of,
 )
+from fedbayes.runs.precision import choose
 from fedbayes.runs.privacy import identified, mechanism, round_summary, secret_of
 from fedbayes.runs.private_states import ClientStates
 from fedbayes.runs.progress import Progress, first_progress, with_keys
@@ -148,6 +149,8 @@ class Simulation(Brief):
         self.config, self.runtime = build_federation(
             self.config, self.data, choosing=config is not None
         )
+        if self.config.precision == "auto":
+            self._choose_precision()
         self.method: AnyMethod = self.runtime.method
         self.run: Run = self.runtime.run
         self.likelihood = self.run.likelihood
@@ -174,6 +177,7 @@ class Simulation(Brief):
         """Set it to end after the round under way."""
         self._engine: Engine | None = None
         self._client_keys: Callable[[], Mapping[int, bytes]] = dict
+        self._evaluating = 0.0  # seconds, of the global model
         self._flusher = Flusher()
         try:
             # Only now is the config known to be sound: a mistake leaves no folder behind.
@@ -199,6 +203,15 @@ class Simulation(Brief):
             "rounds": config.rounds,
             "folder": self.folder.path,
         }
+
+    def _choose_precision(self) -> None:
+        """Settle in what the run computes, for good: its stored config says it."""
+        method, run = self.runtime.method, self.runtime.run
+        precision, said = choose(self.config, method, run, self.data)
+        self.config = self.config.model_copy(update={"precision": precision})
+        if precision != "float32":
+            warnings.warn(said, FedbayesWarning, stacklevel=3)
+            _, self.runtime = build_federation(self.config, self.data, quiet=True)
 
     @property
     def scheme(self) -> str:
@@ -484,11 +497,16 @@ class Simulation(Brief):
         return done or bool(self.method.stopped(server))
 
     def _step(self, number: int) -> Step:
-        """Run a round, evaluate what came of it, and put it on record."""
-        began = time.perf_counter()
+        """Run a round, evaluate what came of it, and put it on record.
+
+        Its seconds are without evaluations, as far as these are in this process, and without the
+        start of the engine.
+        """
+        engine = self.engine  # which starts now, if it has not yet
+        began, evaluating = time.perf_counter(), self._seconds_evaluating
         before = self.server
         planned = self._turns.plan(
-            number, self.progress.timing, before, self.cohort_of, lambda: self.engine
+            number, self.progress.timing, before, self.cohort_of, lambda: engine
         )
         result = self._run_round(number, planned)
         planned = self._turns.ended(planned, before, result)
@@ -532,7 +550,8 @@ class Simulation(Brief):
             missed = self._delivered(copy, number)
             sent = (self.clients - len(missed)) * len(copy)
             result = replace(result, bytes_down=result.bytes_down + sent)
-        seconds = time.perf_counter() - began
+        evaluating = self._seconds_evaluating - evaluating
+        seconds = max(0.0, time.perf_counter() - began - evaluating)
         past = self.progress
         first = self._weights.first
         self.progress = replace(
@@ -692,7 +711,16 @@ class Simulation(Brief):
         if not self._evaluator.possible(self.engine):
             return None
         self._notify(Activity(EVALUATING, number, self.cohort, self.cohort))
-        return self._evaluator.after_round(self.engine, model, number, measures or ())
+        began = time.perf_counter()
+        try:
+            return self._evaluator.after_round(self.engine, model, number, measures or ())
+        finally:
+            self._evaluating += time.perf_counter() - began
+
+    @property
+    def _seconds_evaluating(self) -> float:
+        """Seconds that went into evaluations in this process so far."""
+        return self._evaluating + self.runtime.evaluating["seconds"]
 
     def evaluate(self, model: Tensors, measures: tuple[str, ...] = ()) -> GlobalEvaluation:
         """The global model on the union of the clients' test sets, which must not be empty.

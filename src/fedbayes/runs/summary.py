@@ -54,6 +54,7 @@ def summarize(simulation: "Simulation") -> Metrics:
         "rounds": progress.round,
         **({"model_round": simulation.kept.round} if method.has_global_model else {}),
         "seed": config.seed,
+        "precision": config.precision,
         "settings_chosen": config.settings_chosen,
         "global_accuracy": last.get("global_accuracy"),
         "global_nll": last.get("global_nll"),

@@ -179,8 +179,9 @@ class AttackGrid(Brief):
         run = RunFolder(cell.place(self.folder))
         if not run.config_file.exists():
             return False
-        before = Inventory(Config.stored(run.config_file).reopened().dump())
-        if changed := before.changes(self._configs[cell].reopened().dump()):
+        stored = Config.stored(run.config_file)
+        asked = self._configs[cell].as_found(stored).reopened()
+        if changed := Inventory(stored.reopened().dump()).changes(asked.dump()):
             raise RunError(
                 f"{run.path} holds a run with other settings; choose another folder "
                 f"({'; '.join(changed.values())})"

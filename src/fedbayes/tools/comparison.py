@@ -7,11 +7,13 @@ from dataclasses import asdict, dataclass, field
 from typing import Any, TypeGuard
 
 import numpy as np
+from rich.filesize import decimal
 
 from fedbayes.brief import Brief
 from fedbayes.data.wording import listed
 from fedbayes.likelihoods.measures import better
-from fedbayes.runs.readable import words
+from fedbayes.runs.config import Config
+from fedbayes.runs.readable import number, words
 from fedbayes.tools.method_grid import MethodGrid, Outcome
 from fedbayes.tools.variants import Variant
 
@@ -38,7 +40,7 @@ class Figure(Brief):
     """Of a paired t-test against the best method; None of that, and where there are not two seeds
     of both."""
     best: bool = False
-    """Whether its mean is the best of the methods."""
+    """Whether its mean is the best of the methods, and is printed otherwise than theirs."""
     near: bool = False
     """Whether it is not told apart from the best, at `LEVEL`."""
 
@@ -179,16 +181,26 @@ def _figures(own: Sequence[Outcome], names: Sequence[str]) -> dict[str, Figure]:
 
 
 def _judge(figures: Mapping[str, dict[str, Figure]], name: str, higher: bool | None) -> None:
-    """Mark the best mean of a metric, and what is not told apart from it."""
+    """Mark the best mean of a metric, and what is not told apart from it; of those that are printed
+    alike none is the best.
+    """
     having = {label: found[name] for label, found in figures.items() if name in found}
     if higher is None or len(having) < 2:
         return
     best = (max if higher else min)(having, key=lambda label: having[label].mean)
+    shown = {label: printed(name, one.mean) for label, one in having.items()}
+    won = list(shown.values()).count(shown[best]) == 1
     for label, one in having.items():
         p = None if label == best else paired(one.values, having[best].values)
-        tie = one.mean == having[best].mean
-        near = label != best and not tie and p is not None and p >= LEVEL
-        figures[label][name] = Figure(one.mean, one.std, one.values, p, tie, near)
+        near = won and label != best and p is not None and p >= LEVEL
+        figures[label][name] = Figure(one.mean, one.std, one.values, p, won and label == best, near)
+
+
+def printed(name: str, value: float) -> str:
+    """A figure as tables have it."""
+    if name == "bytes":
+        return decimal(round(value))
+    return f"{value:.1f}" if name == "seconds" else number(value)
 
 
 def paired(one: Sequence[float | None], other: Sequence[float | None]) -> float | None:
@@ -246,6 +258,7 @@ def notes(grid: MethodGrid, tables: Sequence[Compared]) -> list[str]:
             if any(config.keep_checkpoints == "best" for config in grid.settings.values())
             else []
         ),
+        *_weighted_apart(grid),
         *([f"{best}."] if any(f.best for _, row in rows for f in row.figures.values()) else []),
         *(f"Out of distribution: {what}." for what in foreign),
         *(
@@ -296,6 +309,30 @@ _KEPT_BEST = (
     "keep_checkpoints = 'best': figures of a global model are of the best round of each run, which "
     "was chosen by the test samples' headline metric and is flattered by it."
 )
+
+
+def _weighted_apart(grid: MethodGrid) -> list[str]:
+    """Which methods of a config weigh clients otherwise than others do."""
+    found = []
+    for task in grid.tasks:
+        weighed: dict[str, list[str]] = {}
+        for (own, label), config in grid.settings.items():
+            if own == task and (way := _weighting(config)):
+                weighed.setdefault(way, []).append(label)
+        if len(weighed) > 1:
+            alike, by_size = (listed(weighed[way]) for way in ("uniform", "samples"))
+            found.append(
+                f"{task}: clients weigh alike under {alike}, and by their samples under {by_size}. "
+                "These are different objectives: set method.weighting for all of them."
+            )
+    return found
+
+
+def _weighting(config: Config) -> str:
+    """How a method that averages weighs clients; empty where it does not average."""
+    way = str(config.method.get("weighting", ""))
+    alike = config.privacy.noise or config.aggregation.rule != "mean"
+    return "uniform" if way and alike else way
 
 
 def _left_out(grid: MethodGrid) -> list[str]:

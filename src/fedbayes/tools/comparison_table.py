@@ -6,12 +6,10 @@ import re
 from collections.abc import Sequence
 
 from rich.console import Console
-from rich.filesize import decimal
 from rich.markup import escape
 from rich.table import Table
 
-from fedbayes.runs.readable import number
-from fedbayes.tools.comparison import MORE, Compared, Figure, heading
+from fedbayes.tools.comparison import MORE, Compared, Figure, heading, printed
 from fedbayes.tools.method_grid import Outcome
 
 EMPTY = "–"
@@ -22,12 +20,12 @@ def cell(name: str, figure: Figure | None) -> str:
     """Mean and standard deviation for people, without marks."""
     if figure is None:
         return EMPTY
-    mean, std = _written(name, figure.mean), figure.std
+    mean, std = printed(name, figure.mean), figure.std
     if std is None or (name == "bytes" and not std):
         return mean
     rest = mean.partition(".")[2]
     same = rest.isdigit() and abs(figure.mean) >= 1e-3  # as many digits behind the point
-    return f"{mean} ± {f'{std:.{len(rest)}f}' if same else _written(name, std)}"
+    return f"{mean} ± {f'{std:.{len(rest)}f}' if same else printed(name, std)}"
 
 
 def marked(name: str, figure: Figure | None) -> str:
@@ -36,12 +34,6 @@ def marked(name: str, figure: Figure | None) -> str:
     if figure is not None and (figure.best or figure.near):
         text += "*" if figure.best else "≈"
     return text
-
-
-def _written(name: str, value: float) -> str:
-    if name == "bytes":
-        return decimal(round(value))
-    return f"{value:.1f}" if name == "seconds" else number(value)
 
 
 def rich_tables(table: Compared, width: int) -> list[Table]:

@@ -8,6 +8,7 @@ have ended are not run again, so the same call goes on where it was broken off, 
 methods, seeds, configs or rounds adds to what is there.
 """
 
+import statistics
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -211,6 +212,7 @@ class MethodGrid(Brief):
             of_models = [name for name in values if name.startswith(("global_", "local_"))]
             values |= {name: line.get(name) for name in of_models}
             values |= flat({"metrics": summary.get("best_metrics", {})})
+        values["seconds"] = seconds_of(lines)
         values["bytes"] = summary["bytes_down"] + summary["bytes_up"]
         values["parameters"] = summary["model_parameters"]
         trial = self._trial(cell)
@@ -307,6 +309,17 @@ def conclude(grid: MethodGrid, troubles: Mapping[Cell, str]) -> list[Outcome]:
         if all(o.summary for o in found if (o.cell.task, o.cell.label) == key):
             member.conclude()
     return found
+
+
+def seconds_of(lines: Sequence[Metrics]) -> float:
+    """Seconds of all rounds. The first one, in which code is imported, counts as the median of the
+    others where it took longer.
+
+    Args:
+        lines: of the rounds.
+    """
+    first, *others = (float(line["seconds"]) for line in lines)
+    return (min(first, statistics.median(others)) if others else first) + sum(others)
 
 
 def _of_method(override: str) -> bool:

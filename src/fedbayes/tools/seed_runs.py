@@ -139,8 +139,9 @@ class SeedRuns(Brief):
         run = RunFolder(self.place(seed))
         if not run.config_file.exists():
             return False
-        config = self._configs[seed]
-        _refuse_others(run.path, "a run", Config.stored(run.config_file), config)
+        stored = Config.stored(run.config_file)
+        config = self._configs[seed].as_found(stored)
+        _refuse_others(run.path, "a run", stored, config)
         if in_memory(config.model.name):
             self._same_start(config.model.weights)
         run.know_objects(config)
@@ -183,7 +184,9 @@ class SeedRuns(Brief):
         rounds = None
         if not there:
             self._same_start(config.model.weights)
-        elif (before := Config.stored(run.config_file)).reopened() != config.reopened():
+        elif (before := Config.stored(run.config_file)).reopened() != (
+            config := config.as_found(before)
+        ).reopened():
             run.refuse_while_locked()
             longer = before.reopened().model_copy(update={"rounds": config.rounds})
             if longer == config.reopened():
