@@ -36,6 +36,7 @@ PARAMETERS = {
     "fedsparse": {"output_gates": True},
     "scaffold-fedsparse": {"output_gates": True},
     "fedl1": {"output_groups": True},
+    "ivon-admm": {"damping": False},
     "fedfuse": {"steps": 8, "drawn": 128},
     "fedpa": {"burn_in_rounds": 1, "shrinkage": 0.1},
     "gpi-fnm": {"form": "wide"},
