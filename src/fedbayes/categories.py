@@ -1,6 +1,7 @@
 """Categories of a table's column: what they are called, and in which order they come."""
 
 import re
+import unicodedata
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
@@ -14,13 +15,32 @@ _NUMBER = re.compile(r"[+-]?(?!0[0-9])([0-9]+\.?[0-9]*|\.[0-9]+)")
 """A number as tables have it: neither a code with leading zeros nor one such as 1E5."""
 
 
+def normal(text: object) -> str:
+    """A name as text in Unicode's form NFC, in which `ü` is always one character."""
+    return unicodedata.normalize("NFC", str(text))
+
+
 def name_of(value: object) -> str:
     """A cell as the name of a category: whole numbers without a point, so that 1, 1.0 and `"1"` are
-    one, and text without the blanks around it.
+    one, and text in Unicode's form NFC without the blanks around it.
     """
     if isinstance(value, float | np.floating) and float(value).is_integer():
         return str(int(value))
-    return str(value).strip()
+    return normal(value).strip()
+
+
+def truth_as_number(name: str) -> str:
+    """The name of a truth value as 1 or 0; others as they are."""
+    truth = TRUTHS.get(name.lower())
+    return name if truth is None else str(int(truth))
+
+
+def alike(names: Iterable[str]) -> list[tuple[str, ...]]:
+    """Names that differ in upper and lower case alone, each group in rising order."""
+    found = defaultdict(set)
+    for name in names:
+        found[name.casefold()].add(name)
+    return [tuple(sorted(group)) for group in found.values() if len(group) > 1]
 
 
 def as_if_read(text: str) -> str:
@@ -74,14 +94,14 @@ def places(names: Sequence[str], categories: Sequence[str]) -> list[int]:
     One file may hold as text what another has as numbers or truth values: `01` and 1, or `true` and
     True. Such are one, unless the categories tell them apart.
     """
-    exact = {category: place for place, category in enumerate(categories)}
+    exact = {normal(category): place for place, category in enumerate(categories)}
     read: dict[str, int] = {}
     for place, category in enumerate(categories):
         name = as_if_read(category)
         read[name] = -1 if name in read else place
     return [
         exact[name] if name in exact else exact.get(as_if_read(name), read.get(name, -1))
-        for name in names
+        for name in map(normal, names)
     ]
 
 

@@ -15,6 +15,7 @@ from fedbayes.biostatistics.generalized import fit_glm
 from fedbayes.biostatistics.hazards import Ties, fit_cox
 from fedbayes.biostatistics.meta import MetaAnalysis, Pooled, pool
 from fedbayes.biostatistics.results import Regression
+from fedbayes.categories import normal
 from fedbayes.errors import ConfigError, DataError, MessageError
 
 Clients = Mapping[str, Any] | Carrier
@@ -78,7 +79,7 @@ def glm(
         drop_missing=drop_missing,
         least=min_count,
     )
-    return fit_glm(Exchange(carrier(clients, min_count)), wanted, family, tuple(drop))
+    return fit_glm(Exchange(carrier(clients, min_count)), wanted, family, tuple(map(normal, drop)))
 
 
 def cox(
@@ -129,7 +130,7 @@ def cox(
             "references": tuple((references or {}).items()),
         }
     )
-    return fit_cox(Exchange(way), wanted, ties, tuple(drop), strata_by_client=strata == CLIENT)
+    return fit_cox(Exchange(way), wanted, ties, tuple(map(normal, drop)), strata_by_client=strata == CLIENT)
 
 
 def kaplan_meier(
@@ -228,7 +229,7 @@ def meta_analysis(
         least=min_count,
     )
     exchange = Exchange(carrier(clients, min_count))
-    coding = agree(exchange, wanted, tuple(drop)).coding
+    coding = agree(exchange, wanted, tuple(map(normal, drop))).coding
     grouped = [term for term in coding.terms if term.levels]
     same = coding.wanted.model_copy(
         update={
@@ -259,8 +260,9 @@ def meta_analysis(
             coefficients[term] = pool(list(having), estimates, errors)
     ratio = "hazard_ratio" if family == "cox" else FAMILIES[family].ratio
     rows = {name: fit.rows for name, fit in fits.items()}
+    explained = wanted.outcome or wanted.event
     return MetaAnalysis(
-        family, ratio, coefficients, left_out, rows, outcome or event, coding.happened
+        family, ratio, coefficients, left_out, rows, explained, coding.happened
     )
 
 
@@ -295,7 +297,11 @@ def carrier(clients: Clients, least: int = 0) -> Carrier:
         DataError: it is neither.
     """
     if isinstance(clients, Mapping):
-        return LocalClients({str(name): Client(table, least) for name, table in clients.items()})
+        names = [normal(name) for name in clients]
+        if twice := next((name for name in names if names.count(name) > 1), None):
+            raise DataError(f"two clients are called '{twice}'; give each a name of its own")
+        tables = zip(names, clients.values(), strict=True)
+        return LocalClients({name: Client(table, least) for name, table in tables})
     if not hasattr(clients, "ask"):
         raise DataError(
             f"clients is of type {type(clients).__name__}; give a DataFrame for each client by its "

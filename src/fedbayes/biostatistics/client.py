@@ -16,7 +16,7 @@ from fedbayes.biostatistics.risk_sets import (
     tell_own_likelihood,
     tell_risk_sets,
 )
-from fedbayes.categories import without_blanks
+from fedbayes.categories import normal, without_blanks
 from fedbayes.errors import ColumnError, DataError, EngineError, FedbayesError, MessageError
 
 if TYPE_CHECKING:
@@ -32,7 +32,7 @@ class Client:
     """
 
     def __init__(self, frame: "pd.DataFrame", least: int = 0) -> None:
-        frame = frame.rename(columns=str)
+        frame = frame.rename(columns=normal)
         if len(twice := frame.columns[frame.columns.duplicated()]):
             raise DataError(f"a client's table has two columns '{twice[0]}'; rename one of them")
         # As in tables for networks, a blank cell is an empty one, and no category.

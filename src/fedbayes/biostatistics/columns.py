@@ -5,13 +5,14 @@ are missing, and the categories of text. The server puts these together: one `Co
 """
 
 from collections.abc import Mapping
+from numbers import Real
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import numpy as np
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, model_validator
 
 from fedbayes.biostatistics.exchange import Exchange, Packet
-from fedbayes.categories import name_of, ordered, spelled_apart
+from fedbayes.categories import alike, name_of, normal, ordered, spelled_apart, truth_as_number
 from fedbayes.errors import ColumnError, DataError, EngineError, MessageError, did_you_mean
 from fedbayes.plausible import LONGEST_CATEGORY, MOST_ROWS
 
@@ -26,35 +27,44 @@ ROLES = ("outcome", "time", "event", "weights", "offset", "exposure", "strata", 
 """Settings of `Wanted` that name one column."""
 
 
+def _as_name(value: object) -> object:
+    """A column's name, which pandas has as a number where a file names no columns."""
+    return normal(value) if isinstance(value, str | Real) else value
+
+
+Name = Annotated[str, BeforeValidator(_as_name)]
+"""The name of a column or category: text in Unicode's form NFC, or a number."""
+
+
 class Wanted(BaseModel):
     """Which columns an analysis uses, and as what."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
-    outcome: str = ""
+    outcome: Name = ""
     """What is explained."""
     two_valued: bool = False
     """Whether the outcome is an event that happens or does not."""
     counts: bool = False
     """Whether the outcome is a number of events, 0 or more."""
-    time: str = ""
-    event: str = ""
+    time: Name = ""
+    event: Name = ""
     """Survival: the column that says whether the event happened at `time`, or observation ended."""
-    happened: str = ""
+    happened: Name = ""
     """Which of two values of the outcome or event means that it happened; empty: 1 or true."""
-    features: tuple[str, ...] = ()
-    categories: tuple[str, ...] = ()
+    features: tuple[Name, ...] = ()
+    categories: tuple[Name, ...] = ()
     """Features of numbers that are categories; or of text with many categories."""
-    references: tuple[tuple[str, str], ...] = ()
+    references: tuple[tuple[Name, Name], ...] = ()
     """Reference categories other than the first, by column."""
-    weights: str = ""
+    weights: Name = ""
     """How many rows each row stands for."""
-    offset: str = ""
+    offset: Name = ""
     """What is added to the linear predictor."""
-    exposure: str = ""
+    exposure: Name = ""
     """Whose logarithm is added to the linear predictor."""
-    strata: str = ""
-    by: str = ""
+    strata: Name = ""
+    by: Name = ""
     coarsen: float = 0.0
     """Times are rounded up to multiples of this; 0 leaves them as they are."""
     drop_missing: bool = False
@@ -170,6 +180,13 @@ def texts(column: "pd.Series[Any]") -> "pd.Series[Any]":
     return pd.Series(names[index], index=column.index, dtype=object)
 
 
+def outcomes(column: "pd.Series[Any]") -> "pd.Series[Any]":
+    """Values of a column of events as names: true and false are 1 and 0, as other tables have
+    them.
+    """
+    return texts(column).map(truth_as_number, na_action="ignore")
+
+
 def kind_of(column: "pd.Series[Any]") -> str:
     """number, flag, text, date, or empty if no row has a value."""
     import pandas as pd
@@ -224,7 +241,8 @@ def describe(frame: "pd.DataFrame", wanted: Wanted) -> Packet:
 
 def _levels(column: "pd.Series[Any]", name: str, wanted: Wanted, grouping: bool) -> list[str] | int:
     """The categories in a column; of too many their number alone."""
-    counts = texts(column).value_counts()
+    names = outcomes(column) if name == wanted.binary else texts(column)
+    counts = names.value_counts()
     most = 2 if name == wanted.binary else MOST_LEVELS
     if len(counts) > most and not grouping:
         return len(counts)
@@ -430,6 +448,13 @@ def _union(column: str, told: Told) -> tuple[str, ...]:
             f"{other} is {there!r}; write it alike for all, with a letter where programs take "
             "codes for numbers, as in c01"
         )
+    truths = next((c for c, own in levels.items() if set(own) & {"True", "False"}), None)
+    numbers = next((c for c, own in levels.items() if own and set(own) <= {"0", "1"}), None)
+    if truths is not None and numbers is not None:
+        raise DataError(
+            f"column '{column}' holds true and false at client {truths}, and 0 and 1 at client "
+            f"{numbers}; write it alike for all"
+        )
     return ordered({level for own in levels.values() for level in own})
 
 
@@ -448,20 +473,24 @@ def _happened(wanted: Wanted, told: Told) -> str:
             "and an event happens or does not: two values"
         )
     levels = _union(column, told)
-    if len(levels) == 1 and not (wanted.event and levels[0] in ("1", "True")):
+    if len(levels) == 1 and not (wanted.event and levels[0] == "1"):
         raise DataError(
             f"'{column}' is {levels[0]!r} in all {sum(t.whole for t in told.values()):,} rows, "
             "so there is nothing to explain; take another column"
         )
     if len(levels) > 2:
-        raise DataError(f"'{column}' has the values {', '.join(levels)}; an event has two")
+        same = alike(levels)
+        cases = f": {' and '.join(same[0])} differ in case alone; write them alike" if same else ""
+        raise DataError(f"'{column}' has the values {', '.join(levels)}; an event has two{cases}")
     if wanted.happened:
-        if wanted.happened not in levels:
+        asked = wanted.happened
+        asked = asked if asked in levels else truth_as_number(asked)
+        if asked not in levels:
             raise DataError(
                 f"'{column}' is never {wanted.happened!r}; its values are {', '.join(levels)}"
             )
-        return wanted.happened
-    if set(levels) <= {"0", "1"} or set(levels) <= {"False", "True"}:
+        return asked
+    if set(levels) <= {"0", "1"}:
         return levels[-1]
     if any(kind in ("number", "flag") for kind in _kinds(column, told).values()):
         raise DataError(

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 import numpy.typing as npt
 
-from fedbayes.biostatistics.columns import Coding, Term, texts
+from fedbayes.biostatistics.columns import Coding, Term, outcomes, texts
 from fedbayes.biostatistics.exchange import Array, Exchange, Packet
 from fedbayes.errors import DataError, EngineError
 
@@ -62,7 +62,7 @@ def design(frame: "pd.DataFrame", coding: Coding) -> Design:
     blocks = [_block(rows, term) for term in coding.terms]
     y = np.zeros(count)
     if wanted.binary:
-        y = np.asarray(texts(rows[wanted.binary]) == coding.happened, np.float64)
+        y = np.asarray(outcomes(rows[wanted.binary]) == coding.happened, np.float64)
     elif wanted.outcome:
         y = _numbers(rows, wanted.outcome)
         if wanted.counts and (y < 0).any():

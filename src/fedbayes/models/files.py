@@ -40,6 +40,8 @@ _FLOATING = (torch.float64, torch.float32, torch.float16, torch.bfloat16)
 _ARCHIVE = b"PK\x03\x04"
 _PICKLE = b"\x80"
 """How files of PyTorch begin: archives, and those of before version 1.6."""
+_INDEX = ".index.json"
+"""How the name of an index ends that says which part of a model has which tensor."""
 _STATE_DICTS = ("state_dict", "model_state_dict", "model_state", "model")
 """Where checkpoints have the weights."""
 _PREFIXES = ("weights/", "module.", "_orig_mod.")
@@ -81,6 +83,8 @@ def read_model(path: Path) -> tuple[Tensors, str]:
     Raises:
         ModelError: the file is absent, damaged, or no dict of tensors.
     """
+    if (index := _index_of(path)) is not None:
+        return _joined(index), ""
     if path.suffix.lower() in PROGRAMS:
         raise ModelError(
             f"{path} is a program, whose weights are not read; take a file of weights, "
@@ -166,6 +170,38 @@ def single(weights: Tensors) -> Tensors:
     """Weights as float32, whatever their precision; an `OrderedDict` stays one."""
     kind = OrderedDict if _ordered(weights) else dict
     return kind((n, t.float() if t.is_floating_point() else t) for n, t in weights.items())
+
+
+def _index_of(path: Path) -> Path | None:
+    """The index of a model that is stored in parts (shards), as `transformers` writes it: the path
+    itself, or the only one in a folder.
+    """
+    if path.name.endswith(_INDEX):
+        return path
+    found = sorted(path.glob(f"*{_INDEX}")) if path.is_dir() else []
+    return found[0] if len(found) == 1 else None
+
+
+def _joined(index: Path) -> Tensors:
+    """The tensors of all parts of a model, in natural order of their names.
+
+    Raises:
+        ModelError: the index or a part is absent or damaged, or a part lacks a tensor.
+    """
+    try:
+        places = json.loads(read_bytes(index))["weight_map"]
+        files = {str(name): str(file) for name, file in places.items()}
+    except OSError as error:
+        raise ModelError(_unread(index, error)) from None
+    except (ValueError, KeyError, TypeError, AttributeError):
+        raise ModelError(f"{index} is no index of a model's parts: it has no weight_map") from None
+    if odd := next((file for file in files.values() if Path(file).name != file), None):
+        raise ModelError(f"{index} names the part {odd!r}, which is no file beside it")
+    parts = {file: read_weights(index.parent / file) for file in dict.fromkeys(files.values())}
+    for name, file in files.items():
+        if name not in parts[file]:
+            raise ModelError(f"{index.parent / file} has no tensor '{name}', which {index} names")
+    return {name: parts[files[name]][name] for name in sorted(files, key=_natural)}
 
 
 def frozen_digest(card: str) -> str:
