@@ -57,6 +57,10 @@ class CellError(DataError):
         self.column, self.row = column, row
 
 
+class UnclearError(DataError):
+    """A file can be read in two ways; the message names the setting that chooses one."""
+
+
 class ModelError(FedbayesError):
     """A network cannot be built, or does not fit the data or the weights."""
 

@@ -130,7 +130,9 @@ def cox(
             "references": tuple((references or {}).items()),
         }
     )
-    return fit_cox(Exchange(way), wanted, ties, tuple(map(normal, drop)), strata_by_client=strata == CLIENT)
+    return fit_cox(
+        Exchange(way), wanted, ties, tuple(map(normal, drop)), strata_by_client=strata == CLIENT
+    )
 
 
 def kaplan_meier(
@@ -261,9 +263,7 @@ def meta_analysis(
     ratio = "hazard_ratio" if family == "cox" else FAMILIES[family].ratio
     rows = {name: fit.rows for name, fit in fits.items()}
     explained = wanted.outcome or wanted.event
-    return MetaAnalysis(
-        family, ratio, coefficients, left_out, rows, explained, coding.happened
-    )
+    return MetaAnalysis(family, ratio, coefficients, left_out, rows, explained, coding.happened)
 
 
 class _OwnFit(BaseModel):

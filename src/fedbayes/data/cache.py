@@ -26,7 +26,7 @@ from fedbayes.errors import DataError
 from fedbayes.targets import Target
 
 ENVIRONMENT = "FEDBAYES_CACHE"
-_FORMAT = 8
+_FORMAT = 9
 _ARRAYS = ("x", "y", "groups", "mean", "std")
 _LISTS = ("names", "center", "scale")
 _ABANDONED = 24 * 3600

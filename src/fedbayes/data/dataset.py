@@ -69,6 +69,9 @@ class Dataset(Brief):
     """Whether mean and std are given, by a pretrained network for one, and not of the data."""
     tokens: Tokens | None = None
     """How texts became x, if they did."""
+    decimal: str = ""
+    """What separates decimals in the CSV files of a table: a point or comma; empty where no cell
+    says so, or files differ."""
 
     @property
     def classes(self) -> tuple[str, ...]:
@@ -106,6 +109,7 @@ def build_dataset(
     notes: tuple[str, ...] = (),
     statistics: tuple[Array, Array] | None = None,
     tokens: Tokens | None = None,
+    decimal: str = "",
 ) -> Dataset:
     """A data set of these arrays, checked, with the statistics that standardize it.
 
@@ -123,6 +127,7 @@ def build_dataset(
         notes: What a user should know of how the data were read.
         statistics: Mean and std of each channel or feature, where they are not the data's own.
         tokens: How texts became x, if they did.
+        decimal: What separates decimals in its CSV files, if that is known.
 
     Raises:
         DataError: There are no samples, too few classes, or infinite values.
@@ -186,6 +191,7 @@ def build_dataset(
         notes=notes,
         fixed=statistics is not None,
         tokens=tokens,
+        decimal=decimal,
     )
 
 

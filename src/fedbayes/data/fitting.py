@@ -53,6 +53,7 @@ def fitted(
         digest=dataset.digest,
         samples=dataset.samples,
         tokens=dataset.tokens,
+        decimal=dataset.decimal,
     )
 
 

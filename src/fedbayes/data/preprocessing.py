@@ -61,6 +61,9 @@ class Preprocessing(Brief):
     """How texts become samples, if they do."""
     bounds: tuple[float, float] | None = None
     """Smallest and largest value of a raw image, where it is known; see `raw_range`."""
+    decimal: str = ""
+    """What separated decimals in the CSV files of a table: a point or comma; empty where nothing
+    said so."""
 
     def __post_init__(self) -> None:
         """See that the parts fit together."""

@@ -6,7 +6,14 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field, field_validator, model_validator
 
-from fedbayes.data.source_settings import ANY_SET, BUILT_IN, KINDS, SourceSettings, holds_password
+from fedbayes.data.source_settings import (
+    ANY_SET,
+    BUILT_IN,
+    KINDS,
+    WRITTEN,
+    SourceSettings,
+    holds_password,
+)
 from fedbayes.errors import did_you_mean
 from fedbayes.fields import Only, Place, Several
 from fedbayes.pretrained import absolute
@@ -17,7 +24,7 @@ Scheme = Literal["iid", "dirichlet", "dirichlet-equal", "shards", "counts", "nat
 PARTITION = "function(y, clients, rng)"
 """How a user's own partition is called."""
 
-_OF_TABLES = ("group", "split", "drop", "features")
+_OF_TABLES = ("group", "split", "drop", "features", *WRITTEN)
 """Settings that a factory does without."""
 
 GENERATOR = "generator"
@@ -226,6 +233,10 @@ class DataSettings(SourceSettings):
             raise ValueError(f"arguments are for your own factory; {self.name} takes none")
         if self.keep and (self.path is None or not self.suffix or self.path.is_dir()):
             raise ValueError(f"keep copies a single file, and path is {self.path}; leave keep out")
+        if self.query is not None:
+            for setting in WRITTEN:
+                if setting != "na_values" and getattr(self, setting) != _default(setting):
+                    raise ValueError(f"{setting} is for files, and has no effect on a query")
         if self.crop and not self.size:
             raise ValueError("crop has no effect without size; give both, or neither")
         if self.tokens is not None and self.processor is None:
@@ -290,7 +301,7 @@ class DataSettings(SourceSettings):
             raise ValueError("tokens says what x is; leave out features and drop")
         if self.of_factory:
             for setting in _OF_TABLES:
-                if getattr(self, setting) != SourceSettings.model_fields[setting].default:
+                if getattr(self, setting) != _default(setting):
                     raise ValueError(
                         f"{setting} is for tables, and has no effect on what {self.name} gives; "
                         "leave it out"
@@ -346,3 +357,8 @@ class DataSettings(SourceSettings):
             raise ValueError(f"clients is {self.clients}, class_counts has {len(counts)} rows")
         if self.test_counts is not None and self.test != "default":
             raise ValueError("test_counts and test exclude one another; leave test out")
+
+
+def _default(setting: str) -> object:
+    """What a setting of how data are read is, unless it is given."""
+    return SourceSettings.model_fields[setting].default

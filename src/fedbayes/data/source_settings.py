@@ -1,12 +1,14 @@
 """Which data, and how they are read: the settings of `[data]` that readers get."""
 
+import codecs
 import re
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal, Self
 
-from pydantic import ConfigDict, Field
+from pydantic import ConfigDict, Field, field_validator, model_validator
 
 from fedbayes.brief import Settings
+from fedbayes.categories import normal
 from fedbayes.fields import Arguments, Only, Several
 
 BUILT_IN = (
@@ -31,6 +33,8 @@ _SECRETS = re.compile(
     r"://[^/@]*:[^/@]+@|[?&;][^=&;]*(pass|pwd|secret|token|key)[^=&;]*=", re.IGNORECASE
 )
 
+WRITTEN = ("decimal", "thousands", "encoding", "header_rows", "na_values")
+"""Settings that say how tables are written."""
 KINDS = ("numeric", "categorical", "dates", "text")
 """Settings that name columns of a kind."""
 
@@ -65,7 +69,8 @@ class SourceSettings(Settings):
     )
     path: Path | None = Field(
         None,
-        description="Your own data: a .parquet, .csv, .csv.gz, .xlsx or .npz file, or a folder "
+        description="Your own data: a .parquet, .csv, .tsv, .xlsx or .npz file (.csv and .tsv also "
+        "as .gz), or a folder "
         "with train and test files of one of these kinds, with LEAF JSON files, or with pictures "
         "in a folder for each class (and folders train and test, or of clients, above these).",
     )
@@ -137,6 +142,33 @@ class SourceSettings(Settings):
         description="Own tables: different values up to which a column of text is taken for "
         "categories. Columns that categorical names may have 1,000.",
     )
+    decimal: Literal["auto", ".", ","] = Field(
+        "auto",
+        description="Own CSV files: what separates the decimals of numbers. auto: each file's "
+        "cells decide, and a column that can be read in two ways is an error.",
+    )
+    thousands: Literal["auto", "none", ".", ",", " ", "'"] = Field(
+        "auto",
+        description="Own CSV files: what separates groups of three digits, as in 1.234,56. auto: "
+        "a comma, point, blank or apostrophe where all cells of a column allow it. none: nothing.",
+    )
+    encoding: str | None = Field(
+        None,
+        description="Own CSV files: the encoding of files that are not UTF-8, such as cp1252 or "
+        "utf-16-le. Default: cp1252, with a note.",
+    )
+    header_rows: int = Field(
+        1,
+        ge=1,
+        le=100,
+        description="Own CSV and Excel files: rows above the data. Columns are named by the "
+        "first of them; under merged cells by all of them.",
+    )
+    na_values: Several[str] = Field(
+        (),
+        description="Own tables: what stands for a missing value, next to an empty cell, as in "
+        "-999, unknown and ?.",
+    )
     sheet: str | None = Field(
         None, description="Own tables: the sheet of an Excel file. Default: its only one."
     )
@@ -178,6 +210,33 @@ class SourceSettings(Settings):
         description="Own data: what raw values are divided by before all else, their largest as a "
         "rule. Default: 255 for pictures and integers of 8 bits, 1 for others.",
     )
+
+    @field_validator("encoding")
+    @classmethod
+    def _known_encoding(cls, name: str | None) -> str | None:
+        try:
+            codecs.lookup(name or "utf-8")
+        except LookupError:
+            raise ValueError(
+                f"there is no encoding {name!r}; choose one such as cp1252, latin-1 or utf-16"
+            ) from None
+        return name
+
+    @field_validator("label", "group", "split", "classes", "drop", "features", *KINDS, "tokens")
+    @classmethod
+    def _normal(cls, given: Any) -> Any:
+        """Names in Unicode's form NFC, as those of tables."""
+        if isinstance(given, tuple):
+            return tuple(normal(name) for name in given)
+        return None if given is None else normal(given)
+
+    @model_validator(mode="after")
+    def _separate(self) -> Self:
+        if self.decimal == self.thousands != "auto":
+            raise ValueError(
+                f"decimal and thousands are both {self.decimal!r}; leave one of them out"
+            )
+        return self
 
     @property
     def of_factory(self) -> bool:

@@ -8,7 +8,7 @@ from pydantic import Field, TypeAdapter, ValidationError
 
 from fedbayes.brief import Brief
 from fedbayes.data import Preprocessing
-from fedbayes.data.source_settings import SourceSettings
+from fedbayes.data.source_settings import WRITTEN, SourceSettings
 from fedbayes.data.wording import listed
 from fedbayes.errors import ModelError
 from fedbayes.likelihoods import Classes, Likelihood, build_likelihood, default_likelihood
@@ -145,12 +145,12 @@ class Card(Brief):
 
     @property
     def reading(self) -> SourceSettings:
-        """How pictures became samples.
+        """How pictures and cells of tables became samples.
 
         Raises:
             ModelError: the card does not say it in proper settings.
         """
-        given = {name: self.data[name] for name in _FRAMING if name in self.data}
+        given = {name: self.data[name] for name in (*_FRAMING, *WRITTEN) if name in self.data}
         try:
             return SourceSettings(**given)
         except ValidationError as error:

@@ -17,6 +17,7 @@ from fedbayes.data.columns import Column
 from fedbayes.data.encoding import Unknown
 from fedbayes.data.source_settings import SourceSettings
 from fedbayes.data.sources.pictures import Framing, framing
+from fedbayes.data.sources.tables import without
 from fedbayes.data.wording import describe
 from fedbayes.errors import ConfigError, DataError, FedbayesWarning, ModelError
 from fedbayes.likelihoods import Classes, Likelihood, Numeric
@@ -90,6 +91,14 @@ class TrainedModel(Brief):
         }
         first = [column.name for column in self.preprocessing.table]
         return tuple(found[name] for name in [*first, *(n for n in found if n not in first)])
+
+    @property
+    def reading(self) -> SourceSettings:
+        """How files of the training were read. What separates decimals is decided for each file
+        anew (see `Preprocessing.decimal`).
+        """
+        reading = self.members[0].reading or SourceSettings()
+        return reading.model_copy(update={"decimal": "auto"})
 
     def framing(self) -> Framing:
         """How pictures of any size become raw samples.
@@ -204,7 +213,8 @@ class TrainedModel(Brief):
         raw: list[Tensor] = []
         odd: dict[tuple[str, bool], Unknown] = {}
         for member in self.members:
-            rows, unknown = member.preprocessing.encode(x, where)
+            known = without(x, member.reading.na_values if member.reading else ())
+            rows, unknown = member.preprocessing.encode(known, where)
             raw.append(member.preprocessing.raw(rows))
             odd |= {(one.column.name, one.empty): one for one in unknown}
         return raw, list(odd.values())

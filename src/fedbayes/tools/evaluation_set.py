@@ -17,10 +17,19 @@ from fedbayes.data import Dataset, DataSettings, Preprocessing, differences, loa
 from fedbayes.data.columns import reading
 from fedbayes.data.differences import SCALE
 from fedbayes.data.fitting import fitted, raw, unlike_training
-from fedbayes.data.source_settings import SourceSettings
-from fedbayes.data.sources.own import has_columns
+from fedbayes.data.source_settings import WRITTEN, SourceSettings
+from fedbayes.data.sources.conventions import WORDS
+from fedbayes.data.sources.own import has_columns, own_files
+from fedbayes.data.sources.tables import TEXTS
 from fedbayes.data.wording import describe, listed, size
-from fedbayes.errors import ColumnError, ConfigError, DataError, FedbayesWarning, ModelError
+from fedbayes.errors import (
+    ColumnError,
+    ConfigError,
+    DataError,
+    FedbayesWarning,
+    ModelError,
+    UnclearError,
+)
 from fedbayes.likelihoods import Likelihood, Predictor
 from fedbayes.models import ModelSettings, read_program
 from fedbayes.runs.build import build_data, build_likelihood, stored_data
@@ -471,7 +480,7 @@ def _new_rows(
     settings = config.data
     asked = settings.model_fields_set - {"name"}
     used = {"path", "dir", "label", "group", "split", "missing", "scale", "sheet"}
-    used |= {"processor", "size", "crop"}
+    used |= {"processor", "size", "crop", *WRITTEN}
     if card is None:
         used = set(SourceSettings.model_fields)
     idle = sorted(asked - used)
@@ -486,9 +495,10 @@ def _new_rows(
         read["classes"] = before.classes
         if has_columns(path):
             label = [before.label or "label"] if before.classes else before.target.names
-            read = {"label": label, **read, **_columns_of(before)}
+            written = {n: card.data[n] for n in WRITTEN if n in card.data and n != "decimal"}
+            read = {"label": label, **_of_kind(path, written), **read, **_columns_of(before)}
     try:
-        dataset = load_dataset(DataSettings(**read), kinds)
+        dataset = _loaded(read, kinds, card)
     except ValidationError as error:
         raise ConfigError(f"data: {error.errors()[0]['msg']}") from None
     except ColumnError as error:
@@ -532,6 +542,32 @@ def _new_rows(
     silent = _beside_card(card, preprocessing, scaling)
     what = f"{kind} of {path}"
     return EvaluationSet(samples, what, preprocessing, whose, likelihood, silent=silent)
+
+
+def _of_kind(path: Path, written: dict[str, Any]) -> dict[str, Any]:
+    """Settings of how tables are written, as far as they have an effect on files of this kind."""
+    name = own_files(path)["train"][0].name.lower()
+    if name.endswith(TEXTS):
+        return written
+    files = {"na_values"} if name.endswith(".parquet") else {"na_values", "header_rows"}
+    return {key: value for key, value in written.items() if key in files}
+
+
+def _loaded(read: dict[str, Any], kinds: Sequence[str], card: Card | None) -> Dataset:
+    """Data by settings; where a file can be read in two ways, as those of the training were."""
+    try:
+        return load_dataset(DataSettings(**read), kinds)
+    except UnclearError:
+        decimal = card.preprocessing.decimal if card is not None else ""
+        if not decimal:
+            raise
+    warnings.warn(
+        f"{read['path']} can be read in two ways; its decimals are {WORDS[decimal]}, as in "
+        "training (data.decimal)",
+        FedbayesWarning,
+        stacklevel=4,
+    )
+    return load_dataset(DataSettings(**{**read, "decimal": decimal}), kinds)
 
 
 def absent_feature(path: Path | str, source: str, error: ColumnError) -> DataError:

@@ -11,6 +11,7 @@ from fedbayes import seeds
 from fedbayes.data import DataSettings, FederatedData, Preprocessing, load_dataset
 from fedbayes.data.known import KNOWN
 from fedbayes.data.sources.streams import FORMATS, Rows
+from fedbayes.data.sources.tables import without
 from fedbayes.errors import ConfigError, DataError, did_you_mean
 from fedbayes.files import digest, read_bytes
 
@@ -136,8 +137,10 @@ def _of_others(seen: Preprocessing, settings: DataSettings, asked: str, most: in
     if asked not in KNOWN:
         parts = []
         path, sheet = _file_and_sheet(asked)
-        for piece in Rows(path, seen.table, most, sheet):
-            parts.append(seen.apply(piece.x))
+        read = settings.model_copy(update={"decimal": "auto"})
+        for piece in Rows(path, seen.table, most, sheet, settings=read, decimal=seen.decimal):
+            known = without(piece.x, read.na_values) if seen.table else piece.x
+            parts.append(seen.apply(known))
             if sum(map(len, parts)) >= most:
                 break
         return torch.cat(parts)[:most]

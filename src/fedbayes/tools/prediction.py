@@ -170,7 +170,7 @@ def _read(
     if are_pictures(path):
         shape, scale = known.shape, known.scale
         return PictureRows(path, model.framing, shape, scale, known.classes, size)
-    return Rows(path, model.table, size, sheet)
+    return Rows(path, model.table, size, sheet, settings=model.reading, decimal=known.decimal)
 
 
 def _encode(model: TrainedModel, piece: Piece, where: str) -> tuple[list[Tensor], list[Unknown]]:

@@ -8,7 +8,7 @@ import numpy as np
 
 from fedbayes.data.columns import Column
 from fedbayes.data.dataset import Array, Dataset, build_dataset
-from fedbayes.data.source_settings import SourceSettings
+from fedbayes.data.source_settings import WRITTEN, SourceSettings
 from fedbayes.data.sources import folders
 from fedbayes.data.sources.files import PARTS, incomplete, parts_by_name, reading
 from fedbayes.data.sources.labels import group_indices, read_target
@@ -27,6 +27,7 @@ _OF_COLUMNS = (
     *("label", "group", "split", "tokens"),
     *SEVERAL,
     *("date_format", "sheet", "max_categories"),
+    *WRITTEN,
 )
 """Settings that are for tables alone."""
 ARRAYS = tuple(f"{name}{part}" for part in ("", "_test") for name in ("x", "y", "groups"))
@@ -192,6 +193,7 @@ def _of_frame(
         rows.columns,
         rows.tokens,
         rows.framed,
+        frame.attrs.get("decimal", ""),
     )
 
 
@@ -312,6 +314,7 @@ def _assemble(
     columns: tuple[Column, ...],
     tokens: Tokens | None = None,
     framed: Framing | None = None,
+    decimal: str = "",
 ) -> Dataset:
     """The data set of these samples, those to train on first; `testing` is None without a test
     part.
@@ -355,6 +358,7 @@ def _assemble(
         notes=tuple(notes),
         statistics=statistics,
         tokens=tokens,
+        decimal=decimal,
     )
 
 

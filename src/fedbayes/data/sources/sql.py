@@ -5,8 +5,10 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
+from fedbayes.categories import normal
 from fedbayes.data.source_settings import SourceSettings
 from fedbayes.data.sources.files import reading
+from fedbayes.data.sources.tables import without
 from fedbayes.errors import DataError
 
 DATABASE = "FEDBAYES_DATABASE"
@@ -34,6 +36,7 @@ def read_query(settings: SourceSettings) -> Any:
     frame.columns = pd.Index(column_names(frame.columns))
     if frame.empty:
         raise DataError(f"{WHERE} to {shown} gives no rows")
+    frame = without(frame, settings.na_values)
     with reading(WHERE):
         order = frame.astype(str).sort_values(list(frame.columns), kind="stable").index
         return frame.loc[order].reset_index(drop=True)
@@ -84,7 +87,7 @@ def column_names(columns: Any) -> list[str]:
     Raises:
         DataError: two are the same.
     """
-    names = [str(column).strip() for column in columns]
+    names = [normal(column).strip() for column in columns]
     twice = next((name for k, name in enumerate(names) if name in names[:k]), None)
     if twice is not None:
         raise DataError(f"{WHERE} gives two columns '{twice}'; name one of them with AS")

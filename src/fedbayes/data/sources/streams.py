@@ -4,24 +4,26 @@ import warnings
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from itertools import islice
 from pathlib import Path
 from typing import IO, Any, Protocol
 
 from fedbayes.data.columns import Column
 from fedbayes.data.columns import reading as reading_as
 from fedbayes.data.source_settings import SourceSettings
+from fedbayes.data.sources.conventions import (
+    WORDS,
+    Decision,
+    Evidence,
+    Layout,
+    Numbers,
+    decide,
+    layout,
+)
 from fedbayes.data.sources.files import reading
 from fedbayes.data.sources.own import as_pictures, plain_array
 from fedbayes.data.sources.rows import decoded, holds_pictures
-from fedbayes.data.sources.tables import (
-    DECIMAL_COMMA,
-    DELIMITERS,
-    TABLES,
-    layout,
-    mend_decimal_commas,
-    read_table,
-    refuse_twice,
-)
+from fedbayes.data.sources.tables import TABLES, read_table, refuse_twice
 from fedbayes.data.sources.unpacking import as_text, check_texts
 from fedbayes.data.wording import listed
 from fedbayes.errors import ColumnError, DataError, did_you_mean
@@ -81,6 +83,10 @@ class Rows:
     """How much has been read, of 1."""
     notes: list[str] = field(default_factory=list)
     """What a user should know."""
+    settings: SourceSettings = field(default_factory=SourceSettings)
+    """How the training's files were read: their encoding and header."""
+    decimal: str = ""
+    """What separated decimals there, for files that can be read in two ways."""
 
     @property
     def where(self) -> str:
@@ -122,65 +128,132 @@ _Parts = Iterator[tuple[Any, Any]]
 
 
 def _csv(rows: Rows) -> _Parts:
-    import pandas as pd
 
     path = rows.path
-    delimiter, names = layout(path)
-    if not any(names):
+    found = layout(path, rows.settings)
+    if not any(found.names):
         raise DataError(f"{path} is empty: its first line must name the columns")
-    refuse_twice(names, path)
-    if delimiter != ",":
-        rows.notes.append(f"{path} is read with {DELIMITERS[delimiter]} between columns")
-    columns = [name or f"Unnamed: {place}" for place, name in enumerate(names)]
+    refuse_twice(list(found.names), path)
+    rows.notes += found.notes
+    columns = found.columns
     wanted = wanted_columns(rows.table, columns, rows.where)
     kept = [name for name in columns if name not in wanted]
     # What is no quantity is text, whatever it looks like: in another piece it may not.
-    texts = [column.name for column in rows.table if column.kind not in ("number", "boolean")]
+    quantities = [c.name for c in rows.table if c.kind in ("number", "boolean")]
+    texts = [name for name in wanted if name not in quantities]
+    numbers = Numbers.of(rows.settings)
+    decision, evidence = _decided(rows, found, numbers, columns)
+    commas = [name for name in quantities if decision.of(name) == ","]
     total = path.stat().st_size
-    # Of one column, a blank line is a row with an empty cell, but for those above the names.
-    header = 0
-    if single := len(columns) == 1:
-        with _opened(path) as (_, text):
-            header = next(k for k, line in enumerate(text) if line.strip("\r\n"))
-    with _opened(path) as (file, text):
-        pieces = pd.read_csv(
-            text,
-            sep=delimiter,
-            header=header,
-            skip_blank_lines=not single,
-            names=columns,
-            index_col=False,
-            dtype=dict.fromkeys([*kept, *texts], str),
-            keep_default_na=False,
-            na_values={name: list(_MISSING) for name in wanted},
-            low_memory=False,
-            chunksize=rows.size,
-        )
+    told: dict[str, str] = {}
+    with _opened(path, found.encoding) as (file, text):
+        pieces = _pieces(rows, found, text, dict.fromkeys([*kept, *texts, *commas], str), wanted)
         while (frame := _next(pieces, path)) is not None:
-            chosen = frame[wanted]
-            if delimiter != ",":
-                numbers = chosen[[name for name in wanted if name not in texts]].copy()
-                mend_decimal_commas(numbers, numbers.columns)
-                chosen = chosen.assign(**{name: numbers[name] for name in numbers.columns})
-                chosen = chosen.assign(**_with_points(chosen, rows.table))
+            chosen = frame[wanted].copy()
+            for name in quantities:
+                if chosen[name].dtype.kind not in "iufb":
+                    read, example = numbers.read(_as_texts(chosen[name]), decision.of(name))
+                    chosen[name] = _as_numbers(read)
+                    if example:
+                        told.setdefault(name, example)
+            for column in rows.table:
+                if column.kind == "category" and decision.file == ",":
+                    chosen[column.name] = _with_points(chosen[column.name], column, numbers)
             rows.share = file.tell() / max(total, 1)
             yield chosen, frame[kept].reset_index(drop=True)
+    if shown := [name for name in commas if name in evidence and evidence[name].example]:
+        rows.notes.append(f"{path} is read with decimal commas in {listed(shown)}")
+    if told:
+        name, cell = next(iter(told.items()))
+        rows.notes.append(
+            f"{path} is read with thousands in groups in {listed(told)} ({cell!r} in '{name}')"
+        )
 
 
-def _with_points(frame: Any, table: Sequence[Column]) -> dict[str, Any]:
-    """Columns of categories in which numbers with decimal commas, as in 0,5, have a point.
+def _pieces(
+    rows: Rows, found: Layout, text: IO[str], types: dict[str, Any], wanted: Sequence[str]
+) -> Any:
+    """A CSV file in DataFrames of so many rows."""
+    import pandas as pd
+
+    # Of one column, a blank line is a row with an empty cell, but for those above the names.
+    header, single = found.header - 1, len(found.columns) == 1
+    if single:
+        with _opened(rows.path, found.encoding) as (_, lines):
+            there = (k for k, line in enumerate(lines) if line.strip("\r\n"))
+            header = next(islice(there, header, None))
+    return pd.read_csv(
+        text,
+        sep=found.delimiter,
+        header=header,
+        skip_blank_lines=not single,
+        names=found.columns,
+        index_col=False,
+        dtype=types,
+        keep_default_na=False,
+        na_values={name: list(_MISSING) for name in wanted},
+        low_memory=False,
+        chunksize=rows.size,
+    )
+
+
+def _decided(
+    rows: Rows, found: Layout, numbers: Numbers, columns: list[str]
+) -> tuple[Decision, dict[str, Evidence]]:
+    """How the numbers of a CSV file are read: by its first rows if they say so, else by all.
+
+    Raises:
+        UnclearError: a column can be read in two ways.
+    """
+    free = {name for name in columns if name not in {c.name for c in rows.table}}
+    free |= {column.name for column in rows.table if column.kind not in ("number", "boolean")}
+    empty = {*_MISSING, *rows.settings.na_values}
+    evidence: dict[str, Evidence] = {}
+    with _opened(rows.path, found.encoding) as (_, text):
+        pieces = _pieces(rows, found, text, dict.fromkeys(columns, str), [])
+        while (frame := _next(pieces, rows.path)) is not None:
+            for name in columns:
+                cells = [cell for cell in frame[name].unique() if str(cell).strip() not in empty]
+                seen = numbers.look(cells)
+                evidence[name] = evidence[name].join(seen) if name in evidence else seen
+            certain = {one.certain for one in evidence.values()} - {""}
+            if certain and all(one.certain or not one.unclear for one in evidence.values()):
+                break
+    where = str(rows.path)
+    there = {name: one for name, one in evidence.items() if any(one.fits.values())}
+    decision = decide(there, numbers, found.delimiter, where, hint=rows.decimal, free=free)
+    unclear = [name for name, one in there.items() if one.unclear and name not in free]
+    if unclear and rows.decimal and not any(one.certain for one in there.values()):
+        rows.notes.append(
+            f"{where} can be read in two ways ({there[unclear[0]].example!r} in "
+            f"'{unclear[0]}'); its decimals are {WORDS[decision.file]}, as in training"
+        )
+    return decision, evidence
+
+
+def _as_texts(column: Any) -> Any:
+    """Cells of a piece as text, in which some may be numbers."""
+    return column.map(str, na_action="ignore")
+
+
+def _as_numbers(column: Any) -> Any:
+    """Texts as numbers if all are; else as they are, so that the first that is none is named."""
+    import pandas as pd
+
+    try:
+        return pd.to_numeric(column)
+    except (TypeError, ValueError):
+        return column
+
+
+def _with_points(cells: Any, column: Column, numbers: Numbers) -> Any:
+    """Categories in which numbers with decimal commas, as in 0,5, have a point.
 
     In another piece a column may hold other text, so that it is seen to cell by cell; what is a
     category as it is stays so.
     """
-    found = {}
-    for column in table:
-        if column.kind == "category":
-            cells = frame[column.name]
-            mend = cells.str.fullmatch(DECIMAL_COMMA).eq(True)
-            mend &= ~cells.str.strip().isin(column.categories)
-            found[column.name] = cells.mask(mend, cells.str.replace(",", ".", regex=False))
-    return found
+    known = cells.str.strip().isin(column.categories)
+    return cells.mask(~known, numbers.read(cells, ",", grouped=False)[0])
 
 
 def _next(pieces: Any, path: Path) -> Any:
@@ -201,9 +274,9 @@ def _next(pieces: Any, path: Path) -> Any:
 
 
 @contextmanager
-def _opened(path: Path) -> Iterator[tuple[IO[bytes], IO[str]]]:
+def _opened(path: Path, encoding: str) -> Iterator[tuple[IO[bytes], IO[str]]]:
     """A CSV file, as it lies on the disk and as text."""
-    with path.open("rb") as file, as_text(path, file) as text:
+    with path.open("rb") as file, as_text(path, file, encoding) as text:
         yield file, text
 
 
@@ -250,12 +323,14 @@ def _excel(rows: Rows) -> _Parts:
     """A sheet, which is read whole; what is kept becomes text."""
     import pandas as pd
 
-    settings = SourceSettings(**reading_as(rows.table), sheet=rows.sheet)
+    given = {"sheet": rows.sheet, "header_rows": rows.settings.header_rows}
+    settings = SourceSettings(**reading_as(rows.table), **given)
     frame = read_table(rows.path, settings, rows.notes)
     wanted = wanted_columns(rows.table, list(frame.columns), rows.where)
     # Read as numbers, ids would lose their leading zeros.
     sheet = 0 if rows.sheet is None else rows.sheet
-    cells = pd.read_excel(rows.path, sheet_name=sheet, dtype=object, na_filter=False)
+    first = rows.settings.header_rows - 1
+    cells = pd.read_excel(rows.path, sheet_name=sheet, header=first, dtype=object, na_filter=False)
     kept = cells.set_axis(frame.columns, axis=1).drop(columns=wanted).map(str)
     for start in range(0, len(frame), rows.size):
         part = slice(start, start + rows.size)

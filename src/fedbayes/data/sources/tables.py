@@ -1,31 +1,35 @@
 """The user's own tables: CSV, Parquet and Excel files as frames."""
 
-import csv
-import gzip
 import warnings
 from collections import Counter
-from collections.abc import Collection, Iterable
+from collections.abc import Collection
 from functools import partial
-from io import StringIO
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from fedbayes.categories import codes, identifiers
+from fedbayes.categories import codes, identifiers, name_of, normal
 from fedbayes.data.cells import cell, is_numeric, no_number
 from fedbayes.data.source_settings import SourceSettings
+from fedbayes.data.sources.conventions import (
+    Evidence,
+    Numbers,
+    called,
+    decide,
+    header_names,
+    layout,
+    may_be_grouped,
+)
 from fedbayes.data.sources.files import reading
-from fedbayes.data.sources.unpacking import AT_LEAST, check_unpacked
+from fedbayes.data.sources.unpacking import check_unpacked
 from fedbayes.data.wording import listed
 from fedbayes.errors import CellError, DataError, did_you_mean
 
-TABLES = (".parquet", ".csv", ".csv.gz", ".xlsx")
+TEXTS = (".csv", ".csv.gz", ".tsv", ".tsv.gz")
+"""Suffixes of tables that are text."""
+TABLES = (".parquet", *TEXTS, ".xlsx")
 """Suffixes of tables."""
-DELIMITERS = {",": "commas", ";": "semicolons", "\t": "tabs", "|": "vertical bars"}
-_HEAD = 1 << 16
-DECIMAL_COMMA = r"\s*[+-]?(\d+|\d*,\d+)([eE][+-]?\d+)?\s*"
-"""A number whose decimals, if it has any, are after a comma."""
 UNNAMED = "Unnamed: 0"
 """What pandas calls a first column without a name."""
 
@@ -38,7 +42,8 @@ def is_table(file: Path) -> bool:
 def read_tables(
     files: dict[str, list[Path]], settings: SourceSettings, notes: list[str]
 ) -> tuple[Any, int]:
-    """The rows of all files as one frame, and how many of them are of the training part.
+    """The rows of all files as one frame, and how many of them are of the training part. What
+    separates decimals is in `attrs` of the frame, where all files agree.
 
     Args:
         files: Tables by part.
@@ -68,7 +73,10 @@ def read_tables(
                 _compare(frame, frames[0], settings, file, first)
             frames.append(frame[columns])
             trained += len(frame) if part == "train" else 0
-    return pd.concat(frames, ignore_index=True), trained
+    together = pd.concat(frames, ignore_index=True)
+    decimals = {frame.attrs.get("decimal", "") for frame in frames} - {""}
+    together.attrs["decimal"] = decimals.pop() if len(decimals) == 1 else ""
+    return together, trained
 
 
 def _compare(frame: Any, other: Any, settings: SourceSettings, file: Path, first: Path) -> None:
@@ -128,10 +136,12 @@ def read_table(file: Path, settings: SourceSettings, notes: list[str]) -> Any:
         if name.endswith(".parquet"):
             frame = pd.read_parquet(file)
         elif name.endswith(".xlsx"):
-            frame = _read_excel(file, settings.sheet, texts)
+            frame = _read_excel(file, settings, texts, notes)
         else:
-            frame = _read_csv(file, texts, {*settings.categorical, *settings.label}, notes)
-        frame.columns = pd.Index([str(column).strip() for column in frame.columns])
+            frame = _read_csv(file, settings, texts, notes)
+        frame.columns = pd.Index([normal(column).strip() for column in frame.columns])
+        if not name.endswith(".parquet"):
+            _refuse_units(frame, {*settings.categorical, *settings.drop}, file)
         if not name.endswith(".parquet"):  # which has types, so that 01 is text, and 1 a number
             for column in frame.columns.intersection([*settings.categorical]):
                 frame[column] = codes(frame[column])
@@ -141,6 +151,71 @@ def read_table(file: Path, settings: SourceSettings, notes: list[str]) -> Any:
     if frame.empty:
         raise DataError(f"{file} has no rows")
     refuse_twice(list(frame.columns), file)
+    _refuse_idle(settings, name, file)
+    return without(frame, settings.na_values)
+
+
+def _refuse_units(frame: Any, free: Collection[str], file: Path) -> None:
+    """See that the first row is no second row of the header, with units for example.
+
+    Raises:
+        DataError: It is text where all others are numbers.
+    """
+    import pandas as pd
+
+    for name in frame.columns.difference([*free]):
+        column = frame[name]
+        if len(frame) < 3 or column.dtype.kind in "iufbM" or not isinstance(column.iloc[0], str):
+            continue
+        try:
+            numbers = pd.to_numeric(column, errors="coerce").notna()
+        except TypeError:  # lists and the like
+            continue
+        others = column.iloc[1:].notna()
+        if not numbers.iloc[0] and others.sum() > 1 and numbers.iloc[1:][others].all():
+            raise DataError(
+                f"{file}: column '{name}' is '{column.iloc[0]}' in row 1 and a number in all "
+                "others. If that row belongs to the header, set data.header_rows to 2; if it "
+                "stands for a missing value, name it in data.na_values"
+            )
+
+
+def _refuse_idle(settings: SourceSettings, name: str, file: Path) -> None:
+    """See that no setting is given that has no effect on a file of this kind.
+
+    Raises:
+        DataError: One is.
+    """
+    idle = () if name.endswith(TEXTS) else ("decimal", "thousands", "encoding")
+    idle = (*idle, "header_rows") if name.endswith(".parquet") else idle
+    for setting in idle:
+        if getattr(settings, setting) != SourceSettings.model_fields[setting].default:
+            raise DataError(
+                f"{file} is no text, so data.{setting} has no effect on it; leave it out"
+            )
+
+
+def without(frame: Any, na_values: Collection[str]) -> Any:
+    """A table in which cells with these values, texts or numbers, are empty."""
+    import pandas as pd
+
+    if not na_values:
+        return frame
+    texts = {normal(value).strip() for value in na_values}
+    numbers = pd.to_numeric(pd.Series([*texts], dtype=object), errors="coerce").dropna().tolist()
+
+    def emptied(column: Any) -> Any:
+        if column.dtype.kind in "iuf":
+            absent = column.isin(numbers)
+        elif column.dtype.kind in "bM":
+            return column
+        else:
+            values = column.dropna().astype(object).unique()
+            absent = column.isin([value for value in values if name_of(value) in texts])
+        return column.mask(absent).infer_objects() if absent.any() else column
+
+    attrs, frame = frame.attrs, frame.apply(emptied)
+    frame.attrs = attrs
     return frame
 
 
@@ -153,10 +228,13 @@ def _texts(settings: SourceSettings) -> frozenset[str]:
     return frozenset((*several, *single))
 
 
-def _read_excel(file: Path, sheet: str | None, texts: Collection[str]) -> Any:
+def _read_excel(
+    file: Path, settings: SourceSettings, texts: Collection[str], notes: list[str]
+) -> Any:
     """A sheet of an Excel file; cells of columns of these names as they are."""
     import pandas as pd
 
+    sheet, count = settings.sheet, settings.header_rows
     with pd.ExcelFile(file, engine="openpyxl") as book:
         names = [str(name) for name in book.sheet_names]
         if sheet is None and len(names) > 1:
@@ -166,11 +244,17 @@ def _read_excel(file: Path, sheet: str | None, texts: Collection[str]) -> Any:
                 f"{file} has no sheet '{sheet}'{did_you_mean(sheet, names)}; it has {listed(names)}"
             )
         chosen = sheet or names[0]
-        head = pd.read_excel(book, sheet_name=chosen, header=None, nrows=1)
+        head = pd.read_excel(book, sheet_name=chosen, header=None, nrows=count)
+        names = None
         header = head.iloc[0].dropna().tolist() if len(head) else []
-        refuse_twice([str(name).strip() for name in header], file)
-        as_is = [name for name in header if str(name).strip() in texts]
-        return pd.read_excel(book, sheet_name=chosen, dtype=dict.fromkeys(as_is, object))
+        if count > 1:
+            rows = head.fillna("").astype(str).map(str.strip).to_numpy().tolist()
+            header = names = list(header_names(file, rows))
+            notes.append(called(file, names, count))
+        refuse_twice([normal(name).strip() for name in header], file)
+        as_is = dict.fromkeys((n for n in header if normal(n).strip() in texts), object)
+        first = count - 1
+        return pd.read_excel(book, sheet_name=chosen, header=first, names=names, dtype=as_is)
 
 
 def refuse_twice(names: list[str], file: Path) -> None:
@@ -185,93 +269,109 @@ def refuse_twice(names: list[str], file: Path) -> None:
 
 
 def _read_csv(
-    file: Path, texts: Collection[str], categories: Collection[str], notes: list[str]
+    file: Path, settings: SourceSettings, texts: Collection[str], notes: list[str]
 ) -> Any:
     """A CSV file; columns of these names as text, in which those of categories and labels may be
-    numbers.
+    numbers. What separates its decimals is in `attrs` of the frame.
     """
     import pandas as pd
 
-    delimiter, names = layout(file)
-    if not any(names):
+    found = layout(file, settings)
+    if not any(found.names):
         raise DataError(f"{file} is empty: its first line must name the columns")
-    refuse_twice(names, file)
+    refuse_twice(list(found.names), file)
+    # All at once, since a column read in pieces may come as numbers here, as text there.
+    read: Any = partial(
+        pd.read_csv,
+        file,
+        sep=found.delimiter,
+        names=found.columns,
+        header=found.header - 1,
+        index_col=False,
+        low_memory=False,
+        encoding=found.encoding,
+        na_values=list(settings.na_values),
+    )
     try:
         with warnings.catch_warnings(action="error", category=pd.errors.ParserWarning):
-            # All at once, since a column read in pieces may come as numbers here, as text there.
-            read: Any = partial(
-                pd.read_csv,
-                file,
-                sep=delimiter,
-                index_col=False,
-                low_memory=False,
-                encoding="utf-8-sig",
-            )
-            header = read(nrows=0).columns
-            frame = read(dtype={name: str for name in header if name.strip() in texts})
+            frame = read(dtype={name: str for name in found.columns if name in texts})
     except pd.errors.ParserWarning:
         raise DataError(
             f"{file} has more values in a row than its first line has names; name every column"
         ) from None
-    coded = [name for name in header if name.strip() in categories]
-    mended = [name for name in header if name in coded or name.strip() not in texts]
-    commas = [] if delimiter == "," else mend_decimal_commas(frame, mended, coded)
-    if delimiter != ",":
-        numbers = f", and numbers with decimal commas in {listed(commas)}" if commas else ""
-        notes.append(f"{file} is read with {DELIMITERS[delimiter]} between columns{numbers}")
+    said = list(found.notes)
+    decimal, told = _settle(frame, read, settings, texts, found.delimiter, file)
+    if said and told and told[0].startswith(COMMAS):
+        said[-1] += f", and {told.pop(0)}"
+    notes += [*said, *(f"{file} is read {one}" for one in told)]
+    frame.attrs["decimal"] = decimal
     return frame
 
 
-def layout(file: Path) -> tuple[str, list[str]]:
-    """The delimiter of a CSV file, and the names in its first line.
-
-    It is the first one of comma, semicolon, tab and bar by which all rows at the beginning have
-    as many fields as the first line, and more than one; a comma if there is none.
-    """
-    try:
-        opened = gzip.open if file.suffix.lower() == ".gz" else open
-        with opened(file, "rt", encoding="utf-8-sig", newline="") as stream:
-            first = stream.readline(AT_LEAST)
-            rest = stream.read(_HEAD)
-    except UnicodeDecodeError:
-        raise DataError(f"{file} is no UTF-8 text; save it as UTF-8") from None
-    whole = len(rest) < _HEAD
-    head = first + rest
-    rows: dict[str, list[list[str]]] = {}
-    for delimiter in DELIMITERS:
-        found = [row for row in csv.reader(StringIO(head, newline=""), delimiter=delimiter) if row]
-        # The last row may be cut off.
-        rows[delimiter] = found if whole or len(found) < 2 else found[:-1]
-    for delimiter, found in rows.items():
-        widths = {len(row) for row in found}
-        if len(widths) == 1 and max(widths) > 1:
-            return delimiter, [name.strip() for name in found[0]]
-    return ",", [name.strip() for name in rows[","][0]] if rows[","] else []
+COMMAS = "with decimal commas in "
 
 
-def mend_decimal_commas(
-    frame: Any, columns: Iterable[str], texts: Collection[str] = ()
-) -> list[str]:
-    """Read columns of text such as 1,5 as numbers, in place; their names.
+def _settle(
+    frame: Any,
+    read: Any,
+    settings: SourceSettings,
+    texts: Collection[str],
+    delimiter: str,
+    file: Path,
+) -> tuple[str, list[str]]:
+    """Read numbers as the file writes them, in place.
 
     Args:
-        frame: the table.
-        columns: those that may be such.
-        texts: of these the ones that stay text, such as 1.5.
+        frame: The table, as pandas reads it with decimal points.
+        read: Reads the file again.
+        settings: How it is read.
+        texts: Columns that are text.
+        delimiter: Between columns.
+        file: The file.
+
+    Returns:
+        What separates decimals, empty where no cell says so; and what to say.
     """
     import pandas as pd
 
-    mended = []
-    for column in columns:
-        if pd.api.types.infer_dtype(frame[column], skipna=True) != "string":
+    numbers = Numbers.of(settings)
+    codes, both = {*settings.categorical}, {*settings.categorical, *settings.label}
+    columns = [name for name in frame.columns if name in both or name not in texts]
+    floats = [n for n in columns if frame[n].dtype.kind == "f" and may_be_grouped(frame[n])]
+    raw = read(usecols=floats, dtype=str) if floats else frame
+    evidence = {}
+    for name in columns:
+        column = raw[name] if name in floats else frame[name]
+        if column.dtype.kind == "f":
+            example = str(column[column != np.rint(column)].iloc[0])
+            evidence[name] = Evidence({".": True, ",": False}, example, points=True)
+        elif pd.api.types.infer_dtype(column, skipna=True) == "string":
+            evidence[name] = numbers.look(column.dropna().unique())
+    left = {*settings.drop} | ({*columns} - {*settings.features, *settings.label}
+                               if settings.features else set())  # fmt: skip
+    decision = decide(evidence, numbers, delimiter, str(file), free=codes | left)
+    commas, grouped = [], {}
+    for name, one in evidence.items():
+        decimal = decision.of(name)
+        read_already = frame[name].dtype.kind == "f" and (decimal == "." or name not in floats)
+        if read_already or not one.fits[decimal]:
             continue
-        there = frame[column].dropna()
-        if there.str.fullmatch(DECIMAL_COMMA).all():
-            points = frame[column].str.replace(",", ".", regex=False)
-            frame[column] = points if column in texts else pd.to_numeric(points)
-            if column not in texts or there.str.contains(",", regex=False).any():
-                mended.append(str(column))
-    return mended
+        column = raw[name] if name in floats else frame[name]
+        column, example = numbers.read(column, decimal, grouped=name not in codes)
+        if example:
+            grouped[name] = example
+        frame[name] = column if name in both else pd.to_numeric(column)
+        if decimal == "," and one.example:
+            commas.append(name)
+    told = [f"{COMMAS}{listed(commas)}"] if commas else []
+    points = [name for name, one in evidence.items() if one.certain == "."]
+    if commas and points:
+        told[0] += f" and decimal points in {listed(points)}"
+    if grouped:
+        name, text = next(iter(grouped.items()))
+        value = numbers.read(pd.Series([text]), decision.of(name))[0].iloc[0]
+        told.append(f"with thousands in groups in {listed(grouped)} ({text!r} is {value})")
+    return decision.file, told
 
 
 def has_row_numbers(frame: Any) -> bool:

@@ -148,7 +148,7 @@ def _bytes_of(chunk: Any, pa: Any, pc: Any) -> int:
     return int(pc.sum(lengths).as_py() or 0)
 
 
-def as_text(path: Path, opened: IO[bytes]) -> io.TextIOWrapper:
+def as_text(path: Path, opened: IO[bytes], encoding: str) -> io.TextIOWrapper:
     """A CSV file as text, of which no more is read than it may unpack to."""
     plain: Any = BoundedGzip(path, opened) if path.suffix.lower() == ".gz" else opened
-    return io.TextIOWrapper(plain, encoding="utf-8-sig", newline="")
+    return io.TextIOWrapper(plain, encoding=encoding, newline="")
