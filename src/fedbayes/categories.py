@@ -14,10 +14,21 @@ TRUTHS = {"true": True, "false": False}
 _NUMBER = re.compile(r"[+-]?(?!0[0-9])([0-9]+\.?[0-9]*|\.[0-9]+)")
 """A number as tables have it: neither a code with leading zeros nor one such as 1E5."""
 
+_DATE = re.compile(
+    r"(\d{4}([-/.])\d{1,2}\2\d{1,2}|\d{1,2}([-/.])\d{1,2}\3(\d{4}|\d{2}))"
+    r"([T ]+\d{1,2}:\d{2}(:\d{2}(\.\d+)?)?( ?([+-]\d{2}:?\d{2}|Z))?)?"
+)
+
 
 def normal(text: object) -> str:
     """A name as text in Unicode's form NFC, in which `ü` is always one character."""
     return unicodedata.normalize("NFC", str(text))
+
+
+def are_dates(names: Iterable[str]) -> bool:
+    """Whether all texts are written as dates are, as in 2020-12-31 or 31.12.2020 10:15."""
+    names = list(names)
+    return bool(names) and all(_DATE.fullmatch(name.strip()) for name in names)
 
 
 def name_of(value: object) -> str:

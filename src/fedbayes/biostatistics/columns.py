@@ -12,7 +12,15 @@ import numpy as np
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, model_validator
 
 from fedbayes.biostatistics.exchange import Exchange, Packet
-from fedbayes.categories import alike, name_of, normal, ordered, spelled_apart, truth_as_number
+from fedbayes.categories import (
+    alike,
+    are_dates,
+    name_of,
+    normal,
+    ordered,
+    spelled_apart,
+    truth_as_number,
+)
 from fedbayes.errors import ColumnError, DataError, EngineError, MessageError, did_you_mean
 from fedbayes.plausible import LONGEST_CATEGORY, MOST_ROWS
 
@@ -229,6 +237,9 @@ def describe(frame: "pd.DataFrame", wanted: Wanted) -> Packet:
     told = {}
     for name in wanted.used:
         kind = kind_of(used[name])
+        written = kind == "text" and name not in (*wanted.groupings, wanted.binary)
+        if written and are_dates(texts(rows[name]).unique()):
+            kind = "date"
         entry: dict[str, Any] = {"kind": kind, "missing": int(missing[name].sum())}
         if kind == "number":
             entry["infinite"] = int(np.isinf(rows[name].astype(float)).sum())

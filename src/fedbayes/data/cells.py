@@ -14,6 +14,8 @@ from fedbayes.errors import CellError
 
 _NUMERIC = ("boolean", "integer", "floating", "mixed-integer-float", "decimal", "empty")
 """Kinds of objects, as pandas calls them, that are numbers."""
+ISO_DATE = r"\d{4}-\d{2}-\d{2}([T ]\d|$)"
+"""How text of dates begins that are recognized as such."""
 _ONCE_NUMBER = re.compile(r"[0-9]+\.0")
 """A whole number as programs write it that keep empty cells in a column of fractions."""
 
@@ -210,6 +212,9 @@ def dates(column: Any, name: str, date_format: str, where: str) -> Array:
     texts = pd.Series([_dated(value) for value in distinct], dtype=object)
     form = date_format or "ISO8601"
     times = pd.to_datetime(texts, utc=True, errors="coerce", format=form)
+    if date_format:  # 2020-03-31 has one meaning everywhere
+        iso = texts.map(str).str.match(ISO_DATE) & times.isna()
+        times[iso] = pd.to_datetime(texts[iso], utc=True, errors="coerce", format="ISO8601")
     found = _days(times)
     bad = np.isnan(found) & (texts != "").to_numpy(bool)
     if date_format:  # 010203 as a number is 10203, which may be read as another day

@@ -6,8 +6,8 @@ from typing import Any
 
 import numpy as np
 
-from fedbayes.categories import ordered
-from fedbayes.data.cells import as_numbers, code, dates, is_numeric, no_number, values
+from fedbayes.categories import alike, are_dates, ordered
+from fedbayes.data.cells import ISO_DATE, as_numbers, code, dates, is_numeric, no_number, values
 from fedbayes.data.columns import Column, Kind
 from fedbayes.data.source_settings import SourceSettings
 from fedbayes.data.wording import listed
@@ -17,8 +17,6 @@ from fedbayes.plausible import MOST_CATEGORIES
 _MEND = "mend it (a value that is not known is an empty cell), or read the column otherwise"
 ROWS_OF_CATEGORY = 2
 """Rows that each text has on average, if they are categories without a word."""
-_ISO = r"\d{4}-\d{2}-\d{2}([T ]\d|$)"
-"""How text of dates begins that are recognized as such."""
 FEW = 5
 """So many different texts may be categories, however few rows there are of each."""
 
@@ -133,6 +131,12 @@ def _by_cells(column: Any, name: str, settings: SourceSettings, where: str) -> C
         )
     if len(names) and not numbers.any() and _are_dates(names):
         return Column(name, "date")
+    if not numbers.any() and are_dates(names):
+        raise DataError(
+            f"{where}: column '{name}' holds dates such as {names[0]!r}; name it in dates, and in "
+            f"date_format how they are written: {_date_formats(names)}. Or name it in categorical "
+            "or drop"
+        )
     rows = int(column.notna().sum())
     return _category(name, names, where, settings.max_categories, rows)
 
@@ -146,7 +150,7 @@ def _only_iso(column: Any, name: str, date_format: str, where: str) -> bool:
     if column.dtype.kind in "iufbM":
         return False
     texts = pd.Series(values(column, name, where)[1], dtype="str")
-    if not texts.str.match(_ISO).any():
+    if not texts.str.match(ISO_DATE).any():
         return False
     return bool(pd.to_datetime(texts, utc=True, errors="coerce", format=date_format).isna().all())
 
@@ -156,12 +160,35 @@ def _are_dates(names: Sequence[str]) -> bool:
     import pandas as pd
 
     texts = pd.Series(names, dtype="str")
-    if not texts.str.match(_ISO).all():
+    if not texts.str.match(ISO_DATE).all():
         return False
     try:
         return not np.isnan(dates(texts, "", "", "")).any()
     except DataError:
         return False
+
+
+def _date_formats(names: Sequence[str]) -> str:
+    """How dates are written, in words, by the forms that fit all of them."""
+    import pandas as pd
+
+    separator = next(char for char in names[0] if not char.isdigit())
+    orders = [separator.join(order) for order in _ORDERS]
+    times = ["", " %H:%M", " %H:%M:%S"]
+    texts = pd.Series(names, dtype="str").str.strip()
+    fitting = [
+        form
+        for form in (order + time for order in orders for time in times)
+        if pd.to_datetime(texts, format=form, errors="coerce").notna().all()
+    ]
+    return " or ".join(f"data.date_format={form}" for form in fitting or ["%d.%m.%Y"])
+
+
+_ORDERS = (
+    *(("%d", "%m", "%Y"), ("%m", "%d", "%Y"), ("%d", "%m", "%y"), ("%m", "%d", "%y")),
+    ("%Y", "%m", "%d"),
+)
+"""In which order dates have day, month and year."""
 
 
 def _category(name: str, names: Sequence[str], where: str, most: int, rows: int = 0) -> Column:
@@ -249,6 +276,12 @@ def _told(columns: Sequence[Column], settings: SourceSettings, where: str) -> li
             f"{where}: {' and '.join(read)}; numeric, categorical, dates, text or drop say "
             "otherwise"
         )
+    told += [
+        f"{where}: categories of '{column.name}' differ in upper and lower case alone: "
+        f"{' and '.join(same)}"
+        for column in columns
+        for same in alike(column.categories)
+    ]
     gaps = [column.name for column in columns if column.gaps]
     if gaps:
         told.append(

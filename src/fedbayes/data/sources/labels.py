@@ -1,12 +1,11 @@
 """Labels as targets, and groups as clients."""
 
-from collections import defaultdict
 from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 
-from fedbayes.categories import places
+from fedbayes.categories import alike, normal, places
 from fedbayes.data.cells import as_numbers, is_numeric
 from fedbayes.data.dataset import Array, Rows
 from fedbayes.data.precision import lost
@@ -310,18 +309,16 @@ def _plain(values: Any, kind: str, where: str, notes: list[str]) -> Array:
     if array.dtype.kind in "iuf":
         return array
     texts = array.astype(np.str_)
-    bare = np.char.strip(texts)
-    cut = np.unique(texts[texts != bare]).tolist()
+    distinct, index = np.unique(texts, return_inverse=True)
+    stripped = [text.strip() for text in distinct.tolist()]
+    bare = np.array([normal(text) for text in stripped], np.str_)[index].reshape(texts.shape)
+    cut = [t for t, s in zip(distinct.tolist(), stripped, strict=True) if t != s]
     if cut:
         names = listed((f"'{text}' is read as '{text.strip()}'" for text in cut), 3)
         notes.append(f"{where}: white space around the name of a {kind} is left out: {names}")
-    alike = defaultdict(list)
-    for name in np.unique(bare).tolist():
-        alike[name.casefold()].append(name)
     notes += [
         f"{where}: {listed(names)} differ in upper and lower case alone, and are "
         f"{len(names)} {'classes' if kind == 'class' else 'groups'}"
-        for names in alike.values()
-        if len(names) > 1
+        for names in alike(bare.tolist())
     ]
     return bare
