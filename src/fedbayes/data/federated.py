@@ -9,11 +9,12 @@ import torch
 from fedbayes import seeds
 from fedbayes.brief import Brief
 from fedbayes.data.columns import Column
-from fedbayes.data.dataset import Array, Dataset, Rows, standardized
+from fedbayes.data.dataset import CHUNK, Array, Dataset, Rows, standardized
 from fedbayes.data.fitting import fitted, raw, unlike_training
 from fedbayes.data.label_noise import with_label_noise
 from fedbayes.data.partition import Partition
 from fedbayes.data.schemes import Division
+from fedbayes.data.wording import listed
 from fedbayes.errors import DataError, FedbayesWarning
 from fedbayes.targets import Target
 from fedbayes.tensors import Samples
@@ -73,6 +74,7 @@ class FederatedData(Brief):
         self.dataset = dataset
         self.partition = partition
         self.seed = seed
+        _refuse_empty(dataset, partition)
         self.target = self._own_target() if target is None else target
         self._may_miss = dataset.x.dtype.kind == "f"
         self.preprocessing = fitted(
@@ -239,6 +241,31 @@ class FederatedData(Brief):
             end = min(int(offsets[client + 1]), stop) - start
             if begin < end:
                 x[begin:end] = x[begin:end][:, pixel_order(self.seed, client, self.shape)]
+
+
+def _refuse_empty(dataset: Dataset, partition: Partition) -> None:
+    """See that every client has a value to train on, which is more than NaN.
+
+    Raises:
+        DataError: One has none; names it.
+    """
+    if dataset.x.dtype.kind != "f":
+        return
+    there = np.zeros(len(partition.train), bool)
+    for start in range(0, len(there), CHUNK):
+        part = np.asarray(dataset.x[partition.train[start : start + CHUNK]])
+        there[start : start + CHUNK] = ~np.isnan(part.reshape(len(part), -1)).all(1)
+    if there.all():
+        return
+    offsets = partition.train_offsets
+    values = np.diff(np.concatenate([[0], there.cumsum()])[offsets])
+    empty = np.flatnonzero((values == 0) & (np.diff(offsets) > 0)).tolist()
+    if empty:
+        names = listed(f"'{partition.names[client]}'" for client in empty)
+        raise DataError(
+            f"{dataset.name}: no training sample of client {names} has a value (all are missing), "
+            "so nothing can be learnt of them; leave these clients out, or mend their data"
+        )
 
 
 def pixel_order(seed: int, client: int, shape: tuple[int, ...]) -> Rows:

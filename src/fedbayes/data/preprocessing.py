@@ -203,6 +203,8 @@ class Preprocessing(Brief):
         # A flat sample, or one without its only channel, can mean one thing alone.
         if raw.ndim > 1 and shape in (self.shape, (prod(self.shape),), _flat_grey(self.shape)):
             return raw.reshape(-1, *self.shape)
+        if len(shape) == 3 and (shape[2], *shape[:2]) == self.shape:  # channels last
+            return raw.movedim(-1, 1)
         raise DataError(
             f"the samples are of shape {tuple(raw.shape)}; this model wants "
             f"({', '.join(map(str, ('n', *self.shape)))})"

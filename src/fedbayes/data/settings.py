@@ -32,7 +32,7 @@ GENERATOR = "generator"
 _OF_GENERATOR = frozenset(
     (
         *("name", "generator", "arguments", "clients", "test", "test_clients", "cache"),
-        *("min_samples", "classes", "label", "scale"),
+        *("min_samples", "classes", "label", "scale", "channels"),
     )
 )
 """Settings that have an effect on what a generator gives."""

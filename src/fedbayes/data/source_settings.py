@@ -204,6 +204,12 @@ class SourceSettings(Settings):
         description="Own pictures: whether size is that of the middle, cut out of a picture that "
         "keeps its proportions; if not, the whole is stretched.",
     )
+    channels: Literal["auto", "first", "last", "absent"] = Field(
+        "auto",
+        description="Own arrays: where the channels of an image are. auto: squares of at least 8 "
+        "by 8 have none and get one, and a last axis of 1, 3 or 4 moves to the front, with a note. "
+        "first: samples are as they are, as for signals.",
+    )
     scale: float | None = Field(
         None,
         gt=0,

@@ -16,15 +16,11 @@ from fedbayes.data.cells import code
 from fedbayes.data.columns import Column
 from fedbayes.data.dataset import Array
 from fedbayes.data.encoding import encode
+from fedbayes.data.intake import Narrowing, arrange
 from fedbayes.data.progress import progress
 from fedbayes.data.source_settings import SourceSettings
 from fedbayes.data.sources.files import reading
-from fedbayes.data.sources.own import (
-    SUFFIXES,
-    as_pictures,
-    own_files,
-    plain_array,
-)
+from fedbayes.data.sources.own import SUFFIXES, own_files, plain_array
 from fedbayes.data.sources.pictures import DEEP
 from fedbayes.data.sources.rows import holds_pictures
 from fedbayes.data.sources.tables import read_tables
@@ -139,7 +135,7 @@ def _array(file: Path, shape: tuple[int, ...]) -> Array:
         raise DataError(f"{file}: {name} must hold numbers, and is of type {x.dtype}")
     if x.shape[1:] == shape:
         return x if x.dtype == np.uint8 and len(shape) == 3 else x.astype(np.float32)
-    return as_pictures(x)
+    return Narrowing().add(arrange(x, "auto", str(file))[0])
 
 
 def _table(

@@ -111,9 +111,12 @@ def _module(settings: ModelSettings, shape: tuple[int, ...], outputs: int) -> nn
         return MLP(prod(shape), settings.hidden, outputs, settings.bias, settings.dropout)
     least = 4 if settings.name == "lenet5" else 16
     if settings.name in BUILT_IN and (len(shape) != 3 or min(shape[1:]) < least):
+        way = "use model 'mlp'"
+        if len(shape) == 2 and min(shape) >= least:
+            way = "if it is an image without a channel, set data.channels to 'absent'"
         raise ModelError(
-            f"model {settings.name!r} needs images of at least {least} by {least} pixels, and a "
-            f"sample of this data has shape {shape}; use model 'mlp'"
+            f"model {settings.name!r} needs images of at least {least} by {least} pixels, and a sample of "
+            f"this data has shape {shape}; {way}"
         )
     if settings.name == "lenet5":
         channels, height, width = shape

@@ -7,7 +7,9 @@ from typing import Any
 
 import numpy as np
 
+from fedbayes.categories import normal
 from fedbayes.data.dataset import Array, Dataset, build_dataset
+from fedbayes.data.intake import Narrowing, arrange, names_of, numbers, plain
 from fedbayes.data.settings import DataSettings
 from fedbayes.data.sources.labels import group_indices, read_target
 from fedbayes.data.sources.pictures import Framing, framing
@@ -39,6 +41,12 @@ class _Reading:
     kind: Any = None
     classes: tuple[str, ...] = ()
     first: str = ""
+    features: tuple[str, ...] | None = None
+    """Names of the columns of all samples so far; empty if some have none."""
+    empty: list[str] = field(default_factory=list)
+    """Clients without training samples."""
+    arranged: str = ""
+    narrowing: Narrowing = field(default_factory=Narrowing)
 
 
 def read_factory(settings: DataSettings, kinds: Sequence[str] = ()) -> Dataset:
@@ -65,7 +73,14 @@ def read_factory(settings: DataSettings, kinds: Sequence[str] = ()) -> Dataset:
     testing = np.array([part == "test" for part in reading.parts])
     order = np.argsort(testing, kind="stable")
     ordered = bool((order == np.arange(len(order))).all())
-    notes: list[str] = []
+    features = reading.features if x.ndim == 2 and reading.features else ()
+    notes = [reading.arranged] if reading.arranged else []
+    notes += reading.narrowing.notes(features, name)
+    if empty := reading.empty:
+        notes.append(
+            f"{name}: {listed(map(repr, empty))} {'has' if len(empty) == 1 else 'have'} no samples "
+            f"to train on and {'is' if len(empty) == 1 else 'are'} left out"
+        )
     columns = _columns(labels, settings)
     classes = settings.classes
     y, target = read_target(pd.DataFrame(columns), classes, kinds, name, notes)
@@ -93,6 +108,7 @@ def read_factory(settings: DataSettings, kinds: Sequence[str] = ()) -> Dataset:
         groups=groups[order],
         group_names=names,
         scale=scale,
+        features=features,
         notes=tuple(notes),
         statistics=statistics,
         tokens=tokens,
@@ -132,7 +148,7 @@ def _pairs(returned: Any, name: str) -> Iterator[tuple[str, Any]]:
             yield from _pairs(returned["train"], name)
             yield "", {"test": returned["test"]}
             return
-        yield from ((str(client), data) for client, data in returned.items())
+        yield from ((normal(client), data) for client, data in returned.items())
         return
     if (
         isinstance(returned, str)
@@ -142,7 +158,7 @@ def _pairs(returned: Any, name: str) -> Iterator[tuple[str, Any]]:
         raise DataError(f"{name} returned a {type(returned).__name__}; wanted is {_FORM}")
     for number, entry in enumerate(returned):
         if isinstance(entry, tuple) and len(entry) == 2 and isinstance(entry[0], str):
-            yield entry
+            yield normal(entry[0]), entry[1]
         else:
             yield f"client-{number}", entry
 
@@ -171,8 +187,12 @@ def _batches(returned: Any, reading: _Reading) -> Iterator[Array]:
             raise DataError(f"{_who(reading, client)}: there is nothing to train on")
         for part, one in parts.items():
             one = _made(one, client, reading)
+            count = 0
             for x, y in _samples(one, client, reading):
                 yield _fitting(x, y, client, part, reading)
+                count += len(x)
+            if client and part == "train" and not count:
+                reading.empty.append(client)
 
 
 def _who(reading: _Reading, client: str) -> str:
@@ -199,6 +219,8 @@ def _samples(data: Any, client: str, reading: _Reading) -> Iterator[tuple[Array,
     """
     if _is_arrays(data) and set(data) == {"x", "y"}:
         data = (data["x"], data["y"])
+    if hasattr(data, "iloc") and hasattr(data, "columns"):
+        data = _labelled(data, client, reading)
     if isinstance(data, tuple | list) and len(data) == 2 and hasattr(data[0], "__len__"):
         x, y = data
         yield from _of_arrays(x, y, client, reading)
@@ -212,9 +234,40 @@ def _samples(data: Any, client: str, reading: _Reading) -> Iterator[tuple[Array,
         )
 
 
+def _labelled(frame: Any, client: str, reading: _Reading) -> tuple[Any, Any]:
+    """The features and labels of a table.
+
+    Raises:
+        DataError: it has no such label.
+    """
+    label = list(reading.settings.label)
+    frame = frame.set_axis([normal(name).strip() for name in frame.columns], axis=1)
+    if absent := [name for name in label if name not in frame.columns]:
+        raise DataError(
+            f"{_who(reading, client)}: no column '{absent[0]}'; set data.label to one of "
+            f"{listed(frame.columns)}, or give (x, y)"
+        )
+    return frame.drop(columns=label), frame[label[0] if len(label) == 1 else label]
+
+
 def _of_arrays(x: Any, y: Any, client: str, reading: _Reading) -> Iterator[tuple[Array, Array]]:
+    who = _who(reading, client)
     if len(x) != len(y):
-        raise DataError(f"{_who(reading, client)}: {len(x):,} samples and {len(y):,} labels")
+        raise DataError(f"{who}: {len(x):,} samples and {len(y):,} labels")
+    names = names_of(x, who)
+    if names:
+        x = numbers(x, who)
+        if reading.features and names != reading.features:
+            if odd := sorted({*names} ^ {*reading.features}):
+                raise DataError(
+                    f"{who}: column '{odd[0]}' is not in the tables of all clients, as in "
+                    f"{reading.first}; give all the same columns"
+                )
+            x = x[:, [names.index(name) for name in reading.features]]
+            names = reading.features
+    if len(x):
+        reading.features = names if reading.features in (None, names) else ()
+    y = y.to_numpy() if hasattr(y, "to_numpy") else y
     for start in range(0, len(x), BATCH):
         yield _array(x[start : start + BATCH], client, reading), _plain(y[start : start + BATCH])
 
@@ -279,25 +332,11 @@ def _array(x: Any, client: str, reading: _Reading) -> Array:
         return _tokens(list(x), who, reading)
     if hasattr(first, "convert") and hasattr(first, "mode"):
         return _pixels(x, who, reading)
-    try:
-        if hasattr(first, "numpy"):  # tensors
-            x = x.numpy() if hasattr(x, "numpy") else np.stack([one.numpy() for one in x])
-        values = np.asarray(x)
-    except (ValueError, TypeError, RuntimeError) as error:
-        raise DataError(f"{who}: samples are not all numbers of one shape: {error}") from None
-    if values.dtype.kind not in "iufb":
-        raise DataError(f"{who}: samples are of type {values.dtype}, and not numbers")
-    if values.ndim < 2:
-        raise DataError(
-            f"{who}: samples are single numbers; each is to have at least one dimension"
-        )
-    if values.dtype == np.uint8:
+    values, note = arrange(numbers(x, who), reading.settings.channels, reading.settings.name)
+    reading.arranged = reading.arranged or note
+    if values.dtype == np.uint8 and values.ndim == 4:
         reading.frame = reading.frame or framing(reading.settings)
-        channels_last = values.ndim == 4 and values.shape[3] in (1, 3)
-        if channels_last and values.shape[1] not in (1, 3):
-            return np.ascontiguousarray(values.transpose(0, 3, 1, 2))
-        return values[:, None] if values.ndim == 3 else values
-    return values.astype(np.float32)
+    return reading.narrowing.add(values)
 
 
 def _tokens(texts: list[str], who: str, reading: _Reading) -> Array:
@@ -329,9 +368,9 @@ def _pixels(images: Any, who: str, reading: _Reading) -> Array:
 
 def _plain(y: Any) -> Array:
     """Labels as an array, whatever holds them."""
-    if hasattr(y, "numpy"):
-        return np.asarray(y.numpy())
-    return np.asarray([one.numpy() if hasattr(one, "numpy") else one for one in y])
+    if hasattr(y, "detach"):
+        return np.asarray(plain(y))
+    return np.asarray([plain(one) for one in y])
 
 
 def _fitting(x: Array, y: Array, client: str, part: str, reading: _Reading) -> Array:
@@ -349,7 +388,9 @@ def _fitting(x: Array, y: Array, client: str, part: str, reading: _Reading) -> A
             f"{size(reading.shape)} of {reading.kind}; all clients' are to be alike"
         )
     if x.dtype.kind == "f" and np.isinf(x).any():
-        raise DataError(f"{who}: there are infinite values among its samples")
+        raise DataError(
+            f"{who}: there are infinite values among its samples, or some too large for float32"
+        )
     if reading.labels and (y.shape[1:] != reading.labels[0].shape[1:]):
         raise DataError(f"{who}: labels are not of the shape of those of {reading.first}")
     reading.labels.append(y)

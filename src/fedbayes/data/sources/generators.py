@@ -10,9 +10,9 @@ import numpy as np
 from fedbayes import seeds
 from fedbayes.data.dataset import Array, Dataset, Rows, build_dataset
 from fedbayes.data.holdout import DEFAULT_FRACTION, held_out
+from fedbayes.data.intake import Narrowing, arrange, numbers, plain
 from fedbayes.data.settings import DataSettings
 from fedbayes.data.sources.labels import as_target, read_target
-from fedbayes.data.sources.own import as_pictures
 from fedbayes.data.wording import describe, size
 from fedbayes.errors import DataError
 from fedbayes.lazy import own, raised
@@ -70,6 +70,8 @@ class Generator:
     _first: tuple[int, Drawn] | None = field(init=False, default=None)
     _kept: "OrderedDict[int, Drawn]" = field(init=False, default_factory=OrderedDict)
     _bytes: int = field(init=False, default=0)
+    _arranged: str = field(init=False, default="")
+    _narrowing: Narrowing = field(init=False, default_factory=Narrowing)
 
     def __post_init__(self) -> None:
         """Find the function."""
@@ -122,8 +124,9 @@ class Generator:
             raise DataError(f"{who}: the function failed: {raised(error, self.name)}") from error
         if not isinstance(given, tuple | list) or len(given) != 2:
             raise DataError(f"{who}: it gave a {type(given).__name__}; wanted is {_FORM}")
-        x, y = (_array(values, what, who) for values, what in zip(given, ("x", "y"), strict=True))
-        found = Drawn(as_pictures(_samples(x, who)), _targets(y, who))
+        x, note = arrange(numbers(given[0], who), self.settings.channels, self.name)
+        self._arranged = self._arranged or note
+        found = Drawn(self._narrowing.add(x), _targets(_array(given[1], "y", who), who))
         self._check(found, client)
         return found
 
@@ -207,7 +210,8 @@ class Generator:
         clients = self._chosen()
         found = [self.drawn(client) for client in clients.tolist()]
         self._require_same(int(clients[0]), found[0])
-        notes: list[str] = []
+        notes = [self._arranged] if self._arranged else []
+        notes += self._narrowing.notes((), self.name)
         y, target = self._target(clients, [one.y for one in found], kinds, notes)
         starts = np.cumsum([0, *(len(one.y) for one in found)])[:-1]
         parts = [self.split(client) for client in clients.tolist()]
@@ -332,10 +336,8 @@ def _array(values: Any, what: str, who: str) -> Array:
     Raises:
         DataError: it holds no numbers.
     """
-    if hasattr(values, "detach"):
-        values = values.detach().cpu()
     try:
-        found = np.asarray(values)
+        found = np.asarray(plain(values))
     except (ValueError, TypeError, RuntimeError) as error:
         raise DataError(
             f"{who}: {what} is no array of numbers: {error}; wanted is {_FORM}"
@@ -343,23 +345,6 @@ def _array(values: Any, what: str, who: str) -> Array:
     if found.dtype.kind not in "iufb":
         raise DataError(f"{who}: {what} is of type {found.dtype}, and holds no numbers")
     return found
-
-
-def _samples(x: Array, who: str) -> Array:
-    if x.ndim < 2:
-        raise DataError(
-            f"{who}: x is {size(x.shape)}; it has a row for each sample, and each at least one "
-            "dimension more"
-        )
-    if x.dtype == np.uint8 and x.ndim not in (3, 4):
-        return x.astype(np.float32)
-    return x if x.dtype == np.uint8 else _narrowed(x)
-
-
-def _narrowed(x: Array) -> Array:
-    """As float32; what is too large becomes infinite, and is refused as that."""
-    with np.errstate(over="ignore"):
-        return x.astype(np.float32)
 
 
 def _targets(y: Array, who: str) -> Array:

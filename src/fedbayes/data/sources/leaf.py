@@ -6,7 +6,9 @@ from typing import Any
 
 import numpy as np
 
+from fedbayes.categories import normal
 from fedbayes.data.dataset import Array, Dataset, build_dataset
+from fedbayes.data.intake import Narrowing
 from fedbayes.data.progress import progress
 from fedbayes.data.sources.files import PARTS, index_names, parts_by_name, reading
 from fedbayes.data.wording import listed, size
@@ -83,7 +85,7 @@ def read_users(
     Raises:
         DataError: A file is damaged or of another format.
     """
-    parts = [_read_part(f"{name} {part}", paths) for part, paths in files.items()]
+    parts = [_read_part(f"{name} {part}", paths, notes) for part, paths in files.items()]
     x, y, users = (np.concatenate([part[field] for part in parts]) for field in range(3))
     if len(parts) == 1:
         return x, y, users, None
@@ -101,22 +103,26 @@ def read_users(
     return x, y, users, None
 
 
-def _read_part(description: str, files: list[Path]) -> tuple[Array, Array, Array]:
+def _read_part(
+    description: str, files: list[Path], notes: list[str]
+) -> tuple[Array, Array, Array]:
     """Samples float32 [N, D], labels [N] and user names [N] of some files."""
     x: list[Array] = []
     y: list[Array] = []
     users: list[str] = []
+    narrowing = Narrowing()
     with progress(f"reading {description}", len(files)) as advance:
         for file in files:
             with reading(file):
                 content = json.loads(file.read_text("utf-8"))
-                for user, data in _user_data(content, file).items():
-                    x.append(np.atleast_2d(np.asarray(data["x"], np.float32)))
+                for user, data in _user_data(content, file, notes).items():
+                    x.append(narrowing.add(np.atleast_2d(np.asarray(data["x"], np.float64))))
                     y.append(np.asarray(data["y"], np.float64).reshape(-1))
                     users.extend([user] * len(y[-1]))
                     if x[-1].shape[0] != len(y[-1]):
                         raise DataError(f"{file}: x and y of user '{user}' differ in length")
             advance(1)
+    notes += narrowing.notes((), str(files[0].parent))
     widths = {part.shape[1] for part in x}
     if len(widths) != 1:
         raise DataError(
@@ -125,9 +131,11 @@ def _read_part(description: str, files: list[Path]) -> tuple[Array, Array, Array
     return np.concatenate(x), np.concatenate(y), np.array(users)
 
 
-def _user_data(content: Any, file: Path) -> dict[str, dict[str, Any]]:
+def _user_data(content: Any, file: Path, notes: list[str]) -> dict[str, dict[str, Any]]:
     if not isinstance(content, dict) or not isinstance(content.get("user_data"), dict):
         raise DataError(f"{file} is no LEAF file: it has no user_data")
     data = content["user_data"]
     users = content.get("users") or list(data)
-    return {str(user): data[user] for user in users if data[user]["y"]}
+    if empty := [str(user) for user in users if not data[user]["y"]]:
+        notes.append(f"{file}: {listed(empty)} left out, since there are no samples of them")
+    return {normal(user): data[user] for user in users if data[user]["y"]}

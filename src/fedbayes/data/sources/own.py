@@ -8,6 +8,7 @@ import numpy as np
 
 from fedbayes.data.columns import Column
 from fedbayes.data.dataset import Array, Dataset, build_dataset
+from fedbayes.data.intake import Narrowing, arrange
 from fedbayes.data.source_settings import WRITTEN, SourceSettings
 from fedbayes.data.sources import folders
 from fedbayes.data.sources.files import PARTS, incomplete, parts_by_name, reading
@@ -139,6 +140,10 @@ def read_own(
             message names the file and column.
     """
     suffix = files["train"][0].suffix.lower()
+    if settings.channels != "auto" and suffix != ".npz":
+        raise DataError(
+            f"{files['train'][0]} holds no arrays, so channels has no effect; leave it out"
+        )
     if is_table(files["train"][0]):
         return _read_tables(files, settings, kinds)
     for setting in _OF_COLUMNS:
@@ -243,7 +248,11 @@ def _read_arrays(
     names = ["y"] if y.shape[1] == 1 else [f"y{column}" for column in range(y.shape[1])]
     labels = pd.DataFrame(y, columns=names)
     parted = testing if "x_test" in arrays else None
-    return _assemble(as_pictures(x), labels, groups, parted, settings, kinds, where, notes, ())
+    x, note = arrange(x, settings.channels, where)
+    narrowing = Narrowing()
+    x = narrowing.add(x)
+    notes += [*([note] if note else []), *narrowing.notes((), where)]
+    return _assemble(x, labels, groups, parted, settings, kinds, where, notes, ())
 
 
 def plain_array(file: Any, name: str, where: Path) -> Array:
@@ -278,16 +287,6 @@ def _joined(arrays: dict[str, Array], name: str, where: str) -> Array | None:
             "text and one is not; save them alike"
         )
     return np.concatenate(both)
-
-
-def as_pictures(x: Array) -> Array:
-    """uint8 pictures [N, H, W(, C)] in the order C, H, W; all else as float32."""
-    if x.dtype != np.uint8 or x.ndim not in (3, 4):
-        return x.astype(np.float32)
-    if x.ndim == 3:
-        return x[:, None]
-    last = x.shape[3] in (1, 3) and x.shape[1] not in (1, 3)
-    return np.ascontiguousarray(x.transpose(0, 3, 1, 2)) if last else x
 
 
 def _read_users(

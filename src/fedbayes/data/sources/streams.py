@@ -10,6 +10,7 @@ from typing import IO, Any, Protocol
 
 from fedbayes.data.columns import Column
 from fedbayes.data.columns import reading as reading_as
+from fedbayes.data.intake import Narrowing
 from fedbayes.data.source_settings import SourceSettings
 from fedbayes.data.sources.conventions import (
     WORDS,
@@ -21,7 +22,7 @@ from fedbayes.data.sources.conventions import (
     layout,
 )
 from fedbayes.data.sources.files import reading
-from fedbayes.data.sources.own import as_pictures, plain_array
+from fedbayes.data.sources.own import plain_array
 from fedbayes.data.sources.rows import decoded, holds_pictures
 from fedbayes.data.sources.tables import TABLES, read_table, refuse_twice
 from fedbayes.data.sources.unpacking import as_text, check_texts
@@ -352,7 +353,7 @@ def _arrays(rows: Rows) -> _Parts:
             f"{path}: x must hold numbers, a sample in each of its first dimension, and have at "
             "least two dimensions"
         )
-    x = as_pictures(x)
+    x = Narrowing().add(x)
     if rows.table:
         names = [name for column in rows.table for name in column.features]
         rows.notes.append(
