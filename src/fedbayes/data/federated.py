@@ -2,6 +2,7 @@
 
 import warnings
 from collections.abc import Sequence
+from dataclasses import replace
 
 import numpy as np
 import torch
@@ -99,6 +100,19 @@ class FederatedData(Brief):
             "target": target.kind,
             "test_samples": self.test_total,
         }
+
+    def keep(self, features: Array, ids: tuple[float, ...] = ()) -> None:
+        """Leave features as they are, and do not standardize them.
+
+        Args:
+            features: Whether each feature, or channel, is left so [C].
+            ids: As `Preprocessing.ids`.
+        """
+        seen = self.preprocessing
+        mean, std = np.where(features, 0.0, seen.mean), np.where(features, 1.0, seen.std)
+        kept = {"mean": tuple(mean.tolist()), "std": tuple(std.tolist()), "ids": ids}
+        self.preprocessing = replace(seen, **kept)
+        self.mean, self.std = self.preprocessing.statistics
 
     @property
     def clients(self) -> int:

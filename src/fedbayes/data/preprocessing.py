@@ -61,6 +61,9 @@ class Preprocessing(Brief):
     """How texts become samples, if they do."""
     bounds: tuple[float, float] | None = None
     """Smallest and largest value of a raw image, where it is known; see `raw_range`."""
+    ids: tuple[float, ...] = ()
+    """The largest id of each feature that a network uses as such, -1 of the others; empty without
+    ids. They are not standardized."""
     decimal: str = ""
     """What separated decimals in the CSV files of a table: a point or comma; empty where nothing
     said so."""
@@ -265,6 +268,10 @@ class Preprocessing(Brief):
         offset, factor = self._offset_and_factor
         noise = torch.randn(count, *self.shape, generator=rng)
         raw = noise.mul_(factor).add_(offset)
+        for feature, most in enumerate(self.ids):
+            if most >= 0:
+                shape = raw[:, feature].shape
+                raw[:, feature] = torch.randint(int(most) + 1, shape, generator=rng).float()
         return raw if self.raw_range is None else raw.clamp_(*self.raw_range)
 
     def same_inputs(self, other: "Preprocessing") -> bool:

@@ -32,7 +32,7 @@ GENERATOR = "generator"
 _OF_GENERATOR = frozenset(
     (
         *("name", "generator", "arguments", "clients", "test", "test_clients", "cache"),
-        *("min_samples", "classes", "label", "scale", "channels"),
+        *("min_samples", "classes", "label", "scale", "channels", "standardize"),
     )
 )
 """Settings that have an effect on what a generator gives."""
@@ -134,6 +134,12 @@ class DataSettings(SourceSettings):
         "settings are chosen that are to be tested on it later.",
     )
 
+    standardize: Literal["auto", "on", "off"] = Field(
+        "auto",
+        description="on: samples are standardized by mean and std of the training rows. auto: "
+        "likewise, but for whole numbers that a network of your own uses as ids, as embeddings do; "
+        "a note says so. off: a network sees x / scale, and 0 where a value is missing.",
+    )
     label_noise: float = Field(
         0.0,
         ge=0,

@@ -17,6 +17,7 @@ from fedbayes.errors import FedbayesWarning
 from fedbayes.estimators.federation import Federation
 from fedbayes.estimators.samples import gathered, in_samples, owners
 from fedbayes.estimators.settings import config_of
+from fedbayes.runs.build import prepare
 from fedbayes.runs.config import Config
 from fedbayes.runs.frames import rounds_frame
 from fedbayes.targets import Target
@@ -118,6 +119,7 @@ class FederatedEstimator(BaseEstimator):  # type: ignore[misc]
             warnings.warn(note, FedbayesWarning, stacklevel=3)
         names = getattr(self, "feature_names_in_", ()) if self.shape is None else ()
         data = gathered(samples, y, target, config, features=tuple(names), whose=whose)
+        prepare(config, data, quiet=True)
         self._federation = Federation(config, data)
         self.clients_ = np.arange(data.clients) if whose is None else whose[0]
         self.config_ = config

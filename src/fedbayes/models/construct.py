@@ -243,7 +243,12 @@ def _try_out(network: Network, name: str, shape: tuple[int, ...], width: int) ->
         with torch.no_grad():
             outputs = network(network.prepare(network.initial), x)
     except (RuntimeError, ValueError, IndexError, TypeError, AssertionError) as error:
-        raise ModelError(f"model {name!r} fails on inputs of shape {shape}: {error}") from None
+        way = ""
+        if "Long" in str(error):
+            way = ". Samples are float32; call x.long() before an embedding"
+        elif len(shape) == 3 and shape[0] == 1:
+            way = ". If samples are no images, set data.channels to 'first'"
+        raise ModelError(f"model {name!r} fails on inputs of shape {shape}: {error}{way}") from None
     if not isinstance(outputs, Tensor):
         raise ModelError(
             f"model {name!r} gives a {type(outputs).__name__}; wanted are its outputs alone, a "

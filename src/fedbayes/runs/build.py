@@ -7,6 +7,8 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Literal
 
+import numpy as np
+
 from fedbayes import likelihoods, models
 from fedbayes.contracts import Clips, Run
 from fedbayes.data import (
@@ -39,12 +41,51 @@ from fedbayes.runs.calibration import SHARE, no_temperature
 from fedbayes.runs.card import Card
 from fedbayes.runs.config import Config
 from fedbayes.runs.folder import RunFolder
+from fedbayes.runs.ids import keep_ids, whole_numbers
 from fedbayes.runs.recommended import choose
 from fedbayes.targets import Target
 
 
 def build_data(config: Config) -> FederatedData:
     """The clients' data, divided as the config says."""
+    data = _built(config)
+    prepare(config, data)
+    return data
+
+
+def prepare(config: Config, data: FederatedData, *, quiet: bool = False) -> None:
+    """Settle which features are standardized: by `data.standardize`, and by what the network does
+    with whole numbers.
+
+    Args:
+        config: the settings.
+        data: the clients' data, which are changed.
+        quiet: whether nothing is said of whole numbers that are standardized.
+    """
+    if config.data.standardize == "off":
+        data.keep(np.ones(data.preprocessing.shape[0], bool))
+        return
+    if config.data.standardize == "on" or data.dataset.fixed:
+        return
+    whole, most = whole_numbers(data)
+    if not whole.any():
+        return
+    if ":" in config.model.name:  # networks of our own have no embeddings
+        likelihood = build_likelihood(config, data.target, quiet=True)
+        if keep_ids(data, build_network(config, data.shape, likelihood), whole, most):
+            return
+    own = config.data.path is not None or config.data.of_factory or config.data.generator
+    if own and not quiet and whole.all() and not data.preprocessing.features:
+        warnings.warn(
+            f"{data.dataset.name}: samples are whole numbers, which the network does not use as "
+            "ids, so they are standardized; data.standardize = 'off' leaves them as they are",
+            FedbayesWarning,
+            stacklevel=3,
+        )
+
+
+def _built(config: Config) -> FederatedData:
+    """The clients' data, standardized."""
     if config.data.generator is not None:
         generator, pool = _looked_at(config)
         return GeneratedData(generator, pool)
@@ -100,12 +141,13 @@ def stored_data(
         generator, pool = _looked_at(config, quiet=changed in ("ignore", "elsewhere"))
         if before is not None:
             _compare(before, pool.dataset, folder, changed)
-        return GeneratedData(generator, pool, statistics=statistics, target=target)
+        data: FederatedData = GeneratedData(generator, pool, statistics=statistics, target=target)
+        return _as_before(data, before)
     dataset = load_dataset(config.data, config.target_kinds)
     if before is not None:
         _compare(before, dataset, folder, changed)
     divided = folder.partition() or partition(dataset, config.data, config.seed)
-    return FederatedData(
+    data = FederatedData(
         dataset,
         divided,
         config.seed,
@@ -115,6 +157,14 @@ def stored_data(
         label=_label(config),
         label_noise=config.data.label_noise,
     )
+    return _as_before(data, before)
+
+
+def _as_before(data: FederatedData, before: Preprocessing | None) -> FederatedData:
+    """Data whose statistics are those of before, with what else was settled then."""
+    if before is not None and before.ids:
+        data.keep(np.zeros(before.shape[0], bool), before.ids)
+    return data
 
 
 def _looked_at(config: Config, *, quiet: bool = False) -> tuple[Generator, Pool]:

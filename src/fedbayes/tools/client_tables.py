@@ -19,7 +19,16 @@ from fedbayes.errors import ColumnError, ConfigError, DataError, FedbayesWarning
 
 _DIVIDING = ("partition", "alpha", "clients", "class_counts", "limit", "samples_per_client")
 """Settings of how rows are divided among clients, which tables of one's own say themselves."""
-_FEATURES = ("numeric", "dates", "date_format", "text", "text_width", "max_categories", "scale")
+_FEATURES = (
+    "numeric",
+    "dates",
+    "date_format",
+    "text",
+    "text_width",
+    "max_categories",
+    "scale",
+    "standardize",
+)
 """Settings of how columns become inputs of a network."""
 _PARTS = ("test", "official_test", "limit_test", "test_counts", "min_samples")
 """Settings of how rows are divided into parts, all of which count here."""

@@ -102,7 +102,7 @@ def foreign_inputs(data: FederatedData, settings: DataSettings, asked: str) -> F
     check_foreign(asked)
     seen, images = data.preprocessing, len(data.shape) == 3
     if asked == AUTO:
-        asked = NONE if seen.tokens is not None else "permuted" if images else "wide"
+        asked = NONE if seen.tokens is not None or seen.ids else "permuted" if images else "wide"
     if asked == NONE:
         return None
     if asked == data.dataset.name:

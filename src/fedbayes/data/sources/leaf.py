@@ -103,9 +103,7 @@ def read_users(
     return x, y, users, None
 
 
-def _read_part(
-    description: str, files: list[Path], notes: list[str]
-) -> tuple[Array, Array, Array]:
+def _read_part(description: str, files: list[Path], notes: list[str]) -> tuple[Array, Array, Array]:
     """Samples float32 [N, D], labels [N] and user names [N] of some files."""
     x: list[Array] = []
     y: list[Array] = []

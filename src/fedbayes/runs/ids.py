@@ -1,0 +1,147 @@
+"""Samples that a network uses as ids, as embeddings do, and that are therefore left as they are."""
+
+import warnings
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from fedbayes.data import FederatedData
+from fedbayes.data.dataset import CHUNK, Array
+from fedbayes.data.fitting import raw
+from fedbayes.data.wording import listed
+from fedbayes.errors import DataError, FedbayesWarning
+from fedbayes.models import Network
+
+EXACT = 2**24
+"""Whole numbers above it are not exact in float32."""
+_ROWS = 32
+"""Samples that a network is tried on, next to those with the largest numbers."""
+
+
+def whole_numbers(data: FederatedData) -> tuple[Array, Array]:
+    """Features that hold whole numbers from 0 in all training samples.
+
+    Returns:
+        Whether each does [C], and the largest number of each [C]. Images have none.
+    """
+    count = data.shape[0]
+    whole, most = np.ones(count, bool), np.zeros(count)
+    dataset, rows = data.dataset, data.partition.train
+    if len(data.shape) > 2 or dataset.x.dtype.kind != "f" or not len(rows):
+        return ~whole, most
+    for start in range(0, len(rows), CHUNK):
+        part = raw(dataset, rows[start : start + CHUNK], data.preprocessing)
+        part = part.reshape(*part.shape[:2], -1)
+        with np.errstate(invalid="ignore"):
+            odd = (part < 0) | (part != np.rint(part))
+        whole &= ~(odd & ~np.isnan(part)).any((0, 2))
+        most = np.maximum(most, np.nan_to_num(part).max((0, 2)))
+        if not whole.any():
+            break
+    return whole, most
+
+
+def keep_ids(data: FederatedData, network: Network, whole: Array, most: Array) -> bool:
+    """Leave those features as they are that the network uses as ids.
+
+    These are whole numbers to which the outputs have no gradient, and that are cut to whole
+    numbers where they are none, as by `x.long()`. To standardize them would make other ids of them.
+
+    Args:
+        data: The clients' data; their preprocessing is changed.
+        network: Their network.
+        whole: Which features hold whole numbers [C].
+        most: The largest number of each [C].
+
+    Returns:
+        Whether there are such features.
+
+    Raises:
+        DataError: An id is too large for float32 or for the network's embedding.
+    """
+    ids = _used_as_ids(data, network.module, whole, most)
+    name, features = data.dataset.name, data.preprocessing.features
+    if not ids.any():
+        return False
+    if most[ids].max() > EXACT:
+        raise DataError(
+            f"{name}: the id {most[ids].max():,.0f} is not exact in float32; number ids from 0, up "
+            f"to {EXACT:,} at most"
+        )
+    data.keep(ids, tuple(np.where(ids, most, -1.0).tolist()))
+    which = "samples" if ids.all() else listed(
+        f"'{features[k]}'" if features else f"feature {k}" for k in np.flatnonzero(ids)
+    )  # fmt: skip
+    warnings.warn(
+        f"{name}: the network uses {which} as ids (whole numbers up to {most[ids].max():.0f}), so "
+        "they are not standardized; data.standardize = 'on' standardizes them",
+        FedbayesWarning,
+        stacklevel=4,
+    )
+    return True
+
+
+def _used_as_ids(data: FederatedData, module: nn.Module, whole: Array, most: Array) -> Array:
+    """Which of these features are ids for a network [C]."""
+    none = np.zeros_like(whole)
+    x = _probe(data, whole)
+    device = next((p.device for p in module.parameters()), torch.device("cpu"))
+    x = x.to(device)
+    training = module.training
+    module.eval()
+    try:
+        with torch.random.fork_rng(devices=[]), torch.enable_grad():
+            before, gradient = _gradient(module, x)
+            if gradient is None:
+                return whole
+            flat = (gradient == 0).flatten(2).all(2) if x.ndim > 2 else gradient == 0
+            zero = flat.all(0).cpu().numpy()
+            found = none.copy()
+            for feature in np.flatnonzero(whole & zero):
+                found[feature] = _is_cut(module, x, before, int(feature))
+            return found
+    except Exception as error:  # whatever a user's own network may raise
+        sizes = [m.num_embeddings for m in module.modules() if isinstance(m, nn.Embedding)]
+        if sizes and isinstance(error, IndexError):
+            raise DataError(
+                f"{data.dataset.name}: the network fails on ids up to {most[whole].max():.0f} "
+                f"({error}); its embeddings have {listed(sizes)} rows, and need one more than the "
+                "largest id"
+            ) from None
+        return none
+    finally:
+        module.train(training)
+
+
+def _probe(data: FederatedData, whole: Array) -> Tensor:
+    """Some training samples, in which these features are as they are."""
+    rows = data.partition.train
+    part = raw(data.dataset, rows[:CHUNK], data.preprocessing)
+    largest = np.nan_to_num(part.reshape(*part.shape[:2], -1)).max(2).argmax(0)[:_ROWS]
+    chosen = np.unique(np.concatenate([np.arange(min(_ROWS, len(part))), largest]))
+    raws = torch.from_numpy(np.array(part[chosen], np.float32))
+    seen = data.preprocessing.standardize_(raws.clone(), may_miss=True)
+    mask = torch.from_numpy(whole).reshape(1, -1, *(1,) * (raws.ndim - 2))
+    return torch.where(mask, raws.nan_to_num(0.0), seen)
+
+
+def _gradient(module: nn.Module, x: Tensor) -> tuple[Tensor, Any]:
+    """Outputs of samples, and their gradient; None if they have none at all."""
+    x = x.requires_grad_()
+    outputs = module(x * 1)
+    if not outputs.requires_grad:
+        return outputs.detach(), None
+    (gradient,) = torch.autograd.grad(outputs.sum(), x, allow_unused=True)
+    x.requires_grad_(False)
+    return outputs.detach(), gradient
+
+
+def _is_cut(module: nn.Module, x: Tensor, before: Tensor, feature: int) -> bool:
+    """Whether fractions of a feature do not count, and its whole numbers do."""
+    with torch.no_grad():
+        moved, other = x.clone(), x.clone()
+        moved[:, feature] += 0.25
+        other[:, feature] = x[:, feature].roll(1, 0)
+        return torch.equal(module(moved), before) and not torch.equal(module(other), before)
