@@ -377,7 +377,7 @@ def test_damaged_and_foreign_files(tmp_path, classes, place):
         ("cut.csv.gz", packed[: len(packed) // 2]),
         ("no.parquet", b"PAR1 no"),
         ("no.npz", b"PK"),
-        ("latin.csv", "age,bmi\n1,2\n".encode("utf-16")),
+        ("latin.csv", "é,bmi\n1,2\n".encode("latin-1") + b"\x81"),
     ):
         path = tmp_path / name
         path.write_bytes(content)

@@ -251,8 +251,11 @@ def test_dates_in_a_format_of_ones_own(tmp_path):
     data = federated(file, dates="admitted", date_format="%d.%m.%Y")
     assert torch.equal(data.all_train().x, expected.all_train().x)
     assert torch.equal(data.preprocessing.apply(german), expected.preprocessing.apply(frame))
-    with pytest.raises(DataError, match=r"no date written as %d\.%m\.%Y \('20.*in row 1, of 300"):
-        data.preprocessing.apply(frame)
+    # Dates of ISO 8601 have one meaning, and American ones another than those of the format.
+    assert torch.equal(data.preprocessing.apply(frame), expected.preprocessing.apply(frame))
+    american = frame.assign(admitted=pd.to_datetime(frame.admitted).dt.strftime("%m/%d/%Y"))
+    with pytest.raises(DataError, match=r"no date written as %d\.%m\.%Y .*in row 1, of 300"):
+        data.preprocessing.apply(american)
 
 
 def test_a_file_with_other_things_in_a_column_is_named(tmp_path):

@@ -125,7 +125,7 @@ def test_raw_values_are_divided_by_what_is_said(tmp_path):
     ("shape", "dtype", "seen", "scale"),
     [
         ((8, 5), np.float64, (5,), 1),
-        ((8, 6, 7), np.uint8, (1, 6, 7), 255),
+        ((8, 9, 12), np.uint8, (1, 9, 12), 255),
         ((8, 6, 7, 3), np.uint8, (3, 6, 7), 255),
         ((8, 3, 6, 7), np.uint8, (3, 6, 7), 255),
         ((8, 2, 30), np.float32, (2, 30), 1),

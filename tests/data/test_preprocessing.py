@@ -99,7 +99,7 @@ def test_pixels_that_were_scaled_already_are_noticed():
     with pytest.warns(FedbayesWarning, match="go up to 255"):
         image.apply(torch.full((3, 1, 2, 2), 0.5))
     with pytest.raises(DataError, match="wants"):
-        image.apply(torch.ones(3, 2, 2, 1))
+        image.apply(torch.ones(3, 2, 1, 2))
     order = np.array([3, 1, 0, 2])
     x = torch.randint(256, (5, 1, 2, 2))
     assert torch.equal(image.module(order)(x).flatten(1), image.apply(x).flatten(1)[:, order])

@@ -101,8 +101,8 @@ def test_a_file_that_is_wrong_says_how(tmp_path, text, says):
 
 
 def test_messages_have_words_and_no_python(tmp_path):
-    (tmp_path / "t.csv").write_bytes("a,label\né,x\n".encode("latin-1"))
-    with pytest.raises(DataError, match="no UTF-8 text"):
+    (tmp_path / "t.csv").write_bytes("a,label\né,x\n".encode("latin-1") + b"\x81")
+    with pytest.raises(DataError, match="neither UTF-8 nor Western European text: byte 12"):
         load(tmp_path / "t.csv")
     when = FRAME.assign(when=pd.Timestamp("2020-03-01"))
     when.to_parquet(tmp_path / "t.parquet")

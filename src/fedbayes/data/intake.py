@@ -15,7 +15,7 @@ from fedbayes.errors import DataError
 Channels = Literal["auto", "first", "last", "absent"]
 """Where the channels of a sample are: in its first axis, its last one, or in none."""
 SMALLEST = 8
-"""Sides of the smallest square that is taken for an image without a channel."""
+"""Sides of the smallest samples that are taken for an image without a channel."""
 _FEW = (1, 3, 4)
 """Channels of grey images, colour images, and those with opacity."""
 _EXACT = ("float32", "float16", "int8", "uint8", "int16", "uint16", "bool")
@@ -86,11 +86,12 @@ def names_of(values: Any, who: str) -> tuple[str, ...]:
 def channels_of(shape: Sequence[int]) -> Channels:
     """Where the channels of a sample are, by its shape alone.
 
-    A square [H, W] of at least 8 by 8 is an image without a channel. In [H, W, C] channels are
+    [H, W] of at least 8 by 8 is an image without a channel if one side is at most a third longer
+    than the other: others are signals or sequences. In [H, W, C] channels are
     last if there are 1, 3 or 4 of them there and not in front, or fewer than the two equal sides in
     front of them. All else is as networks want it.
     """
-    if len(shape) == 2 and shape[0] == shape[1] >= SMALLEST:
+    if len(shape) == 2 and min(shape) >= SMALLEST and 3 * max(shape) <= 4 * min(shape):
         return "absent"
     if len(shape) == 3:
         first, second, last = shape

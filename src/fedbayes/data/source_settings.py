@@ -206,9 +206,9 @@ class SourceSettings(Settings):
     )
     channels: Literal["auto", "first", "last", "absent"] = Field(
         "auto",
-        description="Own arrays: where the channels of an image are. auto: squares of at least 8 "
-        "by 8 have none and get one, and a last axis of 1, 3 or 4 moves to the front, with a note. "
-        "first: samples are as they are, as for signals.",
+        description="Own arrays: where the channels of an image are. auto: [n, H, W] with sides "
+        "of about the same length gets one, and a last axis of 1, 3 or 4 moves to the front, with "
+        "a note. first: samples are as they are, as for signals. absent: they get one.",
     )
     scale: float | None = Field(
         None,

@@ -135,7 +135,8 @@ def _array(file: Path, shape: tuple[int, ...]) -> Array:
         raise DataError(f"{file}: {name} must hold numbers, and is of type {x.dtype}")
     if x.shape[1:] == shape:
         return x if x.dtype == np.uint8 and len(shape) == 3 else x.astype(np.float32)
-    return Narrowing().add(arrange(x, "auto", str(file))[0])
+    last = x.ndim == 4 and (x.shape[3], *x.shape[1:3]) == shape
+    return Narrowing().add(arrange(x, "last" if last else "auto", str(file))[0])
 
 
 def _table(
