@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from fedbayes.categories import codes, identifiers, name_of, normal
+from fedbayes.categories import as_if_read, codes, identifiers, name_of, normal
 from fedbayes.data.cells import cell, is_numeric, no_number
 from fedbayes.data.source_settings import SourceSettings
 from fedbayes.data.sources.conventions import (
@@ -201,7 +201,7 @@ def without(frame: Any, na_values: Collection[str]) -> Any:
 
     if not na_values:
         return frame
-    texts = {normal(value).strip() for value in na_values}
+    texts = {as_if_read(name_of(value)) for value in na_values}
     numbers = pd.to_numeric(pd.Series([*texts], dtype=object), errors="coerce").dropna().tolist()
 
     def emptied(column: Any) -> Any:
@@ -211,7 +211,7 @@ def without(frame: Any, na_values: Collection[str]) -> Any:
             return column
         else:
             values = column.dropna().astype(object).unique()
-            absent = column.isin([value for value in values if name_of(value) in texts])
+            absent = column.isin([value for value in values if as_if_read(name_of(value)) in texts])
         return column.mask(absent).infer_objects() if absent.any() else column
 
     attrs, frame = frame.attrs, frame.apply(emptied)
