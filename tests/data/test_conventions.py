@@ -237,7 +237,11 @@ def test_predict_reads_files_by_the_rules_of_training(trained, tmp_path):
     def predicted(text, chunk=7):
         (tmp_path / "new.csv").write_text(text)
         found = predict_file(
-            trained.folder.path, tmp_path / "new.csv", tmp_path / "o.csv", overwrite=True, rows=chunk
+            trained.folder.path,
+            tmp_path / "new.csv",
+            tmp_path / "o.csv",
+            overwrite=True,
+            rows=chunk,
         )
         return pd.read_csv(tmp_path / "o.csv").select_dtypes("number"), found.notes
 

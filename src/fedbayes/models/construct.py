@@ -115,8 +115,8 @@ def _module(settings: ModelSettings, shape: tuple[int, ...], outputs: int) -> nn
         if len(shape) == 2 and min(shape) >= least:
             way = "if it is an image without a channel, set data.channels to 'absent'"
         raise ModelError(
-            f"model {settings.name!r} needs images of at least {least} by {least} pixels, and a sample of "
-            f"this data has shape {shape}; {way}"
+            f"model {settings.name!r} needs images of at least {least} by {least} pixels, and a "
+            f"sample of this data has shape {shape}; {way}"
         )
     if settings.name == "lenet5":
         channels, height, width = shape
