@@ -2,6 +2,7 @@
 
 import itertools
 import math
+import unicodedata
 import warnings
 from fractions import Fraction
 
@@ -565,3 +566,43 @@ def test_clients_that_are_no_tables_by_name_are_refused_with_the_way_out():
     with pytest.raises(DataError, match=r"type DataFrame; .*table.groupby\('site'\)"):
         glm(table, "y", ["x"])
     assert glm(dict(list(table.groupby("site"))), "y", ["x"]).names == ("intercept", "x")
+
+
+def test_outcomes_and_columns_are_read_alike_whatever_their_type():
+    rng = np.random.default_rng(4)
+    frame = pd.DataFrame({0: rng.normal(size=90), 1: rng.integers(0, 2, 90)})
+    parts = {f"s{k}": frame.iloc[k::3].reset_index(drop=True) for k in range(3)}
+    expected = glm(parts, 1, [0], family="binomial")
+    assert expected.names == ("intercept", "0")
+    for coded in (bool, "boolean", "Int64", float):
+        mixed = {**parts, "s1": parts["s1"].assign(**{"y": parts["s1"][1].astype(coded)})}
+        mixed = {
+            name: part.rename(columns={1: "y"}) if name != "s1" else part.drop(columns=1)
+            for name, part in mixed.items()
+        }
+        found = glm(mixed, "y", [0], family="binomial")
+        np.testing.assert_allclose(found.estimates, expected.estimates, rtol=1e-9)
+    truths = {name: part.assign(y=part[1] == 1).drop(columns=1) for name, part in parts.items()}
+    flipped = glm(truths, "y", [0], family="binomial", happened=False)
+    np.testing.assert_allclose(flipped.estimates, -expected.estimates, rtol=1e-6)
+
+
+def test_groups_that_are_coded_in_two_ways_are_named():
+    frame = pd.DataFrame({"x": np.arange(40.0) % 7, "y": np.arange(40.0) % 5, "g": [0, 1] * 20})
+    parts = {"a": frame[:20], "b": frame[20:].assign(g=frame.g[20:].astype(bool))}
+    with pytest.raises(
+        DataError, match=r"'g' holds true and false at client b, and 0 and 1 at .* a"
+    ):
+        glm(parts, "y", ["x", "g"], categories=["g"])
+    days = pd.date_range("2020-01-01", periods=40).strftime("%d.%m.%Y")
+    with pytest.raises(DataError, match="column 'day' holds dates"):
+        glm({"a": frame.assign(day=days)}, "y", ["x", "day"])
+
+
+def test_names_in_two_forms_of_unicode_are_one():
+    frame = pd.DataFrame({"y": np.arange(40.0) % 5, "größe": np.arange(40.0) % 7})
+    other = frame.rename(columns={"größe": unicodedata.normalize("NFD", "größe")})
+    found = glm({"a": frame[:20], "b": other[20:]}, "y")
+    assert found.names == ("intercept", "größe")
+    with pytest.raises(DataError, match="two clients are called 'größe'"):
+        glm({"größe": frame[:20], other.columns[1]: frame[20:]}, "y")

@@ -1,4 +1,5 @@
 import io
+import json
 from zipfile import ZipFile
 
 import pytest
@@ -264,3 +265,26 @@ def test_what_is_unlike_a_network_is_told_with_names_and_shapes():
     assert "it has 3.weight (2 x 5), 3.bias (2), where 3.weight (3 x 5)" in unlike(wider, wanted)
     few = {name: tensor for name, tensor in wanted.items() if name != "3.bias"}
     assert "and lacks 3.bias (3)" in unlike(few, wanted)
+
+
+def test_a_model_in_parts_is_joined_by_its_index(tmp_path):
+    weights = {f"{name}.weight": torch.randn(3, 2) for name in ("b", "a", "c10", "c9")}
+    places = {}
+    for number, name in enumerate(weights, 1):
+        places[name] = f"model-0000{number}-of-00004.safetensors"
+        save_file({name: weights[name]}, tmp_path / places[name])
+    index = tmp_path / "model.safetensors.index.json"
+    index.write_text(json.dumps({"metadata": {}, "weight_map": places}))
+    for path in (tmp_path, index):
+        found = read_weights(path)
+        assert list(found) == ["a.weight", "b.weight", "c9.weight", "c10.weight"]
+        assert all(torch.equal(found[name], weights[name]) for name in weights)
+    for odd, words in (
+        ({"x.weight": places["b.weight"]}, "has no tensor 'x.weight'"),
+        ({"x.weight": "../other.safetensors"}, "which is no file beside it"),
+        ({"x.weight": "absent.safetensors"}, "absent.safetensors"),
+        ([], "it has no weight_map"),
+    ):
+        index.write_text(json.dumps({"weight_map": odd}))
+        with pytest.raises(ModelError, match=words):
+            read_weights(tmp_path)

@@ -91,7 +91,7 @@ def test_the_shape_decides_and_not_the_type(module, tmp_path, kind, shape, seen)
 
 
 def test_channels_that_are_not_there():
-    with pytest.raises(DataError, match="data.channels is 'last', for samples of 3 axes"):
+    with pytest.raises(DataError, match=r"data\.channels is 'last', for samples of 3 axes"):
         arrange(np.zeros((4, 6, 6)), "last", "x")
     x, note = arrange(np.zeros((4, 5, 30)), "absent", "x")
     assert (x.shape, note) == ((4, 1, 5, 30), "")
@@ -100,7 +100,7 @@ def test_channels_that_are_not_there():
 def test_a_network_for_images_names_a_missing_channel(module):
     module.data = lambda: clients(lambda n: RNG.random((n, 16, 64)))
     config = Config.create(data={"name": "own_intake:data"}, model={"name": "lenet5"})
-    with pytest.raises(ModelError, match="without a channel, set data.channels to 'absent'"):
+    with pytest.raises(ModelError, match=r"without a channel, set data\.channels to 'absent'"):
         Simulation(config)
 
 
@@ -181,7 +181,7 @@ def test_one_name_in_two_forms_of_unicode_is_one_client(tmp_path):
     assert own.group_names == (names[0],)
     frame = frame.rename(columns={"a": names[1]})
     frame.to_csv(tmp_path / "t.csv", index=False)
-    own = load_dataset(DataSettings(path=tmp_path / "t.csv", drop="site", features=(names[1],)))
+    own = load_dataset(DataSettings(path=tmp_path / "t.csv", features=(names[1],)))
     assert own.features == (names[0],)
 
 
@@ -205,7 +205,8 @@ def test_ids_reach_an_embedding_as_they_are(module, kind):
     assert set(np.unique(data.all_train().x)) <= set(np.unique(x).astype(float))
     assert any("uses samples as ids" in note for note in told)
     example = data.preprocessing.example(40, torch.Generator().manual_seed(0))
-    assert bool((example == example.round()).all()) and 0 <= example.min() <= example.max() < 50
+    assert bool((example == example.round()).all())
+    assert 0 <= example.min() <= example.max() < 50
     data, told = federated(module, make, "all_ids", standardize="on")
     assert data.all_train().x.min() < 0
 
@@ -217,7 +218,8 @@ def test_ids_next_to_quantities(module):
 
     data, told = federated(module, make, "some_ids")
     assert data.preprocessing.ids[2:] == (-1, -1)
-    assert data.mean[:2].tolist() == [0, 0] and data.mean[2:].min() > 1
+    assert data.mean[:2].tolist() == [0, 0]
+    assert data.mean[2:].min() > 1
     assert any("feature 0, feature 1 as ids" in note for note in told)
 
 
@@ -228,7 +230,8 @@ def test_whole_numbers_that_are_no_ids_are_standardized_with_a_note(module):
     data, told = federated(
         module, lambda n: RNG.integers(0, 900, (n, 4)), "plain", standardize="off"
     )
-    assert data.mean.tolist() == [0] * 4 and data.std.tolist() == [1] * 4
+    assert data.mean.tolist() == [0] * 4
+    assert data.std.tolist() == [1] * 4
 
 
 def test_ids_beyond_an_embedding_are_an_error_before_the_first_round(module):

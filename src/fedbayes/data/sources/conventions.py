@@ -7,7 +7,6 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from io import StringIO
-from itertools import accumulate
 from pathlib import Path
 from typing import IO, Any
 
@@ -128,7 +127,10 @@ def header_names(file: Path, header: Sequence[Sequence[str]]) -> tuple[str, ...]
     names = [next(filter(None, cells), "") for cells in zip(*rows, strict=True)]
     if not merged and len(set(names)) == len(names):
         return tuple(names)
-    filled = [list(accumulate(row, lambda left, cell: cell or left)) for row in above]
+    filled: list[list[str]] = []
+    for row in above:
+        left = ""
+        filled.append([left := cell or left for cell in row])
     together = zip(*filled, last, strict=True)
     return tuple(" ".join(dict.fromkeys(filter(None, cells))) for cells in together)
 
