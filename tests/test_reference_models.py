@@ -36,18 +36,13 @@ PARAMETERS = {
     "fedsparse": {"output_gates": True},
     "scaffold-fedsparse": {"output_gates": True},
     "fedl1": {"output_groups": True},
-    "ivon-admm": {"damping": False},
+    "fedadam": {"bias_correction": True},
     "fedfuse": {"steps": 8, "drawn": 128},
     "fedpa": {"burn_in_rounds": 1, "shrinkage": 0.1},
     "gpi-fnm": {"form": "wide"},
 }
 LENET = {"model": {"name": "lenet5"}, "data": {"name": "mnist", "clients": 4, "limit": 200}}
 LENET["data"]["limit_test"] = 100
-UNIFORM = (
-    *("scaffold", "scaffold-fedsparse", "fedsparse", "feddrop", "fedl1"),
-    *("pfedbayes", "laplace", "mixture"),
-)
-"""Those whose numbers are of clients that weigh alike."""
 CASES = {name: (name, OTHERS.get(name, {})) for name in METHODS}
 CASES |= {f"{name} lenet5": (name, LENET) for name in ("fedavg", "fedsparse")}
 
@@ -55,12 +50,7 @@ CASES |= {f"{name} lenet5": (name, LENET) for name in ("fedavg", "fedsparse")}
 def measured(case):
     """Norm of every tensor of the final model, and its inner product with fixed directions."""
     method, others = CASES[case]
-    weighting = {"weighting": "uniform"} if method in UNIFORM else {}
-    parameters = {
-        **{"name": method, "preset": "published"},
-        **weighting,
-        **PARAMETERS.get(method, {}),
-    }
+    parameters = {"name": method, "preset": "published", **PARAMETERS.get(method, {})}
     config = Config.create(**{**SETTINGS, **others, "method": parameters})
     with Simulation(config) as simulation:
         for _ in simulation:

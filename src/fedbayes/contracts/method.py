@@ -32,9 +32,9 @@ go on anywhere.
 """
 
 from abc import abstractmethod
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, replace
-from typing import Any, ClassVar, Generic, Literal, TypeVar
+from typing import Annotated, Any, ClassVar, Generic, Literal, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field
 from torch import Tensor
@@ -46,7 +46,7 @@ from fedbayes.contracts.recommended import Known, adam, sgd
 from fedbayes.contracts.reports import Gathered, Report, Sum
 from fedbayes.contracts.run import At, Run, nll
 from fedbayes.errors import ConfigError
-from fedbayes.fields import Choosable
+from fedbayes.fields import Choosable, Chosen
 from fedbayes.inference.problem import Loss, Problem, Solved
 from fedbayes.messages import Message, dense
 from fedbayes.models import Network
@@ -147,6 +147,8 @@ class Method(Choosable, Generic[ServerState, ClientState, Reduced]):
     summary leads with, and what is best."""
     sends_final_model: ClassVar[bool] = False
     """Whether every client gets a copy of the last global model, whose bytes count."""
+    published: ClassVar[Mapping[str, Any]] = {}
+    """Published values of fields whose default is another one, for `preset = "published"`."""
 
     preset: Literal["recommended", "published"] = Field(
         "recommended",
@@ -486,7 +488,7 @@ class Averaged(BaseModel):
     of one another.
     """
 
-    weighting: Literal["samples", "uniform"] = Field(
+    weighting: Annotated[Literal["samples", "uniform"], Chosen()] = Field(
         "samples",
         description="weight of a client at the server: its number of training samples, or 1",
     )

@@ -53,6 +53,7 @@ class FedDrop(Averaged, ServerOptimizer, Method[Server, Nothing, Sum]):
     rate of 0.01 on in- and outputs comes to less than one.
     """
 
+    published = {"weighting": "uniform"}
     name = "feddrop"
     summary = "every client trains a smaller network: federated dropout"
     paper = "Caldas et al. 2018; Louizos et al. 2021, appendix A"

@@ -51,6 +51,7 @@ class FedL1(Averaged, ServerOptimizer, Method[Server, Nothing, Sum]):
     owns. The server takes an optimizer's step along the difference of the sparse models.
     """
 
+    published = {"weighting": "uniform"}
     name = "fedl1"
     summary = "group lasso and a threshold: small units are not sent"
     paper = "Louizos et al. 2021, appendix A; Wen et al. 2016"

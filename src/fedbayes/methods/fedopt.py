@@ -1,12 +1,14 @@
 """Generalized FedAvg: the M-step by one step of a server optimizer."""
 
-from typing import ClassVar, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 import torch
 from pydantic import Field
 from torch import Tensor
 
+from fedbayes.contracts import Known
 from fedbayes.contracts.drift import GeneralizedFedAvg
+from fedbayes.fields import Chosen
 from fedbayes.inference import optimizers
 
 
@@ -32,7 +34,13 @@ class FedAvgM(GeneralizedFedAvg):
     paper = "Hsu et al. 2019"
 
     server_lr: float = Field(1.0, gt=0, description="learning rate of the server")
-    server_momentum: float = Field(0.9, ge=0, lt=1, description="momentum of the server")
+    server_momentum: Annotated[float, Chosen()] = Field(
+        0.9, ge=0, lt=1, description="momentum of the server"
+    )
+
+    def recommended(self, known: Known) -> dict[str, Any]:
+        """Less momentum than over many rounds: steps of 0.9 overshoot in the first ones."""
+        return {**super().recommended(known), "method.server_momentum": 0.5}
 
     def optimizer(self, parameters: list[Tensor]) -> torch.optim.Optimizer:
         """SGD with momentum."""
@@ -49,13 +57,19 @@ class Adaptive(GeneralizedFedAvg):
     beside `eps`.
     """
 
-    server_lr: float = Field(1e-2, gt=0, description="learning rate of the server")
+    server_lr: Annotated[float, Chosen()] = Field(
+        1e-2, gt=0, description="learning rate of the server"
+    )
     beta1: float = Field(0.9, ge=0, lt=1, description="decay of the first moment")
     beta2: float = Field(0.99, ge=0, lt=1, description="decay of the second moment")
     eps: float = Field(1e-3, gt=0, description="floor of the denominator")
-    bias_correction: bool
+    bias_correction: Annotated[bool, Chosen()]
 
     kind: ClassVar[Literal["adam", "yogi"]]
+
+    def recommended(self, known: Known) -> dict[str, Any]:
+        """A server's rate that twenty rounds suffice for."""
+        return {**super().recommended(known), "method.server_lr": 0.02}
 
     def optimizer(self, parameters: list[Tensor]) -> torch.optim.Optimizer:
         """Adam or Yogi with the server's rate and moments."""
@@ -72,11 +86,12 @@ class Adaptive(GeneralizedFedAvg):
 class FedAdam(Adaptive):
     """Adam at the server: by default PyTorch's, with bias correction, which the paper has not."""
 
+    published = {"bias_correction": False}
     name = "fedadam"
     summary = "Adam at the server"
     kind = "adam"
 
-    bias_correction: bool = Field(
+    bias_correction: Annotated[bool, Chosen()] = Field(
         True,
         description="whether moments are corrected for their start, as in Adam; false: as in "
         "Reddi et al. 2021",
@@ -90,7 +105,7 @@ class FedYogi(Adaptive):
     summary = "Yogi at the server"
     kind = "yogi"
 
-    bias_correction: bool = Field(
+    bias_correction: Annotated[bool, Chosen()] = Field(
         False,
         description="whether moments are corrected for their start, as in Adam; false: as in "
         "Reddi et al. 2021",

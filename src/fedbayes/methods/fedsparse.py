@@ -93,6 +93,7 @@ class Gated(
     the same of w_s and v_s, at a client; no gradient flows through the norm (Eq. 23).
     """
 
+    published = {"weighting": "uniform"}
     sparse_parts = ("weights",)
 
     gates: Literal["units", "weights"] = Field(

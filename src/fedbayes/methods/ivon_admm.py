@@ -32,7 +32,7 @@ from fedbayes.contracts.natural import (
     shifted,
 )
 from fedbayes.errors import MessageError
-from fedbayes.fields import Only
+from fedbayes.fields import Chosen, Only
 from fedbayes.inference.gaussian import Gaussian, differentiated, standard
 from fedbayes.inference.ivon import Ivon
 from fedbayes.messages import Message
@@ -85,6 +85,7 @@ class IvonAdmm(Natural[Server, Client]):
     ρ/prior_std², of weights that are drawn with deviation `prior_std`.
     """
 
+    published = {"damping": False}
     name = "ivon-admm"
     summary = "clients' posteriors agree by dual variables, as in ADMM"
     paper = "Möllenhoff et al. 2025; Swaroop et al. 2025; Shen et al. 2024"
@@ -101,7 +102,7 @@ class IvonAdmm(Natural[Server, Client]):
         "once where losses are quadratic with diagonal Hessians; less than that is unstable, and "
         "where clients have few classes each more is better, such as 1",
     )
-    damping: bool = Field(
+    damping: Annotated[bool, Chosen()] = Field(
         True,
         description="whether clients' means are drawn to the server's by the precision of their "
         "dual variables too: what keeps sites of other sizes and correlated columns from falling "

@@ -54,6 +54,7 @@ class Laplace(Averaged, ServerSchedule, Method[Server, Nothing, Gathered]):
     gradient of the paper, takes the median for the clients' mean in generalized FedAvg.
     """
 
+    published = {"weighting": "uniform"}
     name = "laplace"
     summary = "sparse changes and the clients' median: the Laplace prior"
     paper = "Louizos et al. 2021, appendix J.1"

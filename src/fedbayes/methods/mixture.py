@@ -59,6 +59,7 @@ class Mixture(Averaged, ServerOptimizer, Method[Server, Nothing, Gathered]):
     predicts. Down go K models, up goes one.
     """
 
+    published = {"weighting": "uniform"}
     name = "mixture"
     summary = "an ensemble at the server: the mixture-of-Gaussians prior"
     paper = "Louizos et al. 2021, appendix J.2"

@@ -69,6 +69,7 @@ class PFedBayes(Averaged, Method[Server, Client, Sum]):
     Clients predict by draws from q_i, the global model by draws from w.
     """
 
+    published = {"weighting": "uniform"}
     name = "pfedbayes"
     summary = "a posterior for each client, drawn to a global Gaussian"
     paper = "Zhang et al. 2022"

@@ -66,6 +66,7 @@ class Scaffold(ServerOptimizer, Variates[Server]):
     the median norm of the last round's, which is not in the papers.
     """
 
+    published = {"weighting": "uniform"}
     name = "scaffold"
     summary = "gradients corrected by control variates"
     paper = "Karimireddy et al. 2020; Louizos et al. 2021, appendix E"

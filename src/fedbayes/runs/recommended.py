@@ -37,7 +37,7 @@ def choose(config: Config, run: Run, data: FederatedData) -> Config:
         samples = median = int(sizes.sum())
     pretrained = config.model.pretrained is not None and not config.model.scratch
     known = Known(run, samples, median, pretrained)
-    wanted: Mapping[str, Any] = {}
+    wanted: Mapping[str, Any] = {f"method.{n}": value for n, value in method.published.items()}
     if method.preset == "recommended":
         wanted = _beside(training, method.recommended(known))
         _require_choosable(method, training, wanted)
