@@ -160,7 +160,7 @@ def test_files_are_at_the_temperature(run, tmp_path, recwarn):
     torch.testing.assert_close(program(x.float()).softmax(dim=1), wanted)
     kept = Card.load(read_model(run.folder.model_file)[1], "the model")
     assert (kept.temperature, kept.of_fused("average").temperature) == (cool, None)
-    card = json.loads((tmp_path / "model.card.json").read_text())
+    card = json.loads((tmp_path / "model.pt2.card.json").read_text())
     assert card["metrics"]["nll"] == pytest.approx(run.summary["global_nll"], rel=1e-5)
     assert card["calibration"]["temperature"] == cool
     assert f"at the temperature {cool:.4g}" in card["outputs"]

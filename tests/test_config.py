@@ -146,7 +146,7 @@ def test_settings_tell_every_key_and_default():
         values = whole[table[0]] if table else whole
         assert rows[key].default == values[last], key
         assert rows[key].description, key
-    assert rows["training.lr"].type == "number > 0"
+    assert rows["training.lr"].type == "number > 0 | auto"
     kinds = "sgd | adam | amsgrad | adamax | package.module:name"
     assert rows["training.optimizer"].type.startswith(kinds)
     assert rows["model.hidden"].type == "integer, or list of integers"
@@ -462,7 +462,7 @@ for arguments in sys.argv[1:]:
         ({"aggregation": {"rule": "median"}}, "of 2 reports a round it is their mean"),
         ({"training": {"patience": 2, "epochs": 3}}, "it may after epoch 3, and training.epochs"),
         (
-            {"training": {"patience": 1, "validation": 0.2}},
+            {"training": {"patience": 1, "validation": 0.2, "epochs": 1}},
             "training.epochs is 1, and what training.validation sets aside is trained on by nobody",
         ),
         (

@@ -48,7 +48,10 @@ def test_methods_are_a_line_each(cli, monkeypatch):
 def test_settings(cli, monkeypatch):
     monkeypatch.setenv("COLUMNS", "80")
     text = cli("settings", "training.lr")
-    assert text == ("training.lr = 0.1  (number > 0)\n    learning rate in the first round\n")
+    assert text == (
+        'training.lr = "auto"  (number > 0 | auto)\n'
+        "    learning rate in the first round; published: 0.1\n"
+    )
     table = json.loads(cli("settings", "training", "--json"))
     assert [row["key"] for row in table][:2] == ["training.optimizer", "training.lr"]
     assert " | package.module:name" in table[0]["type"]
