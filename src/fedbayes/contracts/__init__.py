@@ -3,6 +3,7 @@
 from fedbayes.contracts.changes import Changes, Clips, Total
 from fedbayes.contracts.counted import Counted
 from fedbayes.contracts.method import (
+    UNIFORM,
     AnyMethod,
     Averaged,
     ClientState,
@@ -23,6 +24,7 @@ from fedbayes.contracts.run import At, Run, nll
 from fedbayes.inference.problem import Loss, Noise, Problem, Solved, Tree
 
 __all__ = [
+    "UNIFORM",
     "AnyMethod",
     "At",
     "Averaged",

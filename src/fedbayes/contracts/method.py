@@ -34,6 +34,7 @@ go on anywhere.
 from abc import abstractmethod
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, replace
+from types import MappingProxyType
 from typing import Annotated, Any, ClassVar, Generic, Literal, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field
@@ -147,7 +148,7 @@ class Method(Choosable, Generic[ServerState, ClientState, Reduced]):
     summary leads with, and what is best."""
     sends_final_model: ClassVar[bool] = False
     """Whether every client gets a copy of the last global model, whose bytes count."""
-    published: ClassVar[Mapping[str, Any]] = {}
+    published: ClassVar[Mapping[str, Any]] = MappingProxyType({})
     """Published values of fields whose default is another one, for `preset = "published"`."""
 
     preset: Literal["recommended", "published"] = Field(
@@ -493,6 +494,9 @@ class Averaged(BaseModel):
         description="weight of a client at the server: its number of training samples, or 1",
     )
 
+
+UNIFORM: Mapping[str, Any] = MappingProxyType({"weighting": "uniform"})
+"""What papers publish in which all clients weigh alike."""
 
 AnyMethod = Method[Any, Any, Any]
 """A method whose states we do not look into: what engines work with."""

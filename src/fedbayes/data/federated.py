@@ -110,8 +110,9 @@ class FederatedData(Brief):
         """
         seen = self.preprocessing
         mean, std = np.where(features, 0.0, seen.mean), np.where(features, 1.0, seen.std)
-        kept = {"mean": tuple(mean.tolist()), "std": tuple(std.tolist()), "ids": ids}
-        self.preprocessing = replace(seen, **kept)
+        self.preprocessing = replace(
+            seen, mean=tuple(mean.tolist()), std=tuple(std.tolist()), ids=ids
+        )
         self.mean, self.std = self.preprocessing.statistics
 
     @property

@@ -122,7 +122,7 @@ def serve(
         many_connections()
         ready()
         with suppress(KeyboardInterrupt):
-            uvicorn.Server(config).run(sockets)
+            uvicorn.Server(config).run(list(sockets))
 
 
 def _flower(folder: Path, port: int) -> App:

@@ -147,9 +147,14 @@ class TemperatureSums:
             raise MessageError("it sent no sums for a temperature")
         whole = counts.dtype == torch.int64 and counts.shape == (2,) and bool((counts >= 0).all())
         fits = sums.dtype == torch.float64 and sums.shape == (3, POINTS)
-        if not (whole and fits and sums.isfinite().all() and (sums[0] > -1e-6).all()):
+        if not (whole and fits):
             raise MessageError("its sums for a temperature are invalid")
-        return cls(*sums, *counts.tolist())
+        found = cls(*sums, *counts.tolist())
+        try:
+            found.check("its sums for a temperature")
+        except DataError as error:
+            raise MessageError(str(error)) from None
+        return found
 
 
 def has_temperature(likelihood: Likelihood) -> bool:

@@ -8,6 +8,7 @@ from pydantic import Field
 from torch import Tensor
 
 from fedbayes.contracts import (
+    UNIFORM,
     At,
     Averaged,
     Info,
@@ -53,7 +54,7 @@ class FedDrop(Averaged, ServerOptimizer, Method[Server, Nothing, Sum]):
     rate of 0.01 on in- and outputs comes to less than one.
     """
 
-    published = {"weighting": "uniform"}
+    published = UNIFORM
     name = "feddrop"
     summary = "every client trains a smaller network: federated dropout"
     paper = "Caldas et al. 2018; Louizos et al. 2021, appendix A"

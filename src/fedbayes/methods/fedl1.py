@@ -9,6 +9,7 @@ from pydantic import Field
 from torch import Tensor
 
 from fedbayes.contracts import (
+    UNIFORM,
     At,
     Averaged,
     Info,
@@ -51,7 +52,7 @@ class FedL1(Averaged, ServerOptimizer, Method[Server, Nothing, Sum]):
     owns. The server takes an optimizer's step along the difference of the sparse models.
     """
 
-    published = {"weighting": "uniform"}
+    published = UNIFORM
     name = "fedl1"
     summary = "group lasso and a threshold: small units are not sent"
     paper = "Louizos et al. 2021, appendix A; Wen et al. 2016"

@@ -1,5 +1,6 @@
 """Generalized FedAvg: the M-step by one step of a server optimizer."""
 
+from types import MappingProxyType
 from typing import Annotated, Any, ClassVar, Literal
 
 import torch
@@ -86,7 +87,7 @@ class Adaptive(GeneralizedFedAvg):
 class FedAdam(Adaptive):
     """Adam at the server: by default PyTorch's, with bias correction, which the paper has not."""
 
-    published = {"bias_correction": False}
+    published = MappingProxyType({"bias_correction": False})
     name = "fedadam"
     summary = "Adam at the server"
     kind = "adam"

@@ -9,6 +9,7 @@ from pydantic import Field
 from torch import Tensor
 
 from fedbayes.contracts import (
+    UNIFORM,
     At,
     Averaged,
     Changes,
@@ -93,7 +94,7 @@ class Gated(
     the same of w_s and v_s, at a client; no gradient flows through the norm (Eq. 23).
     """
 
-    published = {"weighting": "uniform"}
+    published = UNIFORM
     sparse_parts = ("weights",)
 
     gates: Literal["units", "weights"] = Field(

@@ -2,7 +2,8 @@
 
 from dataclasses import dataclass
 from functools import partial
-from typing import Annotated
+from types import MappingProxyType
+from typing import Annotated, Any
 
 import torch
 from pydantic import Field
@@ -11,6 +12,7 @@ from torch import Tensor
 from fedbayes.contracts import (
     At,
     Info,
+    Known,
     Loss,
     Problem,
     Report,
@@ -19,6 +21,7 @@ from fedbayes.contracts import (
     Solved,
     Sum,
     Tree,
+    sgd,
 )
 from fedbayes.contracts.drawn import expected_loss, weight_noise
 from fedbayes.contracts.natural import (
@@ -85,7 +88,7 @@ class IvonAdmm(Natural[Server, Client]):
     ρ/prior_std², of weights that are drawn with deviation `prior_std`.
     """
 
-    published = {"damping": False}
+    published = MappingProxyType({"damping": False})
     name = "ivon-admm"
     summary = "clients' posteriors agree by dual variables, as in ADMM"
     paper = "Möllenhoff et al. 2025; Swaroop et al. 2025; Shen et al. 2024"
@@ -122,6 +125,10 @@ class IvonAdmm(Natural[Server, Client]):
         description="of the weights where training starts, whose square times training.lr n "
         "/ kl_weight is the rate of gradient descent that first steps have",
     )
+
+    def recommended(self, known: Known) -> dict[str, Any]:
+        """Variational online Newton: the rate is of its own steps."""
+        return sgd(known, lr=0.1)
 
     @property
     def fixed_precision(self) -> bool:

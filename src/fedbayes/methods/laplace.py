@@ -10,6 +10,7 @@ from pydantic import Field
 from torch import Tensor
 
 from fedbayes.contracts import (
+    UNIFORM,
     At,
     Averaged,
     Gathered,
@@ -54,7 +55,7 @@ class Laplace(Averaged, ServerSchedule, Method[Server, Nothing, Gathered]):
     gradient of the paper, takes the median for the clients' mean in generalized FedAvg.
     """
 
-    published = {"weighting": "uniform"}
+    published = UNIFORM
     name = "laplace"
     summary = "sparse changes and the clients' median: the Laplace prior"
     paper = "Louizos et al. 2021, appendix J.1"

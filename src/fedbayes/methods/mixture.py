@@ -9,6 +9,7 @@ from torch import Tensor
 
 from fedbayes import seeds
 from fedbayes.contracts import (
+    UNIFORM,
     At,
     Averaged,
     Gathered,
@@ -59,7 +60,7 @@ class Mixture(Averaged, ServerOptimizer, Method[Server, Nothing, Gathered]):
     predicts. Down go K models, up goes one.
     """
 
-    published = {"weighting": "uniform"}
+    published = UNIFORM
     name = "mixture"
     summary = "an ensemble at the server: the mixture-of-Gaussians prior"
     paper = "Louizos et al. 2021, appendix J.2"

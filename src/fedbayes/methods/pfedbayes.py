@@ -8,6 +8,7 @@ from pydantic import Field
 from torch import Tensor
 
 from fedbayes.contracts import (
+    UNIFORM,
     At,
     Averaged,
     Info,
@@ -69,7 +70,7 @@ class PFedBayes(Averaged, Method[Server, Client, Sum]):
     Clients predict by draws from q_i, the global model by draws from w.
     """
 
-    published = {"weighting": "uniform"}
+    published = UNIFORM
     name = "pfedbayes"
     summary = "a posterior for each client, drawn to a global Gaussian"
     paper = "Zhang et al. 2022"

@@ -8,6 +8,7 @@ from pydantic import Field
 from torch import Tensor
 
 from fedbayes.contracts import (
+    UNIFORM,
     At,
     Info,
     Loss,
@@ -66,7 +67,7 @@ class Scaffold(ServerOptimizer, Variates[Server]):
     the median norm of the last round's, which is not in the papers.
     """
 
-    published = {"weighting": "uniform"}
+    published = UNIFORM
     name = "scaffold"
     summary = "gradients corrected by control variates"
     paper = "Karimireddy et al. 2020; Louizos et al. 2021, appendix E"

@@ -13,7 +13,7 @@ import numpy.typing as npt
 import torch
 
 from fedbayes.data import Preprocessing
-from fedbayes.data.sources.own import as_pictures
+from fedbayes.data.intake import arrange
 from fedbayes.data.wording import listed
 from fedbayes.errors import DataError, FedbayesWarning, ModelError, RunError
 from fedbayes.federation.engine_table import ENGINES
@@ -320,7 +320,7 @@ def read_samples(
         labels = torch.from_numpy(y.astype(np.int64))
     if preprocessing is not None:
         if x.dtype == np.uint8 and len(preprocessing.shape) == 3:
-            x = as_pictures(x)
+            x, _ = arrange(x, "auto", str(path))
             x = x.astype(np.float32) / 255 if unit else x
         try:
             return Samples(preprocessing.apply(x), labels)

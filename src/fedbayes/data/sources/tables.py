@@ -236,16 +236,17 @@ def _read_excel(
 
     sheet, count = settings.sheet, settings.header_rows
     with pd.ExcelFile(file, engine="openpyxl") as book:
-        names = [str(name) for name in book.sheet_names]
-        if sheet is None and len(names) > 1:
-            raise DataError(f"{file} has the sheets {listed(names)}; choose one with sheet")
-        if sheet is not None and sheet not in names:
+        sheets = [str(name) for name in book.sheet_names]
+        if sheet is None and len(sheets) > 1:
+            raise DataError(f"{file} has the sheets {listed(sheets)}; choose one with sheet")
+        if sheet is not None and sheet not in sheets:
             raise DataError(
-                f"{file} has no sheet '{sheet}'{did_you_mean(sheet, names)}; it has {listed(names)}"
+                f"{file} has no sheet '{sheet}'{did_you_mean(sheet, sheets)}; it has "
+                f"{listed(sheets)}"
             )
-        chosen = sheet or names[0]
+        chosen = sheet or sheets[0]
         head = pd.read_excel(book, sheet_name=chosen, header=None, nrows=count)
-        names = None
+        names: list[str] | None = None
         header = head.iloc[0].dropna().tolist() if len(head) else []
         if count > 1:
             rows = head.fillna("").astype(str).map(str.strip).to_numpy().tolist()
