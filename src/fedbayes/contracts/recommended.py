@@ -41,8 +41,8 @@ class Known:
 
     @property
     def real(self) -> bool:
-        """Whether the target is real numbers, where few samples are overfitted soon."""
-        return self.run.likelihood.target.kind == "real"
+        """Whether numbers or times are predicted, which long steps overfit or diverge on."""
+        return self.run.likelihood.target.kind not in ("class", "labels")
 
     def epochs(self, steps: int) -> int:
         """Epochs in which a client takes about so many steps, at least 2 and at most 20."""

@@ -1,13 +1,13 @@
 """FedEP: federated expectation propagation."""
 
 from dataclasses import replace
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 import torch
 from pydantic import Field
 from torch import Tensor
 
-from fedbayes.contracts import At, Info, Problem, Run, Solved
+from fedbayes.contracts import At, Info, Known, Problem, Run, Solved, sgd
 from fedbayes.contracts.moments import Moments
 from fedbayes.errors import ConfigError
 from fedbayes.fields import Only
@@ -55,6 +55,11 @@ class FedEP(Moments):
     thinning: Annotated[int, Only("inference", "sgld")] = Field(
         1, ge=1, description="steps from one sample to the next (sgld)"
     )
+
+    def recommended(self, known: Known) -> dict[str, Any]:
+        """Langevin dynamics has plain steps."""
+        chosen = super().recommended(known)
+        return {**chosen, **sgd(known)} if self.inference == "sgld" else chosen
 
     def check(self, run: Run) -> None:
         """Weights alone are inferred, by a Fisher matrix or by plain steps.

@@ -251,7 +251,7 @@ class Gated(
             given=given,
             noise=Noise("relaxed gates", draw),
             message=message,
-            param_groups={"threshold/": self.gate_optimizer},
+            param_groups={"threshold/": self.gate_optimizer} if gated else {},
         )
 
     def loss(self, run: Run) -> Loss:

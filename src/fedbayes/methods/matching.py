@@ -104,7 +104,11 @@ class GpiFnm(MatchingSettings, Counted[Server]):
         trained = adam(known, steps=60)
         if "form" not in self.choosable():
             return trained
-        return {**trained, "method.form": "wide" if _common_bias(known.run) else "published"}
+        try:
+            wide = _common_bias(known.run) != 0
+        except ModelError:  # which `check` is to say
+            wide = False
+        return {**trained, "method.form": "wide" if wide else "published"}
 
     def falls_short(self, samples: int, run: Run) -> str:
         """Few samples leave neurons near their start, where they are no other client's."""

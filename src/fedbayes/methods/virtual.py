@@ -104,7 +104,7 @@ class Virtual(Factors[Client]):
         description="weight of the likelihood of the server's own outputs in training; 0 is the "
         "paper, with more the server's network learns to predict too",
     )
-    server_trust: float | None = Field(
+    server_trust: Annotated[float | None, Chosen()] = Field(
         None,
         ge=0,
         description="weight of the server's probabilities beside a client's own, which have 1, in "
@@ -116,12 +116,11 @@ class Virtual(Factors[Client]):
 
     def recommended(self, known: Known) -> dict[str, Any]:
         """One sample a step, and a server's network that learns to predict."""
-        classes = isinstance(known.run.likelihood, Categorical)
-        return {
-            **super().recommended(known),
-            "method.samples": 1,
-            "method.server_likelihood": float(self.lateral and classes),
-        }
+        chosen: dict[str, Any] = {**super().recommended(known), "method.samples": 1}
+        if not self.lateral:
+            return chosen
+        trust = None if isinstance(known.run.likelihood, Categorical) else 0.0
+        return {**chosen, "method.server_likelihood": 1.0, "method.server_trust": trust}
 
     def check(self, run: Run) -> None:
         """Plain stacks of trained layers, in float32; the server's outputs need classes.

@@ -373,9 +373,13 @@ class Config(Settings):
             values[table] = unset | values[table]
         return toml(known, values)
 
+    def named_method(self) -> "AnyMethod":
+        """The named method with its parameters."""
+        return find_method(self.method["name"]).model_validate(_parameters(self.method))
+
     def build_method(self) -> "AnyMethod":
-        """The method with its parameters."""
-        method = find_method(self.method["name"]).model_validate(_parameters(self.method))
+        """The method that runs with its parameters, which may be a variant of the named one."""
+        method = self.named_method()
         if self.model.batch_norm != "local":
             return method.variant()
         from fedbayes.federation.own_layers import with_own_layers
@@ -395,8 +399,8 @@ class Config(Settings):
 
     def closed(self) -> Self:
         """The settings with published values for those that are open."""
-        method = find_method(self.method["name"]).model_validate(_parameters(self.method))
-        table = {"name": self.method["name"], **_stored(method.with_chosen({}))}
+        method = self.named_method().with_chosen({})
+        table = {"name": self.method["name"], **_stored(method)}
         return self.model_copy(update={"training": self.training.with_chosen({}), "method": table})
 
     def chosen_as(self, before: "Config") -> Self:

@@ -26,7 +26,7 @@ def choose(config: Config, run: Run, data: FederatedData) -> Config:
         run: of the federation, with published values for open settings.
         data: the clients' data, or what the server has of them.
     """
-    method, training = config.build_method(), config.training
+    method, training = config.named_method(), config.training
     if not (training.open or method.open):
         return config
     sizes = data.train_sizes()
