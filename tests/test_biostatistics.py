@@ -476,7 +476,7 @@ def test_monotone_survival_is_refused():
     with pytest.raises(DataError, match="'t' is negative in 6 rows"):
         kaplan_meier({"s0": table.assign(t=-table.t)[:6]}, "t", "d")
     with pytest.raises(DataError, match="'d' is '0' in all 12 rows"):
-        kaplan_meier({"s0": table.assign(d=0)}, "t", "d")
+        cox({"s0": table.assign(d=0)}, "t", "d")
     with pytest.raises(ConfigError, match="coarsen is inf; give 0 or a step"):
         kaplan_meier({"s0": table}, "t", "d", coarsen=math.inf)
 

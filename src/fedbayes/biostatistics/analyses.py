@@ -1,6 +1,7 @@
 """Regressions, survival curves and meta-analyses of clients' tables, for Python."""
 
 import math
+import warnings
 from collections.abc import Mapping, Sequence
 from typing import Any, Literal
 
@@ -14,9 +15,10 @@ from fedbayes.biostatistics.families import FAMILIES, FamilyName
 from fedbayes.biostatistics.generalized import fit_glm
 from fedbayes.biostatistics.hazards import Ties, fit_cox
 from fedbayes.biostatistics.meta import MetaAnalysis, Pooled, pool
+from fedbayes.biostatistics.newton import of_condition
 from fedbayes.biostatistics.results import Regression
 from fedbayes.categories import normal
-from fedbayes.errors import ConfigError, DataError, MessageError
+from fedbayes.errors import ConfigError, DataError, FedbayesWarning, MessageError
 
 Clients = Mapping[str, Any] | Carrier
 """A DataFrame for each client by its name, or whatever carries questions to clients."""
@@ -35,6 +37,7 @@ def glm(
     references: Mapping[str, str] | None = None,
     drop: Sequence[str] = (),
     weights: str = "",
+    sample_weight: str = "",
     offset: str = "",
     exposure: str = "",
     drop_missing: bool = False,
@@ -53,6 +56,8 @@ def glm(
         references: category by column that the others are compared with; default the first.
         drop: columns that are no features.
         weights: a column: how many rows each row stands for.
+        sample_weight: a column: how much each row counts, in any unit, as after sampling with known
+            probabilities. Standard errors are then of the sandwich estimator (HC0).
         offset: a column that is added to the linear predictor.
         exposure: a column whose logarithm is added to it.
         drop_missing: whether rows with a missing value are left out; they are refused otherwise.
@@ -65,6 +70,7 @@ def glm(
         raise ConfigError(f"there is no family {family!r}; choose one of {', '.join(FAMILIES)}")
     if happened and family != "binomial":
         raise ConfigError(f"happened has no effect on family = {family!r}; leave it out")
+    _one_kind_of_weights(weights, sample_weight)
     wanted = Wanted(
         outcome=outcome,
         two_valued=family == "binomial",
@@ -74,12 +80,14 @@ def glm(
         categories=tuple(categories),
         references=tuple((references or {}).items()),
         weights=weights,
+        sample_weight=sample_weight,
         offset=offset,
         exposure=exposure,
         drop_missing=drop_missing,
         least=min_count,
     )
-    return fit_glm(Exchange(carrier(clients, min_count)), wanted, family, tuple(map(normal, drop)))
+    found = fit_glm(Exchange(carrier(clients, min_count)), wanted, family, tuple(map(normal, drop)))
+    return _with_condition(found)
 
 
 def cox(
@@ -94,6 +102,9 @@ def cox(
     categories: Sequence[str] = (),
     references: Mapping[str, str] | None = None,
     drop: Sequence[str] = (),
+    entry: str = "",
+    weights: str = "",
+    sample_weight: str = "",
     coarsen: float = 0.0,
     drop_missing: bool = False,
     min_count: int = 0,
@@ -112,7 +123,13 @@ def cox(
         categories: as for `glm`.
         references: as for `glm`.
         drop: columns that are no features.
-        coarsen: times are rounded up to multiples of this.
+        entry: a column with the time from which on a row is observed (left truncation): at an
+            event time it is at risk if it entered before.
+        weights: a column: how many rows each row stands for. Tied events after Efron share their
+            mean weight, as in R's survival and in lifelines.
+        sample_weight: a column: how much each row counts, in any unit. Standard errors are then of
+            the sandwich estimator (Lin and Wei 1989).
+        coarsen: times are rounded up to multiples of this, and entry times down.
         drop_missing: as for `glm`.
         min_count: as for `glm`.
 
@@ -122,17 +139,26 @@ def cox(
     if ties not in ("efron", "breslow"):
         raise ConfigError(f"there are no ties {ties!r}; choose efron or breslow")
     way = carrier(clients, min_count)
-    wanted = _survival(time, event, happened, coarsen, drop_missing, min_count).model_copy(
-        update={
-            "strata": "" if strata == CLIENT else strata,
-            "features": tuple(features),
-            "categories": tuple(categories),
-            "references": tuple((references or {}).items()),
-        }
+    _one_kind_of_weights(weights, sample_weight)
+    wanted = _survival(
+        time,
+        event,
+        happened,
+        coarsen,
+        drop_missing,
+        min_count,
+        entry=entry,
+        weights=weights,
+        sample_weight=sample_weight,
+        strata="" if strata == CLIENT else strata,
+        features=tuple(features),
+        categories=tuple(categories),
+        references=tuple((references or {}).items()),
     )
-    return fit_cox(
+    found = fit_cox(
         Exchange(way), wanted, ties, tuple(map(normal, drop)), strata_by_client=strata == CLIENT
     )
+    return _with_condition(found)
 
 
 def kaplan_meier(
@@ -142,6 +168,9 @@ def kaplan_meier(
     *,
     by: str = "",
     happened: str = "",
+    entry: str = "",
+    weights: str = "",
+    sample_weight: str = "",
     coarsen: float = 0.0,
     drop_missing: bool = False,
     min_count: int = 0,
@@ -153,16 +182,21 @@ def kaplan_meier(
         time: the column with the time of the event, or until which there was none.
         event: the column that says whether it happened (1, true).
         by: a column of groups.
-        happened: which of the event's two values means that it happened.
-        coarsen: times are rounded up to multiples of this.
+        happened: which of the event's two values means that it happened; it may be in no row.
+        entry: as for `cox`.
+        weights: a column: how many rows each row stands for.
+        sample_weight: a column: how much each row counts, in any unit. Standard errors are then of
+            the infinitesimal jackknife, and there is no log-rank test.
+        coarsen: as for `cox`.
         drop_missing: as for `glm`.
         min_count: as for `glm`.
 
     Raises:
         FedbayesError: the data do not allow of it; the text names client and column.
     """
-    wanted = _survival(time, event, happened, coarsen, drop_missing, min_count)
-    wanted = wanted.model_copy(update={"by": by})
+    _one_kind_of_weights(weights, sample_weight)
+    roles = {"by": by, "entry": entry, "weights": weights, "sample_weight": sample_weight}
+    wanted = _survival(time, event, happened, coarsen, drop_missing, min_count, **roles)
     return fit_curves(Exchange(carrier(clients, min_count)), wanted)
 
 
@@ -179,7 +213,9 @@ def meta_analysis(
     categories: Sequence[str] = (),
     references: Mapping[str, str] | None = None,
     drop: Sequence[str] = (),
+    entry: str = "",
     weights: str = "",
+    sample_weight: str = "",
     offset: str = "",
     exposure: str = "",
     coarsen: float = 0.0,
@@ -203,7 +239,9 @@ def meta_analysis(
         categories: as for `glm`.
         references: as for `glm`.
         drop: as for `glm`.
+        entry: cox: as for `cox`.
         weights: as for `glm`.
+        sample_weight: as for `glm`.
         offset: as for `glm`.
         exposure: as for `glm`.
         coarsen: as for `cox`.
@@ -213,6 +251,7 @@ def meta_analysis(
     Raises:
         FedbayesError: fewer than two clients have a fit, or a column is not there.
     """
+    _one_kind_of_weights(weights, sample_weight)
     wanted = Wanted(
         outcome=outcome,
         two_valued=family == "binomial",
@@ -223,7 +262,9 @@ def meta_analysis(
         features=tuple(features),
         categories=tuple(categories),
         references=tuple((references or {}).items()),
+        entry=entry,
         weights=weights,
+        sample_weight=sample_weight,
         offset=offset,
         exposure=exposure,
         coarsen=coarsen,
@@ -310,9 +351,36 @@ def carrier(clients: Clients, least: int = 0) -> Carrier:
     return clients
 
 
+def _one_kind_of_weights(weights: str, sample_weight: str) -> None:
+    """See that rows are weighted once.
+
+    Raises:
+        ConfigError: they are weighted twice.
+    """
+    if weights and sample_weight:
+        raise ConfigError(
+            f"weights = {weights!r} says how many rows each stands for, and sample_weight = "
+            f"{sample_weight!r} how much each counts; leave one of them out"
+        )
+
+
+def _with_condition(found: Regression) -> Regression:
+    """The fit; a warning says which columns nearly depend on one another."""
+    if said := of_condition(*found.condition):
+        warnings.warn(said, FedbayesWarning, stacklevel=3)
+    return found
+
+
 def _survival(
-    time: str, event: str, happened: str, coarsen: float, drop_missing: bool, least: int
+    time: str,
+    event: str,
+    happened: str,
+    coarsen: float,
+    drop_missing: bool,
+    least: int,
+    **more: Any,
 ) -> Wanted:
+    """What a survival analysis uses; `more` are other fields of `Wanted`."""
     if not 0 <= coarsen < math.inf:
         raise ConfigError(f"coarsen is {coarsen:g}; give 0 or a step of times")
     return Wanted(
@@ -322,6 +390,7 @@ def _survival(
         coarsen=coarsen,
         drop_missing=drop_missing,
         least=least,
+        **more,
     )
 
 

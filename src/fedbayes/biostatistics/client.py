@@ -8,13 +8,16 @@ from pydantic import ValidationError
 from fedbayes.biostatistics.columns import Coding, Wanted, describe, tell_names
 from fedbayes.biostatistics.design import Design, design, tell_moments
 from fedbayes.biostatistics.exchange import Exchange, Packet
-from fedbayes.biostatistics.generalized import fit_glm, tell_fit
+from fedbayes.biostatistics.generalized import fit_glm, tell_fit, tell_fit_scores
 from fedbayes.biostatistics.hazards import fit_cox
 from fedbayes.biostatistics.risk_sets import (
     tell_counts,
     tell_event_times,
+    tell_influence,
     tell_own_likelihood,
+    tell_own_scores,
     tell_risk_sets,
+    tell_scores,
 )
 from fedbayes.categories import normal, without_blanks
 from fedbayes.errors import ColumnError, DataError, EngineError, FedbayesError, MessageError
@@ -105,20 +108,31 @@ _ANSWERS: dict[str, Callable[[Client, Mapping[str, Any], dict[str, Any]], Packet
         client.rows(told), numbers["center"], told["coding"]["wanted"]["counts"]
     ),
     "glm": lambda client, told, numbers: tell_fit(client.rows(told), told["family"], numbers),
+    "glm_scores": lambda client, told, numbers: tell_fit_scores(
+        client.rows(told), told["family"], numbers
+    ),
     "event_times": lambda client, told, numbers: tell_event_times(
         client.rows(told), told["groups"]
     ),
     "counts": lambda client, told, numbers: tell_counts(
-        client.rows(told), numbers["times"], numbers["groups"]
+        client.rows(told), numbers["times"], numbers["groups"], rows=bool(told.get("rows"))
     ),
     "risk_sets": lambda client, told, numbers: tell_risk_sets(client.rows(told), numbers),
     "own_likelihood": lambda client, told, numbers: tell_own_likelihood(
         client.rows(told), numbers, told["ties"]
     ),
+    "scores": lambda client, told, numbers: tell_scores(client.rows(told), numbers),
+    "own_scores": lambda client, told, numbers: tell_own_scores(
+        client.rows(told), numbers, told["ties"]
+    ),
+    "influence": lambda client, told, numbers: tell_influence(client.rows(told), numbers),
     "fit": lambda client, told, numbers: client.fit(told),
 }
 """What a client may be asked, and how it answers."""
-SUMS = ("moments", "glm", "counts", "risk_sets", "own_likelihood")
+SUMS = (
+    *("moments", "glm", "glm_scores", "counts", "risk_sets", "own_likelihood"),
+    *("scores", "own_scores", "influence"),
+)
 """What is answered with sums that add over clients."""
 OPEN = ("names", "columns", "event_times")
 """What is answered one by one under secure aggregation too."""

@@ -31,7 +31,10 @@ MOST_LEVELS = 50
 """Categories that a column may have, unless it is named as a category."""
 MOST_GROUPS = 100_000
 """Categories that a client may say of one column."""
-ROLES = ("outcome", "time", "event", "weights", "offset", "exposure", "strata", "by")
+ROLES = (
+    *("outcome", "time", "entry", "event", "weights", "sample_weight", "offset", "exposure"),
+    *("strata", "by"),
+)
 """Settings of `Wanted` that name one column."""
 
 
@@ -56,6 +59,8 @@ class Wanted(BaseModel):
     counts: bool = False
     """Whether the outcome is a number of events, 0 or more."""
     time: Name = ""
+    entry: Name = ""
+    """Survival: time from which on a row is observed (left truncation); empty: from 0 on."""
     event: Name = ""
     """Survival: the column that says whether the event happened at `time`, or observation ended."""
     happened: Name = ""
@@ -67,6 +72,8 @@ class Wanted(BaseModel):
     """Reference categories other than the first, by column."""
     weights: Name = ""
     """How many rows each row stands for."""
+    sample_weight: Name = ""
+    """How much each row counts, in any unit: it is one row all the same."""
     offset: Name = ""
     """What is added to the linear predictor."""
     exposure: Name = ""
@@ -123,6 +130,11 @@ class Coding(BaseModel):
     """Text of the outcome or event that means that it happened; empty where it is 0 or 1."""
     groups: tuple[str, ...] = ()
     """Levels of the column `strata` or `by`."""
+
+    @property
+    def weighted(self) -> bool:
+        """Whether rows have weights."""
+        return bool(self.wanted.weights or self.wanted.sample_weight)
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -274,7 +286,8 @@ def agree(
         exchange: the way to the clients.
         wanted: which columns, and as what.
         drop: columns that are no features.
-        every: whether all columns that are nothing else are features, where none is named.
+        every: whether all columns that are nothing else are features, where none is named. If
+            not, there is nothing to explain, and the event may happen in no row.
 
     Raises:
         ColumnError: a client has no such column.
@@ -295,10 +308,10 @@ def agree(
     coding = Coding(
         wanted=wanted,
         terms=terms,
-        happened=_happened(wanted, told) if wanted.binary else "",
+        happened=_happened(wanted, told, never=not every) if wanted.binary else "",
         groups=_union(group, told) if group else (),
     )
-    for role in ("outcome", "time", "weights", "offset", "exposure"):
+    for role in ("outcome", "time", "entry", "weights", "sample_weight", "offset", "exposure"):
         column = getattr(wanted, role)
         if column and column != wanted.binary:
             _number(column, role, told)
@@ -469,8 +482,30 @@ def _union(column: str, told: Told) -> tuple[str, ...]:
     return ordered({level for own in levels.values() for level in own})
 
 
-def _happened(wanted: Wanted, told: Told) -> str:
+def _happens_always_or_never(wanted: Wanted, only: str, *, never: bool) -> str:
+    """Which text means that the event happened, where all rows have one; empty if it is not known,
+    or there is nothing to explain.
+
+    Args:
+        wanted: the columns.
+        only: the text.
+        never: whether there is something to say of an event that never happens.
+    """
+    if wanted.happened:
+        asked = wanted.happened if wanted.happened == only else truth_as_number(wanted.happened)
+        return asked if never or (wanted.event and asked == only) else ""
+    if wanted.event and only == "1":
+        return only
+    return "1" if never and only == "0" else ""
+
+
+def _happened(wanted: Wanted, told: Told, *, never: bool) -> str:
     """Which text of the outcome means that the event happened; empty where it is 1.
+
+    Args:
+        wanted: the columns.
+        told: what clients say of them.
+        never: whether it may happen in no row.
 
     Raises:
         DataError: it has more than two values, or one alone.
@@ -484,10 +519,13 @@ def _happened(wanted: Wanted, told: Told) -> str:
             "and an event happens or does not: two values"
         )
     levels = _union(column, told)
-    if len(levels) == 1 and not (wanted.event and levels[0] == "1"):
+    if len(levels) == 1:
+        if one := _happens_always_or_never(wanted, levels[0], never=never):
+            return one
+        way = "say which value means that the event happened (--happened)" if never else ""
         raise DataError(
             f"'{column}' is {levels[0]!r} in all {sum(t.whole for t in told.values()):,} rows, "
-            "so there is nothing to explain; take another column"
+            f"so there is nothing to explain; {way or 'take another column'}"
         )
     if len(levels) > 2:
         same = alike(levels)

@@ -1,15 +1,15 @@
 """Kaplan-Meier curves by summed counts, and log-rank tests between groups."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from scipy import stats
 
-from fedbayes.biostatistics.columns import Wanted, agree, explained
+from fedbayes.biostatistics.columns import Coding, Wanted, agree, explained
 from fedbayes.biostatistics.exchange import Array, Exchange
-from fedbayes.biostatistics.times import event_times
+from fedbayes.biostatistics.times import EventTimes, event_times
 from fedbayes.brief import Brief
 
 if TYPE_CHECKING:
@@ -27,6 +27,8 @@ class Curve(Brief):
     at_risk: Array
     """Rows at risk just before each time [K]."""
     events: Array
+    variance: Array | None = None
+    """Variance of log S just after each time [K], where it is not Greenwood's."""
 
     @property
     def survival(self) -> Array:
@@ -41,7 +43,9 @@ class Curve(Brief):
 
     @property
     def _sum(self) -> Array:
-        """Σ d / (n (n − d)), the variance of log S [K]."""
+        """The variance of log S [K]: Greenwood's Σ d / (n (n − d)), unless there is another."""
+        if self.variance is not None:
+            return self.variance
         left = self.at_risk - self.events
         terms = np.divide(
             self.events, self.at_risk * left, out=np.full(len(left), np.inf), where=left > 0
@@ -126,8 +130,8 @@ class Survival(Brief):
             columns = {
                 "group": name,
                 "time": curve.times,
-                "at_risk": curve.at_risk.astype(np.int64),
-                "events": curve.events.astype(np.int64),
+                "at_risk": _whole(curve.at_risk),
+                "events": _whole(curve.events),
                 "survival": curve.survival,
                 "std_error": curve.std_errors,
                 "low": low,
@@ -201,7 +205,9 @@ def fit_curves(exchange: Exchange, wanted: Wanted) -> Survival:
     """Kaplan-Meier curves, and with groups (`wanted.by`) a log-rank test.
 
     Clients send their distinct event times, and how many of their rows are at risk and have an
-    event at each time of the union. So the counts are those of the pooled rows.
+    event at each time of the union. So the counts are those of the pooled rows. With
+    `wanted.sample_weight` they are sums of weights, standard errors are those of the infinitesimal
+    jackknife, and there is no test.
 
     Raises:
         DataError: the columns do not allow of it.
@@ -209,23 +215,43 @@ def fit_curves(exchange: Exchange, wanted: Wanted) -> Survival:
     agreed = agree(exchange, wanted, every=False)
     groups = agreed.coding.groups or ("all",)
     found = event_times(exchange, agreed.coding, shared=True)
+    robust = bool(wanted.sample_weight)
+    variance = _variance(exchange, agreed.coding, found) if robust else found.events
     times = found.times.reshape(len(groups), -1)[0]
-    at_risk, events = (a.reshape(len(groups), -1) for a in (found.at_risk, found.events))
+    at_risk, events, variance = (
+        a.reshape(len(groups), -1) for a in (found.at_risk, found.events, variance)
+    )
     curves = {}
     for group, name in enumerate(groups):
         there = events[group] > 0
-        curves[name] = Curve(times[there], at_risk[group][there], events[group][there])
+        curve = Curve(times[there], at_risk[group][there], events[group][there])
+        curves[name] = replace(curve, variance=variance[group][there]) if robust else curve
     return Survival(
         event=wanted.event,
         happened=agreed.coding.happened,
         by=wanted.by,
         curves=curves,
-        test=_logrank(groups, at_risk, events) if len(groups) > 1 else None,
+        test=_logrank(groups, at_risk, events) if len(groups) > 1 and not robust else None,
         rows=agreed.rows,
         dropped=agreed.dropped,
         rounds=exchange.rounds,
         floats=exchange.floats,
     )
+
+
+def _whole(counts: Array) -> Any:
+    """Counts as whole numbers, unless weights make them others."""
+    return counts.astype(np.int64) if np.array_equal(counts, np.rint(counts)) else counts
+
+
+def _variance(exchange: Exchange, coding: Coding, found: EventTimes) -> Array:
+    """The variance of log S at each event time, whatever weights are [K]."""
+    if not len(found.times):
+        return found.events
+    numbers = {name: getattr(found, name) for name in ("times", "groups", "at_risk", "events")}
+    shapes = {"variance": (len(found.times),)}
+    told = {"coding": coding.model_dump()}
+    return exchange.sum("influence", told, numbers, shapes)["variance"]
 
 
 def _logrank(groups: tuple[str, ...], at_risk: Array, events: Array) -> LogRank:

@@ -36,10 +36,17 @@ class Design:
     """Survival times [n]; zeros without."""
     group: npt.NDArray[np.int64]
     """Index of the level of `strata` or `by`, int [n]; zeros without."""
+    entry: Array | None = None
+    """Times from which on rows are observed [n]."""
 
     def scaled(self, center: Array, scale: Array) -> Array:
         """Features centered and scaled [n, p]."""
         return (self.x - center) / scale
+
+    @property
+    def happened(self) -> npt.NDArray[np.bool_]:
+        """Whether the event happened in a row that counts [n]."""
+        return np.asarray((self.y > 0) & (self.weights > 0))
 
     @cached_property
     def order(self) -> npt.NDArray[np.intp]:
@@ -70,9 +77,11 @@ def design(frame: "pd.DataFrame", coding: Coding) -> Design:
                 f"the outcome '{wanted.outcome}' is negative in {int((y < 0).sum()):,} rows, and "
                 "counts are 0 or more"
             )
-    weights = _numbers(rows, wanted.weights) if wanted.weights else np.ones(count)
+    column = wanted.weights or wanted.sample_weight
+    weights = _numbers(rows, column) if column else np.ones(count)
     if (weights < 0).any():
-        raise DataError(f"column '{wanted.weights}' has negative weights")
+        raise DataError(f"column '{column}' has negative weights")
+    time = _times(rows, coding)
     offset = _numbers(rows, wanted.offset) if wanted.offset else np.zeros(count)
     if wanted.exposure:
         exposure = _numbers(rows, wanted.exposure)
@@ -92,8 +101,9 @@ def design(frame: "pd.DataFrame", coding: Coding) -> Design:
         y=y,
         weights=weights,
         offset=offset,
-        time=_times(rows, coding),
+        time=time,
         group=_groups(rows, coding),
+        entry=_entries(rows, coding, time),
     )
 
 
@@ -132,6 +142,22 @@ def _times(rows: "pd.DataFrame", coding: Coding) -> Array:
     if wanted.coarsen:
         time = np.ceil(time / wanted.coarsen - 1e-9) * wanted.coarsen
     return time
+
+
+def _entries(rows: "pd.DataFrame", coding: Coding, time: Array) -> Array | None:
+    wanted = coding.wanted
+    if not wanted.entry:
+        return None
+    entry = _numbers(rows, wanted.entry)
+    if wanted.coarsen:  # down, as times go up: who is observed in part of a step is so in all
+        entry = np.floor(entry / wanted.coarsen + 1e-9) * wanted.coarsen
+    if (late := entry >= time).any():
+        raise DataError(
+            f"the entry time '{wanted.entry}' is not before '{wanted.time}' in "
+            f"{int(late.sum()):,} rows, which are then never observed; correct them, or leave them "
+            "out"
+        )
+    return entry
 
 
 def _groups(rows: "pd.DataFrame", coding: Coding) -> npt.NDArray[np.int64]:

@@ -8,14 +8,15 @@ from fedbayes.biostatistics.columns import Agreement, Wanted, agree
 from fedbayes.biostatistics.design import Design, Moments, moments
 from fedbayes.biostatistics.exchange import Array, Exchange, Packet
 from fedbayes.biostatistics.families import FAMILIES
-from fedbayes.biostatistics.newton import Evaluation, maximize, packed, unpacked
+from fedbayes.biostatistics.newton import Evaluation, condition, maximize, packed, unpacked
 from fedbayes.biostatistics.results import Regression
 from fedbayes.errors import DataError
 
 _INFINITE = {
-    "gaussian": "Columns may nearly depend on one another; leave one of them out.",
-    "binomial": "These columns tell the two outcomes apart without an error (separation), so that "
-    "no finite coefficient is the most likely one; leave one of them out, or join categories.",
+    "gaussian": "",
+    "binomial": "These columns tell outcomes apart without an error: fitted probabilities reach 0 "
+    "or 1 (separation), so that no finite coefficient is the most likely one; leave one of them "
+    "out, or join categories.",
     "poisson": "Some values of these columns have counts of 0 alone, so that no finite coefficient "
     "is the most likely one; leave one of them out, or join categories.",
 }
@@ -31,12 +32,7 @@ def tell_fit(data: Design, family: str, numbers: dict[str, Array]) -> Packet:
             columns [p]; `outcome`, center and scale of the outcome.
     """
     kind, at = FAMILIES[family], numbers["at"]
-    x = np.concatenate(
-        [np.ones((len(data.y), 1)), data.scaled(numbers["center"], numbers["scale"])], axis=1
-    )
-    y, offset = data.y, data.offset
-    if family == "gaussian":
-        y, offset = (y - offset - numbers["outcome"][0]) / numbers["outcome"][1], 0.0 * offset
+    x, y, offset = _coded(data, family, numbers)
     with np.errstate(over="ignore", invalid="ignore"):
         eta = x @ at + offset
         mu, w = kind.mean(eta), data.weights
@@ -48,6 +44,26 @@ def tell_fit(data: Design, family: str, numbers: dict[str, Array]) -> Packet:
                 "hessian": packed(hessian),
             }
         )
+
+
+def tell_fit_scores(data: Design, family: str, numbers: dict[str, Array]) -> Packet:
+    """A client's answer for standard errors that hold whatever weights are: Σ w² u uᵀ over its
+    rows, of their scores u = (y − μ) x [(p + 1) (p + 2) / 2]; arguments as for `tell_fit`.
+    """
+    x, y, offset = _coded(data, family, numbers)
+    away = data.weights * (y - FAMILIES[family].mean(x @ numbers["at"] + offset))
+    scores = x * away[:, None]
+    return Packet(numbers={"meat": packed(scores.T @ scores)})
+
+
+def _coded(data: Design, family: str, numbers: dict[str, Array]) -> tuple[Array, Array, Array]:
+    """Features with an intercept [n, p + 1], outcome and offset [n], as they are fitted."""
+    scaled = data.scaled(numbers["center"], numbers["scale"])
+    x = np.concatenate([np.ones((len(data.y), 1)), scaled], axis=1)
+    y, offset = data.y, data.offset
+    if family == "gaussian":
+        y, offset = (y - offset - numbers["outcome"][0]) / numbers["outcome"][1], 0.0 * offset
+    return x, y, offset
 
 
 def fit_glm(
@@ -88,8 +104,16 @@ def fit_glm(
     offset = bool(wanted.offset or wanted.exposure)
     null = _intercept_alone(evaluate, scales, family, p, offset=offset)
     names = ("intercept", *agreed.coding.names)
-    first, best = maximize(evaluate, null, names, _INFINITE[family])
-    return _result(exchange, agreed, scales, family, first, best)
+    quadratic = family == "gaussian"
+    first, best = maximize(
+        evaluate, null, names, _INFINITE[family], rows=scales.total, quadratic=quadratic
+    )
+    covariance: Array = np.asarray(np.linalg.inv(best.information), np.float64)
+    if wanted.sample_weight:
+        told_meat = {"meat": (p * (p + 1) // 2,)}
+        found = exchange.sum("glm_scores", told, {**numbers, "at": best.at}, told_meat)
+        covariance = np.asarray(covariance @ unpacked(found["meat"], p) @ covariance)
+    return _result(exchange, agreed, scales, family, first, best, covariance)
 
 
 def _check_outcome(scales: Moments, family: str, outcome: str) -> None:
@@ -153,7 +177,8 @@ def _intercept_alone(
         found = evaluate(np.concatenate([at, start[1:]]))
         return Evaluation(at, found.loglik, found.gradient[:1], found.information[:1, :1])
 
-    start[0] = maximize(restricted, start[:1], ("intercept",), _INFINITE[family])[1].at[0]
+    best = maximize(restricted, start[:1], ("intercept",), _INFINITE[family], rows=scales.total)[1]
+    start[0] = best.at[0]
     return start
 
 
@@ -164,19 +189,24 @@ def _result(
     family: str,
     first: Evaluation,
     best: Evaluation,
+    covariance: Array,
 ) -> Regression:
     """The fit in the columns' own units."""
     p, n = len(best.at), scales.total
-    transform, at, covariance = scales.transform, best.at, np.linalg.inv(best.information)
-    loglik, null = best.loglik, first.loglik
-    deviance, null_deviance, dispersion = best.deviance, first.deviance, 1.0
+    robust = bool(agreed.coding.wanted.sample_weight)
+    share = 1.0
+    if robust:  # weights have any unit: as if they were 1 on average
+        n, share = float(sum(agreed.rows.values())), sum(agreed.rows.values()) / scales.total
+    transform, at = scales.transform, best.at
+    loglik, null = share * best.loglik, share * first.loglik
+    deviance, null_deviance, dispersion = share * best.deviance, share * first.deviance, 1.0
     if family == "gaussian":
         at = at * scales.y_scale
         at[0] += scales.y_mean
         deviance, null_deviance = (d * scales.y_scale**2 for d in (deviance, null_deviance))
         dispersion = deviance / (n - p)
         loglik, null = (-n / 2 * (np.log(2 * np.pi * d / n) + 1) for d in (deviance, null_deviance))
-        covariance = covariance * dispersion
+        covariance = covariance * (scales.y_scale**2 if robust else dispersion)
     return Regression(
         model=family,
         outcome=agreed.coding.wanted.outcome,
@@ -194,7 +224,9 @@ def _result(
         null_deviance=float(null_deviance),
         dispersion=float(dispersion),
         total=n,
-        events=scales.y_sum if family == "binomial" else None,
+        events=share * scales.y_sum if family == "binomial" else None,
+        robust=robust,
+        condition=condition(best.information, ("intercept", *agreed.coding.names)),
         rows=agreed.rows,
         dropped=agreed.dropped,
         rounds=exchange.rounds,

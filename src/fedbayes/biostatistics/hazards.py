@@ -9,8 +9,8 @@ from fedbayes.biostatistics.columns import Agreement, Coding, Wanted, agree
 from fedbayes.biostatistics.design import Moments, moments
 from fedbayes.biostatistics.exchange import Array, Exchange
 from fedbayes.biostatistics.generalized import refuse_empty_levels
-from fedbayes.biostatistics.newton import Evaluation, maximize, unpacked
-from fedbayes.biostatistics.partial import partial_likelihood
+from fedbayes.biostatistics.newton import Evaluation, condition, maximize, unpacked
+from fedbayes.biostatistics.partial import Counts, partial_likelihood, score_terms
 from fedbayes.biostatistics.results import Regression
 from fedbayes.biostatistics.risk_sets import tied_times
 from fedbayes.biostatistics.times import EventTimes, event_times
@@ -58,18 +58,29 @@ def fit_cox(
     scales = moments(exchange, coding)
     refuse_empty_levels(agreed, scales, all_too=False, outcome=wanted.event)
     numbers = {"center": scales.mean, "scale": scales.scale}
-    times = None
+    cohort: _Cohort | None = None
     if strata_by_client:
         evaluate = _each_alone(exchange, coding, numbers, ties)
     else:
-        times = event_times(exchange, coding, shared=False)
-        evaluate, hazards = _together(exchange, coding, numbers, times, ties)
+        times = event_times(exchange, coding, shared=False, rows=True)
+        if not len(times.times):
+            raise DataError(f"'{wanted.event}' happens in no row")
+        cohort = _Cohort(exchange, coding, numbers, times, ties)
+        evaluate = cohort.evaluate
     within = " of its stratum" if strata_by_client or wanted.strata else ""
     flat = f"is the same in all who are at risk at an event{within}, so hazards tell nothing of it"
     least = _FLAT * scales.y_sum
     first, best = maximize(evaluate, np.zeros(p), coding.names, _INFINITE, least, flat)
-    baseline = None if times is None else _baseline(coding, times, hazards(best.at))
-    return _result(exchange, agreed, scales, first, best, ties, baseline)
+    covariance: Array = np.asarray(np.linalg.inv(best.information), np.float64)
+    if wanted.sample_weight:
+        ask, told, asked = "own_scores", {"coding": coding.model_dump(), "ties": ties}, numbers
+        if cohort is not None:
+            ask, asked = "scores", cohort.score_numbers(best.at)
+        shapes = {"meat": (p * (p + 1) // 2,)}
+        found = exchange.sum(ask, told, {**asked, "at": best.at}, shapes)
+        covariance = np.asarray(covariance @ unpacked(found["meat"], p) @ covariance)
+    baseline = None if cohort is None else _baseline(coding, times, cohort.hazards(best.at))
+    return _result(exchange, agreed, scales, first, best, covariance, ties, baseline)
 
 
 def _each_alone(
@@ -87,33 +98,63 @@ def _each_alone(
     return evaluate
 
 
-def _together(
-    exchange: Exchange, coding: Coding, numbers: dict[str, Array], times: EventTimes, ties: Ties
-) -> tuple[Callable[[Array], Evaluation], Callable[[Array], Array]]:
-    """What asks for the partial likelihood at coefficients, and for the hazard at each time."""
-    p = len(coding.names)
-    q = 1 + p + p * (p + 1) // 2
-    tied = tied_times(times.events, ties)
-    told = {"coding": coding.model_dump()}
-    numbers = {**numbers, "times": times.times, "groups": times.groups, "tied": tied}
-    shapes = {"risk": (len(times.times), q), "ties": (len(tied), q), "events": (1 + p,)}
-    last: dict[str, Array] = {}
+class _Cohort:
+    """The rows of all clients, or of all in a stratum, at risk together.
 
-    def evaluate(at: Array) -> Evaluation:
-        found = exchange.sum("risk_sets", told, {**numbers, "at": at}, shapes, finite=False)
-        last.update(at=at, risk=found["risk"][:, 0])
+    Args:
+        exchange: the way to the clients.
+        coding: of their columns.
+        numbers: `center` and `scale` of the columns.
+        times: at which events happen.
+        ties: how events at the same time count.
+    """
+
+    def __init__(
+        self,
+        exchange: Exchange,
+        coding: Coding,
+        numbers: dict[str, Array],
+        times: EventTimes,
+        ties: Ties,
+    ) -> None:
+        self._exchange, self._p = exchange, len(coding.names)
+        self._counts = Counts(times.events, times.rows)
+        self._tied = tied_times(times.rows, ties)
+        self._told = {"coding": coding.model_dump()}
+        about = {"times": times.times, "groups": times.groups, "tied": self._tied}
+        self._numbers = {**numbers, **about}
+        self._last: tuple[Array, dict[str, Array]] | None = None
+
+    def _sums(self, at: Array) -> dict[str, Array]:
+        """Sums over risk sets at coefficients; the last ones are asked for once."""
+        if self._last is None or not np.array_equal(self._last[0], at):
+            q = 1 + self._p + self._p * (self._p + 1) // 2
+            shapes = {
+                "risk": (len(self._numbers["times"]), q),
+                "ties": (len(self._tied), q),
+                "events": (1 + self._p,),
+            }
+            numbers = {**self._numbers, "at": at}
+            found = self._exchange.sum("risk_sets", self._told, numbers, shapes, finite=False)
+            self._last = at, found
+        return self._last[1]
+
+    def evaluate(self, at: Array) -> Evaluation:
+        """The partial likelihood at coefficients."""
         value, gradient, information = partial_likelihood(
-            at, times.events, tied, found["risk"], found["ties"], found["events"]
+            at, self._counts, self._tied, **self._sums(at)
         )
         return Evaluation(at, value, gradient, information)
 
-    def hazards(at: Array) -> Array:
+    def hazards(self, at: Array) -> Array:
         """D / S at each time, with features at their means (Breslow's estimate) [K]."""
-        if not np.array_equal(last["at"], at):
-            evaluate(at)
-        return np.asarray(times.events / last["risk"])
+        return np.asarray(self._counts.events / self._sums(at)["risk"][:, 0])
 
-    return evaluate, hazards
+    def score_numbers(self, at: Array) -> dict[str, Array]:
+        """What clients need to know for the scores of their rows."""
+        found = self._sums(at)
+        terms = score_terms(self._p, self._counts, self._tied, found["risk"], found["ties"])
+        return {**self._numbers, **terms}
 
 
 def _baseline(coding: Coding, times: EventTimes, hazards: Array) -> "pd.DataFrame":
@@ -134,11 +175,14 @@ def _result(
     scales: Moments,
     first: Evaluation,
     best: Evaluation,
+    covariance: Array,
     ties: Ties,
     baseline: "pd.DataFrame | None",
 ) -> Regression:
-    coding, n, p = agreed.coding, scales.total, len(best.at)
-    covariance = np.linalg.inv(best.information) / np.outer(scales.scale, scales.scale)
+    coding, n, p, share = agreed.coding, scales.total, len(best.at), 1.0
+    robust = bool(coding.wanted.sample_weight)
+    if robust:  # weights have any unit: as if they were 1 on average
+        n, share = float(sum(agreed.rows.values())), sum(agreed.rows.values()) / scales.total
     return Regression(
         model="cox",
         outcome=coding.wanted.event,
@@ -146,17 +190,19 @@ def _result(
         names=coding.names,
         references=tuple((t.column, t.levels[0]) for t in coding.terms if t.levels),
         estimates=best.at / scales.scale,
-        covariance=covariance,
+        covariance=covariance / np.outer(scales.scale, scales.scale),
         statistic="z",
         freedom=n - p,
         ratio="hazard_ratio",
-        loglik=best.loglik,
-        null_loglik=first.loglik,
+        loglik=share * best.loglik,
+        null_loglik=share * first.loglik,
         deviance=None,
         null_deviance=None,
         dispersion=1.0,
         total=n,
-        events=scales.y_sum,
+        events=share * scales.y_sum,
+        robust=robust,
+        condition=condition(best.information, coding.names),
         rows=agreed.rows,
         dropped=agreed.dropped,
         rounds=exchange.rounds,

@@ -1,6 +1,6 @@
 """What a regression found: coefficients in the units of the columns, and how sure they are."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -58,6 +58,10 @@ class Regression(Brief):
     rounds: int
     floats: int
     """Numbers that the client which sent most has sent."""
+    robust: bool = False
+    """Whether standard errors are of the sandwich estimator, which hold whatever weights are."""
+    condition: tuple[float, Sequence[str]] = (1.0, ())
+    """Condition number of the columns, each scaled, and those that have most to do with it."""
     ties: str = ""
     baseline: "pd.DataFrame | None" = field(default=None, repr=False)
     """Of a Cox model: a DataFrame of event times, cumulative hazard and survival of one whose
@@ -185,6 +189,8 @@ class Regression(Brief):
             "floats_sent": self.floats,
         }
         optional = {
+            "robust": self.robust or None,
+            "condition_number": self.condition[0],
             "happened": self.happened or None,
             "events": self.events,
             "deviance": self.deviance,

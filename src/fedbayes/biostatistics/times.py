@@ -6,7 +6,7 @@ import numpy as np
 
 from fedbayes.biostatistics.columns import Coding
 from fedbayes.biostatistics.exchange import Array, Exchange
-from fedbayes.errors import DataError, MessageError
+from fedbayes.errors import MessageError
 
 MOST_TIMES = 1 << 20
 """Distinct event times of a client."""
@@ -23,16 +23,24 @@ class EventTimes:
     at_risk: Array
     """Rows at risk just before [K]."""
     events: Array
-    """Events [K]."""
+    """Events [K], as rows at risk by weight."""
+    rows: Array
+    """Rows with an event, whatever they weigh [K]."""
 
 
-def event_times(exchange: Exchange, coding: Coding, *, shared: bool) -> EventTimes:
+def event_times(
+    exchange: Exchange, coding: Coding, *, shared: bool, rows: bool = False
+) -> EventTimes:
     """The union of the clients' event times, and their counts there, in two rounds.
 
     Args:
         exchange: the way to the clients.
         coding: of their columns.
         shared: whether every group has the times of all groups, as tests between them need.
+        rows: whether it matters how many rows have an event, where they have weights.
+
+    Returns:
+        Of no times where the event happens in no row.
 
     Raises:
         MessageError: an answer holds no times.
@@ -53,9 +61,13 @@ def event_times(exchange: Exchange, coding: Coding, *, shared: bool) -> EventTim
         by_group = [np.unique(np.concatenate(by_group))] * count
     times = np.concatenate(by_group)
     if not len(times):
-        raise DataError(f"'{coding.wanted.event}' happens in no row")
+        return EventTimes(times, times, times, times, times)
     groups = np.repeat(np.arange(count, dtype=np.float64), [len(each) for each in by_group])
-    shapes = {"at_risk": (len(times),), "events": (len(times),)}
+    names = ("at_risk", "events", "rows") if rows and coding.weighted else ("at_risk", "events")
+    shapes = dict.fromkeys(names, (len(times),))
+    asked = {**told, "rows": "rows" in shapes}
     numbers = {"times": times, "groups": groups}
-    found = exchange.sum("counts", told, numbers, shapes, counts=True)
-    return EventTimes(times, groups, found["at_risk"], found["events"])
+    found = exchange.sum("counts", asked, numbers, shapes, counts=True)
+    return EventTimes(
+        times, groups, found["at_risk"], found["events"], found.get("rows", found["events"])
+    )

@@ -76,6 +76,18 @@ Coarsen = Annotated[
     float,
     typer.Option("--coarsen", min=0.0, help="Round times up to multiples of this. 0: as they are."),
 ]
+Entry = Annotated[
+    str,
+    typer.Option("--entry", help="Column: time from which on a row is observed (left truncation)."),
+]
+Weights = Annotated[str, typer.Option("--weights", help="Column: rows that a row stands for.")]
+SampleWeight = Annotated[
+    str,
+    typer.Option(
+        "--sample-weight",
+        help="Column: how much a row counts, in any unit; standard errors are then robust.",
+    ),
+]
 Out = Annotated[
     Path | None, typer.Option("--out", "-o", help="File to write the result to: .csv, .json.")
 ]
@@ -121,7 +133,8 @@ def glm(
     reference: Reference = None,
     drop: Drop = None,
     happened: Happened = "",
-    weights: Annotated[str, typer.Option(help="Column: rows that a row stands for.")] = "",
+    weights: Weights = "",
+    sample_weight: SampleWeight = "",
     offset: Annotated[str, typer.Option(help="Column added to the linear predictor.")] = "",
     exposure: Annotated[str, typer.Option(help="Column whose logarithm is added to it.")] = "",
     drop_missing: DropMissing = False,
@@ -152,6 +165,7 @@ def glm(
         "family": family,
         "happened": happened,
         "weights": weights,
+        "sample_weight": sample_weight,
         "offset": offset,
         "exposure": exposure,
         **_features(features, category, reference, drop),
@@ -177,6 +191,9 @@ def survival_cox(
     reference: Reference = None,
     drop: Drop = None,
     happened: Happened = "",
+    entry: Entry = "",
+    weights: Weights = "",
+    sample_weight: SampleWeight = "",
     coarsen: Coarsen = 0.0,
     drop_missing: DropMissing = False,
     min_count: MinCount = 0,
@@ -206,6 +223,9 @@ def survival_cox(
         "event": event,
         "ties": ties,
         "happened": happened,
+        "entry": entry,
+        "weights": weights,
+        "sample_weight": sample_weight,
         "coarsen": coarsen,
         **_features(features, category, reference, drop),
         "drop_missing": drop_missing,
@@ -228,6 +248,9 @@ def survival_km(
     by: Annotated[str, typer.Option(help="Column of groups, for a curve each and a test.")] = "",
     group: Group = None,
     happened: Happened = "",
+    entry: Entry = "",
+    weights: Weights = "",
+    sample_weight: SampleWeight = "",
     coarsen: Coarsen = 0.0,
     drop_missing: DropMissing = False,
     min_count: MinCount = 0,
@@ -256,6 +279,9 @@ def survival_km(
         "event": event,
         "by": by,
         "happened": happened,
+        "entry": entry,
+        "weights": weights,
+        "sample_weight": sample_weight,
         "coarsen": coarsen,
         "drop_missing": drop_missing,
         "min_count": min_count,

@@ -28,7 +28,8 @@ def plot_survival(survival: Survival, path: Path, level: float = 0.95) -> None:
         RunError: the file cannot be written.
     """
     figure, axes = _figure(path, 7.0, 4.0 + 0.22 * len(survival.curves))
-    last = max(curve.times[-1] for curve in survival.curves.values() if len(curve.times))
+    ends = [curve.times[-1] for curve in survival.curves.values() if len(curve.times)]
+    last = max(ends, default=1.0)  # no client says its times of censoring
     for number, (name, curve) in enumerate(survival.curves.items()):
         colour = LIGHT.runs[number % len(LIGHT.runs)]
         times = np.concatenate([[0.0], curve.times, [last]])

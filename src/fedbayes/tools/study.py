@@ -236,7 +236,10 @@ class _Told:
         return self._carrier.ask(question, most)
 
 
-_ONE = ("outcome", "weights", "offset", "exposure", "time", "event", "by", "strata")
+_ONE = (
+    *("outcome", "weights", "sample_weight", "offset", "exposure", "time", "entry", "event"),
+    *("by", "strata"),
+)
 """Arguments that name a column."""
 _SEVERAL = ("features", "categories")
 """And those that name several."""
