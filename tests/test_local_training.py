@@ -128,10 +128,11 @@ def test_running_statistics_move_without_gradients(samples):
 
 
 def test_an_epoch_sees_every_sample_once(samples):
-    seen = torch.cat([batch.x for batch in batches(samples, 16, 4, rng())])
+    sizes = LocalTraining(batch_size=16).batch_sizes(len(samples.y))
+    seen = torch.cat([batch.x for batch in batches(samples, sizes, 4, rng())])
     assert torch.equal(seen.sort(dim=0).values, samples.x.sort(dim=0).values)
-    sizes = [len(batch.y) for batch in batches(samples, 16, 6, rng())]
-    assert sizes == [16, 16, 16, 2, 16, 16]
+    found = [len(batch.y) for batch in batches(samples, sizes, 6, rng())]
+    assert found == [16, 16, 16, 2, 16, 16]
 
 
 def test_steps_take_the_place_of_epochs():

@@ -94,7 +94,7 @@ def test_training_mode_reaches_the_layers():
 def test_a_batch_of_one_sample_has_no_variance():
     network = Network(nn.BatchNorm1d(3))
     assert network(network.initial, torch.zeros(1, 3)).shape == (1, 3)
-    with pytest.raises(ModelError, match=r"batch of one sample.*training\.batch_size"):
+    with pytest.raises(ModelError, match=r"training batch of 1 sample.*training\.batch_size"):
         network(network.initial, torch.zeros(1, 3), training=True)
 
 

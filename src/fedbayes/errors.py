@@ -65,6 +65,13 @@ class ModelError(FedbayesError):
     """A network cannot be built, or does not fit the data or the weights."""
 
 
+class NetworkError(ModelError, RuntimeError):
+    """A network's own code raised an error, or its outputs do not fit its inputs.
+
+    It is a RuntimeError too, as PyTorch's errors are: whoever tries a network out catches those.
+    """
+
+
 class MessageError(FedbayesError):
     """Bytes are no message, or a message is not the one that was expected."""
 

@@ -4,6 +4,7 @@ None depends on what ran before it, in which process, or in which order. That is
 makes engines agree bit for bit and lets a run resume where it was killed.
 """
 
+import random
 from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import cache
@@ -56,7 +57,7 @@ def global_rng(
     client: int = 0,
     device: "torch.device | str" = "cpu",
 ) -> Iterator[None]:
-    """Seed PyTorch's global generator inside, and put it back as it was after.
+    """Seed the global generators of PyTorch, NumPy and Python inside, and put them back after.
 
     For code that draws from no generator of ours: dropout layers, initializations.
     """
@@ -64,13 +65,28 @@ def global_rng(
 
     entropy = sequence(seed, purpose, round=round, client=client)
     cuda = torch.device(device).type == "cuda"
-    with torch.random.fork_rng(devices=[device] if cuda else []):
+    with torch.random.fork_rng(devices=[device] if cuda else []), _others(entropy):
         # torch.manual_seed would prepare every kind of device, which takes longer than a step.
         _fill(torch.default_generator, entropy)
         if cuda:
             with torch.cuda.device(device):
                 torch.cuda.manual_seed(_word(entropy))
         yield
+
+
+@contextmanager
+def _others(entropy: np.random.SeedSequence) -> Iterator[None]:
+    """The global generators of NumPy and Python, seeded inside and put back after."""
+    numpy = np.random.get_state()  # noqa: NPY002
+    python = random.getstate()
+    words = entropy.generate_state(8)
+    try:
+        np.random.seed(words[:4])  # noqa: NPY002
+        random.seed(words[4:].tobytes())
+        yield
+    finally:
+        np.random.set_state(numpy)  # noqa: NPY002
+        random.setstate(python)
 
 
 def _word(entropy: np.random.SeedSequence) -> int:

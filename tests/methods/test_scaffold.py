@@ -57,7 +57,8 @@ def test_the_new_variate_is_the_mean_gradient_on_the_way():
     weights = [server.weights[n].clone() for n in names]
     add = [0.7 * (server.control[n] - own.control[n]) for n in names]
     total = [torch.zeros_like(w) for w in weights]
-    steps = list(batches(data, 5, 6, place.rng("batches")))
+    sizes = place.run.training.batch_sizes(len(data.y))
+    steps = list(batches(data, sizes, 6, place.rng("batches")))
     for batch in steps:
         found = gradient(weights, batch.x, batch.y)
         total = [t + g for t, g in zip(total, found, strict=True)]

@@ -52,7 +52,7 @@ def norms_of_report(
             part = part_of(name, item.dtype, run.network, trained)
             own = start_of(name, item.shape, origin)
             whole = item if item.dtype in (torch.float32, torch.float64) else item.double()
-            change = whole if own is None else whole - own.cpu()
+            change = whole if own is None else whole - own.cpu().to(whole.dtype)
             length = torch.linalg.vector_norm(change).item()
             squares[part] = squares.get(part, 0.0) + length * length
         if all(square < _EXACT for square in squares.values()):

@@ -5,7 +5,8 @@ between server and client but what is counted.
 """
 
 import time
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from functools import cached_property, lru_cache
 from typing import Any, Protocol
@@ -219,14 +220,13 @@ class ClientRuntime:
         if task.state is not None:
             state, memory = self._state(task, device)
         place = {"round": task.round, "client": task.client}
-        try:
-            with seeds.global_rng(run.seed, "layers", **place, device=device):
-                given = self.method.local(message, state, samples, at)
-            report, state, info = answered(self.method, given)
-        except ModelError as error:
-            raise ModelError(
-                f"client {task.client}, with {len(samples.y):,} training samples: {error}"
-            ) from error
+        with (
+            _of_client(task.client, len(samples.y), "training"),
+            seeds.global_rng(run.seed, "layers", **place, device=device),
+        ):
+            given = self.method.local(message, state, samples, at)
+            run.network.require_unwritten()
+        report, state, info = answered(self.method, given)
         scores: Scores = {}
         if not self.figures:
             report, info = replace(report, weight=1.0), {}
@@ -236,7 +236,7 @@ class ClientRuntime:
             began = time.perf_counter()
             if model is not None and len(test.y):
                 draw = self.method.draws(model, run)
-                scores = scored(run.likelihood, draw, test, run.measures)
+                scores = self._scored(task, draw, test, run.measures)
             self.evaluating["seconds"] += time.perf_counter() - began
         written = link.passage(message, at).write(report, memory)
         if written.missed:
@@ -258,7 +258,8 @@ class ClientRuntime:
         rows = evaluation.start, evaluation.stop
         samples = self.resident.get(("union", *rows), lambda: self.data.test_union(*rows))
         draw = self._draws(model, evaluation.temperature)
-        terms = evaluate(self.run.likelihood, draw, samples, measures=evaluation.measures)
+        with seeds.global_rng(self.run.seed, "evaluation", client=evaluation.start, device=device):
+            terms = evaluate(self.run.likelihood, draw, samples, measures=evaluation.measures)
         if self.adversary is not None:
             terms |= self.adversary.success(model, samples, self.method, self.run)
         return terms
@@ -288,7 +289,7 @@ class ClientRuntime:
         if len(test.y):
             draw = self._draws(model, task.temperature)
             measures = fitting(task.evaluate or (), self.run.likelihood)
-            scores = scored(self.run.likelihood, draw, test, measures)
+            scores = self._scored(task, draw, test, measures)
         return Outcome(b"tried", task.state or b"", {}, scores)
 
     def _draws(self, model: Tensors, temperature: float | None) -> Sampler:
@@ -301,8 +302,21 @@ class ClientRuntime:
         """
         every = self.data.all_train() if self.method.centralized else self.data.train(client)
         share = self.held_out if client in calibrating(self.run) else 0.0
-        count = min(round(share * len(every.y)), MOST_HELD_OUT)
+        count = held_out_of(len(every.y), share)
         return _divided(every, count, self.run.seed, "temperature", client)
+
+    def _scored(
+        self, task: Task, draw: Sampler, test: Samples, measures: tuple[str, ...]
+    ) -> Scores:
+        """Scores of a model on test samples of a task's client. Layers that draw random numbers in
+        evaluation too draw the same ones whoever carries the task out.
+        """
+        run = self.run
+        with (
+            _of_client(task.client, len(test.y), "test"),
+            seeds.global_rng(run.seed, "evaluation", client=task.client, device=run.network.device),
+        ):
+            return scored(run.likelihood, draw, test, measures)
 
     def _test(self, client: int) -> Samples:
         """Test samples of a client, on the device."""
@@ -352,6 +366,13 @@ class ClientRuntime:
 
 MOST_HELD_OUT = 200
 """Samples that a client holds out for a temperature, at most: one number needs no more."""
+
+
+def held_out_of(count: int, share: float) -> int:
+    """Number of training samples of `count` that a client holds out for the temperature."""
+    return min(round(share * count), MOST_HELD_OUT)
+
+
 MOST_CALIBRATING = 1000
 """Clients that hold out samples for a temperature, at most: of more they are drawn."""
 
@@ -384,6 +405,21 @@ def _divided(
         Samples(samples.x[kept], samples.y[kept]),
         Samples(samples.x[drawn], samples.y[drawn]),
     )
+
+
+@contextmanager
+def _of_client(client: int, count: int, kind: str) -> Iterator[None]:
+    """Name the client in errors of networks.
+
+    Args:
+        client: which it is.
+        count: samples that the network works on.
+        kind: what these are for.
+    """
+    try:
+        yield
+    except ModelError as error:
+        raise ModelError(f"client {client}, with {count:,} {kind} samples: {error}") from error
 
 
 def set_aside(count: int, share: float) -> int:

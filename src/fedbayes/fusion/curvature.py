@@ -78,7 +78,7 @@ def posterior(
     require_gradients({"the network": module}, samples.x[:2])
     require_apart(module, samples.x[[0, -1]], "a posterior sums up gradients sample by sample")
     weights = {name: tensor.detach().clone() for name, tensor in module.state_dict().items()}
-    _require_finite(weights.values())
+    _require_finite(module.parameters())  # masks among the buffers are infinite
     sums = _Sums(module, settings.largest, parts)
     rng = seeds.torch_rng(0, "curvature") if rng is None else rng
     done = 0

@@ -68,8 +68,9 @@ def draws_of_round(inputs: str, at: At, cycle: int = 0) -> Draws:
 def module_with(weights: Tensors, run: Run) -> nn.Module:
     """The run's network with these weights, what is frozen frozen."""
     module = with_weights(run.network.module, run.network.whole(weights))
-    for name in run.network.constants:
-        module.get_parameter(name).requires_grad_(False)
+    for name, parameter in module.named_parameters():
+        if name in run.network.constants:
+            parameter.requires_grad_(False)
     return module.to(run.network.device)
 
 

@@ -211,10 +211,11 @@ def frozen(module: nn.Module, name: str = "the network") -> Function:
     """
     own: dict[int, object] = {}
     for key, tensor in [*module.named_parameters(), *module.named_buffers()]:
-        if tensor.is_floating_point() and not torch.isfinite(tensor).all():
+        is_parameter = isinstance(tensor, nn.Parameter)
+        odd = ~torch.isfinite(tensor) if is_parameter else torch.isnan(tensor)
+        if bool(odd.any()):  # masks of attention are infinite
             raise ModelError(f"the weights {key!r} of {name} are not all finite")
         plain = tensor.detach()
-        is_parameter = isinstance(tensor, nn.Parameter)
         own[id(tensor)] = nn.Parameter(plain, requires_grad=False) if is_parameter else plain
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", FutureWarning)  # of what programs are made of

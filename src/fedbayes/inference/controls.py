@@ -1,5 +1,7 @@
 """Control variates: what a client's gradients lack of the federation's (SCAFFOLD)."""
 
+from collections.abc import Sequence
+
 import torch
 from torch import Tensor
 
@@ -117,7 +119,7 @@ def require_plain_sgd(training: LocalTraining) -> None:
 
 
 def mean_gradient(
-    weights: Tensors, objective: Loss, samples: Samples, batch_size: int, names: list[str]
+    weights: Tensors, objective: Loss, samples: Samples, sizes: Sequence[int], names: list[str]
 ) -> Tensors:
     """The gradient of a mean loss over all samples at fixed weights: option I of SCAFFOLD.
 
@@ -127,7 +129,7 @@ def mean_gradient(
         n: t.detach().requires_grad_() if n in names else t.clone() for n, t in weights.items()
     }
     sums = {name: torch.zeros_like(leaves[name]) for name in names}
-    pieces = torch.split(samples.x, batch_size), torch.split(samples.y, batch_size)
+    pieces = (torch.split(each, list(sizes)) for each in samples)
     for x, y in zip(*pieces, strict=True):
         loss = objective(leaves, Samples(x, y), {}, {}) * (len(y) / len(samples.y))
         gradients = torch.autograd.grad(loss, [leaves[name] for name in names])

@@ -1,6 +1,5 @@
 """The `[training]` table of a config."""
 
-import math
 from typing import TYPE_CHECKING, Annotated, Literal
 
 from pydantic import ConfigDict, Field, model_validator
@@ -42,6 +41,12 @@ class LocalTraining(Choosable):
         None, ge=1, description="optimizer steps in a round, in place of epochs"
     )
     batch_size: int = Field(32, ge=1, description="samples in a step")
+    last_batch: Literal["keep", "drop", "merge"] = Field(
+        "keep",
+        description="samples left over at the end of an epoch, fewer than batch_size. keep: they "
+        "are a smaller batch; drop: the epoch leaves them out; merge: the batch before them is "
+        "larger. Clients with fewer samples than batch_size have one batch of all",
+    )
     patience: Annotated[int | None, Chosen()] = Field(
         None, ge=1, description="epochs without improvement that end a client's training early"
     )
@@ -133,6 +138,21 @@ class LocalTraining(Choosable):
                 stepper: Stepper = found
                 return stepper
 
+    def batch_sizes(self, samples: int, *, all_samples: bool = False) -> list[int]:
+        """Sizes of the batches of an epoch for a client with this number of samples.
+
+        Args:
+            samples: their number.
+            all_samples: whether those that `drop` leaves out are merged into the last batch.
+        """
+        whole, rest = divmod(samples, self.batch_size)
+        sizes = [self.batch_size] * whole
+        if rest and (self.last_batch == "keep" or not whole):
+            sizes.append(rest)
+        elif rest and (self.last_batch == "merge" or all_samples):
+            sizes[-1] += rest
+        return sizes
+
     def step_count(self, samples: int) -> int:
-        """Optimizer steps in a round for a client with so many samples."""
-        return self.steps or self.epochs * math.ceil(samples / self.batch_size)
+        """Optimizer steps in a round for a client with this number of samples."""
+        return self.steps or self.epochs * len(self.batch_sizes(samples))

@@ -1,31 +1,35 @@
 """The local training loop, the only one: every method's E-step by gradients is solved here."""
 
 import math
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 
 import torch
 from torch import Tensor
 
-from fedbayes.devices import placed
-from fedbayes.errors import ConfigError
+from fedbayes.devices import nondeterministic, out_of_memory, placed
+from fedbayes.errors import ConfigError, NetworkError
 from fedbayes.inference.problem import Loss, OptimizerBuilder, Problem, Solved, Stepper, Tree
 from fedbayes.inference.settings import LocalTraining
 from fedbayes.tensors import Samples, Tensors
 
 
 def batches(
-    samples: Samples, batch_size: int, steps: int, rng: torch.Generator
+    samples: Samples, sizes: Sequence[int], steps: int, rng: torch.Generator
 ) -> Iterator[Samples]:
     """`steps` batches: epochs over the samples, each in a fresh random order.
 
     The samples are permuted once an epoch and then cut into views, so a step copies nothing.
+
+    Args:
+        samples: of a client.
+        sizes: of the batches of an epoch; samples beyond their sum are left out of it.
+        steps: how many batches.
+        rng: what the orders are drawn from.
     """
     while steps > 0:
-        order = placed(torch.randperm(len(samples.y), generator=rng), samples.y.device)
-        xs, ys = (
-            torch.split(samples.x[order], batch_size),
-            torch.split(samples.y[order], batch_size),
-        )
+        drawn = torch.randperm(len(samples.y), generator=rng)[: sum(sizes)]
+        order = placed(drawn, samples.y.device)
+        xs, ys = (torch.split(each[order], list(sizes)) for each in samples)
         for x, y in zip(xs[:steps], ys[:steps], strict=True):
             yield Samples(x, y)
         steps -= len(ys)
@@ -71,16 +75,16 @@ def solve(
     trained = {name: t.requires_grad_() for name, t in current.items() if name not in buffers}
     leaves = list(trained.values())
     optimizers = _optimizers(trained, settings, lr, problem.param_groups)
-    steps = settings.step_count(len(samples.y))
-    epoch = math.ceil(len(samples.y) / settings.batch_size)
+    steps, sizes = settings.step_count(len(samples.y)), settings.batch_sizes(len(samples.y))
+    epoch = len(sizes)
     draw = _draws(problem, rng, problem.noise.purpose if problem.noise else "")
     watch = _draws(problem, rng, "validation")
     losses: list[Tensor] = []
     lowest, waited = math.inf, 0
     best: tuple[Tensors, int] | None = None
-    for batch in batches(samples, settings.batch_size, steps, rng("batches")):
+    for batch in batches(samples, sizes, steps, rng("batches")):
         value = loss(current, batch, problem.given, draw(batch))
-        gradients = torch.autograd.grad(value, leaves, allow_unused=True)
+        gradients = _gradients(value, leaves, len(batch.y))
         for leaf, gradient in zip(leaves, gradients, strict=True):
             leaf.grad = gradient
         for optimizer in optimizers:
@@ -113,6 +117,23 @@ def solve(
         loss=float(torch.stack(losses).mean()),
         count=len(samples.y),
     )
+
+
+def _gradients(value: Tensor, leaves: list[Tensor], count: int) -> tuple[Tensor | None, ...]:
+    """Gradients of a loss on a batch of `count` samples; None where it does not depend on a leaf.
+
+    Raises:
+        NetworkError: there are none.
+    """
+    try:
+        return torch.autograd.grad(value, leaves, allow_unused=True)
+    except RuntimeError as error:
+        if out_of_memory(error) or nondeterministic(error):
+            raise
+        raise NetworkError(
+            f"the loss on a training batch of {count:,} samples has no gradient: "
+            f"{str(error).partition(chr(10))[0]}"
+        ) from error
 
 
 def _draws(

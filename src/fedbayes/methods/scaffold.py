@@ -108,8 +108,8 @@ class Scaffold(ServerOptimizer, Variates[Server]):
         if self.variate_bound is not None:
             given["norms"] = sent[NORMS]
         if self.control == "gradient":
-            size = run.training.batch_size
-            given["gradient"] = mean_gradient(start, nll(run), samples, size, list(common))
+            sizes = run.training.batch_sizes(len(samples.y), all_samples=True)
+            given["gradient"] = mean_gradient(start, nll(run), samples, sizes, list(common))
         return Problem(start, given=given)
 
     def report(

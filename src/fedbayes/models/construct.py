@@ -7,20 +7,21 @@ from copy import deepcopy
 from itertools import pairwise
 from math import prod
 from pathlib import Path
+from typing import Any
 
 import psutil
 import torch
 from torch import Tensor, nn
 
 from fedbayes import seeds
-from fedbayes.errors import ModelError
+from fedbayes.errors import ModelError, NetworkError
 from fedbayes.lazy import in_memory, own, raised
-from fedbayes.models import normalization
+from fedbayes.models import normalization, trials
 from fedbayes.models.files import frozen_digest, named_as, read_model, unlike
 from fedbayes.models.network import Network
 from fedbayes.models.networks import CNN, MLP, LeNet5, ResNet20
 from fedbayes.models.others import build_other
-from fedbayes.models.settings import BUILT_IN, OTHERS, ModelSettings, Precision
+from fedbayes.models.settings import BUILT_IN, NAMES, OTHERS, ModelSettings, Precision
 from fedbayes.models.units import WRITES_OVER
 
 
@@ -53,21 +54,37 @@ def build(
             the file.
     """
     purpose = "initialization" if client is None else "own initialization"
-    with seeds.global_rng(seed, purpose, client=client or 0):
-        try:
+    own_code = settings.name not in NAMES
+    if own_code:
+        _factory(settings.name)  # imported before generators are seeded, from which it may draw
+
+    def draw(purpose: str) -> nn.Module:
+        with seeds.global_rng(seed, purpose, client=client or 0):
             module = _module(settings, shape, outputs)
-        except (RuntimeError, MemoryError, OverflowError) as error:
-            reason = str(error).partition("\n")[0] or "not enough memory"
-            raise ModelError(f"model {settings.name!r} cannot be built: {reason}") from error
-        initialize(module, settings)
+            trials.materialize(module, shape, settings.name)
+            initialize(module, settings)
+        return module
+
+    module = draw(purpose)
+    if own_code and client is None:
+        trials.require_registered(draw, purpose, module, shape, settings.name)
     width = outputs
     if head is not None:
         width = head(torch.zeros(1, outputs)).shape[-1]
         module = _with_head(module, head)
+    fixed = trials.fixed_buffers(module, shape, settings.name)
     if settings.weights is not None:
-        _load(module, settings, settings.weights)
+        _load(module, settings, settings.weights, fixed)
     own = _batch_norm(module, settings)
-    network = Network(module, device=device, precision=precision, shape=shape, own=own)
+    network = Network(
+        module,
+        device=device,
+        precision=precision,
+        shape=shape,
+        own=own,
+        fixed=fixed,
+        name=settings.name if own_code else "",
+    )
     _try_out(network, settings.name, shape, width)
     return network
 
@@ -102,6 +119,21 @@ def _with_head(module: nn.Module, head: nn.Module) -> nn.Module:
 
 
 def _module(settings: ModelSettings, shape: tuple[int, ...], outputs: int) -> nn.Module:
+    """The network that the settings name, its weights drawn from the global generators.
+
+    Raises:
+        ModelError: it cannot be built.
+    """
+    try:
+        return _found(settings, shape, outputs)
+    except (RuntimeError, MemoryError, OverflowError) as error:
+        if isinstance(error, ModelError):
+            raise
+        reason = str(error).partition("\n")[0] or "not enough memory"
+        raise ModelError(f"model {settings.name!r} cannot be built: {reason}") from error
+
+
+def _found(settings: ModelSettings, shape: tuple[int, ...], outputs: int) -> nn.Module:
     if settings.dropout and settings.name not in ("mlp", "lenet5"):
         raise ModelError(f"model.dropout is for mlp and lenet5; {settings.name!r} has none")
     if settings.name == "mlp":
@@ -150,8 +182,8 @@ def _require_memory(widths: Sequence[int]) -> None:
         )
 
 
-def _load(module: nn.Module, settings: ModelSettings, file: Path) -> None:
-    """Put the weights of a file into a module.
+def _load(module: nn.Module, settings: ModelSettings, file: Path, fixed: frozenset[str]) -> None:
+    """Put the weights of a file into a module, of which the buffers `fixed` do not train.
 
     Raises:
         ModelError: the file cannot be read, or holds the weights of another network.
@@ -160,25 +192,35 @@ def _load(module: nn.Module, settings: ModelSettings, file: Path) -> None:
     wanted = module.state_dict()
     digest = frozen_digest(card)
     if digest:
-        weights = Network(module).completed(weights, digest, file)
+        weights = Network(module, fixed=fixed).completed(weights, digest, file)
     named = named_as(weights, module)
     if named is None or any(t.shape != wanted[name].shape for name, t in named.items()):
         odd = unlike(weights if named is None else named, wanted)
         raise ModelError(f"{file} holds no weights of model {settings.name!r}: {odd}")
     for name, tensor in named.items():
-        if tensor.is_floating_point() and not torch.isfinite(tensor.float()).all():
+        same = torch.equal(tensor, wanted[name])  # as of a mask with infinite values
+        if tensor.is_floating_point() and not (same or torch.isfinite(tensor.float()).all()):
             raise ModelError(f"{file}: {name} holds NaN or infinite values")
     module.load_state_dict(named, strict=False)  # which has shared tensors under all names
+
+
+def _factory(place: str) -> Any:
+    """The user's factory; its module is imported.
+
+    Raises:
+        ModelError: there is none.
+    """
+    try:
+        return own(place)
+    except ImportError as error:
+        raise ModelError(f"cannot find the model {place!r}: {error}") from None
 
 
 def _own(settings: ModelSettings, shape: tuple[int, ...], outputs: int) -> object:
     """Call the user's class or function with `model.arguments`, and with those of `shape`,
     `outputs` and `classes` (the width of the last layer both) that it has parameters for.
     """
-    try:
-        factory = own(settings.name)
-    except ImportError as error:
-        raise ModelError(f"cannot find the model {settings.name!r}: {error}") from None
+    factory = _factory(settings.name)
     if isinstance(factory, nn.Module):
         if not in_memory(settings.name):
             raise ModelError(
@@ -242,7 +284,7 @@ def _try_out(network: Network, name: str, shape: tuple[int, ...], width: int) ->
     try:
         with torch.no_grad():
             outputs = network(network.prepare(network.initial), x)
-    except (RuntimeError, ValueError, IndexError, TypeError, AssertionError) as error:
+    except NetworkError as error:
         way = ""
         if "Long" in str(error):
             way = ". Samples are float32; call x.long() before an embedding"
@@ -253,6 +295,11 @@ def _try_out(network: Network, name: str, shape: tuple[int, ...], width: int) ->
         raise ModelError(
             f"model {name!r} gives a {type(outputs).__name__}; wanted are its outputs alone, a "
             "tensor: let forward return that"
+        )
+    if not outputs.is_floating_point():
+        raise ModelError(
+            f"model {name!r} gives outputs of type {str(outputs.dtype).removeprefix('torch.')}; "
+            "wanted are real numbers, such as logits"
         )
     if tuple(outputs.shape) != (2, width):
         raise ModelError(

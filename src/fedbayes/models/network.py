@@ -10,7 +10,9 @@ import torch
 from torch import Tensor, nn
 
 from fedbayes.brief import Brief
-from fedbayes.errors import ModelError
+from fedbayes.devices import nondeterministic, out_of_memory
+from fedbayes.errors import FedbayesError, ModelError, NetworkError
+from fedbayes.lazy import raised
 from fedbayes.models.layout import by_portions, channels_last, gradient_channels_last
 from fedbayes.models.normalization import frozen_buffers
 from fedbayes.models.resize import channels_by_weight, is_depthwise
@@ -54,9 +56,9 @@ class Network(Brief):
     network serves models of any width.
 
     What no training changes is no weight of it: parameters without `requires_grad`, buffers that
-    are not persistent, and those of normalizations whose statistics are frozen. They stay in the
-    module, and are neither sent nor stored; whoever builds the network from the same settings has
-    the same ones, which their digest shows.
+    are not persistent, those that a training pass does not write to (`fixed`), and those of
+    normalizations whose statistics are frozen. They stay in the module and are not sent; whoever
+    builds the network from the same settings has the same ones, which their digest shows.
     """
 
     def _shows(self) -> dict[str, object]:
@@ -76,6 +78,8 @@ class Network(Brief):
         precision: Precision = "float32",
         shape: tuple[int, ...] | None = None,
         own: frozenset[str] = frozenset(),
+        fixed: frozenset[str] = frozenset(),
+        name: str = "",
     ) -> None:
         """Take a module over.
 
@@ -85,15 +89,18 @@ class Network(Brief):
             precision: of its computations.
             shape: of a sample; wanted where somebody asks for `groups`.
             own: names of tensors that are each client's own.
+            fixed: names of persistent buffers that no training pass writes to.
+            name: `package.module:factory` of a user's own network, for errors.
         """
         self.shape = shape
+        self._name = name
         self.module = module.to(device)
         self.device = torch.device(device)
         self.precision = precision
         stored = module.state_dict().keys()
         trained = {n: p for n, p in module.named_parameters() if p.requires_grad}
-        fixed = frozen_buffers(module)
-        buffers = {n: b for n, b in module.named_buffers() if n in stored and n not in fixed}
+        kept = fixed | frozen_buffers(module)
+        buffers = {n: b for n, b in module.named_buffers() if n in stored and n not in kept}
         changed = {**trained, **buffers}
         self.initial: Tensors = _copies({n: t for n, t in changed.items() if n not in own})
         """Weights at the start: all that a client's training may change, and everybody shares."""
@@ -104,10 +111,17 @@ class Network(Brief):
         self.constants: Tensors = {
             n: tensor.detach().cpu()
             for n, tensor in (*module.named_parameters(), *module.named_buffers())
-            if n in fixed or (isinstance(tensor, nn.Parameter) and not tensor.requires_grad)
+            if n in kept or (isinstance(tensor, nn.Parameter) and not tensor.requires_grad)
         }
-        """What does not train: parameters whose `requires_grad` is False, frozen statistics. Never
-        sent; they share memory with the module."""
+        """What does not train: parameters whose `requires_grad` is False, buffers that nothing
+        changes. Never sent; they share memory with the module."""
+        self.fixed: Tensors = {n: t for n, t in self.constants.items() if n in fixed}
+        """Buffers that no training pass writes to. They are stored with a model, as a `state_dict`
+        holds them."""
+        self._written = self._versions()
+        types = [w.dtype for w in changed.values() if w.is_floating_point()]
+        self.dtype = types[0] if types else torch.float32
+        """Type of the weights."""
         self._slots = self._find_slots()
         self._depthwise = [(m, m.groups) for m in module.modules() if is_depthwise(m)]
         self._lay_out(any(isinstance(m, nn.Conv2d) for m in module.modules()))
@@ -233,6 +247,8 @@ class Network(Brief):
         for name in self.constants.keys() & model.keys():
             self.constants[name] = model[name].detach().to("cpu", copy=True)
             own[name].data = self.prepare({name: model[name].detach().clone()})[name]
+        self.fixed = {name: self.constants[name] for name in self.fixed}
+        self._written = self._versions()
         self.__dict__.pop("constants_digest", None)
 
     @cached_property
@@ -242,6 +258,27 @@ class Network(Brief):
         Server and clients that have another one have not built the same network.
         """
         return digest_of(self.constants)
+
+    def _versions(self) -> dict[str, tuple[int, int]]:
+        """Of each buffer among the constants, which tensor it is and how often it was written."""
+        return {
+            n: (id(b), b._version) for n, b in self.module.named_buffers() if n in self.constants
+        }
+
+    def require_unwritten(self) -> None:
+        """See that training wrote to no buffer that is taken for a constant.
+
+        Raises:
+            ModelError: it did, though not in the pass that was tried before the first round.
+        """
+        now = self._versions()
+        changed = [name for name, version in self._written.items() if now.get(name) != version]
+        if changed:
+            raise ModelError(
+                f"training wrote to the buffer {changed[0]!r} of the network, and a training pass "
+                "before the first round did not, so it is not sent. Write to it in every training "
+                f"pass, if need be with self.{changed[0]}.add_(0)"
+            )
 
     def whole(self, weights: Tensors) -> Tensors:
         """A model of this network together with what is frozen: what a `state_dict` holds."""
@@ -279,7 +316,7 @@ class Network(Brief):
         return {
             name: tensor
             for name, tensor in self.whole(model).items()
-            if name.rpartition("/")[2] not in self.buffers
+            if name.rpartition("/")[2] not in self.buffers and name not in self.fixed
         }
 
     def prepare(self, weights: Tensors) -> Tensors:
@@ -301,8 +338,11 @@ class Network(Brief):
 
     def _samples(self, x: Tensor) -> Tensor:
         """Inputs where the weights are, of their type."""
-        types = [w.dtype for w in self.initial.values() if w.is_floating_point()]
-        return x.to(self.device, types[0] if types else None)
+        return self._typed(x.to(self.device))
+
+    def _typed(self, x: Tensor) -> Tensor:
+        """Real inputs in the type of the weights; whole numbers as they are."""
+        return x.to(self.dtype) if x.is_floating_point() and x.dtype != self.dtype else x
 
     def _bind(self, weights: Tensors) -> None:
         """Put tensors in their places in the module; `_unbind` is to follow."""
@@ -319,26 +359,33 @@ class Network(Brief):
             layer.groups = channels
 
     def __call__(self, weights: Tensors, x: Tensor, *, training: bool = False) -> Tensor:
-        """Outputs [n, width] for the inputs [n, ...] under these weights, at least float32."""
+        """Outputs [n, width] for the inputs [n, ...] under these weights, at least float32.
+
+        Raises:
+            NetworkError: the network's code raised an error, or gives outputs for another number
+                of samples.
+        """
         if self.module.training != training:
             self.module.train(training)
         if self._channels_last and x.ndim == 4:
             x = channels_last(x)
+        x = self._typed(x)
         hooks = [pool.register_forward_hook(_relaid) for pool in self._pools] if training else ()
         try:
             self._bind(weights)
             if self.precision == "float32":
-                return self._outputs(x)
+                outputs = self._outputs(x)
+                narrow = self.dtype.itemsize < torch.float32.itemsize
+                return outputs.float() if narrow else outputs
             with torch.autocast(self.device.type, dtype=torch.bfloat16):
                 return self._outputs(x).float()
-        except ValueError as error:
-            if training and "Expected more than 1 value per channel" in str(error):
-                raise ModelError(
-                    "batch normalization cannot train on a batch of one sample, which is what a "
-                    "client's samples leave over; choose another training.batch_size, or a "
-                    "network without it"
-                ) from error
-            raise
+        except Exception as error:
+            if isinstance(error, FedbayesError) or _of_device(error):
+                raise
+            raise NetworkError(
+                f"the network fails on {_batch(x, training)}: {raised(error, self._name)}"
+                f"{_ALONE if training and len(x) == 1 else ''}"
+            ) from error
         finally:
             self._unbind()
             for hook in hooks:
@@ -348,9 +395,44 @@ class Network(Brief):
         """What the module, as it is, computes; images are predicted some at a time."""
         predicts = not (self.module.training or torch.is_grad_enabled())
         if predicts and self._channels_last and x.ndim == 4:
-            return by_portions(self.module, x)
+            return by_portions(self._batched, x)
+        return self._batched(x)
+
+    def _batched(self, x: Tensor) -> Tensor:
+        """What the module computes; of one sample too [1, width], whose axis `squeeze` drops.
+
+        Raises:
+            NetworkError: its outputs are for another number of samples.
+        """
         outputs: Tensor = self.module(x)
+        if not isinstance(outputs, Tensor):
+            return outputs  # which is refused where networks are built
+        if len(x) == 1 and outputs.ndim < 2:
+            outputs = outputs.reshape(1, -1)
+        if not outputs.ndim or len(outputs) != len(x):
+            raise NetworkError(
+                f"the network maps {_batch(x, self.module.training)} to outputs of shape "
+                f"{tuple(outputs.shape)}; the first axis must be that of the samples"
+            )
         return outputs
+
+
+def _batch(x: Tensor, training: bool) -> str:
+    """A batch, in words."""
+    count = len(x)
+    kind = "training batch" if training else "batch"
+    return f"a {kind} of {count:,} sample{'s' if count != 1 else ''}"
+
+
+_ALONE = (
+    ". Set training.last_batch to 'drop' or 'merge', so that no batch has one sample, or choose "
+    "another training.batch_size"
+)
+
+
+def _of_device(error: Exception) -> bool:
+    """Whether an error is of the device, and not of the network's code."""
+    return isinstance(error, RuntimeError) and (out_of_memory(error) or nondeterministic(error))
 
 
 def _relaid(module: nn.Module, inputs: object, output: Tensor) -> Tensor:

@@ -29,6 +29,7 @@ from fedbayes.models.others import TextNetwork
 from fedbayes.models.settings import NAMES
 from fedbayes.runs.config import SAMPLING, Config
 from fedbayes.runs.given import refuse_objects
+from fedbayes.runs.networks import check_batches, remarks_on_network
 from fedbayes.runs.privacy import PUBLIC, needs_secret
 
 MOST_NODES = 10_000
@@ -74,6 +75,7 @@ def check(
     _check_privacy(config, method, run)
     _check_timing(config, method, run)
     _check_evaluation(config, method)
+    check_batches(config, method, run, data)
     if adversary is not None:
         attacks.check(
             adversary,
@@ -461,6 +463,7 @@ def remarks(
         *notes,
         *idle(config, resolved={"data.partition": scheme}),
         *idle(method, "method.", {f"method.{k}": v for k, v in method.resolved(run).items()}),
+        *remarks_on_network(config, run),
         *method.remarks(run),
         *_falling_short(method, run, data),
     ]

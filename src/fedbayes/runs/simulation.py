@@ -405,6 +405,8 @@ class Simulation(Brief):
                 for state in (self.progress, self.kept):
                     self._calibrate(self._model_of(state), state.round)
             model = self._model_of(self.kept) if self.method.has_global_model else None
+            if model is not None and model.keys() == self.network.initial.keys():
+                model = {**self.network.fixed, **model}  # as a `state_dict` is
             card = self._card(self.kept.round)
             card = replace(card, frozen=self.network.constants_digest)
             self.folder.finish(model, self.summary(), card)
