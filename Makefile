@@ -11,7 +11,7 @@ demo: $(VENV)/.installed
 	$(BIN)/fedbayes run
 
 test: $(VENV)/.developing
-	$(BIN)/python -m pytest -n 2 -m "not slow"
+	$(BIN)/python -m pytest -n 2 --dist loadgroup -m "not slow"
 
 slow: $(VENV)/.developing
 	$(BIN)/python -m pytest -m slow

@@ -7,6 +7,7 @@ script and no network. Comments are replaced:
     <!-- fields: package.module:Class -->  the fields of a settings class
     <!-- settings -->                    every table of a config
     <!-- command line -->                every command with its options
+    <!-- colours -->                     every method with its colour and marker
     <!-- findings -->                    every experiment of the papers, with a verdict
     <!-- finding: NAME -->               tables and claims of one, as `fedbayes reproduce` left them
 """
@@ -26,6 +27,8 @@ from fedbayes.cli import app
 from fedbayes.methods import METHODS
 from fedbayes.papers import lines
 from fedbayes.papers.finding import overview
+from fedbayes.reports.marks import defs, key
+from fedbayes.reports.palette import looks
 from fedbayes.runs.config import settings
 from fedbayes.runs.settings import Row, rows
 
@@ -50,6 +53,7 @@ def on_page_markdown(markdown: str, **_: Any) -> str:
     for comment, text in (
         ("settings", tables),
         ("command line", commands),
+        ("colours", colours),
         ("findings", lambda: overview(lines(FINDINGS))),
     ):
         if f"<!-- {comment} -->" in markdown:
@@ -63,6 +67,12 @@ def parameters(name: str) -> str:
     if not method.model_fields:
         return f"`{name}` has no parameters."
     return f"Parameters of `{name}`, in the table `[method]`:\n\n{table(rows(method))}"
+
+
+def colours() -> str:
+    """Every built-in method with its swatch, as pages of fedbayes show it."""
+    shown = (f'<span class="swatch">{key(looks([name])[0])} `{name}`</span>' for name in METHODS)
+    return f"{defs()}\n{' '.join(shown)}"
 
 
 def finding(name: str) -> str:

@@ -1,6 +1,7 @@
 """For all tests."""
 
 import os
+import shutil
 from pathlib import Path
 
 import pytest
@@ -39,3 +40,34 @@ def pytest_collection_modifyitems(items):
     for item in items:
         if item.get_closest_marker("data"):
             item.add_marker(absent)
+
+
+@pytest.fixture(scope="session")
+def browser(tmp_path_factory):
+    """One Chromium for all tests that look at pages; without one they are skipped."""
+    chromium, driver = shutil.which("chromium"), shutil.which("chromedriver")
+    if not (chromium and driver):
+        pytest.skip("there is no chromium with chromedriver here (Debian: chromium-driver)")
+    from selenium import webdriver
+    from selenium.webdriver.chrome.service import Service
+
+    options = webdriver.ChromeOptions()
+    options.binary_location = chromium
+    for flag in (
+        "headless=new",
+        "no-sandbox",
+        "disable-gpu",
+        "disable-quic",
+        "disable-dev-shm-usage",
+        "no-first-run",
+        "disable-background-networking",
+        "disable-component-update",
+        "disable-sync",
+        f"user-data-dir={tmp_path_factory.mktemp('profile')}",
+        "window-size=1280,900",
+    ):
+        options.add_argument(f"--{flag}")
+    options.set_capability("goog:loggingPrefs", {"browser": "ALL", "performance": "ALL"})
+    found = webdriver.Chrome(options=options, service=Service(driver))
+    yield found
+    found.quit()

@@ -24,7 +24,9 @@ from fedbayes import run
 from fedbayes.cli import main
 from fedbayes.errors import ConfigError, RunError
 from fedbayes.federation import client_runtime
-from fedbayes.reports.comparison import _curves
+from fedbayes.reports.charts import filled
+from fedbayes.reports.comparison import means
+from fedbayes.reports.palette import LIGHT, looks
 from fedbayes.runs import simulation as simulation_module
 from fedbayes.runs.config import Config
 from fedbayes.runs.folder import RunFolder
@@ -266,7 +268,11 @@ def test_all_files_are_written(ended):
     files = write_comparison(runs, outcomes, tables, said, content(runs, tables, said))
     assert {file.suffix for file in files} == {".txt", ".md", ".tex", ".csv", ".json", ".html"}
     page = (runs.folder / "comparison.html").read_text()
-    assert page.count("data:image/svg+xml") >= 6
+    assert page.count("data-chart=") == 6
+    for label, name in {"fedavg": "fedavg", "pvi:damping=0.5": "pvi", "local": "local"}.items():
+        (look,) = looks([name])
+        (button,) = re.findall(rf"<button[^>]*>(?:(?!</button>).)*{label}</button>", page)
+        assert f"light-dark({look.colour(LIGHT)}," in button, "settings change no colour"
     assert "http://" not in page.replace("http://www.w3.org", "")
     paper = (runs.folder / "comparison.tex").read_text()
     assert paper.count("&") == 5 * (len(tables[0].columns))
@@ -621,7 +627,10 @@ def test_a_trial_of_an_earlier_model_is_not_believed(tmp_path):
 
 def test_curves_are_means_over_the_same_rounds():
     gap, whole = ([1, 2, 3], [1.0, math.nan, 5.0]), ([1, 2, 3], [1.0, 1.0, 1.0])
-    axes = _curves({"a": [whole, gap]}, "round", "accuracy").axes[0]
-    assert axes.lines[0].get_xdata().tolist() == [1, 3]
-    assert axes.lines[0].get_ydata().tolist() == [1, 3]
-    assert _curves({"a": [([1], [math.nan])]}, "round", "accuracy") is None
+    chart = means("nll", "NLL over rounds", "round", "NLL", {0: [whole, gap]}, "")
+    (curve,) = chart.curves
+    assert (curve.x, curve.y) == ([1, 3], [1, 3])
+    spread = np.std([1.0, 5.0], ddof=1)
+    assert curve.low == pytest.approx([1, 3 - spread])
+    assert curve.high == pytest.approx([1, 3 + spread])
+    assert not filled(means("nll", "NLL", "round", "NLL", {0: [([1], [math.nan])]}, ""))

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from fedbayes.methods import METHODS
+from fedbayes.reports.palette import DARK, LIGHT, MARKERS, looks
 from tests.command_line import command
 
 DOCS = Path(__file__).parent.parent / "docs"
@@ -121,6 +122,17 @@ def test_the_page_of_commands_has_every_option(hooks):
             if parameter.param_type_name == "option":
                 assert parameter.opts[0] in parts[name], (name, parameter.opts)
     assert "resnet20. Default: mlp." in parts["fedbayes run"]
+
+
+def test_the_page_of_comparisons_has_the_colour_of_every_method(hooks):
+    """The same as on the pages that the commands write, in both themes."""
+    page = hooks.on_page_markdown((DOCS / "compare.md").read_text())
+    for name in METHODS:
+        (look,) = looks([name])
+        colours = f"light-dark({look.colour(LIGHT)}, {look.colour(DARK)})"
+        (swatch,) = re.findall(rf"<svg[^>]*>(?:(?!</svg>).)*</svg> `{re.escape(name)}`<", page)
+        assert colours in swatch
+        assert f'href="#m{MARKERS.index(look.marker)}"' in swatch
 
 
 def test_the_page_of_results_is_made_from_findings(hooks):

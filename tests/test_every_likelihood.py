@@ -18,7 +18,8 @@ from fedbayes.errors import RunError
 from fedbayes.models import read_model
 from fedbayes.reports import gather
 from fedbayes.reports.figures import charts
-from fedbayes.reports.page import headlines, render
+from fedbayes.reports.headlines import headlines
+from fedbayes.reports.page import render
 from fedbayes.runs.card import Card
 from fedbayes.runs.folder import RunFolder
 from fedbayes.runs.readable import words

@@ -449,7 +449,7 @@ def test_a_report_lists_metrics_of_clients(asked, tmp_path):
     text = page.read_text()
     assert "Metrics of the global model over clients" in text
     worst = asked.summary["metrics"]["global_worst"]["auroc"]
-    assert f"{worst:.4f} (" in text
+    assert f"{worst:.3f} (" in text
     assert "Global AUROC over rounds" in text
 
 

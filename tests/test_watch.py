@@ -101,8 +101,8 @@ def get(server, path="/", host=None, method="GET"):
 
 
 def drawn(page):
-    """What a page draws."""
-    (text,) = re.findall(r'<script id="data" type="application/json">(.*?)</script>', page)
+    """The numbers of the charts of a page."""
+    (text,) = re.findall(r'<script id="charts" type="application/json">(.*?)</script>', page)
     return json.loads(text)
 
 
@@ -325,7 +325,7 @@ def test_a_run_is_followed_from_before_it_is_there_to_its_end(quick, tmp_path):
             "clients": [0, 0],
             "details": [],
         }
-        assert drawn(get(server)[2])["charts"] == []
+        assert drawn(get(server)[2]) == []
         with Simulation(small(rounds=4), folder) as simulation:
             until(lambda: state()["state"] == "running")
             steps = iter(simulation)
@@ -334,9 +334,10 @@ def test_a_run_is_followed_from_before_it_is_there_to_its_end(quick, tmp_path):
             assert until(lambda: state()["rounds"] == [2, 4])
             line = until(lambda: (told := state()["line"]).startswith("round 2 of 4: ") and told)
             assert re.search(r", about \d:\d\d left$", line), line
-            (curve,) = until(lambda: drawn(get(server)[2])["charts"][:1])[0]["curves"]
-            assert curve["x"] == [1, 2]
-            assert curve["y"] == [line["global_accuracy"] for line in simulation.folder.metrics()]
+            head, *rows = until(lambda: drawn(get(server)[2])[:1])[0]["rows"]
+            assert head == ["run", "round", "global accuracy"]
+            accuracies = [line["global_accuracy"] for line in simulation.folder.metrics()]
+            assert rows == [["r", 1, accuracies[0]], ["r", 2, accuracies[1]]]
         assert until(lambda: state()["state"] == "stopped")
         assert "no process is at work on it after 2 of 4 rounds" in state()["line"]
         assert state()["line"].endswith(f"go on with: fedbayes resume {folder}")
@@ -346,7 +347,7 @@ def test_a_run_is_followed_from_before_it_is_there_to_its_end(quick, tmp_path):
         # In the end it is the report of what is on the disk.
         expected = json.loads(json.dumps(drawn(render(gather([folder])))))
         assert until(lambda: drawn(get(server)[2]) == expected)
-        assert {"Heat", "Reliability", "Spread"} <= {c["kind"] for c in expected["charts"]}
+        assert {"Heat", "Reliability", "Spread"} <= {chart["kind"] for chart in expected}
 
 
 def test_seeds_are_followed_as_they_begin(quick, tmp_path):
@@ -363,7 +364,12 @@ def test_seeds_are_followed_as_they_begin(quick, tmp_path):
                 return told == [(f"seed-{s}", "ended") for s in range(done)] + later
 
             until(states)
-        assert until(lambda: drawn(follower.page())["runs"] == ["seed-0", "seed-1", "seed-2"])
+        assert until(
+            lambda: (
+                {row[0] for chart in drawn(follower.page())[:1] for row in chart["rows"][1:]}
+                == {"seed-0", "seed-1", "seed-2"}
+            )
+        )
     (tmp_path / "others").mkdir()
     (tmp_path / "seeds" / "seed-0").rename(tmp_path / "others" / "a")
     with pytest.raises(RunError, match="name them as"):
@@ -372,10 +378,21 @@ def test_seeds_are_followed_as_they_begin(quick, tmp_path):
         Follower([tmp_path / "r", tmp_path / "r"])
 
 
+def test_another_server_never_has_the_version_of_a_page_that_is_old(quick, run):
+    """Else a page that outlives its server would take the new one's page for its own."""
+    seen = set()
+    for _ in range(2):
+        with followed(run) as follower:
+            until(lambda follower=follower: "Heat" in follower.page())
+            version = follower.state()["version"]
+            assert version not in seen
+            seen.add(version)
+
+
 def test_what_is_damaged_is_told_and_the_page_stays(quick, tmp_path):
     fedbayes.run(small(), tmp_path / "r")
     with followed(tmp_path / "r") as follower:
-        before = until(lambda: drawn(follower.page())["charts"])
+        before = until(lambda: drawn(follower.page()))
         lines = (tmp_path / "r" / "metrics.jsonl").read_text()
         (tmp_path / "r" / "metrics.jsonl").write_text(lines.replace("0", "1"))
 
@@ -383,7 +400,7 @@ def test_what_is_damaged_is_told_and_the_page_stays(quick, tmp_path):
             return dict(follower.state()["runs"][0]["details"]).get("trouble", "")
 
         assert until(lambda: "metrics.jsonl" in trouble())
-        assert drawn(follower.page())["charts"][0] == before[0]
+        assert drawn(follower.page())[0] == before[0]
         (tmp_path / "r" / "metrics.jsonl").write_text(lines)
         assert until(lambda: not trouble())
 
@@ -463,7 +480,7 @@ def test_the_page_and_the_state_are_all_that_is_served(run):
         assert headers["Content-Type"] == "text/html; charset=utf-8"
         assert headers["Cache-Control"] == "no-store"
         assert "default-src 'none'" in headers["Content-Security-Policy"]
-        assert not re.findall(r"""(?:src|href)=["'](?!data:)""", page), "it asks for nothing else"
+        assert not re.findall(r"""(?:src|href)=["'](?!data:|#)""", page), "it asks for nothing else"
         assert get(server, method="HEAD")[2] == ""
         for method in ("POST", "PUT", "DELETE", "OPTIONS"):
             assert get(server, method=method)[0] == 501

@@ -96,8 +96,8 @@ def plot(
             "--figure",
             "-f",
             help="headline (accuracy, rmse, …), metrics (the others of numbers), bytes, clock, "
-            "local, nll, loss, sparsity, size, privacy, clients, split, confusion, predictions, "
-            "coverage, reliability, selective, or any metric of metrics.jsonl.",
+            "local, nll, loss, sparsity, size, seconds, privacy, clients, split, confusion, "
+            "predictions, coverage, reliability, selective, or any metric of metrics.jsonl.",
         ),
     ] = "headline",
     out: Annotated[Path, typer.Option("--out", "-o", help="PNG, SVG or PDF file.")] = Path(

@@ -9,7 +9,7 @@ import numpy.typing as npt
 import pandas as pd
 
 from fedbayes.papers.experiment import Row, Watch, begun, mean_and_std, opened
-from fedbayes.reports.palette import MARKERS
+from fedbayes.reports.palette import looks
 from fedbayes.runs.config import Config
 from fedbayes.runs.folder import Metrics, RunFolder
 from fedbayes.runs.standing import flat
@@ -53,25 +53,6 @@ steps too, and under the Laplace prior clients vote on the output rows of their 
 clients here are of one size."""
 
 SPARSE = ("FedSparse, low", "FedSparse, mid", "FedSparse, high")
-
-COLOURS = {
-    "FedAvg": "#000000",
-    "FedDrop": "#E69F00",
-    "FedL1": "#009E73",
-    "FedSparse, low": "#56B4E9",
-    "FedSparse, mid": "#0072B2",
-    "FedSparse, high": "#CC79A7",
-    "FedSparse, logits": "#AA4499",
-    "FedSparse, mid, unpruned": "#D55E00",
-    "SCAFFOLD": "#D55E00",
-    "SCAFFOLD, FedSparse": "#882255",
-    "SCAFFOLD, damped": "#D55E00",
-    "SCAFFOLD, bounded": "#332288",
-    "Laplace": "#999999",
-    "Laplace, cured": "#009E73",
-    "mixture, K = 3": "#882255",
-    "mixture, cured": "#CC79A7",
-}
 
 STYLES = ("-", "--", "-.", ":")
 
@@ -268,12 +249,14 @@ def draw(
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
+    styles = looks([_method(label) for label in found])
     columns = min(2, len(panels))
     rows = -(-len(panels) // columns)
     figure = Figure(figsize=(5.5 * columns, 3.8 * rows), layout="constrained")
     FigureCanvasAgg(figure)
     for axes, panel in zip(figure.subplots(rows, columns, squeeze=False).flat, panels, strict=True):
         for place, (method, seeds) in enumerate(found.items()):
+            look = styles[place]
             lines = [[line for line in metrics if panel.key in line] for metrics in seeds]
             if not all(lines):
                 continue
@@ -289,10 +272,10 @@ def draw(
                 x,
                 y,
                 label=method,
-                color=COLOURS[method],
+                color=look.colour(),
                 linewidth=1.3,
                 linestyle=STYLES[place % len(STYLES)],
-                marker=MARKERS[place % len(MARKERS)],
+                marker=look.marker,
                 markersize=5,
                 markevery=(place * max(1, len(x) // 60), max(1, len(x) // 8)),
             )
@@ -305,6 +288,12 @@ def draw(
             axes.legend(fontsize="x-small")
     figure.suptitle(title)
     figure.savefig(path, dpi=150)
+
+
+def _method(label: str) -> str:
+    """The method that a label of this experiment is of, as `METHODS` names it."""
+    name = label.partition(",")[0].lower()
+    return "scaffold-fedsparse" if label == "SCAFFOLD, FedSparse" else name
 
 
 @dataclass(frozen=True)

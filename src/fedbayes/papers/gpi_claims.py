@@ -9,19 +9,22 @@ import pandas as pd
 from fedbayes.papers.experiment import Request, mean_and_std
 from fedbayes.papers.finding import Claim, Finding, Part, markdown
 from fedbayes.papers.gpi_networks import FUNCTION_SPACE, NO_COUNTS, PARTITIONS, WIDTH
+from fedbayes.reports.palette import looks
 
-STYLES = {
-    "GPI-FNM": ("#0072B2", "o", "-"),
-    "PFNM": ("#D55E00", "s", "--"),
-    "FedAvg": ("#009E73", "^", "-."),
-    "locals": ("#555555", "v", ":"),
-    "ensemble": ("#CC79A7", "D", ":"),
-    "average": ("#999999", "x", ":"),
-    FUNCTION_SPACE: ("#882255", "*", "-"),
-    NO_COUNTS: ("#000000", "*", "--"),
-    "GPI-FNM, alternating": ("#56B4E9", "P", "-"),
-    "GPI-FNM, alternating, small": ("#E69F00", "X", "-"),
+KINDS = {
+    "GPI-FNM": ("gpi-fnm", "-"),
+    "PFNM": ("pfnm", "--"),
+    "FedAvg": ("fedavg", "-."),
+    "locals": ("local", ":"),
+    "ensemble": ("ensemble", ":"),
+    "average": ("average", ":"),
+    FUNCTION_SPACE: ("function", "-"),
+    NO_COUNTS: ("function", "--"),
+    "GPI-FNM, alternating": ("gpi-fnm", "-"),
+    "GPI-FNM, alternating, small": ("gpi-fnm", "-"),
 }
+"""By which method each has its colour, and its line."""
+LOOKS = dict(zip(KINDS, looks([method for method, _ in KINDS.values()]), strict=True))
 TOP_DOWN = (
     "matched from the top down, a layer is matched by its outgoing weights before what flows "
     "into it is known; alternating over the layers mends it"
@@ -65,15 +68,15 @@ def panels(
     for axes, (dataset, partition) in zip(grid, kinds, strict=True):
         chosen = table[(table["dataset"] == dataset) & (table["partition"] == partition)]
         for method, own in chosen.groupby("method", sort=False):
-            colour, marker, line = STYLES[str(method)]
+            look, line = LOOKS[str(method)], KINDS[str(method)][1]
             stats = own.groupby(x)[value].agg(["mean", "std"]).fillna(0.0)
             axes.errorbar(
                 stats.index,
                 stats["mean"],
                 yerr=stats["std"],
                 label=str(method),
-                color=colour,
-                marker=marker,
+                color=look.colour(),
+                marker=look.marker,
                 linestyle=line,
                 capsize=2,
                 markersize=5,

@@ -29,6 +29,7 @@ from fedbayes.papers.experiment import (
     opened,
 )
 from fedbayes.papers.finding import Claim, Finding, Part, Scale, markdown
+from fedbayes.reports.palette import looks
 from fedbayes.runs.config import Config
 from fedbayes.runs.simulation import Simulation
 from fedbayes.tensors import unpack
@@ -345,20 +346,28 @@ def _std(values: npt.NDArray[np.float64]) -> float:
 
 
 def draw(table: pd.DataFrame, path: Path) -> None:
-    """Bars of each method on each data set, with deviations over splits."""
+    """Each method on each data set, with deviations over splits."""
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
-    colours = ("#000000", "#999999", "#009E73", "#0072B2")
     names = list(dict.fromkeys(table["dataset"]))
     figure = Figure(figsize=(2.4 + 2.2 * len(names), 3.6), layout="constrained")
     FigureCanvasAgg(figure)
     axes = figure.subplots()
-    for place, (method, colour) in enumerate(zip(METHODS, colours, strict=True)):
+    styles = looks([method.lower() for method in METHODS])
+    for place, (method, look) in enumerate(zip(METHODS, styles, strict=True)):
         own = table[table["method"] == method].groupby("dataset", sort=False)["accuracy"]
         stats = own.agg(["mean", "std"]).fillna(0.0).loc[names]
         x = [index + 0.2 * (place - 1.5) for index in range(len(names))]
-        axes.bar(x, stats["mean"], 0.18, yerr=stats["std"], capsize=2, color=colour, label=method)
+        axes.errorbar(
+            x,
+            stats["mean"],
+            yerr=stats["std"],
+            fmt=look.marker,
+            capsize=3,
+            color=look.colour(),
+            label=method,
+        )
     axes.set_xticks(range(len(names)), names)
     axes.set_ylabel("accuracy, mean over tasks")
     axes.set_ylim(max(0.0, table["accuracy"].min() - 0.1), 1.0)

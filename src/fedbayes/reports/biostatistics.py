@@ -9,7 +9,7 @@ from fedbayes.biostatistics import MetaAnalysis, Regression, Survival
 from fedbayes.biostatistics.results import RATIOS
 from fedbayes.data.plot import PICTURES, drawn, in_legend, plain_numbers
 from fedbayes.files import writable, write_beside
-from fedbayes.reports.palette import LIGHT
+from fedbayes.reports.palette import BLUE, LIGHT, ORANGE
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -31,7 +31,7 @@ def plot_survival(survival: Survival, path: Path, level: float = 0.95) -> None:
     ends = [curve.times[-1] for curve in survival.curves.values() if len(curve.times)]
     last = max(ends, default=1.0)  # no client says its times of censoring
     for number, (name, curve) in enumerate(survival.curves.items()):
-        colour = LIGHT.runs[number % len(LIGHT.runs)]
+        colour = LIGHT.hues[number % len(LIGHT.hues)]
         times = np.concatenate([[0.0], curve.times, [last]])
         survived = np.concatenate([[1.0], curve.survival])
         low, high = np.concatenate([[[1.0, 1.0]], curve.intervals(level)]).T
@@ -100,7 +100,7 @@ def plot_forest(found: Regression | MetaAnalysis, path: Path, level: float = 0.9
         if values is None:
             continue
         middle, low, high = change(np.array(values))
-        colour = LIGHT.runs[0] if bold else LIGHT.runs[1]
+        colour = LIGHT.hues[BLUE] if bold else LIGHT.hues[ORANGE]
         axes.plot([low, high], [place, place], color=colour, linewidth=1.4)
         axes.plot([middle], [place], marker="D" if bold else "s", color=colour, markersize=5)
     if found.ratio:

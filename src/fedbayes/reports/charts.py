@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from fedbayes.metrics import Calibration, Coverage
 
@@ -21,6 +21,10 @@ class Curve:
     x: list[float]
     y: list[float]
     dashed: bool = False
+    low: list[float] = field(default_factory=list)
+    """Lower end of a band around it, point by point; empty where there is none."""
+    high: list[float] = field(default_factory=list)
+    """Upper end likewise."""
 
 
 @dataclass(frozen=True)
@@ -37,6 +41,12 @@ class Lines:
     """Whether the values are of such different sizes that their axis is logarithmic."""
     styles: str = ""
     """What solid and dashed curves are."""
+    dashed: str = "ideal"
+    """What a dashed curve is, in a word or two."""
+    log_x: bool = False
+    """Whether the other axis is logarithmic too."""
+    diagonal: bool = False
+    """Whether both axes are shares, and a line marks where they are equal."""
 
 
 @dataclass(frozen=True)
@@ -133,13 +143,11 @@ def coverage_curve(found: Coverage, run: int = 0) -> Lines:
         "Coverage of intervals",
         "probability of a central interval",
         "share of targets inside",
-        [
-            Curve(run, list(found.levels), list(found.inside)),
-            Curve(run, [0.0, 1.0], [0.0, 1.0], dashed=True),
-        ],
-        "Below the dashed line, intervals are too narrow: predictions are surer than they should "
-        "be. Intervals of counts hold somewhat more than their probability.",
+        [Curve(run, list(found.levels), list(found.inside))],
+        "Below the dashed line intervals are too narrow: the model is overconfident. Intervals of "
+        "counts hold somewhat more than their probability.",
         styles=f"mean distance from the dashed line {found.error:.4f}",
+        diagonal=True,
     )
 
 
@@ -225,3 +233,44 @@ def _moves(values: Sequence[float]) -> bool:
 def widely_spread(values: Sequence[float]) -> bool:
     """Whether values are of too different sizes for a linear axis."""
     return bool(values) and min(values) > 0 and max(values) / min(values) >= WIDE
+
+
+def table(chart: Chart, names: Sequence[str]) -> tuple[list[str], list[list[str | float]]]:
+    """The numbers of a chart, for a file: headings and rows.
+
+    Args:
+        chart: the chart.
+        names: of the runs.
+    """
+    rows: list[list[str | float]]
+    match chart:
+        case Lines():
+            banded = any(curve.low for curve in chart.curves)
+            rows = []
+            for c in chart.curves:
+                name = f"{names[c.run]} ({chart.dashed})" if c.dashed else names[c.run]
+                for i, (x, y) in enumerate(zip(c.x, c.y, strict=True)):
+                    ends: list[str | float] = [c.low[i], c.high[i]] if c.low else ["", ""]
+                    rows.append([name, x, y, *(ends if banded else [])])
+            return ["run", chart.x_label, chart.y_label, *(["low", "high"] * banded)], rows
+        case Spread():
+            rows = [
+                [names[group.run], name, value]
+                for group in chart.groups
+                for name, value in zip(group.names, group.values, strict=True)
+            ]
+            return ["run", "client", chart.x_label], rows
+        case Heat():
+            rows = [
+                [row, column, count]
+                for row, counts in zip(chart.rows, chart.counts, strict=True)
+                for column, count in zip(chart.columns, counts, strict=True)
+            ]
+            return [chart.row_label, chart.column_label, "samples"], rows
+        case Points():
+            return [chart.x_label, chart.y_label], [
+                list(pair) for pair in zip(chart.x, chart.y, strict=True)
+            ]
+        case Reliability():
+            rows = [[b.low, b.high, b.confidence, b.accuracy, b.count] for b in chart.bins]
+            return ["from", "to", "confidence", "accuracy", "samples"], rows

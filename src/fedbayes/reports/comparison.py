@@ -1,23 +1,15 @@
 """One self-contained HTML page of methods side by side; needs no network."""
 
-import json
-from base64 import b64encode
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from math import isfinite
 from statistics import fmean, stdev
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from fedbayes.data.plot import drawn, in_legend
-from fedbayes.reports.charts import widely_spread
-from fedbayes.reports.page import environment, stamp
-from fedbayes.reports.palette import LIGHT, MARKERS
+from fedbayes.reports.charts import Curve, Lines, filled, widely_spread
+from fedbayes.reports.palette import looks
+from fedbayes.reports.template import filled as filled_page
 from fedbayes.runs.readable import words
-from fedbayes.version import __version__
-
-if TYPE_CHECKING:
-    from matplotlib.axes import Axes
-    from matplotlib.figure import Figure
 
 Line = tuple[Sequence[float], Sequence[float]]
 """x and y, round by round; y is NaN where there is none."""
@@ -30,6 +22,8 @@ class Series:
     """What a method's runs tell, by seed."""
 
     label: str
+    method: str
+    """Its name, by which it has its colour."""
     rounds: Mapping[str, Sequence[Line]]
     """Of each metric its curve over rounds, a curve for each seed."""
     over_bytes: Sequence[Line]
@@ -61,145 +55,108 @@ def render(parts: Sequence[Part], notes: Sequence[str], content: Mapping[str, An
         notes: what is to be known of the tables.
         content: the comparison as JSON, which the page holds too.
     """
-    return (
-        environment()
-        .get_template("comparison.html")
-        .render(
-            parts=[(part, _pictures(part)) for part in parts],
-            notes=notes,
-            made=stamp(),
-            version=__version__,
-            light=LIGHT,
-            data=json.loads(json.dumps(content, allow_nan=False)),
-        )
+    methods = {one.label: one.method for part in parts for one in part.series}
+    names = list(methods)
+    charts: list[Lines] = []
+    placed = []
+    for part in parts:
+        own = [chart for chart in _charts(part, names) if filled(chart)]
+        placed.append((part, range(len(charts), len(charts) + len(own)), _winner(part)))
+        charts += own
+    return filled_page(
+        "comparison.html",
+        names,
+        looks(list(methods.values())),
+        charts,
+        data=content,
+        parts=placed,
+        notes=notes,
     )
 
 
-def _pictures(part: Part) -> list[tuple[str, str, str]]:
-    """Figures with something to show: title, source, and what it is in words."""
-    found = []
-    for name in dict.fromkeys(name for one in part.series for name in one.rounds):
-        title = _begun(f"{words(name)} over rounds")
-        lines = {one.label: one.rounds.get(name, ()) for one in part.series}
-        found.append((title, _curves(lines, "round", words(name)), _BANDS))
-    name = words(f"global_{part.metric}")
-    lines = {one.label: one.over_bytes for one in part.series}
-    found.append((_begun(f"{name} over bytes"), _curves(lines, "MB sent", name), _BANDS))
-    bins = {one.label: one.reliability for one in part.series}
-    found.append(("Reliability", _each(bins, _reliability), _RELIABILITY))
-    curves = {one.label: one.selective for one in part.series}
-    found.append(("Selective prediction", _each(curves, _selective), _SELECTIVE))
-    return [(title, _source(figure), note) for title, figure, note in found if figure is not None]
-
-
-def _begun(words: str) -> str:
-    return words[:1].upper() + words[1:]
-
-
-_BANDS = "Lines: mean over seeds. Bands: one standard deviation on either side."
-_RELIABILITY = (
-    "Share of right predictions over their confidence, a line for each seed. Below the dashed line "
-    "predictions are surer than they should be."
-)
-_SELECTIVE = (
-    "Accuracy of the surest share of the test samples, mean over seeds: what it would be if the "
-    "others were left to someone else."
-)
-
-
-def _source(figure: "Figure") -> str:
-    return f"data:image/svg+xml;base64,{b64encode(drawn(figure, 'svg')).decode()}"
-
-
-def _figure() -> "tuple[Figure, Axes]":
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
-    from matplotlib.figure import Figure
-
-    figure = Figure(figsize=(6.4, 4.2), layout="constrained")
-    FigureCanvasAgg(figure)
-    axes = figure.add_subplot()
-    axes.spines[["top", "right"]].set_visible(False)
-    axes.grid(visible=True, color="#00000014")
-    return figure, axes
-
-
-def _colour(place: int) -> str:
-    return LIGHT.runs[place % len(LIGHT.runs)]
-
-
-def _curves(lines: Mapping[str, Sequence[Line]], x: str, y: str) -> "Figure | None":
-    """Means over seeds with bands; a point where all seeds of a method have one."""
-    if not any(_shared(own) for own in lines.values()):
+def _winner(part: Part) -> tuple[str, str, str] | None:
+    """The best value of the first column, its head and its method; None of a tie."""
+    best = [(label, cells[0][0]) for label, cells in part.rows if cells and cells[0][2] == "best"]
+    if len(best) != 1:
         return None
-    figure, axes = _figure()
-    for place, (label, own) in enumerate(lines.items()):
+    ((label, text),) = best
+    return text, part.heads[0], label
+
+
+def _charts(part: Part, names: Sequence[str]) -> Iterator[Lines]:
+    """Curves of all methods: over rounds, over bytes, and of what their uncertainty is worth."""
+    several = any(len(lines) > 1 for one in part.series for lines in one.rounds.values())
+    bands = "Mean over seeds, with a band of one standard deviation." if several else ""
+    runs = {one.label: names.index(one.label) for one in part.series}
+    for name in dict.fromkeys(name for one in part.series for name in one.rounds):
+        lines = {runs[one.label]: one.rounds.get(name, ()) for one in part.series}
+        yield means(name, f"{words(name)} over rounds", "round", words(name), lines, bands)
+    name = words(f"global_{part.metric}")
+    lines = {runs[one.label]: one.over_bytes for one in part.series}
+    yield means("bytes", f"{name} over bytes", "MB sent", name, lines, bands)
+    yield Lines(
+        "reliability",
+        "Reliability",
+        "confidence",
+        "accuracy",
+        [
+            Curve(runs[one.label], [c for c, _, _ in bins], [a for _, a, _ in bins])
+            for one in part.series
+            for bins in one.reliability
+        ],
+        f"Share of right predictions by confidence{', a line for each seed' if several else ''}. "
+        "Below the dashed line the model is overconfident.",
+        diagonal=True,
+    )
+    yield Lines(
+        "selective",
+        "Selective prediction",
+        "coverage: share that is predicted",
+        "accuracy of these",
+        [
+            Curve(runs[one.label], [(i + 1) / len(curve) for i in range(len(curve))], curve)
+            for one in part.series
+            if one.selective
+            for curve in [[fmean(values) for values in zip(*one.selective, strict=True)]]
+        ],
+        "Accuracy on the most confident share of the test samples"
+        f"{', mean over seeds' if several else ''}.",
+    )
+
+
+def means(
+    key: str, title: str, x: str, y: str, lines: Mapping[int, Sequence[Line]], note: str
+) -> Lines:
+    """Means over seeds with bands; a point where all seeds of a method have one.
+
+    Args:
+        key: of the chart.
+        title: of the chart.
+        x: label of the axis across.
+        y: label of the other axis.
+        lines: of each method, by its place among all, a line for each seed.
+        note: of the chart.
+    """
+    curves, values = [], []
+    for run, own in lines.items():
         rounds = _shared(own)
-        if not rounds:
-            continue
-        xs = [fmean(line[0][at] for line in own) for at in rounds]
         ys = [[line[1][at] for line in own] for at in rounds]
-        means = [fmean(values) for values in ys]
-        axes.plot(
-            xs,
-            means,
-            color=_colour(place),
-            marker=MARKERS[place % len(MARKERS)],
-            markevery=max(1, len(rounds) // 10),
-            markersize=4,
-            label=in_legend(label),
+        middle = [fmean(each) for each in ys]
+        gaps = [stdev(each) for each in ys] if len(own) > 1 else []
+        values += [value for each in ys for value in each]
+        curves.append(
+            Curve(
+                run,
+                [fmean(line[0][at] for line in own) for at in rounds],
+                middle,
+                low=[mean - gap for mean, gap in zip(middle, gaps, strict=False)],
+                high=[mean + gap for mean, gap in zip(middle, gaps, strict=False)],
+            )
         )
-        if len(own) > 1:
-            spread = [stdev(values) for values in ys]
-            low = [mean - gap for mean, gap in zip(means, spread, strict=True)]
-            high = [mean + gap for mean, gap in zip(means, spread, strict=True)]
-            axes.fill_between(xs, low, high, color=_colour(place), alpha=0.15, linewidth=0)
-    values = [line[1][at] for own in lines.values() for at in _shared(own) for line in own]
-    if widely_spread(values):
-        axes.set_yscale("log")
-    axes.set(xlabel=x, ylabel=y)
-    axes.legend(fontsize="small")
-    return figure
+    return Lines(key, title[:1].upper() + title[1:], x, y, curves, note, log=widely_spread(values))
 
 
 def _shared(lines: Sequence[Line]) -> list[int]:
     """Places of the rounds in which all lines have a value."""
     rounds = range(min((len(x) for x, _ in lines), default=0))
     return [at for at in rounds if all(isfinite(y[at]) for _, y in lines)]
-
-
-def _each(
-    own: Mapping[str, Sequence[Any]], draw: "Callable[[Axes, int, str, Sequence[Any]], None]"
-) -> "Figure | None":
-    """A figure of all methods that have something to draw."""
-    if not any(len(one) for each in own.values() for one in each):
-        return None
-    figure, axes = _figure()
-    for place, (label, each) in enumerate(own.items()):
-        if some := [one for one in each if len(one)]:
-            draw(axes, place, label, some)
-    if draw is _reliability:
-        axes.plot([0, 1], [0, 1], "--", color=LIGHT.faint, linewidth=1)
-    axes.legend(fontsize="small")
-    return figure
-
-
-def _reliability(axes: "Axes", place: int, label: str, each: Sequence[Bins]) -> None:
-    for seed, bins in enumerate(each):
-        axes.plot(
-            [confidence for confidence, _, _ in bins],
-            [accuracy for _, accuracy, _ in bins],
-            color=_colour(place),
-            marker=MARKERS[place % len(MARKERS)],
-            markersize=4,
-            alpha=0.8,
-            label=None if seed else in_legend(label),
-        )
-    axes.set(xlabel="confidence", ylabel="accuracy", xlim=(0, 1), ylim=(0, 1.02))
-
-
-def _selective(axes: "Axes", place: int, label: str, each: Sequence[Sequence[float]]) -> None:
-    points = len(each[0])
-    means = [fmean(curve[i] for curve in each) for i in range(points)]
-    coverage = [(i + 1) / points for i in range(points)]
-    axes.plot(coverage, means, color=_colour(place), label=in_legend(label))
-    axes.set(xlabel="coverage: share that is predicted", ylabel="accuracy of these")

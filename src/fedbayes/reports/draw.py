@@ -13,8 +13,8 @@ from fedbayes.errors import RunError
 from fedbayes.files import writable, write_beside
 from fedbayes.reports.charts import Chart, Heat, Lines, Points, Reliability, Spread
 from fedbayes.reports.figures import charts
-from fedbayes.reports.gather import Watch, gather, notes_on
-from fedbayes.reports.palette import LIGHT, MARKERS
+from fedbayes.reports.gather import Record, Watch, gather, notes_on
+from fedbayes.reports.palette import LIGHT, Look, looks
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -27,6 +27,8 @@ MOST_LABELS = 40
 """Rows or columns up to which each has its name."""
 MARKS = 10
 """Markers on a curve, about."""
+PLAIN = looks(["fedavg"])[0]
+"""How a figure of one run is drawn whose method does not matter."""
 _STYLE: Any = {"svg.fonttype": "none", "svg.hashsalt": "fedbayes", "pdf.fonttype": 42}
 """Text stays text in SVG and PDF, and a file is the same whenever it is drawn."""
 
@@ -53,33 +55,43 @@ def plot(
     writable(out, "the figure")
     records = gather(folders, watch)
     names = [record.label for record in records]
-    write_beside(out, draw(charts(figure, records), names, out.suffix.lower().lstrip(".")))
+    content = draw(
+        charts(figure, records), names, out.suffix.lower().lstrip("."), looks_of(records)
+    )
+    write_beside(out, content)
     return notes_on(records)
 
 
-def draw(found: Sequence[Chart], names: Sequence[str], form: str) -> bytes:
+def looks_of(records: Sequence[Record]) -> list[Look]:
+    """The looks of runs, by their methods."""
+    return looks([str(record.settings.get("method.name", "")) for record in records])
+
+
+def draw(found: Sequence[Chart], names: Sequence[str], form: str, own: Sequence[Look]) -> bytes:
     """Charts side by side, as the bytes of a file.
 
     Args:
         found: the charts, of one kind.
         names: of the runs.
         form: `png`, `svg` or `pdf`.
+        own: looks of the runs.
     """
     from matplotlib import rc_context
 
     with rc_context(_STYLE):
         file = io.BytesIO()
         date = {"png": {}, "svg": {"Date": None}, "pdf": {"CreationDate": None}}
-        figure_of(found, names).savefig(file, format=form, dpi=200, metadata=date[form])
+        figure_of(found, names, own).savefig(file, format=form, dpi=200, metadata=date[form])
     return file.getvalue()
 
 
-def figure_of(found: Sequence[Chart], names: Sequence[str]) -> "Shown":
+def figure_of(found: Sequence[Chart], names: Sequence[str], own: Sequence[Look]) -> "Shown":
     """Charts side by side, as a figure.
 
     Args:
         found: the charts, of one kind.
         names: of the runs.
+        own: looks of the runs.
     """
     from matplotlib import rc_context
 
@@ -98,19 +110,19 @@ def figure_of(found: Sequence[Chart], names: Sequence[str]) -> "Shown":
         for chart, axes in zip(found, panels, strict=False):
             match chart:
                 case Lines():
-                    draw_lines(axes, chart, names)
+                    draw_lines(axes, chart, names, own)
                 case Spread():
-                    _spread(axes, chart, names)
+                    _spread(axes, chart, names, own)
                 case Heat():
                     _heat(axes, chart)
                     if len(names) > 1:
                         title = ", ".join(names[run] for run in chart.runs)
                         axes.set_title(title, fontsize="medium", wrap=True)
                 case Points():
-                    _points(axes, chart, names)
+                    _points(axes, chart, names, own)
                 case Reliability():
                     (run,) = chart.runs
-                    reliability(axes, chart, run, names[run] if len(names) > 1 else "")
+                    reliability(axes, chart, own[run], names[run] if len(names) > 1 else "")
     literally(figure)
     return figure
 
@@ -123,28 +135,34 @@ def _taller(found: Sequence[Chart]) -> int:
     return max(0, len(chart.rows) - 8) // 2 if isinstance(chart, Heat) else 0
 
 
-def draw_lines(axes: "Axes", chart: Lines, names: Sequence[str] = ("",)) -> None:
+def draw_lines(
+    axes: "Axes", chart: Lines, names: Sequence[str] = ("",), own: Sequence[Look] = (PLAIN,)
+) -> None:
     """Curves with markers.
 
     Args:
         axes: where.
         chart: what is drawn.
         names: of the runs, for a legend if there are several.
+        own: looks of the runs.
     """
     from matplotlib.ticker import MaxNLocator
 
     named = set()
+    if chart.diagonal:
+        axes.plot([0, 1], [0, 1], color=LIGHT.faint, linestyle="--", linewidth=1)
     for curve in chart.curves:
         if not curve.x:
             continue
+        look = own[curve.run]
         axes.plot(
             curve.x,
             curve.y,
-            color=_colour(curve.run),
-            marker=MARKERS[curve.run % len(MARKERS)],
+            color=look.colour(),
+            marker=look.marker,
             markevery=max(1, len(curve.x) // MARKS),
             markersize=4.5,
-            markerfacecolor=LIGHT.paper if curve.dashed else _colour(curve.run),
+            markerfacecolor=LIGHT.paper if curve.dashed else look.colour(),
             linewidth=1.4,
             linestyle="--" if curve.dashed else "-",
             label=None if curve.run in named else in_legend(names[curve.run]),
@@ -163,12 +181,14 @@ def draw_lines(axes: "Axes", chart: Lines, names: Sequence[str] = ("",)) -> None
         axes.set_title(chart.styles, fontsize="medium")
 
 
-def _points(axes: "Axes", chart: Points, names: Sequence[str]) -> None:
+def _points(axes: "Axes", chart: Points, names: Sequence[str], own: Sequence[Look]) -> None:
     (run,) = chart.runs
+    look = own[run]
     ends = [min(*chart.x, *chart.y), max(*chart.x, *chart.y)]
     axes.plot(ends, ends, color=LIGHT.faint, linestyle=":", linewidth=1)
-    marker = MARKERS[run % len(MARKERS)]
-    axes.scatter(chart.x, chart.y, s=14, color=_colour(run), alpha=0.6, linewidths=0, marker=marker)
+    axes.scatter(
+        chart.x, chart.y, s=14, color=look.colour(), alpha=0.6, linewidths=0, marker=look.marker
+    )
     axes.set(xlabel=chart.x_label, ylabel=chart.y_label)
     axes.grid(alpha=0.3)
     axes.spines[["top", "right"]].set_visible(False)
@@ -176,10 +196,10 @@ def _points(axes: "Axes", chart: Points, names: Sequence[str]) -> None:
         axes.set_title(names[run], fontsize="medium", wrap=True)
 
 
-def _spread(axes: "Axes", chart: Spread, names: Sequence[str]) -> None:
+def _spread(axes: "Axes", chart: Spread, names: Sequence[str], own: Sequence[Look]) -> None:
     for height, group in enumerate(chart.groups):
         values = np.array(group.values)
-        colour = _colour(group.run)
+        colour = own[group.run].colour()
         axes.boxplot(
             values,
             positions=[height],
@@ -200,7 +220,7 @@ def _spread(axes: "Axes", chart: Spread, names: Sequence[str]) -> None:
             color=colour,
             alpha=0.6,
             linewidths=0,
-            marker=MARKERS[group.run % len(MARKERS)],
+            marker=own[group.run].marker,
         )
     axes.set_yticks(range(len(chart.groups)), [names[group.run] for group in chart.groups])
     axes.invert_yaxis()
@@ -232,13 +252,13 @@ def _heat(axes: "Axes", chart: Heat) -> None:
                 axes.text(column, row, count, ha="center", va="center", color=colour, size=6)
 
 
-def reliability(axes: "Axes", chart: Reliability, run: int = 0, name: str = "") -> None:
+def reliability(axes: "Axes", chart: Reliability, look: Look = PLAIN, name: str = "") -> None:
     """Accuracy over confidence, and under it how many samples each point stands for.
 
     Args:
         axes: gives its place to the two parts.
         chart: what is drawn.
-        run: its colour and marker.
+        look: its colour and marker.
         name: of the run, for the title.
     """
     figure, place = axes.figure, axes.get_subplotspec()
@@ -248,13 +268,14 @@ def reliability(axes: "Axes", chart: Reliability, run: int = 0, name: str = "") 
     parts = place.subgridspec(2, 1, height_ratios=(3, 1), hspace=0.04)
     above = figure.add_subplot(parts[0])
     below = figure.add_subplot(parts[1], sharex=above)
-    colour = _colour(run)
+    colour = look.colour()
     confidence = [one.confidence for one in chart.bins]
     accuracy = [one.accuracy for one in chart.bins]
     above.plot([0, 1], [0, 1], color=LIGHT.faint, linestyle=":", linewidth=1)
-    above.vlines(confidence, confidence, accuracy, color=colour, alpha=0.35, linewidth=3)
-    marker = MARKERS[run % len(MARKERS)]
-    above.plot(confidence, accuracy, color=colour, marker=marker, markersize=4.5, linewidth=1.4)
+    above.fill_between(confidence, confidence, accuracy, color=colour, alpha=0.25, linewidth=0)
+    above.plot(
+        confidence, accuracy, color=colour, marker=look.marker, markersize=4.5, linewidth=1.4
+    )
     above.set(ylabel="accuracy", xlim=(0, 1), ylim=(0, 1.03))
     error = f"calibration error {chart.error:.4f}"
     above.set_title(f"{name}\n{error}" if name else error, fontsize="medium", wrap=True)
@@ -288,7 +309,3 @@ def _folded(text: str) -> str:
 
 def _whole(chart: Heat) -> str:
     return chart.row_label if chart.by == "row" else chart.column_label
-
-
-def _colour(run: int) -> str:
-    return LIGHT.runs[run % len(LIGHT.runs)]

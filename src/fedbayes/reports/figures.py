@@ -113,13 +113,13 @@ def _global(records: Sequence[Record], group: _Group, key: str) -> Lines:
         key,
         f"Global {name} over rounds{group.of}",
         "round",
-        f"{name} on {_tried(records, all_of_them=True)}",
+        f"global {name}",
         _of(group, _curves(records, f"global_{group.metric}")),
         group.note,
     )
 
 
-def _tried(records: Sequence[Record], *, all_of_them: bool = False) -> str:
+def tried(records: Sequence[Record], *, all_of_them: bool = False) -> str:
     """Whose samples models are tried on; predictions are made of those that the server has."""
     if not any(record.reference for record in records):
         return "all clients' test samples"
@@ -220,6 +220,7 @@ def local(records: Sequence[Record]) -> list[Chart]:
                 "Solid: clients' own models on their own test samples, mean over clients. Dashed: "
                 "the global model on all of them.",
                 styles="solid: local, dashed: global",
+                dashed="global",
             )
         )
     return charts
@@ -233,10 +234,9 @@ def nll(records: Sequence[Record]) -> list[Chart]:
             "nll",
             "Negative log-likelihood over rounds",
             "round",
-            "nats, mean over all test samples",
+            "negative log-likelihood",
             curves,
-            f"The global model on {_tried(records, all_of_them=True)}{_before(records)}; "
-            "lower is better.",
+            f"In nats, mean over samples{_before(records)}; lower is better.",
             _log(curves),
         )
     ]
@@ -285,6 +285,12 @@ def size(records: Sequence[Record]) -> list[Chart]:
     ]
 
 
+def seconds(records: Sequence[Record]) -> list[Chart]:
+    """How long rounds took."""
+    curves = _curves(records, "seconds")
+    return [Lines("seconds", "Seconds of each round", "round", "seconds", curves, log=_log(curves))]
+
+
 def privacy(records: Sequence[Record]) -> list[Chart]:
     """What was spent of privacy, over rounds; nothing where only the last round tells."""
     curves = []
@@ -308,6 +314,7 @@ def privacy(records: Sequence[Record]) -> list[Chart]:
             "Solid: against a federation in which all data of one client are others; dashed: in "
             "which it is not there.",
             styles="solid: replace one, dashed: add or remove",
+            dashed="add or remove",
         )
     ]
 
@@ -318,13 +325,15 @@ def clients(records: Sequence[Record]) -> list[Chart]:
         Spread(
             "clients",
             f"Clients one by one{group.of}",
-            f"{words(group.metric)} of the model a client last reported, on its own test samples",
+            words(group.metric),
             [
                 Group(run, list(records[run].values), list(records[run].values.values()))
                 for run in group.runs
                 if records[run].values
             ],
-            group.note,
+            " ".join(
+                ["The model that each last reported, on its own test samples.", group.note]
+            ).strip(),
         )
         for group in _groups(records)
     ]
@@ -379,7 +388,7 @@ def confusion(records: Sequence[Record]) -> list[Chart]:
             list(record.classes),
             record.confusion.tolist(),
             "row",
-            f"The global model on {_tried([record])}; shares of the true class.",
+            "Colours are shares of the true class.",
         )
         for run, record in enumerate(records)
         if record.confusion is not None
@@ -394,7 +403,7 @@ def predictions(records: Sequence[Record]) -> list[Chart]:
             continue
         true, mean = record.predictions
         rows = _evenly_spaced(len(true), MOST_POINTS)
-        note = f"The global model on {_tried([record])}; on the line both are the same."
+        note = "On the dashed line both are the same."
         if len(rows) < len(true):
             note += f" {len(rows):,} of {len(true):,} samples are shown, evenly spaced."
         for column, name in enumerate(record.target.names[:MOST_TARGETS]):
@@ -466,6 +475,7 @@ FIGURES: dict[str, Callable[[Sequence[Record]], list[Chart]]] = {
     "loss": loss,
     "sparsity": sparsity,
     "size": size,
+    "seconds": seconds,
     "privacy": privacy,
     "clients": clients,
     "split": split,

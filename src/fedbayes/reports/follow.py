@@ -41,6 +41,8 @@ class Follower:
         self._folders, self._trouble = list(folders), ""
         self._runs: dict[Path, _Run] = {}
         self._deep = ThreadPoolExecutor(1, thread_name_prefix="fedbayes-report")
+        # Of this follower alone: a page that another served is not taken for its own.
+        self._begun = time.time_ns()
         self._over = threading.Event()
         self._lock = threading.Lock()
         self._page: tuple[object, str] = (None, "")
@@ -76,7 +78,8 @@ class Follower:
     def _version(self) -> str:
         """Differs where the page does."""
         runs = self._runs
-        return " ".join(f"{run.label}:{run.version}" for run in runs.values())
+        versions = (f"{run.label}:{run.version}" for run in runs.values())
+        return " ".join([str(self._begun), *versions])
 
     def _follow(self) -> None:
         while not self._over.wait(LOOK):

@@ -11,9 +11,9 @@ function element(name, parent, of) {
 }
 function write(place, text) { if (place.textContent !== text) place.textContent = text; }
 function bar(card, of, [done, total], what) {
-  let found = card.querySelector(`.bar.${of}`);
+  let found = card.querySelector(`.progress.${of}`);
   if (!found) {
-    found = element("div", card, `bar ${of}`);
+    found = element("div", card, `progress ${of}`);
     found.setAttribute("role", "progressbar");
     found.setAttribute("aria-label", what);
     element("i", found);
@@ -62,12 +62,13 @@ function lost() {
   place.prepend(told);
 }
 
+const runs = () => JSON.parse(document.getElementById("data").textContent).runs;
 // What the user has done with the page, to be done again with the next one.
 function remembered() {
-  const head = document.querySelector("#runs th[aria-sort]"), focus = document.activeElement;
+  const head = document.querySelector(".sortable th[aria-sort]"), focus = document.activeElement;
   const of = one => one && one.closest("[data-chart]") && [one.closest("[data-chart]").querySelector("h3").textContent, one.tagName === "svg"];
   return {
-    hidden: [...hidden].map(run => DATA.runs[run]),
+    hidden: [...hidden].map(run => runs()[run].name),
     sorted: head && [head.textContent, head.getAttribute("aria-sort") === "descending"],
     open: new Map([...document.querySelectorAll("details")].map(one => [heading(one), one.open])),
     aside: [...document.querySelectorAll(".scroll")].map(box => box.scrollLeft),
@@ -83,16 +84,15 @@ function heading(details) {
 function restore(past) {
   document.querySelectorAll("details").forEach(one => { if (past.open.has(heading(one))) one.open = past.open.get(heading(one)); });
   if (past.sorted) {
-    const head = [...document.querySelectorAll("#runs th")].find(one => one.textContent === past.sorted[0]);
+    const head = [...document.querySelectorAll(".sortable th")].find(one => one.textContent === past.sorted[0]);
     if (head) sort(head, past.sorted[1]);
   }
-  draw();
   document.querySelectorAll(".scroll").forEach((box, i) => { box.scrollLeft = past.aside[i] || 0; });
   const chart = past.chart && [...document.querySelectorAll("[data-chart]")].find(one => one.querySelector("h3").textContent === past.chart[0]);
-  const target = chart ? chart.querySelector("svg[tabindex]") : past.focus && document.querySelector(past.focus);
+  const target = chart ? chart.querySelector(".plot[tabindex]") : past.focus && document.querySelector(past.focus);
   if (target) target.focus({ preventScroll: true });
   scrollTo({ left: past.at[0], top: past.at[1], behavior: "instant" });
-  const under = past.pointed && document.elementFromPoint(pointer.clientX, pointer.clientY)?.closest(".chart svg");
+  const under = past.pointed && document.elementFromPoint(pointer.clientX, pointer.clientY)?.closest(".plot");
   if (under) under.dispatchEvent(new PointerEvent("pointermove", pointer));
 }
 async function asked(path) {
@@ -108,17 +108,15 @@ async function take() {
   const began = performance.now(), text = await (await asked("./")).text();
   if (busy()) return;
   const page = new DOMParser().parseFromString(text, "text/html"), past = remembered();
-  DATA = JSON.parse(page.getElementById("data").textContent);
   version = JSON.parse(page.getElementById("state").textContent).version;
+  for (const id of ["data", "charts"]) document.getElementById(id).textContent = page.getElementById(id).textContent;
   hidden.clear();
-  past.hidden.forEach(name => { if (DATA.runs.includes(name)) hidden.add(DATA.runs.indexOf(name)); });
+  runs().forEach(({ name }, run) => { if (past.hidden.includes(name)) hidden.add(run); });
   page.getElementById("live").replaceWith(document.getElementById("live"));
   const style = page.querySelector("style");
   if (style.textContent !== document.querySelector("style").textContent) document.querySelector("style").replaceWith(style);
-  document.body.className = page.body.className;
   document.title = page.title;
   document.querySelector("main").replaceWith(page.querySelector("main"));
-  document.getElementById("theme").textContent = root.dataset.theme === "dark" ? "light" : "dark";
   dress();
   restore(past);
   next = performance.now() + Math.min(MODERATION * (performance.now() - began), 10000);

@@ -3,30 +3,31 @@
 import json
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
 from statistics import median
 from typing import Any
 
-from jinja2 import Environment, PackageLoader, StrictUndefined
 from rich.filesize import decimal
 
 from fedbayes.files import writable, write_beside
 from fedbayes.reports.charts import Chart, Heat, telling
-from fedbayes.reports.figures import FIGURES
+from fedbayes.reports.figures import FIGURES, tried
 from fedbayes.reports.gather import Record, Watch, gather, notes_on
-from fedbayes.reports.palette import DARK, LIGHT, MARKERS
+from fedbayes.reports.headlines import count, dataset, headlines, lowest
+from fedbayes.reports.marks import spark
+from fedbayes.reports.palette import looks
+from fedbayes.reports.template import TIME, brief, filled
 from fedbayes.reports.troubles import troubles
 from fedbayes.runs.between import rows as rows_of
 from fedbayes.runs.outcome import notes_of
-from fedbayes.runs.readable import number, words
-from fedbayes.version import __version__
+from fedbayes.runs.readable import words
 
 COLUMNS: dict[str, tuple[str, str]] = {
-    "global_nll": ("NLL", ".4g"),
-    "global_uncalibrated_nll": ("NLL before calibration", ".4g"),
-    "global_ece": ("calibration error", ".4f"),
+    "global_nll": ("NLL", ".3g"),
+    "global_uncalibrated_nll": ("NLL before calibration", ".3g"),
+    "global_ece": ("calibration error", ".3f"),
     "sparsity": ("sparsity", ".3f"),
     "model_parameters": ("parameters", ",.0f"),
 }
@@ -43,6 +44,7 @@ SECTIONS: dict[str, tuple[str, ...]] = {
         "loss",
         "sparsity",
         "size",
+        "seconds",
         "privacy",
     ),
     "Clients": ("clients", "split"),
@@ -55,6 +57,13 @@ SECTIONS: dict[str, tuple[str, ...]] = {
     ),
 }
 """Figures that stand together."""
+NOTES = {
+    "Training": "Metrics of global models are on {metrics}.",
+    "Predictions of the global model": "The global model on {predictions}.",
+}
+"""What is true of all charts of a section, and whose samples they are of."""
+COST = ("parameters", "sent down", "sent up", "seconds a round")
+"""Columns of the table of runs that are no metrics of a model."""
 
 MORE = 5
 """Metrics of each client beside the headline in the list of clients."""
@@ -67,13 +76,13 @@ WIDE_COLUMNS = 40
 
 
 @dataclass(frozen=True)
-class Headline:
-    """What came of it, in one number."""
+class Cell:
+    """A cell of the list of clients."""
 
-    value: str
-    metric: str
     text: str
-    run: int
+    worst: bool = False
+    share: float | None = None
+    """The length of its bar; None where it has none."""
 
 
 @dataclass(frozen=True)
@@ -97,10 +106,8 @@ class Clients:
     """The headline metric, in words."""
     more: list[str]
     """Other metrics, in words."""
-    rows: list[tuple[str, ...]]
-    """Name, training samples, test samples, headline metric, others."""
-    many: bool
-    """Whether the run has so many clients that they have the width of the page."""
+    rows: list[list[Cell]]
+    """Name, headline metric, training samples, test samples, others."""
     note: str
 
 
@@ -141,98 +148,85 @@ def render(
         title: of the page; the runs' names by default.
     """
     charts = [chart for make in FIGURES.values() for chart in make(records) if telling(chart)]
-    data = {
-        "runs": [record.label for record in records],
-        "markers": MARKERS,
-        "charts": [{"kind": type(chart).__name__, **asdict(chart)} for chart in charts],
-    }
+    names = [record.label for record in records]
+    own = looks([str(record.settings.get("method.name", "")) for record in records])
     columns, rows = _table(records) if records else ([], [])
     most = max(5, LISTED_CLIENTS // max(1, len(records)))
     wrong = troubles(records)
-    return (
-        environment()
-        .get_template("page.html")
-        .render(
-            title=title or ", ".join(record.label for record in records),
-            about=_about(records) if records else [],
-            live=None if live is None else json.loads(json.dumps(live)),
-            headlines=headlines(records),
-            columns=columns,
-            rows=rows,
-            ended=all(record.ending != "so far" for record in records),
-            notes=[(record.label, note) for record in records for note in record.notes],
-            labels=[record.label for record in records],
-            differences=differences(records),
-            troubles=wrong[:LISTED_TROUBLES],
-            untold=len(wrong) - len(wrong[:LISTED_TROUBLES]),
-            settings=list(records[0].settings.items()) if len(records) == 1 else [],
-            sections=_sections(charts),
-            clients=[_clients(run, record, most) for run, record in enumerate(records)],
-            between=[table for run, one in enumerate(records) for table in _between(run, one)],
-            by_class=[
-                (run, [(name, "–" if share is None else f"{share:.4f}") for name, share in found])
-                for run, record in enumerate(records)
-                # The diagonal of a confusion matrix tells it too.
-                if record.confusion is None and (found := record.by_class())
-            ],
-            made=stamp(made),
-            version=__version__,
-            light=LIGHT,
-            dark=DARK,
-            # JSON has no NaN; invalid numbers were left out of the charts.
-            data=json.loads(json.dumps(data, default=float, allow_nan=False)),
-        )
+    wide = len(records) > 1
+    return filled(
+        "page.html",
+        names,
+        own,
+        charts,
+        data={
+            "runs": [
+                {"name": record.label, "method": record.settings.get("method.name")}
+                for record in records
+            ]
+        },
+        made=made,
+        paper="landscape" if wide else "portrait",
+        title=_title(records) or title,
+        about=_about(records) if records else [],
+        live=None if live is None else json.loads(json.dumps(live)),
+        headlines=[
+            (one, spark(one.curve, own[one.run])) for one in (*headlines(records), *lowest(records))
+        ],
+        columns=columns,
+        cost=COST,
+        rows=rows,
+        ended=all(record.ending != "so far" for record in records),
+        notes=[(record.label, note) for record in records for note in record.notes],
+        differences=differences(records),
+        troubles=wrong[:LISTED_TROUBLES],
+        untold=len(wrong) - len(wrong[:LISTED_TROUBLES]),
+        settings=list(records[0].settings.items()) if len(records) == 1 else [],
+        sections=_sections(charts, tried(records, all_of_them=True), tried(records)),
+        clients=[_clients(run, record, most) for run, record in enumerate(records)],
+        between=[found for run, one in enumerate(records) for found in _between(run, one)],
+        by_class=[
+            (run, [(name, brief(share)) for name, share in found])
+            for run, record in enumerate(records)
+            # The diagonal of a confusion matrix tells it too.
+            if record.confusion is None and (found := record.by_class())
+        ],
     )
 
 
-_TIME = "%Y-%m-%d %H:%M"
-
-
-def environment() -> Environment:
-    """Where templates are, and how they are filled: all text is escaped."""
-    return Environment(
-        loader=PackageLoader("fedbayes.reports", "."),
-        autoescape=True,
-        undefined=StrictUndefined,
-        trim_blocks=True,
-        lstrip_blocks=True,
-    )
-
-
-def stamp(made: datetime | None = None) -> str:
-    """A time as pages show it; now by default."""
-    return f"{made or datetime.now().astimezone():{_TIME}}"
+def _title(records: Sequence[Record]) -> str:
+    """Which methods ran on which data; empty if nothing did."""
+    if not records:
+        return ""
+    methods = list(dict.fromkeys(str(r.settings.get("method.name", "?")) for r in records))
+    shown = f"{len(methods)} methods" if len(methods) > 4 else ", ".join(methods)
+    count = f"{len(records)} runs of " if len(records) > len(methods) else ""
+    return f"{count}{shown} on {_each(dataset(record) for record in records)}"
 
 
 def _about(records: Sequence[Record]) -> list[str]:
-    """What ran, on what and when."""
+    """How long, with how many clients, and when."""
     if len(records) > 1:
-        methods = _each(str(record.settings.get("method.name", "?")) for record in records)
-        datasets = _each(_dataset(record) for record in records)
         times = [f"last round {_day(record)}" for record in records[: int(_same(records, _day))]]
         endings = [f"all {record.ending}" for record in records[: int(_same(records, _ending))]]
-        return [f"{methods} on {datasets}", ", ".join([*times, *endings])]
+        return [line for line in (", ".join([*times, *endings]),) if line]
     (record,) = records
     settings = record.settings
     planned = settings.get("rounds", record.rounds)
-    rounds = f"{record.rounds:,} of {_count(planned, 'round')}"
+    rounds = f"{record.rounds:,} of {count(planned, 'round')}"
     parts = [
-        f"{settings.get('method.name', '?')} on {_dataset(record)}",
-        _count(len(record.clients), "client") if record.clients else "",
-        _count(record.rounds, "round") if record.rounds == planned else rounds,
+        count(len(record.clients), "client") if record.clients else "",
+        count(record.rounds, "round") if record.rounds == planned else rounds,
         str(settings.get("model.name", "")),
     ]
     times = [
-        f"{what} {time:{_TIME}}"
+        f"{what} {time:{TIME}}"
         for what, time in (("started", record.started), ("last round", record.changed))
         if time is not None
     ]
     ending = "not ended" if record.ending == "so far" else record.ending
-    return [", ".join(part for part in parts if part), ", ".join([*times, ending])]
-
-
-def _count(number: int, what: str) -> str:
-    return f"{number:,} {what}{'' if number == 1 else 's'}"
+    folder = f"run folder {record.label}"
+    return [", ".join(part for part in parts if part), ", ".join([folder, *times, ending])]
 
 
 def _same(records: Sequence[Record], of: Callable[[Record], str]) -> bool:
@@ -252,50 +246,29 @@ def _each(names: Iterable[str]) -> str:
     return ", ".join(dict.fromkeys(names))
 
 
-def _dataset(record: Record) -> str:
-    """Name of the data set, or of the file of one's own."""
-    name, path = (str(record.settings.get(f"data.{key}", "")) for key in ("name", "path"))
-    return Path(path).name if path else name
+def _sections(
+    charts: Sequence[Chart], metrics: str, predictions: str
+) -> list[tuple[str, str, list[tuple[int, bool]]]]:
+    """The sections of a page: title, note, and the charts: their places among all, and whether
+    they need the width of the page.
 
-
-def headlines(records: Sequence[Record]) -> list[Headline]:
-    """Of a run, the metric that it is judged by; of several, the best.
-
-    Runs on other data, or judged by another metric, are not compared.
+    Args:
+        charts: all of them.
+        metrics: whose samples metrics of global models are of.
+        predictions: whose samples their predictions are of.
     """
-    groups: dict[tuple[str, str], list[tuple[float, int]]] = {}
-    for run, record in enumerate(records):
-        value = record.last(record.headline)
-        if value is not None and math.isfinite(value):
-            groups.setdefault((_dataset(record), record.headline), []).append((value, run))
-    found = []
-    for (dataset, metric), values in groups.items():
-        higher = records[values[0][1]].higher_is_better
-        value, run = (max if higher else min)(values, key=lambda pair: pair[0])
-        name, text = (
-            words(metric),
-            f"after {_count(records[run].last_round(metric), 'round')}",
-        )
-        if len(records) > 1:
-            text = f"{records[run].label}, {text}"
-        if len(values) > 1:
-            name = f"{'highest' if higher else 'lowest'} {name} of {len(values)} runs"
-        if len(records) > 1:
-            name += f" on {dataset}"
-        found.append(Headline(number(value), name, text, run))
-    return found
-
-
-def _sections(charts: Sequence[Chart]) -> list[tuple[str, list[tuple[int, Chart, bool]]]]:
-    """The charts of each section: their index, and whether they need the width of the page."""
     placed = [
-        (index, chart, isinstance(chart, Heat) and len(chart.columns) > WIDE_COLUMNS)
+        (index, chart.key, isinstance(chart, Heat) and len(chart.columns) > WIDE_COLUMNS)
         for index, chart in enumerate(charts)
     ]
     # Wide ones come last, so that the others stand side by side.
     placed.sort(key=lambda place: place[2])
     return [
-        (title, [place for place in placed if place[1].key in keys])
+        (
+            title,
+            NOTES.get(title, "").format(metrics=metrics, predictions=predictions),
+            [(index, wide) for index, key, wide in placed if key in keys],
+        )
         for title, keys in SECTIONS.items()
     ]
 
@@ -311,14 +284,22 @@ def _clients(run: int, record: Record, most: int) -> Clients:
     told = dict.fromkeys(metric for own in each.values() for metric in own)
     more = [metric for metric in told if metric not in (record.metric, "nll")][:MORE]
     rows = []
+    worst = (min if record.higher_is_better else max)(known.values(), default=math.nan)
+    top = max(known.values(), default=0.0)
     for client in order[:most]:
         name = record.clients[client]
         sizes = [
             "–" if counts is None or (size := counts[client]) is None else f"{size:,}"
             for counts in (record.train_sizes, record.test_sizes)
         ]
-        others = (number(each.get(name, {}).get(metric)) for metric in more)
-        rows.append((name, *sizes, number(known.get(name)), *others))
+        value = known.get(name)
+        headline = Cell(
+            brief(value),
+            value == worst and len(known) > 1,
+            None if value is None or top <= 0 else min(1.0, max(0.0, value / max(1.0, top))),
+        )
+        others = (Cell(brief(each.get(name, {}).get(metric))) for metric in more)
+        rows.append([Cell(name), headline, *map(Cell, sizes), *others])
     notes = []
     if len(order) > most:
         notes.append(f"{len(order) - most:,} of {len(order):,} clients are not listed.")
@@ -330,9 +311,7 @@ def _clients(run: int, record: Record, most: int) -> Clients:
     named = [words(metric) for metric in more]
     if more and record.whose == "global":
         named = [f"{name}, global model" for name in named]
-    return Clients(
-        run, words(record.metric), named, rows, len(order) > WIDE_COLUMNS, " ".join(notes)
-    )
+    return Clients(run, words(record.metric), named, rows, " ".join(notes))
 
 
 def _between(run: int, record: Record) -> Iterator[Between]:
@@ -346,15 +325,15 @@ def _between(run: int, record: Record) -> Iterator[Between]:
         table = [
             (
                 words(row.metric),
-                *((number(row.whole),) if whose == "global" else ()),
-                number(row.mean),
-                number(row.spread),
-                f"{number(row.worst)} ({row.client})" if row.client else number(row.worst),
+                *((brief(row.whole),) if whose == "global" else ()),
+                brief(row.mean),
+                brief(row.spread),
+                f"{brief(row.worst)} ({row.client})" if row.client else brief(row.worst),
             )
             for row in found
         ]
         heads = ["metric", *(["all rows"] if whose == "global" else [])]
-        heads += ["mean of clients", "spread", "worst client"]
+        heads += ["mean of clients", "SD", "worst client"]
         yield Between(run, title, heads, table, " ".join(notes_of(record.between, found)))
 
 
@@ -376,6 +355,8 @@ def _table(records: Sequence[Record]) -> tuple[list[str], list[dict[str, Any]]]:
     above = {"method", "data", "clients", "rounds"} if len(records) == 1 else set()
     above |= {"last round"} if _same(records, _day) else set()
     above |= {"ended"} if _same(records, _ending) else set()
+    # So is a model without zeros, as most are.
+    above |= {"sparsity"} if all(cells["sparsity"][1] in ("", 0.0) for cells in every) else set()
     headings = [
         heading
         for heading in every[0]
@@ -383,11 +364,10 @@ def _table(records: Sequence[Record]) -> tuple[list[str], list[dict[str, Any]]]:
     ]
     rows = [
         {
-            "index": index,
             "label": record.label,
             "cells": [(heading, *cells[heading]) for heading in headings],
         }
-        for index, (record, cells) in enumerate(zip(records, every, strict=True))
+        for record, cells in zip(records, every, strict=True)
     ]
     return headings, rows
 
@@ -403,13 +383,13 @@ def _cells(record: Record, metrics: Sequence[str]) -> dict[str, tuple[str, float
     method = str(record.settings.get("method.name", ""))
     cells: dict[str, tuple[str, float | str]] = {
         "method": (method, method),
-        "data": (_dataset(record), _dataset(record)),
+        "data": (dataset(record), dataset(record)),
         "clients": (f"{len(record.clients):,}", len(record.clients)),
         "rounds": (f"{record.rounds:,}", record.rounds),
     }
     for metric in metrics:
         for name in (f"global_{metric}", f"local_{metric}"):
-            cells[words(name)] = _cell(record.last(name), number)
+            cells[words(name)] = _cell(record.last(name), brief)
     for key, (heading, form) in COLUMNS.items():
         cells[heading] = _cell(record.last(key), f"{{:{form}}}".format)
     for heading, key in (("sent down", "bytes_down"), ("sent up", "bytes_up")):

@@ -140,7 +140,7 @@ class Result:
             RunError: there is no such figure, it has nothing to show, or there are not as many
                 names as runs.
         """
-        from fedbayes.reports.draw import figure_of
+        from fedbayes.reports.draw import figure_of, looks_of
         from fedbayes.reports.figures import charts
         from fedbayes.reports.gather import gather
 
@@ -151,7 +151,7 @@ class Result:
             methods = [record.label for record in records]
         if names and len(names) != len(results):
             raise RunError(f"there are {len(names)} names of {len(results)} runs; give one of each")
-        return figure_of(charts(figure, records), list(names) or methods)
+        return figure_of(charts(figure, records), list(names) or methods, looks_of(records))
 
     @cached_property
     def config(self) -> Config:

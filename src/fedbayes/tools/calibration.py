@@ -11,6 +11,7 @@ from fedbayes.likelihoods.measures import AUTO, check_names, fitting
 from fedbayes.likelihoods.trust import Trust, examine
 from fedbayes.reports.charts import coverage_curve, diagram
 from fedbayes.reports.draw import draw_lines, reliability
+from fedbayes.reports.palette import BLUE, LIGHT, ORANGE
 from fedbayes.runs.build import stored_data, stored_run
 from fedbayes.runs.folder import RunFolder
 from fedbayes.runs.personal import own_models, require_global
@@ -155,8 +156,8 @@ def plot(found: Trust, path: Path) -> None:
         told = values.isfinite()  # of what is no prediction it is infinite
         edges = torch.linspace(0, max([1e-6, *values[told].tolist()]), 31).tolist()
         for chosen, label, colour in (
-            (found.right, "right", "#0072B2"),
-            (~found.right, "wrong", "#D55E00"),
+            (found.right, "right", LIGHT.hues[BLUE]),
+            (~found.right, "wrong", LIGHT.hues[ORANGE]),
         ):
             if (chosen & told).any():
                 axes.hist(

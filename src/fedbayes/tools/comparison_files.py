@@ -17,6 +17,7 @@ from fedbayes.reports.comparison import Line, Part, Series, render
 from fedbayes.tools.comparison import MORE, Compared, heading
 from fedbayes.tools.comparison_table import cell, latex, markdown, means_csv, runs_csv, text
 from fedbayes.tools.method_grid import MethodGrid, Outcome
+from fedbayes.tools.variants import Variant
 
 
 def write_comparison(
@@ -55,7 +56,7 @@ def write_comparison(
 
 def _without_marks(line: str) -> str:
     """A note, for a page that marks cells by their looks."""
-    return line.replace("* best mean", "Bold: best mean").replace(
+    return line.replace("* best mean", "Bold and coloured: best mean").replace(
         "≈ not told", "underlined: not told"
     )
 
@@ -77,7 +78,7 @@ def _part(grid: MethodGrid, table: Compared, outcomes: Sequence[Outcome]) -> Par
     each = [[o for o in outcomes if _of(o, table, row)] for row in table.rows]
     calibrated = any(o.summary.get("temperature") is not None for own in each for o in own)
     series = [
-        _series(table.metric, row.variant.label, own, calibrated)
+        _series(table.metric, row.variant, own, calibrated)
         for row, own in zip(table.rows, each, strict=True)
     ]
     return Part(table.task, table.metric, [heading(name) for name in names], rows, series)
@@ -88,14 +89,15 @@ def _of(outcome: Outcome, table: Compared, row: Any) -> bool:
     return bool(outcome.summary) and (place.task, place.label) == (table.task, row.variant.label)
 
 
-def _series(metric: str, label: str, ended: Sequence[Outcome], calibrated: bool) -> Series:
+def _series(metric: str, variant: Variant, ended: Sequence[Outcome], calibrated: bool) -> Series:
     names = (f"global_{metric}", f"local_{metric}", "global_nll")
     rounds = {name: [_line(one, name) for one in ended] for name in names}
     if calibrated:  # at the end alone, which the table tells
         rounds["global_uncalibrated_nll"] = rounds.pop("global_nll")
     trials = [one.trial for one in ended if one.trial is not None]
     return Series(
-        label,
+        variant.label,
+        variant.method,
         {name: lines for name, lines in rounds.items() if any(_told(line) for line in lines)},
         [_line(one, f"global_{metric}", over_bytes=True) for one in ended],
         [trial.reliability for trial in trials],

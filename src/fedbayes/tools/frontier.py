@@ -21,6 +21,8 @@ from fedbayes.likelihoods import Classes, Likelihood, evaluate, total
 from fedbayes.metrics import calibrate
 from fedbayes.models.resize import with_weights
 from fedbayes.models.steps import stored
+from fedbayes.reports.fusion import kind
+from fedbayes.reports.palette import looks
 from fedbayes.runs.readable import words
 from fedbayes.tensors import Samples, parameter_count
 
@@ -220,9 +222,16 @@ def draw_frontier(marks: Sequence[Mark]) -> "Figure":
             fused = sorted(
                 ((x, y) for x, y, m in points if m.width is not None), key=lambda point: point[0]
             )
-            axes.plot(*zip(*fused, strict=True), "o-", color="C0", label="fused, by width")
-            for number, (x, y, m) in enumerate(p for p in points if p[2].width is None):
-                axes.plot([x], [y], "sD^"[number % 3], color=f"C{number + 1}", label=m.name)
+            others = [point for point in points if point[2].width is None]
+            own, *rest = looks(["function", *(kind(m.name) for *_, m in others)])
+            axes.plot(
+                *zip(*fused, strict=True),
+                color=own.colour(),
+                marker=own.marker,
+                label="fused, by width",
+            )
+            for look, (x, y, m) in zip(rest, others, strict=True):
+                axes.plot([x], [y], look.marker, color=look.colour(), label=m.name)
             axes.set_xscale("log")
             plain_numbers(axes.xaxis)
             axes.grid(alpha=0.3)

@@ -18,8 +18,8 @@ from fedbayes.inputs.picture import draw_inputs
 from fedbayes.models.steps import stored
 from fedbayes.reports.fusion import render
 from fedbayes.tensors import parameter_count
-from fedbayes.tools.frontier import Mark, draw_frontier, finite, multiplications
-from fedbayes.tools.silos import Silos, names_of
+from fedbayes.tools.frontier import Mark, finite, multiplications
+from fedbayes.tools.silos import Silos
 
 PAGES = (".html", ".htm")
 REPORTS = (".json", *PAGES)
@@ -59,7 +59,7 @@ def write_report(outcome: Outcome, path: Path) -> None:
     if path.suffix.lower() not in PAGES:
         write_beside(path, json.dumps(content, indent=1, allow_nan=False).encode())
         return
-    pictures = {"frontier": draw_frontier(outcome.marks)}
+    pictures = {}
     try:
         pictures["inputs"] = draw_inputs(outcome.prior, seed=outcome.inputs.seed)
     except ConfigError as error:  # which have too many axes for a picture
@@ -70,7 +70,7 @@ def write_report(outcome: Outcome, path: Path) -> None:
 def report(outcome: Outcome) -> dict[str, Any]:
     """All there is to know of a fusion, for JSON."""
     fusion, prior, silos = outcome.fusion, outcome.prior, outcome.silos
-    distilled, short = fusion.distilled, names_of(silos.networks)
+    distilled, short = fusion.distilled, silos.short
     likelihood = silos.likelihood
     return {
         **summary(outcome),

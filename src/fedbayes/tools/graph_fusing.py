@@ -21,7 +21,7 @@ from fedbayes.tools.evaluation_set import is_program
 from fedbayes.tools.fusing import plot_matching
 from fedbayes.tools.model_files import WEIGHTS, ModelFiles, require_several
 from fedbayes.tools.network_fusing import PROGRAM, counts_of, write_network
-from fedbayes.tools.silos import Seen, Silos, names_of, read_silos
+from fedbayes.tools.silos import Seen, Silos, read_silos
 
 METHOD = "match"
 
@@ -76,7 +76,7 @@ class GraphFusionJob:
                 f"-o {self.out.with_suffix(PROGRAM)}"
             )
         counts, notes = counts_of(self.counts, self.models, silos, self.files)
-        short = names_of(silos.networks)
+        short = silos.short
         example = silos.preprocessing.apply(
             silos.preprocessing.example(2, torch.Generator().manual_seed(0))
         )

@@ -48,7 +48,7 @@ from fedbayes.tools.model_files import (
     write_model,
 )
 from fedbayes.tools.posterior_files import FROM_FILES, sent_counts
-from fedbayes.tools.silos import Seen, Silos, names_of, read_silos
+from fedbayes.tools.silos import Seen, Silos, read_silos
 
 PROGRAM = ".pt2"
 UNTOLD = "samples as the networks see them that it was fused from"
@@ -122,7 +122,7 @@ class NetworkFusionJob:
             preprocessing = silos.preprocessing
             target = preprocessing.target
             test = read_samples(self.test, preprocessing, target, unit=silos.card is None)
-        short = names_of(silos.networks)
+        short = silos.short
         networks = {short[path]: network for path, network in silos.networks.items()}
         teacher, _ = teacher_of(networks, counts, silos.likelihood)
         scale = Scale(teacher, Kept(inputs), test)

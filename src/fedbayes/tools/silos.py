@@ -1,7 +1,7 @@
 """Networks of any kind from the files of silos, and what goes into them."""
 
 import warnings
-from collections import OrderedDict
+from collections import Counter, OrderedDict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -60,6 +60,17 @@ class Silos:
     """Whether it is known what raw samples are, by cards or by the user."""
     names: Mapping[str, str] = field(default_factory=dict)
     """Of tensors of a network that is known by its shapes, as the file of `like` has them."""
+    clients: Mapping[str, str] = field(default_factory=dict)
+    """Whose network each file is, by path, where it says so."""
+
+    @property
+    def short(self) -> dict[str, str]:
+        """Short names of the networks by path: the client's, else the stem of the file, and the
+        whole path where that is not unique.
+        """
+        wanted = {path: self.clients.get(path) or Path(path).stem for path in self.networks}
+        counts = Counter(wanted.values())
+        return {path: name if counts[name] == 1 else path for path, name in wanted.items()}
 
     def written(self, weights: Tensors) -> Tensors:
         """Weights of the fused network under the names that a file of it is to have."""
@@ -162,6 +173,7 @@ def _weights(
         programs=False,
         told=card is not None or bool(seen.mean or seen.std),
         names=_names(found[wanted][0], wanted) if settings[wanted] is None else {},
+        clients={path: own.client for path, (_, own) in found.items() if own is not None},
     )
 
 
@@ -301,12 +313,12 @@ def _programs(
         raise ModelError("programs take raw samples; --mean and --std are for files of weights")
     named = [*paths, *([like] if like is not None and like not in paths else [])]
     found = {str(path): read_program(path) for path in named}
-    cards = [Card.load(text, name) for name, (_, text) in found.items() if text]
-    first = cards[0] if len(cards) == len(found) else None
+    cards = {name: Card.load(text, name) for name, (_, text) in found.items() if text}
+    first = next(iter(cards.values())) if len(cards) == len(found) else None
     if first is not None and any(
         not card.preprocessing.same_inputs(first.preprocessing)
         or card.preprocessing.target != first.preprocessing.target
-        for card in cards
+        for card in cards.values()
     ):
         raise ModelError("the programs take other inputs or predict other targets than the first")
     if first is not None:
@@ -339,6 +351,7 @@ def _programs(
         first,
         programs=True,
         told=True,
+        clients={path: card.client for path, card in cards.items()},
     )
 
 
@@ -352,12 +365,3 @@ def unchecked(program: nn.Module) -> nn.Module:
     if graph is not None:
         program.recompile()  # type: ignore[operator]
     return program
-
-
-def names_of(networks: Mapping[str, nn.Module]) -> dict[str, str]:
-    """Short names of networks by path: stems of files, whole paths where these are not unique."""
-    stems = [Path(path).stem for path in networks]
-    return {
-        path: stem if stems.count(stem) == 1 else path
-        for path, stem in zip(networks, stems, strict=True)
-    }
