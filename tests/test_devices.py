@@ -30,7 +30,7 @@ DATA = {"name": "digits", "clients": 3, "limit": 150, "partition": "iid"}
 
 
 def config(**settings):
-    return Config.create(
+    return Config.published(
         **{"data": DATA, "model": {"hidden": [8]}, "rounds": 3, "evaluate_every": 0, **settings}
     )
 

@@ -42,7 +42,7 @@ def no_round_is_long(monkeypatch):
 
 
 def small(**changes):
-    return Config.create(**{"rounds": 3, **SMALL} | changes)
+    return Config.published(**{"rounds": 3, **SMALL} | changes)
 
 
 def lines_of(console):

@@ -329,7 +329,7 @@ def test_noise_is_accounted_for():
         ({"partition": {"alpa": 1}}, "partition has 'alpa'"),
         ({"likelihood": "gaussian"}, "not for classes"),
         ({"rounds": 0}, "rounds"),
-        ({"cohort": 9}, "cohort is 9, but there are 5 clients"),
+        ({"cohort": 9}, "clients_per_round is 9, but there are 5 clients"),
     ],
 )
 def test_settings_that_will_not_do_are_named(parameters, text):

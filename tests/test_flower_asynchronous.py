@@ -111,7 +111,7 @@ def assert_as_replayed(simulation, turns, states, first=0):
     [("fedavg", {}), ("scaffold", {}), ("scaffold", {"up": "int8", "down": "bf16"})],
 )
 def test_rounds_are_those_of_the_reports_that_came(method, compression, tmp_path):
-    config = Config.create(**SETTINGS, method={"name": method}, compression=compression)
+    config = Config.published(**SETTINGS, method={"name": method}, compression=compression)
     with started(config, tmp_path / "run") as simulation:
         turns, states = told(simulation)
         assert isinstance(simulation.engine, AsynchronousFlower)
@@ -132,7 +132,7 @@ def test_rounds_are_those_of_the_reports_that_came(method, compression, tmp_path
 
 def test_a_slow_client_reports_in_a_later_round(tmp_path):
     """Client 2 is not heard of for five rounds; then its report counts, as late as it is."""
-    config = Config.create(**{**SETTINGS, "cohort": 5, "rounds": 8})
+    config = Config.published(**{**SETTINGS, "cohort": 5, "rounds": 8})
     grid = []
 
     def engine(run):
@@ -180,7 +180,7 @@ def test_bytes_are_those_of_the_messages_that_were_sent(tmp_path):
         grid.push_messages = push
         return grid.engine(run)
 
-    config = Config.create(**{**SETTINGS, "cohort": 5})
+    config = Config.published(**{**SETTINGS, "cohort": 5})
     with Simulation(config, tmp_path / "run", engine=engine) as simulation:
         turns, _ = told(simulation)
         lines = simulation.folder.metrics()
@@ -190,7 +190,7 @@ def test_bytes_are_those_of_the_messages_that_were_sent(tmp_path):
 
 
 def test_who_was_at_work_is_asked_again_after_a_resume(tmp_path):
-    config = Config.create(**SETTINGS, method={"name": "scaffold"})
+    config = Config.published(**SETTINGS, method={"name": "scaffold"})
     with started(config, tmp_path / "run") as simulation:
         for _ in simulation:
             if simulation.progress.round == 3:
@@ -207,7 +207,7 @@ def test_who_was_at_work_is_asked_again_after_a_resume(tmp_path):
 
 
 def test_where_nobody_reports_the_run_ends_and_can_go_on(tmp_path):
-    config = Config.create(
+    config = Config.published(
         **{**SETTINGS, "cohort": 1, "data": {**SETTINGS["data"], "clients": 2}},
         round_timeout=3,
     )
@@ -250,4 +250,4 @@ class _Silent:
 )
 def test_what_needs_clients_that_wait_is_refused(more, words):
     with pytest.raises(ConfigError, match=words):
-        Simulation(Config.create(**{**SETTINGS, **more}))
+        Simulation(Config.published(**{**SETTINGS, **more}))

@@ -42,7 +42,7 @@ def config(clients=MANY, function="separated", data=None, **changes):
             **(data or {}),
         },
     }
-    return Config.create(**given | changes)
+    return Config.published(**given | changes)
 
 
 def told(run):

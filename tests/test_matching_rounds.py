@@ -35,7 +35,7 @@ def config(**changes):
         "method": {"name": "gpi-fnm"},
         **changes,
     }
-    return Config.create(**settings)
+    return Config.published(**settings)
 
 
 def test_a_client_starts_from_its_own_columns(tmp_path):
@@ -204,7 +204,7 @@ def test_negative_counts_are_refused_by_name(tmp_path, monkeypatch):
 
 def test_a_client_whose_data_grow_counts_as_it_was_and_is_not_refused():
     """Its counts of classes are lowered with its weight: neither can grow."""
-    settings = Config.create(
+    settings = Config.published(
         data={"name": "digits", "clients": 3, "limit": 300},
         model={"name": "mlp", "init": "normal", "hidden": [8]},
         method={"name": "pfnm"},

@@ -27,7 +27,7 @@ LOCAL = {"method": {"name": "local"}, "training": {"lr": 1.5}}
 
 
 def jumpy(**changes):
-    return Config.create(**{**JUMPY, **changes})
+    return Config.published(**{**JUMPY, **changes})
 
 
 def timeless(run):

@@ -81,7 +81,7 @@ def federated(folder, wards, *, spoilt=(), **more):
     """A run of nodes with tables of their own, in one process."""
     data = {"path": str(wards / "server.csv"), "label": ["ill"], "clients": 3, "partition": "iid"}
     asked = {"data": data, "rounds": 2, "engine": "flower-simulation", "evaluate_at": "clients"}
-    config = Config.create(**(asked | more))
+    config = Config.published(**(asked | more))
     wanted = build_data(config).preprocessing
 
     def node(context):

@@ -85,7 +85,7 @@ def test_without_shrinkage_towards_samples_it_is_averaging_of_means():
 
 def test_a_client_that_diverges_is_refused_and_the_others_count():
     """Client 1 has inputs of another size, by which its steps overflow."""
-    config = Config.create(
+    config = Config.published(
         rounds=1,
         data={"name": "digits", "clients": 3, "limit": 90},
         model={"hidden": 4},
@@ -173,8 +173,8 @@ def test_clients_with_too_few_steps_for_samples_are_counted_before_the_first_rou
         "method": {"name": "fedpa", "burn_in_rounds": 1},
     }
     with pytest.warns(FedbayesWarning, match="3 of 4 clients answer as in federated averaging"):
-        Simulation(Config.create(**config)).close()
+        Simulation(Config.published(**config)).close()
     config["training"]["epochs"] = 4
     with warnings.catch_warnings():
         warnings.filterwarnings("error", ".*federated averaging")
-        Simulation(Config.create(**config)).close()
+        Simulation(Config.published(**config)).close()

@@ -215,7 +215,7 @@ def test_what_is_pruned_stays_pruned_and_is_not_sent(tmp_path):
         method={"name": "fedsparse", "l0": 1e-5, "output_gates": True},
     )
     gone = None
-    with Simulation(fedbayes.Config.create(**run), tmp_path) as simulation:
+    with Simulation(fedbayes.Config.published(**run), tmp_path) as simulation:
         for step in simulation:
             now = {n: w == 0 for n, w in step.server.weights.items()}
             assert gone is None or all((now[n] | ~gone[n]).all() for n in now)
@@ -300,7 +300,7 @@ def test_reports_are_bernoulli_samples_of_the_gates():
 
 
 def test_scaffold_fedsparse_sums_its_control_variates(tmp_path):
-    config = fedbayes.Config.create(
+    config = fedbayes.Config.published(
         rounds=6,
         data={"name": "digits", "clients": 4, "partition": "dirichlet"},
         model={"hidden": [30]},
@@ -385,7 +385,7 @@ def test_units_that_were_not_sent_stay_closed_at_clients(name):
 
 def pruned(l0, rounds=60, then=None, seed=0):
     """Sparsity of a small network after some rounds, λ0 being `then` in their second half."""
-    config = fedbayes.Config.create(
+    config = fedbayes.Config.published(
         rounds=rounds,
         seed=seed,
         evaluate_every=rounds,

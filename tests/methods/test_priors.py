@@ -443,7 +443,7 @@ def test_one_component_is_fedprox(precision):
     """FedProx's λ is per sample. With λ = 0 both are FedAvg."""
     data = {"name": "digits", "clients": 5, "partition": "iid", "limit": 500}
     shared = {"rounds": 3, "cohort": 3, "data": data, "model": {"hidden": [8]}}
-    sizes = {len(build_data(fedbayes.Config.create(**shared)).train(c).y) for c in range(5)}
+    sizes = {len(build_data(fedbayes.Config.published(**shared)).train(c).y) for c in range(5)}
     assert len(sizes) == 1
     one = {"name": "mixture", "components": 1, "precision": precision * sizes.pop()}
     mixture = fedbayes.run(method=one, **shared)

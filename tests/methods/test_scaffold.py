@@ -83,7 +83,7 @@ def test_the_gradient_at_the_servers_weights_moves_no_running_statistics():
     """In the first round variates are zero, so that clients train as without any."""
     ends = []
     for method in ({"name": "scaffold", "control": "gradient"}, {"name": "reptile"}):
-        config = fedbayes.Config.create(
+        config = fedbayes.Config.published(
             rounds=1,
             data={"name": "digits", "clients": 2, "limit": 60},
             model={"name": "tests.toy_models:normalized"},
@@ -122,7 +122,7 @@ def test_variates_of_the_clients_sum_to_the_servers(method, weighting, tmp_path)
     """With a part of the clients in each round; those never heard have variates of zero. By
     samples, the weight of all clients is taken for their number times the mean of the reports.
     """
-    config = fedbayes.Config.create(
+    config = fedbayes.Config.published(
         rounds=5,
         cohort=3,
         data={"name": "digits", "clients": 12, "partition": "dirichlet", "alpha": 0.5},
@@ -171,7 +171,7 @@ def test_clients_that_drift_apart_reach_the_common_optimum():
     }
     losses = {}
     for name in ("fedavg", "scaffold"):
-        with Simulation(fedbayes.Config.create(method={"name": name}, **shared)) as s:
+        with Simulation(fedbayes.Config.published(method={"name": name}, **shared)) as s:
             for step in s:
                 model = step.server.weights
             slopes = []
@@ -193,7 +193,7 @@ def test_other_optimizers_are_refused(name, training, tmp_path):
 
 
 def test_under_clipping_the_servers_variate_remains_the_mean_of_the_clients():
-    config = Config.create(
+    config = Config.published(
         rounds=3,
         data={"name": "digits", "clients": 4, "limit": 400},
         model={"hidden": [16]},
@@ -252,7 +252,7 @@ def test_the_median_is_read_from_what_adds(norms, factor):
 )
 def test_no_variate_is_longer_than_the_bound(name, ratio):
     """Norms of what clients keep, recomputed from their states round by round."""
-    config = Config.create(
+    config = Config.published(
         rounds=4,
         data={"name": "digits", "clients": 5, "limit": 400, "partition": "shards"},
         model={"hidden": [16]},
@@ -293,7 +293,7 @@ def test_without_effect_a_bound_changes_nothing(name):
 @pytest.mark.parametrize("method", ["scaffold", "scaffold-fedsparse"])
 def test_a_variate_that_explodes_is_named(method, tmp_path):
     """One client of five with samples ten times as large."""
-    config = Config.create(
+    config = Config.published(
         rounds=1,
         data={"name": "digits", "clients": 5, "limit": 400, "partition": "iid"},
         model={"hidden": [16]},

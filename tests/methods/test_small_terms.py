@@ -21,7 +21,7 @@ DATA = {"name": "digits", "clients": 3, "partition": "iid", "limit": 150}
 
 def servers(folder, **settings):
     """The server's state after every round, and the simulation's clients' states."""
-    config = Config.create(data=DATA, model={"hidden": [6, 5]}, **settings)
+    config = Config.published(data=DATA, model={"hidden": [6, 5]}, **settings)
     with Simulation(config, folder) as simulation:
         for step in simulation:
             assert not step.metrics.get("refused")

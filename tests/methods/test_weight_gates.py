@@ -187,7 +187,7 @@ PRUNING = {
 @pytest.mark.parametrize("name", ["fedsparse", "scaffold-fedsparse"])
 def test_a_pruned_weight_is_zero_for_ever_and_not_sent(name, tmp_path):
     """Neither in the message, nor in a report; bytes are the values', thresholds' and bits'."""
-    config = fedbayes.Config.create(rounds=8, method={"name": name, **PRUNING}, **REGRESSION)
+    config = fedbayes.Config.published(rounds=8, method={"name": name, **PRUNING}, **REGRESSION)
     beside = 2 if name == "scaffold-fedsparse" else 1  # the weights, and their control variate
     gone, sent = torch.zeros(10, 64, dtype=torch.bool), 0
     with Simulation(config, tmp_path) as simulation:

@@ -47,6 +47,7 @@ def choose(config: Config, run: Run, data: FederatedData) -> Config:
     chosen |= {f"method.{name}": getattr(made, name) for name in method.open}
     table = {"name": config.method["name"], **made.model_dump(mode="json", exclude_none=True)}
     told = {key: value for key, value in chosen.items() if value is not None}
+    told = {**config.settings_chosen, **told}  # those of a run that this config comes from
     return config.model_copy(update={"training": trained, "method": table, "settings_chosen": told})
 
 
