@@ -35,7 +35,7 @@ UPS = ("bf16", "int8", "top-k", "random-k")
 
 def asked(method="fedavg", rounds=2, **more):
     """A small federation: 4 clients, 3 in a round."""
-    return Config.create(
+    return Config.published(
         **{
             "rounds": rounds,
             "cohort": 3,

@@ -27,7 +27,8 @@ def test_defaults_learn_digits():
     config = Config.create()
     assert config.data.name == "digits"
     assert config.method["name"] == "fedavg"
-    assert config.method["weighting"] == "samples"
+    assert config.method["weighting"] == "auto"
+    assert config.closed().method["weighting"] == "samples"
 
 
 def test_a_dump_loads_again(tmp_path):

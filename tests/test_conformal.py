@@ -298,7 +298,9 @@ def runs(tmp_path_factory):
     ):
         data = {"path": str(folder / "t.csv"), "label": [label], "features": features}
         data |= {"group": "site", "test": 0.5}
-        fedbayes.run(folder=folder / name, data=data, rounds=3, method={"name": method})
+        fedbayes.run(
+            folder=folder / name, data=data, rounds=3, method={"name": method}, calibration="none"
+        )
     return folder, frame
 
 

@@ -138,7 +138,8 @@ def test_the_line_fits_and_the_round_outlives_the_accuracies(width, there, absen
     header = "fedavg on digits"
     spinner = re.compile(r"\S (starting|loading|building)")
     for line in lines_of(console):
-        assert line.startswith(("round", header)) or spinner.match(line), line
+        known = ("round", header, "published settings")
+        assert line.startswith(known) or spinner.match(line), line
     for pattern in there:
         assert re.search(pattern, lines[-1]), lines[-1]
     for word in absent:
@@ -381,7 +382,7 @@ def test_a_notebook_is_told_what_went_wrong(outputs):
     (drawn,) = outputs
     told = drawn[-1]["text/plain"].splitlines()[2:]
     # Five rounds of four reports refused and no update, and why it ended: five lines of them.
-    assert told[0] == "… 21 earlier lines"
+    assert told[0] == "… 22 earlier lines"
     assert len(told) == 6
     assert told[1].startswith("round 5: client 1 refused: ")
     assert told[-2] == "round 5: too few good reports: the global model is as before"

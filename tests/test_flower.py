@@ -102,7 +102,7 @@ def test_simulation_ends_with_the_model_of_the_sequential_engine(label, tmp_path
 
 
 def test_private_states_stay_with_their_nodes_and_survive_a_resume(tmp_path):
-    config = Config.create(**settings("scaffold", engine="flower-simulation", rounds=4))
+    config = Config.published(**settings("scaffold", engine="flower-simulation", rounds=4))
     whole = run(config, tmp_path / "whole")
     with Simulation(config, tmp_path / "cut") as simulation:
         steps = iter(simulation)
@@ -119,7 +119,7 @@ def test_private_states_stay_with_their_nodes_and_survive_a_resume(tmp_path):
 
 
 def test_a_lost_private_state_is_named(tmp_path):
-    config = Config.create(**settings("scaffold", engine="flower-simulation", round_timeout=5))
+    config = Config.published(**settings("scaffold", engine="flower-simulation", round_timeout=5))
     with Simulation(config, tmp_path / "run") as simulation:
         steps = iter(simulation)
         next(steps)
@@ -285,7 +285,7 @@ HOSTILE = [
 
 def test_hostile_reports_are_refused_and_named_while_the_rounds_go_on(tmp_path, monkeypatch):
     monkeypatch.setattr("fedbayes.flower.simulated.Node", Hostile)
-    config = Config.create(
+    config = Config.published(
         **settings("fedavg", rounds=len(HOSTILE), engine="flower-simulation", min_reports=2)
     )
     ended = run(config, tmp_path / "run")
@@ -366,7 +366,7 @@ def over(tmp_path, monkeypatch):
     monkeypatch.setattr("fedbayes.flower.roster.DISCOVER_EVERY", 0.0)
 
     def run_over(breaks, nodes={10: 0, 11: 1, 12: 2}, timeout=2.0, wires=1):  # noqa: B006
-        config = Config.create(**settings("scaffold", rounds=1))
+        config = Config.published(**settings("scaffold", rounds=1))
         made = []
 
         def engine(simulation):
@@ -406,7 +406,7 @@ def test_a_client_whose_node_is_away_is_named_while_the_round_waits(tmp_path, mo
         made = Flower(lambda: wire, simulation.runtime, clients=3, timeout=3.0, poll=0.01)
         return made
 
-    config = Config.create(**settings("scaffold", rounds=1))
+    config = Config.published(**settings("scaffold", rounds=1))
     with Simulation(config, tmp_path / "run", engine=engine) as simulation:
         (step,) = simulation
         waiting = {
@@ -527,7 +527,7 @@ def joined(tmp_path, monkeypatch):
 
     def run_with(nodes, names, rounds=1, changed=(), timeout=4.0):
         """Node to client that it says it is; node to the name that its key was admitted under."""
-        config = Config.create(**settings("fedavg", rounds=9, min_reports=1, round_timeout=timeout))
+        config = Config.published(**settings("fedavg", rounds=9, min_reports=1, round_timeout=timeout))
         made = []
 
         def engine(simulation):
@@ -597,7 +597,7 @@ def test_two_nodes_that_claim_one_client_are_warned_of(joined):
 
 
 def test_clocks_that_jump_change_nothing(tmp_path, monkeypatch):
-    config = Config.create(**settings("scaffold", rounds=3, engine="flower-simulation"))
+    config = Config.published(**settings("scaffold", rounds=3, engine="flower-simulation"))
     plain = run(config, tmp_path / "plain")
     honest, jumps = time.time, iter(range(10**9))
 
@@ -662,7 +662,7 @@ def test_a_superlink_that_was_never_there_is_an_error_at_once(over):
 
 def test_every_node_gets_a_copy_of_the_last_model(tmp_path):
     """Also those that were in no round; with a card, as the run's own file."""
-    config = Config.create(
+    config = Config.published(
         rounds=2,
         cohort=2,
         data=DATA,
@@ -693,7 +693,7 @@ def test_a_node_that_cannot_keep_its_copy_is_named(tmp_path, monkeypatch):
         return honest(self, task)
 
     monkeypatch.setattr(Node, "keep", keep)
-    config = Config.create(
+    config = Config.published(
         rounds=1,
         data=DATA,
         method={"name": "combined", "alpha": "mean"},

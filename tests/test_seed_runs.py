@@ -160,7 +160,9 @@ def test_a_folder_with_something_else_is_refused(tmp_path):
     for changed in (small(rounds=1, min_reports=2), small(rounds=3, min_reports=2)):
         with pytest.raises(RunError, match=r"seeds holds runs with other settings:.*min_reports"):
             fedbayes.run_seeds(changed, seeds=1, folder=tmp_path / "seeds")
-    with pytest.raises(RunError, match=r"other settings: clients_per_round was not set, and is 1\. Take them"):
+    with pytest.raises(
+        RunError, match=r"other settings: clients_per_round was not set, and is 1\. Take them"
+    ):
         fedbayes.run_seeds(small(cohort=1), seeds=2, folder=tmp_path / "seeds")
     with pytest.raises(RunError, match=r"other settings: rounds was 2, and is 1\. Take them back"):
         fedbayes.run_seeds(small(rounds=1), seeds=1, folder=tmp_path / "seeds")

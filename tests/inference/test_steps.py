@@ -48,7 +48,7 @@ def test_the_mean_gradient_passes_over_what_has_none():
     def loss(parameters, batch, given, noise):
         return (batch.x @ parameters["w"] - batch.y).square().mean()
 
-    found = mean_gradient(weights, loss, Samples(x, y), 4, ["w"])
+    found = mean_gradient(weights, loss, Samples(x, y), [4, 4, 3], ["w"])
     torch.testing.assert_close(found, {"w": 2 * x.T @ (x @ weights["w"] - y) / 11})
 
 

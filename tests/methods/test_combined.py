@@ -258,7 +258,8 @@ def test_a_run_ends_at_its_stable_point(tmp_path):
 
 
 def test_a_run_that_would_overflow_ends_with_a_sound_model(tmp_path, capsys):
-    options = [f"--set={key}" for key in ("training.epochs=2", "data.clients=4", "method.c=3")]
+    keys = ("training.epochs=2", "data.clients=4", "method.c=3", "method.preset=published")
+    options = [f"--set={key}" for key in keys]
     arguments = ["run", "-m", "combined", "--rounds", "60", *options]
     assert command(*arguments, "--set=method.alpha=linear", "-o", tmp_path / "r", "--json") == 0
     summary = json.loads(capsys.readouterr().out)

@@ -264,11 +264,14 @@ def test_with_all_gates_open_it_is_fedavg(tmp_path):
         "cohort": 3,
         "data": {"name": "digits", "clients": 5, "partition": "dirichlet"},
         "model": {"hidden": [12]},
+        "calibration": "none",
     }
-    average = fedbayes.run(method={"name": "fedavg", "weighting": "uniform"}, **shared)
+    average = {"name": "fedavg", "preset": "published", "weighting": "uniform"}
+    average = fedbayes.run(method=average, **shared)
     for rule in ("average", "gradient"):
         method = {
             "name": "fedsparse",
+            "preset": "published",
             "l0": 0.0,
             "cross_entropy": 0.0,
             "start": 1 - 1e-12,

@@ -354,7 +354,8 @@ def test_clients_that_cannot_answer_are_counted_before_the_first_round(thinning)
             "class_counts": [[4] * 10, [6] * 10],
         },
         model={"hidden": 4},
-        training={"batch_size": 8},
+        training={"batch_size": 8, "epochs": 1},
+        calibration="none",
         method={"name": "fedep", "inference": "sgld", "thinning": thinning},
     )
     with pytest.warns(FedbayesWarning, match=f"{thinning} of 2 clients cannot answer, which ends"):

@@ -317,7 +317,7 @@ def test_an_update_of_the_mixture_climbs_its_objective(seed, weighting):
 def test_the_default_update_of_the_mixture_is_its_own_m_step():
     """From the fixed point of Eqs. 51 and 52 the default moves nothing, whatever the sizes are."""
     net = network(inputs=2, classes=2, dtype=torch.double)
-    method, place = Mixture(components=2, precision=2.0), at(net)
+    method, place = Mixture(components=2, precision=2.0, weighting="uniform"), at(net)
     found = [{n: torch.randn_like(w) for n, w in net.initial.items()} for _ in range(5)]
     server = method.init(place.run)
     for _ in range(300):
@@ -443,6 +443,7 @@ def test_one_component_is_fedprox(precision):
     """FedProx's λ is per sample. With λ = 0 both are FedAvg."""
     data = {"name": "digits", "clients": 5, "partition": "iid", "limit": 500}
     shared = {"rounds": 3, "cohort": 3, "data": data, "model": {"hidden": [8]}}
+    shared["calibration"] = "none"
     sizes = {len(build_data(fedbayes.Config.published(**shared)).train(c).y) for c in range(5)}
     assert len(sizes) == 1
     one = {"name": "mixture", "components": 1, "precision": precision * sizes.pop()}
@@ -459,6 +460,7 @@ def test_one_component_is_fedprox(precision):
 def test_the_ensemble_predicts_with_the_mean_of_softmaxes(tmp_path):
     run = fedbayes.run(
         method={"name": "mixture", "components": 3},
+        calibration="none",
         rounds=4,
         folder=tmp_path,
         model={"hidden": [8]},

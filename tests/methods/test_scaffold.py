@@ -82,7 +82,10 @@ def test_the_other_option_is_the_gradient_at_the_servers_weights():
 def test_the_gradient_at_the_servers_weights_moves_no_running_statistics():
     """In the first round variates are zero, so that clients train as without any."""
     ends = []
-    for method in ({"name": "scaffold", "control": "gradient"}, {"name": "reptile"}):
+    for method in (
+        {"name": "scaffold", "control": "gradient"},
+        {"name": "reptile", "weighting": "uniform"},
+    ):
         config = fedbayes.Config.published(
             rounds=1,
             data={"name": "digits", "clients": 2, "limit": 60},
@@ -111,8 +114,8 @@ def test_the_gradient_over_pieces_is_that_of_the_whole():
     def objective(weights, batch, given, noise):
         return functional.cross_entropy(net(weights, batch.x), batch.y)
 
-    pieces = mean_gradient(net.initial, objective, data, 4, ["1.bias"])
-    whole = mean_gradient(net.initial, objective, data, 13, ["1.bias"])
+    pieces = mean_gradient(net.initial, objective, data, [4, 4, 4, 1], ["1.bias"])
+    whole = mean_gradient(net.initial, objective, data, [13], ["1.bias"])
     torch.testing.assert_close(pieces["1.bias"], whole["1.bias"])
 
 

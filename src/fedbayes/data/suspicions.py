@@ -60,9 +60,11 @@ def _repeated(frame: Any, features: Sequence[str], label: str | None) -> list[st
         return []
     columns = [*columns, *([label] if label is not None else [])]
     rows = int(frame[columns].duplicated().sum())
-    # Rows of few coarse columns are alike by chance: so many pairs, were columns independent.
-    alike = [frame[n].value_counts(normalize=True, dropna=False).pow(2).sum() for n in columns]
-    if rows <= len(frame) * (len(frame) - 1) * float(np.prod(alike)):
+    # Rows of few coarse columns are alike by chance: as many pairs, were columns independent.
+    pairs = len(frame) * (len(frame) - 1) / 2
+    counts = [frame[name].value_counts(dropna=False) for name in columns]
+    alike = [float((count * (count - 1)).sum()) / 2 / pairs for count in counts]
+    if rows <= pairs * float(np.prod(alike)):
         return []
     return [
         f"{rows:,} of {len(frame):,} rows repeat another row: a repeated row may be in the "

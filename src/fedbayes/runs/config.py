@@ -398,8 +398,11 @@ class Config(Settings):
         return type(self).create(**{**values, "settings_chosen": {}})
 
     def closed(self) -> Self:
-        """The settings with published values for those that are open."""
-        method = self.named_method().with_chosen({})
+        """The settings with the defaults of the classes for those that are open, or with published
+        values if the preset says so.
+        """
+        method = self.named_method()
+        method = method.with_chosen(method.published if method.preset == "published" else {})
         table = {"name": self.method["name"], **_stored(method)}
         return self.model_copy(update={"training": self.training.with_chosen({}), "method": table})
 

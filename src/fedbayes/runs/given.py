@@ -136,7 +136,7 @@ def _table(key: str, value: Any) -> Any:
             named = dict(found) if isinstance(found, Mapping) else named
         rest = {k: v if k == "arguments" else _plain(v) for k, v in value.items() if k != name}
         if rest.get("init", "default") != "default":  # its weights are drawn anew
-            named = {name: named[name]}
+            named = {name: named[name]} if name in named else {}
         return {**named, **rest}
     if isinstance(value, str):
         return _of_data(value) if key == "data" else {WORDS[key]: value}

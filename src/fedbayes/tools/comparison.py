@@ -330,7 +330,7 @@ def _weighted_apart(grid: MethodGrid) -> list[str]:
 
 def _weighting(config: Config) -> str:
     """How a method that averages weighs clients; empty where it does not average."""
-    way = str(config.method.get("weighting", ""))
+    way = str(config.closed().method.get("weighting", ""))
     alike = config.privacy.noise or config.aggregation.rule != "mean"
     return "uniform" if way and alike else way
 
