@@ -55,10 +55,10 @@ def test_settings(cli, monkeypatch):
     table = json.loads(cli("settings", "training", "--json"))
     assert [row["key"] for row in table][:2] == ["training.optimizer", "training.lr"]
     assert " | package.module:name" in table[0]["type"]
-    assert table[0]["choices"] == ["sgd", "adam", "amsgrad", "adamax"]
+    assert table[0]["choices"] == ["auto", "sgd", "adam", "amsgrad", "adamax"]
     for asked in (("method.fedprox",), ("method", "--method", "fedprox")):
         keys = [row["key"] for row in json.loads(cli("settings", *asked, "--json"))]
-        assert keys == ["method.name", "method.weighting", "method.proximal"]
+        assert keys == ["method.name", "method.preset", "method.weighting", "method.proximal"]
     own = json.loads(cli("settings", "method.examples.pfedme:PFedMe.strength", "--json"))
     assert [row["key"] for row in own] == ["method.strength"]
     whole = cli("settings")
@@ -155,7 +155,7 @@ COMPLETIONS = {
     "run --model l": ["lenet5"],
     "run --engine flower": ["flower-simulation", "flower"],
     "run --partition dir": ["dirichlet", "dirichlet-equal"],
-    "run --set training.l": ["training.lr="],
+    "run --set training.l": ["training.lr=", "training.last_batch="],
     "run --set engine=w": ["engine=workers"],
     "settings secure.ena": ["secure.enabled"],
     "methods scaf": ["scaffold", "scaffold-fedsparse"],

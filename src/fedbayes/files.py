@@ -168,7 +168,7 @@ def require_files(paths: Iterable[Path | None], *, folders: bool = False) -> Non
         RunError: one is not there, or is a folder.
     """
     for path in paths:
-        if path is None or path.is_file() or (folders and path.is_dir()):
+        if path is None or (path.exists() and (folders or not path.is_dir())):
             continue
         if not path.is_dir():
             raise RunError(f"there is no file {'or folder ' if folders else ''}{path}")

@@ -166,6 +166,11 @@ class Config(Settings):
         "end the run with an error; 0: none do",
     )
 
+    settings_chosen: dict[str, Any] = Field(
+        default_factory=dict,
+        description="in the config of a run: what was chosen for settings that were left at auto, "
+        "by key",
+    )
     data: DataSettings = DataSettings()
     task: dict[str, Any] = Field(
         default_factory=lambda: {"likelihood": "auto"},
@@ -184,11 +189,6 @@ class Config(Settings):
     method: dict[str, Any] = Field(
         default_factory=lambda: {"name": "fedavg"},
         description="name of the method and its parameters",
-    )
-    settings_chosen: dict[str, Any] = Field(
-        default_factory=dict,
-        description="in the config of a run: what was chosen for settings that were left at auto, "
-        "by key",
     )
 
     @model_validator(mode="before")

@@ -124,7 +124,7 @@ class Generator:
             raise DataError(f"{who}: the function failed: {raised(error, self.name)}") from error
         if not isinstance(given, tuple | list) or len(given) != 2:
             raise DataError(f"{who}: it gave a {type(given).__name__}; wanted is {_FORM}")
-        x, note = arrange(numbers(given[0], who), self.settings.channels, self.name)
+        x, note = arrange(numbers(given[0], who), self.settings.channels, who)
         self._arranged = self._arranged or note
         found = Drawn(self._narrowing.add(x), _targets(_array(given[1], "y", who), who))
         self._check(found, client)
