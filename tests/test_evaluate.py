@@ -225,14 +225,14 @@ def test_evaluate_gives_what_fuse_gives_on_the_same_pictures(
     """Pictures of 8 bits, networks trained elsewhere: `fuse --test`, `evaluate` and PyTorch."""
     rng = np.random.default_rng(0)
     y = rng.integers(0, 3, 90)
-    x = (rng.integers(0, 60, (90, 6, 6)) + 60 * y[:, None, None]).astype(np.uint8)
+    x = (rng.integers(0, 60, (90, 8, 8)) + 60 * y[:, None, None]).astype(np.uint8)
     np.savez(tmp_path / "test.npz", x=x, y=y)
     for seed in (0, 1):
         torch.manual_seed(seed)
-        torch.save(MLP(36, [9], 3).state_dict(), tmp_path / f"{seed}.pt")
+        torch.save(MLP(64, [9], 3).state_dict(), tmp_path / f"{seed}.pt")
     out, test = tmp_path / f"fused.{suffix}", tmp_path / "test.npz"
     numbers = ("--mean", "0.4", "--std", "0.2") if scaled else ()
-    words = ("--method", "function", "--shape", "1,6,6", "--minutes", "0", "--test", test)
+    words = ("--method", "function", "--shape", "1,8,8", "--minutes", "0", "--test", test)
     models = (tmp_path / "0.pt", tmp_path / "1.pt")
     code, told, err = cli(
         monkeypatch, capsys, "fuse", *models, "-o", out, *words, *numbers, "--json"
@@ -250,7 +250,7 @@ def test_evaluate_gives_what_fuse_gives_on_the_same_pictures(
     assert score["accuracy"] == fused["accuracy"]
     raw = torch.from_numpy(x).float().flatten(1) / 255
     if suffix == "pt2":
-        logits = torch.export.load(out).module()(raw.reshape(-1, 1, 6, 6))
+        logits = torch.export.load(out).module()(raw.reshape(-1, 1, 8, 8))
     else:
         layers = dense_layers(load_file(out), "m")
         logits = relu_network(layers, (raw - 0.4) / 0.2 if scaled else raw)

@@ -527,7 +527,9 @@ def joined(tmp_path, monkeypatch):
 
     def run_with(nodes, names, rounds=1, changed=(), timeout=4.0):
         """Node to client that it says it is; node to the name that its key was admitted under."""
-        config = Config.published(**settings("fedavg", rounds=9, min_reports=1, round_timeout=timeout))
+        config = Config.published(
+            **settings("fedavg", rounds=9, min_reports=1, round_timeout=timeout)
+        )
         made = []
 
         def engine(simulation):

@@ -69,7 +69,7 @@ def test_only_the_rest_is_sent_and_saved_and_the_whole_comes_back(method, tmp_pa
 
 def test_training_is_that_of_pytorch():
     """One client, one step: the trained layers move as by hand, the frozen one stays."""
-    config = Config.create(
+    config = Config.published(
         **settings("fedavg", rounds=1, cohort=1, training={"batch_size": 1000, "lr": 0.1})
     )
     with Simulation(config) as simulation:

@@ -309,7 +309,7 @@ def test_mistakes_are_told_and_write_nothing(options, words, photos, tmp_path, c
         ("permute", ("--picture", "p.png"), "--picture have no effect on permute"),
         ("permute", ("--width", "2"), "--width have no effect on permute"),
         ("kfac", ("--shape", "3,8,8"), "--shape have no effect on kfac"),
-        ("regmean", ("--counts", "c.json"), "--counts has no effect on regmean"),
+        ("regmean", ("--counts", "c.json"), "there is no file c.json"),
         ("fisher", (), "holds weights alone"),
     ],
 )

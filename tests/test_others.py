@@ -110,7 +110,7 @@ def test_a_run_sends_and_stores_the_adapters_and_little_more(tmp_path, texts):
     whole = sum(t.numel() for t in run.model.values())
     assert whole > 15 * adapters / 4
     assert run.folder.model_file.stat().st_size < adapters + 6000
-    assert sum(file.stat().st_size for file in run.folder.path.rglob("*")) < 2 * adapters + 40_000
+    assert sum(file.stat().st_size for file in run.folder.path.rglob("*")) < 2 * adapters + 44_000
 
 
 def test_the_whole_network_comes_back_beside_the_same_base_alone(tmp_path, bert, texts):

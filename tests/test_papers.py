@@ -138,8 +138,8 @@ def test_own_models_with_and_without_draws(tmp_path, monkeypatch):
 def test_own_models_are_those_of_the_next_round(tmp_path, method):
     """One more E-step of every client is what a round in which all take part reports."""
     settings = {"method": {"name": method}, "data": {"clients": 4, "limit": 200}, "rounds": 3}
-    longer = fedbayes.run(**settings)
-    with Simulation(Config.create(**settings | {"rounds": 2}), tmp_path / "run") as simulation:
+    longer = fedbayes.run(Config.published(**settings))
+    with Simulation(Config.published(**settings | {"rounds": 2}), tmp_path / "run") as simulation:
         for _ in simulation:
             pass
         found = gates._local(simulation)

@@ -2,6 +2,7 @@
 
 import gzip
 import json
+import re
 from dataclasses import replace
 
 import numpy as np
@@ -454,7 +455,7 @@ def test_the_command(tmp_path, classes, place, monkeypatch, capsys):
     code, _, err = cli(monkeypatch, capsys, *arguments, "--overwrite", "--level", "0.8")
     assert code == 2
     assert "a level is of intervals of numbers" in err
-    code, _, err = cli(monkeypatch, capsys, *arguments, "--set", "rounds=3")
+    code, _, err = cli(monkeypatch, capsys, *arguments, "--overwrite", "--set", "rounds=3")
     assert "--set rounds=3 has no effect" in err
 
 
@@ -635,7 +636,7 @@ def test_a_program_serves_encoded_rows(mixed, tmp_path):
     card = json.loads(done.cards[0].read_text())
     assert [one["name"] for one in card["inputs"]["columns"]] == list(frame.columns[1:-1])
     assert [one["name"] for one in card["inputs"]["features"]] == list(run.preprocessing.features)
-    assert "| sex | category | f, m |" in done.cards[1].read_text()
+    assert re.search(r"\| sex \| category \| .* \| f, m \|", done.cards[1].read_text())
 
 
 def test_brackets_in_names_are_shown_as_they_are(tmp_path, capsys, monkeypatch):

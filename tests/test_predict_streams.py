@@ -237,7 +237,7 @@ def test_databases_at_the_command_line(tmp_path, stays, monkeypatch, capsys):
     secret = "postgresql://me:hunter2@host/db"
     for inputs, more, words in (
         (url, (), "give one with --query"),
-        (tmp_path / "t.csv", ("--query", "select 1"), "is no URL of one"),
+        (tmp_path / "absent.csv", ("--query", "select 1"), "there is no file or folder"),
         ("sqlite:////none.db", ("--query", "select 1"), "there is no file /none.db; mend the URL"),
         (secret, ("--query", "select 1"), "set FEDBAYES_DATABASE_PASSWORD"),
         ("none://x", ("--query", "select 1"), "none"),

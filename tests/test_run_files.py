@@ -248,10 +248,10 @@ def test_sums_are_those_of_sha256sum(run):
 
 def test_another_config_is_refused_with_its_keys(copy):
     edit(copy, "lr = 0.1", "lr = 0.2")
-    edit(copy, "cohort = 2", "cohort = 3")
+    edit(copy, "clients_per_round = 2", "clients_per_round = 3")
     for use in (fedbayes.resume, lambda folder: export(folder, folder / "x.pt")):
         with pytest.raises(
-            RunError, match=r"cohort was 2, and is 3; training.lr was 0.1, and is 0.2"
+            RunError, match=r"clients_per_round was 2, and is 3; training.lr was 0.1, and is 0.2"
         ):
             use(copy)
 
@@ -259,11 +259,11 @@ def test_another_config_is_refused_with_its_keys(copy):
 def test_a_cohort_of_one_is_not_one_of_all(tmp_path):
     """Though 1 == 1.0."""
     whole = fedbayes.run(folders.config(cohort=1.0, method={}), tmp_path / "run").folder.path
-    edit(whole, "cohort = 1.0", "cohort = 1")
-    with pytest.raises(RunError, match=r"cohort was 1\.0, and is 1\."):
+    edit(whole, "client_fraction = 1.0", "clients_per_round = 1")
+    with pytest.raises(RunError, match=r"client_fraction was 1\.0, and is not set"):
         fedbayes.resume(whole)
     single = fedbayes.run(folders.config(cohort=1, method={}), tmp_path / "single").folder.path
-    edit(whole, "cohort = 1", "cohort = 1.0")
+    edit(whole, "clients_per_round = 1", "client_fraction = 1.0")
     assert ("cohort", ["1.0", "1"]) in differences(gather([whole, single]))
 
 

@@ -98,7 +98,7 @@ def test_a_second_run_does_not_overwrite_the_first(tmp_path, capsys):
         (["run", "absent.toml"], "no config file"),
         (["run", "--method", "fedavgg"], "did you mean 'fedavg'"),
         (["run", "--cohort", "99"], "there are 10 clients"),
-        (["run", "--model", "lenet5"], "use model 'mlp'"),
+        (["run", "--model", "cnn"], "use model 'mlp'"),
         (["resume", "absent"], "holds no run"),
         (["methods", "nonsense"], "no method is called"),
     ],

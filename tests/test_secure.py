@@ -41,7 +41,7 @@ CLIENTS = 4
 
 
 def settings(method="fedavg", secure=(), **more):
-    return Config.create(
+    return Config.published(
         **{
             "seed": 7,
             "rounds": 1,

@@ -37,7 +37,7 @@ SECONDS = 60
 
 
 def config(seed=0, **changes):
-    return Config.create(
+    return Config.published(
         **{
             "seed": seed,
             "rounds": 4,

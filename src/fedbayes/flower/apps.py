@@ -236,8 +236,8 @@ def _same(config: Config, folder: Path) -> None:
     Raises:
         ConfigError: it has others.
     """
-    before = RunFolder(folder).config().closed().model_dump()
-    now = config.model_dump()
+    found = RunFolder(folder).config().closed()
+    before, now = found.model_dump(), config.as_found(found).closed().model_dump()
     for settings in (before, now):
         settings["data"].pop("dir")
         settings["model"].pop("weights")

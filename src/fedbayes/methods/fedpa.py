@@ -1,12 +1,12 @@
 """FedPA: posterior averaging, FedAvg whose clients correct their drift by their own covariance."""
 
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 import torch
 from pydantic import Field
 from torch import Tensor
 
-from fedbayes.contracts import At, Info, Nothing, Report, Run
+from fedbayes.contracts import At, Info, Known, Nothing, Report, Run, sgd
 from fedbayes.contracts.drift import GeneralizedFedAvg
 from fedbayes.errors import ConfigError
 from fedbayes.fields import Only
@@ -53,6 +53,10 @@ class FedPa(ServerOptimizer, GeneralizedFedAvg):
     temperature: Annotated[float, Only("sampler", "langevin")] = Field(
         1.0, gt=0, description="of the posterior; 1 is the posterior of the client's samples"
     )
+
+    def recommended(self, known: Known) -> dict[str, Any]:
+        """Langevin dynamics has plain steps."""
+        return sgd(known) if self.sampler == "langevin" else super().recommended(known)
 
     def check(self, run: Run) -> None:
         """Samples are of all steps, and Langevin dynamics has plain ones.

@@ -24,6 +24,7 @@ from fedbayes.contracts import (
     Run,
     Solved,
     Tree,
+    sgd,
 )
 from fedbayes.errors import ConfigError, MessageError, ModelError
 from fedbayes.fields import Chosen
@@ -91,7 +92,7 @@ class Laplace(Averaged, ServerSchedule, Method[Server, Nothing, Gathered]):
 
     def recommended(self, known: Known) -> dict[str, Any]:
         """Clients without a class do not vote on its row: the median would be theirs."""
-        return {**super().recommended(known), "method.class_rows": _by_class(known.run)}
+        return {**sgd(known), "method.class_rows": _by_class(known.run)}
 
     def prior(self, samples: int) -> Prior | None:
         """A Laplace distribution of inverse scale λ N_s."""
