@@ -161,7 +161,7 @@ def test_a_run_config_that_is_not_closed_is_refused(table, tmp_path):
 
 def test_a_project_does_not_go_on_with_a_run_of_other_settings(table, tmp_path):
     write_project(tmp_path / "project", table, build_data(table))
-    config = Config.load(tmp_path / "project" / "config.toml", ["engine=flower"])
+    config = Config.load(tmp_path / "project" / "config.toml", ["engine=flower"]).closed()
     Simulation(config, tmp_path / "run").close()
     _same(config, tmp_path / "run")
     with pytest.raises(ConfigError, match="other settings than this project's"):

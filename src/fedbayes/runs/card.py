@@ -90,7 +90,7 @@ class Card(Brief):
         card = cls(
             preprocessing,
             config.model.model_dump(mode="json", exclude={"weights"}),
-            dict(config.method),
+            dict(config.closed().method),
             config.data.model_dump(mode="json", include=_READING, exclude_none=True),
             number,
             client,
