@@ -125,6 +125,9 @@ class Method(Choosable, Generic[ServerState, ClientState, Reduced]):
     keeps others is refused."""
     centralized: ClassVar[bool] = False
     """Whether all data lie in one place: a baseline, not a federation."""
+    has_global_model: ClassVar[bool] = True
+    """Whether what `model` gives is a model to predict with; if not, it is neither evaluated nor
+    saved, and only clients have models."""
     keeps_models: ClassVar[bool] = False
     """Whether clients keep a model of their own between rounds, in their private states."""
     repeats_changes: ClassVar[bool] = False
@@ -172,13 +175,6 @@ class Method(Choosable, Generic[ServerState, ClientState, Reduced]):
                 f"the method {cls.__name__} has a parameter {name!r}, and methods have {what} of "
                 f"this name; {way}"
             )
-
-    @property
-    def has_global_model(self) -> bool:
-        """Whether what `model` gives is a model to predict with; if not, it is neither evaluated
-        nor saved, and only clients have models.
-        """
-        return True
 
     @property
     def weighted(self) -> bool:

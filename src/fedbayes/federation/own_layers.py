@@ -45,16 +45,12 @@ def with_own_layers(method: AnyMethod) -> AnyMethod:
 class _OwnLayers(Method[Any, Any, Any]):
     """What differs from the method that comes behind it in the order of classes."""
 
+    has_global_model = False
     keeps_models = True
     headline = "local"
 
     behind: ClassVar[type[AnyMethod]]
     """The method."""
-
-    @property
-    def has_global_model(self) -> bool:
-        """The server's has no layers that are each client's own."""
-        return False
 
     def check(self, run: Run) -> None:
         """All clients get the same weights, and report the very same; they train by gradients.

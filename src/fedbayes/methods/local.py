@@ -28,17 +28,13 @@ class Local(Method[Weights, Client, Gathered]):
     server_state = Weights
     client_state = Client
     reduction = Gathered
+    has_global_model = False
     keeps_models = True
     headline = "local"
 
     start: Literal["own", "common"] = Field(
         "own", description="whether clients start from weights of their own or from common ones"
     )
-
-    @property
-    def has_global_model(self) -> bool:
-        """There is none."""
-        return False
 
     def init(self, run: Run) -> Weights:
         """The common initialization, which no round changes."""

@@ -146,7 +146,7 @@ class Virtual(Factors[Client]):
             )
 
     @property
-    def has_global_model(self) -> bool:
+    def has_global_model(self) -> bool:  # type: ignore[override]  # by its settings
         """If the server's network learns to predict, or clients have no other."""
         return not self.lateral or self.server_likelihood > 0
 
