@@ -12,7 +12,7 @@ from fedbayes.runs import heartbeat
 from tests.pages import check_texts, keep_picture, show
 from tests.test_watch import served, small, until
 
-pytestmark = pytest.mark.xdist_group("browser")
+pytestmark = [pytest.mark.xdist_group("browser"), pytest.mark.slow]
 
 # Every frame that is painted: how many charts it has, and how far down the page it is.
 FRAMES = """
