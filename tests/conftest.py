@@ -2,9 +2,12 @@
 
 import os
 import shutil
+import sys
 from pathlib import Path
 
 import pytest
+
+from fedbayes import here
 
 # Two test processes share two cores: a BLAS that took both for itself would wait for the other.
 os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
@@ -16,6 +19,15 @@ def secrets_of_tests(tmp_path_factory):
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("XDG_STATE_HOME", str(tmp_path_factory.mktemp("state")))
         yield
+
+
+@pytest.fixture(autouse=True)
+def modules_of_tests(monkeypatch):
+    """The command line takes its folder off the path, for a process of its own: not for the next
+    test.
+    """
+    monkeypatch.setattr(sys, "path", [*sys.path])
+    monkeypatch.setattr(here._finder, "folder", here._finder.folder)
 
 
 ENGINES_AGREE = {
