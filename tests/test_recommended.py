@@ -150,3 +150,13 @@ def test_a_first_run_learns(name):
     summary = fedbayes.run(method={"name": name}, seed=7, evaluate_every=0, progress=False).summary
     assert summary["global_accuracy"] >= 0.94
     assert summary["global_nll"] <= 0.3
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", [name for name in METHODS if name not in ("local", "global")])
+def test_a_first_run_reaches_its_targets(name, tmp_path):
+    """Of digits, as `benchmarks/first_try.py` prints them."""
+    from benchmarks import first_try
+
+    found = [first_try.measured("digits", name, seed, tmp_path) for seed in first_try.SEEDS]
+    assert not first_try.failed("digits", name, first_try.average(found), 0.0)
