@@ -94,7 +94,7 @@ def test_the_mean_is_that_of_the_open_round_up_to_rounding(method, secure):
         sizes = simulation.data.train_sizes()
         (step,) = simulation
         hidden = simulation.method.model(simulation.server, simulation.run)
-    weights = sizes if config.build_method().model_dump().get("weighting") == "samples" else 1
+    weights = sizes if config.closed().method.get("weighting") == "samples" else 1
     shown = run(open_sum(config)).model
     off = [(hidden[name] - shown[name]).abs() for name in shown]
     for name, difference in zip(shown, off, strict=True):
