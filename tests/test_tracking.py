@@ -51,9 +51,8 @@ def test_mlflow(tmp_path, monkeypatch):
     assert [metric.step for metric in history] == [1, 2, 3, 4]
     assert [m.value for m in history] == pytest.approx([line["global_accuracy"] for line in lines])
     found = client.get_run(run)
-    settings = dotted(
-        Config.stored(tmp_path / "run" / "config.toml").model_dump(mode="json", exclude_none=True)
-    )
+    stored = Config.stored(tmp_path / "run" / "config.toml").closed()
+    settings = dotted(stored.model_dump(mode="json", exclude_none=True))
     named = {key for key, value in settings if value != {}}
     assert len(named) > 100
     assert found.data.params.keys() == named

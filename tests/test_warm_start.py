@@ -69,7 +69,7 @@ def test_what_does_not_fit_is_refused(first, tmp_path):
     torch.save(MLP(64, [8, 8], 10).state_dict(), tmp_path / "deep.pt")
     with pytest.raises(ModelError, match=r"it has 5\.weight \(10 x 8\), 5\.bias \(10\) besides"):
         Simulation(warm(tmp_path / "deep.pt"), tmp_path / "r")
-    with pytest.raises(ModelError, match="cannot read the model"):
+    with pytest.raises(ModelError, match="there is no file"):
         Simulation(warm(tmp_path / "absent.pt"), tmp_path / "r")
     nan = {n: t * np.nan for n, t in first.model.items()}
     torch.save(nan, tmp_path / "nan.pt")
