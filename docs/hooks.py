@@ -7,6 +7,7 @@ script and no network. Comments are replaced:
     <!-- fields: package.module:Class -->  the fields of a settings class
     <!-- settings -->                    every table of a config
     <!-- command line -->                every command with its options
+    <!-- matrix -->                     which features of a round each method supports
     <!-- colours -->                     every method with its colour and marker
     <!-- findings -->                    every experiment of the papers, with a verdict
     <!-- finding: NAME -->               tables and claims of one, as `fedbayes reproduce` left them
@@ -30,6 +31,7 @@ from fedbayes.papers.finding import overview
 from fedbayes.reports.marks import defs, key
 from fedbayes.reports.palette import looks
 from fedbayes.runs.config import settings
+from fedbayes.runs.listing import built_in
 from fedbayes.runs.settings import Row, rows
 
 _BLOCK = re.compile(r"^```math\n(.*?)\n```$", re.DOTALL | re.MULTILINE)
@@ -53,6 +55,7 @@ def on_page_markdown(markdown: str, **_: Any) -> str:
     for comment, text in (
         ("settings", tables),
         ("command line", commands),
+        ("matrix", matrix),
         ("colours", colours),
         ("findings", lambda: overview(lines(FINDINGS))),
     ):
@@ -67,6 +70,20 @@ def parameters(name: str) -> str:
     if not method.model_fields:
         return f"`{name}` has no parameters."
     return f"Parameters of `{name}`, in the table `[method]`:\n\n{table(rows(method))}"
+
+
+def matrix() -> str:
+    """Methods by features; every "no" has a number, and below is the reason."""
+    reasons: dict[str, int] = {}
+    lines: list[str] = []
+    for name, one in built_in().items():
+        lines = lines or [f"| method | {' | '.join(one.refusals)} |", "|---" * 6 + "|"]
+        cells = (
+            f"no ({reasons.setdefault(why, len(reasons) + 1)})" if why else "yes"
+            for why in one.refusals.values()
+        )
+        lines.append(f"| `{name}` | {' | '.join(cells)} |")
+    return "\n".join([*lines, "", *(f"{n}. {why}" for why, n in reasons.items())])
 
 
 def colours() -> str:

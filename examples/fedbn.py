@@ -5,7 +5,7 @@ from math import prod
 
 from torch import nn
 
-from fedbayes.contracts import At, Info, Method, Problem, Report, Run, Solved, Sum, Weights
+from fedbayes.contracts import At, Info, Method, Models, Problem, Report, Run, Solved, Sum, Weights
 from fedbayes.errors import ConfigError
 from fedbayes.messages import Message, dense
 from fedbayes.tensors import Samples, Tensors
@@ -29,9 +29,7 @@ class FedBN(Method[Weights, Client, Sum]):
     paper = "Li et al. 2021"
     server_state = Weights
     client_state = Client
-    has_global_model = False
-    keeps_models = True
-    headline = "local"
+    models = Models.PERSONAL
 
     @property
     def weighted(self) -> bool:

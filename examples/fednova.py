@@ -6,9 +6,11 @@ from fedbayes.contracts import (
     At,
     Info,
     Nothing,
+    Part,
     PointEstimate,
     Problem,
     Report,
+    Reports,
     Run,
     Solved,
     Sum,
@@ -32,7 +34,9 @@ class FedNova(PointEstimate[Weights]):
     summary = "averages changes by the number of local steps"
     paper = "Wang et al. 2020"
     server_state = Weights
-    summable = False
+    reports = Reports(
+        {"weights": Part(origin="zero"), "fednova": Part(origin="zero", exact=True, linear=False)}
+    )
 
     def check(self, run: Run) -> None:
         if run.training.optimizer != "sgd":
@@ -54,10 +58,6 @@ class FedNova(PointEstimate[Weights]):
             change[name] = (problem.start[name] - solved.parameters[name]) / length
         change["fednova/length"] = torch.tensor(length, dtype=torch.float64)
         return Report(change, float(solved.count)), client, solved.info
-
-    def origin(self, server: Weights, run: Run) -> Tensors:
-        """Changes are what is reported; running moments are reported as they are."""
-        return {n: t for n, t in server.weights.items() if n in run.network.buffers}
 
     def update(self, server: Weights, reports: Sum, at: At) -> tuple[Weights, Info]:
         mean = reports.mean()

@@ -11,6 +11,7 @@ from fedbayes.contracts import (
     Info,
     Loss,
     Method,
+    Models,
     Problem,
     Report,
     Run,
@@ -44,8 +45,7 @@ class PFedMe(Method[Weights, Client, Sum]):
     paper = "Dinh et al. 2020"
     server_state = Weights
     client_state = Client
-    keeps_models = True
-    headline = "local"
+    models = Models.BOTH
 
     strength: float = Field(1.0, gt=0, description="λ, pull of θ towards the client's copy")
     rate: float = Field(0.05, gt=0, description="η, learning rate of the client's copy")

@@ -331,11 +331,11 @@ def test_sparse_reports_stay_silent_where_they_were():
 
 
 def test_what_reports_that_add_are_is_said_of_every_method():
-    able = {n for n, kind in METHODS.items() if kind.stale_reports == "weighed" and n != "global"}
-    whole = {name for name, kind in METHODS.items() if kind.stale_reports == "whole"}
+    able = {n for n, kind in METHODS.items() if kind.reports.stale == "weighed" and n != "global"}
+    whole = {name for name, kind in METHODS.items() if kind.reports.stale == "whole"}
     assert {"fedavg", "fedprox", "fedpa", "fedadam", "feddrop", "pfedbayes"} <= able
     assert {"scaffold", "pvi", "fedep", "virtual", "ivon-admm"} <= whole
-    repeating = {name for name, kind in METHODS.items() if kind.repeats_changes}
+    repeating = {name for name, kind in METHODS.items() if kind.reports.tracked}
     assert not repeating & able, "clients would keep more than the server adds"
 
 

@@ -1,5 +1,6 @@
 """The contract carries what later methods need: see `toy_methods`."""
 
+from dataclasses import replace
 from functools import partial
 
 import pytest
@@ -8,11 +9,16 @@ from torch import nn
 
 import fedbayes
 from fedbayes import Simulation
+from fedbayes.contracts import Part, Reports
+from fedbayes.errors import ConfigError, MessageError
 from fedbayes.messages import decode, dense
 from fedbayes.methods.fedavg import FedAvg
+from fedbayes.methods.feddrop import FedDrop
 from fedbayes.methods.fedprox import FedProx
 from fedbayes.methods.fedsparse import FedSparse
 from fedbayes.methods.mixture import Mixture
+from fedbayes.methods.pvi import Pvi
+from fedbayes.methods.scaffold import Scaffold
 from fedbayes.methods.virtual import Virtual
 from fedbayes.tensors import unpack
 from fedbayes.testing import MethodContract, _captured
@@ -72,6 +78,64 @@ def broken(method):
     contract = MethodContract()
     contract.method = f"tests.toy_methods:{method}"
     return contract
+
+
+WEIGHTS = Part()
+NORMS = Part(origin="zero", exact=True)
+TRACKED = Scaffold.reports.parts["control"]
+DECLARED = {
+    "nothing": (Scaffold, Reports({"weights": WEIGHTS}), "does not declare"),
+    "not tracked": (
+        Scaffold,
+        Reports({"weights": WEIGHTS, "control": Part(origin="zero")}),
+        "declare Part.* for 'control'",
+    ),
+    "from the server": (
+        Scaffold,
+        Reports({"weights": WEIGHTS, "control": replace(TRACKED, origin="server")}),
+        "declare Part.* for 'control'",
+    ),
+    "never retracted": (
+        Scaffold,
+        Reports({"weights": WEIGHTS, "control": replace(TRACKED, retract=lambda c, missed: c)}),
+        "nothing of .* is taken back",
+    ),
+    "whole": (FedDrop, Reports(), "has to be whole"),
+    "compressible": (
+        Pvi,
+        Reports(
+            dict.fromkeys(
+                ("precision", "shift"),
+                Part(
+                    origin="zero",
+                    tracked=True,
+                    retract=lambda client, missed: type(client)(client.factor),
+                ),
+            )
+        ),
+        "nothing of|precision",
+    ),
+}
+
+
+@pytest.mark.parametrize("wrong", DECLARED)
+def test_a_wrong_declaration_is_found(wrong, tmp_path, monkeypatch):
+    kind, declaration, words = DECLARED[wrong]
+    contract = MethodContract()
+    contract.method = kind.name
+    simulation = contract.after_one_round(tmp_path)
+    monkeypatch.setattr(contract, "after_one_round", lambda folder: simulation)
+    monkeypatch.setattr(kind, "reports", declaration)
+    with pytest.raises((AssertionError, MessageError, ConfigError), match=words):
+        contract.test_reports_are_what_is_declared(tmp_path)
+
+
+def test_flags_of_older_methods_name_what_declares_the_same():
+    with pytest.raises(ConfigError, match=r"Old sets acknowledged.*declare Part\(tracked"):
+
+        class Old(FedAvg):
+            def acknowledged(self, client, missed):
+                return client
 
 
 @pytest.mark.parametrize(

@@ -168,7 +168,7 @@ def test_every_method_fits_and_predicts(method):
     warnings.simplefilter("ignore", FedbayesWarning)
     model = FederatedClassifier(method, rounds=1, n_clients=2, model={"hidden": [4]})
     model.fit(X[:80], Y[:80])
-    client = None if METHODS[method]().has_global_model else 0
+    client = None if METHODS[method]().models.has_global else 0
     proba = model.predict_proba(X[:10], client=client)
     assert proba.shape == (10, 2)
     np.testing.assert_allclose(proba.sum(1), 1)

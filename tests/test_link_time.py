@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from fedbayes import Config, Simulation
-from fedbayes.contracts import Report
+from fedbayes.contracts import Part, Report, Reports
 from fedbayes.errors import ConfigError, FedbayesWarning, RunError
 from fedbayes.federation.client_runtime import NoReport
 from fedbayes.federation.compression import refusal
@@ -33,7 +33,7 @@ class Keeping(FedAvg):
     """A method of somebody's own: clients leave out of their reports what is near zero."""
 
     name = "keeping"
-    sparse_parts = ("weights",)
+    reports = Reports({"weights": Part(mask="chosen")})
 
     def report(self, solved, problem, client, at):
         report, client, info = super().report(solved, problem, client, at)
@@ -240,7 +240,7 @@ QUICK = {("scaffold", "top-k"), ("feddrop", "int8"), ("pvi", "none"), ("fedavg",
 def awaited():
     """Methods for asynchronous rounds, each with every compression that it takes."""
     for name, kind in METHODS.items():
-        if kind.stale_reports == "refused" or kind.centralized:
+        if kind.reports.stale == "refused" or kind.centralized:
             continue
         for up in ("none",) if refusal(kind) else ("none", "bf16", "int8", "top-k", "random-k"):
             slow = () if (name, up) in QUICK else pytest.mark.slow

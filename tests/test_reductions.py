@@ -1,11 +1,13 @@
 """Reductions of reports, to the last term: what the server sums, clips and picks."""
 
+from types import SimpleNamespace
+
 import numpy as np
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fedbayes.contracts import Report
+from fedbayes.contracts import Report, Reports
 from fedbayes.contracts.changes import changes_of
 from fedbayes.federation.aggregation import Clipped, Robust
 from fedbayes.federation.fold import Way
@@ -16,13 +18,10 @@ CENTRE = {"a": torch.tensor([1.0, -2.0]), "b": torch.tensor([[0.5]]), "steps": t
 def way_around(centre):
     """A way for reports of the tensors of `centre`: all real ones are one part."""
 
-    def changes(report):
-        found = changes_of(report, centre, "unknown")
-        real = {n: t for n, t in found.items() if report.tensors[n].is_floating_point()}
-        whole = {n: t for n, t in found.items() if n not in real}
-        return {"weights": real, **({"counters": whole} if whole else {})}
-
-    return Way(changes, lambda total: total.whole(centre))
+    network = SimpleNamespace(initial=centre, split=lambda: (centre, {}))
+    return Way(
+        lambda r: changes_of(r, centre, network, Reports()), lambda total: total.whole(centre)
+    )
 
 
 def moved(a, b, dtype=torch.float32):

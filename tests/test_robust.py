@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fedbayes import Config, Simulation
-from fedbayes.contracts import At, Gathered, Report, Sum, Total
+from fedbayes.contracts import At, Gathered, Report, Total
 from fedbayes.contracts.changes import norm, types_of
 from fedbayes.errors import ConfigError
 from fedbayes.federation.aggregation import Aggregation, fold
@@ -23,7 +23,9 @@ from fedbayes.methods import METHODS
 from fedbayes.tensors import pack
 from fedbayes.testing import Tampering
 
-ADD = [name for name, kind in METHODS.items() if kind.reduction is Sum and not kind.centralized]
+ADD = [
+    name for name, kind in METHODS.items() if kind.reports.reduce == "mean" and not kind.centralized
+]
 DATA = {"name": "digits", "clients": 7, "partition": "iid"}
 OTHERS = {
     "virtual": {

@@ -346,7 +346,7 @@ def test_accuracies_are_what_they_are_said_to_be(tmp_path):
         from fedbayes.messages import encode
 
         for number in range(1, 5):
-            reports = method.reduction()
+            reports = method.declared.reduction()
             for client in sample_cohort(0, number, 4, 2):
                 message = method.message(server, At(run, number, client))
                 outcome = simulation.runtime.train(Task(client, number, encode(message), None))

@@ -8,9 +8,11 @@ import torch
 from fedbayes.contracts import (
     Gathered,
     Method,
+    Part,
     PointEstimate,
     Problem,
     Report,
+    Reports,
     Sum,
     Weights,
 )
@@ -25,7 +27,7 @@ class Median(Method[Weights, Weights, Gathered]):
     name = "median"
     summary = "needs all reports at once"
     server_state = Weights
-    reduction = Gathered
+    reports = Reports(reduce="set")
 
     def init(self, run):
         return Weights(run.network.initial)
@@ -80,7 +82,7 @@ class Growing(Method[GrowingServer, Visits, Gathered]):
     summary = "the shapes of matching methods, without their mathematics"
     server_state = GrowingServer
     client_state = Visits
-    reduction = Gathered
+    reports = Reports(reduce="set")
 
     def init(self, run):
         return GrowingServer(run.network.initial, 0)
@@ -145,6 +147,7 @@ class Controlled(Method[Controls, Control, Sum]):
 
     name = "controlled"
     summary = "the state of SCAFFOLD"
+    reports = Reports({"weights": Part(), "c": Part(origin="zero", tracked=True)})
     server_state = Controls
     client_state = Control
 
@@ -190,6 +193,7 @@ class HalfSilent(PointEstimate[Weights]):
 
     name = "half-silent"
     summary = "messages with masks"
+    reports = Reports({"weights": Part(mask="sent")})
     server_state = Weights
 
     def init(self, run):

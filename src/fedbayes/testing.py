@@ -38,13 +38,13 @@ from fedbayes.contracts import (
     Total,
     Tree,
 )
-from fedbayes.contracts.changes import types_of
+from fedbayes.contracts.changes import part_of, types_of
 from fedbayes.errors import RunError
-from fedbayes.federation.checks import decode_report, encode_report
+from fedbayes.federation.checks import check_entries, decode_report, encode_report
 from fedbayes.federation.client_runtime import Evaluation, NoReport, Outcome, Task
 from fedbayes.federation.engines import Engine
 from fedbayes.federation.engines.sequential import Sequential
-from fedbayes.messages import Masked, Message, decode, decode_file, dense, encode
+from fedbayes.messages import Masked, Message, decode, decode_file, dense, dtype_of, encode
 from fedbayes.runs.config import Config
 from fedbayes.runs.simulation import Simulation
 from fedbayes.start import resume, run
@@ -140,7 +140,7 @@ class MethodContract:
             assert_identical(kept, pack(client))
             updates = []
             for _ in range(2):
-                reports = method.reduction()
+                reports = method.declared.reduction()
                 expected = method.expected(message, simulation.run)
                 reports.add(0, decode_report(results[0][0], expected))
                 updates.append(pack(method.update(server, reports, At(simulation.run, 2))[0]))
@@ -154,7 +154,7 @@ class MethodContract:
         """
         with self.after_one_round(tmp_path) as simulation:
             method, run, server = simulation.method, simulation.run, simulation.server
-            reports, total = method.reduction(), Total()
+            reports, total = method.declared.reduction(), Total()
             for client in range(3):
                 at = simulation.runtime.at(Task(client, 2, b"", None))
                 message, samples = method.message(server, at), simulation.data.train(client)
@@ -174,6 +174,64 @@ class MethodContract:
             assert direct.keys() == by_way_of_changes.keys()
             for name, tensor in direct.items():
                 torch.testing.assert_close(by_way_of_changes[name], tensor, rtol=1e-4, atol=1e-6)
+
+    def test_reports_are_what_is_declared(self, tmp_path: Path) -> None:
+        """Every part of a report is declared, and its masks, its origin, what clients track of it
+        and what may become of its numbers are as declared (`fedbayes.contracts.Reports`).
+        """
+        with self.after_one_round(tmp_path) as simulation:
+            method, run, server = simulation.method, simulation.run, simulation.server
+            declared, trained = method.declared, run.network.split()[0]
+            at = simulation.runtime.at(Task(0, 2, b"", None))
+            message, before = method.message(server, at), method.join(at)
+            sample = simulation.data.train(0)
+            report, after, _ = method.local(message, before, sample, at)
+            expected = method.expected(message, run)
+            parts = {n: part_of(n, dtype_of(i), run.network, trained) for n, i in expected.items()}
+            check_entries(report, expected, method, run.network)
+
+            moved, kept = _moved(before, after), dict[str, list[str]]()
+            for name, item in dense(report.tensors).items():
+                part = declared.part(parts[name])
+                if not (found := [n for n, t in moved.items() if _same(t, item)]):
+                    continue
+                assert (part.tracked, part.origin) == (True, "zero"), (
+                    f"clients keep the sum of what they report as {name!r} in {found}: declare "
+                    f"Part(origin='zero', tracked=True) for {parts[name]!r}"
+                )
+                kept.setdefault(parts[name], []).extend(found)
+            for part_name, names in kept.items():
+                if declared.part(part_name).retract is None:
+                    continue
+                said = {n: t for n, t in dense(report.tensors).items() if parts[n] == part_name}
+                left = _moved(before, declared.retracted(after, said))
+                for name in names:
+                    assert not torch.allclose(left[name], moved[name]), (
+                        f"nothing of {name!r} is taken back of a report that did not arrive"
+                    )
+
+            if declared.refusals["compression"]:
+                return
+            rng, tensors = torch.Generator().manual_seed(0), dict[str, Tensor | Masked]()
+            for name, sent in report.tensors.items():
+                tensors[name] = sent
+                if declared.part(parts[name]).exact or not dtype_of(sent).is_floating_point:
+                    continue
+                values = sent.values if isinstance(sent, Masked) else sent
+                start = dense({name: message[name]})[name] if name in message else None
+                change = values if start is None or start.shape != values.shape else values - start
+                error = change.abs().max() * (torch.rand(values.shape, generator=rng) - 0.5) / 64
+                tensors[name] = (
+                    replace(sent, values=values + error)
+                    if isinstance(sent, Masked)
+                    else values + error
+                )
+            coarsened = Report(tensors, report.weight)
+            method.accept(server, coarsened, run)
+            reports = declared.reduction()
+            reports.add(0, coarsened)
+            for name, tensor in pack(method.update(server, reports, At(run, 2))[0]).items():
+                assert not tensor.is_floating_point() or tensor.isfinite().all(), name
 
     def test_the_loss_is_pure(self, tmp_path: Path) -> None:
         """The loss has the same value at the same arguments, whatever was asked of it between, and
@@ -321,7 +379,7 @@ class MethodContract:
         or means in the unit of the target.
         """
         ended = run(self.config(), tmp_path)
-        if not ended.config.build_method().has_global_model:
+        if not ended.config.build_method().models.has_global:
             with pytest.raises(RunError):
                 ended.predictor()
             assert not ended.summary["metrics"].get("global")
@@ -466,6 +524,25 @@ def _split(parameters: Tensors, buffers: frozenset[str]) -> tuple[Tensors, Tenso
     """What is trained, and buffers."""
     trained = {name: t for name, t in parameters.items() if name not in buffers}
     return trained, {name: t for name, t in parameters.items() if name in buffers}
+
+
+def _moved(before: Any, after: Any) -> Tensors:
+    """What the tensors of a private state moved by, float64; from zero where there was none."""
+    start = pack(before)
+    return {
+        n: t.double() - start[n].double() if n in start else t.double()
+        for n, t in pack(after).items()
+    }
+
+
+def _same(moved: Tensor, item: Tensor) -> bool:
+    """Whether a state moved by the very numbers of a report's tensor, which are not all zero."""
+    return (
+        moved.shape == item.shape
+        and moved.numel() > 1
+        and bool(item.any())
+        and torch.allclose(moved, item.to(moved), rtol=1e-5, atol=1e-7)
+    )
 
 
 def _copy(tensors: Tensors) -> Tensors:

@@ -32,7 +32,7 @@ def clients_of(net, count=3, scale=0.3):
 def updated(method, net, models, sizes=SIZES, **run_settings):
     """The server after a round in which clients end at these networks."""
     run = run_of(net, **run_settings)
-    server, reports = method.init(run), method.reduction()
+    server, reports = method.init(run), method.declared.reduction()
     for client, (model, size) in enumerate(zip(models, sizes, strict=True)):
         here = at(run, client=client)
         problem = method.problem(method.message(server, here), Nothing(), samples(), here)

@@ -1,6 +1,7 @@
 """One private round: what enters the sum, and what comes out."""
 
 import math
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -12,7 +13,7 @@ from scipy.stats import beta, kstest
 
 pytest.importorskip("dp_accounting")
 
-from fedbayes.contracts import Report
+from fedbayes.contracts import Report, Reports
 from fedbayes.contracts.changes import changes_of, shortened
 from fedbayes.errors import ConfigError
 from fedbayes.federation.fold import Way
@@ -30,8 +31,11 @@ SECRET = Secret(b"s" * 32)
 def way_around(centre, parts=None):
     """A way for reports of these tensors, by part: all real ones are `weights` by default."""
 
+    network = SimpleNamespace(initial=centre, split=lambda: (centre, {}))
+
     def changes(report):
-        found = changes_of(report, centre, "unknown")
+        every = changes_of(report, centre, network, Reports())
+        found = {n: t for each in every.values() for n, t in each.items()}
         real = [n for n in found if report.tensors[n].is_floating_point()]
         grouped = {}
         for name in real:

@@ -15,6 +15,7 @@ from fedbayes.files import json_text
 from fedbayes.version import __version__
 
 if TYPE_CHECKING:
+    from fedbayes.runs.listing import Listed
     from fedbayes.runs.settings import Row
 
 AsJson = Annotated[bool, typer.Option("--json", help="As JSON.")]
@@ -28,21 +29,21 @@ def methods(
             help="One method: its paper and parameters.", autocompletion=completes("method.name")
         ),
     ] = None,
+    matrix: Annotated[
+        bool, typer.Option("--matrix", help="Which features of a round each method supports.")
+    ] = False,
     as_json: AsJson = False,
 ) -> None:
     """List the methods, or tell of one its paper and parameters."""
-    from fedbayes.runs.listing import Listed, built_in
+    from fedbayes.runs.listing import built_in, listed
 
     chosen = built_in()
     if name and name in chosen:
         chosen = {name: chosen[name]}
     elif name:
         from fedbayes.runs.config import find_method
-        from fedbayes.runs.settings import rows
 
-        method = find_method(name)
-        parameters = tuple(rows(method, "method."))
-        chosen = {name: Listed(method.summary, method.paper, parameters)}
+        chosen = {name: listed(find_method(name))}
     if as_json:
         listing: list[dict[str, Any]] = [
             {
@@ -56,12 +57,16 @@ def methods(
                     }
                     for row in one.parameters
                 },
+                "refusals": one.refusals,
             }
             for key, one in chosen.items()
         ]
         print(json_text(listing, indent=2))
         return
     console = Console(highlight=False)
+    if matrix:
+        _print_matrix(console, chosen)
+        return
     if name is None:
         table = Table("method", "", box=None, pad_edge=False, show_header=False)
         for key, one in chosen.items():
@@ -75,6 +80,25 @@ def methods(
         console.print(told.paper, style="dim")
     console.print("" if told.parameters else "It has no parameters.")
     _print(console, told.parameters)
+
+
+def _print_matrix(console: Console, chosen: "dict[str, Listed]") -> None:
+    """Methods by features; every "no" has a number, and below is the reason."""
+    reasons: dict[str, int] = {}
+    features = list(next(iter(chosen.values())).refusals)
+    table = Table(box=None, pad_edge=False)
+    table.add_column("method", no_wrap=True)
+    for feature in features:
+        table.add_column(feature)
+    for name, one in chosen.items():
+        cells = [
+            f"no ({reasons.setdefault(why, len(reasons) + 1)})" if why else "yes"
+            for why in one.refusals.values()
+        ]
+        table.add_row(name, *cells)
+    console.print(table)
+    for why, number in reasons.items():
+        console.print(f"({number}) {escape(why)}", soft_wrap=True)
 
 
 @app.command()

@@ -9,6 +9,7 @@ from fedbayes.contracts.method import (
     ClientState,
     Info,
     Method,
+    Models,
     Nothing,
     Sampler,
     ServerState,
@@ -16,6 +17,7 @@ from fedbayes.contracts.method import (
     single_draw,
     units_remarks,
 )
+from fedbayes.contracts.parts import Part, Reports
 from fedbayes.contracts.point import PointEstimate
 from fedbayes.contracts.prior import Prior
 from fedbayes.contracts.recommended import Known, adam, sgd
@@ -37,12 +39,15 @@ __all__ = [
     "Known",
     "Loss",
     "Method",
+    "Models",
     "Noise",
     "Nothing",
+    "Part",
     "PointEstimate",
     "Prior",
     "Problem",
     "Report",
+    "Reports",
     "Run",
     "Sampler",
     "ServerState",

@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
+from fedbayes.contracts.parts import Reports
 from fedbayes.contracts.reports import Report, Sum
 from fedbayes.messages import Masked, Message, dense, dtype_of
 from fedbayes.models import Network
@@ -77,25 +78,28 @@ class Total:
         return summed
 
 
-def changes_of(report: Report, origin: Mapping[str, Tensor], absent: str) -> Tensors:
-    """The changes of a report's tensors, float64 on the CPU.
+def changes_of(
+    report: Report, origin: Mapping[str, Tensor], network: Network, declared: Reports
+) -> Changes:
+    """The changes of a report by part, float64 on the CPU.
 
     Args:
         report: dense or sparse.
         origin: where they are measured from, by name; see `start_of`.
-        absent: what an entry that a sparse tensor leaves out says: `unknown`, `zero` (it is zero),
-            or `unchanged`.
+        network: of the run.
+        declared: what entries say that a sparse tensor leaves out (`Part.missing`).
     """
-    whole = dense(report.tensors)
-    changes: Tensors = {}
+    whole, trained = dense(report.tensors), network.split()[0]
+    changes: Changes = {}
     for name, item in report.tensors.items():
+        part = part_of(name, dtype_of(item), network, trained)
         change = whole[name].cpu().double()
         if (start := start_of(name, change.shape, origin)) is not None:
             change = change - start.cpu().double()
-        if isinstance(item, Masked) and absent != "zero":
-            silent = torch.nan if absent == "unknown" else 0.0
+        if isinstance(item, Masked) and (missing := declared.part(part).missing) != "zero":
+            silent = torch.nan if missing == "unknown" else 0.0
             change = torch.where(item.mask().cpu(), change, silent)
-        changes[name] = change
+        changes.setdefault(part, {})[name] = change
     return changes
 
 
@@ -107,19 +111,9 @@ def start_of(name: str, shape: torch.Size, origin: Mapping[str, Tensor]) -> Tens
     return start if start is not None and start.shape == shape else None
 
 
-def parted(changes: Tensors, report: Report, network: Network) -> Changes:
-    """Changes by part: `weights` that are trained, `buffers` of real numbers, `counters` of
-    integers; and what is called `part/name` is the part of that name.
-    """
-    trained, found = network.split()[0], Changes()
-    for name, change in changes.items():
-        part = part_of(name, dtype_of(report.tensors[name]), network, trained)
-        found.setdefault(part, {})[name] = change
-    return found
-
-
 def part_of(name: str, dtype: torch.dtype, network: Network, trained: Collection[str]) -> str:
-    """The part that a tensor belongs to, as `parted` has it.
+    """The part that a tensor belongs to: `weights` that are trained, `buffers` of real numbers,
+    `counters` of integers; and what is called `part/name` belongs to the part of that name.
 
     Args:
         name: of the tensor.
@@ -206,7 +200,7 @@ class Clips:
         """The change of a part of a report of weight 1, no longer than the server lets it be.
 
         Args:
-            part: its name, as in `parted`.
+            part: its name, see `part_of`.
             change: by name; NaN counts as zero.
 
         Returns:

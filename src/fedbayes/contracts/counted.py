@@ -6,6 +6,7 @@ import torch
 from pydantic import Field
 
 from fedbayes.contracts.method import Method, Nothing, ServerState
+from fedbayes.contracts.parts import Reports
 from fedbayes.contracts.reports import Gathered, Report
 from fedbayes.contracts.run import Run
 from fedbayes.errors import ConfigError, MessageError
@@ -19,7 +20,7 @@ COUNTS = "counts"
 class Counted(Method[ServerState, Nothing, Gathered]):
     """Reports are gathered, weighted by samples, and hold `counts`, int64 [K], beside networks."""
 
-    reduction = Gathered
+    reports = Reports(reduce="set")
 
     class_shares: Literal["auto"] | bool = Field(
         "auto",

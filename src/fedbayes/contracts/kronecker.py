@@ -15,6 +15,7 @@ import torch
 from fedbayes.contracts.changes import norm
 from fedbayes.contracts.method import Info, Method, Sampler
 from fedbayes.contracts.natural import KNOWN_STD
+from fedbayes.contracts.parts import Part, Reports
 from fedbayes.contracts.reports import Report, Sum
 from fedbayes.contracts.run import At, Run
 from fedbayes.errors import MessageError
@@ -62,6 +63,9 @@ REACH = ("energy", "length")
 """What a report has beside them, for its round alone."""
 
 
+_JOINT = "a middle of matrices entry by entry is no curvature; set method.covariance = 'diagonal'"
+
+
 class OneMetric(Method[Server, Pool, Sum]):
     """A Gaussian around w_g whose precision is S, and Newton steps of what clients report.
 
@@ -70,14 +74,14 @@ class OneMetric(Method[Server, Pool, Sum]):
 
     server_state = Server
     client_state = Pool
-    repeats_changes = True
-    adds = True
-    entangled = (
-        "a middle of matrices entry by entry is no curvature; set method.covariance = 'diagonal'"
+    reports = Reports(
+        dict.fromkeys(
+            (*PARTS, *REACH),
+            Part(origin="zero", tracked=True, range=65536.0, joint=_JOINT),
+        ),
+        uncompressed="sums of second moments with errors are none, and a Newton step divides by "
+        "them",
     )
-    stale_reports = "whole"
-    report_range = 65536.0
-    uncompressed = "sums of second moments with errors are none, and a Newton step divides by them"
 
     @property
     @abstractmethod
@@ -139,10 +143,6 @@ class OneMetric(Method[Server, Pool, Sum]):
         every = rest | factors | dict.fromkeys(REACH, places)
         return {n: t for key, each in every.items() for n, t in named(key, each).items()}
 
-    def reference(self, message: Message, run: Run) -> Tensors:
-        """Sums are measured from nothing."""
-        return {n: torch.zeros_like(t) for n, t in dense(self.expected(message, run)).items()}
-
     def metric_of(self, told: Tensors) -> Metric:
         """S − δ, what the pool's data say, by a server's message or by what one is made of."""
         double = {n: t.double() for n, t in told.items()}
@@ -173,10 +173,6 @@ class OneMetric(Method[Server, Pool, Sum]):
             least = -1e-4 * (1 + sums[name].abs().max())
             if key != "shift" and bool((entries < least).any()):
                 raise MessageError(f"it takes more curvature off {name!r} than there is")
-
-    def origin(self, server: Server, run: Run) -> Tensors:
-        """Changes are measured from nothing."""
-        return {}
 
     def ordinary(self, server: Server, run: Run) -> dict[str, float]:
         """The sums themselves, all that was learnt so far; or those of so many samples, with inputs

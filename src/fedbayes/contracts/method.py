@@ -34,14 +34,17 @@ go on anywhere.
 from abc import abstractmethod
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, replace
+from enum import StrEnum
 from types import MappingProxyType
-from typing import Annotated, Any, ClassVar, Generic, Literal, TypeVar
+from typing import Annotated, Any, ClassVar, Generic, Literal, TypeVar, final
 
+import torch
 from pydantic import BaseModel, ConfigDict, Field
 from torch import Tensor
 
 from fedbayes.brief import Brief
-from fedbayes.contracts.changes import Changes, Total, changes_of, norm, part_of, parted
+from fedbayes.contracts.changes import Changes, Total, changes_of, norm, part_of
+from fedbayes.contracts.parts import Reports
 from fedbayes.contracts.prior import Prior
 from fedbayes.contracts.recommended import Known, adam, sgd
 from fedbayes.contracts.reports import Gathered, Report, Sum
@@ -59,6 +62,27 @@ Info = dict[str, float]
 
 Sampler = Callable[[Tensor], Tensor]
 """Inputs [n, ...] to the network's outputs [draws, n, width] under draws from a posterior."""
+
+
+class Models(StrEnum):
+    """Who has a model to predict with after a run."""
+
+    GLOBAL = "global"
+    """The server: its model is evaluated and saved, and clients keep none between rounds."""
+    PERSONAL = "personal"
+    """Every client one of its own, kept in its private state; what `model` gives is none."""
+    BOTH = "both"
+    """Every client one of its own, which the method is for, and the server another."""
+
+    @property
+    def has_global(self) -> bool:
+        """Whether the server has a model, which is evaluated and saved."""
+        return self is not Models.PERSONAL
+
+    @property
+    def headline(self) -> Literal["global", "local"]:
+        """Whose metric a summary leads with: the global model's or the clients' own models'."""
+        return "global" if self is Models.GLOBAL else "local"
 
 
 @dataclass(frozen=True)
@@ -99,56 +123,12 @@ class Method(Choosable, Generic[ServerState, ClientState, Reduced]):
     """Type of the server's state."""
     client_state: ClassVar[type] = Nothing
     """Type of a client's private state."""
-    reduction: ClassVar[type[Sum] | type[Gathered]] = Sum
-    """Whether reports are summed or gathered."""
-    takes_middle: ClassVar[bool] = False
-    """Whether the update of gathered reports averages by `Gathered.middle`, in whose place a
-    robust rule may stand."""
-    entangled: ClassVar[str] = ""
-    """Why no robust middle of reports can be taken entry by entry, in words; empty if it can."""
-    summable: ClassVar[bool] = False
-    """Whether all clients get the same broadcast and report the very tensors of it, whole: what
-    secure aggregation can sum."""
-    adds: ClassVar[bool] = False
-    """Whether secure aggregation can sum reports although they hold other tensors: whole ones, all
-    of weight 1, that are measured from `reference`."""
-    report_range: ClassVar[float] = 8.0
-    """Largest change of an entry of a report under secure aggregation, where none is set."""
-    absent: ClassVar[Literal["unknown", "zero", "unchanged"]] = "unknown"
-    """What an entry that a sparse report leaves out says: nothing, that it is zero, or that it is
-    as the server has it."""
-    sparse_parts: ClassVar[tuple[str, ...]] = ()
-    """Parts of a report (`changes`) whose tensors may leave entries out that the pattern of
-    `expected` has; a report that leaves out others is refused."""
-    masks_as_sent: ClassVar[bool] = False
-    """Whether sparse reports keep the very entries that the server's message keeps; a report that
-    keeps others is refused."""
+    reports: ClassVar[Reports] = Reports()
+    """What reports are made of and how they are reduced; see `fedbayes.contracts.parts`."""
     centralized: ClassVar[bool] = False
     """Whether all data lie in one place: a baseline, not a federation."""
-    has_global_model: ClassVar[bool] = True
-    """Whether what `model` gives is a model to predict with; if not, it is neither evaluated nor
-    saved, and only clients have models."""
-    keeps_models: ClassVar[bool] = False
-    """Whether clients keep a model of their own between rounds, in their private states."""
-    repeats_changes: ClassVar[bool] = False
-    """Whether clients keep, in their private states, what their reports added: then they shorten it
-    themselves to what the server adds (`Run.clips`), and have to know the bounds."""
-    exact_parts: ClassVar[tuple[str, ...]] = ()
-    """Parts of a report, beside buffers and integers, whose numbers no compression may change:
-    those that must be positive, say."""
-    remembered_parts: ClassVar[tuple[str, ...]] = ()
-    """Parts of a report whose changes clients repeat in their private states, so that what did not
-    arrive is in the next change by itself, once `acknowledged` has taken it off the state."""
-    uncompressed: ClassVar[str] = ""
-    """Why reports must arrive as they were said, number for number, in words; empty if errors that
-    are right on average do no harm."""
-    stale_reports: ClassVar[Literal["weighed", "whole", "refused"]] = "refused"
-    """What a report is worth that was learnt from an older state of the server, in asynchronous
-    rounds: its change (from `centre`) adds to the state of today, and may count less; or it adds,
-    but whole alone, as where clients keep what they reported; or it says nothing any more."""
-    headline: ClassVar[Literal["global", "local"]] = "global"
-    """Whose metric the method is for, the global model's or the clients' own models': what a
-    summary leads with, and what is best."""
+    models: ClassVar[Models] = Models.GLOBAL
+    """Who has a model to predict with after a run: the server, the clients, or both."""
     sends_final_model: ClassVar[bool] = False
     """Whether every client gets a copy of the last global model, whose bytes count."""
     published: ClassVar[Mapping[str, Any]] = MappingProxyType({})
@@ -164,6 +144,11 @@ class Method(Choosable, Generic[ServerState, ClientState, Reduced]):
     def __pydantic_init_subclass__(cls, **kwargs: Any) -> None:
         """Refuse parameters that would stand in the place of what a method has by contract."""
         super().__pydantic_init_subclass__(**kwargs)
+        for name in _DECLARED_NOW.keys() & vars(cls).keys():
+            raise ConfigError(
+                f"the method {cls.__name__} sets {name}, which has no effect; declare "
+                f"{_DECLARED_NOW[name]} instead (see fedbayes.contracts.parts)"
+            )
         for name in cls.model_fields:
             if name in Method.__class_vars__:
                 what, way = "an attribute", f"write it without a type, as in {name} = ..."
@@ -184,6 +169,11 @@ class Method(Choosable, Generic[ServerState, ClientState, Reduced]):
         is what a field `weighting` says; without one, reports are not weighted.
         """
         return getattr(self, "weighting", "uniform") == "samples"
+
+    @property
+    def declared(self) -> Reports:
+        """`reports` under these settings."""
+        return self.reports
 
     def weight(self, solved: Solved) -> float:
         """The weight of a report: its training samples where reports are weighted, or else 1."""
@@ -297,26 +287,18 @@ class Method(Choosable, Generic[ServerState, ClientState, Reduced]):
         """
         return message
 
+    @final
     def reference(self, message: Message, run: Run) -> Tensors:
         """Where secure aggregation and compression measure reports from, dense, for who knows the
-        broadcast.
-
-        By default it is the broadcast itself. What is not in it is measured from zero.
+        broadcast: its own tensors, or zero where the declaration says so.
         """
-        return dense(message)
-
-    def acknowledged(self, client: ClientState, missed: Tensors) -> ClientState:
-        """The private state of a client of whose report not all arrived.
-
-        Args:
-            client: its state, which repeats what it said.
-            missed: what it said less what arrived, of the `remembered_parts`, by name.
-        """
-        return client
-
-    def incompressible(self) -> str:
-        """As `uncompressed`, for a method with these settings."""
-        return self.uncompressed
+        sent, trained = dense(message), run.network.split()[0]
+        found = {}
+        for name, pattern in dense(self.expected(message, run)).items():
+            declared = self.declared.part(part_of(name, pattern.dtype, run.network, trained))
+            moves = declared.origin == "server" and name in sent
+            found[name] = sent[name] if moves else torch.zeros_like(pattern)
+        return found
 
     def accept(self, server: ServerState, report: Report, run: Run) -> None:
         """Refuse a report with finite but invalid values, such as no honest client can have.
@@ -366,9 +348,14 @@ class Method(Choosable, Generic[ServerState, ClientState, Reduced]):
         them, dense, by name. What is not here, or has another shape, is measured from zero, as
         are changes themselves.
 
-        By default the global model.
+        By default the global model, as far as the declaration says that reports start from it.
         """
-        return self.model(server, run)
+        trained, declared = run.network.split()[0], self.declared
+        return {
+            name: tensor
+            for name, tensor in self.model(server, run).items()
+            if declared.starts_at_server(part_of(name, tensor.dtype, run.network, trained))
+        }
 
     def ordinary(self, server: ServerState, run: Run) -> dict[str, float]:
         """By part, an L2 norm that makes no change remarkable, however small others' are; 0 for
@@ -397,8 +384,8 @@ class Method(Choosable, Generic[ServerState, ClientState, Reduced]):
         Returns:
             Float64 on the CPU; NaN where the report says nothing.
         """
-        changes = changes_of(report, self.centre(report, server, run), self.absent)
-        return parted(changes, report, run.network)
+        centre = self.centre(report, server, run)
+        return changes_of(report, centre, run.network, self.declared)
 
     def centre(self, report: Report, server: ServerState, run: Run) -> Tensors:
         """What the changes of one report are measured from: the origin, by default, of all."""
@@ -490,6 +477,29 @@ class Averaged(BaseModel):
         description="weight of a client at the server: its number of training samples, or 1",
     )
 
+
+_DECLARED_NOW = {
+    "reduction": 'reports = Reports(reduce="set")',
+    "takes_middle": 'reports = Reports(reduce="middle")',
+    "entangled": "Part(joint=...)",
+    "summable": "the parts of reports",
+    "adds": 'Part(origin="zero")',
+    "report_range": "Part(range=...)",
+    "absent": "Part(missing=...)",
+    "sparse_parts": 'Part(mask="chosen")',
+    "masks_as_sent": 'Part(mask="sent")',
+    "repeats_changes": "Part(tracked=True)",
+    "remembered_parts": "Part(tracked=True, retract=...)",
+    "acknowledged": "Part(tracked=True, retract=...)",
+    "exact_parts": "Part(exact=True)",
+    "uncompressed": "Reports(uncompressed=...)",
+    "incompressible": "Reports(uncompressed=...)",
+    "stale_reports": "Part(tracked=..., linear=...)",
+    "has_global_model": "models = Models.PERSONAL",
+    "keeps_models": "models = Models.PERSONAL or Models.BOTH",
+    "headline": "models = Models.PERSONAL or Models.BOTH",
+}
+"""Names of version 0.2 by what declares the same."""
 
 UNIFORM: Mapping[str, Any] = MappingProxyType({"weighting": "uniform"})
 """What papers publish in which all clients weigh alike."""

@@ -14,6 +14,7 @@ from fedbayes.contracts.natural import (
     is_unlearnt,
     means_and_stds,
     norms,
+    retracting,
     sampler,
     shifted,
 )
@@ -42,6 +43,11 @@ class Client:
     factor: Gaussian
 
 
+def retracted(client: Client, missed: Tensors) -> Client:
+    """The factor changes by what arrived, so that the posterior stays the factors' product."""
+    return Client(shifted(client.factor, missed, -1.0))
+
+
 class Moments(Product[Client]):
     """Clients infer a Gaussian of the tilted posterior, p(D_i | θ)^(1/T) p(θ)^(1/K) s(θ)/s_i(θ).
 
@@ -50,6 +56,7 @@ class Moments(Product[Client]):
     """
 
     client_state = Client
+    reports = retracting(Product.reports, retracted)
 
     kl_weight: Annotated[float, Chosen()] = Field(
         1.0,
@@ -82,10 +89,6 @@ class Moments(Product[Client]):
         if self.fixed_precision:
             return super().ordinary(server, run)
         return norms(server.posterior, KNOWN_STD, run)
-
-    def acknowledged(self, client: Client, missed: Tensors) -> Client:
-        """The factor changes by what arrived, so that the posterior stays the factors' product."""
-        return Client(shifted(client.factor, part(missed, "shift"), -1.0))
 
     def problem(self, message: Message, client: Client, samples: Samples, at: At) -> Problem:
         """Descend the energy of the tilted posterior from the posterior's mean, or from the

@@ -14,6 +14,7 @@ from torch import Tensor
 from fedbayes.contracts.changes import Changes, Clips, Total, norm
 from fedbayes.contracts.drawn import require_weights_alone, sampler_of
 from fedbayes.contracts.method import ClientState, Method, Sampler
+from fedbayes.contracts.parts import Part, Reports, Retract
 from fedbayes.contracts.reports import Report, Sum
 from fedbayes.contracts.run import At, Run
 from fedbayes.errors import MessageError
@@ -39,14 +40,13 @@ class Natural(Method[PosteriorState, ClientState, Sum]):
     parameters.
     """
 
-    repeats_changes = True
-    adds = True
-    stale_reports = "whole"
-    report_range = 65536.0
-    remembered_parts = ("shift",)
-    uncompressed = (
-        "an error of a precision moves a mean, which is divided by it, and an error that is small "
-        "beside the largest precision can be all of a small one"
+    reports = Reports(
+        dict.fromkeys(
+            ("precision", "shift"),
+            Part(origin="zero", tracked=True, range=65536.0),
+        ),
+        uncompressed="an error of a precision moves a mean, which is divided by it, and an error "
+        "that is small next to the largest precision can be all of a small one",
     )
 
     prior_std: float = Field(
@@ -60,6 +60,13 @@ class Natural(Method[PosteriorState, ClientState, Sum]):
     def fixed_precision(self) -> bool:
         """Whether the posterior has the prior's precision for good, so that none is sent."""
         return False
+
+    @property
+    def declared(self) -> Reports:
+        """Without precisions where these are fixed: means are shifts by a constant then."""
+        if not self.fixed_precision:
+            return self.reports
+        return Reports({"shift": self.reports.parts["shift"]})
 
     def check(self, run: Run) -> None:
         """Trained weights alone are random; nothing else may change in training.
@@ -84,14 +91,6 @@ class Natural(Method[PosteriorState, ClientState, Sum]):
         mean = part(message, "mean")
         precision = {} if self.fixed_precision else named("precision", mean)
         return precision | named("shift", mean)
-
-    def reference(self, message: Message, run: Run) -> Tensors:
-        """Changes are measured from none."""
-        return {n: torch.zeros_like(t) for n, t in dense(self.expected(message, run)).items()}
-
-    def incompressible(self) -> str:
-        """Nothing where precisions are fixed: means are shifts by a constant then, and add."""
-        return "" if self.fixed_precision else self.uncompressed
 
     def reported(
         self, change: Gaussian, own: Gaussian, mean: Tensors, at: At
@@ -200,6 +199,21 @@ def positive(after: Gaussian, before: Gaussian, prior: Gaussian) -> Gaussian:
         precision[name] = torch.where(gone, left, after.precision[name])
         shift[name] = torch.where(gone, left * mean[name], after.shift[name])
     return Gaussian(precision, shift)
+
+
+def retracting(reports: Reports, take_back: Retract, way_out: str = "") -> Reports:
+    """The declaration of a method whose clients take back what did not arrive of a shift.
+
+    Args:
+        reports: the declaration of others of its kind.
+        take_back: as in `Part.retract`.
+        way_out: settings under which reports can be compressed, in words, if there are any.
+    """
+    return replace(
+        reports,
+        parts={**reports.parts, "shift": replace(reports.parts["shift"], retract=take_back)},
+        uncompressed="; ".join(filter(None, (reports.uncompressed, way_out))),
+    )
 
 
 def shifted(gaussian: Gaussian, shift: Tensors, factor: float) -> Gaussian:

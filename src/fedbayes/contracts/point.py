@@ -18,9 +18,6 @@ class PointEstimate(Averaged, Method[ServerState, Nothing, Sum], Generic[ServerS
     loss. The server's state has a field `weights` unless `message` and `model` are overridden.
     """
 
-    summable = True
-    stale_reports = "weighed"
-
     def message(self, server: ServerState, at: At) -> Message:
         """Send the weights, the same to all."""
         message: Message = server.weights  # type: ignore[attr-defined]

@@ -11,10 +11,11 @@ from torch import Tensor
 
 from fedbayes.contracts.changes import norm
 from fedbayes.contracts.method import Averaged, Method
+from fedbayes.contracts.parts import Part, Reports
 from fedbayes.contracts.reports import Report, Sum
 from fedbayes.contracts.run import At, Run
 from fedbayes.inference.controls import less, zeros
-from fedbayes.messages import Message, dense
+from fedbayes.messages import dense
 from fedbayes.tensors import Tensors, part
 
 
@@ -47,6 +48,21 @@ def nobody() -> Tensor:
 AnyServer = TypeVar("AnyServer", bound=HasControl)
 
 
+def _retracted(client: Control, missed: Tensors) -> Control:
+    """The variate moves by what arrived, so that c remains the mean of the c_s."""
+    return Control(less(client.control, missed))
+
+
+VARIATES = Reports(
+    {
+        "weights": Part(),
+        "control": Part(origin="zero", tracked=True, retract=_retracted),
+        "norms": Part(origin="zero", exact=True),
+    }
+)
+"""Weights, the change of the client's variate, and a distribution of variates' norms."""
+
+
 class Variates(Averaged, Method[AnyServer, Control, Sum], Generic[AnyServer]):
     """What methods with control variates have in common: a client keeps c_s, and reports its change
     as `control/…` beside its weights. The server keeps c, the mean of the c_s over all clients,
@@ -54,9 +70,7 @@ class Variates(Averaged, Method[AnyServer, Control, Sum], Generic[AnyServer]):
     """
 
     client_state = Control
-    repeats_changes = True
-    remembered_parts = ("control",)
-    exact_parts = ("norms",)
+    reports = VARIATES
 
     damping: float = Field(1.0, ge=0, le=1, description="factor of the correction c − c_s")
     variate_bound: float | None = Field(
@@ -85,17 +99,6 @@ class Variates(Averaged, Method[AnyServer, Control, Sum], Generic[AnyServer]):
     def join(self, at: At) -> Control:
         """A control variate of zero."""
         return Control(zeros(at.run.network.split()[0]))
-
-    def reference(self, message: Message, run: Run) -> Tensors:
-        """The weights that clients were sent; variates are reported as changes."""
-        return {
-            name: torch.zeros_like(tensor) if name.startswith("control/") else tensor
-            for name, tensor in dense(message).items()
-        }
-
-    def acknowledged(self, client: Control, missed: Tensors) -> Control:
-        """The variate moves by what arrived, so that c remains the mean of the c_s."""
-        return Control(less(client.control, part(missed, "control")))
 
     def ordinary(self, server: AnyServer, run: Run) -> dict[str, float]:
         """A client's variate may move by as much as the federation's is."""

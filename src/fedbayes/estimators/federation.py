@@ -181,7 +181,7 @@ class Federation:
         method, run = self.method, self.run
         server: Any = unpack(method.server_state, self._server)
         if client is None:
-            if not method.has_global_model:
+            if not method.models.has_global:
                 raise RunError(
                     f"under {method.name} only clients have models, and there is no global one: "
                     "name the client whose model is to predict"

@@ -66,12 +66,12 @@ def check(
             f"aggregation.rule and aggregation.clip are for methods whose reports add ({able}), "
             f"and not for {method.name}{_instead(method)}"
         )
-    if settings.rule in ("median", "trimmed-mean") and method.entangled:
+    if settings.rule in ("median", "trimmed-mean") and method.declared.joint:
         raise ConfigError(
             f"aggregation.rule = {settings.rule!r} is not for {method.name} as it is set: "
-            f"{method.entangled}, or aggregation.rule = 'krum'"
+            f"{method.declared.joint}, or aggregation.rule = 'krum'"
         )
-    if settings.weighs and method.repeats_changes and method.weighted and not noise:
+    if settings.weighs and method.declared.tracked and method.weighted and not noise:
         raise ConfigError(
             f"aggregation.clip bounds weight times change, and clients of {method.name} keep what "
             "they reported as if they weighed 1; set method.weighting = 'uniform'"
@@ -86,7 +86,7 @@ def check(
 
 def _instead(method: AnyMethod) -> str:
     """What a method has in place of robust rules, in words."""
-    if method.absent == "unchanged":
+    if any(p.missing == "unchanged" for p in method.declared.parts.values()):
         return f": {method.name} takes the clients' median, or the mean of their signs, as it is"
     if type(method).compared is not Method.compared:
         return "; aggregation.outliers = 'leave-out' leaves out networks unlike the others"
@@ -94,9 +94,7 @@ def _instead(method: AnyMethod) -> str:
 
 
 def _adds(method: AnyMethod | type[AnyMethod]) -> bool:
-    if method.reduction is Gathered:
-        return method.takes_middle
-    return not method.centralized
+    return not (method.reports.refusals["robust rules"] or method.centralized)
 
 
 def fold(settings: Aggregation, method: AnyMethod, server: Any, run: Run) -> Fold:
@@ -109,9 +107,9 @@ def fold(settings: Aggregation, method: AnyMethod, server: Any, run: Run) -> Fol
         run: the run.
     """
     if settings.plain:
-        return Untouched(method.reduction)
+        return Untouched(method.declared.reduction)
     way = Way.of(method, server, run)
-    if method.reduction is Gathered:
+    if method.declared.reduction is Gathered:
         return Guarded(way, settings.rule, settings.hostile, settings.clip)
     if settings.rule == "mean":
         return Clipped(way, float(settings.clip or 0))

@@ -103,44 +103,40 @@ def read_report(data: bytes, *, longest_header: int = LONGEST_HEADER) -> Report:
     return Report(tensors, weight)
 
 
-def check_masks(report: Report, sent: Message) -> None:
-    """See that a report keeps the very entries that the server's message keeps.
-
-    Raises:
-        MessageError: it keeps others. The text says of which tensor.
-    """
-    for name, pattern in sent.items():
-        item = report.tensors[name]
-        masks = item.masks if isinstance(item, Masked) else {}
-        wanted = pattern.masks if isinstance(pattern, Masked) else {}
-        if masks.keys() != wanted.keys() or not all(
-            torch.equal(mask, wanted[axes].cpu()) for axes, mask in masks.items()
-        ):
-            raise MessageError(f"it keeps other entries of {name!r} than it was sent")
-
-
 def check_entries(report: Report, expected: Message, method: AnyMethod, network: Network) -> None:
-    """See that a report leaves out no entries but where reports of its method may: of what is left
-    out there is nothing to compare or to bound.
+    """See that a report leaves out the entries that the server left out of its message, or such as
+    its method lets clients choose: of what is left out there is nothing to compare or to bound.
 
     Args:
         report: of a client.
         expected: the pattern of a proper report.
-        method: whose `sparse_parts` count.
+        method: that says what of its parts may be missing (`Part.mask`).
         network: of the run.
 
     Raises:
         MessageError: it leaves out others. The text says of which tensor.
+        ConfigError: the method does not declare a part of its reports.
     """
-    trained = network.split()[0]
+    trained, declared = network.split()[0], method.declared
     for name, item in report.tensors.items():
-        if not isinstance(item, Masked) or isinstance(expected[name], Masked):
-            continue
-        if part_of(name, dtype_of(item), network, trained) not in method.sparse_parts:
+        pattern, part = expected[name], part_of(name, dtype_of(item), network, trained)
+        mask = declared.part(part).mask
+        if mask == "sent" and not _same_masks(item, pattern):
+            raise MessageError(f"it keeps other entries of {name!r} than it was sent")
+        if mask == "none" and isinstance(item, Masked):
             raise MessageError(
-                f"it leaves out entries of {name!r}, which has to be whole "
-                f"({method.name}.sparse_parts names no such part)"
+                f"it leaves out entries of {name!r}, which has to be whole: {method.name} declares "
+                f"that nothing is missing from the part {part!r}"
             )
+
+
+def _same_masks(item: Tensor | Masked, pattern: Tensor | Masked) -> bool:
+    """Whether two tensors leave out the same entries."""
+    masks = item.masks if isinstance(item, Masked) else {}
+    wanted = pattern.masks if isinstance(pattern, Masked) else {}
+    return masks.keys() == wanted.keys() and all(
+        torch.equal(mask, wanted[axes].cpu()) for axes, mask in masks.items()
+    )
 
 
 def figures(said: Mapping[str, object], what: str) -> dict[str, float]:

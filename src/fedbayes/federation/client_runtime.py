@@ -240,7 +240,7 @@ class ClientRuntime:
             self.evaluating["seconds"] += time.perf_counter() - began
         written = link.passage(message, at).write(report, memory)
         if written.missed:
-            state = self.method.acknowledged(state, written.missed)
+            state = self.method.declared.retracted(state, written.missed)
         return Outcome(
             report=written.data,
             state=write_state(state, written.memory),

@@ -2,7 +2,7 @@
 
 import torch
 
-from fedbayes.contracts import AnyMethod, Gathered, Method
+from fedbayes.contracts import AnyMethod
 from fedbayes.errors import ConfigError
 from fedbayes.federation.passage import FEWEST, Link
 from fedbayes.federation.settings import Aggregation, Compression, Secure
@@ -37,7 +37,7 @@ def check(
             f"compression is not for {method.name}: {reason}. It is for {able}; leave "
             "compression.up and compression.down out, or choose another method.name"
         )
-    if method.uncompressed and settings.down != "none":
+    if settings.down != "none" and not _starts_at_server(method):
         raise ConfigError(
             f"compression.down is not for {method.name}, of whose messages only what clients "
             "report can be compressed; leave it out"
@@ -53,7 +53,7 @@ def check(
             f"= {settings.up!r} nearly all reports say zero of nearly every one, which then stays "
             "as it is; have rule = 'krum', or up = 'int8'"
         )
-    if settings.up != "none" and method.repeats_changes and aggregation.clip:
+    if settings.up != "none" and method.declared.tracked and aggregation.clip:
         raise ConfigError(
             f"aggregation.clip and compression.up do not go together with {method.name}: its "
             "clients keep what the server adds, and do not know what is shortened after it came; "
@@ -71,15 +71,13 @@ def refusal(method: AnyMethod | type[AnyMethod]) -> str:
     """Why messages of a method cannot be compressed, in words; empty if they can."""
     if method.centralized:
         return "it sends no messages"
-    exact = method.uncompressed if isinstance(method, type) else method.incompressible()
-    if exact:
-        return exact
-    if method.reduction is Gathered:
-        return "its reports do not add, so that errors in them would not average out"
-    kind = method if isinstance(method, type) else type(method)
-    if method.repeats_changes and kind.acknowledged is Method.acknowledged:
-        return "its clients keep what they reported, and are not told what of it arrived"
-    return ""
+    declared = method.reports if isinstance(method, type) else method.declared
+    return declared.refusals["compression"]
+
+
+def _starts_at_server(method: AnyMethod) -> bool:
+    """Whether a broadcast has tensors of the same names as reports: others stay as they are."""
+    return any(p.origin == "server" for p in method.declared.parts.values())
 
 
 def remarks(settings: Compression, link: Link) -> list[str]:

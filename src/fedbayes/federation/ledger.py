@@ -7,7 +7,6 @@ from fedbayes.errors import EngineError, MessageError
 from fedbayes.federation.broadcast import Broadcast
 from fedbayes.federation.checks import (
     check_entries,
-    check_masks,
     check_scores,
     decode_report,
     figures,
@@ -85,8 +84,6 @@ class Ledger:
             info = figures(outcome.info, "metrics")
             check_scores(outcome.scores, broadcast.run.likelihood, broadcast.run.measures)
             weight, why = self.weights.believed(client, report)
-            if method.masks_as_sent:
-                check_masks(report, expected)
             check_entries(report, expected, method, broadcast.run.network)
             method.accept(broadcast.server, report, broadcast.run)
             if weight != report.weight:

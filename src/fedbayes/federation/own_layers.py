@@ -8,8 +8,10 @@ from fedbayes.contracts import (
     At,
     Info,
     Method,
+    Models,
     Problem,
     Report,
+    Reports,
     Run,
     Solved,
 )
@@ -45,9 +47,7 @@ def with_own_layers(method: AnyMethod) -> AnyMethod:
 class _OwnLayers(Method[Any, Any, Any]):
     """What differs from the method that comes behind it in the order of classes."""
 
-    has_global_model = False
-    keeps_models = True
-    headline = "local"
+    models = Models.PERSONAL
 
     behind: ClassVar[type[AnyMethod]]
     """The method."""
@@ -95,9 +95,15 @@ class _OwnLayers(Method[Any, Any, Any]):
         kept = {name: solved.parameters[name] for name in names}
         return report, type(self).client_state(inner=inner, own=kept), info
 
-    def acknowledged(self, client: Any, missed: Tensors) -> Any:
-        """As the method's state is acknowledged; own layers are not reported."""
-        return replace(client, inner=self.behind.acknowledged(self, client.inner, missed))
+    @property
+    def declared(self) -> Reports:
+        """As the method declares; own layers are not reported."""
+        declared: Reports = self.behind.declared.fget(self)  # type: ignore[attr-defined]
+        return declared.in_states(
+            lambda retract: (
+                lambda client, missed: replace(client, inner=retract(client.inner, missed))
+            )
+        )
 
     def personal_model(
         self, message: Message, report: Report | None, client: Any, run: Run
@@ -112,8 +118,12 @@ class _OwnLayers(Method[Any, Any, Any]):
 
 def _able(kind: type[AnyMethod]) -> bool:
     """Whether clients of a method train whole weights by gradients, and report these very ones."""
-    whole = kind.summable and not kind.centralized and not kind.keeps_models
-    return whole and kind.local is Method.local
+    whole = (
+        not kind.reports.refusals["secure sums"]
+        and "weights" in kind.reports.parts
+        and not kind.centralized
+    )
+    return whole and kind.models is Models.GLOBAL and kind.local is Method.local
 
 
 def _without(tensors: Tensors, names: Tensors) -> Tensors:

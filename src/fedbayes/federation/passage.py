@@ -66,22 +66,22 @@ class Link:
         Args:
             expected: the pattern of a proper report.
         """
-        exact, parts = {"buffers", *self.method.exact_parts}, self.parts(expected)
+        declared, parts = self.method.declared, self.parts(expected)
         return sorted(
             name
             for name, pattern in expected.items()
             if dtype_of(pattern) == torch.float32
             and prod(shape_of(pattern)) >= FEWEST
-            and parts[name] not in exact
+            and not declared.part(parts[name]).exact
         )
 
     @property
     def repeated(self) -> bool:
-        """Whether all that is compressed of reports is of the `remembered_parts`, so that what does
-        not arrive is said again without error feedback.
+        """Whether clients track all that is compressed of reports, so that what does not arrive is
+        in the next change without error feedback.
         """
-        parts = self.parts(self._first)
-        return all(parts[name] in self.method.remembered_parts for name in self.compressed)
+        declared, parts = self.method.declared, self.parts(self._first)
+        return all(declared.part(parts[name]).tracked for name in self.compressed)
 
     @property
     def compressed(self) -> list[str]:
@@ -172,7 +172,7 @@ class Passage:
         for name in self.names:
             item = report.tensors[name].to("cpu")
             change = _entries(item) - self._start(name, item, self.received)
-            remembered = parts[name] in link.method.remembered_parts
+            remembered = link.method.declared.part(parts[name]).tracked
             if not remembered and name in memory:
                 change = change + _of(item, memory[name])
             coded, arrived = code.write(change, rng)

@@ -172,7 +172,7 @@ def check(
             f"aggregation.rule = {aggregation.rule!r} needs to see single reports, which "
             "secure.enabled hides; have one or the other"
         )
-    if method.adds and aggregation.clip:
+    if aggregation.clip and "weights" not in method.declared.parts:
         raise ConfigError(
             f"aggregation.clip and secure.enabled do not go together with {method.name}: what is "
             "shortened with the masks on is not what clients keep of their factors; have one or "
@@ -189,7 +189,8 @@ def check(
 
 def _able(method: AnyMethod | type[AnyMethod]) -> bool:
     """Whether the reports of a method can be summed unseen."""
-    return (method.summable or method.adds) and not method.centralized
+    declared = method.reports if isinstance(method, type) else method.declared
+    return not (declared.refusals["secure sums"] or method.centralized)
 
 
 def _check_sizes(settings: Secure, cohort: int) -> None:
@@ -241,7 +242,7 @@ def plan(
     return Plan(
         shares=shares,
         threshold=settings.threshold or shares // 2 + 1,
-        range=settings.range or aggregation.clip or method.report_range,
+        range=settings.range or aggregation.clip or method.declared.range,
         levels=settings.levels or min(most, MOST_LEVELS),
         max_weight=settings.max_weight if weighted else 0.0,
         clip=aggregation.clip or 0.0,

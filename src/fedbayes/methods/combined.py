@@ -15,8 +15,10 @@ from fedbayes.contracts import (
     Known,
     Method,
     Nothing,
+    Part,
     Problem,
     Report,
+    Reports,
     Run,
     Solved,
     sgd,
@@ -64,7 +66,7 @@ class Combined(Combination, Method[Server, Nothing, Gathered]):
     summary = "linear combinations, convex or not, of converged models"
     paper = "Ioste and Finger 2022"
     server_state = Server
-    reduction = Gathered
+    reports = Reports({"weights": Part(), "received": Part(origin="zero")}, reduce="set")
     sends_final_model = True
 
     normalized: Annotated[bool, Only("alpha", "linear", "exp"), Chosen()] = Field(

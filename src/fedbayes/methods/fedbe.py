@@ -16,8 +16,10 @@ from fedbayes.contracts import (
     Info,
     Method,
     Nothing,
+    Part,
     Problem,
     Report,
+    Reports,
     Run,
     Sampler,
     Solved,
@@ -204,7 +206,7 @@ class FedBe(_Ensemble[Gathered]):
 
     name = "fedbe"
     summary = "a distribution over the clients' networks, and its ensemble"
-    reduction = Gathered
+    reports = Reports(reduce="set")
 
     distribution: Literal["gaussian", "dirichlet"] = Field(
         "gaussian", description="over weights, or over the clients' shares in a mean of networks"
@@ -261,20 +263,15 @@ class FedBeSums(_Ensemble[Sum]):
 
     name = "fedbe-sums"
     summary = "the Gaussian of fedbe from sums, which may be secret"
-    summable = True
-    uncompressed = "its variance is a difference of squares and of the changes that they are of"
-    stale_reports = "whole"
+    reports = Reports(
+        {"weights": Part(), "square": Part(origin="zero", linear=False)},
+        uncompressed="its variance is a difference of squares and of the changes that they are of",
+    )
 
     def expected(self, message: Message, run: Run) -> Message:
         """A network, and squares of what is trained."""
         trained = run.network.split()[0]
         return {**message, **named("square", {name: message[name] for name in trained})}
-
-    def reference(self, message: Message, run: Run) -> Tensors:
-        """The network that clients were sent; squares of changes are measured from zero."""
-        centre = dense(message)
-        zeros = {name: torch.zeros_like(centre[name]) for name in run.network.split()[0]}
-        return {**centre, **named("square", zeros)}
 
     def report(
         self, solved: Solved, problem: Problem, client: Nothing, at: At

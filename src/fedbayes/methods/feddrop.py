@@ -14,8 +14,10 @@ from fedbayes.contracts import (
     Info,
     Method,
     Nothing,
+    Part,
     Problem,
     Report,
+    Reports,
     Run,
     Solved,
     Sum,
@@ -59,8 +61,7 @@ class FedDrop(Averaged, ServerOptimizer, Method[Server, Nothing, Sum]):
     summary = "every client trains a smaller network: federated dropout"
     paper = "Caldas et al. 2018; Louizos et al. 2021, appendix A"
     server_state = Server
-    masks_as_sent = True
-    stale_reports = "weighed"
+    reports = Reports({"weights": Part(mask="sent")})
 
     conv_rate: float = Field(0.1, ge=0, lt=1, description="share of dropped filters")
     dense_rate: float = Field(0.5, ge=0, lt=1, description="share of dropped units")

@@ -17,8 +17,10 @@ from fedbayes.contracts import (
     Loss,
     Method,
     Nothing,
+    Part,
     Problem,
     Report,
+    Reports,
     Run,
     Solved,
     Sum,
@@ -57,8 +59,7 @@ class FedL1(Averaged, ServerOptimizer, Method[Server, Nothing, Sum]):
     summary = "group lasso and a threshold: small units are not sent"
     paper = "Louizos et al. 2021, appendix A; Wen et al. 2016"
     server_state = Server
-    sparse_parts = ("weights",)
-    absent = "zero"
+    reports = Reports({"weights": Part(mask="chosen", missing="zero")})
 
     l1: float = Field(2e-3, ge=0, description="λ, price of a group's norm, and the threshold")
     output_groups: bool = Field(

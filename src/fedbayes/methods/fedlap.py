@@ -30,7 +30,8 @@ from fedbayes.contracts.kronecker import (
     pooled,
     reach,
 )
-from fedbayes.contracts.moments import Moments, implicit
+from fedbayes.contracts.moments import Moments, implicit, retracted
+from fedbayes.contracts.natural import retracting
 from fedbayes.errors import ConfigError, ModelError
 from fedbayes.fields import Only
 from fedbayes.fusion.curvature import (
@@ -65,7 +66,9 @@ class FedLap(Moments):
     name = "fedlap"
     summary = "Laplace at every client, with a dual for each"
     paper = "Swaroop, Khan and Doshi 2025"
-    uncompressed = f"{Moments.uncompressed}; with method.covariance = 'none' there is none"
+    reports = retracting(
+        Moments.reports, retracted, "with method.covariance = 'none' there is no precision"
+    )
 
     covariance: Literal["none", "diagonal", "kronecker"] = Field(
         "diagonal",

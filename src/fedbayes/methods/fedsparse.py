@@ -20,9 +20,11 @@ from fedbayes.contracts import (
     Method,
     Noise,
     Nothing,
+    Part,
     Prior,
     Problem,
     Report,
+    Reports,
     Run,
     Solved,
     Sum,
@@ -95,7 +97,7 @@ class Gated(
     """
 
     published = UNIFORM
-    sparse_parts = ("weights",)
+    reports = Reports({"weights": Part(mask="chosen")})
 
     gates: Literal["units", "weights"] = Field(
         "units",
@@ -492,6 +494,13 @@ class ScaffoldFedSparse(Variates[Controlled], Gated[Controlled, Control]):
     the units that the server still has.
     """
 
+    reports = Reports(
+        {
+            **Variates.reports.parts,
+            "weights": Part(mask="chosen"),
+            "control": replace(Variates.reports.parts["control"], mask="sent"),
+        }
+    )
     name = "scaffold-fedsparse"
     summary = "FedSparse with SCAFFOLD's control variates"
     paper = "Louizos et al. 2021, appendix E"

@@ -31,6 +31,7 @@ from fedbayes.contracts.natural import (
     means_and_stds,
     norms,
     positive,
+    retracting,
     sampler,
     shifted,
 )
@@ -61,6 +62,11 @@ class Client:
     """
 
     reported: Gaussian
+
+
+def _retracted(client: Client, missed: Tensors) -> Client:
+    """What was reported is what arrived, as in the server's sum."""
+    return Client(shifted(client.reported, missed, -1.0))
 
 
 class IvonAdmm(Natural[Server, Client]):
@@ -94,7 +100,7 @@ class IvonAdmm(Natural[Server, Client]):
     paper = "Möllenhoff et al. 2025; Swaroop et al. 2025; Shen et al. 2024"
     server_state = Server
     client_state = Client
-    uncompressed = f"{Natural.uncompressed}; with method.rate = 0 there is none"
+    reports = retracting(Natural.reports, _retracted, "with method.rate = 0 there is no precision")
 
     samples: int = Field(1, ge=1, description="Monte-Carlo samples of a training step")
     predictions: int = Field(20, ge=1, description="Monte-Carlo samples of a prediction")
@@ -245,10 +251,6 @@ class IvonAdmm(Natural[Server, Client]):
         before = Gaussian(**problem.given["reported"])
         report, after = self.reported(own / posterior, before, posterior.mean, at)
         return report, Client(after), solved.info
-
-    def acknowledged(self, client: Client, missed: Tensors) -> Client:
-        """What was reported is what arrived, as in the server's sum."""
-        return Client(shifted(client.reported, part(missed, "shift"), -1.0))
 
     def ordinary(self, server: Server, run: Run) -> dict[str, float]:
         """The posterior's own natural parameters, or those that a newcomer starts with. A report

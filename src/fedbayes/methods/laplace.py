@@ -18,9 +18,11 @@ from fedbayes.contracts import (
     Known,
     Method,
     Nothing,
+    Part,
     Prior,
     Problem,
     Report,
+    Reports,
     Run,
     Solved,
     Tree,
@@ -61,9 +63,7 @@ class Laplace(Averaged, ServerSchedule, Method[Server, Nothing, Gathered]):
     summary = "sparse changes and the clients' median: the Laplace prior"
     paper = "Louizos et al. 2021, appendix J.1"
     server_state = Server
-    reduction = Gathered
-    sparse_parts = ("weights",)
-    absent = "unchanged"
+    reports = Reports({"weights": Part(mask="chosen", missing="unchanged")}, reduce="set")
 
     scale: float = Field(
         1e-4,

@@ -5,7 +5,19 @@ from typing import Literal
 
 from pydantic import Field
 
-from fedbayes.contracts import At, Gathered, Info, Method, Problem, Report, Run, Solved, Weights
+from fedbayes.contracts import (
+    At,
+    Gathered,
+    Info,
+    Method,
+    Models,
+    Problem,
+    Report,
+    Reports,
+    Run,
+    Solved,
+    Weights,
+)
 from fedbayes.messages import Message
 from fedbayes.tensors import Samples, Tensors
 
@@ -27,10 +39,8 @@ class Local(Method[Weights, Client, Gathered]):
     summary = "one model per client, nothing is sent (baseline)"
     server_state = Weights
     client_state = Client
-    reduction = Gathered
-    has_global_model = False
-    keeps_models = True
-    headline = "local"
+    reports = Reports(reduce="set")
+    models = Models.PERSONAL
 
     start: Literal["own", "common"] = Field(
         "own", description="whether clients start from weights of their own or from common ones"

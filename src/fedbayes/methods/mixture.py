@@ -20,6 +20,7 @@ from fedbayes.contracts import (
     Prior,
     Problem,
     Report,
+    Reports,
     Run,
     Sampler,
     Solved,
@@ -65,8 +66,7 @@ class Mixture(Averaged, ServerOptimizer, Method[Server, Nothing, Gathered]):
     summary = "an ensemble at the server: the mixture-of-Gaussians prior"
     paper = "Louizos et al. 2021, appendix J.2"
     server_state = Server
-    reduction = Gathered
-    takes_middle = True
+    reports = Reports(reduce="middle")
 
     components: int = Field(2, ge=1, description="number K of components")
     precision: float = Field(

@@ -15,8 +15,11 @@ from fedbayes.contracts import (
     Known,
     Loss,
     Method,
+    Models,
+    Part,
     Problem,
     Report,
+    Reports,
     Run,
     Sampler,
     Solved,
@@ -76,11 +79,8 @@ class PFedBayes(Averaged, Method[Server, Client, Sum]):
     paper = "Zhang et al. 2022"
     server_state = Server
     client_state = Client
-    summable = True
-    exact_parts = ("std",)
-    stale_reports = "weighed"
-    keeps_models = True
-    headline = "local"
+    reports = Reports({"mean": Part(), "std": Part(exact=True)})
+    models = Models.BOTH
 
     zeta: float = Field(
         0.1,

@@ -74,8 +74,6 @@ class Scaffold(ServerOptimizer, Variates[Server]):
     summary = "gradients corrected by control variates"
     paper = "Karimireddy et al. 2020; Louizos et al. 2021, appendix E"
     server_state = Server
-    summable = True
-    stale_reports = "whole"
 
     control: Literal["path", "gradient"] = Field(
         "path", description="how c_s is renewed: path (option II, plain SGD) or gradient (I)"

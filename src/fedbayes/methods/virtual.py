@@ -16,6 +16,7 @@ from fedbayes.contracts import (
     Info,
     Known,
     Loss,
+    Models,
     Noise,
     Problem,
     Report,
@@ -90,8 +91,6 @@ class Virtual(Factors[Client]):
     summary = "a posterior at the server, a private one at every client"
     paper = "Corinzia and Buhmann 2019"
     client_state = Client
-    keeps_models = True
-    headline = "local"
 
     samples: Annotated[int, Chosen()] = Field(
         20, ge=1, description="Monte-Carlo samples of a training step"
@@ -146,9 +145,10 @@ class Virtual(Factors[Client]):
             )
 
     @property
-    def has_global_model(self) -> bool:  # type: ignore[override]  # by its settings
-        """If the server's network learns to predict, or clients have no other."""
-        return not self.lateral or self.server_likelihood > 0
+    def models(self) -> Models:  # type: ignore[override]  # by its settings
+        """The server's network is a model if it learns to predict, or clients have no other."""
+        predicts = not self.lateral or self.server_likelihood > 0
+        return Models.BOTH if predicts else Models.PERSONAL
 
     @property
     def trust(self) -> float:

@@ -348,8 +348,8 @@ def deepened(run: RunFolder, record: Record) -> Record:
         if own:
             raise RunError(_untold(own[0]))
         method = config.build_method()
-        fields["whose"] = method.headline
-        if not method.has_global_model:
+        fields["whose"] = method.models.headline
+        if not method.models.has_global:
             notes.append(f"under {method.name} only clients have models: there is no global one")
         runtime = build_runtime(config, data, quiet=True)
         model = _model(run, runtime, progress)
@@ -484,7 +484,7 @@ def _model(run: RunFolder, runtime: ClientRuntime, progress: Progress | None) ->
     """The newest global model; None before the first round, or where there is never one."""
     method = runtime.method
     if progress is not None:
-        if not method.has_global_model:
+        if not method.models.has_global:
             return None
         return method.model(unpack(method.server_state, progress.server), runtime.run)
     return run.model() if run.model_file.exists() else None

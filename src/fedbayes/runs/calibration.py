@@ -67,7 +67,7 @@ def no_temperature(config: Config, method: AnyMethod, likelihood: Likelihood) ->
     """
     if config.calibration == "none":
         return "calibration is 'none'"
-    if not method.has_global_model:
+    if not method.models.has_global:
         return f"{method.name} has no global model"
     if not has_temperature(likelihood):
         return f"the likelihood {likelihood.name} has none"

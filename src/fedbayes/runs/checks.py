@@ -298,19 +298,19 @@ def _check_headline(config: Config, method: AnyMethod, data: FederatedData) -> N
         name = "keep_checkpoints = 'best'"
     else:
         return
-    if method.headline == "local" and config.privacy.noise and config.privacy.metrics == "off":
+    if method.models != "global" and config.privacy.noise and config.privacy.metrics == "off":
         raise ConfigError(
             f"{name} compares metrics of the clients' own models, which they do not send: "
             "privacy.metrics is off"
         )
     if not data.test_total and not config.at_clients:
         raise ConfigError(f"{name} compares metrics, but no client has test samples")
-    if method.headline == "global" and not config.evaluate_every:
+    if method.models == "global" and not config.evaluate_every:
         raise ConfigError(
             f"{name} compares metrics of the global model, but with evaluate_every = 0 only "
             "the last round is evaluated; set evaluate_every to 1 or more"
         )
-    if method.headline == "local" and not config.evaluate_local_every:
+    if method.models != "global" and not config.evaluate_local_every:
         raise ConfigError(
             f"{name} compares metrics of the clients' own models, but with evaluate_local_every = "
             "0 only the last round is evaluated; set evaluate_local_every to 1 or more"
@@ -325,7 +325,7 @@ def _check_evaluation(config: Config, method: AnyMethod) -> None:
     """
     if config.evaluate_at != "clients" or "evaluate_at" not in ENGINES[config.engine].settings:
         return
-    if not method.has_global_model:
+    if not method.models.has_global:
         raise ConfigError(
             f"evaluate_at = 'clients' is of a global model, and {method.name} has none"
         )
@@ -358,7 +358,7 @@ def _check_metrics(config: Config, method: AnyMethod, run: Run, data: FederatedD
             f"metrics names {listed(config.metrics, 3)}, but no client has test samples; see "
             "data.test, or leave metrics out"
         )
-    if (why := _silent(config)) and not method.has_global_model:
+    if (why := _silent(config)) and not method.models.has_global:
         raise ConfigError(
             f"metrics names {listed(config.metrics, 3)}, but {method.name} has no global model to "
             f"evaluate, and clients tell nothing of their own: {why}"
@@ -429,7 +429,7 @@ def remarks(
         clients=run.clients,
         cohort=run.cohort,
     )
-    if not method.has_global_model and config.evaluate_every != 1:
+    if not method.models.has_global and config.evaluate_every != 1:
         notes.append(f"evaluate_every has no effect: {method.name} has no global model")
     if config.evaluate_local_every != 1 and method.centralized:
         notes.append(f"evaluate_local_every has no effect: {method.name} has no clients' models")

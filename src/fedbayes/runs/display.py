@@ -354,15 +354,15 @@ def _headlines(simulation: "Simulation", metrics: "Metrics") -> list[tuple[str, 
     """
     metric, method = simulation.likelihood.metric, simulation.method
     shown = []
-    for whose in sorted(("global", "local"), key=method.headline.__ne__):
-        if whose == "local" or method.has_global_model:
+    for whose in sorted(("global", "local"), key=method.models.headline.__ne__):
+        if whose == "local" or method.models.has_global:
             # Accuracy goes without saying.
             name = whose if metric == "accuracy" else words(f"{whose}_{metric}")
             shown.append((name, number(metrics.get(f"{whose}_{metric}"))))
     for name in simulation.config.metrics:
-        value = metrics.get(f"{method.headline}_{name}")
+        value = metrics.get(f"{method.models.headline}_{name}")
         if name != metric and value is not None:
-            worst = metrics.get(f"{method.headline}_worst_{name}")
+            worst = metrics.get(f"{method.models.headline}_worst_{name}")
             shown.append((words(name), f"{number(value)} (worst {number(worst)})"))
     return shown
 

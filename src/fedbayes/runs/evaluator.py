@@ -62,7 +62,7 @@ class Evaluator:
 
     def possible(self, engine: Engine) -> bool:
         """Whether there is a global model, and something to evaluate it on."""
-        if not self._method.has_global_model:
+        if not self._method.models.has_global:
             return False
         return self._at_clients(engine) or self._data.test_total > 0
 

@@ -6,11 +6,14 @@
 from dataclasses import asdict
 from functools import cache
 from pathlib import Path
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from fedbayes.files import json_text, parse_json, read_text
 from fedbayes.methods import METHODS
 from fedbayes.runs.settings import Row, rows
+
+if TYPE_CHECKING:
+    from fedbayes.contracts import AnyMethod
 
 FILE = Path(__file__).with_name("methods.json")
 
@@ -22,6 +25,16 @@ class Listed(NamedTuple):
     paper: str
     parameters: tuple[Row, ...]
     """Its settings, `method.NAME`."""
+    refusals: dict[str, str]
+    """Why each feature of a round is not for it; empty where it is."""
+
+
+def listed(method: "type[AnyMethod]") -> Listed:
+    """A method as lists have it."""
+    refusals = dict(method.reports.refusals)
+    if method.centralized:
+        refusals = dict.fromkeys(refusals, "all its data are in one place, and nothing is sent")
+    return Listed(method.summary, method.paper, tuple(rows(method, "method.")), refusals)
 
 
 @cache
@@ -33,6 +46,7 @@ def built_in() -> dict[str, Listed]:
             one["summary"],
             one["paper"],
             tuple(Row(**row | {"choices": tuple(row["choices"])}) for row in one["parameters"]),
+            one["refusals"],
         )
         for name, one in found.items()
     }
@@ -41,12 +55,8 @@ def built_in() -> dict[str, Listed]:
 def content() -> str:
     """What the file is to hold."""
     methods = {
-        name: {
-            "summary": method.summary,
-            "paper": method.paper,
-            "parameters": [asdict(row) for row in rows(method, "method.")],
-        }
-        for name, method in METHODS.items()
+        name: one._asdict() | {"parameters": [asdict(row) for row in one.parameters]}
+        for name, one in ((name, listed(method)) for name, method in METHODS.items())
     }
     return json_text(methods, indent=1) + "\n"
 

@@ -98,7 +98,7 @@ def none_kept(method: AnyMethod) -> str:
 
 
 def _keepers() -> str:
-    return " and ".join(name for name, kind in METHODS.items() if kind.keeps_models)
+    return " and ".join(name for name, kind in METHODS.items() if kind.models != "global")
 
 
 def own_weights(
@@ -132,7 +132,7 @@ def require_global(run: RunFolder, method: AnyMethod, *, of_all: bool = False) -
     """
     if run.summary().get("stopped_reason") == NO_UPDATE:
         raise RunError(f"the model of {run.path} is the untrained start: {NO_UPDATE}")
-    if not method.has_global_model:
+    if not method.models.has_global:
         way = f"Name one with --client: {listed(run.client_names())}"
         raise RunError(
             f"{run.path} has no global model: under {method.name} only clients have models. "

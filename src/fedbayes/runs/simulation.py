@@ -277,7 +277,7 @@ class Simulation(Brief):
         self.folder.drop_metrics_after(checkpoint.round)
         lines = self.folder.metrics()
         self._standing = Standing(
-            self.method.headline,
+            self.method.models.headline,
             self.likelihood.metric,
             self.likelihood.higher_is_better,
             self.config.stop_min_improvement,
@@ -404,7 +404,7 @@ class Simulation(Brief):
             if self.over:
                 for state in (self.progress, self.kept):
                     self._calibrate(self._model_of(state), state.round)
-            model = self._model_of(self.kept) if self.method.has_global_model else None
+            model = self._model_of(self.kept) if self.method.models.has_global else None
             if model is not None and model.keys() == self.network.initial.keys():
                 model = {**self.network.fixed, **model}  # as a `state_dict` is
             card = self._card(self.kept.round)
@@ -738,7 +738,7 @@ class Simulation(Brief):
     @property
     def headline(self) -> str:
         """Name of the metric that the run is for, such as `global_accuracy` or `local_rmse`."""
-        return f"{self.method.headline}_{self.likelihood.metric}"
+        return f"{self.method.models.headline}_{self.likelihood.metric}"
 
     def local_accuracy(self) -> float | None:
         """Mean over clients of the accuracy of the model each last reported, on its own test set;

@@ -52,7 +52,7 @@ def summarize(simulation: "Simulation") -> Metrics:
         "partition": simulation.scheme,
         "cohort": simulation.cohort,
         "rounds": progress.round,
-        **({"model_round": simulation.kept.round} if method.has_global_model else {}),
+        **({"model_round": simulation.kept.round} if method.models.has_global else {}),
         "seed": config.seed,
         "precision": config.precision,
         "settings_chosen": config.settings_chosen,

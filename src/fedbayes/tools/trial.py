@@ -122,7 +122,7 @@ def standing_trial(folder: RunFolder, asked: str, file: str) -> Trial | None:
 
 def _tried(folder: RunFolder) -> str:
     """Digest of the model that there is to be tried; empty where there is no global one."""
-    tells = folder.config().build_method().has_global_model
+    tells = folder.config().build_method().models.has_global
     return calibrated_model(folder, personal=False) if tells else ""
 
 

@@ -259,9 +259,11 @@ def check(
             "privacy.noise needs checkpoint_every = 1: rounds that were run again after a kill "
             "would tell more than ε says"
         )
-    if method.reduction is not Sum or method.centralized:
+    if method.declared.refusals["noise"] or method.centralized:
         able = ", ".join(
-            name for name, kind in METHODS.items() if kind.reduction is Sum and not kind.centralized
+            name
+            for name, kind in METHODS.items()
+            if not kind.reports.refusals["noise"] and not kind.centralized
         )
         raise ConfigError(
             f"privacy.noise is for methods whose reports add ({able}); {method.name} does not"
@@ -271,7 +273,7 @@ def check(
             "privacy.mechanism = 'matrix' is for cohorts by a schedule; set sampling to 'cyclic' "
             "or 'uniform', or the mechanism to 'gaussian'"
         )
-    if settings.quantile is not None and method.repeats_changes:
+    if settings.quantile is not None and method.declared.tracked:
         raise ConfigError(
             f"privacy.quantile moves the bounds of changes, and clients of {method.name} keep what "
             "they added, so they must know the bounds; leave it out, or set privacy.clips"

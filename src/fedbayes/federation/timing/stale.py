@@ -122,9 +122,9 @@ def check(
         )
     if not settings.active:
         return
-    if method.stale_reports == "refused" or method.centralized:
+    if method.declared.stale == "refused" or method.centralized:
         raise ConfigError(f"asynchronous.buffer is not for {method.name}: {_why(method)}")
-    if method.stale_reports == "whole" and settings.weight(1) != 1.0:
+    if method.declared.stale == "whole" and settings.weight(1) != 1.0:
         raise ConfigError(
             f"{method.name} adds reports whole alone, since clients keep what they reported or "
             "parts of a report grow otherwise than its change; set asynchronous.staleness = "
@@ -180,7 +180,7 @@ def _why(method: AnyMethod) -> str:
     able = ", ".join(
         name
         for name, kind in METHODS.items()
-        if kind.stale_reports != "refused" and not kind.centralized
+        if kind.reports.stale != "refused" and not kind.centralized
     )
     if method.centralized:
         return "all its data lie in one place"

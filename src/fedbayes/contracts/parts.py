@@ -1,0 +1,178 @@
+"""What the parts of a report say, and what may therefore be done with them.
+
+A report is a record of parts: trained weights are the part `weights`, other real tensors of the
+network `buffers`, integers `counters`, and tensors named `part/name` the part of that name. A
+method declares them once. Secure sums, compression, robust rules, noise, staleness and masks follow
+from the declaration: no method names any of them.
+
+    class Scaffold(Method[...]):
+        reports = Reports(
+            {
+                "weights": Part(),
+                "control": Part(origin="zero", tracked=True, retract=retracted),
+                "norms": Part(origin="zero", exact=True),
+            }
+        )
+"""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any, Literal
+
+from fedbayes.contracts.reports import Gathered, Sum
+from fedbayes.errors import ConfigError
+from fedbayes.tensors import Tensors, part
+
+Retract = Callable[[Any, Tensors], Any]
+"""From a client's private state, and what of a part did not arrive by name, to the state in which
+the client has reported only what did arrive."""
+
+
+@dataclass(frozen=True)
+class Part:
+    """What the numbers of one part of a report are."""
+
+    origin: Literal["server", "zero"] = "server"
+    """What a change is measured from: what the server has under the same name, or zero."""
+    mask: Literal["none", "sent", "chosen"] = "none"
+    """Which entries may be missing: none; those that the server left out of its message; or those
+    that the client chooses."""
+    missing: Literal["unknown", "zero", "unchanged"] = "unknown"
+    """What a missing entry says: nothing; that it is zero; or that it is as the server has it."""
+    exact: bool = False
+    """Whether its numbers must arrive as they were sent, as those that have to be positive. What
+    compression leaves of the other parts is right on average."""
+    tracked: bool = False
+    """Whether clients keep the sum of what they reported. They then shorten a report to the
+    server's bounds themselves, and a report counts whole or not at all."""
+    retract: Retract | None = None
+    """How a tracked part takes back what compression lost. Without it, the part is not
+    compressed."""
+    linear: bool = True
+    """Whether half a change is what half the learning would have reported."""
+    joint: str = ""
+    """Why its entries mean something only together, so that no middle can be taken entry by entry.
+    In words; empty if they mean something one by one."""
+    range: float = 8.0
+    """Largest change of an entry under secure aggregation, where the user sets none."""
+
+
+NETWORK: Mapping[str, Part] = {"buffers": Part(exact=True), "counters": Part(exact=True)}
+"""Parts that a network brings, which no method declares."""
+
+
+@dataclass(frozen=True)
+class Reports:
+    """What a method's reports are made of, and how the server reduces them.
+
+    Example:
+        >>> Reports().stale, Reports({"weights": Part(mask="chosen")}).stale
+        ('weighed', 'refused')
+    """
+
+    parts: Mapping[str, Part] = field(default_factory=lambda: {"weights": Part()})
+    """By name; `buffers` and `counters` need no declaration."""
+    reduce: Literal["mean", "middle", "set"] = "mean"
+    """What the update gets: the weighted sum of the reports, which are forgotten one by one; all
+    of them, of which it takes `Gathered.middle`; or all of them."""
+    uncompressed: str = ""
+    """Why no part may arrive with an error that is right on average, in words; empty if some
+    may."""
+
+    def part(self, name: str) -> Part:
+        """The declaration of a part.
+
+        Raises:
+            ConfigError: there is none.
+        """
+        found = self.parts.get(name) or NETWORK.get(name)
+        if found is None:
+            raise ConfigError(
+                f"reports have a part {name!r} that the method does not declare; add it to its "
+                f"`reports`, which declares {', '.join(self.parts)}"
+            )
+        return found
+
+    def starts_at_server(self, name: str) -> bool:
+        """Whether changes of a part are measured from what the server has; no if it is none."""
+        found = self.parts.get(name) or NETWORK.get(name)
+        return found is not None and found.origin == "server"
+
+    @property
+    def reduction(self) -> type[Sum] | type[Gathered]:
+        """What reports are collected in for the update."""
+        return Sum if self.reduce == "mean" else Gathered
+
+    @property
+    def tracked(self) -> bool:
+        """Whether clients keep the sum of what they reported of some part."""
+        return any(p.tracked for p in self.parts.values())
+
+    @property
+    def refusals(self) -> Mapping[str, str]:
+        """Why each feature of a round is not for such reports; empty where it is.
+
+        Example:
+            >>> {name for name, why in Reports(reduce="middle").refusals.items() if not why}
+            {'robust rules'}
+        """
+        adds, parts = self.reduce == "mean", self.parts
+        sparse = next((name for name, p in parts.items() if p.mask != "none"), "")
+        chosen = any(p.mask == "chosen" for p in parts.values())
+        single = "" if adds else "the server needs every single report"
+        lost = "its clients keep what they reported, and are not told what of it arrived"
+        kept = any(p.tracked and p.retract is None for p in parts.values())
+        return {
+            "secure sums": single or (sparse and f"reports leave out entries of the {sparse}"),
+            "compression": self.uncompressed
+            or ("" if adds else "its reports do not add, so errors would not average out")
+            or (lost if kept else ""),
+            "robust rules": "" if self.reduce != "set" else "reports are not averaged",
+            "noise": single,
+            "asynchronous rounds": "reports do not add to a later state of the server"
+            if chosen or not adds
+            else "",
+        }
+
+    @property
+    def stale(self) -> Literal["weighed", "whole", "refused"]:
+        """What a report is worth that was learnt from an older state of the server.
+
+        `weighed`: its change adds to the state of today, and may count less. `whole`: it adds, but
+        only as it is. `refused`: it says nothing any more.
+        """
+        if self.refusals["asynchronous rounds"]:
+            return "refused"
+        return "whole" if any(p.tracked or not p.linear for p in self.parts.values()) else "weighed"
+
+    @property
+    def joint(self) -> str:
+        """Why no middle can be taken entry by entry, in words; empty if one can."""
+        return next((p.joint for p in self.parts.values() if p.joint), "")
+
+    @property
+    def range(self) -> float:
+        """Largest change of an entry under secure aggregation, where the user sets none."""
+        return max(p.range for p in self.parts.values())
+
+    def retracted(self, client: Any, missed: Tensors) -> Any:
+        """The private state of a client of whose report not all arrived.
+
+        Args:
+            client: its state after the report.
+            missed: what it reported less what arrived, by `part/name`.
+        """
+        for name, declared in self.parts.items():
+            if declared.retract is not None and (lost := part(missed, name)):
+                client = declared.retract(client, lost)
+        return client
+
+    def in_states(self, wrapped: Callable[[Retract], Retract]) -> "Reports":
+        """The same where private states hold the method's own: `wrapped` acts on these."""
+        return replace(
+            self,
+            parts={
+                name: replace(p, retract=wrapped(p.retract)) if p.retract else p
+                for name, p in self.parts.items()
+            },
+        )
