@@ -555,7 +555,7 @@ def test_methods_take_part_or_say_why_not(name):
         ),
         (
             {"method": {"name": "fedlap"}, "compression": {"up": "bf16"}},
-            "with method.covariance = 'none' there is none",
+            "with method.covariance = 'none' there is no precision",
         ),
         (
             {

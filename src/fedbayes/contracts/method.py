@@ -16,6 +16,7 @@ A whole method, for a feeling of the size: federated averaging with a server tha
         name = "forgetful"
         summary = "averages, then shrinks"
         server_state = Weights
+        reports = Reports({"weights": Part()})  # dense, measured from the broadcast, averaged
 
         keep: float = Field(0.99, description="share of a weight that survives a round")
 
