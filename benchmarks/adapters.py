@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import fedbayes
-from fedbayes import pretrained
+from fedbayes.core import pretrained
 from fedbayes.errors import ModelError
 
 ROUNDS, SITES, WORDS = 2, 3, 2000

@@ -12,10 +12,10 @@ import numpy as np
 import torch
 
 import fedbayes
+from fedbayes.core.targets import Target
 from fedbayes.likelihoods import build_likelihood
 from fedbayes.likelihoods.conformal import count, scores, threshold
-from fedbayes.targets import Target
-from fedbayes.tools.conformal import calibrate_conformal
+from fedbayes.workflows.calibrate.conformal import calibrate_conformal
 
 ROWS = (40, 80, 120, 200, 400)
 """Held-out rows that each of five clients counts."""

@@ -13,8 +13,8 @@ import argparse
 import numpy as np
 import torch
 
+from fedbayes.core.tensors import Tensors
 from fedbayes.methods.fedl1 import FedL1
-from fedbayes.tensors import Tensors
 
 STEPS, RATE, WIDTHS = 8, 0.05, (25, 75, 500, 1250)
 

@@ -11,12 +11,12 @@ import argparse
 from pathlib import Path
 
 import torch
+from fedbayes_papers.em_view import comparison_of
+from fedbayes_papers.experiment import Request
 
-from fedbayes.papers.em_view import comparison_of
-from fedbayes.papers.experiment import Request
-from fedbayes.runs.config import Config
+from fedbayes.config.config import Config
+from fedbayes.core.tensors import Tensors
 from fedbayes.runs.simulation import Simulation
-from fedbayes.tensors import Tensors
 
 
 def config(rounds: int, cohort: int, seed: int) -> Config:

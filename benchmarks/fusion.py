@@ -29,6 +29,8 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 import torch
+from fedbayes_papers.experiment import Results, fingerprint, finished, mean_and_std
+from fedbayes_papers.finding import markdown
 from sklearn.datasets import load_breast_cancer
 
 from fedbayes import Config
@@ -44,12 +46,10 @@ from fedbayes.inputs import add_sums, sums_of, write_sums
 from fedbayes.likelihoods import evaluate, total
 from fedbayes.models.resize import with_weights
 from fedbayes.models.units import find_units
-from fedbayes.papers.experiment import Results, fingerprint, finished, mean_and_std
-from fedbayes.papers.finding import markdown
 from fedbayes.runs.build import stored_data
-from fedbayes.tools.function_settings import function_settings
-from fedbayes.tools.network_fusing import drawn
-from fedbayes.tools.silos import Seen, read_silos
+from fedbayes.workflows.fuse.client_models import Seen, read_silos
+from fedbayes.workflows.fuse.function_settings import function_settings
+from fedbayes.workflows.fuse.network_fusing import drawn
 
 SGD = {"optimizer": "sgd", "momentum": 0.9}
 LENET = {**SGD, "weight_decay": 5e-4, "batch_size": 32, "lr": 0.02}

@@ -27,8 +27,8 @@ from fedbayes.fusion.function import HeldOut, fuse_functions, teacher_of
 from fedbayes.fusion.settings import DistillationSettings, FunctionSettings
 from fedbayes.fusion.teacher import frozen
 from fedbayes.inputs import Inputs, build_prior, sums_of
-from fedbayes.tools.frontier import Scale, multiplications
-from fedbayes.tools.silos import Seen, read_silos
+from fedbayes.workflows.fuse.client_models import Seen, read_silos
+from fedbayes.workflows.fuse.frontier import Scale, multiplications
 
 ALPHA = {"digits": 0.3, "cancer": 0.5}
 

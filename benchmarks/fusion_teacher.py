@@ -22,14 +22,14 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 import torch
+from fedbayes_papers.finding import markdown
 from fusion import CASES, Clients
 from fusion_rounds import Federation
 from torch import Tensor, nn
 
+from fedbayes.core.tensors import Samples
 from fedbayes.fusion.combining import combine
 from fedbayes.fusion.teacher import Teacher, class_offsets, class_shares, frozen
-from fedbayes.papers.finding import markdown
-from fedbayes.tensors import Samples
 
 NUMBERS = (1.0, 3.0)
 TIMES = (0.5, 0.75, 1.0)

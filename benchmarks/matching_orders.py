@@ -19,8 +19,8 @@ import torch
 
 import fedbayes
 from fedbayes.runs.build import stored_data, stored_run
-from fedbayes.runs.folder import RunFolder
 from fedbayes.runs.personal import own_models
+from fedbayes.storage.folder import RunFolder
 
 
 def trained(given, alpha, seed, folder):

@@ -15,6 +15,7 @@ from pathlib import Path
 import torch
 
 import fedbayes
+from fedbayes.config.config import Config
 from fedbayes.fusion.combining import combine
 from fedbayes.fusion.curvature import posterior
 from fedbayes.fusion.permutation import permuted_average
@@ -22,9 +23,8 @@ from fedbayes.fusion.posterior_settings import AveragingSettings, CurvatureSetti
 from fedbayes.fusion.posteriors import fisher, kfac, regmean
 from fedbayes.fusion.teacher import Teacher
 from fedbayes.runs.build import stored_data, stored_run
-from fedbayes.runs.config import Config
-from fedbayes.runs.folder import RunFolder
 from fedbayes.runs.personal import own_models
+from fedbayes.storage.folder import RunFolder
 
 
 def main():

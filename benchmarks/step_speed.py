@@ -21,8 +21,10 @@ import torch
 from torch import Tensor, nn
 
 from fedbayes.contracts import AnyMethod, At, Run
+from fedbayes.core.devices import choose_device
+from fedbayes.core.targets import Target
+from fedbayes.core.tensors import Samples
 from fedbayes.data.preprocessing import Preprocessing
-from fedbayes.devices import choose_device
 from fedbayes.inference.optimizers import Adam
 from fedbayes.inference.settings import LocalTraining
 from fedbayes.likelihoods import build_likelihood
@@ -33,8 +35,6 @@ from fedbayes.methods.ivon_admm import IvonAdmm
 from fedbayes.methods.pvi import Pvi
 from fedbayes.methods.virtual import Virtual
 from fedbayes.models import MLP, LeNet5, Network, ResNet20
-from fedbayes.targets import Target
-from fedbayes.tensors import Samples
 
 DIGITS = build_likelihood("auto", Target("class", tuple("0123456789")))
 

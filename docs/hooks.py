@@ -20,19 +20,19 @@ from pkgutil import resolve_name
 from typing import Any
 
 from click import Context
+from fedbayes_papers import lines
+from fedbayes_papers.finding import overview
 from latex2mathml.converter import convert
 from typer.cli import get_docs_for_click
 from typer.main import get_command
 
 from fedbayes.cli import app
+from fedbayes.config.config import settings
+from fedbayes.config.listing import built_in
+from fedbayes.config.settings import Row, rows
 from fedbayes.methods import METHODS
-from fedbayes.papers import lines
-from fedbayes.papers.finding import overview
 from fedbayes.reports.marks import defs, key
 from fedbayes.reports.palette import looks
-from fedbayes.runs.config import settings
-from fedbayes.runs.listing import built_in
-from fedbayes.runs.settings import Row, rows
 
 _BLOCK = re.compile(r"^```math\n(.*?)\n```$", re.DOTALL | re.MULTILINE)
 _INLINE = re.compile(r"\$`(.+?)`\$", re.DOTALL)

@@ -6,9 +6,9 @@ from math import prod
 from torch import nn
 
 from fedbayes.contracts import At, Info, Method, Models, Problem, Report, Run, Solved, Sum, Weights
+from fedbayes.core.messages import Message, dense
+from fedbayes.core.tensors import Samples, Tensors
 from fedbayes.errors import ConfigError
-from fedbayes.messages import Message, dense
-from fedbayes.tensors import Samples, Tensors
 
 
 @dataclass(frozen=True)

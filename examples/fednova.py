@@ -16,9 +16,9 @@ from fedbayes.contracts import (
     Sum,
     Weights,
 )
+from fedbayes.core.messages import Message, dense
+from fedbayes.core.tensors import Tensors
 from fedbayes.errors import ConfigError
-from fedbayes.messages import Message, dense
-from fedbayes.tensors import Tensors
 
 
 class FedNova(PointEstimate[Weights]):

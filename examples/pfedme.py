@@ -21,8 +21,8 @@ from fedbayes.contracts import (
     Weights,
     nll,
 )
-from fedbayes.messages import Message, dense
-from fedbayes.tensors import Samples, Tensors, named, part
+from fedbayes.core.messages import Message, dense
+from fedbayes.core.tensors import Samples, Tensors, named, part
 
 
 @dataclass(frozen=True)

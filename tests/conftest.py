@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from fedbayes import here
+from fedbayes.core import here
 
 # Two test processes share two cores: a BLAS that took both for itself would wait for the other.
 os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")

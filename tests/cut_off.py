@@ -1,7 +1,7 @@
 """Runs that are cut off at each of their writes and gone on with: they end as if they had not."""
 
 import fedbayes
-from fedbayes.runs import checkpoints, folder, private_states
+from fedbayes.storage import checkpoints, folder, private_states
 
 
 class _Cut(Exception):

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import torch
 
-from fedbayes import pretrained
+from fedbayes.core import pretrained
 from fedbayes.errors import ModelError
 
 WORDS = (

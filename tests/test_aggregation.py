@@ -10,7 +10,7 @@ from scipy.stats import trim_mean
 from fedbayes import Config, Simulation, run
 from fedbayes.contracts import Report, Weights
 from fedbayes.errors import ConfigError
-from fedbayes.federation.aggregation import (
+from fedbayes.federation.stages.aggregation import (
     Aggregation,
     clipped,
     fold,

@@ -9,20 +9,20 @@ from torch import nn
 
 from fedbayes import Config, Simulation
 from fedbayes.contracts import At, Report, Sum
+from fedbayes.core.messages import Masked, decode, dense
+from fedbayes.core.tensors import Samples, pack, unpack
 from fedbayes.errors import ConfigError, FedbayesWarning, RunError
 from fedbayes.federation.attacks.engine import Lying
-from fedbayes.federation.checks import encode_report
 from fedbayes.federation.client_runtime import Outcome
+from fedbayes.federation.clock.queue import Queue
+from fedbayes.federation.clock.settings import Asynchronous
 from fedbayes.federation.round import run_round
-from fedbayes.federation.timing.queue import Queue
-from fedbayes.federation.timing.settings import Asynchronous
-from fedbayes.federation.timing.stale import Past, as_of_now
-from fedbayes.messages import Masked, decode, dense
+from fedbayes.federation.stages.checks import encode_report
+from fedbayes.federation.stages.stale import Past, as_of_now
 from fedbayes.methods import METHODS
 from fedbayes.models import Network
 from fedbayes.reports.figures import charts
 from fedbayes.reports.gather import gather
-from fedbayes.tensors import Samples, pack, unpack
 from fedbayes.testing import assert_identical
 from tests.methods.places import at, run_of, samples
 from tests.test_clock import Table

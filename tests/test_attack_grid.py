@@ -6,10 +6,10 @@ import numpy as np
 import pytest
 
 from fedbayes import run
+from fedbayes.config.config import Config
 from fedbayes.errors import ConfigError, RunError
-from fedbayes.runs.config import Config
-from fedbayes.tools.attack_grid import AttackGrid, Cell, Outcome
-from fedbayes.tools.attack_table import AttackTable
+from fedbayes.workflows.experiments.attack_grid import AttackGrid, Cell, Outcome
+from fedbayes.workflows.experiments.attack_table import AttackTable
 from tests.command_line import command
 
 SMALL = ["data.limit=200", "data.clients=6", "data.partition=iid", "model.hidden=[8]", "rounds=2"]
@@ -100,7 +100,7 @@ def test_rules_count_on_as_many_hostile_clients_as_attack_unless_they_are_told(t
 
 
 def test_the_command_leaves_the_number_of_hostile_clients_to_the_config(tmp_path, monkeypatch):
-    from fedbayes.tools import attack_grid
+    from fedbayes.workflows.experiments import attack_grid
 
     given = tmp_path / "given.toml"
     given.write_text("[attack]\nclients = 3\n")

@@ -10,7 +10,10 @@ import torch
 from scipy.stats import kstest, norm
 
 from fedbayes import Config, Simulation, resume, run
+from fedbayes.config.config import settings
 from fedbayes.contracts import At, Report
+from fedbayes.core.messages import Masked, dense
+from fedbayes.core.tensors import Samples
 from fedbayes.errors import ConfigError, FedbayesWarning
 from fedbayes.federation.attacks import ATTACKS, find_attack
 from fedbayes.federation.attacks.adversary import Adversary
@@ -19,16 +22,13 @@ from fedbayes.federation.attacks.engine import Lying
 from fedbayes.federation.attacks.settings import AttackSettings
 from fedbayes.federation.attacks.shifts import filled
 from fedbayes.federation.broadcast import Broadcast
-from fedbayes.federation.checks import decode_report
 from fedbayes.federation.engines.sequential import Sequential
-from fedbayes.messages import Masked, dense
+from fedbayes.federation.stages.checks import decode_report
 from fedbayes.methods import METHODS
 from fedbayes.models import read_model
 from fedbayes.reports.gather import gather
-from fedbayes.runs.card import Card
-from fedbayes.runs.config import settings
-from fedbayes.runs.standing import flat
-from fedbayes.tensors import Samples
+from fedbayes.storage.best_tracker import flat
+from fedbayes.storage.card import Card
 from tests.command_line import command
 
 DATA = {"name": "digits", "clients": 6, "partition": "iid", "limit": 300}

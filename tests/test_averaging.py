@@ -5,12 +5,12 @@ import pytest
 import torch
 
 from fedbayes.contracts import Report, Sum, Weights
+from fedbayes.core.tensors import Samples
 from fedbayes.methods import METHODS
 from fedbayes.methods.fedavg import FedAvg
 from fedbayes.methods.fedopt import FedAdam, FedAvgM, FedYogi, Reptile
 from fedbayes.methods.fedprox import FedProx
 from fedbayes.models import MLP, Network
-from fedbayes.tensors import Samples
 from tests.methods.places import at, run_of
 
 

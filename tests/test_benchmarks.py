@@ -9,7 +9,7 @@ from pkgutil import resolve_name
 import pytest
 
 from fedbayes import Config
-from fedbayes.tools.variants import settled, variants
+from fedbayes.workflows.experiments.variants import settled, variants
 
 ROOT = Path(__file__).parent.parent
 PROGRAMS = sorted([*ROOT.glob("benchmarks/*.py"), *ROOT.glob("examples/**/*.py")])

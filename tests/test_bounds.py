@@ -11,20 +11,20 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fedbayes import Config, Simulation, resume, run
-from fedbayes.by_client import ByClient
 from fedbayes.contracts import Report, Sum
+from fedbayes.core.by_client import ByClient
+from fedbayes.core.messages import Masked
+from fedbayes.core.tensors import pack
 from fedbayes.errors import MessageError, RunError
-from fedbayes.federation.aggregation import Aggregation, Clipped
-from fedbayes.federation.bounds import Bounds, Intake, median, norms_of, size_of
-from fedbayes.federation.checks import encode_report, read_report
 from fedbayes.federation.engines.sequential import Sequential
-from fedbayes.federation.fold import Untouched, Way
-from fedbayes.federation.kept import Kept
-from fedbayes.federation.weights import Weights
-from fedbayes.messages import Masked
+from fedbayes.federation.stages.aggregation import Aggregation, Clipped
+from fedbayes.federation.stages.bounds import Bounds, Intake, median, norms_of, size_of
+from fedbayes.federation.stages.checks import encode_report, read_report
+from fedbayes.federation.stages.fold import Untouched, Way
+from fedbayes.federation.stages.spill_buffer import Kept
+from fedbayes.federation.stages.weights import Weights
 from fedbayes.methods import METHODS
 from fedbayes.methods.fedavg import FedAvg
-from fedbayes.tensors import pack
 from fedbayes.testing import Tampering, assert_identical
 from tests.methods.places import network, run_of
 
@@ -251,7 +251,7 @@ def test_what_waits_in_a_file_is_folded_in_as_what_waits_in_memory(monkeypatch):
     found = [Report({"x": torch.randn(3), "a": torch.randn(2)}, float(n + 1)) for n in range(6)]
     aggregation = Aggregation(max_change=1000)
     wanted, _ = folded(aggregation, found)
-    monkeypatch.setattr("fedbayes.federation.bounds.MEMORY", 0)
+    monkeypatch.setattr("fedbayes.federation.stages.bounds.MEMORY", 0)
     from_file, _ = folded(aggregation, found)
     assert_identical(from_file.reduced().tensors, wanted.reduced().tensors)
     assert list(from_file.reduced().tensors) == ["x", "a"]

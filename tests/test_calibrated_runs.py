@@ -16,6 +16,9 @@ from scipy.special import expit, log_softmax
 import fedbayes
 from fedbayes import Config, Simulation
 from fedbayes.cli import main
+from fedbayes.core.messages import encode
+from fedbayes.core.metrics import calibrate
+from fedbayes.core.targets import Target
 from fedbayes.errors import EngineError, MessageError
 from fedbayes.estimators import FederatedClassifier, FederatedRegressor
 from fedbayes.federation.client_runtime import (
@@ -31,21 +34,18 @@ from fedbayes.likelihoods.temperature import (
     at_temperature,
     temperature_sums,
 )
-from fedbayes.messages import encode
-from fedbayes.metrics import calibrate
 from fedbayes.models import read_model
 from fedbayes.reports.gather import gather
 from fedbayes.reports.page import render
 from fedbayes.runs.build import stored_data, stored_run
 from fedbayes.runs.calibration import _read
-from fedbayes.runs.card import Card
 from fedbayes.runs.chance import below_chance, warning
 from fedbayes.runs.outcome import outcome_rows
-from fedbayes.runs.readable import words
-from fedbayes.targets import Target
-from fedbayes.tools.calibration import trust
-from fedbayes.tools.export import export
-from fedbayes.tools.temperature import calibrate_temperature
+from fedbayes.storage.card import Card
+from fedbayes.storage.formatting import words
+from fedbayes.workflows.calibrate.calibration import trust
+from fedbayes.workflows.calibrate.temperature import calibrate_temperature
+from fedbayes.workflows.serve.export import export
 
 SETTINGS = {
     "rounds": 3,

@@ -11,15 +11,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import fedbayes
+from fedbayes.core.metrics import calibrate, uncertainty
+from fedbayes.core.targets import Target
+from fedbayes.core.tensors import Samples
 from fedbayes.likelihoods import evaluate
 from fedbayes.likelihoods.categorical import Categorical
 from fedbayes.likelihoods.multilabel import Multilabel
 from fedbayes.likelihoods.trust import Trust, examine
-from fedbayes.metrics import calibrate, uncertainty
 from fedbayes.reports.charts import diagram
-from fedbayes.targets import Target
-from fedbayes.tensors import Samples
-from fedbayes.tools.calibration import plot, summary
+from fedbayes.workflows.calibrate.calibration import plot, summary
 from tests.command_line import command
 
 

@@ -4,8 +4,11 @@ import pytest
 import torch
 
 from fedbayes.contracts import Report
+from fedbayes.core.messages import Masked, encode
+from fedbayes.core.targets import Target
+from fedbayes.core.tensors import Samples
 from fedbayes.errors import MessageError
-from fedbayes.federation.checks import check_scores, decode_report, encode_report, figures
+from fedbayes.federation.stages.checks import check_scores, decode_report, encode_report, figures
 from fedbayes.likelihoods import (
     LIKELIHOODS,
     build_likelihood,
@@ -13,9 +16,6 @@ from fedbayes.likelihoods import (
     find_likelihood,
     total,
 )
-from fedbayes.messages import Masked, encode
-from fedbayes.targets import Target
-from fedbayes.tensors import Samples
 
 EXPECTED = {"a": torch.zeros(2, 3), "weight": torch.zeros(4)}
 
@@ -34,7 +34,7 @@ def good(**changes):
 @pytest.mark.parametrize("plain", [True, False])
 def test_a_header_is_not_unpacked_beyond_what_a_report_can_have(bomb, plain, monkeypatch):
     expected = {"a": torch.zeros(1_000_000)}  # so that the whole is not too long
-    monkeypatch.setattr("fedbayes.messages.parts", lambda *_: pytest.fail("it was unpacked"))
+    monkeypatch.setattr("fedbayes.core.messages.parts", lambda *_: pytest.fail("it was unpacked"))
     with pytest.raises(MessageError, match=r"header is .*too long"):
         decode_report(encode(bomb, plain=plain), expected)
 

@@ -7,12 +7,12 @@ import pytest
 import torch
 from torch import nn
 
+from fedbayes.core.targets import Target
 from fedbayes.data import Preprocessing
 from fedbayes.errors import FedbayesWarning, ModelError
 from fedbayes.models import MLP, ModelSettings, build, read_weights
-from fedbayes.runs.card import Card
-from fedbayes.targets import Target
-from fedbayes.tools.model_files import ModelFiles, write_model
+from fedbayes.storage.card import Card
+from fedbayes.workflows.serve.model_files import ModelFiles, write_model
 from tests.command_line import command
 
 NAMES, OTHER = ("ant", "bee", "cow"), ("cow", "ant", "bee")

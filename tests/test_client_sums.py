@@ -7,12 +7,12 @@ import pandas as pd
 import pytest
 import torch
 
+from fedbayes.core.targets import Target
 from fedbayes.data import Preprocessing
 from fedbayes.inputs import read_sums
 from fedbayes.models import MLP
-from fedbayes.runs.card import Card
-from fedbayes.targets import Target
-from fedbayes.tools.model_files import write_model
+from fedbayes.storage.card import Card
+from fedbayes.workflows.serve.model_files import write_model
 from tests.command_line import command
 
 NAMES = ("age", "grade", "dose")

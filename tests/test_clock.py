@@ -6,11 +6,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fedbayes.errors import ConfigError
-from fedbayes.federation.timing.availability import listed, shares
-from fedbayes.federation.timing.clock import Clock
-from fedbayes.federation.timing.queue import Queue
-from fedbayes.federation.timing.settings import ClockSettings
-from fedbayes.federation.timing.tables import read_seconds, read_spells
+from fedbayes.federation.clock.availability import listed, shares
+from fedbayes.federation.clock.clock import Clock
+from fedbayes.federation.clock.queue import Queue
+from fedbayes.federation.clock.settings import ClockSettings
+from fedbayes.federation.clock.tables import read_seconds, read_spells
 
 NAMES = ("a", "b", "c")
 

@@ -7,7 +7,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fedbayes.coding import (
+from fedbayes.core.coding import (
     Bf16,
     Coded,
     Drawn,

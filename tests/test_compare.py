@@ -22,18 +22,18 @@ from scipy.stats import ttest_rel
 import fedbayes
 from fedbayes import run
 from fedbayes.cli import main
+from fedbayes.config.config import Config
 from fedbayes.errors import ConfigError, RunError
 from fedbayes.federation import client_runtime
 from fedbayes.reports.charts import filled
 from fedbayes.reports.comparison import means
 from fedbayes.reports.palette import LIGHT, looks
 from fedbayes.runs import simulation as simulation_module
-from fedbayes.runs.config import Config
-from fedbayes.runs.folder import RunFolder
 from fedbayes.runs.simulation import Simulation
-from fedbayes.tools import grid_display
-from fedbayes.tools.attack_grid import AttackGrid
-from fedbayes.tools.comparison import (
+from fedbayes.storage.folder import RunFolder
+from fedbayes.workflows.experiments import grid_display
+from fedbayes.workflows.experiments.attack_grid import AttackGrid
+from fedbayes.workflows.experiments.comparison import (
     Compared,
     Figure,
     Row,
@@ -45,12 +45,12 @@ from fedbayes.tools.comparison import (
     notes,
     paired,
 )
-from fedbayes.tools.comparison_files import write_comparison
-from fedbayes.tools.comparison_table import latex, markdown, means_csv, runs_csv
-from fedbayes.tools.grid_display import GridDisplay
-from fedbayes.tools.grid_jobs import run_grid
-from fedbayes.tools.method_grid import MethodGrid, conclude, seconds_of
-from fedbayes.tools.variants import Variant, variants
+from fedbayes.workflows.experiments.comparison_files import write_comparison
+from fedbayes.workflows.experiments.comparison_table import latex, markdown, means_csv, runs_csv
+from fedbayes.workflows.experiments.grid_display import GridDisplay
+from fedbayes.workflows.experiments.grid_jobs import run_grid
+from fedbayes.workflows.experiments.method_grid import MethodGrid, conclude, seconds_of
+from fedbayes.workflows.experiments.variants import Variant, variants
 
 SMALL = ["data.limit=300", "data.clients=4", "model.hidden=[8]", "rounds=2", "cohort=0.5"]
 

@@ -12,20 +12,20 @@ from hypothesis import strategies as st
 
 import fedbayes
 from fedbayes import Config, Simulation, resume, run
-from fedbayes.coding import places_bytes
 from fedbayes.contracts import At, Report
+from fedbayes.core.coding import places_bytes
+from fedbayes.core.messages import Masked, decode, dense, encode
+from fedbayes.core.tensors import named, pack
 from fedbayes.errors import ConfigError, FedbayesWarning, MessageError
-from fedbayes.federation.checks import encode_report
 from fedbayes.federation.client_runtime import read_state
 from fedbayes.federation.engines.sequential import Sequential
-from fedbayes.federation.passage import Link
 from fedbayes.federation.settings import Compression
-from fedbayes.messages import Masked, decode, dense, encode
+from fedbayes.federation.stages.checks import encode_report
+from fedbayes.federation.stages.report_codec import Link
 from fedbayes.methods import METHODS
 from fedbayes.methods.fedavg import FedAvg
 from fedbayes.methods.fedsparse import FedSparse
 from fedbayes.methods.scaffold import Scaffold
-from fedbayes.tensors import named, pack
 from fedbayes.testing import Tampering
 from tests.test_own_layers import OWN
 from tests.test_own_layers import settings as own_layers

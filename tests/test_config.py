@@ -14,12 +14,12 @@ from pydantic import BaseModel
 from torch import nn
 
 from fedbayes import Simulation
+from fedbayes.config.config import Config, schema, settings
+from fedbayes.core.fields import idle
+from fedbayes.core.tensors import pack
 from fedbayes.errors import ConfigError, FedbayesWarning
-from fedbayes.fields import idle
 from fedbayes.likelihoods import LIKELIHOODS
 from fedbayes.methods import METHODS
-from fedbayes.runs.config import Config, schema, settings
-from fedbayes.tensors import pack
 from fedbayes.testing import assert_identical
 
 

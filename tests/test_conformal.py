@@ -16,6 +16,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import fedbayes
+from fedbayes.core.seals import sealed_table, unsealed_table
+from fedbayes.core.targets import Target
 from fedbayes.errors import ConfigError, FedbayesWarning, ModelError, RunError
 from fedbayes.likelihoods import build_likelihood
 from fedbayes.likelihoods.conformal import (
@@ -26,10 +28,8 @@ from fedbayes.likelihoods.conformal import (
     scores,
     threshold,
 )
-from fedbayes.seals import sealed_table, unsealed_table
-from fedbayes.targets import Target
-from fedbayes.tools.conformal import calibrate_conformal
-from fedbayes.tools.export import export
+from fedbayes.workflows.calibrate.conformal import calibrate_conformal
+from fedbayes.workflows.serve.export import export
 from tests.test_evaluate import cli
 
 CLASSES = build_likelihood("categorical", Target("class", ("a", "b", "c")))
@@ -316,7 +316,7 @@ def test_rows_that_are_counted_are_not_those_that_are_tested(runs):
     for client in range(3):
         start, stop = partition.test_offsets[client : client + 2]
         rows = partition.test[start:stop]
-        order = fedbayes.seeds.numpy_rng(0, "conformal", client=client).permutation(len(rows))
+        order = fedbayes.core.seeds.numpy_rng(0, "conformal", client=client).permutation(len(rows))
         counted += list(rows[order[: round(len(rows) / 2)]])
         tested += list(rows[order[round(len(rows) / 2) :]])
     assert not set(counted) & set(partition.train)
@@ -432,7 +432,7 @@ def test_thresholds_that_are_replaced_by_those_of_other_models_are_told(runs, tm
 
 def test_a_folder_that_cannot_be_written_is_told_before_anything_is_counted(runs, monkeypatch):
     monkeypatch.setattr(os, "access", lambda path, mode: False)
-    monkeypatch.setattr("fedbayes.tools.ended_run.stored_data", None)
+    monkeypatch.setattr("fedbayes.workflows.calibrate.ended_run.stored_data", None)
     with pytest.raises(RunError, match=r"cannot write into .*classes, and what is found of a run"):
         calibrate_conformal(runs[0] / "classes", 0.9)
 

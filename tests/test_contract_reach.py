@@ -10,8 +10,9 @@ from torch import nn
 import fedbayes
 from fedbayes import Simulation
 from fedbayes.contracts import Part, Reports
+from fedbayes.core.messages import decode, dense
+from fedbayes.core.tensors import unpack
 from fedbayes.errors import ConfigError, MessageError
-from fedbayes.messages import decode, dense
 from fedbayes.methods.fedavg import FedAvg
 from fedbayes.methods.feddrop import FedDrop
 from fedbayes.methods.fedprox import FedProx
@@ -20,7 +21,6 @@ from fedbayes.methods.mixture import Mixture
 from fedbayes.methods.pvi import Pvi
 from fedbayes.methods.scaffold import Scaffold
 from fedbayes.methods.virtual import Virtual
-from fedbayes.tensors import unpack
 from fedbayes.testing import MethodContract, _captured
 from tests.methods.places import network, run_of
 from tests.toy_methods import Control, Visits

@@ -14,13 +14,13 @@ import fedbayes
 from fedbayes import Config, Simulation
 from fedbayes.biostatistics.design import Design
 from fedbayes.biostatistics.risk_sets import tell_own_likelihood
+from fedbayes.core.targets import Target
+from fedbayes.core.tensors import Samples
 from fedbayes.errors import ConfigError, DataError, FedbayesWarning, MessageError
-from fedbayes.federation.checks import check_scores
+from fedbayes.federation.stages.checks import check_scores
 from fedbayes.likelihoods import build_likelihood, evaluate, total
 from fedbayes.reports.gather import gather
 from fedbayes.runs.build import stored_data
-from fedbayes.targets import Target
-from fedbayes.tensors import Samples
 from tests.command_line import command
 
 lifelines = pytest.importorskip("lifelines")

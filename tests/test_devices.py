@@ -17,13 +17,13 @@ from hypothesis import strategies as st
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from fedbayes import Config, Simulation
-from fedbayes.devices import choose_device, find_devices, placed, repeatable
+from fedbayes.core.devices import choose_device, find_devices, placed, repeatable
+from fedbayes.core.tensors import Samples
 from fedbayes.errors import ConfigError, EngineError, FedbayesWarning, ModelError
 from fedbayes.federation.engines import workers
 from fedbayes.federation.resident import Resident
 from fedbayes.methods import METHODS
 from fedbayes.methods.fedavg import FedAvg
-from fedbayes.tensors import Samples
 from fedbayes.testing import assert_identical
 
 DATA = {"name": "digits", "clients": 3, "limit": 150, "partition": "iid"}
@@ -305,7 +305,7 @@ def test_memory_that_a_step_frees_is_kept_for_the_next():
     """Of 32 MB that the first step frees, all stay with the process; without it, none."""
     code = (
         "import sys, torch\n"
-        "from fedbayes.devices import choose_device\n"
+        "from fedbayes.core.devices import choose_device\n"
         "if sys.argv[1] == 'started': choose_device('cpu')\n"
         "x = torch.ones(1 << 20)\n"
         "def resident():\n"

@@ -18,19 +18,19 @@ from rich.console import Console
 
 import fedbayes
 from fedbayes import Config, Simulation
+from fedbayes.console import display as shown
+from fedbayes.console.display import Display
+from fedbayes.console.notebook import Panel, sparkline
 from fedbayes.errors import RunError
 from fedbayes.federation.client_runtime import ClientRuntime
 from fedbayes.federation.engines import AtWork
 from fedbayes.federation.engines.sequential import Sequential
 from fedbayes.methods.fedavg import FedAvg
-from fedbayes.runs import display as shown
-from fedbayes.runs import pace as pace_of
-from fedbayes.runs.activity import EVALUATING, TRAINING, Activity
-from fedbayes.runs.display import Display
-from fedbayes.runs.heartbeat import Work
-from fedbayes.runs.notebook import Panel, sparkline
-from fedbayes.runs.pace import Pace
-from fedbayes.runs.readable import clock
+from fedbayes.storage import pace as pace_of
+from fedbayes.storage.activity import EVALUATING, TRAINING, Activity
+from fedbayes.storage.formatting import clock
+from fedbayes.storage.heartbeat import Work
+from fedbayes.storage.pace import Pace
 
 SMALL = {"data": {"clients": 4, "partition": "iid"}, "model": {"hidden": [8]}}
 
@@ -321,7 +321,7 @@ def outputs(monkeypatch):
 
 
 def test_a_notebook_has_one_output_that_follows_the_run(outputs, monkeypatch, capsys):
-    monkeypatch.setattr("fedbayes.runs.notebook.LEAST_WAIT", 0.0)
+    monkeypatch.setattr("fedbayes.console.notebook.LEAST_WAIT", 0.0)
     run = fedbayes.run(small(rounds=3))
     assert capsys.readouterr() == ("", "")
     (drawn,) = outputs
@@ -345,7 +345,7 @@ def test_a_notebook_has_one_output_that_follows_the_run(outputs, monkeypatch, ca
 
 def test_a_thousand_rounds_do_not_flood_a_notebook(outputs, monkeypatch):
     now = [0.0]
-    monkeypatch.setattr("fedbayes.runs.notebook.time.monotonic", lambda: now[0])
+    monkeypatch.setattr("fedbayes.console.notebook.time.monotonic", lambda: now[0])
     panel = Panel(lambda: ("<p>", "p"))
     for _ in range(1000):
         now[0] += 0.01
@@ -357,7 +357,7 @@ def test_a_thousand_rounds_do_not_flood_a_notebook(outputs, monkeypatch):
 
 
 def test_a_notebook_names_who_is_away(outputs, monkeypatch):
-    monkeypatch.setattr("fedbayes.runs.notebook.LEAST_WAIT", 0.0)
+    monkeypatch.setattr("fedbayes.console.notebook.LEAST_WAIT", 0.0)
 
     class Away(Sequential):
         def at_work(self):
@@ -431,7 +431,7 @@ def test_a_terminal_shows_something_before_pytorch_is_loaded(tmp_path):
 
 def test_the_commands_and_the_display_do_without_pytorch():
     code = (
-        "import sys, fedbayes.cli, fedbayes.runs.display; "
+        "import sys, fedbayes.cli, fedbayes.console.display; "
         "sys.exit('torch' in sys.modules or 'numpy' in sys.modules)"
     )
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0

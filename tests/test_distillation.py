@@ -9,6 +9,7 @@ import torch
 from scipy.optimize import minimize_scalar
 from torch import nn
 
+from fedbayes.core.targets import Target
 from fedbayes.errors import ModelError, RunError
 from fedbayes.fusion.distillation import STATISTICS, _Run, cycle, distill, recompute
 from fedbayes.fusion.draws import CHUNK, Augmented, Kept
@@ -16,7 +17,6 @@ from fedbayes.fusion.settings import DistillationSettings
 from fedbayes.fusion.teacher import ChannelsLast, Teacher, class_shares
 from fedbayes.fusion.temperature import temperature
 from fedbayes.likelihoods import build_likelihood
-from fedbayes.targets import Target
 from tests.toy_inputs import Gauss, inputs
 
 CLASSES = build_likelihood("categorical", Target("class", ("a", "b", "c")))

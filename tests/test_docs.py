@@ -84,7 +84,7 @@ def hooks():
 
 
 def test_the_page_of_settings_has_every_key(hooks):
-    from fedbayes.runs.config import settings
+    from fedbayes.config.config import settings
 
     page = hooks.on_page_markdown((DOCS / "settings.md").read_text())
     found, table = [], ""
@@ -137,7 +137,7 @@ def test_the_page_of_comparisons_has_the_colour_of_every_method(hooks):
 
 def test_the_page_of_results_is_made_from_findings(hooks):
     """Every experiment has a verdict, and what one left is where the page asks for it."""
-    from fedbayes.papers import lines
+    from fedbayes_papers import lines
 
     written = (DOCS / "results.md").read_text()
     page = hooks.on_page_markdown(written)

@@ -8,9 +8,9 @@ from typer.testing import CliRunner
 
 from fedbayes import Config, Simulation, run
 from fedbayes.cli import app
+from fedbayes.config.config import schema, settings
 from fedbayes.errors import ConfigError, EngineError
 from fedbayes.federation.engine_table import ENGINES, EngineKind, takers
-from fedbayes.runs.config import schema, settings
 from fedbayes.testing import assert_identical
 from tests.toy_engine import Backwards
 

@@ -9,14 +9,14 @@ from safetensors.torch import load_file, save_file
 
 import fedbayes
 from fedbayes.cli import main
+from fedbayes.core.tensors import Samples
 from fedbayes.data import DataSettings, FederatedData, load_dataset, partition
 from fedbayes.errors import DataError, ModelError, RunError
 from fedbayes.likelihoods import build_likelihood
 from fedbayes.models import MLP, dense_layers, relu_network
-from fedbayes.tensors import Samples
-from fedbayes.tools.evaluation_set import EvaluationSet
-from fedbayes.tools.model_evaluation import Candidate, compare, coordinate_average
-from fedbayes.tools.model_files import read_counts, read_models
+from fedbayes.workflows.serve.evaluation_set import EvaluationSet
+from fedbayes.workflows.serve.model_evaluation import Candidate, compare, coordinate_average
+from fedbayes.workflows.serve.model_files import read_counts, read_models
 
 
 @pytest.fixture(scope="module")

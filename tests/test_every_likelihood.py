@@ -20,10 +20,10 @@ from fedbayes.reports import gather
 from fedbayes.reports.figures import charts
 from fedbayes.reports.headlines import headlines
 from fedbayes.reports.page import render
-from fedbayes.runs.card import Card
-from fedbayes.runs.folder import RunFolder
-from fedbayes.runs.readable import words
-from fedbayes.tools.calibration import summary, trust
+from fedbayes.storage.card import Card
+from fedbayes.storage.folder import RunFolder
+from fedbayes.storage.formatting import words
+from fedbayes.workflows.calibrate.calibration import summary, trust
 from tests.command_line import command
 
 FEATURES = list("abcdef")

@@ -26,18 +26,18 @@ from flwr.proto.node_pb2 import NodeInfo
 from flwr.supercore.task_identity import TaskIdentity
 from safetensors.torch import load_file
 
-from fedbayes.federation import state_store
+from fedbayes.core.messages import decode, encode
 from fedbayes.federation.client_runtime import NoReport
 from fedbayes.federation.engines.sequential import Sequential
-from fedbayes.federation.state_store import StateStore
 from fedbayes.flower.engine import Flower
 from fedbayes.flower.node import Node, complaint
 from fedbayes.flower.poller import LinkError
 from fedbayes.flower.roster import Roster
 from fedbayes.flower.wire import HELLO, TRAIN, bytes_record, read_reply, write_question
-from fedbayes.messages import decode, encode
-from fedbayes.tools.evaluation_set import find_tests
-from fedbayes.tools.model_evaluation import compare, open_model
+from fedbayes.storage import state_store
+from fedbayes.storage.state_store import StateStore
+from fedbayes.workflows.serve.evaluation_set import find_tests
+from fedbayes.workflows.serve.model_evaluation import compare, open_model
 
 DATA = {"name": "digits", "clients": 3, "partition": "iid"}
 METHODS = {

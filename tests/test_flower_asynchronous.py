@@ -8,17 +8,17 @@ from fedbayes.errors import ConfigError, EngineError
 
 pytest.importorskip("flwr")
 
+from fedbayes.core.tensors import pack, unpack
 from fedbayes.federation.engines.sequential import Sequential
 from fedbayes.federation.round import run_round
-from fedbayes.federation.timing.stale import Past
-from fedbayes.federation.weights import Weights
+from fedbayes.federation.stages.stale import Past
+from fedbayes.federation.stages.weights import Weights
 from fedbayes.flower.apps import client_app, on_grid, state_store
 from fedbayes.flower.asynchronous import AsynchronousFlower
 from fedbayes.flower.node import Node
 from fedbayes.flower.simulated import simulated_grid
 from fedbayes.flower.wire import TRAIN, read_task
 from fedbayes.runs.build import build_runtime
-from fedbayes.tensors import pack, unpack
 from fedbayes.testing import assert_identical
 
 SETTINGS = {

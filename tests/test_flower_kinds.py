@@ -11,8 +11,8 @@ from torch import nn
 pytest.importorskip("flwr")
 
 import fedbayes
+from fedbayes.core.messages import decode_file
 from fedbayes.errors import FedbayesWarning
-from fedbayes.messages import decode_file
 from tests.others import available, write_text_network, write_texts
 from tests.test_flower import same
 from tests.test_own_layers import OWN

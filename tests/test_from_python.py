@@ -14,8 +14,9 @@ import torch
 from torch import nn
 
 import fedbayes
-from fedbayes import lazy
+from fedbayes.config.config import Config
 from fedbayes.contracts import PointEstimate, Weights
+from fedbayes.core import lazy
 from fedbayes.errors import (
     ConfigError,
     DataError,
@@ -25,8 +26,7 @@ from fedbayes.errors import (
     RunError,
 )
 from fedbayes.methods.fedprox import FedProx
-from fedbayes.runs.config import Config
-from fedbayes.runs.folder import RunFolder
+from fedbayes.storage.folder import RunFolder
 from tests import toy_functions
 from tests.command_line import command
 from tests.toy_methods import Median
@@ -250,7 +250,7 @@ def test_names_of_another_process_are_none_of_this_one(tmp_path, monkeypatch):
     place = tmp_path / "run"
     run = fedbayes.run(model=Net(), **SMALL, out=place)
     assert lazy.in_memory(run.config.model.name)
-    monkeypatch.setattr("fedbayes.runs.folder._objects", {})
+    monkeypatch.setattr("fedbayes.storage.folder._objects", {})
     with pytest.raises(ConfigError, match="Python object of the process that started the run"):
         _ = fedbayes.Result(place).config
     assert command("predict", place, "x.npz", "-o", "y.csv") == 2

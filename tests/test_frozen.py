@@ -8,17 +8,17 @@ import torch
 import fedbayes
 from fedbayes import Config, Simulation
 from fedbayes.contracts import At
+from fedbayes.core.messages import decode, encode
 from fedbayes.errors import EngineError, FedbayesError, RunError
 from fedbayes.federation.client_runtime import Task
-from fedbayes.messages import decode, encode
 from fedbayes.methods import METHODS
 from fedbayes.models import build
-from fedbayes.runs.folder import RunFolder
-from fedbayes.tools.calibration import trust
-from fedbayes.tools.evaluation_set import find_tests
-from fedbayes.tools.export import export
-from fedbayes.tools.model_evaluation import compare, open_model
-from fedbayes.tools.model_files import read_with_card, write_model
+from fedbayes.storage.folder import RunFolder
+from fedbayes.workflows.calibrate.calibration import trust
+from fedbayes.workflows.serve.evaluation_set import find_tests
+from fedbayes.workflows.serve.export import export
+from fedbayes.workflows.serve.model_evaluation import compare, open_model
+from fedbayes.workflows.serve.model_files import read_with_card, write_model
 from tests.toy_models import pretrained
 
 WHOLE = 64 * 40 + 40 + 40 * 20 + 20 + 20 * 10 + 10

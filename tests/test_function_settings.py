@@ -4,7 +4,7 @@ import pytest
 
 from fedbayes.errors import ConfigError
 from fedbayes.fusion.settings import DistillationSettings, FunctionSettings
-from fedbayes.tools.function_settings import function_settings
+from fedbayes.workflows.fuse.function_settings import function_settings
 
 
 def test_nothing_given_is_the_default():

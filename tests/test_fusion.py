@@ -10,15 +10,15 @@ from safetensors.torch import load_file, save_file
 from torch import nn
 
 import fedbayes
+from fedbayes.core.targets import Target
 from fedbayes.data import DataSettings, Preprocessing, load_dataset
 from fedbayes.data.plot import PICTURES
 from fedbayes.errors import ConfigError, ModelError
 from fedbayes.inference.combination import Combination
 from fedbayes.matching import MatchingSettings
 from fedbayes.models import MLP, dense_layers, relu_network
-from fedbayes.runs.card import Card
-from fedbayes.targets import Target
-from fedbayes.tools.model_files import write_model
+from fedbayes.storage.card import Card
+from fedbayes.workflows.serve.model_files import write_model
 from tests.command_line import command
 
 BEGIN = {".png": b"\x89PNG", ".svg": b"<?xml", ".pdf": b"%PDF"}

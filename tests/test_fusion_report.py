@@ -8,14 +8,14 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
+from fedbayes.core.targets import Target
 from fedbayes.data import Preprocessing
 from fedbayes.fusion.function import HeldOut, teacher_of
 from fedbayes.inputs import Inputs, build_prior
 from fedbayes.likelihoods import build_likelihood
 from fedbayes.models import MLP
-from fedbayes.runs.card import Card
-from fedbayes.targets import Target
-from fedbayes.tools.model_files import write_model
+from fedbayes.storage.card import Card
+from fedbayes.workflows.serve.model_files import write_model
 from tests.command_line import command
 
 INPUTS = Inputs(build_prior("gaussian", (6,)), torch.tensor(0.0), torch.tensor(1.0), seed=3)

@@ -11,12 +11,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import fedbayes
+from fedbayes.core.seals import sealed_table, unsealed_table
 from fedbayes.errors import ConfigError, FedbayesWarning, ModelError, RunError
 from fedbayes.likelihoods.hazards import Hazards, at_risk, breslow, event_counts
 from fedbayes.runs.build import stored_data
-from fedbayes.seals import sealed_table, unsealed_table
-from fedbayes.tools.export import export
-from fedbayes.tools.hazards import _as_written, estimate_hazards
+from fedbayes.workflows.calibrate.hazards import _as_written, estimate_hazards
+from fedbayes.workflows.serve.export import export
 from tests.command_line import command
 from tests.test_cox import rossi, settings_of
 

@@ -8,11 +8,11 @@ import pytest
 import torch
 
 import fedbayes
+from fedbayes.core.targets import Target
 from fedbayes.errors import ConfigError
 from fedbayes.likelihoods import build_likelihood
 from fedbayes.likelihoods.imbalance import reweighted
-from fedbayes.targets import Target
-from fedbayes.tools.decision import youden
+from fedbayes.workflows.serve.decision import youden
 from tests.command_line import command
 
 THREE = Target("class", ("a", "b", "c"))

@@ -5,6 +5,7 @@ import torch
 from torch import nn
 from torch.func import functional_call, jacrev, vmap
 
+from fedbayes.core.targets import Target
 from fedbayes.errors import ModelError
 from fedbayes.fusion.kronecker import (
     Along,
@@ -18,7 +19,6 @@ from fedbayes.fusion.laplace import PRECISIONS, calibrated, expected, last_layer
 from fedbayes.likelihoods import build_likelihood
 from fedbayes.models import MLP
 from fedbayes.models.steps import Steps
-from fedbayes.targets import Target
 from tests.toy_models import residual
 
 THREE = build_likelihood("categorical", Target("class", ("a", "b", "c")))

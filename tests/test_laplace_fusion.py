@@ -6,6 +6,9 @@ from torch import nn
 from torch.autograd.functional import hessian
 from torch.nn import functional
 
+from fedbayes.core.messages import decode_file, encode
+from fedbayes.core.targets import Target
+from fedbayes.core.tensors import pack, unpack
 from fedbayes.errors import ModelError
 from fedbayes.fusion.laplace import (
     PRECISIONS,
@@ -17,10 +20,7 @@ from fedbayes.fusion.laplace import (
     last_layer,
 )
 from fedbayes.likelihoods import build_likelihood
-from fedbayes.messages import decode_file, encode
 from fedbayes.models import MLP
-from fedbayes.targets import Target
-from fedbayes.tensors import pack, unpack
 from tests.toy_models import HeadFirst, residual
 
 THREE = build_likelihood("categorical", Target("class", ("a", "b", "c")))

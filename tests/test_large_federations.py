@@ -13,17 +13,17 @@ from hypothesis import strategies as st
 
 import fedbayes
 from fedbayes import Config, Simulation
-from fedbayes.by_client import ByClient
+from fedbayes.core.by_client import ByClient
+from fedbayes.core.targets import Target
+from fedbayes.core.tensors import pack, unpack
 from fedbayes.data.numbered import Numbered
 from fedbayes.errors import ConfigError, DataError, RunError
 from fedbayes.federation.round import sample_cohort
 from fedbayes.likelihoods import build_likelihood
 from fedbayes.runs.build import build_data
-from fedbayes.runs.folder import RunFolder
-from fedbayes.runs.private_states import ClientStates
-from fedbayes.runs.scores import ClientScores
-from fedbayes.targets import Target
-from fedbayes.tensors import pack, unpack
+from fedbayes.storage.folder import RunFolder
+from fedbayes.storage.private_states import ClientStates
+from fedbayes.storage.scores import ClientScores
 from tests import toy_clients
 
 MANY = 1_000_000

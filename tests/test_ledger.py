@@ -8,16 +8,16 @@ import torch
 
 from fedbayes import Config, Simulation
 from fedbayes.contracts import At, Method, Report, Weights
+from fedbayes.core.messages import decode, encode
+from fedbayes.core.targets import Target
 from fedbayes.errors import EngineError, MessageError
 from fedbayes.federation.broadcast import Broadcast
-from fedbayes.federation.checks import encode_report
 from fedbayes.federation.client_runtime import NoReport, Outcome
 from fedbayes.federation.ledger import Ledger
+from fedbayes.federation.stages.checks import encode_report
 from fedbayes.likelihoods import build_likelihood, total
-from fedbayes.messages import decode, encode
 from fedbayes.methods.fedavg import FedAvg
-from fedbayes.runs.scores import ClientScores
-from fedbayes.targets import Target
+from fedbayes.storage.scores import ClientScores
 
 COHORT = [0, 1, 3]
 ODD = {"loss": math.nan, "norm": math.inf}

@@ -23,6 +23,8 @@ from sklearn import metrics as sk
 from torch import nn
 from torch.nn import functional
 
+from fedbayes.core.metrics import uncertainty
+from fedbayes.core.targets import Target
 from fedbayes.errors import ConfigError, ModelError
 from fedbayes.likelihoods import (
     LIKELIHOODS,
@@ -35,8 +37,6 @@ from fedbayes.likelihoods import (
 )
 from fedbayes.likelihoods.answers import answers
 from fedbayes.likelihoods.conformal import Conformal
-from fedbayes.metrics import uncertainty
-from fedbayes.targets import Target
 
 REAL = Target("real", ("price", "area"), (250.0, -3.0), (40.0, 0.5))
 ONE = Target("real", ("price",), (250.0,), (40.0,))

@@ -7,19 +7,19 @@ import pytest
 
 from fedbayes import Config, Simulation
 from fedbayes.contracts import Part, Report, Reports
+from fedbayes.core.messages import Masked
+from fedbayes.core.tensors import pack
 from fedbayes.errors import ConfigError, FedbayesWarning, RunError
 from fedbayes.federation.client_runtime import NoReport
-from fedbayes.federation.compression import refusal
+from fedbayes.federation.clock.clock import Clock, Lengths
+from fedbayes.federation.clock.queue import Queue
+from fedbayes.federation.clock.rates import rate
+from fedbayes.federation.clock.settings import ClockSettings
+from fedbayes.federation.clock.tables import read_rates
 from fedbayes.federation.engines.sequential import Sequential
-from fedbayes.federation.timing.clock import Clock, Lengths
-from fedbayes.federation.timing.queue import Queue
-from fedbayes.federation.timing.rates import rate
-from fedbayes.federation.timing.settings import ClockSettings
-from fedbayes.federation.timing.tables import read_rates
-from fedbayes.messages import Masked
+from fedbayes.federation.stages.compression import refusal
 from fedbayes.methods import METHODS
 from fedbayes.methods.fedavg import FedAvg
-from fedbayes.tensors import pack
 from fedbayes.testing import Tampering, assert_identical
 
 NAMES = ("a", "b", "c")

@@ -296,8 +296,8 @@ def test_ctrl_c_before_the_command_line_is_there(monkeypatch):
 
 
 def test_the_file_of_the_methods_is_what_they_say():
-    """Else: python -m fedbayes.runs.listing."""
-    from fedbayes.runs import listing
+    """Else: python -m fedbayes.config.listing."""
+    from fedbayes.config import listing
 
     assert listing.FILE.read_text(encoding="utf-8") == listing.content()
 

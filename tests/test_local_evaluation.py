@@ -10,7 +10,7 @@ from fedbayes import Config, Simulation
 from fedbayes.errors import ConfigError, FedbayesWarning
 from fedbayes.federation import client_runtime
 from fedbayes.reports.gather import gather
-from fedbayes.runs.scores import ClientScores
+from fedbayes.storage.scores import ClientScores
 
 ROUNDS = 7
 

@@ -10,14 +10,14 @@ from torch import nn
 from torch.nn import functional
 
 import fedbayes
+from fedbayes.config.config import Config
 from fedbayes.contracts import Problem, nll
+from fedbayes.core.tensors import Samples
 from fedbayes.inference.optimizers import Adam, Moments, Sgd, step
 from fedbayes.inference.settings import LocalTraining
 from fedbayes.inference.solve import batches, solve
 from fedbayes.models import MLP, Network
 from fedbayes.runs.build import build_data, build_runtime
-from fedbayes.runs.config import Config
-from fedbayes.tensors import Samples
 from tests.methods.places import run_of
 
 

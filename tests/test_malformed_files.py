@@ -12,14 +12,14 @@ from safetensors.torch import save_file
 from torch import nn
 
 import fedbayes
-from fedbayes.devices import choose_device
+from fedbayes.config.config import Config
+from fedbayes.core.devices import choose_device
+from fedbayes.core.files import json_text
+from fedbayes.core.messages import Masked, encode
 from fedbayes.errors import ConfigError, DataError, ModelError, RunError, plain
-from fedbayes.files import json_text
-from fedbayes.messages import Masked, encode
 from fedbayes.models import read_model, read_program
-from fedbayes.runs.config import Config
-from fedbayes.runs.folder import RunFolder, _line
-from fedbayes.tools.model_files import read_counts, read_models, read_samples
+from fedbayes.storage.folder import RunFolder, _line
+from fedbayes.workflows.serve.model_files import read_counts, read_models, read_samples
 from tests.command_line import command
 
 

@@ -11,13 +11,13 @@ import torch
 import fedbayes
 from fedbayes import Config, Simulation
 from fedbayes.contracts import At, Known, Report
+from fedbayes.core.messages import dense
 from fedbayes.errors import ConfigError, ModelError
-from fedbayes.federation.checks import encode_report, read_report
 from fedbayes.federation.client_runtime import Task
 from fedbayes.federation.engines.sequential import Sequential
 from fedbayes.federation.round import sample_cohort
+from fedbayes.federation.stages.checks import encode_report, read_report
 from fedbayes.matching import Dense, MatchingSettings, match_networks
-from fedbayes.messages import dense
 from fedbayes.methods.matching import GpiFnm, Pfnm
 from fedbayes.models import dense_layers, relu_network
 from fedbayes.testing import Tampering

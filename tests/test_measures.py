@@ -15,9 +15,12 @@ from scipy.stats import norm, poisson
 from sklearn import metrics as sk
 
 import fedbayes
+from fedbayes.config.config import Config
+from fedbayes.core.targets import Target
+from fedbayes.core.tensors import Samples
 from fedbayes.errors import ConfigError, FedbayesWarning, MessageError
-from fedbayes.federation.checks import check_scores
 from fedbayes.federation.client_runtime import Outcome
+from fedbayes.federation.stages.checks import check_scores
 from fedbayes.likelihoods import build_likelihood, evaluate, scored
 from fedbayes.likelihoods.measures import (
     MEASURES,
@@ -27,12 +30,9 @@ from fedbayes.likelihoods.measures import (
     own_metrics,
     predictions,
 )
-from fedbayes.runs.between import Between
-from fedbayes.runs.config import Config
-from fedbayes.runs.scores import ClientScores
 from fedbayes.runs.simulation import Simulation
-from fedbayes.targets import Target
-from fedbayes.tensors import Samples
+from fedbayes.storage.client_spread import Between
+from fedbayes.storage.scores import ClientScores
 from tests.command_line import command
 
 TWO = build_likelihood("bernoulli", Target("class", ("no", "yes")))

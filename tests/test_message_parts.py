@@ -9,8 +9,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from safetensors.torch import save
 
+from fedbayes.core.messages import Masked, decode, encode, metadata
 from fedbayes.errors import MessageError
-from fedbayes.messages import Masked, decode, encode, metadata
 
 TEXT = {"method": "fedavg", "note": "ä"}
 
@@ -40,13 +40,13 @@ def test_text_is_that_of_the_header_whatever_follows(text, rest):
 
 
 def test_a_header_that_is_too_long_is_not_read(monkeypatch):
-    monkeypatch.setattr("fedbayes.messages.LONGEST_HEADER", 20)
+    monkeypatch.setattr("fedbayes.core.messages.LONGEST_HEADER", 20)
     for text, wanted in (({"a": ""}, {}), ({}, {})):
         header = json.dumps({"__metadata__": text}).encode()
         assert (len(header) > 20) == bool(text)
         assert metadata(struct.pack("<Q", len(header)) + header) == wanted
     header = b'{"__metadata__":{"a":""}}'
-    monkeypatch.setattr("fedbayes.messages.LONGEST_HEADER", len(header))
+    monkeypatch.setattr("fedbayes.core.messages.LONGEST_HEADER", len(header))
     assert metadata(struct.pack("<Q", len(header)) + header) == {"a": ""}
 
 

@@ -13,9 +13,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from safetensors.torch import load, save
 
+from fedbayes.core.messages import Masked, decode, decode_file, encode
+from fedbayes.core.tensor_files import NAMES
 from fedbayes.errors import MessageError
-from fedbayes.messages import Masked, decode, decode_file, encode
-from fedbayes.tensor_files import NAMES
 from tests.hostile.messages import fuzz
 
 DTYPES = [torch.float32, torch.float64, torch.float16, torch.bfloat16, torch.int64, torch.bool]

@@ -8,8 +8,8 @@ import pytest
 import torch
 
 import fedbayes
-from fedbayes.tools.export import export
-from fedbayes.tools.model_card import markdown
+from fedbayes.workflows.serve.export import export
+from fedbayes.workflows.serve.model_card import markdown
 
 
 @pytest.fixture(scope="module")

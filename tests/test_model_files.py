@@ -9,6 +9,7 @@ from torch import nn
 from typer.testing import CliRunner
 
 from fedbayes.cli import app
+from fedbayes.core.seals import sealed
 from fedbayes.errors import ModelError
 from fedbayes.models import (
     MLP,
@@ -20,8 +21,7 @@ from fedbayes.models import (
     unlike,
 )
 from fedbayes.models.files import single
-from fedbayes.seals import sealed
-from fedbayes.tools.model_files import write_model
+from fedbayes.workflows.serve.model_files import write_model
 
 
 class Named(nn.Module):

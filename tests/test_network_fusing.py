@@ -12,6 +12,8 @@ from torch import nn
 from torch.nn import functional
 
 import fedbayes
+from fedbayes.core.targets import Target
+from fedbayes.core.tensors import Samples
 from fedbayes.data import Preprocessing
 from fedbayes.errors import ConfigError, ModelError
 from fedbayes.fusion.curvature import posterior
@@ -22,10 +24,8 @@ from fedbayes.inputs import Inputs, build_prior
 from fedbayes.likelihoods import build_likelihood
 from fedbayes.matching import MatchingSettings
 from fedbayes.models import MLP, read_model, read_program
-from fedbayes.runs.card import Card
-from fedbayes.targets import Target
-from fedbayes.tensors import Samples
-from fedbayes.tools.frontier import Scale, average, multiplications
+from fedbayes.storage.card import Card
+from fedbayes.workflows.fuse.frontier import Scale, average, multiplications
 from tests.command_line import command
 from tests.toy_inputs import Gauss
 from tests.toy_inputs import inputs as toy_inputs
@@ -328,7 +328,7 @@ def test_a_picture_that_cannot_be_is_refused_before_anything_is_fused(
     def never(*args, **kwargs):
         pytest.fail("has fused")
 
-    monkeypatch.setattr("fedbayes.tools.network_fusing.fuse_functions", never)
+    monkeypatch.setattr("fedbayes.workflows.fuse.network_fusing.fuse_functions", never)
     for number in range(2):
         torch.save(MLP(8, [3], 2).state_dict(), tmp_path / f"{number}.pt")
     models = (tmp_path / "0.pt", tmp_path / "1.pt")
@@ -371,8 +371,8 @@ def test_clients_of_a_run_are_fused_by_what_their_files_say(tmp_path):
     files = sorted((tmp_path / "run" / "clients").glob("*"))
     out = tmp_path / "g.safetensors"
     assert command("fuse", *files, "-o", out, *SMALL) == 0
-    from fedbayes.tools.evaluation_set import find_tests
-    from fedbayes.tools.model_evaluation import compare, open_model
+    from fedbayes.workflows.serve.evaluation_set import find_tests
+    from fedbayes.workflows.serve.model_evaluation import compare, open_model
 
     tests = find_tests(out, tmp_path / "run", [])
     paths = [out, *files]
@@ -393,7 +393,7 @@ def test_clients_of_a_run_are_fused_by_what_their_files_say(tmp_path):
 )
 def test_each_file_is_read_once(options, method, tmp_path, monkeypatch, capsys):
     """Whatever the method, and whoever chose it."""
-    from fedbayes.tools import model_files
+    from fedbayes.workflows.serve import model_files
 
     seen = Preprocessing(
         (6,), 1.0, (0.0,) * 6, (1.0,) * 6, Target("class", ("a", "b", "c")), tuple("uvwxyz")

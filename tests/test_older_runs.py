@@ -9,11 +9,11 @@ import fedbayes
 from fedbayes import Config, Result
 from fedbayes.errors import ConfigError
 from fedbayes.reports import gather
-from fedbayes.runs.folder import RunFolder
-from fedbayes.tools.calibration import trust
-from fedbayes.tools.evaluation_set import find_tests
-from fedbayes.tools.export import export
-from fedbayes.tools.model_evaluation import compare, open_model
+from fedbayes.storage.folder import RunFolder
+from fedbayes.workflows.calibrate.calibration import trust
+from fedbayes.workflows.serve.evaluation_set import find_tests
+from fedbayes.workflows.serve.export import export
+from fedbayes.workflows.serve.model_evaluation import compare, open_model
 
 OLDER = Path(__file__).parent / "older_run"
 

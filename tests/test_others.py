@@ -11,14 +11,14 @@ import torch
 import fedbayes
 from fedbayes import Config, Simulation
 from fedbayes.contracts import At
+from fedbayes.core.messages import decode, encode
 from fedbayes.data.tokens import Tokens
 from fedbayes.errors import ConfigError, DataError, FedbayesError, ModelError, RunError
 from fedbayes.federation.client_runtime import Task
-from fedbayes.messages import decode, encode
 from fedbayes.models import ModelSettings, build
-from fedbayes.tools.evaluation_set import find_tests
-from fedbayes.tools.export import export
-from fedbayes.tools.model_evaluation import compare, open_model
+from fedbayes.workflows.serve.evaluation_set import find_tests
+from fedbayes.workflows.serve.export import export
+from fedbayes.workflows.serve.model_evaluation import compare, open_model
 from tests.others import available, write_image_network, write_text_network, write_texts
 
 if not (available("transformers") and available("peft")):

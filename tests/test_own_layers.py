@@ -7,10 +7,10 @@ from torch import nn
 import fedbayes
 from fedbayes import Config, Simulation
 from fedbayes.contracts import At
+from fedbayes.core.messages import decode, decode_file, encode
 from fedbayes.errors import ConfigError, ModelError, RunError
 from fedbayes.federation.client_runtime import Task
-from fedbayes.messages import decode, decode_file, encode
-from fedbayes.tools.export import export
+from fedbayes.workflows.serve.export import export
 
 OWN = {f"1.{name}" for name in ("weight", "bias", "running_mean", "running_var")}
 OWN |= {"1.num_batches_tracked"}

@@ -11,16 +11,16 @@ import pytest
 import torch
 
 import fedbayes
-from fedbayes import seeds
+from fedbayes.core import seeds
+from fedbayes.core.tensors import Samples
 from fedbayes.errors import FedbayesError, FedbayesWarning, ModelError
-from fedbayes.federation import secure
 from fedbayes.federation.settings import Aggregation, Secure
+from fedbayes.federation.stages import secure
 from fedbayes.inference.settings import LocalTraining
 from fedbayes.inference.solve import batches
 from fedbayes.methods import METHODS
 from fedbayes.models import ModelSettings, Network, build
 from fedbayes.models.trials import alone
-from fedbayes.tensors import Samples
 from tests import toy_networks as toys
 
 pytestmark = pytest.mark.filterwarnings("ignore::fedbayes.errors.FedbayesWarning")

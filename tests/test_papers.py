@@ -7,14 +7,7 @@ import numpy as np
 import pandas as pd
 import pytest
 import torch
-from torch import nn
-
-import fedbayes
-from fedbayes.errors import ConfigError, DataError, RunError
-from fedbayes.fusion.function import fuse_functions
-from fedbayes.fusion.settings import DistillationSettings, FunctionSettings
-from fedbayes.models import Network
-from fedbayes.papers import (
+from fedbayes_papers import (
     EXPERIMENTS,
     combined,
     em_claims,
@@ -28,13 +21,20 @@ from fedbayes.papers import (
     reproduce,
     weight_gates,
 )
-from fedbayes.papers import lines as experiments
-from fedbayes.papers.experiment import Request, Results, finished, mean_and_std
-from fedbayes.papers.finding import Claim, Finding, Line, Part, markdown, overview, read_finding
+from fedbayes_papers import lines as experiments
+from fedbayes_papers.experiment import Request, Results, finished, mean_and_std
+from fedbayes_papers.finding import Claim, Finding, Line, Part, markdown, overview, read_finding
+from torch import nn
+
+import fedbayes
+from fedbayes.config.config import Config
+from fedbayes.errors import ConfigError, DataError, RunError
+from fedbayes.fusion.function import fuse_functions
+from fedbayes.fusion.settings import DistillationSettings, FunctionSettings
+from fedbayes.models import Network
 from fedbayes.runs.build import build_data
-from fedbayes.runs.config import Config
-from fedbayes.runs.folder import RunFolder
 from fedbayes.runs.simulation import Simulation
+from fedbayes.storage.folder import RunFolder
 from tests.command_line import command
 
 
@@ -375,7 +375,7 @@ def test_an_interrupted_experiment_says_how_to_go_on(tmp_path, monkeypatch, caps
     def interrupted(*_, **__):
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("fedbayes.papers.reproduce", interrupted)
+    monkeypatch.setattr("fedbayes_papers.reproduce", interrupted)
     assert command("reproduce", "gpi-fnm-fig2", "-o", tmp_path) == 130
     assert "the same command goes on" in capsys.readouterr().err
 
@@ -578,7 +578,7 @@ def test_figures_of_one_data_set_after_the_other(tmp_path, monkeypatch):
     """Measured in one folder, they are one finding."""
     monkeypatch.setattr(gpi_networks, "measure", lambda *_: {"accuracy": 0.5, "sizes": [100]})
     monkeypatch.setattr(gpi_fnm, "choices_of_kl", lambda _: "")
-    monkeypatch.setattr("fedbayes.papers.load_dataset", lambda _: None)
+    monkeypatch.setattr("fedbayes_papers.load_dataset", lambda _: None)
     reproduce("gpi-fnm-fig3", tmp_path, datasets=["mnist"])
     assert reproduce("gpi-fnm-fig3", tmp_path, datasets=["cifar10"]).datasets == (
         "mnist",

@@ -11,12 +11,7 @@ from fedbayes import Config
 from fedbayes.biostatistics.columns import Described
 from fedbayes.biostatistics.exchange import Exchange
 from fedbayes.contracts import Run
-from fedbayes.data.summaries import add_summaries, read_summary
-from fedbayes.errors import DataError, MessageError
-from fedbayes.federation.checks import check_scores
-from fedbayes.federation.client_runtime import Outcome
-from fedbayes.likelihoods.temperature import temperature_sums
-from fedbayes.plausible import (
+from fedbayes.core.plausible import (
     LARGEST,
     MOST_SHIFT,
     MOST_SPREAD,
@@ -25,8 +20,13 @@ from fedbayes.plausible import (
     check_moments,
     check_rows,
 )
+from fedbayes.data.tables.summaries import add_summaries, read_summary
+from fedbayes.errors import DataError, MessageError
+from fedbayes.federation.client_runtime import Outcome
+from fedbayes.federation.stages.checks import check_scores
+from fedbayes.likelihoods.temperature import temperature_sums
 from fedbayes.runs.build import build_data
-from fedbayes.runs.tried import try_at_clients
+from fedbayes.runs.client_evaluation import try_at_clients
 from tests.command_line import command
 from tests.hostile.sums import Carrier, attack, likelihood, summary_of, tables
 

@@ -9,18 +9,18 @@ import torch
 from safetensors.torch import load_file, save_file
 
 import fedbayes
+from fedbayes.core.seals import sealed
+from fedbayes.core.targets import Target
+from fedbayes.core.tensors import Samples
 from fedbayes.data.preprocessing import Preprocessing
 from fedbayes.errors import ModelError
 from fedbayes.fusion.curvature import posterior
 from fedbayes.fusion.posteriors import kfac
 from fedbayes.likelihoods import build_likelihood
 from fedbayes.models import MLP, read_model
-from fedbayes.runs.card import Card
-from fedbayes.seals import sealed
-from fedbayes.targets import Target
-from fedbayes.tensors import Samples
+from fedbayes.storage.card import Card
 from fedbayes.testing import assert_identical
-from fedbayes.tools.posterior_files import read_posterior, write_posterior
+from fedbayes.workflows.fuse.posterior_files import read_posterior, write_posterior
 from tests.command_line import command
 from tests.test_network_fusing import Tied
 from tests.toy_models import residual

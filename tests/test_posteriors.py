@@ -7,6 +7,8 @@ from torch import nn
 from torch.nn import functional
 from torch.nn.utils.parametrizations import weight_norm
 
+from fedbayes.core.targets import Target
+from fedbayes.core.tensors import Samples
 from fedbayes.errors import ConfigError, FedbayesWarning, ModelError
 from fedbayes.fusion.combining import combine
 from fedbayes.fusion.curvature import posterior, scores
@@ -14,8 +16,6 @@ from fedbayes.fusion.posterior_settings import AveragingSettings, CurvatureSetti
 from fedbayes.fusion.posteriors import Factors, Posterior, fisher, kfac, regmean
 from fedbayes.likelihoods import build_likelihood
 from fedbayes.models import MLP
-from fedbayes.targets import Target
-from fedbayes.tensors import Samples
 from fedbayes.testing import assert_identical
 from tests.architectures import ARCHITECTURES, Attention, Convolutions, Recurrent, Shared
 from tests.toy_models import residual, sequence

@@ -7,7 +7,7 @@ import pytest
 from fedbayes import Config, Simulation
 from fedbayes.errors import FedbayesWarning
 from fedbayes.runs import precision
-from fedbayes.tools.seed_runs import SeedRuns
+from fedbayes.workflows.experiments.seed_runs import SeedRuns
 
 LARGE = {"rounds": 1, "data": {"name": "digits", "clients": 2, "limit": 60}}
 LARGE |= {"model": {"hidden": [300, 200]}, "deterministic": False}

@@ -11,12 +11,12 @@ import pytest
 import torch
 
 import fedbayes
-from fedbayes.data.columns import Column
 from fedbayes.data.sources.streams import Rows
+from fedbayes.data.tables.columns import Column
 from fedbayes.errors import ConfigError, DataError, FedbayesError, ModelError
 from fedbayes.likelihoods.conformal import Conformal
-from fedbayes.tools.evaluation_set import find_tests
-from fedbayes.tools.export import export
+from fedbayes.workflows.serve.evaluation_set import find_tests
+from fedbayes.workflows.serve.export import export
 from tests.test_evaluate import cli
 
 ROWS = 240

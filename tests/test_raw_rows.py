@@ -14,8 +14,8 @@ from fedbayes.data import Preprocessing
 from fedbayes.errors import FedbayesWarning, ModelError, RunError
 from fedbayes.models import read_model
 from fedbayes.runs import build
-from fedbayes.runs.card import Card
-from fedbayes.tools.model_files import read_with_card
+from fedbayes.storage.card import Card
+from fedbayes.workflows.serve.model_files import read_with_card
 from tests.command_line import command
 
 

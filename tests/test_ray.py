@@ -19,10 +19,10 @@ import psutil
 import pytest
 
 from fedbayes import Config, Simulation, resume, run
+from fedbayes.core.messages import encode
 from fedbayes.errors import ConfigError, EngineError, FedbayesWarning
 from fedbayes.federation.client_runtime import Task
 from fedbayes.federation.ray_settings import RaySettings
-from fedbayes.messages import encode
 from fedbayes.testing import assert_identical
 from tests.deployment import BIN, free_port, wait_for
 from tests.ray_nodes import PATIENCE, Nodes, actors_of, fedbayes, processes_at

@@ -13,11 +13,11 @@ import fedbayes
 from fedbayes import Config
 from fedbayes.errors import FedbayesError, ModelError, RunError
 from fedbayes.reports import gather, plot, write_page
-from fedbayes.tools.calibration import trust
-from fedbayes.tools.evaluation_set import find_tests, named_by
-from fedbayes.tools.export import export
-from fedbayes.tools.model_evaluation import compare, open_model
-from fedbayes.tools.model_files import read_models, read_with_card, write_model
+from fedbayes.workflows.calibrate.calibration import trust
+from fedbayes.workflows.serve.evaluation_set import find_tests, named_by
+from fedbayes.workflows.serve.export import export
+from fedbayes.workflows.serve.model_evaluation import compare, open_model
+from fedbayes.workflows.serve.model_files import read_models, read_with_card, write_model
 from tests.hostile import folders
 
 PLANTED = "from pathlib import Path\nPath({mark!r}).touch()\n"
@@ -204,7 +204,7 @@ def test_a_folder_is_searched_for_names_that_are_given_alone(tmp_path):
         (tmp_path / f"{name}.py").write_text(code)
     code = (
         "import sys; from pathlib import Path; sys.path[:0] = ['', str(Path.cwd())]\n"
-        "from fedbayes.here import only_own_modules, variables; from fedbayes.lazy import own\n"
+        "from fedbayes.core.here import only_own_modules, variables; from fedbayes.core.lazy import own\n"
         "only_own_modules(str(Path.cwd())); assert not {'', str(Path.cwd())} & {*sys.path}\n"
         "assert list(variables().values()) == [str(Path.cwd())]\n"
         "print(own('ownmod:sibling').__file__)\n"

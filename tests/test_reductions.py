@@ -9,8 +9,8 @@ from hypothesis import strategies as st
 
 from fedbayes.contracts import Report, Reports
 from fedbayes.contracts.changes import changes_of
-from fedbayes.federation.aggregation import Clipped, Robust
-from fedbayes.federation.fold import Way
+from fedbayes.federation.stages.aggregation import Clipped, Robust
+from fedbayes.federation.stages.fold import Way
 
 CENTRE = {"a": torch.tensor([1.0, -2.0]), "b": torch.tensor([[0.5]]), "steps": torch.tensor(3)}
 

@@ -15,7 +15,7 @@ import fedbayes
 from fedbayes.errors import FedbayesWarning, RunError
 from fedbayes.reports import gather
 from fedbayes.runs.frames import rounds_frame
-from fedbayes.runs.standing import flat
+from fedbayes.storage.best_tracker import flat
 
 SMALL = {"rounds": 3, "data": {"clients": 4, "alpha": 0.5}, "model": {"hidden": [8]}}
 

@@ -11,16 +11,16 @@ from hypothesis import strategies as st
 from fedbayes import Config, Simulation
 from fedbayes.contracts import At, Gathered, Report, Total
 from fedbayes.contracts.changes import norm, types_of
+from fedbayes.core.messages import Masked, dense
+from fedbayes.core.tensors import pack
 from fedbayes.errors import ConfigError
-from fedbayes.federation.aggregation import Aggregation, fold
-from fedbayes.federation.checks import encode_report, read_report
 from fedbayes.federation.client_runtime import Task
 from fedbayes.federation.engines.sequential import Sequential
-from fedbayes.federation.outliers import outliers
-from fedbayes.federation.robust import nearest, trimmed
-from fedbayes.messages import Masked, dense
+from fedbayes.federation.stages.aggregation import Aggregation, fold
+from fedbayes.federation.stages.checks import encode_report, read_report
+from fedbayes.federation.stages.outliers import outliers
+from fedbayes.federation.stages.robust import nearest, trimmed
 from fedbayes.methods import METHODS
-from fedbayes.tensors import pack
 from fedbayes.testing import Tampering
 
 ADD = [
@@ -188,7 +188,7 @@ def flipped(task, outcome, factor=-4.0, hostile=(0,)):
 
 
 def dense_of(task):
-    from fedbayes.messages import decode
+    from fedbayes.core.messages import decode
 
     sent = dense(decode(task.message))
     return sent | {n.removeprefix("0/"): t for n, t in sent.items() if n.startswith("0/")}

@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 from scipy.integrate import quad
 from scipy.stats import norm
 
+from fedbayes.core.targets import Target
 from fedbayes.errors import ConfigError
 from fedbayes.likelihoods import build_likelihood
 from fedbayes.likelihoods.robust import (
@@ -16,7 +17,6 @@ from fedbayes.likelihoods.robust import (
     require_density_power,
     require_probabilities,
 )
-from fedbayes.targets import Target
 
 reals = st.floats(-4, 4)
 CLASSES = build_likelihood("categorical", Target("class", ("a", "b", "c")))

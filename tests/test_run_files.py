@@ -12,6 +12,7 @@ from contextlib import suppress
 
 import pytest
 import torch
+from fedbayes_papers import reproduce
 from filelock import FileLock
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -20,22 +21,21 @@ from safetensors.torch import load
 
 import fedbayes
 from fedbayes import Result, Simulation
+from fedbayes.core.files import writable_folder, write_beside
+from fedbayes.core.messages import decode, metadata
+from fedbayes.core.seals import check_seal, has_seal, sealed
 from fedbayes.errors import FedbayesWarning, MessageError, RunError
-from fedbayes.files import writable_folder, write_beside
-from fedbayes.messages import decode, metadata
-from fedbayes.papers import reproduce
 from fedbayes.reports import gather
 from fedbayes.reports.page import differences
-from fedbayes.runs import flusher
-from fedbayes.runs.folder import RunFolder
-from fedbayes.runs.lock import RunLock
-from fedbayes.seals import check_seal, has_seal, sealed
-from fedbayes.tools.attack_grid import AttackGrid
-from fedbayes.tools.calibration import trust
-from fedbayes.tools.conformal import calibrate_conformal
-from fedbayes.tools.export import export
-from fedbayes.tools.method_grid import MethodGrid
-from fedbayes.tools.model_files import read_with_card, write_model
+from fedbayes.storage import flusher
+from fedbayes.storage.folder import RunFolder
+from fedbayes.storage.lock import RunLock
+from fedbayes.workflows.calibrate.calibration import trust
+from fedbayes.workflows.calibrate.conformal import calibrate_conformal
+from fedbayes.workflows.experiments.attack_grid import AttackGrid
+from fedbayes.workflows.experiments.method_grid import MethodGrid
+from fedbayes.workflows.serve.export import export
+from fedbayes.workflows.serve.model_files import read_with_card, write_model
 from tests.hostile import folders, kills
 
 
@@ -453,7 +453,7 @@ def as_before(stored, clients):
 
 
 def test_a_run_of_an_older_version_has_no_digests_and_goes_on(copy, tmp_path):
-    from fedbayes.messages import dense, encode
+    from fedbayes.core.messages import dense, encode
 
     clients = len(RunFolder(copy).client_names())
     for path in (copy / "checkpoints").iterdir():

@@ -16,13 +16,13 @@ import pytest
 
 import fedbayes
 from fedbayes import Config, Simulation
+from fedbayes.core.messages import decode, dense
 from fedbayes.errors import ConfigError, RunError
 from fedbayes.federation.client_runtime import ClientRuntime, NoReport
-from fedbayes.messages import decode, dense
-from fedbayes.runs.folder import RunFolder
+from fedbayes.storage.folder import RunFolder
 from fedbayes.testing import assert_identical
-from fedbayes.tools.calibration import trust
-from fedbayes.tools.export import export
+from fedbayes.workflows.calibrate.calibration import trust
+from fedbayes.workflows.serve.export import export
 from tests.command_line import command, fedbayes_cli, process
 from tests.cut_off import cut_off_at_every_write
 
@@ -340,10 +340,10 @@ def test_accuracies_are_what_they_are_said_to_be(tmp_path):
         # Train the cohorts again, by hand, and try what each client last reported.
         server = method.init(run)
         from fedbayes.contracts import At
-        from fedbayes.federation.checks import decode_report
+        from fedbayes.core.messages import encode
         from fedbayes.federation.client_runtime import Task
         from fedbayes.federation.round import sample_cohort
-        from fedbayes.messages import encode
+        from fedbayes.federation.stages.checks import decode_report
 
         for number in range(1, 5):
             reports = method.declared.reduction()
@@ -382,7 +382,7 @@ def test_more_reports_than_a_round_can_have_are_refused(tmp_path):
 def test_what_clients_say_is_printed_as_it_is_and_names_no_figure_of_ours(tmp_path, monkeypatch):
     from rich.console import Console
 
-    from fedbayes.runs.display import Display
+    from fedbayes.console.display import Display
 
     real = ClientRuntime.train
 

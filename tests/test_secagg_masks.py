@@ -25,7 +25,7 @@ from flwr.common.secure_aggregation.secaggplus_constants import RECORD_KEY_CONFI
 from fedbayes import run
 from fedbayes.errors import EngineError
 from fedbayes.federation.client_runtime import Task
-from fedbayes.federation.secure import Plan
+from fedbayes.federation.stages.secure import Plan
 from fedbayes.flower import secagg, secagg_node, simulated
 from fedbayes.flower.engine import Flower
 from fedbayes.flower.secagg import SecureFlower

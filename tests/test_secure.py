@@ -12,15 +12,15 @@ from scipy.stats import chisquare
 
 from fedbayes import Config, Simulation, resume, run
 from fedbayes.contracts import Report
+from fedbayes.core.messages import Masked
+from fedbayes.core.tensors import pack
 from fedbayes.errors import ConfigError, EngineError, MessageError
-from fedbayes.federation.aggregation import Aggregation
 from fedbayes.federation.privacy.settings import Privacy
-from fedbayes.federation.secure import MODULUS, Plan, Secure, check
-from fedbayes.federation.secure import plan as make_plan
-from fedbayes.messages import Masked
+from fedbayes.federation.stages.aggregation import Aggregation
+from fedbayes.federation.stages.secure import MODULUS, Plan, Secure, check
+from fedbayes.federation.stages.secure import plan as make_plan
 from fedbayes.methods.fedavg import FedAvg
 from fedbayes.reports.result import Result
-from fedbayes.tensors import pack
 from tests.deployment import Deployment, wait_for
 from tests.test_federation import at_work, start
 from tests.test_flower import same, without

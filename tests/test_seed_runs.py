@@ -17,7 +17,7 @@ from fedbayes import Config, SeedRuns, Simulation
 from fedbayes.cli import app
 from fedbayes.errors import ConfigError, EngineError, RunError
 from fedbayes.federation.client_runtime import ClientRuntime, NoReport
-from fedbayes.runs.standing import flat
+from fedbayes.storage.best_tracker import flat
 from tests.command_line import command, fedbayes_cli
 
 SMALL = {"rounds": 2, "data": {"clients": 4, "alpha": 0.3}, "model": {"hidden": [8]}}

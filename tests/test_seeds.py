@@ -8,7 +8,7 @@ import pytest
 import torch
 
 import fedbayes
-from fedbayes import seeds
+from fedbayes.core import seeds
 
 COLLIDED = [("gates", 11, 15), ("gates", 594, 14)]
 """Of seed 0: the same 32 bits, which are all that PyTorch's own seeding takes."""

@@ -5,12 +5,12 @@ import pytest
 import torch
 from torch import nn
 
+from fedbayes.core.targets import Target
 from fedbayes.errors import ModelError
 from fedbayes.fusion.seeking import Seeker
 from fedbayes.fusion.settings import SeekingSettings
 from fedbayes.fusion.teacher import Teacher, class_shares
 from fedbayes.likelihoods import build_likelihood
-from fedbayes.targets import Target
 from tests.toy_inputs import Gauss, inputs
 
 

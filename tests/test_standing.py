@@ -6,11 +6,11 @@ import pytest
 
 import fedbayes
 from fedbayes import Config, Simulation
+from fedbayes.core.messages import decode, dense
 from fedbayes.data import FederatedData
 from fedbayes.errors import ConfigError, FedbayesWarning, RunError
-from fedbayes.messages import decode, dense
-from fedbayes.runs import flusher
-from fedbayes.runs.standing import Standing, divergence
+from fedbayes.storage import flusher
+from fedbayes.storage.best_tracker import Standing, divergence
 from fedbayes.testing import assert_identical
 from tests.cut_off import cut_off_at_every_write
 
@@ -278,7 +278,7 @@ def test_without_test_samples_nothing_is_compared(tmp_path, monkeypatch):
 
 def test_personal_models_are_those_of_the_round_whose_figures_are_told(tmp_path):
     """With all clients in every round, what they got right is in the best checkpoint."""
-    from fedbayes.tools.calibration import trust
+    from fedbayes.workflows.calibrate.calibration import trust
 
     run = fedbayes.run(
         jumpy(**LOCAL, keep_checkpoints="best", cohort=4, rounds=6), tmp_path / "run"
@@ -304,7 +304,7 @@ def test_a_report_says_that_its_models_are_the_last(tmp_path):
 
 def test_it_runs_on_flower_too(tmp_path):
     """The nodes keep the states that the best checkpoint names."""
-    from fedbayes.tools.calibration import trust
+    from fedbayes.workflows.calibrate.calibration import trust
 
     pytest.importorskip("flwr")
     settings = {"keep_checkpoints": "best", "engine": "flower-simulation", "cohort": 4}

@@ -7,10 +7,10 @@ import pytest
 import torch
 from torch import nn
 
+from fedbayes.core.metrics import calibrate
+from fedbayes.core.tensors import Samples, Tensors, pack, to, unpack
 from fedbayes.errors import MessageError
-from fedbayes.metrics import calibrate
 from fedbayes.models.variational import Drawn, Perturbation, through
-from fedbayes.tensors import Samples, Tensors, pack, to, unpack
 
 
 @dataclass(frozen=True)

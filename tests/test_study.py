@@ -338,8 +338,8 @@ def test_packets_come_back_as_they_were():
 def test_what_is_no_packet_is_refused():
     torch = pytest.importorskip("torch")
     pytest.importorskip("flwr")
+    from fedbayes.core.messages import encode
     from fedbayes.flower.sums_node import read_packet
-    from fedbayes.messages import encode
 
     words = torch.tensor(list(b"{}"), dtype=torch.uint8)
     for bad in (

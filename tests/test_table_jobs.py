@@ -17,7 +17,7 @@ import fedbayes
 from fedbayes import Config
 from fedbayes.cli import main
 from fedbayes.data import DataSettings, Preprocessing, load_dataset
-from fedbayes.data.summaries import (
+from fedbayes.data.tables.summaries import (
     ColumnSummary,
     TableSummary,
     add_summaries,
@@ -27,7 +27,7 @@ from fedbayes.data.summaries import (
 from fedbayes.errors import ConfigError, DataError, FedbayesWarning
 from fedbayes.inputs import add_sums, read_sums
 from fedbayes.runs.build import build_data, stored_data
-from fedbayes.runs.folder import RunFolder
+from fedbayes.storage.folder import RunFolder
 
 
 def patients(rows=120, seed=0):

@@ -2,8 +2,8 @@
 
 import pytest
 
+from fedbayes.core.targets import Target
 from fedbayes.errors import DataError
-from fedbayes.targets import Target
 
 
 @pytest.mark.parametrize(

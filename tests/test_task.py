@@ -11,17 +11,17 @@ import pandas as pd
 import pytest
 import torch
 
+from fedbayes.config.config import Config, schema, settings
+from fedbayes.core.targets import Target
 from fedbayes.errors import ConfigError, DataError, FedbayesWarning, ModelError, RunError
 from fedbayes.likelihoods import LIKELIHOODS, find_likelihood
 from fedbayes.likelihoods.gaussian import Gaussian
 from fedbayes.runs import build
 from fedbayes.runs.build import build_data, build_likelihood, stored_data
-from fedbayes.runs.card import Card
-from fedbayes.runs.config import Config, schema, settings
-from fedbayes.runs.folder import RunFolder
-from fedbayes.targets import Target
-from fedbayes.tools.evaluation_set import find_tests
-from fedbayes.tools.model_files import ModelFiles, read_with_card, write_model
+from fedbayes.storage.card import Card
+from fedbayes.storage.folder import RunFolder
+from fedbayes.workflows.serve.evaluation_set import find_tests
+from fedbayes.workflows.serve.model_files import ModelFiles, read_with_card, write_model
 
 CLASSES = Target("class", ("no", "yes"))
 REAL = Target("real", ("y",), (1.0,), (2.0,))
@@ -177,7 +177,7 @@ def test_a_run_keeps_its_target(tmp_path):
 
 def test_a_mistake_costs_no_pytorch():
     code = (
-        "import sys\nfrom fedbayes.runs.config import Config, settings\n"
+        "import sys\nfrom fedbayes.config.config import Config, settings\n"
         "try: Config.create(task={'likelihood': 'gausian'})\nexcept Exception as e: print(e)\n"
         "settings(None)\nprint('torch' in sys.modules)"
     )

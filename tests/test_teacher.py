@@ -5,11 +5,11 @@ import pytest
 import torch
 from torch import nn
 
+from fedbayes.core.targets import Target
 from fedbayes.errors import ModelError
 from fedbayes.fusion.function import teacher_of
 from fedbayes.fusion.teacher import Teacher, class_shares, divergence, frozen, set_training
 from fedbayes.likelihoods import build_likelihood
-from fedbayes.targets import Target
 
 COUNTS = [[50, 3, 0], [0, 41, 0], [30, 20, 0]]
 

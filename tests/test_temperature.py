@@ -13,6 +13,9 @@ from scipy.special import log_softmax
 
 import fedbayes
 from fedbayes.cli import main
+from fedbayes.core.metrics import calibrate
+from fedbayes.core.seals import sealed_table, unsealed_table
+from fedbayes.core.targets import Target
 from fedbayes.errors import ConfigError, DataError, FedbayesWarning, RunError
 from fedbayes.likelihoods.bernoulli import Bernoulli
 from fedbayes.likelihoods.categorical import Categorical
@@ -24,16 +27,13 @@ from fedbayes.likelihoods.temperature import (
     cooled,
     temperature_sums,
 )
-from fedbayes.metrics import calibrate
 from fedbayes.runs.build import stored_data, stored_run
 from fedbayes.runs.personal import own_models
-from fedbayes.runs.temperature import read_temperature
-from fedbayes.seals import sealed_table, unsealed_table
-from fedbayes.targets import Target
-from fedbayes.tools.calibration import trust
-from fedbayes.tools.export import export
-from fedbayes.tools.held_out import divided
-from fedbayes.tools.temperature import calibrate_temperature
+from fedbayes.storage.temperature import read_temperature
+from fedbayes.workflows.calibrate.calibration import trust
+from fedbayes.workflows.calibrate.held_out import divided
+from fedbayes.workflows.calibrate.temperature import calibrate_temperature
+from fedbayes.workflows.serve.export import export
 
 
 def likelihood_of(classes):

@@ -5,9 +5,8 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fedbayes.errors import MessageError
-from fedbayes.messages import decode, dense, encode
-from fedbayes.tensors import (
+from fedbayes.core.messages import decode, dense, encode
+from fedbayes.core.tensors import (
     Tensors,
     add_to,
     all_finite,
@@ -18,6 +17,7 @@ from fedbayes.tensors import (
     sparsity,
     unpack,
 )
+from fedbayes.errors import MessageError
 
 
 @dataclass(frozen=True)

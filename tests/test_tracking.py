@@ -5,12 +5,12 @@ import json
 import pytest
 
 import fedbayes
+from fedbayes.config.config import Config
 from fedbayes.errors import ConfigError
 from fedbayes.runs import tracking
-from fedbayes.runs.config import Config
-from fedbayes.runs.inventory import dotted
 from fedbayes.runs.simulation import Simulation
-from fedbayes.runs.standing import flat
+from fedbayes.storage.best_tracker import flat
+from fedbayes.storage.inventory import dotted
 from tests.command_line import command
 
 SETTINGS = {"data": {"name": "digits", "clients": 3, "partition": "iid"}, "rounds": 4}

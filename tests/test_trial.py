@@ -12,6 +12,10 @@ from hypothesis import strategies as st
 from sklearn.metrics import roc_auc_score
 
 import fedbayes
+from fedbayes.core.metrics import CONFIDENCES, Confidences, calibrate
+from fedbayes.core.seals import sealed_table, unsealed_table
+from fedbayes.core.targets import Target
+from fedbayes.core.tensors import Samples
 from fedbayes.errors import ConfigError, DataError
 from fedbayes.likelihoods.bernoulli import Bernoulli
 from fedbayes.likelihoods.categorical import Categorical
@@ -19,14 +23,10 @@ from fedbayes.likelihoods.gaussian import Gaussian
 from fedbayes.likelihoods.measures import measured, predictions
 from fedbayes.likelihoods.multilabel import Multilabel
 from fedbayes.likelihoods.trust import examine, unsure
-from fedbayes.metrics import CONFIDENCES, Confidences, calibrate
 from fedbayes.runs.build import stored_data, stored_run
-from fedbayes.runs.folder import RunFolder
-from fedbayes.seals import sealed_table, unsealed_table
-from fedbayes.targets import Target
-from fedbayes.tensors import Samples
-from fedbayes.tools.foreign_inputs import check_foreign, foreign_file, foreign_inputs
-from fedbayes.tools.trial import separation, trial_file, try_model
+from fedbayes.storage.folder import RunFolder
+from fedbayes.workflows.experiments.ood_inputs import check_foreign, foreign_file, foreign_inputs
+from fedbayes.workflows.experiments.uncertainty import separation, trial_file, try_model
 
 CLASSES = Target("class", ("a", "b", "c"))
 

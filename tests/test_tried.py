@@ -18,7 +18,6 @@ import fedbayes
 from fedbayes import Config, Simulation
 from fedbayes.errors import ConfigError, EngineError, FedbayesWarning
 from fedbayes.federation.client_runtime import ClientRuntime
-from fedbayes.federation.state_store import StateStore
 from fedbayes.flower.apps import client_app, flower
 from fedbayes.flower.node import Node
 from fedbayes.flower.own_data import own_data
@@ -26,6 +25,7 @@ from fedbayes.flower.simulated import simulated_grid
 from fedbayes.reports import gather, write_page
 from fedbayes.runs.build import build_data, build_runtime
 from fedbayes.runs.outcome import outcome
+from fedbayes.storage.state_store import StateStore
 
 DIGITS = {"data": {"clients": 4, "partition": "dirichlet", "limit": 500}, "rounds": 1}
 

@@ -17,14 +17,14 @@ import pytest
 from pyarrow import parquet
 
 import fedbayes
+from fedbayes.core.files import open_npz
+from fedbayes.core.signals import ENDS, ended_by, interrupt
 from fedbayes.data import load_dataset
 from fedbayes.data.settings import DataSettings
 from fedbayes.data.sources import unpacking
 from fedbayes.data.sources.unpacking import check_texts, check_unpacked
 from fedbayes.errors import DataError
-from fedbayes.files import open_npz
-from fedbayes.signals import ENDS, ended_by, interrupt
-from fedbayes.tools.prediction import predict_file
+from fedbayes.workflows.serve.prediction import predict_file
 from tests.command_line import command, process
 from tests.deployment import wait_for
 from tests.hostile.files import attack
@@ -88,8 +88,8 @@ def test_honest_files_are_read(tmp_path):
 
 
 def test_an_npz_of_zeros_that_fills_the_memory_is_refused(tmp_path, monkeypatch):
-    monkeypatch.setattr("fedbayes.files.AT_LEAST", 1 << 20)
-    monkeypatch.setattr("fedbayes.files.MOST_TIMES", 100)
+    monkeypatch.setattr("fedbayes.core.files.AT_LEAST", 1 << 20)
+    monkeypatch.setattr("fedbayes.core.files.MOST_TIMES", 100)
     np.savez_compressed(tmp_path / "z.npz", x=np.zeros((1000, 5000)))
     with pytest.raises(ValueError, match="unpacks to 40,000,"):
         open_npz(tmp_path / "z.npz")
@@ -137,7 +137,7 @@ def test_a_signal_leaves_no_rows_behind(number, model, tmp_path):
     ends = tmp_path / "pipe.csv"
     rows = model / "new.csv"
     code = (
-        "import sys, time, fedbayes.tools.prediction as p\n"
+        "import sys, time, fedbayes.workflows.serve.prediction as p\n"
         "honest = p._encode\n"
         "def slow(*a):\n"
         "    print('begun', flush=True); time.sleep(60); return honest(*a)\n"

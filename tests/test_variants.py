@@ -2,9 +2,9 @@
 
 import pytest
 
+from fedbayes.config.config import Config
 from fedbayes.errors import ConfigError
-from fedbayes.runs.config import Config
-from fedbayes.tools.variants import Variant, own_settings, settled, variants
+from fedbayes.workflows.experiments.variants import Variant, own_settings, settled, variants
 
 
 def test_labels_names_and_settings():

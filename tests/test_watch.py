@@ -30,12 +30,12 @@ from fedbayes.reports.gather import rounds_of
 from fedbayes.reports.page import render
 from fedbayes.reports.serve import Server
 from fedbayes.reports.troubles import troubles
-from fedbayes.runs import heartbeat
-from fedbayes.runs.activity import TRAINING, Activity
-from fedbayes.runs.folder import RunFolder
-from fedbayes.runs.heartbeat import ACTIVITY_FILE, Pulse, Work, read_pulse
-from fedbayes.runs.pace import Pace
-from fedbayes.tools.seed_runs import SeedRuns
+from fedbayes.storage import heartbeat
+from fedbayes.storage.activity import TRAINING, Activity
+from fedbayes.storage.folder import RunFolder
+from fedbayes.storage.heartbeat import ACTIVITY_FILE, Pulse, Work, read_pulse
+from fedbayes.storage.pace import Pace
+from fedbayes.workflows.experiments.seed_runs import SeedRuns
 from tests.command_line import command
 from tests.hostile.kills import forked
 

@@ -8,7 +8,7 @@ import pytest
 
 from fedbayes import Simulation
 from fedbayes.reports import follow
-from fedbayes.runs import heartbeat
+from fedbayes.storage import heartbeat
 from tests.pages import check_texts, keep_picture, show
 from tests.test_watch import served, small, until
 

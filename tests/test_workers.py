@@ -12,10 +12,10 @@ import torch
 
 from fedbayes import Config, Simulation, run
 from fedbayes.contracts import Report
+from fedbayes.core.messages import encode
 from fedbayes.errors import ConfigError, EngineError, FedbayesWarning
 from fedbayes.federation.client_runtime import Task
 from fedbayes.federation.engines.worker import read, write
-from fedbayes.messages import encode
 from fedbayes.methods.fedavg import FedAvg
 from fedbayes.testing import assert_identical
 

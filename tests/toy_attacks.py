@@ -3,9 +3,9 @@
 import torch
 
 from fedbayes.contracts import Report
+from fedbayes.core.messages import Masked
+from fedbayes.core.messages import dense as dense_of
 from fedbayes.federation.attacks import Attack, View
-from fedbayes.messages import Masked
-from fedbayes.messages import dense as dense_of
 
 
 class Shrink(Attack):

@@ -16,9 +16,9 @@ from fedbayes.contracts import (
     Sum,
     Weights,
 )
-from fedbayes.messages import Masked, dense
+from fedbayes.core.messages import Masked, dense
+from fedbayes.core.tensors import Tensors
 from fedbayes.methods.fedavg import FedAvg
-from fedbayes.tensors import Tensors
 
 
 class Median(Method[Weights, Weights, Gathered]):

@@ -18,23 +18,23 @@ if (
 
 from typing import TYPE_CHECKING
 
-from fedbayes.lazy import attributes
+from fedbayes.core.lazy import attributes
 from fedbayes.version import __version__
 
 if TYPE_CHECKING:
     from fedbayes.biostatistics import cox, glm, kaplan_meier, meta_analysis
+    from fedbayes.config.config import Config
     from fedbayes.estimators import FederatedClassifier, FederatedRegressor
     from fedbayes.fusion import Fusion, fuse
     from fedbayes.reports.result import Result
-    from fedbayes.runs.config import Config
     from fedbayes.runs.simulation import Simulation, Step
-    from fedbayes.runs.trained import TrainedModel
     from fedbayes.start import resume, run
-    from fedbayes.tools.client_tables import client_tables
-    from fedbayes.tools.comparing import compare
-    from fedbayes.tools.prediction import predict_file
-    from fedbayes.tools.seed_runs import SeedRuns, resume_seeds, run_seeds
-    from fedbayes.tools.trained_models import load
+    from fedbayes.workflows.experiments.comparing import compare
+    from fedbayes.workflows.experiments.seed_runs import SeedRuns, resume_seeds, run_seeds
+    from fedbayes.workflows.serve.prediction import predict_file
+    from fedbayes.workflows.serve.trained import TrainedModel
+    from fedbayes.workflows.serve.trained_models import load
+    from fedbayes.workflows.studies.client_tables import client_tables
 
 __all__ = [
     "Config",
@@ -65,27 +65,27 @@ __all__ = [
 __getattr__, __dir__ = attributes(
     __name__,
     {
-        "Config": "fedbayes.runs.config",
+        "Config": "fedbayes.config.config",
         "FederatedClassifier": "fedbayes.estimators.classifier",
         "FederatedRegressor": "fedbayes.estimators.regressor",
         "Fusion": "fedbayes.fusion",
         "Result": "fedbayes.reports.result",
-        "SeedRuns": "fedbayes.tools.seed_runs",
+        "SeedRuns": "fedbayes.workflows.experiments.seed_runs",
         "Simulation": "fedbayes.runs.simulation",
         "Step": "fedbayes.runs.simulation",
-        "TrainedModel": "fedbayes.runs.trained",
+        "TrainedModel": "fedbayes.workflows.serve.trained",
         "fuse": "fedbayes.fusion",
-        "load": "fedbayes.tools.trained_models",
-        "predict_file": "fedbayes.tools.prediction",
-        "client_tables": "fedbayes.tools.client_tables",
-        "compare": "fedbayes.tools.comparing",
+        "load": "fedbayes.workflows.serve.trained_models",
+        "predict_file": "fedbayes.workflows.serve.prediction",
+        "client_tables": "fedbayes.workflows.studies.client_tables",
+        "compare": "fedbayes.workflows.experiments.comparing",
         "cox": "fedbayes.biostatistics",
         "glm": "fedbayes.biostatistics",
         "kaplan_meier": "fedbayes.biostatistics",
         "meta_analysis": "fedbayes.biostatistics",
         "resume": "fedbayes.start",
-        "resume_seeds": "fedbayes.tools.seed_runs",
+        "resume_seeds": "fedbayes.workflows.experiments.seed_runs",
         "run": "fedbayes.start",
-        "run_seeds": "fedbayes.tools.seed_runs",
+        "run_seeds": "fedbayes.workflows.experiments.seed_runs",
     },
 )

@@ -11,13 +11,13 @@ from typing import TYPE_CHECKING, Any
 
 from rich.console import Console
 
-from fedbayes.runs.activity import Notify
-from fedbayes.runs.display import Display, console_for
-from fedbayes.signals import ENDS, ended_by
+from fedbayes.console.display import Display, console_for
+from fedbayes.core.signals import ENDS, ended_by
+from fedbayes.storage.activity import Notify
 
 if TYPE_CHECKING:
+    from fedbayes.config.config import Config
     from fedbayes.reports.result import Result
-    from fedbayes.runs.config import Config
     from fedbayes.runs.simulation import Simulation, Step
 
 Listener = Callable[["Simulation", "Step"], None]
@@ -56,7 +56,7 @@ def run(
     Raises:
         FedbayesError: a setting, the data or the network will not do; or no round had an update.
     """
-    from fedbayes.runs.config import Config
+    from fedbayes.config.config import Config
     from fedbayes.runs.simulation import Simulation
     from fedbayes.runs.tracking import check
 
@@ -95,8 +95,8 @@ def resume(
     Raises:
         FedbayesError: the folder holds no run, an object is lacking, or as for `run`.
     """
-    from fedbayes.runs.folder import RunFolder
     from fedbayes.runs.simulation import Simulation
+    from fedbayes.storage.folder import RunFolder
 
     RunFolder(Path(folder)).give_objects(objects)
     return complete(

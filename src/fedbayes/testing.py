@@ -23,7 +23,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from fedbayes import seeds
+from fedbayes.config.config import Config
 from fedbayes.contracts import (
     AnyMethod,
     At,
@@ -39,16 +39,16 @@ from fedbayes.contracts import (
     Tree,
 )
 from fedbayes.contracts.changes import part_of, types_of
+from fedbayes.core import seeds
+from fedbayes.core.messages import Masked, Message, decode, decode_file, dense, dtype_of, encode
+from fedbayes.core.tensors import Samples, Tensors, pack, unpack
 from fedbayes.errors import RunError
-from fedbayes.federation.checks import check_entries, decode_report, encode_report
 from fedbayes.federation.client_runtime import Evaluation, NoReport, Outcome, Task
 from fedbayes.federation.engines import Engine
 from fedbayes.federation.engines.sequential import Sequential
-from fedbayes.messages import Masked, Message, decode, decode_file, dense, dtype_of, encode
-from fedbayes.runs.config import Config
+from fedbayes.federation.stages.checks import check_entries, decode_report, encode_report
 from fedbayes.runs.simulation import Simulation
 from fedbayes.start import resume, run
-from fedbayes.tensors import Samples, Tensors, pack, unpack
 
 
 def assert_identical(left: Tensors, right: Tensors) -> None:

@@ -14,11 +14,11 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fedbayes.categories import places, spelled_apart
+from fedbayes.core.categories import places, spelled_apart
 from fedbayes.data import DataSettings, FederatedData, Preprocessing, load_dataset, partition
-from fedbayes.data.cells import code
-from fedbayes.data.columns import Column, reading
 from fedbayes.data.sources.streams import Rows
+from fedbayes.data.tables.cells import code
+from fedbayes.data.tables.columns import Column, reading
 from fedbayes.errors import DataError, FedbayesWarning
 
 

@@ -9,8 +9,8 @@ import fedbayes
 from fedbayes.data import DataSettings, load_dataset
 from fedbayes.data.sources.conventions import Numbers
 from fedbayes.errors import DataError, UnclearError
-from fedbayes.tools.evaluation_set import find_tests
-from fedbayes.tools.prediction import predict_file
+from fedbayes.workflows.serve.evaluation_set import find_tests
+from fedbayes.workflows.serve.prediction import predict_file
 
 RNG = np.random.default_rng(3)
 ROWS = 40

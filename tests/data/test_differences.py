@@ -4,9 +4,9 @@ from dataclasses import replace
 
 import pytest
 
+from fedbayes.core.targets import Target
 from fedbayes.data import Preprocessing, differences
 from fedbayes.data.differences import CLASSES, FEATURES, SCALE, SHAPE, TARGETS
-from fedbayes.targets import Target
 
 CLASS = Target("class", ("ant", "bee"))
 REAL = Target("real", ("age",), (40.0,), (9.0,))

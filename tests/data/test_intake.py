@@ -10,11 +10,11 @@ import pandas as pd
 import pytest
 import torch
 
+from fedbayes.config.config import Config
 from fedbayes.data import DataSettings, load_dataset
 from fedbayes.data.intake import Narrowing, arrange, channels_of
 from fedbayes.errors import DataError, ModelError
 from fedbayes.runs.build import build_data, stored_data
-from fedbayes.runs.config import Config
 from fedbayes.runs.simulation import Simulation
 
 RNG = np.random.default_rng(8)

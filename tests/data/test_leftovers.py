@@ -8,10 +8,10 @@ import pytest
 from small_files import pool
 
 import fedbayes
+from fedbayes.config.config import Config
 from fedbayes.data import DataSettings, choose_scheme, load_dataset, partition
 from fedbayes.errors import DataError, FedbayesWarning
 from fedbayes.runs.build import runtime
-from fedbayes.runs.config import Config
 from fedbayes.runs.simulation import Simulation
 
 

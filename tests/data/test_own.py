@@ -9,11 +9,11 @@ from pydantic import ValidationError
 from small_files import encode
 
 from fedbayes.data import DataSettings, load_dataset
-from fedbayes.data.check import check_table
 from fedbayes.data.sources.streams import Rows
+from fedbayes.data.tables.check import check_table
 from fedbayes.errors import DataError
 from fedbayes.inputs import build_prior
-from fedbayes.tools.model_files import read_samples
+from fedbayes.workflows.serve.model_files import read_samples
 
 
 @pytest.fixture

@@ -8,10 +8,10 @@ import pytest
 import torch
 from small_files import pool
 
+from fedbayes.core.targets import Target
 from fedbayes.data import DataSettings, FederatedData, Preprocessing, load_dataset, partition
 from fedbayes.data.dataset import build_dataset
 from fedbayes.errors import DataError, FedbayesWarning
-from fedbayes.targets import Target
 
 TABLE = Preprocessing(
     shape=(2,),

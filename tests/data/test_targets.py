@@ -11,6 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from sklearn.datasets import load_diabetes
 
+from fedbayes.core.targets import Target
 from fedbayes.data import (
     DataSettings,
     FederatedData,
@@ -21,7 +22,6 @@ from fedbayes.data import (
 )
 from fedbayes.data.dataset import build_dataset, standardized
 from fedbayes.errors import DataError, FedbayesWarning
-from fedbayes.targets import Target
 
 RNG = np.random.default_rng(0)
 REAL = ("real",)

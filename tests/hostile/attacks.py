@@ -30,7 +30,7 @@ def attack(count, seed):
     Returns:
         How many were tried and survived, what failed, and the greatest loss.
     """
-    from fedbayes.tools.attack_grid import AttackGrid
+    from fedbayes.workflows.experiments.attack_grid import AttackGrid
 
     failures, lost = [], 0.0
     for number in range(seed, seed + count):

@@ -17,7 +17,7 @@ import numpy as np
 import pandas as pd
 
 import fedbayes
-from fedbayes.files import digest
+from fedbayes.core.files import digest
 from tests.command_line import command
 from tests.hostile import folders
 from tests.hostile.kills import forked

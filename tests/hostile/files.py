@@ -24,8 +24,8 @@ from fedbayes import Config
 from fedbayes.data import load_dataset
 from fedbayes.data.settings import DataSettings
 from fedbayes.errors import FedbayesError
-from fedbayes.runs.folder import RunFolder
-from fedbayes.tools.model_files import read_models
+from fedbayes.storage.folder import RunFolder
+from fedbayes.workflows.serve.model_files import read_models
 from tests.hostile import folders
 
 SECONDS = 20.0

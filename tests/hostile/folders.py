@@ -24,13 +24,13 @@ import torch
 
 import fedbayes
 from fedbayes import Config, Simulation
+from fedbayes.core.messages import decode, dense
 from fedbayes.errors import FedbayesError, FedbayesWarning
-from fedbayes.messages import decode, dense
 from fedbayes.reports import gather
-from fedbayes.runs.folder import RunFolder
-from fedbayes.tools.evaluation_set import find_tests
-from fedbayes.tools.export import export
-from fedbayes.tools.model_evaluation import compare, open_model
+from fedbayes.storage.folder import RunFolder
+from fedbayes.workflows.serve.evaluation_set import find_tests
+from fedbayes.workflows.serve.export import export
+from fedbayes.workflows.serve.model_evaluation import compare, open_model
 
 SECONDS = 60
 """What a case may take; a pipe would be waited for without end."""

@@ -15,12 +15,12 @@ import numpy as np
 import torch
 
 from fedbayes import Config, Simulation
+from fedbayes.core.messages import Masked, decode, decode_file, encode
 from fedbayes.errors import FedbayesWarning, MessageError
 from fedbayes.federation.broadcast import Broadcast
-from fedbayes.federation.checks import decode_report
-from fedbayes.federation.compression import refusal
 from fedbayes.federation.settings import Compression
-from fedbayes.messages import Masked, decode, decode_file, encode
+from fedbayes.federation.stages.checks import decode_report
+from fedbayes.federation.stages.compression import refusal
 from fedbayes.methods import METHODS
 from tests.test_reference_models import OTHERS, PARAMETERS, SETTINGS
 

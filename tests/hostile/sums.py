@@ -14,23 +14,23 @@ import numpy as np
 import torch
 
 from fedbayes.biostatistics.exchange import Exchange, Packet
-from fedbayes.data.summaries import (
+from fedbayes.core.plausible import MOST_SHIFT, MOST_SPREAD
+from fedbayes.core.targets import Target
+from fedbayes.data.tables.summaries import (
     ColumnSummary,
     TableSummary,
     add_summaries,
     check_summaries,
     read_summary,
 )
+from fedbayes.data.tables.sums import check_sums
 from fedbayes.errors import DataError, FedbayesError, MessageError
-from fedbayes.federation.checks import check_scores
+from fedbayes.federation.stages.checks import check_scores
 from fedbayes.inputs import add_sums, read_sums, sums_of, write_sums
-from fedbayes.inputs.sums import check_sums
 from fedbayes.likelihoods.categorical import Categorical
 from fedbayes.likelihoods.conformal import BINS, check_counts, count, threshold
 from fedbayes.likelihoods.hazards import at_risk, check_at_risk, check_events, event_counts
 from fedbayes.likelihoods.temperature import temperature_sums
-from fedbayes.plausible import MOST_SHIFT, MOST_SPREAD
-from fedbayes.targets import Target
 
 LIAR = "ward-4"
 NUMBERS = (

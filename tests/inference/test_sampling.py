@@ -3,12 +3,12 @@
 import pytest
 import torch
 
+from fedbayes.core.tensors import Samples
 from fedbayes.errors import ConfigError
 from fedbayes.inference.problem import Problem
 from fedbayes.inference.sampling import Langevin, Pulled, require_langevin, sampled
 from fedbayes.inference.settings import LocalTraining
 from fedbayes.inference.solve import solve
-from fedbayes.tensors import Samples
 
 
 def squares(parameters, batch, given, noise):

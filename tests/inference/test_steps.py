@@ -6,11 +6,11 @@ import numpy as np
 import pytest
 import torch
 
+from fedbayes.core.tensors import Samples
 from fedbayes.inference import gates
 from fedbayes.inference.combination import factors
 from fedbayes.inference.controls import mean_gradient
 from fedbayes.inference.optimizers import Moments, ServerOptimizer, step
-from fedbayes.tensors import Samples
 
 
 def test_yogi_as_it_comes_is_fedyogi_of_reddi_et_al():

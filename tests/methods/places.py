@@ -4,13 +4,13 @@ import torch
 
 from fedbayes import Config, Simulation
 from fedbayes.contracts import At, Run, Sum
+from fedbayes.core.targets import Target
+from fedbayes.core.tensors import Samples
 from fedbayes.data.preprocessing import Preprocessing
 from fedbayes.inference.settings import LocalTraining
 from fedbayes.likelihoods import build_likelihood
 from fedbayes.models import Network
 from fedbayes.models.networks import MLP
-from fedbayes.targets import Target
-from fedbayes.tensors import Samples
 
 
 def network(hidden=(), inputs=4, classes=3, seed=0, dtype=torch.float32):

@@ -9,6 +9,7 @@ import torch
 
 from fedbayes import Config, Simulation
 from fedbayes.contracts import At, Gathered, Report
+from fedbayes.core.targets import Target
 from fedbayes.errors import ConfigError, ModelError
 from fedbayes.fusion.combining import combine
 from fedbayes.fusion.rounds import draws_of_round, module_with
@@ -17,7 +18,6 @@ from fedbayes.methods.fedfuse import FedFuse
 from fedbayes.models import Network
 from fedbayes.models.networks import MLP
 from fedbayes.models.resize import with_weights
-from fedbayes.targets import Target
 from tests.methods.places import at, network, run_of, samples
 
 

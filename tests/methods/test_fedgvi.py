@@ -10,13 +10,13 @@ from torch import nn
 
 from fedbayes import Config
 from fedbayes.contracts import Sum
+from fedbayes.core.targets import Target
+from fedbayes.core.tensors import Samples
 from fedbayes.errors import ConfigError
 from fedbayes.likelihoods import build_likelihood
 from fedbayes.methods.fedgvi import FedGvi
 from fedbayes.methods.pvi import Pvi
 from fedbayes.models import Network
-from fedbayes.targets import Target
-from fedbayes.tensors import Samples
 from tests.methods.places import at, network, posterior_of, run_of
 
 REAL = Target("real", ("y",), center=(0.0,), scale=(1.0,))

@@ -4,9 +4,9 @@ import pytest
 import torch
 
 from fedbayes.contracts import Nothing, Sum
+from fedbayes.core.tensors import Samples
 from fedbayes.methods.fedl1 import FedL1
 from fedbayes.models import units
-from fedbayes.tensors import Samples
 from tests.methods.places import at, network, run_of
 
 

@@ -9,14 +9,14 @@ from torch import nn
 
 from fedbayes import Config, Simulation
 from fedbayes.contracts import Nothing, Sum
+from fedbayes.core.targets import Target
+from fedbayes.core.tensors import Samples
 from fedbayes.errors import ConfigError, FedbayesWarning
 from fedbayes.inference.sampling import sampled
 from fedbayes.likelihoods import build_likelihood
 from fedbayes.methods.fedavg import FedAvg
 from fedbayes.methods.fedpa import FedPa
 from fedbayes.models import Network
-from fedbayes.targets import Target
-from fedbayes.tensors import Samples
 from tests.methods.places import at, network, run_of, samples
 
 SOLVED = {"lr": 0.05, "steps": 20, "batch_size": 4}

@@ -11,13 +11,13 @@ import torch
 import fedbayes
 from fedbayes import Simulation
 from fedbayes.contracts import At, Nothing, Report, Sum
+from fedbayes.core.messages import Masked, decode, dense, encode
+from fedbayes.core.tensors import unpack
 from fedbayes.errors import ConfigError
 from fedbayes.federation.engines.sequential import Sequential
 from fedbayes.inference import gates
-from fedbayes.messages import Masked, decode, dense, encode
 from fedbayes.methods.fedsparse import Control, FedSparse, ScaffoldFedSparse, Server
 from fedbayes.models import LeNet5, Network, ResNet20, units
-from fedbayes.tensors import unpack
 from tests.methods.places import at, difference, network, run_of, samples
 
 
@@ -422,7 +422,7 @@ def test_sparsity_and_bytes_of_mid_on_cifar10(tmp_path):
 
     Seeds differ here by as much as .09: two ended at .456 and .544.
     """
-    from fedbayes.papers import em_runs, em_view
+    from fedbayes_papers import em_runs, em_view
 
     config = em_runs.Comparison("mixed", em_view._federation("cifar10"), {"FedSparse, mid": 45}, 1)
     run = fedbayes.run(config.config("FedSparse, mid", 0), tmp_path)

@@ -8,13 +8,13 @@ from torch import nn
 from torch.distributions import Normal, kl_divergence
 
 from fedbayes.contracts import Report, Solved, Sum
+from fedbayes.core.targets import Target
+from fedbayes.core.tensors import Samples, named
 from fedbayes.errors import MessageError, ModelError
 from fedbayes.inference.gaussian import Gaussian, standard
 from fedbayes.likelihoods import build_likelihood
 from fedbayes.methods.ivon_admm import IvonAdmm, away, constant
 from fedbayes.models import Network
-from fedbayes.targets import Target
-from fedbayes.tensors import Samples, named
 from tests.methods.places import at, network, run_of
 
 NAME = "0.weight"

@@ -7,16 +7,16 @@ from torch import nn
 import fedbayes
 from fedbayes.contracts import Report, Sum
 from fedbayes.contracts.kronecker import flattened
+from fedbayes.core.targets import Target
+from fedbayes.core.tensors import Samples, named, part
 from fedbayes.errors import ConfigError, MessageError
-from fedbayes.federation import aggregation
+from fedbayes.federation.stages import aggregation
 from fedbayes.inference.kronecker import Metric, Spectrum, layered, rows_of
 from fedbayes.likelihoods import build_likelihood
 from fedbayes.methods.fedlap import FedLap
 from fedbayes.models import Network
 from fedbayes.models.networks import MLP
-from fedbayes.runs.folder import RunFolder
-from fedbayes.targets import Target
-from fedbayes.tensors import Samples, named, part
+from fedbayes.storage.folder import RunFolder
 from tests.methods.places import at, rounds, run_of
 from tests.methods.test_moments import linear_run, pooled, regressions
 

@@ -7,13 +7,13 @@ from torch import nn
 
 from fedbayes import Config, Simulation
 from fedbayes.contracts.drawn import draws_of, sampler_of
+from fedbayes.core.targets import Target
+from fedbayes.core.tensors import Samples, named, part
 from fedbayes.errors import ConfigError, FedbayesWarning, ModelError
 from fedbayes.likelihoods import build_likelihood
 from fedbayes.methods.fedep import FedEP
 from fedbayes.methods.fedlap import FedLap
 from fedbayes.models import Network
-from fedbayes.targets import Target
-from fedbayes.tensors import Samples, named, part
 from tests.methods.places import at, network, rounds, run_of
 
 STD = 0.7

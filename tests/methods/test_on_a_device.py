@@ -7,9 +7,9 @@ import pytest
 import torch
 
 from fedbayes.contracts import factors, moments
-from fedbayes.messages import dense
+from fedbayes.core.messages import dense
+from fedbayes.core.tensors import Samples, pack, to, unpack
 from fedbayes.methods import METHODS, ivon_admm
-from fedbayes.tensors import Samples, pack, to, unpack
 from tests.methods.places import at, network, run_of
 
 META = torch.device("meta")

@@ -9,13 +9,13 @@ from torch.distributions import Normal, kl_divergence
 
 from fedbayes import Config, Simulation
 from fedbayes.contracts import Report, Sum
+from fedbayes.core.targets import Target
+from fedbayes.core.tensors import Samples
 from fedbayes.errors import ConfigError, MessageError, ModelError
 from fedbayes.likelihoods import build_likelihood
 from fedbayes.methods.pfedbayes import Client, PFedBayes, Server
 from fedbayes.models import Network
 from fedbayes.models.networks import MLP
-from fedbayes.targets import Target
-from fedbayes.tensors import Samples
 from tests.methods.places import at, network, run_of
 
 NAME = "0.weight"

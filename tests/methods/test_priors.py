@@ -13,15 +13,17 @@ from torch import nn
 import fedbayes
 from fedbayes.contracts import Gathered, Nothing, Report
 from fedbayes.contracts.prior import in_words
+from fedbayes.core.fields import idle
+from fedbayes.core.messages import Masked, dense
+from fedbayes.core.targets import Target
+from fedbayes.core.tensors import Samples
 from fedbayes.errors import ConfigError, MessageError
 from fedbayes.federation.round import sample_cohort
-from fedbayes.fields import idle
 from fedbayes.inference.optimizers import ServerOptimizer
 from fedbayes.inference.problem import Problem, Solved
 from fedbayes.inference.settings import LocalTraining
 from fedbayes.inference.solve import solve
 from fedbayes.likelihoods import build_likelihood
-from fedbayes.messages import Masked, dense
 from fedbayes.methods.fedavg import FedAvg
 from fedbayes.methods.fedprox import FedProx
 from fedbayes.methods.fedsparse import FedSparse, ScaffoldFedSparse
@@ -29,8 +31,6 @@ from fedbayes.methods.laplace import Laplace, Server, median, proximal
 from fedbayes.methods.mixture import Mixture
 from fedbayes.models import Network
 from fedbayes.runs.build import build_data
-from fedbayes.targets import Target
-from fedbayes.tensors import Samples
 from tests.methods.places import at, difference, network, run_of, samples
 
 

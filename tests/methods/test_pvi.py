@@ -8,14 +8,14 @@ from torch import nn
 
 from fedbayes import Config, Simulation
 from fedbayes.contracts import Sum
+from fedbayes.core.targets import Target
+from fedbayes.core.tensors import Samples
 from fedbayes.errors import ConfigError, FedbayesWarning, ModelError
 from fedbayes.likelihoods import build_likelihood
 from fedbayes.methods.pvi import Pvi
 from fedbayes.methods.virtual import Virtual
 from fedbayes.models import Network
 from fedbayes.models.networks import MLP
-from fedbayes.targets import Target
-from fedbayes.tensors import Samples
 from tests.methods.places import at, network, posterior_of, run_of
 
 

@@ -6,15 +6,15 @@ import torch
 
 from fedbayes.contracts import Gathered, Nothing, Report, Sum
 from fedbayes.contracts.product import Posterior as Server
+from fedbayes.core.messages import Masked, dense
+from fedbayes.core.tensors import named
 from fedbayes.inference import gates
 from fedbayes.inference.gaussian import Gaussian
-from fedbayes.messages import Masked, dense
 from fedbayes.methods.combined import Combined
 from fedbayes.methods.fedsparse import Controlled, ScaffoldFedSparse
 from fedbayes.methods.mixture import Mixture
 from fedbayes.methods.virtual import Virtual
 from fedbayes.models import units
-from fedbayes.tensors import named
 from tests.methods.places import at, network, run_of, samples
 
 

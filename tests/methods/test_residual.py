@@ -6,15 +6,15 @@ import torch
 
 import fedbayes
 from fedbayes.contracts import Nothing, Report, Sum
+from fedbayes.core.messages import Masked, encode
+from fedbayes.core.tensors import Samples
 from fedbayes.inference import gates
-from fedbayes.messages import Masked, encode
 from fedbayes.methods.feddrop import FedDrop
 from fedbayes.methods.fedl1 import FedL1
 from fedbayes.methods.fedsparse import FedSparse, Server
 from fedbayes.models import Network, ResNet20, units
 from fedbayes.models.compact import compact
-from fedbayes.tensors import Samples
-from fedbayes.tools.export import export
+from fedbayes.workflows.serve.export import export
 from tests.methods.places import at, run_of
 
 SHAPE = (3, 16, 16)

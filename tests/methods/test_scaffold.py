@@ -13,6 +13,8 @@ import fedbayes
 from fedbayes import Config, Simulation
 from fedbayes.contracts import Clips
 from fedbayes.contracts.changes import norm
+from fedbayes.core.messages import decode, decode_file, dense
+from fedbayes.core.tensors import part, unpack
 from fedbayes.errors import ConfigError
 from fedbayes.inference.controls import (
     corrected,
@@ -22,10 +24,8 @@ from fedbayes.inference.controls import (
     usual,
 )
 from fedbayes.inference.solve import batches
-from fedbayes.messages import decode, decode_file, dense
 from fedbayes.methods.fedsparse import ScaffoldFedSparse
 from fedbayes.methods.scaffold import Control, Scaffold
-from fedbayes.tensors import part, unpack
 from fedbayes.testing import assert_identical
 from tests.methods.places import at, network, run_of, samples
 

@@ -5,7 +5,7 @@ import torch
 
 import fedbayes
 from fedbayes.contracts import Nothing, Report, Sum, Total
-from fedbayes.messages import Masked, dense, encode
+from fedbayes.core.messages import Masked, dense, encode
 from fedbayes.methods.feddrop import FedDrop
 from fedbayes.methods.fedl1 import FedL1
 from fedbayes.models import LeNet5, Network, ResNet20, units

@@ -9,12 +9,12 @@ import torch
 
 from fedbayes import Config, Simulation
 from fedbayes.contracts import Problem, Report, Sum
+from fedbayes.core.messages import Masked, decode, dense
+from fedbayes.core.tensors import Samples, unpack
 from fedbayes.inference.settings import LocalTraining
 from fedbayes.inference.solve import solve
-from fedbayes.messages import Masked, decode, dense
 from fedbayes.methods.fedsparse import FedSparse
 from fedbayes.methods.virtual import Client
-from fedbayes.tensors import Samples, unpack
 
 DATA = {"name": "digits", "clients": 3, "partition": "iid", "limit": 150}
 

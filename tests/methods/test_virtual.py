@@ -5,6 +5,7 @@ from dataclasses import replace
 
 import pytest
 import torch
+from fedbayes_papers.virtual import accuracies, final_accuracies
 from torch import nn
 from torch.distributions import Normal, kl_divergence
 from torch.nn import functional
@@ -14,10 +15,12 @@ from fedbayes import Config, Simulation
 from fedbayes.contracts import Report, Solved
 from fedbayes.contracts.changes import clipped, norm
 from fedbayes.contracts.product import Posterior as Server
+from fedbayes.core.messages import decode, decode_file, dense
+from fedbayes.core.targets import Target
+from fedbayes.core.tensors import Samples, named, part, unpack
 from fedbayes.errors import ConfigError, MessageError, ModelError
 from fedbayes.inference.gaussian import Gaussian, kl, standard
 from fedbayes.likelihoods import build_likelihood
-from fedbayes.messages import decode, decode_file, dense
 from fedbayes.methods.ivon_admm import IvonAdmm
 from fedbayes.methods.virtual import Client, Virtual, _newcomer, sampled
 from fedbayes.models import MLP, LeNet5, Network, ResNet20
@@ -30,10 +33,7 @@ from fedbayes.models.variational import (
     repeat,
     stack,
 )
-from fedbayes.papers.virtual import accuracies, final_accuracies
-from fedbayes.targets import Target
-from fedbayes.tensors import Samples, named, part, unpack
-from fedbayes.tools.calibration import trust
+from fedbayes.workflows.calibrate.calibration import trust
 from tests.methods.places import at, network, run_of, samples
 
 

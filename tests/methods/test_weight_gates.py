@@ -11,8 +11,8 @@ from torch import nn
 import fedbayes
 from fedbayes import Simulation
 from fedbayes.contracts import At, Nothing, Report, Sum
+from fedbayes.core.messages import Masked, decode, dense, encode, payload
 from fedbayes.errors import ConfigError, FedbayesWarning
-from fedbayes.messages import Masked, decode, dense, encode, payload
 from fedbayes.methods.fedsparse import FedSparse, ScaffoldFedSparse, Server
 from fedbayes.models import Network
 from fedbayes.models.networks import MLP

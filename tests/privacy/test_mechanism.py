@@ -16,14 +16,14 @@ pytest.importorskip("dp_accounting")
 from fedbayes.contracts import Report, Reports
 from fedbayes.contracts.changes import changes_of, shortened
 from fedbayes.errors import ConfigError
-from fedbayes.federation.fold import Way
 from fedbayes.federation.privacy.accounting import ADD_REMOVE, REPLACE, epsilons
 from fedbayes.federation.privacy.matrix import strategy
 from fedbayes.federation.privacy.mechanism import Mechanism, multipliers
 from fedbayes.federation.privacy.noise import Secret
 from fedbayes.federation.privacy.settings import Privacy
 from fedbayes.federation.privacy.spending import Spending
-from fedbayes.federation.secure import Plan
+from fedbayes.federation.stages.fold import Way
+from fedbayes.federation.stages.secure import Plan
 
 SECRET = Secret(b"s" * 32)
 

@@ -22,7 +22,7 @@ from fedbayes.federation.privacy.accounting import ADD_REMOVE, REPLACE, Spent, e
 from fedbayes.federation.privacy.matrix import strategy
 from fedbayes.federation.privacy.settings import Privacy
 from fedbayes.methods.fedavg import FedAvg
-from fedbayes.runs.folder import RunFolder
+from fedbayes.storage.folder import RunFolder
 
 DATA = {"name": "digits", "clients": 7, "partition": "iid"}
 CLIP = {"clip": 1.0}

@@ -7,7 +7,7 @@ over a network. Everything is computed in float64.
 
 from typing import TYPE_CHECKING
 
-from fedbayes.lazy import attributes
+from fedbayes.core.lazy import attributes
 
 if TYPE_CHECKING:
     from fedbayes.biostatistics.analyses import cox, glm, kaplan_meier, meta_analysis

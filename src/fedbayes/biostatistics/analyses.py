@@ -17,7 +17,7 @@ from fedbayes.biostatistics.hazards import Ties, fit_cox
 from fedbayes.biostatistics.meta import MetaAnalysis, Pooled, pool
 from fedbayes.biostatistics.newton import of_condition
 from fedbayes.biostatistics.results import Regression
-from fedbayes.categories import normal
+from fedbayes.core.categories import normal
 from fedbayes.errors import ConfigError, DataError, FedbayesWarning, MessageError
 
 Clients = Mapping[str, Any] | Carrier

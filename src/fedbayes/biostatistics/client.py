@@ -19,7 +19,7 @@ from fedbayes.biostatistics.risk_sets import (
     tell_risk_sets,
     tell_scores,
 )
-from fedbayes.categories import normal, without_blanks
+from fedbayes.core.categories import normal, without_blanks
 from fedbayes.errors import ColumnError, DataError, EngineError, FedbayesError, MessageError
 
 if TYPE_CHECKING:

@@ -12,7 +12,7 @@ import numpy as np
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, model_validator
 
 from fedbayes.biostatistics.exchange import Exchange, Packet
-from fedbayes.categories import (
+from fedbayes.core.categories import (
     alike,
     are_dates,
     name_of,
@@ -21,8 +21,8 @@ from fedbayes.categories import (
     spelled_apart,
     truth_as_number,
 )
+from fedbayes.core.plausible import LONGEST_CATEGORY, MOST_ROWS
 from fedbayes.errors import ColumnError, DataError, EngineError, MessageError, did_you_mean
-from fedbayes.plausible import LONGEST_CATEGORY, MOST_ROWS
 
 if TYPE_CHECKING:
     import pandas as pd

@@ -10,7 +10,7 @@ from scipy import stats
 from fedbayes.biostatistics.columns import Coding, Wanted, agree, explained
 from fedbayes.biostatistics.exchange import Array, Exchange
 from fedbayes.biostatistics.times import EventTimes, event_times
-from fedbayes.brief import Brief
+from fedbayes.core.brief import Brief
 
 if TYPE_CHECKING:
     import pandas as pd

@@ -13,8 +13,8 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import BaseModel, ValidationError
 
+from fedbayes.core.plausible import LARGEST
 from fedbayes.errors import MessageError
-from fedbayes.plausible import LARGEST
 
 Array = NDArray[np.float64]
 Words = TypeVar("Words", bound=BaseModel)

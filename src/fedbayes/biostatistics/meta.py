@@ -9,7 +9,7 @@ from scipy import stats
 
 from fedbayes.biostatistics.columns import explained
 from fedbayes.biostatistics.exchange import Array
-from fedbayes.brief import Brief
+from fedbayes.core.brief import Brief
 from fedbayes.errors import DataError
 
 if TYPE_CHECKING:

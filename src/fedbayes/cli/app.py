@@ -19,10 +19,10 @@ from rich.console import ConsoleOptions, RenderableType
 from rich.markup import escape
 from rich.segment import Segment
 
+from fedbayes.core.files import FULL
+from fedbayes.core.here import only_own_modules
+from fedbayes.core.signals import ended_by, interrupt
 from fedbayes.errors import FedbayesError, FedbayesWarning, plain
-from fedbayes.files import FULL
-from fedbayes.here import only_own_modules
-from fedbayes.signals import ended_by, interrupt
 from fedbayes.version import __version__
 
 app = typer.Typer(

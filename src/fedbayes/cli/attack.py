@@ -19,7 +19,7 @@ from fedbayes.cli.options import (
     SettingsCommand,
     overrides,
 )
-from fedbayes.files import json_text
+from fedbayes.core.files import json_text
 
 
 @app.command(cls=SettingsCommand)
@@ -75,11 +75,11 @@ def attack(
     )
     console = rich.get_console()
     with console.status("loading PyTorch") as status:
+        from fedbayes.core.files import writable, write_beside
         from fedbayes.data.plot import PICTURES
         from fedbayes.federation.attacks import ATTACKS
-        from fedbayes.files import writable, write_beside
-        from fedbayes.tools.attack_grid import RULES, AttackGrid
-        from fedbayes.tools.attack_table import AttackTable
+        from fedbayes.workflows.experiments.attack_grid import RULES, AttackGrid
+        from fedbayes.workflows.experiments.attack_table import AttackTable
 
         if picture is not None:
             writable(picture, "the picture", PICTURES)
@@ -115,6 +115,6 @@ def attack(
 
 def _listed(text: str | None) -> list[str]:
     """What stands between commas."""
-    from fedbayes.tools.variants import parts
+    from fedbayes.workflows.experiments.variants import parts
 
     return [part.strip() for part in parts(text or "", ",") if part.strip()]

@@ -11,12 +11,12 @@ from rich.table import Table
 from fedbayes.cli.app import Console, app
 from fedbayes.cli.federate import Certificates, Insecure, Secret
 from fedbayes.cli.options import Json, Setting
+from fedbayes.core.files import json_text
 from fedbayes.errors import ConfigError
-from fedbayes.files import json_text
 
 if TYPE_CHECKING:
     from fedbayes.biostatistics import MetaAnalysis, Regression, Survival
-    from fedbayes.tools.study import Place, Study
+    from fedbayes.workflows.studies.study import Place, Study
 
 survival_app = typer.Typer(
     help="Survival analysis of clients' rows by sums that travel.", no_args_is_help=True
@@ -311,7 +311,7 @@ def _place(
     Raises:
         ConfigError: there is no such engine, or an option has no effect.
     """
-    from fedbayes.tools.study import Place
+    from fedbayes.workflows.studies.study import Place
 
     if noise is not None:
         raise ConfigError(
@@ -381,7 +381,7 @@ def _run(
     plot: Path | None,
     as_json: bool,
 ) -> None:
-    from fedbayes.tools.study import Study
+    from fedbayes.workflows.studies.study import Study
 
     with rich.get_console().status("reading") as status:
         study = Study(

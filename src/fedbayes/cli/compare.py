@@ -33,8 +33,8 @@ from fedbayes.cli.options import (
     Workers,
     overrides,
 )
+from fedbayes.core.files import json_text
 from fedbayes.errors import FedbayesWarning
-from fedbayes.files import json_text
 
 
 @app.command(cls=SettingsCommand)
@@ -118,10 +118,10 @@ def compare(
     )
     console = rich.get_console()
     with console.status("loading PyTorch"):
-        from fedbayes.tools.comparing import run_and_compare
-        from fedbayes.tools.comparison_table import rich_tables
-        from fedbayes.tools.method_grid import MethodGrid
-        from fedbayes.tools.variants import variants
+        from fedbayes.workflows.experiments.comparing import run_and_compare
+        from fedbayes.workflows.experiments.comparison_table import rich_tables
+        from fedbayes.workflows.experiments.method_grid import MethodGrid
+        from fedbayes.workflows.experiments.variants import variants
 
         named = None if methods is None else variants(methods)
         grid = MethodGrid(out, named, configs or (), seeds, given, foreign)

@@ -9,11 +9,11 @@ from rich.table import Table
 
 from fedbayes.cli.app import Console, app
 from fedbayes.cli.options import DataDir, DataPartition, Setting, completes, overrides
+from fedbayes.core.files import json_text
 from fedbayes.errors import ConfigError, RunError
-from fedbayes.files import json_text
 
 if TYPE_CHECKING:
-    from fedbayes.data.check import TableCheck
+    from fedbayes.data.tables.check import TableCheck
 
 data_app = typer.Typer(help="The data sets, and how they are divided.", no_args_is_help=True)
 app.add_typer(data_app, name="data")
@@ -65,7 +65,7 @@ def data_show(
     settings: Setting = None,
 ) -> None:
     """Divide a data set and draw the class shares, or the targets, of each client."""
-    from fedbayes.runs.config import Config
+    from fedbayes.config.config import Config
 
     given = overrides(
         settings,
@@ -78,10 +78,10 @@ def data_show(
     )
     config = Config.load(None, given)
     # PyTorch is imported from here on, so that a wrong setting is reported at once.
+    from fedbayes.core.files import writable
+    from fedbayes.core.wording import describe
     from fedbayes.data import choose_scheme, plot_partition
     from fedbayes.data.plot import PICTURES
-    from fedbayes.data.wording import describe
-    from fedbayes.files import writable
     from fedbayes.runs.build import build_data
 
     if out is not None:
@@ -140,7 +140,7 @@ def data_check(
     as_json: Annotated[bool, typer.Option("--json", help="As JSON.")] = False,
 ) -> None:
     """Say what would be done with every column of a table; status 1 if one is refused."""
-    from fedbayes.runs.config import Config
+    from fedbayes.config.config import Config
 
     config = Config.load(None, overrides(settings, file=file))
     if config.data.generator is not None:
@@ -150,17 +150,17 @@ def data_check(
         )
     if config.data.name != "own":
         raise ConfigError("name a table of your own: fedbayes data check FILE")
-    from fedbayes.data.check import check_table
-    from fedbayes.data.check_plot import plot_check
+    from fedbayes.core.files import writable
     from fedbayes.data.plot import PICTURES
-    from fedbayes.files import writable
+    from fedbayes.data.tables.check import check_table
+    from fedbayes.data.tables.check_plot import plot_check
 
     if out is not None:
         writable(out, "the picture", PICTURES)
     if like is None:
         check = check_table(config.data, config.target_kinds)
     else:
-        from fedbayes.tools.table_check import check_like
+        from fedbayes.workflows.serve.table_check import check_like
 
         check = check_like(config, like)
     if out is not None:
@@ -227,10 +227,10 @@ def data_summarize(
     as_json: Annotated[bool, typer.Option("--json", help="Print what was written too.")] = False,
 ) -> None:
     """Sums and counts of a client's columns, by which a federation encodes (data.summaries)."""
-    from fedbayes.runs.config import Config
+    from fedbayes.config.config import Config
 
     settled = Config.load(config, overrides(settings, file=file))
-    from fedbayes.tools.table_summary import SummaryJob
+    from fedbayes.workflows.serve.table_summary import SummaryJob
 
     done = SummaryJob(settled, out, min_rows, min_count).run()
     if as_json:

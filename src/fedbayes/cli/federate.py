@@ -11,7 +11,7 @@ from typer.core import TyperGroup
 from fedbayes.cli.app import Console, app
 from fedbayes.cli.options import Json, Setting, Track
 from fedbayes.cli.run import new_folder, run_to_end
-from fedbayes.runs.activity import Notify
+from fedbayes.storage.activity import Notify
 
 if TYPE_CHECKING:
     from fedbayes.runs.simulation import Simulation
@@ -58,7 +58,7 @@ def federate(
     as_json: Json = False,
 ) -> None:
     """Run a config on the nodes of a SuperLink."""
-    from fedbayes.runs.config import Config
+    from fedbayes.config.config import Config
 
     settled = Config.load(config, [*(settings or []), "engine=flower"])
 
@@ -119,9 +119,9 @@ def federate_init(
     settings: Setting = None,
 ) -> None:
     """Write a Flower project for `flwr run`."""
+    from fedbayes.config.config import Config
     from fedbayes.flower import require_flower
     from fedbayes.runs.build import build_data, build_federation
-    from fedbayes.runs.config import Config
 
     require_flower()
     from fedbayes.flower.project import write_project

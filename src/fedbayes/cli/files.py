@@ -20,10 +20,10 @@ from fedbayes.cli.options import (
     numbers,
     overrides,
 )
+from fedbayes.core.files import json_text, require_files
 from fedbayes.errors import FedbayesWarning, ModelError, RunError
-from fedbayes.files import json_text, require_files
 from fedbayes.likelihoods.measures import AUTO
-from fedbayes.runs.readable import number, words
+from fedbayes.storage.formatting import number, words
 
 
 @app.command()
@@ -67,12 +67,12 @@ def evaluate(
         raise ModelError("a model is named twice; it counts once")
     from dataclasses import asdict
 
-    from fedbayes.runs.between import BALANCED, as_summary, balanced_leads, one_class
-    from fedbayes.runs.config import Config
+    from fedbayes.config.config import Config
     from fedbayes.runs.outcome import between_clients
-    from fedbayes.tools.evaluation_set import find_tests
-    from fedbayes.tools.model_evaluation import compare, open_models
-    from fedbayes.tools.model_files import read_counts
+    from fedbayes.storage.client_spread import BALANCED, as_summary, balanced_leads, one_class
+    from fedbayes.workflows.serve.evaluation_set import find_tests
+    from fedbayes.workflows.serve.model_evaluation import compare, open_models
+    from fedbayes.workflows.serve.model_files import read_counts
 
     given = overrides(settings, dataset=dataset, data_dir=data_dir, model=network)
     of_network = [entry for entry in given if entry.strip().startswith("model.")]
@@ -126,7 +126,7 @@ def evaluate(
 
 def _tables(cells: list[list[str]], console: Console) -> list[Table]:
     """Models and their metrics: many metrics one below the other, if all models fit beside them."""
-    from fedbayes.tools.comparison_table import folded
+    from fedbayes.workflows.experiments.comparison_table import folded
 
     if len(cells[0]) > _MOST_ACROSS:
         head, *rows = ([escape(text) for text in column] for column in zip(*cells, strict=True))
@@ -186,9 +186,9 @@ def calibrate(
         return
     if share is not None:
         raise RunError("--share says how many rows the temperature is of: add --temperature")
+    from fedbayes.core.files import writable
     from fedbayes.data.plot import PICTURES
-    from fedbayes.files import writable
-    from fedbayes.tools.calibration import plot, summary, trust
+    from fedbayes.workflows.calibrate.calibration import plot, summary, trust
 
     if personal and client is not None:
         raise RunError("--personal is for all clients, --client for one; give one of them")
@@ -217,7 +217,7 @@ def _cool(folder: Path, share: float, *, personal: bool, as_json: bool) -> None:
     """Find a temperature, and say what came of it."""
     from dataclasses import asdict
 
-    from fedbayes.tools.temperature import calibrate_temperature
+    from fedbayes.workflows.calibrate.temperature import calibrate_temperature
 
     found = calibrate_temperature(folder, personal=personal, share=share)
     if as_json:
@@ -305,7 +305,7 @@ def export(
     as_json: Annotated[bool, typer.Option("--json", help="Print the summary as JSON.")] = False,
 ) -> None:
     """Write the global model of a run, or a client's own, for use elsewhere."""
-    from fedbayes.tools.export import export
+    from fedbayes.workflows.serve.export import export
 
     done = export(folder, out, small=compact, client=client)
     if as_json:

@@ -11,16 +11,16 @@ from rich.markup import escape
 
 from fedbayes.cli.app import Console, app
 from fedbayes.cli.options import FusionCommand, Json, Mean, Setting, Std, numbers
+from fedbayes.core.files import json_text, require_files
 from fedbayes.errors import ConfigError
-from fedbayes.files import json_text, require_files
 
 if TYPE_CHECKING:
     from rich.table import Table
 
     from fedbayes.models import ModelSettings
-    from fedbayes.tools.fusion_report import Outcome
-    from fedbayes.tools.model_files import ModelFiles
-    from fedbayes.tools.silos import Seen
+    from fedbayes.workflows.fuse.client_models import Seen
+    from fedbayes.workflows.fuse.fusion_report import Outcome
+    from fedbayes.workflows.serve.model_files import ModelFiles
 
 
 @app.command(cls=FusionCommand)
@@ -154,9 +154,9 @@ def fuse(
 ) -> None:
     """Fuse models that were trained apart into one, in one go."""
     require_files([*models, counts, like, test, held_out, *(sums or [])])
-    from fedbayes.tools.fusing import FusionJob, read_grid, summary, trial_table
-    from fedbayes.tools.fusion_method import Given
-    from fedbayes.tools.model_files import ModelFiles
+    from fedbayes.workflows.fuse.fusing import FusionJob, read_grid, summary, trial_table
+    from fedbayes.workflows.fuse.fusion_method import Given
+    from fedbayes.workflows.serve.model_files import ModelFiles
 
     of_function = {
         "--model": network,
@@ -308,7 +308,7 @@ def _match(
     as_json: bool,
 ) -> None:
     """Match networks of one graph, and tell of it."""
-    from fedbayes.tools.graph_fusing import GraphFusionJob, sizes, summary
+    from fedbayes.workflows.fuse.graph_fusing import GraphFusionJob, sizes, summary
 
     job = GraphFusionJob(
         models,
@@ -360,7 +360,7 @@ def _average(
     """Average networks of one graph, and tell of it."""
     from typing import cast
 
-    from fedbayes.tools.averaging import AveragingJob, AveragingMethod
+    from fedbayes.workflows.fuse.averaging import AveragingJob, AveragingMethod
 
     job = AveragingJob(
         models,
@@ -397,7 +397,7 @@ def _network(name: str | None, settings: list[str]) -> "ModelSettings | None":
     Raises:
         ConfigError: it is none, or other settings than the model's are given.
     """
-    from fedbayes.runs.config import Config
+    from fedbayes.config.config import Config
 
     foreign = [entry for entry in settings if not entry.strip().startswith("model.")]
     if foreign:
@@ -415,7 +415,7 @@ def _seen(shape: str | None, classes: int | None, mean: str | None, std: str | N
     Raises:
         ConfigError: it is not in numbers, or a length is none.
     """
-    from fedbayes.tools.silos import Seen
+    from fedbayes.workflows.fuse.client_models import Seen
 
     lengths = None if shape is None else _numbers("--shape", shape, int)
     if lengths is not None and min(lengths) < 1:
@@ -451,9 +451,9 @@ def _fuse_functions(
     as_json: bool,
 ) -> None:
     """Fuse in function space, and tell of it."""
-    from fedbayes.tools.function_settings import function_settings
-    from fedbayes.tools.fusion_report import summary
-    from fedbayes.tools.network_fusing import BOUND, NetworkFusionJob
+    from fedbayes.workflows.fuse.function_settings import function_settings
+    from fedbayes.workflows.fuse.fusion_report import summary
+    from fedbayes.workflows.fuse.network_fusing import BOUND, NetworkFusionJob
 
     width, bound, frontier = widths
     name, settings = network
@@ -537,7 +537,7 @@ def _frontier(outcome: "Outcome") -> "Table":
     """Sizes and what they are worth."""
     from rich.table import Table
 
-    from fedbayes.runs.readable import number, words
+    from fedbayes.storage.formatting import number, words
 
     metrics = list(outcome.marks[0].metrics)
     table = Table("", "parameters", "multiplications", "nats", *map(words, metrics), pad_edge=False)

@@ -11,12 +11,12 @@ from rich.table import Table
 
 from fedbayes.cli.app import app
 from fedbayes.cli.options import complete_key, completes
-from fedbayes.files import json_text
+from fedbayes.core.files import json_text
 from fedbayes.version import __version__
 
 if TYPE_CHECKING:
-    from fedbayes.runs.listing import Listed
-    from fedbayes.runs.settings import Row
+    from fedbayes.config.listing import Listed
+    from fedbayes.config.settings import Row
 
 AsJson = Annotated[bool, typer.Option("--json", help="As JSON.")]
 
@@ -35,13 +35,13 @@ def methods(
     as_json: AsJson = False,
 ) -> None:
     """List the methods, or tell of one its paper and parameters."""
-    from fedbayes.runs.listing import built_in, listed
+    from fedbayes.config.listing import built_in, listed
 
     chosen = built_in()
     if name and name in chosen:
         chosen = {name: chosen[name]}
     elif name:
-        from fedbayes.runs.config import find_method
+        from fedbayes.config.config import find_method
 
         chosen = {name: listed(find_method(name))}
     if as_json:
@@ -125,11 +125,11 @@ def settings(
     ] = False,
 ) -> None:
     """List what can be set in a config or with --set: type, default and meaning."""
+    from fedbayes.config import config
+    from fedbayes.config.settings import find
     from fedbayes.errors import ConfigError, did_you_mean
     from fedbayes.likelihoods import LIKELIHOODS
     from fedbayes.methods import METHODS
-    from fedbayes.runs import config
-    from fedbayes.runs.settings import find
 
     if as_schema:
         print(json_text(config.schema(), indent=2))

@@ -11,7 +11,7 @@ from rich.table import Table
 from fedbayes.cli.app import app
 from fedbayes.cli.federate import Certificates, Insecure, Link, Secret
 from fedbayes.cli.listing import AsJson
-from fedbayes.files import json_text
+from fedbayes.core.files import json_text
 
 if TYPE_CHECKING:
     from fedbayes.flower.registry import Registered

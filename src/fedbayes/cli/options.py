@@ -13,14 +13,14 @@ from typer.core import TyperCommand, TyperOption
 from fedbayes.errors import ConfigError
 
 if TYPE_CHECKING:
-    from fedbayes.runs.settings import Row
+    from fedbayes.config.settings import Row
 
 
 def completes(key: str) -> Callable[[str], list[str]]:
     """Completion of the value of an option that sets this key."""
 
     def complete(incomplete: str) -> list[str]:
-        from fedbayes.runs.config import settings
+        from fedbayes.config.config import settings
 
         choices = [word for row in settings(None) if row.key == key for word in row.choices]
         return [word for word in choices if word.startswith(incomplete)]
@@ -30,7 +30,7 @@ def completes(key: str) -> Callable[[str], list[str]]:
 
 def complete_key(incomplete: str) -> list[str]:
     """Completion of a key."""
-    from fedbayes.runs.config import settings
+    from fedbayes.config.config import settings
 
     return [row.key for row in settings(None) if row.key.startswith(incomplete)]
 
@@ -155,7 +155,7 @@ class SettingsCommand(TyperCommand):
 
     def settings(self) -> dict[str, "Row"]:
         """The settings by the names of the options that set them."""
-        from fedbayes.runs.config import settings
+        from fedbayes.config.config import settings
 
         known = {row.key: row for row in settings(None)}
         return {name: known[key] for name, key in _KEYS.items() if key in known}
@@ -184,9 +184,9 @@ class FusionCommand(SettingsCommand):
 
     def settings(self) -> dict[str, "Row"]:
         """The settings of the matching and of the combination."""
+        from fedbayes.config.settings import rows
         from fedbayes.inference.combination import Combination
         from fedbayes.matching import MatchingSettings
-        from fedbayes.runs.settings import rows
 
         return {row.key: row for kind in (MatchingSettings, Combination) for row in rows(kind)}
 

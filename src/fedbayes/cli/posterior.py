@@ -8,7 +8,7 @@ import typer
 
 from fedbayes.cli.app import Console, app
 from fedbayes.cli.options import Json, Mean, Setting, Std, numbers, overrides
-from fedbayes.files import json_text, require_files
+from fedbayes.core.files import json_text, require_files
 
 
 @app.command()
@@ -52,7 +52,7 @@ def posterior(
     require_files([model])
     require_files([data], folders=True)
     from fedbayes.fusion.posterior_settings import CurvatureSettings
-    from fedbayes.tools.posterior_files import PosteriorJob
+    from fedbayes.workflows.fuse.posterior_files import PosteriorJob
 
     job = PosteriorJob(
         model,
@@ -103,7 +103,7 @@ def sums(
     as_json: Json = False,
 ) -> None:
     """Sums of a client's rows, for fuse --sums: no row, but means, variances and correlations."""
-    from fedbayes.tools.client_sums import SumsJob
+    from fedbayes.workflows.fuse.client_sums import SumsJob
 
     done = SumsJob(data, out, model, settings or [], category or [], min_rows).run()
     if as_json:

@@ -11,8 +11,8 @@ from rich.markup import escape
 
 from fedbayes.cli.app import Console, app
 from fedbayes.cli.options import Setting
+from fedbayes.core.files import json_text, require_files
 from fedbayes.errors import FedbayesWarning, RunError
-from fedbayes.files import json_text, require_files
 
 
 @app.command()
@@ -104,10 +104,10 @@ def predict(
         raise RunError(f"{out} is there already; name another file, or add --overwrite")
     from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeElapsedColumn
 
-    from fedbayes.tools.decision import decide
-    from fedbayes.tools.evaluation_set import named_by
-    from fedbayes.tools.prediction import predict_file
-    from fedbayes.tools.trained_models import load
+    from fedbayes.workflows.serve.decision import decide
+    from fedbayes.workflows.serve.evaluation_set import named_by
+    from fedbayes.workflows.serve.prediction import predict_file
+    from fedbayes.workflows.serve.trained_models import load
 
     trusted = named_by(settings or [])
     if idle := [entry for entry in settings or [] if not named_by([entry])]:
@@ -212,7 +212,7 @@ def hazards(
 
     from rich.table import Table
 
-    from fedbayes.tools.hazards import estimate_hazards
+    from fedbayes.workflows.calibrate.hazards import estimate_hazards
 
     found = estimate_hazards(
         folder,
@@ -270,8 +270,8 @@ def conformal(
     from rich.table import Table
 
     from fedbayes.likelihoods.conformal import OF_CLASSES
-    from fedbayes.runs.readable import number
-    from fedbayes.tools.conformal import calibrate_conformal
+    from fedbayes.storage.formatting import number
+    from fedbayes.workflows.calibrate.conformal import calibrate_conformal
 
     found = calibrate_conformal(
         folder, level, score=score, per_client=per_client, personal=personal, share=share

@@ -38,15 +38,15 @@ from fedbayes.cli.options import (
     Workers,
     overrides,
 )
+from fedbayes.core.files import json_text
 from fedbayes.errors import RunError
 from fedbayes.federation.engine_table import ENGINES
-from fedbayes.files import json_text
-from fedbayes.runs.activity import Notify
+from fedbayes.storage.activity import Notify
 
 if TYPE_CHECKING:
-    from fedbayes.runs.config import Config
+    from fedbayes.config.config import Config
     from fedbayes.runs.simulation import Simulation
-    from fedbayes.tools.seed_runs import SeedRuns
+    from fedbayes.workflows.experiments.seed_runs import SeedRuns
 
 
 @app.command(cls=SettingsCommand)
@@ -105,7 +105,7 @@ def run(
     )
 
     def settle() -> tuple["Config", Path]:
-        from fedbayes.runs.config import Config
+        from fedbayes.config.config import Config
 
         settled = Config.load(config, given)
         return settled, out or new_folder(settled.data.name, settled.method["name"])
@@ -122,7 +122,7 @@ def run(
     def start_seeds() -> "SeedRuns":
         settled, place = settle()
         from fedbayes.runs.tracking import check
-        from fedbayes.tools.seed_runs import SeedRuns
+        from fedbayes.workflows.experiments.seed_runs import SeedRuns
 
         check(track or ())
         return SeedRuns(settled, seeds or 1, place)
@@ -153,7 +153,7 @@ def resume(
         return Simulation(None, folder, notify=notify, rounds=rounds)
 
     def start_seeds() -> "SeedRuns":
-        from fedbayes.tools.seed_runs import SeedRuns
+        from fedbayes.workflows.experiments.seed_runs import SeedRuns
 
         return SeedRuns.stored(folder, rounds)
 
@@ -206,7 +206,7 @@ def run_seeds_to_end(
     start: Callable[[], "SeedRuns"], track: list[str] | None, as_json: bool
 ) -> None:
     """As `run_to_end`, for runs of several seeds, one after the other."""
-    from fedbayes.runs.display import Display
+    from fedbayes.console.display import Display
     from fedbayes.runs.outcome import outcome_of_seeds
 
     with Display(rich.get_console(), "loading PyTorch"):
@@ -307,7 +307,7 @@ def reproduce(
     Without a name: every experiment with its data, and a verdict on its claims from what was
     measured in the folder for results.
     """
-    from fedbayes.papers import lines, reproduce
+    from fedbayes_papers import lines, reproduce
 
     if name in (None, "list"):
         table = Table("experiment", "verdict", "", pad_edge=False)

@@ -14,9 +14,9 @@ from torch import Tensor
 
 from fedbayes.contracts.parts import Reports
 from fedbayes.contracts.reports import Report, Sum
-from fedbayes.messages import Masked, Message, dense, dtype_of
+from fedbayes.core.messages import Masked, Message, dense, dtype_of
+from fedbayes.core.tensors import Tensors, add_to
 from fedbayes.models import Network
-from fedbayes.tensors import Tensors, add_to
 
 Changes = dict[str, Tensors]
 """By part (`weights`, `buffers`, `control`, …) and name, float64; NaN: a report says nothing."""

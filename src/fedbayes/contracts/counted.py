@@ -9,9 +9,9 @@ from fedbayes.contracts.method import Method, Nothing, ServerState
 from fedbayes.contracts.parts import Reports
 from fedbayes.contracts.reports import Gathered, Report
 from fedbayes.contracts.run import Run
+from fedbayes.core.messages import Message, dense
+from fedbayes.core.tensors import Samples, Tensors
 from fedbayes.errors import ConfigError, MessageError
-from fedbayes.messages import Message, dense
-from fedbayes.tensors import Samples, Tensors
 
 COUNTS = "counts"
 """Name of the counts in a report."""

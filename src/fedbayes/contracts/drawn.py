@@ -7,11 +7,11 @@ from torch import Tensor
 
 from fedbayes.contracts.method import Sampler
 from fedbayes.contracts.run import Run
-from fedbayes.devices import placed
+from fedbayes.core.devices import placed
+from fedbayes.core.tensors import Samples, Tensors
 from fedbayes.errors import ConfigError, ModelError
 from fedbayes.inference.problem import Noise, Tree
 from fedbayes.models import Network
-from fedbayes.tensors import Samples, Tensors
 
 
 def require_weights_alone(name: str, run: Run) -> None:

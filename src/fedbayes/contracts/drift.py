@@ -10,10 +10,10 @@ from fedbayes.contracts.method import Info
 from fedbayes.contracts.point import PointEstimate
 from fedbayes.contracts.reports import Sum
 from fedbayes.contracts.run import At, Run
+from fedbayes.core.messages import Message
+from fedbayes.core.tensors import Tensors
 from fedbayes.inference import optimizers
 from fedbayes.inference.schedules import ServerSchedule
-from fedbayes.messages import Message
-from fedbayes.tensors import Tensors
 
 
 @dataclass(frozen=True)

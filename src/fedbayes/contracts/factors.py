@@ -10,10 +10,10 @@ from fedbayes.contracts.product import FactorState, Posterior, Product, Split
 from fedbayes.contracts.recommended import Known, adam
 from fedbayes.contracts.reports import Report
 from fedbayes.contracts.run import At, Run
+from fedbayes.core.messages import Message
+from fedbayes.core.tensors import Samples, Tensors, part
 from fedbayes.inference.gaussian import Gaussian
 from fedbayes.inference.problem import Solved, Tree
-from fedbayes.messages import Message
-from fedbayes.tensors import Samples, Tensors, part
 
 
 class Factors(Product[FactorState]):

@@ -18,10 +18,10 @@ from fedbayes.contracts.natural import KNOWN_STD
 from fedbayes.contracts.parts import Part, Reports
 from fedbayes.contracts.reports import Report, Sum
 from fedbayes.contracts.run import At, Run
+from fedbayes.core.messages import Message, dense
+from fedbayes.core.tensors import Tensors, named, part
 from fedbayes.errors import MessageError
 from fedbayes.inference.kronecker import Metric, Spectrum, layered
-from fedbayes.messages import Message, dense
-from fedbayes.tensors import Tensors, named, part
 
 Moves = Callable[[torch.Generator], Tensors]
 """Draws how far weights are from their means."""

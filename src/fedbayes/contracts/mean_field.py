@@ -13,11 +13,11 @@ from fedbayes.contracts.method import Info, Sampler
 from fedbayes.contracts.natural import means_and_stds, sampler
 from fedbayes.contracts.reports import Report
 from fedbayes.contracts.run import At, Run
-from fedbayes.fields import Only
+from fedbayes.core.fields import Only
+from fedbayes.core.messages import Message
+from fedbayes.core.tensors import Samples, Tensors, part
 from fedbayes.inference.gaussian import Gaussian, kl, renyi
 from fedbayes.inference.problem import Loss, Problem, Solved, Tree
-from fedbayes.messages import Message
-from fedbayes.tensors import Samples, Tensors, part
 
 
 @dataclass(frozen=True)

@@ -43,20 +43,20 @@ import torch
 from pydantic import BaseModel, ConfigDict, Field
 from torch import Tensor
 
-from fedbayes.brief import Brief
 from fedbayes.contracts.changes import Changes, Total, changes_of, norm, part_of
 from fedbayes.contracts.parts import Reports
 from fedbayes.contracts.prior import Prior
 from fedbayes.contracts.recommended import Known, adam, sgd
 from fedbayes.contracts.reports import Gathered, Report, Sum
 from fedbayes.contracts.run import At, Run, nll
+from fedbayes.core.brief import Brief
+from fedbayes.core.fields import Choosable, Chosen
+from fedbayes.core.messages import Message, dense
+from fedbayes.core.tensors import Samples, Tensors
 from fedbayes.errors import ConfigError
-from fedbayes.fields import Choosable, Chosen
 from fedbayes.inference.problem import Loss, Problem, Solved
-from fedbayes.messages import Message, dense
 from fedbayes.models import Network
 from fedbayes.models.units import Gateable
-from fedbayes.tensors import Samples, Tensors
 
 Info = dict[str, float]
 """Metrics for the user, by name: a loss, a norm. They go into the metrics of the round."""
@@ -106,7 +106,7 @@ Reduced = TypeVar("Reduced", Sum, Gathered)
 class Method(Choosable, Generic[ServerState, ClientState, Reduced]):
     """A federated method. Fields are its hyperparameters; functions are pure.
 
-    States are frozen dataclasses of tensors (see `fedbayes.tensors.pack`). No function changes
+    States are frozen dataclasses of tensors (see `fedbayes.core.tensors.pack`). No function changes
     its arguments. Tensors of a message may have other shapes for every client, and the global
     model may change its size from round to round. What no round changes is in the `Run`, and
     need not be in a state.

@@ -22,11 +22,11 @@ from fedbayes.contracts.product import Posterior, Product
 from fedbayes.contracts.recommended import Known, adam
 from fedbayes.contracts.reports import Report
 from fedbayes.contracts.run import At, Run, nll
-from fedbayes.fields import Chosen
+from fedbayes.core.fields import Chosen
+from fedbayes.core.messages import Message
+from fedbayes.core.tensors import Samples, Tensors, named, part
 from fedbayes.inference.gaussian import Gaussian
 from fedbayes.inference.problem import Loss, Problem, Projection, Solved, Tree
-from fedbayes.messages import Message
-from fedbayes.tensors import Samples, Tensors, named, part
 
 
 def implicit(run: Run) -> bool:

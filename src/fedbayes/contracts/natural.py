@@ -17,11 +17,11 @@ from fedbayes.contracts.method import ClientState, Method, Sampler
 from fedbayes.contracts.parts import Part, Reports, Retract
 from fedbayes.contracts.reports import Report, Sum
 from fedbayes.contracts.run import At, Run
+from fedbayes.core.fields import Chosen
+from fedbayes.core.messages import Message, dense
+from fedbayes.core.tensors import Tensors, named, part
 from fedbayes.errors import MessageError
-from fedbayes.fields import Chosen
 from fedbayes.inference.gaussian import Gaussian, standard
-from fedbayes.messages import Message, dense
-from fedbayes.tensors import Tensors, named, part
 
 
 class HasPosterior(Protocol):

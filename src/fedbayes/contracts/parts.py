@@ -20,8 +20,8 @@ from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
 from fedbayes.contracts.reports import Gathered, Sum
+from fedbayes.core.tensors import Tensors, part
 from fedbayes.errors import ConfigError
-from fedbayes.tensors import Tensors, part
 
 Retract = Callable[[Any, Tensors], Any]
 """From a client's private state, and what of a part did not arrive by name, to the state in which

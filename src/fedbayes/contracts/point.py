@@ -5,9 +5,9 @@ from typing import Generic
 from fedbayes.contracts.method import Averaged, Info, Method, Nothing, ServerState
 from fedbayes.contracts.reports import Report, Sum
 from fedbayes.contracts.run import At, Run
+from fedbayes.core.messages import Message, dense
+from fedbayes.core.tensors import Samples, Tensors
 from fedbayes.inference.problem import Problem, Solved
-from fedbayes.messages import Message, dense
-from fedbayes.tensors import Samples, Tensors
 
 
 class PointEstimate(Averaged, Method[ServerState, Nothing, Sum], Generic[ServerState]):

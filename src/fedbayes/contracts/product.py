@@ -18,9 +18,9 @@ from fedbayes.contracts.method import Info
 from fedbayes.contracts.natural import Natural, least, mean_precision, positive
 from fedbayes.contracts.reports import Report, Sum
 from fedbayes.contracts.run import At, Run
+from fedbayes.core.messages import Message
+from fedbayes.core.tensors import Tensors
 from fedbayes.inference.gaussian import Gaussian, standard
-from fedbayes.messages import Message
-from fedbayes.tensors import Tensors
 
 
 @dataclass(frozen=True)

@@ -6,9 +6,9 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
-from fedbayes.brief import Brief
-from fedbayes.messages import Masked, Message, dtype_of, shape_of
-from fedbayes.tensors import Tensors, add_to
+from fedbayes.core.brief import Brief
+from fedbayes.core.messages import Masked, Message, dtype_of, shape_of
+from fedbayes.core.tensors import Tensors, add_to
 
 
 @dataclass(frozen=True, repr=False)

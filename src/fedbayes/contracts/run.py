@@ -5,16 +5,16 @@ from dataclasses import dataclass, field
 
 import torch
 
-from fedbayes import seeds
-from fedbayes.brief import Brief
 from fedbayes.contracts.changes import Clips
+from fedbayes.core import seeds
+from fedbayes.core.brief import Brief
+from fedbayes.core.tensors import Samples
 from fedbayes.data.preprocessing import Preprocessing
 from fedbayes.inference.problem import Loss, Problem, Solved
 from fedbayes.inference.settings import LocalTraining
 from fedbayes.inference.solve import solve
 from fedbayes.likelihoods import Likelihood
 from fedbayes.models import Network
-from fedbayes.tensors import Samples
 
 
 @dataclass(frozen=True, repr=False)

@@ -14,9 +14,9 @@ from fedbayes.contracts.method import Averaged, Method
 from fedbayes.contracts.parts import Part, Reports
 from fedbayes.contracts.reports import Report, Sum
 from fedbayes.contracts.run import At, Run
+from fedbayes.core.messages import dense
+from fedbayes.core.tensors import Tensors, part
 from fedbayes.inference.controls import less, zeros
-from fedbayes.messages import dense
-from fedbayes.tensors import Tensors, part
 
 
 @dataclass(frozen=True)

@@ -7,6 +7,7 @@ imported where they are used, so that this package is quick to import.
 
 from typing import TYPE_CHECKING
 
+from fedbayes.core.lazy import attributes
 from fedbayes.data.catalogue import catalogue, load_dataset
 from fedbayes.data.dataset import Dataset
 from fedbayes.data.differences import differences
@@ -14,13 +15,12 @@ from fedbayes.data.known import Entry
 from fedbayes.data.partition import Partition, partition
 from fedbayes.data.schemes import choose_scheme
 from fedbayes.data.settings import DataSettings
-from fedbayes.lazy import attributes
 
 if TYPE_CHECKING:
+    from fedbayes.core.tensors import Samples
     from fedbayes.data.federated import FederatedData, pixel_order
     from fedbayes.data.plot import plot_partition
     from fedbayes.data.preprocessing import Preprocessing
-    from fedbayes.tensors import Samples
 
 __all__ = [
     "DataSettings",
@@ -44,7 +44,7 @@ __getattr__, __dir__ = attributes(
     {
         "FederatedData": "fedbayes.data.federated",
         "Preprocessing": "fedbayes.data.preprocessing",
-        "Samples": "fedbayes.tensors",
+        "Samples": "fedbayes.core.tensors",
         "pixel_order": "fedbayes.data.federated",
         "plot_partition": "fedbayes.data.plot",
     },

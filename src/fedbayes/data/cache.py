@@ -19,11 +19,11 @@ from typing import Any
 import numpy as np
 import platformdirs
 
-from fedbayes.data.columns import Column
+from fedbayes.core.targets import Target
 from fedbayes.data.dataset import Array, Dataset
+from fedbayes.data.tables.columns import Column
 from fedbayes.data.tokens import Tokens
 from fedbayes.errors import DataError
-from fedbayes.targets import Target
 
 ENVIRONMENT = "FEDBAYES_CACHE"
 _FORMAT = 9

@@ -9,11 +9,11 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from fedbayes.brief import Brief
-from fedbayes.data.columns import Column
+from fedbayes.core.brief import Brief
+from fedbayes.core.targets import Target
+from fedbayes.data.tables.columns import Column
 from fedbayes.data.tokens import Tokens
 from fedbayes.errors import DataError
-from fedbayes.targets import Target
 
 Array = npt.NDArray[Any]
 Rows = npt.NDArray[np.int64]
@@ -59,7 +59,7 @@ class Dataset(Brief):
     features: tuple[str, ...] = ()
     """Names of the features of a table, coded as they are stored."""
     columns: tuple[Column, ...] = ()
-    """Columns of the user's own table, of which x are the codes (`fedbayes.data.columns`), with
+    """Columns of the user's own table, of which x are the codes (`fedbayes.data.tables.columns`), with
     the categories of all rows; none elsewhere."""
     permuted: bool = False
     """Whether each client sees its pixels in a fixed order of its own."""

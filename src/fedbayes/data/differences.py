@@ -2,10 +2,10 @@
 
 from typing import NamedTuple, Protocol
 
-from fedbayes.data.columns import Column, described
+from fedbayes.core.targets import Target
+from fedbayes.core.wording import listed, size
+from fedbayes.data.tables.columns import Column, described
 from fedbayes.data.tokens import Tokens
-from fedbayes.data.wording import listed, size
-from fedbayes.targets import Target
 
 
 class Described(Protocol):

@@ -7,18 +7,18 @@ from dataclasses import replace
 import numpy as np
 import torch
 
-from fedbayes import seeds
-from fedbayes.brief import Brief
-from fedbayes.data.columns import Column
+from fedbayes.core import seeds
+from fedbayes.core.brief import Brief
+from fedbayes.core.targets import Target
+from fedbayes.core.tensors import Samples
+from fedbayes.core.wording import listed
 from fedbayes.data.dataset import CHUNK, Array, Dataset, Rows, standardized
-from fedbayes.data.fitting import fitted, raw, unlike_training
 from fedbayes.data.label_noise import with_label_noise
 from fedbayes.data.partition import Partition
 from fedbayes.data.schemes import Division
-from fedbayes.data.wording import listed
+from fedbayes.data.tables.columns import Column
+from fedbayes.data.tables.fitting import fitted, raw, unlike_training
 from fedbayes.errors import DataError, FedbayesWarning
-from fedbayes.targets import Target
-from fedbayes.tensors import Samples
 
 
 class FederatedData(Brief):

@@ -6,9 +6,9 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from fedbayes.data.wording import listed
+from fedbayes.core.files import digest
+from fedbayes.core.wording import listed
 from fedbayes.errors import DataError
-from fedbayes.files import digest
 
 FILE = "dataframe.parquet"
 

@@ -5,14 +5,14 @@ from collections.abc import Sequence
 import numpy as np
 import torch
 
+from fedbayes.core.targets import Target
+from fedbayes.core.tensors import Samples
 from fedbayes.data.dataset import Array, Rows
 from fedbayes.data.federated import FederatedData
 from fedbayes.data.numbered import Numbered
 from fedbayes.data.partition import Partition
 from fedbayes.data.sources.generators import Generator, Pool
 from fedbayes.errors import DataError
-from fedbayes.targets import Target
-from fedbayes.tensors import Samples
 
 
 class GeneratedData(FederatedData):

@@ -5,11 +5,11 @@ from typing import Any, Literal
 
 import numpy as np
 
-from fedbayes.categories import normal
-from fedbayes.data.cells import as_numbers, is_numeric, no_number
+from fedbayes.core.categories import normal
+from fedbayes.core.wording import listed, size
 from fedbayes.data.dataset import Array
-from fedbayes.data.precision import MOST
-from fedbayes.data.wording import listed, size
+from fedbayes.data.tables.cells import as_numbers, is_numeric, no_number
+from fedbayes.data.tables.precision import MOST
 from fedbayes.errors import DataError
 
 Channels = Literal["auto", "first", "last", "absent"]

@@ -7,15 +7,15 @@ from pathlib import Path
 
 import numpy as np
 
+from fedbayes.core.targets import Target
+from fedbayes.core.wording import listed
 from fedbayes.data.dataset import Dataset, build_dataset
 from fedbayes.data.names import CIFAR10, CIFAR100, CLOTHES, DIGITS, LETTERS
 from fedbayes.data.source_settings import SourceSettings
 from fedbayes.data.sources import einstein, har, idx, leaf
 from fedbayes.data.sources.files import PARTS, parts_by_name
 from fedbayes.data.sources.images import ImageLayout, read_images
-from fedbayes.data.wording import listed
 from fedbayes.errors import DataError
-from fedbayes.targets import Target
 
 
 @dataclass(frozen=True)

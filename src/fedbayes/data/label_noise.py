@@ -4,9 +4,9 @@ from dataclasses import replace
 
 import numpy as np
 
-from fedbayes import seeds
+from fedbayes.core import seeds
+from fedbayes.core.wording import describe
 from fedbayes.data.dataset import Dataset, Rows
-from fedbayes.data.wording import describe
 from fedbayes.errors import ConfigError
 
 

@@ -9,16 +9,16 @@ from pathlib import Path
 
 import numpy as np
 
-from fedbayes import seeds
-from fedbayes.brief import Brief
+from fedbayes.core import seeds
+from fedbayes.core.brief import Brief
+from fedbayes.core.files import NPZ_ERRORS, naming, read_bytes
+from fedbayes.core.wording import describe
 from fedbayes.data.dataset import Dataset, Rows
 from fedbayes.data.holdout import DEFAULT_FRACTION, deal_official, own_fraction, rows_needed
-from fedbayes.data.leftovers import left_out
 from fedbayes.data.schemes import Division, choose_scheme, divide, group_by_client
 from fedbayes.data.settings import DataSettings
-from fedbayes.data.wording import describe
+from fedbayes.data.unassigned_rows import left_out
 from fedbayes.errors import DataError, FedbayesWarning
-from fedbayes.files import NPZ_ERRORS, naming, read_bytes
 
 
 @dataclass(frozen=True, repr=False)

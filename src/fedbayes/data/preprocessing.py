@@ -12,14 +12,14 @@ import torch
 from pydantic import TypeAdapter, ValidationError, model_validator
 from torch import Tensor, nn
 
-from fedbayes.brief import Brief
-from fedbayes.data.cells import code
-from fedbayes.data.columns import Column, features_of
+from fedbayes.core.brief import Brief
+from fedbayes.core.targets import Target
 from fedbayes.data.dataset import Array, Rows
-from fedbayes.data.encoding import Unknown, encode, unknown
+from fedbayes.data.tables.cells import code
+from fedbayes.data.tables.columns import Column, features_of
+from fedbayes.data.tables.encoding import Unknown, encode, unknown
 from fedbayes.data.tokens import Tokens
 from fedbayes.errors import DataError, FedbayesWarning
-from fedbayes.targets import Target
 
 
 @dataclass(frozen=True, repr=False)

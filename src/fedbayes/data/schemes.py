@@ -5,13 +5,13 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from fedbayes import seeds
-from fedbayes.brief import Brief
+from fedbayes.core import seeds
+from fedbayes.core.brief import Brief
+from fedbayes.core.lazy import called
+from fedbayes.core.wording import describe
 from fedbayes.data.dataset import Array, Dataset, Rows
 from fedbayes.data.settings import DEFAULT_CLIENTS, PARTITION, DataSettings
-from fedbayes.data.wording import describe
 from fedbayes.errors import DataError
-from fedbayes.lazy import called
 
 
 @dataclass(frozen=True, repr=False)

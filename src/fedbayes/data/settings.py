@@ -6,6 +6,8 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field, field_validator, model_validator
 
+from fedbayes.core.fields import Only, Place, Several
+from fedbayes.core.pretrained import absolute
 from fedbayes.data.source_settings import (
     ANY_SET,
     BUILT_IN,
@@ -15,8 +17,6 @@ from fedbayes.data.source_settings import (
     holds_password,
 )
 from fedbayes.errors import did_you_mean
-from fedbayes.fields import Only, Place, Several
-from fedbayes.pretrained import absolute
 
 Scheme = Literal["iid", "dirichlet", "dirichlet-equal", "shards", "counts", "natural"]
 """Ways to divide data among clients."""

@@ -7,9 +7,9 @@ from typing import Annotated, Any, Literal, Self
 
 from pydantic import ConfigDict, Field, field_validator, model_validator
 
-from fedbayes.brief import Settings
-from fedbayes.categories import normal
-from fedbayes.fields import Arguments, Only, Several
+from fedbayes.core.brief import Settings
+from fedbayes.core.categories import normal
+from fedbayes.core.fields import Arguments, Only, Several
 
 BUILT_IN = (
     "digits",

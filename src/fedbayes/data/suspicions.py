@@ -5,7 +5,7 @@ from typing import Any
 
 import numpy as np
 
-from fedbayes.data.wording import listed
+from fedbayes.core.wording import listed
 
 RARE = 0.1
 """Share of rows below which a class is called rare."""

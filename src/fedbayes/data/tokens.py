@@ -8,9 +8,9 @@ from typing import Any
 
 import numpy as np
 
-from fedbayes import pretrained
+from fedbayes.core import pretrained
+from fedbayes.core.pretrained import PADDING
 from fedbayes.errors import DataError
-from fedbayes.pretrained import PADDING
 
 _BATCH = 1024
 

@@ -6,7 +6,7 @@ runs the rounds without a run folder, and `base` is what classifier and regresso
 
 from typing import TYPE_CHECKING
 
-from fedbayes.lazy import attributes
+from fedbayes.core.lazy import attributes
 
 if TYPE_CHECKING:
     from fedbayes.estimators.classifier import FederatedClassifier

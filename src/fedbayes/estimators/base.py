@@ -10,17 +10,17 @@ from sklearn.utils import check_random_state
 from sklearn.utils.validation import check_is_fitted, validate_data
 from torch import Tensor
 
+from fedbayes.config.config import Config
+from fedbayes.core.targets import Target
+from fedbayes.core.wording import listed
 from fedbayes.data.dataset import Array
-from fedbayes.data.precision import lost
-from fedbayes.data.wording import listed
+from fedbayes.data.tables.precision import lost
 from fedbayes.errors import FedbayesWarning
 from fedbayes.estimators.federation import Federation
 from fedbayes.estimators.samples import gathered, in_samples, owners
 from fedbayes.estimators.settings import config_of
 from fedbayes.runs.build import prepare
-from fedbayes.runs.config import Config
 from fedbayes.runs.frames import rounds_frame
-from fedbayes.targets import Target
 
 _TABLES = ("method", "model", "likelihood", "training", "partition", "settings")
 """Parameters that may be tables of settings."""

@@ -8,11 +8,11 @@ from sklearn.metrics import accuracy_score
 from sklearn.utils.multiclass import check_classification_targets
 from sklearn.utils.validation import column_or_1d, validate_data
 
+from fedbayes.core.targets import Target
 from fedbayes.data.dataset import Array
 from fedbayes.errors import ConfigError
 from fedbayes.estimators.base import FederatedEstimator
 from fedbayes.likelihoods import Classes
-from fedbayes.targets import Target
 
 
 class FederatedClassifier(ClassifierMixin, FederatedEstimator):  # type: ignore[misc]

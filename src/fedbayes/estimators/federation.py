@@ -11,9 +11,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fedbayes.by_client import ByClient
+from fedbayes.config.config import Config
+from fedbayes.config.given import objects, renamed
 from fedbayes.contracts import AnyMethod, At, Run
 from fedbayes.contracts.returned import started
+from fedbayes.core.by_client import ByClient
+from fedbayes.core.lazy import in_memory, own, place_of
+from fedbayes.core.tensors import Tensors, pack, to, unpack
 from fedbayes.data import FederatedData, Preprocessing
 from fedbayes.errors import FedbayesWarning, RunError
 from fedbayes.federation.engines.sequential import Sequential
@@ -21,20 +25,16 @@ from fedbayes.federation.privacy import keys
 from fedbayes.federation.privacy.noise import Secret
 from fedbayes.federation.privacy.spending import Spending
 from fedbayes.federation.round import run_round
-from fedbayes.federation.weights import Weights
-from fedbayes.lazy import in_memory, own, place_of
+from fedbayes.federation.stages.weights import Weights
 from fedbayes.likelihoods.temperature import sampled_at
 from fedbayes.runs.build import build_federation, build_likelihood, build_network, build_run
 from fedbayes.runs.calibration import fitted
 from fedbayes.runs.checks import check, remarks
 from fedbayes.runs.cohorts import cohort_of
-from fedbayes.runs.config import Config
-from fedbayes.runs.folder import Metrics
-from fedbayes.runs.given import objects, renamed
 from fedbayes.runs.lines import in_vain, round_line
 from fedbayes.runs.personal import none_kept, own_model
 from fedbayes.runs.privacy import mechanism, needs_secret, run_summary
-from fedbayes.tensors import Tensors, pack, to, unpack
+from fedbayes.storage.folder import Metrics
 
 ROWS = 1000
 """Samples that are predicted at a time."""

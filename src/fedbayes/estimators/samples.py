@@ -5,12 +5,12 @@ from typing import Any
 
 import numpy as np
 
+from fedbayes.config.config import Config
+from fedbayes.core.targets import Target
 from fedbayes.data import Dataset, FederatedData, Partition
 from fedbayes.data.dataset import Array, Rows, build_dataset
 from fedbayes.data.schemes import Division, divide, group_by_client
 from fedbayes.errors import DataError
-from fedbayes.runs.config import Config
-from fedbayes.targets import Target
 
 NAME = "the samples of fit"
 

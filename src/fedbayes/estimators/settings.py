@@ -5,8 +5,8 @@ from typing import Any
 
 from pydantic import BaseModel
 
+from fedbayes.config.config import COHORT, Config
 from fedbayes.errors import ConfigError
-from fedbayes.runs.config import COHORT, Config
 
 OWN = {
     "seed": "random_state",

@@ -5,13 +5,13 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from fedbayes.contracts import AnyMethod, At, Report, Run
+from fedbayes.core.messages import Message, encode, payload
 from fedbayes.errors import ConfigError
-from fedbayes.federation.checks import encode_report, longest_report
 from fedbayes.federation.client_runtime import Task
-from fedbayes.federation.passage import Link, Passage
+from fedbayes.federation.clock.clock import Lengths
 from fedbayes.federation.settings import AS_IT_IS, Compression
-from fedbayes.federation.timing.clock import Lengths
-from fedbayes.messages import Message, encode, payload
+from fedbayes.federation.stages.checks import encode_report, longest_report
+from fedbayes.federation.stages.report_codec import Link, Passage
 
 
 @dataclass

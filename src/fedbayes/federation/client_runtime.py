@@ -13,22 +13,22 @@ from typing import Any, Protocol
 
 import torch
 
-from fedbayes import seeds
 from fedbayes.contracts import AnyMethod, At, Info, Run, Sampler
 from fedbayes.contracts.returned import answered
-from fedbayes.devices import nondeterministic, out_of_memory
+from fedbayes.core import seeds
+from fedbayes.core.devices import nondeterministic, out_of_memory
+from fedbayes.core.messages import SHORT_HEADER, Message, decode, decode_file, encode
+from fedbayes.core.tensors import Samples, Tensors, named, pack, part, to, unpack
 from fedbayes.errors import EngineError, MessageError, ModelError
 from fedbayes.federation.attacks.adversary import Adversary
-from fedbayes.federation.passage import Link
 from fedbayes.federation.resident import Resident
 from fedbayes.federation.settings import AS_IT_IS, Compression
+from fedbayes.federation.stages.report_codec import Link
 from fedbayes.likelihoods import Scores, evaluate, scored
 from fedbayes.likelihoods.imbalance import reweighted
 from fedbayes.likelihoods.measures import fitting
 from fedbayes.likelihoods.temperature import sampled_at, sums_of
-from fedbayes.messages import SHORT_HEADER, Message, decode, decode_file, encode
 from fedbayes.models import Network
-from fedbayes.tensors import Samples, Tensors, named, pack, part, to, unpack
 
 _HEADER = 8192
 """Bytes of a broadcast's header for each tensor of the network."""

@@ -3,19 +3,19 @@
 from dataclasses import dataclass, field
 
 from fedbayes.contracts import AnyMethod, Info, Report
+from fedbayes.core.messages import Message, dense
 from fedbayes.errors import EngineError, MessageError
 from fedbayes.federation.broadcast import Broadcast
-from fedbayes.federation.checks import (
+from fedbayes.federation.client_runtime import NoReport, Outcome
+from fedbayes.federation.stages.checks import (
     check_entries,
     check_scores,
     decode_report,
     figures,
     means,
 )
-from fedbayes.federation.client_runtime import NoReport, Outcome
-from fedbayes.federation.weights import Weights
+from fedbayes.federation.stages.weights import Weights
 from fedbayes.likelihoods import Scores
-from fedbayes.messages import Message, dense
 
 
 @dataclass

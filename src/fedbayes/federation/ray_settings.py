@@ -2,7 +2,7 @@
 
 from pydantic import ConfigDict, Field, field_validator
 
-from fedbayes.brief import Settings
+from fedbayes.core.brief import Settings
 
 
 class RaySettings(Settings):

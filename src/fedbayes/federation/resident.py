@@ -5,8 +5,8 @@ from collections.abc import Callable, Hashable
 
 import torch
 
-from fedbayes.devices import placed
-from fedbayes.tensors import Samples
+from fedbayes.core.devices import placed
+from fedbayes.core.tensors import Samples
 
 
 class Resident:

@@ -4,24 +4,24 @@ from collections.abc import Callable, Iterator, Mapping, MutableMapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from fedbayes import seeds
 from fedbayes.contracts import AnyMethod, At, Info, Run
 from fedbayes.contracts.returned import updated
-from fedbayes.federation.aggregation import Aggregation, fold
-from fedbayes.federation.bounds import Intake
+from fedbayes.core import seeds
+from fedbayes.core.tensors import all_finite, pack
 from fedbayes.federation.broadcast import Broadcast, Broadcasts
 from fedbayes.federation.client_runtime import NoReport, Outcome
+from fedbayes.federation.clock.clock import Lengths
 from fedbayes.federation.engines import Engine
-from fedbayes.federation.fold import Fold, Way
-from fedbayes.federation.kept import Kept
 from fedbayes.federation.ledger import Ledger
 from fedbayes.federation.privacy.mechanism import Mechanism, Private
 from fedbayes.federation.privacy.spending import Spending
 from fedbayes.federation.settings import AS_IT_IS, Compression
-from fedbayes.federation.timing.clock import Lengths
-from fedbayes.federation.timing.stale import Past, as_of_now
-from fedbayes.federation.weights import Weights
-from fedbayes.tensors import all_finite, pack
+from fedbayes.federation.stages.aggregation import Aggregation, fold
+from fedbayes.federation.stages.bounds import Intake
+from fedbayes.federation.stages.fold import Fold, Way
+from fedbayes.federation.stages.spill_buffer import Kept
+from fedbayes.federation.stages.stale import Past, as_of_now
+from fedbayes.federation.stages.weights import Weights
 
 
 @dataclass(frozen=True)

@@ -4,8 +4,8 @@ from typing import Annotated, Literal
 
 from pydantic import ConfigDict, Field
 
-from fedbayes.brief import Settings
-from fedbayes.fields import Only
+from fedbayes.core.brief import Settings
+from fedbayes.core.fields import Only
 
 MODULUS = 2**32
 """Masked numbers are known up to multiples of it."""

@@ -9,12 +9,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from fedbayes.errors import EngineError, FedbayesWarning
-from fedbayes.runs.activity import Notify, unnoticed
+from fedbayes.storage.activity import Notify, unnoticed
 
 if TYPE_CHECKING:
+    from fedbayes.config.config import Config
     from fedbayes.federation.engines import Engine
     from fedbayes.flower.superlink import SuperLink
-    from fedbayes.runs.config import Config
     from fedbayes.runs.simulation import Simulation
 
 
@@ -111,10 +111,10 @@ def federation(
     Raises:
         EngineError: the SuperLink cannot be reached.
     """
+    from fedbayes.config.config import Config
     from fedbayes.flower.apps import on_grid
     from fedbayes.flower.project import app_files
     from fedbayes.flower.superlink import Submission
-    from fedbayes.runs.config import Config
     from fedbayes.runs.simulation import Simulation
 
     link.check()  # before there is a run folder

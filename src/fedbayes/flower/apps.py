@@ -15,12 +15,12 @@ from platformdirs import user_data_path
 from rich.console import Console
 from threadpoolctl import threadpool_limits
 
-from fedbayes.devices import choose_device, repeatable
+from fedbayes.config.config import Config
+from fedbayes.core.devices import choose_device, repeatable
 from fedbayes.errors import ConfigError, EngineError, FedbayesError
-from fedbayes.federation import secure
 from fedbayes.federation.client_runtime import ClientRuntime
 from fedbayes.federation.engine_table import ENGINES
-from fedbayes.federation.state_store import StateStore
+from fedbayes.federation.stages import secure
 from fedbayes.flower.asynchronous import AsynchronousFlower
 from fedbayes.flower.engine import Flower
 from fedbayes.flower.node import Node, complaint, once
@@ -30,11 +30,11 @@ from fedbayes.flower.project import read_schema
 from fedbayes.flower.secagg import SecureFlower
 from fedbayes.flower.secagg_node import secure_answer
 from fedbayes.runs.build import build_data, build_runtime
-from fedbayes.runs.config import Config
-from fedbayes.runs.folder import RunFolder
 from fedbayes.runs.outcome import outcome
 from fedbayes.runs.simulation import Simulation
 from fedbayes.start import drive
+from fedbayes.storage.folder import RunFolder
+from fedbayes.storage.state_store import StateStore
 
 
 def client_app(node: Callable[[Context], Node]) -> ClientApp:

@@ -8,6 +8,7 @@ from flwr.app import Message
 from flwr.common.constant import ErrorCode
 from flwr.serverapp import Grid
 
+from fedbayes.core.tensors import Tensors
 from fedbayes.errors import EngineError, MessageError
 from fedbayes.federation.client_runtime import ClientRuntime, Evaluation, NoReport, Outcome, Task
 from fedbayes.federation.engines import NOT_CONNECTED, AtWork
@@ -16,7 +17,6 @@ from fedbayes.flower.pace import pause
 from fedbayes.flower.poller import LinkError, Poller
 from fedbayes.flower.roster import Roster
 from fedbayes.flower.wire import TRAIN, link_size, one_line, read_reply, write_task
-from fedbayes.tensors import Tensors
 
 TRIES = 5
 """How often a task is sent in a round whose messages or nodes get lost."""

@@ -14,8 +14,8 @@ from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
+from fedbayes.core.files import write_beside
 from fedbayes.errors import EngineError, FedbayesWarning, RunError
-from fedbayes.files import write_beside
 
 _DAYS = 825
 """How long certificates hold; browsers and TLS libraries accept no more."""

@@ -14,11 +14,12 @@ from typing import TypeVar
 from flwr.app import Context, Message, RecordDict
 
 from fedbayes.contracts import Run
+from fedbayes.core.files import write_beside
+from fedbayes.core.messages import SHORT_HEADER, decode
+from fedbayes.core.seals import sealed
 from fedbayes.errors import DataError, EngineError, FedbayesError
 from fedbayes.federation.client_runtime import ClientRuntime, Outcome, Task
-from fedbayes.federation.secure import Plan
-from fedbayes.federation.state_store import StateStore
-from fedbayes.files import write_beside
+from fedbayes.federation.stages.secure import Plan
 from fedbayes.flower.wire import (
     HELLO,
     note_question,
@@ -27,9 +28,8 @@ from fedbayes.flower.wire import (
     write_hello,
     write_reply,
 )
-from fedbayes.messages import SHORT_HEADER, decode
 from fedbayes.models.files import CARD
-from fedbayes.seals import sealed
+from fedbayes.storage.state_store import StateStore
 
 COPY = "model.safetensors"
 """File in a node's folder with its copy of the last global model."""

@@ -5,13 +5,13 @@ from pathlib import Path
 
 import numpy as np
 
+from fedbayes.config.config import Config
+from fedbayes.core.tensors import Samples
+from fedbayes.core.wording import listed
 from fedbayes.data import Dataset, FederatedData, Preprocessing, load_dataset, partition
-from fedbayes.data.columns import reading
 from fedbayes.data.differences import CLASSES, differences
-from fedbayes.data.wording import listed
+from fedbayes.data.tables.columns import reading
 from fedbayes.errors import DataError
-from fedbayes.runs.config import Config
-from fedbayes.tensors import Samples
 
 
 class OwnData(FederatedData):

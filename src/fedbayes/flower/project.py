@@ -3,10 +3,10 @@
 from pathlib import Path
 from typing import Any
 
+from fedbayes.config.config import Config
+from fedbayes.core.files import write_beside
 from fedbayes.data import FederatedData, Preprocessing
 from fedbayes.errors import ConfigError, DataError, RunError
-from fedbayes.files import write_beside
-from fedbayes.runs.config import Config
 
 _PYPROJECT = """\
 [build-system]

@@ -27,19 +27,19 @@ from flwr.server.workflow.constant import MAIN_CONFIGS_RECORD, MAIN_PARAMS_RECOR
 from flwr.server.workflow.constant import Key as WorkflowKey
 from flwr.serverapp import Grid
 
+from fedbayes.core.messages import decode
+from fedbayes.core.tensors import Tensors
 from fedbayes.errors import EngineError, FedbayesError, FedbayesWarning, MessageError
-from fedbayes.federation.checks import encode_report
 from fedbayes.federation.client_runtime import ClientRuntime, NoReport, Outcome, Task
 from fedbayes.federation.engines import AtWork
-from fedbayes.federation.secure import MODULUS, Plan, Vector, remark_of_mean
+from fedbayes.federation.stages.checks import encode_report
+from fedbayes.federation.stages.secure import MODULUS, Plan, Vector, remark_of_mean
 from fedbayes.flower.engine import Flower
 from fedbayes.flower.poller import LinkError
 from fedbayes.flower.secagg_masks import with_masks
 from fedbayes.flower.secagg_node import write_secure_task
 from fedbayes.flower.secagg_steps import DroppedEarly, Steps
 from fedbayes.flower.wire import one_line
-from fedbayes.messages import decode
-from fedbayes.tensors import Tensors
 
 _GATHER = 0.25
 """Share of a round's time that clients have to connect."""

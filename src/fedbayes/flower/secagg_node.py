@@ -20,15 +20,15 @@ from flwr.common.secure_aggregation.secaggplus_constants import (
 )
 from flwr.compat.common.recorddict_compat import fitres_to_recorddict, recorddict_to_fitins
 
-from fedbayes import seeds
+from fedbayes.core import seeds
+from fedbayes.core.messages import decode
 from fedbayes.errors import EngineError, FedbayesError
-from fedbayes.federation.checks import decode_report
 from fedbayes.federation.client_runtime import Task
-from fedbayes.federation.secure import Plan, Vector
+from fedbayes.federation.stages.checks import decode_report
+from fedbayes.federation.stages.secure import Plan, Vector
 from fedbayes.flower.node import Node, complaint
 from fedbayes.flower.secagg_masks import KIND, with_masks
 from fedbayes.flower.wire import one_line
-from fedbayes.messages import decode
 
 
 def secure_answer(node: Callable[[Context], Node]) -> Callable[[Message, Context], Message]:

@@ -18,7 +18,7 @@ from flwr.compat.common.recorddict_compat import recorddict_to_fitres
 from flwr.supercore.primitives.asymmetric import bytes_to_public_key
 
 from fedbayes.errors import EngineError, FedbayesError, MessageError
-from fedbayes.federation.secure import MODULUS
+from fedbayes.federation.stages.secure import MODULUS
 from fedbayes.flower.engine import GRACE, SOONEST
 from fedbayes.flower.pace import pause
 from fedbayes.flower.poller import Poller

@@ -30,12 +30,12 @@ from flwr.supercore.task_identity import TaskIdentity
 from flwr.superlink.federation import NoOpFederationManager
 from flwr.superlink.grid import InMemoryGrid
 
+from fedbayes.config.config import Config
 from fedbayes.errors import EngineError
 from fedbayes.federation.client_runtime import ClientRuntime
 from fedbayes.flower.apps import client_app, flower, plan_of, state_store
 from fedbayes.flower.engine import Flower
 from fedbayes.flower.node import Node
-from fedbayes.runs.config import Config
 
 
 class _Stop(threading.Event):

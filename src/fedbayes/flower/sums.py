@@ -12,8 +12,8 @@ from fedbayes.biostatistics.exchange import SumsWanted
 from fedbayes.biostatistics.limbs import Limbs
 from fedbayes.errors import ConfigError, EngineError, FedbayesError, MessageError
 from fedbayes.federation.client_runtime import NoReport, Outcome, Task
-from fedbayes.federation.secure import Vector
 from fedbayes.federation.settings import FEWEST
+from fedbayes.federation.stages.secure import Vector
 from fedbayes.flower.engine import Flower
 from fedbayes.flower.project import pyproject
 from fedbayes.flower.secagg import SecureFlower

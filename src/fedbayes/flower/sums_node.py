@@ -15,17 +15,17 @@ from flwr.compat.common.recorddict_compat import recorddict_to_fitins
 from fedbayes.biostatistics import Client, Packet
 from fedbayes.biostatistics.client import OPEN, SUMS, groupings
 from fedbayes.biostatistics.limbs import Limbs
+from fedbayes.core.messages import LONGEST_HEADER, decode, encode
 from fedbayes.data.source_settings import SourceSettings
 from fedbayes.data.sources.tables import UNNAMED, has_row_numbers, read_table
 from fedbayes.errors import ConfigError, EngineError, FedbayesError, MessageError
 from fedbayes.federation.client_runtime import Outcome, Task
-from fedbayes.federation.secure import Vector
 from fedbayes.federation.settings import FEWEST
+from fedbayes.federation.stages.secure import Vector
 from fedbayes.flower.node import complaint, once
 from fedbayes.flower.node_config import check_node_config
 from fedbayes.flower.secagg_node import masked, read_secure_task, vector_reply
 from fedbayes.flower.wire import HELLO, note_question, read_task, write_hello, write_reply
-from fedbayes.messages import LONGEST_HEADER, decode, encode
 
 _WORDS = "words"
 """Under which name a packet's words travel."""

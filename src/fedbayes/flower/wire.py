@@ -13,8 +13,8 @@ from flwr.app import Array, ArrayRecord, ConfigRecord, Message, MetricRecord, Re
 from flwr.supercore.inflatable.inflatable_object import get_all_nested_objects
 
 from fedbayes.errors import EngineError, MessageError
-from fedbayes.federation.checks import figures
 from fedbayes.federation.client_runtime import Outcome, Task
+from fedbayes.federation.stages.checks import figures
 
 HELLO = "query.hello"
 """Type of the message that asks a node which client it is."""

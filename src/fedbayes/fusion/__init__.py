@@ -2,7 +2,7 @@
 
 from typing import TYPE_CHECKING
 
-from fedbayes.lazy import attributes
+from fedbayes.core.lazy import attributes
 
 if TYPE_CHECKING:
     from fedbayes.fusion.curvature import posterior

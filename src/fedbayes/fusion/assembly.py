@@ -11,11 +11,11 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from fedbayes.core.tensors import Tensors
 from fedbayes.fusion.choice import Chosen
 from fedbayes.fusion.donors import Donor
 from fedbayes.fusion.shares import Shares
 from fedbayes.models.resize import placed
-from fedbayes.tensors import Tensors
 
 FREE, OUTPUT = -1, -2
 

@@ -5,8 +5,8 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
+from fedbayes.core.tensors import Tensors
 from fedbayes.errors import ModelError
-from fedbayes.tensors import Tensors
 
 
 def combine(models: Sequence[Tensors], alpha: Sequence[float]) -> Tensors:

@@ -16,8 +16,9 @@ import torch
 from torch import Tensor, nn
 from torch.func import functional_call, grad, vmap
 
-from fedbayes import seeds
 from fedbayes.contracts import At
+from fedbayes.core import seeds
+from fedbayes.core.tensors import Samples, Tensors, all_finite
 from fedbayes.errors import ConfigError, ModelError
 from fedbayes.fusion.calls import Call, places, recorded
 from fedbayes.fusion.posterior_settings import CurvatureSettings
@@ -28,7 +29,6 @@ from fedbayes.likelihoods.multilabel import Multilabel
 from fedbayes.models import Network
 from fedbayes.models.resize import with_weights
 from fedbayes.models.units import require_apart, require_gradients
-from fedbayes.tensors import Samples, Tensors, all_finite
 
 FEW_CLASSES = 20
 """Classes up to which the expectation over y is exact by default."""

@@ -17,14 +17,14 @@ import numpy.typing as npt
 import torch
 from pydantic import ValidationError
 
-from fedbayes.brief import Brief
+from fedbayes.core.brief import Brief
+from fedbayes.core.fields import idle
+from fedbayes.core.tensors import Tensors, parameter_count
 from fedbayes.errors import ConfigError, ModelError
-from fedbayes.fields import idle
 from fedbayes.fusion.combining import weighted_sum
 from fedbayes.inference.combination import Combination, factors
 from fedbayes.matching import Dense, MatchingSettings, NetworkMatching, match_networks
 from fedbayes.models import DenseLayer, dense_layers
-from fedbayes.tensors import Tensors, parameter_count
 
 FusionMethod = Literal["gpi-fnm", "pfnm", "combined", "average"]
 """How models are fused."""

@@ -14,17 +14,17 @@ from typing import NamedTuple
 import torch
 from torch import Tensor, nn
 
-from fedbayes import seeds
+from fedbayes.core import seeds
+from fedbayes.core.files import digest, read_bytes, write_beside
+from fedbayes.core.messages import decode_file, encode
+from fedbayes.core.seals import check_seal, sealed
+from fedbayes.core.tensors import Tensors, pack, unpack
 from fedbayes.errors import MessageError, ModelError, RunError
-from fedbayes.files import digest, read_bytes, write_beside
 from fedbayes.fusion.draws import CHUNK, Augmented, Draws, Kept
 from fedbayes.fusion.settings import DistillationSettings
 from fedbayes.fusion.teacher import ChannelsLast, Teacher, divergence, set_training
 from fedbayes.fusion.temperature import temperature
 from fedbayes.likelihoods import Classes, Likelihood
-from fedbayes.messages import decode_file, encode
-from fedbayes.seals import check_seal, sealed
-from fedbayes.tensors import Tensors, pack, unpack
 
 STATISTICS = 4096
 """Draws that running statistics of batch normalization are recomputed on."""

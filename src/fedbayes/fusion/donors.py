@@ -6,10 +6,10 @@ from functools import cached_property
 
 from torch import Tensor, nn
 
+from fedbayes.core.tensors import Tensors
 from fedbayes.errors import ModelError
 from fedbayes.models.steps import Steps, clean, same_function
 from fedbayes.models.units import Axis, Group
-from fedbayes.tensors import Tensors
 
 FEW = 8
 """Inputs on which it is seen whether a client's network is the one that was recorded."""

@@ -5,7 +5,7 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from fedbayes import seeds
+from fedbayes.core import seeds
 
 CHUNK = 512
 """Inputs that are drawn at once."""

@@ -17,7 +17,8 @@ import numpy.typing as npt
 import torch
 from torch import Tensor, nn
 
-from fedbayes.brief import Brief
+from fedbayes.core.brief import Brief
+from fedbayes.core.tensors import parameter_count
 from fedbayes.errors import ConfigError, ModelError
 from fedbayes.fusion.calibration import NAMES, Calibration, calibrate, check_calibration
 from fedbayes.fusion.distillation import Distilled, Progress, distill
@@ -32,7 +33,6 @@ from fedbayes.fusion.widths import Widths
 from fedbayes.likelihoods import Classes, Likelihood
 from fedbayes.models.steps import stored
 from fedbayes.models.units import require_gradients, require_inputs_kept
-from fedbayes.tensors import parameter_count
 
 SLACK = 0.01
 """Of the balance of classes (`fedbayes.fusion.reweighting.entropy_balance`): a class that is hardly

@@ -26,7 +26,8 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from fedbayes.brief import Brief
+from fedbayes.core.brief import Brief
+from fedbayes.core.tensors import Tensors, parameter_count
 from fedbayes.errors import ModelError
 from fedbayes.fusion.coordinates import Array, Coordinates, Indices, Key, Matched, Places
 from fedbayes.fusion.donors import Donor
@@ -38,7 +39,6 @@ from fedbayes.matching.passes import Passes
 from fedbayes.models.resize import Placed, placed, with_weights
 from fedbayes.models.steps import stored
 from fedbayes.models.units import Group
-from fedbayes.tensors import Tensors, parameter_count
 
 
 @dataclass(frozen=True, repr=False)

@@ -31,7 +31,8 @@ from torch._higher_order_ops.map import map as each
 from torch.fx import GraphModule
 from torch.fx.experimental.proxy_tensor import make_fx
 
-from fedbayes.brief import Brief
+from fedbayes.core.brief import Brief
+from fedbayes.core.tensors import Tensors
 from fedbayes.errors import ModelError
 from fedbayes.fusion.calls import patches, places, recorded
 from fedbayes.fusion.curvature import layer_factors
@@ -41,7 +42,6 @@ from fedbayes.fusion.teacher import Function
 from fedbayes.inference.kronecker import Spectrum
 from fedbayes.likelihoods import Likelihood
 from fedbayes.models.units import require_apart
-from fedbayes.tensors import Tensors
 
 PIECE = 2**24
 """Entries of Jacobians that are held at once."""

@@ -29,7 +29,7 @@ import torch
 from scipy.optimize import minimize_scalar
 from torch import Tensor, nn
 
-from fedbayes.brief import Brief
+from fedbayes.core.brief import Brief
 from fedbayes.errors import ModelError
 from fedbayes.fusion.curvature import scores
 from fedbayes.fusion.teacher import Function
@@ -53,7 +53,7 @@ class LastLayer(Brief):
     """A Gaussian around the last layer of a network, of precision Q (λ + p) Qᵀ.
 
     With factors Q = V ⊗ U, where V are eigenvectors of E[Λ] and U of E[h hᵀ]. As named tensors
-    (`fedbayes.tensors.pack`) it can be stored beside the weights.
+    (`fedbayes.core.tensors.pack`) it can be stored beside the weights.
     """
 
     layer: str

@@ -7,11 +7,11 @@ import torch
 from torch import Tensor
 from torch.fx import Node
 
+from fedbayes.core.tensors import Tensors
 from fedbayes.errors import ModelError
 from fedbayes.fusion.assembly import OUTPUT, Origin, Origins
 from fedbayes.fusion.donors import Donor
 from fedbayes.models.steps import Steps, kind
-from fedbayes.tensors import Tensors
 
 PLACES = 4096
 """Places (pixels, positions) of a batch that a layer is solved on, at most."""

@@ -6,6 +6,7 @@ from dataclasses import replace
 import torch
 from torch import Tensor, nn
 
+from fedbayes.core.tensors import Tensors
 from fedbayes.errors import ModelError
 from fedbayes.fusion.combining import combine
 from fedbayes.fusion.donors import Donor, find_donors
@@ -13,7 +14,6 @@ from fedbayes.fusion.widths import bears
 from fedbayes.models.resize import widened
 from fedbayes.models.steps import clean
 from fedbayes.models.units import require_inputs_kept
-from fedbayes.tensors import Tensors
 
 
 def of_one_graph(

@@ -17,10 +17,10 @@ import torch
 from scipy.optimize import linear_sum_assignment
 from torch import Tensor
 
+from fedbayes.core.tensors import Tensors
 from fedbayes.errors import FedbayesWarning, ModelError
 from fedbayes.fusion.combining import combine
 from fedbayes.models.units import Axis, Group, permute
-from fedbayes.tensors import Tensors
 
 Order = npt.NDArray[np.int64]
 """Of the units of a group: unit j becomes what unit order[j] was."""

@@ -4,7 +4,7 @@ from typing import Literal
 
 from pydantic import ConfigDict, Field
 
-from fedbayes.brief import Settings
+from fedbayes.core.brief import Settings
 
 PRECISION = {"regmean": 0.1, "fisher": 1e-3, "kfac": 1.0}
 """Of the prior, where none is set."""

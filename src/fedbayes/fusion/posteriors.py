@@ -17,11 +17,11 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from fedbayes.brief import Brief
+from fedbayes.core.brief import Brief
+from fedbayes.core.tensors import Tensors
 from fedbayes.errors import FedbayesWarning, ModelError
 from fedbayes.fusion.combining import combine, weighted_sum
 from fedbayes.fusion.posterior_settings import AveragingSettings
-from fedbayes.tensors import Tensors
 
 
 @dataclass(frozen=True, repr=False)

@@ -12,8 +12,8 @@ import torch
 from scipy.optimize import minimize
 from torch import Tensor
 
-from fedbayes import seeds
-from fedbayes.data.wording import listed
+from fedbayes.core import seeds
+from fedbayes.core.wording import listed
 from fedbayes.errors import DataError
 from fedbayes.fusion.draws import Derived, Draws
 

@@ -4,8 +4,9 @@ from collections.abc import Sequence
 
 from torch import nn
 
-from fedbayes import seeds
 from fedbayes.contracts import At, Info, Run
+from fedbayes.core import seeds
+from fedbayes.core.tensors import Tensors
 from fedbayes.errors import ConfigError
 from fedbayes.fusion.combining import combine
 from fedbayes.fusion.distillation import distill
@@ -14,7 +15,6 @@ from fedbayes.fusion.settings import DistillationSettings
 from fedbayes.fusion.teacher import Function, Teacher
 from fedbayes.inputs import InputPrior, Inputs, build_prior
 from fedbayes.models.resize import with_weights
-from fedbayes.tensors import Tensors
 
 
 def check_inputs(name: str, inputs: str, run: Run) -> InputPrior:

@@ -4,7 +4,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from fedbayes import seeds
+from fedbayes.core import seeds
 from fedbayes.errors import ModelError
 from fedbayes.fusion.draws import Derived, Draws
 from fedbayes.fusion.settings import SeekingSettings

@@ -4,7 +4,7 @@ from typing import Literal, Self
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
-from fedbayes.brief import Settings
+from fedbayes.core.brief import Settings
 
 PosteriorOf = Literal["last-layer", "kronecker"]
 """What of a network a posterior is of."""

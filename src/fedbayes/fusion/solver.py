@@ -11,13 +11,13 @@ from collections.abc import Callable
 
 from torch import Tensor
 
+from fedbayes.core.tensors import Tensors
 from fedbayes.fusion.assembly import FREE, Origins
 from fedbayes.fusion.layers import Fit
 from fedbayes.fusion.normal import NormalEquations
 from fedbayes.fusion.patches import patches, picked
 from fedbayes.fusion.targets import Targets
 from fedbayes.models.steps import Pass, Steps, kind
-from fedbayes.tensors import Tensors
 
 
 class Solver:

@@ -8,12 +8,12 @@ import numpy.typing as npt
 import torch
 from torch import Tensor, nn
 
+from fedbayes.core.targets import Target
 from fedbayes.errors import ModelError
 from fedbayes.likelihoods import Classes, Likelihood
 from fedbayes.likelihoods.categorical import Categorical
 from fedbayes.matching import network as matched
 from fedbayes.models.layout import by_portions
-from fedbayes.targets import Target
 
 Function = Callable[[Tensor], Tensor]
 """From inputs [n, ...] to outputs [n, K], in evaluation mode; without gradients of weights."""

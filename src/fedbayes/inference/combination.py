@@ -7,9 +7,9 @@ import numpy as np
 import numpy.typing as npt
 from pydantic import ConfigDict, Field
 
-from fedbayes.brief import Settings
+from fedbayes.core.brief import Settings
+from fedbayes.core.fields import Only
 from fedbayes.errors import ConfigError
-from fedbayes.fields import Only
 
 Rule = Literal["mean", "linear", "exp"]
 """mean: α_s = 1/S; linear: α_s = c + r_s; exp: α_s = exp(c r_s)."""

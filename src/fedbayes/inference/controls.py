@@ -5,10 +5,10 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
+from fedbayes.core.tensors import Samples, Tensors
 from fedbayes.errors import ConfigError
 from fedbayes.inference.problem import Loss, Problem, Solved, Tree
 from fedbayes.inference.settings import LocalTraining
-from fedbayes.tensors import Samples, Tensors
 
 
 def zeros(weights: Tensors) -> Tensors:

@@ -8,8 +8,8 @@ import torch
 from pydantic import BaseModel, Field, model_validator
 from torch import Tensor
 
+from fedbayes.core.tensors import Tensors
 from fedbayes.inference import gates, optimizers
-from fedbayes.tensors import Tensors
 
 Scale = Literal["paper", "logits"]
 """What thresholds are learnt in: see `GateScale`."""

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from fedbayes.tensors import Tensors
+from fedbayes.core.tensors import Tensors
 
 
 @dataclass(frozen=True)

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from fedbayes.tensors import Tensors
+from fedbayes.core.tensors import Tensors
 
 
 @dataclass(frozen=True)

@@ -8,9 +8,9 @@ from pydantic import Field
 from torch import Tensor
 from torch.optim.sgd import sgd
 
-from fedbayes.fields import Choosable, Chosen
+from fedbayes.core.fields import Choosable, Chosen
+from fedbayes.core.tensors import Tensors
 from fedbayes.inference.schedules import ServerSchedule
-from fedbayes.tensors import Tensors
 
 
 class Moments(torch.optim.Optimizer):

@@ -12,9 +12,9 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
-from fedbayes.brief import Brief
-from fedbayes.messages import Message
-from fedbayes.tensors import Samples, Tensors
+from fedbayes.core.brief import Brief
+from fedbayes.core.messages import Message
+from fedbayes.core.tensors import Samples, Tensors
 
 Tree = dict[str, Any]
 """Tensors by name, in dicts, lists and tuples nested as one likes."""

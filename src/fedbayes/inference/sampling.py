@@ -5,11 +5,11 @@ from dataclasses import dataclass, field, replace
 
 import torch
 
-from fedbayes.devices import placed
+from fedbayes.core.devices import placed
+from fedbayes.core.tensors import Tensors
 from fedbayes.errors import ConfigError
 from fedbayes.inference.problem import Problem, Solved, Tree
 from fedbayes.inference.settings import LocalTraining
-from fedbayes.tensors import Tensors
 
 
 @dataclass(frozen=True)

@@ -7,9 +7,9 @@ from pydantic import AfterValidator, BaseModel, Field
 from pydantic.json_schema import WithJsonSchema
 from pydantic_core import PydanticCustomError
 
+from fedbayes.core.fields import Only
+from fedbayes.core.lazy import own, raised
 from fedbayes.errors import ConfigError
-from fedbayes.fields import Only
-from fedbayes.lazy import own, raised
 
 if TYPE_CHECKING:
     from collections.abc import Callable

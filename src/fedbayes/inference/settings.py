@@ -4,10 +4,10 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 from pydantic import ConfigDict, Field, model_validator
 
+from fedbayes.core.fields import Choosable, Chosen, Only, Place
+from fedbayes.core.lazy import called
 from fedbayes.errors import ConfigError
-from fedbayes.fields import Choosable, Chosen, Only, Place
 from fedbayes.inference.schedules import SCHEDULES, Schedule, factor
-from fedbayes.lazy import called
 
 if TYPE_CHECKING:
     from torch import Tensor

@@ -3,7 +3,7 @@
 import torch
 from torch import Tensor
 
-from fedbayes.tensors import Tensors
+from fedbayes.core.tensors import Tensors
 
 
 def drift(samples: Tensors, weights: Tensors, shrinkage: float) -> Tensors:

@@ -6,11 +6,11 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 import torch
 from torch import Tensor
 
-from fedbayes.devices import nondeterministic, out_of_memory, placed
+from fedbayes.core.devices import nondeterministic, out_of_memory, placed
+from fedbayes.core.tensors import Samples, Tensors
 from fedbayes.errors import ConfigError, NetworkError
 from fedbayes.inference.problem import Loss, OptimizerBuilder, Problem, Solved, Stepper, Tree
 from fedbayes.inference.settings import LocalTraining
-from fedbayes.tensors import Samples, Tensors
 
 
 def batches(

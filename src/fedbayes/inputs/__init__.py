@@ -7,13 +7,13 @@ when a prior is built.
 
 from typing import TYPE_CHECKING
 
+from fedbayes.core.lazy import attributes
 from fedbayes.inputs.catalogue import PRIORS, build_prior
-from fedbayes.lazy import attributes
 
 if TYPE_CHECKING:
+    from fedbayes.data.tables.sums import Sums, add_sums, read_sums, sums_of, write_sums
     from fedbayes.inputs.picture import plot_inputs
     from fedbayes.inputs.prior import InputPrior, Inputs
-    from fedbayes.inputs.sums import Sums, add_sums, read_sums, sums_of, write_sums
 
 __all__ = [
     "PRIORS",
@@ -33,11 +33,11 @@ __getattr__, __dir__ = attributes(
     {
         "InputPrior": "fedbayes.inputs.prior",
         "Inputs": "fedbayes.inputs.prior",
-        "Sums": "fedbayes.inputs.sums",
-        "add_sums": "fedbayes.inputs.sums",
+        "Sums": "fedbayes.data.tables.sums",
+        "add_sums": "fedbayes.data.tables.sums",
         "plot_inputs": "fedbayes.inputs.picture",
-        "read_sums": "fedbayes.inputs.sums",
-        "sums_of": "fedbayes.inputs.sums",
-        "write_sums": "fedbayes.inputs.sums",
+        "read_sums": "fedbayes.data.tables.sums",
+        "sums_of": "fedbayes.data.tables.sums",
+        "write_sums": "fedbayes.data.tables.sums",
     },
 )

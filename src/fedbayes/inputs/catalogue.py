@@ -4,13 +4,13 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from fedbayes.data.wording import size
+from fedbayes.core.wording import size
 from fedbayes.errors import ConfigError, DataError, did_you_mean
 
 if TYPE_CHECKING:
-    from fedbayes.data.columns import Column
+    from fedbayes.data.tables.columns import Column
+    from fedbayes.data.tables.sums import Sums
     from fedbayes.inputs.prior import InputPrior
-    from fedbayes.inputs.sums import Sums
 
 PRIORS: dict[str, str] = {
     "auto": "by the shape of an input: leaves, strokes, noise or gaussian",

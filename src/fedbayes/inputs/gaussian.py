@@ -14,11 +14,11 @@ import torch
 from scipy.stats import norm
 from torch import Tensor
 
+from fedbayes.core.wording import listed
 from fedbayes.data.dataset import Array
-from fedbayes.data.wording import listed
+from fedbayes.data.tables.sums import Sums, Vector
 from fedbayes.errors import DataError
 from fedbayes.inputs.prior import InputPrior
-from fedbayes.inputs.sums import Sums, Vector
 
 TERMS = 200
 """Of Mehler's series."""

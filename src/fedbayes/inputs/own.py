@@ -7,10 +7,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fedbayes.data.wording import size
+from fedbayes.core.lazy import own, raised
+from fedbayes.core.wording import size
 from fedbayes.errors import ConfigError, DataError
 from fedbayes.inputs.prior import InputPrior
-from fedbayes.lazy import own, raised
 
 
 class OwnPrior(InputPrior):

@@ -6,10 +6,10 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from fedbayes import seeds
+from fedbayes.core import seeds
+from fedbayes.core.wording import size
 from fedbayes.data.dataset import Array
 from fedbayes.data.plot import save_figure
-from fedbayes.data.wording import size
 from fedbayes.errors import ConfigError
 from fedbayes.inputs.prior import InputPrior
 

@@ -7,8 +7,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fedbayes import seeds
-from fedbayes.brief import Brief
+from fedbayes.core import seeds
+from fedbayes.core.brief import Brief
 from fedbayes.data.preprocessing import Preprocessing
 from fedbayes.errors import ConfigError
 

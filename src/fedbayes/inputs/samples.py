@@ -12,10 +12,9 @@ import torch
 from PIL import Image, ImageOps
 from torch import Tensor
 
-from fedbayes.data.cells import code
-from fedbayes.data.columns import Column
+from fedbayes.core.files import open_npz
+from fedbayes.core.wording import listed, size
 from fedbayes.data.dataset import Array
-from fedbayes.data.encoding import encode
 from fedbayes.data.intake import Narrowing, arrange
 from fedbayes.data.progress import progress
 from fedbayes.data.source_settings import SourceSettings
@@ -24,9 +23,10 @@ from fedbayes.data.sources.own import SUFFIXES, own_files, plain_array
 from fedbayes.data.sources.pictures import DEEP
 from fedbayes.data.sources.rows import holds_pictures
 from fedbayes.data.sources.tables import read_tables
-from fedbayes.data.wording import listed, size
+from fedbayes.data.tables.cells import code
+from fedbayes.data.tables.columns import Column
+from fedbayes.data.tables.encoding import encode
 from fedbayes.errors import DataError, did_you_mean
-from fedbayes.files import open_npz
 from fedbayes.inputs.prior import InputPrior
 
 PICTURES = (".png", ".jpg", ".jpeg", ".webp", ".bmp", ".gif", ".tif", ".tiff")

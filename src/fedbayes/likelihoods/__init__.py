@@ -5,9 +5,9 @@ from typing import TYPE_CHECKING, Any
 
 from pydantic import ValidationError
 
+from fedbayes.core.lazy import Catalogue, attributes, own_class
+from fedbayes.core.targets import Target
 from fedbayes.errors import ConfigError, did_you_mean
-from fedbayes.lazy import Catalogue, attributes, own_class
-from fedbayes.targets import Target
 
 if TYPE_CHECKING:
     from fedbayes.likelihoods.base import Classes, Likelihood

@@ -4,7 +4,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fedbayes import seeds
+from fedbayes.core import seeds
 
 
 def adaptive_scores(logs: Tensor, coins: Tensor | None) -> Tensor:

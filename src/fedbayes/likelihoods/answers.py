@@ -8,12 +8,12 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
+from fedbayes.core.metrics import uncertainty
 from fedbayes.likelihoods.adaptive import row_coins
 from fedbayes.likelihoods.base import Classes, Likelihood, finite
 from fedbayes.likelihoods.conformal import Conformal
 from fedbayes.likelihoods.numeric import Numeric, Parametric
 from fedbayes.likelihoods.temperature import at_temperature, cooled
-from fedbayes.metrics import uncertainty
 
 Answers = dict[str, npt.NDArray[Any]]
 """Columns by name, [n] each."""

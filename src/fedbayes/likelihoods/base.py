@@ -10,10 +10,10 @@ import torch
 from pydantic import BaseModel, ConfigDict, Field, PrivateAttr, field_validator
 from torch import Tensor, nn
 
+from fedbayes.core.metrics import Uncertainty, uncertainty
+from fedbayes.core.targets import Target
+from fedbayes.core.tensors import Tensors
 from fedbayes.errors import ConfigError
-from fedbayes.metrics import Uncertainty, uncertainty
-from fedbayes.targets import Target
-from fedbayes.tensors import Tensors
 
 MOST_LOG_DENSITY = 1000.0
 """Nats that no logarithm of a density of one column exceeds: that of a deviation of 1e-308 is 708,

@@ -18,11 +18,11 @@ from typing import Literal
 import torch
 from torch import Tensor
 
+from fedbayes.core.plausible import check_count
 from fedbayes.errors import ConfigError, DataError
 from fedbayes.likelihoods.adaptive import adaptive_scores
 from fedbayes.likelihoods.base import Classes, Likelihood
 from fedbayes.likelihoods.numeric import Numeric
-from fedbayes.plausible import check_count
 
 Score = Literal["probability", "adaptive", "adaptive-random", "residual", "quantile"]
 SCORES: dict[Score, str] = {

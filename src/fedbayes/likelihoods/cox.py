@@ -8,9 +8,9 @@ import torch
 from pydantic import Field
 from torch import Tensor
 
+from fedbayes.core.tensors import Tensors
 from fedbayes.errors import ConfigError, ModelError
 from fedbayes.likelihoods.base import Likelihood, finite, mean_of
-from fedbayes.tensors import Tensors
 
 _BLOCK = 1 << 10
 """Samples that are compared with as many one by one."""

@@ -5,9 +5,9 @@ from collections.abc import Callable, Collection, Sequence
 import torch
 from torch import Tensor
 
+from fedbayes.core.tensors import Samples, Tensors
 from fedbayes.likelihoods.base import Classes, Likelihood, example_scores
 from fedbayes.likelihoods.measures import PREDICTION, SCORE, measured, predictions
-from fedbayes.tensors import Samples, Tensors
 
 Scores = dict[str, float]
 """Sums over samples by name, `count` among them; those of several sets of samples add."""

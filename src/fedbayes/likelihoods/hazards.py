@@ -12,8 +12,8 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from fedbayes.core.plausible import LARGEST, check_count
 from fedbayes.errors import ConfigError, DataError, ModelError
-from fedbayes.plausible import LARGEST, check_count
 
 Array = NDArray[np.float64]
 

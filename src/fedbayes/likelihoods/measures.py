@@ -11,15 +11,15 @@ from dataclasses import dataclass
 from functools import lru_cache, partial
 from typing import TYPE_CHECKING, Any, TypeAlias
 
+from fedbayes.core.lazy import called, imported, own_function
 from fedbayes.errors import ConfigError, did_you_mean
-from fedbayes.lazy import called, imported, own_function
 
 if TYPE_CHECKING:
     import numpy.typing as npt
     from torch import Tensor
 
+    from fedbayes.core.tensors import Tensors
     from fedbayes.likelihoods.base import Likelihood
-    from fedbayes.tensors import Tensors
 
 Array: TypeAlias = "npt.NDArray[Any]"
 

@@ -7,8 +7,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
+from fedbayes.core.tensors import Tensors
 from fedbayes.likelihoods.base import Likelihood, finite, mean_of
-from fedbayes.tensors import Tensors
 
 
 class Multilabel(Likelihood):

@@ -9,9 +9,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from fedbayes.core.tensors import Tensors
 from fedbayes.errors import ConfigError, ModelError
 from fedbayes.likelihoods.base import Likelihood, mean_of
-from fedbayes.tensors import Tensors
 
 LEVELS = (0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 0.95, 0.99)
 """Probabilities of central intervals."""

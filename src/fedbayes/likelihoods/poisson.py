@@ -6,9 +6,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from fedbayes.core.tensors import Tensors
 from fedbayes.likelihoods.base import constants, mean_of
 from fedbayes.likelihoods.numeric import Parametric, bounded, unbounded
-from fedbayes.tensors import Tensors
 
 LIMIT = 20.0
 """Bound of the log rate: rates are between e^-20 and e^20 (4.9e8) times the center."""

@@ -7,11 +7,11 @@ import torch
 from pydantic import Field, field_validator
 from torch import Tensor
 
+from fedbayes.core.fields import Several
+from fedbayes.core.tensors import Tensors
 from fedbayes.errors import ConfigError
-from fedbayes.fields import Several
 from fedbayes.likelihoods.base import constants, mean_of
 from fedbayes.likelihoods.numeric import Numeric, check_level, pinball
-from fedbayes.tensors import Tensors
 
 
 class Quantile(Numeric):

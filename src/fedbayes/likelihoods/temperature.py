@@ -18,11 +18,11 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
+from fedbayes.core.plausible import LARGEST, check_count
+from fedbayes.core.tensors import Samples, Tensors
 from fedbayes.errors import DataError, MessageError
 from fedbayes.likelihoods.base import Classes, Likelihood, finite
 from fedbayes.likelihoods.multilabel import Multilabel
-from fedbayes.plausible import LARGEST, check_count
-from fedbayes.tensors import Samples, Tensors
 
 LIMIT = 100.0
 """Temperatures are between 1 / LIMIT and LIMIT."""

@@ -7,13 +7,8 @@ from dataclasses import dataclass, field, replace
 import torch
 from torch import Tensor
 
-from fedbayes.brief import Brief
-from fedbayes.likelihoods.base import Classes, Likelihood, finite
-from fedbayes.likelihoods.evaluation import parted, total
-from fedbayes.likelihoods.measures import measured, predictions
-from fedbayes.likelihoods.numeric import Numeric, Parametric
-from fedbayes.likelihoods.temperature import at_temperature
-from fedbayes.metrics import (
+from fedbayes.core.brief import Brief
+from fedbayes.core.metrics import (
     Calibration,
     Confidences,
     Coverage,
@@ -21,8 +16,13 @@ from fedbayes.metrics import (
     calibrate,
     uncertainty,
 )
-from fedbayes.targets import Target
-from fedbayes.tensors import Samples, Tensors
+from fedbayes.core.targets import Target
+from fedbayes.core.tensors import Samples, Tensors
+from fedbayes.likelihoods.base import Classes, Likelihood, finite
+from fedbayes.likelihoods.evaluation import parted, total
+from fedbayes.likelihoods.measures import measured, predictions
+from fedbayes.likelihoods.numeric import Numeric, Parametric
+from fedbayes.likelihoods.temperature import at_temperature
 
 PIECE = 500
 """Samples that are predicted at a time."""

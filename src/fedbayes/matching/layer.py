@@ -6,7 +6,7 @@ from dataclasses import dataclass
 import numpy as np
 from scipy.optimize import linear_sum_assignment
 
-from fedbayes.brief import Brief
+from fedbayes.core.brief import Brief
 from fedbayes.errors import ModelError
 from fedbayes.matching.costs import Array, Blocks, Indices, Objective
 

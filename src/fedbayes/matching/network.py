@@ -26,7 +26,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from fedbayes.brief import Brief
+from fedbayes.core.brief import Brief
 from fedbayes.errors import ModelError
 from fedbayes.matching.costs import Array, Indices
 from fedbayes.matching.layer import LayerMatching, match_layer

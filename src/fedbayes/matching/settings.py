@@ -4,8 +4,8 @@ from typing import Annotated, Any
 
 from pydantic import BeforeValidator, ConfigDict, Field
 
-from fedbayes.brief import Settings
-from fedbayes.fields import Only
+from fedbayes.core.brief import Settings
+from fedbayes.core.fields import Only
 from fedbayes.matching.costs import NewAtoms, Objective
 
 

@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
-from fedbayes.lazy import Catalogue
+from fedbayes.core.lazy import Catalogue
 
 if TYPE_CHECKING:
     from fedbayes.contracts import AnyMethod

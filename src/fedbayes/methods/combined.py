@@ -24,12 +24,12 @@ from fedbayes.contracts import (
     sgd,
     single_draw,
 )
+from fedbayes.core.fields import Chosen, Only
+from fedbayes.core.messages import Message, dense
+from fedbayes.core.tensors import Samples, Tensors, named, part
 from fedbayes.errors import ConfigError, MessageError
-from fedbayes.fields import Chosen, Only
 from fedbayes.inference.combination import Combination, factors
 from fedbayes.likelihoods import evaluate, total
-from fedbayes.messages import Message, dense
-from fedbayes.tensors import Samples, Tensors, named, part
 
 
 @dataclass(frozen=True)

@@ -8,7 +8,6 @@ import torch
 from pydantic import Field
 from torch import Tensor
 
-from fedbayes import seeds
 from fedbayes.contracts import (
     At,
     Averaged,
@@ -29,12 +28,13 @@ from fedbayes.contracts import (
 from fedbayes.contracts.changes import norm
 from fedbayes.contracts.drawn import draws_of
 from fedbayes.contracts.method import Reduced
-from fedbayes.fields import Only
+from fedbayes.core import seeds
+from fedbayes.core.fields import Only
+from fedbayes.core.messages import Message, dense
+from fedbayes.core.tensors import Samples, Tensors, named, part
 from fedbayes.fusion.combining import combine
 from fedbayes.fusion.rounds import check_inputs, input_remarks, learnt
 from fedbayes.fusion.settings import DistillationSettings
-from fedbayes.messages import Message, dense
-from fedbayes.tensors import Samples, Tensors, named, part
 
 
 @dataclass(frozen=True)

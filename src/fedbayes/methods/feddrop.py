@@ -24,11 +24,11 @@ from fedbayes.contracts import (
     Total,
     units_remarks,
 )
+from fedbayes.core.messages import Masked, Message
+from fedbayes.core.tensors import Samples, Tensors
 from fedbayes.inference.optimizers import ServerOptimizer
-from fedbayes.messages import Masked, Message
 from fedbayes.models import units
 from fedbayes.models.units import Group
-from fedbayes.tensors import Samples, Tensors
 
 
 @dataclass(frozen=True)

@@ -9,12 +9,12 @@ from torch import Tensor
 
 from fedbayes.contracts import At, Info, Known, Problem, Run, Solved, sgd
 from fedbayes.contracts.moments import Moments
+from fedbayes.core.fields import Only
+from fedbayes.core.tensors import Samples, Tensors
 from fedbayes.errors import ConfigError
-from fedbayes.fields import Only
 from fedbayes.fusion.curvature import require_curvature, summed_diagonal
 from fedbayes.fusion.posterior_settings import CurvatureSettings
 from fedbayes.inference.sampling import Pulled, require_langevin, sampled
-from fedbayes.tensors import Samples, Tensors
 
 _FEWEST = 4
 """Samples for an estimate of a precision."""

@@ -5,6 +5,8 @@ from pydantic import Field
 
 from fedbayes.contracts import At, Counted, Gathered, Info, Nothing, Problem, Report, Run, Solved
 from fedbayes.contracts import Weights as Server
+from fedbayes.core.messages import Message, dense
+from fedbayes.core.tensors import Samples, Tensors
 from fedbayes.errors import ModelError
 from fedbayes.fusion.combining import combine
 from fedbayes.fusion.distillation import distill
@@ -20,8 +22,6 @@ from fedbayes.fusion.rounds import (
 from fedbayes.fusion.seeking import Seeker
 from fedbayes.fusion.settings import DistillationSettings, SeekingSettings
 from fedbayes.likelihoods import Classes
-from fedbayes.messages import Message, dense
-from fedbayes.tensors import Samples, Tensors
 
 
 class FedFuse(Counted[Server]):

@@ -7,8 +7,8 @@ from pydantic import Field
 from fedbayes.contracts import Run
 from fedbayes.contracts.drawn import Fit
 from fedbayes.contracts.mean_field import MeanField
+from fedbayes.core.fields import Only
 from fedbayes.errors import ConfigError
-from fedbayes.fields import Only
 from fedbayes.likelihoods.robust import (
     density_power,
     generalized_cross_entropy,

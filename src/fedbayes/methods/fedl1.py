@@ -29,11 +29,11 @@ from fedbayes.contracts import (
     sgd,
     units_remarks,
 )
+from fedbayes.core.messages import Message, dense
+from fedbayes.core.tensors import Samples, Tensors
 from fedbayes.inference.optimizers import ServerOptimizer
-from fedbayes.messages import Message, dense
 from fedbayes.models import units
 from fedbayes.models.units import Group
-from fedbayes.tensors import Samples, Tensors
 
 
 @dataclass(frozen=True)

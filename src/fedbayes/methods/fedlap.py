@@ -32,8 +32,10 @@ from fedbayes.contracts.kronecker import (
 )
 from fedbayes.contracts.moments import Moments, implicit, retracted
 from fedbayes.contracts.natural import retracting
+from fedbayes.core.fields import Only
+from fedbayes.core.messages import Message, dense
+from fedbayes.core.tensors import Samples, Tensors, named, part, to
 from fedbayes.errors import ConfigError, ModelError
-from fedbayes.fields import Only
 from fedbayes.fusion.curvature import (
     curvature_at,
     factored_layers,
@@ -43,8 +45,6 @@ from fedbayes.fusion.curvature import (
 from fedbayes.fusion.posterior_settings import CurvatureSettings
 from fedbayes.inference.kronecker import Metric, Spectrum, layered, rows_of
 from fedbayes.inference.problem import Projection
-from fedbayes.messages import Message, dense
-from fedbayes.tensors import Samples, Tensors, named, part, to
 
 
 class FedLap(Moments):

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from fedbayes.contracts import Known
 from fedbayes.contracts.drift import GeneralizedFedAvg
-from fedbayes.fields import Chosen
+from fedbayes.core.fields import Chosen
 from fedbayes.inference import optimizers
 
 

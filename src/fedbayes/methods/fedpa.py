@@ -8,13 +8,13 @@ from torch import Tensor
 
 from fedbayes.contracts import At, Info, Known, Nothing, Report, Run, sgd
 from fedbayes.contracts.drift import GeneralizedFedAvg
+from fedbayes.core.fields import Only
+from fedbayes.core.messages import Message, dense
+from fedbayes.core.tensors import Samples, Tensors
 from fedbayes.errors import ConfigError
-from fedbayes.fields import Only
 from fedbayes.inference.optimizers import ServerOptimizer
 from fedbayes.inference.sampling import Langevin, require_langevin, sampled
 from fedbayes.inference.shrinkage import drift
-from fedbayes.messages import Message, dense
-from fedbayes.tensors import Samples, Tensors
 
 
 class FedPa(ServerOptimizer, GeneralizedFedAvg):

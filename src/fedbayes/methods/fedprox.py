@@ -19,8 +19,8 @@ from fedbayes.contracts import (
     Weights,
     nll,
 )
-from fedbayes.messages import Message
-from fedbayes.tensors import Samples, Tensors
+from fedbayes.core.messages import Message
+from fedbayes.core.tensors import Samples, Tensors
 
 
 class FedProx(PointEstimate[Weights]):

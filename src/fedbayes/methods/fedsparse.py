@@ -35,9 +35,11 @@ from fedbayes.contracts import (
     units_remarks,
 )
 from fedbayes.contracts.variates import Control, Variates, nobody
-from fedbayes.devices import placed
+from fedbayes.core.devices import placed
+from fedbayes.core.fields import Chosen, Only
+from fedbayes.core.messages import Masked, Message, dense
+from fedbayes.core.tensors import Samples, Tensors, named, part
 from fedbayes.errors import ConfigError
-from fedbayes.fields import Chosen, Only
 from fedbayes.inference import gates
 from fedbayes.inference.controls import (
     NORMS,
@@ -51,10 +53,8 @@ from fedbayes.inference.controls import (
 from fedbayes.inference.gate_scale import CLOSED, GateScale
 from fedbayes.inference.optimizers import ServerOptimizer
 from fedbayes.inference.schedules import SCHEDULES, Schedule
-from fedbayes.messages import Masked, Message, dense
 from fedbayes.models import units
 from fedbayes.models.units import Gateable
-from fedbayes.tensors import Samples, Tensors, named, part
 
 STRENGTHS = {"low": 5e-7, "mid": 5e-6, "high": 5e-5}
 """The paper's λ0 for LeNet-5 and ResNet-20 (appendix A)."""

@@ -35,12 +35,12 @@ from fedbayes.contracts.natural import (
     sampler,
     shifted,
 )
+from fedbayes.core.fields import Chosen, Only
+from fedbayes.core.messages import Message
+from fedbayes.core.tensors import Samples, Tensors, part
 from fedbayes.errors import MessageError
-from fedbayes.fields import Chosen, Only
 from fedbayes.inference.gaussian import Gaussian, differentiated, standard
 from fedbayes.inference.ivon import Ivon
-from fedbayes.messages import Message
-from fedbayes.tensors import Samples, Tensors, part
 
 _TRAINED = "posterior"
 

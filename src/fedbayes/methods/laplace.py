@@ -28,14 +28,14 @@ from fedbayes.contracts import (
     Tree,
     sgd,
 )
+from fedbayes.core.fields import Chosen
+from fedbayes.core.messages import Masked, Message, dense
+from fedbayes.core.tensors import Samples, Tensors
 from fedbayes.errors import ConfigError, MessageError, ModelError
-from fedbayes.fields import Chosen
 from fedbayes.inference.optimizers import ServerOptimizer
 from fedbayes.inference.problem import Projection
 from fedbayes.inference.schedules import ServerSchedule
-from fedbayes.messages import Masked, Message, dense
 from fedbayes.models.units import Axis
-from fedbayes.tensors import Samples, Tensors
 
 
 @dataclass(frozen=True)

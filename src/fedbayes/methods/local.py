@@ -18,8 +18,8 @@ from fedbayes.contracts import (
     Solved,
     Weights,
 )
-from fedbayes.messages import Message
-from fedbayes.tensors import Samples, Tensors
+from fedbayes.core.messages import Message
+from fedbayes.core.tensors import Samples, Tensors
 
 
 @dataclass(frozen=True)

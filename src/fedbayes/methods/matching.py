@@ -8,7 +8,6 @@ import numpy as np
 import torch
 from pydantic import Field
 
-from fedbayes import seeds
 from fedbayes.contracts import (
     At,
     Counted,
@@ -23,13 +22,14 @@ from fedbayes.contracts import (
     Tree,
     adam,
 )
+from fedbayes.core import seeds
+from fedbayes.core.fields import Chosen, Only
+from fedbayes.core.messages import Message, dense
+from fedbayes.core.tensors import Samples, Tensors
 from fedbayes.errors import ConfigError, ModelError
-from fedbayes.fields import Chosen, Only
 from fedbayes.matching import Dense, MatchingSettings, match_networks
 from fedbayes.matching.costs import Indices
-from fedbayes.messages import Message, dense
 from fedbayes.models import DenseLayer, dense_layers
-from fedbayes.tensors import Samples, Tensors
 
 
 @dataclass(frozen=True)

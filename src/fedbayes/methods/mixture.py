@@ -7,7 +7,6 @@ import torch
 from pydantic import Field
 from torch import Tensor
 
-from fedbayes import seeds
 from fedbayes.contracts import (
     UNIFORM,
     At,
@@ -29,11 +28,12 @@ from fedbayes.contracts import (
     single_draw,
 )
 from fedbayes.contracts.changes import norm
-from fedbayes.fields import Only
+from fedbayes.core import seeds
+from fedbayes.core.fields import Only
+from fedbayes.core.messages import Message, dense
+from fedbayes.core.tensors import Samples, Tensors, named, part
 from fedbayes.inference.optimizers import ServerOptimizer
 from fedbayes.likelihoods import evaluate
-from fedbayes.messages import Message, dense
-from fedbayes.tensors import Samples, Tensors, named, part
 
 
 @dataclass(frozen=True)

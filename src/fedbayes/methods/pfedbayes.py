@@ -34,11 +34,11 @@ from fedbayes.contracts.drawn import (
     weight_noise,
 )
 from fedbayes.contracts.run import nll
+from fedbayes.core.messages import Message, dense
+from fedbayes.core.tensors import Samples, Tensors, named, part
 from fedbayes.errors import MessageError
 from fedbayes.inference.gaussian import Gaussian, kl
 from fedbayes.inference.problem import Tree
-from fedbayes.messages import Message, dense
-from fedbayes.tensors import Samples, Tensors, named, part
 
 
 @dataclass(frozen=True)

@@ -23,6 +23,8 @@ from fedbayes.contracts import (
     sgd,
 )
 from fedbayes.contracts.variates import Control, Variates, nobody
+from fedbayes.core.messages import Message, dense
+from fedbayes.core.tensors import Samples, Tensors, named, part
 from fedbayes.inference.controls import (
     NORMS,
     along_path,
@@ -34,8 +36,6 @@ from fedbayes.inference.controls import (
     zeros,
 )
 from fedbayes.inference.optimizers import ServerOptimizer
-from fedbayes.messages import Message, dense
-from fedbayes.tensors import Samples, Tensors, named, part
 
 
 @dataclass(frozen=True)

@@ -28,11 +28,12 @@ from fedbayes.contracts import (
 from fedbayes.contracts.drawn import refuse_weight_decay
 from fedbayes.contracts.factors import Factors, precisions
 from fedbayes.contracts.natural import is_unlearnt, means_and_stds
+from fedbayes.core.fields import Chosen
+from fedbayes.core.messages import Message
+from fedbayes.core.tensors import Samples, Tensors, named, part, to
 from fedbayes.errors import ConfigError, ModelError
-from fedbayes.fields import Chosen
 from fedbayes.inference.gaussian import Gaussian, kl, standard
 from fedbayes.likelihoods.categorical import Categorical
-from fedbayes.messages import Message
 from fedbayes.models import Network, variational
 from fedbayes.models.layout import PORTION, channels_last
 from fedbayes.models.variational import (
@@ -47,7 +48,6 @@ from fedbayes.models.variational import (
     Stack,
     Stage,
 )
-from fedbayes.tensors import Samples, Tensors, named, part, to
 
 
 @dataclass(frozen=True)

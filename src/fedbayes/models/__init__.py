@@ -2,7 +2,7 @@
 
 from typing import TYPE_CHECKING
 
-from fedbayes.lazy import attributes
+from fedbayes.core.lazy import attributes
 from fedbayes.models.settings import BUILT_IN, ModelSettings, Precision
 
 if TYPE_CHECKING:

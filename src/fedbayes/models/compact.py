@@ -11,9 +11,9 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
+from fedbayes.core.tensors import Tensors
 from fedbayes.models.resize import named_tensor, placed, resized, with_weights
 from fedbayes.models.units import Group
-from fedbayes.tensors import Tensors
 
 ROUNDING = 1e-4
 """By which answers may differ, as a part of the largest, when sums have fewer zeros in them."""

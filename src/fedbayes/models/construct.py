@@ -13,9 +13,9 @@ import psutil
 import torch
 from torch import Tensor, nn
 
-from fedbayes import seeds
+from fedbayes.core import seeds
+from fedbayes.core.lazy import in_memory, own, raised
 from fedbayes.errors import ModelError, NetworkError
-from fedbayes.lazy import in_memory, own, raised
 from fedbayes.models import normalization, trials
 from fedbayes.models.files import frozen_digest, named_as, read_model, unlike
 from fedbayes.models.network import Network

@@ -17,11 +17,11 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
+from fedbayes.core.files import read_bytes, require_files
+from fedbayes.core.messages import decode_file, metadata
+from fedbayes.core.seals import check_seal
+from fedbayes.core.tensors import Tensors, part
 from fedbayes.errors import MessageError, ModelError, RunError
-from fedbayes.files import read_bytes, require_files
-from fedbayes.messages import decode_file, metadata
-from fedbayes.seals import check_seal
-from fedbayes.tensors import Tensors, part
 
 PICKLED = (".pt", ".pth", ".bin", ".ckpt")
 """Files of PyTorch; all others are taken for safetensors, unless they begin as PyTorch's do."""

@@ -6,9 +6,9 @@ from pathlib import Path
 
 from torch import nn
 
+from fedbayes.core.files import digest
+from fedbayes.core.messages import encode
 from fedbayes.errors import ModelError
-from fedbayes.files import digest
-from fedbayes.messages import encode
 
 
 @cache

@@ -9,10 +9,11 @@ from hashlib import sha256
 import torch
 from torch import Tensor, nn
 
-from fedbayes.brief import Brief
-from fedbayes.devices import nondeterministic, out_of_memory
+from fedbayes.core.brief import Brief
+from fedbayes.core.devices import nondeterministic, out_of_memory
+from fedbayes.core.lazy import raised
+from fedbayes.core.tensors import Tensors
 from fedbayes.errors import FedbayesError, ModelError, NetworkError
-from fedbayes.lazy import raised
 from fedbayes.models.layout import by_portions, channels_last, gradient_channels_last
 from fedbayes.models.normalization import frozen_buffers
 from fedbayes.models.resize import channels_by_weight, is_depthwise
@@ -28,7 +29,6 @@ from fedbayes.models.units import (
     trained_groups,
     zero,
 )
-from fedbayes.tensors import Tensors
 
 
 def _copies(tensors: Tensors) -> Tensors:

@@ -5,7 +5,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from fedbayes import pretrained
+from fedbayes.core import pretrained
 from fedbayes.errors import ModelError
 from fedbayes.models.settings import ModelSettings
 
@@ -13,7 +13,7 @@ from fedbayes.models.settings import ModelSettings
 class TextNetwork(nn.Module):
     """A network of `transformers` for texts, as a function of their tokens.
 
-    A sample is a row of token ids, in which `fedbayes.pretrained.PADDING` follows a text that is
+    A sample is a row of token ids, in which `fedbayes.core.pretrained.PADDING` follows a text that is
     shorter. So the mask of the attention is in the sample, whichever id a tokenizer pads with.
     """
 

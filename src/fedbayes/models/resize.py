@@ -17,8 +17,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn.modules.conv import _ConvNd
 
+from fedbayes.core.tensors import Tensors
 from fedbayes.models.units import Axis, Group, evaluating
-from fedbayes.tensors import Tensors
 
 Units = Sequence[tuple[Group, Sequence[int]]]
 """Groups, each with the old units in whose places its new ones stand, in rising order."""

@@ -5,10 +5,10 @@ from typing import Annotated, Literal
 
 from pydantic import ConfigDict, Field, field_validator, model_validator
 
-from fedbayes.brief import Settings
+from fedbayes.core.brief import Settings
+from fedbayes.core.fields import Arguments, Only, Several
+from fedbayes.core.pretrained import absolute
 from fedbayes.errors import did_you_mean
-from fedbayes.fields import Arguments, Only, Several
-from fedbayes.pretrained import absolute
 
 Precision = Literal["float32", "bf16"]
 

@@ -10,10 +10,10 @@ from torch import Tensor, nn
 from torch.fx import Node
 from torch.fx.node import map_arg
 
+from fedbayes.core.tensors import Tensors
 from fedbayes.errors import ModelError
 from fedbayes.models.operations import tensor_names
 from fedbayes.models.units import Groups, evaluating, exported, program_units
-from fedbayes.tensors import Tensors
 
 _PASSING = ("alias", "clone", "contiguous", "detach", "dropout", "feature_dropout", "to")
 """Operations that hand on what they get, in evaluation mode."""

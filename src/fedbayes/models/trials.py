@@ -10,9 +10,9 @@ from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _NormBase
 from torch.nn.parameter import is_lazy
 
-from fedbayes import seeds
+from fedbayes.core import seeds
+from fedbayes.core.lazy import raised
 from fedbayes.errors import ModelError, NetworkError
-from fedbayes.lazy import raised
 from fedbayes.models.network import Network
 
 COUNT = 4

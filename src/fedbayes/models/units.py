@@ -19,11 +19,11 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from fedbayes.core.messages import Masked, Message
+from fedbayes.core.tensors import Tensors
 from fedbayes.errors import ModelError
-from fedbayes.messages import Masked, Message
 from fedbayes.models.operations import follow, tensor_names
 from fedbayes.models.trace import Trace
-from fedbayes.tensors import Tensors
 
 if TYPE_CHECKING:
     from torch.export import ExportedProgram

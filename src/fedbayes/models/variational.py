@@ -17,11 +17,11 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from fedbayes.devices import placed
+from fedbayes.core.devices import placed
+from fedbayes.core.tensors import Tensors
 from fedbayes.errors import ModelError
 from fedbayes.likelihoods.noise import LearntNoise
 from fedbayes.models.layout import gradient_channels_last
-from fedbayes.tensors import Tensors
 
 Estimator = Literal["flipout", "reparametrization"]
 

@@ -7,8 +7,8 @@ import numpy as np
 
 from fedbayes.biostatistics import MetaAnalysis, Regression, Survival
 from fedbayes.biostatistics.results import RATIOS
+from fedbayes.core.files import writable, write_beside
 from fedbayes.data.plot import PICTURES, drawn, in_legend, plain_numbers
-from fedbayes.files import writable, write_beside
 from fedbayes.reports.palette import BLUE, LIGHT, ORANGE
 
 if TYPE_CHECKING:

@@ -4,7 +4,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from fedbayes.metrics import Calibration, Coverage
+from fedbayes.core.metrics import Calibration, Coverage
 
 LEAST_SAMPLES, LEAST_SHARE = 10, 0.01
 """Samples, and share of all samples, that a bin of a reliability diagram has at least."""

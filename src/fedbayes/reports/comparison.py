@@ -9,7 +9,7 @@ from typing import Any
 from fedbayes.reports.charts import Curve, Lines, filled, widely_spread
 from fedbayes.reports.palette import looks
 from fedbayes.reports.template import filled as filled_page
-from fedbayes.runs.readable import words
+from fedbayes.storage.formatting import words
 
 Line = tuple[Sequence[float], Sequence[float]]
 """x and y, round by round; y is NaN where there is none."""

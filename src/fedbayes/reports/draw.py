@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from fedbayes.core.files import writable, write_beside
 from fedbayes.data.plot import PICTURES, in_legend, literally
 from fedbayes.errors import RunError
-from fedbayes.files import writable, write_beside
 from fedbayes.reports.charts import Chart, Heat, Lines, Points, Reliability, Spread
 from fedbayes.reports.figures import charts
 from fedbayes.reports.gather import Record, Watch, gather, notes_on

@@ -28,9 +28,9 @@ from fedbayes.reports.charts import (
     widely_spread,
 )
 from fedbayes.reports.gather import Record, notes_on
-from fedbayes.runs.between import BETWEEN
-from fedbayes.runs.folder import Metrics
-from fedbayes.runs.readable import words
+from fedbayes.storage.client_spread import BETWEEN
+from fedbayes.storage.folder import Metrics
+from fedbayes.storage.formatting import words
 
 MOST_POINTS = 1000
 """Samples whose predictions are shown; of more, as many evenly spaced ones."""

@@ -12,13 +12,13 @@ from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
+from fedbayes.core.files import parse_toml, read_text
 from fedbayes.errors import FedbayesError
-from fedbayes.files import parse_toml, read_text
 from fedbayes.reports.gather import Record, deepened, labels_of, refuse_no_run, rounds_of
 from fedbayes.reports.now import Now, now, waiting
 from fedbayes.reports.page import render
-from fedbayes.runs.folder import SEEDS_FILE, RunFolder
-from fedbayes.runs.heartbeat import Pulse, read_pulse
+from fedbayes.storage.folder import SEEDS_FILE, RunFolder
+from fedbayes.storage.heartbeat import Pulse, read_pulse
 
 LOOK = 0.5
 """Seconds between two looks at the folders."""

@@ -10,7 +10,7 @@ from fedbayes.reports.marks import heat_key
 from fedbayes.reports.palette import heat_css, looks
 from fedbayes.reports.template import brief
 from fedbayes.reports.template import filled as filled_page
-from fedbayes.runs.readable import words
+from fedbayes.storage.formatting import words
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

@@ -10,26 +10,26 @@ from typing import Any
 
 import numpy as np
 
+from fedbayes.config.config import Config, is_reference
+from fedbayes.core.files import parse_toml, read_text
+from fedbayes.core.metrics import Calibration, Confidences, Coverage
+from fedbayes.core.targets import Target
+from fedbayes.core.tensors import Tensors, to, unpack
+from fedbayes.core.wording import listed
 from fedbayes.data import FederatedData
 from fedbayes.data.dataset import Array, Rows
-from fedbayes.data.wording import listed
 from fedbayes.errors import FedbayesError, RunError
 from fedbayes.federation.client_runtime import ClientRuntime
 from fedbayes.federation.privacy.accounting import epsilons
-from fedbayes.files import parse_toml, read_text
 from fedbayes.likelihoods import Likelihood, build_likelihood
 from fedbayes.likelihoods.trust import examine
-from fedbayes.metrics import Calibration, Confidences, Coverage
-from fedbayes.runs.between import per_client, tables
 from fedbayes.runs.build import bind_frozen, build_runtime, stored_data
-from fedbayes.runs.config import Config, is_reference
-from fedbayes.runs.folder import Metrics, RunFolder
-from fedbayes.runs.inventory import dotted
-from fedbayes.runs.progress import Progress
-from fedbayes.runs.scores import CLIENT_ROWS
-from fedbayes.runs.standing import flat
-from fedbayes.targets import Target
-from fedbayes.tensors import Tensors, to, unpack
+from fedbayes.storage.best_tracker import flat
+from fedbayes.storage.client_spread import per_client, tables
+from fedbayes.storage.folder import Metrics, RunFolder
+from fedbayes.storage.inventory import dotted
+from fedbayes.storage.progress import Progress
+from fedbayes.storage.scores import CLIENT_ROWS
 
 
 @dataclass(frozen=True)

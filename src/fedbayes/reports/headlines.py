@@ -8,7 +8,7 @@ from statistics import median
 
 from fedbayes.reports.gather import Record
 from fedbayes.reports.template import brief
-from fedbayes.runs.readable import words
+from fedbayes.storage.formatting import words
 
 
 @dataclass(frozen=True)

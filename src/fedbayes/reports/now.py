@@ -11,9 +11,9 @@ from typing import Any
 from fedbayes.federation.engine_table import ENGINES
 from fedbayes.federation.privacy.accounting import ADD_REMOVE, REPLACE
 from fedbayes.reports.gather import Record
-from fedbayes.runs.activity import TRAINING
-from fedbayes.runs.heartbeat import Pulse
-from fedbayes.runs.readable import clock
+from fedbayes.storage.activity import TRAINING
+from fedbayes.storage.formatting import clock
+from fedbayes.storage.heartbeat import Pulse
 
 SILENT = 15.0
 """Seconds without a beat after which a run gives no sign of life."""

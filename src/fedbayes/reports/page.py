@@ -11,7 +11,7 @@ from typing import Any
 
 from rich.filesize import decimal
 
-from fedbayes.files import writable, write_beside
+from fedbayes.core.files import writable, write_beside
 from fedbayes.reports.charts import Chart, Heat, telling
 from fedbayes.reports.figures import FIGURES, tried
 from fedbayes.reports.gather import Record, Watch, gather, notes_on
@@ -20,9 +20,9 @@ from fedbayes.reports.marks import spark
 from fedbayes.reports.palette import looks
 from fedbayes.reports.template import TIME, brief, filled
 from fedbayes.reports.troubles import troubles
-from fedbayes.runs.between import rows as rows_of
 from fedbayes.runs.outcome import notes_of
-from fedbayes.runs.readable import words
+from fedbayes.storage.client_spread import rows as rows_of
+from fedbayes.storage.formatting import words
 
 COLUMNS: dict[str, tuple[str, str]] = {
     "global_nll": ("NLL", ".3g"),

@@ -9,24 +9,24 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fedbayes.brief import table
+from fedbayes.config.config import Config
+from fedbayes.console.notebook import sparkline
+from fedbayes.core.brief import table
+from fedbayes.core.tensors import Tensors, to, unpack
 from fedbayes.data import Preprocessing, pixel_order
 from fedbayes.errors import RunError
 from fedbayes.likelihoods import Likelihood, Numeric, predictor
 from fedbayes.likelihoods.temperature import sampled_at
 from fedbayes.runs.build import build_likelihood, stored_data, stored_run
-from fedbayes.runs.config import Config
-from fedbayes.runs.conformal import read_conformal
-from fedbayes.runs.folder import Metrics, RunFolder
 from fedbayes.runs.frames import clients_frame, rounds_frame, troubles_frame
-from fedbayes.runs.hazards import read_hazards
-from fedbayes.runs.notebook import sparkline
 from fedbayes.runs.outcome import outcome_rows
 from fedbayes.runs.personal import own_models, require_global
-from fedbayes.runs.standing import flat
-from fedbayes.runs.temperature import read_temperature
-from fedbayes.runs.trained import Member, TrainedModel
-from fedbayes.tensors import Tensors, to, unpack
+from fedbayes.storage.best_tracker import flat
+from fedbayes.storage.conformal import read_conformal
+from fedbayes.storage.folder import Metrics, RunFolder
+from fedbayes.storage.hazards import read_hazards
+from fedbayes.storage.temperature import read_temperature
+from fedbayes.workflows.serve.trained import Member, TrainedModel
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -247,7 +247,7 @@ class Result:
         self, x: Any, client: str | int | None = None, *, level: float | None = None
     ) -> Any:
         """Predictions as a DataFrame, as `fedbayes predict` writes them; see
-        `fedbayes.runs.trained.TrainedModel.predict_frame`.
+        `fedbayes.workflows.serve.trained.TrainedModel.predict_frame`.
         """
         return self.trained(client).predict_frame(x, level=level)
 

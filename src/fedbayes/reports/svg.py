@@ -29,7 +29,7 @@ from fedbayes.reports.marks import (
     under,
 )
 from fedbayes.reports.palette import Look, heat_css
-from fedbayes.runs.readable import number
+from fedbayes.storage.formatting import number
 
 HEIGHT = 220
 """Pixels of a plot, without what is written around it."""

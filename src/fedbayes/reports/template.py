@@ -11,7 +11,7 @@ from markupsafe import Markup
 from fedbayes.reports import marks, svg
 from fedbayes.reports.charts import Chart, table
 from fedbayes.reports.palette import Look, theme_css
-from fedbayes.runs.readable import number
+from fedbayes.storage.formatting import number
 from fedbayes.version import __version__
 
 

@@ -10,7 +10,12 @@ from typing import Literal
 import numpy as np
 
 from fedbayes import likelihoods, models
+from fedbayes.config.config import Config
+from fedbayes.config.recommended import choose
 from fedbayes.contracts import Clips, Run
+from fedbayes.core.devices import choose_device, repeatable
+from fedbayes.core.targets import Target
+from fedbayes.core.wording import describe, listed
 from fedbayes.data import (
     Dataset,
     FederatedData,
@@ -21,15 +26,13 @@ from fedbayes.data import (
 )
 from fedbayes.data.generated import GeneratedData
 from fedbayes.data.sources.generators import Generator, Pool
-from fedbayes.data.summaries import (
+from fedbayes.data.tables.summaries import (
     add_summaries,
     check_summaries,
     fit_summary,
     fit_target,
     read_summary,
 )
-from fedbayes.data.wording import describe, listed
-from fedbayes.devices import choose_device, repeatable
 from fedbayes.errors import FedbayesWarning, ModelError, RunError
 from fedbayes.federation.attacks.adversary import Adversary
 from fedbayes.federation.client_runtime import ClientRuntime
@@ -38,12 +41,9 @@ from fedbayes.likelihoods.imbalance import require_reweightable
 from fedbayes.likelihoods.measures import AUTO, fitting
 from fedbayes.models import Network, read_model
 from fedbayes.runs.calibration import SHARE, no_temperature
-from fedbayes.runs.card import Card
-from fedbayes.runs.config import Config
-from fedbayes.runs.folder import RunFolder
 from fedbayes.runs.ids import keep_ids, whole_numbers
-from fedbayes.runs.recommended import choose
-from fedbayes.targets import Target
+from fedbayes.storage.card import Card
+from fedbayes.storage.folder import RunFolder
 
 
 def build_data(config: Config) -> FederatedData:

@@ -7,7 +7,10 @@ from operator import add
 
 from torch import Tensor
 
+from fedbayes.config.config import Config
 from fedbayes.contracts import AnyMethod
+from fedbayes.core.messages import SHORT_HEADER, decode, encode
+from fedbayes.core.tensors import Tensors
 from fedbayes.errors import DataError, EngineError, MessageError
 from fedbayes.federation.client_runtime import (
     ClientRuntime,
@@ -19,11 +22,8 @@ from fedbayes.federation.client_runtime import (
 from fedbayes.federation.engines import Engine, TriesAtClients, at_work
 from fedbayes.likelihoods import Likelihood
 from fedbayes.likelihoods.temperature import POINTS, TemperatureSums, has_temperature
-from fedbayes.messages import SHORT_HEADER, decode, encode
-from fedbayes.runs.config import Config
 from fedbayes.runs.evaluator import Evaluator
-from fedbayes.runs.scores import GlobalEvaluation
-from fedbayes.tensors import Tensors
+from fedbayes.storage.scores import GlobalEvaluation
 
 SHARE = 0.1
 """Of a client's training samples that it holds out for the temperature."""

@@ -4,8 +4,8 @@ import math
 from collections.abc import Mapping
 from typing import Any
 
-from fedbayes.runs.readable import number
-from fedbayes.targets import Target
+from fedbayes.core.targets import Target
+from fedbayes.storage.formatting import number
 
 
 def below_chance(metrics: Mapping[str, Any], target: Target) -> str:

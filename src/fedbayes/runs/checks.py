@@ -8,27 +8,26 @@ import numpy as np
 import torch
 from pydantic import BaseModel
 
+from fedbayes.config.config import SAMPLING, Config
+from fedbayes.config.given import refuse_objects
 from fedbayes.contracts import AnyMethod, Method, Run
+from fedbayes.core.devices import find_devices
+from fedbayes.core.fields import idle
+from fedbayes.core.lazy import own_function, raised
+from fedbayes.core.wording import listed
 from fedbayes.data import DataSettings, FederatedData, choose_scheme
-from fedbayes.data.wording import listed
-from fedbayes.devices import find_devices
 from fedbayes.errors import ConfigError, ModelError
-from fedbayes.federation import aggregation, compression, secure
 from fedbayes.federation.attacks import checks as attacks
 from fedbayes.federation.attacks.adversary import Adversary
 from fedbayes.federation.engine_table import ENGINES, require_package, takers
-from fedbayes.federation.passage import Link
 from fedbayes.federation.privacy import accounting, mechanism
-from fedbayes.federation.timing import stale
-from fedbayes.fields import idle
+from fedbayes.federation.stages import aggregation, compression, secure, stale
+from fedbayes.federation.stages.report_codec import Link
 from fedbayes.inference.schedules import ServerSchedule
 from fedbayes.inference.settings import LocalTraining
-from fedbayes.lazy import own_function, raised
 from fedbayes.likelihoods.measures import AUTO, fitting
 from fedbayes.models.others import TextNetwork
 from fedbayes.models.settings import NAMES
-from fedbayes.runs.config import SAMPLING, Config
-from fedbayes.runs.given import refuse_objects
 from fedbayes.runs.networks import check_batches, remarks_on_network
 from fedbayes.runs.privacy import PUBLIC, needs_secret
 

@@ -2,14 +2,14 @@
 
 import numpy as np
 
-from fedbayes import seeds
+from fedbayes.config.config import SAMPLING, Config
 from fedbayes.contracts import Run
+from fedbayes.core import seeds
+from fedbayes.core.lazy import called
 from fedbayes.errors import ConfigError
 from fedbayes.federation.privacy.noise import Secret
 from fedbayes.federation.privacy.sampling import poisson_cohort
 from fedbayes.federation.round import sample_cohort
-from fedbayes.lazy import called
-from fedbayes.runs.config import SAMPLING, Config
 
 
 def cohort_of(config: Config, run: Run, secret: Secret | None, number: int) -> list[int]:

@@ -5,17 +5,17 @@ from typing import TypeGuard
 
 import torch
 
+from fedbayes.config.config import Config
 from fedbayes.contracts import AnyMethod, Run
+from fedbayes.core.messages import encode
+from fedbayes.core.tensors import Tensors
 from fedbayes.data import FederatedData
 from fedbayes.federation.client_runtime import Evaluation, due
 from fedbayes.federation.engines import Engine, TriesAtClients
 from fedbayes.federation.round import Round
 from fedbayes.likelihoods.measures import AUTO, default_measures
-from fedbayes.messages import encode
-from fedbayes.runs.config import Config
-from fedbayes.runs.scores import GlobalEvaluation
-from fedbayes.runs.tried import try_at_clients
-from fedbayes.tensors import Tensors
+from fedbayes.runs.client_evaluation import try_at_clients
+from fedbayes.storage.scores import GlobalEvaluation
 
 EVALUATION_ROWS = 1000
 """Test samples in one piece of an evaluation: the same on every engine, so are the sums."""

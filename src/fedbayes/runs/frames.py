@@ -3,9 +3,9 @@
 from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from fedbayes.runs.folder import Metrics
 from fedbayes.runs.lines import troubles_of
-from fedbayes.runs.standing import flat
+from fedbayes.storage.best_tracker import flat
+from fedbayes.storage.folder import Metrics
 
 if TYPE_CHECKING:
     import pandas as pd

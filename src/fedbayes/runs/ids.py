@@ -7,10 +7,10 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from fedbayes.core.wording import listed
 from fedbayes.data import FederatedData
 from fedbayes.data.dataset import CHUNK, Array
-from fedbayes.data.fitting import raw
-from fedbayes.data.wording import listed
+from fedbayes.data.tables.fitting import raw
 from fedbayes.errors import DataError, FedbayesWarning
 from fedbayes.models import Network
 

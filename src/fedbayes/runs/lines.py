@@ -3,13 +3,13 @@
 from collections.abc import Collection, Mapping
 from typing import Any
 
+from fedbayes.core.tensors import Tensors, parameter_count, sparsity
 from fedbayes.federation.round import Round
 from fedbayes.likelihoods import Likelihood
 from fedbayes.models import Network
-from fedbayes.runs.between import BETWEEN, MOST_LISTED, Between
-from fedbayes.runs.folder import Metrics
-from fedbayes.runs.scores import ClientScores, GlobalEvaluation
-from fedbayes.tensors import Tensors, parameter_count, sparsity
+from fedbayes.storage.client_spread import BETWEEN, MOST_LISTED, Between
+from fedbayes.storage.folder import Metrics
+from fedbayes.storage.scores import ClientScores, GlobalEvaluation
 
 GLOBAL = frozenset(
     ("global_accuracy", "global_nll", "global_ece", "class_accuracy", "attack_success")

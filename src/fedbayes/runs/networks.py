@@ -4,16 +4,16 @@ what its outputs look like.
 
 from collections.abc import Sequence
 
+from fedbayes.config.config import Config
 from fedbayes.contracts import AnyMethod, Run
+from fedbayes.core.wording import listed
 from fedbayes.data import FederatedData
-from fedbayes.data.wording import listed
 from fedbayes.errors import ModelError
 from fedbayes.federation.client_runtime import calibrating, held_out_of, set_aside
 from fedbayes.federation.engine_table import ENGINES
 from fedbayes.models.settings import BUILT_IN, NAMES
 from fedbayes.models.trials import alone, habits
 from fedbayes.runs.calibration import SHARE, no_temperature
-from fedbayes.runs.config import Config
 from fedbayes.runs.evaluator import EVALUATION_ROWS
 
 

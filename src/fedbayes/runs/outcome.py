@@ -8,15 +8,15 @@ from rich.filesize import decimal
 from rich.markup import escape
 from rich.table import Table
 
-from fedbayes.data.wording import listed
+from fedbayes.core.wording import listed
 from fedbayes.likelihoods.measures import MEASURES, Measure
-from fedbayes.runs.between import BALANCED, balanced_leads, one_class, rows
-from fedbayes.runs.readable import clock, number, words
-from fedbayes.runs.standing import flat
+from fedbayes.storage.best_tracker import flat
+from fedbayes.storage.client_spread import BALANCED, balanced_leads, one_class, rows
+from fedbayes.storage.formatting import clock, number, words
 
 if TYPE_CHECKING:
-    from fedbayes.runs.between import Row
-    from fedbayes.runs.folder import Metrics
+    from fedbayes.storage.client_spread import Row
+    from fedbayes.storage.folder import Metrics
 
 
 def outcome(summary: "Metrics") -> Group:

@@ -4,15 +4,15 @@ from collections.abc import Iterator
 from typing import Any
 
 from fedbayes.contracts import AnyMethod, At, Run
-from fedbayes.data.wording import listed
+from fedbayes.core.tensors import Tensors, unpack
+from fedbayes.core.wording import listed
 from fedbayes.errors import MessageError, RunError
 from fedbayes.federation.client_runtime import read_state
 from fedbayes.federation.engine_table import ENGINES
-from fedbayes.federation.state_store import StateStore
 from fedbayes.methods import METHODS
-from fedbayes.runs.folder import NO_UPDATE, RunFolder
-from fedbayes.runs.private_states import ClientStates
-from fedbayes.tensors import Tensors, unpack
+from fedbayes.storage.folder import NO_UPDATE, RunFolder
+from fedbayes.storage.private_states import ClientStates
+from fedbayes.storage.state_store import StateStore
 
 
 def own_models(

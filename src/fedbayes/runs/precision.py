@@ -9,15 +9,15 @@ from hashlib import sha256
 
 import torch
 
+from fedbayes.config.config import Config
 from fedbayes.contracts import AnyMethod, Run
+from fedbayes.core.files import write_beside
+from fedbayes.core.tensors import Samples
 from fedbayes.data import FederatedData
 from fedbayes.data.cache import cache_folder
 from fedbayes.errors import ConfigError, ModelError
 from fedbayes.federation.engine_table import ENGINES
-from fedbayes.files import write_beside
 from fedbayes.models.settings import Precision
-from fedbayes.runs.config import Config
-from fedbayes.tensors import Samples
 
 CLEARLY = 0.8
 """Share of float32's time that a step may take at most for bf16 to be chosen."""

@@ -3,14 +3,14 @@
 import math
 from dataclasses import replace
 
+from fedbayes.config.config import Config
 from fedbayes.contracts import Run
 from fedbayes.federation.privacy import keys
 from fedbayes.federation.privacy.accounting import ADD_REMOVE, REPLACE, epsilons
 from fedbayes.federation.privacy.mechanism import Mechanism
 from fedbayes.federation.privacy.noise import Secret
 from fedbayes.federation.privacy.spending import Spending
-from fedbayes.runs.config import Config
-from fedbayes.runs.folder import Metrics
+from fedbayes.storage.folder import Metrics
 
 PUBLIC = "noise follows from the seed: who knows that can take it off"
 """What a run says that can be repeated."""

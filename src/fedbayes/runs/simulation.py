@@ -15,12 +15,15 @@ from typing import Any, Self
 import torch
 from threadpoolctl import threadpool_limits
 
-from fedbayes.brief import Brief
-from fedbayes.by_client import ByClient
+from fedbayes.config.config import Config
 from fedbayes.contracts import AnyMethod, Run
 from fedbayes.contracts.returned import started
+from fedbayes.core.brief import Brief
+from fedbayes.core.by_client import ByClient
+from fedbayes.core.devices import repeatable
+from fedbayes.core.messages import encode
+from fedbayes.core.tensors import Tensors, pack, unpack
 from fedbayes.data import choose_scheme
-from fedbayes.devices import repeatable
 from fedbayes.errors import FedbayesWarning, RunError
 from fedbayes.federation.attacks.adversary import Adversary
 from fedbayes.federation.attacks.engine import Lying
@@ -36,9 +39,7 @@ from fedbayes.federation.engines import (
 )
 from fedbayes.federation.privacy import keys
 from fedbayes.federation.round import Round, run_round
-from fedbayes.federation.weights import Weights
-from fedbayes.messages import encode
-from fedbayes.runs.activity import EVALUATING, TRAINING, Activity, Notify, unnoticed
+from fedbayes.federation.stages.weights import Weights
 from fedbayes.runs.build import (
     build_data,
     build_federation,
@@ -47,14 +48,9 @@ from fedbayes.runs.build import (
     stored_data,
 )
 from fedbayes.runs.calibration import Calibrator
-from fedbayes.runs.card import Card
 from fedbayes.runs.checks import check, remarks
 from fedbayes.runs.cohorts import cohort_of
-from fedbayes.runs.config import Config
 from fedbayes.runs.evaluator import Evaluator
-from fedbayes.runs.flusher import Flusher
-from fedbayes.runs.folder import Metrics, RunFolder
-from fedbayes.runs.heartbeat import MOST_NAMES, Heartbeat, Work
 from fedbayes.runs.lines import (
     evaluation_line,
     in_vain,
@@ -64,14 +60,18 @@ from fedbayes.runs.lines import (
 )
 from fedbayes.runs.precision import choose
 from fedbayes.runs.privacy import identified, mechanism, round_summary, secret_of
-from fedbayes.runs.private_states import ClientStates
-from fedbayes.runs.progress import Progress, first_progress, with_keys
-from fedbayes.runs.scores import ClientScores, GlobalEvaluation
-from fedbayes.runs.standing import Standing, divergence
 from fedbayes.runs.summary import summarize
 from fedbayes.runs.turns import Planned, Turns, states_needed
-from fedbayes.runs.versions import Versions
-from fedbayes.tensors import Tensors, pack, unpack
+from fedbayes.storage.activity import EVALUATING, TRAINING, Activity, Notify, unnoticed
+from fedbayes.storage.best_tracker import Standing, divergence
+from fedbayes.storage.card import Card
+from fedbayes.storage.flusher import Flusher
+from fedbayes.storage.folder import Metrics, RunFolder
+from fedbayes.storage.heartbeat import MOST_NAMES, Heartbeat, Work
+from fedbayes.storage.private_states import ClientStates
+from fedbayes.storage.progress import Progress, first_progress, with_keys
+from fedbayes.storage.scores import ClientScores, GlobalEvaluation
+from fedbayes.storage.server_history import Versions
 
 
 @dataclass(frozen=True, repr=False)

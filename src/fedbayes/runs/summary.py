@@ -5,18 +5,18 @@ from collections import Counter
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
+from fedbayes.config.config import Config
+from fedbayes.core.lazy import shown
+from fedbayes.core.tensors import parameter_count, sparsity
 from fedbayes.federation.attacks.adversary import SUCCESS
-from fedbayes.lazy import shown
-from fedbayes.runs.between import per_client, tables
 from fedbayes.runs.calibration import Calibrated
 from fedbayes.runs.chance import warning
-from fedbayes.runs.config import Config
-from fedbayes.runs.folder import NO_UPDATE, Metrics
 from fedbayes.runs.lines import GLOBAL, evaluation_line, of_noise_alone, troubles_of
 from fedbayes.runs.privacy import run_summary
-from fedbayes.runs.scores import CLIENT_ROWS, REFERENCE_ROWS, ClientScores, GlobalEvaluation
 from fedbayes.runs.turns import time_line
-from fedbayes.tensors import parameter_count, sparsity
+from fedbayes.storage.client_spread import per_client, tables
+from fedbayes.storage.folder import NO_UPDATE, Metrics
+from fedbayes.storage.scores import CLIENT_ROWS, REFERENCE_ROWS, ClientScores, GlobalEvaluation
 
 if TYPE_CHECKING:
     from fedbayes.runs.simulation import Simulation

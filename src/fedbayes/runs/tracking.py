@@ -8,11 +8,11 @@ from contextlib import ExitStack, contextmanager
 from importlib.util import find_spec
 from typing import TYPE_CHECKING
 
+from fedbayes.core.files import write_beside
 from fedbayes.errors import ConfigError
-from fedbayes.files import write_beside
-from fedbayes.runs.folder import Metrics
-from fedbayes.runs.inventory import dotted
-from fedbayes.runs.standing import flat
+from fedbayes.storage.best_tracker import flat
+from fedbayes.storage.folder import Metrics
+from fedbayes.storage.inventory import dotted
 
 if TYPE_CHECKING:
     from fedbayes.runs.simulation import Simulation

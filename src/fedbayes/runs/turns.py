@@ -5,23 +5,23 @@ from dataclasses import dataclass, field, replace
 from statistics import fmean
 from typing import Any
 
+from fedbayes.config.config import Config
 from fedbayes.contracts import AnyMethod, Run
+from fedbayes.core.tensors import pack, unpack
 from fedbayes.data import FederatedData
 from fedbayes.errors import RunError
 from fedbayes.federation.broadcast import Broadcast
 from fedbayes.federation.client_runtime import set_aside
+from fedbayes.federation.clock.clock import Clock, Lengths
+from fedbayes.federation.clock.live import Live
+from fedbayes.federation.clock.queue import Queue, Turn
 from fedbayes.federation.engine_table import ENGINES
 from fedbayes.federation.engines import Arriving, Engine
 from fedbayes.federation.round import Round
-from fedbayes.federation.timing.clock import Clock, Lengths
-from fedbayes.federation.timing.live import Live
-from fedbayes.federation.timing.queue import Queue, Turn
-from fedbayes.federation.timing.stale import Past
-from fedbayes.runs.config import Config
-from fedbayes.runs.folder import Metrics
-from fedbayes.runs.progress import Progress, Timing
-from fedbayes.runs.versions import Versions
-from fedbayes.tensors import pack, unpack
+from fedbayes.federation.stages.stale import Past
+from fedbayes.storage.folder import Metrics
+from fedbayes.storage.progress import Progress, Timing
+from fedbayes.storage.server_history import Versions
 
 
 @dataclass(frozen=True)

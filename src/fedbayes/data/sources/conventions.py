@@ -12,10 +12,10 @@ from typing import IO, Any
 
 import numpy as np
 
-from fedbayes.categories import normal
+from fedbayes.core.categories import normal
+from fedbayes.core.wording import listed
 from fedbayes.data.source_settings import SourceSettings
 from fedbayes.data.sources.unpacking import AT_LEAST, BoundedGzip, as_text
-from fedbayes.data.wording import listed
 from fedbayes.errors import DataError, UnclearError
 
 DELIMITERS = {",": "commas", ";": "semicolons", "\t": "tabs", "|": "vertical bars"}

@@ -7,7 +7,9 @@ from typing import Any
 
 import numpy as np
 
-from fedbayes.categories import normal
+from fedbayes.core.categories import normal
+from fedbayes.core.lazy import own, raised
+from fedbayes.core.wording import listed, size
 from fedbayes.data.dataset import Array, Dataset, build_dataset
 from fedbayes.data.intake import Narrowing, arrange, names_of, numbers, plain
 from fedbayes.data.settings import DataSettings
@@ -15,9 +17,7 @@ from fedbayes.data.sources.labels import group_indices, read_target
 from fedbayes.data.sources.pictures import Framing, framing
 from fedbayes.data.sources.spool import spool
 from fedbayes.data.tokens import Tokens
-from fedbayes.data.wording import listed, size
 from fedbayes.errors import DataError
-from fedbayes.lazy import own, raised
 
 BATCH = 512
 _FORM = (

@@ -10,13 +10,13 @@ from typing import Any
 
 import numpy as np
 
+from fedbayes.core.wording import listed, size
 from fedbayes.data.dataset import Array, Dataset, build_dataset
 from fedbayes.data.progress import progress
 from fedbayes.data.source_settings import SourceSettings
 from fedbayes.data.sources.labels import group_indices, read_target
 from fedbayes.data.sources.pictures import Framing, framing
 from fedbayes.data.sources.spool import spool
-from fedbayes.data.wording import listed, size
 from fedbayes.errors import DataError
 
 SUFFIXES = (".png", ".jpg", ".jpeg", ".bmp", ".gif", ".tif", ".tiff", ".webp", ".ppm", ".pgm")

@@ -7,16 +7,16 @@ from typing import Any
 
 import numpy as np
 
-from fedbayes import seeds
+from fedbayes.core import seeds
+from fedbayes.core.lazy import own, raised
+from fedbayes.core.targets import Target
+from fedbayes.core.wording import describe, size
 from fedbayes.data.dataset import Array, Dataset, Rows, build_dataset
 from fedbayes.data.holdout import DEFAULT_FRACTION, held_out
 from fedbayes.data.intake import Narrowing, arrange, numbers, plain
 from fedbayes.data.settings import DataSettings
 from fedbayes.data.sources.labels import as_target, read_target
-from fedbayes.data.wording import describe, size
 from fedbayes.errors import DataError
-from fedbayes.lazy import own, raised
-from fedbayes.targets import Target
 
 _FEW_CLASSES, _PER_CLASS = 1000, 100
 """Up to so many classes, or so many for each that occurs, labels are believed to be classes."""

@@ -6,9 +6,9 @@ from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import Any
 
+from fedbayes.core.pretrained import unreachable
 from fedbayes.data.sources.files import PARTS, reading
 from fedbayes.errors import DataError
-from fedbayes.pretrained import unreachable
 
 _MAGIC = b"PAR1"
 """What a Parquet file begins and ends with."""

@@ -6,9 +6,9 @@ from pathlib import Path
 
 import numpy as np
 
+from fedbayes.core.wording import size
 from fedbayes.data.dataset import Array, Dataset, build_dataset
 from fedbayes.data.sources.files import reading
-from fedbayes.data.wording import size
 from fedbayes.errors import DataError
 
 _FILES = ("train-images-idx3", "train-labels-idx1", "t10k-images-idx3", "t10k-labels-idx1")

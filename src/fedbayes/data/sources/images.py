@@ -9,11 +9,11 @@ from typing import Any
 
 import numpy as np
 
+from fedbayes.core.wording import listed, size
 from fedbayes.data.dataset import Array, Dataset, Rows, build_dataset
 from fedbayes.data.progress import progress
 from fedbayes.data.sources.files import index_names, reading
 from fedbayes.data.sources.hub import open_hub, open_parquet, quiet
-from fedbayes.data.wording import listed, size
 from fedbayes.errors import DataError
 
 BATCH = 512

@@ -5,14 +5,14 @@ from typing import Any
 
 import numpy as np
 
-from fedbayes.categories import alike, normal, places
-from fedbayes.data.cells import as_numbers, is_numeric
+from fedbayes.core.categories import alike, normal, places
+from fedbayes.core.targets import Target
+from fedbayes.core.wording import listed
 from fedbayes.data.dataset import Array, Rows
-from fedbayes.data.precision import lost
 from fedbayes.data.sources.files import index_names
-from fedbayes.data.wording import listed
+from fedbayes.data.tables.cells import as_numbers, is_numeric
+from fedbayes.data.tables.precision import lost
 from fedbayes.errors import DataError
-from fedbayes.targets import Target
 
 MOST_CLASSES = 1000
 FEW_CLASSES = 20

@@ -6,12 +6,12 @@ from typing import Any
 
 import numpy as np
 
-from fedbayes.categories import normal
+from fedbayes.core.categories import normal
+from fedbayes.core.wording import listed, size
 from fedbayes.data.dataset import Array, Dataset, build_dataset
 from fedbayes.data.intake import Narrowing
 from fedbayes.data.progress import progress
 from fedbayes.data.sources.files import PARTS, index_names, parts_by_name, reading
-from fedbayes.data.wording import listed, size
 from fedbayes.errors import DataError
 
 

@@ -6,7 +6,8 @@ from typing import Any
 
 import numpy as np
 
-from fedbayes.data.columns import Column
+from fedbayes.core.files import open_npz
+from fedbayes.core.wording import listed, size
 from fedbayes.data.dataset import Array, Dataset, build_dataset
 from fedbayes.data.intake import Narrowing, arrange
 from fedbayes.data.source_settings import WRITTEN, SourceSettings
@@ -18,10 +19,9 @@ from fedbayes.data.sources.pictures import Framing, framing
 from fedbayes.data.sources.rows import SEVERAL, read_rows
 from fedbayes.data.sources.sql import WHERE, read_query
 from fedbayes.data.sources.tables import TABLES, is_table, read_tables
+from fedbayes.data.tables.columns import Column
 from fedbayes.data.tokens import Tokens
-from fedbayes.data.wording import listed, size
 from fedbayes.errors import DataError, did_you_mean
-from fedbayes.files import open_npz
 
 SUFFIXES = (*TABLES, ".npz")
 _OF_COLUMNS = (

@@ -7,11 +7,11 @@ from pathlib import Path
 
 import numpy as np
 
+from fedbayes.core.wording import size
 from fedbayes.data.dataset import Array
 from fedbayes.data.sources.folders import BATCH, SUFFIXES, picture_files
 from fedbayes.data.sources.pictures import Framing
 from fedbayes.data.sources.streams import Piece
-from fedbayes.data.wording import size
 from fedbayes.errors import DataError
 
 

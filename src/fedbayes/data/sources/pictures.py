@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from fedbayes import pretrained
+from fedbayes.core import pretrained
 from fedbayes.data.dataset import Array
 from fedbayes.data.source_settings import SourceSettings
 from fedbayes.errors import DataError

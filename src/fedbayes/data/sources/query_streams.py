@@ -4,11 +4,11 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from fedbayes.data.columns import Column
 from fedbayes.data.source_settings import holds_password
 from fedbayes.data.sources.files import reading
 from fedbayes.data.sources.sql import PASSWORD, WHERE, column_names, connected
 from fedbayes.data.sources.streams import Piece, wanted_columns
+from fedbayes.data.tables.columns import Column
 from fedbayes.errors import DataError
 
 

@@ -7,18 +7,18 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from fedbayes.data.cells import code
-from fedbayes.data.columns import Column, features_of, plain
+from fedbayes.core.wording import listed, size
 from fedbayes.data.dataset import Array
-from fedbayes.data.kinds import choose_columns
-from fedbayes.data.precision import lost_of_rows
 from fedbayes.data.source_settings import KINDS, SourceSettings
 from fedbayes.data.sources.files import reading
 from fedbayes.data.sources.images import decode_pictures
 from fedbayes.data.sources.pictures import Framing, framing
 from fedbayes.data.sources.tables import UNNAMED, has_row_numbers
+from fedbayes.data.tables.cells import code
+from fedbayes.data.tables.columns import Column, features_of, plain
+from fedbayes.data.tables.kinds import choose_columns
+from fedbayes.data.tables.precision import lost_of_rows
 from fedbayes.data.tokens import Tokens
-from fedbayes.data.wording import listed, size
 from fedbayes.errors import ColumnError, DataError, did_you_mean
 
 SEVERAL = ("features", "drop", *KINDS)

@@ -5,7 +5,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
-from fedbayes.categories import normal
+from fedbayes.core.categories import normal
 from fedbayes.data.source_settings import SourceSettings
 from fedbayes.data.sources.files import reading
 from fedbayes.data.sources.tables import without

@@ -8,8 +8,8 @@ from itertools import islice
 from pathlib import Path
 from typing import IO, Any, Protocol
 
-from fedbayes.data.columns import Column
-from fedbayes.data.columns import reading as reading_as
+from fedbayes.core.files import open_npz
+from fedbayes.core.wording import listed
 from fedbayes.data.intake import Narrowing
 from fedbayes.data.source_settings import SourceSettings
 from fedbayes.data.sources.conventions import (
@@ -26,9 +26,9 @@ from fedbayes.data.sources.own import plain_array
 from fedbayes.data.sources.rows import decoded, holds_pictures
 from fedbayes.data.sources.tables import TABLES, read_table, refuse_twice
 from fedbayes.data.sources.unpacking import as_text, check_texts
-from fedbayes.data.wording import listed
+from fedbayes.data.tables.columns import Column
+from fedbayes.data.tables.columns import reading as reading_as
 from fedbayes.errors import ColumnError, DataError, did_you_mean
-from fedbayes.files import open_npz
 
 FORMATS = (*TABLES, ".npz")
 """Suffixes of the files that can be read so."""

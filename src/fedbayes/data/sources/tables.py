@@ -9,8 +9,8 @@ from typing import Any
 
 import numpy as np
 
-from fedbayes.categories import as_if_read, codes, identifiers, name_of, normal
-from fedbayes.data.cells import cell, is_numeric, no_number
+from fedbayes.core.categories import as_if_read, codes, identifiers, name_of, normal
+from fedbayes.core.wording import listed
 from fedbayes.data.source_settings import SourceSettings
 from fedbayes.data.sources.conventions import (
     Evidence,
@@ -23,7 +23,7 @@ from fedbayes.data.sources.conventions import (
 )
 from fedbayes.data.sources.files import reading
 from fedbayes.data.sources.unpacking import check_unpacked
-from fedbayes.data.wording import listed
+from fedbayes.data.tables.cells import cell, is_numeric, no_number
 from fedbayes.errors import CellError, DataError, did_you_mean
 
 TEXTS = (".csv", ".csv.gz", ".tsv", ".tsv.gz")

@@ -6,7 +6,7 @@ import zipfile
 from pathlib import Path
 from typing import IO, Any
 
-from fedbayes.data.wording import listed
+from fedbayes.core.wording import listed
 from fedbayes.errors import DataError
 
 MOST_TIMES = 100

@@ -7,8 +7,8 @@ The names are known without importing PyTorch.
 from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
+from fedbayes.core.lazy import Catalogue, attributes, own_class
 from fedbayes.errors import ConfigError, did_you_mean
-from fedbayes.lazy import Catalogue, attributes, own_class
 
 if TYPE_CHECKING:
     from fedbayes.federation.attacks.base import Attack, View

@@ -7,14 +7,14 @@ from typing import Self
 import torch
 from pydantic import ValidationError
 
-from fedbayes import seeds
 from fedbayes.contracts import AnyMethod, Run
+from fedbayes.core import seeds
+from fedbayes.core.tensors import Samples, Tensors
 from fedbayes.errors import ConfigError, did_you_mean
 from fedbayes.federation.attacks import find_attack
 from fedbayes.federation.attacks.base import Attack
 from fedbayes.federation.attacks.settings import AttackSettings
 from fedbayes.likelihoods import evaluate
-from fedbayes.tensors import Samples, Tensors
 
 SUCCESS = "attack_success"
 """Name of what a test sample adds to the success of an attack: 1 if it is taken for what the attack

@@ -7,8 +7,8 @@ import torch
 from pydantic import BaseModel, ConfigDict
 
 from fedbayes.contracts import AnyMethod, At, Report, Run
+from fedbayes.core.tensors import Samples, Tensors
 from fedbayes.federation.attacks.shifts import changes, shifted
-from fedbayes.tensors import Samples, Tensors
 
 
 @dataclass(frozen=True)

@@ -8,8 +8,8 @@ from pydantic import Field
 from torch import Tensor
 
 from fedbayes.contracts import Report
+from fedbayes.core.tensors import Tensors
 from fedbayes.federation.attacks.base import Attack, View
-from fedbayes.tensors import Tensors
 
 
 class LittleIsEnough(Attack):

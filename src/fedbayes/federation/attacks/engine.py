@@ -5,14 +5,14 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from fedbayes.contracts import AnyMethod, At, Report, Run
+from fedbayes.core.tensors import Tensors
 from fedbayes.errors import MessageError
 from fedbayes.federation.attacks.adversary import Adversary
 from fedbayes.federation.attacks.base import View
 from fedbayes.federation.client_runtime import Evaluation, NoReport, Outcome, Task
 from fedbayes.federation.engines import AtWork, Engine, at_work
-from fedbayes.federation.passage import Link, Passage
 from fedbayes.federation.settings import AS_IT_IS, Compression
-from fedbayes.tensors import Tensors
+from fedbayes.federation.stages.report_codec import Link, Passage
 
 
 @dataclass(frozen=True)

@@ -5,10 +5,10 @@ from pydantic import Field
 from torch import Tensor
 
 from fedbayes.contracts import Run
-from fedbayes.data.wording import listed
+from fedbayes.core.tensors import Samples
+from fedbayes.core.wording import listed
 from fedbayes.errors import ConfigError
 from fedbayes.federation.attacks.changes import Scaled
-from fedbayes.tensors import Samples
 
 
 class LabelFlip(Scaled):

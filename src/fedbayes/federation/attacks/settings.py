@@ -6,9 +6,9 @@ from typing import Annotated, Any, Self
 
 from pydantic import ConfigDict, Field, field_validator, model_validator
 
-from fedbayes.brief import Settings
+from fedbayes.core.brief import Settings
+from fedbayes.core.fields import Arguments, Only
 from fedbayes.federation.attacks import ATTACKS, no_attack
-from fedbayes.fields import Arguments, Only
 
 
 class AttackSettings(Settings):

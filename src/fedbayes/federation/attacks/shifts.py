@@ -6,8 +6,8 @@ import torch
 from torch import Tensor
 
 from fedbayes.contracts import AnyMethod, Report, Run
-from fedbayes.messages import Masked
-from fedbayes.tensors import Tensors
+from fedbayes.core.messages import Masked
+from fedbayes.core.tensors import Tensors
 
 
 def changes(method: AnyMethod, report: Report, server: Any, run: Run) -> Tensors:

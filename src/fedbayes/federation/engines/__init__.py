@@ -4,8 +4,8 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, S
 from dataclasses import dataclass, field
 from typing import Protocol, runtime_checkable
 
+from fedbayes.core.tensors import Tensors
 from fedbayes.federation.client_runtime import Evaluation, NoReport, Outcome, Task
-from fedbayes.tensors import Tensors
 
 
 class Engine(Protocol):

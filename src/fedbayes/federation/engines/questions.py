@@ -4,9 +4,9 @@ import traceback
 from typing import Any
 
 from fedbayes import errors
+from fedbayes.core.messages import encode
 from fedbayes.errors import EngineError
 from fedbayes.federation.client_runtime import ClientRuntime, Evaluation, Outcome, Task
-from fedbayes.messages import encode
 
 Header = dict[str, Any]
 """What JSON can hold."""

@@ -13,8 +13,10 @@ from typing import Any
 
 import ray
 
-from fedbayes import here
-from fedbayes.devices import CUBLAS
+from fedbayes.core import here
+from fedbayes.core.devices import CUBLAS
+from fedbayes.core.messages import decode_file
+from fedbayes.core.tensors import Tensors
 from fedbayes.errors import EngineError, FedbayesWarning
 from fedbayes.federation.client_runtime import Evaluation, Outcome, Task
 from fedbayes.federation.engines import AtWork
@@ -24,8 +26,6 @@ from fedbayes.federation.engines.ray_cluster import INLINE, connect
 from fedbayes.federation.engines.ray_room import free_words, how_many, room, spare, there_is
 from fedbayes.federation.engines.ray_seats import Job, Seats
 from fedbayes.federation.ray_settings import RaySettings
-from fedbayes.messages import decode_file
-from fedbayes.tensors import Tensors
 
 AHEAD = 4
 """Calls for each actor that are handed out before the first of them is done."""

@@ -14,8 +14,8 @@ from pathlib import Path
 from pkgutil import resolve_name
 from typing import Any
 
+from fedbayes.core.here import FOLDER
 from fedbayes.federation.engines.questions import Header, failure, handle
-from fedbayes.here import FOLDER
 from fedbayes.version import __version__
 
 Answer = tuple[Header, list[bytes]]

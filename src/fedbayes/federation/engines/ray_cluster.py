@@ -21,7 +21,7 @@ import ray
 from joblib import cpu_count
 from ray.job_config import JobConfig
 
-from fedbayes import here
+from fedbayes.core import here
 from fedbayes.errors import EngineError
 
 LOCAL, AUTO = "local", "auto"

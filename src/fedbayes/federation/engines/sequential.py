@@ -3,9 +3,9 @@
 from collections.abc import Iterable, Iterator
 from typing import Any
 
+from fedbayes.core.tensors import Tensors
 from fedbayes.federation.client_runtime import ClientRuntime, Evaluation, Outcome, Task
 from fedbayes.federation.engines import AtWork
-from fedbayes.tensors import Tensors
 
 
 class Sequential:

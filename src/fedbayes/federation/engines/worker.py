@@ -19,9 +19,9 @@ from typing import IO
 
 import torch
 
+from fedbayes.core.signals import ENDS
 from fedbayes.federation.client_runtime import ClientRuntime
 from fedbayes.federation.engines.questions import Header, failure, handle
-from fedbayes.signals import ENDS
 
 _PREFIX = struct.Struct("<I")
 

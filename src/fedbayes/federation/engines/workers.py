@@ -16,7 +16,10 @@ from typing import Any, TypeVar
 import psutil
 from joblib import cpu_count
 
-from fedbayes.devices import CUBLAS, find_devices
+from fedbayes.core.devices import CUBLAS, find_devices
+from fedbayes.core.here import variables
+from fedbayes.core.messages import decode_file
+from fedbayes.core.tensors import Tensors
 from fedbayes.errors import EngineError, FedbayesWarning
 from fedbayes.federation.client_runtime import Evaluation, Outcome, Task
 from fedbayes.federation.engines import AtWork
@@ -28,9 +31,6 @@ from fedbayes.federation.engines.questions import (
     require_answer,
 )
 from fedbayes.federation.engines.worker import read, write
-from fedbayes.here import variables
-from fedbayes.messages import decode_file
-from fedbayes.tensors import Tensors
 
 Item = TypeVar("Item")
 Result = TypeVar("Result")

@@ -12,9 +12,9 @@ from pathlib import Path
 
 import platformdirs
 
+from fedbayes.core.files import naming
 from fedbayes.errors import RunError
 from fedbayes.federation.privacy.noise import Secret
-from fedbayes.files import naming
 
 _SIZE = 32
 

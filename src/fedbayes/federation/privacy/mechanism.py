@@ -11,15 +11,15 @@ from numpy.typing import NDArray
 
 from fedbayes.contracts import AnyMethod, At, Changes, Report, Run, Sum, Total
 from fedbayes.contracts.changes import shortened, types_of
+from fedbayes.core.messages import Message
 from fedbayes.errors import ConfigError
 from fedbayes.federation.client_runtime import NoReport, Outcome
-from fedbayes.federation.fold import Way
 from fedbayes.federation.privacy import matrix
 from fedbayes.federation.privacy.accounting import Spent
 from fedbayes.federation.privacy.noise import Secret
 from fedbayes.federation.privacy.settings import Privacy
 from fedbayes.federation.privacy.spending import NONCE, Spending
-from fedbayes.messages import Message
+from fedbayes.federation.stages.fold import Way
 from fedbayes.methods import METHODS
 from fedbayes.models import Network
 

@@ -4,8 +4,8 @@ from typing import Annotated, Literal
 
 from pydantic import ConfigDict, Field, field_validator
 
-from fedbayes.brief import Settings
-from fedbayes.fields import Only
+from fedbayes.core.brief import Settings
+from fedbayes.core.fields import Only
 
 LEAST = 1e-6
 """The least deviation of noise, beside which ε is beyond all meaning."""

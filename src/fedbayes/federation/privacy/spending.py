@@ -7,8 +7,8 @@ from typing import Self
 import torch
 from torch import Tensor
 
+from fedbayes.core.tensors import Tensors
 from fedbayes.federation.privacy.accounting import Spent
-from fedbayes.tensors import Tensors
 
 NONCE = 16
 """Bytes of a nonce."""

@@ -1,0 +1,808 @@
+"""The config of a run: TOML to checked settings, with errors that name the key."""
+
+import tomllib
+import warnings
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from numbers import Integral
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, Literal, Self
+
+from pydantic import ConfigDict, Field, ValidationError, field_validator, model_validator
+
+from fedbayes.config.given import WORDS, refuse_unknown, renamed, tables, whole
+from fedbayes.config.settings import Row, explain, find, rows, toml, unknown
+from fedbayes.core.brief import Settings
+from fedbayes.core.fields import AUTO as AUTO_SETTING
+from fedbayes.core.fields import OneOf, Only, Place, Several
+from fedbayes.core.files import parse_toml, read_text
+from fedbayes.core.lazy import own_class
+from fedbayes.core.pretrained import TIMM
+from fedbayes.data import DataSettings
+from fedbayes.errors import ConfigError, FedbayesWarning, did_you_mean
+from fedbayes.federation.attacks.settings import AttackSettings
+from fedbayes.federation.clock.settings import Asynchronous, ClockSettings
+from fedbayes.federation.engine_table import ENGINES, takers
+from fedbayes.federation.privacy.settings import Privacy
+from fedbayes.federation.ray_settings import RaySettings
+from fedbayes.federation.settings import Aggregation, Compression, Secure
+from fedbayes.inference.settings import LocalTraining
+from fedbayes.likelihoods import LIKELIHOODS, complete_likelihood, find_likelihood
+from fedbayes.likelihoods.measures import AUTO, MEASURES, check_names
+from fedbayes.likelihoods.measures import HOW as METRIC
+from fedbayes.methods import METHODS
+from fedbayes.models import ModelSettings, Precision
+from fedbayes.models.settings import OTHERS
+
+if TYPE_CHECKING:
+    from fedbayes.contracts import AnyMethod
+
+
+SAMPLING = "function(round, clients, size, rng)"
+"""How a user's own sampling of clients is called."""
+
+
+LARGEST = 1e30
+"""Of a setting: far more is beyond what 32 bits hold, in which networks compute."""
+
+
+DATA_CACHE = 1024
+"""MiB of clients' samples that stay on a GPU between rounds, if nothing else is said."""
+
+
+def is_reference(engine: object, data: object) -> bool:
+    """Whether a server with data of its own has a reference table alone, by the names of the engine
+    and of the data.
+    """
+    return any(n == engine and e.states == "remote" for n, e in ENGINES.items()) and data == "own"
+
+
+class Config(Settings):
+    """All settings of a run. Every one has a default; the defaults learn digits."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
+
+    seed: int = Field(0, ge=0, description="seed of all randomness")
+    rounds: int = Field(20, ge=1, description="rounds of the run")
+    clients_per_round: int | None = Field(
+        None, ge=1, description="number of clients in a round, such as 10; unset: client_fraction"
+    )
+    client_fraction: float | None = Field(
+        None,
+        gt=0,
+        le=1,
+        description="share of the clients in a round, such as 0.1; unset: clients_per_round, or "
+        "all clients",
+    )
+    sampling: Literal["uniform", "cyclic", "poisson"] | Place = Field(
+        "uniform",
+        description="who is in a round: so many, drawn anew; all in a fixed cycle, in asynchronous "
+        "rounds as far as they are free; poisson, a coin for every client, so that "
+        "`clients_per_round` is what to expect; or your own as package.module:function, called as "
+        f"{SAMPLING}, which returns the numbers of size clients or fewer",
+    )
+    min_reports: int = Field(1, ge=1, description="good reports that an update needs")
+    engine: Annotated[str, OneOf(ENGINES)] = Field(
+        "sequential",
+        description="; ".join(f"{name}: {kind.summary}" for name, kind in ENGINES.items()),
+    )
+    round_timeout: Annotated[float, Only("engine", *takers("round_timeout"))] = Field(
+        600.0, gt=0, allow_inf_nan=False, description="seconds that a round waits for its reports"
+    )
+    workers: Annotated[int, Only("engine", *takers("workers"))] = Field(
+        2, ge=1, description="processes of engine workers"
+    )
+    threads: int = Field(1, ge=1, description="threads of every process; part of the arithmetic")
+    devices: Several[str] = Field(
+        ("cpu",),
+        description="cpu, cuda, cuda:1, or auto for every GPU there is; of several, processes of "
+        "engine workers take one each in turn, and other processes the first",
+        examples=["cpu", "cuda", "auto"],
+    )
+    deterministic: bool = Field(
+        True, description="the same bits on every run on a GPU too; false may be quicker there"
+    )
+    data_cache: int | None = Field(
+        None,
+        ge=0,
+        description="MiB of clients' samples that each process keeps on its device between rounds, "
+        "the least recently used going first; unset: 1024 on a GPU, 0 on the CPU, where they are "
+        "at hand",
+    )
+    precision: Precision | Literal["auto"] = Field(
+        "auto",
+        description="float32, or bf16 by autocast; auto: float32, but with deterministic = false "
+        "bf16 where a training step is clearly faster on this machine, which is measured once",
+    )
+    evaluate_every: int = Field(
+        1, ge=0, description="rounds between evaluations of the global model; 0: the last alone"
+    )
+    evaluate_local_every: int = Field(
+        1,
+        ge=0,
+        description="rounds between evaluations of clients' own models, each on its own test "
+        "samples; 0: the last alone. In between nothing is told of them, and who is in no such "
+        "round has no metrics",
+    )
+    evaluate_at: Annotated[
+        Literal["auto", "server", "clients"], Only("engine", *takers("evaluate_at"))
+    ] = Field(
+        "auto",
+        description="where the global model is tried over a network: on the server's own test "
+        "samples, or by every client on its test part, of which sums and metrics come back; auto: "
+        "clients, where the server has a reference table alone and may see clients' metrics",
+    )
+    metrics: Several[str] = Field(
+        (AUTO,),
+        description="metrics beside the likelihood's own, of all test rows, each client, the worst "
+        f"and the spread: {', '.join(k for k, m in MEASURES.items() if m.value)}, where classes "
+        "are predicted at a threshold as sensitivity@0.3; or your own as package.module:function, "
+        f"called as {METRIC}; auto: those that suit the likelihood, once, after the last round, of "
+        "the global model",
+        examples=[AUTO, *MEASURES],
+    )
+    calibration: Literal["temperature", "none"] = Field(
+        "temperature",
+        description="temperature: each client holds out a tenth of its training samples, at most "
+        "200, and after the last round the global model gets the temperature that fits them best, "
+        "by sums over clients; for classes and labels. none: clients train on all samples",
+    )
+    checkpoint_every: int = Field(1, ge=1, description="rounds between checkpoints")
+    keep_checkpoints: Literal["last", "best", "all"] = Field(
+        "last", description="checkpoints to keep; best: the best round's too, whose model is saved"
+    )
+    stop_after: int | None = Field(
+        None,
+        ge=1,
+        description="evaluations in a row without a better headline accuracy that end the run",
+    )
+    stop_min_improvement: float = Field(
+        0.0, ge=0, description="rise of the headline accuracy that counts as better (stop_after)"
+    )
+
+    stop_refused: int = Field(
+        5,
+        ge=0,
+        description="rounds in a row of which every report is refused, or the update undone, that "
+        "end the run with an error; 0: none do",
+    )
+
+    settings_chosen: dict[str, Any] = Field(
+        default_factory=dict,
+        description="in the config of a run: what was chosen for settings that were left at auto, "
+        "by key",
+    )
+    data: DataSettings = DataSettings()
+    task: dict[str, Any] = Field(
+        default_factory=lambda: {"likelihood": "auto"},
+        description="the likelihood of what is predicted, and its settings",
+    )
+    model: ModelSettings = ModelSettings()
+    training: LocalTraining = LocalTraining()
+    aggregation: Aggregation = Aggregation()
+    privacy: Privacy = Privacy()
+    secure: Secure = Secure()
+    compression: Compression = Compression()
+    attack: AttackSettings = AttackSettings()
+    ray: Annotated[RaySettings, Only("engine", *takers("ray"))] = RaySettings()
+    clock: ClockSettings = ClockSettings()
+    asynchronous: Asynchronous = Asynchronous()
+    method: dict[str, Any] = Field(
+        default_factory=lambda: {"name": "fedavg"},
+        description="name of the method and its parameters",
+    )
+
+    @model_validator(mode="before")
+    @classmethod
+    def _processor(cls, values: Any) -> Any:
+        """Texts and pictures of the user's own are read as the pretrained network was trained."""
+        if not isinstance(values, dict):
+            return values
+        data, model = values.get("data"), values.get("model")
+        if not isinstance(data, dict) or not isinstance(model, dict):
+            return values
+        name, found = model.get("name"), model.get("pretrained")
+        own = data.get("path") is not None or ":" in str(data.get("name", ""))
+        if name not in OTHERS or not isinstance(found, str) or not own or "processor" in data:
+            return values
+        processor = f"{TIMM}{found}" if name == "timm" else found
+        return {**values, "data": {**data, "processor": processor}}
+
+    @model_validator(mode="before")
+    @classmethod
+    def _given(cls, values: Any) -> Any:
+        """Words and Python objects as tables, first of all, and older names by today's."""
+        if not isinstance(values, dict):
+            return values
+        if "device" in values:
+            if "devices" in values:
+                raise ConfigError("device is the older name of devices; give devices alone")
+            values = {"devices" if k == "device" else k: v for k, v in values.items()}
+        return _of_cohort(tables(values))
+
+    @field_validator("devices")
+    @classmethod
+    def _check_devices(cls, devices: tuple[str, ...]) -> tuple[str, ...]:
+        if not devices:
+            raise ValueError("there must be one at least")
+        return devices
+
+    @field_validator("clients_per_round", mode="before")
+    @classmethod
+    def _whole(cls, clients: Any) -> Any:
+        """NumPy's integers are numbers of clients too."""
+        return int(clients) if isinstance(clients, Integral) else clients
+
+    @field_validator("metrics")
+    @classmethod
+    def _check_metrics(cls, metrics: tuple[str, ...]) -> tuple[str, ...]:
+        check_names(metrics)
+        return metrics
+
+    @model_validator(mode="after")
+    def _check_stop(self) -> Self:
+        if self.stop_min_improvement and self.stop_after is None:
+            raise ValueError("stop_min_improvement is for stop_after; give stop_after too")
+        return self
+
+    @field_validator("task")
+    @classmethod
+    def _check_task(cls, task: dict[str, Any]) -> dict[str, Any]:
+        """The name alone: what it stands for imports PyTorch."""
+        name = task.setdefault("likelihood", "auto")
+        if not isinstance(name, str):
+            raise ConfigError(f"task.likelihood is {name!r}; it must be a string")
+        if name not in ("auto", *LIKELIHOODS) and ":" not in name:
+            find_likelihood(name)
+        return task
+
+    @field_validator("method")
+    @classmethod
+    def _check_method(cls, method: dict[str, Any]) -> dict[str, Any]:
+        name = method.setdefault("name", "fedavg")
+        if not isinstance(name, str):
+            raise ConfigError(f"method.name is {name!r}; it must be a string")
+        if name not in METHODS and ":" not in name:
+            raise _no_method(name)
+        return method
+
+    @model_validator(mode="after")
+    def _complete_tables(self) -> Self:
+        """Last, since parameters are checked by what they are for, which imports PyTorch."""
+        for table, completed in (
+            (self.task, complete_task(self.task)),
+            (self.method, complete_method(self.method)),
+        ):
+            table.clear()
+            table.update(completed)
+        for key, value in _numbers(self.model_dump(mode="json")):
+            if abs(value) > LARGEST:
+                raise ValueError(f"{key} is {value:g}; numbers are at most {LARGEST:g}")
+        return self
+
+    @classmethod
+    def create(cls, **settings: Any) -> Self:
+        """Checked settings from keyword arguments; tables are dicts.
+
+        Raises:
+            ConfigError: a key is unknown or a value is not allowed; the text names the key.
+        """
+        try:
+            return cls.model_validate(settings)
+        except ValidationError as error:
+            raise ConfigError(explain(cls, error, _known(error, settings))) from None
+
+    @classmethod
+    def published(cls, **settings: Any) -> Self:
+        """As `create`, with the settings of the method's paper where none is given, and without
+        calibration.
+
+        Raises:
+            ConfigError: as for `create`.
+        """
+        method = {"preset": "published", **settings.get("method", {"name": "fedavg"})}
+        return cls.create(**{"calibration": "none", **settings, "method": method})
+
+    @classmethod
+    def load(cls, file: Path | None = None, overrides: Iterable[str] = ()) -> Self:
+        """Settings from a TOML file, changed by `key=value` overrides such as `training.lr=0.1`.
+
+        Raises:
+            ConfigError: the file is unreadable, or as for `create`.
+        """
+        return cls._changed(_read(file) if file is not None else {}, overrides)
+
+    @classmethod
+    def given(cls, config: "Config | Path | str | None", settings: Mapping[str, Any]) -> "Config":
+        """The settings of a call from Python: a config, a TOML file, or keys of one.
+
+        Raises:
+            ConfigError: it is none of them, or there are keys beside it; or as for `create`.
+        """
+        if config is None:
+            return cls.create(**whole(settings))
+        if settings:
+            raise ConfigError(
+                f"{', '.join(settings)} beside a config: it has all settings. Give keys alone, or "
+                "change those of a file by Config.load(file, ['rounds=5', 'training.lr=0.05'])"
+            )
+        if isinstance(config, str | Path):
+            return cls.load(Path(config))
+        if not isinstance(config, Config):
+            raise ConfigError(
+                f"config is of type {type(config).__name__}; give a Config, a TOML file, or keys "
+                "as in rounds=5, training={'lr': 0.05}"
+            )
+        return config
+
+    @classmethod
+    def stored(
+        cls,
+        file: Path,
+        overrides: Iterable[str] = (),
+        *,
+        objects: Mapping[str, str] | None = None,
+    ) -> Self:
+        """As `load`, of the settings that a run left, which may be an older version's.
+
+        Args:
+            file: the config.
+            overrides: as for `load`.
+            objects: what Python objects that it names are called in this process; None: the same.
+        """
+        settings = renewed(_read(file))
+        if objects is not None:
+            refuse_unknown(settings, objects, file)
+            settings = renamed(settings, objects)
+        return cls._changed(settings, overrides)
+
+    @classmethod
+    def _changed(cls, settings: dict[str, Any], overrides: Iterable[str]) -> Self:
+        settings, changes = tables(settings), list(overrides)
+        keys = [change.partition("=")[0].strip() for change in changes]
+        _refuse_several([key for key in COHORT if key in keys])
+        for change in changes:
+            assign(settings, change)
+        return cls.create(**settings)
+
+    def dump(self) -> str:
+        """All settings as TOML, every key of them; those that are unset as comments."""
+        values = self.model_dump(mode="json")
+        known = settings(self.method["name"], self.task["likelihood"])
+        for table in ("task", "method"):
+            unset = {row.key.removeprefix(f"{table}."): None for row in find(known, table)}
+            values[table] = unset | values[table]
+        return toml(known, values)
+
+    def named_method(self) -> "AnyMethod":
+        """The named method with its parameters."""
+        return find_method(self.method["name"]).model_validate(_parameters(self.method))
+
+    def build_method(self) -> "AnyMethod":
+        """The method that runs with its parameters, which may be a variant of the named one."""
+        method = self.named_method()
+        if self.model.batch_norm != "local":
+            return method.variant()
+        from fedbayes.federation.stages.personal_layers import with_own_layers
+
+        return with_own_layers(method)
+
+    def reopened(self) -> Self:
+        """The settings as they were before any was chosen: what was chosen is `auto` again, unless
+        it was changed since.
+        """
+        values = self.model_dump()
+        for key, value in self.settings_chosen.items():
+            table, _, name = key.partition(".")
+            if table in values and values[table].get(name) == value:
+                values[table][name] = AUTO_SETTING
+        return type(self).create(**{**values, "settings_chosen": {}})
+
+    def closed(self) -> Self:
+        """The settings with the defaults of the classes for those that are open, or with published
+        values if the preset says so.
+        """
+        method = self.named_method()
+        method = method.with_chosen(method.published if method.preset == "published" else {})
+        table = {"name": self.method["name"], **_stored(method)}
+        return self.model_copy(update={"training": self.training.with_chosen({}), "method": table})
+
+    def chosen_as(self, before: "Config") -> Self:
+        """The settings, with what was chosen in a run for those that are open here."""
+        values, chosen = self.reopened().model_dump(), {}
+        for key, value in before.settings_chosen.items():
+            table, _, name = key.partition(".")
+            if values[table].get(name) == AUTO_SETTING:
+                values[table][name] = chosen[key] = value
+        return type(self).create(**{**values, "settings_chosen": chosen})
+
+    @property
+    def target_kinds(self) -> tuple[str, ...]:
+        """Kinds of target that the likelihood takes; none if it is left to the data."""
+        name = self.task["likelihood"]
+        return () if name == "auto" else find_likelihood(name).kinds
+
+    @property
+    def reference(self) -> bool:
+        """Whether the server's rows are a reference table, and clients have their own elsewhere."""
+        return is_reference(self.engine, self.data.name)
+
+    @property
+    def at_clients(self) -> bool:
+        """Whether clients try the global model, each on its own test samples."""
+        if self.evaluate_at != "auto":
+            return self.evaluate_at == "clients"
+        unseen = self.secure.enabled or (self.privacy.noise and self.privacy.metrics == "off")
+        return self.reference and not unseen and self.asynchronous.buffer is None
+
+    @property
+    def device(self) -> str:
+        """The device of this process: the first."""
+        return self.devices[0]
+
+    def on(self, device: str) -> Self:
+        """The same settings, of a process that computes on this device."""
+        return self.model_copy(update={"devices": (device,)})
+
+    def as_found(self, before: "Config") -> Self:
+        """The same settings, with what is left to be found as a run found it.
+
+        Args:
+            before: the stored settings of the run.
+        """
+        found = {"precision": before.precision} if self.precision == "auto" else {}
+        return self.model_copy(update=found)
+
+    def data_cache_bytes(self, kind: str) -> int:
+        """Bytes of clients' samples that stay on a device of this kind between rounds."""
+        usual = 0 if kind == "cpu" else DATA_CACHE
+        return (usual if self.data_cache is None else self.data_cache) << 20
+
+    @property
+    def cohort(self) -> int | float:
+        """Clients in a round: a number of them, or a fraction of all."""
+        fraction = 1.0 if self.client_fraction is None else self.client_fraction
+        return fraction if self.clients_per_round is None else self.clients_per_round
+
+    def cohort_size(self, clients: int) -> int:
+        """How many of so many clients take part in a round, at least one.
+
+        Raises:
+            ConfigError: more than there are.
+        """
+        cohort = self.cohort
+        if isinstance(cohort, float):
+            return max(1, round(cohort * clients))
+        if cohort > clients:
+            raise ConfigError(f"clients_per_round is {cohort}, but there are {clients} clients")
+        return cohort
+
+
+COHORT = ("cohort", "clients_per_round", "client_fraction")
+"""Settings that say how many clients are in a round, of which a config has one."""
+
+
+def _refuse_several(names: Sequence[str]) -> None:
+    if len(names) > 1:
+        raise ConfigError(
+            f"{' and '.join(names)} both say how many clients are in a round; give one of them"
+        )
+
+
+def _of_cohort(settings: dict[str, Any], *, quiet: bool = False) -> dict[str, Any]:
+    """Settings in which `cohort`, the older name of two, has its place in one of them.
+
+    Args:
+        settings: of a config.
+        quiet: whether nothing is said of a cohort that is easily mistaken.
+
+    Raises:
+        ConfigError: several settings say how many clients are in a round, or it is no such number.
+    """
+    _refuse_several([name for name in COHORT if settings.get(name) is not None])
+    if "cohort" not in settings:
+        return settings
+    kept = {key: value for key, value in settings.items() if key != "cohort"}
+    cohort = settings["cohort"]
+    if cohort is None:
+        return kept
+    if isinstance(cohort, bool) or not isinstance(cohort, Integral | float):
+        raise ConfigError(
+            f"cohort is {cohort!r}; expected number. Give clients_per_round, such as 10, or "
+            "client_fraction, such as 0.1"
+        )
+    whole = isinstance(cohort, Integral)
+    cohort = int(cohort) if isinstance(cohort, Integral) else cohort
+    name = "clients_per_round" if whole else "client_fraction"
+    if cohort < 1 if whole else not 0 < cohort <= 1:
+        least = "at least 1" if whole else "a fraction, above 0 and at most 1.0"
+        raise ConfigError(f"cohort is {cohort}; it must be {least}. Better give {name}")
+    if cohort == 1 and not quiet:
+        means = "one client a round" if whole else "all clients in every round"
+        warnings.warn(
+            f"cohort = {cohort} means {means}. Give {name} = {cohort}, which cannot be mistaken",
+            FedbayesWarning,
+            stacklevel=2,
+        )
+    return {**kept, name: cohort}
+
+
+def renewed(settings: dict[str, Any]) -> dict[str, Any]:
+    """Settings that a run left, by the names that they have now.
+
+    Versions that had no `[privacy]` wrote its noise and δ into `[aggregation]`, with the defaults
+    that they have today; `cohort` was one setting. Those that had no `calibration` trained on all
+    samples. Under some methods all clients weighed alike, and there was no setting.
+    """
+    settings = _of_cohort({"calibration": "none", **settings}, quiet=True)
+    method = settings.get("method")
+    if isinstance(method, dict) and method.get("name") in _ALIKE:
+        settings = {**settings, "method": {"weighting": "uniform", **method}}
+    before = settings.get("aggregation")
+    if "privacy" in settings or not isinstance(before, dict):
+        return settings
+    moved = {key: before[key] for key in ("noise", "delta") if key in before}
+    kept = {key: value for key, value in before.items() if key not in moved}
+    return {**settings, "aggregation": kept, "privacy": moved}
+
+
+_ALIKE = ("scaffold", "scaffold-fedsparse", "fedsparse", "feddrop", "fedl1", "pfedbayes")
+"""Methods that got a setting `weighting` after runs with them had been stored."""
+
+
+def settings(method: str | None = "fedavg", likelihood: str = "auto") -> list[Row]:
+    """Every setting of a config.
+
+    Args:
+        method: whose parameters; None leaves out what only methods know, and is quick.
+        likelihood: whose settings; auto has none.
+
+    Raises:
+        ConfigError: there is no such method or likelihood.
+    """
+    tables = [row for row in rows(Config) if row.key not in ("task", "method")]
+    about = (
+        "how outputs and targets belong together; auto: categorical for classes, multilabel for "
+        "labels, gaussian for real targets; or package.module:Class"
+    )
+    task = [Row("task.likelihood", "text", "auto", about, ("auto", *LIKELIHOODS))]
+    if likelihood != "auto":
+        task += rows(find_likelihood(likelihood), "task.")
+    about = f"{', '.join(METHODS)}, or package.module:Class"
+    name = Row("method.name", "text", "fedavg", about, tuple(METHODS))
+    parameters: Iterable[Row] = ()
+    if method is not None and method in METHODS:
+        from fedbayes.config.listing import built_in
+
+        parameters = built_in()[method].parameters
+    elif method:
+        parameters = rows(find_method(method), "method.")
+    return [*tables, *task, name, *parameters]
+
+
+def schema() -> dict[str, Any]:
+    """A JSON schema of a config, for editors: of `[method]`, a branch for every method."""
+    whole = Config.model_json_schema()
+    branches: list[dict[str, Any]] = []
+    for name, kind in METHODS.items():
+        branch = kind.model_json_schema()
+        whole.setdefault("$defs", {}).update(branch.pop("$defs", {}))
+        choice = {"const": name, "description": kind.summary}
+        branch["properties"] = {"name": choice, **branch.get("properties", {})}
+        branch |= {"title": name, "description": kind.summary}
+        # Without a name it is fedavg.
+        branch["required"] = [] if name == "fedavg" else ["name"]
+        branches.append(branch)
+    branches.append(_own_branch("name"))
+    auto = {"likelihood": {"const": "auto", "description": "by the target"}}
+    tasks: list[dict[str, Any]] = [
+        {"title": "auto", "type": "object", "properties": auto, "additionalProperties": False}
+    ]
+    for name, likelihood in LIKELIHOODS.items():
+        branch = likelihood.model_json_schema()
+        parts = branch.pop("$defs", {})
+        parts.pop("Target", None)
+        whole["$defs"].update(parts)
+        choice = {"const": name, "description": likelihood.summary}
+        own = {key: value for key, value in branch["properties"].items() if key != "target"}
+        branch["properties"] = {"likelihood": choice, **own}
+        branch |= {"title": name, "description": likelihood.summary, "required": ["likelihood"]}
+        tasks.append(branch)
+    tasks.append(_own_branch("likelihood"))
+    for table, choices in (("task", tasks), ("method", branches)):
+        about = whole["properties"][table]["description"]
+        whole["properties"][table] = {"description": about, "oneOf": choices}
+    return {"$schema": "https://json-schema.org/draft/2020-12/schema", **whole}
+
+
+def _own_branch(key: str) -> dict[str, Any]:
+    """The branch of a JSON schema for a class of the user's own, which this key names."""
+    own = {"type": "string", "pattern": ":", "description": "package.module:Class"}
+    return {"title": "your own", "type": "object", "properties": {key: own}, "required": [key]}
+
+
+def find_method(name: str) -> "type[AnyMethod]":
+    """The method class of this name, or of `package.module:Class`.
+
+    Raises:
+        ConfigError: there is none.
+    """
+    if name in METHODS:
+        return METHODS[name]
+    if ":" not in name:
+        raise _no_method(name)
+    from fedbayes.contracts import Method
+
+    kind: type[AnyMethod] = own_class(name, Method, "method")
+    for attribute, example in (("name", f"{kind.__name__.lower()}"), ("server_state", "Weights")):
+        value = getattr(kind, attribute, None)
+        if not isinstance(value, str if attribute == "name" else type):
+            shown = repr(example) if attribute == "name" else example
+            raise ConfigError(
+                f"the method {kind.__name__} has no {attribute}; write {attribute} = {shown} into "
+                "the class, without a type"
+            )
+    if missing := sorted(kind.__abstractmethods__):
+        raise ConfigError(
+            f"the method {kind.__name__} lacks {', '.join(missing)}; define what is missing, or "
+            "derive it from fedbayes.contracts.PointEstimate, which has most of it"
+        )
+    return kind
+
+
+def complete_method(table: Mapping[str, Any]) -> dict[str, Any]:
+    """The `[method]` table with every parameter, defaults filled in.
+
+    Raises:
+        ConfigError: there is no such method or parameter, or a value is not allowed.
+    """
+    name, parameters = table["name"], _parameters(table)
+    kind = find_method(name)
+    try:
+        method = kind.model_validate(parameters)
+    except ValidationError as error:
+        known = [*rows(kind, "method."), *settings(None)]
+        text = explain(kind, error, known, "method.")
+        for key in parameters.keys() - kind.model_fields.keys():
+            key = f"method.{key}"
+            text = text.replace(unknown(key, known), no_setting(key, known, name))
+        raise ConfigError(text) from None
+    return {"name": name, **_stored(method)}
+
+
+def _parameters(table: Mapping[str, Any]) -> dict[str, Any]:
+    """The parameters in a `[method]` table."""
+    return {key: value for key, value in table.items() if key != "name"}
+
+
+def _stored(method: "AnyMethod") -> dict[str, Any]:
+    """Parameters as they are stored: TOML has no null; one that may be none is none by default."""
+    return method.model_dump(mode="json", exclude_none=True)
+
+
+def complete_task(table: Mapping[str, Any]) -> dict[str, Any]:
+    """The `[task]` table with every setting of its likelihood, defaults filled in.
+
+    Raises:
+        ConfigError: there is no such likelihood or setting, or a value is not allowed.
+    """
+    name, own = table["likelihood"], {k: v for k, v in table.items() if k != "likelihood"}
+    for key in ("name", "target"):  # of the likelihood itself
+        if key in own:
+            raise ConfigError(unknown(f"task.{key}", settings(None)))
+    if name == "auto":
+        for key in own:
+            raise ConfigError(no_setting(f"task.{key}", settings(None), "", name))
+        return {"likelihood": name}
+    completed = complete_likelihood(name, **own)
+    # TOML has no null; a setting that may be none is none by default.
+    return {"likelihood": name, **{k: v for k, v in completed.items() if v is not None}}
+
+
+def no_setting(key: str, known: Sequence[Row], method: str, likelihood: str = "auto") -> str:
+    """That there is no such setting; of a parameter of other methods, or a setting of other
+    likelihoods, which these are.
+
+    Args:
+        key: as in `--set`.
+        known: the settings that there are.
+        method: the one whose parameters are among them.
+        likelihood: the one whose settings are among them.
+    """
+    table, _, parameter = key.partition(".")
+    if table == "task":
+        owners = [n for n, kind in LIKELIHOODS.items() if parameter in kind.model_fields]
+        if not owners or parameter == "target":
+            return unknown(key, known)
+        return (
+            f"{key} is a setting of {', '.join(owners)}, not of {likelihood}; choose the "
+            f"likelihood with task.likelihood={owners[0]}, or leave it out"
+        )
+    if table != "method":
+        return unknown(key, known)
+    owners = [name for name, kind in METHODS.items() if parameter in kind.model_fields]
+    if not owners:
+        return unknown(key, known)
+    return (
+        f"{key} is a parameter of {', '.join(owners)}, not of {method}; choose the method with "
+        f"--method {owners[0]} or method.name, or leave it out"
+    )
+
+
+def _numbers(value: Any, key: str = "") -> Iterator[tuple[str, float]]:
+    """All fractions among settings, by key, but for the arguments of a user's own network."""
+    if isinstance(value, dict):
+        for name, item in value.items():
+            own = key == "model" and name == "arguments"
+            yield from () if own else _numbers(item, f"{key}.{name}" if key else name)
+    elif isinstance(value, list):
+        for item in value:
+            yield from _numbers(item, key)
+    elif isinstance(value, float):
+        yield key, value
+
+
+def _no_method(name: str) -> ConfigError:
+    return ConfigError(
+        f"no method is called {name!r}{did_you_mean(name, METHODS)}; there are "
+        f"{', '.join(METHODS)}, or your own as package.module:Class"
+    )
+
+
+def _known(error: ValidationError, given: Mapping[str, Any]) -> list[Row]:
+    """The settings that there are; the method's parameters only if a key is like no other."""
+    wrong = [e["loc"] for e in error.errors() if e["type"] == "extra_forbidden"]
+    known = settings(None)
+    keys = [".".join(map(str, place)) for place in wrong]
+    if all("did you mean" in unknown(key, known) for key in keys):
+        return known
+    method = given.get("method")
+    name = method.get("name", "fedavg") if isinstance(method, dict) else "fedavg"
+    return settings(name)
+
+
+def _read(file: Path) -> dict[str, Any]:
+    try:
+        return parse_toml(read_text(file))
+    except FileNotFoundError:
+        raise ConfigError(f"there is no config file {file}") from None
+    except OSError as error:
+        raise ConfigError(f"cannot read the config {file}: {error.strerror or error}") from None
+    except ValueError as error:
+        raise ConfigError(f"{file} is not valid TOML: {error}") from None
+
+
+def assign(settings: dict[str, Any], override: str) -> None:
+    """Apply one `a.b=value`; the value is TOML, or else taken as a string.
+
+    Raises:
+        ConfigError: it is none, or a part of the key is no table.
+    """
+    key, equals, text = override.partition("=")
+    if key and not equals:
+        raise ConfigError(f"{key} has no value; write key=value, as in training.lr=0.05")
+    if not key:
+        raise ConfigError(f"{override!r} is no setting; write key=value, as in training.lr=0.05")
+    if not text.strip():
+        raise ConfigError(f"{override} has no value; leave it out for the default")
+    try:
+        value = parse_toml(f"value = {text}")["value"]
+    except tomllib.TOMLDecodeError:
+        value = text
+    except ValueError as error:
+        raise ConfigError(f"{key} is no value of TOML: {error}") from None
+    key = key.strip()
+    if key in COHORT:  # of which a config has one
+        for other in COHORT:
+            settings.pop(other, None)
+    if key in WORDS:  # a word in place of a table
+        key = f"{key}.{WORDS[key]}"
+    *path, last = key.split(".")
+    table = settings
+    for part in path:
+        table = table.setdefault(part, {})
+        if not isinstance(table, dict):
+            raise ConfigError(f"{key} cannot be set: {part} is not a table")
+    names = ((["method"], "name"), (["task"], "likelihood"))
+    if (path, last) in names and table.get(last, value) != value:
+        table.clear()  # the parameters were another method's, or likelihood's
+    table[last] = value

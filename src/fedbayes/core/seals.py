@@ -1,0 +1,90 @@
+"""Files that are sealed with their own digest.
+
+A *seal* is the SHA-256 digest of a file of tensors in its own header, taken with zeros in the
+place of the digest: whichever byte of the file is changed, the seal no longer fits. That of a table
+in JSON is the digest of what it holds beside the seal.
+"""
+
+import hashlib
+import json
+import re
+from collections.abc import Mapping
+from typing import Any
+
+from torch import Tensor
+
+from fedbayes.core.files import digest, json_text, parse_json
+from fedbayes.core.messages import Masked, encode
+from fedbayes.errors import MessageError
+
+SEAL = "fedbayes-sha256"
+"""The seal's name in the metadata of a safetensors file."""
+_BLANK = "0" * 64
+_SEALED = re.compile(rb'"' + SEAL.encode() + rb'":"([0-9a-f]{64})"')
+
+
+def sealed(tensors: Mapping[str, Tensor | Masked], metadata: Mapping[str, str]) -> bytes:
+    """A safetensors file of these tensors with a seal.
+
+    Args:
+        tensors: by name, at least one.
+        metadata: text for its header.
+    """
+    plain = encode(tensors, plain=True)
+    end = 8 + int.from_bytes(plain[:8], "little")
+    # The library's own writer has text in a random order, and equal runs have equal files.
+    text = json.dumps({**metadata, SEAL: _BLANK}, separators=(",", ":"), ensure_ascii=False)
+    header = b'{"__metadata__":' + text.encode() + b"," + plain[9:end].rstrip()
+    header += b" " * (-len(header) % 8)
+    data = len(header).to_bytes(8, "little") + header + plain[end:]
+    found = _seal_of(data)
+    assert found is not None
+    start, end = found.span(1)
+    return data[:start] + digest(data).encode() + data[end:]
+
+
+def has_seal(data: bytes) -> bool:
+    """Whether a file has a seal; those of older versions have none."""
+    return _seal_of(data) is not None
+
+
+def check_seal(data: bytes) -> None:
+    """See that a file is what it was when it was sealed; nothing is said of one without a seal.
+
+    Raises:
+        MessageError: it is not.
+    """
+    found = _seal_of(data)
+    if found is None:
+        return
+    start, end = found.span(1)
+    content = hashlib.sha256(data[:start])
+    content.update(_BLANK.encode())
+    content.update(memoryview(data)[end:])
+    if content.hexdigest() != found[1].decode():
+        raise MessageError("its content is not what its digest says")
+
+
+def _seal_of(data: bytes) -> re.Match[bytes] | None:
+    """The place of the seal in the header of a safetensors file."""
+    end = 8 + int.from_bytes(data[:8], "little")
+    return _SEALED.search(data, 8, min(end, len(data)))
+
+
+def sealed_table(content: Mapping[str, Any]) -> bytes:
+    """A table in JSON with a seal."""
+    seal = digest(json_text(content).encode())
+    return (json_text({**content, SEAL: seal}, indent=2) + "\n").encode()
+
+
+def unsealed_table(data: bytes) -> dict[str, Any]:
+    """What a table holds beside its seal.
+
+    Raises:
+        ValueError: it is no table in JSON, or not what it was when it was sealed.
+    """
+    content = parse_json(data)
+    seal = content.pop(SEAL, None) if isinstance(content, dict) else None
+    if seal is None or seal != digest(json_text(content).encode()):
+        raise ValueError("it is not what was written")
+    return dict(content)

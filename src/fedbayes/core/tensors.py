@@ -1,0 +1,168 @@
+"""Named tensors: what models, messages and states are made of.
+
+A model, an update or an optimizer's state is a plain `dict[str, Tensor]`. The state of a
+server or a client is a frozen dataclass of such things; `pack` and `unpack` turn it into one
+flat dict and back, so that every state of every method is stored in one way.
+"""
+
+import math
+from collections.abc import Mapping
+from dataclasses import MISSING, fields, is_dataclass
+from typing import Any, NamedTuple, TypeVar, get_type_hints
+
+import torch
+from torch import Tensor
+
+from fedbayes.errors import MessageError
+
+Tensors = dict[str, Tensor]
+"""Tensors by name, as in a `state_dict`."""
+
+State = TypeVar("State")
+Value = TypeVar("Value")
+
+
+class Samples(NamedTuple):
+    """Inputs and targets of some samples, ready for a network."""
+
+    x: Tensor
+    """Standardized inputs, float32 [n, ...]."""
+    y: Tensor
+    """Targets: class indices, int64 [n]; or float32 [n, columns] (see `fedbayes.core.targets`)."""
+
+    def to(self, device: torch.device | str) -> "Samples":
+        """The same samples on another device."""
+        return Samples(self.x.to(device), self.y.to(device))
+
+
+def to(tensors: Tensors, device: torch.device | str) -> Tensors:
+    """The same tensors on another device; those already there are not copied."""
+    return {name: tensor.to(device) for name, tensor in tensors.items()}
+
+
+def part(tensors: Mapping[str, Value], prefix: str) -> dict[str, Value]:
+    """Those of the tensors whose names begin with `prefix/`, by the rest of their names."""
+    start = f"{prefix}/"
+    return {n.removeprefix(start): t for n, t in tensors.items() if n.startswith(start)}
+
+
+def named(prefix: str, tensors: Mapping[str, Value]) -> dict[str, Value]:
+    """The tensors with `prefix/` before their names; the inverse of `part`."""
+    return {f"{prefix}/{name}": tensor for name, tensor in tensors.items()}
+
+
+_PIECE = 1 << 16
+"""Entries that are added at once: what is made of them stays in the processor's cache."""
+
+
+def add_to(total: Tensor, values: Tensor, weight: float) -> None:
+    """Total += weight · values, as `Tensor.add_` does it, to the bit.
+
+    Values of another type than the total are not copied whole, which takes several times as long
+    as adding them.
+
+    Args:
+        total: changed in place.
+        values: of the same shape.
+        weight: a factor.
+    """
+    whole = values.dtype == total.dtype or values.numel() <= _PIECE
+    if whole or not total.is_contiguous():
+        total.add_(values, alpha=weight)
+        return
+    pieces = (torch.split(flat, _PIECE) for flat in (total.view(-1), values.reshape(-1)))
+    for own, more in zip(*pieces, strict=True):
+        own.add_(more, alpha=weight)
+
+
+def all_finite(values: Tensor) -> bool:
+    """Whether no value is NaN or infinite; in one pass where, as almost always, all are."""
+    # A NaN or an infinity makes the sum non-finite. So may an overflow, hence the second look.
+    return math.isfinite(values.sum().item()) or bool(torch.isfinite(values).all())
+
+
+def parameter_count(tensors: Tensors) -> int:
+    """How many scalars the tensors hold."""
+    return sum(tensor.numel() for tensor in tensors.values())
+
+
+def sparsity(tensors: Tensors) -> float:
+    """Share of scalars that are exactly zero; 0 when there are none at all."""
+    count = parameter_count(tensors)
+    zeros = sum(int((tensor == 0).sum()) for tensor in tensors.values())
+    return zeros / count if count else 0.0
+
+
+_SCALARS: dict[type, torch.dtype] = {
+    bool: torch.bool,
+    int: torch.int64,
+    float: torch.float64,
+}
+
+
+def pack(state: object) -> Tensors:
+    """Flatten a dataclass of tensors into one dict of named tensors.
+
+    Fields may be tensors, dicts of tensors (each becomes `field/name`), dataclasses of these, or
+    plain `bool`, `int`, `float` and `str` (as UTF-8 bytes). Names are sorted, so that a state is
+    the same after it was stored as before. The result shares memory with the state.
+    """
+    if not is_dataclass(state):
+        raise TypeError(f"a state must be a dataclass of tensors, not {type(state).__name__}")
+    flat: Tensors = {}
+    for field in fields(state):
+        value = getattr(state, field.name)
+        if isinstance(value, dict):
+            flat |= {f"{field.name}/{name}": value[name] for name in sorted(value)}
+        elif is_dataclass(value):
+            flat |= named(field.name, pack(value))
+        elif isinstance(value, Tensor):
+            flat[field.name] = value
+        elif isinstance(value, str):
+            flat[field.name] = torch.tensor(list(value.encode()), dtype=torch.uint8)
+        elif type(value) in _SCALARS:
+            flat[field.name] = torch.tensor(value, dtype=_SCALARS[type(value)])
+        else:
+            raise TypeError(
+                f"{type(state).__name__}.{field.name} is a {type(value).__name__}; a state holds "
+                "tensors, dicts of tensors, dataclasses of these, plain bool, int, float and str"
+            )
+    return flat
+
+
+def unpack(kind: type[State], flat: Tensors) -> State:
+    """The dataclass of type `kind` that `pack` flattened; the inverse of `pack`.
+
+    A field that was not stored, as by an older version, has its default, if it has one.
+
+    Raises:
+        MessageError: a field is missing, or a tensor belongs to no field.
+    """
+    hints = get_type_hints(kind)
+    groups: dict[str, Tensors] = {}
+    for name, tensor in flat.items():
+        field, _, rest = name.partition("/")
+        groups.setdefault(field, {})[rest] = tensor
+    values: dict[str, Any] = {}
+    optional = {
+        field.name
+        for field in fields(kind)  # type: ignore[arg-type]
+        if field.default is not MISSING or field.default_factory is not MISSING
+    }
+    for name, hint in hints.items():
+        if name not in groups and name in optional:
+            continue
+        group = groups.pop(name, {})
+        if hint == Tensors:
+            values[name] = group
+        elif isinstance(hint, type) and is_dataclass(hint):
+            values[name] = unpack(hint, group)
+        elif set(group) != {""}:
+            raise MessageError(f"a stored {kind.__name__} lacks its field {name!r}")
+        elif hint is str:
+            values[name] = bytes(group[""].tolist()).decode()
+        else:
+            values[name] = group[""].item() if hint in _SCALARS else group[""]
+    if groups:
+        raise MessageError(f"a stored {kind.__name__} has unknown fields {sorted(groups)}")
+    return kind(**values)

@@ -1,0 +1,1 @@
+"""Tables as features: kinds of columns, cells, encodings, and sums of a client's columns."""

@@ -1,0 +1,299 @@
+"""What a column of the user's own table is taken for."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from fedbayes.core.categories import alike, are_dates, ordered
+from fedbayes.core.plausible import MOST_CATEGORIES
+from fedbayes.core.wording import listed
+from fedbayes.data.source_settings import SourceSettings
+from fedbayes.data.tables.cells import (
+    ISO_DATE,
+    as_numbers,
+    code,
+    dates,
+    is_numeric,
+    no_number,
+    values,
+)
+from fedbayes.data.tables.columns import Column, Kind
+from fedbayes.errors import CellError, DataError
+
+_MEND = "mend it (a value that is not known is an empty cell), or read the column otherwise"
+ROWS_OF_CATEGORY = 2
+"""Rows that each text has on average, if they are categories without a word."""
+FEW = 5
+"""So many different texts may be categories, however few rows there are of each."""
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """What becomes of a column: how it is encoded, or why it is not."""
+
+    column: Column | None
+    missing: int
+    """Rows in which its cell is empty."""
+    refused: str = ""
+    """Why it cannot be used, and the way out."""
+    row: int | None = None
+    """The first row because of which it is refused."""
+
+
+def judge(column: Any, name: str, settings: SourceSettings, where: str) -> Verdict:
+    """Say what a column of a table is, by the settings or else by its cells.
+
+    Numbers, booleans and dates are what they are. Text is of dates if all of it is written as in
+    ISO 8601, of categories if it has few different values, and else refused: free text and
+    identifiers are taken if they are named in `text` or `categorical`, and so is what is partly
+    numbers.
+
+    Args:
+        column: Its cells.
+        name: Its name.
+        settings: How the table is read.
+        where: What the table is, for messages.
+    """
+    named: dict[Kind, Sequence[str]] = {
+        "number": settings.numeric,
+        "date": settings.dates,
+        "category": settings.categorical,
+        "text": settings.text,
+    }
+    kind = next((kind for kind, names in named.items() if name in names), None)
+    try:
+        found = _as_named(column, name, kind, settings, where) if kind else None
+        found = found or _by_cells(column, name, settings, where)
+        if found.kind == "number":
+            code(column.to_frame(name), [found], where)  # an infinite one has no code
+    except DataError as error:
+        row = error.row if isinstance(error, CellError) else None
+        return Verdict(None, int(column.isna().sum()), str(error), row)
+    missing = _missing(column, name, where)
+    indicated = settings.tells_missing and missing > 0
+    gaps = indicated or (found.kind == "category" and missing > 0)
+    return Verdict(
+        Column(found.name, found.kind, found.categories, gaps, found.width, found.date_format),
+        missing,
+    )
+
+
+def _missing(column: Any, name: str, where: str) -> int:
+    """Rows in which a cell is empty or blank."""
+    if column.dtype.kind in "iufbM":
+        return int(column.isna().sum())
+    index, _ = values(column, name, where)
+    return int((index < 0).sum())
+
+
+def _as_named(
+    column: Any, name: str, kind: Kind, settings: SourceSettings, where: str
+) -> Column | None:
+    """A column of the kind that a setting says."""
+    if kind == "category":
+        _, names = values(column, name, where)
+        return _category(name, names, where, MOST_CATEGORIES)
+    if kind == "text":
+        return Column(name, "text", width=settings.text_width)
+    if kind == "date":
+        date_format = settings.date_format or ""
+        if date_format and _only_iso(column, name, date_format, where):
+            date_format = ""
+        dates(column, name, date_format, where)
+        return Column(name, "date", date_format=date_format)
+    as_numbers(column, name, where, _MEND, texts=True)
+    return Column(name)
+
+
+def _by_cells(column: Any, name: str, settings: SourceSettings, where: str) -> Column:
+    import pandas as pd
+
+    dtype = column.dtype.kind
+    kind = pd.api.types.infer_dtype(column, skipna=True)
+    if dtype == "b" or kind == "boolean":
+        return Column(name, "boolean")
+    if is_numeric(column):
+        return Column(name)
+    if dtype == "M" or kind in ("datetime", "datetime64", "date"):
+        return Column(name, "date")
+    if kind == "bytes":
+        raise DataError(f"{where}: column '{name}' holds bytes; leave it out with drop")
+    _, names = values(column, name, where)
+    if isinstance(column.dtype, pd.CategoricalDtype):  # the file itself says so
+        return _category(name, names, where, MOST_CATEGORIES)
+    numbers = pd.to_numeric(pd.Series(names, dtype=object), errors="coerce").notna()
+    if len(names) and numbers.any() and not (numbers.all() and kind == "string"):
+        raise no_number(
+            column,
+            name,
+            where,
+            "others are; mend it (a value that is not known is an empty cell), name it in "
+            "categorical if all are categories, or leave it out with drop",
+        )
+    if {text.casefold() for text in names} == {"train", "test"}:
+        raise DataError(
+            f"{where}: column '{name}' says train and test, as a split does; name it in split, in "
+            "drop, or if it is a feature in categorical"
+        )
+    if len(names) and not numbers.any() and _are_dates(names):
+        return Column(name, "date")
+    if not numbers.any() and are_dates(names):
+        raise DataError(
+            f"{where}: column '{name}' holds dates such as {names[0]!r}; name it in dates, and in "
+            f"date_format how they are written: {_date_formats(names)}. Or name it in categorical "
+            "or drop"
+        )
+    rows = int(column.notna().sum())
+    return _category(name, names, where, settings.max_categories, rows)
+
+
+def _only_iso(column: Any, name: str, date_format: str, where: str) -> bool:
+    """Whether cells are written as in 2020-03-31, and none as the date format says, which may be of
+    other columns.
+    """
+    import pandas as pd
+
+    if column.dtype.kind in "iufbM":
+        return False
+    texts = pd.Series(values(column, name, where)[1], dtype="str")
+    if not texts.str.match(ISO_DATE).any():
+        return False
+    return bool(pd.to_datetime(texts, utc=True, errors="coerce", format=date_format).isna().all())
+
+
+def _are_dates(names: Sequence[str]) -> bool:
+    """Whether all texts are dates as in 2020-03-31, with or without a time."""
+    import pandas as pd
+
+    texts = pd.Series(names, dtype="str")
+    if not texts.str.match(ISO_DATE).all():
+        return False
+    try:
+        return not np.isnan(dates(texts, "", "", "")).any()
+    except DataError:
+        return False
+
+
+def _date_formats(names: Sequence[str]) -> str:
+    """How dates are written, in words, by the forms that fit all of them."""
+    import pandas as pd
+
+    separator = next(char for char in names[0] if not char.isdigit())
+    orders = [separator.join(order) for order in _ORDERS]
+    times = ["", " %H:%M", " %H:%M:%S"]
+    texts = pd.Series(names, dtype="str").str.strip()
+    fitting = [
+        form
+        for form in (order + time for order in orders for time in times)
+        if pd.to_datetime(texts, format=form, errors="coerce").notna().all()
+    ]
+    return " or ".join(f"data.date_format={form}" for form in fitting or ["%d.%m.%Y"])
+
+
+_ORDERS = (
+    *(("%d", "%m", "%Y"), ("%m", "%d", "%Y"), ("%d", "%m", "%y"), ("%m", "%d", "%y")),
+    ("%Y", "%m", "%d"),
+)
+"""In which order dates have day, month and year."""
+
+
+def _category(name: str, names: Sequence[str], where: str, most: int, rows: int = 0) -> Column:
+    """A column of categories; `rows` to see whether there are enough of each."""
+    scarce = rows and len(names) > FEW and len(names) * ROWS_OF_CATEGORY > rows
+    if len(names) > most or scarce:
+        ways = (
+            "leave it out with drop, or hash its words with text"
+            if most == MOST_CATEGORIES
+            else "leave it out with drop (names and numbers of patients tell a model nothing), "
+            "name it in categorical if these are categories, in numeric if they are numbers that "
+            "are stored as text, or in text to hash its words"
+        )
+        raise DataError(
+            f"{where}: column '{name}' has {len(names):,} different texts"
+            f"{f' in {rows:,} rows' if rows else ''}, such as {listed(map(repr, names[:3]))}: "
+            f"{'more than categories may be' if len(names) > most else 'hardly categories'}; {ways}"
+        )
+    return Column(name, "category", ordered(names))
+
+
+def choose_columns(
+    frame: Any,
+    features: Sequence[str],
+    settings: SourceSettings,
+    where: str,
+    notes: list[str],
+    clients: Any = None,
+) -> tuple[Column, ...]:
+    """What becomes of the columns of a table that are to be features.
+
+    Args:
+        frame: The table.
+        features: Names of the columns, in this order.
+        settings: How it is read.
+        where: Name of the file, for messages.
+        notes: Takes up what a user should know.
+        clients: Whose each row is, if it is known: a column of the table.
+
+    Raises:
+        DataError: There are none, or some cannot be used; says why of each.
+    """
+    if not features:
+        raise DataError(f"{where} has no columns beside label, group, split and those to drop")
+    verdicts = [judge(frame[name], name, settings, where) for name in features]
+    refused = [_whose(verdict, clients) for verdict in verdicts if verdict.refused]
+    if refused:
+        shown = refused[:10]
+        more = f"\nand {len(refused) - 10:,} more columns" if len(refused) > 10 else ""
+        raise DataError("\n".join(shown) + more)
+    columns = tuple(verdict.column for verdict in verdicts if verdict.column is not None)
+    empty = [v.column.name for v in verdicts if v.column and v.missing == len(frame)]
+    if empty:
+        notes.append(
+            f"{where}: {listed(empty)} {'has' if len(empty) == 1 else 'have'} no value in any row "
+            "and can tell a model nothing; leave such columns out with drop"
+        )
+    notes += _told(columns, settings, where)
+    return columns
+
+
+def _whose(verdict: Verdict, clients: Any) -> str:
+    """Why a column is refused, and whose row is the first because of which it is."""
+    if verdict.row is None or clients is None:
+        return verdict.refused
+    row, client = verdict.row, clients.iloc[verdict.row]
+    return f"{verdict.refused} (row {row + 1:,} is of client '{client}')"
+
+
+def _told(columns: Sequence[Column], settings: SourceSettings, where: str) -> list[str]:
+    """What to say of columns that are no numbers and were not named, and of empty cells."""
+    asked = {*settings.categorical, *settings.dates, *settings.text, *settings.numeric}
+    found = {
+        "categories": [
+            f"{column.name} ({len(column.categories)})"
+            for column in columns
+            if column.kind == "category" and column.name not in asked
+        ],
+        "dates, in days": [c.name for c in columns if c.kind == "date" and c.name not in asked],
+    }
+    read = [f"{listed(names)} as {word}" for word, names in found.items() if names]
+    told = []
+    if read:
+        told.append(
+            f"{where}: {' and '.join(read)}; numeric, categorical, dates, text or drop say "
+            "otherwise"
+        )
+    told += [
+        f"{where}: categories of '{column.name}' differ in upper and lower case alone: "
+        f"{' and '.join(same)}"
+        for column in columns
+        for same in alike(column.categories)
+    ]
+    gaps = [column.name for column in columns if column.gaps]
+    if gaps:
+        told.append(
+            f"{where}: cells of {listed(gaps)} are empty; where training rows have gaps a feature "
+            "says so, and a number is taken for the mean (missing = 'impute': the mean alone)"
+        )
+    return told

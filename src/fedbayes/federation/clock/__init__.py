@@ -1,0 +1,1 @@
+"""Simulated time: how long clients take, and when they are there."""

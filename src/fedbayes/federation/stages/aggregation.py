@@ -1,0 +1,116 @@
+"""What the server does with reports before a method whose reports add sees them.
+
+Clipping bounds what one client can move, and robust rules put something else in place of the mean.
+A method sees none of it: it asks for the sum of the reports and gets what the rule says.
+"""
+
+from typing import Any
+
+from fedbayes.contracts import AnyMethod, Gathered, Method, Report, Run
+from fedbayes.contracts.changes import clipped
+from fedbayes.errors import ConfigError
+from fedbayes.federation.settings import Aggregation
+from fedbayes.federation.stages.fold import Fold, OfChanges, Untouched, Way
+from fedbayes.federation.stages.robust import Guarded, Robust
+from fedbayes.methods import METHODS
+
+__all__ = [
+    "Aggregation",
+    "Clipped",
+    "Robust",
+    "clipped",
+    "fold",
+]
+
+
+class Clipped(OfChanges):
+    """A sum of reports whose weight times change is bounded.
+
+    So a client cannot move the sum by more, however heavy it says that it is. The intake makes the
+    weights multiples of the cohort's median, and bounds them.
+    """
+
+    def __init__(self, way: Way, clip: float) -> None:
+        super().__init__(way)
+        self._clip = clip
+
+    def add(self, client: int, report: Report) -> None:
+        """Fold one report in."""
+        bound = self._clip / report.weight
+        self._add(clipped(self._way.changes(report), bound), report, report.weight)
+
+
+def check(
+    settings: Aggregation,
+    method: AnyMethod,
+    *,
+    min_reports: int,
+    noise: bool,
+) -> None:
+    """See that the settings go together, and with the rest.
+
+    Args:
+        settings: the `[aggregation]` table.
+        method: of the run.
+        min_reports: good reports that an update needs.
+        noise: whether rounds are private, so that all reports have weight 1.
+
+    Raises:
+        ConfigError: they do not; the text says what would.
+    """
+    if settings.plain:
+        return
+    if not _adds(method):
+        able = ", ".join(name for name, kind in METHODS.items() if _adds(kind))
+        raise ConfigError(
+            f"aggregation.rule and aggregation.clip are for methods whose reports add ({able}), "
+            f"and not for {method.name}{_instead(method)}"
+        )
+    if settings.rule in ("median", "trimmed-mean") and method.declared.joint:
+        raise ConfigError(
+            f"aggregation.rule = {settings.rule!r} is not for {method.name} as it is set: "
+            f"{method.declared.joint}, or aggregation.rule = 'krum'"
+        )
+    if settings.weighs and method.declared.tracked and method.weighted and not noise:
+        raise ConfigError(
+            f"aggregation.clip bounds weight times change, and clients of {method.name} keep what "
+            "they reported as if they weighed 1; set method.weighting = 'uniform'"
+        )
+    least = {"trimmed-mean": 2 * settings.hostile + 1, "krum": 2 * settings.hostile + 3}
+    if min_reports < least.get(settings.rule, 1):
+        raise ConfigError(
+            f"aggregation.rule = {settings.rule!r} with hostile = {settings.hostile} needs "
+            f"min_reports of at least {least[settings.rule]}; it is {min_reports}"
+        )
+
+
+def _instead(method: AnyMethod) -> str:
+    """What a method has in place of robust rules, in words."""
+    if any(p.missing == "unchanged" for p in method.declared.parts.values()):
+        return f": {method.name} takes the clients' median, or the mean of their signs, as it is"
+    if type(method).compared is not Method.compared:
+        return "; aggregation.outliers = 'leave-out' leaves out networks unlike the others"
+    return ""
+
+
+def _adds(method: AnyMethod | type[AnyMethod]) -> bool:
+    return not (method.reports.refusals["robust rules"] or method.centralized)
+
+
+def fold(settings: Aggregation, method: AnyMethod, server: Any, run: Run) -> Fold:
+    """What folds the reports of one round.
+
+    Args:
+        settings: the `[aggregation]` table.
+        method: of the run.
+        server: its state before the round.
+        run: the run.
+    """
+    if settings.plain:
+        return Untouched(method.declared.reduction)
+    way = Way.of(method, server, run)
+    if method.declared.reduction is Gathered:
+        return Guarded(way, settings.rule, settings.hostile, settings.clip)
+    if settings.rule == "mean":
+        return Clipped(way, float(settings.clip or 0))
+    return Robust(way, settings.rule, settings.hostile, settings.clip)

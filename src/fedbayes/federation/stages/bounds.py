@@ -1,0 +1,220 @@
+"""How far a report may be from where it started: by part, a multiple of what the cohort does.
+
+Any number of the right type is a well-formed report, also one of 3e38, after which no weight means
+anything. So the change of every part (`Method.changes`) has a largest norm: `max_change` times the
+cohort's median, or what is ordinary for the method (`Method.ordinary`) if that is more.
+"""
+
+import math
+from collections.abc import Callable, Iterator
+from functools import partial
+from typing import Any
+
+import torch
+
+from fedbayes.contracts import AnyMethod, Changes, Method, Report, Run
+from fedbayes.contracts.changes import norm, part_of, start_of
+from fedbayes.core.messages import Masked, dense, payload
+from fedbayes.core.tensors import Tensors
+from fedbayes.federation.settings import Aggregation
+from fedbayes.federation.stages.checks import encode_report, read_report
+from fedbayes.federation.stages.fold import Fold
+from fedbayes.federation.stages.outliers import outliers
+from fedbayes.federation.stages.spill_buffer import MEMORY, Kept
+from fedbayes.federation.stages.weights import MOST_TIMES_MEDIAN, Weights
+
+
+def norms_of(changes: Changes) -> dict[str, float]:
+    """The L2 norm of every part."""
+    return {part: norm(tensors.values()) for part, tensors in changes.items()}
+
+
+def norms_of_report(
+    report: Report, method: AnyMethod, server: Any, run: Run, origin: Tensors
+) -> dict[str, float]:
+    """The L2 norm of the change of every part.
+
+    Whole reports of methods that measure changes as they do by default are not widened to float64,
+    unless their size asks for it.
+
+    Args:
+        report: it.
+        method: of the run.
+        server: its state.
+        run: the run.
+        origin: where changes are measured from by default (`Method.origin`).
+    """
+    kind = type(method)
+    plain = kind.changes is Method.changes and kind.centre is Method.centre
+    if plain and not any(isinstance(item, Masked) for item in report.tensors.values()):
+        trained, squares = run.network.split()[0], dict[str, float]()
+        for name, item in dense(report.tensors).items():
+            part = part_of(name, item.dtype, run.network, trained)
+            own = start_of(name, item.shape, origin)
+            whole = item if item.dtype in (torch.float32, torch.float64) else item.double()
+            change = whole if own is None else whole - own.cpu().to(whole.dtype)
+            length = torch.linalg.vector_norm(change).item()
+            squares[part] = squares.get(part, 0.0) + length * length
+        if all(square < _EXACT for square in squares.values()):
+            return {part: math.sqrt(square) for part, square in squares.items()}
+    return norms_of(method.changes(report, server, run))
+
+
+_EXACT = 1e30
+"""Squares up to which float32 has no overflow."""
+
+
+def median(values: list[float]) -> float:
+    """The middle value, the lower of two: of two clients one may be hostile."""
+    return sorted(values)[(len(values) - 1) // 2]
+
+
+class Bounds:
+    """The norms of a round's changes, and what they may be.
+
+    Args:
+        most: the multiple of the cohort's median; 0: no bound.
+        ordinary: by part, the norm up to which every change is good.
+        alone: what the change of a round's only report is measured by where nothing is ordinary.
+    """
+
+    def __init__(
+        self, most: float, ordinary: dict[str, float], alone: Callable[[], float] = lambda: 1.0
+    ) -> None:
+        self._most, self._ordinary, self._alone = most, ordinary, alone
+        self._norms: dict[int, dict[str, float]] = {}
+        self._found: dict[str, list[float]] = {}
+
+    def within(self, client: int, norms: dict[str, float]) -> bool:
+        """Note the norms of a client's change; whether they are good whatever others' are."""
+        self._norms[client] = norms
+        for part, length in norms.items():
+            self._found.setdefault(part, []).append(length)
+        return not self._most or all(n <= self._floor(part) for part, n in norms.items())
+
+    def _floor(self, part: str) -> float:
+        return self._ordinary.get(part, 0.0)
+
+    def limits(self) -> dict[str, float]:
+        """By part, the largest norm, once the cohort was heard."""
+        return {part: self._limit(part, found) for part, found in self._found.items()}
+
+    def _limit(self, part: str, found: list[float]) -> float:
+        floor = self._floor(part)
+        if len(found) > 1:
+            return max(floor, self._most * median(found))
+        # One client is no cohort: it is measured by the server's own alone.
+        return self._most * (floor or self._alone()) if self._most else math.inf
+
+    def excess(self, client: int, limits: dict[str, float]) -> str:
+        """Why the change of a client is too long, in words; empty if it is not."""
+        for part, length in self._norms[client].items():
+            if not length <= limits[part]:
+                return (
+                    f"its change of the {part} has norm {length:.3g}; {limits[part]:.3g} is the "
+                    f"most in this round (aggregation.max_change = {self._most:g})"
+                )
+        return ""
+
+
+def size_of(run: Run) -> float:
+    """The norm of the network before any training; where it is zero, as if all weights were 1."""
+    first = [t.cpu().double() for t in run.network.initial.values() if t.is_floating_point()]
+    return norm(first) or math.sqrt(sum(t.numel() for t in first))
+
+
+class Intake:
+    """Hands the reports of a round on to a fold once they are known to be within bounds.
+
+    A report whose change is ordinary is folded in at once. The others wait until the cohort was
+    heard, and are folded in then, in the order that they came: so the order depends on the reports
+    alone. What waits is in memory up to a limit, then in a file.
+
+    Args:
+        settings: the `[aggregation]` table.
+        method: of the run.
+        server: its state before the round.
+        run: the run.
+        fold: where good reports go.
+    """
+
+    def __init__(
+        self, settings: Aggregation, method: AnyMethod, server: Any, run: Run, fold: Fold
+    ) -> None:
+        self._method, self._server, self._run, self._fold = method, server, run, fold
+        self._bounded = bool(settings.max_change) and not method.centralized
+        ordinary = method.ordinary(server, run) if self._bounded else {}
+        ordinary["counters"] = max(ordinary.get("counters", 0.0), settings.max_weight)
+        self._bounds = Bounds(settings.max_change, ordinary, partial(size_of, run))
+        self._relative = settings.weighs and method.weighted
+        self._leave_out = settings.outliers == "leave-out"
+        self._compared: dict[int, dict[str, float]] = {}
+        self._origin = method.origin(server, run) if self._bounded else {}
+        self._near: dict[int, Report] = {}
+        self._room, self._waiting = MEMORY, Kept(0)
+        self._names: dict[int, tuple[str, ...]] = {}
+        self._weights: dict[int, float] = {}
+
+    def add(self, client: int, report: Report) -> None:
+        """Take a report of a client."""
+        self._weights[client] = report.weight
+        compared = self._method.compared(report, self._run)
+        if compared:
+            self._compared[client] = {n: norm([t.cpu().double()]) for n, t in compared.items()}
+        within = not self._bounded or self._bounds.within(
+            client,
+            norms_of_report(report, self._method, self._server, self._run, self._origin),
+        )
+        if within and not (self._relative or (compared and self._leave_out)):
+            self._fold.add(client, report)
+        else:
+            self._names[client] = tuple(report.tensors)
+            size = payload(report.tensors)
+            if size <= self._room:
+                self._room -= size
+                self._near[client] = report
+            else:
+                self._waiting.add(client, encode_report(report))
+
+    def count(self, weights: Weights) -> None:
+        """Note what the reports weigh that were folded in."""
+        for client, weight in self._weights.items():
+            weights.counted(client, weight)
+
+    @property
+    def outlying(self) -> dict[int, str]:
+        """Clients whose networks are unlike the others of the round, and how."""
+        return outliers(self._compared)
+
+    def close(self) -> Iterator[tuple[int, str]]:
+        """Fold in what has waited.
+
+        Yields:
+            Clients whose reports are refused, each with the reason.
+        """
+        refused: dict[int, str] = {}
+        if self._bounded and self._names:
+            limits = self._bounds.limits()
+            refused = {client: self._bounds.excess(client, limits) for client in self._names}
+            if remedy := self._method.remedy(self._run):
+                refused = {c: why and f"{why}; {remedy}" for c, why in refused.items()}
+        for client in refused:  # which are no measure of the others
+            if refused[client]:
+                self._compared.pop(client, None)
+        if self._leave_out:
+            strange = {c: f"left out as an outlier: {why}" for c, why in self.outlying.items()}
+            refused = strange | {c: why for c, why in refused.items() if why}
+        good = {c: w for c, w in self._weights.items() if not refused.get(c)}
+        usual = median(list(good.values())) if good else 1.0
+        for client, names in self._names.items():
+            if reason := refused.get(client):
+                del self._weights[client]
+                yield client, reason
+                continue
+            weight = good[client]
+            if self._relative:
+                weight = min(weight / usual, MOST_TIMES_MEDIAN)
+            report = self._near.pop(client, None) or read_report(self._waiting[client])
+            report = Report({name: report.tensors[name] for name in names}, weight)
+            self._fold.add(client, report)
+        self._waiting.close()

@@ -1,0 +1,159 @@
+"""Robust middles of reports, in place of their mean.
+
+A rule works on the changes of reports (`Method.changes`), part by part. The weights of the reports
+do not count, since a hostile client chooses its own.
+"""
+
+from dataclasses import replace
+from functools import partial
+
+import torch
+from torch import Tensor
+
+from fedbayes.contracts import Changes, Gathered, Report, Sum, Total
+from fedbayes.contracts.changes import clipped, norm, types_of
+from fedbayes.contracts.reports import Middle, weighted_mean
+from fedbayes.federation.settings import Rule
+from fedbayes.federation.stages.bounds import median
+from fedbayes.federation.stages.fold import OfChanges, Way
+
+
+class Robust(OfChanges):
+    """Keeps all the changes, and has a robust middle of them in place of their mean.
+
+    An entry of which only some reports say something has the middle of those.
+    """
+
+    def __init__(self, way: Way, rule: Rule, hostile: int, clip: float | None) -> None:
+        super().__init__(way)
+        self._rule, self._hostile, self._clip = rule, hostile, clip
+        self._found: list[Changes] = []
+        self._dtypes: dict[str, torch.dtype] = {}
+
+    @property
+    def clients(self) -> int:
+        """Number of reports."""
+        return len(self._found)
+
+    def add(self, client: int, report: Report) -> None:
+        """Keep one report, its change bounded if there is a bound."""
+        changes = self._way.changes(report)
+        self._dtypes |= types_of(report)
+        self._found.append(changes if self._clip is None else clipped(changes, self._clip))
+
+    def reduced(self) -> Sum:
+        """The sum of as many reports as came, all of which are the middle."""
+        chosen = self._found
+        if self._rule == "krum":
+            chosen = [self._found[place] for place in nearest(self._found, self._hostile)]
+        total = Total(weight=float(self.clients), clients=self.clients, dtypes=self._dtypes)
+        for part, tensors in chosen[0].items():
+            total.changes[part], total.heard[part] = {}, {}
+            for name in tensors:
+                stack = torch.stack([changes[part][name] for changes in chosen])
+                share = (~stack.isnan()).double().mean(0)
+                if bool((share < 1).any()):
+                    total.heard[part][name] = share * self.clients
+                total.changes[part][name] = self._middle(stack) * share * self.clients
+        return self._way.resummed(total)
+
+    def _middle(self, stack: Tensor) -> Tensor:
+        """The middle of numbers [n, ...] entry by entry, NaN left out; 0 where all are NaN."""
+        if self._rule == "krum":
+            return stack.nanmean(0).nan_to_num(nan=0.0)
+        ordered = stack.sort(0).values  # NaN come last
+        count = (~ordered.isnan()).sum(0)
+        most = (count - 1).clamp_min(0) // 2
+        cut = most if self._rule == "median" else most.clamp_max(self._hostile)
+        rank = torch.arange(len(stack)).reshape(-1, *[1] * (stack.ndim - 1))
+        kept = (rank >= cut) & (rank < count - cut)
+        return torch.where(kept, ordered, 0.0).sum(0) / kept.sum(0).clamp_min(1)
+
+
+class Guarded:
+    """Gathered reports of bounded change, of which the update takes robust middles.
+
+    For methods whose update asks for `Gathered.middle`. Weights count under the rule `mean` alone,
+    where weight times change is bounded.
+    """
+
+    def __init__(self, way: Way, rule: Rule, hostile: int, clip: float | None) -> None:
+        self._way, self._rule, self._hostile, self._clip = way, rule, hostile, clip
+        self._found: dict[int, tuple[Report, Changes]] = {}
+
+    @property
+    def clients(self) -> int:
+        """Number of reports."""
+        return len(self._found)
+
+    def add(self, client: int, report: Report) -> None:
+        """Keep one report, its change bounded if there is a bound."""
+        if self._rule != "mean":
+            report = replace(report, weight=1.0)
+        changes = self._way.changes(report)
+        if self._clip is not None:
+            changes = clipped(changes, self._clip / report.weight)
+            report = self._way.moved(report, changes)
+        self._found[client] = report, changes
+
+    def reduced(self) -> Gathered:
+        """The reports, with the rule for their middle."""
+        found = self._found
+        if self._rule == "krum":
+            chosen = nearest([changes for _, changes in found.values()], self._hostile)
+            found = {client: found[client] for client in [list(found)[place] for place in chosen]}
+        reports = {client: report for client, (report, _) in found.items()}
+        return Gathered(reports, self._middle())
+
+    def _middle(self) -> Middle:
+        if self._rule == "median":
+            return partial(trimmed, cut=None)
+        return (
+            partial(trimmed, cut=self._hostile) if self._rule == "trimmed-mean" else weighted_mean
+        )
+
+
+def trimmed(values: Tensor, weights: Tensor, cut: float | None) -> Tensor | None:
+    """The weighted mean of each entry, without the largest and smallest that weigh `cut`.
+
+    Args:
+        values: float64 [n, ...].
+        weights: of each, float64 [n], 1 at most.
+        cut: weight that is left out at each end; None: all but the middle, a weighted median.
+
+    Returns:
+        Float64 [...]; None where what is left out may be all: those that lie could be the
+        majority.
+    """
+    total = float(weights.sum())
+    if total <= 2 * (1 if cut is None else cut):
+        return None
+    least = (0.5 - 1e-6) * total if cut is None else float(cut)
+    ordered, order = values.sort(0)
+    after = weights[order].cumsum(0)
+    before = after - weights[order]
+    kept = (after.clamp_max(total - least) - before.clamp_min(least)).clamp_min(0.0)
+    return (kept * ordered).sum(0) / kept.sum(0)
+
+
+def nearest(found: list[Changes], hostile: int) -> list[int]:
+    """Multi-Krum (Blanchard et al. 2017): places of the n − f reports nearest to their neighbours.
+
+    A report's score is the sum of its squared distances to the n − f − 2 nearest others. Each part
+    is in units of its median norm, so that none drowns the others. Integers, and what a report says
+    nothing of, are no distance.
+    """
+    units = {
+        part: median([norm(changes[part].values()) for changes in found]) or 1.0
+        for part in found[0]
+        if part != "counters"
+    }
+    flat = torch.stack([_flat(changes, units) for changes in found])
+    distances = torch.cdist(flat, flat, compute_mode="donot_use_mm_for_euclid_dist").square()
+    scores = distances.sort(1).values[:, 1 : len(flat) - hostile - 1].sum(1)
+    return sorted(scores.argsort(stable=True)[: len(flat) - hostile].tolist())
+
+
+def _flat(changes: Changes, units: dict[str, float]) -> Tensor:
+    pieces = [t.flatten() / unit for part, unit in units.items() for t in changes[part].values()]
+    return torch.cat(pieces).nan_to_num(nan=0.0)

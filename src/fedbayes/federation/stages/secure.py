@@ -1,0 +1,293 @@
+"""Secure aggregation: how a report becomes numbers that add.
+
+The protocol is Flower's SecAgg+ (`fedbayes.flower.secagg` runs it). It adds vectors of
+integers of which the server sees the sum alone. What is here is the way there and back: a report
+as a vector of bounded reals, which Flower rounds to integers, and the mean that comes of them.
+"""
+
+import math
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from fedbayes.contracts import AnyMethod, Report
+from fedbayes.contracts.changes import shortened
+from fedbayes.core.messages import Masked, Message, dense
+from fedbayes.core.tensors import Tensors
+from fedbayes.errors import ConfigError, EngineError, MessageError
+from fedbayes.federation.engine_table import ENGINES
+from fedbayes.federation.settings import FEWEST, MODULUS, MOST_LEVELS, Aggregation, Secure
+from fedbayes.methods import METHODS
+
+__all__ = ["MODULUS", "Plan", "Secure", "Vector"]
+
+Vector = NDArray[np.float64]
+
+
+@dataclass(frozen=True)
+class Plan:
+    """The numbers of one run's secure aggregation, known to server and clients.
+
+    A report of tensors φ and weight n becomes x = [R n / N, (φ − w) n / N], of which every entry is
+    in [−R, R]; w is `Method.reference`, the broadcast mostly, and N the largest weight. Rounding to
+    a grid of L steps errs by less than the step 2 R / L in each entry, without bias.
+    """
+
+    shares: int
+    threshold: int
+    range: float
+    """R."""
+    levels: int
+    """L."""
+    max_weight: float
+    """N; 0 if all weights are equal."""
+    clip: float
+    """Largest L2 norm of a change, at which clients clip; 0 for none."""
+    exact: bool = False
+    """Whether the mean is read in float64: before noise, it must not be rounded to the weights'
+    type, which could move it by more than a client may."""
+
+    @property
+    def step(self) -> float:
+        """Distance of two numbers that can be told apart, 2 R / L."""
+        return 2 * self.range / self.levels
+
+    def error(self, samples: float) -> float:
+        """How far a weight of the mean may be off that no client changed.
+
+        Args:
+            samples: mean weight of the reports.
+        """
+        share = samples / self.max_weight if self.max_weight else 1.0
+        left = share - self.step / self.range if self.max_weight else 1.0
+        return self.step / left if left > 0 else math.inf
+
+    def write(self, report: Report, centre: Tensors) -> Vector:
+        """The vector that stands for a report, float64 [1 + entries].
+
+        Args:
+            report: of a client.
+            centre: `Method.reference` of the broadcast.
+
+        A change is clipped so short that rounding cannot make it longer than `clip`.
+
+        Raises:
+            EngineError: the report cannot be written so. The text says why.
+        """
+        if any(isinstance(item, Masked) for item in report.tensors.values()):
+            raise EngineError("its report is sparse; secure aggregation adds whole tensors alone")
+        tensors = dense(report.tensors)
+        if tensors.keys() != centre.keys():
+            raise EngineError("its report holds other tensors than the broadcast; they cannot add")
+        share = report.weight / self.max_weight if self.max_weight else 1.0
+        if share > 1:
+            raise EngineError(
+                f"its weight is {report.weight:g}; secure.max_weight is {self.max_weight:g}"
+            )
+        changes = {n: tensors[n].double() - centre[n].double() for n in sorted(centre)}
+        if self.clip:
+            entries = sum(t.numel() for t in tensors.values())
+            clip = max(0.0, self.clip - self.step * math.sqrt(entries))
+            changes = shortened(changes, clip) if clip else {n: 0 * t for n, t in changes.items()}
+        flat = [
+            torch.tensor([self.range], dtype=torch.float64),
+            *(t.flatten() for t in changes.values()),
+        ]
+        vector: Vector = torch.cat(flat).numpy() * share
+        if not float(np.abs(vector).max()) <= self.range:
+            raise EngineError(
+                f"a weight changed by {np.abs(vector[1:]).max() / share:g}, by far more than "
+                f"secure.range = {self.range:g} lets through"
+            )
+        return vector
+
+    def read(self, mean: Vector, centre: Tensors) -> Report:
+        """The mean of the reports whose vectors have this mean, and the mean of their weights.
+
+        Args:
+            mean: of the vectors.
+            centre: `Method.reference` of the broadcast.
+
+        Raises:
+            MessageError: no vectors of honest clients have this mean.
+        """
+        weight = float(mean[0]) / self.range
+        if not (np.abs(mean) <= self.range + self.step).all() or weight <= 0:
+            raise MessageError("the sum cannot be of honest reports: some client spoilt it")
+        if not self.max_weight:
+            weight = 1.0
+        changes, start = torch.from_numpy(mean[1:] / weight), 0
+        tensors: Message = {}
+        for name in sorted(centre):
+            before = centre[name]
+            change = changes[start : start + before.numel()].reshape(before.shape)
+            moved = before.double() + change
+            tensors[name] = moved if self.exact else moved.to(before.dtype)
+            start += before.numel()
+        return Report(tensors, weight * self.max_weight if self.max_weight else 1.0)
+
+
+def check(
+    settings: Secure,
+    method: AnyMethod,
+    aggregation: Aggregation,
+    initial: Tensors,
+    *,
+    engine: str,
+    cohort: int,
+) -> None:
+    """See that what is asked for can be done.
+
+    Args:
+        settings: the `[secure]` table.
+        method: the method of the run.
+        aggregation: what else is done with reports.
+        initial: the network's weights and buffers.
+        engine: name of the engine.
+        cohort: number of clients in a round.
+
+    Raises:
+        ConfigError: it cannot; the text says what could.
+    """
+    if not settings.enabled:
+        return
+    if not ENGINES[engine].secure:
+        able = " or ".join(
+            f"`{kind.launcher}`" if kind.launcher else f"engine = {name!r}"
+            for name, kind in ENGINES.items()
+            if kind.secure
+        )
+        raise ConfigError(f"secure.enabled needs {able}; engine is {engine!r}")
+    if not _able(method):
+        able = ", ".join(name for name, kind in METHODS.items() if _able(kind))
+        raise ConfigError(
+            f"secure.enabled is for methods whose reports are summed whole ({able}); "
+            f"{method.name} needs to see single reports, or reports are sparse"
+        )
+    if aggregation.rule != "mean":
+        raise ConfigError(
+            f"aggregation.rule = {aggregation.rule!r} needs to see single reports, which "
+            "secure.enabled hides; have one or the other"
+        )
+    if aggregation.clip and "weights" not in method.declared.parts:
+        raise ConfigError(
+            f"aggregation.clip and secure.enabled do not go together with {method.name}: what is "
+            "shortened with the masks on is not what clients keep of their factors; have one or "
+            "the other"
+        )
+    whole = sorted(name for name, t in initial.items() if not t.is_floating_point())
+    if whole:
+        raise ConfigError(
+            f"secure.enabled adds real numbers alone; {whole[0]!r} of this model holds "
+            f"{initial[whole[0]].dtype}"
+        )
+    _check_sizes(settings, cohort)
+
+
+def _able(method: AnyMethod | type[AnyMethod]) -> bool:
+    """Whether the reports of a method can be summed unseen."""
+    declared = method.reports if isinstance(method, type) else method.declared
+    return not (declared.refusals["secure sums"] or method.centralized)
+
+
+def _check_sizes(settings: Secure, cohort: int) -> None:
+    if cohort < FEWEST:
+        raise ConfigError(
+            f"secure.enabled needs a cohort of at least {FEWEST} clients; it is {cohort}"
+        )
+    shares = cohort if settings.shares is None else settings.shares
+    if shares > cohort or (shares < cohort and shares % 2 == 0):
+        raise ConfigError(
+            f"secure.shares is {shares}; it must be odd and at most the cohort of {cohort}"
+        )
+    most = shares if shares == cohort else shares - 1
+    if settings.threshold is not None and settings.threshold > most:
+        raise ConfigError(
+            f"secure.threshold is {settings.threshold}; with {shares} shares and a cohort of "
+            f"{cohort} it is at most {most}"
+        )
+    if settings.levels is not None and settings.levels * cohort >= MODULUS:
+        raise ConfigError(
+            f"secure.levels is {settings.levels}; with a cohort of {cohort} a sum can hold at most "
+            f"{(MODULUS - 1) // cohort}"
+        )
+
+
+def plan(
+    settings: Secure,
+    method: AnyMethod,
+    aggregation: Aggregation,
+    cohort: int,
+    *,
+    private: bool = False,
+) -> Plan | None:
+    """What server and clients go by; None without secure aggregation.
+
+    Args:
+        settings: the `[secure]` table.
+        method: of the run.
+        aggregation: what else is done with reports.
+        cohort: number of clients in a round.
+        private: whether there is noise, so that all weights are equal.
+    """
+    if not settings.enabled:
+        return None
+    shares = cohort if settings.shares is None else settings.shares
+    # Half of what a sum can hold: one that comes out above was tampered with.
+    most = 2 ** ((MODULUS // 2 // cohort).bit_length() - 1)
+    weighted = method.weighted and not private
+    return Plan(
+        shares=shares,
+        threshold=settings.threshold or shares // 2 + 1,
+        range=settings.range or aggregation.clip or method.declared.range,
+        levels=settings.levels or min(most, MOST_LEVELS),
+        max_weight=settings.max_weight if weighted else 0.0,
+        clip=aggregation.clip or 0.0,
+        exact=private,
+    )
+
+
+def remarks(plan: Plan | None, sizes: NDArray[Any]) -> list[str]:
+    """What a user should know of how finely reports are added, a sentence each.
+
+    Args:
+        plan: of the run; None without secure aggregation.
+        sizes: training samples of each client.
+    """
+    if plan is None or not plan.max_weight:
+        return []
+    if plan.max_weight <= 10 * (largest := float(sizes.max())):
+        return []
+    off, least = (p.error(float(sizes.mean())) for p in (plan, replace(plan, max_weight=largest)))
+    if off < _FINE:
+        return []
+    return [
+        f"secure.max_weight = {plan.max_weight:,g}, and no client has more than {largest:,.0f} "
+        f"training samples: weights may be off by {off:.1g} in a round, and with max_weight = "
+        f"{largest:.0f} by {least:.1g}"
+    ]
+
+
+def remark_of_mean(plan: Plan, samples: float) -> str:
+    """The same where clients' samples are elsewhere, once a round has told their mean; empty if
+    there is nothing to say.
+
+    Args:
+        plan: of the run.
+        samples: mean weight of the reports.
+    """
+    off = plan.error(samples)
+    if plan.max_weight <= 10 * samples or off < _FINE:
+        return ""
+    return (
+        f"secure.max_weight = {plan.max_weight:,g}, and clients have {samples:,.0f} training "
+        f"samples on average: weights may be off by {off:.1g} in a round, and by less with a "
+        "max_weight that is no more than the largest client has"
+    )
+
+
+_FINE = 1e-4
+"""Error of a weight that is not worth a word."""

@@ -1,0 +1,88 @@
+"""What reports weigh: the number of samples that a client says, believed within bounds.
+
+A client chooses the weight of its report, and nobody can check it. So it is 1 where a method does
+not weight; it has a largest value; and a client cannot grow: what it said when it first came is
+the most that it counts for later.
+"""
+
+from typing import Self
+
+import torch
+
+from fedbayes.contracts import AnyMethod, Report
+from fedbayes.core.by_client import ByClient
+from fedbayes.errors import MessageError
+from fedbayes.federation.stages.checks import HEAVIEST
+
+MOST_TIMES_MEDIAN = 10.0
+"""With clipping, the most that a report weighs, as a multiple of the median weight."""
+
+
+class Weights:
+    """The weights of a run's reports.
+
+    Args:
+        weighted: whether reports are weighted (`Method.weighted`).
+        most: the largest weight that is believed.
+        first: of each client that a report has counted of, the weight of the first one, as
+            `weight` float64 [n]. None: clients' weights are not compared with earlier ones.
+    """
+
+    def __init__(
+        self, weighted: bool, most: float = HEAVIEST, first: ByClient | None = None
+    ) -> None:
+        self._weighted, self._most = weighted, most
+        self._first = first
+        self._new: dict[int, float] = {}
+
+    @property
+    def first(self) -> ByClient | None:
+        """As the argument, with those that have counted since."""
+        if self._first is not None and self._new:
+            weights = torch.tensor(list(self._new.values()), dtype=torch.float64)
+            self._first = self._first.having(torch.tensor(list(self._new)), {"weight": weights})
+            self._new = {}
+        return self._first
+
+    def _first_of(self, client: int) -> float:
+        """The weight that a client came with first; 0 where none has counted."""
+        if self._first is None or client in self._new:
+            return self._new.get(client, 0.0)
+        row = self._first.row(client)
+        return 0.0 if row is None else float(self._first.columns["weight"][row])
+
+    @classmethod
+    def of(cls, method: AnyMethod, most: float = HEAVIEST, first: ByClient | None = None) -> Self:
+        """Those of a method's reports."""
+        # Where all data lie in one place, nobody else says how many there are.
+        return cls(method.weighted, HEAVIEST if method.centralized else most, first)
+
+    def believed(self, client: int, report: Report) -> tuple[float, str]:
+        """The weight that a report counts with.
+
+        Returns:
+            It, and in words why it is another one than came; empty if it is not.
+
+        Raises:
+            MessageError: no client can have this weight.
+        """
+        said = report.weight
+        if not self._weighted and said != 1.0:
+            raise MessageError(
+                f"its weight is {said:g}; under this method all reports have weight 1"
+            )
+        if said > self._most:
+            raise MessageError(
+                f"its weight is {said:g}; at most {self._most:g} is believed "
+                "(aggregation.max_weight)"
+            )
+        first = self._first_of(client)
+        if first and said > first:
+            why = f"its weight is {said:g}, and was {first:g} when it first came: it counts as that"
+            return first, why
+        return said, ""
+
+    def counted(self, client: int, weight: float) -> None:
+        """Note the weight of a report that counted."""
+        if self._weighted and self._first is not None and not self._first_of(client):
+            self._new[client] = weight

@@ -1,0 +1,228 @@
+"""What a model file says of the model in it."""
+
+from collections.abc import Collection
+from dataclasses import dataclass, field, replace
+from typing import Annotated, Any
+
+from pydantic import Field, TypeAdapter, ValidationError
+
+from fedbayes.config.config import Config, complete_task
+from fedbayes.core.brief import Brief
+from fedbayes.core.wording import listed
+from fedbayes.data import Preprocessing
+from fedbayes.data.source_settings import WRITTEN, SourceSettings
+from fedbayes.errors import ModelError
+from fedbayes.likelihoods import Classes, Likelihood, build_likelihood, default_likelihood
+from fedbayes.likelihoods.categorical import Categorical
+from fedbayes.likelihoods.conformal import Conformal
+from fedbayes.likelihoods.hazards import Hazards
+from fedbayes.version import __version__
+
+WEIGHTS_INPUTS = "samples that were standardized: x / scale, minus mean, by std; 0 where missing"
+"""What the network of a file of weights takes."""
+PROGRAM_INPUTS = "raw samples [n, ...], NaN where a value is missing"
+"""What a program takes."""
+OWN = ("task.likelihood", "model.name", "method.name", "data.name")
+"""Settings that may name what is in a module of the user's own."""
+_READERS = {"source", "trusted"}
+"""What a card does not say of itself."""
+_FRAMING = ("processor", "size", "crop", "scale")
+"""Settings of data that say how pictures become arrays."""
+_READING = set(SourceSettings.model_fields) - {"dir", "path", "query", "database"}
+
+
+@dataclass(frozen=True, repr=False)
+class Card(Brief):
+    """Where a model comes from, and how it is used; JSON in the metadata of its file."""
+
+    preprocessing: Preprocessing
+    """What the network sees of a raw sample; names of classes and features."""
+    model: dict[str, Any]
+    """The `[model]` table of its config, but for the weights that it started from; empty for a
+    fully connected ReLU network of any names."""
+    method: dict[str, Any]
+    """The `[method]` table likewise, or how it was fused."""
+    data: dict[str, Any]
+    """Those settings of the `[data]` table that say which data, and how they are read."""
+    round: int
+    """The round after which it was taken."""
+    client: str = ""
+    """Whose own network it is; empty for the global model."""
+    inputs: str = WEIGHTS_INPUTS
+    """What goes in, in words for people."""
+    outputs: str = ""
+    """What comes out, in words for people."""
+    task: dict[str, Any] = field(default_factory=dict)
+    """The `[task]` table of its config, its likelihood by name; empty before 0.2: classes."""
+    frozen: str = ""
+    """Digest of the frozen weights that the model was trained beside, where its file leaves them
+    out (`Network.constants_digest`); empty if it holds the whole network."""
+    attack: dict[str, Any] = field(default_factory=dict)
+    """The `[attack]` table of its config; empty of an honest run."""
+    conformal: Conformal | None = None
+    """The threshold of its sets or intervals, where it was calibrated by `fedbayes conformal`."""
+    hazards: Hazards | None = None
+    """The baseline hazard of its log-risks, where it was estimated by `fedbayes hazards`."""
+    temperature: Annotated[float, Field(gt=0, allow_inf_nan=False)] | None = None
+    """Of its probabilities, where it is calibrated and its outputs are not at it already."""
+    fedbayes: str = ""
+    """Version of the package that wrote it."""
+    source: str = field(default="", compare=False)
+    """The file that it was read from; empty where a run folder says the same."""
+    trusted: frozenset[str] = field(default=frozenset(), compare=False)
+    """What may be imported although the file names it: its reader did too."""
+
+    @classmethod
+    def of(
+        cls, config: Config, preprocessing: Preprocessing, number: int, client: str = ""
+    ) -> "Card":
+        """The card of the model of a run.
+
+        Args:
+            config: of the run.
+            preprocessing: of its data.
+            number: rounds done.
+            client: name of the client, where it is one's own network.
+        """
+        task = dict(config.task)
+        if task["likelihood"] == "auto":
+            task["likelihood"] = default_likelihood(preprocessing.target)
+        card = cls(
+            preprocessing,
+            config.model.model_dump(mode="json", exclude={"weights"}),
+            dict(config.closed().method),
+            config.data.model_dump(mode="json", include=_READING, exclude_none=True),
+            number,
+            client,
+            task=task,
+            attack=config.attack.model_dump(exclude_none=True) if config.attack.active else {},
+            fedbayes=__version__,
+        )
+        return replace(card, outputs=network_outputs(card.likelihood))
+
+    def of_fused(self, method: str) -> "Card":
+        """The card of what this model and others were fused to, of which no calibration holds."""
+        return replace(
+            self,
+            method={"name": f"fuse {method}"},
+            client="",
+            conformal=None,
+            hazards=None,
+            temperature=None,
+        )
+
+    @property
+    def fused(self) -> bool:
+        """Whether it is of networks that were fused: a plain one, whatever trained them."""
+        return str(self.method.get("name", "")).startswith("fuse ")
+
+    @property
+    def by_hand(self) -> bool:
+        """Whether networks without cards were fused, so that what is known of their inputs is what
+        the command line said: images are in [0, 1], and classes are numbers.
+        """
+        return self.fused and not self.data
+
+    @property
+    def expects(self) -> str:
+        """What goes in, with its shape and range, in a line for people."""
+        shape = ", ".join(map(str, ("n", *self.preprocessing.shape)))
+        bounds = self.preprocessing.raw_range if self.inputs.startswith(PROGRAM_INPUTS) else None
+        values = "" if bounds is None else f", with values from {bounds[0]:g} to {bounds[1]:g}"
+        return f"{self.inputs}; shape ({shape}){values}"
+
+    @property
+    def likelihood(self) -> Likelihood:
+        """What the outputs of the network mean for the target.
+
+        Raises:
+            ConfigError: it is not installed here.
+            ModelError: as for `require_trusted`.
+        """
+        self.require_trusted("task.likelihood")
+        task = complete_task({"likelihood": "auto", **self.task})
+        return build_likelihood(task.pop("likelihood"), self.preprocessing.target, **task)
+
+    @property
+    def reading(self) -> SourceSettings:
+        """How pictures and cells of tables became samples.
+
+        Raises:
+            ModelError: the card does not say it in proper settings.
+        """
+        given = {name: self.data[name] for name in (*_FRAMING, *WRITTEN) if name in self.data}
+        try:
+            return SourceSettings(**given)
+        except ValidationError as error:
+            place = ".".join(map(str, error.errors()[0]["loc"]))
+            raise ModelError(f"the card of {self.source} is damaged: data.{place}") from None
+
+    def require_trusted(self, key: str, *, way: str = "") -> None:
+        """See that nothing is imported, and no code run, because a stranger's file names it.
+
+        Args:
+            key: of the setting to be looked up, one of `OWN`.
+            way: what to do about it; by default how `fedbayes evaluate` and `predict` are told.
+
+        Raises:
+            ModelError: it is `package.module:name` in a file whose reader did not name it.
+        """
+        table, _, entry = key.partition(".")
+        name = getattr(self, table).get(entry)
+        if self.source and isinstance(name, str) and ":" in name and name not in self.trusted:
+            way = way or f"If you trust it, name it too: --set {key}={name}"
+            raise ModelError(
+                f"{self.source} says that its {key} is {name!r}, and no code is run because a "
+                f"file names it. {way}"
+            )
+
+    @classmethod
+    def load(cls, text: str, source: str, trusted: Collection[str] = ()) -> "Card":
+        """The inverse of `dump`.
+
+        Args:
+            text: what `dump` gave.
+            source: the file that it is from.
+            trusted: what may be imported if it names it, as `package.module:name`.
+
+        Raises:
+            ModelError: it is no card; names the source.
+        """
+        try:
+            card = TypeAdapter(cls).validate_json(text)
+        except ValidationError as error:
+            reason = error.errors()[0]
+            place = ".".join(map(str, reason["loc"]))
+            raise ModelError(f"the card of {source} is damaged: {place} {reason['msg']}") from None
+        for table, _, entry in (key.partition(".") for key in OWN):
+            if not isinstance(getattr(card, table).get(entry, ""), str):
+                raise ModelError(f"the card of {source} is damaged: {table}.{entry} is no text")
+        return replace(card, source=source, trusted=frozenset(trusted))
+
+    def dump(self) -> str:
+        """As JSON."""
+        return TypeAdapter(Card).dump_json(self, exclude=_READERS).decode()
+
+
+def network_outputs(likelihood: Likelihood) -> str:
+    """What to say of the outputs of a network of this likelihood."""
+    if isinstance(likelihood, Categorical):
+        return "logits [n, classes]; their softmax is the probability of each class"
+    return (
+        f"outputs of the network [n, width]; the likelihood {likelihood.name} says what they mean "
+        f"for {listed(likelihood.target.names)}"
+    )
+
+
+def program_outputs(likelihood: Likelihood) -> str:
+    """What to say of the answers of a program, which are in the unit of the target."""
+    names = listed(likelihood.target.names)
+    if isinstance(likelihood, Categorical):
+        return network_outputs(likelihood)
+    if isinstance(likelihood, Classes):
+        return "log-probabilities [n, classes]"
+    if likelihood.target.kind == "labels":
+        return f"probability of each label [n, labels]: {names}"
+    if likelihood.target.kind == "survival":
+        return f"log-risk [n, 1], which is relative, of {names}"
+    return f"predictive mean [n, columns] in the unit of the target: {names}"

@@ -1,0 +1,181 @@
+"""Checkpoints: the state of a run after a round, a file for each that is kept.
+
+A checkpoint has a digest of itself and an inventory of what else the run had written by then. A run
+that goes on replaces them, while others may be reading.
+"""
+
+import re
+from collections.abc import Callable, Collection, Sequence
+from contextlib import suppress
+from pathlib import Path
+from typing import TypeVar
+
+from fedbayes.core.files import read_bytes, write_beside
+from fedbayes.core.messages import decode_file, metadata
+from fedbayes.core.seals import check_seal, has_seal, sealed
+from fedbayes.core.tensors import pack, unpack
+from fedbayes.errors import MessageError, RunError
+from fedbayes.storage.inventory import INVENTORY, Inventory
+from fedbayes.storage.private_states import START_AGAIN
+from fedbayes.storage.progress import Progress, renewed
+
+_NAME = re.compile(r"round-([0-9]{7}|[1-9][0-9]{7,})\.safetensors")
+"""The name of a checkpoint; of others, such as copies beside them, nothing is known."""
+_TRIES = 20
+"""How often the newest is looked for while a run goes on that replaces it."""
+
+Found = TypeVar("Found")
+
+
+class Checkpoints:
+    """The checkpoints of one run.
+
+    Args:
+        path: the folder that holds them, in the run folder.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self._read: tuple[object, Inventory | None] = (None, None)
+
+    def file(self, number: int) -> Path:
+        """The file of a round."""
+        return self.path / f"round-{number:07d}.safetensors"
+
+    def rounds(self) -> list[int]:
+        """The rounds that there are checkpoints of, ascending."""
+        found = map(_NAME.fullmatch, (path.name for path in self.path.glob("round-*")))
+        return sorted(int(name[1]) for name in found if name)
+
+    def beside(self, rounds: Collection[int]) -> list[Path]:
+        """The files of all but these rounds."""
+        return [self.file(number) for number in set(self.rounds()).difference(rounds)]
+
+    @property
+    def newest_name(self) -> str:
+        """The newest one within the run folder, for messages."""
+        return f"{self.path.name}/{self.file(self.rounds()[-1]).name}"
+
+    def write(self, progress: Progress, known: Inventory) -> Path:
+        """Write the one of the round that ended with this state."""
+        path = self.file(progress.round)
+        write_beside(path, sealed(pack(progress), {INVENTORY: known.dump()}))
+        return path
+
+    def inventory(self) -> Inventory | None:
+        """What the newest checkpoint knows of the other files; None where there is none, or of an
+        older version.
+
+        Raises:
+            RunError: the checkpoint is damaged.
+        """
+        try:
+            return self._of_newest(self._inventory)
+        except OSError as error:
+            raise RunError(f"cannot read the checkpoint {error.filename}: {error}") from None
+
+    def newest(self) -> Progress | None:
+        """The state that a resume starts from; None where there is no checkpoint.
+
+        Raises:
+            RunError: it is damaged.
+        """
+        return self._of_newest(self._progress)
+
+    def progress(self, number: int) -> Progress:
+        """The state after a round.
+
+        Raises:
+            RunError: there is no such checkpoint, or it is damaged.
+        """
+        if number not in self.rounds():
+            raise RunError(
+                f"{self.path.parent} has no checkpoint of round {number}, only of "
+                f"{self.rounds() or 'none'}; keep them with keep_checkpoints = 'all', or the best "
+                "with 'best'"
+            )
+        try:
+            return self._progress(number)
+        except FileNotFoundError as error:
+            raise RunError(f"cannot read the checkpoint {error.filename}: it is gone") from None
+
+    def _of_newest(self, read: Callable[[int], Found]) -> Found | None:
+        """What is read of the newest; None where there is none.
+
+        Raises:
+            RunError: it is damaged; says so where an older one is whole.
+        """
+        for _ in range(_TRIES):
+            if not (rounds := self.rounds()):
+                return None
+            try:
+                return read(rounds[-1])
+            except FileNotFoundError:  # a run that goes on has just written another one
+                continue
+            except RunError as error:
+                raise RunError(f"{error}{self._way_back(rounds[:-1])}") from None
+        raise RunError(f"the checkpoints in {self.path} change too fast to be read")
+
+    def _way_back(self, older: Sequence[int]) -> str:
+        """What to add to an error on the newest, where an older one is whole."""
+        for number in reversed(older):
+            with suppress(RunError, FileNotFoundError):
+                self._progress(number)
+                return f"; or remove it, to go on from round {number}, whose checkpoint is whole"
+        return ""
+
+    def _inventory(self, number: int) -> Inventory | None:
+        """The inventory in the checkpoint of a round, read again only where the file is another."""
+        path = self.file(number)
+        found = path.stat()
+        key = path, found.st_mtime_ns, found.st_size
+        if self._read[0] != key:
+            self._read = key, _inventory_of(path, read_bytes(path))
+        return self._read[1]
+
+    def _progress(self, number: int) -> Progress:
+        """The state in the checkpoint of a round.
+
+        Raises:
+            RunError: it is damaged.
+            FileNotFoundError: it is gone.
+        """
+        path = self.file(number)
+        try:
+            data = read_bytes(path)
+            _inventory_of(path, data)
+            stored = decode_file(data)
+            if "correct" in stored:
+                raise RunError(
+                    f"{path} is of fedbayes 0.1, whose runs this version cannot go on with; use "
+                    "fedbayes 0.1 for it, or start a new run. Its model and summary can be read"
+                )
+            progress = unpack(Progress, renewed(stored))
+        except FileNotFoundError:
+            raise
+        except (OSError, MessageError) as error:
+            raise RunError(f"the checkpoint {path} is damaged: {error}; {START_AGAIN}") from None
+        if progress.round != number:
+            raise RunError(
+                f"the checkpoint {path} is damaged: it is that of round {progress.round}; "
+                f"{START_AGAIN}"
+            )
+        return progress
+
+
+def _inventory_of(path: Path, data: bytes) -> Inventory | None:
+    """The inventory in a checkpoint, which is what it was when it was written; None of older ones.
+
+    Raises:
+        RunError: it is damaged.
+    """
+    try:
+        if not data:
+            raise MessageError("it is empty")
+        check_seal(data)
+        text = metadata(data).get(INVENTORY)
+        if (text is None) == has_seal(data):
+            raise MessageError("it lacks its digest, or its inventory of other files")
+        return None if text is None else Inventory.load(text)
+    except MessageError as error:
+        raise RunError(f"the checkpoint {path} is damaged: {error}; {START_AGAIN}") from None

@@ -1,0 +1,834 @@
+"""The run folder: everything that a run leaves on disk, and how it goes on after a kill.
+
+    config.toml          all settings, resolved
+    partition.npz        which client has which rows; absent where a function gives them
+    preprocessing.json   what a network sees of a raw sample; names of classes and features
+    start.*              the weights that it started from, if they came from a file
+    data.*               the data, if they are kept here (data.keep), as those of a DataFrame are
+    metrics.jsonl        one line a round
+    checkpoints/         the state after a round; the newest one is where a resume starts, and
+                         beside it may be the best one, or all
+    clients/             private states of clients, one file each
+    versions/            in asynchronous rounds, states of the server that clients are at work from
+    model.safetensors    the global model, of the last round or of the best
+    summary.json         what came of it
+    SHA256SUMS           digests of the files of a run that has ended, for `sha256sum -c`
+    activity.json        what it is busy with, while it goes (see `fedbayes.storage.heartbeat`)
+    .lock                held by the process that goes on with the run
+
+A round counts once its checkpoint is there. Every file is written beside and renamed, and what
+an unfinished round left behind is removed when the run is resumed.
+
+A checkpoint has a digest of itself, of each private state, of the lines of metrics so far, and of
+what stays as it is (see `fedbayes.storage.inventory`); `SHA256SUMS` has those of what is written at
+the end. What is read is compared with them, and where it differs nothing is gone on with.
+"""
+
+import hashlib
+import math
+import os
+import re
+import shlex
+import warnings
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from fedbayes.config.config import Config
+from fedbayes.config.given import objects, tables
+from fedbayes.core.files import (
+    digest,
+    flush,
+    json_text,
+    parse_json,
+    parse_toml,
+    read_bytes,
+    read_text,
+    writable_folder,
+    write_beside,
+)
+from fedbayes.core.lazy import in_memory
+from fedbayes.core.messages import decode_file
+from fedbayes.core.seals import check_seal, sealed
+from fedbayes.core.tensors import Tensors
+from fedbayes.core.wording import listed
+from fedbayes.data import Partition, Preprocessing
+from fedbayes.data.numbered import Numbered
+from fedbayes.errors import ConfigError, DataError, FedbayesWarning, MessageError, RunError
+from fedbayes.federation.engine_table import ENGINES
+from fedbayes.models import CARD
+from fedbayes.storage.best_tracker import TABLES
+from fedbayes.storage.card import Card
+from fedbayes.storage.checkpoints import Checkpoints
+from fedbayes.storage.heartbeat import ACTIVITY_FILE
+from fedbayes.storage.inventory import Inventory, dotted, is_free
+from fedbayes.storage.lock import RunLock
+from fedbayes.storage.private_states import START_AGAIN
+from fedbayes.storage.progress import Progress
+
+SEEDS_FILE = "seeds.toml"
+"""In a folder of several runs, what they share; see `fedbayes.workflows.experiments.seed_runs`."""
+NO_UPDATE = "no round had an update"
+"""Why a run ended whose model is the untrained start."""
+
+SUMS_FILE = "SHA256SUMS"
+"""Digests of what is written at the end of a run, as `sha256sum` writes and reads them."""
+
+Metrics = dict[str, Any]
+"""A line of `metrics.jsonl`."""
+
+_objects: dict[Path, dict[str, str]] = {}
+"""Of run folders that this process began, or that it was told of: what Python objects are called
+here (`lazy.own`), by their names in the config."""
+
+
+class RunFolder(os.PathLike[str]):
+    """The files of one run; where a path is wanted, that of the folder."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.config_file = path / "config.toml"
+        self.partition_file = path / "partition.npz"
+        self.preprocessing_file = path / "preprocessing.json"
+        self.metrics_file = path / "metrics.jsonl"
+        self.checkpoints = Checkpoints(path / "checkpoints")
+        self.clients = path / "clients"
+        self.versions = path / "versions"
+        self.model_file = path / "model.safetensors"
+        self.summary_file = path / "summary.json"
+        self.sums_file = path / SUMS_FILE
+        self._lock: RunLock | None = None
+        self._fixed: dict[str, str] = {}
+        self._lines = hashlib.sha256()
+        self._lines_size = 0
+        self._headline = "", True
+
+    def __fspath__(self) -> str:
+        return str(self.path)
+
+    def __str__(self) -> str:
+        return str(self.path)
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}({str(self.path)!r})"
+
+    def __truediv__(self, name: str | os.PathLike[str]) -> Path:
+        return self.path / name
+
+    def __eq__(self, other: object) -> bool:
+        if isinstance(other, RunFolder | Path):
+            return self.path == Path(other)
+        return NotImplemented
+
+    def __hash__(self) -> int:
+        return hash(self.path)
+
+    if not TYPE_CHECKING:  # what is misspelt here is still found
+
+        def __getattr__(self, name: str) -> Any:
+            """All that a path can be asked, as in `run.folder.name` and `run.folder.exists()`."""
+            if name.startswith("_") or name == "path":
+                raise AttributeError(name)
+            try:
+                return getattr(self.path, name)
+            except AttributeError:
+                raise AttributeError(f"{type(self).__name__} has no attribute {name!r}") from None
+
+    @property
+    def _of_rounds(self) -> list[Path]:
+        """What only a run that had rounds leaves beside its checkpoints."""
+        return [self.metrics_file, self.summary_file, self.model_file, self.clients]
+
+    def require_vacant(self) -> None:
+        """See that no run is here yet, and no files that one left: a new run would go on from its
+        checkpoint, and keep its division of the data. And that one can be written here.
+
+        Raises:
+            RunError: there is one, or there are, or it cannot.
+        """
+        writable_folder(self.path, "the run folder")
+        if self.config_file.exists():
+            raise RunError(
+                f"{self.path} already holds a run; choose another folder, or continue it with "
+                f"`{self._resume}`"
+            )
+        if (self.path / SEEDS_FILE).exists():
+            raise RunError(
+                f"{self.path} already holds runs of several seeds; choose another folder"
+            )
+        left = [*self._of_rounds, self.partition_file, self.preprocessing_file, self.sums_file]
+        left += map(self.checkpoints.file, self.rounds())
+        if traces := [str(path.relative_to(self.path)) for path in left if path.exists()]:
+            raise RunError(
+                f"{self.path} holds files of another run, {listed(traces)}, though no "
+                f"{self.config_file.name}; choose another folder, or move them away"
+            )
+
+    def lock(self) -> None:
+        """Keep all others from going on with the run until `unlock`, or the end of this process.
+
+        Raises:
+            RunError: another process is at work on it, or the folder cannot be written.
+        """
+        try:
+            self.path.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise RunError(f"cannot write the run folder {self.path}: {error}") from None
+        self._lock = RunLock(self.path)
+
+    def refuse_while_locked(self) -> None:
+        """See early that no other process is at work on the run that is here.
+
+        Raises:
+            RunError: one is.
+        """
+        if self.config_file.exists():
+            RunLock(self.path).release()
+
+    def unlock(self) -> None:
+        """Give back what `lock` took."""
+        if self._lock is not None:
+            self._lock.release()
+            self._lock = None
+
+    def create(
+        self,
+        config: Config,
+        division: Partition | None,
+        preprocessing: Preprocessing,
+        headline: tuple[str, bool] = ("", True),
+    ) -> None:
+        """Make the folder; what is there already stays as it is.
+
+        Args:
+            config: all settings.
+            division: which client has which rows; None where a function gives them.
+            preprocessing: what a network sees of a raw sample.
+            headline: name of the metric that the run is for, and whether higher is better.
+
+        Raises:
+            RunError: it cannot be made.
+        """
+        try:
+            self._headline = headline
+            self.checkpoints.path.mkdir(parents=True, exist_ok=True)
+            if not self.config_file.exists():
+                if (start := config.model.weights) is not None:
+                    write_beside(self.path / f"start{start.suffix}", read_bytes(start))
+                if config.data.keep and config.data.path is not None:
+                    write_beside(self._kept_data(config), read_bytes(config.data.path))
+                write_beside(self.config_file, config.dump().encode())
+            if not self.preprocessing_file.exists():
+                write_beside(self.preprocessing_file, preprocessing.dump())
+            if division is not None and not self.partition_file.exists():
+                write_beside(self.partition_file, division.dump())
+            divided = () if division is None else (self.partition_file,)
+            copies = (*self.path.glob("start.*"), *self.path.glob("data.*"))
+            fixed = (self.preprocessing_file, *divided, *copies)
+            self._fixed = {path.name: digest(read_bytes(path)) for path in fixed}
+        except OSError as error:
+            raise RunError(f"cannot write the run folder {self.path}: {error}") from None
+
+    def fixed_files(self) -> dict[str, bytes]:
+        """The files that stay as they are, by name: what clients are built from elsewhere.
+
+        Raises:
+            RunError: one cannot be read, or is not what it was.
+        """
+        names = (self.config_file.name, *sorted(self._fixed))
+        try:
+            return {name: self._checked(self.path / name) for name in names}
+        except OSError as error:
+            raise RunError(f"cannot read the run folder {self.path}: {error}") from None
+
+    def require_run(self) -> None:
+        """See that there is a run here.
+
+        Raises:
+            RunError: there is none.
+        """
+        if (self.path / SEEDS_FILE).exists():
+            raise RunError(
+                f"{self.path} holds runs of several seeds; the runs are its folders seed-*"
+            )
+        if not self.config_file.exists():
+            raise RunError(f"{self.path} holds no run: there is no {self.config_file.name}")
+
+    def config(self) -> Config:
+        """The run's settings; what they name as `package.module:Class` is imported.
+
+        Raises:
+            RunError: there is no run here.
+        ConfigError: it names Python objects of the process that began it.
+        """
+        self.require_run()
+        config = Config.stored(self.config_file, objects=_objects.get(self.path.absolute(), {}))
+        # The copies count: the files may have gone, or have changed.
+        if (start := config.model.weights) is not None:
+            kept = (self.path / f"start{start.suffix}").absolute()
+            model = config.model.model_copy(update={"weights": kept})
+            config = config.model_copy(update={"model": model})
+        if config.data.keep:
+            kept = self._kept_data(config).absolute()
+            data = config.data.model_copy(update={"path": kept})
+            config = config.model_copy(update={"data": data})
+        return config
+
+    def know_objects(self, config: Config) -> None:
+        """Keep in mind that the run's config names Python objects as this process does.
+
+        Args:
+            config: as it is, or will be, in the folder.
+        """
+        known = {place: place for _, place in objects(config.model_dump(mode="json"))}
+        _objects.setdefault(self.path.absolute(), {}).update(known)
+
+    def give_objects(self, given: Mapping[str, Any]) -> None:
+        """Say which Python objects of this process those are that the run's config names.
+
+        Args:
+            given: settings with the objects, as `fedbayes.run` takes them.
+
+        Raises:
+            RunError: there is no run here.
+            ConfigError: one is given of a setting that names none, or a setting differs.
+        """
+        if not given:
+            return
+        self.require_run()
+        stored = dict(dotted(parse_toml(read_text(self.config_file))))
+        names: dict[str, str] = {}
+        for key, now in dotted(tables(given)):
+            before = stored.get(key)
+            if isinstance(before, str) and in_memory(before):
+                names[before] = now
+            elif isinstance(before, list) and any(map(in_memory, before)):
+                names |= dict(zip(before, now, strict=False))
+            elif before != now and key != "model.weights":  # of which the folder has a copy
+                raise ConfigError(
+                    f"{key} of {self.path} is {before!r}, and settings stay as they were; give "
+                    "resume only the Python objects that the run was given and no module has"
+                )
+        known = _objects.setdefault(self.path.absolute(), {})
+        known.update(names)
+
+    def set_rounds(self, rounds: int) -> None:
+        """Write how many rounds the run is to have into its config, which stays as it is else.
+
+        Raises:
+            RunError: the config does not say how many it was to have.
+        """
+        before = read_text(self.config_file)
+        now, found = re.subn(r"\A((?:(?!\[).*\n)*?rounds *= *)\d+", rf"\g<1>{rounds}", before)
+        if not found:
+            raise RunError(f"{self.config_file} has no rounds; write rounds = {rounds} into it")
+        write_beside(self.config_file, now.encode())
+
+    def _kept_data(self, config: Config) -> Path:
+        """The copy of the data that the folder holds, if it holds one."""
+        return self.path / f"data{config.data.suffix}"
+
+    def config_changes(self) -> dict[str, str]:
+        """How the config differs from the one that the run was made with, by key.
+
+        Nothing that it names is looked up, and a folder without a checkpoint has no other config.
+
+        Raises:
+            RunError: the config, or the newest checkpoint, cannot be read.
+        """
+        known = self.inventory()
+        if known is None:
+            return {}
+        try:
+            return known.changes(read_text(self.config_file))
+        except (OSError, ValueError) as error:
+            raise RunError(f"cannot read {self.config_file}: {error}") from None
+
+    def refuse_changed_config(self) -> None:
+        """See that the run would be gone on with, and is told of, under the settings that it had.
+
+        Raises:
+            RunError: a setting differs that changes what is computed; says which.
+        """
+        bound = [how for key, how in self.config_changes().items() if not is_free(key)]
+        if bound:
+            raise RunError(
+                f"{self.config_file} is not what the run was made with, as "
+                f"{self.checkpoints.newest_name} has it: {listed(bound, between='; ')}. Take it "
+                "back, or start a new run with it"
+            )
+
+    def refuse_moved_states(self, clients: int, engine: str) -> None:
+        """See that the engine finds clients' private states, of which each kind has its own place.
+
+        Args:
+            clients: that have one.
+            engine: that the run is to go on with.
+
+        Raises:
+            RunError: the engine before left them elsewhere; says which engines would find them.
+        """
+        known = self.inventory()
+        before = engine if known is None else str(parse_toml(known.config)["engine"])
+        if not clients or before not in ENGINES:
+            return
+        if (place := ENGINES[before].states) == ENGINES[engine].states:
+            return
+        able = [name for name, kind in ENGINES.items() if kind.states == place]
+        raise RunError(
+            f"{clients} clients of {self.path} have private states where engine {before!r} keeps "
+            f"them, and engine {engine!r} would look for them elsewhere; set engine to "
+            f"{' or '.join(able)}, or start a new run"
+        )
+
+    def note_changed_config(self) -> None:
+        """Say which settings differ that may, such as the number of rounds."""
+        if text := self.free_changes():
+            warnings.warn(text, FedbayesWarning, stacklevel=3)
+
+    def free_changes(self) -> str:
+        """What to say of settings that differ and may; empty if none do."""
+        changed = self.config_changes()
+        free = [how for key, how in changed.items() if is_free(key)]
+        if not free:
+            return ""
+        return f"{self.config_file} has changed since the last round: {listed(free, between='; ')}"
+
+    def refuse_lost_files(self) -> None:
+        """See that all files are there that stay as they are, before a run goes on.
+
+        Raises:
+            RunError: one is gone.
+        """
+        known = self.inventory()
+        for name in {} if known is None else known.files:
+            if not (self.path / name).exists():
+                raise RunError(f"{self.path / name} is gone; {START_AGAIN}")
+
+    def check_start(self) -> None:
+        """See that the weights that the run started from are what they were.
+
+        Raises:
+            RunError: they are not, or are gone.
+        """
+        known = self.inventory()
+        for name in [] if known is None else known.files:
+            if name.startswith("start."):
+                self._checked(self.path / name)
+
+    def _checked(self, path: Path) -> bytes:
+        """The content of a file that stays as it is.
+
+        Raises:
+            RunError: it is not what it was.
+            FileNotFoundError: there is none, and never was as far as is known.
+            OSError: it cannot be read.
+        """
+        known = self.inventory()
+        try:
+            data = read_bytes(path)
+        except FileNotFoundError:
+            lost = known is not None and path.name in known.files
+            if lost and path != self.preprocessing_file:  # the data tell what that said
+                raise RunError(f"{path} is gone; {START_AGAIN}") from None
+            raise
+        if known is not None and not known.holds(path.name, data):
+            raise RunError(
+                f"{path} is damaged: it is not what {self.checkpoints.newest_name} says that it "
+                f"was when the run began; {START_AGAIN}"
+            )
+        return data
+
+    def preprocessing(self) -> Preprocessing | None:
+        """What the run's network sees of a raw sample; None in a folder of an older version.
+
+        Raises:
+            RunError: the file is damaged.
+        """
+        try:
+            return Preprocessing.load(self._checked(self.preprocessing_file))
+        except FileNotFoundError:
+            if (known := self.inventory()) and self.preprocessing_file.name in known.files:
+                warnings.warn(
+                    f"{self.preprocessing_file} is gone; what it said is taken from the data",
+                    FedbayesWarning,
+                    stacklevel=3,
+                )
+            return None
+        except (OSError, DataError) as error:
+            raise RunError(f"{self.preprocessing_file} is damaged: {error}") from None
+
+    def partition(self) -> Partition | None:
+        """Which client has which rows; None where the run was killed before it was written.
+
+        Raises:
+            RunError: the file is damaged.
+        """
+        try:
+            return Partition.load(self.partition_file, self._checked(self.partition_file))
+        except FileNotFoundError:
+            return None
+        except (OSError, DataError) as error:
+            raise RunError(str(error)) from None
+
+    def generated_clients(self) -> int | None:
+        """How many clients there are whose samples a function gives; None where they are divided
+        from a pool.
+
+        Nothing that the config names is looked up.
+
+        Raises:
+            RunError: the config cannot be read.
+        """
+        data = self._of_generator()
+        return int(data["clients"]) if data else None
+
+    def _of_generator(self) -> dict[str, Any]:
+        """The settings of the data where a function gives them; empty where none does."""
+        try:
+            data = parse_toml(read_text(self.config_file)).get("data", {})
+        except (OSError, ValueError) as error:
+            raise RunError(f"cannot read {self.config_file}: {error}") from None
+        return data if isinstance(data, dict) and data.get("generator") else {}
+
+    def client_names(self) -> Sequence[str]:
+        """Names of the clients, and of those of a function that are only tested on.
+
+        Raises:
+            RunError: the run's partition cannot be read.
+        """
+        if data := self._of_generator():
+            tested = int(data["test_clients"]) if data["test"] == "clients" else 0
+            return Numbered(int(data["clients"]) + tested)
+        if (division := self.partition()) is None:
+            raise RunError(f"there is no partition file {self.partition_file}")
+        return division.names
+
+    def find_client(self, name: str | int) -> int:
+        """Index of the client of this name, or else of this number.
+
+        Raises:
+            RunError: there is none.
+        """
+        names = self.client_names()
+        if str(name) in names:
+            return names.index(str(name))
+        if str(name).isdecimal() and int(name) < len(names):
+            return int(name)
+        raise RunError(f"{self.path} has no client {name!r}; there are {listed(names)}")
+
+    def save(self, progress: Progress, best: int = 0) -> list[Path]:
+        """Write a checkpoint: from here on the round counts.
+
+        Args:
+            progress: the state after it.
+            best: the round whose checkpoint is kept as the best; 0 for none.
+
+        Returns:
+            Files that have yet to reach the disk.
+        """
+        known = Inventory(
+            read_text(self.config_file),
+            self._fixed,
+            self._lines_size,
+            self._lines.hexdigest(),
+            *self._headline,
+            best,
+        )
+        written = self.checkpoints.write(progress, known)
+        return [self.metrics_file, written, self.checkpoints.path]
+
+    def rounds(self) -> list[int]:
+        """The rounds that there are checkpoints of, ascending."""
+        return self.checkpoints.rounds()
+
+    def inventory(self) -> Inventory | None:
+        """As `Checkpoints.inventory`."""
+        return self.checkpoints.inventory()
+
+    def best_round(self) -> int | None:
+        """The round that the run's models are of, where the best is kept; None for the last."""
+        return self.summary().get("best_round") if self.summary_file.exists() else None
+
+    def progress(self, number: int | None = None) -> Progress | None:
+        """The state after round `number`, or after the last one; None before the first.
+
+        Raises:
+            RunError: there is no such checkpoint, or it is damaged.
+        """
+        if number is not None:
+            return self.checkpoints.progress(number)
+        newest = self.checkpoints.newest()
+        return newest if newest is not None and newest.round else None
+
+    def refuse_lost_checkpoint(self) -> None:
+        """See that a run without a checkpoint never had one, so that it may begin.
+
+        Raises:
+            RunError: it had.
+        """
+        self.metrics()  # what is damaged is told first
+        if traces := [path.name for path in self._of_rounds if path.exists()]:
+            raise RunError(
+                f"{self.checkpoints.path} holds no checkpoint, but the run had rounds, for there "
+                f"is {', '.join(traces)}; put the newest checkpoint back from a copy, or start a "
+                "new run in another folder"
+            )
+
+    def add_metrics(self, metrics: Metrics) -> None:
+        """Append the line of a round to `metrics.jsonl`.
+
+        Raises:
+            RunError: somebody else has written to it.
+        """
+        line = (json_text(metrics) + "\n").encode()
+        with self.metrics_file.open("ab") as file:
+            if file.tell() != self._lines_size:
+                raise RunError(
+                    f"{self.metrics_file} was changed while the run went on: it has "
+                    f"{file.tell():,} bytes where {self._lines_size:,} were written"
+                )
+            file.write(line)
+        self._lines.update(line)
+        self._lines_size += len(line)
+
+    def metrics(self) -> list[Metrics]:
+        """The lines of all rounds; a last line that was cut off by a kill is left out.
+
+        Raises:
+            RunError: a line is damaged, or is not what it was when the newest checkpoint was
+                written.
+        """
+        return [line for line, _ in self._metrics()]
+
+    def _metrics(self) -> Iterator[tuple[Metrics, bytes]]:
+        """The lines of all rounds, and as they are written."""
+        known, sums = self.inventory(), None  # first: the file may grow meanwhile
+        with suppress(RunError):  # that they are damaged is told with the summary
+            sums = self._sums()
+        try:
+            data = read_bytes(self.metrics_file)
+        except FileNotFoundError:
+            data = b""
+        except OSError as error:
+            raise RunError(f"cannot read {self.metrics_file}: {error.strerror}") from None
+        for number, line in enumerate(data.split(b"\n")[:-1], start=1):
+            try:
+                yield _line(line, number), line + b"\n"
+            except ValueError as error:
+                raise RunError(
+                    f"{self.metrics_file}, line {number} is damaged: {error}; {START_AGAIN}"
+                ) from None
+        if known is None or not known.lines_digest:
+            return
+        if len(data) < known.lines or digest(data[: known.lines]) != known.lines_digest:
+            raise RunError(
+                f"{self.metrics_file} is damaged: its lines are not those that "
+                f"{self.checkpoints.newest_name} counts; {START_AGAIN}"
+            )
+        self._check_sum(self.metrics_file, data, sums)
+
+    def drop_metrics_after(self, number: int) -> None:
+        """Forget the lines of rounds that did not complete.
+
+        Args:
+            number: the round of the newest checkpoint.
+        """
+        kept = b"".join(text for line, text in self._metrics() if line["round"] <= number)
+        write_beside(self.metrics_file, kept)
+        self._lines, self._lines_size = hashlib.sha256(kept), len(kept)
+
+    def remove_leftovers(self) -> None:
+        """Remove halves of files that a killed process left beside them; for who has the lock."""
+        for folder in (self.path, self.checkpoints.path):
+            for path in folder.glob(".*"):
+                name, _, mark = path.name[1:].rpartition(".")
+                ours = name in _OURS or name.startswith(("start.", "data.", "round-"))
+                if ours and mark.isdecimal():
+                    path.unlink(missing_ok=True)
+
+    def reopen(self) -> None:
+        """Remove what an interrupted run left at its end: it is no longer so once rounds follow."""
+        self.summary_file.unlink(missing_ok=True)
+        self.model_file.unlink(missing_ok=True)
+        self.sums_file.unlink(missing_ok=True)
+
+    def finish(self, model: Tensors | None, summary: Metrics, card: Card) -> None:
+        """Write the summary, and the global model with its card if there is one."""
+        text = (json_text(summary, indent=2) + "\n").encode()
+        written = {self.summary_file.name: text}
+        if model is not None:
+            data = sealed(dict(model), {CARD: card.dump()})
+            write_beside(self.model_file, data)
+            written[self.model_file.name] = data
+        fixed = (self.config_file, self.metrics_file, *map(self.checkpoints.file, self.rounds()))
+        sums = self._fixed | {
+            str(path.relative_to(self.path)): digest(read_bytes(path)) for path in fixed
+        }
+        sums |= {name: digest(data) for name, data in written.items()}
+        lines = "".join(f"{value}  {name}\n" for name, value in sorted(sums.items()))
+        write_beside(self.sums_file, lines.encode())
+        # Last, since a run with a summary has ended.
+        write_beside(self.summary_file, text)
+        for name in sums:
+            flush(self.path / name)
+        flush(self.path)
+
+    def check_sum(self, path: Path, data: bytes) -> None:
+        """See that a file that was written at the end is what it was, as `SHA256SUMS` has it;
+        older versions wrote none.
+
+        Raises:
+            RunError: it is not.
+        """
+        self._check_sum(path, data, self._sums())
+
+    def _sums(self) -> dict[str, str] | None:
+        """Digests of what the run left at its end, by name; None where it has not ended, or under
+        an older version.
+
+        Raises:
+            RunError: they cannot be read.
+        """
+        try:
+            lines = read_text(self.sums_file).splitlines()
+            return {name: value for value, name in (line.split("  ") for line in lines)}
+        except FileNotFoundError:
+            return None
+        except (OSError, ValueError) as error:
+            raise RunError(f"{self.sums_file} is damaged ({error}). {self._anew}") from None
+
+    def _check_sum(self, path: Path, data: bytes, sums: Mapping[str, str] | None) -> None:
+        if sums is not None and sums.get(path.name) != digest(data):
+            raise RunError(
+                f"{path} is damaged, or {self.sums_file.name} beside it is: it is not what the run "
+                f"left at its end. {self._anew}"
+            )
+
+    @property
+    def _resume(self) -> str:
+        """The command that goes on with the run."""
+        return f"fedbayes resume {shlex.quote(str(self.path))}"
+
+    @property
+    def _anew(self) -> str:
+        """How to mend what was written at the end."""
+        return (
+            f"Put it back from a copy; or remove {self.summary_file} and {self.sums_file}, and "
+            f"write them anew: {self._resume}"
+        )
+
+    def model(self) -> Tensors:
+        """The global model at the end.
+
+        Raises:
+            RunError: the run has not ended, its method has no global model, or the file is
+                damaged.
+        """
+        if not self.model_file.exists():
+            summary = self.summary()
+            if "model_round" not in summary:
+                raise RunError(
+                    f"{self.path} has no global model: under {summary.get('method')} only clients "
+                    "have models of their own"
+                )
+        data = self.model_bytes()
+        try:
+            check_seal(data)
+            if not data:
+                raise MessageError("it is empty")
+            return decode_file(data, plain=True)
+        except MessageError as error:
+            raise RunError(f"cannot read the model {self.model_file}: {error}") from None
+
+    def model_bytes(self) -> bytes:
+        """The file of the global model.
+
+        Raises:
+            RunError: it is gone, cannot be read, or is not what the run left at its end.
+        """
+        try:
+            data = read_bytes(self.model_file)
+        except FileNotFoundError:
+            raise RunError(
+                f"the model {self.model_file} is gone; write it anew: {self._resume}"
+            ) from None
+        except OSError as error:
+            raise RunError(f"cannot read the model {self.model_file}: {error}") from None
+        self.check_sum(self.model_file, data)
+        return data
+
+    def summary(self) -> Metrics:
+        """What came of the run.
+
+        Raises:
+            RunError: the run has not ended, or the file is damaged.
+        """
+        try:
+            data = read_bytes(self.summary_file)
+        except FileNotFoundError:
+            raise RunError(
+                f"the run in {self.path} has not ended, so it has no {self.summary_file.name}: go "
+                f"on with it: {self._resume}"
+            ) from None
+        except OSError as error:
+            raise RunError(f"cannot read {self.summary_file}: {error}") from None
+        self.check_sum(self.summary_file, data)
+        try:
+            summary = _table(data)
+        except ValueError as error:
+            raise RunError(f"{self.summary_file} is damaged: {error}") from None
+        for name in ("metrics", "best_metrics"):
+            whose = summary.get(name)
+            _undefined(whose.values() if isinstance(whose, dict) else ())
+        return summary
+
+
+_OURS = {
+    "config.toml",
+    "partition.npz",
+    "preprocessing.json",
+    "metrics.jsonl",
+    "model.safetensors",
+    "summary.json",
+    SUMS_FILE,
+    ACTIVITY_FILE,
+}
+
+
+def _table(text: str | bytes) -> Metrics:
+    """A table in JSON.
+
+    Raises:
+        ValueError: it is invalid.
+    """
+    table: Metrics = parse_json(text)
+    if not isinstance(table, dict):
+        raise ValueError("it is no table")
+    return table
+
+
+def _line(text: bytes, number: int) -> Metrics:
+    """The line of a round, its tables of figures being tables.
+
+    Raises:
+        ValueError: it is invalid, or that of another round.
+    """
+    line = _table(text)
+    if type(found := line.get("round")) is not int or found != number:
+        raise ValueError(f"it is not that of round {number}")
+    tables = [line.get(name, {}) for name in TABLES]
+    if isinstance(whose := line.get("metrics", {}), dict):
+        tables += whose.values()
+    if not all(isinstance(table, dict) for table in tables):
+        raise ValueError("its figures are in no table")
+    _undefined(tables)
+    return line
+
+
+def _undefined(tables: Iterable[object]) -> None:
+    """Have NaN again where a figure is null, in tables of figures."""
+    for table in tables:
+        if isinstance(table, dict):
+            table |= {name: math.nan for name, value in table.items() if value is None}

@@ -1,1 +1,0 @@
-"""What is done with models and run folders: fused, compared, exported, calibrated, repeated."""

@@ -1,0 +1,173 @@
+"""How far the predictions of a run's model can be trusted."""
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import torch
+
+from fedbayes.core.tensors import to
+from fedbayes.data.plot import save_figure
+from fedbayes.errors import DataError, RunError
+from fedbayes.likelihoods.measures import AUTO, check_names, fitting
+from fedbayes.likelihoods.trust import Trust, examine
+from fedbayes.reports.charts import coverage_curve, diagram
+from fedbayes.reports.draw import draw_lines, reliability
+from fedbayes.reports.palette import BLUE, LIGHT, ORANGE
+from fedbayes.runs.build import stored_data, stored_run
+from fedbayes.runs.personal import own_models, require_global
+from fedbayes.storage.folder import RunFolder
+from fedbayes.storage.scores import test_parts
+from fedbayes.storage.temperature import read_temperature
+
+
+def trust(
+    folder: Path,
+    *,
+    personal: bool = False,
+    client: str | int | None = None,
+    metrics: Sequence[str] = (AUTO,),
+    temperature: bool = True,
+) -> Trust:
+    """Try the global model of a run that has ended, or clients' own on their own test sets.
+
+    Args:
+        folder: the run folder.
+        personal: every client's own model.
+        client: the own model of this one, by name or index.
+        metrics: names of those beside the likelihood's own (`likelihoods.measures`).
+        temperature: whether probabilities are at the temperature of these models, if they have one.
+
+    Raises:
+        ConfigError: there is no such metric, or it is not for what is predicted.
+        RunError: it has not ended, there are no test samples, or clients keep no own models.
+    """
+    check_names(metrics)
+    folder_of_run = RunFolder(folder)
+    folder_of_run.require_run()
+    folder_of_run.summary()  # it has ended
+    folder_of_run.refuse_changed_config()  # before anything that it names is imported
+    config = folder_of_run.config()
+    method = config.build_method()
+    chosen = None if client is None else folder_of_run.find_client(client)
+    if not personal and chosen is None:
+        require_global(folder_of_run, method)
+    try:
+        data = stored_data(config, folder_of_run)
+    except DataError as error:
+        raise RunError(
+            f"calibration is measured on the test samples of {folder}, which are not here: {error}"
+        ) from None
+    if not data.test_total:
+        raise RunError(f"the clients of {folder} hold no test samples")
+    own = personal or chosen is not None
+    cool = read_temperature(folder_of_run, personal=own) if temperature else None
+    run = stored_run(folder_of_run, config, data.preprocessing)
+    device = run.network.device
+    if own:
+        models = own_models(folder_of_run, method, run, chosen)
+        pairs = [(model, data.test(number)) for number, model in models]
+    else:
+        model = to(folder_of_run.model(), device)
+        pairs = [(model, part) for part in test_parts(data, run.likelihood)]
+    tests = [(method.draws(m, run), s.to(device)) for m, s in pairs]
+    found = examine(run.likelihood, tests, fitting(metrics, run.likelihood), cool)
+    if found is None:
+        raise RunError(f"the clients asked for in {folder} hold no test samples")
+    return found
+
+
+def summary(found: Trust) -> dict[str, float]:
+    """Metrics by name, and what there is of calibration and uncertainty.
+
+    Of probabilities the expected calibration error `ece`, the number of samples that it leaves out
+    since nothing was predicted of them (`not_predicted`), if there are any. Of classes the accuracy
+    of the surest share of predictions (`accuracy_at_0.8`), and the area under the share of wrong
+    ones over that share (`aurc`), by counts of confidence; with a posterior the mean entropy and
+    mutual information (nats) of right and wrong predictions, those that are none left out. Of
+    numbers the share of targets in the central intervals of each level (`coverage_0.9`), its mean
+    distance from the level (`coverage_error`), the median width of the interval of 90 %
+    (`width_0.9`), and the median standard deviation of predictions, with a posterior that between
+    draws too; of several target columns each by itself. None is told of right and wrong numbers: no
+    prediction is either.
+    """
+    metrics = dict(found.metrics)
+    if found.calibration is not None:
+        metrics["ece"] = found.calibration.error
+        if found.calibration.untold:
+            metrics["not_predicted"] = float(found.calibration.untold)
+    if found.confidences is not None:
+        metrics["aurc"] = found.confidences.aurc
+        metrics |= {f"accuracy_at_{s:g}": found.confidences.accuracy_at(s) for s in COVERAGES}
+    if found.uncertainty is not None and found.right is not None:
+        for name, values in vars(found.uncertainty).items():
+            for kind, chosen in (("right", found.right), ("wrong", ~found.right)):
+                if len(told := values[chosen & values.isfinite()]):
+                    metrics[f"{name}_{kind}"] = float(told.mean())
+    if found.coverage is not None:
+        places = {level: place for place, level in enumerate(found.coverage.levels)}
+        shown = [level for level in _SHOWN if level in places] or list(places)
+        metrics |= {f"coverage_{level:g}": found.coverage.inside[places[level]] for level in shown}
+        metrics["coverage_error"] = found.coverage.error
+        level = 0.9 if 0.9 in places else shown[-1]
+        metrics |= _by_column(f"width_{level:g}", found, found.coverage.width[places[level]])
+    for name, std in (("std", found.std), ("std_between", found.between)):
+        if std is not None:
+            metrics |= _by_column(name, found, std.median(dim=0).values.tolist())
+    return metrics
+
+
+def _by_column(name: str, found: Trust, values: Sequence[float]) -> dict[str, float]:
+    """Numbers in the units of the target columns, named as metrics of columns are."""
+    names = found.target.names
+    return {
+        f"{name}/{c}" if len(names) > 1 else name: v for c, v in zip(names, values, strict=True)
+    }
+
+
+COVERAGES = (0.5, 0.8, 0.9)
+"""Shares of predictions, the surest, whose accuracy is told."""
+_SHOWN = (0.5, 0.8, 0.9, 0.95)
+"""Levels of intervals in a summary, of those that there are."""
+
+
+def plot(found: Trust, path: Path) -> None:
+    """A reliability diagram of probabilities, beside it with a posterior the uncertainty of right
+    and wrong predictions; or of intervals of numbers how many targets are inside.
+
+    Raises:
+        RunError: there is nothing to draw.
+    """
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure
+
+    columns = 1 if found.uncertainty is None else 2
+    figure = Figure(figsize=(4.6 * columns, 5.2), layout="constrained")
+    FigureCanvasAgg(figure)
+    panels = figure.subplots(1, columns, squeeze=False)[0]
+    if found.coverage is not None:
+        draw_lines(panels[0], coverage_curve(found.coverage))
+    elif found.calibration is not None:
+        reliability(panels[0], diagram(found.calibration))
+    else:
+        raise RunError("the likelihood gives neither probabilities nor intervals to draw")
+    if found.uncertainty is not None and found.right is not None:
+        axes = panels[1]
+        values = found.uncertainty.entropy
+        told = values.isfinite()  # of what is no prediction it is infinite
+        edges = torch.linspace(0, max([1e-6, *values[told].tolist()]), 31).tolist()
+        for chosen, label, colour in (
+            (found.right, "right", LIGHT.hues[BLUE]),
+            (~found.right, "wrong", LIGHT.hues[ORANGE]),
+        ):
+            if (chosen & told).any():
+                axes.hist(
+                    values[chosen & told].tolist(),
+                    edges,
+                    density=True,
+                    alpha=0.6,
+                    color=colour,
+                    label=label,
+                )
+        axes.set(xlabel="entropy of the prediction, nats", ylabel="density")
+        axes.legend()
+    save_figure(figure, path)

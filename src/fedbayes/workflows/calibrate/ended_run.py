@@ -1,0 +1,87 @@
+"""A run that has ended, with its data and models: for what its clients count afterwards."""
+
+import os
+import warnings
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Self
+
+from fedbayes.config.config import Config
+from fedbayes.contracts import AnyMethod, Run, Sampler
+from fedbayes.core.tensors import to
+from fedbayes.data import FederatedData
+from fedbayes.errors import FedbayesWarning, RunError
+from fedbayes.runs.build import stored_data, stored_run
+from fedbayes.runs.personal import own_models, require_global
+from fedbayes.storage.folder import RunFolder
+from fedbayes.storage.sidecar import calibrated_model
+
+
+@dataclass(frozen=True)
+class EndedRun:
+    """A run and the models that something is to be found of."""
+
+    folder: RunFolder
+    config: Config
+    method: AnyMethod
+    data: FederatedData
+    run: Run
+    personal: bool
+    """Whether the models are clients' own; else it is the global one."""
+
+    @classmethod
+    def open(cls, path: Path | str, *, personal: bool) -> Self:
+        """A run from its folder.
+
+        Raises:
+            FedbayesError: it has not ended, has no such model, or its data are not here.
+        """
+        folder = RunFolder(Path(path))
+        folder.require_run()
+        folder.summary()  # it has ended
+        if not os.access(folder.path, os.W_OK):
+            raise RunError(
+                f"cannot write into {folder.path}, and what is found of a run is kept beside its "
+                "model; make the folder writable, or copy it and name the copy"
+            )
+        folder.refuse_changed_config()  # before anything that it names is imported
+        config = folder.config()
+        method = config.build_method()
+        if not personal:
+            require_global(folder, method, of_all=True)
+        data = stored_data(config, folder, changed="refuse")
+        run = stored_run(folder, config, data.preprocessing)
+        if not personal and len(data.owners) < data.clients:
+            warnings.warn(
+                f"this is of {len(data.owners):,} of {data.clients:,} clients, those that are "
+                "looked at before the first round (data.test_clients)",
+                FedbayesWarning,
+                stacklevel=3,
+            )
+        return cls(folder, config, method, data, run, personal)
+
+    def models(self) -> Iterator[tuple[int, Sampler]]:
+        """Clients, and the model of each as what gives outputs under its draws."""
+        if self.personal:
+            for client, model in own_models(self.folder, self.method, self.run):
+                yield client, self.method.draws(model, self.run)
+            return
+        model = to(self.folder.model(), self.run.network.device)
+        draw = self.method.draws(model, self.run)
+        for client in self.data.owners.tolist():
+            yield client, draw
+
+    @property
+    def digest(self) -> str:
+        """What is kept of it to know the models again."""
+        return calibrated_model(self.folder, personal=self.personal)
+
+    def note_no_noise(self, what: str) -> None:
+        """Say so where what clients send now is not covered by the run's privacy."""
+        if self.config.privacy.noise:
+            warnings.warn(
+                f"{what} have no noise: the ε of {self.folder.path} does not cover them",
+                FedbayesWarning,
+                stacklevel=3,
+            )

@@ -1,0 +1,53 @@
+"""A share of each client's test rows, to calibrate by; the others tell what came of it."""
+
+from pathlib import Path
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from fedbayes.core import seeds
+from fedbayes.errors import ConfigError, RunError
+
+
+def check_share(share: float) -> None:
+    """See that a share is one.
+
+    Raises:
+        ConfigError: it is none.
+    """
+    if not 0 < share < 1:
+        raise ConfigError(f"a share of {share} of the test rows: give one above 0 and below 1")
+
+
+def check_counted(rows: int, folder: Path) -> None:
+    """See that some rows are there to calibrate by.
+
+    Raises:
+        RunError: there are none, of all clients of the run.
+    """
+    if not rows:
+        raise RunError(
+            f"the clients of {folder} have too few test rows: none is left to be counted; a client "
+            "needs two or more"
+        )
+
+
+def divided(
+    rows: int, seed: int, client: int, share: float
+) -> tuple[Tensor, Tensor, np.random.Generator]:
+    """Numbers of a client's test rows: the same for whatever is calibrated by them.
+
+    Args:
+        rows: how many there are.
+        seed: of the run.
+        client: its number.
+        share: that is counted.
+
+    Returns:
+        Those to calibrate by, the others, and what drew them, for what else is random.
+    """
+    rng = seeds.numpy_rng(seed, "conformal", client=client)
+    order = torch.from_numpy(rng.permutation(rows))
+    count = round(share * rows)
+    return order[:count], order[count:], rng

@@ -1,0 +1,187 @@
+"""The runs of a grid, one after the other or side by side in processes."""
+
+import json
+import subprocess
+import sys
+import tempfile
+import warnings
+from collections.abc import Sequence
+from concurrent.futures import Future, ThreadPoolExecutor, as_completed
+from contextlib import suppress
+from queue import SimpleQueue
+from typing import Protocol
+
+from fedbayes.config.given import refuse_objects
+from fedbayes.errors import ConfigError, FedbayesWarning
+from fedbayes.federation.engines.workers import affordable, environment
+from fedbayes.workflows.experiments.grid_worker import in_words
+from fedbayes.workflows.experiments.method_grid import Cell, MethodGrid, run_cell
+
+_SAID = 500
+"""Characters of what a process said last that are told if it dies."""
+
+
+class Watch(Protocol):
+    """Is told how far a grid is, from any thread."""
+
+    def begun(self, cell: Cell) -> None:
+        """A run begins, or goes on."""
+
+    def advanced(self, cell: Cell, number: int, rounds: int) -> None:
+        """A round is complete."""
+
+    def ended(self, cell: Cell, trouble: str) -> None:
+        """A run has ended, or failed."""
+
+
+def run_grid(
+    grid: MethodGrid, watch: Watch, *, jobs: int = 1, track: Sequence[str] = ()
+) -> dict[Cell, str]:
+    """Run what has not been run yet. A run that fails leaves the others as they are.
+
+    Args:
+        grid: the runs.
+        watch: is told how far it is.
+        jobs: runs at a time, each in a process of its own if there are several.
+        track: names of trackers.
+
+    Returns:
+        What was wrong with the runs that failed.
+
+    Raises:
+        ConfigError: jobs are not at least 1.
+        RunError: the folder holds runs with other settings.
+        KeyboardInterrupt: it was stopped; the same call goes on.
+    """
+    cells = grid.missing
+    threads = max((grid.settings[c.task, c.label].threads for c in cells), default=1)
+    if jobs < 1:
+        raise ConfigError(f"jobs is {jobs}; give 1 run at a time or more")
+    if jobs > 1:
+        for cell in cells:
+            settings = grid.settings[cell.task, cell.label].model_dump(mode="json")
+            refuse_objects(settings, "A process of its own (jobs)")
+    jobs = min(affordable(jobs, threads) if jobs > 1 else 1, max(len(cells), 1))
+    run = _side_by_side if jobs > 1 else _one_by_one
+    return run(grid, cells, watch, jobs, track)
+
+
+def _one_by_one(
+    grid: MethodGrid, cells: Sequence[Cell], watch: Watch, jobs: int, track: Sequence[str]
+) -> dict[Cell, str]:
+    troubles = {}
+    for cell in cells:
+        watch.begun(cell)
+
+        def told(number: int, rounds: int, cell: Cell = cell) -> None:
+            watch.advanced(cell, number, rounds)
+
+        trouble = ""
+        try:
+            member = grid.members[cell.task, cell.label]
+            run_cell(member, cell.seed, grid.foreign, track, told, grid.beside(cell))
+        except Exception as error:
+            trouble = troubles[cell] = in_words(error)
+        watch.ended(cell, trouble)
+    return troubles
+
+
+class _Process:
+    """A worker process, started when there is work, and anew if it died."""
+
+    def __init__(self, threads: int) -> None:
+        self._threads = threads
+        self._process: subprocess.Popen[str] | None = None
+        self.closed = False
+        self._said = tempfile.TemporaryFile()  # noqa: SIM115  (lives as long as the process)
+
+    def run(self, grid: MethodGrid, cell: Cell, watch: Watch, track: Sequence[str]) -> str:
+        """Run a cell; what was wrong, or nothing, as where it was closed meanwhile."""
+        if self._process is None or self._process.poll() is not None:
+            self._process = subprocess.Popen(
+                # -P: modules are found where this process finds them, in the same order.
+                [sys.executable, "-P", "-m", "fedbayes.workflows.experiments.grid_worker"],
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=self._said,
+                env=environment(self._threads),
+                text=True,
+            )
+        process, member = self._process, grid.members[cell.task, cell.label]
+        assert process.stdin is not None
+        assert process.stdout is not None
+        asked = {
+            "settings": grid.settings[cell.task, cell.label].dump(),
+            "seeds": member.seeds,
+            "folder": str(member.folder),
+            "seed": cell.seed,
+            "foreign": grid.foreign,
+            "track": list(track),
+            "beside": [str(place) for place in grid.beside(cell)],
+        }
+        with suppress(BrokenPipeError):
+            process.stdin.write(json.dumps(asked) + "\n")
+            process.stdin.flush()
+        for line in process.stdout:
+            words = json.loads(line)
+            if "note" in words:
+                warnings.warn(words["note"], FedbayesWarning, stacklevel=2)
+            elif "round" in words:
+                watch.advanced(cell, words["round"], words["rounds"])
+            else:
+                return str(words["trouble"])
+        if self.closed:
+            return ""
+        status = process.wait()
+        self._said.seek(0)
+        words = self._said.read().decode(errors="replace").strip()[-_SAID:]
+        return (
+            f"its process ended with exit status {status}"
+            + (f" and said: {words}" if words else "")
+            + ". Out of memory? Try fewer --jobs; the same command goes on"
+        )
+
+    def close(self) -> None:
+        """End the process."""
+        self.closed = True
+        if self._process is not None:
+            self._process.kill()
+            self._process.wait()
+            for stream in (self._process.stdin, self._process.stdout):
+                with suppress(OSError):
+                    assert stream is not None
+                    stream.close()
+        self._said.close()
+
+
+def _side_by_side(
+    grid: MethodGrid, cells: Sequence[Cell], watch: Watch, jobs: int, track: Sequence[str]
+) -> dict[Cell, str]:
+    threads = max(grid.settings[c.task, c.label].threads for c in cells)
+    processes = [_Process(threads) for _ in range(jobs)]
+    idle: SimpleQueue[_Process] = SimpleQueue()
+    for process in processes:
+        idle.put(process)
+
+    def work(cell: Cell) -> str:
+        process = idle.get()
+        try:
+            watch.begun(cell)
+            trouble = process.run(grid, cell, watch, track)
+            if not process.closed:
+                watch.ended(cell, trouble)
+            return trouble
+        finally:
+            idle.put(process)
+
+    pool = ThreadPoolExecutor(jobs, thread_name_prefix="fedbayes-grid")
+    try:
+        asked: dict[Future[str], Cell] = {pool.submit(work, cell): cell for cell in cells}
+        found = {asked[done]: done.result() for done in as_completed(asked)}
+    finally:
+        # What is under way ends with its process; no further cell is begun.
+        pool.shutdown(wait=False, cancel_futures=True)
+        for process in processes:
+            process.close()
+        pool.shutdown(wait=True)
+    return {cell: trouble for cell, trouble in found.items() if trouble}

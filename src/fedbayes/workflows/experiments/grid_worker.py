@@ -1,0 +1,84 @@
+"""A process that runs cells of a grid.
+
+    python -m fedbayes.workflows.experiments.grid_worker
+
+A line of its input is a cell to run, as JSON; lines of its output say how far that is. It ends when
+its input does, also in the middle of a run, so it never outlives the process that started it; the
+run goes on from its last complete round another time.
+"""
+
+import json
+import os
+import signal
+import sys
+import threading
+import warnings
+from pathlib import Path
+from queue import SimpleQueue
+from typing import Any
+
+from fedbayes.config.config import Config
+from fedbayes.core.files import parse_toml
+from fedbayes.core.signals import ENDS
+from fedbayes.errors import FedbayesError, FedbayesWarning
+from fedbayes.workflows.experiments.method_grid import run_cell
+from fedbayes.workflows.experiments.seed_runs import SeedRuns
+
+
+def in_words(error: Exception) -> str:
+    """What stopped a run; of what is no user's mistake, where in the code it was."""
+    if isinstance(error, FedbayesError):
+        return str(error)
+    trace = error.__traceback__
+    while trace is not None and trace.tb_next is not None:
+        trace = trace.tb_next
+    where = ""
+    if trace is not None:
+        where = f" ({Path(trace.tb_frame.f_code.co_filename).name}:{trace.tb_lineno})"
+    return f"{type(error).__name__}: {error}{where}"
+
+
+def main() -> None:
+    """Run cells until the input ends."""
+    for number in (signal.SIGINT, *ENDS[1:]):  # Ctrl-C and a hang-up are for the parent
+        signal.signal(number, signal.SIG_IGN)
+    replies = os.fdopen(os.dup(1), "w")
+    os.dup2(2, 1)  # what prints must not enter the pipe
+    asked: SimpleQueue[dict[str, Any]] = SimpleQueue()
+
+    def listen() -> None:
+        for line in sys.stdin:
+            asked.put(json.loads(line))
+        os._exit(0)
+
+    def say(**words: Any) -> None:
+        replies.write(json.dumps(words) + "\n")
+        replies.flush()
+
+    def shown(message: Warning | str, category: type[Warning], *_: Any, **__: Any) -> None:
+        if issubclass(category, FedbayesWarning):
+            say(note=str(message))
+
+    warnings.simplefilter("always", FedbayesWarning)
+    warnings.showwarning = shown
+    threading.Thread(target=listen, daemon=True).start()
+    while True:
+        cell = asked.get()
+        try:
+            settings = Config.create(**parse_toml(cell["settings"]))
+            member = SeedRuns(settings, cell["seeds"], Path(cell["folder"]))
+            run_cell(
+                member,
+                cell["seed"],
+                cell["foreign"],
+                cell["track"],
+                lambda number, rounds: say(round=number, rounds=rounds),
+                [Path(place) for place in cell["beside"]],
+            )
+            say(trouble="")
+        except Exception as error:
+            say(trouble=in_words(error))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,367 @@
+"""Networks of any kind from the files of silos, and what goes into them."""
+
+import warnings
+from collections import Counter, OrderedDict
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+
+import torch
+from torch import nn
+
+from fedbayes import models
+from fedbayes.core.targets import Target
+from fedbayes.core.tensors import Tensors
+from fedbayes.core.wording import listed, size
+from fedbayes.data import Preprocessing
+from fedbayes.errors import FedbayesWarning, ModelError
+from fedbayes.likelihoods import Likelihood, build_likelihood
+from fedbayes.likelihoods.categorical import Categorical
+from fedbayes.models import MLP, ModelSettings, dense_layers, named_as, read_program, unlike
+from fedbayes.models.files import single
+from fedbayes.models.resize import with_weights
+from fedbayes.storage.card import Card
+from fedbayes.workflows.serve.evaluation_set import is_program, require_answers, stated
+from fedbayes.workflows.serve.model_files import ModelFiles, read_counts
+
+
+@dataclass(frozen=True)
+class Seen:
+    """What the command line says of inputs and outputs, where files do not."""
+
+    shape: tuple[int, ...] | None = None
+    """Of one input."""
+    mean: tuple[float, ...] = ()
+    """Of each channel or feature; 0 by default."""
+    std: tuple[float, ...] = ()
+    """Likewise; 1 by default."""
+    classes: int | None = None
+    """Number of outputs."""
+
+
+@dataclass(frozen=True)
+class Silos:
+    """The networks that silos handed over."""
+
+    networks: dict[str, nn.Module]
+    """By path, in evaluation mode."""
+    like: nn.Module
+    """The network whose graph the fused one has."""
+    settings: ModelSettings | None
+    """Which that is; None for the graph of a program or layers of any widths."""
+    preprocessing: Preprocessing
+    """What they see of a raw sample, and what they predict."""
+    likelihood: Likelihood
+    card: Card | None
+    """That of the first, if all have one."""
+    programs: bool
+    """Whether they are programs, which take raw samples."""
+    told: bool
+    """Whether it is known what raw samples are, by cards or by the user."""
+    names: Mapping[str, str] = field(default_factory=dict)
+    """Of tensors of a network that is known by its shapes, as the file of `like` has them."""
+    clients: Mapping[str, str] = field(default_factory=dict)
+    """Whose network each file is, by path, where it says so."""
+
+    @property
+    def short(self) -> dict[str, str]:
+        """Short names of the networks by path: the client's, else the stem of the file, and the
+        whole path where that is not unique.
+        """
+        wanted = {path: self.clients.get(path) or Path(path).stem for path in self.networks}
+        counts = Counter(wanted.values())
+        return {path: name if counts[name] == 1 else path for path, name in wanted.items()}
+
+    def written(self, weights: Tensors) -> Tensors:
+        """Weights of the fused network under the names that a file of it is to have."""
+        return OrderedDict((self.names.get(name, name), t) for name, t in weights.items())
+
+    @property
+    def dense(self) -> bool:
+        """Whether the fused network is fully connected, which files say by their shapes."""
+        return isinstance(self.like, MLP) and self.likelihood.head() is None
+
+
+def read_silos(
+    paths: Sequence[Path],
+    network: ModelSettings | None,
+    seen: Seen,
+    like: Path | None = None,
+    files: ModelFiles | None = None,
+    counts: Path | None = None,
+) -> Silos:
+    """Networks from files: weights of a network that is named or that their cards name, weights of
+    fully connected networks by their shapes, or programs of `torch.export`.
+
+    Args:
+        paths: the files.
+        network: of files that do not say theirs.
+        seen: of inputs and outputs, where the files do not say.
+        like: a file whose network the fused one is to be like; the first by default, or `network`.
+        files: those that were read before.
+        counts: a file of samples of each model and class, which says how many classes there are
+            where nothing else does.
+
+    Raises:
+        ModelError: a file cannot be read, is of another network, or too little is known.
+    """
+    for number, path in enumerate(paths):
+        if path in paths[:number]:
+            raise ModelError(f"{path} is named twice; a model counts once")
+    if counts is not None and seen.classes is None:
+        files = files or ModelFiles()
+        silent = [
+            not (read_program(path) if is_program(path) else files[path])[1] for path in paths
+        ]
+        known = read_counts(counts, paths).shape[1] if all(silent) else 0
+        seen = replace(seen, classes=known) if known > 1 else seen
+    programs = [is_program(path) for path in paths]
+    if any(programs) and not all(programs):
+        other = paths[programs.index(False)]
+        raise ModelError(
+            f"{paths[programs.index(True)]} is a program, which takes raw samples, and {other} is "
+            "a file of weights, which takes standardized ones; give all in one form"
+        )
+    if all(programs):
+        return _programs(paths, network, seen, like)
+    return _weights(paths, network, seen, like, files or ModelFiles())
+
+
+def _weights(
+    paths: Sequence[Path],
+    network: ModelSettings | None,
+    seen: Seen,
+    like: Path | None,
+    files: ModelFiles,
+) -> Silos:
+    card = files.card(paths)
+    if card is not None and card.preprocessing.permuted:
+        raise ModelError("the networks see pixels in orders of their own, and cannot be fused")
+    found = {str(path): files[path] for path in [*paths, *([like] if like else [])]}
+    if card is None and any(own is not None for _, own in found.values()):
+        raise ModelError(
+            "the models do not all say that they see the same inputs and tell the same target, as "
+            "what is fused must; leave out which differs, or match neurons by --method gpi-fnm"
+        )
+    settings = {name: network or _named_in(own) for name, (_, own) in found.items()}
+    preprocessing = _preprocessing(card, seen, [weights for weights, _ in found.values()])
+    likelihood = (
+        card.likelihood if card is not None else build_likelihood("auto", preprocessing.target)
+    )
+    biases = any(tensor.ndim == 1 for weights, _ in found.values() for tensor in weights.values())
+    modules = {
+        name: _module(name, weights, own, settings[name], preprocessing, likelihood, biases)
+        for name, (weights, own) in found.items()
+    }
+    wanted = str(like) if like is not None else next(iter(modules))
+    tensors = [tensor for own, _ in found.values() for tensor in own.values()]
+    kinds = {t.dtype for t in tensors if t.is_floating_point()} - {torch.float32}
+    if kinds:
+        others = listed(sorted(str(kind).removeprefix("torch.") for kind in kinds))
+        warnings.warn(
+            f"the files have {others} weights; the fused ones are computed and written as float32",
+            FedbayesWarning,
+            stacklevel=3,
+        )
+    return Silos(
+        {str(path): modules[str(path)] for path in paths},
+        modules[wanted],
+        settings[wanted],
+        preprocessing,
+        likelihood,
+        card,
+        programs=False,
+        told=card is not None or bool(seen.mean or seen.std),
+        names=_names(found[wanted][0], wanted) if settings[wanted] is None else {},
+        clients={path: own.client for path, (_, own) in found.items() if own is not None},
+    )
+
+
+def _names(weights: Tensors, source: str) -> dict[str, str]:
+    """Of the tensors of `MLP`, those of a fully connected network in a file."""
+    layers = dense_layers(weights, source)
+    both = [(layer.name, layer.bias_name) for layer in layers]
+    return {
+        f"{2 * depth + 1}.{kind}": name
+        for depth, names in enumerate(both)
+        for kind, name in zip(("weight", "bias"), names, strict=True)
+    }
+
+
+def _named_in(card: Card | None) -> ModelSettings | None:
+    """The network that a card names.
+
+    Raises:
+        ModelError: it is code of somebody's own, which no file has run.
+    """
+    if card is None or not card.model:
+        return None
+    name = card.model.get("name")
+    card.require_trusted("model.name", way=f"If you trust it, name it too: --model {name}")
+    return ModelSettings.model_validate(card.model)
+
+
+def _preprocessing(card: Card | None, seen: Seen, weights: Sequence[Tensors]) -> Preprocessing:
+    """What networks see: as their cards say, or as the user does.
+
+    Raises:
+        ModelError: too little is known, or what is said is not what the cards say.
+    """
+    if card is not None:
+        own = card.preprocessing
+        if seen.shape not in (None, own.shape):
+            raise ModelError(
+                f"--shape {size(seen.shape or ())} is not what the models' files say, which take "
+                f"inputs of {size(own.shape)}; leave it out"
+            )
+        if seen.mean or seen.std or seen.classes:
+            raise ModelError(
+                "--mean, --std and --classes are for files that do not say how inputs were scaled "
+                "and what is predicted; these do, so leave them out"
+            )
+        return own
+    shape, classes = seen.shape, seen.classes
+    if shape is None or classes is None:
+        try:
+            layers = dense_layers(weights[0], "the first model")
+        except ModelError:
+            missing = "--shape, such as 3,32,32" if shape is None else "--classes"
+            raise ModelError(
+                f"the files do not say what goes in and comes out of the networks; give {missing}"
+            ) from None
+        shape = shape or (layers[0].weight.shape[1],)
+        classes = classes or len(layers[-1].weight)
+    return preprocessing_of(replace(seen, shape=shape, classes=classes))
+
+
+def preprocessing_of(seen: Seen) -> Preprocessing:
+    """What is seen of images in [0, 1], or of rows in their own units.
+
+    Raises:
+        ConfigError: means or standard deviations do not fit the shape.
+    """
+    shape, classes = seen.shape or (), seen.classes or 0
+    target = Target("class", tuple(map(str, range(classes))))
+    zeros = (0.0,) * shape[0]
+    unscaled = Preprocessing(shape, 1.0, zeros, (1.0,) * shape[0], target)
+    told = bool(seen.mean or seen.std) and len(shape) == 3
+    return replace(stated(unscaled, seen.mean, seen.std), bounds=(0.0, 1.0) if told else None)
+
+
+def _module(
+    name: str,
+    weights: Tensors,
+    card: Card | None,
+    settings: ModelSettings | None,
+    preprocessing: Preprocessing,
+    likelihood: Likelihood,
+    biases: bool,
+) -> nn.Module:
+    """The network of a file; one that is known by its shapes with biases, if any of these has.
+
+    Raises:
+        ModelError: the weights are of another one.
+    """
+    weights = single(weights)
+    if settings is None:
+        return _mlp(name, weights, preprocessing, likelihood, biases)
+    network = models.build(
+        settings, preprocessing.shape, likelihood.outputs, head=likelihood.head(), seed=0
+    )
+    if card is not None:
+        weights = network.completed(weights, card.frozen, name)
+    wanted = network.start
+    named = named_as(weights, network.module)
+    if named is None or any(named[key].shape != tensor.shape for key, tensor in wanted.items()):
+        if settings.name == "mlp" and likelihood.head() is None:
+            return _mlp(name, weights, preprocessing, likelihood, biases)
+        raise ModelError(
+            f"{name} holds no weights of model {settings.name!r}: {unlike(weights, wanted)}"
+        )
+    return with_weights(network.module, named)
+
+
+def _mlp(
+    name: str,
+    weights: Tensors,
+    preprocessing: Preprocessing,
+    likelihood: Likelihood,
+    biases: bool,
+) -> nn.Module:
+    """A fully connected ReLU network of any widths."""
+    layers = dense_layers(weights, name)
+    widths = [len(layer.weight) for layer in layers]
+    inputs = layers[0].weight.shape[1]
+    wanted = torch.Size(preprocessing.shape).numel(), likelihood.outputs
+    if (inputs, widths[-1]) != wanted:
+        raise ModelError(
+            f"{name} maps {inputs} inputs to {widths[-1]} outputs; inputs of "
+            f"{size(preprocessing.shape)} and {wanted[1]} outputs are wanted"
+        )
+    module = MLP(inputs, widths[:-1], widths[-1], bias=biases)
+    own = [m for m in module if isinstance(m, nn.Linear)]
+    for layer, linear in zip(layers, own, strict=True):
+        bias = torch.zeros(len(layer.weight)) if layer.bias is None else layer.bias
+        linear.load_state_dict({"weight": layer.weight} | ({"bias": bias} if biases else {}))
+    return module.eval()
+
+
+def _programs(
+    paths: Sequence[Path], network: ModelSettings | None, seen: Seen, like: Path | None
+) -> Silos:
+    if seen.mean or seen.std:
+        raise ModelError("programs take raw samples; --mean and --std are for files of weights")
+    named = [*paths, *([like] if like is not None and like not in paths else [])]
+    found = {str(path): read_program(path) for path in named}
+    cards = {name: Card.load(text, name) for name, (_, text) in found.items() if text}
+    first = next(iter(cards.values())) if len(cards) == len(found) else None
+    if first is not None and any(
+        not card.preprocessing.same_inputs(first.preprocessing)
+        or card.preprocessing.target != first.preprocessing.target
+        for card in cards.values()
+    ):
+        raise ModelError("the programs take other inputs or predict other targets than the first")
+    if first is not None:
+        base, likelihood = first.preprocessing, first.likelihood
+        if not isinstance(likelihood, Categorical):
+            raise ModelError(
+                f"programs of the likelihood {likelihood.name} answer predictions and not outputs "
+                "of a network; give files of weights, as fedbayes export writes them too"
+            )
+    elif seen.shape is None or seen.classes is None:
+        raise ModelError("programs that are not of fedbayes need --shape and --classes")
+    else:
+        base = preprocessing_of(seen)
+        likelihood = build_likelihood("auto", base.target)
+    ones = (1.0,) * base.shape[0]
+    raw = replace(base, mean=(0.0,) * base.shape[0], std=tuple(one / base.scale for one in ones))
+    modules = {name: unchecked(module) for name, (module, _) in found.items()}
+    for name, module in modules.items():
+        require_answers(module, raw, name)
+    wanted = modules[str(like)] if like is not None else next(iter(modules.values()))
+    if network is not None:
+        built = models.build(network, base.shape, likelihood.outputs, seed=0)
+        wanted = with_weights(built.module, built.whole(built.initial))
+    return Silos(
+        {str(path): modules[str(path)] for path in paths},
+        wanted,
+        network,
+        raw,
+        likelihood,
+        first,
+        programs=True,
+        told=True,
+        clients={path: card.client for path, card in cards.items()},
+    )
+
+
+def unchecked(program: nn.Module) -> nn.Module:
+    """A program that takes images with values outside of the raw range too, as a fusion makes."""
+    graph = getattr(program, "graph", None)
+    nodes = [] if graph is None else list(graph.nodes)
+    for node in nodes:
+        if node.target is torch.ops.aten._assert_async.msg and not node.users:
+            graph.erase_node(node)  # type: ignore[union-attr]
+    if graph is not None:
+        program.recompile()  # type: ignore[operator]
+    return program

@@ -1,0 +1,149 @@
+"""Sums of a client's rows, from its data into a file that `fedbayes fuse --sums` reads."""
+
+import warnings
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from fedbayes.core.files import writable
+from fedbayes.core.wording import size
+from fedbayes.data.tables.columns import flags
+from fedbayes.data.tables.sums import check_sums
+from fedbayes.errors import ConfigError, DataError, FedbayesWarning
+from fedbayes.inputs import Sums, add_sums, read_sums, sums_of, write_sums
+from fedbayes.workflows.serve.evaluation_set import find_training
+
+LEAST = 10
+"""Rows that sums are of at least, unless said otherwise: those of one row are the row."""
+
+
+@dataclass(frozen=True)
+class SumsJob:
+    """Sums of a client's rows into a file; `fedbayes sums`."""
+
+    data: Path
+    out: Path
+    model: Path | None = None
+    """The client's network, whose features are taken, in its order; all columns without."""
+    given: Sequence[str] = ()
+    """Settings of `[data]` and `[task]`: how the data are read."""
+    categories: Sequence[str] = ()
+    """Features of which it is told how many rows have each value."""
+    least: int = LEAST
+    """Rows that there must be."""
+
+    def run(self) -> dict[str, Any]:
+        """Sum up and write.
+
+        Returns:
+            What the file holds, in short.
+
+        Raises:
+            FedbayesError: what is wrong with an option or a file; or there are too few rows.
+        """
+        writable(self.out, "the sums", (".json",), [self.data, self.model])
+        if self.least < 1:
+            raise ConfigError("--min-rows is 1 or more")
+        sums = self._sums()
+        write_sums(sums, self.out)
+        return {
+            "rows": sums.count,
+            "features": list(sums.features),
+            "categories": [sums.features[index] for index in sums.categories],
+        }
+
+    def _sums(self) -> Sums:
+        found = find_training(self.model, self.data, self.given)
+        x = found.samples.x.numpy()
+        if x.ndim != 2:
+            raise DataError(
+                f"{self.data} holds samples of {size(x.shape[1:])}, and sums are of rows of a "
+                "table; for images there are input priors that need none"
+            )
+        seen = found.preprocessing
+        if seen.columns:  # as a network sees them: a mean, and a feature that says so
+            x = np.where(np.isnan(x), seen.statistics[0] * seen.scale, x)
+        whole = np.isfinite(x).all(1)
+        if not whole.all():
+            warnings.warn(
+                f"{self.data}: {int((~whole).sum()):,} of {len(x):,} rows are left out, since "
+                "values are missing in them",
+                FedbayesWarning,
+                stacklevel=3,
+            )
+        rows = x[whole]
+        if len(rows) < self.least:
+            raise DataError(
+                f"{self.data} has {len(rows):,} rows without missing values, and sums of so few "
+                f"nearly say the rows themselves; {self.least} are asked for. Sum up with others' "
+                "rows first, or allow fewer with --min-rows"
+            )
+        if len(rows) <= x.shape[1]:
+            warnings.warn(
+                f"{self.data} has {len(rows):,} rows of {x.shape[1]:,} features: sums of no more "
+                "rows than features tell in which directions rows do not differ at all",
+                FedbayesWarning,
+                stacklevel=3,
+            )
+        shown = [*self.categories, *(n for n in flags(seen.columns) if n not in self.categories)]
+        sums = sums_of(rows, seen.features, shown, str(self.data))
+        for index, counts in sums.categories.items():
+            self._look_at(sums.features[index], list(counts.values()))
+        return sums
+
+    def _look_at(self, name: str, counts: list[int]) -> None:
+        """See that the values of a category are not those of single rows.
+
+        Raises:
+            DataError: it is hardly a category.
+        """
+        once = counts.count(1)
+        if 2 * len(counts) > sum(counts):
+            raise DataError(
+                f"{self.data}: '{name}' has {len(counts):,} different values in {sum(counts):,} "
+                "rows; counts of them would say the rows' values, so leave out --category for it"
+            )
+        if once:
+            way = "leave out --category"
+            if name not in self.categories:  # a feature that says that a value is missing
+                way = "leave the feature out with --set data.missing=impute"
+            warnings.warn(
+                f"{self.data}: {once:,} of the {len(counts):,} values of '{name}' "
+                f"{'is' if once == 1 else 'are'} of one row each, and the file will say so; join "
+                f"rare values to others first, or {way}",
+                FedbayesWarning,
+                stacklevel=4,
+            )
+
+
+def sums_of_clients(paths: Sequence[Path], features: Sequence[str]) -> Sums:
+    """The sums of all clients' rows, from a file of each.
+
+    Args:
+        paths: the files.
+        features: names of what networks see, in their order; empty if they are not known.
+
+    Raises:
+        DataError: a file is named twice, holds no sums, or sums are of other features.
+    """
+    for number, path in enumerate(paths):
+        if path in paths[:number]:
+            raise DataError(f"{path} is named twice; a client's rows count once")
+    several, names = [read_sums(path) for path in paths], [str(path) for path in paths]
+    together = add_sums(several, names)
+    check_sums(several, names)
+    named = together.features != tuple(map(str, range(len(together.features))))
+    if named and features and together.features != tuple(features):
+        odd = next(
+            (pair for pair in zip(together.features, features, strict=False) if pair[0] != pair[1]),
+            (f"{len(together.features)} features", f"{len(features)}"),
+        )
+        raise DataError(
+            f"{paths[0]} has sums of other features than the networks see, or in another order: "
+            f"{odd[0]!r} where they see {odd[1]!r}. Make them of the model's: fedbayes sums MODEL "
+            "--data FILE"
+        )
+    return together

@@ -1,0 +1,431 @@
+"""Fusion in function space, from files to files: network, report, pictures."""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import partial
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor, nn
+
+from fedbayes.core.files import writable, write_beside
+from fedbayes.data.plot import PICTURES
+from fedbayes.errors import ConfigError, ModelError, RunError
+from fedbayes.fusion.distillation import Progress
+from fedbayes.fusion.draws import Kept
+from fedbayes.fusion.function import (
+    FunctionFusion,
+    check_width,
+    fuse_functions,
+    teacher_of,
+)
+from fedbayes.fusion.laplace import LastLayer
+from fedbayes.fusion.regression import WHOLE
+from fedbayes.fusion.settings import FunctionSettings
+from fedbayes.fusion.teacher import frozen
+from fedbayes.fusion.temperature import Cooled
+from fedbayes.inputs import InputPrior, Inputs, build_prior, plot_inputs
+from fedbayes.inputs.picture import require_picture
+from fedbayes.models import ModelSettings
+from fedbayes.storage.card import (
+    PROGRAM_INPUTS,
+    Card,
+    network_outputs,
+    program_outputs,
+)
+from fedbayes.workflows.fuse.client_models import Seen, Silos, read_silos
+from fedbayes.workflows.fuse.client_sums import sums_of_clients
+from fedbayes.workflows.fuse.frontier import Mark, Scale, multiplications, plot_frontier
+from fedbayes.workflows.fuse.fusion_report import PAGES, REPORTS, Outcome, write_report
+from fedbayes.workflows.fuse.posterior_files import FROM_FILES, sent_counts
+from fedbayes.workflows.serve.export import program_file
+from fedbayes.workflows.serve.model_files import (
+    WEIGHTS,
+    ModelFiles,
+    read_counts,
+    read_samples,
+    require_several,
+    write_model,
+)
+
+PROGRAM = ".pt2"
+UNTOLD = "samples as the networks see them that it was fused from"
+"""What a program takes where nobody said how samples were scaled."""
+WIDTHS = (0.25, 0.5, 1.0, 2.0, 4.0)
+"""That are tried where the width is free."""
+BOUND = 0.05
+"""Nats from the teacher, on held-out draws."""
+
+
+@dataclass(frozen=True)
+class NetworkFusionJob:
+    """A fusion of networks in function space; `fedbayes fuse --method function`."""
+
+    models: Sequence[Path]
+    out: Path
+    """Where the fused network goes: weights, or a `.pt2` program of raw samples."""
+    network: ModelSettings | None = None
+    """Of files that do not say theirs, and of the fused one."""
+    seen: Seen = field(default_factory=Seen)
+    like: Path | None = None
+    """A file whose network the fused one is like; the first model by default."""
+    inputs: str = "auto"
+    """The input prior."""
+    sums: Sequence[Path] = ()
+    """Files of clients' rows' sums, for the prior `gaussian`."""
+    counts: Path | None = None
+    width: float | None = 1.0
+    """In that of `like`; None: the least of `frontier` within `bound`."""
+    frontier: Sequence[float] = ()
+    """Widths to try."""
+    bound: float = BOUND
+    """Nats from the teacher that a free width may end at."""
+    test: Path | None = None
+    """NPZ file with raw samples to score networks on."""
+    settings: FunctionSettings = field(default_factory=FunctionSettings)
+    seed: int = 0
+    report: Path | None = None
+    """JSON, or a page in HTML."""
+    show_inputs: Path | None = None
+    """A picture of some inputs."""
+    picture: Path | None = None
+    """Of the frontier."""
+    state: Path | None = None
+    """Where distillation is kept, to go on from."""
+    files: ModelFiles = field(default_factory=ModelFiles)
+    """Those that were read before."""
+
+    def run(
+        self,
+        watch: Callable[[str], object],
+        progress: Callable[[Progress], object] | None = None,
+    ) -> "Outcome":
+        """Read, fuse and write; nothing is written unless all went well.
+
+        Raises:
+            FedbayesError: what is wrong with an option or a file.
+        """
+        widths = self._widths()
+        self._check_paths()
+        silos = read_silos(self.models, self.network, self.seen, self.like, self.files, self.counts)
+        self._check_form(silos)
+        prior, inputs = drawn(silos, self.inputs, self.sums, self.seed)
+        if self.show_inputs is not None:
+            require_picture(prior.shape)
+        counts, notes = counts_of(self.counts, self.models, silos, self.files)
+        if counts is not None and counts.shape[1] == 1:
+            counts = counts[:, 0]
+        test = None
+        if self.test is not None:
+            preprocessing = silos.preprocessing
+            target = preprocessing.target
+            test = read_samples(self.test, preprocessing, target, unit=silos.card is None)
+        short = silos.short
+        networks = {short[path]: network for path, network in silos.networks.items()}
+        teacher, _ = teacher_of(networks, counts, silos.likelihood)
+        scale = Scale(teacher, Kept(inputs), test)
+        fusions: dict[float, FunctionFusion] = {}
+        for width in widths:
+            fusions[width] = fuse_functions(
+                networks,
+                silos.like,
+                inputs,
+                counts=counts,
+                likelihood=silos.likelihood,
+                widths=width,
+                settings=self.settings,
+                state=self.state,
+                watch=partial(_say, watch, f"width {width:g}: " if len(widths) > 1 else ""),
+                progress=progress,
+            )
+            if self.width is None and not self.frontier and self._within(fusions[width]):
+                break
+        chosen = self._chosen(fusions)
+        marks: list[Mark] = []
+        page = self.report is not None and self.report.suffix.lower() in PAGES
+        shown = bool(self.frontier) or self.picture is not None or page
+        if len(fusions) > 1 or test is not None or shown:
+            watch("comparing")
+            marks = [
+                scale.fused(fusion, width, self._cooled(fusion))
+                for width, fusion in fusions.items()
+            ]
+            sizes = None if counts is None else counts.reshape(len(networks), -1).sum(1).tolist()
+            marks += scale.clients(networks, sizes)
+        sent = {
+            "their weights": True,
+            "counts of samples": counts is not None,
+            "sums of rows": bool(self.sums),
+            "curvatures of their weights, which are not used": bool(notes)
+            or sent_counts(self.models, self.files) is not None,
+        }
+        outcome = Outcome(
+            fusions[chosen],
+            chosen,
+            prior,
+            silos,
+            inputs,
+            marks,
+            self._trust(fusions[chosen], scale),
+            tuple(what for what, given in sent.items() if given),
+            (
+                *notes,
+                *prior.notes,
+                *(f"width {w:g}: {n}" for w, f in fusions.items() if w != chosen for n in f.notes),
+                *_cost(fusions[chosen], scale.example),
+                *self._doubts(fusions[chosen], prior),
+            ),
+        )
+        return replace(outcome, expects=self._write(outcome, silos))
+
+    def _doubts(self, fusion: FunctionFusion, prior: InputPrior) -> tuple[str, ...]:
+        """What to say of scores that may not be those of real samples."""
+        if self.test is not None:
+            return ()
+        found = []
+        if self.inputs == "auto" and not self.sums:
+            found.append(f"the inputs ({prior.name}) are a guess from their shape")
+        if any(note.startswith(WHOLE) for note in fusion.notes):
+            found.append("layers were copied whole from one client")
+        if not found:
+            return ()
+        return (
+            f"warning: the scores are on synthetic inputs only, and {' and '.join(found)}: on real "
+            "samples the fused network may be far worse. --test scores it on real samples; "
+            "--inputs (a file or module:function) and --sums bring inputs closer to them",
+        )
+
+    def _trust(self, fusion: FunctionFusion, scale: Scale) -> dict[str, dict[str, float]]:
+        """Metrics on test samples of the network as it is, with a temperature, with a posterior."""
+        found = fusion.calibration
+        if found is None or scale.test is None:
+            return {}
+        ways = {"network": fusion.module, "temperature": found.cooled, "posterior": found.module}
+        return {way: scale.metrics(frozen(network)) for way, network in ways.items()}
+
+    def _widths(self) -> list[float]:
+        """That are tried, narrow to wide.
+
+        Raises:
+            ConfigError: they are not above 0, or do not go together.
+        """
+        if self.width is None:
+            widths = list(self.frontier) or list(WIDTHS)
+        else:
+            widths = [*self.frontier, self.width]
+        for width in widths:
+            check_width(width)
+        if self.state is not None and len(set(widths)) > 1:
+            raise ConfigError(
+                "--state keeps the training of one width; leave it out, or --frontier"
+            )
+        return sorted(set(widths))
+
+    def _within(self, fusion: FunctionFusion) -> bool:
+        return fusion.likeness.divergence <= self.bound
+
+    def _chosen(self, fusions: Mapping[float, FunctionFusion]) -> float:
+        """The width that is written.
+
+        Raises:
+            ModelError: it is free, and none is within the bound.
+        """
+        if self.width is not None:
+            return self.width
+        for width, fusion in fusions.items():
+            if self._within(fusion):
+                return width
+        width, nearest = min(fusions.items(), key=lambda item: item[1].likeness.divergence)
+        raise ModelError(
+            f"no width up to {max(fusions):g} is within {self.bound:g} nats of the models; "
+            f"the nearest is {width:g} with {nearest.likeness.divergence:.3g}. Allow more by "
+            "--bound, more --minutes, or try wider ones by --frontier"
+        )
+
+    def _check_form(self, silos: Silos) -> None:
+        """See that what comes out can be written in the form that was asked for.
+
+        Raises:
+            ModelError: it cannot.
+        """
+        if self.out.suffix.lower() == PROGRAM:
+            return
+        program = f"write a program, as in -o {self.out.with_suffix(PROGRAM)}"
+        if self.settings.posterior is not None:
+            raise ModelError(f"a file of weights has no room for a posterior; {program}")
+        if silos.programs and silos.settings is None:
+            raise ModelError(f"weights of a program's graph load into no network; {program}")
+        if self.width != 1 and not silos.dense:
+            raise ModelError(
+                "weights of another width load into no network that files are read with; "
+                f"{program}, or leave the width at 1"
+            )
+
+    def _check_paths(self) -> None:
+        """See that what is to be written can be, and that there is something to fuse.
+
+        Raises:
+            RunError: a path cannot be written, or is one of the inputs.
+            ModelError: there are fewer than two models.
+        """
+        outputs = {
+            "the model": (self.out, (*WEIGHTS, PROGRAM)),
+            "the report": (self.report, REPORTS),
+            "the picture": (self.picture, PICTURES),
+            "the picture of inputs": (self.show_inputs, PICTURES),
+            "the state": (self.state, ()),
+        }
+        inputs = [*self.models, self.counts, *self.sums, self.test, self.like]
+        written: dict[Path, str] = {}
+        for what, (path, formats) in outputs.items():
+            if path is None:
+                continue
+            writable(path, what, formats, inputs)
+            if (other := written.setdefault(path.resolve(), what)) != what:
+                raise RunError(f"{path} is to be {other} and {what}; name another file for one")
+        require_several(self.models)
+
+    def _cooled(self, fusion: FunctionFusion) -> nn.Module | None:
+        """The network with its temperature, where what is written has one."""
+        if fusion.temperature == 1 or self.out.suffix.lower() != PROGRAM:
+            return None
+        return Cooled(fusion.module, fusion.temperature).eval()
+
+    def _write(self, outcome: "Outcome", silos: Silos) -> str:
+        """Write all files; what a program takes, in words."""
+        fusion, prior, found = outcome.fusion, outcome.prior, outcome.fusion.calibration
+        method = {"name": "fuse function", "inputs": prior.name}
+        answering = self._cooled(fusion)
+        if found is not None:
+            method["posterior"], answering = str(self.settings.posterior), found.module
+        expects = write_network(self.out, fusion.module, silos, method, answering)
+        if self.show_inputs is not None:
+            plot_inputs(prior, self.show_inputs, seed=self.seed)
+        if self.picture is not None:
+            plot_frontier(outcome.marks, self.picture)
+        if self.report is not None:
+            write_report(outcome, self.report)
+        return expects
+
+
+def counts_of(
+    path: Path | None, models: Sequence[Path], silos: Silos, files: ModelFiles
+) -> tuple[npt.NDArray[np.int64] | None, tuple[str, ...]]:
+    """Samples of each client and class, and what to say of where they come from.
+
+    Args:
+        path: a file of counts; those in the models' files if there is none.
+        models: their files.
+        silos: what is in them.
+        files: those whose weights were read before.
+
+    Raises:
+        DataError: the file of counts cannot be read, or does not fit the models.
+        ModelError: they are of other classes than the models.
+    """
+    if path is None:
+        sent = sent_counts(models, files)
+        return sent, () if sent is None else (FROM_FILES,)
+    counts, known = read_counts(path, models), silos.likelihood.target.classes
+    if counts.shape[1] in (1, known):
+        return counts, ()
+    way = f"{known}"
+    if not known:
+        way = (
+            "none; leave --counts out, or give a number of samples for each model, as [[40], [60]]"
+        )
+    raise ModelError(f"{path} has counts of {counts.shape[1]} classes, and the models tell {way}")
+
+
+def write_network(
+    path: Path,
+    network: nn.Module,
+    silos: Silos,
+    method: Mapping[str, str],
+    answering: nn.Module | None = None,
+) -> str:
+    """Write a fused network: weights, or a `.pt2` program of raw samples.
+
+    Args:
+        path: the file.
+        network: of samples as the silos' networks see them.
+        silos: what it was fused from.
+        method: how, for the file's card.
+        answering: what a program computes in its place, by a temperature or a posterior.
+
+    Returns:
+        What a program takes, in words; empty for weights.
+    """
+    likelihood = silos.likelihood
+    model = None if silos.dense else silos.settings
+    card = Card(
+        silos.preprocessing,
+        {} if model is None else model.model_dump(mode="json", exclude={"weights"}),
+        dict(method),
+        {} if silos.card is None else silos.card.data,
+        0,
+        outputs=network_outputs(likelihood),
+        task={} if silos.card is None else silos.card.task,
+    )
+    if path.suffix.lower() != PROGRAM:
+        weights = silos.written(dict(network.state_dict()))
+        write_model(path, weights, card if silos.told else None)
+        return ""
+    inputs = PROGRAM_INPUTS if silos.told else UNTOLD
+    card = replace(card, inputs=inputs, outputs=program_outputs(likelihood))
+    raw = silos.preprocessing.example(16, torch.Generator().manual_seed(0))
+    content = program_file(answering or network, silos.preprocessing, likelihood, card, raw)
+    write_beside(path, content)
+    own = ", and standardizes them itself" if silos.told else ""
+    return f"{path} takes {card.expects}{own}"
+
+
+def _cost(fusion: FunctionFusion, example: Tensor) -> tuple[str, ...]:
+    """What to say of what predictions with a posterior of all layers cost."""
+    found = fusion.calibration
+    if found is None or isinstance(found.gaussian, LastLayer):
+        return ()
+    each, alone = (multiplications(network, example) for network in (found.module, fusion.module))
+    return (
+        f"a prediction with the posterior takes {each:,} multiplications, the network alone "
+        f"{alone:,}: gradients of every class go through all layers",
+    )
+
+
+def _say(watch: Callable[[str], object], before: str, text: str) -> None:
+    watch(before + text)
+
+
+def drawn(
+    silos: Silos, name: str, sums: Sequence[Path] = (), seed: int = 0
+) -> tuple[InputPrior, Inputs]:
+    """A prior for the inputs of networks, and its draws as they see them.
+
+    Raises:
+        ConfigError: there is no such prior.
+        DataError: samples or sums cannot be read, or do not fit.
+    """
+    seen = silos.preprocessing
+    prior = build_prior(
+        name,
+        seen.shape,
+        sums=sums_of_clients(sums, seen.features) if sums else None,
+        features=seen.features,
+        columns=seen.columns,
+    )
+    inputs = Inputs.seen(prior, seen, seed, sums=bool(sums))
+    if silos.programs and silos.card is not None:
+        Inputs.seen(prior, silos.card.preprocessing, seed, sums=bool(sums))  # they see the same
+    if silos.programs and prior.name == "gaussian" and not sums and len(seen.shape) == 1:
+        if silos.card is None:
+            raise ConfigError(
+                "programs take rows in units that are not known here; give the clients' sums "
+                "with --sums, or real samples with --inputs"
+            )
+        own = silos.card.preprocessing
+        std = 1 / (torch.tensor(own.std) * own.scale)
+        mean = -torch.tensor(own.mean) * own.scale * std
+        inputs = Inputs(prior, mean, std, seed)
+    return prior, inputs

@@ -1,0 +1,327 @@
+"""Posteriors in files: what a client computes beside its weights, on its own data, and sends."""
+
+import warnings
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
+from math import prod
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor, nn
+
+from fedbayes.config.config import Config
+from fedbayes.core import seeds
+from fedbayes.core.files import read_bytes, writable, write_beside
+from fedbayes.core.messages import decode_file, metadata
+from fedbayes.core.seals import check_seal, sealed
+from fedbayes.core.tensors import Samples, Tensors, named, parameter_count, part
+from fedbayes.errors import FedbayesWarning, MessageError, ModelError
+from fedbayes.fusion.curvature import posterior
+from fedbayes.fusion.posterior_settings import CurvatureSettings
+from fedbayes.fusion.posteriors import Factors, Posterior
+from fedbayes.likelihoods import Likelihood
+from fedbayes.models import (
+    CARD,
+    POSTERIOR,
+    ModelSettings,
+    build,
+    dense_layers,
+    named_as,
+    unlike,
+)
+from fedbayes.models.files import kept_order, single
+from fedbayes.models.steps import stored
+from fedbayes.storage.card import Card
+from fedbayes.workflows.serve.evaluation_set import find_training, is_program, refuse_own_order
+from fedbayes.workflows.serve.model_files import ModelFiles, read_with_card
+
+VERSION = "1"
+"""Of the form of the files."""
+FORMATS = (".safetensors",)
+
+
+@dataclass(frozen=True)
+class PosteriorJob:
+    """A posterior of a model on a client's data into a file; `fedbayes posterior`."""
+
+    model: Path
+    data: Path
+    out: Path
+    given: Sequence[str] = ()
+    """Settings of `[data]` and `[task]`, how the data are read, and of `[model]`, which network
+    it is, for files that do not say so."""
+    mean: Sequence[float] = ()
+    """What the network's inputs were lessened by, for files that do not say so: a number, or one
+    for each channel or feature."""
+    std: Sequence[float] = ()
+    """What they were divided by then."""
+    settings: CurvatureSettings = field(default_factory=CurvatureSettings)
+    seed: int = 0
+
+    def run(self, watch: Callable[[int, int], None] | None = None) -> dict[str, Any]:
+        """Compute and write it.
+
+        Args:
+            watch: called with samples done and of all.
+
+        Returns:
+            What the file holds, in short.
+
+        Raises:
+            FedbayesError: what is wrong with an option or a file.
+        """
+        writable(self.out, "the posterior", FORMATS, [self.model, self.data])
+        of_network = [entry for entry in self.given if entry.strip().startswith("model.")]
+        chosen = Config.load(None, of_network).model if of_network else None
+        found = find_training(self.model, self.data, self.given, (self.mean, self.std))
+        weights, card = read_with_card(self.model, found.trusted)
+        refuse_own_order(card, str(self.model))
+        seen = found.preprocessing
+        if card is None and not self.mean and not self.std:
+            warnings.warn(
+                f"{self.model} does not say how its samples were standardized, so they are taken "
+                "as they are. Say what the training did with --mean and --std",
+                FedbayesWarning,
+                stacklevel=2,
+            )
+        samples = Samples(seen.apply(found.samples.x), found.samples.y)
+        whole = single(weights)
+        module, names = open_module(
+            whole, card, chosen, seen.shape, found.likelihood, str(self.model)
+        )
+        rng = seeds.torch_rng(self.seed, "curvature")
+        result = posterior(module, found.likelihood, samples, self.settings, rng=rng, watch=watch)
+        size = write_posterior(self.out, _renamed(result, names), card)
+        return {
+            "samples": result.samples,
+            "layers": list(_renamed(result, names).factors),
+            "parameters": parameter_count(stored(module)),
+            "bytes": size,
+        }
+
+
+def open_module(
+    weights: Tensors,
+    card: Card | None,
+    settings: ModelSettings | None,
+    shape: tuple[int, ...],
+    likelihood: Likelihood,
+    source: str,
+) -> tuple[nn.Module, dict[str, str]]:
+    """The network that weights are of, with these weights.
+
+    Args:
+        weights: as a file has them, float32.
+        card: of the file.
+        settings: its network, in place of the one that the card names; without either it is fully
+            connected with ReLU.
+        shape: of a sample.
+        likelihood: what its outputs mean.
+        source: what to call the file in errors.
+
+    Returns:
+        The module, and the file's names of its tensors by those of the module, where these differ.
+
+    Raises:
+        ModelError: the weights are not of such a network.
+    """
+    own = None if card is None else card.model.get("name")
+    if own is not None and settings == ModelSettings(name=own):
+        settings = None  # its name alone says no more than that it may be imported
+    if settings is None and card is not None and card.model:
+        card.require_trusted("model.name", way="If you trust it, name it too, with --model")
+        settings = Config.create(model=card.model).model
+    if settings is None:
+        return _dense_module(weights, shape, likelihood, source)
+    network = build(settings, shape, likelihood.outputs, head=likelihood.head(), seed=0)
+    module = network.module
+    if card is not None:
+        weights = network.completed(weights, card.frozen, source)
+    wanted = module.state_dict()
+    given = named_as(weights, module)
+    if given is None or any(t.shape != wanted[n].shape for n, t in given.items()):
+        raise ModelError(
+            f"{source} holds no weights of model {settings.name!r}: "
+            f"{unlike(weights if given is None else given, wanted)}"
+        )
+    module.load_state_dict(given, strict=False)  # which has shared tensors under all names
+    own = {id(tensor): name for name, tensor in weights.items()}
+    return module, {name: own[id(tensor)] for name, tensor in given.items()}
+
+
+def _dense_module(
+    weights: Tensors, shape: tuple[int, ...], likelihood: Likelihood, source: str
+) -> tuple[nn.Module, dict[str, str]]:
+    """A fully connected ReLU network."""
+    layers = dense_layers(weights, source)
+    sizes = (layers[0].weight.shape[1], len(layers[-1].weight))
+    if sizes != (prod(shape), likelihood.outputs):
+        raise ModelError(
+            f"{source} maps {sizes[0]} inputs to {sizes[1]} outputs; the samples have "
+            f"{prod(shape)} and {likelihood.outputs}"
+        )
+    parts: list[nn.Module] = [nn.Flatten()]
+    names: dict[str, str] = {}
+    for layer in layers:
+        if not layer.name.endswith(".weight"):
+            raise ModelError(
+                f"{source}: {layer.name!r} is no name of a layer's weight, such as 'fc1.weight'; "
+                "save the state_dict of a module"
+            )
+        if len(parts) > 1:
+            parts.append(nn.ReLU())
+        names |= {f"{len(parts)}.weight": layer.name, f"{len(parts)}.bias": layer.bias_name}
+        outputs, inputs = layer.weight.shape
+        parts.append(nn.Linear(inputs, outputs, bias=layer.bias is not None))
+    module = nn.Sequential(*parts)
+    module.load_state_dict({name: weights[names[name]] for name in module.state_dict()})
+    return module, names
+
+
+def _renamed(found: Posterior, names: dict[str, str]) -> Posterior:
+    """A posterior with the file's names of tensors."""
+
+    def of(name: str) -> str:
+        return names.get(name, name)
+
+    return replace(
+        found,
+        weights={of(name): tensor for name, tensor in found.weights.items()},
+        diagonal={of(name): tensor for name, tensor in found.diagonal.items()},
+        factors={
+            of(f"{layer}.weight").removesuffix(".weight"): factors
+            for layer, factors in found.factors.items()
+        },
+    )
+
+
+def write_posterior(path: Path, found: Posterior, card: Card | None = None) -> int:
+    """Write a posterior, whole or not at all, and return the length of the file.
+
+    `read_model` and all that reads models by it find the weights in such a file.
+    """
+    tensors = {
+        **named("weights", found.weights),
+        **named("inputs", {layer: f.inputs for layer, f in found.factors.items()}),
+        **named("outputs", {layer: f.outputs for layer, f in found.factors.items()}),
+        **named("diagonal", found.diagonal),
+        "samples": torch.tensor(found.samples),
+    }
+    if found.counts is not None:
+        tensors["counts"] = found.counts
+    text = {POSTERIOR: VERSION, **kept_order(found.weights)}
+    text |= {} if card is None else {CARD: card.dump()}
+    data = sealed(tensors, text)
+    write_beside(path, data)
+    return len(data)
+
+
+def read_posterior(path: Path, files: ModelFiles | None = None) -> tuple[Posterior, Card | None]:
+    """A posterior from a file, checked: a stranger's factors are what factors can be.
+
+    Args:
+        path: the file.
+        files: those whose weights were read before.
+
+    Raises:
+        ModelError: it is absent, damaged, or holds none.
+    """
+    files = files or ModelFiles()
+    _, card = files[path]
+    data = read_bytes(path)
+    if metadata(data).get(POSTERIOR) != VERSION:
+        raise ModelError(
+            f"{path} holds weights alone, or a posterior of another version; where its data are, "
+            f"make one: fedbayes posterior {path} --data FILE -o client.safetensors"
+        )
+    try:
+        check_seal(data)
+        content = decode_file(data, plain=True)
+    except MessageError as error:
+        raise ModelError(f"{path} is damaged or no posterior: {error}") from None
+    samples, counts = content.get("samples"), content.get("counts")
+    if samples is None or samples.ndim or samples.dtype != torch.int64 or samples < 1:
+        raise ModelError(f"{path} does not say of how many samples it is")
+    if counts is not None and (
+        counts.ndim != 1
+        or counts.dtype != torch.int64
+        or bool((counts < 0).any())
+        or int(counts.sum()) != int(samples)
+    ):
+        raise ModelError(f"{path} has counts of classes that do not add to its samples")
+    weights, diagonal = part(content, "weights"), part(content, "diagonal")
+    inputs, outputs = part(content, "inputs"), part(content, "outputs")
+    if inputs.keys() != outputs.keys():
+        raise ModelError(f"{path} has factors of other layers' inputs than outputs")
+    for name, tensor in weights.items():
+        if tensor.is_floating_point() and not bool(torch.isfinite(tensor).all()):
+            raise ModelError(f"{path}: {name!r} holds NaN or infinite values")
+    for name, tensor in diagonal.items():
+        if tensor.dtype != torch.float32 or not bool(
+            (tensor >= 0).all() & (tensor < torch.inf).all()
+        ):
+            raise ModelError(f"{path}: the diagonal of {name!r} holds other than numbers from 0 up")
+    for name, moment in (*inputs.items(), *outputs.items()):
+        if not _is_moment(moment):
+            raise ModelError(f"{path}: a factor of {name!r} is no matrix of second moments")
+    factors = {name: Factors(inputs[name], outputs[name]) for name in inputs}
+    found = Posterior(weights, int(samples), counts, factors, diagonal)
+    order = files.orders.get(path)
+    return found if order is None else order.posterior(found), card
+
+
+FROM_FILES = "counts of samples are those in the files"
+"""What is said where they are taken from there."""
+
+
+def sent_counts(
+    paths: Sequence[Path], files: ModelFiles, *, by_class: bool = True
+) -> npt.NDArray[np.int64] | None:
+    """Samples of each client and class [S, K], where all files are posteriors that say so.
+
+    Args:
+        paths: the files.
+        files: those whose weights were read before.
+        by_class: whether they are wanted by class; else they are [S, 1], and all posteriors say
+            them.
+
+    Raises:
+        ModelError: a file is damaged, or they count other classes.
+    """
+    if any(is_program(path) or not is_posterior(path) for path in paths):
+        return None
+    posteriors = [read_posterior(path, files)[0] for path in paths]
+    if not by_class:
+        return np.array([[posterior.samples] for posterior in posteriors])
+    counts = [posterior.counts for posterior in posteriors]
+    found = [table.numpy() for table in counts if table is not None]
+    if len(found) < len(paths):
+        return None
+    if len({len(row) for row in found}) > 1:
+        raise ModelError("the files have counts of other numbers of classes")
+    return np.stack(found)
+
+
+def is_posterior(path: Path) -> bool:
+    """Whether a file says that it is a posterior; nothing else is checked."""
+    try:
+        return POSTERIOR in metadata(read_bytes(path))
+    except OSError:
+        return False
+
+
+def _is_moment(matrix: Tensor) -> bool:
+    """Whether a matrix is symmetric and nowhere negative, but for rounding."""
+    if matrix.ndim != 2 or matrix.shape[0] != matrix.shape[1] or matrix.dtype != torch.float32:
+        return False
+    if not bool(torch.isfinite(matrix).all()) or not matrix.numel():
+        return False
+    exact = matrix.double()
+    largest = float(exact.abs().max())
+    if float((exact - exact.T).abs().max()) > 1e-4 * largest:
+        return False
+    ridge = max(1e-4 * largest, 1e-300) * torch.eye(len(exact), dtype=exact.dtype)
+    return int(torch.linalg.cholesky_ex(exact + ridge).info) == 0

@@ -1,0 +1,1 @@
+"""Trained models at work: predictions, evaluation, export and model cards."""

@@ -1,0 +1,395 @@
+"""A model of a run, for use elsewhere: as weights, as a program, cut to its size."""
+
+import io
+import logging
+import warnings
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from importlib.util import find_spec
+from pathlib import Path
+from typing import TypeVar
+
+import torch
+from torch import Tensor, nn
+
+from fedbayes.core.brief import Brief
+from fedbayes.core.files import writable, write_beside
+from fedbayes.core.tensors import parameter_count
+from fedbayes.data import FederatedData, Preprocessing, pixel_order
+from fedbayes.errors import FedbayesError, FedbayesWarning, RunError
+from fedbayes.likelihoods import Classes, Likelihood, Predictor, predictor
+from fedbayes.likelihoods.categorical import Categorical
+from fedbayes.likelihoods.temperature import at_temperature
+from fedbayes.models import CARD, PROGRAMS
+from fedbayes.models.compact import compact
+from fedbayes.models.resize import with_weights
+from fedbayes.models.units import find_units
+from fedbayes.runs.build import stored_data, stored_run
+from fedbayes.runs.personal import own_weights, require_global
+from fedbayes.storage.card import PROGRAM_INPUTS, Card, program_outputs
+from fedbayes.storage.conformal import read_conformal
+from fedbayes.storage.folder import RunFolder
+from fedbayes.storage.hazards import read_hazards
+from fedbayes.storage.temperature import read_temperature
+from fedbayes.workflows.serve.model_card import facts, measured, write_cards
+from fedbayes.workflows.serve.model_files import WEIGHTS, write_model
+
+FORMATS = (*WEIGHTS, *PROGRAMS)
+CARD_FILE = f"{CARD}.json"
+"""Name of the card among the extra files of a `.pt2`."""
+TRIED = 64
+"""Samples that the exported model is tried on."""
+_TOLERANCE = 1e-3
+"""Largest difference of predictions, relative to their size, that passes for rounding."""
+
+
+@dataclass(frozen=True, repr=False)
+class Export(Brief):
+    """A file that `export` wrote, and what it holds."""
+
+    path: Path
+    parameters: int
+    """Of the model."""
+    kept: int
+    """Of the exported one."""
+    difference: float
+    """Largest difference between what both predict, on the samples that were tried: of
+    log-probabilities, or of means in units of the target's std."""
+    tried: str = ""
+    """What both were tried on; empty where the weights were written as they are."""
+    cards: tuple[Path, ...] = ()
+    """What goes with a program: its card as JSON and as Markdown."""
+    expects: str = ""
+    """What a program takes, in words; empty for weights."""
+
+
+def export(
+    folder: Path, path: Path, *, small: bool = False, client: str | int | None = None
+) -> Export:
+    """Write the global model of a run that has ended, or a client's own network.
+
+    Every file has a card: what the network sees of a raw sample, names of classes and features,
+    and where the model comes from (see `fedbayes.storage.card`). Beside a program lie two more, for
+    people and programs that serve it: `m.pt2.card.md` and `m.pt2.card.json` tell its data, clients,
+    metrics, calibration and privacy (see `fedbayes.workflows.serve.model_card`).
+
+    Args:
+        folder: the run folder.
+        path: `.safetensors`, `.pt`, `.pth` or `.bin` for weights by name, whose network wants
+            standardized samples; `.pt2` for a program that `torch.export.load` reads, or `.onnx`,
+            which take raw samples.
+        small: cut out the units that are all zero.
+        client: name or index of a client, for its own network in place of the global one.
+
+    Raises:
+        RunError: the run has not ended, its model is not one network (an ensemble, say) but must
+            be, it has no such model, or the path cannot be written or is a file of the run's own.
+    """
+    run = RunFolder(folder)
+    writable(path, "the model", FORMATS, [run.model_file, *folder.glob("start.*")])
+    suffix = path.suffix.lower()
+    if suffix == ".onnx":
+        _require_onnx()
+    run.require_run()
+    rounds = run.best_round() or run.summary()["rounds"]
+    run.refuse_changed_config()  # before anything that it names is imported
+    config = run.config().on("cpu").model_copy(update={"precision": "float32"})
+    method = config.build_method()
+    if client is None:
+        require_global(run, method)
+        chosen, name = None, ""
+    else:
+        chosen = run.find_client(client)
+        name = run.client_names()[chosen]
+    data, trouble = _data(run)
+    stored = run.preprocessing()
+    if stored is None and data is None:
+        raise RunError(
+            f"{folder} is of an older version, which kept no preprocessing, and its data are not "
+            f"here: {trouble}"
+        )
+    preprocessing: Preprocessing = stored or data.preprocessing  # type: ignore[union-attr]
+    cool = read_temperature(run, personal=client is not None)
+    conformal = read_conformal(run) if client is None else _own(read_conformal, run, name)
+    hazards = read_hazards(run) if client is None else _own(read_hazards, run, name)
+    card = Card.of(config, preprocessing, rounds, name)
+    card = replace(card, conformal=conformal, hazards=hazards, temperature=cool)
+    kept = stored_run(run, config, preprocessing)
+    network, likelihood = kept.network, kept.likelihood
+    model = run.model() if chosen is None else own_weights(run, method, kept, chosen)
+    weights = network.whole(model)
+    size = parameter_count(network.parameters(weights))
+    if suffix in WEIGHTS and not small:
+        write_model(path, weights, card)
+        return Export(path, size, size, 0.0)
+    if weights.keys() != network.start.keys():
+        raise RunError(
+            f"the model of {folder} ({method.name}) is not one network, as a program and --compact "
+            "need; export its weights, as in -o model.safetensors"
+        )
+    whole = with_weights(network.module, weights)
+    order = None
+    if preprocessing.permuted and chosen is not None:
+        order = pixel_order(config.seed, chosen, preprocessing.shape)
+    raw, seen, tried = _samples(data, trouble, preprocessing, chosen)
+    module = whole
+    if small:
+        example = seen[:1].expand(2, *seen.shape[1:])  # one sample may be all there is
+        module = compact(network.module, weights, find_units(whole, example).groups, seen)
+    if suffix in WEIGHTS:
+        content, answer = b"", _detached(_answering(module, likelihood), seen)
+        inside = None
+    else:
+        inside = cool if conformal is None else None
+        if cool != inside:
+            warnings.warn(
+                f"{path.name} has a conformal threshold, which is of the model's own "
+                f"probabilities, so they are without the temperature {cool:.4g}: fedbayes predict "
+                "adds it, and whoever runs the program elsewhere divides logits by it",
+                FedbayesWarning,
+                stacklevel=2,
+            )
+        answering = _answering(module, likelihood, inside)
+        standardize = preprocessing.module(order, checked=suffix != ".onnx" and _within(raw, card))
+        program = nn.Sequential(standardize, answering).eval()
+        inputs = _inputs(preprocessing, chosen is not None)
+        outputs = program_outputs(likelihood)
+        if inside is not None:
+            outputs += f"; at the temperature {inside:.4g} of its calibration"
+            card = replace(card, temperature=None)
+        card = replace(card, inputs=inputs, outputs=outputs)
+        write = _onnx if suffix == ".onnx" else _program
+        content, answer = write(program, card, raw)
+    wanted = _detached(_answering(whole, likelihood, inside), seen)
+    difference = _difference(wanted[: len(answer)], answer, likelihood)
+    if content:
+        write_beside(path, content)
+    else:
+        write_model(path, module.state_dict(), card)
+    if content and preprocessing.permuted and chosen is None:
+        warnings.warn(
+            f"clients of {preprocessing.dataset} see pixels in an order of their own; this "
+            "program wants each sample in the order of its client",
+            FedbayesWarning,
+            stacklevel=2,
+        )
+    left = sum(parameter.numel() for parameter in module.parameters())
+    cards: tuple[Path, ...] = ()
+    if content:
+        results = measured(kept, method.draws(model, kept), data, chosen, cool)
+        told = facts(
+            card,
+            run.summary(),
+            path.name,
+            parameters=left,
+            results=results,
+            conformal=conformal,
+            clients=run.client_names(),
+        )
+        cards = write_cards(path, told)
+    return Export(path, size, left, difference, tried, cards, card.expects if content else "")
+
+
+Found = TypeVar("Found")
+
+
+def _own(read: Callable[..., Found | None], run: RunFolder, client: str) -> Found | None:
+    """What is beside a client's own model, if it was calibrated, or its hazards estimated."""
+    try:
+        return read(run, client, personal=True)
+    except RunError as error:
+        warnings.warn(str(error), FedbayesWarning, stacklevel=3)
+        return None
+
+
+def _answering(
+    network: nn.Module, likelihood: Likelihood, temperature: float | None = None
+) -> nn.Module:
+    """A module that gives what a network predicts, at a temperature if there is one; logits of
+    classes are that already.
+    """
+    if temperature is not None:
+        network = nn.Sequential(network, _Tempered(likelihood, temperature)).eval()
+    if isinstance(likelihood, Categorical):
+        return network
+    return nn.Sequential(network, _Answer(likelihood)).eval()
+
+
+class _Tempered(nn.Module):
+    """Outputs of a network to those at a temperature."""
+
+    def __init__(self, likelihood: Likelihood, temperature: float) -> None:
+        super().__init__()
+        self._likelihood, self._temperature = likelihood, temperature
+
+    def forward(self, f: Tensor) -> Tensor:
+        """[n, width] to [n, width]."""
+        return at_temperature(self._likelihood, f[None], self._temperature)[0]
+
+
+class _Answer(nn.Module):
+    """Outputs of a network to what they predict: log-probabilities, or means in the unit of the
+    target.
+    """
+
+    def __init__(self, likelihood: Likelihood) -> None:
+        super().__init__()
+        self._predict = predictor(likelihood, lambda f: f[None])
+
+    def forward(self, f: Tensor) -> Tensor:
+        """[n, width] to [n, classes] or [n, columns]."""
+        return self._predict(f)
+
+
+def _data(run: RunFolder) -> tuple[FederatedData | None, str]:
+    """The run's data, or why there are none."""
+    try:
+        return stored_data(run.config(), run), ""
+    except FedbayesError as error:
+        return None, str(error)
+
+
+def _samples(
+    data: FederatedData | None, trouble: str, preprocessing: Preprocessing, client: int | None
+) -> tuple[Tensor, Tensor, str]:
+    """Samples to try a model on, raw and as the network sees them, and what they are."""
+    if data is not None:
+        start, stop = 0, data.test_total
+        if client is not None:
+            start, stop = data.test_range(client)
+        stop = min(stop, start + TRIED)
+        if stop > start:
+            raw = data.raw_test(start, stop, permute=client is None)
+            return raw, data.test_union(start, stop).x, f"{stop - start} test samples"
+        trouble = "there are no test samples"
+    raw = preprocessing.example(TRIED, torch.Generator().manual_seed(0))
+    return raw, preprocessing.apply(raw), f"{TRIED} random inputs ({trouble})"
+
+
+def _inputs(preprocessing: Preprocessing, own: bool) -> str:
+    """What to say of the inputs of a program."""
+    if not preprocessing.permuted:
+        return PROGRAM_INPUTS
+    order = "of the data set" if own else "of the client that each sample is of"
+    return f"{PROGRAM_INPUTS}; pixels in the order {order}"
+
+
+def _detached(predict: Predictor, x: Tensor) -> Tensor:
+    with torch.no_grad():
+        return predict(x)
+
+
+def _within(raw: Tensor, card: Card) -> bool:
+    """Whether the samples that a program is tried on are in the range of raw images."""
+    bounds = card.preprocessing.raw_range
+    return bounds is None or bool(((raw >= bounds[0]) & (raw <= bounds[1]) | raw.isnan()).all())
+
+
+def _difference(one: Tensor, two: Tensor, likelihood: Likelihood) -> float:
+    """The largest difference of log-probabilities, or of means in units of the target's std.
+
+    Raises:
+        RunError: it is more than rounding makes.
+    """
+    what, rounding = "log-probabilities differ by", 0.0
+    if isinstance(likelihood, Classes):
+        left, right = one.float().log_softmax(-1), two.float().log_softmax(-1)
+    else:
+        what, target = "predictions differ by", likelihood.target
+        scale = torch.tensor(target.scale or (1.0,), dtype=torch.float64)
+        center = torch.tensor(target.center if target.scale else (0.0,), dtype=torch.float64)
+        left, right = ((mean.double() - center) / scale for mean in (one, two))
+        # Far from zero, single numbers are coarse.
+        rounding = 8 * torch.finfo(torch.float32).eps * float((center / scale).abs().max())
+        what += " standard deviations" if target.scale else ""
+    difference = float((left - right).abs().max())
+    if not difference <= _TOLERANCE * max(1.0, float(left.abs().max())) + rounding:
+        raise RunError(
+            f"the exported model would answer otherwise than the run's ({what} {difference:.2g}); "
+            "nothing was written"
+        )
+    return difference
+
+
+def program_file(
+    network: nn.Module,
+    preprocessing: Preprocessing,
+    likelihood: Likelihood,
+    card: Card,
+    raw: Tensor,
+) -> bytes:
+    """The content of a `.pt2` file: a program that takes raw samples and needs no fedbayes.
+
+    Args:
+        network: of samples as it sees them.
+        preprocessing: how that is.
+        likelihood: what its outputs mean.
+        card: what the file says of it.
+        raw: samples to try it on.
+
+    Raises:
+        RunError: the program would answer otherwise.
+    """
+    answering = _answering(network, likelihood)
+    program = nn.Sequential(preprocessing.module(None), answering).eval()
+    content, answer = _program(program, card, raw)
+    _difference(_detached(answering, preprocessing.apply(raw))[: len(answer)], answer, likelihood)
+    return content
+
+
+def _program(module: nn.Module, card: Card, raw: Tensor) -> tuple[bytes, Tensor]:
+    """A program of `torch.export` for batches of any size, and its answer to raw samples."""
+    program = torch.export.export(module, (_example(raw),), dynamic_shapes=_any_number())
+    buffer = io.BytesIO()
+    torch.export.save(program, buffer, extra_files={CARD_FILE: card.dump()})
+    buffer.seek(0)
+    return buffer.getvalue(), _detached(torch.export.load(buffer).module(), raw)
+
+
+def _onnx(module: nn.Module, card: Card, raw: Tensor) -> tuple[bytes, Tensor]:
+    """The module in ONNX, and its answer to the first raw samples."""
+    from onnx.reference import ReferenceEvaluator
+
+    answer = "logits" if isinstance(card.likelihood, Categorical) else "predictions"
+    log = logging.getLogger("torch.onnx")
+    level = log.level
+    log.setLevel(logging.ERROR)
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            program = torch.onnx.export(
+                module,
+                (_example(raw),),
+                dynamo=True,
+                verbose=False,
+                dynamic_shapes=_any_number(),
+                input_names=["samples"],
+                output_names=[answer],
+            )
+    finally:
+        log.setLevel(level)
+    assert program is not None
+    model = program.model_proto
+    model.metadata_props.add(key=CARD, value=card.dump())
+    few = raw[:4].to(torch.float32).numpy()
+    (found,) = ReferenceEvaluator(model).run(None, {"samples": few})
+    return model.SerializeToString(), torch.as_tensor(found)
+
+
+def _example(raw: Tensor) -> Tensor:
+    """Two samples: of one, the number might be taken for a constant."""
+    return raw[:1].to(torch.float32).expand(2, *raw.shape[1:]).contiguous()
+
+
+def _any_number() -> tuple[dict[int, torch.export.Dim]]:
+    return ({0: torch.export.Dim("batch")},)
+
+
+def _require_onnx() -> None:
+    """See that what writes ONNX is installed.
+
+    Raises:
+        RunError: it is not.
+    """
+    if find_spec("onnx") is None or find_spec("onnxscript") is None:
+        raise RunError("writing .onnx needs onnx and onnxscript: pip install 'fedbayes[onnx]'")

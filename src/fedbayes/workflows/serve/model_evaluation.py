@@ -1,0 +1,495 @@
+"""Models from files on test data: each alone, their average, their ensembles."""
+
+import warnings
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from math import prod
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor
+
+from fedbayes import models as networks
+from fedbayes.config.config import Config
+from fedbayes.contracts import Sampler, single_draw
+from fedbayes.core.targets import Target
+from fedbayes.core.tensors import Tensors, parameter_count
+from fedbayes.core.wording import describe
+from fedbayes.data import Preprocessing
+from fedbayes.data.differences import SCALE, differences
+from fedbayes.errors import ConfigError, FedbayesWarning, ModelError
+from fedbayes.fusion import Layers, coordinate_average
+from fedbayes.fusion.combining import combine
+from fedbayes.fusion.teacher import Teacher, class_offsets, class_shares
+from fedbayes.likelihoods import Likelihood, Predictor, evaluate, parted, predictor, total
+from fedbayes.likelihoods.categorical import Categorical
+from fedbayes.likelihoods.cox import Cox
+from fedbayes.likelihoods.gaussian import Gaussian
+from fedbayes.likelihoods.measures import AUTO, check_names, fitting, measured
+from fedbayes.likelihoods.multilabel import Multilabel
+from fedbayes.likelihoods.temperature import sampled_at
+from fedbayes.models import (
+    ModelSettings,
+    Network,
+    dense_layers,
+    named_as,
+    read_program,
+    relu_network,
+    unlike,
+)
+from fedbayes.models.files import single
+from fedbayes.runs.build import build_run
+from fedbayes.storage.card import Card
+from fedbayes.workflows.serve.evaluation_set import (
+    EvaluationSet,
+    is_program,
+    refuse_own_order,
+    require_answers,
+    trained_in,
+)
+from fedbayes.workflows.serve.model_files import read_with_card
+from fedbayes.workflows.serve.trained import joined
+
+
+@dataclass(frozen=True)
+class Score:
+    """How one predictor did on the test samples."""
+
+    name: str
+    metrics: dict[str, float]
+    """Those of its likelihood, the headline first."""
+    parameters: int
+    """Scalars that a prediction needs."""
+    rows: int
+    """Samples that it was tried on."""
+    standardized: str
+    """By whose numbers they were standardized."""
+    clients: dict[str, dict[str, float]] = field(default_factory=dict)
+    """Its metrics on the rows of each client, by name, where it is known whose rows they are."""
+
+
+@dataclass(frozen=True)
+class Candidate:
+    """A model to try."""
+
+    draw: Sampler
+    """Raw samples [n, ...] to outputs [draws, n, width]."""
+    likelihood: Likelihood
+    """What the outputs mean."""
+    parameters: int
+    preprocessing: Preprocessing
+    """What its network sees."""
+    standardized: str
+    layers: Layers | None = None
+    """Of a fully connected ReLU network."""
+    weights: Tensors | None = None
+    """Of another network, and what `draw` is under other weights."""
+    rebuild: Callable[[Tensors], Sampler] | None = None
+    means: bool = False
+    """Whether it gives predictive means alone, which have no likelihood."""
+    temperature: float | None = None
+    """Of its probabilities, which `draw` is without; None where there is none."""
+
+
+def open_models(
+    paths: Sequence[Path], tests: EvaluationSet, settings: ModelSettings | None = None
+) -> dict[str, Candidate]:
+    """Models from files, by path; arguments and errors as for `open_model`.
+
+    Raises:
+        ConfigError: a user stated a mean or standard deviation, and all files say their own.
+    """
+    found = {str(path): open_model(path, tests, settings) for path in paths}
+    beside = tests.silent not in (None, tests.preprocessing)  # a card that says other numbers
+    if beside and all(model.preprocessing != tests.silent for model in found.values()):
+        raise ConfigError(
+            "--mean and --std have no effect: the models say how their inputs are standardized; "
+            "leave them out"
+        )
+    return found
+
+
+def open_model(
+    path: Path, tests: EvaluationSet, settings: ModelSettings | None = None
+) -> Candidate:
+    """A model from a file, with the temperature that its card tells.
+
+    Args:
+        path: weights, or a `.pt2` program.
+        tests: what it will be tried on.
+        settings: its network, in place of the one that its card names.
+
+    Raises:
+        ModelError: it cannot be read, or is not of this network.
+    """
+    if is_program(path):
+        return _program(path, tests)
+    stored, card = read_with_card(path, tests.trusted)
+    found = _of_weights(str(path), stored, card, tests, settings)
+    return found if card is None else replace(found, temperature=card.temperature)
+
+
+def _of_weights(
+    name: str,
+    stored: Tensors,
+    card: Card | None,
+    tests: EvaluationSet,
+    settings: ModelSettings | None,
+) -> Candidate:
+    """A model of such weights; arguments as for `open_model`."""
+    weights = single(stored)
+    refuse_own_order(card, name)
+    if card is not None and settings is not None and ":" in settings.name:
+        # Its name alone says no more than that the card's own network may be imported.
+        card = replace(card, trusted=card.trusted | {settings.name})
+        alone = settings == ModelSettings(name=settings.name)
+        settings = None if alone and card.model.get("name") == settings.name else settings
+    preprocessing, whose, likelihood = _seen(card, name, tests)
+    count = parameter_count(weights)
+    given = settings
+    if settings is None and card is not None and card.model:
+        card.require_trusted("model.name")
+        settings = Config.create(model=card.model).model
+    if settings is None and tests.model is not None and tests.model.name != "mlp":
+        settings = tests.model
+    if settings is None:
+        layers = dense_layers(weights, name)
+        return Candidate(
+            _dense(layers, preprocessing), likelihood, count, preprocessing, whose, layers
+        )
+    network = _network(settings, preprocessing, likelihood)
+    if card is not None:
+        weights = network.completed(weights, card.frozen, name)
+        count = parameter_count(weights)
+    wanted = network.start
+    named = named_as(weights, network.module)
+    cut = settings.name == "mlp" or (card is not None and given is None)
+    if named is not None and not cut and _shapes(named) != _shapes(wanted):
+        named = None  # as of LeNet-5 and of another network of as many layers
+    network.adopt(weights if named is None else named)
+    plain = given is not None or card is None or card.client or card.fused
+    if named is not None and plain:
+
+        def rebuild(tensors: Tensors) -> Sampler:
+            own = _network(settings, preprocessing, likelihood)
+            own.adopt(tensors)
+            return _raw(single_draw(tensors, own), preprocessing)
+    elif card is not None and given is None:
+        card.require_trusted("method.name")
+        config = Config.create(method=card.method)
+        method = config.build_method()
+        run = build_run(config, network, preprocessing, likelihood, 1)
+
+        def rebuild(tensors: Tensors) -> Sampler:
+            return _raw(method.draws(tensors, run), preprocessing)
+    else:
+        raise ModelError(
+            f"{name} holds no weights of model {settings.name!r}: {unlike(weights, wanted)}"
+        )
+    named = weights if named is None else named
+    draw = rebuild(named)
+    try:
+        with torch.no_grad():
+            draw(preprocessing.example(2, torch.Generator().manual_seed(0)))
+    except (KeyError, RuntimeError, IndexError) as error:
+        raise ModelError(
+            f"{name} does not fit model {settings.name!r}: {str(error).splitlines()[0]}. Weights "
+            "that were cut (--compact) may fit no longer; a .pt2 does"
+        ) from None
+    plain = named.keys() == wanted.keys()
+    if plain and settings.name == "mlp" and settings.hidden and likelihood.head() is None:
+        layers = dense_layers(named, name)
+        return Candidate(draw, likelihood, count, preprocessing, whose, layers)
+    mixed = (named, rebuild) if plain else (None, None)
+    return Candidate(draw, likelihood, count, preprocessing, whose, None, *mixed)
+
+
+def _seen(
+    card: Card | None, name: str, tests: EvaluationSet
+) -> tuple[Preprocessing, str, Likelihood]:
+    """What a network sees of the samples, by whose numbers, and what its outputs mean.
+
+    Raises:
+        ModelError: nobody says it.
+    """
+    if card is None:
+        return *tests.of_silent(name), tests.likelihood
+    own = card.preprocessing
+    if not card.by_hand:
+        return own, trained_in(name), card.likelihood
+    # Classes have the names of the samples' own, and images are brought into [0, 1] first.
+    here = tests.preprocessing
+    if own.shape == here.shape and own.target.classes == here.target.classes:
+        own = replace(own, scale=here.scale, target=here.target, features=here.features)
+    return own, f"by the numbers that {name} was fused with", card.likelihood
+
+
+def _network(
+    settings: ModelSettings, preprocessing: Preprocessing, likelihood: Likelihood
+) -> Network:
+    """The network that these settings name, for such samples."""
+    return networks.build(
+        settings, preprocessing.shape, likelihood.outputs, head=likelihood.head(), seed=0
+    )
+
+
+def _dense(layers: Layers, preprocessing: Preprocessing) -> Sampler:
+    """A fully connected ReLU network of raw samples."""
+    return _raw(lambda x: relu_network(layers, x)[None], preprocessing)
+
+
+def _shapes(weights: Tensors) -> dict[str, torch.Size]:
+    return {name: tensor.shape for name, tensor in weights.items()}
+
+
+def _raw(draw: Sampler, preprocessing: Preprocessing) -> Sampler:
+    """The same of raw samples."""
+    return lambda x: draw(preprocessing.apply(x))
+
+
+def _program(path: Path, tests: EvaluationSet) -> Candidate:
+    """A program, which takes raw samples if it has a card."""
+    module, text = read_program(path)
+    size = sum(parameter.numel() for parameter in module.parameters())
+    card = Card.load(text, str(path)) if text else None
+    refuse_own_order(card, str(path))
+    seen, whose, _ = _seen(card, str(path), tests)
+    unit = card is not None and card.by_hand and seen.scale != card.preprocessing.scale
+
+    def answer(x: Tensor) -> Tensor:
+        given = seen.apply(x) if card is None else x / seen.scale if unit else x
+        try:
+            found: Tensor = module(given)
+        except RuntimeError as error:  # such as of images that are standardized already
+            said = (str(error).strip() or type(error).__name__).splitlines()[0]
+            raise ModelError(f"{path} fails on these samples: {said}") from None
+        return found
+
+    require_answers(answer, seen, str(path))
+    found = _answering(answer, size, seen, whose)
+    return found if card is None else replace(found, temperature=card.temperature)
+
+
+def _answering(
+    answer: Predictor, parameters: int, preprocessing: Preprocessing, standardized: str
+) -> Candidate:
+    """A candidate that gives log-probabilities (or logits) of classes, probabilities of labels, or
+    predictive means.
+    """
+    target = preprocessing.target
+    draw: Sampler = lambda x: answer(x)[None]  # noqa: E731
+    if target.kind == "class":
+        likelihood: Likelihood = Categorical(target=target)
+    elif target.kind == "labels":
+        draw = lambda x: answer(x).logit(eps=1e-7)[None]  # noqa: E731
+        likelihood = Multilabel(target=target)
+    elif target.kind == "survival":
+        likelihood = Cox(target=target)
+    else:
+        # In its own unit, with any noise: none is known.
+        columns = target.columns
+        own = Target("real", target.names, (0.0,) * columns, (1.0,) * columns)
+        likelihood = Gaussian(target=own, noise=1.0)
+    means = target.kind in ("real", "count")
+    return Candidate(draw, likelihood, parameters, preprocessing, standardized, means=means)
+
+
+def compare(
+    models: Mapping[str, Candidate],
+    tests: EvaluationSet,
+    *,
+    inputs: Sequence[str] = (),
+    counts: npt.NDArray[np.int64] | None = None,
+    metrics: Sequence[str] = (AUTO,),
+) -> list[Score]:
+    """Metrics of models on test samples.
+
+    Args:
+        models: by name.
+        tests: the samples.
+        inputs: names of those models that were fused: their average (where their shapes agree)
+            and their ensemble (the mean of their predictive distributions) are tried as well.
+        counts: training samples of each input and class [S, K]; with them, an ensemble weighted
+            by class share too: p_k ∝ Σ_s (N_sk / Σ_s N_sk) p_sk, and one of log-probabilities
+            freed of each client's frequencies of classes, as a fusion in function space learns it.
+        metrics: names of those beside a likelihood's own (`likelihoods.measures`); NaN where one is
+            undefined.
+
+    Raises:
+        ModelError: a model does not fit the data, or the counts do not fit the inputs.
+        ConfigError: there is no such metric, or it is not for such targets.
+    """
+    check_names(metrics)
+    if not len(tests.samples.y):
+        raise ModelError(f"there is nothing to try the models on: {tests.what}")
+    target = tests.preprocessing.target
+    for name, model in models.items():
+        _check(name, model, tests)
+    fused = [models[name] for name in inputs]
+    if counts is not None and not target.classes:
+        raise ModelError(
+            f"counts weight an ensemble by shares of classes, and the target is {describe(target)}"
+            "; leave them out: the ensemble has equal weights"
+        )
+    if counts is not None and counts.shape != (len(fused), target.classes):
+        raise ModelError(
+            f"the counts are of shape {counts.shape}; {(len(fused), target.classes)} is wanted: a "
+            "row for each input model, a column for each class"
+        )
+    candidates = dict(models)
+    if fused:
+        first = fused[0]
+        alike = all(one.preprocessing.same_inputs(first.preprocessing) for one in fused)
+        average = _average(fused) if alike else None
+        if average is not None:
+            candidates["average of the inputs"] = replace(
+                first, draw=average, layers=None, weights=None, rebuild=None, temperature=None
+            )
+        candidates["ensemble, uniform"] = _ensemble(fused, alike)
+        if counts is not None:
+            shares = class_shares(counts)
+            candidates["ensemble, by class share"] = _ensemble(fused, alike, shares)
+            candidates["ensemble, as fuse learns it"] = _taught(fused, alike, counts)
+    asked = {name: _asked(name, one, metrics) for name, one in candidates.items()}
+    return [_score(name, one, tests, asked[name]) for name, one in candidates.items()]
+
+
+def _asked(name: str, one: Candidate, metrics: Sequence[str]) -> tuple[str, ...]:
+    """Metrics of a candidate beside those of its likelihood.
+
+    Raises:
+        ConfigError: it has none of such a name.
+    """
+    found = fitting(metrics, one.likelihood)
+    if not one.means:
+        return found
+    if "crps" in metrics:
+        raise ConfigError(f"metrics names crps, and {name} gives means alone, no distribution")
+    return tuple(metric for metric in found if metric != "crps")
+
+
+def _score(name: str, one: Candidate, tests: EvaluationSet, asked: tuple[str, ...]) -> Score:
+    """The metrics of a candidate, of all rows and of each client's."""
+    draw = sampled_at(one.likelihood, one.draw, one.temperature)
+    found = evaluate(one.likelihood, draw, tests.samples, measures=asked, sizes=tests.sizes)
+
+    def metrics(rows: Tensors) -> dict[str, float]:
+        terms, columns = parted(rows)
+        own = one.likelihood.metrics(total(terms)) | measured(asked, columns)
+        return {n: value for n, value in own.items() if not (one.means and n == "nll")}
+
+    sizes = list(tests.sizes or (len(tests.samples.y),))
+    split = {column: torch.split(values, sizes) for column, values in found.items()}
+    clients = {
+        client: metrics({column: parts[number] for column, parts in split.items()})
+        for number, client in enumerate(tests.clients)
+        if tests.sizes[number]
+    }
+    rows = len(tests.samples.y)
+    return Score(name, metrics(found), one.parameters, rows, one.standardized, clients)
+
+
+def _check(name: str, model: Candidate, tests: EvaluationSet) -> None:
+    """See that a model fits the samples, and say where it sees others than they.
+
+    Raises:
+        ModelError: it does not.
+    """
+    here, own = tests.preprocessing, model.preprocessing
+    for what, then, now in differences(own, here):
+        if what != SCALE:  # of which the next lines tell
+            raise ModelError(f"{name} was trained on {what} {then}; the samples have {now}")
+    if not own.same_inputs(here):
+        warnings.warn(
+            f"{name} is tried as it was trained, on samples standardized by other numbers than "
+            f"those {tests.standardized.removeprefix('by ')}",
+            FedbayesWarning,
+            stacklevel=3,
+        )
+    if model.layers is not None:
+        shape = (prod(here.shape), model.likelihood.outputs)
+        fits = (model.layers[0].weight.shape[1], len(model.layers[-1].weight))
+        if fits != shape:
+            what = "classes" if here.classes else "outputs"
+            raise ModelError(
+                f"{name} maps {fits[0]} inputs to {fits[1]} {what}, "
+                f"{here.dataset} has {shape[0]} and {shape[1]}"
+            )
+
+
+def _average(models: Sequence[Candidate]) -> Sampler | None:
+    """The mean weight by weight; None where networks differ, or what their outputs mean."""
+    if any(model.likelihood != models[0].likelihood for model in models):
+        return None
+    layers = [model.layers for model in models if model.layers is not None]
+    if len(layers) == len(models):
+        average = coordinate_average(layers)
+        if average is None:
+            return None
+        return _dense(average, models[0].preprocessing)
+    weights = [model.weights for model in models if model.weights is not None]
+    shapes = [_shapes(one) for one in weights]
+    rebuild = models[0].rebuild
+    if rebuild is None or len(weights) < len(models) or any(one != shapes[0] for one in shapes):
+        return None
+    return rebuild(combine(weights, [1 / len(weights)] * len(weights)))
+
+
+def _ensemble(models: Sequence[Candidate], alike: bool, shares: Tensor | None = None) -> Candidate:
+    """The mean of the predictive distributions.
+
+    Args:
+        models: the candidates.
+        alike: whether they see the same of a sample.
+        shares: weights of each model and class, [S, K].
+    """
+    first, size = models[0], sum(model.parameters for model in models)
+    whose = _whose(models, alike)
+    alone = [predictor(model.likelihood, model.draw) for model in models]
+    if first.likelihood.target.classes:
+        if shares is None:
+            shares = torch.ones(len(models), first.likelihood.target.classes)
+        return _answering(ensemble(alone, shares), size, first.preprocessing, whose)
+    if any(model.means or model.likelihood != first.likelihood for model in models):
+        # Their outputs are in other units, or unknown: what is left is the mean of their means.
+        return _answering(
+            lambda x: torch.stack([predict(x) for predict in alone]).mean(dim=0),
+            size,
+            first.preprocessing,
+            whose,
+        )
+
+    def draw(x: Tensor) -> Tensor:
+        return joined([model.draw(x) for model in models])
+
+    return Candidate(draw, first.likelihood, size, first.preprocessing, whose)
+
+
+def _taught(models: Sequence[Candidate], alike: bool, counts: npt.NDArray[np.int64]) -> Candidate:
+    """What a fusion in function space learns: see `fedbayes.fusion.teacher.Teacher`."""
+    first, size = models[0], sum(model.parameters for model in models)
+    alone = [predictor(model.likelihood, model.draw) for model in models]
+    teacher = Teacher(alone, class_shares(counts), offsets=class_offsets(counts))
+    return _answering(teacher, size, first.preprocessing, _whose(models, alike))
+
+
+def _whose(models: Sequence[Candidate], alike: bool) -> str:
+    """By whose numbers the models of an ensemble standardize."""
+    return models[0].standardized if alike else "each by its own"
+
+
+def ensemble(models: Sequence[Predictor], shares: Tensor) -> Predictor:
+    """Mean of the softmaxes, class k of model s weighted by shares[s, k]."""
+
+    def predict(x: Tensor) -> Tensor:
+        total = torch.stack(
+            [
+                share * predict(x).softmax(dim=-1)
+                for predict, share in zip(models, shares, strict=True)
+            ]
+        ).sum(dim=0)
+        return total.clamp_min(torch.finfo(total.dtype).tiny).log()
+
+    return predict

@@ -1,0 +1,346 @@
+"""What silos hand over: models in files, how many samples of each class they saw, some data."""
+
+import io
+import warnings
+from collections import OrderedDict
+from collections.abc import Collection, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from fedbayes.core.files import (
+    NPZ_ERRORS,
+    open_npz,
+    parse_json,
+    read_bytes,
+    read_text,
+    write_beside,
+)
+from fedbayes.core.seals import sealed
+from fedbayes.core.targets import Target
+from fedbayes.core.tensors import Samples, Tensors
+from fedbayes.core.wording import listed
+from fedbayes.data import Preprocessing
+from fedbayes.data.intake import arrange
+from fedbayes.errors import DataError, FedbayesWarning, ModelError, RunError
+from fedbayes.federation.engine_table import ENGINES
+from fedbayes.models import CARD, DenseLayer, dense_layers, read_model
+from fedbayes.models.files import kept_order
+from fedbayes.runs.build import stored_run
+from fedbayes.runs.personal import own_weights
+from fedbayes.storage.card import Card
+from fedbayes.storage.folder import RunFolder
+from fedbayes.storage.private_states import folder_of_states
+from fedbayes.workflows.fuse.class_order import ClassOrder, class_order, refuse_other_classes
+
+
+def read_with_card(path: Path, trusted: Collection[str] = ()) -> tuple[Tensors, Card | None]:
+    """The weights in a model file, and what is said of them.
+
+    A client's state in the folder of a run has no card of its own: its run says as much.
+
+    Raises:
+        ModelError: it holds no weights; or its card is damaged.
+        RunError: its run is damaged, or has other frozen weights than it had.
+    """
+    states = folder_of_states(path.absolute())
+    run = RunFolder(states.parent)
+    if states == run.clients and path.is_file() and run.config_file.exists():
+        preprocessing = run.preprocessing()
+        if preprocessing is not None:
+            return _own_network(path, run, preprocessing)
+    beside = RunFolder(path.absolute().parent)
+    if path.absolute() == beside.model_file and beside.summary_file.is_file():
+        with suppress(OSError):  # which is told below
+            beside.check_sum(beside.model_file, read_bytes(path))
+    weights, text = read_model(path)
+    return weights, Card.load(text, str(path), trusted) if text else None
+
+
+def _own_network(path: Path, run: RunFolder, preprocessing: Preprocessing) -> tuple[Tensors, Card]:
+    """The network in the state of a client of a run, frozen parameters among its weights.
+
+    Raises:
+        ModelError: the state holds none, or is damaged.
+    """
+    config = run.config().on("cpu").model_copy(update={"precision": "float32"})
+    method = config.build_method()
+    if method.models == "global":
+        raise ModelError(
+            f"{path} is the private state of a client, and no network: under {method.name} clients "
+            "keep none of their own as weights"
+        )
+    if ENGINES[config.engine].states != "run":
+        raise ModelError(
+            f"{path} is no network: private states of {run.path} are with their nodes; take a "
+            f"client's network with fedbayes export {run.path} --client NAME"
+        )
+    client, _, number = path.stem.partition("-")
+    names = run.client_names()
+    if not (client.isdecimal() and number.isdecimal() and int(client) < len(names)):
+        raise ModelError(f"{path} is named as no state of a client of {run.path}")
+    kept = stored_run(run, config, preprocessing)
+    try:
+        weights = own_weights(run, method, kept, int(client), int(number))
+    except RunError as error:
+        raise ModelError(f"{path} is the private state of a client: {error}") from None
+    network = kept.network
+    whole = network.whole(weights)
+    order = {name: place for place, name in enumerate(network.module.state_dict())}
+    return (
+        {name: whole[name] for name in sorted(whole, key=lambda name: order.get(name, len(order)))},
+        Card.of(config, preprocessing, int(number), names[int(client)]),
+    )
+
+
+class ModelFiles:
+    """Files of weights, each read once, when somebody asks for it first.
+
+    Args:
+        trusted: what may be imported if a file names it, as `package.module:name`.
+    """
+
+    def __init__(self, trusted: Collection[str] = ()) -> None:
+        self._found: dict[Path, tuple[Tensors, Card | None]] = {}
+        self._trusted = trusted
+        self.orders: dict[Path, ClassOrder] = {}
+        """Of those whose classes `card` brought into another order."""
+
+    def __getitem__(self, path: Path) -> tuple[Tensors, Card | None]:
+        """As `read_with_card`."""
+        if path not in self._found:
+            self._found[path] = read_with_card(path, self._trusted)
+        return self._found[path]
+
+    def card(self, paths: Sequence[Path]) -> Card | None:
+        """As `shared_card`, of these files, whose classes all come into the order of the first.
+
+        Raises:
+            ModelError: they are of other classes or targets, or cannot be reordered.
+        """
+        cards = {path: card for path in paths if (card := self[path][1]) is not None}
+        for path, card in cards.items():
+            first, base = next(iter(cards.items()))
+            refuse_other_classes(card, base, str(path), str(first))
+            target, names = card.preprocessing.target, base.preprocessing.target.names
+            if target.names == names:
+                continue
+            weights, _ = self[path]
+            order = class_order(weights, card, names, str(path))
+            warnings.warn(
+                f"{path} has its classes in another order than {first}, whose order is taken: "
+                f"{listed(names)}. Counts of samples are in this order too",
+                FedbayesWarning,
+                stacklevel=3,
+            )
+            seen = replace(card.preprocessing, target=replace(target, names=names))
+            self._found[path] = order.weights(weights), replace(card, preprocessing=seen)
+            self.orders[path] = order
+        return shared_card({path: self[path][1] for path in paths})
+
+
+_ALONE = "To fuse it, save its weights alone, without a card: torch.save(weights, 'FILE.pt')"
+
+
+def read_models(
+    paths: Sequence[Path], files: ModelFiles | None = None
+) -> dict[str, list[DenseLayer]]:
+    """Fully connected networks from files, by path.
+
+    Args:
+        paths: the files.
+        files: those that were read before.
+
+    Raises:
+        ModelError: a file is no such network, or is named twice.
+    """
+    models, files = {}, files or ModelFiles()
+    for path in paths:
+        if str(path) in models:
+            raise ModelError(f"{path} is named twice; a model counts once")
+        weights, card = files[path]
+        if card is not None:
+            card.require_trusted("task.likelihood", way=_ALONE)
+        if card is not None and card.likelihood.head() is not None:
+            raise ModelError(
+                f"{path} has learnt noise behind its network, which is of no neuron that could be "
+                "matched; train models to be fused with a number for task.noise, or with each"
+            )
+        models[str(path)] = dense_layers(weights, str(path))
+    return models
+
+
+WEIGHTS = (".safetensors", ".pt", ".pth", ".bin")
+"""Suffixes of files that weights are written to."""
+
+
+def require_several(models: Sequence[Path]) -> None:
+    """See that there is something to fuse.
+
+    Raises:
+        ModelError: there are fewer than two models, or one is named twice.
+    """
+    if len(models) < 2:
+        raise ModelError("there is one model, and nothing to fuse it with; name two or more")
+    for number, path in enumerate(models):
+        if path in models[:number]:
+            raise ModelError(f"{path} is named twice; a model counts once")
+
+
+def shared_card(found: Mapping[Path, Card | None]) -> Card | None:
+    """The card of the first model, if all have one and see the same of a sample.
+
+    What sees other inputs cannot be fused: if two models say that they do, it is told.
+
+    Args:
+        found: the cards of models, by their files.
+    """
+    cards = {path: card for path, card in found.items() if card is not None}
+    for path, card in cards.items():
+        first, base = next(iter(cards.items()))
+        one, other = card.preprocessing, base.preprocessing
+        if one.permuted and card.client != base.client:
+            warnings.warn(
+                f"{path} and {first} are the own networks of clients that see pixels in orders of "
+                "their own; fused models should see the same inputs",
+                FedbayesWarning,
+                stacklevel=3,
+            )
+            return None
+        if one.target != other.target or not one.same_inputs(other):
+            warnings.warn(
+                f"{path} was trained on samples standardized otherwise than those of {first}; "
+                "fused models should see the same inputs",
+                FedbayesWarning,
+                stacklevel=3,
+            )
+            return None
+    return next(iter(cards.values())) if len(cards) == len(found) else None
+
+
+def write_model(path: Path, weights: Tensors, card: Card | None = None) -> None:
+    """Write a `state_dict`, whole or not at all: `.safetensors`, or any other by PyTorch.
+
+    Args:
+        path: the file.
+        weights: by name.
+        card: of the model, for the file's metadata.
+    """
+    text = "" if card is None else card.dump()
+    if path.suffix.lower() == ".safetensors":
+        named = {CARD: text} if text else {}
+        write_beside(path, sealed(dict(weights), kept_order(weights) | named))
+        return
+    state = OrderedDict(weights)
+    if text:
+        setattr(state, CARD, text)
+    buffer = io.BytesIO()
+    torch.save(state, buffer)
+    write_beside(path, buffer.getvalue())
+
+
+def read_counts(path: Path, models: Sequence[Path]) -> npt.NDArray[np.int64]:
+    """Training samples of each model and class [S, K], from JSON.
+
+    The file is a list with a list of counts for each model in order, or an object that maps file
+    names (with or without folder and suffix) to such lists.
+
+    Raises:
+        DataError: the file is absent, no JSON, or does not fit the models.
+    """
+    try:
+        content = parse_json(read_text(path))
+    except (OSError, ValueError) as error:
+        raise DataError(f"cannot read the counts {path}: {error}") from None
+    if isinstance(content, dict):
+        content = [_row(content, model, path) for model in models]
+    form = "a list of counts for each model, all of one length, such as [[50, 3], [0, 41]]"
+    if not isinstance(content, list) or not all(
+        isinstance(row, list) and all(type(n) is int for n in row) for row in content
+    ):
+        raise DataError(f"{path} must hold {form}")
+    if len(content) != len(models) or len({len(row) for row in content}) != 1:
+        raise DataError(f"{path} must hold {form}; there are {len(models)} models")
+    counts = np.array(content, dtype=np.int64)
+    if (counts < 0).any() or not counts.sum(1).all():
+        raise DataError(f"{path}: counts are at least 0, and every model saw some sample")
+    return counts
+
+
+def read_samples(
+    path: Path,
+    preprocessing: Preprocessing | None = None,
+    target: Target | None = None,
+    *,
+    unit: bool = False,
+) -> Samples:
+    """Inputs `x` [n, ...] and targets `y` [n] from an NPZ file, as the networks see them.
+
+    Args:
+        path: the file.
+        preprocessing: what the networks see of the samples in the file, which are raw; None if
+            the file has them as the networks see them.
+        target: what `y` is: class indices by default; numbers [n] or [n, columns] otherwise.
+        unit: whether raw pictures are in [0, 1], so that those of 8 bits are divided by 255.
+
+    Raises:
+        DataError: the file is absent, no NPZ, not of this form, or its samples are of another shape
+            than those that the networks were trained on.
+    """
+    try:
+        with open_npz(io.BytesIO(read_bytes(path))) as content:
+            arrays = {name: content[name] for name in content.files}
+    except NPZ_ERRORS as error:
+        raise DataError(f"cannot read the samples {path}: {error}") from None
+    numbers = "finite numbers" if preprocessing is None else "numbers, NaN where one is missing,"
+    columns = 0 if target is None or target.classes else target.columns
+    targets = f"[n, {columns}] of numbers" if columns else "[n] of class indices"
+    form = f"arrays x [n, ...] of {numbers} and y {targets}"
+    if not {"x", "y"} <= arrays.keys():
+        raise DataError(f"{path} holds {', '.join(arrays) or 'nothing'}; {form} are wanted")
+    x, y = arrays["x"], arrays["y"]
+    if columns and y.shape == x.shape[:1]:
+        y = y[:, None]
+    kind = np.number if columns else np.integer
+    numeric = np.issubdtype(x.dtype, np.number) and np.issubdtype(y.dtype, kind)
+    shape = (*x.shape[:1], columns) if columns else x.shape[:1]
+    if not numeric or x.ndim < 2 or y.shape != shape or not len(y):
+        raise DataError(
+            f"{path}: x is {x.dtype} {x.shape} and y {y.dtype} {y.shape}; {form} are wanted"
+        )
+    if columns:
+        labels = torch.from_numpy(y.astype(np.float32))
+        if not torch.isfinite(labels).all():
+            raise DataError(f"{path}: NaN or infinite targets; {form} are wanted")
+    elif (y < 0).any():
+        raise DataError(f"{path}: negative labels; {form} are wanted")
+    elif target is not None and y.max() >= target.classes:
+        raise DataError(
+            f"{path}: a label is {y.max()}, and the models tell {target.classes} classes, 0 to "
+            f"{target.classes - 1}; give labels of these"
+        )
+    else:
+        labels = torch.from_numpy(y.astype(np.int64))
+    if preprocessing is not None:
+        if x.dtype == np.uint8 and len(preprocessing.shape) == 3:
+            x, _ = arrange(x, "auto", str(path))
+            x = x.astype(np.float32) / 255 if unit else x
+        try:
+            return Samples(preprocessing.apply(x), labels)
+        except DataError as error:
+            raise DataError(f"{path}: {error}") from None
+    x = x.astype(np.float32)
+    if not np.isfinite(x).all():
+        raise DataError(f"{path}: NaN or infinite values; {form} are wanted")
+    return Samples(torch.from_numpy(x), labels)
+
+
+def _row(content: dict[str, object], model: Path, path: Path) -> object:
+    for key in (str(model), model.name, model.stem):
+        if key in content:
+            return content[key]
+    raise DataError(f"{path} has no counts of {model}; there are {', '.join(content) or 'none'}")

@@ -1,0 +1,345 @@
+"""Predictions of the rows of a file, written to another: both may be larger than memory."""
+
+import gzip
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from functools import cache
+from io import TextIOWrapper
+from pathlib import Path
+from typing import Any, BinaryIO
+
+import numpy as np
+from torch import Tensor
+
+from fedbayes.core.brief import Brief
+from fedbayes.core.files import writable, written_whole
+from fedbayes.data.sources.picture_streams import PictureRows, are_pictures
+from fedbayes.data.sources.query_streams import QueryRows
+from fedbayes.data.sources.streams import Piece, Pieces, Rows
+from fedbayes.data.sources.tables import UNNAMED
+from fedbayes.data.tables.encoding import Unknown
+from fedbayes.errors import CellError, ColumnError, DataError, RunError
+from fedbayes.likelihoods.answers import Answers
+from fedbayes.workflows.serve.evaluation_set import absent_feature
+from fedbayes.workflows.serve.trained import TrainedModel
+from fedbayes.workflows.serve.trained_models import load
+
+_MANY = 20
+"""Rows that are hardly all of one class."""
+OUTPUTS = (".csv", ".csv.gz", ".parquet")
+"""Suffixes of files of predictions."""
+
+
+@dataclass(frozen=True, repr=False)
+class Predicted(Brief):
+    """What `predict_file` wrote."""
+
+    path: Path
+    rows: int
+    columns: tuple[str, ...]
+    """Those that were added."""
+    level: float | None
+    """Probability that a number is in its interval; None where there are no intervals."""
+    missing: int
+    """Rows in which the value of some feature is missing: the model takes its training mean."""
+    broken: int
+    """Rows of which the model predicts nothing finite."""
+    notes: tuple[str, ...]
+    """What a user should know of how the file was read."""
+
+
+def predict_file(
+    model: TrainedModel | Path | str,
+    inputs: Path | str,
+    out: Path | str,
+    *,
+    query: str | None = None,
+    sheet: str | None = None,
+    level: float | None = None,
+    keep_inputs: bool = False,
+    overwrite: bool = False,
+    safe_csv: bool = False,
+    rows: int = 10_000,
+    watch: Callable[[float], None] = lambda share: None,
+) -> Predicted:
+    """Predict every row of a file or a query, or every picture of a folder, in its order.
+
+    Columns that the model does not know (ids, and the label if it is there) are written as they
+    are, before the predictions; see `fedbayes.likelihoods.answers` for these.
+
+    Args:
+        model: as `fedbayes.load` gives it, or the run folder or file that it takes.
+        inputs: a `.csv`, `.csv.gz`, `.parquet` or `.xlsx` with the columns that the model reads,
+            or a `.npz` with an array `x` [n, ...], of which other arrays [n] are kept; a picture,
+            or a folder of pictures at any depth, of which the path below it is kept as `file`, and
+            the folder above each as `class` where all such are classes of the model; or, with a
+            query, the URL of a database as SQLAlchemy has it, without a password.
+        out: a `.csv`, `.csv.gz` or `.parquet`, there whole at the end or not at all.
+        query: a SQL query whose rows are predicted, in the order in which the database gives them;
+            what is kept of them becomes text.
+        sheet: of an `.xlsx` with several.
+        level: as for `TrainedModel.predict_frame`.
+        keep_inputs: write the features too.
+        overwrite: whether `out` may be there already.
+        safe_csv: put an apostrophe before text that spreadsheets would take for a formula.
+        rows: that are read at a time; predictions do not depend on it.
+        watch: is told how much is done, of 1; nothing where that is not known.
+
+    Raises:
+        FedbayesError: a file cannot be read or written, or does not fit the model.
+    """
+    out = Path(out)
+    writable(out, "the predictions", OUTPUTS, [] if query else [Path(inputs)])
+    if out.exists() and not overwrite:
+        raise RunError(f"{out} is there already; name another file, or add --overwrite")
+    if rows < 1:
+        raise RunError(f"{rows} rows cannot be read at a time; give 1 or more")
+    if safe_csv and not out.name.lower().endswith((".csv", ".csv.gz")):
+        raise RunError(f"--safe-csv has no effect: {out} is no CSV; leave it out")
+    if not isinstance(model, TrainedModel):
+        model = load(model)
+    read = _read(model, inputs, query, sheet, rows)
+    if keep_inputs and not model.table:
+        raise RunError(
+            f"what {model.source} reads has no columns to keep beside predictions; leave out "
+            "--keep-inputs"
+        )
+    level = model.level(level)
+    count = missing = broken = 0
+    added: list[str] = []
+    classes: set[str] = set()
+    odd: list[Unknown] = []
+    try:
+        kinds = _kinds(model, inputs, query) if keep_inputs else {}
+        with _writing(out, kinds, safe_csv) as write:
+            for piece in read:
+                raw, unknown = _encode(model, piece, read.where)
+                found = model.columns(raw, level, piece.start)
+                odd += [replace(one, first=one.first + piece.start) for one in unknown]
+                kept = piece.kept
+                if keep_inputs and hasattr(piece.x, "columns"):
+                    kept = kept.join(piece.x.reset_index(drop=True))
+                model.refuse_taken(kept.columns, found, read.where)
+                write(kept, found)
+                added = list(found)
+                count += len(piece.x)
+                missing += _rows_with_gaps(piece.x)
+                broken += _not_finite(found)
+                classes |= set(found.get("predicted", ())) - {""}
+                if read.share is not None:
+                    watch(read.share)
+    except ColumnError as error:
+        raise absent_feature(read.where, model.source, error) from None
+    notes = [*dict.fromkeys(read.notes), *(one.told(read.where) for one in _summed(odd))]
+    if missing:
+        notes.append(
+            f"{read.where}: {missing:,} of {count:,} rows have an empty cell that the model reads; "
+            "a quantity is taken for the mean of the training rows"
+        )
+    if len(classes) == 1 and count >= _MANY:
+        notes.append(
+            f"all {count:,} rows are predicted {next(iter(classes))!r}: if the other classes are "
+            "rare, look at the probabilities, or choose a --threshold"
+        )
+    if broken:
+        notes.append(f"{read.where}: the model predicts nothing finite of {broken:,} rows")
+    return Predicted(out, count, tuple(added), level, missing, broken, tuple(notes))
+
+
+def _read(
+    model: TrainedModel, inputs: Path | str, query: str | None, sheet: str | None, size: int
+) -> Pieces:
+    """What reads the inputs.
+
+    Raises:
+        RunError: a database and a query do not come together, or there are no sheets.
+    """
+    if sheet is not None and (query is not None or are_pictures(Path(inputs))):
+        raise RunError(f"{inputs} has no sheets, so sheet has no effect; leave it out")
+    if query is not None or "://" in str(inputs):
+        if query is None:
+            raise RunError("rows of a database are those of a query; give one with --query")
+        if "://" not in str(inputs):
+            raise RunError(
+                f"a query is to a database, and {inputs} is no URL of one; write it as "
+                "sqlite:////path/to/file.db or postgresql+psycopg://user@host/name"
+            )
+        return QueryRows(str(inputs), query, model.table, size)
+    path, known = Path(inputs), model.preprocessing
+    if are_pictures(path):
+        shape, scale = known.shape, known.scale
+        return PictureRows(path, model.framing, shape, scale, known.classes, size)
+    return Rows(path, model.table, size, sheet, settings=model.reading, decimal=known.decimal)
+
+
+def _encode(model: TrainedModel, piece: Piece, where: str) -> tuple[list[Tensor], list[Unknown]]:
+    """What the networks take of a piece of a file.
+
+    Raises:
+        DataError: it is not such as the model was trained on; names the row of the file.
+    """
+    try:
+        return model.encode(piece.x, where)
+    except CellError as error:
+        here, there = (f"in row {row + 1:,}" for row in (error.row, error.row + piece.start))
+        raise CellError(
+            str(error).replace(here, there), error.column, error.row + piece.start
+        ) from None
+    except DataError as error:
+        text = str(error)
+        raise DataError(text if where in text else f"{where}: {text}") from None
+
+
+def _summed(odd: Sequence[Unknown]) -> list[Unknown]:
+    """What is unknown in all pieces together, by column."""
+    found: dict[tuple[str, bool], Unknown] = {}
+    for one in odd:
+        key = one.column.name, one.empty
+        before = found.get(key)
+        found[key] = one if before is None else replace(before, rows=before.rows + one.rows)
+    return list(found.values())
+
+
+def _kinds(model: TrainedModel, inputs: Path | str, query: str | None) -> dict[str, str]:
+    """What columns are that the model reads, by name, where no file says of which type."""
+    if query is None and str(inputs).lower().endswith((".parquet", ".xlsx")):
+        return {}
+    return {column.name: column.kind for column in model.table}
+
+
+def _rows_with_gaps(x: Any) -> int:
+    if hasattr(x, "columns"):
+        return int(x.isna().any(axis=1).sum())
+    return int(np.isnan(x.reshape(len(x), -1)).any(axis=1).sum()) if x.dtype.kind == "f" else 0
+
+
+def _not_finite(found: dict[str, Any]) -> int:
+    first = next(iter(found.values()))
+    return int((~np.isfinite(first)).sum())
+
+
+Write = Callable[[Any, Answers], None]
+"""Takes up what is kept of the next rows, a DataFrame, and their predictions."""
+_FORMULA = ("=", "+", "-", "@", "\t", "\r", "\n", "＝", "＋", "－", "＠")
+"""Beginnings of what a spreadsheet computes."""
+_DIGITS = "{:.10g}".format
+"""Of predictions in double precision, which come from outputs in single precision."""
+
+
+@contextmanager
+def _writing(path: Path, kinds: Mapping[str, str], safe: bool) -> Iterator[Write]:
+    """Rows to be written to a file that is there whole at the end, or not at all.
+
+    Args:
+        path: the file.
+        kinds: of columns that are read as numbers of another type from piece to piece.
+        safe: whether formulas in a CSV are quoted.
+    """
+    name = path.name.lower()
+    with written_whole(path) as file:
+        if name.endswith(".parquet"):
+            with _parquet(file, kinds) as write:
+                yield write
+        elif name.endswith(".gz"):
+            # Without the time, the same predictions are the same file.
+            packed = gzip.GzipFile(fileobj=file, mode="wb", filename="", mtime=0)
+            with packed, _csv(packed, safe) as write:
+                yield write
+        else:
+            with _csv(file, safe) as write:
+                yield write
+
+
+@contextmanager
+def _csv(file: Any, safe: bool) -> Iterator[Write]:
+    text = TextIOWrapper(file, encoding="utf-8", newline="")
+    first = True
+
+    def write(kept: Any, found: Answers) -> None:
+        nonlocal first
+        frame = kept.assign(**found)
+        for name, column in found.items():
+            if name == "set":
+                frame[name] = frame[name].map(_spelled)
+            elif column.dtype == np.float64:
+                frame[name] = frame[name].map(_DIGITS, na_action="ignore")
+        names = ["" if name == UNNAMED else name for name in frame.columns]
+        if safe:
+            names = [_harmless(name) for name in names]
+            for name in frame.columns[[kind.kind not in "biufM" for kind in frame.dtypes]]:
+                frame[name] = frame[name].map(_harmless, na_action="ignore")
+        frame.to_csv(text, index=False, header=names if first else False, lineterminator="\n")
+        first = False
+
+    yield write
+    text.flush()
+    text.detach()
+
+
+def _harmless(cell: Any) -> Any:
+    """A cell that no spreadsheet takes for a formula, which may read files or open addresses."""
+    if not isinstance(cell, str) or not cell.lstrip(" ").startswith(_FORMULA):
+        return cell
+    try:
+        float(cell)
+    except ValueError:
+        return f"'{cell}"
+    return cell  # a number with a sign
+
+
+@cache
+def _spelled(names: tuple[str, ...]) -> str:
+    """A set as text, as in `yes|no`."""
+    if odd := [name for name in names if "|" in name]:
+        raise DataError(
+            f"the class {odd[0]!r} has a | in its name, which is between the classes of a set in a "
+            "CSV; write a .parquet, where sets are lists"
+        )
+    return "|".join(names)
+
+
+@contextmanager
+def _parquet(file: BinaryIO, kinds: Mapping[str, str]) -> Iterator[Write]:
+    import pyarrow as pa
+    from pyarrow import parquet
+
+    writer = None
+
+    def write(kept: Any, found: Answers) -> None:
+        nonlocal writer
+        frame = kept.assign(**found)
+        if writer is None:
+            first = pa.Table.from_pandas(frame, preserve_index=False)
+            schema = pa.schema([_lasting(first, name, kinds) for name in first.column_names])
+        else:
+            schema = writer.schema
+        table = pa.Table.from_pandas(frame, schema=schema, preserve_index=False)
+        table = table.replace_schema_metadata(None)
+        if writer is None:
+            writer = parquet.ParquetWriter(file, table.schema)
+        writer.write_table(table)
+
+    try:
+        yield write
+    finally:
+        if writer is not None:
+            writer.close()
+
+
+def _lasting(table: Any, name: str, kinds: Mapping[str, str]) -> Any:
+    """A column of the first piece, of a type that it has in later ones too: here it may be empty,
+    its numbers whole, or its sets all without a class.
+    """
+    import pyarrow as pa
+
+    kind, now = kinds.get(name), table.schema.field(name).type
+    if kind == "number" and (pa.types.is_integer(now) or pa.types.is_null(now)):
+        return pa.field(name, pa.float64())
+    if kind == "boolean" and table[name].null_count == len(table):
+        return pa.field(name, pa.bool_())
+    if pa.types.is_null(now):
+        return pa.field(name, pa.string())
+    if pa.types.is_list(now) and pa.types.is_null(now.value_type):
+        return pa.field(name, pa.list_(pa.string()))
+    return pa.field(name, now)

@@ -1,0 +1,91 @@
+"""Models that predict: of run folders and of files, one or several together."""
+
+import warnings
+from pathlib import Path
+
+from fedbayes.errors import FedbayesWarning, ModelError, RunError
+from fedbayes.reports.result import Result
+from fedbayes.storage.folder import RunFolder
+from fedbayes.workflows.serve.evaluation_set import of_card
+from fedbayes.workflows.serve.model_evaluation import open_model
+from fedbayes.workflows.serve.trained import Member, TrainedModel, together
+
+
+def load(
+    *paths: Path | str,
+    client: str | int | None = None,
+    site: str | int | None = None,
+    conformal: bool = True,
+    temperature: bool = True,
+    trusted: frozenset[str] = frozenset(),
+) -> TrainedModel:
+    """A model for predictions, from the folder of a run that has ended or from a file.
+
+    Args:
+        *paths: run folders, files of weights or `.pt2` programs with a card, as `fedbayes export`
+            writes them. Several predict together: the mean of their predictive distributions.
+        client: name or index of a client, for its own model in place of a run's global one.
+        site: name or index of the client of whose rows the conformal threshold is to be.
+        conformal: whether sets and intervals are those of `fedbayes conformal`, where a single
+            model was calibrated by it; of several together there is no threshold.
+        temperature: whether probabilities are at the temperature of a single run or file, where it
+            has one; several together have none.
+        trusted: what may be imported if a model file names it, as `package.module:name`.
+
+    Raises:
+        FedbayesError: a model cannot be read, says not what its inputs are, or predicts something
+            else than the first one.
+    """
+    if not paths:
+        raise ModelError("there is no model to load; name a run folder or a model file")
+    if len({str(path) for path in paths}) < len(paths):
+        raise ModelError("a model is named twice; it counts once")
+    if site is not None and len(paths) > 1:
+        raise RunError("a site chooses the threshold of one run; several models have none together")
+    if len(paths) > 1:
+        conformal = temperature = False
+    return together(
+        [_one(Path(path), client, site, conformal, temperature, trusted) for path in paths]
+    )
+
+
+def _one(
+    path: Path,
+    client: str | int | None,
+    site: str | int | None,
+    conformal: bool,
+    temperature: bool,
+    trusted: frozenset[str],
+) -> TrainedModel:
+    if path.is_dir():
+        RunFolder(path).require_run()
+        return Result(path).trained(client, site=site, conformal=conformal, temperature=temperature)
+    if not path.exists():
+        raise ModelError(f"there is no run folder and no model file {path}")
+    if client is not None or site is not None:
+        option = "client" if site is None else "site"
+        raise RunError(
+            f"--{option} chooses a client of a run folder, and {path} is a single model; leave it "
+            "out"
+        )
+    tests, card = of_card(path, trusted)
+    found = open_model(path, tests)
+    threshold = card.conformal if conformal else None
+    if threshold is not None and found.means and threshold.score == "quantile":
+        warnings.warn(
+            f"{path} gives means alone, so its conformal threshold, which is of quantiles, has no "
+            "effect; fedbayes conformal --score residual makes one that a program can use",
+            FedbayesWarning,
+            stacklevel=3,
+        )
+        threshold = None
+    members = (Member(found.draw, found.preprocessing, card.reading),)
+    return TrainedModel(
+        members,
+        found.likelihood,
+        str(path),
+        found.means,
+        threshold,
+        card.hazards,
+        temperature=found.temperature if temperature else None,
+    )

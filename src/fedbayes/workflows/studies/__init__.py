@@ -1,0 +1,1 @@
+"""Regression and survival analysis over clients' tables, wherever they are."""

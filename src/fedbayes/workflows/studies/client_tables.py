@@ -1,0 +1,256 @@
+"""The clients' tables behind a `[data]` table or files, as pandas has them, for biostatistics."""
+
+import warnings
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from fedbayes.core.brief import Brief
+from fedbayes.core.categories import without_blanks
+from fedbayes.core.wording import listed
+from fedbayes.data import DataSettings, load_dataset, partition
+from fedbayes.data.sources.labels import group_indices
+from fedbayes.data.sources.sql import WHERE, read_query
+from fedbayes.data.sources.tables import TABLES, UNNAMED, has_row_numbers, is_table, read_table
+from fedbayes.errors import ColumnError, ConfigError, DataError, FedbayesWarning, did_you_mean
+
+_DIVIDING = ("partition", "alpha", "clients", "class_counts", "limit", "samples_per_client")
+"""Settings of how rows are divided among clients, which tables of one's own say themselves."""
+_FEATURES = (
+    "numeric",
+    "dates",
+    "date_format",
+    "text",
+    "text_width",
+    "max_categories",
+    "scale",
+    "standardize",
+)
+"""Settings of how columns become inputs of a network."""
+_PARTS = ("test", "official_test", "limit_test", "test_counts", "min_samples")
+"""Settings of how rows are divided into parts, all of which count here."""
+
+
+@dataclass(frozen=True, repr=False)
+class ClientTables(Brief):
+    """A table for each client, and what the settings say of its columns."""
+
+    tables: dict[str, Any]
+    """DataFrames by client."""
+    outcome: str = ""
+    """The column that is to be predicted, if the settings name one."""
+    features: tuple[str, ...] = ()
+    drop: tuple[str, ...] = ()
+    categories: tuple[str, ...] = ()
+    """Columns that are categories, whatever they hold."""
+    drop_missing: bool = False
+    """Whether the settings leave rows with missing values out."""
+    group: str = ""
+    """The column that said whose a row is, which the tables no longer have."""
+
+
+def client_tables(
+    files: Path | str | Sequence[Path | str] = (),
+    settings: DataSettings | None = None,
+    seed: int = 0,
+    *,
+    group: str | None = None,
+    categories: Sequence[str] = (),
+) -> ClientTables:
+    """Read the clients' tables.
+
+    Args:
+        files: a table of all clients' rows, whose column `settings.group` says whose they are; or
+            several, one for each client, named after it. None: the data of the settings.
+        settings: how the files are read, and what their columns are; every row counts, whichever
+            part it is of.
+        seed: of the division of a built-in set.
+        group: the column that says whose a row is, in place of the settings'.
+        categories: more columns that are categories than the settings name, so that codes such as
+            01 are read as they are.
+
+    Raises:
+        DataError: a file cannot be read, or has no such column.
+        ConfigError: a setting has no effect on such data.
+    """
+    paths = [Path(file) for file in ([files] if isinstance(files, Path | str) else files)]
+    settings = DataSettings(path=paths[0] if paths else None) if settings is None else settings
+    if group is not None:
+        settings = settings.model_copy(update={"group": group})
+    given = settings.model_fields_set
+    if settings.missing in ("impute", "indicate"):
+        raise ConfigError(
+            f"data.missing = {settings.missing!r} has no effect here, since imputed values would "
+            "count as if they had been seen; fill them in first, or leave such rows out with "
+            "--drop-missing"
+        )
+    if idle := [name for name in _FEATURES if name in given]:
+        raise ConfigError(
+            f"data.{idle[0]} has no effect here: it is of how columns become inputs of a network. "
+            "Regressions take numbers as they are, and text as categories; leave it out"
+        )
+    if settings.label_noise:
+        raise ConfigError(
+            "data.label_noise has no effect here: it is of labels that networks train on; leave it "
+            "out"
+        )
+    if parts := [f"data.{name}" for name in _PARTS if name in given]:
+        warnings.warn(
+            f"every row counts, whatever part it is of: {listed(parts)} is not looked at",
+            FedbayesWarning,
+            stacklevel=2,
+        )
+    if not paths and settings.path is None and settings.query is None:
+        return _built_in(settings, seed)
+    idle = [name for name in _DIVIDING if name in given]
+    if "partition" in idle and settings.partition in ("natural", "default"):
+        idle.remove("partition")
+    if idle:
+        raise ConfigError(
+            f"data.{idle[0]} has no effect here: the rows of a client are those of its file, or of "
+            "its value in the column that --group (data.group) names; leave it out"
+        )
+    if not paths and settings.path is not None:
+        paths = [settings.path]
+    read = settings.model_copy(update={"categorical": (*settings.categorical, *categories)})
+    paths = [path for file in paths for path in _expanded(file)]
+    where = str(paths[0]) if paths else WHERE
+    if not paths:
+        tables = _by_group(read_query(settings), settings.group, WHERE)
+    elif len(paths) == 1:
+        tables = _by_group(_read(paths[0], read), settings.group, where)
+    elif settings.group is not None:
+        raise ConfigError(
+            f"{len(paths)} files are a client each, so group = '{settings.group}' has no effect; "
+            "leave it out, or put all rows into one file"
+        )
+    else:
+        tables = _by_file(paths, read)
+    first = next(iter(tables.values()))
+    drop = list(settings.drop)
+    for setting, column in (("drop", c) for c in settings.drop):
+        _require(first, column, setting, where)
+    if settings.split is not None:
+        _require(first, settings.split, "split", where)
+        drop.append(settings.split)
+    if UNNAMED in first.columns and all(has_row_numbers(table) for table in tables.values()):
+        drop.append(UNNAMED)
+    known = "label" in given or settings.label[0] in first.columns
+    return ClientTables(
+        tables,
+        settings.label[0] if known and len(settings.label) == 1 else "",
+        settings.features,
+        tuple(dict.fromkeys(drop)),
+        settings.categorical,
+        settings.missing == "drop",
+        settings.group or "" if len(paths) < 2 else "",
+    )
+
+
+def _expanded(path: Path) -> list[Path]:
+    """The tables behind a path: a file, or all those in a folder.
+
+    Raises:
+        DataError: there is none.
+    """
+    if path.is_dir():
+        found = sorted(file for file in path.iterdir() if is_table(file))
+        if not found:
+            raise DataError(
+                f"{path} has no table in it; put files that end in {', '.join(TABLES)} there"
+            )
+        return found
+    if not path.exists():
+        raise DataError(f"there is no file or folder {path}; mend the path")
+    if not is_table(path):
+        raise DataError(
+            f"{path} is no table with named columns; give a file that ends in "
+            f"{', '.join(TABLES)}, or a folder of them"
+        )
+    return [path]
+
+
+def _read(path: Path, settings: DataSettings) -> Any:
+    notes: list[str] = []
+    table = read_table(path, settings, notes)
+    for note in notes:
+        warnings.warn(note, FedbayesWarning, stacklevel=4)
+    return table
+
+
+def _by_file(paths: Sequence[Path], settings: DataSettings) -> dict[str, Any]:
+    names = [_client(path) for path in paths]
+    twice = next((name for name in names if names.count(name) > 1), None)
+    if twice is not None:
+        raise DataError(f"two files are called '{twice}'; a file is named after its client")
+    return {name: _read(path, settings) for name, path in zip(names, paths, strict=True)}
+
+
+def _client(path: Path) -> str:
+    """The client that a file is named after."""
+    suffix = max((s for s in TABLES if path.name.lower().endswith(s)), key=len)
+    return path.name[: -len(suffix)]
+
+
+def _by_group(table: Any, group: str | None, path: str) -> dict[str, Any]:
+    if group is None:
+        warnings.warn(
+            f"all rows of {path} are taken for one client's; name the column that says whose they "
+            "are with --group, or give a file for each client",
+            FedbayesWarning,
+            stacklevel=3,
+        )
+        return {"all": table}
+    _require(table, group, "group", path)
+    whose = without_blanks(table[group])
+    absent = int(whose.isna().sum())
+    if absent:
+        raise DataError(
+            f"{path}: {absent:,} of {len(table):,} rows have no '{group}', so no client; name one "
+            "for each"
+        )
+    notes: list[str] = []
+    index, names = group_indices(whose.to_numpy(), path, notes)  # named as for a run
+    for note in notes:
+        warnings.warn(note, FedbayesWarning, stacklevel=3)
+    parts = table.drop(columns=group).groupby(index, sort=True)
+    return {names[int(k)]: part.reset_index(drop=True) for k, part in parts}
+
+
+def _require(table: Any, column: str, setting: str, path: str) -> None:
+    if column not in table.columns:
+        like = did_you_mean(column, table.columns)
+        raise ColumnError(
+            f"{path} has no column '{column}'{like}, which {setting} names; it has "
+            f"{listed(table.columns, 100)}",
+            column,
+            setting,
+            like,
+        )
+
+
+def _built_in(settings: DataSettings, seed: int) -> ClientTables:
+    """The rows of a set that the package knows, divided as the settings say."""
+    import pandas as pd
+
+    dataset = load_dataset(settings)
+    if len(dataset.shape) != 1:
+        raise DataError(f"{dataset.name} is no table, and a regression is of columns of a table")
+    names = dataset.features or tuple(f"x{number}" for number in range(dataset.shape[0]))
+    whole = pd.DataFrame(np.asarray(dataset.x, np.float64), columns=list(names))
+    target = dataset.target
+    if target.kind == "class":
+        whole[outcome := "class"] = np.array(target.names, object)[dataset.y]
+    else:
+        whole[list(target.names)] = np.asarray(dataset.y, np.float64)
+        outcome = target.names[0]
+    divided = partition(dataset, settings, seed)
+    tables = {}
+    for client, name in enumerate(divided.names):
+        rows = np.sort(np.concatenate([divided.train_rows(client), divided.test_rows(client)]))
+        tables[name] = whole.iloc[rows].reset_index(drop=True)
+    drops = settings.drops_incomplete
+    return ClientTables(tables, outcome, settings.features, settings.drop, (), drops)
