@@ -46,8 +46,8 @@ $(VENV)/.installed: pyproject.toml constraints.txt | $(BIN)/python
 	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable .
 	touch $@
 
-$(VENV)/.developing: $(VENV)/.installed
-	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable ".[dev]"
+$(VENV)/.developing: $(VENV)/.installed papers/pyproject.toml
+	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable ".[dev]" --editable papers
 	touch $@
 
 clean:

@@ -10,9 +10,9 @@ than 1 % of the images of a class.
 import argparse
 
 import numpy as np
-from fedbayes_papers.weight_gates import lit
 
 from fedbayes.data import DataSettings, load_dataset
+from fedbayes_papers.weight_gates import lit
 
 
 def main() -> None:

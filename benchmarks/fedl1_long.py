@@ -11,12 +11,12 @@ import argparse
 from pathlib import Path
 
 import torch
-from fedbayes_papers.em_view import comparison_of
-from fedbayes_papers.experiment import Request
 
 from fedbayes.config.config import Config
 from fedbayes.core.tensors import Tensors
 from fedbayes.runs.simulation import Simulation
+from fedbayes_papers.em_view import comparison_of
+from fedbayes_papers.experiment import Request
 
 
 def config(rounds: int, cohort: int, seed: int) -> Config:

@@ -29,8 +29,6 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 import torch
-from fedbayes_papers.experiment import Results, fingerprint, finished, mean_and_std
-from fedbayes_papers.finding import markdown
 from sklearn.datasets import load_breast_cancer
 
 from fedbayes import Config
@@ -50,6 +48,8 @@ from fedbayes.runs.build import stored_data
 from fedbayes.workflows.fuse.client_models import Seen, read_silos
 from fedbayes.workflows.fuse.function_settings import function_settings
 from fedbayes.workflows.fuse.network_fusing import drawn
+from fedbayes_papers.experiment import Results, fingerprint, finished, mean_and_std
+from fedbayes_papers.finding import markdown
 
 SGD = {"optimizer": "sgd", "momentum": 0.9}
 LENET = {**SGD, "weight_decay": 5e-4, "batch_size": 32, "lr": 0.02}

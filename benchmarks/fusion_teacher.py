@@ -22,7 +22,6 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 import torch
-from fedbayes_papers.finding import markdown
 from fusion import CASES, Clients
 from fusion_rounds import Federation
 from torch import Tensor, nn
@@ -30,6 +29,7 @@ from torch import Tensor, nn
 from fedbayes.core.tensors import Samples
 from fedbayes.fusion.combining import combine
 from fedbayes.fusion.teacher import Teacher, class_offsets, class_shares, frozen
+from fedbayes_papers.finding import markdown
 
 NUMBERS = (1.0, 3.0)
 TIMES = (0.5, 0.75, 1.0)

@@ -28,11 +28,11 @@ import warnings
 from pathlib import Path
 
 import numpy as np
-from fedbayes_papers.experiment import Results, fingerprint, mean_and_std
 from joblib import Parallel, delayed
 
 import fedbayes
 from fedbayes.data import DataSettings, load_dataset
+from fedbayes_papers.experiment import Results, fingerprint, mean_and_std
 
 HERE = Path(__file__).parent / ".label_noise"
 CLIENTS = (10, 3)

@@ -16,11 +16,11 @@ import time
 from pathlib import Path
 
 import numpy as np
-from fedbayes_papers.gpi_networks import Federation, trained
 from scipy.optimize import linear_sum_assignment
 
 from fedbayes.errors import FedbayesError
 from fedbayes.matching import Objective, cost_matrix, match_layer
+from fedbayes_papers.gpi_networks import Federation, trained
 
 FOLDER = Path(__file__).parent / ".matching"
 SWEEPS = 5

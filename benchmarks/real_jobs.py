@@ -25,11 +25,11 @@ import warnings
 from pathlib import Path
 
 import numpy as np
-from fedbayes_papers.experiment import Results, fingerprint, mean_and_std
 from sklearn.datasets import load_breast_cancer
 
 import fedbayes
 from fedbayes.errors import DataError
+from fedbayes_papers.experiment import Results, fingerprint, mean_and_std
 
 HERE = Path(__file__).parent / ".real_jobs"
 METHODS = ("Local", "FedAvg", "VIRTUAL", "pooled")

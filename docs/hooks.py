@@ -20,8 +20,6 @@ from pkgutil import resolve_name
 from typing import Any
 
 from click import Context
-from fedbayes_papers import lines
-from fedbayes_papers.finding import overview
 from latex2mathml.converter import convert
 from typer.cli import get_docs_for_click
 from typer.main import get_command
@@ -33,6 +31,8 @@ from fedbayes.config.settings import Row, rows
 from fedbayes.methods import METHODS
 from fedbayes.reports.marks import defs, key
 from fedbayes.reports.palette import looks
+from fedbayes_papers import lines
+from fedbayes_papers.finding import overview
 
 _BLOCK = re.compile(r"^```math\n(.*?)\n```$", re.DOTALL | re.MULTILINE)
 _INLINE = re.compile(r"\$`(.+?)`\$", re.DOTALL)

@@ -10,45 +10,25 @@ import fedbayes
 
 ROOT = Path(fedbayes.__file__).parent
 FLOORS = [
-    {
-        "brief",
-        "by_client",
-        "categories",
-        "coding",
-        "devices",
-        "errors",
-        "fields",
-        "files",
-        "here",
-        "lazy",
-        "seals",
-        "seeds",
-        "signals",
-        "targets",
-        "tensors",
-        "tensor_files",
-        "messages",
-        "metrics",
-        "plausible",
-        "pretrained",
-        "version",
-    },
+    {"errors", "version"},
+    {"core"},
     {"likelihoods"},
     {"biostatistics", "data", "models", "inference", "matching"},
     {"contracts", "inputs"},
     {"fusion"},
     {"methods"},
     {"federation"},
+    {"config"},
+    {"storage"},
     {"runs"},
+    {"console"},
     {"reports"},
     {"start", "estimators"},
     {"flower", "testing"},
-    {"tools"},
-    {"papers"},
+    {"workflows"},
     {"cli"},
     {"__main__"},
 ]
-# Inside the lowest floor, order by hand: tensors know errors, messages and metrics know tensors.
 FILES = sorted(path for path in ROOT.rglob("*.py") if path != ROOT / "__init__.py")
 
 

@@ -7,6 +7,17 @@ import numpy as np
 import pandas as pd
 import pytest
 import torch
+from torch import nn
+
+import fedbayes
+from fedbayes.config.config import Config
+from fedbayes.errors import ConfigError, DataError, RunError
+from fedbayes.fusion.function import fuse_functions
+from fedbayes.fusion.settings import DistillationSettings, FunctionSettings
+from fedbayes.models import Network
+from fedbayes.runs.build import build_data
+from fedbayes.runs.simulation import Simulation
+from fedbayes.storage.folder import RunFolder
 from fedbayes_papers import (
     EXPERIMENTS,
     combined,
@@ -24,17 +35,6 @@ from fedbayes_papers import (
 from fedbayes_papers import lines as experiments
 from fedbayes_papers.experiment import Request, Results, finished, mean_and_std
 from fedbayes_papers.finding import Claim, Finding, Line, Part, markdown, overview, read_finding
-from torch import nn
-
-import fedbayes
-from fedbayes.config.config import Config
-from fedbayes.errors import ConfigError, DataError, RunError
-from fedbayes.fusion.function import fuse_functions
-from fedbayes.fusion.settings import DistillationSettings, FunctionSettings
-from fedbayes.models import Network
-from fedbayes.runs.build import build_data
-from fedbayes.runs.simulation import Simulation
-from fedbayes.storage.folder import RunFolder
 from tests.command_line import command
 
 

@@ -204,7 +204,8 @@ def test_a_folder_is_searched_for_names_that_are_given_alone(tmp_path):
         (tmp_path / f"{name}.py").write_text(code)
     code = (
         "import sys; from pathlib import Path; sys.path[:0] = ['', str(Path.cwd())]\n"
-        "from fedbayes.core.here import only_own_modules, variables; from fedbayes.core.lazy import own\n"
+        "from fedbayes.core.here import only_own_modules, variables\n"
+        "from fedbayes.core.lazy import own\n"
         "only_own_modules(str(Path.cwd())); assert not {'', str(Path.cwd())} & {*sys.path}\n"
         "assert list(variables().values()) == [str(Path.cwd())]\n"
         "print(own('ownmod:sibling').__file__)\n"

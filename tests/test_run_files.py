@@ -12,7 +12,6 @@ from contextlib import suppress
 
 import pytest
 import torch
-from fedbayes_papers import reproduce
 from filelock import FileLock
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -36,6 +35,7 @@ from fedbayes.workflows.experiments.attack_grid import AttackGrid
 from fedbayes.workflows.experiments.method_grid import MethodGrid
 from fedbayes.workflows.serve.export import export
 from fedbayes.workflows.serve.model_files import read_with_card, write_model
+from fedbayes_papers import reproduce
 from tests.hostile import folders, kills
 
 

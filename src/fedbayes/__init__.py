@@ -19,6 +19,7 @@ if (
 from typing import TYPE_CHECKING
 
 from fedbayes.core.lazy import attributes
+from fedbayes.core.moved import keep_former_names
 from fedbayes.version import __version__
 
 if TYPE_CHECKING:
@@ -89,3 +90,4 @@ __getattr__, __dir__ = attributes(
         "run_seeds": "fedbayes.workflows.experiments.seed_runs",
     },
 )
+keep_former_names()

@@ -5,7 +5,6 @@ from dataclasses import replace
 
 import pytest
 import torch
-from fedbayes_papers.virtual import accuracies, final_accuracies
 from torch import nn
 from torch.distributions import Normal, kl_divergence
 from torch.nn import functional
@@ -34,6 +33,7 @@ from fedbayes.models.variational import (
     stack,
 )
 from fedbayes.workflows.calibrate.calibration import trust
+from fedbayes_papers.virtual import accuracies, final_accuracies
 from tests.methods.places import at, network, run_of, samples
 
 

@@ -4,6 +4,7 @@ import shlex
 from collections.abc import Callable
 from datetime import datetime
 from functools import partial
+from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, NoReturn
 
@@ -307,11 +308,17 @@ def reproduce(
     Without a name: every experiment with its data, and a verdict on its claims from what was
     measured in the folder for results.
     """
-    from fedbayes_papers import lines, reproduce
+    from fedbayes.core.lazy import installed
 
+    if not (place := installed("experiments", "papers")):
+        raise RunError(
+            "the experiments of the papers are a package of their own; install it with "
+            "pip install 'fedbayes[papers]'"
+        )
+    papers = import_module(place)
     if name in (None, "list"):
         table = Table("experiment", "verdict", "", pad_edge=False)
-        for line in lines(out):
+        for line in papers.lines(out):
             about = f"{line.what}\n[dim]{', '.join(line.datasets)}"
             causes = line.finding.causes if line.finding else ()
             table.add_row(f"[bold]{line.name}", "\n".join((line.verdict, *causes)), about)
@@ -323,10 +330,10 @@ def reproduce(
     try:
         with console.status("") as status:
             watch = status.update if console.is_terminal else console.print
-            finding = reproduce(
+            finding = papers.reproduce(
                 name,
                 out,
-                scale=scale,  # type: ignore[arg-type]
+                scale=scale,
                 datasets=dataset,
                 seeds=seeds,
                 watch=watch,

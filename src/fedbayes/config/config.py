@@ -15,7 +15,7 @@ from fedbayes.core.brief import Settings
 from fedbayes.core.fields import AUTO as AUTO_SETTING
 from fedbayes.core.fields import OneOf, Only, Place, Several
 from fedbayes.core.files import parse_toml, read_text
-from fedbayes.core.lazy import own_class
+from fedbayes.core.lazy import installed, own_class
 from fedbayes.core.pretrained import TIMM
 from fedbayes.data import DataSettings
 from fedbayes.errors import ConfigError, FedbayesWarning, did_you_mean
@@ -628,8 +628,8 @@ def find_method(name: str) -> "type[AnyMethod]":
     """
     if name in METHODS:
         return METHODS[name]
-    if ":" not in name:
-        raise _no_method(name)
+    if ":" not in name and not (name := installed("methods", asked := name)):
+        raise _no_method(asked)
     from fedbayes.contracts import Method
 
     kind: type[AnyMethod] = own_class(name, Method, "method")

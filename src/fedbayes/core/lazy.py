@@ -5,6 +5,7 @@ import sys
 import traceback
 from collections.abc import Callable, Iterator, Mapping
 from importlib import import_module
+from importlib.metadata import entry_points
 from itertools import count
 from pathlib import Path
 from pkgutil import resolve_name
@@ -214,6 +215,16 @@ def called(place: str, what: str, how: str, *arguments: Any, **settings: Any) ->
         raise ConfigError(
             f"the {what} {place!r} failed, called as {how}: {raised(error, place)}"
         ) from error
+
+
+def installed(group: str, name: str) -> str:
+    """What an installed package offers under a name, as `package.module:name`; empty if none does.
+
+    Args:
+        group: `methods`, say: packages declare entry points in the group `fedbayes.methods`.
+        name: of the entry point.
+    """
+    return next((p.value for p in entry_points(group=f"fedbayes.{group}", name=name)), "")
 
 
 def own_class(place: str, base: Any, what: str) -> Any:

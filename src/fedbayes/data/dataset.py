@@ -59,8 +59,8 @@ class Dataset(Brief):
     features: tuple[str, ...] = ()
     """Names of the features of a table, coded as they are stored."""
     columns: tuple[Column, ...] = ()
-    """Columns of the user's own table, of which x are the codes (`fedbayes.data.tables.columns`), with
-    the categories of all rows; none elsewhere."""
+    """Columns of the user's own table, of which x are the codes, with the categories of all rows
+    (`fedbayes.data.tables.columns`); none elsewhere."""
     permuted: bool = False
     """Whether each client sees its pixels in a fixed order of its own."""
     notes: tuple[str, ...] = ()

@@ -13,8 +13,8 @@ from fedbayes.models.settings import ModelSettings
 class TextNetwork(nn.Module):
     """A network of `transformers` for texts, as a function of their tokens.
 
-    A sample is a row of token ids, in which `fedbayes.core.pretrained.PADDING` follows a text that is
-    shorter. So the mask of the attention is in the sample, whichever id a tokenizer pads with.
+    A sample is a row of token ids. `fedbayes.core.pretrained.PADDING` follows a text that is
+    shorter: so the mask of the attention is in the sample, whichever id a tokenizer pads with.
     """
 
     def __init__(self, network: nn.Module, pad: int, vocabulary: int) -> None:
