@@ -17,11 +17,13 @@ from fedbayes.core.messages import Masked
 from fedbayes.core.tensors import pack
 from fedbayes.errors import MessageError, RunError
 from fedbayes.federation.engines.sequential import Sequential
+from fedbayes.federation.ledger import Ledger
 from fedbayes.federation.stages.aggregation import Aggregation, Clipped
-from fedbayes.federation.stages.bounds import Bounds, Intake, median, norms_of, size_of
+from fedbayes.federation.stages.bounds import Bounds, NormBound, median, norms_of, size_of
 from fedbayes.federation.stages.checks import encode_report, read_report
 from fedbayes.federation.stages.fold import Untouched, Way
 from fedbayes.federation.stages.spill_buffer import Kept
+from fedbayes.federation.stages.stream import Arrival
 from fedbayes.federation.stages.weights import Weights
 from fedbayes.methods import METHODS
 from fedbayes.methods.fedavg import FedAvg
@@ -214,11 +216,11 @@ def folded(aggregation, found, weighted=True, memory=None):
             return way.changes(report)
 
     method = Method(weighting="samples" if weighted else "uniform")
-    intake = Intake(aggregation, method, None, run_of(network()), fold)
-    for client, report in enumerate(found):
-        intake.add(client, report)
-    refused = dict(intake.close())
-    return fold, refused
+    bound, ledger = NormBound(aggregation, method, None, run_of(network())), Ledger()
+    arrivals = (Arrival(client, report, None) for client, report in enumerate(found))
+    for arrival in bound(arrivals, ledger):
+        fold.add(arrival.client, arrival.report)
+    return fold, ledger.refused
 
 
 numbers = st.floats(-1e6, 1e6, width=32)

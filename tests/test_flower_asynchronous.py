@@ -10,7 +10,7 @@ pytest.importorskip("flwr")
 
 from fedbayes.core.tensors import pack, unpack
 from fedbayes.federation.engines.sequential import Sequential
-from fedbayes.federation.round import run_round
+from fedbayes.federation.round import Rules, run_round
 from fedbayes.federation.stages.stale import Past
 from fedbayes.federation.stages.weights import Weights
 from fedbayes.flower.apps import client_app, on_grid, state_store
@@ -100,7 +100,7 @@ def assert_as_replayed(simulation, turns, states, first=0):
         past = Past(simulation.config.asynchronous, since, before.get, turn.starts)
         result = run_round(
             run, method, server, engine, private, number=turn.number, cohort=turn.cohort,
-            weights=weights, past=past, compression=simulation.config.compression,
+            weights=weights, past=past, rules=Rules(compression=simulation.config.compression),
         )  # fmt: skip
         server = unpack(method.server_state, pack(result.server))
         assert_identical(pack(server), pack(wanted))

@@ -24,7 +24,7 @@ from fedbayes.federation.engines.sequential import Sequential
 from fedbayes.federation.privacy import keys
 from fedbayes.federation.privacy.noise import Secret
 from fedbayes.federation.privacy.spending import Spending
-from fedbayes.federation.round import run_round
+from fedbayes.federation.round import Rules, run_round
 from fedbayes.federation.stages.weights import Weights
 from fedbayes.likelihoods.temperature import sampled_at
 from fedbayes.runs.build import build_federation, build_likelihood, build_network, build_run
@@ -100,11 +100,13 @@ class Federation:
                 self.states,
                 number=number,
                 cohort=cohort,
-                min_reports=1 if method.centralized else config.min_reports,
-                aggregation=config.aggregation,
-                privacy=mechanism(config, run, record, secret, number=number, cohort=cohort),
+                rules=Rules(
+                    config.aggregation,
+                    config.compression,
+                    mechanism(config, run, record, secret, number=number, cohort=cohort),
+                    1 if method.centralized else config.min_reports,
+                ),
                 weights=weights,
-                compression=config.compression,
             )
             server = unpack(method.server_state, pack(result.server))
             record = result.privacy or record

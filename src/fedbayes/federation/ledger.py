@@ -1,5 +1,6 @@
 """The accounts of a round: who reported, what it weighed, who was refused or lost."""
 
+from collections.abc import MutableMapping
 from dataclasses import dataclass, field
 
 from fedbayes.contracts import AnyMethod, Info, Report
@@ -14,6 +15,7 @@ from fedbayes.federation.stages.checks import (
     figures,
     means,
 )
+from fedbayes.federation.stages.spill_buffer import Kept
 from fedbayes.federation.stages.weights import Weights
 from fedbayes.likelihoods import Scores
 
@@ -40,9 +42,12 @@ class Ledger:
     """Clients whose report came after all, and what went wrong before."""
     infos: dict[int, Info] = field(default_factory=dict)
     """Metrics of each client whose report counted, in its own words."""
+    weights_of: dict[int, float] = field(default_factory=dict)
+    """What each report weighs that could be read, in number of samples."""
     weights: Weights = field(default_factory=lambda: Weights(weighted=True))
     """What reports weigh."""
     _missing: int = field(default=0, init=False)
+    _states: Kept = field(default_factory=Kept, init=False)
 
     @property
     def bytes_up(self) -> int:
@@ -95,6 +100,9 @@ class Ledger:
             self.troubles[client] = "; ".join(troubles)
         self.infos[client] = info
         self.scores[client] = outcome.scores
+        self.weights_of[client] = report.weight
+        if outcome.state:
+            self._states.add(client, outcome.state)
         return report
 
     def refuse(self, client: int, reason: str) -> None:
@@ -102,6 +110,21 @@ class Ledger:
         self.refused[client] = reason
         for said in (self.infos, self.scores, self.troubles):
             said.pop(client, None)
+
+    def keep(self, states: MutableMapping[int, bytes]) -> None:
+        """The round counts: store the private states of clients whose reports do, and note what
+        these weigh.
+        """
+        for client, state in self._states:
+            if client not in self.refused:
+                states[client] = state
+        for client, weight in self.weights_of.items():
+            if client not in self.refused:
+                self.weights.counted(client, weight)
+
+    def close(self) -> None:
+        """Let go of private states."""
+        self._states.close()
 
     def require_someone(self, number: int, cohort: list[int]) -> None:
         """See that not every client was lost.

@@ -1,6 +1,6 @@
 """One round of any method on any engine."""
 
-from collections.abc import Callable, Iterator, Mapping, MutableMapping
+from collections.abc import Callable, Mapping, MutableMapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -9,7 +9,6 @@ from fedbayes.contracts.returned import updated
 from fedbayes.core import seeds
 from fedbayes.core.tensors import all_finite, pack
 from fedbayes.federation.broadcast import Broadcast, Broadcasts
-from fedbayes.federation.client_runtime import NoReport, Outcome
 from fedbayes.federation.clock.clock import Lengths
 from fedbayes.federation.engines import Engine
 from fedbayes.federation.ledger import Ledger
@@ -17,10 +16,10 @@ from fedbayes.federation.privacy.mechanism import Mechanism, Private
 from fedbayes.federation.privacy.spending import Spending
 from fedbayes.federation.settings import AS_IT_IS, Compression
 from fedbayes.federation.stages.aggregation import Aggregation, fold
-from fedbayes.federation.stages.bounds import Intake
+from fedbayes.federation.stages.bounds import NormBound
 from fedbayes.federation.stages.fold import Fold, Way
-from fedbayes.federation.stages.spill_buffer import Kept
-from fedbayes.federation.stages.stale import Past, as_of_now
+from fedbayes.federation.stages.stale import Past
+from fedbayes.federation.stages.stream import Answers, decoded, up_to_date
 from fedbayes.federation.stages.weights import Weights
 
 
@@ -73,6 +72,35 @@ def sample_cohort(
     return sorted(rng.choice(clients, size, replace=False, shuffle=False).tolist())
 
 
+@dataclass(frozen=True)
+class Rules:
+    """What is done with the reports of a round."""
+
+    aggregation: Aggregation = field(default_factory=Aggregation)
+    """Bounds, outliers, and what replaces the mean."""
+    compression: Compression = AS_IT_IS
+    """In how many bytes numbers are sent."""
+    privacy: Mechanism | None = None
+    """What makes the round private, if anything does. Then every round has an update, also one
+    without reports, and no report is measured by others."""
+    min_reports: int = 1
+    """Good reports that an update needs."""
+
+    def reducer(self, method: AnyMethod, sent: Broadcast, cohort: list[int]) -> Fold:
+        """What collects the reports for the update."""
+        if self.privacy is None:
+            return fold(self.aggregation, method, sent.server, sent.run)
+        pattern = method.expected(sent.message(cohort[0] if cohort else 0), sent.run)
+        return self.privacy.begin(Way.of(method, sent.server, sent.run), pattern)
+
+    @property
+    def bounds(self) -> Aggregation:
+        """As far as reports are compared with one another."""
+        if self.privacy is None:
+            return self.aggregation
+        return Aggregation(max_change=0.0, max_weight=self.aggregation.max_weight)
+
+
 def run_round(
     run: Run,
     method: AnyMethod,
@@ -82,13 +110,10 @@ def run_round(
     *,
     number: int,
     cohort: list[int],
-    min_reports: int = 1,
-    aggregation: Aggregation | None = None,
-    privacy: Mechanism | None = None,
+    rules: Rules | None = None,
     weights: Weights | None = None,
-    compression: Compression = AS_IT_IS,
     past: Past | None = None,
-    heard: Callable[[int], object] = lambda done: None,
+    on_progress: Callable[[int], object] = lambda done: None,
 ) -> Round:
     """Broadcast, E-steps, reports, M-step.
 
@@ -100,18 +125,14 @@ def run_round(
         states: encoded private states by client; the round stores the new ones.
         number: the round, from 1.
         cohort: the clients that take part.
-        min_reports: how many good reports an update needs.
-        aggregation: what is done with reports before they are averaged.
-        privacy: what makes the round private, if anything does. Then every round has an update,
-            also one that nobody reports in, and no report is measured by others.
+        rules: what is done with reports.
         weights: what reports weigh; those of the ones that count are noted there.
-        compression: in how many bytes numbers are sent; as they are by default.
         past: where clients of the cohort started, in an asynchronous round. Their reports count as
             if they had been learnt from `server`, and bytes are counted when clients start.
-        heard: is told, client by client, how many of the cohort are done.
+        on_progress: is told, client by client, how many of the cohort are done.
 
     A report that is not what the method expects, or whose change is out of all proportion, is
-    refused: the client counts as if it had not taken part, and the round goes on. So does a client
+    rejected: the client counts as if it had not taken part, and the round goes on. So does a client
     that was lost, and every client of a round that comes to too few reports, or after which the
     server's state is not sound: their states stay as they were, like the server's. All other errors
     leave here.
@@ -119,94 +140,90 @@ def run_round(
     Raises:
         EngineError: every client was lost, and the round is not private.
     """
-    aggregation = aggregation or Aggregation()
-    weights = weights or Weights.of(method, aggregation.max_weight)
-    broadcast = Broadcast(run, method, server, number, compression)
-    ledger = Ledger(weights=weights)
-    reports: Fold
-    if privacy is None:
-        reports = fold(aggregation, method, server, run)
-    else:
-        pattern = method.expected(broadcast.message(cohort[0] if cohort else 0), run)
-        reports, min_reports = privacy.begin(Way.of(method, server, run), pattern), 0
-        aggregation = Aggregation(max_change=0.0, max_weight=aggregation.max_weight)
-    intake, after = Intake(aggregation, method, server, run, reports), Kept()
-    had = Broadcasts(broadcast, past.since, past.server) if past else Broadcasts(broadcast, {}, int)
-    answers = _answers(engine, cohort, had, states, past)
+    rules = rules or Rules()
+    weights = weights or Weights.of(method, rules.aggregation.max_weight)
+    own = Broadcast(run, method, server, number, rules.compression)
+    sent = Broadcasts(own, past.since, past.server) if past else Broadcasts(own, {}, int)
+    ledger, reports = Ledger(weights=weights), rules.reducer(method, own, cohort)
+    bounds = NormBound(rules.bounds, method, server, run)
+
+    members = list[int]()
+    answers = _heard(_answers(engine, cohort, sent, states, past), members, rules, on_progress)
+    arrivals = decoded(answers, sent, ledger, method)
+    if past:
+        arrivals = up_to_date(arrivals, own, past, ledger)
+    for arrival in bounds(arrivals, ledger):
+        reports.add(arrival.client, arrival.report)
     if past and past.live:
-        cohort = []
-    for done, (client, outcome) in enumerate(answers, 1):
-        heard(done)
-        if past and past.live:
-            cohort.append(client)
-        if privacy is not None:
-            outcome = privacy.kept(outcome)
-        then = had.of(client)
-        report = ledger.enter(client, outcome, then, method)
-        had.answered(client)
-        if report is None or isinstance(outcome, NoReport):
-            continue
-        if past and past.timed:
-            then.require_foreseen(client, ledger.up[client])
-        if past and then is not broadcast:
-            share = past.settings.weight(number - then.number)
-            report = as_of_now(report, method, run, then=then.server, now=server, weight=share)
-        intake.add(client, report)
-        if outcome.state:
-            after.add(client, outcome.state)
-    for client, reason in intake.close():
-        ledger.refuse(client, reason)
-    if privacy is None and (cohort or past):
+        cohort = members
+    if rules.privacy is None and (cohort or past):
         ledger.require_someone(number, cohort)
-    info: Info = {}
-    skipped, undone = reports.clients < min_reports, ""
+
+    info, undone = Info(), ""
+    skipped = rules.privacy is None and reports.clients < rules.min_reports
     if not skipped:
         new, metrics = updated(method, method.update(server, reports.reduced(), At(run, number)))
-        undone = unsound(new, method, run)
-        if not undone:
+        if not (undone := unsound(new, method, run)):
             server, info = new, metrics
-            intake.count(weights)
-            for client, state in after:
-                if client not in ledger.refused:
-                    states[client] = state
-    after.close()
-    if skipped or undone:  # clients' models are as before, and these scores are of others
-        ledger.scores.clear()
-    bytes_down, spared_down = _sent(broadcast, past)
-    return Round(
-        number=number,
+            ledger.keep(states)
+    return _ended(
+        own,
+        ledger,
+        past,
         server=server,
         cohort=cohort,
-        ledger=ledger,
-        bytes_down=0 if method.centralized else bytes_down,
-        bytes_up=0 if method.centralized else ledger.bytes_up,
-        lengths={
-            client: Lengths(broadcast.sent.get(client, 0), ledger.up.get(client, 0))
-            for client in (() if past else cohort)
-        },
-        spared_down=spared_down,
-        spared_up=ledger.spared_up,
+        info=info,
         skipped=skipped or bool(undone),
         undone=undone,
-        outliers={} if privacy is not None else intake.outlying,  # these speak of single reports
-        reported=ledger.info(),
-        info=info,
+        # Both speak of single reports.
+        outliers={} if rules.privacy else bounds.outlying,
         privacy=reports.record if isinstance(reports, Private) else None,
+    )
+
+
+def _heard(
+    answers: Answers, members: list[int], rules: Rules, on_progress: Callable[[int], object]
+) -> Answers:
+    """The answers as the server may see them; who gave them is noted, and how many did."""
+    for done, (client, outcome) in enumerate(answers, 1):
+        on_progress(done)
+        members.append(client)
+        yield client, rules.privacy.kept(outcome) if rules.privacy else outcome
+
+
+def _ended(own: Broadcast, ledger: Ledger, past: Past | None, **found: Any) -> Round:
+    """What a round did, with its bytes."""
+    if found["skipped"]:  # clients' models are as before, and these scores are of others
+        ledger.scores.clear()
+    ledger.close()
+    bytes_down, spared_down = _sent(own, past)
+    nothing = own.method.centralized
+    cohort = () if past else found["cohort"]
+    return Round(
+        number=own.number,
+        ledger=ledger,
+        bytes_down=0 if nothing else bytes_down,
+        bytes_up=0 if nothing else ledger.bytes_up,
+        lengths={c: Lengths(own.sent.get(c, 0), ledger.up.get(c, 0)) for c in cohort},
+        spared_down=spared_down,
+        spared_up=ledger.spared_up,
+        reported=ledger.info(),
+        **found,
     )
 
 
 def _answers(
     engine: Engine,
     cohort: list[int],
-    had: Broadcasts,
+    sent: Broadcasts,
     states: Mapping[int, bytes],
     past: Past | None,
-) -> Iterator[tuple[int, Outcome | NoReport]]:
+) -> Answers:
     """What came of the clients' work: of the cohort in its order, or of whoever comes first."""
     if past is not None and past.live is not None:
-        yield from past.live.answers(had, states)
+        yield from past.live.answers(sent, states)
     elif cohort:
-        yield from zip(cohort, engine.train(had.tasks(cohort, states)), strict=True)
+        yield from zip(cohort, engine.train(sent.tasks(cohort, states)), strict=True)
 
 
 def _sent(broadcast: Broadcast, past: Past | None) -> tuple[int, int]:

@@ -38,7 +38,7 @@ from fedbayes.federation.engines import (
     at_work,
 )
 from fedbayes.federation.privacy import keys
-from fedbayes.federation.round import Round, run_round
+from fedbayes.federation.round import Round, Rules, run_round
 from fedbayes.federation.stages.weights import Weights
 from fedbayes.runs.build import (
     build_data,
@@ -638,20 +638,22 @@ class Simulation(Brief):
             self.states,
             number=number,
             cohort=cohort,
-            min_reports=1 if self.method.centralized else self.config.min_reports,
-            aggregation=self.config.aggregation,
-            privacy=mechanism(
-                self.config,
-                self.run,
-                self.progress.privacy,
-                self._secret,
-                number=number,
-                cohort=cohort,
+            rules=Rules(
+                self.config.aggregation,
+                self.config.compression,
+                mechanism(
+                    self.config,
+                    self.run,
+                    self.progress.privacy,
+                    self._secret,
+                    number=number,
+                    cohort=cohort,
+                ),
+                1 if self.method.centralized else self.config.min_reports,
             ),
             weights=self._weights,
-            compression=self.config.compression,
             past=planned.past,
-            heard=heard,
+            on_progress=heard,
         )
 
     def _record(self, metrics: Metrics) -> None:

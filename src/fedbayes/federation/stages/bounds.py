@@ -16,12 +16,14 @@ from fedbayes.contracts import AnyMethod, Changes, Method, Report, Run
 from fedbayes.contracts.changes import norm, part_of, start_of
 from fedbayes.core.messages import Masked, dense, payload
 from fedbayes.core.tensors import Tensors
+from fedbayes.federation.broadcast import Broadcast
+from fedbayes.federation.ledger import Ledger
 from fedbayes.federation.settings import Aggregation
 from fedbayes.federation.stages.checks import encode_report, read_report
-from fedbayes.federation.stages.fold import Fold
 from fedbayes.federation.stages.outliers import outliers
 from fedbayes.federation.stages.spill_buffer import MEMORY, Kept
-from fedbayes.federation.stages.weights import MOST_TIMES_MEDIAN, Weights
+from fedbayes.federation.stages.stream import Arrival
+from fedbayes.federation.stages.weights import MOST_TIMES_MEDIAN
 
 
 def norms_of(changes: Changes) -> dict[str, float]:
@@ -123,25 +125,22 @@ def size_of(run: Run) -> float:
     return norm(first) or math.sqrt(sum(t.numel() for t in first))
 
 
-class Intake:
-    """Hands the reports of a round on to a fold once they are known to be within bounds.
+class NormBound:
+    """The stage that lets reports pass once they are known to be within bounds.
 
-    A report whose change is ordinary is folded in at once. The others wait until the cohort was
-    heard, and are folded in then, in the order that they came: so the order depends on the reports
-    alone. What waits is in memory up to a limit, then in a file.
+    A report whose change is ordinary passes at once. The others wait until the cohort was heard,
+    and pass then, in the order that they came: so the order depends on the reports alone. What
+    waits is in memory up to a limit, then in a file.
 
     Args:
         settings: the `[aggregation]` table.
         method: of the run.
         server: its state before the round.
         run: the run.
-        fold: where good reports go.
     """
 
-    def __init__(
-        self, settings: Aggregation, method: AnyMethod, server: Any, run: Run, fold: Fold
-    ) -> None:
-        self._method, self._server, self._run, self._fold = method, server, run, fold
+    def __init__(self, settings: Aggregation, method: AnyMethod, server: Any, run: Run) -> None:
+        self._method, self._server, self._run = method, server, run
         self._bounded = bool(settings.max_change) and not method.centralized
         ordinary = method.ordinary(server, run) if self._bounded else {}
         ordinary["counters"] = max(ordinary.get("counters", 0.0), settings.max_weight)
@@ -150,13 +149,34 @@ class Intake:
         self._leave_out = settings.outliers == "leave-out"
         self._compared: dict[int, dict[str, float]] = {}
         self._origin = method.origin(server, run) if self._bounded else {}
-        self._near: dict[int, Report] = {}
+        self._near: dict[int, Arrival] = {}
         self._room, self._waiting = MEMORY, Kept(0)
-        self._names: dict[int, tuple[str, ...]] = {}
+        self._held: dict[int, tuple[tuple[str, ...], Broadcast]] = {}
         self._weights: dict[int, float] = {}
 
-    def add(self, client: int, report: Report) -> None:
-        """Take a report of a client."""
+    def __call__(self, arrivals: Iterator[Arrival], ledger: Ledger) -> Iterator[Arrival]:
+        """Those within bounds; the ledger refuses the others."""
+        for arrival in arrivals:
+            if self._passes(arrival):
+                yield arrival
+            else:
+                self._hold(arrival)
+        refused = self._refused()
+        good = {c: w for c, w in self._weights.items() if not refused.get(c)}
+        usual = median(list(good.values())) if good else 1.0
+        for client in self._held:
+            if reason := refused.get(client):
+                ledger.refuse(client, reason)
+                continue
+            weight = good[client]
+            if self._relative:
+                weight = min(weight / usual, MOST_TIMES_MEDIAN)
+            yield self._released(client, weight)
+        self._waiting.close()
+
+    def _passes(self, arrival: Arrival) -> bool:
+        """Whether a report is good whatever others are; its norms are noted."""
+        client, report = arrival.client, arrival.report
         self._weights[client] = report.weight
         compared = self._method.compared(report, self._run)
         if compared:
@@ -165,37 +185,38 @@ class Intake:
             client,
             norms_of_report(report, self._method, self._server, self._run, self._origin),
         )
-        if within and not (self._relative or (compared and self._leave_out)):
-            self._fold.add(client, report)
-        else:
-            self._names[client] = tuple(report.tensors)
-            size = payload(report.tensors)
-            if size <= self._room:
-                self._room -= size
-                self._near[client] = report
-            else:
-                self._waiting.add(client, encode_report(report))
+        return within and not (self._relative or (bool(compared) and self._leave_out))
 
-    def count(self, weights: Weights) -> None:
-        """Note what the reports weigh that were folded in."""
-        for client, weight in self._weights.items():
-            weights.counted(client, weight)
+    def _hold(self, arrival: Arrival) -> None:
+        """Keep a report until the cohort was heard."""
+        client, report = arrival.client, arrival.report
+        self._held[client] = tuple(report.tensors), arrival.broadcast
+        size = payload(report.tensors)
+        if size <= self._room:
+            self._room -= size
+            self._near[client] = arrival
+        else:
+            self._waiting.add(client, encode_report(report))
+
+    def _released(self, client: int, weight: float) -> Arrival:
+        """A report that was held, with the weight that it counts with."""
+        names, broadcast = self._held[client]
+        near = self._near.pop(client, None)
+        report = near.report if near else read_report(self._waiting[client])
+        report = Report({name: report.tensors[name] for name in names}, weight)
+        return Arrival(client, report, broadcast)
 
     @property
     def outlying(self) -> dict[int, str]:
         """Clients whose networks are unlike the others of the round, and how."""
         return outliers(self._compared)
 
-    def close(self) -> Iterator[tuple[int, str]]:
-        """Fold in what has waited.
-
-        Yields:
-            Clients whose reports are refused, each with the reason.
-        """
+    def _refused(self) -> dict[int, str]:
+        """Why each client that was held is refused; empty where it is not."""
         refused: dict[int, str] = {}
-        if self._bounded and self._names:
+        if self._bounded and self._held:
             limits = self._bounds.limits()
-            refused = {client: self._bounds.excess(client, limits) for client in self._names}
+            refused = {client: self._bounds.excess(client, limits) for client in self._held}
             if remedy := self._method.remedy(self._run):
                 refused = {c: why and f"{why}; {remedy}" for c, why in refused.items()}
         for client in refused:  # which are no measure of the others
@@ -204,17 +225,4 @@ class Intake:
         if self._leave_out:
             strange = {c: f"left out as an outlier: {why}" for c, why in self.outlying.items()}
             refused = strange | {c: why for c, why in refused.items() if why}
-        good = {c: w for c, w in self._weights.items() if not refused.get(c)}
-        usual = median(list(good.values())) if good else 1.0
-        for client, names in self._names.items():
-            if reason := refused.get(client):
-                del self._weights[client]
-                yield client, reason
-                continue
-            weight = good[client]
-            if self._relative:
-                weight = min(weight / usual, MOST_TIMES_MEDIAN)
-            report = self._near.pop(client, None) or read_report(self._waiting[client])
-            report = Report({name: report.tensors[name] for name in names}, weight)
-            self._fold.add(client, report)
-        self._waiting.close()
+        return refused
