@@ -552,7 +552,7 @@ def test_a_parameter_in_the_place_of_the_contract_is_refused(name):
 
 
 @pytest.mark.filterwarnings("ignore:Field name")
-@pytest.mark.parametrize("name", ["name", "summary", "reduction"])
+@pytest.mark.parametrize("name", ["name", "summary", "reports"])
 def test_an_attribute_with_a_type_is_no_parameter(name):
     with pytest.raises(
         ConfigError, match=f"'{name}', and methods have an attribute.*without a type"

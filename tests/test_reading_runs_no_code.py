@@ -25,14 +25,14 @@ OWN = (
     PLANTED
     + """
 from torch import nn
-from fedbayes.contracts import PointEstimate, Weights
+from fedbayes.contracts import Models, PointEstimate, Weights
 from fedbayes.likelihoods.categorical import Categorical
 
 class Mine(PointEstimate[Weights]):
     name = "mine"
     summary = "averages"
     server_state = Weights
-    headline = "local"
+    models = Models.BOTH
 
     def init(self, run):
         return Weights(run.network.initial)

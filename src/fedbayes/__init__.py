@@ -29,11 +29,11 @@ if TYPE_CHECKING:
     from fedbayes.fusion import Fusion, fuse
     from fedbayes.reports.result import Result
     from fedbayes.runs.simulation import Simulation, Step
+    from fedbayes.runs.trained import TrainedModel
     from fedbayes.start import resume, run
     from fedbayes.workflows.experiments.comparing import compare
     from fedbayes.workflows.experiments.seed_runs import SeedRuns, resume_seeds, run_seeds
     from fedbayes.workflows.serve.prediction import predict_file
-    from fedbayes.workflows.serve.trained import TrainedModel
     from fedbayes.workflows.serve.trained_models import load
     from fedbayes.workflows.studies.client_tables import client_tables
 
@@ -74,7 +74,7 @@ __getattr__, __dir__ = attributes(
         "SeedRuns": "fedbayes.workflows.experiments.seed_runs",
         "Simulation": "fedbayes.runs.simulation",
         "Step": "fedbayes.runs.simulation",
-        "TrainedModel": "fedbayes.workflows.serve.trained",
+        "TrainedModel": "fedbayes.runs.trained",
         "fuse": "fedbayes.fusion",
         "load": "fedbayes.workflows.serve.trained_models",
         "predict_file": "fedbayes.workflows.serve.prediction",

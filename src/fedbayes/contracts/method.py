@@ -37,7 +37,7 @@ from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, replace
 from enum import StrEnum
 from types import MappingProxyType
-from typing import Annotated, Any, ClassVar, Generic, Literal, TypeVar, final
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Generic, Literal, TypeVar, final
 
 import torch
 from pydantic import BaseModel, ConfigDict, Field
@@ -103,7 +103,56 @@ ClientState = TypeVar("ClientState")
 Reduced = TypeVar("Reduced", Sum, Gathered)
 
 
-class Method(Choosable, Generic[ServerState, ClientState, Reduced]):
+_DECLARED_NOW = {
+    "reduction": 'reports = Reports(reduce="set")',
+    "takes_middle": 'reports = Reports(reduce="middle")',
+    "entangled": "Part(joint=...)",
+    "summable": "the parts of reports",
+    "adds": 'Part(origin="zero")',
+    "report_range": "Part(range=...)",
+    "absent": "Part(missing=...)",
+    "sparse_parts": 'Part(mask="chosen")',
+    "masks_as_sent": 'Part(mask="sent")',
+    "repeats_changes": "Part(tracked=True)",
+    "remembered_parts": "Part(tracked=True, retract=...)",
+    "acknowledged": "Part(tracked=True, retract=...)",
+    "exact_parts": "Part(exact=True)",
+    "uncompressed": "Reports(uncompressed=...)",
+    "incompressible": "Reports(uncompressed=...)",
+    "stale_reports": "Part(tracked=..., linear=...)",
+    "has_global_model": "models = Models.PERSONAL",
+    "keeps_models": "models = Models.PERSONAL or Models.BOTH",
+    "headline": "models = Models.PERSONAL or Models.BOTH",
+}
+"""Names of version 0.2 by what declares the same."""
+
+
+if TYPE_CHECKING:
+    from pydantic._internal._model_construction import ModelMetaclass
+else:
+    ModelMetaclass = type(BaseModel)
+
+
+class _Checked(ModelMetaclass):
+    """Looks at a method's class before Pydantic does, which takes a flag for a field."""
+
+    def __new__(
+        cls, name: str, bases: tuple[type, ...], namespace: dict[str, Any], **more: Any
+    ) -> Any:
+        """The class.
+
+        Raises:
+            ConfigError: it sets a flag of version 0.2, which would have no effect.
+        """
+        for flag in _DECLARED_NOW.keys() & namespace.keys():
+            raise ConfigError(
+                f"the method {name} sets {flag}, which has no effect; declare "
+                f"{_DECLARED_NOW[flag]} instead (see fedbayes.contracts.parts)"
+            )
+        return super().__new__(cls, name, bases, namespace, **more)
+
+
+class Method(Choosable, Generic[ServerState, ClientState, Reduced], metaclass=_Checked):
     """A federated method. Fields are its hyperparameters; functions are pure.
 
     States are frozen dataclasses of tensors (see `fedbayes.core.tensors.pack`). No function changes
@@ -145,11 +194,6 @@ class Method(Choosable, Generic[ServerState, ClientState, Reduced]):
     def __pydantic_init_subclass__(cls, **kwargs: Any) -> None:
         """Refuse parameters that would stand in the place of what a method has by contract."""
         super().__pydantic_init_subclass__(**kwargs)
-        for name in _DECLARED_NOW.keys() & vars(cls).keys():
-            raise ConfigError(
-                f"the method {cls.__name__} sets {name}, which has no effect; declare "
-                f"{_DECLARED_NOW[name]} instead (see fedbayes.contracts.parts)"
-            )
         for name in cls.model_fields:
             if name in Method.__class_vars__:
                 what, way = "an attribute", f"write it without a type, as in {name} = ..."
@@ -478,29 +522,6 @@ class Averaged(BaseModel):
         description="weight of a client at the server: its number of training samples, or 1",
     )
 
-
-_DECLARED_NOW = {
-    "reduction": 'reports = Reports(reduce="set")',
-    "takes_middle": 'reports = Reports(reduce="middle")',
-    "entangled": "Part(joint=...)",
-    "summable": "the parts of reports",
-    "adds": 'Part(origin="zero")',
-    "report_range": "Part(range=...)",
-    "absent": "Part(missing=...)",
-    "sparse_parts": 'Part(mask="chosen")',
-    "masks_as_sent": 'Part(mask="sent")',
-    "repeats_changes": "Part(tracked=True)",
-    "remembered_parts": "Part(tracked=True, retract=...)",
-    "acknowledged": "Part(tracked=True, retract=...)",
-    "exact_parts": "Part(exact=True)",
-    "uncompressed": "Reports(uncompressed=...)",
-    "incompressible": "Reports(uncompressed=...)",
-    "stale_reports": "Part(tracked=..., linear=...)",
-    "has_global_model": "models = Models.PERSONAL",
-    "keeps_models": "models = Models.PERSONAL or Models.BOTH",
-    "headline": "models = Models.PERSONAL or Models.BOTH",
-}
-"""Names of version 0.2 by what declares the same."""
 
 UNIFORM: Mapping[str, Any] = MappingProxyType({"weighting": "uniform"})
 """What papers publish in which all clients weigh alike."""

@@ -17,7 +17,6 @@ MOVED = {
     "tensors": "core.tensors",
     "inputs.sums": "data.tables.sums",
     "runs.config": "config.config",
-    "runs.trained": "workflows.serve.trained",
     "tools": "workflows",
     "tools.client_tables": "workflows.studies.client_tables",
     "tools.comparing": "workflows.experiments.comparing",

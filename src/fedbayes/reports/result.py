@@ -21,12 +21,12 @@ from fedbayes.runs.build import build_likelihood, stored_data, stored_run
 from fedbayes.runs.frames import clients_frame, rounds_frame, troubles_frame
 from fedbayes.runs.outcome import outcome_rows
 from fedbayes.runs.personal import own_models, require_global
+from fedbayes.runs.trained import Member, TrainedModel
 from fedbayes.storage.best_tracker import flat
 from fedbayes.storage.conformal import read_conformal
 from fedbayes.storage.folder import Metrics, RunFolder
 from fedbayes.storage.hazards import read_hazards
 from fedbayes.storage.temperature import read_temperature
-from fedbayes.workflows.serve.trained import Member, TrainedModel
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -247,7 +247,7 @@ class Result:
         self, x: Any, client: str | int | None = None, *, level: float | None = None
     ) -> Any:
         """Predictions as a DataFrame, as `fedbayes predict` writes them; see
-        `fedbayes.workflows.serve.trained.TrainedModel.predict_frame`.
+        `fedbayes.runs.trained.TrainedModel.predict_frame`.
         """
         return self.trained(client).predict_frame(x, level=level)
 

@@ -9,8 +9,8 @@ import numpy.typing as npt
 
 from fedbayes.core.wording import describe
 from fedbayes.errors import ConfigError
+from fedbayes.runs.trained import TrainedModel
 from fedbayes.workflows.serve.evaluation_set import find_tests
-from fedbayes.workflows.serve.trained import TrainedModel
 
 COST = "cost:"
 

@@ -41,6 +41,7 @@ from fedbayes.models import (
 )
 from fedbayes.models.files import single
 from fedbayes.runs.build import build_run
+from fedbayes.runs.trained import joined
 from fedbayes.storage.card import Card
 from fedbayes.workflows.serve.evaluation_set import (
     EvaluationSet,
@@ -50,7 +51,6 @@ from fedbayes.workflows.serve.evaluation_set import (
     trained_in,
 )
 from fedbayes.workflows.serve.model_files import read_with_card
-from fedbayes.workflows.serve.trained import joined
 
 
 @dataclass(frozen=True)

@@ -21,8 +21,8 @@ from fedbayes.data.sources.tables import UNNAMED
 from fedbayes.data.tables.encoding import Unknown
 from fedbayes.errors import CellError, ColumnError, DataError, RunError
 from fedbayes.likelihoods.answers import Answers
+from fedbayes.runs.trained import TrainedModel
 from fedbayes.workflows.serve.evaluation_set import absent_feature
-from fedbayes.workflows.serve.trained import TrainedModel
 from fedbayes.workflows.serve.trained_models import load
 
 _MANY = 20

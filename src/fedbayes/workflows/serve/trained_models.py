@@ -5,10 +5,10 @@ from pathlib import Path
 
 from fedbayes.errors import FedbayesWarning, ModelError, RunError
 from fedbayes.reports.result import Result
+from fedbayes.runs.trained import Member, TrainedModel, together
 from fedbayes.storage.folder import RunFolder
 from fedbayes.workflows.serve.evaluation_set import of_card
 from fedbayes.workflows.serve.model_evaluation import open_model
-from fedbayes.workflows.serve.trained import Member, TrainedModel, together
 
 
 def load(
