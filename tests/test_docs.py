@@ -16,7 +16,14 @@ BLOCK = re.compile(r"^```(\w+)(?: title=\"([^\"]+)\")?\n(.*?)^```$", re.DOTALL |
 PAGES = ["quickstart.md", *(f"tutorials/{p.name}" for p in (DOCS / "tutorials").glob("*.md"))]
 
 
-@pytest.mark.parametrize("page", sorted(PAGES))
+QUICK = {"quickstart.md", "tutorials/method.md"}
+"""Pages that are run every time; the others are among the slow tests."""
+
+
+@pytest.mark.parametrize(
+    "page",
+    [pytest.param(p, marks=() if p in QUICK else pytest.mark.slow) for p in sorted(PAGES)],
+)
 def test_tutorials_run(page, tmp_path, monkeypatch, capsys):
     """Code with a title is saved under it; other Python runs in one namespace; shell lines are
     commands of fedbayes; a TOML block is the config that a later command names.

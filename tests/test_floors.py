@@ -1,10 +1,9 @@
 """A file imports only from floors below its own, or from its own folder."""
 
 import ast
+from collections import defaultdict
 from graphlib import TopologicalSorter
 from pathlib import Path
-
-import pytest
 
 import fedbayes
 
@@ -53,8 +52,12 @@ def imported(path):
         yield from (m.split(".") for m in modules if m.split(".")[0] == "fedbayes")
 
 
-@pytest.mark.parametrize("path", FILES, ids=lambda path: str(path.relative_to(ROOT)))
-def test_imports_go_down(path):
+def test_imports_go_down():
+    for path in FILES:
+        _check(path)
+
+
+def _check(path):
     own = room(path)
     for parts in imported(path):
         other = parts[1] if len(parts) > 1 else ""
@@ -97,3 +100,12 @@ def test_no_file_imports_itself_by_way_of_others():
 def test_every_folder_is_a_package():
     folders = {path.parent for path in FILES}
     assert all((folder / "__init__.py").exists() for folder in folders)
+
+
+def test_a_class_name_has_one_meaning():
+    places = defaultdict(list)
+    for path in FILES:
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.ClassDef):
+                places[node.name].append(str(path.relative_to(ROOT)))
+    assert not {name: where for name, where in places.items() if len(where) > 1}

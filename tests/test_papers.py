@@ -119,6 +119,7 @@ def test_methods_are_compared_on_digits(name, tmp_path):
     assert not again, "what was run is kept"
 
 
+@pytest.mark.slow
 def test_own_models_with_and_without_draws(tmp_path, monkeypatch):
     """They are measured once; FedAvg's have no gates."""
     monkeypatch.setitem(em_view.ROUNDS, "digits", 2)

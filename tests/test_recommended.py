@@ -145,7 +145,10 @@ def test_small_clients_take_more_epochs(median, epochs):
     assert steps >= 20 or epochs == 20
 
 
-@pytest.mark.parametrize("name", ["pvi", "fedsparse", "gpi-fnm", "fedlap"])
+@pytest.mark.parametrize(
+    "name",
+    ["pvi", *(pytest.param(n, marks=pytest.mark.slow) for n in ("fedsparse", "gpi-fnm", "fedlap"))],
+)
 def test_a_first_run_learns(name):
     summary = fedbayes.run(method={"name": name}, seed=7, evaluate_every=0, progress=False).summary
     assert summary["global_accuracy"] >= 0.94

@@ -115,6 +115,9 @@ class MethodContract:
             **self.settings,
             **changes,
         }
+        training = settings.setdefault("training", {})
+        if "steps" not in training:  # what is promised does not depend on how long clients train
+            settings["training"] = {"epochs": 1, **training}
         return Config.create(**settings)
 
     def after_one_round(self, folder: Path) -> Simulation:
