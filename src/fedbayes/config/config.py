@@ -252,7 +252,9 @@ class Config(Settings):
         if not isinstance(name, str):
             raise ConfigError(f"task.likelihood is {name!r}; it must be a string")
         if name not in ("auto", *LIKELIHOODS) and ":" not in name:
-            find_likelihood(name)
+            if not (place := installed("likelihoods", name)):
+                find_likelihood(name)  # which says that there is none
+            task["likelihood"] = place
         return task
 
     @field_validator("method")
@@ -262,7 +264,9 @@ class Config(Settings):
         if not isinstance(name, str):
             raise ConfigError(f"method.name is {name!r}; it must be a string")
         if name not in METHODS and ":" not in name:
-            raise _no_method(name)
+            if not (place := installed("methods", name)):
+                raise _no_method(name)
+            method["name"] = place
         return method
 
     @model_validator(mode="after")
@@ -628,11 +632,12 @@ def find_method(name: str) -> "type[AnyMethod]":
     """
     if name in METHODS:
         return METHODS[name]
-    if ":" not in name and not (name := installed("methods", asked := name)):
-        raise _no_method(asked)
+    place = name if ":" in name else installed("methods", name)
+    if not place:
+        raise _no_method(name)
     from fedbayes.contracts import Method
 
-    kind: type[AnyMethod] = own_class(name, Method, "method")
+    kind: type[AnyMethod] = own_class(place, Method, "method")
     for attribute, example in (("name", f"{kind.__name__.lower()}"), ("server_state", "Weights")):
         value = getattr(kind, attribute, None)
         if not isinstance(value, str if attribute == "name" else type):

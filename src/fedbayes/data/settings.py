@@ -7,6 +7,7 @@ from typing import Annotated, Any, Literal
 from pydantic import Field, field_validator, model_validator
 
 from fedbayes.core.fields import Only, Place, Several
+from fedbayes.core.lazy import installed
 from fedbayes.core.pretrained import absolute
 from fedbayes.data.source_settings import (
     ANY_SET,
@@ -191,6 +192,9 @@ class DataSettings(SourceSettings):
             return {"name": "own", **values}
         if isinstance(values, dict) and values.get("generator"):
             return {"name": GENERATOR, **values}
+        name = values.get("name") if isinstance(values, dict) else None
+        if isinstance(name, str) and name not in (*BUILT_IN, "own", GENERATOR) and ":" not in name:
+            return {**values, "name": installed("data", name) or name}
         return values
 
     @model_validator(mode="after")

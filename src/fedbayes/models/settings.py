@@ -7,6 +7,7 @@ from pydantic import ConfigDict, Field, field_validator, model_validator
 
 from fedbayes.core.brief import Settings
 from fedbayes.core.fields import Arguments, Only, Several
+from fedbayes.core.lazy import installed
 from fedbayes.core.pretrained import absolute
 from fedbayes.errors import did_you_mean
 
@@ -124,12 +125,14 @@ class ModelSettings(Settings):
     @field_validator("name")
     @classmethod
     def _known(cls, name: str) -> str:
-        if name not in NAMES and ":" not in name:
+        if name in NAMES or ":" in name:
+            return name
+        if not (place := installed("models", name)):
             raise ValueError(
                 f"no model is called {name!r}{did_you_mean(name, NAMES)}; choose "
                 f"{', '.join(NAMES)}, or name your own as package.module:factory"
             )
-        return name
+        return place
 
     @field_validator("pretrained")
     @classmethod

@@ -8,6 +8,7 @@ from pydantic import ConfigDict, Field, field_validator, model_validator
 
 from fedbayes.core.brief import Settings
 from fedbayes.core.fields import Arguments, Only
+from fedbayes.core.lazy import installed
 from fedbayes.federation.attacks import ATTACKS, no_attack
 
 
@@ -77,9 +78,11 @@ class AttackSettings(Settings):
     @classmethod
     def _known(cls, kind: str) -> str:
         """The name alone: what it stands for imports PyTorch, and may be a user's own code."""
-        if kind not in ("none", *ATTACKS) and ":" not in kind:
+        if kind in ("none", *ATTACKS) or ":" in kind:
+            return kind
+        if not (place := installed("attacks", kind)):
             raise no_attack(kind)
-        return kind
+        return place
 
     @model_validator(mode="after")
     def _own_arguments(self) -> Self:

@@ -1,0 +1,61 @@
+"""What other packages offer by entry points is found by its name."""
+
+from importlib.metadata import EntryPoint
+
+import pytest
+
+from fedbayes import Config
+from fedbayes.config.config import find_method
+from fedbayes.core import lazy
+from fedbayes.errors import ConfigError
+from tests.toy_methods import Median
+
+OFFERED = {
+    ("methods", "robust-middle"): "tests.toy_methods:Median",
+    ("likelihoods", "same"): "fedbayes.likelihoods.categorical:Categorical",
+    ("models", "tiny"): "tests.architectures:tiny",
+    ("attacks", "flip"): "fedbayes.federation.attacks.changes:SignFlip",
+    ("data", "ward"): "tests.wards:table",
+}
+
+
+@pytest.fixture(autouse=True)
+def offered(monkeypatch):
+    """Entry points as if a package had declared them."""
+
+    def entry_points(*, group, name):
+        place = OFFERED.get((group.removeprefix("fedbayes."), name))
+        return [EntryPoint(name, place, group)] if place else []
+
+    monkeypatch.setattr(lazy, "entry_points", entry_points)
+
+
+def test_names_stand_for_what_a_package_offers():
+    config = Config.create(
+        method={"name": "robust-middle"},
+        task={"likelihood": "same"},
+        model={"name": "tiny"},
+        attack={"kind": "flip"},
+        data={"name": "ward"},
+    )
+    assert config.method["name"] == OFFERED["methods", "robust-middle"]
+    assert config.task["likelihood"] == OFFERED["likelihoods", "same"]
+    assert config.model.name == OFFERED["models", "tiny"]
+    assert config.attack.kind == OFFERED["attacks", "flip"]
+    assert config.data.name == OFFERED["data", "ward"]
+    assert find_method("robust-middle") is Median
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"method": {"name": "robust"}},
+        {"task": {"likelihood": "sam"}},
+        {"model": {"name": "tin"}},
+        {"attack": {"kind": "flop"}},
+        {"data": {"name": "wart"}},
+    ],
+)
+def test_other_names_are_errors_as_before(settings):
+    with pytest.raises(ConfigError, match="no "):
+        Config.create(**settings)
