@@ -280,14 +280,14 @@ def note_start(config: Config, preprocessing: Preprocessing) -> None:
         warnings.warn(
             f"{file} was trained for {describe(old)}, and these are {now}",
             FedbayesWarning,
-            stacklevel=3,
+            stacklevel=4,
         )
     if not before.same_inputs(preprocessing):
         warnings.warn(
             f"{file} was trained on {before.dataset or 'data'} standardized by other numbers than "
             f"these ({preprocessing.dataset}); layers that are frozen cannot adapt to them",
             FedbayesWarning,
-            stacklevel=3,
+            stacklevel=4,
         )
 
 

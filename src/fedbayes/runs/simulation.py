@@ -86,6 +86,23 @@ class Step(Brief):
     """The line of `metrics.jsonl`."""
 
 
+@dataclass(frozen=True)
+class _Measured:
+    """A round, and what is known of its model."""
+
+    result: Round
+    """With the bytes of evaluations and copies."""
+    evaluated: GlobalEvaluation | None
+    told: tuple[str, ...] | None
+    """Metrics that it tells; see `Evaluator.measures`."""
+    clients: ClientScores
+    """What clients' own models are worth."""
+    local: bool
+    """Whether the round tells of these."""
+    last: bool
+    """Whether it is the last."""
+
+
 class Simulation(Brief):
     """A run, round by round.
 
@@ -119,6 +136,28 @@ class Simulation(Brief):
         self._told = notify
         self.temporary: object = None
         """Keeps a temporary folder as long as it lives; None where the folder is the user's."""
+        self.stop = False
+        """Set it to end after the round under way."""
+        self._engine: Engine | None = None
+        self._start_engine = engine
+        self._client_keys: Callable[[], Mapping[int, bytes]] = dict
+        self._evaluating = 0.0  # seconds, of the global model
+        self._flusher = Flusher()
+        self._find_folder(config, folder, rounds)
+        self._build(config, beside)
+        self._admit(config)
+        self._borrow()
+        try:
+            # Only now is the config known to be sound: a mistake leaves no folder behind.
+            self._begin(config, rounds)
+        except BaseException:
+            self.close()
+            raise
+
+    def _find_folder(
+        self, config: Config | None, folder: Path | str | None, rounds: int | None
+    ) -> None:
+        """The run folder, vacant or with a run that can be resumed, and the settings."""
         if folder is None:
             self.temporary = temporary = tempfile.TemporaryDirectory(prefix="fedbayes-")
             folder = temporary.name
@@ -136,6 +175,9 @@ class Simulation(Brief):
         self.config = config or self.folder.config()
         if rounds is not None:
             self.config = self._longer(rounds)
+
+    def _build(self, config: Config | None, beside: Sequence[Path]) -> None:
+        """Data, network and method; settings at `auto` are chosen."""
         self._notify(Activity(f"loading {self.config.data.source}"))
         self.data = (
             build_data(config)
@@ -157,41 +199,37 @@ class Simulation(Brief):
         self.network = self.run.network
         self.clients, self.cohort = self.run.clients, self.run.cohort
         self.adversary: Adversary | None = self.runtime.adversary
+
+    def _admit(self, config: Config | None) -> None:
+        """See that the settings go together, and print what a user should know of a new run."""
         check(self.config, self.method, self.run, self.data, self.adversary)
         self._evaluator = Evaluator(self.config, self.method, self.run, self.data)
         self.calibrator = Calibrator(self.config, self.runtime, self._evaluator)
         self._versions = Versions(self.folder.versions)
         self._turns = Turns(self.config, self.run, self.method, self.data, self._versions)
-        first = None
+        self._untrained = None if config is None else self._first()
         if config is not None:
-            first = self._first()
             note_start(config, self.data.preprocessing)
             for remark in remarks(self.config, self.method, self.run, self.data, self.adversary):
-                warnings.warn(remark, FedbayesWarning, stacklevel=2)
+                warnings.warn(remark, FedbayesWarning, stacklevel=3)
+
+    def _borrow(self) -> None:
+        """What the run takes of this process until it is closed."""
         self._threads = torch.get_num_threads()
         torch.set_num_threads(self.config.threads)
         self._blas = threadpool_limits(self.config.threads, user_api="blas")
         self._put_back = repeatable(self.network.device, self.config.deterministic)
-        self._start_engine = engine or partial(start, self.config.engine)
-        self.stop = False
-        """Set it to end after the round under way."""
-        self._engine: Engine | None = None
-        self._client_keys: Callable[[], Mapping[int, bytes]] = dict
-        self._evaluating = 0.0  # seconds, of the global model
-        self._flusher = Flusher()
-        try:
-            # Only now is the config known to be sound: a mistake leaves no folder behind.
-            self.folder.lock()
-            if config is not None:
-                self.folder.require_vacant()  # nobody else was quicker
-                self.folder.know_objects(self.config)
-            if rounds is not None:
-                self.folder.set_rounds(rounds)
-            self._open(first)
-            self._heartbeat.begin(self.config.rounds, self.work)
-        except BaseException:
-            self.close()
-            raise
+
+    def _begin(self, config: Config | None, rounds: int | None) -> None:
+        """Lock the folder, and take up the last complete round or start at none."""
+        self.folder.lock()
+        if config is not None:
+            self.folder.require_vacant()  # nobody else was quicker
+            self.folder.know_objects(self.config)
+        if rounds is not None:
+            self.folder.set_rounds(rounds)
+        self._open(self._untrained)
+        self._heartbeat.begin(self.config.rounds, self.work)
 
     def _shows(self) -> dict[str, object]:
         config = self.config
@@ -210,7 +248,7 @@ class Simulation(Brief):
         precision, said = choose(self.config, method, run, self.data)
         self.config = self.config.model_copy(update={"precision": precision})
         if precision != "float32":
-            warnings.warn(said, FedbayesWarning, stacklevel=3)
+            warnings.warn(said, FedbayesWarning, stacklevel=4)
             _, self.runtime = build_federation(self.config, self.data, quiet=True)
 
     @property
@@ -313,7 +351,7 @@ class Simulation(Brief):
                     f"the checkpoint of round {before}, the best so far, was not kept; the best "
                     f"is that of round {now or self._saved} until there is a better one",
                     FedbayesWarning,
-                    stacklevel=4,
+                    stacklevel=5,
                 )
         if self._standing.best_round:
             self.best = self.folder.progress(self._standing.best_round)
@@ -348,7 +386,8 @@ class Simulation(Brief):
         """Who runs the clients; started when first needed."""
         if self._engine is None:
             self._notify(Activity(f"starting {self.config.engine}", self.progress.round))
-            self._engine = engine = self._start_engine(self)
+            start_engine = self._start_engine or partial(start, self.config.engine)
+            self._engine = engine = start_engine(self)
             if isinstance(engine, Recognizes):
                 engine.recognize(self.progress.client_keys)
                 self._client_keys = lambda: engine.keys
@@ -516,6 +555,50 @@ class Simulation(Brief):
         # As it would be after a resume, down to the order of the names.
         self.server = unpack(self.method.server_state, packed)
         model = self.method.model(self.server, self.run)
+        found = self._measured(model, result)
+        missed: dict[int, str] = {}
+        if found.last:
+            began += self._calibrate(model, number)  # they are not the round's
+            if self.method.sends_final_model:
+                found, missed = self._copied(model, found)
+        evaluating = self._seconds_evaluating - evaluating
+        seconds = max(0.0, time.perf_counter() - began - evaluating)
+        result, past, first = found.result, self.progress, self._weights.first
+        self.progress = replace(
+            past,
+            round=number,
+            server=packed,
+            clients=found.clients,
+            states=self.states.known,
+            bytes_down=past.bytes_down + result.bytes_down,
+            bytes_up=past.bytes_up + result.bytes_up,
+            refused=past.refused + len(result.ledger.refused),
+            seconds=past.seconds + seconds,
+            privacy=result.privacy or past.privacy,
+            weights=past.weights if first is None else first,
+            timing=planned.timing,
+            keys=with_keys(past.keys, self._client_keys()),
+        )
+        evaluation = evaluation_line(
+            self.likelihood,
+            found.evaluated,
+            found.clients if found.local or found.last else ClientScores(),
+            between=self.data.clients if found.told is not None else 0,
+            recent=result.ledger.scores,
+        )
+        metrics = round_line(result, evaluation, model, self.network, seconds) | planned.line()
+        if result.privacy is not None:
+            metrics["privacy"] = round_summary(result.privacy)
+        if missed:
+            metrics["without_copy"] = {str(client): why for client, why in missed.items()}
+        if self.stopped:
+            metrics["stopped"] = self.stopped
+        self._record(metrics)
+        return Step(number, self.server, metrics)
+
+    def _measured(self, model: Tensors, result: Round) -> "_Measured":
+        """What is known of the model of a round, where it is due; and whether it was the last."""
+        number = result.number
         clients = self.progress.clients.after(result.ledger.scores)
         last = self._over(number, self.server)
         told = self._evaluator.measures(last)
@@ -543,50 +626,17 @@ class Simulation(Brief):
                 self._note_missed(
                     asked.missed, "did not try the last model", "its metrics are of the others"
                 )
-        missed: dict[int, str] = {}
-        if last:
-            began += self._calibrate(model, number)  # they are not the round's
-        if last and self.method.sends_final_model:
-            clients = evaluated.clients if evaluated and evaluated.clients.tested else clients
-            copy = encode(dict(self.network.whole(model)))
-            missed = self._delivered(copy, number)
-            sent = (self.clients - len(missed)) * len(copy)
-            result = replace(result, bytes_down=result.bytes_down + sent)
-        evaluating = self._seconds_evaluating - evaluating
-        seconds = max(0.0, time.perf_counter() - began - evaluating)
-        past = self.progress
-        first = self._weights.first
-        self.progress = replace(
-            past,
-            round=number,
-            server=packed,
-            clients=clients,
-            states=self.states.known,
-            bytes_down=past.bytes_down + result.bytes_down,
-            bytes_up=past.bytes_up + result.bytes_up,
-            refused=past.refused + len(result.ledger.refused),
-            seconds=past.seconds + seconds,
-            privacy=result.privacy or past.privacy,
-            weights=past.weights if first is None else first,
-            timing=planned.timing,
-            keys=with_keys(past.keys, self._client_keys()),
-        )
-        evaluation = evaluation_line(
-            self.likelihood,
-            evaluated,
-            clients if local or last else ClientScores(),
-            between=self.data.clients if told is not None else 0,
-            recent=result.ledger.scores,
-        )
-        metrics = round_line(result, evaluation, model, self.network, seconds) | planned.line()
-        if result.privacy is not None:
-            metrics["privacy"] = round_summary(result.privacy)
-        if missed:
-            metrics["without_copy"] = {str(client): why for client, why in missed.items()}
-        if self.stopped:
-            metrics["stopped"] = self.stopped
-        self._record(metrics)
-        return Step(number, self.server, metrics)
+        return _Measured(result, evaluated, told, clients, local, last)
+
+    def _copied(self, model: Tensors, found: "_Measured") -> "tuple[_Measured, dict[int, str]]":
+        """Every client gets the last global model; also who got none, and why."""
+        evaluated, number = found.evaluated, found.result.number
+        clients = evaluated.clients if evaluated and evaluated.clients.tested else found.clients
+        copy = encode(dict(self.network.whole(model)))
+        missed = self._delivered(copy, number)
+        sent = (self.clients - len(missed)) * len(copy)
+        result = replace(found.result, bytes_down=found.result.bytes_down + sent)
+        return replace(found, result=result, clients=clients), missed
 
     def _delivered(self, copy: bytes, number: int) -> dict[int, str]:
         """Hand every client a copy of the last global model; those that got none, and why.
