@@ -1,4 +1,10 @@
-"""The experiments of the papers, each by one command."""
+"""The experiments of the papers, each by one command.
+
+This is a distribution of its own, which the extra `fedbayes[papers]` installs; `fedbayes reproduce`
+finds it by entry point. An experiment is an `Experiment` in the file of its paper. It may name
+methods, as the package never does but for their colours. Its settings are those of a paper: change
+one only with the page and figure that say so, and measure again what it touches (`docs/findings`).
+"""
 
 from collections.abc import Sequence
 from pathlib import Path

@@ -2,6 +2,9 @@
 
 Imports that take long are made inside the commands, so that help is instant. Each file registers
 its commands with `app` when it is imported; they are listed in this order.
+
+A new command is a function in the file of its kind. Names of commands and options must stay; what
+they do belongs to `workflows/`, where Python finds it too.
 """
 
 from fedbayes.cli import (  # noqa: F401, I001

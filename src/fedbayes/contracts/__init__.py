@@ -1,4 +1,15 @@
-"""What a method is, and what it works with."""
+"""What a method is, and what it works with: `Method`, `Run`, `At`, reports and their parts.
+
+`method.py` is the contract, `parts.py` declares reports, and the other files are bases that several
+methods share. Add a base here when two methods have the same body. A new name in `Method` is a cost
+for every method: first ask whether the declaration of the reports says it already. Nothing here
+knows an engine, a stage or a method.
+
+A `Run` holds what no round changes; an `At` is a round and a client in it, and gives random
+generators by purpose (`at.rng`). States are carried from round to round, `Info` is only reported
+and no method reads it. `core.tensors.pack` flattens every state into named tensors, so that
+checkpoints and private states are stored in one way.
+"""
 
 from fedbayes.contracts.changes import Changes, Clips, Total
 from fedbayes.contracts.counted import Counted

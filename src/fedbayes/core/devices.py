@@ -1,4 +1,10 @@
-"""Devices that networks compute on: by name, copies to them, and the same numbers on every run."""
+"""Devices that networks compute on: by name, copies to them, and the same numbers on every run.
+
+A config names them (`devices`), and a process computes on one of them. An engine with many
+processes gives each its own (`runs.build.runtime`). A `ClientRuntime` keeps samples on its device
+within `data_cache` (`Resident`). Where the device has no memory left, it lets them go and trains
+the client once more.
+"""
 
 import ctypes
 import os

@@ -2,6 +2,9 @@
 
 `settings` makes a config of constructor parameters, `samples` clients' data of arrays, `federation`
 runs the rounds without a run folder, and `base` is what classifier and regressor share.
+
+Parameters may be added at the end; names and defaults follow scikit-learn and must stay. An
+estimator trains as a run with the same settings does.
 """
 
 from typing import TYPE_CHECKING

@@ -4,6 +4,8 @@ A SuperLink cuts a message into objects, says which ones there are, and gives ea
 It does not say how long they are; but the answer that carries one does, before it is read. Flower's
 grid asks for all of them, whatever their length, and then joins arrays of pieces as often as the
 array names them. So the client behind the grid is exchanged for one that counts.
+The bound is the longest report that the method expects, and 128 KiB and a hundredth for what is
+around it. Where a proxy leaves lengths out, or in Flower's simulation, one object is read first.
 """
 
 import copy

@@ -6,6 +6,8 @@
 are bytes: first the run and its app, then requests; `warm.py` says of which parts. The process ends
 when it had nothing to do for so many seconds, when the socket is closed, which it is too when the
 node is killed, and after an app that raised, since nothing is known then of what that left.
+It holds nothing that a next process would lack: what an app leaves for later messages is in the
+context, with the node, and private states are files.
 """
 
 import os

@@ -11,7 +11,10 @@ An atom is a unit: what it owns and what reads it in all tensors, other axes on 
 (`fedbayes.fusion.coordinates`). Given all other groups, the part of the objective that one group
 decides is that of `match_layer`, where a client has precision 0 at what it does not own. So no
 sweep over a group raises the objective of the whole; of tensors with the group on two axes one is
-held where it was, and a move after which the objective is higher is undone.
+held where it was, and a move after which the objective is higher is undone. Cells of a group are
+matched one by one, and a group whose number counts is matched without growth. The fused module is
+that of the first client, widened (`fedbayes.models.resize`); a group may grow if the module's own
+code bears twice its units.
 
 Top down, groups are gone through from the outputs: by the last operation that reads them. Only
 tensors count whose other axes are free or matched. As published for fully connected networks, a

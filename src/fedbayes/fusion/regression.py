@@ -3,6 +3,12 @@
 Units of every group are chosen among all clients' (`fedbayes.fusion.choice`), and maybe others
 merged into them (`fedbayes.fusion.merging`). Then, from the inputs up, each layer is solved for
 (`fedbayes.fusion.solver`).
+
+Clients whose operations are the same, in whatever widths, are donors (`fedbayes.fusion.donors`); of
+others only the teacher's outputs count. Units are chosen within cells, and every entry of every
+tensor has an origin, a donor and an entry there (`Origins`). What the trace cannot follow comes
+whole from one donor, and what reads it is solved for as usual. Images lie channels last, unless the
+network's code asks how they lie.
 """
 
 from collections.abc import Callable, Sequence

@@ -3,6 +3,9 @@
 A server that holds networks and no data knows what kind of inputs they take: photographs, pen
 strokes, rows of a table. A prior draws such inputs, as many as are asked for. PyTorch is imported
 when a prior is built.
+
+A new prior is a file here and a row of `catalogue.py`. Draws depend on the seed alone, and those of
+a prior that exists must stay as they are.
 """
 
 from typing import TYPE_CHECKING

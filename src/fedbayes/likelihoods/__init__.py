@@ -1,4 +1,17 @@
-"""The likelihoods: how outputs of a network and a target belong together; one file each."""
+"""The likelihoods: how outputs of a network and a target belong together; one file each.
+
+A new likelihood is a class in a file of its own and a line in `LIKELIHOODS`; a new metric is a row
+of `MEASURES`. Nothing here knows clients or rounds. Names of scores are stored in run folders, so
+they must stay.
+
+A `Target` (`core/targets.py`) says what is predicted, and a `Likelihood` joins it to a network.
+Targets stay in their own unit everywhere: the network works in standardized units, and the
+likelihood maps. Scores are sums over samples, so they add over clients and processes. A metric that
+is no sum, such as AUROC, needs predictions: it is computed where they are, and a client sends its
+value beside its sums. Predictions are of draws, [draws, n, width]: one for single weights, several
+for an ensemble or a posterior, and every method is scored by the mixture. Where samples depend on
+one another (`Likelihood.coupled`, as for `cox`), they are evaluated together, client by client.
+"""
 
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any

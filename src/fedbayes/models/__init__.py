@@ -1,4 +1,16 @@
-"""Networks, and the way from a config to one of them."""
+"""Networks as functions of their weights, and the way from a config or a file to one.
+
+A new built-in network is a class in `networks.py` and a name in `settings.py`. A rule in
+`operations.py` lets methods leave out units of more networks. The names of tensors must stay, since
+model files have them. Model files are never unpickled: `files.py` reads them with bounds.
+
+`network.initial` are the weights that training may change. Frozen parameters (`network.constants`)
+stay in the module: everybody builds them from the same settings, and tasks, checkpoints and model
+files carry their digest. `network.whole(model)` puts both together. Weights that each client keeps
+for itself are `network.own`; `federation/stages/personal_layers.py` stores them in its private
+state. Methods ask `at.run.network.groups` for units that can be left out (`units.py`), which come
+from a trace of one forward pass (`trace.py`). Nobody describes a network by hand.
+"""
 
 from typing import TYPE_CHECKING
 

@@ -9,7 +9,10 @@ out together. Heads are blocks: where a product sums over one axis of two, the a
 become one.
 
 What no rule here understands makes the atoms that flow into it *untouchable*, with a reason, so
-that a rule that is missing costs units and never answers. Four more facts are noted of atoms:
+that a rule that is missing costs units and never answers. A tensor that modules share has one name
+everywhere, its first, as `named_parameters` has it; only a `state_dict` has the others too.
+
+Four more facts are noted of atoms:
 
 - a unit *leaves a constant* if its reader sees something else than zero once all that it owns is
   zero (behind a sigmoid, say);

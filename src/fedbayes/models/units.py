@@ -4,8 +4,15 @@ Methods that leave units out (sparse, dropped, cut away) ask here. A unit of a l
 filter of a convolution, owns its row of the weights, its bias, its scale and shift in a
 normalization that follows, and what else adds into the same place: a residual stream is one
 group, and so are the heads of attention. The columns that read it are known too, wherever they
-are. All of it comes from a trace of the network (`fedbayes.models.trace`); nothing is told by
-hand. What the trace cannot follow is named with the reason and never touched.
+are. A depthwise filter is its channel's; a convolution in groups has units of one channel of each
+group, which keeps the groups of one size. All of it comes from a trace of the network
+(`fedbayes.models.trace`); nothing is told by hand. What the trace cannot follow is named with the
+reason and never touched.
+
+`masks` says what is left of every tensor, `mask` makes it a message, `slice` the smaller network's
+weights, `zero` the whole with zeros, and `permute` the same function in another order; each is a
+loop over axes. Gates, dropout, the group lasso and the export are a few lines each above this.
+`Network.narrowing` are the groups that the module's own code lets shrink; each is tried.
 """
 
 import warnings

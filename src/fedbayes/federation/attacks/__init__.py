@@ -2,6 +2,11 @@
 
 One small class each (`Attack`), by name in `ATTACKS`; the `[attack]` table of a config chooses one.
 The names are known without importing PyTorch.
+
+A new attack is a class in the file of its kind and a line in `ATTACKS`; it knows neither methods
+nor engines. An `Adversary` says which clients are hostile and from which round on. `ClientRuntime`
+poisons the samples that they train on. `Lying`, an engine around any other, rewrites what they
+report, from what the report adds (`Method.changes`).
 """
 
 from collections.abc import Mapping

@@ -1,4 +1,14 @@
-"""Engines: who carries a round's tasks to the clients and brings the outcomes back."""
+"""Engines: who carries a round's tasks to the clients and brings the outcomes back.
+
+An engine runs tasks where the clients are and yields their outcomes in the order of the cohort. A
+new one is a file with `train`, `evaluate` and `close`, and a row of `federation/engine_table.py`,
+which says what it can: the config, the help and the checks ask that table and know no engine by
+name. Engines carry bytes and never look into them, and every `exact` one must end at the same bits.
+
+An engine may say who is at work and who is away (`Telling.at_work`), for the display and for
+`report --watch`. Processes elsewhere, of `workers` as of `ray`, are asked by a header in JSON and
+bytes (`questions.py`).
+"""
 
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Set
 from dataclasses import dataclass, field

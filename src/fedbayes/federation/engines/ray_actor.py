@@ -1,6 +1,8 @@
 """An actor of Ray: clients in a process of a cluster.
 
-Ray finds this class by its name, so that fedbayes must be installed on every node.
+Ray finds this class by its name, so that fedbayes must be installed on every node. An actor builds
+the clients from those files of the run folder that never change (`RunFolder.fixed_files`), which
+travel to it: it sees no disk of the run's.
 """
 
 import gc

@@ -1,4 +1,7 @@
-"""The way to a cluster of Ray, or to one of this run's own, and what there is room for."""
+"""The way to a cluster of Ray, or to one of this run's own, and what there is room for.
+
+What is not Ray's public interface is used in this file alone.
+"""
 
 import os
 import secrets

@@ -1,4 +1,9 @@
-"""Seats for actors of Ray: who is lost is replaced, and the work goes to whoever is idle."""
+"""Seats for actors of Ray: who is lost is replaced, and the work goes to whoever is idle.
+
+Every seat is a thread with one actor: it takes the next job and waits for the answer. Where the
+actor is lost, it puts the job back in front and asks Ray for another one. Answers are taken in the
+order of the cohort.
+"""
 
 import threading
 import time

@@ -2,7 +2,8 @@
 
 Upward it is the change of a client from what it was sent that is compressed. The server adds what
 arrives of it to what it has itself: so nothing that the broadcast lost is lost for good, and a
-report is as ever to all that comes after it.
+report is as ever to all that comes after it. Methods see none of this. What a client could not say
+stays in its private state, beside the method's (`client_runtime.write_state`).
 """
 
 from dataclasses import dataclass, replace
