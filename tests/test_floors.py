@@ -1,6 +1,7 @@
 """A file imports only from floors below its own, or from its own folder."""
 
 import ast
+import re
 from collections import defaultdict
 from graphlib import TopologicalSorter
 from pathlib import Path
@@ -109,3 +110,11 @@ def test_a_class_name_has_one_meaning():
             if isinstance(node, ast.ClassDef):
                 places[node.name].append(str(path.relative_to(ROOT)))
     assert not {name: where for name, where in places.items() if len(where) > 1}
+
+
+def test_the_page_of_architecture_has_every_floor():
+    page = (ROOT.parent.parent / "docs" / "architecture.md").read_text()
+    rows = re.findall(r"^\| (\d+) \| (.+?) \|", page, re.MULTILINE)
+    assert [(int(n), set(re.findall(r"`(\w+)`", places))) for n, places in rows] == [
+        *enumerate(FLOORS)
+    ][::-1]

@@ -3,7 +3,7 @@
 This is the mathematics: matching (`dense.py`, `graph_matching.py`), averages by posteriors
 (`posteriors.py`) or in one order of units (`permutation.py`), and least squares in function space
 (`function.py`). A new way to fuse is a file here and a command's name for it in `workflows/fuse/`.
-Files, options and reports belong to `workflows/fuse/`; nothing here reads or writes a file.
+Model files, options and reports belong to `workflows/fuse/`.
 """
 
 from typing import TYPE_CHECKING

@@ -2,7 +2,7 @@
 
 A new built-in network is a class in `networks.py` and a name in `settings.py`. A rule in
 `operations.py` lets methods leave out units of more networks. The names of tensors must stay, since
-model files have them. Model files are never unpickled: `files.py` reads them with bounds.
+model files have them. `files.py` reads model files with bounds, and never runs code of theirs.
 
 `network.initial` are the weights that training may change. Frozen parameters (`network.constants`)
 stay in the module: everybody builds them from the same settings, and tasks, checkpoints and model
