@@ -50,19 +50,22 @@ def test_tutorials_run(page, tmp_path, monkeypatch, capsys):
 
 
 @pytest.mark.slow
-def test_the_own_method_keeps_the_contract(tmp_path):
-    """The class in the tutorial, as its test file there would."""
+@pytest.mark.parametrize(
+    ("page", "file", "most"),
+    [("docs/tutorials/method.md", "lookahead", 45), ("CONTRIBUTING.md", "nova", 25)],
+)
+def test_the_own_method_keeps_the_contract(page, file, most, tmp_path):
+    """The class in the page, as its test file there would."""
     import subprocess
     import sys
 
-    text = (DOCS / "tutorials" / "method.md").read_text()
-    for _, title, code in BLOCK.findall(text):
+    for _, title, code in BLOCK.findall((DOCS.parent / page).read_text()):
         if title:
             (tmp_path / title).write_text(code)
-    lines = (tmp_path / "lookahead.py").read_text().splitlines()
-    assert len(lines) <= 45, "it is meant to be short"
+    lines = (tmp_path / f"{file}.py").read_text().split("\n")
+    assert sum(map(bool, lines)) <= most, "it is meant to be short"
     done = subprocess.run(
-        [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "test_lookahead.py"],
+        [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", f"test_{file}.py"],
         cwd=tmp_path,
         capture_output=True,
         text=True,
