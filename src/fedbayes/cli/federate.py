@@ -1,6 +1,5 @@
 """`federate`: a config over a network."""
 
-import shlex
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -71,8 +70,7 @@ def federate(
         folder = out or new_folder(settled.data.name, settled.method["name"])
         return federation(link, settled, folder, notify=notify)
 
-    words = _connection(superlink, root_certificates, insecure, superexec_secret)
-    run_to_end(start, track, as_json, words)
+    run_to_end(start, track, as_json)
 
 
 @federate_app.command("resume")
@@ -97,19 +95,7 @@ def federate_resume(
         link = superlink_at(superlink, root_certificates, insecure, superexec_secret)
         return federation(link, None, folder, new_keys=new_key or (), notify=notify)
 
-    words = _connection(superlink, root_certificates, insecure, superexec_secret)
-    run_to_end(start, track, as_json, words)
-
-
-def _connection(
-    superlink: str, root_certificates: Path | None, insecure: bool, secret: Path | None
-) -> str:
-    """The options of a connection, for the command that resumes a run."""
-    named = {"--root-certificates": root_certificates, "--superexec-secret": secret}
-    words = ["--superlink", superlink] if superlink != SUPERLINK else []
-    words += [word for name, path in named.items() if path for word in (name, str(path))]
-    words += ["--insecure"] if insecure else []
-    return "".join(f" {shlex.quote(word)}" for word in words)
+    run_to_end(start, track, as_json)
 
 
 @federate_app.command("init")

@@ -39,7 +39,6 @@ from fedbayes.cli.options import (
     overrides,
 )
 from fedbayes.errors import RunError
-from fedbayes.federation.engine_table import ENGINES
 from fedbayes.files import json_text
 from fedbayes.runs.activity import Notify
 
@@ -177,7 +176,6 @@ def run_to_end(
     start: Callable[[Notify], "Simulation"],
     track: list[str] | None,
     as_json: bool,
-    options: str = "",
 ) -> None:
     """Run to the end with a display, and say what came of it.
 
@@ -185,7 +183,6 @@ def run_to_end(
         start: makes the simulation; the display stands before, since it may load a lot.
         track: names of trackers.
         as_json: whether the summary is printed as JSON alone.
-        options: that the command to go on needs too, with a blank before each.
     """
 
     def conclude(simulation: "Simulation") -> None:
@@ -197,9 +194,9 @@ def run_to_end(
         else:
             Console().print(outcome(summary))
 
-    simulation = _watch(start, track, conclude, options=options)
+    simulation = _watch(start, track, conclude)
     if not simulation.over:
-        _stopped(f"go on with: {_again(simulation)}{options}")
+        _stopped(f"go on with: {simulation.folder.resume_command}")
 
 
 def run_seeds_to_end(
@@ -233,7 +230,6 @@ def _watch(
     *,
     title: str = "",
     again: str = "",
-    options: str = "",
 ) -> "Simulation":
     """Show a run as it goes to its end, and let Ctrl-C end it.
 
@@ -243,14 +239,13 @@ def _watch(
         conclude: says what came of it.
         title: what is shown before the method's name.
         again: the command to go on, if it is not the run's own.
-        options: of the run's own command.
     """
     from fedbayes.start import drive
 
     def begin(notify: Notify) -> "Simulation":
         nonlocal again
         simulation = start(notify)
-        again = again or _again(simulation) + options
+        again = again or simulation.folder.resume_command
         return simulation
 
     def end(simulation: "Simulation") -> None:
@@ -271,12 +266,6 @@ def _watch(
         )
     except KeyboardInterrupt:
         _stopped(f"stopped; go on with: {again}" if again else "stopped before the run began")
-
-
-def _again(simulation: "Simulation") -> str:
-    """The command that goes on with a run."""
-    command = ENGINES[simulation.config.engine].launcher or "fedbayes"
-    return f"{command} resume {shlex.quote(str(simulation.folder.path))}"
 
 
 def _stopped(words: str) -> NoReturn:
