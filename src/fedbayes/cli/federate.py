@@ -8,7 +8,7 @@ from click import Context
 from typer.core import TyperGroup
 
 from fedbayes.cli.app import Console, app
-from fedbayes.cli.options import Json, Setting, Track
+from fedbayes.cli.options import ConfigFile, Json, RunFolder, Setting, Track
 from fedbayes.cli.run import new_folder, run_to_end
 from fedbayes.runs.activity import Notify
 
@@ -46,7 +46,7 @@ Secret = Annotated[
 
 @federate_app.command("run")
 def federate(
-    config: Annotated[Path | None, typer.Argument(help="TOML file with settings.")] = None,
+    config: ConfigFile = None,
     superlink: Link = SUPERLINK,
     root_certificates: Certificates = None,
     insecure: Insecure = False,
@@ -75,7 +75,7 @@ def federate(
 
 @federate_app.command("resume")
 def federate_resume(
-    folder: Annotated[Path, typer.Argument(help="Run folder.")],
+    folder: RunFolder,
     superlink: Link = SUPERLINK,
     root_certificates: Certificates = None,
     insecure: Insecure = False,
@@ -208,7 +208,9 @@ def federate_node(
 
 @federate_app.command("admit")
 def federate_admit(
-    keys: Annotated[list[Path], typer.Argument(help="Public keys of clients: client-0.pub …")],
+    keys: Annotated[
+        list[Path], typer.Argument(help="Public keys of clients: client-0.pub …", exists=True)
+    ],
     superlink: Link = SUPERLINK,
     root_certificates: Certificates = None,
     insecure: Insecure = False,

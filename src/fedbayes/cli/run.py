@@ -31,6 +31,7 @@ from fedbayes.cli.options import (
     Model,
     Optimizer,
     Rounds,
+    RunFolder,
     Seed,
     Setting,
     SettingsCommand,
@@ -50,7 +51,14 @@ if TYPE_CHECKING:
 
 @app.command(cls=SettingsCommand)
 def run(
-    config: Annotated[Path | None, typer.Argument(help="TOML file with settings.")] = None,
+    files: Annotated[
+        list[Path] | None,
+        typer.Argument(
+            help="TOML file with settings; or tables to learn from, where of several each is one "
+            "client's.",
+            exists=True,
+        ),
+    ] = None,
     method: Method = None,
     dataset: DataSet = None,
     model: Model = None,
@@ -106,7 +114,7 @@ def run(
     def settle() -> tuple["Config", Path]:
         from fedbayes.runs.config import Config
 
-        settled = Config.load(config, given)
+        settled = Config.load_any(files or (), given)
         return settled, out or new_folder(settled.data.name, settled.method["name"])
 
     # A wrong setting is reported before PyTorch is imported.
@@ -134,7 +142,7 @@ def run(
 
 @app.command()
 def resume(
-    folder: Annotated[Path, typer.Argument(help="Run folder.")],
+    folder: RunFolder,
     rounds: Annotated[
         int | None,
         typer.Option(

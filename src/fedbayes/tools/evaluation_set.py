@@ -17,10 +17,9 @@ from fedbayes.data import Dataset, DataSettings, Preprocessing, differences, loa
 from fedbayes.data.columns import reading
 from fedbayes.data.differences import SCALE
 from fedbayes.data.fitting import fitted, raw, unlike_training
-from fedbayes.data.source_settings import WRITTEN, SourceSettings
+from fedbayes.data.source_settings import TEXTS, WRITTEN, SourceSettings
 from fedbayes.data.sources.conventions import WORDS
 from fedbayes.data.sources.own import has_columns, own_files
-from fedbayes.data.sources.tables import TEXTS
 from fedbayes.data.wording import describe, listed, size
 from fedbayes.errors import (
     ColumnError,
