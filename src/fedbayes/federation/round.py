@@ -161,7 +161,8 @@ def run_round(
     info: Info = {}
     skipped, undone = reports.clients < min_reports, ""
     if not skipped:
-        new, metrics = updated(method, method.update(server, reports.reduced(), At(run, number)))
+        told = method.without(server, ledger.refused)
+        new, metrics = updated(method, method.update(told, reports.reduced(), At(run, number)))
         undone = unsound(new, method, run)
         if not undone:
             server, info = new, metrics
