@@ -11,7 +11,7 @@ from torch import nn
 
 from fedbayes import models
 from fedbayes.data import Preprocessing
-from fedbayes.data.wording import listed, size
+from fedbayes.data.wording import describe, listed, size
 from fedbayes.errors import FedbayesWarning, ModelError
 from fedbayes.likelihoods import Likelihood, build_likelihood
 from fedbayes.likelihoods.categorical import Categorical
@@ -315,12 +315,18 @@ def _programs(
     found = {str(path): read_program(path) for path in named}
     cards = {name: Card.load(text, name) for name, (_, text) in found.items() if text}
     first = next(iter(cards.values())) if len(cards) == len(found) else None
-    if first is not None and any(
-        not card.preprocessing.same_inputs(first.preprocessing)
-        or card.preprocessing.target != first.preprocessing.target
-        for card in cards.values()
-    ):
-        raise ModelError("the programs take other inputs or predict other targets than the first")
+    for name, card in cards.items() if first is not None else ():
+        here, there = card.preprocessing, first.preprocessing
+        if here.target != there.target:
+            odd = f"predicts {describe(here.target)}; {first.source} {describe(there.target)}"
+        elif not here.same_inputs(there):
+            odd = f"standardizes its inputs otherwise than {first.source}"
+        else:
+            continue
+        raise ModelError(
+            f"{name} {odd}. Programs are fused as they are: give files of weights, as fedbayes "
+            "export writes them too, whose classes are reordered by name"
+        )
     if first is not None:
         base, likelihood = first.preprocessing, first.likelihood
         if not isinstance(likelihood, Categorical):
