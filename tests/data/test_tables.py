@@ -4,6 +4,7 @@ import numpy as np
 import pandas as pd
 import pytest
 
+from fedbayes import Config
 from fedbayes.data import DataSettings, load_dataset
 from fedbayes.errors import ConfigError, DataError
 
@@ -188,6 +189,8 @@ def test_files_of_several_clients_are_one_table_with_a_column_of_clients(tmp_pat
     north.to_csv(tmp_path / "north.csv", index=False)
     south[south.columns[::-1]].to_csv(tmp_path / "south.csv", index=False, sep=";", decimal=",")
     several = tmp_path / "north.csv", tmp_path / "south.csv"
+    data = Config.create(data=several).data
+    assert (data.path, *data.more) == several
     own, wanted = load(several[0], more=several[1:]), load(tmp_path / "whole.csv", group="ward")
     assert own.columns == wanted.columns
     assert own.group_names == wanted.group_names == ("north", "south")
