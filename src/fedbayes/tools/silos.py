@@ -315,20 +315,20 @@ def _programs(
     found = {str(path): read_program(path) for path in named}
     cards = {name: Card.load(text, name) for name, (_, text) in found.items() if text}
     first = next(iter(cards.values())) if len(cards) == len(found) else None
-    for name, card in cards.items() if first is not None else ():
-        here, there = card.preprocessing, first.preprocessing
-        if here.target != there.target:
-            odd = f"predicts {describe(here.target)}; {first.source} {describe(there.target)}"
-        elif not here.same_inputs(there):
-            odd = f"standardizes its inputs otherwise than {first.source}"
-        else:
-            continue
-        raise ModelError(
-            f"{name} {odd}. Programs are fused as they are: give files of weights, as fedbayes "
-            "export writes them too, whose classes are reordered by name"
-        )
     if first is not None:
         base, likelihood = first.preprocessing, first.likelihood
+        for name, card in cards.items():
+            if card.preprocessing.target != base.target:
+                odd = f"predicts {describe(card.preprocessing.target)}; {first.source} "
+                odd += describe(base.target)
+            elif not card.preprocessing.same_inputs(base):
+                odd = f"standardizes its inputs otherwise than {first.source}"
+            else:
+                continue
+            raise ModelError(
+                f"{name} {odd}. Programs are fused as they are: give files of weights, as "
+                "fedbayes export writes them too, whose classes are reordered by name"
+            )
         if not isinstance(likelihood, Categorical):
             raise ModelError(
                 f"programs of the likelihood {likelihood.name} answer predictions and not outputs "
