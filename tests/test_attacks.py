@@ -129,6 +129,18 @@ def test_gaussian_noise_stands_in_place_of_the_change(tmp_path):
     assert kstest(noise, norm(scale=0.5).cdf).pvalue > 1e-3
 
 
+@pytest.mark.parametrize("scale", [None, 95.0])
+def test_stretch_is_as_long_as_it_says_part_by_part(tmp_path, scale):
+    told = Told(tmp_path, {"kind": "stretch", **({"scale": scale} if scale else {})})
+    start, changes = told.others
+    flat = np.concatenate([values.reshape(len(values), -1) for values in changes.values()], 1)
+    middle = sorted(np.linalg.norm(flat, axis=1))[(len(flat) - 1) // 2]
+    own = {n: w - start[n] for n, w in told.arrays(told.liar, "honest").items()}
+    length = np.sqrt(sum(np.square(change).sum() for change in own.values()))
+    factor = -(scale or 4.99) * middle / length
+    close(told.arrays(told.liar), {n: start[n] + factor * change for n, change in own.items()})
+
+
 @pytest.mark.parametrize("clients", [1, 2, 3])
 def test_little_is_enough_hides_in_the_spread(tmp_path, clients):
     told = Told(tmp_path, {"kind": "little-is-enough", "clients": clients})

@@ -574,6 +574,8 @@ def test_outcomes_and_columns_are_read_alike_whatever_their_type():
     parts = {f"s{k}": frame.iloc[k::3].reset_index(drop=True) for k in range(3)}
     expected = glm(parts, 1, [0], family="binomial")
     assert expected.names == ("intercept", "0")
+    with pytest.raises(ConfigError, match="give each column one name"):
+        glm(parts, ("a", "y"), [0])
     for coded in (bool, "boolean", "Int64", float):
         mixed = {**parts, "s1": parts["s1"].assign(**{"y": parts["s1"][1].astype(coded)})}
         mixed = {

@@ -1,5 +1,6 @@
 """What is believed of a report: how long its change is, what it weighs; and undone updates."""
 
+import math
 import statistics
 from dataclasses import replace
 from types import SimpleNamespace
@@ -11,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fedbayes import Config, Simulation, resume, run
-from fedbayes.contracts import Report, Sum
+from fedbayes.contracts import At, Gathered, Report, Sum
 from fedbayes.core.by_client import ByClient
 from fedbayes.core.messages import Masked
 from fedbayes.core.tensors import pack
@@ -104,7 +105,7 @@ def test_a_huge_report_counts_as_if_its_client_had_not_been_there(method):
     with_lies, lines = attacked(config, lying(1))
     without, _ = attacked(config, without_client(1))
     assert [list(line["refused"]) for line in lines] == [["1"]] * 3
-    assert "max_change = 100" in lines[-1]["refused"]["1"]
+    assert "max_change = 5" in lines[-1]["refused"]["1"]
     assert_identical(pack(with_lies.server), pack(without.server))
     assert with_lies.summary()["refused_clients"] == {"client-1": 3}
 
@@ -126,10 +127,11 @@ def test_every_method_ends_as_without_a_huge_liar(method, lie):
 @pytest.mark.slow
 @pytest.mark.parametrize("method", TRAINED)
 @pytest.mark.filterwarnings("ignore::fedbayes.errors.FedbayesWarning")
-def test_no_honest_client_of_a_heterogeneous_federation_is_refused(method):
+def test_honest_clients_of_a_heterogeneous_federation_are_hardly_ever_refused(method):
     data = {"name": "digits", "clients": 12, "partition": "dirichlet", "alpha": 0.1}
     lines = run(small(method, rounds=4, cohort=4, data=data)).metrics
-    assert all(not line["refused"] and not line["skipped"] for line in lines)
+    assert sum(len(line["refused"]) for line in lines) <= 1, "of 16 reports"
+    assert not any(line["skipped"] for line in lines)
 
 
 def test_a_lie_in_a_cohort_of_one_or_two_is_refused_too():
@@ -161,16 +163,88 @@ def test_a_network_of_zeros_measures_as_if_its_weights_were_one():
     assert size_of(run) == pytest.approx(12**0.5)
 
 
+def limit(lengths, most=5.0, own=0.0, alone=7.0):
+    """The limit of a part, of changes of these lengths beside a server's own."""
+    bounds = Bounds(most, {"a": own}, lambda: alone)
+    for client, length in enumerate(lengths):
+        bounds.within(client, {"a": length})
+    return bounds.limits()["a"]
+
+
 def test_what_is_too_long_is_a_multiple_of_the_median():
     rng = np.random.default_rng(0)
     lengths = rng.lognormal(sigma=2, size=9)
     bounds = Bounds(3.0, {"a": 0.1})
     for client, length in enumerate(lengths):
         bounds.within(client, {"a": length})
-    limit = max(0.1, 3 * np.median(lengths))
     refused = {c for c in range(9) if bounds.excess(c, bounds.limits())}
-    assert refused == {c for c in range(9) if lengths[c] > limit}
+    assert refused == {c for c in range(9) if lengths[c] > 3 * np.median(lengths)}
     assert 0 < len(refused) < 5
+
+
+def test_the_servers_own_part_is_no_excuse_but_for_changes_a_hundred_times_shorter():
+    assert limit([1.0, 2.0, 3.0, 4.0], own=100.0) == 10.0, "the lower median"
+    assert limit([1.0, 2.0, 3.0], own=500.0) == 25.0, "a hundredth of the server's own"
+    assert limit([0.0, 0.0, 3.0]) == 0.0
+    assert limit([1.0, 2.0, 3.0], own=math.inf) == math.inf
+
+
+@pytest.mark.parametrize("lengths", [[0.1], [0.1, 1e9]])
+def test_of_one_report_or_two_the_servers_own_part_is_the_measure(lengths):
+    assert limit(lengths, own=2.0) == 200.0
+    assert limit(lengths) == 700.0, "or the network, where there is nothing yet"
+    assert limit(lengths, most=1000.0, own=2.0) == 2000.0, "a wider bound holds here too"
+
+
+def test_what_is_good_whatever_others_report_is_within_every_limit():
+    for own, others in ((3.0, []), (3.0, [1e-9]), (3.0, [1e-9, 1e-9]), (0.0, [1.0, 1.0])):
+        bounds = Bounds(5.0, {"a": own})
+        lengths = [0.049 * own, *others]
+        sure = [bounds.within(c, {"a": length}) for c, length in enumerate(lengths)]
+        assert sure[0]
+        assert not any(good and bounds.excess(c, bounds.limits()) for c, good in enumerate(sure))
+
+
+@pytest.mark.parametrize("method", ["fedavg", "mixture"])
+@pytest.mark.filterwarnings("ignore::fedbayes.errors.FedbayesWarning")
+def test_one_of_ten_that_turns_its_change_around_is_refused_and_the_others_learn(method):
+    data = {"name": "digits", "clients": 10, "partition": "iid", "limit": 1000}
+    table = {"data": data, "rounds": 3, "training": {"lr": 0.2, "epochs": 4}}
+    attack = {"kind": "sign-flip", "scale": 20}
+    honest = run(small(method, **table)).summary
+    lied = run(small(method, **table, attack=attack)).summary
+    believed = run(small(method, **table, attack=attack, aggregation={"max_change": 100})).summary
+    accuracy = honest["global_accuracy"]
+    assert lied["global_accuracy"] > accuracy - 0.1
+    assert believed["global_accuracy"] < accuracy - 0.05, "the bound is what keeps it"
+    (liar,) = lied["attack"]["clients"]
+    assert lied["refused_clients"] == {f"client-{liar}": 3}
+
+
+@pytest.mark.parametrize("method", ["pfnm", "gpi-fnm"])
+@pytest.mark.filterwarnings("ignore::fedbayes.errors.FedbayesWarning")
+def test_of_a_client_that_is_refused_no_earlier_network_is_matched(method):
+    """Its lie of round 1 was within bounds; that of round 2 is not."""
+
+    def tamper(task, outcome):
+        return lying(1, value=0.1 if task.round == 1 else 1e9)(task, outcome)
+
+    with Simulation(small(method, rounds=2)) as simulation:
+        simulation._engine = Tampering(Sequential(simulation.runtime), tamper)
+        first, second = simulation
+    clients = [{n.partition("/")[0] for n in step.server.latest} for step in (first, second)]
+    assert clients == [set("01234"), set("0234")]
+    newcomer = At(simulation.run, 3, 1)
+    assert simulation.method.message(second.server, newcomer) == {}
+    kept = {n: t for n, t in first.server.latest.items() if n[0] != "1"}
+    reports = {
+        client: Report({n[2:]: t for n, t in second.server.latest.items() if n[0] == str(client)})
+        for client in (0, 2, 3, 4)
+    }
+    alone, _ = simulation.method.update(
+        replace(first.server, latest=kept), Gathered(reports), At(simulation.run, 2)
+    )
+    assert_identical(alone.weights, second.server.weights)
 
 
 def test_norms_do_not_overflow_and_what_is_not_said_is_no_change():

@@ -12,6 +12,7 @@ from fedbayes.data import Preprocessing
 from fedbayes.errors import FedbayesWarning, ModelError
 from fedbayes.models import MLP, ModelSettings, build, read_weights
 from fedbayes.storage.card import Card
+from fedbayes.workflows.serve.export import CARD_FILE
 from fedbayes.workflows.serve.model_files import ModelFiles, write_model
 from tests.command_line import command
 
@@ -150,3 +151,14 @@ def test_networks_whose_code_is_not_trusted_are_not_run(tmp_path):
     with warnings.catch_warnings():
         warnings.simplefilter("error", FedbayesWarning)
         assert ModelFiles().card(files[:1]) is not None
+
+
+def test_programs_in_another_order_are_named_with_the_way_out(tmp_path, capsys):
+    files = [tmp_path / "a.pt2", tmp_path / "b.pt2"]
+    for path, names in zip(files, (NAMES, OTHER), strict=True):
+        program = torch.export.export(MLP(6, [5], 3), (torch.zeros(2, 6),))
+        torch.export.save(program, path, extra_files={CARD_FILE: card_of(names).dump()})
+    assert command("fuse", *files, "-o", tmp_path / "c.pt2", "--method", "match") == 2
+    told = " ".join(capsys.readouterr().err.split())
+    assert f"{files[1]} predicts the classes cow, ant, bee; {files[0]} the classes ant" in told
+    assert "give files of weights" in told

@@ -598,6 +598,30 @@ def test_two_nodes_that_claim_one_client_are_warned_of(joined):
     assert "--client NUMBER" in said
 
 
+def test_a_node_that_replays_its_first_reply_does_no_more_than_that(tmp_path, monkeypatch):
+    """Its report counts as the one that it is, its ticket is the old one, and rounds go on."""
+    replies, tickets = {}, []
+
+    class Replaying(Node):
+        def work(self, task, runtime):
+            tickets.extend([task.state] if self.client == 1 else [])
+            return super().work(task, runtime)
+
+        def train(self, content):
+            told = super().train(content)
+            return replies.setdefault(self.client, told) if self.client == 1 else told
+
+    monkeypatch.setattr("fedbayes.flower.simulated.Node", Replaying)
+    config = Config.published(**settings("scaffold", rounds=4, engine="flower-simulation"))
+    ended = run(config, tmp_path / "run")
+    assert all(line["lost"] == line["refused"] == {} for line in ended.metrics)
+    assert all(torch.isfinite(tensor).all() for tensor in ended.model.values())
+    first, *later = tickets
+    assert first is None
+    assert len(later) == 3
+    assert len(set(later)) == 1
+
+
 def test_clocks_that_jump_change_nothing(tmp_path, monkeypatch):
     config = Config.published(**settings("scaffold", rounds=3, engine="flower-simulation"))
     plain = run(config, tmp_path / "plain")

@@ -302,27 +302,34 @@ def test_the_file_of_the_methods_is_what_they_say():
     assert listing.FILE.read_text(encoding="utf-8") == listing.content()
 
 
-@pytest.mark.parametrize(
-    ("words", "status"),
-    [
-        ("methods", 0),
-        ("methods fedprox --json", 0),
-        ("settings", 0),
-        ("settings method.fedgvi", 0),
-        ("evaluate absent.pt", 2),
-        ("predict absent new.csv", 2),
-        ("fuse a.pt b.pt -o c.pt", 2),
-        ("posterior a.pt --data x.csv -o o.safetensors", 2),
-    ],
+LISTS = ("methods", "methods fedprox --json", "settings", "settings method.fedgvi")
+ABSENT = (
+    *("run absent.toml", "run absent.csv", "run absent.csv other.csv", "compare absent.toml"),
+    *("export absent", "calibrate absent", "conformal absent", "hazards absent", "resume absent"),
+    *("evaluate absent.pt", "predict absent new.csv", "fuse absent.pt b.pt -o c.pt"),
+    *("posterior absent.pt --data absent.csv -o o.safetensors", "glm absent.csv"),
+    *("data check absent.csv", "data summarize absent.csv -o o.json", "federate resume absent"),
+    *("sums --data absent.csv -o o.json", "attack absent.toml"),
 )
-def test_lists_and_absent_files_need_no_pytorch(words, status):
+
+
+def test_lists_and_absent_files_need_no_pytorch():
     code = (
-        f"import sys; sys.argv = ['fedbayes', *{words!r}.split()]\n"
-        "from fedbayes.cli import main\n"
-        "try:\n    main()\n"
-        "except SystemExit as stop:\n    print('--', stop.code or 0, 'torch' in sys.modules)\n"
+        "import sys; from fedbayes.cli import main\n"
+        f"for words in {(*LISTS, *ABSENT)!r}:\n"
+        "    sys.argv = ['fedbayes', *words.split()]\n"
+        "    try:\n        main()\n"
+        "    except SystemExit as stop:\n"
+        "        print('--', words, stop.code or 0, 'torch' in sys.modules)\n"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert done.stdout.splitlines()[-1] == f"-- {status} False"
-    if status:
-        assert "there is no file" in done.stderr
+    ends = [line[3:] for line in done.stdout.splitlines() if line.startswith("-- ")]
+    assert ends == [
+        *(f"{words} 0 False" for words in LISTS),
+        *(f"{words} 2 False" for words in ABSENT),
+    ]
+    errors = done.stderr.replace("\n", " ").split("error: ")[1:]
+    assert len(errors) == len(ABSENT)
+    for error in errors:
+        assert "absent" in error
+        assert "does not exist" in error or "there is no file" in error

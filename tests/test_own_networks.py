@@ -348,9 +348,11 @@ def test_networks_that_do_not_what_they_seem_to_are_noted(name, words, tmp_path)
         fedbayes.run(None, tmp_path / "run", **own)
 
 
-def test_a_network_as_it_should_be_has_no_note(tmp_path, recwarn):
-    fedbayes.run(None, tmp_path / "run", **settings("Head"))
-    assert not [str(w.message) for w in recwarn if "make_Head" in str(w.message)]
+@pytest.mark.parametrize("name", ["make_Head", "faint"])
+def test_a_network_as_it_should_be_has_no_note(name, tmp_path, recwarn):
+    own = settings("Head") | {"model": {"name": f"tests.toy_networks:{name}"}}
+    fedbayes.run(None, tmp_path / "run", **own)
+    assert not [str(w.message) for w in recwarn if name in str(w.message)]
 
 
 def test_double_precision_computes_what_single_does(tmp_path):

@@ -273,7 +273,7 @@ def scaled(task, outcome, factor=5.0):
 @pytest.mark.parametrize("outliers", ["name", "leave-out"])
 @pytest.mark.filterwarnings("ignore::fedbayes.errors.FedbayesWarning")
 def test_an_outlying_network_is_named_and_left_out_on_demand(method, outliers):
-    chosen = config(method, aggregation={"outliers": outliers})
+    chosen = config(method, aggregation={"outliers": outliers, "max_change": 100})
     with Simulation(chosen) as simulation:
         simulation._engine = Tampering(Sequential(simulation.runtime), scaled)
         (line,) = [step.metrics for step in simulation]

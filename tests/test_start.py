@@ -6,6 +6,7 @@ import signal
 import subprocess
 import sys
 
+import numpy as np
 import pytest
 from rich.console import Console
 
@@ -13,6 +14,7 @@ import fedbayes
 from fedbayes import Config, Simulation
 from fedbayes.errors import ConfigError, RunError
 from fedbayes.start import drive
+from tests.command_line import command
 
 SMALL = {"rounds": 3, "data": {"clients": 3, "partition": "iid"}, "model": {"hidden": [4]}}
 
@@ -94,3 +96,40 @@ def test_a_second_signal_stops_at_once(tmp_path):
 def test_it_is_there_before_pytorch_is():
     code = "import sys, fedbayes.start; print('torch' in sys.modules)"
     assert subprocess.check_output([sys.executable, "-c", code], text=True) == "False\n"
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        MemoryError("Unable to allocate 610. MiB"),
+        RuntimeError("DefaultCPUAllocator: can't allocate memory: you tried 9 bytes.\nat C++"),
+        RuntimeError("CUDA out of memory. Tried to allocate 2 GiB"),
+    ],
+)
+def test_memory_that_ends_in_the_middle_is_one_line(error, monkeypatch, capsys, tmp_path):
+    def fails(*_, **__):
+        raise error
+
+    monkeypatch.setattr("fedbayes.runs.simulation.Simulation", fails)
+    assert command("run", "--out", tmp_path / "run") == 2
+    told = " ".join(capsys.readouterr().err.split())
+    assert f"error: there is not enough memory: {str(error).splitlines()[0]}. Use fewer" in told
+
+
+def test_a_file_that_does_not_fit_into_memory_is_named(tmp_path):
+    np.savez(tmp_path / "big.npz", x=np.zeros((60_000, 500), np.float32), y=np.arange(60_000) % 2)
+    code = (
+        "import resource, sys; from pathlib import Path; import torch, pandas\n"
+        "from fedbayes.cli import main\n"
+        "held = int(Path('/proc/self/statm').read_text().split()[0]) * resource.getpagesize()\n"
+        "resource.setrlimit(resource.RLIMIT_AS, (held + 2**27, held + 2**27))\n"
+        "sys.argv = ['fedbayes', 'run', 'big.npz', '--rounds', '1', '--out', 'run']\n"
+        "main()\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, check=False, cwd=tmp_path
+    )
+    assert done.returncode == 2
+    assert "big.npz does not fit into memory" in done.stderr
+    assert "Traceback" not in done.stderr
+    assert not (tmp_path / "run").exists()

@@ -240,7 +240,7 @@ def test_the_outcome_is_the_column_label_where_none_is_named(patients, file, cap
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        (["nothing.csv"], "there is no file or folder nothing.csv"),
+        (["nothing.csv"], "Path 'nothing.csv' does not exist"),
         ([], "name the clients' tables"),
         (["patients.csv", "--group", "hospitl"], "no column 'hospitl' (did you mean 'hospital'?)"),
         (["north.csv", "south.csv", "--group", "sex"], "group = 'sex' has no effect"),
@@ -259,7 +259,7 @@ def test_the_outcome_is_the_column_label_where_none_is_named(patients, file, cap
         (["patients.csv", "--group", "hospital", "--family", "beta"], "no family 'beta'"),
         (["patients.csv", "--insecure"], "are for --superlink"),
         (["--superlink", "127.0.0.1:1", "--insecure"], "how many clients"),
-        (["a.csv", "--superlink", "127.0.0.1:1", "--insecure"], "those of the nodes"),
+        (["north.csv", "--superlink", "127.0.0.1:1", "--insecure"], "those of the nodes"),
         (["patients.csv", "--clients", "3"], "--clients is for --superlink"),
         (["--set", "data.name=digits"], "digits is no table"),
     ],

@@ -408,7 +408,9 @@ def test_what_is_damaged_is_told_and_the_page_stays(quick, tmp_path):
 def test_silence_is_told(tmp_path):
     fedbayes.run(small(rounds=2), tmp_path / "r")
     (record,) = gather([tmp_path / "r"])
-    record = replace(record, ending="so far", settings={**record.settings, "engine": "flower"})
+    record = replace(record, ending="so far")
+    options = ("--superlink", "ward:8000", "--root-certificates", "our CA.pem")
+    RunFolder(tmp_path / "r").keep_connection(options)
     away = {"Ward 7": "not connected; the round waits for it", "B": "not connected"}
     work = Work((*"abcdefghi",), 30, away, 2)
     pulse = Pulse(1, "elsewhere", 0.0, TRAINING, 3, 9, 1, 40, 61.0, 125.0, work)
@@ -423,7 +425,7 @@ def test_silence_is_told(tmp_path):
     assert told.state == "silent"
     assert told.line == (
         "no sign of life for 1:15 of process 1 on elsewhere, in round 3 of 9; go on with: fedbayes "
-        f"federate resume {tmp_path / 'r'}"
+        f"federate resume {tmp_path / 'r'} --superlink ward:8000 --root-certificates 'our CA.pem'"
     )
 
 

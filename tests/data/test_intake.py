@@ -235,7 +235,7 @@ def test_whole_numbers_that_are_no_ids_are_standardized_with_a_note(module):
 
 
 def test_ids_beyond_an_embedding_are_an_error_before_the_first_round(module):
-    with pytest.raises(DataError, match=r"ids up to 49 .* embeddings have 9 rows"):
+    with pytest.raises(DataError, match=r"ids up to 49 .* 9 rows, .* no id may be negative"):
         federated(module, lambda n: np.tile(np.arange(30, 50)[:, None], (1, 3)), "few_rows")
 
 

@@ -112,3 +112,12 @@ def test_what_is_no_preprocessing_is_told(content):
     broken = TABLE.dump().replace(b"-1.0", b"")
     with pytest.raises(DataError, match="invalid preprocessing"):
         Preprocessing.load(broken)
+
+
+def test_pixels_of_8_bits_are_those_of_images_from_0_to_1():
+    pixels = np.random.default_rng(0).integers(0, 256, (5, 1, 4, 4), np.uint8)
+    one = Preprocessing((1, 4, 4), 1.0, (0.5,), (0.25,), Target("class", ("a", "b")))
+    unit = dataclasses.replace(one, bounds=(0.0, 1.0))
+    torch.testing.assert_close(unit.raw(pixels), torch.from_numpy(pixels / np.float32(255)))
+    torch.testing.assert_close(unit.apply(pixels), (unit.raw(pixels) - 0.5) / 0.25)
+    torch.testing.assert_close(one.raw(pixels), torch.from_numpy(pixels))

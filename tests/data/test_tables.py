@@ -4,8 +4,9 @@ import numpy as np
 import pandas as pd
 import pytest
 
+from fedbayes import Config
 from fedbayes.data import DataSettings, load_dataset
-from fedbayes.errors import DataError
+from fedbayes.errors import ConfigError, DataError
 
 FRAME = pd.DataFrame(
     {"a": [1.5, -2.25, 3.0, 1e-3] * 3, "b": range(12), "label": ["x", "y", "x", "z"] * 3}
@@ -178,6 +179,33 @@ def test_files_of_one_part_have_the_same_columns(tmp_path):
     own = load(tmp_path)
     assert own.samples == 24
     assert "c left out" in own.notes[0]
+
+
+def test_files_of_several_clients_are_one_table_with_a_column_of_clients(tmp_path):
+    north = FRAME.assign(sex=["m", "f"] * 6)
+    south = FRAME.assign(a=FRAME.a + 1, sex=["f", "d"] * 6)
+    whole = pd.concat([north.assign(ward="north"), south.assign(ward="south")])
+    whole.to_csv(tmp_path / "whole.csv", index=False)
+    north.to_csv(tmp_path / "north.csv", index=False)
+    south[south.columns[::-1]].to_csv(tmp_path / "south.csv", index=False, sep=";", decimal=",")
+    several = tmp_path / "north.csv", tmp_path / "south.csv"
+    data = Config.create(data=several).data
+    assert (data.path, *data.more) == several
+    own, wanted = load(several[0], more=several[1:]), load(tmp_path / "whole.csv", group="ward")
+    assert own.columns == wanted.columns
+    assert own.group_names == wanted.group_names == ("north", "south")
+    np.testing.assert_array_equal(own.x, wanted.x)
+    np.testing.assert_array_equal(own.y, wanted.y)
+    np.testing.assert_array_equal(own.groups, wanted.groups)
+    with pytest.raises(ConfigError, match="2 files are a client each, so group = 'sex' has no"):
+        load(several[0], more=several[1:], group="sex")
+    south.drop(columns="b").to_csv(several[1], index=False)
+    with pytest.raises(DataError, match=r"south\.csv has no column 'b', which .*north\.csv has"):
+        load(several[0], more=several[1:])
+    (tmp_path / "other").mkdir()
+    north.to_csv(tmp_path / "other" / "north.csv", index=False)
+    with pytest.raises(DataError, match="both called 'north'"):
+        load(several[0], more=(tmp_path / "other" / "north.csv",))
 
 
 @pytest.mark.parametrize(

@@ -22,7 +22,14 @@ from fedbayes.core.categories import (
     truth_as_number,
 )
 from fedbayes.core.plausible import LONGEST_CATEGORY, MOST_ROWS
-from fedbayes.errors import ColumnError, DataError, EngineError, MessageError, did_you_mean
+from fedbayes.errors import (
+    ColumnError,
+    ConfigError,
+    DataError,
+    EngineError,
+    MessageError,
+    did_you_mean,
+)
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -39,7 +46,16 @@ ROLES = (
 
 
 def _as_name(value: object) -> object:
-    """A column's name, which pandas has as a number where a file names no columns."""
+    """A column's name, which pandas has as a number where a file names no columns.
+
+    Raises:
+        ConfigError: it is one of several levels.
+    """
+    if isinstance(value, tuple):
+        raise ConfigError(
+            f"a column is called {value}; give each column one name, as in "
+            "table.columns = table.columns.map('_'.join)"
+        )
     return normal(value) if isinstance(value, str | Real) else value
 
 

@@ -96,6 +96,16 @@ def main() -> None:
         fail(f"{message} See {context.command_path} --help." if context else message)
     except FedbayesError as error:
         fail(str(error))
+    except (MemoryError, RuntimeError) as error:  # of NumPy, and of PyTorch
+        reason = str(error).partition("\n")[0]
+        if isinstance(error, RuntimeError) and not re.search(
+            "out of memory|allocate memory", reason
+        ):
+            raise
+        fail(
+            f"there is not enough memory: {reason}. Use fewer rows (data.limit), smaller batches "
+            "(training.batch_size), a smaller network or a larger machine"
+        )
     except UnicodeEncodeError as error:
         # What Python has for other bytes, and what of the text around it may be of the name.
         odd = re.search(r"[^\s<>|'\"]*[\udc80-\udcff][^\s<>|'\"]*", error.object)

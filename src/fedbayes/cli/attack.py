@@ -10,6 +10,7 @@ from rich.console import Console
 from fedbayes.cli.app import app
 from fedbayes.cli.options import (
     Clients,
+    ConfigFile,
     DataDir,
     DataSet,
     Model,
@@ -24,7 +25,7 @@ from fedbayes.core.files import json_text
 
 @app.command(cls=SettingsCommand)
 def attack(
-    config: Annotated[Path | None, typer.Argument(help="TOML file with settings.")] = None,
+    config: ConfigFile = None,
     kinds: Annotated[
         str | None,
         typer.Option(

@@ -24,7 +24,9 @@ survival_app = typer.Typer(
 
 Files = Annotated[
     list[Path] | None,
-    typer.Argument(help="A table with --group, a table for each client, or a config with [data]."),
+    typer.Argument(
+        help="A table with --group, a table for each client, or a config with [data].", exists=True
+    ),
 ]
 Group = Annotated[
     str | None, typer.Option("--group", help="Column that says which client a row is of.")

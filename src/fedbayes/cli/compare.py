@@ -40,7 +40,8 @@ from fedbayes.errors import FedbayesWarning
 @app.command(cls=SettingsCommand)
 def compare(
     configs: Annotated[
-        list[Path] | None, typer.Argument(help="TOML files with settings, a table for each.")
+        list[Path] | None,
+        typer.Argument(help="TOML files with settings, a table for each.", exists=True),
     ] = None,
     methods: Annotated[
         str | None,

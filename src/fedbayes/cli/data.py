@@ -124,7 +124,7 @@ def data_show(
 def data_check(
     file: Annotated[
         Path | None,
-        typer.Argument(help="Table or folder; none with --set data.query."),
+        typer.Argument(help="Table or folder; none with --set data.query.", exists=True),
     ] = None,
     out: Annotated[
         Path | None, typer.Option("--out", "-o", help="PNG, SVG or PDF to write.")
@@ -212,7 +212,7 @@ def data_summarize(
     out: Annotated[Path, typer.Option("--out", "-o", help="File to write: .json.")],
     file: Annotated[
         Path | None,
-        typer.Argument(help="The client's own table; none with --set data.query."),
+        typer.Argument(help="The client's own table; none with --set data.query.", exists=True),
     ] = None,
     config: Annotated[
         Path | None, typer.Option(help="The federation's TOML file, for how tables are read.")

@@ -1,6 +1,5 @@
 """`federate`: a config over a network."""
 
-import shlex
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -9,7 +8,7 @@ from click import Context
 from typer.core import TyperGroup
 
 from fedbayes.cli.app import Console, app
-from fedbayes.cli.options import Json, Setting, Track
+from fedbayes.cli.options import ConfigFile, Json, RunFolder, Setting, Track
 from fedbayes.cli.run import new_folder, run_to_end
 from fedbayes.storage.activity import Notify
 
@@ -47,7 +46,7 @@ Secret = Annotated[
 
 @federate_app.command("run")
 def federate(
-    config: Annotated[Path | None, typer.Argument(help="TOML file with settings.")] = None,
+    config: ConfigFile = None,
     superlink: Link = SUPERLINK,
     root_certificates: Certificates = None,
     insecure: Insecure = False,
@@ -71,13 +70,12 @@ def federate(
         folder = out or new_folder(settled.data.name, settled.method["name"])
         return federation(link, settled, folder, notify=notify)
 
-    words = _connection(superlink, root_certificates, insecure, superexec_secret)
-    run_to_end(start, track, as_json, words)
+    run_to_end(start, track, as_json)
 
 
 @federate_app.command("resume")
 def federate_resume(
-    folder: Annotated[Path, typer.Argument(help="Run folder.")],
+    folder: RunFolder,
     superlink: Link = SUPERLINK,
     root_certificates: Certificates = None,
     insecure: Insecure = False,
@@ -97,19 +95,7 @@ def federate_resume(
         link = superlink_at(superlink, root_certificates, insecure, superexec_secret)
         return federation(link, None, folder, new_keys=new_key or (), notify=notify)
 
-    words = _connection(superlink, root_certificates, insecure, superexec_secret)
-    run_to_end(start, track, as_json, words)
-
-
-def _connection(
-    superlink: str, root_certificates: Path | None, insecure: bool, secret: Path | None
-) -> str:
-    """The options of a connection, for the command that resumes a run."""
-    named = {"--root-certificates": root_certificates, "--superexec-secret": secret}
-    words = ["--superlink", superlink] if superlink != SUPERLINK else []
-    words += [word for name, path in named.items() if path for word in (name, str(path))]
-    words += ["--insecure"] if insecure else []
-    return "".join(f" {shlex.quote(word)}" for word in words)
+    run_to_end(start, track, as_json)
 
 
 @federate_app.command("init")
@@ -222,7 +208,9 @@ def federate_node(
 
 @federate_app.command("admit")
 def federate_admit(
-    keys: Annotated[list[Path], typer.Argument(help="Public keys of clients: client-0.pub …")],
+    keys: Annotated[
+        list[Path], typer.Argument(help="Public keys of clients: client-0.pub …", exists=True)
+    ],
     superlink: Link = SUPERLINK,
     root_certificates: Certificates = None,
     insecure: Insecure = False,

@@ -15,6 +15,7 @@ from fedbayes.cli.options import (
     Json,
     Mean,
     Metrics,
+    RunFolder,
     Setting,
     Std,
     numbers,
@@ -150,7 +151,7 @@ def _names(metrics: str) -> list[str]:
 
 @app.command()
 def calibrate(
-    folder: Annotated[Path, typer.Argument(help="Run folder.")],
+    folder: RunFolder,
     personal: Annotated[
         bool, typer.Option("--personal", help="Every client's own model on its own test set.")
     ] = False,
@@ -285,7 +286,7 @@ _NAMES = {
 
 @app.command()
 def export(
-    folder: Annotated[Path, typer.Argument(help="Run folder.")],
+    folder: RunFolder,
     out: Annotated[
         Path,
         typer.Option(

@@ -115,6 +115,8 @@ Std = Annotated[
 Track = Annotated[
     list[str] | None, typer.Option("--track", help="Log rounds to tensorboard or mlflow too.")
 ]
+RunFolder = Annotated[Path, typer.Argument(help="Run folder.", exists=True, file_okay=False)]
+ConfigFile = Annotated[Path | None, typer.Argument(help="TOML file with settings.", exists=True)]
 DataDir = Annotated[Path | None, typer.Option(help="Folder with data sets (FEDBAYES_DATA).")]
 
 _KEYS = {

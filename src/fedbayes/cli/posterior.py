@@ -13,11 +13,14 @@ from fedbayes.core.files import json_text, require_files
 
 @app.command()
 def posterior(
-    model: Annotated[Path, typer.Argument(help="The client's model: .safetensors, .pt.")],
+    model: Annotated[
+        Path, typer.Argument(help="The client's model: .safetensors, .pt.", exists=True)
+    ],
     data: Annotated[
         Path,
         typer.Option(
-            help="Its own samples: a table, NPZ or folder, read as data.path in a config is."
+            help="Its own samples: a table, NPZ or folder, read as data.path in a config is.",
+            exists=True,
         ),
     ],
     out: Annotated[
@@ -50,7 +53,6 @@ def posterior(
 ) -> None:
     """What a client's own data say of its model, to be sent with it to whoever fuses models."""
     require_files([model])
-    require_files([data], folders=True)
     from fedbayes.fusion.posterior_settings import CurvatureSettings
     from fedbayes.workflows.fuse.posterior_files import PosteriorJob
 
@@ -82,7 +84,7 @@ def posterior(
 def sums(
     data: Annotated[
         Path,
-        typer.Option(help="The client's own rows: read as data.path in a config is."),
+        typer.Option(help="The client's own rows: read as data.path in a config is.", exists=True),
     ],
     out: Annotated[Path, typer.Option("--out", "-o", help="File to write: .json.")],
     model: Annotated[

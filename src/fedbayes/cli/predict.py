@@ -10,7 +10,7 @@ import typer
 from rich.markup import escape
 
 from fedbayes.cli.app import Console, app
-from fedbayes.cli.options import Setting
+from fedbayes.cli.options import RunFolder, Setting
 from fedbayes.core.files import json_text, require_files
 from fedbayes.errors import FedbayesWarning, RunError
 
@@ -192,7 +192,7 @@ def _numbers(given: list[str]) -> list[float]:
 
 @app.command()
 def hazards(
-    folder: Annotated[Path, typer.Argument(help="Run folder, of the likelihood cox.")],
+    folder: Annotated[Path, typer.Argument(help="Run folder, of the likelihood cox.", exists=True)],
     per_client: Annotated[
         bool, typer.Option("--per-client", help="Hazards of each client's rows alone too.")
     ] = False,
@@ -240,7 +240,7 @@ def hazards(
 
 @app.command()
 def conformal(
-    folder: Annotated[Path, typer.Argument(help="Run folder.")],
+    folder: RunFolder,
     level: Annotated[
         float, typer.Option(help="Promised share of sets or intervals that hold the truth.")
     ] = 0.9,

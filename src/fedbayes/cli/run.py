@@ -32,6 +32,7 @@ from fedbayes.cli.options import (
     Model,
     Optimizer,
     Rounds,
+    RunFolder,
     Seed,
     Setting,
     SettingsCommand,
@@ -41,7 +42,6 @@ from fedbayes.cli.options import (
 )
 from fedbayes.core.files import json_text
 from fedbayes.errors import RunError
-from fedbayes.federation.engine_table import ENGINES
 from fedbayes.storage.activity import Notify
 
 if TYPE_CHECKING:
@@ -52,7 +52,14 @@ if TYPE_CHECKING:
 
 @app.command(cls=SettingsCommand)
 def run(
-    config: Annotated[Path | None, typer.Argument(help="TOML file with settings.")] = None,
+    files: Annotated[
+        list[Path] | None,
+        typer.Argument(
+            help="TOML file with settings; or tables to learn from, where of several each is one "
+            "client's.",
+            exists=True,
+        ),
+    ] = None,
     method: Method = None,
     dataset: DataSet = None,
     model: Model = None,
@@ -108,7 +115,7 @@ def run(
     def settle() -> tuple["Config", Path]:
         from fedbayes.config.config import Config
 
-        settled = Config.load(config, given)
+        settled = Config.load_any(files or (), given)
         return settled, out or new_folder(settled.data.name, settled.method["name"])
 
     # A wrong setting is reported before PyTorch is imported.
@@ -136,7 +143,7 @@ def run(
 
 @app.command()
 def resume(
-    folder: Annotated[Path, typer.Argument(help="Run folder.")],
+    folder: RunFolder,
     rounds: Annotated[
         int | None,
         typer.Option(
@@ -178,7 +185,6 @@ def run_to_end(
     start: Callable[[Notify], "Simulation"],
     track: list[str] | None,
     as_json: bool,
-    options: str = "",
 ) -> None:
     """Run to the end with a display, and say what came of it.
 
@@ -186,7 +192,6 @@ def run_to_end(
         start: makes the simulation; the display stands before, since it may load a lot.
         track: names of trackers.
         as_json: whether the summary is printed as JSON alone.
-        options: that the command to go on needs too, with a blank before each.
     """
 
     def conclude(simulation: "Simulation") -> None:
@@ -198,9 +203,9 @@ def run_to_end(
         else:
             Console().print(outcome(summary))
 
-    simulation = _watch(start, track, conclude, options=options)
+    simulation = _watch(start, track, conclude)
     if not simulation.over:
-        _stopped(f"go on with: {_again(simulation)}{options}")
+        _stopped(f"go on with: {simulation.folder.resume_command}")
 
 
 def run_seeds_to_end(
@@ -234,7 +239,6 @@ def _watch(
     *,
     title: str = "",
     again: str = "",
-    options: str = "",
 ) -> "Simulation":
     """Show a run as it goes to its end, and let Ctrl-C end it.
 
@@ -244,14 +248,13 @@ def _watch(
         conclude: says what came of it.
         title: what is shown before the method's name.
         again: the command to go on, if it is not the run's own.
-        options: of the run's own command.
     """
     from fedbayes.start import drive
 
     def begin(notify: Notify) -> "Simulation":
         nonlocal again
         simulation = start(notify)
-        again = again or _again(simulation) + options
+        again = again or simulation.folder.resume_command
         return simulation
 
     def end(simulation: "Simulation") -> None:
@@ -272,12 +275,6 @@ def _watch(
         )
     except KeyboardInterrupt:
         _stopped(f"stopped; go on with: {again}" if again else "stopped before the run began")
-
-
-def _again(simulation: "Simulation") -> str:
-    """The command that goes on with a run."""
-    command = ENGINES[simulation.config.engine].launcher or "fedbayes"
-    return f"{command} resume {shlex.quote(str(simulation.folder.path))}"
 
 
 def _stopped(words: str) -> NoReturn:

@@ -1,5 +1,6 @@
 """The config of a run: TOML to checked settings, with errors that name the key."""
 
+import json
 import tomllib
 import warnings
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -18,6 +19,7 @@ from fedbayes.core.files import parse_toml, read_text
 from fedbayes.core.lazy import installed, own_class
 from fedbayes.core.pretrained import TIMM
 from fedbayes.data import DataSettings
+from fedbayes.data.source_settings import is_data
 from fedbayes.errors import ConfigError, FedbayesWarning, did_you_mean
 from fedbayes.federation.attacks.settings import AttackSettings
 from fedbayes.federation.clock.settings import Asynchronous, ClockSettings
@@ -314,6 +316,21 @@ class Config(Settings):
             ConfigError: the file is unreadable, or as for `create`.
         """
         return cls._changed(_read(file) if file is not None else {}, overrides)
+
+    @classmethod
+    def load_any(cls, files: Sequence[Path], overrides: Iterable[str] = ()) -> Self:
+        """As `load`, from a TOML file, or from tables that are the data: of several, each is one
+        client's.
+
+        Raises:
+            ConfigError: as for `load`.
+        """
+        if len(files) < 2 and not any(map(is_data, files)):
+            return cls.load(next(iter(files), None), overrides)
+        path, *more = (str(file) for file in files)
+        of_data = [f"data.path={json.dumps(path)}"]
+        of_data += [f"data.more={json.dumps(more)}"] if more else []
+        return cls.load(None, [*of_data, *overrides])
 
     @classmethod
     def given(cls, config: "Config | Path | str | None", settings: Mapping[str, Any]) -> "Config":

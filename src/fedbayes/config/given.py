@@ -143,6 +143,8 @@ def _table(key: str, value: Any) -> Any:
     if key == "data":
         if isinstance(value, Path):
             return {"path": value}
+        if isinstance(value, list | tuple) and value:
+            return {"path": value[0], "more": value[1:]}
         if _is_frame(value):
             from fedbayes.data.frame_files import frame_file
 

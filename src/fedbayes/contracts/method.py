@@ -403,11 +403,11 @@ class Method(Choosable, Generic[ServerState, ClientState, Reduced], metaclass=_C
         }
 
     def ordinary(self, server: ServerState, run: Run) -> dict[str, float]:
-        """By part, an L2 norm that makes no change remarkable, however small others' are; 0 for
-        parts that are not here.
+        """By part, the L2 norm of the server's own, by which changes are measured where a cohort
+        tells little (`aggregation.max_change`); 0 for parts that are not here, infinity for those
+        that need no bound.
 
-        By default the norm of the tensors that changes are measured from: a client may move a
-        network by as much as there is of it.
+        By default the norm of the tensors that changes are measured from.
         """
         trained, parts = run.network.split()[0], Changes()
         for name, tensor in self.origin(server, run).items():
@@ -441,6 +441,13 @@ class Method(Choosable, Generic[ServerState, ClientState, Reduced], metaclass=_C
         what `changes` gives.
         """
         return total.whole(self.origin(server, run))
+
+    def without(self, server: ServerState, clients: Collection[int]) -> ServerState:
+        """The server's state once earlier reports of clients that are refused count no more.
+
+        By default it is as it was: where reports are averaged, they cannot be told apart later.
+        """
+        return server
 
     @abstractmethod
     def update(self, server: ServerState, reports: Reduced, at: At) -> tuple[ServerState, Info]:

@@ -52,7 +52,7 @@ def _load(settings: DataSettings, kinds: Sequence[str]) -> Dataset:
     if settings.query is not None:
         return own.read_own_query(settings, kinds)
     if settings.path is not None:
-        files = own.own_files(settings.path)
+        files = own.files_of(settings)
         flat = [file for part in files.values() for file in part]
         key = fingerprint(flat, settings.reading, *kinds, *_pretrained(settings))
         read = cached(settings.name, key, lambda: own.read_own(files, settings, kinds))

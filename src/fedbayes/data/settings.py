@@ -161,7 +161,7 @@ class DataSettings(SourceSettings):
         "from then on. So it is with a DataFrame from Python.",
     )
 
-    @field_validator("summaries")
+    @field_validator("summaries", "more")
     @classmethod
     def _all_absolute(cls, paths: tuple[Path, ...]) -> tuple[Path, ...]:
         return tuple(path.expanduser().absolute() for path in paths)
@@ -241,7 +241,7 @@ class DataSettings(SourceSettings):
             )
         if self.arguments and not (self.of_factory or self.generator):
             raise ValueError(f"arguments are for your own factory; {self.name} takes none")
-        if self.keep and (self.path is None or not self.suffix or self.path.is_dir()):
+        if self.keep and (self.path is None or self.more or not self.suffix or self.path.is_dir()):
             raise ValueError(f"keep copies a single file, and path is {self.path}; leave keep out")
         if self.query is not None:
             for setting in WRITTEN:

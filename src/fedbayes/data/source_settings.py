@@ -11,6 +11,10 @@ from fedbayes.core.brief import Settings
 from fedbayes.core.categories import normal
 from fedbayes.core.fields import Arguments, Only, Several
 
+TEXTS = (".csv", ".csv.gz", ".tsv", ".tsv.gz")
+"""Suffixes of tables that are text."""
+TABLES = (".parquet", *TEXTS, ".xlsx")
+"""Suffixes of tables."""
 BUILT_IN = (
     "digits",
     "diabetes",
@@ -44,6 +48,11 @@ def holds_password(url: str | None) -> bool:
     return _SECRETS.search(url or "") is not None
 
 
+def is_data(path: Path) -> bool:
+    """Whether a path is one of data, and not of a config, by its name; folders are."""
+    return path.name.lower().endswith((*TABLES, ".npz", ".json")) or path.is_dir()
+
+
 class SourceSettings(Settings):
     """Which data, and how they are read: all that decoded data depend on.
 
@@ -73,6 +82,11 @@ class SourceSettings(Settings):
         "as .gz), or a folder "
         "with train and test files of one of these kinds, with LEAF JSON files, or with pictures "
         "in a folder for each class (and folders train and test, or of clients, above these).",
+    )
+    more: Annotated[Several[Path], Only("path")] = Field(
+        (),
+        description="Own tables: the files of more clients, next to path. Each file is then one "
+        "client, named after it. Columns are matched by name.",
     )
     query: str | None = Field(
         None,

@@ -162,7 +162,8 @@ def run_round(
     info, undone = Info(), ""
     skipped = rules.privacy is None and reports.clients < rules.min_reports
     if not skipped:
-        new, metrics = updated(method, method.update(server, reports.reduced(), At(run, number)))
+        known = method.without(server, ledger.refused)
+        new, metrics = updated(method, method.update(known, reports.reduced(), At(run, number)))
         if not (undone := unsound(new, method, run)):
             server, info = new, metrics
             ledger.keep(states)

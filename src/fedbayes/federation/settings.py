@@ -39,11 +39,10 @@ class Aggregation(Settings):
     )
 
     max_change: float = Field(
-        100.0,
+        5.0,
         ge=0,
         description="longest change, by part of a report, as a multiple of the round's median; a "
-        "longer one is refused (unless it is ordinary: not longer than the server's own part); "
-        "0: no bound",
+        "longer one is refused; 0: no bound",
     )
     max_weight: float = Field(
         1_000_000.0,

@@ -158,4 +158,6 @@ def federation(
         engine.roster.changed = frozenset(new_keys)
         return engine
 
-    return Simulation(config, folder, engine=start, notify=notify)
+    simulation = Simulation(config, folder, engine=start, notify=notify)
+    simulation.folder.keep_connection(link.options)
+    return simulation

@@ -94,7 +94,7 @@ def _app(config: Config, name: str, folder: str, clients: int | None = None) -> 
     if not folder:
         hidden |= {"database": None, "summaries": ()}
         if config.data.path is not None:
-            hidden["path"] = Path(config.data.path.name)
+            hidden |= {"path": Path(config.data.path.name), "more": ()}
     settings = config.model_copy(update={"data": config.data.model_copy(update=hidden)})
     about = pyproject(name, "A federation of fedbayes") + _CONFIG.format(folder=folder)
     return {

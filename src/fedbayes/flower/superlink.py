@@ -85,6 +85,13 @@ class SuperLink:
     certificates: Path | None = None
     secret: Path | None = None
 
+    @property
+    def options(self) -> list[str]:
+        """The options of a command that reaches it."""
+        files = {"--root-certificates": self.certificates, "--superexec-secret": self.secret}
+        given = [word for name, path in files.items() if path for word in (name, str(path))]
+        return ["--superlink", self.address, *given, *([] if self.certificates else ["--insecure"])]
+
     def _read(self, path: Path | None) -> bytes | None:
         try:
             return None if path is None else path.expanduser().read_bytes()

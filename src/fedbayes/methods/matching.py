@@ -1,6 +1,6 @@
 """PFNM and GPI-FNM over rounds: neurons are matched, and clients go on from their own."""
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from typing import Annotated, Any, Literal
 
@@ -187,6 +187,14 @@ class GpiFnm(MatchingSettings, Counted[Server]):
     def origin(self, server: Server, run: Run) -> Tensors:
         """Nothing: neurons of different networks are not measured from one another."""
         return {}
+
+    def without(self, server: Server, clients: Collection[int]) -> Server:
+        """Their last reports are not matched, and they are newcomers."""
+
+        def kept(tensors: Tensors) -> Tensors:
+            return {n: t for n, t in tensors.items() if int(n.partition("/")[0]) not in clients}
+
+        return Server(server.weights, kept(server.latest), kept(server.places))
 
     def update(self, server: Server, reports: Gathered, at: At) -> tuple[Server, Info]:
         """Match the last reports of all clients (Algorithms 1 and 2)."""

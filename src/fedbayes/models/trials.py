@@ -409,7 +409,8 @@ def habits(network: Network) -> Habits:
             with torch.no_grad(), seeds.global_rng(0, "trial", device=network.device):
                 first, again = network(weights, x), network(weights, x)
                 few = network(weights, x[:2])
-                large = network(weights, 10 * x).float()
+                large = network({n: 30 * w if w.is_floating_point() else w
+                                 for n, w in weights.items()}, x).float()  # fmt: skip
         except (NetworkError, IndexError):
             continue
         draws = not torch.allclose(first, again, rtol=1e-3, atol=1e-5, equal_nan=True)

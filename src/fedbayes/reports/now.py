@@ -1,17 +1,16 @@
 """What a run is doing at the moment, in words, for the page that follows it."""
 
 import os
-import shlex
 import socket
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from fedbayes.federation.engine_table import ENGINES
 from fedbayes.federation.privacy.accounting import ADD_REMOVE, REPLACE
 from fedbayes.reports.gather import Record
 from fedbayes.storage.activity import TRAINING
+from fedbayes.storage.folder import RunFolder
 from fedbayes.storage.formatting import clock
 from fedbayes.storage.heartbeat import Pulse
 
@@ -57,7 +56,7 @@ def now(record: Record, pulse: Pulse | None, age: float, trouble: str = "") -> N
     planned = max(int(record.settings.get("rounds", 0)), record.rounds)
     rounds = (record.rounds, planned)
     details = [*_spent(record), *([("trouble", trouble)] if trouble else [])]
-    again = _again(record)
+    again = RunFolder(record.folder).resume_command
     alive = pulse is not None and not _gone(pulse)
     if pulse is not None and alive and age < SILENT:
         details = [*_work(pulse), *details]
@@ -93,13 +92,6 @@ def _gone(pulse: Pulse) -> bool:
     except PermissionError:
         return False
     return False
-
-
-def _again(record: Record) -> str:
-    """The command that goes on with a run."""
-    kind = ENGINES.get(str(record.settings.get("engine", "")))
-    command = (kind.launcher if kind is not None else "") or "fedbayes"
-    return f"{command} resume {shlex.quote(str(record.folder))}"
 
 
 def _at(pulse: Pulse) -> str:

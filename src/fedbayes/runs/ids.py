@@ -108,7 +108,7 @@ def _used_as_ids(data: FederatedData, module: nn.Module, whole: Array, most: Arr
             raise DataError(
                 f"{data.dataset.name}: the network fails on ids up to {most[whole].max():.0f} "
                 f"({error}); its embeddings have {listed(sizes)} rows, and need one more than the "
-                "largest id"
+                "largest id, and no id may be negative"
             ) from None
         return none
     finally:

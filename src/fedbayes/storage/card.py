@@ -28,7 +28,7 @@ _READERS = {"source", "trusted"}
 """What a card does not say of itself."""
 _FRAMING = ("processor", "size", "crop", "scale")
 """Settings of data that say how pictures become arrays."""
-_READING = set(SourceSettings.model_fields) - {"dir", "path", "query", "database"}
+_READING = set(SourceSettings.model_fields) - {"dir", "path", "more", "query", "database"}
 
 
 @dataclass(frozen=True, repr=False)

@@ -73,6 +73,7 @@ NO_UPDATE = "no round had an update"
 """Why a run ended whose model is the untrained start."""
 
 SUMS_FILE = "SHA256SUMS"
+CONNECTION_FILE = "connection.txt"
 """Digests of what is written at the end of a run, as `sha256sum` writes and reads them."""
 
 Metrics = dict[str, Any]
@@ -89,6 +90,7 @@ class RunFolder(os.PathLike[str]):
     def __init__(self, path: Path) -> None:
         self.path = path
         self.config_file = path / "config.toml"
+        self.connection_file = path / CONNECTION_FILE
         self.partition_file = path / "partition.npz"
         self.preprocessing_file = path / "preprocessing.json"
         self.metrics_file = path / "metrics.jsonl"
@@ -151,7 +153,7 @@ class RunFolder(os.PathLike[str]):
         if self.config_file.exists():
             raise RunError(
                 f"{self.path} already holds a run; choose another folder, or continue it with "
-                f"`{self._resume}`"
+                f"`{self.resume_command}`"
             )
         if (self.path / SEEDS_FILE).exists():
             raise RunError(
@@ -706,17 +708,25 @@ class RunFolder(os.PathLike[str]):
                 f"left at its end. {self._anew}"
             )
 
+    def keep_connection(self, options: Iterable[str]) -> None:
+        """Store the options by which a federation reaches its SuperLink."""
+        write_beside(self.connection_file, "\n".join(options).encode())
+
     @property
-    def _resume(self) -> str:
-        """The command that goes on with the run."""
-        return f"fedbayes resume {shlex.quote(str(self.path))}"
+    def resume_command(self) -> str:
+        """The command that resumes the run, with the options of its connection."""
+        try:
+            options = read_text(self.connection_file).splitlines()
+        except (OSError, ValueError):
+            return f"fedbayes resume {shlex.quote(str(self.path))}"
+        return shlex.join(["fedbayes", "federate", "resume", str(self.path), *options])
 
     @property
     def _anew(self) -> str:
         """How to mend what was written at the end."""
         return (
             f"Put it back from a copy; or remove {self.summary_file} and {self.sums_file}, and "
-            f"write them anew: {self._resume}"
+            f"write them anew: {self.resume_command}"
         )
 
     def model(self) -> Tensors:
@@ -752,7 +762,7 @@ class RunFolder(os.PathLike[str]):
             data = read_bytes(self.model_file)
         except FileNotFoundError:
             raise RunError(
-                f"the model {self.model_file} is gone; write it anew: {self._resume}"
+                f"the model {self.model_file} is gone; write it anew: {self.resume_command}"
             ) from None
         except OSError as error:
             raise RunError(f"cannot read the model {self.model_file}: {error}") from None
@@ -770,7 +780,7 @@ class RunFolder(os.PathLike[str]):
         except FileNotFoundError:
             raise RunError(
                 f"the run in {self.path} has not ended, so it has no {self.summary_file.name}: go "
-                f"on with it: {self._resume}"
+                f"on with it: {self.resume_command}"
             ) from None
         except OSError as error:
             raise RunError(f"cannot read {self.summary_file}: {error}") from None
@@ -794,6 +804,7 @@ _OURS = {
     "summary.json",
     SUMS_FILE,
     ACTIVITY_FILE,
+    CONNECTION_FILE,
 }
 
 

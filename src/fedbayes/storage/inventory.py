@@ -32,6 +32,7 @@ FREE = (
     "stop_refused",
     "data.dir",
     "data.path",
+    "data.more",
     "data.cache",
     "data.database",
     "data.summaries",

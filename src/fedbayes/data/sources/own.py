@@ -10,7 +10,7 @@ from fedbayes.core.files import open_npz
 from fedbayes.core.wording import listed, size
 from fedbayes.data.dataset import Array, Dataset, build_dataset
 from fedbayes.data.intake import Narrowing, arrange
-from fedbayes.data.source_settings import WRITTEN, SourceSettings
+from fedbayes.data.source_settings import TABLES, WRITTEN, SourceSettings
 from fedbayes.data.sources import folders
 from fedbayes.data.sources.files import PARTS, incomplete, parts_by_name, reading
 from fedbayes.data.sources.labels import group_indices, read_target
@@ -18,7 +18,7 @@ from fedbayes.data.sources.leaf import leaf_files, read_users
 from fedbayes.data.sources.pictures import Framing, framing
 from fedbayes.data.sources.rows import SEVERAL, read_rows
 from fedbayes.data.sources.sql import WHERE, read_query
-from fedbayes.data.sources.tables import TABLES, is_table, read_tables
+from fedbayes.data.sources.tables import CLIENT, client_files, is_table, read_tables
 from fedbayes.data.tables.columns import Column
 from fedbayes.data.tokens import Tokens
 from fedbayes.errors import DataError, did_you_mean
@@ -115,6 +115,20 @@ def _of_a_part(place: Path) -> bool:
     return place.name.lower().startswith(PARTS)
 
 
+def files_of(settings: SourceSettings) -> dict[str, list[Path]]:
+    """The files that settings name, by part, as `own_files` gives those behind a path.
+
+    Raises:
+        DataError: There is nothing of a known format.
+        ConfigError: Several files are a client each, and a column is to say whose a row is.
+    """
+    assert settings.path is not None
+    if not settings.more:
+        return own_files(settings.path)
+    paths = (settings.path, *settings.more)
+    return {"train": [*client_files(paths, settings.group).values()]}
+
+
 def has_columns(path: Path) -> bool:
     """Whether what is behind a path are tables, whose columns have names.
 
@@ -165,6 +179,8 @@ def _read_tables(
     where = str(files["train"][0])
     frame, before = read_tables(files, settings, notes)
     trained = before if "test" in files else None
+    if settings.more:
+        settings = settings.model_copy(update={"group": CLIENT})
     return _of_frame(frame, trained, settings, kinds, where, notes)
 
 

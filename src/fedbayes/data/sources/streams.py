@@ -11,7 +11,7 @@ from typing import IO, Any, Protocol
 from fedbayes.core.files import open_npz
 from fedbayes.core.wording import listed
 from fedbayes.data.intake import Narrowing
-from fedbayes.data.source_settings import SourceSettings
+from fedbayes.data.source_settings import TABLES, SourceSettings
 from fedbayes.data.sources.conventions import (
     WORDS,
     Decision,
@@ -24,7 +24,7 @@ from fedbayes.data.sources.conventions import (
 from fedbayes.data.sources.files import reading
 from fedbayes.data.sources.own import plain_array
 from fedbayes.data.sources.rows import decoded, holds_pictures
-from fedbayes.data.sources.tables import TABLES, read_table, refuse_twice
+from fedbayes.data.sources.tables import read_table, refuse_twice
 from fedbayes.data.sources.unpacking import as_text, check_texts
 from fedbayes.data.tables.columns import Column
 from fedbayes.data.tables.columns import reading as reading_as

@@ -2,7 +2,7 @@
 
 import warnings
 from collections import Counter
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -11,7 +11,7 @@ import numpy as np
 
 from fedbayes.core.categories import as_if_read, codes, identifiers, name_of, normal
 from fedbayes.core.wording import listed
-from fedbayes.data.source_settings import SourceSettings
+from fedbayes.data.source_settings import TABLES, TEXTS, SourceSettings
 from fedbayes.data.sources.conventions import (
     Evidence,
     Numbers,
@@ -24,19 +24,71 @@ from fedbayes.data.sources.conventions import (
 from fedbayes.data.sources.files import reading
 from fedbayes.data.sources.unpacking import check_unpacked
 from fedbayes.data.tables.cells import cell, is_numeric, no_number
-from fedbayes.errors import CellError, DataError, did_you_mean
+from fedbayes.errors import CellError, ConfigError, DataError, did_you_mean
 
-TEXTS = (".csv", ".csv.gz", ".tsv", ".tsv.gz")
-"""Suffixes of tables that are text."""
-TABLES = (".parquet", *TEXTS, ".xlsx")
-"""Suffixes of tables."""
 UNNAMED = "Unnamed: 0"
 """What pandas calls a first column without a name."""
+
+
+CLIENT = "(file)"
+"""The column of the clients that files are named after, in a table of all rows."""
 
 
 def is_table(file: Path) -> bool:
     """Whether a file is a table, by its name."""
     return file.name.lower().endswith(TABLES)
+
+
+def client_files(paths: Sequence[Path], group: str | None) -> dict[str, Path]:
+    """Files that are a client each, by the names of the clients: theirs without the suffix.
+
+    Args:
+        paths: Tables, or folders of tables.
+        group: The column that says whose a row is, where the settings name one.
+
+    Raises:
+        DataError: There is no such file or folder, it holds no table, or two have one name.
+        ConfigError: There are several files, and a group.
+    """
+    files = [file for path in paths for file in _expanded(path)]
+    if group is not None and len(files) > 1:
+        raise ConfigError(
+            f"{len(files)} files are a client each, so group = '{group}' has no effect; "
+            "leave it out, or put all rows into one file"
+        )
+    found: dict[str, Path] = {}
+    for file in files:
+        suffix = max((one for one in TABLES if file.name.lower().endswith(one)), key=len)
+        if (name := file.name[: -len(suffix)]) in found:
+            raise DataError(
+                f"{found[name]} and {file} are both called '{name}'; a file is named after its "
+                "client, so rename one"
+            )
+        found[name] = file
+    return found
+
+
+def _expanded(path: Path) -> list[Path]:
+    """The tables behind a path: a file, or all those in a folder.
+
+    Raises:
+        DataError: There is none.
+    """
+    if path.is_dir():
+        found = sorted(file for file in path.iterdir() if is_table(file))
+        if not found:
+            raise DataError(
+                f"{path} has no table in it; put files that end in {', '.join(TABLES)} there"
+            )
+        return found
+    if not path.exists():
+        raise DataError(f"there is no file or folder {path}; mend the path")
+    if not is_table(path):
+        raise DataError(
+            f"{path} is no table with named columns; give a file that ends in "
+            f"{', '.join(TABLES)}, or a folder of them"
+        )
+    return [path]
 
 
 def read_tables(
@@ -74,6 +126,9 @@ def read_tables(
             frames.append(frame[columns])
             trained += len(frame) if part == "train" else 0
     together = pd.concat(frames, ignore_index=True)
+    if settings.more:
+        names = client_files(files["train"], None)
+        together[CLIENT] = np.repeat([*names], [len(frame) for frame in frames])
     decimals = {frame.attrs.get("decimal", "") for frame in frames} - {""}
     together.attrs["decimal"] = decimals.pop() if len(decimals) == 1 else ""
     return together, trained

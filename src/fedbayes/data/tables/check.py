@@ -10,7 +10,7 @@ import numpy as np
 from fedbayes.core.wording import describe, listed
 from fedbayes.data.source_settings import SourceSettings
 from fedbayes.data.sources.labels import group_indices, read_target
-from fedbayes.data.sources.own import own_files, unread
+from fedbayes.data.sources.own import files_of, unread
 from fedbayes.data.sources.rows import choose_features, holds_pictures, testing_rows
 from fedbayes.data.sources.sql import WHERE, read_query
 from fedbayes.data.sources.tables import is_table, read_tables
@@ -96,7 +96,7 @@ def check_table(settings: SourceSettings, kinds: Sequence[str] = ()) -> TableChe
     if settings.query is not None:
         frame, where = read_query(settings), WHERE
     else:
-        files = own_files(settings.path or Path())
+        files = files_of(settings)
         where = str(files["train"][0])
         if not is_table(files["train"][0]):
             raise DataError(f"{where} is no table, and has no columns to look at")

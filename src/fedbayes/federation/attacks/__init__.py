@@ -35,6 +35,7 @@ ATTACKS: Mapping[str, "type[Attack]"] = Catalogue(
         "backdoor": ("poisoning", "Backdoor"),
         "little-is-enough": ("collusion", "LittleIsEnough"),
         "inner-product": ("collusion", "InnerProduct"),
+        "stretch": ("collusion", "Stretch"),
         "nan": ("values", "NotANumber"),
         "huge": ("values", "Huge"),
         "weight": ("values", "Weight"),

@@ -1,13 +1,14 @@
 """Attacks by clients that know what the honest ones report."""
 
 from math import floor
-from statistics import NormalDist
+from statistics import NormalDist, median_low
 
 import torch
 from pydantic import Field
 from torch import Tensor
 
 from fedbayes.contracts import Report
+from fedbayes.contracts.changes import norm
 from fedbayes.core.tensors import Tensors
 from fedbayes.federation.attacks.base import Attack, View
 
@@ -60,6 +61,25 @@ class InnerProduct(Attack):
         """The same for every hostile client, where the reports have the same entries."""
         wanted = {name: -self.scale * mean for name, mean in _mean(view.honest).items()}
         return view.shifted(report, _where_known(wanted, view.changes(report)))
+
+
+class Stretch(Attack):
+    """Reports its change turned around, each part `scale` times as long as the honest median."""
+
+    summary = "the change turned around, scale times as long as the honest median"
+    collusion = True
+
+    scale: float = Field(4.99, description="multiple of the median norm of each part")
+
+    def report(self, report: Report, view: View) -> Report:
+        """Longer by default than any honest change, and no longer than max_change lets it be."""
+        wanted: Tensors = {}
+        parts = view.method.changes(report, view.server, view.at.run)
+        for own in parts.values():
+            honest = [norm(t for name, t in one.items() if name in own) for one in view.honest]
+            factor = self.scale * median_low(honest) / (norm(own.values()) or 1.0)
+            wanted |= {name: -factor * change for name, change in own.items()}
+        return view.shifted(report, wanted)
 
 
 def largest_z(reports: int, hostile: int) -> float:

@@ -31,11 +31,16 @@ class AttackSettings(Settings):
     start: int = Field(1, ge=1, description="first round of the attack")
     scale: Annotated[
         float | None,
-        Only("kind", "sign-flip", "scaling", "weight", "inner-product", "label-flip", "backdoor"),
+        Only(
+            "kind",
+            *("sign-flip", "scaling", "weight", "inner-product", "stretch"),
+            *("label-flip", "backdoor"),
+        ),
     ] = Field(
         None,
         description="factor of the hostile change: 10 for scaling, ε = 0.5 of the honest mean for "
-        "inner-product, 1 for the others; a negative one turns it around",
+        "inner-product, 4.99 of the honest median norm for stretch, 1 for the others; a negative "
+        "one turns it around",
     )
     std: Annotated[float | None, Only("kind", "gaussian")] = Field(
         None, gt=0, description="standard deviation of the noise in place of the change; 1 if unset"

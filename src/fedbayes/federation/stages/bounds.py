@@ -2,7 +2,8 @@
 
 Any number of the right type is a well-formed report, also one of 3e38, after which no weight means
 anything. So the change of every part (`Method.changes`) has a largest norm: `max_change` times the
-cohort's median, or what is ordinary for the method (`Method.ordinary`) if that is more.
+cohort's median. The server's own part (`Method.ordinary`) stands in where a median tells little:
+where all changes are far shorter, and in cohorts of one or two.
 """
 
 import math
@@ -76,47 +77,54 @@ class Bounds:
 
     Args:
         most: the multiple of the cohort's median; 0: no bound.
-        ordinary: by part, the norm up to which every change is good.
-        alone: what the change of a round's only report is measured by where nothing is ordinary.
+        ordinary: by part, the norm of the server's own.
+        alone: stands for that where it is zero, in cohorts that have no median.
     """
 
     def __init__(
         self, most: float, ordinary: dict[str, float], alone: Callable[[], float] = lambda: 1.0
     ) -> None:
         self._most, self._ordinary, self._alone = most, ordinary, alone
-        self._norms: dict[int, dict[str, float]] = {}
-        self._found: dict[str, list[float]] = {}
+        self.norms: dict[int, dict[str, float]] = {}
+        """Of each client's change, by part."""
 
     def within(self, client: int, norms: dict[str, float]) -> bool:
         """Note the norms of a client's change; whether they are good whatever others' are."""
-        self._norms[client] = norms
-        for part, length in norms.items():
-            self._found.setdefault(part, []).append(length)
-        return not self._most or all(n <= self._floor(part) for part, n in norms.items())
-
-    def _floor(self, part: str) -> float:
-        return self._ordinary.get(part, 0.0)
+        self.norms[client] = norms
+        return all(norm <= self._most * self._least(part) for part, norm in norms.items())
 
     def limits(self) -> dict[str, float]:
         """By part, the largest norm, once the cohort was heard."""
-        return {part: self._limit(part, found) for part, found in self._found.items()}
+        found: dict[str, list[float]] = {}
+        for norms in self.norms.values():
+            for part, length in norms.items():
+                found.setdefault(part, []).append(length)
+        return {part: self._limit(part, lengths) for part, lengths in found.items()}
 
     def _limit(self, part: str, found: list[float]) -> float:
-        floor = self._floor(part)
-        if len(found) > 1:
-            return max(floor, self._most * median(found))
-        # One client is no cohort: it is measured by the server's own alone.
-        return self._most * (floor or self._alone()) if self._most else math.inf
+        if len(found) < FEWEST:  # of two, either may be hostile
+            return max(self._most, FAR) * (self._ordinary.get(part) or self._alone())
+        return self._most * max(median(found), self._least(part))
+
+    def _least(self, part: str) -> float:
+        return self._ordinary.get(part, 0.0) / FAR
 
     def excess(self, client: int, limits: dict[str, float]) -> str:
         """Why the change of a client is too long, in words; empty if it is not."""
-        for part, length in self._norms[client].items():
+        for part, length in self.norms[client].items():
             if not length <= limits[part]:
                 return (
                     f"its change of the {part} has norm {length:.3g}; {limits[part]:.3g} is the "
                     f"most in this round (aggregation.max_change = {self._most:g})"
                 )
         return ""
+
+
+FEWEST = 3
+"""Reports of which one can be told apart."""
+FAR = 100.0
+"""Times that a change may be longer than the server's own part, where no cohort tells; and times
+shorter that all changes have to be before they are no measure of one another."""
 
 
 def size_of(run: Run) -> float:
@@ -128,9 +136,9 @@ def size_of(run: Run) -> float:
 class NormBound:
     """The stage that lets reports pass once they are known to be within bounds.
 
-    A report whose change is ordinary passes at once. The others wait until the cohort was heard,
-    and pass then, in the order that they came: so the order depends on the reports alone. What
-    waits is in memory up to a limit, then in a file.
+    A report whose change is short next to the server's own passes at once. The others wait until
+    the cohort was heard, and pass then, in the order that they came: so the order depends on the
+    reports alone. What waits is in memory up to a limit, then in a file.
 
     Args:
         settings: the `[aggregation]` table.
@@ -143,7 +151,7 @@ class NormBound:
         self._method, self._server, self._run = method, server, run
         self._bounded = bool(settings.max_change) and not method.centralized
         ordinary = method.ordinary(server, run) if self._bounded else {}
-        ordinary["counters"] = max(ordinary.get("counters", 0.0), settings.max_weight)
+        ordinary["counters"] = FAR * settings.max_weight  # batches and samples differ with sizes
         self._bounds = Bounds(settings.max_change, ordinary, partial(size_of, run))
         self._relative = settings.weighs and method.weighted
         self._leave_out = settings.outliers == "leave-out"

@@ -12,7 +12,7 @@ from torch import nn
 from fedbayes import models
 from fedbayes.core.targets import Target
 from fedbayes.core.tensors import Tensors
-from fedbayes.core.wording import listed, size
+from fedbayes.core.wording import describe, listed, size
 from fedbayes.data import Preprocessing
 from fedbayes.errors import FedbayesWarning, ModelError
 from fedbayes.likelihoods import Likelihood, build_likelihood
@@ -315,14 +315,20 @@ def _programs(
     found = {str(path): read_program(path) for path in named}
     cards = {name: Card.load(text, name) for name, (_, text) in found.items() if text}
     first = next(iter(cards.values())) if len(cards) == len(found) else None
-    if first is not None and any(
-        not card.preprocessing.same_inputs(first.preprocessing)
-        or card.preprocessing.target != first.preprocessing.target
-        for card in cards.values()
-    ):
-        raise ModelError("the programs take other inputs or predict other targets than the first")
     if first is not None:
         base, likelihood = first.preprocessing, first.likelihood
+        for name, card in cards.items():
+            if card.preprocessing.target != base.target:
+                odd = f"predicts {describe(card.preprocessing.target)}; {first.source} "
+                odd += describe(base.target)
+            elif not card.preprocessing.same_inputs(base):
+                odd = f"standardizes its inputs otherwise than {first.source}"
+            else:
+                continue
+            raise ModelError(
+                f"{name} {odd}. Programs are fused as they are: give files of weights, as "
+                "fedbayes export writes them too, whose classes are reordered by name"
+            )
         if not isinstance(likelihood, Categorical):
             raise ModelError(
                 f"programs of the likelihood {likelihood.name} answer predictions and not outputs "

@@ -18,10 +18,9 @@ from fedbayes.core.tensors import Samples
 from fedbayes.core.wording import describe, listed, size
 from fedbayes.data import Dataset, DataSettings, Preprocessing, differences, load_dataset
 from fedbayes.data.differences import SCALE
-from fedbayes.data.source_settings import WRITTEN, SourceSettings
+from fedbayes.data.source_settings import TEXTS, WRITTEN, SourceSettings
 from fedbayes.data.sources.conventions import WORDS
 from fedbayes.data.sources.own import has_columns, own_files
-from fedbayes.data.sources.tables import TEXTS
 from fedbayes.data.tables.columns import reading
 from fedbayes.data.tables.fitting import fitted, raw, unlike_training
 from fedbayes.errors import (

@@ -214,7 +214,8 @@ def shared_card(found: Mapping[Path, Card | None]) -> Card | None:
         if one.target != other.target or not one.same_inputs(other):
             warnings.warn(
                 f"{path} was trained on samples standardized otherwise than those of {first}; "
-                "fused models should see the same inputs",
+                "fused models should see the same inputs (data.summaries gives runs the same "
+                "numbers). The fused file has no card: no names of classes and features",
                 FedbayesWarning,
                 stacklevel=3,
             )

@@ -14,7 +14,12 @@ from fedbayes.core.wording import listed
 from fedbayes.data import DataSettings, load_dataset, partition
 from fedbayes.data.sources.labels import group_indices
 from fedbayes.data.sources.sql import WHERE, read_query
-from fedbayes.data.sources.tables import TABLES, UNNAMED, has_row_numbers, is_table, read_table
+from fedbayes.data.sources.tables import (
+    UNNAMED,
+    client_files,
+    has_row_numbers,
+    read_table,
+)
 from fedbayes.errors import ColumnError, ConfigError, DataError, FedbayesWarning, did_you_mean
 
 _DIVIDING = ("partition", "alpha", "clients", "class_counts", "limit", "samples_per_client")
@@ -114,21 +119,16 @@ def client_tables(
             "its value in the column that --group (data.group) names; leave it out"
         )
     if not paths and settings.path is not None:
-        paths = [settings.path]
+        paths = [settings.path, *settings.more]
     read = settings.model_copy(update={"categorical": (*settings.categorical, *categories)})
-    paths = [path for file in paths for path in _expanded(file)]
-    where = str(paths[0]) if paths else WHERE
-    if not paths:
+    found = client_files(paths, settings.group)
+    where = str(next(iter(found.values()), WHERE))
+    if not found:
         tables = _by_group(read_query(settings), settings.group, WHERE)
-    elif len(paths) == 1:
-        tables = _by_group(_read(paths[0], read), settings.group, where)
-    elif settings.group is not None:
-        raise ConfigError(
-            f"{len(paths)} files are a client each, so group = '{settings.group}' has no effect; "
-            "leave it out, or put all rows into one file"
-        )
+    elif len(found) == 1:
+        tables = _by_group(_read(next(iter(found.values())), read), settings.group, where)
     else:
-        tables = _by_file(paths, read)
+        tables = {name: _read(file, read) for name, file in found.items()}
     first = next(iter(tables.values()))
     drop = list(settings.drop)
     for setting, column in (("drop", c) for c in settings.drop):
@@ -146,31 +146,8 @@ def client_tables(
         tuple(dict.fromkeys(drop)),
         settings.categorical,
         settings.missing == "drop",
-        settings.group or "" if len(paths) < 2 else "",
+        settings.group or "" if len(found) < 2 else "",
     )
-
-
-def _expanded(path: Path) -> list[Path]:
-    """The tables behind a path: a file, or all those in a folder.
-
-    Raises:
-        DataError: there is none.
-    """
-    if path.is_dir():
-        found = sorted(file for file in path.iterdir() if is_table(file))
-        if not found:
-            raise DataError(
-                f"{path} has no table in it; put files that end in {', '.join(TABLES)} there"
-            )
-        return found
-    if not path.exists():
-        raise DataError(f"there is no file or folder {path}; mend the path")
-    if not is_table(path):
-        raise DataError(
-            f"{path} is no table with named columns; give a file that ends in "
-            f"{', '.join(TABLES)}, or a folder of them"
-        )
-    return [path]
 
 
 def _read(path: Path, settings: DataSettings) -> Any:
@@ -179,20 +156,6 @@ def _read(path: Path, settings: DataSettings) -> Any:
     for note in notes:
         warnings.warn(note, FedbayesWarning, stacklevel=4)
     return table
-
-
-def _by_file(paths: Sequence[Path], settings: DataSettings) -> dict[str, Any]:
-    names = [_client(path) for path in paths]
-    twice = next((name for name in names if names.count(name) > 1), None)
-    if twice is not None:
-        raise DataError(f"two files are called '{twice}'; a file is named after its client")
-    return {name: _read(path, settings) for name, path in zip(names, paths, strict=True)}
-
-
-def _client(path: Path) -> str:
-    """The client that a file is named after."""
-    suffix = max((s for s in TABLES if path.name.lower().endswith(s)), key=len)
-    return path.name[: -len(suffix)]
 
 
 def _by_group(table: Any, group: str | None, path: str) -> dict[str, Any]:

@@ -190,25 +190,20 @@ class Study:
             nodes.close()
 
     def _tables(self) -> ClientTables:
-        files, config = list(self.place.files), None
-        if len(files) == 1 and files[0].suffix.lower() == ".toml":
-            config = files.pop()
         given = list(self.place.settings)
         if self.place.group is not None:
             given.append(f"data.group={json.dumps(self.place.group)}")
-        if files:
-            given.append(f"data.path={json.dumps(str(files[0]))}")
-        settled = Config.load(config, given)
-        if not files and "data" not in settled.model_fields_set:
+        settled = Config.load_any(self.place.files, given)
+        if "data" not in settled.model_fields_set:
             raise ConfigError(
                 "name the clients' tables: one file with --group, a file for each client, or a "
                 "config with a [data] table"
             )
         if self.out is not None:
-            writable(self.out, "the result", TABLES, [settled.data.path])
+            writable(self.out, "the result", TABLES, [settled.data.path, *settled.data.more])
         dividing = (self.columns.get(role) or "" for role in ("strata", "by"))
         categories = (*self.columns.get("categories", ()), *filter(None, dividing))
-        return client_tables(files, settled.data, settled.seed, categories=categories)
+        return client_tables((), settled.data, settled.seed, categories=categories)
 
     def _written(self, found: Regression | Survival | MetaAnalysis) -> str:
         """The result as the content of a file."""
