@@ -83,6 +83,11 @@ class Config(Settings):
         f"{SAMPLING}, which returns the numbers of size clients or fewer",
     )
     min_reports: int = Field(1, ge=1, description="good reports that an update needs")
+    stages: tuple[str, ...] = Field(
+        (),
+        description="further features of a round, in their order: classes of your own as "
+        "package.module:Class, derived from fedbayes.federation.stages.stage.Stage",
+    )
     engine: Annotated[str, OneOf(ENGINES)] = Field(
         "sequential",
         description="; ".join(f"{name}: {kind.summary}" for name, kind in ENGINES.items()),
@@ -258,6 +263,18 @@ class Config(Settings):
                 find_likelihood(name)  # which says that there is none
             task["likelihood"] = place
         return task
+
+    @field_validator("stages")
+    @classmethod
+    def _check_stages(cls, stages: tuple[str, ...]) -> tuple[str, ...]:
+        """By their places; what they are is seen when a run is built."""
+        places = [place if ":" in place else installed("stages", place) for place in stages]
+        if "" in places:
+            raise ConfigError(
+                f"no stage is called {stages[places.index('')]!r}; name a class of your own as "
+                "package.module:Class"
+            )
+        return tuple(places)
 
     @field_validator("method")
     @classmethod

@@ -105,6 +105,7 @@ class Federation:
                     config.compression,
                     mechanism(config, run, record, secret, number=number, cohort=cohort),
                     1 if method.centralized else config.min_reports,
+                    runtime.stages,
                 ),
                 weights=weights,
             )

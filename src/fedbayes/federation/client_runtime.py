@@ -24,6 +24,7 @@ from fedbayes.federation.attacks.adversary import Adversary
 from fedbayes.federation.resident import Resident
 from fedbayes.federation.settings import AS_IT_IS, Compression
 from fedbayes.federation.stages.report_codec import Link
+from fedbayes.federation.stages.stage import Stage
 from fedbayes.likelihoods import Scores, evaluate, scored
 from fedbayes.likelihoods.imbalance import reweighted
 from fedbayes.likelihoods.measures import fitting
@@ -153,6 +154,8 @@ class ClientRuntime:
     """Rounds between evaluations of clients' own models, as `due` has it."""
     compression: Compression = AS_IT_IS
     """In how many bytes numbers are sent."""
+    stages: tuple[Stage, ...] = ()
+    """What else is done with a report before it is sent."""
     data_cache: int = 0
     """Bytes of clients' samples that stay on the device between rounds."""
     held_out: float = 0.0
@@ -238,6 +241,8 @@ class ClientRuntime:
                 draw = self.method.draws(model, run)
                 scores = self._scored(task, draw, test, run.measures)
             self.evaluating["seconds"] += time.perf_counter() - began
+        for stage in self.stages:
+            report = stage.client(report, message, at)
         written = link.passage(message, at).write(report, memory)
         if written.missed:
             state = self.method.declared.retracted(state, written.missed)

@@ -18,6 +18,7 @@ from fedbayes.federation.settings import AS_IT_IS, Compression
 from fedbayes.federation.stages.aggregation import Aggregation, fold
 from fedbayes.federation.stages.bounds import NormBound
 from fedbayes.federation.stages.fold import Fold, Way
+from fedbayes.federation.stages.stage import Stage
 from fedbayes.federation.stages.stale import Past
 from fedbayes.federation.stages.stream import Answers, decoded, up_to_date
 from fedbayes.federation.stages.weights import Weights
@@ -85,6 +86,8 @@ class Rules:
     without reports, and no report is measured by others."""
     min_reports: int = 1
     """Good reports that an update needs."""
+    stages: tuple[Stage, ...] = ()
+    """Of users, before reports are compared."""
 
     def reducer(self, method: AnyMethod, sent: Broadcast, cohort: list[int]) -> Fold:
         """What collects the reports for the update."""
@@ -152,6 +155,8 @@ def run_round(
     arrivals = decoded(answers, sent, ledger, method)
     if past:
         arrivals = up_to_date(arrivals, own, past, ledger)
+    for stage in rules.stages:
+        arrivals = stage.server(arrivals, ledger)
     for arrival in bounds(arrivals, ledger):
         reports.add(arrival.client, arrival.report)
     if past and past.live:

@@ -36,6 +36,7 @@ from fedbayes.data.tables.summaries import (
 from fedbayes.errors import FedbayesWarning, ModelError, RunError
 from fedbayes.federation.attacks.adversary import Adversary
 from fedbayes.federation.client_runtime import ClientRuntime
+from fedbayes.federation.stages.stage import find_stages
 from fedbayes.likelihoods import Likelihood
 from fedbayes.likelihoods.imbalance import require_reweightable
 from fedbayes.likelihoods.measures import AUTO, fitting
@@ -391,6 +392,7 @@ def build_federation(
         figures=not config.privacy.noise or config.privacy.metrics == "on",
         evaluate_every=config.evaluate_local_every,
         compression=config.compression,
+        stages=find_stages(config.stages),
         data_cache=config.data_cache_bytes(shared.device.type),
         held_out=0.0 if no_temperature(config, method, likelihood) else SHARE,
     )

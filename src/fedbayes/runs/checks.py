@@ -21,8 +21,9 @@ from fedbayes.federation.attacks import checks as attacks
 from fedbayes.federation.attacks.adversary import Adversary
 from fedbayes.federation.engine_table import ENGINES, require_package, takers
 from fedbayes.federation.privacy import accounting, mechanism
-from fedbayes.federation.stages import aggregation, compression, secure, stale
+from fedbayes.federation.stages import aggregation, compression, secure, stage, stale
 from fedbayes.federation.stages.report_codec import Link
+from fedbayes.federation.stages.stage import find_stages
 from fedbayes.inference.schedules import ServerSchedule
 from fedbayes.inference.settings import LocalTraining
 from fedbayes.likelihoods.measures import AUTO, fitting
@@ -227,6 +228,12 @@ def _check_reports(config: Config, method: AnyMethod, run: Run) -> None:
     )
     compression.check(
         config.compression, method, config.aggregation, config.secure, run.network.initial
+    )
+    stage.check(
+        find_stages(config.stages),
+        method,
+        secure=config.secure.enabled,
+        noise=bool(config.privacy.noise),
     )
 
 

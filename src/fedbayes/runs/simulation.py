@@ -700,6 +700,7 @@ class Simulation(Brief):
                     cohort=cohort,
                 ),
                 1 if self.method.centralized else self.config.min_reports,
+                self.runtime.stages,
             ),
             weights=self._weights,
             past=planned.past,

@@ -1,0 +1,73 @@
+"""A feature of a round that a user adds: what a client and the server do with a report.
+
+    class Rounded(Stage):
+        def client(self, report, message, at):
+            return Report({n: t.half().to(t) for n, t in report.tensors.items()}, report.weight)
+
+`stages = ["package.module:Rounded"]` in a config puts it into every round.
+"""
+
+from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING
+
+from fedbayes.contracts import AnyMethod, At, Report
+from fedbayes.core.lazy import own_class
+from fedbayes.core.messages import Message
+from fedbayes.errors import ConfigError
+
+if TYPE_CHECKING:
+    from fedbayes.federation.ledger import Ledger
+    from fedbayes.federation.stages.stream import Arrival
+
+
+class Stage:
+    """Both ends do nothing by default; define one of them, or both."""
+
+    def client(self, report: Report, message: Message, at: At) -> Report:
+        """The report that the client sends, before it is compressed.
+
+        Args:
+            report: of the method.
+            message: what the server sent.
+            at: client and round.
+        """
+        return report
+
+    def server(self, arrivals: "Iterator[Arrival]", ledger: "Ledger") -> "Iterator[Arrival]":
+        """The reports that pass on, to bounds and to the update.
+
+        Args:
+            arrivals: proper reports, one by one in the order of the cohort.
+            ledger: `ledger.refuse(client, reason)` rejects a client that does not pass on.
+        """
+        return arrivals
+
+
+def find_stages(places: Sequence[str]) -> tuple[Stage, ...]:
+    """The stages of a config, in their order.
+
+    Raises:
+        ConfigError: one is no class, or it derives from something else.
+    """
+    return tuple(own_class(place, Stage, "stage")() for place in places)
+
+
+def check(stages: Sequence[Stage], method: AnyMethod, *, secure: bool, noise: bool) -> None:
+    """See that stages go with the method and with the rest of a round.
+
+    Raises:
+        ConfigError: one does not.
+    """
+    for stage in stages:
+        kind = type(stage)
+        if kind.client is not Stage.client and method.declared.tracked:
+            raise ConfigError(
+                f"the stage {kind.__name__} changes reports at clients, and clients of "
+                f"{method.name} keep what they reported; leave the stage out"
+            )
+        if kind.server is not Stage.server and (secure or noise):
+            what = "secure.enabled" if secure else "privacy.noise"
+            raise ConfigError(
+                f"the stage {kind.__name__} sees single reports at the server, which {what} rules "
+                "out; have one or the other"
+            )
