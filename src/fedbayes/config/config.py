@@ -83,7 +83,7 @@ class Config(Settings):
         f"{SAMPLING}, which returns the numbers of size clients or fewer",
     )
     min_reports: int = Field(1, ge=1, description="good reports that an update needs")
-    stages: tuple[str, ...] = Field(
+    stages: Several[str] = Field(
         (),
         description="further features of a round, in their order: classes of your own as "
         "package.module:Class, derived from fedbayes.federation.stages.stage.Stage",
