@@ -10,6 +10,7 @@ from pydantic import BaseModel
 
 from fedbayes.contracts import AnyMethod, Method, Run
 from fedbayes.data import DataSettings, FederatedData, choose_scheme
+from fedbayes.data.source_settings import BUILT_IN
 from fedbayes.data.wording import listed
 from fedbayes.devices import find_devices
 from fedbayes.errors import ConfigError, ModelError
@@ -476,7 +477,7 @@ RARE = 0.1
 def _of_classes(config: Config, data: FederatedData) -> list[str]:
     """What to say of rare classes, and of the user's own clients with one class only."""
     names = data.target.names
-    if not data.target.classes or data.dataset.name != "own" or config.training.reweights:
+    if not data.target.classes or data.dataset.name in BUILT_IN or config.training.reweights:
         return []
     counts = data.counts()
     share = counts.sum(0) / max(1, counts.sum())
@@ -489,7 +490,7 @@ def _of_classes(config: Config, data: FederatedData) -> list[str]:
         )
     owners = data.owners[(counts > 0).sum(1) == 1]
     single = [data.names[k] for k in owners.tolist()]
-    if single:
+    if single and data.dataset.name == "own":
         notes.append(
             f"{len(single):,} of {len(counts):,} clients have training rows of one class only: "
             f"{listed(single, 5)}"
