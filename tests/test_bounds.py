@@ -191,9 +191,9 @@ def test_the_servers_own_part_is_no_excuse_but_for_changes_a_hundred_times_short
 
 @pytest.mark.parametrize("lengths", [[0.1], [0.1, 1e9]])
 def test_of_one_report_or_two_the_servers_own_part_is_the_measure(lengths):
-    assert limit(lengths, own=2.0) == 200.0
-    assert limit(lengths) == 700.0, "or the network, where there is nothing yet"
-    assert limit(lengths, most=1000.0, own=2.0) == 2000.0, "a wider bound holds here too"
+    assert limit(lengths, own=9.0) == 900.0
+    assert limit(lengths, own=2.0) == 700.0, "or the network, where there is little yet"
+    assert limit(lengths, most=1000.0, own=9.0) == 9000.0, "a wider bound holds here too"
 
 
 def test_what_is_good_whatever_others_report_is_within_every_limit():

@@ -570,17 +570,19 @@ def test_a_table_is_of_runs_on_the_same_data(jobs, tmp_path):
         (["--methods", "fedavg", "--method", "fedprox"], "--method is one of --methods"),
         (["--methods", "fedavg", "--ood", "strange"], "--ood strange is none"),
         (["--methods", "fedavg", "--set", "data.clents=2"], "did you mean 'data.clients'"),
-        (["nothing.toml"], "there is no config file nothing.toml"),
+        (["nothing.toml"], "Path 'nothing.toml' does not exist"),
     ],
 )
 def test_mistakes_are_told_before_anything_is_run(asked, words, tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
+    model = tmp_path / "model.safetensors"
+    model.touch()
     monkeypatch.setattr("sys.argv", ["fedbayes", "compare", *asked])
     with pytest.raises(SystemExit) as stop:
         main()
     assert stop.value.code == 2
     assert words in " ".join(capsys.readouterr().err.split())
-    assert not list(tmp_path.iterdir())
+    assert list(tmp_path.iterdir()) == [model]
 
 
 def test_the_display_tells_what_is_left(ended, monkeypatch):

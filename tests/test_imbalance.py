@@ -8,8 +8,9 @@ import pytest
 import torch
 
 import fedbayes
+from fedbayes import FederatedClassifier
 from fedbayes.core.targets import Target
-from fedbayes.errors import ConfigError
+from fedbayes.errors import ConfigError, FedbayesWarning
 from fedbayes.likelihoods import build_likelihood
 from fedbayes.likelihoods.imbalance import reweighted
 from fedbayes.workflows.serve.decision import youden
@@ -104,6 +105,12 @@ def test_balanced_weights_find_the_rare_class(rare, plain):
     assert base < 0.65
     for result in (weighted, listed):
         assert result.summary["metrics"]["global"]["balanced_accuracy"] > base + 0.1
+
+
+def test_rare_classes_are_noted_wherever_the_rows_are_from(rare):
+    frame = pd.read_csv(rare / "t.csv")
+    with pytest.warns(FedbayesWarning, match="of the training rows are of class 'yes'"):
+        FederatedClassifier(rounds=1).fit(frame[["a", "b"]], frame.died, clients=frame.site)
 
 
 def test_a_model_that_predicts_one_class_is_said_to(rare, capsys):

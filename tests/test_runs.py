@@ -95,11 +95,11 @@ def test_a_second_run_does_not_overwrite_the_first(tmp_path, capsys):
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        (["run", "absent.toml"], "no config file"),
+        (["run", "absent.toml"], "Path 'absent.toml' does not exist"),
         (["run", "--method", "fedavgg"], "did you mean 'fedavg'"),
         (["run", "--cohort", "99"], "there are 10 clients"),
         (["run", "--model", "cnn"], "use model 'mlp'"),
-        (["resume", "absent"], "holds no run"),
+        (["resume", "absent"], "Directory 'absent' does not exist"),
         (["methods", "nonsense"], "no method is called"),
     ],
 )

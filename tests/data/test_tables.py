@@ -6,6 +6,7 @@ import pytest
 
 from fedbayes import Config
 from fedbayes.data import DataSettings, load_dataset
+from fedbayes.data.tables.check import check_table
 from fedbayes.errors import ConfigError, DataError
 
 FRAME = pd.DataFrame(
@@ -197,6 +198,8 @@ def test_files_of_several_clients_are_one_table_with_a_column_of_clients(tmp_pat
     np.testing.assert_array_equal(own.x, wanted.x)
     np.testing.assert_array_equal(own.y, wanted.y)
     np.testing.assert_array_equal(own.groups, wanted.groups)
+    *_, last = check_table(data).columns
+    assert (last.role, last.kind) == ("group", "2 clients")
     with pytest.raises(ConfigError, match="2 files are a client each, so group = 'sex' has no"):
         load(several[0], more=several[1:], group="sex")
     south.drop(columns="b").to_csv(several[1], index=False)

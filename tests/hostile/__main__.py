@@ -26,7 +26,7 @@ PARTS = [
     Part("damaged folders", "tests.hostile.folders:attack", 1_000, 20, 100),
     Part("lies in sums", "tests.hostile.sums:attack", 20_000, 700, 700),
     Part("files of strangers", "tests.hostile.files:attack", 2_000, 42, 14),
-    Part("kills of commands", "tests.hostile.commands:attack", 40, 0, 4),
+    Part("kills of commands", "tests.hostile.commands:attack", 40, 4, 4),
     Part("attacks", "tests.hostile.attacks:attack", len(CASES), 1, 1),
 ]
 

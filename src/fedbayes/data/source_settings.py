@@ -15,6 +15,8 @@ TEXTS = (".csv", ".csv.gz", ".tsv", ".tsv.gz")
 """Suffixes of tables that are text."""
 TABLES = (".parquet", *TEXTS, ".xlsx")
 """Suffixes of tables."""
+CLIENT = "(file)"
+"""The column of the clients that files are named after, in a table of all rows."""
 BUILT_IN = (
     "digits",
     "diabetes",
@@ -257,6 +259,11 @@ class SourceSettings(Settings):
                 f"decimal and thousands are both {self.decimal!r}; leave one of them out"
             )
         return self
+
+    @property
+    def of_table(self) -> Self:
+        """The same for the table of all rows, which has a column of the clients' files."""
+        return self.model_copy(update={"group": CLIENT}) if self.more else self
 
     @property
     def of_factory(self) -> bool:

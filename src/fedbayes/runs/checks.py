@@ -16,6 +16,7 @@ from fedbayes.core.fields import idle
 from fedbayes.core.lazy import own_function, raised
 from fedbayes.core.wording import listed
 from fedbayes.data import DataSettings, FederatedData, choose_scheme
+from fedbayes.data.source_settings import BUILT_IN
 from fedbayes.errors import ConfigError, ModelError
 from fedbayes.federation.attacks import checks as attacks
 from fedbayes.federation.attacks.adversary import Adversary
@@ -482,7 +483,7 @@ RARE = 0.1
 def _of_classes(config: Config, data: FederatedData) -> list[str]:
     """What to say of rare classes, and of the user's own clients with one class only."""
     names = data.target.names
-    if not data.target.classes or data.dataset.name != "own" or config.training.reweights:
+    if not data.target.classes or data.dataset.name in BUILT_IN or config.training.reweights:
         return []
     counts = data.counts()
     share = counts.sum(0) / max(1, counts.sum())
@@ -495,7 +496,7 @@ def _of_classes(config: Config, data: FederatedData) -> list[str]:
         )
     owners = data.owners[(counts > 0).sum(1) == 1]
     single = [data.names[k] for k in owners.tolist()]
-    if single:
+    if single and data.dataset.name == "own":
         notes.append(
             f"{len(single):,} of {len(counts):,} clients have training rows of one class only: "
             f"{listed(single, 5)}"

@@ -18,7 +18,7 @@ from fedbayes.data.sources.leaf import leaf_files, read_users
 from fedbayes.data.sources.pictures import Framing, framing
 from fedbayes.data.sources.rows import SEVERAL, read_rows
 from fedbayes.data.sources.sql import WHERE, read_query
-from fedbayes.data.sources.tables import CLIENT, client_files, is_table, read_tables
+from fedbayes.data.sources.tables import client_files, is_table, read_tables
 from fedbayes.data.tables.columns import Column
 from fedbayes.data.tokens import Tokens
 from fedbayes.errors import DataError, did_you_mean
@@ -179,9 +179,7 @@ def _read_tables(
     where = str(files["train"][0])
     frame, before = read_tables(files, settings, notes)
     trained = before if "test" in files else None
-    if settings.more:
-        settings = settings.model_copy(update={"group": CLIENT})
-    return _of_frame(frame, trained, settings, kinds, where, notes)
+    return _of_frame(frame, trained, settings.of_table, kinds, where, notes)
 
 
 def read_own_query(settings: SourceSettings, kinds: Sequence[str] = ()) -> Dataset:

@@ -11,7 +11,7 @@ import numpy as np
 
 from fedbayes.core.categories import as_if_read, codes, identifiers, name_of, normal
 from fedbayes.core.wording import listed
-from fedbayes.data.source_settings import TABLES, TEXTS, SourceSettings
+from fedbayes.data.source_settings import CLIENT, TABLES, TEXTS, SourceSettings
 from fedbayes.data.sources.conventions import (
     Evidence,
     Numbers,
@@ -28,10 +28,6 @@ from fedbayes.errors import CellError, ConfigError, DataError, did_you_mean
 
 UNNAMED = "Unnamed: 0"
 """What pandas calls a first column without a name."""
-
-
-CLIENT = "(file)"
-"""The column of the clients that files are named after, in a table of all rows."""
 
 
 def is_table(file: Path) -> bool:

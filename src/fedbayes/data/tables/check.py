@@ -102,7 +102,7 @@ def check_table(settings: SourceSettings, kinds: Sequence[str] = ()) -> TableChe
             raise DataError(f"{where} is no table, and has no columns to look at")
         notes += unread(settings.path or Path(), files)
         frame, before = read_tables(files, settings, notes)
-        trained = before if "test" in files else None
+        trained, settings = before if "test" in files else None, settings.of_table
     features = choose_features(frame, settings, where, notes, labelled=False)
     absent = [name for name in settings.label if name not in frame.columns]
     looks = []

@@ -78,7 +78,7 @@ class Bounds:
     Args:
         most: the multiple of the cohort's median; 0: no bound.
         ordinary: by part, the norm of the server's own.
-        alone: stands for that where it is zero, in cohorts that have no median.
+        alone: stands for that where it is more, in cohorts that have no median.
     """
 
     def __init__(
@@ -103,7 +103,7 @@ class Bounds:
 
     def _limit(self, part: str, found: list[float]) -> float:
         if len(found) < FEWEST:  # of two, either may be hostile
-            return max(self._most, FAR) * (self._ordinary.get(part) or self._alone())
+            return max(self._most, FAR) * max(self._ordinary.get(part, 0.0), self._alone())
         return self._most * max(median(found), self._least(part))
 
     def _least(self, part: str) -> float:
@@ -115,7 +115,8 @@ class Bounds:
             if not length <= limits[part]:
                 return (
                     f"its change of the {part} has norm {length:.3g}; {limits[part]:.3g} is the "
-                    f"most in this round (aggregation.max_change = {self._most:g})"
+                    f"most in this round (aggregation.max_change = {self._most:g}; raise it if "
+                    "honest clients differ more)"
                 )
         return ""
 
