@@ -536,3 +536,8 @@ def test_settings_that_have_an_effect_are_not_told(tmp_path):
     with pytest.warns(FedbayesWarning, match="data.date_format has no effect: data.dates is unset"):
         Simulation(Config.create(data=own | form)).close()
     assert list(idle(Config.create(data={"path": "x.csv", "dates": "when", **form}))) == []
+
+
+def test_standardize_may_be_true_or_false():
+    for given, meant in ((True, "on"), (False, "off"), ("auto", "auto")):
+        assert Config.create(data={"standardize": given}).data.standardize == meant

@@ -185,6 +185,12 @@ class DataSettings(SourceSettings):
         """So that a stored config means the same from every folder."""
         return None if path is None else path.expanduser().absolute()
 
+    @field_validator("standardize", mode="before")
+    @classmethod
+    def _in_words(cls, standardize: Any) -> Any:
+        """`true` and `false` mean on and off."""
+        return ("off", "on")[standardize] if isinstance(standardize, bool) else standardize
+
     @model_validator(mode="before")
     @classmethod
     def _own_by_path(cls, values: Any) -> Any:
