@@ -539,5 +539,5 @@ def test_settings_that_have_an_effect_are_not_told(tmp_path):
 
 
 def test_standardize_may_be_true_or_false():
-    for given, meant in ((True, "on"), (False, "off"), ("auto", "auto")):
-        assert Config.create(data={"standardize": given}).data.standardize == meant
+    for value, meant in ((True, "on"), (False, "off"), ("auto", "auto")):
+        assert Config.create(data={"standardize": value}).data.standardize == meant
