@@ -65,7 +65,7 @@ def test_what_is_set_stays():
     config = started(method={"name": "pvi", "kl_weight": 0.5}, training=given)
     assert (config.training.lr, config.training.epochs) == (0.01, 1)
     assert config.method["kl_weight"] == 0.5
-    assert config.settings_chosen == {"training.optimizer": "adam"}
+    assert config.settings_chosen == {"training.optimizer": "adam", "method.prior_std": 1.0}
 
 
 @pytest.mark.parametrize(("given", "rate"), [("sgd", 0.1), ("adamax", 0.006)])
@@ -143,6 +143,20 @@ def test_small_clients_take_more_epochs(median, epochs):
     assert known.epochs(20) == epochs
     steps = epochs * math.ceil(median / 32)
     assert steps >= 20 or epochs == 20
+
+
+def test_gates_are_on_the_papers_scale_where_the_price_is_the_papers():
+    assert started(method={"name": "fedsparse"}).method["scale"] == "logits"
+    for own in ({"l0": "high"}, {"scale": "paper"}, {"gates": "weights"}):
+        config = started(method={"name": "fedsparse", **own})
+        assert config.method["scale"] == "paper"
+        assert config.method["l0"] == own.get("l0", "mid")
+
+
+@pytest.mark.slow
+def test_fedsparse_prunes_in_a_first_run():
+    summary = fedbayes.run(method="fedsparse", seed=7, evaluate_every=0, progress=False).summary
+    assert 0.1 < summary["sparsity"] < 0.9
 
 
 @pytest.mark.parametrize(
