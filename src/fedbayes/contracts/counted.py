@@ -6,7 +6,7 @@ import torch
 from pydantic import Field
 
 from fedbayes.contracts.method import Method, Nothing, ServerState
-from fedbayes.contracts.parts import Reports
+from fedbayes.contracts.parts import Part, Reports
 from fedbayes.contracts.reports import Gathered, Report
 from fedbayes.contracts.run import Run
 from fedbayes.core.messages import Message, dense
@@ -20,7 +20,7 @@ COUNTS = "counts"
 class Counted(Method[ServerState, Nothing, Gathered]):
     """Reports are gathered, weighted by samples, and hold `counts`, int64 [K], beside networks."""
 
-    reports = Reports(reduce="set")
+    reports = Reports({"weights": Part(compared="tensors")}, reduce="set")
 
     class_shares: Literal["auto"] | bool = Field(
         "auto",
@@ -83,10 +83,6 @@ class Counted(Method[ServerState, Nothing, Gathered]):
             counts = dense(report.tensors)[COUNTS].double()
             tensors[COUNTS] = (counts * (weight / report.weight)).to(torch.int64)
         return Report(tensors, weight)
-
-    def compared(self, report: Report, run: Run) -> Tensors:
-        """The network."""
-        return {n: t for n, t in dense(report.tensors).items() if n != COUNTS}
 
 
 def _by_class(run: Run) -> bool:

@@ -380,14 +380,6 @@ class Method(Choosable, Generic[ServerState, ClientState, Reduced], metaclass=_C
         """
         return ""
 
-    def compared(self, report: Report, run: Run) -> Tensors:
-        """The tensors whose norms are compared over a round, so that outlying reports are named;
-        none by default.
-
-        For reports that are combined in another way than by averages, which have robust rules.
-        """
-        return {}
-
     def origin(self, server: ServerState, run: Run) -> Tensors:
         """What changes are measured from: tensors as a client that learnt nothing would report
         them, dense, by name. What is not here, or has another shape, is measured from zero, as

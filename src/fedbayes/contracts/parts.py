@@ -53,6 +53,9 @@ class Part:
     joint: str = ""
     """Why its entries mean something only together, so that no middle can be taken entry by entry.
     In words; empty if they mean something one by one."""
+    compared: Literal["no", "tensors", "whole"] = "no"
+    """Whether norms are compared over a round, so that outlying reports are named: of each tensor,
+    or of the whole part. For reports that are not averaged, which no robust rule protects."""
     range: float = 8.0
     """Largest change of an entry under secure aggregation, where the user sets none."""
 
@@ -86,6 +89,8 @@ class Reports:
             ConfigError: there is none.
         """
         found = self.parts.get(name) or NETWORK.get(name)
+        if name == "buffers" and "weights" in self.parts:  # a network is compared whole
+            return replace(NETWORK[name], compared=self.parts["weights"].compared)
         if found is None:
             raise ConfigError(
                 f"reports have a part {name!r} that the method does not declare; add it to its "
@@ -102,6 +107,11 @@ class Reports:
     def reduction(self) -> type[Sum] | type[Gathered]:
         """What reports are collected in for the update."""
         return Sum if self.reduce == "mean" else Gathered
+
+    @property
+    def compared(self) -> bool:
+        """Whether norms of some part are compared over a round."""
+        return any(p.compared != "no" for p in self.parts.values())
 
     @property
     def tracked(self) -> bool:

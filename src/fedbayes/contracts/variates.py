@@ -13,9 +13,8 @@ from fedbayes.contracts.changes import norm
 from fedbayes.contracts.method import Averaged, Method
 from fedbayes.contracts.parts import Part, Reports
 from fedbayes.contracts.recommended import Known, sgd
-from fedbayes.contracts.reports import Report, Sum
+from fedbayes.contracts.reports import Sum
 from fedbayes.contracts.run import At, Run
-from fedbayes.core.messages import dense
 from fedbayes.core.tensors import Tensors, part
 from fedbayes.inference.controls import less, zeros
 
@@ -57,7 +56,7 @@ def _retracted(client: Control, missed: Tensors) -> Control:
 VARIATES = Reports(
     {
         "weights": Part(),
-        "control": Part(origin="zero", tracked=True, retract=_retracted),
+        "control": Part(origin="zero", tracked=True, retract=_retracted, compared="whole"),
         "norms": Part(origin="zero", exact=True),
     }
 )
@@ -116,8 +115,3 @@ class Variates(Averaged, Method[AnyServer, Control, Sum], Generic[AnyServer]):
             "control": norm(c.double() for c in server.control.values()),
             "norms": inf,
         }
-
-    def compared(self, report: Report, run: Run) -> Tensors:
-        """The change of the variate, all of it: where one explodes, it is one client's first."""
-        change = part(dense(report.tensors), "control")
-        return {"control variate": torch.cat([c.flatten() for c in change.values()])}

@@ -66,7 +66,9 @@ class Combined(Combination, Method[Server, Nothing, Gathered]):
     summary = "linear combinations, convex or not, of converged models"
     paper = "Ioste and Finger 2022"
     server_state = Server
-    reports = Reports({"weights": Part(), "received": Part(origin="zero")}, reduce="set")
+    reports = Reports(
+        {"weights": Part(compared="tensors"), "received": Part(origin="zero")}, reduce="set"
+    )
     sends_final_model = True
 
     normalized: Annotated[bool, Only("alpha", "linear", "exp"), Chosen()] = Field(
@@ -207,11 +209,6 @@ class Combined(Combination, Method[Server, Nothing, Gathered]):
         if not _overflowed(report):
             return ""
         return "its training left what is finite, so its network is not among those combined"
-
-    def compared(self, report: Report, run: Run) -> Tensors:
-        """The network."""
-        tensors = dense(report.tensors)
-        return {name: tensors[name] for name in run.network.initial}
 
     def update(self, server: Server, reports: Gathered, at: At) -> tuple[Server, Info]:
         """Combine the models; say if the rounds are to end.

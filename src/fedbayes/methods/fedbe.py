@@ -206,7 +206,7 @@ class FedBe(_Ensemble[Gathered]):
 
     name = "fedbe"
     summary = "a distribution over the clients' networks, and its ensemble"
-    reports = Reports(reduce="set")
+    reports = Reports({"weights": Part(compared="tensors")}, reduce="set")
 
     distribution: Literal["gaussian", "dirichlet"] = Field(
         "gaussian", description="over weights, or over the clients' shares in a mean of networks"
@@ -214,10 +214,6 @@ class FedBe(_Ensemble[Gathered]):
     alpha: Annotated[float, Only("distribution", "dirichlet")] = Field(
         1.0, gt=0, description="concentration of the Dirichlet distribution"
     )
-
-    def compared(self, report: Report, run: Run) -> Tensors:
-        """The network."""
-        return dense(report.tensors)
 
     def update(self, server: Server, reports: Gathered, at: At) -> tuple[Server, Info]:
         """Fit the distribution, and let what goes out learn its ensemble."""

@@ -15,8 +15,10 @@ from fedbayes.contracts import (
     Info,
     Known,
     Nothing,
+    Part,
     Problem,
     Report,
+    Reports,
     Run,
     Solved,
     Tree,
@@ -58,6 +60,8 @@ class GpiFnm(MatchingSettings, Counted[Server]):
     prior with passes up and down the layers, from where every client's neurons were, does not.
     """
 
+    # Neurons of different networks are not measured from one another.
+    reports = Reports({"weights": Part(origin="zero", compared="tensors")}, reduce="set")
     name = "gpi-fnm"
     summary = "neurons matched as by pfnm, and with the global posterior"
     paper = "GPI-FNM, sections 4.2 and 4.3"
@@ -183,10 +187,6 @@ class GpiFnm(MatchingSettings, Counted[Server]):
         if problem.given:
             report["counts"] = problem.given["counts"]
         return Report(report, float(solved.count)), client, solved.info
-
-    def origin(self, server: Server, run: Run) -> Tensors:
-        """Nothing: neurons of different networks are not measured from one another."""
-        return {}
 
     def without(self, server: Server, clients: Collection[int]) -> Server:
         """Their last reports are not matched, and they are newcomers."""

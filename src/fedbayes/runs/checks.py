@@ -10,7 +10,7 @@ from pydantic import BaseModel
 
 from fedbayes.config.config import SAMPLING, Config
 from fedbayes.config.given import refuse_objects
-from fedbayes.contracts import AnyMethod, Method, Run
+from fedbayes.contracts import AnyMethod, Run
 from fedbayes.core.devices import find_devices
 from fedbayes.core.fields import idle
 from fedbayes.core.lazy import own_function, raised
@@ -620,8 +620,7 @@ def _without_effect(config: Config, method: AnyMethod) -> list[str]:
     if _changed(aggregation, "max_change") and unseen:
         notes.append(f"aggregation.max_change has no effect: {unseen}")
     if aggregation.outliers == "leave-out":
-        compares = type(method).compared is not Method.compared
-        why = unseen if compares else f"{method.name} compares no networks"
+        why = unseen if method.declared.compared else f"{method.name} compares no networks"
         notes += [f"aggregation.outliers has no effect: {why}"] if why else []
     alike = "with noise" if privacy.noise else f"under {method.name} as it is set"
     if privacy.noise or not method.weighted:

@@ -6,7 +6,7 @@ A method sees none of it: it asks for the sum of the reports and gets what the r
 
 from typing import Any
 
-from fedbayes.contracts import AnyMethod, Gathered, Method, Report, Run
+from fedbayes.contracts import AnyMethod, Gathered, Report, Run
 from fedbayes.contracts.changes import clipped
 from fedbayes.errors import ConfigError
 from fedbayes.federation.settings import Aggregation
@@ -88,7 +88,7 @@ def _instead(method: AnyMethod) -> str:
     """What a method has in place of robust rules, in words."""
     if any(p.missing == "unchanged" for p in method.declared.parts.values()):
         return f": {method.name} takes the clients' median, or the mean of their signs, as it is"
-    if type(method).compared is not Method.compared:
+    if method.declared.compared:
         return "; aggregation.outliers = 'leave-out' leaves out networks unlike the others"
     return ""
 

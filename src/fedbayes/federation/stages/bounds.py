@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 
-from fedbayes.contracts import AnyMethod, Changes, Method, Report, Run
+from fedbayes.contracts import AnyMethod, Changes, Method, Report, Reports, Run
 from fedbayes.contracts.changes import norm, part_of, start_of
 from fedbayes.core.messages import Masked, dense, payload
 from fedbayes.core.tensors import Tensors
@@ -65,6 +65,18 @@ def norms_of_report(
 
 _EXACT = 1e30
 """Squares up to which float32 has no overflow."""
+
+
+def norms_compared(report: Report, declared: Reports, run: Run) -> dict[str, float]:
+    """The norms by which outlying reports are told apart, by tensor or part (`Part.compared`)."""
+    trained, squares = run.network.split()[0], dict[str, float]()
+    for name, tensor in dense(report.tensors).items():
+        part = part_of(name, tensor.dtype, run.network, trained)
+        if part == "counters" or (how := declared.part(part).compared) == "no":
+            continue
+        key = name if how == "tensors" else part
+        squares[key] = squares.get(key, 0.0) + norm([tensor.cpu().double()]) ** 2
+    return {key: math.sqrt(square) for key, square in squares.items()}
 
 
 def median(values: list[float]) -> float:
@@ -187,14 +199,15 @@ class NormBound:
         """Whether a report is good whatever others are; its norms are noted."""
         client, report = arrival.client, arrival.report
         self._weights[client] = report.weight
-        compared = self._method.compared(report, self._run)
-        if compared:
-            self._compared[client] = {n: norm([t.cpu().double()]) for n, t in compared.items()}
+        if self._method.declared.compared:
+            self._compared[client] = norms_compared(report, self._method.declared, self._run)
         within = not self._bounded or self._bounds.within(
             client,
             norms_of_report(report, self._method, self._server, self._run, self._origin),
         )
-        return within and not (self._relative or (bool(compared) and self._leave_out))
+        return within and not (
+            self._relative or (self._method.declared.compared and self._leave_out)
+        )
 
     def _hold(self, arrival: Arrival) -> None:
         """Keep a report until the cohort was heard."""
