@@ -49,7 +49,7 @@ class Natural(Method[PosteriorState, ClientState, Sum]):
         "that is small next to the largest precision can be all of a small one",
     )
 
-    prior_std: float = Field(
+    prior_std: Annotated[float, Chosen()] = Field(
         1.0, gt=0, description="standard deviation of the Gaussian priors p(θ) and p(φ)"
     )
     kl_weight: Annotated[float, Chosen()] = Field(

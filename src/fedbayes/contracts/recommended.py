@@ -44,10 +44,14 @@ class Known:
         """Whether numbers or times are predicted, which long steps overfit or diverge on."""
         return self.run.likelihood.target.kind not in ("class", "labels")
 
+    @property
+    def epoch(self) -> int:
+        """Steps of a client's epoch."""
+        return max(ceil(self.median / self.run.training.batch_size), 1)
+
     def epochs(self, steps: int) -> int:
         """Epochs in which a client takes about so many steps, at least 2 and at most 20."""
-        in_one = max(ceil(self.median / self.run.training.batch_size), 1)
-        return min(max(round(steps / in_one), 2), 20)
+        return min(max(round(steps / self.epoch), 2), 20)
 
 
 def sgd(known: Known, *, lr: float = 0.2, steps: int = 20) -> dict[str, Any]:

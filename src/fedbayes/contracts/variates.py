@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from dataclasses import dataclass
 from math import inf
-from typing import Generic, Protocol, TypeVar
+from typing import Any, Generic, Protocol, TypeVar
 
 import torch
 from pydantic import Field
@@ -12,6 +12,7 @@ from torch import Tensor
 from fedbayes.contracts.changes import norm
 from fedbayes.contracts.method import Averaged, Method
 from fedbayes.contracts.parts import Part, Reports
+from fedbayes.contracts.recommended import Known, sgd
 from fedbayes.contracts.reports import Report, Sum
 from fedbayes.contracts.run import At, Run
 from fedbayes.inference.controls import less, zeros
@@ -79,6 +80,15 @@ class Variates(Averaged, Method[AnyServer, Control, Sum], Generic[AnyServer]):
         description="largest norm of a client's variate c_s, as a multiple of the median norm of "
         "those of the last round; a longer one is shortened; none: no bound, as published",
     )
+
+    def recommended(self, known: Known) -> dict[str, Any]:
+        """Plain steps, shorter where there are more of them: a variate is the mean gradient of a
+        whole round, and long ways make it stale.
+        """
+        chosen = sgd(known)
+        taken = chosen["training.epochs"] * known.epoch
+        chosen["training.lr"] = float(f"{chosen['training.lr'] * min(1.0, 20 / taken):.2g}")
+        return chosen
 
     def control_after(self, server: AnyServer, reports: Sum, run: Run) -> tuple[Tensors, Tensor]:
         """The federation's variate after a round, and what was `heard` up to then.

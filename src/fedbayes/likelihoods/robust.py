@@ -56,13 +56,18 @@ def require_probabilities(likelihood: Likelihood) -> None:
         )
 
 
+def has_density_power(likelihood: Likelihood) -> bool:
+    """Whether a likelihood has the integral of a power of its density."""
+    return type(likelihood).log_power is not Likelihood.log_power
+
+
 def require_density_power(likelihood: Likelihood) -> None:
     """See that a likelihood has the integral of a power of its density.
 
     Raises:
         ConfigError: it has not.
     """
-    if type(likelihood).log_power is Likelihood.log_power:
+    if not has_density_power(likelihood):
         raise ConfigError(
             f"the density-power loss has no closed form for the likelihood {likelihood.name}; set "
             "method.data_loss = 'log'"

@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass, replace
 from math import floor
+from typing import Annotated, Any
 
 import torch
 from pydantic import Field
@@ -12,6 +13,7 @@ from fedbayes.contracts import (
     At,
     Averaged,
     Info,
+    Known,
     Method,
     Nothing,
     Part,
@@ -24,6 +26,7 @@ from fedbayes.contracts import (
     Total,
     units_remarks,
 )
+from fedbayes.fields import Chosen
 from fedbayes.inference.optimizers import ServerOptimizer
 from fedbayes.messages import Masked, Message
 from fedbayes.models import units
@@ -64,7 +67,18 @@ class FedDrop(Averaged, ServerOptimizer, Method[Server, Nothing, Sum]):
     reports = Reports({"weights": Part(mask="sent")})
 
     conv_rate: float = Field(0.1, ge=0, lt=1, description="share of dropped filters")
-    dense_rate: float = Field(0.5, ge=0, lt=1, description="share of dropped units")
+    dense_rate: Annotated[float, Chosen()] = Field(
+        0.5, ge=0, lt=1, description="share of dropped units"
+    )
+
+    def recommended(self, known: Known) -> dict[str, Any]:
+        """For numbers and times few units go and steps are short: the whole network adds up more
+        units than any client trained.
+        """
+        chosen = super().recommended(known)
+        if not known.real:
+            return {**chosen, "method.dense_rate": 0.5}
+        return {**chosen, "training.lr": chosen["training.lr"] * 0.4, "method.dense_rate": 0.1}
 
     def remarks(self, run: Run) -> list[str]:
         """Layers of which no unit is dropped."""

@@ -1,17 +1,18 @@
 """FedGVI: partitioned variational inference with losses and divergences that outliers move less."""
 
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
-from fedbayes.contracts import Run
+from fedbayes.contracts import Known, Run
 from fedbayes.contracts.drawn import Fit
 from fedbayes.contracts.mean_field import MeanField
 from fedbayes.errors import ConfigError
-from fedbayes.fields import Only
+from fedbayes.fields import Chosen, Only
 from fedbayes.likelihoods.robust import (
     density_power,
     generalized_cross_entropy,
+    has_density_power,
     require_density_power,
     require_probabilities,
 )
@@ -30,7 +31,7 @@ class FedGvi(MeanField):
     summary = "PVI with losses that wrong labels and outliers move less"
     paper = "Mildner et al. 2025"
 
-    data_loss: Literal["log", "gce", "beta"] = Field(
+    data_loss: Annotated[Literal["log", "gce", "beta"], Chosen()] = Field(
         "gce",
         description="loss of a sample: log, the negative log-likelihood; gce, generalized "
         "cross-entropy (classes); beta, the density-power loss (classes, labels, Gaussian noise)",
@@ -45,6 +46,19 @@ class FedGvi(MeanField):
     beta: Annotated[float, Only("data_loss", "beta")] = Field(
         1.5, gt=1, le=4, description="β of the density-power loss: towards 1 it is log"
     )
+
+    def recommended(self, known: Known) -> dict[str, Any]:
+        """The most robust loss that the likelihood has: log where it has no other, or where
+        training weighs classes.
+        """
+        likelihood = known.run.likelihood
+        if known.run.training.reweights:
+            loss = "log"
+        elif likelihood.target.classes:
+            loss = "gce"
+        else:
+            loss = "beta" if has_density_power(likelihood) else "log"
+        return {**super().recommended(known), "method.data_loss": loss}
 
     def check(self, run: Run) -> None:
         """As for PVI, and the likelihood must have the loss.

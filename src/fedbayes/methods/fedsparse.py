@@ -505,6 +505,10 @@ class ScaffoldFedSparse(Variates[Controlled], Gated[Controlled, Control]):
     paper = "Louizos et al. 2021, appendix E"
     server_state = Controlled
 
+    def recommended(self, known: Known) -> dict[str, Any]:
+        """Steps of SCAFFOLD, and the server's rate of FedSparse."""
+        return {**Gated.recommended(self, known), **super().recommended(known)}
+
     def check(self, run: Run) -> None:
         """Variates along the path need plain SGD."""
         super().check(run)

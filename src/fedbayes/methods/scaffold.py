@@ -1,7 +1,7 @@
 """SCAFFOLD: control variates that take the clients' drift out of their gradients."""
 
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Literal
 
 import torch
 from pydantic import Field
@@ -11,7 +11,6 @@ from fedbayes.contracts import (
     UNIFORM,
     At,
     Info,
-    Known,
     Loss,
     Problem,
     Report,
@@ -20,7 +19,6 @@ from fedbayes.contracts import (
     Sum,
     Tree,
     nll,
-    sgd,
 )
 from fedbayes.contracts.variates import Control, Variates, nobody
 from fedbayes.inference.controls import (
@@ -78,10 +76,6 @@ class Scaffold(ServerOptimizer, Variates[Server]):
     control: Literal["path", "gradient"] = Field(
         "path", description="how c_s is renewed: path (option II, plain SGD) or gradient (I)"
     )
-
-    def recommended(self, known: Known) -> dict[str, Any]:
-        """Variates along the path are those of plain steps."""
-        return sgd(known)
 
     def check(self, run: Run) -> None:
         """Variates along the path need plain SGD."""
