@@ -2,12 +2,13 @@
 
 from dataclasses import dataclass
 from math import log
-from typing import Literal, Self
+from typing import Annotated, Literal, Self
 
 import torch
 from pydantic import BaseModel, Field, model_validator
 from torch import Tensor
 
+from fedbayes.fields import Chosen
 from fedbayes.inference import gates, optimizers
 from fedbayes.tensors import Tensors
 
@@ -47,7 +48,7 @@ class GateScale(BaseModel):
     their probabilities and not the norms, and none is surer than it was at the start.
     """
 
-    scale: Scale = Field(
+    scale: Annotated[Scale, Chosen()] = Field(
         "paper",
         description="what thresholds are learnt in: v, as in the paper, or logits, in which a "
         "step is small beside the margin and l0 decides",

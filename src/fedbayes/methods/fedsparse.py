@@ -58,6 +58,8 @@ from fedbayes.tensors import Samples, Tensors, named, part
 
 STRENGTHS = {"low": 5e-7, "mid": 5e-6, "high": 5e-5}
 """The paper's λ0 for LeNet-5 and ResNet-20 (appendix A)."""
+UNIT_PRICE = 20
+"""Nats of all samples for a unit whose gate is open, on average over units, if λ0 is chosen."""
 
 
 @dataclass(frozen=True)
@@ -104,7 +106,7 @@ class Gated(
         description="what has a gate: a unit with all that it owns, or a single weight of a matrix "
         "or filter; biases and scales then have none",
     )
-    l0: Literal["low", "mid", "high"] | float = Field(
+    l0: Annotated[Literal["low", "mid", "high"] | float, Chosen()] = Field(
         "mid",
         description="λ0, the price of an open gate per weight; low, mid, high are the paper's",
     )
@@ -130,7 +132,7 @@ class Gated(
         "cosine, or package.module:function of a round and the number of rounds",
         examples=list(SCHEDULES),
     )
-    server_gate_lr: Annotated[float | None, Only("update_rule", "gradient")] = Field(
+    server_gate_lr: Annotated[float | None, Only("update_rule", "gradient"), Chosen()] = Field(
         None,
         gt=0,
         description="paper: Adamax of the server's thresholds, none: 0.01; logits: ρ, at most 1, "
@@ -153,10 +155,23 @@ class Gated(
         return STRENGTHS[self.l0] if isinstance(self.l0, str) else self.l0
 
     def recommended(self, known: Known) -> dict[str, Any]:
-        """A server's rate that lets a first run learn."""
+        """A server's rate that lets a first run learn; and gates of units on a scale on which the
+        price decides, at the same price for a unit of any size. Names of prices are the paper's.
+        """
+        rate = None if self.server_optimizer == "sgd" else 0.01 if known.real else 0.02
+        chosen = {**sgd(known), "method.server_lr": rate}
+        published = "l0" not in self.open and isinstance(self.l0, str)
+        published |= "scale" not in self.open and self.scale == "paper"
+        if published or self.gates == "weights" or self.update_rule == "average":
+            return chosen
+        weights, gated = known.run.network.split()[0], self._gated(known.run)
+        size = sum(float(_sizes(weights, u).sum()) for u in gated)
+        price = UNIT_PRICE / known.samples * sum(u.count for u in gated) / max(size, 1)
         return {
-            **sgd(known),
-            "method.server_lr": None if self.server_optimizer == "sgd" else 0.02,
+            **chosen,
+            "method.scale": "logits",
+            "method.l0": float(f"{price:.1g}"),
+            "method.server_gate_lr": 0.5,
         }
 
     def check(self, run: Run) -> None:
