@@ -137,8 +137,6 @@ def test_every_method_takes_every_likelihood(table, method, likelihood):
         chosen |= {"samples": 2, "predictions": 2}
     if method == "fedfuse":
         chosen |= {"steps": 5, "drawn": 64}
-    if method == "fedgvi" and likelihood not in ("categorical", "bernoulli"):
-        chosen |= {"data_loss": "beta" if likelihood in ("gaussian", "multilabel") else "log"}
     config = Config.create(
         rounds=2,
         model={"hidden": [4]},

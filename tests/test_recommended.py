@@ -145,6 +145,19 @@ def test_small_clients_take_more_epochs(median, epochs):
     assert steps >= 20 or epochs == 20
 
 
+def test_gates_are_on_the_papers_scale_where_the_price_is_the_papers():
+    assert started(method={"name": "fedsparse"}).method["scale"] == "logits"
+    for own in ({"l0": "high"}, {"scale": "paper"}, {"gates": "weights"}):
+        config = started(method={"name": "fedsparse", **own})
+        assert config.method["scale"] == "paper"
+        assert config.method["l0"] == own.get("l0", "mid")
+
+
+def test_fedsparse_prunes_in_a_first_run():
+    summary = fedbayes.run(method="fedsparse", seed=7, evaluate_every=0, progress=False).summary
+    assert 0.1 < summary["sparsity"] < 0.9
+
+
 @pytest.mark.parametrize("name", ["pvi", "fedsparse", "gpi-fnm", "fedlap"])
 def test_a_first_run_learns(name):
     summary = fedbayes.run(method={"name": name}, seed=7, evaluate_every=0, progress=False).summary

@@ -151,7 +151,12 @@ def test_variates_of_the_clients_sum_to_the_servers(method, weighting, tmp_path)
 
 @pytest.mark.parametrize("weighting", ["uniform", "samples"])
 def test_without_correction_it_is_fedavg(weighting):
-    shared = {"rounds": 3, "model": {"hidden": [8]}, "data": {"name": "digits", "clients": 4}}
+    shared = {
+        "rounds": 3,
+        "model": {"hidden": [8]},
+        "data": {"name": "digits", "clients": 4},
+        "training": {"lr": 0.2},
+    }
     own = {"weighting": weighting}
     one = fedbayes.run(method={"name": "scaffold", "damping": 0.0, **own}, **shared)
     two = fedbayes.run(method={"name": "fedavg", **own}, **shared)

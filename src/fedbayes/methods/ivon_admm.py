@@ -133,8 +133,10 @@ class IvonAdmm(Natural[Server, Client]):
     )
 
     def recommended(self, known: Known) -> dict[str, Any]:
-        """Variational online Newton: the rate is of its own steps."""
-        return sgd(known, lr=0.1)
+        """Variational online Newton: the rate is of its own steps, which grow with a client's
+        samples.
+        """
+        return sgd(known, lr=float(f"{min(0.1, (1.3 / known.median) ** 0.5):.1g}"))
 
     @property
     def fixed_precision(self) -> bool:
