@@ -263,7 +263,7 @@ def test_overrides_change_a_file(tmp_path):
         ({"cohort": int}, "^cohort is .*; expected number"),
         (
             {"method": {"name": "fedsparse", "l0": "hi"}},
-            r"^method.l0 is 'hi'.*; expected low \| mid \| high \| number$",
+            r"^method.l0 is 'hi'.*; expected low \| mid \| high \| number \| auto$",
         ),
         ({"model": {"hidden": ["a", 5]}}, "^model.hidden has 'a'; expected integer, or list"),
         ({"rounds": {"x": 1}}, "^rounds is a table; expected integer >= 1$"),

@@ -369,7 +369,7 @@ def test_the_least_noise_has_an_epsilon():
     ("changes", "words"),
     [
         ({"stop_refused": 2}, "stop_refused has no effect"),
-        ({"aggregation": {"clip": 1.0, "max_change": 5.0}}, "no report is measured by others"),
+        ({"aggregation": {"clip": 1.0, "max_change": 7.0}}, "no report is measured by others"),
         (
             {
                 "engine": "flower-simulation",

@@ -95,7 +95,7 @@ class Combined(Combination, Method[Server, Nothing, Gathered]):
     def recommended(self, known: Known) -> dict[str, Any]:
         """Clients train to convergence, and weights keep their scale."""
         return {
-            **sgd(known),
+            **sgd(known, lr=0.1 if known.real else 0.2),
             "training.epochs": 50,
             "training.patience": 3,
             "method.normalized": self.alpha != "mean",

@@ -136,7 +136,7 @@ class IvonAdmm(Natural[Server, Client]):
         """Variational online Newton: the rate is of its own steps, which grow with a client's
         samples.
         """
-        return sgd(known, lr=float(f"{min(0.1, 13 / known.median):.1g}"))
+        return sgd(known, lr=float(f"{min(0.1, 8 / known.median):.1g}"))
 
     @property
     def fixed_precision(self) -> bool:
