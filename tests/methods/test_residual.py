@@ -144,7 +144,7 @@ def test_feddrop_trains_a_narrower_resnet(net):
 @pytest.mark.parametrize(
     "method",
     [
-        {"name": "fedsparse", "l0": 1e-3, "gate_lr": 0.5, "server_gate_lr": 0.5},
+        {"name": "fedsparse", "scale": "paper", "l0": 1e-3, "gate_lr": 0.5, "server_gate_lr": 0.5},
         {"name": "fedl1", "l1": 1.0},
         {"name": "feddrop", "conv_rate": 0.25},
     ],
