@@ -12,6 +12,7 @@ import typer
 
 pytest.importorskip("flwr")
 
+import click
 import yaml  # Flower brings it
 from cryptography import x509
 
@@ -28,6 +29,12 @@ COMPOSE = yaml.safe_load((DEPLOY / "compose.yaml").read_text())
 SERVICES = COMPOSE["services"]
 NODES = [name for name in SERVICES if name.startswith("node-")]
 DOCKERFILE = (DEPLOY / "Dockerfile").read_text().replace("\\\n", " ")
+
+
+@pytest.fixture(autouse=True)
+def paths_of_containers(monkeypatch):
+    """Paths of commands are those in a container, and not on this machine."""
+    monkeypatch.setattr(click.Path, "convert", lambda kind, value, *_: Path(value))
 
 
 def options(arguments):
