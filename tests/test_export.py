@@ -91,7 +91,7 @@ def sparse_run(tmp_path_factory):
         rounds=6,
         data={"name": "digits", "clients": 4, "partition": "iid"},
         model={"hidden": [40, 30]},
-        method={"name": "fedsparse", "l0": 3e-5},
+        method={"name": "fedsparse", "scale": "paper", "l0": 3e-5},
         calibration="none",
         folder=folder,
     )

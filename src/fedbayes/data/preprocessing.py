@@ -202,7 +202,7 @@ class Preprocessing(Brief):
             raise DataError(f"the samples are not all of one shape: {error}") from None
         if raw.dtype == torch.bool or raw.dtype.is_complex:
             raw = raw.to(torch.float32)
-        if raw.dtype == torch.uint8 and self.bounds == (0.0, 1.0):  # pixels of 8 bits
+        if raw.dtype == torch.uint8 and self.bounds == (0.0, 1.0) and self.scale == 1:  # pixels
             raw = raw / 255
         shape = tuple(raw.shape[1:])
         # A flat sample, or one without its only channel, can mean one thing alone.
