@@ -34,7 +34,7 @@ DOCKERFILE = (DEPLOY / "Dockerfile").read_text().replace("\\\n", " ")
 @pytest.fixture(autouse=True)
 def paths_of_containers(monkeypatch):
     """Paths of commands are those in a container, and not on this machine."""
-    monkeypatch.setattr(click.Path, "convert", lambda kind, value, *_: Path(value))
+    monkeypatch.setattr(click.Path, "convert", lambda kind, value, *_: value)
 
 
 def options(arguments):
