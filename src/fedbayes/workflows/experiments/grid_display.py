@@ -3,16 +3,16 @@
 import threading
 import time
 from types import TracebackType
-from typing import Self
+from typing import Generic, Self
 
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskID, TextColumn
 
 from fedbayes.storage.formatting import clock, number, words
-from fedbayes.workflows.experiments.method_grid import Cell, MethodGrid
+from fedbayes.workflows.experiments.grid_job import CellT, Grid
 
 
-class GridDisplay:
+class GridDisplay(Generic[CellT]):
     """Shows a grid while it goes.
 
     Args:
@@ -20,15 +20,15 @@ class GridDisplay:
         console: where; None shows nothing.
     """
 
-    def __init__(self, grid: MethodGrid, console: Console | None) -> None:
+    def __init__(self, grid: Grid[CellT], console: Console | None) -> None:
         self._grid, self._console = grid, console
         missing = grid.missing
-        self._left = {cell: grid.rounds(cell) for cell in missing}
+        self._left = {cell: grid.jobs[cell].config.rounds for cell in missing}
         self._all, self._count, self._ended = sum(self._left.values()), len(missing), 0
         self._began: tuple[float, int] | None = None  # the first complete round, and rounds by then
-        self._since: dict[Cell, float] = {}
+        self._since: dict[CellT, float] = {}
         self._lock = threading.Lock()
-        self._lines: dict[Cell, TaskID] = {}
+        self._lines: dict[CellT, TaskID] = {}
         self._progress = Progress(
             TextColumn("{task.description}", markup=False),
             BarColumn(),
@@ -40,9 +40,9 @@ class GridDisplay:
         self._whole = self._progress.add_task("runs", total=max(self._all, 1), said="")
 
     def __enter__(self) -> Self:
-        there = len(self._grid.cells) - self._count
+        there = len(self._grid.jobs) - self._count
         if there:
-            self._say(f"{there} of {len(self._grid.cells)} runs have ended before, and are kept")
+            self._say(f"{there} of {len(self._grid.jobs)} runs have ended before, and are kept")
         self._progress.start()
         self._update()
         return self
@@ -55,15 +55,15 @@ class GridDisplay:
     ) -> None:
         self._progress.stop()
 
-    def begun(self, cell: Cell) -> None:
+    def begun(self, cell: CellT) -> None:
         """A run begins, or goes on."""
         with self._lock:
             self._since[cell] = time.monotonic()
-            rounds = self._grid.rounds(cell)
-            line = self._progress.add_task(self._name(cell), total=rounds, said="starting")
+            job = self._grid.jobs[cell]
+            line = self._progress.add_task(job.name, total=job.config.rounds, said="starting")
             self._lines[cell] = line
 
-    def advanced(self, cell: Cell, number: int, rounds: int) -> None:
+    def advanced(self, cell: CellT, number: int, rounds: int) -> None:
         """A round is complete."""
         with self._lock:
             self._left[cell] = rounds - number
@@ -73,7 +73,7 @@ class GridDisplay:
             self._progress.update(self._lines[cell], completed=number, said=said)
             self._update()
 
-    def ended(self, cell: Cell, trouble: str) -> None:
+    def ended(self, cell: CellT, trouble: str) -> None:
         """A run has ended, or failed."""
         with self._lock:
             self._left[cell] = 0
@@ -83,19 +83,12 @@ class GridDisplay:
             left = f", about {left} left" if (left := self._time_left()) else ""
             what = f"failed: {trouble}" if trouble else f"{self._result(cell)}in {took}"
             place = f"{self._ended} of {self._count}"
-            self._say(f"{place}: {self._name(cell)}: {what}{left}")
+            self._say(f"{place}: {self._grid.jobs[cell].name}: {what}{left}")
             self._update()
 
-    def _name(self, cell: Cell) -> str:
-        task = f"{cell.task}, " if len(self._grid.tasks) > 1 else ""
-        return f"{task}{cell.label}, seed {cell.seed}"
-
-    def _result(self, cell: Cell) -> str:
-        summary = self._grid.outcome(cell).summary
-        values = self._grid.outcome(cell).values
-        headline = summary["headline"]
-        value = values.get(headline)
-        return "" if value is None else f"{words(headline)} {number(value)}, "
+    def _result(self, cell: CellT) -> str:
+        name, value = self._grid.headline(cell)
+        return "" if value is None else f"{words(name)} {number(value)}, "
 
     def _say(self, text: str) -> None:
         if self._console is not None:

@@ -8,35 +8,38 @@ import warnings
 from collections.abc import Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, as_completed
 from contextlib import suppress
+from functools import partial
 from queue import SimpleQueue
-from typing import Protocol
+from typing import Protocol, TypeVar
 
 from fedbayes.config.given import refuse_objects
 from fedbayes.errors import ConfigError, FedbayesWarning
 from fedbayes.federation.engines.workers import affordable, environment
+from fedbayes.workflows.experiments.grid_job import CellT, Grid, Job, Told
 from fedbayes.workflows.experiments.grid_worker import in_words
-from fedbayes.workflows.experiments.method_grid import Cell, MethodGrid, run_cell
 
 _SAID = 500
 """Characters of what a process said last that are told if it dies."""
 
+_Seen = TypeVar("_Seen", contravariant=True)
 
-class Watch(Protocol):
+
+class Watch(Protocol[_Seen]):
     """Is told how far a grid is, from any thread."""
 
-    def begun(self, cell: Cell) -> None:
+    def begun(self, cell: _Seen) -> None:
         """A run begins, or goes on."""
 
-    def advanced(self, cell: Cell, number: int, rounds: int) -> None:
+    def advanced(self, cell: _Seen, number: int, rounds: int) -> None:
         """A round is complete."""
 
-    def ended(self, cell: Cell, trouble: str) -> None:
+    def ended(self, cell: _Seen, trouble: str) -> None:
         """A run has ended, or failed."""
 
 
 def run_grid(
-    grid: MethodGrid, watch: Watch, *, jobs: int = 1, track: Sequence[str] = ()
-) -> dict[Cell, str]:
+    grid: Grid[CellT], watch: Watch[CellT], *, jobs: int = 1, track: Sequence[str] = ()
+) -> dict[CellT, str]:
     """Run what has not been run yet. A run that fails leaves the others as they are.
 
     Args:
@@ -53,33 +56,28 @@ def run_grid(
         RunError: the folder holds runs with other settings.
         KeyboardInterrupt: it was stopped; the same call goes on.
     """
-    cells = grid.missing
-    threads = max((grid.settings[c.task, c.label].threads for c in cells), default=1)
+    todo = {cell: grid.jobs[cell] for cell in grid.missing}
+    threads = max((job.config.threads for job in todo.values()), default=1)
     if jobs < 1:
         raise ConfigError(f"jobs is {jobs}; give 1 run at a time or more")
     if jobs > 1:
-        for cell in cells:
-            settings = grid.settings[cell.task, cell.label].model_dump(mode="json")
-            refuse_objects(settings, "A process of its own (jobs)")
-    jobs = min(affordable(jobs, threads) if jobs > 1 else 1, max(len(cells), 1))
-    run = _side_by_side if jobs > 1 else _one_by_one
-    return run(grid, cells, watch, jobs, track)
+        for job in todo.values():
+            refuse_objects(job.config.model_dump(mode="json"), "A process of its own (jobs)")
+        jobs = min(affordable(jobs, threads), max(len(todo), 1))
+    if jobs > 1:
+        return _side_by_side(todo, watch, track, jobs, threads)
+    return _one_by_one(todo, watch, track)
 
 
 def _one_by_one(
-    grid: MethodGrid, cells: Sequence[Cell], watch: Watch, jobs: int, track: Sequence[str]
-) -> dict[Cell, str]:
+    todo: dict[CellT, Job], watch: Watch[CellT], track: Sequence[str]
+) -> dict[CellT, str]:
     troubles = {}
-    for cell in cells:
+    for cell, job in todo.items():
         watch.begun(cell)
-
-        def told(number: int, rounds: int, cell: Cell = cell) -> None:
-            watch.advanced(cell, number, rounds)
-
         trouble = ""
         try:
-            member = grid.members[cell.task, cell.label]
-            run_cell(member, cell.seed, grid.foreign, track, told, grid.beside(cell))
+            job.run(track, partial(watch.advanced, cell))
         except Exception as error:
             trouble = troubles[cell] = in_words(error)
         watch.ended(cell, trouble)
@@ -95,8 +93,8 @@ class _Process:
         self.closed = False
         self._said = tempfile.TemporaryFile()  # noqa: SIM115  (lives as long as the process)
 
-    def run(self, grid: MethodGrid, cell: Cell, watch: Watch, track: Sequence[str]) -> str:
-        """Run a cell; what was wrong, or nothing, as where it was closed meanwhile."""
+    def run(self, job: Job, track: Sequence[str], told: Told) -> str:
+        """Do a job; what was wrong, or nothing, as where it was closed meanwhile."""
         if self._process is None or self._process.poll() is not None:
             self._process = subprocess.Popen(
                 # -P: modules are found where this process finds them, in the same order.
@@ -107,27 +105,18 @@ class _Process:
                 env=environment(self._threads),
                 text=True,
             )
-        process, member = self._process, grid.members[cell.task, cell.label]
+        process = self._process
         assert process.stdin is not None
         assert process.stdout is not None
-        asked = {
-            "settings": grid.settings[cell.task, cell.label].dump(),
-            "seeds": member.seeds,
-            "folder": str(member.folder),
-            "seed": cell.seed,
-            "foreign": grid.foreign,
-            "track": list(track),
-            "beside": [str(place) for place in grid.beside(cell)],
-        }
         with suppress(BrokenPipeError):
-            process.stdin.write(json.dumps(asked) + "\n")
+            process.stdin.write(json.dumps({"job": job.packed(), "track": [*track]}) + "\n")
             process.stdin.flush()
         for line in process.stdout:
             words = json.loads(line)
             if "note" in words:
                 warnings.warn(words["note"], FedbayesWarning, stacklevel=2)
             elif "round" in words:
-                watch.advanced(cell, words["round"], words["rounds"])
+                told(words["round"], words["rounds"])
             else:
                 return str(words["trouble"])
         if self.closed:
@@ -155,19 +144,18 @@ class _Process:
 
 
 def _side_by_side(
-    grid: MethodGrid, cells: Sequence[Cell], watch: Watch, jobs: int, track: Sequence[str]
-) -> dict[Cell, str]:
-    threads = max(grid.settings[c.task, c.label].threads for c in cells)
+    todo: dict[CellT, Job], watch: Watch[CellT], track: Sequence[str], jobs: int, threads: int
+) -> dict[CellT, str]:
     processes = [_Process(threads) for _ in range(jobs)]
     idle: SimpleQueue[_Process] = SimpleQueue()
     for process in processes:
         idle.put(process)
 
-    def work(cell: Cell) -> str:
+    def work(cell: CellT) -> str:
         process = idle.get()
         try:
             watch.begun(cell)
-            trouble = process.run(grid, cell, watch, track)
+            trouble = process.run(todo[cell], track, partial(watch.advanced, cell))
             if not process.closed:
                 watch.ended(cell, trouble)
             return trouble
@@ -176,7 +164,7 @@ def _side_by_side(
 
     pool = ThreadPoolExecutor(jobs, thread_name_prefix="fedbayes-grid")
     try:
-        asked: dict[Future[str], Cell] = {pool.submit(work, cell): cell for cell in cells}
+        asked: dict[Future[str], CellT] = {pool.submit(work, cell): cell for cell in todo}
         found = {asked[done]: done.result() for done in as_completed(asked)}
     finally:
         # What is under way ends with its process; no further cell is begun.

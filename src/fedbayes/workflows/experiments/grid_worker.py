@@ -1,8 +1,8 @@
-"""A process that runs cells of a grid.
+"""A process that does jobs of a grid.
 
     python -m fedbayes.workflows.experiments.grid_worker
 
-A line of its input is a cell to run, as JSON; lines of its output say how far that is. It ends when
+A line of its input is a job, as JSON; lines of its output say how far that is. It ends when
 its input does, also in the middle of a run, so it never outlives the process that started it; the
 run goes on from its last complete round another time.
 """
@@ -17,12 +17,9 @@ from pathlib import Path
 from queue import SimpleQueue
 from typing import Any
 
-from fedbayes.config.config import Config
-from fedbayes.core.files import parse_toml
 from fedbayes.core.signals import ENDS
 from fedbayes.errors import FedbayesError, FedbayesWarning
-from fedbayes.workflows.experiments.method_grid import run_cell
-from fedbayes.workflows.experiments.seed_runs import SeedRuns
+from fedbayes.workflows.experiments.grid_job import Job
 
 
 def in_words(error: Exception) -> str:
@@ -39,7 +36,7 @@ def in_words(error: Exception) -> str:
 
 
 def main() -> None:
-    """Run cells until the input ends."""
+    """Do jobs until the input ends."""
     for number in (signal.SIGINT, *ENDS[1:]):  # Ctrl-C and a hang-up are for the parent
         signal.signal(number, signal.SIG_IGN)
     replies = os.fdopen(os.dup(1), "w")
@@ -63,18 +60,10 @@ def main() -> None:
     warnings.showwarning = shown
     threading.Thread(target=listen, daemon=True).start()
     while True:
-        cell = asked.get()
+        words = asked.get()
         try:
-            settings = Config.create(**parse_toml(cell["settings"]))
-            member = SeedRuns(settings, cell["seeds"], Path(cell["folder"]))
-            run_cell(
-                member,
-                cell["seed"],
-                cell["foreign"],
-                cell["track"],
-                lambda number, rounds: say(round=number, rounds=rounds),
-                [Path(place) for place in cell["beside"]],
-            )
+            job = Job.unpacked(words["job"])
+            job.run(words["track"], lambda number, rounds: say(round=number, rounds=rounds))
             say(trouble="")
         except Exception as error:
             say(trouble=in_words(error))

@@ -9,7 +9,7 @@ methods, seeds, configs or rounds adds to what is there.
 """
 
 import statistics
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
@@ -21,24 +21,17 @@ from fedbayes.core.files import digest, read_bytes
 from fedbayes.errors import ConfigError, RunError
 from fedbayes.federation.engine_table import ENGINES
 from fedbayes.likelihoods import find_likelihood
-from fedbayes.runs.simulation import Simulation, Step
-from fedbayes.runs.tracking import check
-from fedbayes.start import drive
-from fedbayes.storage.activity import Notify
 from fedbayes.storage.best_tracker import flat
 from fedbayes.storage.folder import Metrics, RunFolder
+from fedbayes.workflows.experiments.grid_job import Grid, Job
 from fedbayes.workflows.experiments.ood_inputs import (
     AUTO,
     check_foreign,
     foreign_file,
-    foreign_inputs,
 )
 from fedbayes.workflows.experiments.seed_runs import SeedRuns, seed_metrics
-from fedbayes.workflows.experiments.uncertainty import Trial, standing_trial, try_model
+from fedbayes.workflows.experiments.uncertainty import Trial, standing_trial
 from fedbayes.workflows.experiments.variants import Variant, folder_name, own_settings, settled
-
-Told = Callable[[int, int], object]
-"""Is told of a round that is complete: its number, and how many there are."""
 
 
 @dataclass(frozen=True)
@@ -70,7 +63,7 @@ class Outcome(Brief):
     """Why there is no such run."""
 
 
-class MethodGrid(Brief):
+class MethodGrid(Grid[Cell]):
     """The runs of some methods on some configs under some seeds, in one folder.
 
     Args:
@@ -122,8 +115,8 @@ class MethodGrid(Brief):
             (number, key) for key, runs in self.members.items() for number in range(len(runs.seeds))
         ]
         every.sort(key=lambda pair: pair[0])  # a broken-off comparison has all methods
-        self.cells = [Cell(*key, self.members[key].seeds[number]) for number, key in every]
-        """Every run, in the order in which they are run."""
+        cells = [Cell(*key, self.members[key].seeds[number]) for number, key in every]
+        self.jobs = {cell: self._job(cell) for cell in cells}
 
     def _shows(self) -> dict[str, object]:
         return {"methods": [*self.methods], "tasks": self.tasks, "folder": self.folder}
@@ -157,34 +150,26 @@ class MethodGrid(Brief):
             place = self.folder / task / folder_name(variant.label)
             self.members[task, variant.label] = SeedRuns(settings, seeds, place)
 
-    def place(self, cell: Cell) -> Path:
-        """The run folder of a cell."""
-        return self.members[cell.task, cell.label].place(cell.seed)
+    def _job(self, cell: Cell) -> Job:
+        own = [member for (task, _), member in self.members.items() if task == cell.task]
+        task = f"{cell.task}, " if len(self.tasks) > 1 else ""
+        return Job(
+            f"{task}{cell.label}, seed {cell.seed}",
+            self.members[cell.task, cell.label],
+            cell.seed,
+            [member.place(cell.seed) for member in own],
+            self.foreign,
+        )
 
-    def beside(self, cell: Cell) -> list[Path]:
-        """The folders of the other methods' runs of a cell's config, under its seed."""
-        return [
-            member.place(cell.seed)
-            for (task, label), member in self.members.items()
-            if task == cell.task and label != cell.label
-        ]
+    def headline(self, cell: Cell) -> tuple[str, float | None]:
+        """Name and value of the metric that the method of a run that has ended is for."""
+        outcome = self.outcome(cell)
+        name = outcome.summary["headline"]
+        return name, outcome.values.get(name)
 
-    def rounds(self, cell: Cell) -> int:
-        """Rounds that its run has at most."""
-        return self.settings[cell.task, cell.label].rounds
-
-    @cached_property
-    def missing(self) -> list[Cell]:
-        """What is left to be run or tried, as it was when first asked.
-
-        Raises:
-            RunError: a run is there with other settings.
-        """
-        return [cell for cell in self.cells if not self._done(cell)]
-
-    def _done(self, cell: Cell) -> bool:
-        ended = self.members[cell.task, cell.label].ended(cell.seed)
-        return ended and self._trial(cell) is not None
+    def done(self, cell: Cell) -> bool:
+        """Whether a run has ended and its model was tried."""
+        return super().done(cell) and self._trial(cell) is not None
 
     def _trial(self, cell: Cell) -> Trial | None:
         return standing_trial(RunFolder(self.place(cell)), self.foreign, self._foreign_file)
@@ -251,47 +236,6 @@ class MethodGrid(Brief):
             if len({digest(read_bytes(file)) for file in files if file.exists()}) > 1:
                 odd.append(seed)
         return sorted(odd)
-
-
-def run_cell(
-    member: SeedRuns,
-    seed: int,
-    foreign: str,
-    track: Sequence[str],
-    told: Told,
-    beside: Sequence[Path] = (),
-) -> None:
-    """Run one cell, or go on with it, and try its model.
-
-    Args:
-        member: the runs that it is of.
-        seed: which of them.
-        foreign: as for `MethodGrid`.
-        track: names of trackers.
-        told: is told of every round.
-        beside: as `MethodGrid.beside` gives them.
-
-    Raises:
-        FedbayesError: what is wrong with it.
-    """
-    check(track)
-
-    def begin(notify: Notify) -> Simulation:
-        simulation = member.open(seed, notify, beside)
-        try:
-            foreign_inputs(simulation.data, simulation.config.data, foreign)
-        except BaseException:
-            simulation.close()
-            raise
-        return simulation
-
-    def listen(simulation: Simulation, step: Step) -> None:
-        told(step.number, simulation.config.rounds)
-
-    if not member.ended(seed):
-        drive(begin, None, listener=listen, track=track)
-    member.refuse_untrained(seed)
-    try_model(member.place(seed), foreign)
 
 
 def conclude(grid: MethodGrid, troubles: Mapping[Cell, str]) -> list[Outcome]:

@@ -74,7 +74,8 @@ class SeedRuns(Brief):
             folder = self._temporary.name
         self.folder = Path(folder)
         """Where the run folders are."""
-        self._configs = {seed: _with_seed(config, seed) for seed in self.seeds}
+        self.configs = {seed: _with_seed(config, seed) for seed in self.seeds}
+        """Settings of the runs, by seed."""
         if RunFolder(self.folder).config_file.exists():
             raise RunError(f"{self.folder} already holds a single run; choose another folder")
         if (self.folder / SEEDS_FILE).exists():
@@ -82,7 +83,7 @@ class SeedRuns(Brief):
             _refuse_others(self.folder, "runs", _with_seed(before, config.seed), config)
 
     def _shows(self) -> dict[str, object]:
-        config = self._configs[self.seeds[0]]
+        config = self.configs[self.seeds[0]]
         return {"method": config.method["name"], "seeds": self.seeds, "folder": self.folder}
 
     def _repr_html_(self) -> str:
@@ -140,7 +141,7 @@ class SeedRuns(Brief):
         if not run.config_file.exists():
             return False
         stored = Config.stored(run.config_file)
-        config = self._configs[seed].as_found(stored)
+        config = self.configs[seed].as_found(stored)
         _refuse_others(run.path, "a run", stored, config)
         if in_memory(config.model.name):
             self._same_start(config.model.weights)
@@ -179,7 +180,7 @@ class SeedRuns(Brief):
             RunError: it would start from other weights than the runs that are there, or of other
                 data.
         """
-        run, config = RunFolder(self.place(seed)), self._configs[seed]
+        run, config = RunFolder(self.place(seed)), self.configs[seed]
         there = run.config_file.exists()
         rounds = None
         if not there:
@@ -267,7 +268,7 @@ class SeedRuns(Brief):
             **{name: first[name] for name in ("method", "headline", "dataset", "model")},
             "seeds": self.seeds,
             "metrics": {
-                name: {"mean": _mean(values), "std": _std(values), "values": values}
+                name: {"mean": _mean(values), "std": sample_std(values), "values": values}
                 for name, values in metrics.items()
                 if any(value is not None for value in values)
             },
@@ -303,7 +304,7 @@ class SeedRuns(Brief):
 
     def _note(self) -> None:
         """Write down what is run here."""
-        table = {"seeds": self.seeds, **_shared(self._configs[self.seeds[0]])}
+        table = {"seeds": self.seeds, **_shared(self.configs[self.seeds[0]])}
         write_beside(self.folder / SEEDS_FILE, tomli_w.dumps(table).encode())
 
 
@@ -467,7 +468,8 @@ def _mean(values: Sequence[float | None]) -> float | None:
     return statistics.fmean(known) if len(known) == len(values) else None
 
 
-def _std(values: Sequence[float | None]) -> float | None:
+def sample_std(values: Sequence[float | None]) -> float | None:
+    """Standard deviation of a sample; None of fewer than two, or if one is no finite number."""
     known = _finite(values)
     return statistics.stdev(known) if len(known) == len(values) > 1 else None
 
