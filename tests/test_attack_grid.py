@@ -1,14 +1,22 @@
 """The table of attacks, methods and rules: which runs it has, and what it says of them."""
 
 import json
+from io import StringIO
+from statistics import fmean, stdev
 
 import numpy as np
 import pytest
+from rich.console import Console
 
 from fedbayes import run
 from fedbayes.config.config import Config
 from fedbayes.errors import ConfigError, RunError
-from fedbayes.workflows.experiments.attack_grid import AttackGrid, Cell, Outcome
+from fedbayes.workflows.experiments.attack_grid import (
+    AttackCell,
+    AttackedRun,
+    AttackGrid,
+    AttackOutcome,
+)
 from fedbayes.workflows.experiments.attack_table import AttackTable
 from tests.command_line import command
 
@@ -31,8 +39,73 @@ def test_cells_are_the_runs_of_their_configs(tmp_path):
     alone = run(attacked, tmp_path / "alone").summary
     found = outcomes["krum", "sign-flip:scale=3"]
     assert found.value == alone["global_accuracy"]
-    assert found.hostile == alone["attack"]["clients"]
-    assert outcomes["krum", "none"].hostile == []
+    assert [found.value] == found.values
+    assert (found.std, found.success) == (None, None)
+    assert found.runs[0].hostile == alone["attack"]["clients"]
+    assert outcomes["krum", "none"].runs[0].hostile == []
+    place = tmp_path / "grid" / "fedavg" / "krum" / "sign-flip_scale=3" / "seed-0"
+    assert (place / "summary.json").exists()
+
+
+@pytest.fixture(scope="module")
+def seeded(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("seeded")
+    return folder, grid(folder, ["backdoor", "huge"], seeds=[3, 5]).run()
+
+
+def test_several_seeds_give_the_mean_of_their_runs(seeded, tmp_path):
+    _, outcomes = seeded
+    backdoor = outcomes[1]
+    asked = [*SMALL, "attack.kind=backdoor"]
+    alone = [
+        run(Config.load(None, [*asked, f"seed={seed}"]), tmp_path / f"{seed}").summary
+        for seed in (3, 5)
+    ]
+    accuracy = [summary["global_accuracy"] for summary in alone]
+    success = [summary["attack_success"] for summary in alone]
+    assert backdoor.values == accuracy
+    assert (backdoor.value, backdoor.std) == (fmean(accuracy), stdev(accuracy))
+    assert (backdoor.success, backdoor.success_std) == (fmean(success), stdev(success))
+    hostile = [summary["attack"]["clients"] for summary in alone]
+    assert [found.hostile for found in backdoor.runs] == hostile
+    assert [found.seed for found in backdoor.runs] == [3, 5]
+
+
+def test_the_table_has_means_and_standard_deviations(seeded, tmp_path):
+    _, (honest, backdoor, huge) = seeded
+    table = AttackTable([honest, backdoor, huge])
+    assert f"| {honest.value:.3f} ± {honest.std:.3f} |" in table.markdown()
+    share = f"{backdoor.success:.0%}"[:-1] + f" ± {backdoor.success_std:.0%}"
+    assert share in table.markdown()
+    refused = fmean(len(found.refused) for found in huge.runs)
+    assert f"×{refused:g}" in table.markdown()
+    assert table.notes[0].startswith("mean ± standard deviation over 2 seeds; ")
+    found = json.loads(json.dumps(table.json()))[1]
+    assert found["attack"] == "backdoor"
+    assert (found["values"], found["std"]) == (backdoor.values, backdoor.std)
+    assert [one["seed"] for one in found["runs"]] == [3, 5]
+    table.plot(tmp_path / "p.svg")
+    assert f"± {honest.std:.2f}" in (tmp_path / "p.svg").read_text()
+
+
+def test_two_jobs_give_the_numbers_of_one(seeded, tmp_path):
+    _, (honest, _, huge) = seeded
+    assert grid(tmp_path, ["huge"], seeds=[3, 5]).run(jobs=2) == [honest, huge]
+
+
+def test_more_seeds_add_to_what_is_there(seeded, tmp_path):
+    folder, (honest, *_) = seeded
+    runs = grid(folder, [], seeds=[3, 4, 5])
+    assert [seed for _, seed in runs.missing] == [4]
+    (more,) = runs.run()
+    assert [more.values[0], more.values[2]] == honest.values
+
+
+def test_a_folder_of_an_earlier_layout_is_an_error(tmp_path):
+    place = tmp_path / "fedavg" / "mean" / "none"
+    run(Config.load(None, [*SMALL, "rounds=1"]), place)
+    with pytest.raises(RunError, match=r"none already holds a single run; choose another folder"):
+        grid(tmp_path, ["nan"])
 
 
 def test_a_table_is_of_runs_on_the_same_data(tmp_path):
@@ -47,15 +120,18 @@ def test_a_table_is_of_runs_on_the_same_data(tmp_path):
 
 
 def test_what_has_ended_is_not_run_again(tmp_path):
-    said = []
-    grid(tmp_path, ["nan"]).run(said.append)
-    assert len(said) == 2
+    grid(tmp_path, ["nan"]).run()
     before = {path: path.stat().st_mtime_ns for path in tmp_path.rglob("summary.json")}
-    more = grid(tmp_path, ["nan", "huge"]).run(said.append)
-    assert said[2:] == ["1 of 1: fedavg, mean, huge"]
+    assert len(before) == 2
+    said = StringIO()
+    more = grid(tmp_path, ["nan", "huge"]).run(Console(file=said, width=200))
+    first, second = said.getvalue().splitlines()
+    assert first == "2 of 3 runs have ended before, and are kept"
+    value = f"{more[2].value:.4f}"
+    assert second.startswith(f"1 of 1: fedavg, mean, huge, seed 0: global accuracy {value}, in ")
     assert len(more) == 3
     assert all(path.stat().st_mtime_ns == then for path, then in before.items())
-    with pytest.raises(RunError, match="other settings; choose another folder"):
+    with pytest.raises(RunError, match=r"other settings: .* or choose another folder"):
         grid(tmp_path, ["nan"], overrides=[*SMALL, "training.lr=0.3"]).run()
 
 
@@ -82,7 +158,7 @@ def test_a_grid_without_an_attack_that_begins_is_an_error(tmp_path):
 
 
 def hostile(runs, rule, attack):
-    config = runs._configs[Cell("fedavg", rule, attack)]
+    config = runs.jobs[AttackCell("fedavg", rule, attack), 0].config
     return config.aggregation.hostile, config.min_reports, config.attack.clients
 
 
@@ -106,20 +182,20 @@ def test_the_command_leaves_the_number_of_hostile_clients_to_the_config(tmp_path
     given.write_text("[attack]\nclients = 3\n")
     seen = []
 
-    def watched(grid, watch):
-        seen.append({grid._configs[cell].attack.clients for cell in grid.cells[1:]})
+    def watched(grid, console, jobs):
+        seen.append([(job.seed, job.config.attack.clients, jobs) for job in grid.jobs.values()][1:])
         raise RunError("seen")
 
     monkeypatch.setattr(attack_grid.AttackGrid, "run", watched)
-    for more in ([], ["--hostile", "2"]):
+    for more in ([], ["--hostile", "2", "--seeds", "2", "--jobs", "3"]):
         command("attack", str(given), "--kinds", "nan", "--rules", "mean", *more)
-    assert seen == [{3}, {2}]
+    assert seen == [[(0, 3, 1)], [(0, 2, 3), (1, 1, 3), (1, 2, 3)]]
 
 
 def test_settings_of_an_attack_of_ones_own_reach_it(tmp_path):
     kind = "tests.toy_attacks:Shrink:share=0.25:clients=2"
     runs = grid(tmp_path, [kind])
-    attack = runs._configs[Cell("fedavg", "mean", kind)].attack
+    attack = runs.jobs[AttackCell("fedavg", "mean", kind), 0].config.attack
     assert (attack.arguments, attack.clients) == ({"share": 0.25}, 2)
 
 
@@ -161,8 +237,10 @@ def test_mistakes_are_told_before_anything_runs(tmp_path, lists, words):
     assert not (tmp_path / "grid" / "fedavg" / "mean" / "nan").exists()
 
 
-def outcome(attack, value, **facts):
-    return Outcome(Cell("fedavg", "mean", attack), "global_accuracy", value, **facts)
+def outcome(attack, *values, higher_is_better=True, **facts):
+    runs = [AttackedRun(seed, value, **facts) for seed, value in enumerate(values)]
+    cell = AttackCell("fedavg", "mean", attack)
+    return AttackOutcome(cell, runs, "global_accuracy", higher_is_better)
 
 
 def test_a_drop_is_marked():
@@ -178,6 +256,22 @@ def test_a_drop_is_marked():
     cells = table.markdown().splitlines()[2]
     assert cells == "| `fedavg` | mean | 0.900 | 0.871 ×1 | **0.869 ▼** | 0.900 75% | **nan ▼** |"
     assert table.notes[0].count(";") == 2
+
+
+def test_a_drop_is_one_of_means():
+    """Each of the attacked runs but one is as good as an honest one."""
+    honest = outcome("none", 0.9, 0.8, 0.7)
+    table = AttackTable([honest, outcome("huge", 0.95, 0.85, 0.5), outcome("nan", 0.9, 0.85, 0.6)])
+    cells = table.markdown().splitlines()[2]
+    assert cells.endswith("| 0.800 ± 0.100 | **0.767 ± 0.236 ▼** | 0.783 ± 0.161 |")
+
+
+def test_runs_of_some_seeds_that_are_missing_are_told():
+    broken = outcome("huge", 0.9, None)
+    broken.runs[1] = AttackedRun(1, trouble="it broke")
+    table = AttackTable([outcome("none", 0.9, 0.8), AttackOutcome(broken.cell, broken.runs)])
+    assert table.markdown().splitlines()[2].endswith("| – |")
+    assert table.notes[1] == "fedavg, mean, huge, seed 1: it broke"
 
 
 def test_an_error_that_rises_is_a_drop():
@@ -203,7 +297,7 @@ def test_the_command_prints_draws_and_writes(tmp_path, capsys, monkeypatch):
         (rule, attack) for rule in ("mean", "median") for attack in ("none", "nan")
     ]
     assert all(0 <= o["value"] <= 1 for o in found)
-    assert len(found[1]["hostile"]) == 2
+    assert len(found[1]["runs"][0]["hostile"]) == 2
     assert command("attack", "--picture", "p.bmp") == 2
     assert "the suffix says the format" in capsys.readouterr().err
 
@@ -216,4 +310,4 @@ def test_a_run_that_broke_off_is_judged_as_the_others(tmp_path):
     assert broken.value == pytest.approx(honest.value, rel=1)
     assert not broken.higher_is_better
     assert not honest.higher_is_better
-    assert sorted(broken.refused.values()) == [2, 2, 2]
+    assert sorted(broken.runs[0].refused.values()) == [2, 2, 2]

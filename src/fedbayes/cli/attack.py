@@ -13,9 +13,11 @@ from fedbayes.cli.options import (
     ConfigFile,
     DataDir,
     DataSet,
+    Jobs,
     Model,
     Rounds,
     Seed,
+    Seeds,
     Setting,
     SettingsCommand,
     overrides,
@@ -47,6 +49,8 @@ def attack(
     hostile: Annotated[
         int | None, typer.Option(min=1, help="Number of hostile clients. Default: the config's, 1.")
     ] = None,
+    seeds: Seeds = 1,
+    jobs: Jobs = 1,
     dataset: DataSet = None,
     model: Model = None,
     clients: Clients = None,
@@ -75,7 +79,7 @@ def attack(
         hostile=hostile,
     )
     console = rich.get_console()
-    with console.status("loading PyTorch") as status:
+    with console.status("loading PyTorch"):
         from fedbayes.core.files import writable, write_beside
         from fedbayes.data.plot import PICTURES
         from fedbayes.federation.attacks import ATTACKS
@@ -93,13 +97,13 @@ def attack(
             _listed(rules) or RULES,
             config,
             given,
+            seeds,
         )
-        watch = status.update if console.is_terminal else console.print
-        try:
-            table = AttackTable(grid.run(watch))
-        except KeyboardInterrupt:
-            console.print("stopped; the same command goes on", highlight=False)
-            raise typer.Exit(130) from None
+    try:
+        table = AttackTable(grid.run(console, jobs))
+    except KeyboardInterrupt:
+        console.print("stopped; the same command goes on", highlight=False)
+        raise typer.Exit(130) from None
     if picture is not None:
         table.plot(picture)
     if markdown is not None:

@@ -21,12 +21,14 @@ from fedbayes.cli.options import (
     Device,
     Engine,
     Epochs,
+    Jobs,
     LearningRate,
     Method,
     Model,
     Optimizer,
     Rounds,
     Seed,
+    Seeds,
     Setting,
     SettingsCommand,
     Track,
@@ -51,12 +53,8 @@ def compare(
             "with a table for each. Default: that of each config."
         ),
     ] = None,
-    seeds: Annotated[
-        int, typer.Option(min=1, help="So many runs of each, with the seed and the next ones.")
-    ] = 5,
-    jobs: Annotated[
-        int, typer.Option("--jobs", "-j", min=1, help="Runs at a time, each in its own process.")
-    ] = 1,
+    seeds: Seeds = 5,
+    jobs: Jobs = 1,
     foreign: Annotated[
         str,
         typer.Option(

@@ -77,6 +77,12 @@ Device = Annotated[
 ]
 Workers = Annotated[int | None, typer.Option(help="Processes of engine workers.")]
 Seed = Annotated[int | None, typer.Option(help="Seed of all randomness.")]
+Seeds = Annotated[
+    int, typer.Option(min=1, help="So many runs of each, with the seed and the next ones.")
+]
+Jobs = Annotated[
+    int, typer.Option("--jobs", "-j", min=1, help="Runs at a time, each in its own process.")
+]
 Metrics = Annotated[
     str,
     typer.Option(

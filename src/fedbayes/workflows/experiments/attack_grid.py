@@ -1,27 +1,33 @@
 """One config under attack: every attack on every method under every rule of aggregation.
 
-    METHOD/RULE/ATTACK/    the run folders; ATTACK is none for the honest run
+    METHOD/RULE/ATTACK/          runs under all seeds, as `seed_runs` has them
+    METHOD/RULE/ATTACK/seed-0/   a run folder; ATTACK is none for the honest run
 
 Runs that have ended are not run again, so the same call goes on where it was broken off, and a call
-with more attacks, methods or rules adds to what is there.
+with more attacks, methods, rules or seeds adds to what is there.
 """
 
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from itertools import product, starmap
 from pathlib import Path
+from statistics import fmean
+
+from rich.console import Console
 
 from fedbayes.config.config import Config
 from fedbayes.core.brief import Brief
-from fedbayes.errors import ConfigError, FedbayesError, RunError
+from fedbayes.errors import ConfigError, RunError
 from fedbayes.federation.attacks import ATTACKS, find_attack
 from fedbayes.federation.attacks.settings import AttackSettings
-from fedbayes.likelihoods import Likelihood, find_likelihood
-from fedbayes.runs.simulation import Simulation
-from fedbayes.start import complete
+from fedbayes.likelihoods import find_likelihood
 from fedbayes.storage.best_tracker import flat
-from fedbayes.storage.folder import NO_UPDATE, Metrics, RunFolder
-from fedbayes.storage.inventory import Inventory
+from fedbayes.storage.folder import NO_UPDATE, RunFolder
+from fedbayes.workflows.experiments.grid_display import GridDisplay
+from fedbayes.workflows.experiments.grid_job import Grid, Job
+from fedbayes.workflows.experiments.grid_jobs import run_grid
+from fedbayes.workflows.experiments.seed_runs import SeedRuns, sample_std
 from fedbayes.workflows.experiments.variants import folder_name, named
 
 HONEST = "none"
@@ -35,8 +41,8 @@ _REASONS = 3
 
 
 @dataclass(frozen=True)
-class Cell:
-    """One run of the grid: a method under a rule, attacked or honest.
+class AttackCell:
+    """A place in the grid: a method under a rule, attacked or honest.
 
     Each is a name, and settings of its table behind colons: `fedprox:proximal=0.1`,
     `mean:clip=1`, `backdoor:scale=5`.
@@ -46,23 +52,22 @@ class Cell:
     rule: str
     attack: str
 
-    def place(self, folder: Path) -> Path:
-        """Its run folder."""
-        return folder.joinpath(*(folder_name(t) for t in (self.method, self.rule, self.attack)))
+    def __str__(self) -> str:
+        return f"{self.method}, {self.rule}, {self.attack}"
+
+    @property
+    def honest(self) -> "AttackCell":
+        """The one that it is compared with."""
+        return replace(self, attack=HONEST)
 
 
-@dataclass(frozen=True, repr=False)
-class Outcome(Brief):
-    """What came of the run of a cell."""
+@dataclass(frozen=True)
+class AttackedRun:
+    """What came of a run, attacked or honest."""
 
-    cell: Cell
-    headline: str = ""
-    """Name of the metric that the method is for, such as `global_accuracy`; empty if there is no
-    such run."""
+    seed: int
     value: float | None = None
-    """Of that metric at the end; None if there is no such run."""
-    higher_is_better: bool = True
-    """Whether a higher value is a better one."""
+    """Of the headline metric at the end; None if there is no such run."""
     success: float | None = None
     """Share of the test samples that the attack aims at in which it succeeds; None if at none."""
     hostile: list[int] = field(default_factory=list)
@@ -73,7 +78,39 @@ class Outcome(Brief):
     """Why there is no such run, or it ended before its time."""
 
 
-class AttackGrid(Brief):
+@dataclass(repr=False)
+class AttackOutcome(Brief):
+    """What came of the runs of a cell."""
+
+    cell: AttackCell
+    runs: list[AttackedRun]
+    """By seed."""
+    headline: str = ""
+    """Name of the metric that the method is for, such as `global_accuracy`; empty if there is no
+    such run."""
+    higher_is_better: bool = True
+    """Whether a higher value is a better one."""
+    values: list[float | None] = field(init=False)
+    """The headline metric of each run."""
+    value: float | None = field(init=False)
+    """Its mean; None if a run has none."""
+    std: float | None = field(init=False)
+    """Its standard deviation over the seeds; None of a single run."""
+    success: float | None = field(init=False)
+    """Mean share in which the attack succeeds; None if a run has none."""
+    success_std: float | None = field(init=False)
+    """Its standard deviation over the seeds; None of a single run."""
+    trouble: str = field(init=False)
+    """Why runs are missing, or ended before their time."""
+
+    def __post_init__(self) -> None:
+        self.values, successes = [r.value for r in self.runs], [r.success for r in self.runs]
+        self.value, self.std = _mean(self.values), sample_std(self.values)
+        self.success, self.success_std = _mean(successes), sample_std(successes)
+        self.trouble = "; ".join(dict.fromkeys(run.trouble for run in self.runs if run.trouble))
+
+
+class AttackGrid(Grid[tuple[AttackCell, int]]):
     """The runs of a config under attack, in one folder.
 
     Args:
@@ -83,10 +120,11 @@ class AttackGrid(Brief):
         rules: likewise.
         config: TOML file with the settings of all.
         overrides: changes of them, as `key=value`.
+        seeds: how many, from the config's own on, or which.
 
     Raises:
         ConfigError: a name is unknown, or something is wrong with the settings.
-        RunError: the folder is itself that of a run.
+        RunError: the folder holds runs with other settings, or is itself that of a run.
     """
 
     def __init__(
@@ -97,6 +135,7 @@ class AttackGrid(Brief):
         rules: Sequence[str] = RULES,
         config: Path | None = None,
         overrides: Sequence[str] = (),
+        seeds: int | Sequence[int] = 1,
     ) -> None:
         self.folder = folder
         """Where the run folders are."""
@@ -105,22 +144,27 @@ class AttackGrid(Brief):
         base = Config.load(config, overrides)
         methods = methods or [base.method["name"]]
         kinds = [HONEST, *(kind for kind in attacks if kind != HONEST)]
-        self.cells = [
-            Cell(method, rule, kind) for method in methods for rule in rules for kind in kinds
-        ]
-        """Every run, in the order in which they are run."""
         for names, what in ((methods, "method"), (rules, "rule"), (kinds, "attack")):
             if len(set(names)) < len(names):
                 raise ConfigError(f"a {what} is named twice in {', '.join(names)}; it counts once")
         for kind in kinds:
             if ":" in (name := named(kind)[0]):
                 find_attack(name)  # a mistake is told before the honest runs
-        self._configs = {cell: self._config(cell) for cell in self.cells}
+        self.jobs = {}
+        self.members: dict[AttackCell, SeedRuns] = {}
+        """The runs of each method, rule and attack."""
+        for cell in starmap(AttackCell, product(methods, rules, kinds)):
+            place = folder.joinpath(*map(folder_name, (cell.method, cell.rule, cell.attack)))
+            self.members[cell] = SeedRuns(self._config(cell), seeds, place)
+        for seed in next(iter(self.members.values())).seeds:
+            beside = [member.place(seed) for member in self.members.values()]
+            for cell, member in self.members.items():
+                self.jobs[cell, seed] = Job(f"{cell}, seed {seed}", member, seed, beside)
 
     def _shows(self) -> dict[str, object]:
-        return {"cells": len(self.cells), "folder": self.folder}
+        return {"runs": len(self.jobs), "folder": self.folder}
 
-    def _config(self, cell: Cell) -> Config:
+    def _config(self, cell: AttackCell) -> Config:
         """The settings of a cell."""
         method, parameters = named(cell.method)
         rule, aggregation = named(cell.rule)
@@ -143,85 +187,55 @@ class AttackGrid(Brief):
             config = Config.load(self._file, given)
         return config.model_copy(update={"attack": AttackSettings()}) if kind == HONEST else config
 
-    def run(self, watch: Callable[[str], object] = lambda _: None) -> list[Outcome]:
+    def run(self, console: Console | None = None, jobs: int = 1) -> list[AttackOutcome]:
         """Run what has not been run yet.
 
         Args:
-            watch: is told which run is under way.
+            console: where it is shown; None shows nothing.
+            jobs: runs at a time, each in a process of its own if there are several.
 
         Returns:
-            What came of each cell, in their order.
+            What came of each method, rule and attack, in their order.
 
         Raises:
             RunError: the folder holds runs with other settings, or no run came to anything, or no
                 attacked one began.
+            KeyboardInterrupt: it was stopped; the same call goes on.
         """
-        missing = [cell for cell in self.cells if not self._ended(cell)]
-        troubles: dict[Cell, str] = {}
-        for number, cell in enumerate(missing, 1):
-            watch(f"{number} of {len(missing)}: {cell.method}, {cell.rule}, {cell.attack}")
-            try:
-                self._run(cell)
-            except FedbayesError as error:  # the method does not take the rule, or the run ended
-                troubles[cell] = str(error)
-        outcomes = [self._outcome(cell, troubles.get(cell, "")) for cell in self.cells]
-        if all(outcome.value is None for outcome in outcomes):
+        with GridDisplay(self, console) as display:
+            troubles = run_grid(self, display, jobs=jobs)
+        outcomes = [self._outcome(cell, troubles) for cell in self.members]
+        if all(value is None for outcome in outcomes for value in outcome.values):
             raise RunError(outcomes[0].trouble)
         attacked = [outcome for outcome in outcomes if outcome.cell.attack != HONEST]
-        if attacked and not any(self._began(outcome.cell) for outcome in attacked):
+        places = (self.place(cell) for cell in self.jobs if cell[0].attack != HONEST)
+        if attacked and not any(RunFolder(place).config_file.exists() for place in places):
             raise RunError(f"no run was attacked: {attacked[0].trouble}")
         return outcomes
 
-    def _began(self, cell: Cell) -> bool:
-        return RunFolder(cell.place(self.folder)).config_file.exists()
+    def _outcome(
+        self, cell: AttackCell, troubles: Mapping[tuple[AttackCell, int], str]
+    ) -> AttackOutcome:
+        """What the run folders of a cell tell."""
+        runs = {seed: RunFolder(self.place((cell, seed))) for seed in self.members[cell].seeds}
+        folders = [*runs.values(), *(RunFolder(self.place((cell.honest, seed))) for seed in runs)]
+        summaries = (folder.summary() for folder in folders if folder.summary_file.exists())
+        first = next(summaries, {"headline": ""})
+        found = [
+            _told(run, seed, first["headline"], troubles.get((cell, seed), ""))
+            for seed, run in runs.items()
+        ]
+        if not first["headline"]:
+            return AttackOutcome(cell, found)
+        task = next(iter(self.members[cell].configs.values())).task["likelihood"]
+        likelihood = find_likelihood(task if ":" in task else first["likelihood"])
+        return AttackOutcome(cell, found, first["headline"], likelihood.higher_is_better)
 
-    def _ended(self, cell: Cell) -> bool:
-        run = RunFolder(cell.place(self.folder))
-        if not run.config_file.exists():
-            return False
-        stored = Config.stored(run.config_file)
-        asked = self._configs[cell].as_found(stored).reopened()
-        if changed := Inventory(stored.reopened().dump()).changes(asked.dump()):
-            raise RunError(
-                f"{run.path} holds a run with other settings; choose another folder "
-                f"({'; '.join(changed.values())})"
-            )
-        return run.summary_file.exists() and run.summary()["stopped_reason"] != "interrupted"
 
-    def _run(self, cell: Cell) -> None:
-        place = cell.place(self.folder)
-        config = None if RunFolder(place).config_file.exists() else self._configs[cell]
-        others = [other.place(self.folder) for other in self.cells if other != cell]
-        complete(
-            lambda notify: Simulation(config, place, notify=notify, beside=others), progress=False
-        )
-
-    def _outcome(self, cell: Cell, trouble: str) -> Outcome:
-        """What the run folder tells; of a run that broke off, its last round."""
-        run = RunFolder(cell.place(self.folder))
-        if not run.summary_file.exists():
-            lines = run.metrics() if run.config_file.exists() else []
-            last = flat(lines[-1]) if lines else {}
-            honest = RunFolder(replace(cell, attack=HONEST).place(self.folder))
-            if not last or not honest.summary_file.exists():
-                return Outcome(cell, trouble=trouble)
-            summary = honest.summary()
-            headline = summary["headline"]
-            refused = Counter(client for line in lines for client in line["refused"])
-            if (division := run.partition()) is None:
-                raise RunError(f"{run.path} has no partition.npz: restore it, or remove the folder")
-            names = tuple(division.names)
-            return Outcome(
-                cell,
-                headline,
-                last.get(headline),
-                self._likelihood(cell, summary).higher_is_better,
-                success=last.get("attack_success"),
-                refused={names[int(client)]: count for client, count in refused.items()},
-                trouble=trouble,
-            )
+def _told(run: RunFolder, seed: int, headline: str, trouble: str) -> AttackedRun:
+    """What a run folder tells; of a run that broke off, its last round."""
+    if run.summary_file.exists():
         summary = run.summary()
-        headline = summary["headline"]
         value = flat(summary).get(headline)
         if summary["stopped_reason"] == NO_UPDATE:
             reasons = list(dict.fromkeys(entry["reason"] for entry in summary["losses"]))
@@ -229,21 +243,34 @@ class AttackGrid(Brief):
         elif value is None and not trouble:
             off = summary.get("privacy", {}).get("client_metrics") == "off"
             trouble = f"the run has no {headline}" + ": privacy.metrics is off" * off
-        return Outcome(
-            cell,
-            headline,
+        return AttackedRun(
+            seed,
             value,
-            self._likelihood(cell, summary).higher_is_better,
-            success=summary.get("attack_success"),
-            hostile=summary.get("attack", {}).get("clients", []),
-            refused=summary.get("refused_clients", {}),
-            trouble=trouble,
+            summary.get("attack_success"),
+            summary.get("attack", {}).get("clients", []),
+            summary.get("refused_clients", {}),
+            trouble,
         )
+    lines = run.metrics() if run.config_file.exists() else []
+    if not lines:
+        return AttackedRun(seed, trouble=trouble)
+    if (division := run.partition()) is None:
+        raise RunError(f"{run.path} has no partition.npz: restore it, or remove the folder")
+    refused = Counter(division.names[int(client)] for line in lines for client in line["refused"])
+    last = flat(lines[-1])
+    return AttackedRun(
+        seed,
+        last.get(headline),
+        last.get("attack_success"),
+        refused=dict(refused),
+        trouble=trouble,
+    )
 
-    def _likelihood(self, cell: Cell, summary: Metrics) -> type[Likelihood]:
-        """That of the runs of a cell, which the summary of one names."""
-        task = self._configs[cell].task["likelihood"]
-        return find_likelihood(task if ":" in task else summary["likelihood"])
+
+def _mean(values: Sequence[float | None]) -> float | None:
+    """The mean, which is NaN if a value is; None if one is lacking."""
+    known = [value for value in values if value is not None]
+    return fmean(known) if len(known) == len(values) else None
 
 
 def _of_attack(kind: str, setting: str) -> str:

@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from dataclasses import asdict
 from math import isnan
 from pathlib import Path
+from statistics import fmean
 from typing import Any
 
 import numpy as np
@@ -13,7 +14,7 @@ from rich.table import Table
 from fedbayes.data.plot import save_figure
 from fedbayes.reports.palette import LIGHT
 from fedbayes.storage.formatting import words
-from fedbayes.workflows.experiments.attack_grid import HONEST, Outcome
+from fedbayes.workflows.experiments.attack_grid import HONEST, AttackCell, AttackOutcome
 
 DROP = 0.03
 """What an attack may cost before it is marked: accuracy, or the share by which an error rises."""
@@ -26,8 +27,9 @@ class AttackTable:
         outcomes: of `AttackGrid.run`.
     """
 
-    def __init__(self, outcomes: Sequence[Outcome]) -> None:
-        self._of = {(o.cell.method, o.cell.rule, o.cell.attack): o for o in outcomes}
+    def __init__(self, outcomes: Sequence[AttackOutcome]) -> None:
+        self._of = {outcome.cell: outcome for outcome in outcomes}
+        self._seeds = [run.seed for run in outcomes[0].runs]
         self._rows = list(dict.fromkeys((o.cell.method, o.cell.rule) for o in outcomes))
         self._attacks = list(dict.fromkeys(o.cell.attack for o in outcomes))
 
@@ -37,7 +39,7 @@ class AttackTable:
         table = Table("method", "attack", *map(escape, rules), pad_edge=False)
         for method in methods:
             for attack in self._attacks:
-                cells = [escape(self._text(self._of[method, rule, attack])) for rule in rules]
+                cells = [escape(self._text(self._at((method, rule), attack))) for rule in rules]
                 marked = [f"[bold red]{cell}[/]" if "▼" in cell else cell for cell in cells]
                 name = self._method((method, rules[0])) if attack == self._attacks[0] else ""
                 table.add_row(f"[bold]{escape(name)}", escape(_head(attack)), *marked)
@@ -50,17 +52,14 @@ class AttackTable:
         lines = [f"| method | rule | {' | '.join(heads)} |"]
         lines.append("|---|---" + "|--:" * len(self._attacks) + "|")
         for row in self._rows:
-            cells = [self._text(self._of[(*row, attack)]) for attack in self._attacks]
+            cells = [self._text(self._at(row, attack)) for attack in self._attacks]
             marked = [f"**{cell}**" if "▼" in cell else cell for cell in cells]
             lines.append(f"| `{self._method(row)}` | {row[1]} | {' | '.join(marked)} |")
         return "\n".join([*lines, "", *self.notes]) + "\n"
 
     def json(self) -> list[dict[str, Any]]:
         """All outcomes, one after the other."""
-        return [
-            {**asdict(o.cell), **{k: v for k, v in asdict(o).items() if k != "cell"}}
-            for o in self._of.values()
-        ]
+        return [{**(facts := asdict(o)).pop("cell"), **facts} for o in self._of.values()]
 
     @property
     def notes(self) -> list[str]:
@@ -69,21 +68,34 @@ class AttackTable:
         """
         cells = "".join(self._text(outcome) for outcome in self._of.values())
         signs = {
+            "±": f"mean ± standard deviation over {len(self._seeds)} seeds",
             "▼": f"▼ more than {DROP:g} worse than the honest run",
             "%": "%: success of the attack",
             "×": "×: clients of whom reports were refused",
         }
         legend = "; ".join(meaning for sign, meaning in signs.items() if sign in cells)
-        why: dict[str, list[str]] = {}
-        for (method, rule, attack), outcome in self._of.items():
-            if outcome.trouble and attack == HONEST:
-                why.setdefault(outcome.trouble, []).append(f"{method}, {rule}")
-            elif outcome.trouble and not self._of[method, rule, HONEST].trouble:
-                why.setdefault(outcome.trouble, []).append(f"{method}, {rule}, {attack}")
+        why: dict[str, dict[str, list[int]]] = {}
+        for outcome in self._of.values():
+            name = str(outcome.cell).removesuffix(f", {HONEST}")
+            for run, honest in zip(outcome.runs, self._honest(outcome).runs, strict=True):
+                if run.trouble and (run is honest or not honest.trouble):
+                    why.setdefault(run.trouble, {}).setdefault(name, []).append(run.seed)
         return [
             *filter(None, [legend]),
-            *(f"{'; '.join(cells)}: {trouble}" for trouble, cells in why.items()),
+            *(f"{'; '.join(map(self._under, w, w.values()))}: {t}" for t, w in why.items()),
         ]
+
+    def _under(self, name: str, seeds: Sequence[int]) -> str:
+        """The name of a cell, with the seeds if they are not all."""
+        return (
+            name if len(seeds) == len(self._seeds) else f"{name}, seed {', '.join(map(str, seeds))}"
+        )
+
+    def _at(self, row: tuple[str, str], attack: str) -> AttackOutcome:
+        return self._of[AttackCell(*row, attack)]
+
+    def _honest(self, outcome: AttackOutcome) -> AttackOutcome:
+        return self._of[outcome.cell.honest]
 
     def plot(self, path: Path) -> None:
         """Draw the metrics as a heat map into a PNG, SVG or PDF file."""
@@ -91,13 +103,10 @@ class AttackTable:
         from matplotlib.colors import LinearSegmentedColormap
         from matplotlib.figure import Figure
 
-        values = np.array(
-            [
-                [np.nan if (v := self._of[(*row, a)].value) is None else v for a in self._attacks]
-                for row in self._rows
-            ]
-        )
-        size = (2.6 + 0.62 * len(self._attacks), 1.6 + 0.27 * len(self._rows))
+        cells = [[self._at(row, attack) for attack in self._attacks] for row in self._rows]
+        values = np.array([[o.value for o in row] for row in cells], float)
+        height = 0.27 if len(self._seeds) == 1 else 0.36
+        size = (2.6 + 0.62 * len(self._attacks), 1.6 + height * len(self._rows))
         figure = Figure(figsize=size, layout="constrained")
         FigureCanvasAgg(figure)
         axes = figure.add_subplot()
@@ -113,36 +122,47 @@ class AttackTable:
         )
         for (row, column), value in np.ndenumerate(values):
             colour = LIGHT.paper if value > top / 2 else LIGHT.ink
-            text = "–" if np.isnan(value) else f"{value:.2f}"
+            text = (
+                "–"
+                if np.isnan(value)
+                else f"{value:.2f}" + _spread(cells[row][column].std, "\n", 2)
+            )
             axes.text(column, row, text, ha="center", va="center", color=colour, size=7)
         save_figure(figure, path)
 
     def _method(self, row: tuple[str, str]) -> str:
         """A method, with the metric that it is for where that is not the global accuracy."""
-        found = {self._of[(*row, attack)].headline for attack in self._attacks} - {""}
+        found = {self._at(row, attack).headline for attack in self._attacks} - {""}
         metric = min(found, default="global_accuracy")
         return row[0] if metric == "global_accuracy" else f"{row[0]} ({words(metric)})"
 
-    def _text(self, outcome: Outcome) -> str:
+    def _text(self, outcome: AttackOutcome) -> str:
         """A cell: the metric, a mark where it dropped, and what else there is to tell."""
         if outcome.value is None:
             return "–"
-        text = f"{outcome.value:.3f}"
-        honest = self._of[outcome.cell.method, outcome.cell.rule, HONEST]
-        if honest.value is not None and _worse(honest.value, outcome):
+        text = f"{outcome.value:.3f}" + _spread(outcome.std, " ", 3)
+        honest = self._honest(outcome).value
+        if honest is not None and _worse(honest, outcome):
             text += " ▼"
         if outcome.success is not None:
             text += f" {outcome.success:.0%}"
-        if outcome.refused:
-            text += f" ×{len(outcome.refused)}"
+        if outcome.success_std is not None:
+            text = f"{text[:-1]} ± {outcome.success_std:.0%}"
+        if any(run.refused for run in outcome.runs):
+            text += f" ×{fmean(len(run.refused) for run in outcome.runs):.3g}"
         return text
+
+
+def _spread(std: float | None, before: str, digits: int) -> str:
+    """A standard deviation, where there is one."""
+    return "" if std is None else f"{before}± {std:.{digits}f}"
 
 
 def _head(attack: str) -> str:
     return "honest" if attack == HONEST else attack
 
 
-def _worse(honest: float, attacked: Outcome) -> bool:
+def _worse(honest: float, attacked: AttackOutcome) -> bool:
     """Whether an attack cost more than `DROP`."""
     value = attacked.value
     if value is None or isnan(value):
