@@ -75,7 +75,7 @@ def test_the_table_has_means_and_standard_deviations(seeded, tmp_path):
     _, (honest, backdoor, huge) = seeded
     table = AttackTable([honest, backdoor, huge])
     assert f"| {honest.value:.3f} ± {honest.std:.3f} |" in table.markdown()
-    share = f"{backdoor.success:.0%}"[:-1] + f" ± {backdoor.success_std:.0%}"
+    share = f"({100 * backdoor.success:.0f} ± {100 * backdoor.success_std:.0f}%)"
     assert share in table.markdown()
     refused = fmean(len(found.refused) for found in huge.runs)
     assert f"×{refused:g}" in table.markdown()

@@ -24,8 +24,8 @@ from fedbayes.federation.attacks.settings import AttackSettings
 from fedbayes.likelihoods import find_likelihood
 from fedbayes.storage.best_tracker import flat
 from fedbayes.storage.folder import NO_UPDATE, RunFolder
+from fedbayes.workflows.experiments.grid import Grid, GridJob
 from fedbayes.workflows.experiments.grid_display import GridDisplay
-from fedbayes.workflows.experiments.grid_job import Grid, Job
 from fedbayes.workflows.experiments.grid_jobs import run_grid
 from fedbayes.workflows.experiments.seed_runs import SeedRuns, sample_std
 from fedbayes.workflows.experiments.variants import folder_name, named
@@ -159,7 +159,7 @@ class AttackGrid(Grid[tuple[AttackCell, int]]):
         for seed in next(iter(self.members.values())).seeds:
             beside = [member.place(seed) for member in self.members.values()]
             for cell, member in self.members.items():
-                self.jobs[cell, seed] = Job(f"{cell}, seed {seed}", member, seed, beside)
+                self.jobs[cell, seed] = GridJob(f"{cell}, seed {seed}", member, seed, beside)
 
     def _shows(self) -> dict[str, object]:
         return {"runs": len(self.jobs), "folder": self.folder}

@@ -87,9 +87,8 @@ class AttackTable:
 
     def _under(self, name: str, seeds: Sequence[int]) -> str:
         """The name of a cell, with the seeds if they are not all."""
-        return (
-            name if len(seeds) == len(self._seeds) else f"{name}, seed {', '.join(map(str, seeds))}"
-        )
+        every = len(seeds) == len(self._seeds)
+        return name if every else f"{name}, seed {', '.join(map(str, seeds))}"
 
     def _at(self, row: tuple[str, str], attack: str) -> AttackOutcome:
         return self._of[AttackCell(*row, attack)]
@@ -122,11 +121,8 @@ class AttackTable:
         )
         for (row, column), value in np.ndenumerate(values):
             colour = LIGHT.paper if value > top / 2 else LIGHT.ink
-            text = (
-                "–"
-                if np.isnan(value)
-                else f"{value:.2f}" + _spread(cells[row][column].std, "\n", 2)
-            )
+            spread = _spread(value, cells[row][column].std, 2, gap="\n")
+            text = "–" if np.isnan(value) else spread
             axes.text(column, row, text, ha="center", va="center", color=colour, size=7)
         save_figure(figure, path)
 
@@ -140,22 +136,22 @@ class AttackTable:
         """A cell: the metric, a mark where it dropped, and what else there is to tell."""
         if outcome.value is None:
             return "–"
-        text = f"{outcome.value:.3f}" + _spread(outcome.std, " ", 3)
+        text = _spread(outcome.value, outcome.std, 3)
         honest = self._honest(outcome).value
         if honest is not None and _worse(honest, outcome):
             text += " ▼"
         if outcome.success is not None:
-            text += f" {outcome.success:.0%}"
-        if outcome.success_std is not None:
-            text = f"{text[:-1]} ± {outcome.success_std:.0%}"
+            share = _spread(outcome.success, outcome.success_std, 0, 100) + "%"
+            text += f" {share}" if outcome.success_std is None else f" ({share})"
         if any(run.refused for run in outcome.runs):
             text += f" ×{fmean(len(run.refused) for run in outcome.runs):.3g}"
         return text
 
 
-def _spread(std: float | None, before: str, digits: int) -> str:
-    """A standard deviation, where there is one."""
-    return "" if std is None else f"{before}± {std:.{digits}f}"
+def _spread(mean: float, std: float | None, digits: int, unit: int = 1, gap: str = " ") -> str:
+    """A mean, and the standard deviation where there is one."""
+    more = "" if std is None else f"{gap}± {unit * std:.{digits}f}"
+    return f"{unit * mean:.{digits}f}{more}"
 
 
 def _head(attack: str) -> str:

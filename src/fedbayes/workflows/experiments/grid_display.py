@@ -9,7 +9,7 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskID, TextColumn
 
 from fedbayes.storage.formatting import clock, number, words
-from fedbayes.workflows.experiments.grid_job import CellT, Grid
+from fedbayes.workflows.experiments.grid import CellT, Grid
 
 
 class GridDisplay(Generic[CellT]):

@@ -15,7 +15,7 @@ from typing import Protocol, TypeVar
 from fedbayes.config.given import refuse_objects
 from fedbayes.errors import ConfigError, FedbayesWarning
 from fedbayes.federation.engines.workers import affordable, environment
-from fedbayes.workflows.experiments.grid_job import CellT, Grid, Job, Told
+from fedbayes.workflows.experiments.grid import CellT, Grid, GridJob, Told
 from fedbayes.workflows.experiments.grid_worker import in_words
 
 _SAID = 500
@@ -70,7 +70,7 @@ def run_grid(
 
 
 def _one_by_one(
-    todo: dict[CellT, Job], watch: Watch[CellT], track: Sequence[str]
+    todo: dict[CellT, GridJob], watch: Watch[CellT], track: Sequence[str]
 ) -> dict[CellT, str]:
     troubles = {}
     for cell, job in todo.items():
@@ -93,7 +93,7 @@ class _Process:
         self.closed = False
         self._said = tempfile.TemporaryFile()  # noqa: SIM115  (lives as long as the process)
 
-    def run(self, job: Job, track: Sequence[str], told: Told) -> str:
+    def run(self, job: GridJob, track: Sequence[str], told: Told) -> str:
         """Do a job; what was wrong, or nothing, as where it was closed meanwhile."""
         if self._process is None or self._process.poll() is not None:
             self._process = subprocess.Popen(
@@ -144,7 +144,7 @@ class _Process:
 
 
 def _side_by_side(
-    todo: dict[CellT, Job], watch: Watch[CellT], track: Sequence[str], jobs: int, threads: int
+    todo: dict[CellT, GridJob], watch: Watch[CellT], track: Sequence[str], jobs: int, threads: int
 ) -> dict[CellT, str]:
     processes = [_Process(threads) for _ in range(jobs)]
     idle: SimpleQueue[_Process] = SimpleQueue()

@@ -19,7 +19,7 @@ from typing import Any
 
 from fedbayes.core.signals import ENDS
 from fedbayes.errors import FedbayesError, FedbayesWarning
-from fedbayes.workflows.experiments.grid_job import Job
+from fedbayes.workflows.experiments.grid import GridJob
 
 
 def in_words(error: Exception) -> str:
@@ -62,7 +62,7 @@ def main() -> None:
     while True:
         words = asked.get()
         try:
-            job = Job.unpacked(words["job"])
+            job = GridJob.unpacked(words["job"])
             job.run(words["track"], lambda number, rounds: say(round=number, rounds=rounds))
             say(trouble="")
         except Exception as error:

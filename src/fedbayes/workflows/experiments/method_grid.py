@@ -23,7 +23,7 @@ from fedbayes.federation.engine_table import ENGINES
 from fedbayes.likelihoods import find_likelihood
 from fedbayes.storage.best_tracker import flat
 from fedbayes.storage.folder import Metrics, RunFolder
-from fedbayes.workflows.experiments.grid_job import Grid, Job
+from fedbayes.workflows.experiments.grid import Grid, GridJob
 from fedbayes.workflows.experiments.ood_inputs import (
     AUTO,
     check_foreign,
@@ -150,10 +150,10 @@ class MethodGrid(Grid[Cell]):
             place = self.folder / task / folder_name(variant.label)
             self.members[task, variant.label] = SeedRuns(settings, seeds, place)
 
-    def _job(self, cell: Cell) -> Job:
+    def _job(self, cell: Cell) -> GridJob:
         own = [member for (task, _), member in self.members.items() if task == cell.task]
         task = f"{cell.task}, " if len(self.tasks) > 1 else ""
-        return Job(
+        return GridJob(
             f"{task}{cell.label}, seed {cell.seed}",
             self.members[cell.task, cell.label],
             cell.seed,

@@ -25,7 +25,7 @@ Told = Callable[[int, int], object]
 
 
 @dataclass(frozen=True)
-class Job:
+class GridJob:
     """One run of a grid."""
 
     name: str
@@ -99,7 +99,7 @@ class Job:
 class Grid(Brief, Generic[CellT]):
     """Runs in one folder, each known by its cell."""
 
-    jobs: dict[CellT, Job]
+    jobs: dict[CellT, GridJob]
     """Every run, in the order in which they are run."""
 
     @property
