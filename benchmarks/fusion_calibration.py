@@ -22,13 +22,13 @@ from sklearn.datasets import load_breast_cancer
 
 from fedbayes import Config, Simulation
 from fedbayes.fusion.calibration import calibrate
-from fedbayes.fusion.draws import CHUNK, Kept
+from fedbayes.fusion.draws import CHUNK, CachedInputs
 from fedbayes.fusion.function import HeldOut, fuse_functions, teacher_of
 from fedbayes.fusion.settings import DistillationSettings, FunctionSettings
 from fedbayes.fusion.teacher import frozen
 from fedbayes.inputs import Inputs, build_prior, sums_of
 from fedbayes.workflows.fuse.client_models import Seen, read_silos
-from fedbayes.workflows.fuse.frontier import Scale, multiplications
+from fedbayes.workflows.fuse.frontier import SizeTradeoff, multiplications
 
 ALPHA = {"digits": 0.3, "cancer": 0.5}
 
@@ -72,7 +72,7 @@ def one(case, seed, epochs, minutes):
         settings=settings,
     )
     teacher, samples = teacher_of(silos.networks, counts, silos.likelihood)
-    draws = Kept(inputs)
+    draws = CachedInputs(inputs)
     held_out = HeldOut(teacher, draws)
     found = {
         of: calibrate(
@@ -86,7 +86,7 @@ def one(case, seed, epochs, minutes):
         )
         for of in ("last-layer", "kronecker")
     }
-    scale, last = Scale(teacher, draws, test), found["last-layer"]
+    scale, last = SizeTradeoff(teacher, draws, test), found["last-layer"]
     ways = {
         "as it is": (fusion.module, fusion.likeness.divergence, ""),
         "temperature": (last.cooled, last.divergence_cooled, ""),

@@ -21,7 +21,7 @@ from torch.nn import functional
 from fedbayes import Config, Simulation
 from fedbayes.fusion.combining import combine
 from fedbayes.fusion.distillation import distill
-from fedbayes.fusion.draws import Kept
+from fedbayes.fusion.draws import CachedInputs
 from fedbayes.fusion.function import FunctionSettings, fuse_functions, teacher_of
 from fedbayes.fusion.seeking import Seeker
 from fedbayes.fusion.settings import DistillationSettings, SeekingSettings
@@ -110,7 +110,7 @@ class Federation:
         teacher = self.teacher(networks)
         if way == "bounded":
             teacher = Bounded(networks, teacher.shares, offsets=teacher.offsets)
-        sought = Kept(Seeker(Kept(draws), teacher, SeekingSettings(share=0.7)))
+        sought = CachedInputs(Seeker(CachedInputs(draws), teacher, SeekingSettings(share=0.7)))
         start = with_weights(self.like, average)
         learnt = dict(distill(start, teacher, sought, settings).module.state_dict())
         return combine([average, learnt], [0.5, 0.5]) if way == "halfway" else learnt

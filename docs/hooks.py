@@ -27,7 +27,7 @@ from typer.main import get_command
 from fedbayes.cli import app
 from fedbayes.config.config import settings
 from fedbayes.config.listing import built_in
-from fedbayes.config.settings import Row, rows
+from fedbayes.config.settings import SettingRow, rows
 from fedbayes.methods import METHODS
 from fedbayes.reports.marks import defs, key
 from fedbayes.reports.palette import looks
@@ -101,7 +101,7 @@ def finding(name: str) -> str:
 
 def tables() -> str:
     """Every setting, a Markdown table for each table of a config."""
-    parts: dict[str, list[Row]] = {}
+    parts: dict[str, list[SettingRow]] = {}
     for row in settings(None):
         parts.setdefault(row.key.rpartition(".")[0], []).append(row)
     return "\n\n".join(
@@ -110,7 +110,7 @@ def tables() -> str:
     )
 
 
-def table(part: Iterable[Row]) -> str:
+def table(part: Iterable[SettingRow]) -> str:
     """Settings as a Markdown table."""
     lines = ["| key | default | type | |", "|---|---|---|---|"]
     for row in part:

@@ -5,7 +5,6 @@ import torch
 from fedbayes.contracts import (
     At,
     Info,
-    Nothing,
     Part,
     PointEstimate,
     Problem,
@@ -13,6 +12,7 @@ from fedbayes.contracts import (
     Reports,
     Run,
     Solved,
+    Stateless,
     Sum,
     Weights,
 )
@@ -49,8 +49,8 @@ class FedNova(PointEstimate[Weights]):
         return {**message, "fednova/length": torch.zeros((), dtype=torch.float64)}
 
     def report(
-        self, solved: Solved, problem: Problem, client: Nothing, at: At
-    ) -> tuple[Report, Nothing, Info]:
+        self, solved: Solved, problem: Problem, client: Stateless, at: At
+    ) -> tuple[Report, Stateless, Info]:
         steps, rho = solved.steps, at.run.training.momentum
         length = (steps - rho * (1 - rho**steps) / (1 - rho)) / (1 - rho)
         change: Message = dict(solved.parameters)
@@ -66,7 +66,7 @@ class FedNova(PointEstimate[Weights]):
         return Weights({**mean, **trained}), {"effective_steps": length}
 
     def personal_model(
-        self, message: Message, report: Report | None, client: Nothing, run: Run
+        self, message: Message, report: Report | None, client: Stateless, run: Run
     ) -> Tensors | None:
         if report is None:
             return None

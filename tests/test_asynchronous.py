@@ -12,13 +12,13 @@ from fedbayes.contracts import At, Report, Sum
 from fedbayes.core.messages import Masked, decode, dense
 from fedbayes.core.tensors import Samples, pack, unpack
 from fedbayes.errors import ConfigError, FedbayesWarning, RunError
-from fedbayes.federation.attacks.engine import Lying
-from fedbayes.federation.client_runtime import Outcome
+from fedbayes.federation.attacks.engine import AdversarialEngine
+from fedbayes.federation.client_runtime import ClientResult
 from fedbayes.federation.clock.queue import Queue
 from fedbayes.federation.clock.settings import Asynchronous
 from fedbayes.federation.round import run_round
 from fedbayes.federation.stages.checks import encode_report
-from fedbayes.federation.stages.stale import Past, as_of_now
+from fedbayes.federation.stages.stale import AsyncRound, as_of_now
 from fedbayes.methods import METHODS
 from fedbayes.models import Network
 from fedbayes.reports.figures import charts
@@ -64,7 +64,7 @@ class Quadratic:
                 n: w - self._step * (w - self._centres[task.client][n]) for n, w in sent.items()
             }
             report = Report(moved, float(task.client + 1))
-            yield Outcome(encode_report(report), b"", {}, {})
+            yield ClientResult(encode_report(report), b"", {}, {})
 
 
 SECONDS = [2, 3, 3, 5, 7, 11]
@@ -89,7 +89,7 @@ def rounds_of_quadratics(simulation, settings, rounds, *, engine=None, seconds=S
         turn = queue.buffer(number, now, under_way, settings.buffer, settings.longest)
         now, under_way = turn.now, turn.under_way
         since = {each.client: each.since for each in turn.reports if each.since != number}
-        past = Past(settings, since, lambda number: states[number - 1], turn.starts)
+        past = AsyncRound(settings, since, lambda number: states[number - 1], turn.starts)
         result = run_round(
             run, method, states[-1], engine, {}, number=number, cohort=turn.cohort, past=past,
             **changes,
@@ -157,7 +157,7 @@ def test_a_lie_is_measured_from_where_the_client_started(sgd):
             def attacks(self, client, number):
                 return True
 
-        return Lying(clients, Adversary(), sgd.method, sgd.run, server)
+        return AdversarialEngine(clients, Adversary(), sgd.method, sgd.run, server)
 
     turns, found, centres = rounds_of_quadratics(sgd, settings, 6, engine=lying)
     for name, first in found[0].items():

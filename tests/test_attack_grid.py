@@ -15,7 +15,7 @@ from fedbayes.workflows.experiments.attack_grid import (
     AttackCell,
     AttackedRun,
     AttackGrid,
-    AttackOutcome,
+    AttackResult,
 )
 from fedbayes.workflows.experiments.attack_table import AttackTable
 from tests.command_line import command
@@ -240,7 +240,7 @@ def test_mistakes_are_told_before_anything_runs(tmp_path, lists, words):
 def outcome(attack, *values, higher_is_better=True, **facts):
     runs = [AttackedRun(seed, value, **facts) for seed, value in enumerate(values)]
     cell = AttackCell("fedavg", "mean", attack)
-    return AttackOutcome(cell, runs, "global_accuracy", higher_is_better)
+    return AttackResult(cell, runs, "global_accuracy", higher_is_better)
 
 
 def test_a_drop_is_marked():
@@ -269,7 +269,7 @@ def test_a_drop_is_one_of_means():
 def test_runs_of_some_seeds_that_are_missing_are_told():
     broken = outcome("huge", 0.9, None)
     broken.runs[1] = AttackedRun(1, trouble="it broke")
-    table = AttackTable([outcome("none", 0.9, 0.8), AttackOutcome(broken.cell, broken.runs)])
+    table = AttackTable([outcome("none", 0.9, 0.8), AttackResult(broken.cell, broken.runs)])
     assert table.markdown().splitlines()[2].endswith("| – |")
     assert table.notes[1] == "fedavg, mean, huge, seed 1: it broke"
 

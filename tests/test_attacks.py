@@ -18,10 +18,10 @@ from fedbayes.errors import ConfigError, FedbayesWarning
 from fedbayes.federation.attacks import ATTACKS, find_attack
 from fedbayes.federation.attacks.adversary import Adversary
 from fedbayes.federation.attacks.collusion import largest_z
-from fedbayes.federation.attacks.engine import Lying
+from fedbayes.federation.attacks.engine import AdversarialEngine
 from fedbayes.federation.attacks.settings import AttackSettings
 from fedbayes.federation.attacks.shifts import filled
-from fedbayes.federation.broadcast import Broadcast
+from fedbayes.federation.broadcast import ServerMessages
 from fedbayes.federation.engines.sequential import Sequential
 from fedbayes.federation.stages.checks import decode_report
 from fedbayes.methods import METHODS
@@ -54,7 +54,7 @@ class Told:
             )
             self.hostile = simulation.adversary.clients
             inside = Sequential(simulation.runtime)
-            lying = Lying(
+            lying = AdversarialEngine(
                 inside, simulation.adversary, self.method, self.run, lambda _: simulation.server
             )
             self.honest_bytes = self._asked(simulation, inside)
@@ -63,7 +63,7 @@ class Told:
         self.told = {c: self._read(c, data) for c, data in self.bytes.items() if c in self.hostile}
 
     def _asked(self, simulation, engine):
-        broadcast = Broadcast(self.run, self.method, self.server, self.number)
+        broadcast = ServerMessages(self.run, self.method, self.server, self.number)
         clients = list(range(simulation.clients))
         outcomes = engine.train(broadcast.tasks(clients, simulation.states))
         return {c: outcome.report for c, outcome in zip(clients, outcomes, strict=True)}

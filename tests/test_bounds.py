@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fedbayes import Config, Simulation, resume, run
-from fedbayes.contracts import At, Gathered, Report, Sum
+from fedbayes.contracts import At, Report, ReportList, Sum
 from fedbayes.core.by_client import ByClient
 from fedbayes.core.messages import Masked
 from fedbayes.core.tensors import pack
@@ -22,10 +22,10 @@ from fedbayes.federation.ledger import Ledger
 from fedbayes.federation.stages.aggregation import Aggregation, Clipped
 from fedbayes.federation.stages.bounds import Bounds, NormBound, median, norms_of, size_of
 from fedbayes.federation.stages.checks import encode_report, read_report
-from fedbayes.federation.stages.fold import Untouched, Way
-from fedbayes.federation.stages.spill_buffer import Kept
+from fedbayes.federation.stages.fold import ChangeCoordinates, PlainReducer
+from fedbayes.federation.stages.spill_buffer import SpillBuffer
 from fedbayes.federation.stages.stream import Arrival
-from fedbayes.federation.stages.weights import Weights
+from fedbayes.federation.stages.weights import ReportWeights
 from fedbayes.methods import METHODS
 from fedbayes.methods.fedavg import FedAvg
 from fedbayes.testing import Tampering, assert_identical
@@ -242,7 +242,7 @@ def test_of_a_client_that_is_refused_no_earlier_network_is_matched(method):
         for client in (0, 2, 3, 4)
     }
     alone, _ = simulation.method.update(
-        replace(first.server, latest=kept), Gathered(reports), At(simulation.run, 2)
+        replace(first.server, latest=kept), ReportList(reports), At(simulation.run, 2)
     )
     assert_identical(alone.weights, second.server.weights)
 
@@ -261,7 +261,7 @@ def test_without_a_bound_everything_is_folded_in_at_once():
 
 
 def test_bytes_are_kept_in_memory_and_then_in_a_file():
-    kept = Kept(memory=10)
+    kept = SpillBuffer(memory=10)
     data = {3: b"x" * 6, 1: b"y" * 6, 2: b"", 7: b"z" * 100}
     for client, each in data.items():
         kept.add(client, each)
@@ -273,11 +273,11 @@ def test_bytes_are_kept_in_memory_and_then_in_a_file():
 def folded(aggregation, found, weighted=True, memory=None):
     """The total of some reports {"x": …} of changes from zero, and who was refused."""
     reference = {"x": torch.zeros(3)}
-    way = Way(
+    way = ChangeCoordinates(
         lambda report: {"weights": {n: t.double() for n, t in report.tensors.items()}},
         lambda total: total.whole(reference),
     )
-    fold = Untouched(Sum) if aggregation.plain else Clipped(way, aggregation.clip)
+    fold = PlainReducer(Sum) if aggregation.plain else Clipped(way, aggregation.clip)
 
     class Method(FedAvg):
         def ordinary(self, server, run):
@@ -334,7 +334,7 @@ def test_what_waits_in_a_file_is_folded_in_as_what_waits_in_memory(monkeypatch):
 
 
 def test_weights_are_one_where_a_method_does_not_weight():
-    weights = Weights.of(FedAvg(weighting="uniform"))
+    weights = ReportWeights.of(FedAvg(weighting="uniform"))
     report = Report({}, 1.0)
     assert weights.believed(0, report) == (1.0, "")
     with pytest.raises(MessageError, match="weight is 7; under this method all reports have"):
@@ -342,7 +342,7 @@ def test_weights_are_one_where_a_method_does_not_weight():
 
 
 def test_a_weight_is_at_most_what_is_believed_and_what_it_was_at_first():
-    weights = Weights.of(FedAvg(), 100.0, ByClient())
+    weights = ReportWeights.of(FedAvg(), 100.0, ByClient())
     with pytest.raises(MessageError, match=r"at most 100 is believed \(aggregation.max_weight\)"):
         weights.believed(1, Report({}, 101.0))
     assert weights.believed(1, Report({}, 40.0)) == (40.0, "")

@@ -10,16 +10,16 @@ from hypothesis import strategies as st
 from fedbayes.core.coding import (
     Bf16,
     Coded,
-    Drawn,
     Int8,
-    Largest,
+    RandomK,
+    TopK,
     places_bytes,
     read_places,
     write_places,
 )
 from fedbayes.errors import MessageError
 
-CODES = (Bf16(), Int8(), Largest(0.1), Drawn(0.1, scaled=False), Drawn(0.1, scaled=True))
+CODES = (Bf16(), Int8(), TopK(0.1), RandomK(0.1, scaled=False), RandomK(0.1, scaled=True))
 
 
 def rng(seed=0):
@@ -87,7 +87,7 @@ def test_two_bytes_are_right_on_average_and_near():
 
 
 def test_drawn_entries_are_right_on_average_and_as_scattered_as_they_say():
-    values, code, draws = numbers(50), Drawn(0.2, scaled=True), 6000
+    values, code, draws = numbers(50), RandomK(0.2, scaled=True), 6000
     generator = rng(7)
     found = torch.stack([code.write(values, generator)[1] for _ in range(draws)]).double()
     exact = values.double()
@@ -99,7 +99,7 @@ def test_drawn_entries_are_right_on_average_and_as_scattered_as_they_say():
 
 def test_the_largest_are_the_largest():
     values = numbers()
-    _, arrived = Largest(0.1).write(values, rng())
+    _, arrived = TopK(0.1).write(values, rng())
     chosen = arrived != 0
     assert torch.equal(arrived[chosen], values[chosen])
     assert int(chosen.sum()) == 20

@@ -35,8 +35,8 @@ from fedbayes.workflows.experiments import grid_display
 from fedbayes.workflows.experiments.attack_grid import AttackGrid
 from fedbayes.workflows.experiments.comparison import (
     Compared,
+    ComparisonRow,
     Figure,
-    Row,
     _judge,
     _weighted_apart,
     compared,
@@ -508,7 +508,7 @@ def test_what_methods_have_the_same_is_what_they_have_the_same(tmp_path):
 def test_labels_are_text_in_every_form():
     """Whatever is in them: no cell more, no command, no unfinished comment."""
     label = "a^b_{x}$|~\\c&%#"
-    row = Row(Variant(label, "fedavg"), (0,), {"bytes": Figure(1e6, None, (1e6,))})
+    row = ComparisonRow(Variant(label, "fedavg"), (0,), {"bytes": Figure(1e6, None, (1e6,))})
     table = Compared("digits", (0,), "accuracy", ("bytes",), (row,), "")
     *_, last = markdown([table], []).strip().splitlines()
     assert len(re.split(r"(?<!\\)\|", last)) == 4

@@ -21,7 +21,7 @@ from fedbayes.federation.client_runtime import read_state
 from fedbayes.federation.engines.sequential import Sequential
 from fedbayes.federation.settings import Compression
 from fedbayes.federation.stages.checks import encode_report
-from fedbayes.federation.stages.report_codec import Link
+from fedbayes.federation.stages.report_codec import Compressor
 from fedbayes.methods import METHODS
 from fedbayes.methods.fedavg import FedAvg
 from fedbayes.methods.fedsparse import FedSparse
@@ -57,7 +57,7 @@ def place():
 def passage(place, up="none", *, method=None, message=None, **more):
     method = method or FedAvg()
     message = message or method.message(method.init(place), At(place, 1))
-    link = Link(Compression(up=up, **more), method, place)
+    link = Compressor(Compression(up=up, **more), method, place)
     return link.passage(message, At(place, 1, 2))
 
 

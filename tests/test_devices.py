@@ -21,7 +21,7 @@ from fedbayes.core.devices import choose_device, find_devices, placed, repeatabl
 from fedbayes.core.tensors import Samples
 from fedbayes.errors import ConfigError, EngineError, FedbayesWarning, ModelError
 from fedbayes.federation.engines import workers
-from fedbayes.federation.resident import Resident
+from fedbayes.federation.resident import DeviceCache
 from fedbayes.methods import METHODS
 from fedbayes.methods.fedavg import FedAvg
 from fedbayes.testing import assert_identical
@@ -124,7 +124,7 @@ def sized(number):
 @given(st.lists(st.integers(1, 9)), st.integers(0, 20))
 def test_what_was_not_used_for_longest_goes_first(asked, budget):
     """Samples of key k have k bytes. Against a list in the order of use, cut from the front."""
-    resident, gathered = Resident(torch.device("cpu"), budget), []
+    resident, gathered = DeviceCache(torch.device("cpu"), budget), []
     order, missed = OrderedDict(), []
     for key in asked:
         found = resident.get(key, lambda key=key: gathered.append(key) or sized(key))
@@ -144,7 +144,7 @@ def test_what_was_not_used_for_longest_goes_first(asked, budget):
 
 
 def test_samples_are_copied_to_a_device_once():
-    resident = Resident(torch.device("meta"), 100)
+    resident = DeviceCache(torch.device("meta"), 100)
     first = resident.get("a", lambda: sized(4))
     assert first.x.device.type == first.y.device.type == "meta"
     assert resident.get("a", lambda: pytest.fail("gathered again")) is first

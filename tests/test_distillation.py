@@ -11,8 +11,8 @@ from torch import nn
 
 from fedbayes.core.targets import Target
 from fedbayes.errors import ModelError, RunError
-from fedbayes.fusion.distillation import STATISTICS, _Run, cycle, distill, recompute
-from fedbayes.fusion.draws import CHUNK, Augmented, Kept
+from fedbayes.fusion.distillation import STATISTICS, _DistillationRun, cycle, distill, recompute
+from fedbayes.fusion.draws import CHUNK, Augmented, CachedInputs
 from fedbayes.fusion.settings import DistillationSettings
 from fedbayes.fusion.teacher import ChannelsLast, Teacher, class_shares
 from fedbayes.fusion.temperature import temperature
@@ -197,7 +197,9 @@ def test_logits_count_where_they_are_added_up_and_else_predictions(by_class):
     torch.manual_seed(0)
     clients = [nn.Linear(4, 3) for _ in range(2)]
     shares = class_shares([[3, 1, 2], [1, 4, 2]]) if by_class else None
-    run = _Run(nn.Linear(4, 3), Teacher(clients, shares), inputs(Gauss((4,))), settings())
+    run = _DistillationRun(
+        nn.Linear(4, 3), Teacher(clients, shares), inputs(Gauss((4,))), settings()
+    )
     outputs, said = torch.randn(5, 3), torch.randn(5, 3)
     p = said.softmax(1)
     wanted = (p * (p.log() - outputs.softmax(1).log())).sum(1).mean()
@@ -347,7 +349,9 @@ def test_the_rate_is_that_of_one_cycle():
 
 def test_every_draw_comes_once_before_one_comes_twice():
     draws = inputs(Gauss((4,)))
-    run = _Run(nn.Linear(4, 3), linear_teacher(), draws, settings(draws=2 * CHUNK, batch_size=64))
+    run = _DistillationRun(
+        nn.Linear(4, 3), linear_teacher(), draws, settings(draws=2 * CHUNK, batch_size=64)
+    )
     steps = 2 * CHUNK // 64
     seen = [torch.cat([run.inputs(e * steps + i) for i in range(steps)]) for e in range(2)]
     assert len(seen[0].unique(dim=0)) == 2 * CHUNK
@@ -364,7 +368,7 @@ def test_kept_draws_are_those_that_were_drawn():
             return super().draw(count, rng)
 
     prior = Counted((4,))
-    kept = Kept(inputs(prior), memory=2 * 10 * 4 * 4)
+    kept = CachedInputs(inputs(prior), memory=2 * 10 * 4 * 4)
     for number in (0, 1, 2, 0, 1, 2):
         assert torch.equal(kept.batch(number, 10), inputs(Gauss((4,))).batch(number, 10))
     assert prior.drawn == 4  # the third has no room

@@ -9,7 +9,7 @@ from examples.fednova import FedNova
 from examples.pfedme import PFedMe
 
 import fedbayes
-from fedbayes.contracts import Nothing, Problem, Solved, Sum, Weights
+from fedbayes.contracts import Problem, Solved, Stateless, Sum, Weights
 from fedbayes.errors import ConfigError
 from fedbayes.testing import MethodContract
 from tests.methods.places import at, network, run_of, samples
@@ -58,11 +58,11 @@ def test_fednova_counts_what_a_gradient_moves(momentum):
         place = at(net, momentum=momentum, lr=lr)
         problem = Problem(net.initial)
         ended = {name: tensor + w for name, tensor in net.initial.items()}
-        report, _, _ = method.report(Solved(ended, steps, 0.0, 5), problem, Nothing(), place)
+        report, _, _ = method.report(Solved(ended, steps, 0.0, 5), problem, Stateless(), place)
         for name in net.initial:
             own = report.tensors[name]
             torch.testing.assert_close(own, torch.full_like(own, lr), rtol=1e-4, atol=1e-5)
-        found = method.personal_model(net.initial, report, Nothing(), place.run)
+        found = method.personal_model(net.initial, report, Stateless(), place.run)
         for name, tensor in ended.items():
             torch.testing.assert_close(found[name], tensor)
 
@@ -74,7 +74,7 @@ def test_fednova_in_plain_numbers():
     for client, (count, steps, change) in enumerate([(1, 2, 2.0), (3, 6, -6.0)]):
         ended = {name: tensor - change for name, tensor in net.initial.items()}
         solved = Solved(ended, steps, 0.0, count)
-        reports.add(client, method.report(solved, Problem(net.initial), Nothing(), place)[0])
+        reports.add(client, method.report(solved, Problem(net.initial), Stateless(), place)[0])
     after, info = method.update(Weights(net.initial), reports, place)
     assert info["effective_steps"] == pytest.approx(0.25 * 2 + 0.75 * 6)
     for name, tensor in net.initial.items():

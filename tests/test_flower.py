@@ -27,7 +27,7 @@ from flwr.supercore.task_identity import TaskIdentity
 from safetensors.torch import load_file
 
 from fedbayes.core.messages import decode, encode
-from fedbayes.federation.client_runtime import NoReport
+from fedbayes.federation.client_runtime import ClientFailure
 from fedbayes.federation.engines.sequential import Sequential
 from fedbayes.flower.engine import Flower
 from fedbayes.flower.node import Node, complaint
@@ -60,7 +60,7 @@ class Losing(Sequential):
     def train(self, tasks):
         for task in tasks:
             if (task.round, task.client) in self._losses:
-                yield NoReport("lost on purpose")
+                yield ClientFailure("lost on purpose")
             else:
                 yield from super().train([task])
 

@@ -11,8 +11,8 @@ pytest.importorskip("flwr")
 from fedbayes.core.tensors import pack, unpack
 from fedbayes.federation.engines.sequential import Sequential
 from fedbayes.federation.round import Rules, run_round
-from fedbayes.federation.stages.stale import Past
-from fedbayes.federation.stages.weights import Weights
+from fedbayes.federation.stages.stale import AsyncRound
+from fedbayes.federation.stages.weights import ReportWeights
 from fedbayes.flower.apps import client_app, on_grid, state_store
 from fedbayes.flower.asynchronous import AsynchronousFlower
 from fedbayes.flower.node import Node
@@ -93,11 +93,11 @@ def assert_as_replayed(simulation, turns, states, first=0):
     """The same reports in the same order on the sequential engine come to the same bits."""
     run, method = simulation.run, simulation.method
     engine, private, server = Sequential(simulation.runtime), {}, states[0]
-    before, weights = {}, Weights.of(method, 1e6)
+    before, weights = {}, ReportWeights.of(method, 1e6)
     for turn, wanted in zip(turns, states[1:], strict=True):
         before[turn.number] = server
         since = {e.client: e.since for e in turn.reports if e.since != turn.number}
-        past = Past(simulation.config.asynchronous, since, before.get, turn.starts)
+        past = AsyncRound(simulation.config.asynchronous, since, before.get, turn.starts)
         result = run_round(
             run, method, server, engine, private, number=turn.number, cohort=turn.cohort,
             weights=weights, past=past, rules=Rules(compression=simulation.config.compression),

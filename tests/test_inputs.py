@@ -22,7 +22,7 @@ from fedbayes.inputs import (
     write_sums,
 )
 from fedbayes.inputs.augmentation import recoloured, turned
-from fedbayes.inputs.gaussian import Gaussian, latent_correlation
+from fedbayes.inputs.gaussian import GaussianInputs, latent_correlation
 from fedbayes.inputs.leaves import LARGEST, POWER, SMALLEST, _radii
 from fedbayes.inputs.noise import power_law_noise
 
@@ -246,7 +246,7 @@ def test_a_file_of_sums_says_all(tmp_path_factory, rows):
     )
     np.testing.assert_array_equal(found.total, sums.total)
     np.testing.assert_array_equal(found.products, sums.products)
-    x = Gaussian((3,), found).draw(50, np.random.default_rng(0))
+    x = GaussianInputs((3,), found).draw(50, np.random.default_rng(0))
     assert torch.isfinite(x).all()
     assert set(x[:, 2].tolist()) <= set(rows[:, 2].tolist())
 
@@ -264,7 +264,7 @@ def mixed_rows(count=40_000):
 def test_a_copula_is_recovered_from_its_sums():
     rows, latent = mixed_rows()
     sums = sums_of(rows, ["age", "grade", "ill", "dose"], ["grade", "ill"])
-    prior = Gaussian((4,), sums)
+    prior = GaussianInputs((4,), sums)
     np.testing.assert_allclose(latent_correlation(sums, prior._steps), latent, atol=0.03)
     x = prior.draw(100_000, np.random.default_rng(1)).double().numpy()
     assert set(x[:, 1]) == {0, 1, 2}
@@ -298,7 +298,7 @@ def test_two_flags_have_their_fourfold_table(rho, first, second):
     }
     products = n * np.array([[one, both], [both, two]])
     sums = Sums(n, n * np.array([one, two]), products, ("a", "b"), counts)
-    prior = Gaussian((2,), sums)
+    prior = GaussianInputs((2,), sums)
     found = latent_correlation(sums, prior._steps)[0, 1]
     assert together(found) == pytest.approx(both, abs=1e-4)
     if min(both, one - both, two - both, 1 - one - two + both) > 0.02:

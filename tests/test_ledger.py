@@ -11,8 +11,8 @@ from fedbayes.contracts import At, Method, Report, Weights
 from fedbayes.core.messages import decode, encode
 from fedbayes.core.targets import Target
 from fedbayes.errors import EngineError, MessageError
-from fedbayes.federation.broadcast import Broadcast
-from fedbayes.federation.client_runtime import NoReport, Outcome
+from fedbayes.federation.broadcast import ServerMessages
+from fedbayes.federation.client_runtime import ClientFailure, ClientResult
 from fedbayes.federation.ledger import Ledger
 from fedbayes.federation.stages.checks import encode_report
 from fedbayes.likelihoods import build_likelihood, total
@@ -59,7 +59,7 @@ class Uneven(FedAvg):
 
 def broadcast(run, method=None, number=2):
     method = method or FedAvg()
-    return Broadcast(run, method, method.init(run), number)
+    return ServerMessages(run, method, method.init(run), number)
 
 
 def test_the_very_same_tensors_are_encoded_once(run, encoded):
@@ -105,7 +105,7 @@ def test_tasks_are_made_one_by_one(run, encoded):
 class Books:
     """A broadcast that was sent to the cohort, and the ledger of its round."""
 
-    sent: Broadcast
+    sent: ServerMessages
     ledger: Ledger
 
     def enter(self, client, outcome):
@@ -120,7 +120,7 @@ def books(run):
 
 
 def good(run, weight=7.0, **more):
-    return Outcome(
+    return ClientResult(
         encode_report(Report(run.network.initial, weight)), b"", {"loss": 0.5}, {}, **more
     )
 
@@ -142,8 +142,8 @@ def test_what_was_sent_in_place_of_a_report_is_what_counts(books, run):
 
 
 def test_a_bad_report_is_refused_though_its_bytes_count(books, run):
-    assert books.enter(0, Outcome(b"nonsense", b"", {"loss": 0.1}, {})) is None
-    assert books.enter(1, Outcome(good(run).report, b"", {}, {"made up": 1.0})) is None
+    assert books.enter(0, ClientResult(b"nonsense", b"", {"loss": 0.1}, {})) is None
+    assert books.enter(1, ClientResult(good(run).report, b"", {}, {"made up": 1.0})) is None
     assert list(books.ledger.refused) == [0, 1]
     assert "scores" in books.ledger.refused[1]
     assert books.ledger.bytes_up == 8 + len(good(run).report)
@@ -155,16 +155,16 @@ def test_values_that_the_method_does_not_accept_are_refused(run):
     sent = broadcast(run, Uneven())
     list(sent.tasks([1], {}))
     ledger = Ledger()
-    outcome = Outcome(encode({"answer": torch.tensor([-1.0])}), b"", {}, {})
+    outcome = ClientResult(encode({"answer": torch.tensor([-1.0])}), b"", {}, {})
     assert ledger.enter(1, outcome, sent, sent.method) is None
     assert ledger.refused == {1: "its answer is below zero"}
 
 
 def test_a_lost_clients_bytes_count_if_they_got_there(books):
     size = books.sent.sent[0]
-    assert books.enter(0, NoReport("gone")) is None
-    assert books.enter(1, NoReport("gone halfway", link_down=size + 9)) is None
-    assert books.enter(3, NoReport("odd", size + 9, 5, refused=True)) is None
+    assert books.enter(0, ClientFailure("gone")) is None
+    assert books.enter(1, ClientFailure("gone halfway", link_down=size + 9)) is None
+    assert books.enter(3, ClientFailure("odd", size + 9, 5, refused=True)) is None
     assert books.sent.sent == {0: 0, 1: size, 3: size}
     assert books.ledger.bytes_up == 0
     assert (books.ledger.link_down, books.ledger.link_up) == (2 * size + 18, 5)
@@ -175,7 +175,7 @@ def test_a_lost_clients_bytes_count_if_they_got_there(books):
 def test_without_any_client_there_is_no_round(books):
     for client in COHORT:
         books.ledger.require_someone(2, COHORT)
-        books.enter(client, NoReport(f"reason {client}"))
+        books.enter(client, ClientFailure(f"reason {client}"))
     with pytest.raises(EngineError, match=r"no client reported in round 2\. client 0: reason 0;"):
         books.ledger.require_someone(2, COHORT)
 
@@ -183,14 +183,14 @@ def test_without_any_client_there_is_no_round(books):
 @pytest.mark.parametrize("how", [{"refused": True}, {"in_vain": True}])
 def test_a_client_that_was_there_makes_it_a_round(books, how):
     for client in COHORT:
-        books.enter(client, NoReport("x", **(how if client == 3 else {})))
+        books.enter(client, ClientFailure("x", **(how if client == 3 else {})))
     books.ledger.require_someone(2, COHORT)
 
 
 def test_metrics_are_means_over_the_clients_that_gave_finite_ones(books, run):
     report = good(run).report
     for client, info in zip(COHORT, [{"loss": 1.0}, {"loss": 2.0, "norm": 5.0}, ODD], strict=True):
-        books.enter(client, Outcome(report, b"", info, {}))
+        books.enter(client, ClientResult(report, b"", info, {}))
     assert books.ledger.info() == {"loss": 1.5, "norm": 5.0}
 
 

@@ -10,7 +10,7 @@ from fedbayes.contracts import Part, Report, Reports
 from fedbayes.core.messages import Masked
 from fedbayes.core.tensors import pack
 from fedbayes.errors import ConfigError, FedbayesWarning, RunError
-from fedbayes.federation.client_runtime import NoReport
+from fedbayes.federation.client_runtime import ClientFailure
 from fedbayes.federation.clock.clock import Clock, Lengths
 from fedbayes.federation.clock.queue import Queue
 from fedbayes.federation.clock.rates import rate
@@ -209,7 +209,7 @@ def test_refused_and_lost_clients_take_the_bytes_that_passed():
     class Spoilt(Sequential):
         def train(self, tasks):
             for client, outcome in enumerate(super().train(tasks)):
-                spoilt = {0: NoReport("gone"), 1: replace(outcome, report=b"x" * 50_000)}
+                spoilt = {0: ClientFailure("gone"), 1: replace(outcome, report=b"x" * 50_000)}
                 yield spoilt.get(client, outcome)
 
     with Simulation(config(rounds=1, cohort=6, clock=clock)) as simulation:

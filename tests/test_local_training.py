@@ -13,7 +13,7 @@ import fedbayes
 from fedbayes.config.config import Config
 from fedbayes.contracts import Problem, nll
 from fedbayes.core.tensors import Samples
-from fedbayes.inference.optimizers import Adam, Moments, Sgd, step
+from fedbayes.inference.optimizers import Adam, OptimizerMoments, Sgd, step
 from fedbayes.inference.settings import LocalTraining
 from fedbayes.inference.solve import batches, solve
 from fedbayes.models import MLP, Network
@@ -165,7 +165,7 @@ def test_settings_that_make_no_sense():
         lambda p: torch.optim.SGD(p, lr=0.1, momentum=0.9),
         lambda p: torch.optim.Adam(p, lr=0.1, betas=(0.9, 0.99), eps=1e-3),
         lambda p: torch.optim.Adamax(p, lr=0.1),
-        lambda p: Moments(p, lr=0.1),
+        lambda p: OptimizerMoments(p, lr=0.1),
     ],
     ids=["sgd", "momentum", "adam", "adamax", "yogi"],
 )
@@ -187,7 +187,7 @@ def test_pure_steps_are_the_optimizers_steps(build):
 def test_yogi_by_its_formula_in_plain_numbers():
     theta, m, v = 1.5, 0.0, 1e-6
     leaf = torch.tensor([theta], dtype=torch.float64)
-    optimizer = Moments([leaf], lr=0.1, betas=(0.9, 0.99), eps=1e-3)
+    optimizer = OptimizerMoments([leaf], lr=0.1, betas=(0.9, 0.99), eps=1e-3)
     for g in (0.3, -1.2, 0.05, 2.0):
         leaf.grad = torch.tensor([g], dtype=torch.float64)
         optimizer.step()

@@ -19,7 +19,7 @@ from fedbayes.config.config import Config
 from fedbayes.core.targets import Target
 from fedbayes.core.tensors import Samples
 from fedbayes.errors import ConfigError, FedbayesWarning, MessageError
-from fedbayes.federation.client_runtime import Outcome
+from fedbayes.federation.client_runtime import ClientResult
 from fedbayes.federation.stages.checks import check_scores
 from fedbayes.likelihoods import build_likelihood, evaluate, scored
 from fedbayes.likelihoods.measures import (
@@ -31,7 +31,7 @@ from fedbayes.likelihoods.measures import (
     predictions,
 )
 from fedbayes.runs.simulation import Simulation
-from fedbayes.storage.client_spread import Between
+from fedbayes.storage.client_spread import ClientSpread
 from fedbayes.storage.scores import ClientScores
 from tests.command_line import command
 
@@ -264,7 +264,7 @@ def test_metrics_pass_the_wire():
     f, y = some(TWO, 20)
     scores = scored(TWO, lambda x: f, Samples(f[0], y * 0), ("auroc", "brier"))
     assert math.isnan(scores["metric/auroc"])
-    sent = wire.write_reply(Outcome(b"report", b"ticket", {}, scores))
+    sent = wire.write_reply(ClientResult(b"report", b"ticket", {}, scores))
     came = wire.read_reply(sent).scores
     assert came == pytest.approx(scores, nan_ok=True)
     check_scores(came, TWO, ("auroc", "brier"))
@@ -279,7 +279,7 @@ def test_an_undefined_metric_enters_no_mean_and_forgets_what_was():
     clients = clients.after({2: undefined})
     assert math.isnan(clients.each(TWO)[2]["auroc"])
     assert clients.means(TWO)["auroc"] == pytest.approx(one["metric/auroc"])
-    told = Between(clients.each(TWO), TWO)
+    told = ClientSpread(clients.each(TWO), TWO)
     assert told.undefined() == {"auroc": [2]}
     assert told.columns(range(3))["auroc"] == [one["metric/auroc"], None, None]
     assert "auroc" not in clients.after({0: undefined}).means(TWO)
@@ -288,7 +288,7 @@ def test_an_undefined_metric_enters_no_mean_and_forgets_what_was():
 
 def test_worst_client_and_spread():
     each = {0: {"auroc": 0.9, "brier": 0.1}, 1: {"auroc": 0.5, "brier": 0.4}, 4: {"auroc": 0.7}}
-    told = Between(each, TWO)
+    told = ClientSpread(each, TWO)
     assert told.worst() == {"auroc": 0.5, "brier": 0.4}
     assert told.worst_client("auroc") == told.worst_client("brier") == 1
     assert told.mean() == pytest.approx({"auroc": 0.7, "brier": 0.25})

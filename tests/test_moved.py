@@ -19,3 +19,11 @@ def test_a_former_name_gives_the_same_classes(name):
 def test_an_unknown_module_is_none():
     with pytest.raises(ModuleNotFoundError):
         import_module("fedbayes.tools.nowhere")
+
+
+def test_former_names_of_the_contract_warn():
+    import fedbayes.contracts as contracts
+
+    for former, now in contracts.FORMER.items():
+        with pytest.warns(FutureWarning, match=now):
+            assert getattr(contracts, former) is getattr(contracts, now)

@@ -25,7 +25,7 @@ from fedbayes.likelihoods import build_likelihood
 from fedbayes.matching import MatchingSettings
 from fedbayes.models import MLP, read_model, read_program
 from fedbayes.storage.card import Card
-from fedbayes.workflows.fuse.frontier import Scale, average, multiplications
+from fedbayes.workflows.fuse.frontier import SizeTradeoff, average, multiplications
 from tests.command_line import command
 from tests.toy_inputs import Gauss
 from tests.toy_inputs import inputs as toy_inputs
@@ -517,7 +517,7 @@ def test_average_and_multiplications(inputs):
     assert multiplications(conv, torch.zeros(1, 3, 8, 8)) == 64 * 4 * 27 + 4 * 64 * 5
     blocks = nn.Sequential(nn.Conv2d(8, 8, 3, groups=8), nn.Conv2d(8, 12, 1, groups=4))
     assert multiplications(blocks, torch.zeros(1, 8, 10, 10)) == 64 * 8 * 9 + 64 * 12 * 2
-    scale = Scale(teacher_of({"a": one, "b": two}, None, None)[0], inputs, None)
+    scale = SizeTradeoff(teacher_of({"a": one, "b": two}, None, None)[0], inputs, None)
     names = [mark.name for mark in scale.clients({"a": one, "b": two})]
     assert names[1:] == ["average", "ensemble"]
 

@@ -14,7 +14,7 @@ pytest.importorskip("flwr")
 from fedbayes import Config, Simulation
 from fedbayes.data import FederatedData
 from fedbayes.errors import ConfigError, DataError, FedbayesWarning, RunError
-from fedbayes.federation.broadcast import Broadcast
+from fedbayes.federation.broadcast import ServerMessages
 from fedbayes.flower import apps, superlink_at
 from fedbayes.flower.apps import _same, find_node, on_grid
 from fedbayes.flower.keys import make_keys, read_public_key
@@ -378,7 +378,7 @@ def test_a_node_with_own_data_knows_how_many_clients_there_are(method, tmp_path)
     data = build_data(config)
     write_project(tmp_path / "p", config, data)
     here = build_runtime(config, data)
-    sent = Broadcast(here.run, here.method, here.method.init(here.run), 1)
+    sent = ServerMessages(here.run, here.method, here.method.init(here.run), 1)
     for client, ward in enumerate("abc"):
         path = tmp_path / f"{ward}.csv"
         frame[frame.ward == ward].to_csv(path, index=False)

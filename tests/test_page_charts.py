@@ -7,8 +7,8 @@ from html import unescape
 import numpy as np
 import pytest
 
-from fedbayes.reports.charts import Curve, Group, Heat, Lines, Spread, table
-from fedbayes.reports.marks import Axis, powers, short, ticks
+from fedbayes.reports.charts import ChartCurve, ChartGroup, Heat, Lines, Spread, table
+from fedbayes.reports.marks import ChartAxis, powers, short, ticks
 from fedbayes.reports.palette import looks
 from fedbayes.reports.svg import draw
 
@@ -35,7 +35,7 @@ def scale(markup, anchor, place):
     "values", [[0.41, 0.83, 0.86], [-3.0, 12.5, 7.0], [2e4, 5e4, 9e4], [5, 5, 5]]
 )
 def test_points_stand_where_the_axes_say(values):
-    chart = Lines("k", "t", "seconds", "y", [Curve(1, [2.0, 5.0, 11.0], values)])
+    chart = Lines("k", "t", "seconds", "y", [ChartCurve(1, [2.0, 5.0, 11.0], values)])
     markup = draw(chart, ["a", "b"], LOOKS)
     across, up = scale(markup, "middle", 0), scale(markup, "end", 1)
     drawn = re.findall(r'<use href="#m\d" x="([\d.]+)%" y="([-\d.]+)"/>', markup)
@@ -53,7 +53,11 @@ def test_points_stand_where_the_axes_say(values):
 
 
 def test_a_round_tells_of_all_runs():
-    curves = [Curve(0, [1, 2], [0.5, 0.6]), Curve(1, [2], [0.7]), Curve(0, [2], [0.1], dashed=True)]
+    curves = [
+        ChartCurve(0, [1, 2], [0.5, 0.6]),
+        ChartCurve(1, [2], [0.7]),
+        ChartCurve(0, [2], [0.1], dashed=True),
+    ]
     chart = Lines("local", "t", "round", "accuracy", curves, dashed="global")
     first, second = stops(draw(chart, ["a", "b"], LOOKS))
     assert first[2] == [[-1, "round 1"], [0, "a: 0.5000"]]
@@ -65,7 +69,7 @@ def test_a_round_tells_of_all_runs():
 
 def test_rounds_are_whole_numbers():
     for rounds in ([1], [1, 2], [1, 2, 3], list(range(1, 201))):
-        chart = Lines("k", "t", "round", "y", [Curve(0, rounds, [0.5] * len(rounds))])
+        chart = Lines("k", "t", "round", "y", [ChartCurve(0, rounds, [0.5] * len(rounds))])
         written = [found[3] for found in TEXT.findall(draw(chart, ["a"], LOOKS))]
         below = [text for text in written if float(text) >= 1]
         assert below
@@ -87,20 +91,20 @@ def test_ticks_are_few_and_reach_both_ends(seed):
 @pytest.mark.parametrize("values", [[0.0, 0.0], [1.0, 1.0 + 1e-15], [1e-300, 2e-300], [-5.0, -5.0]])
 def test_an_axis_of_equal_values_is_none_of_division_by_zero(values):
     for log in (False, min(values) > 1e-200):
-        axis = Axis(values, log, 5, True)
+        axis = ChartAxis(values, log, 5, True)
         assert all(0 <= axis(value) <= 1 for value in values)
         assert axis.ticks
 
 
 def test_logarithmic_axes():
     assert powers(0.9, 120) == [1, 2, 5, 10, 20, 50, 100]
-    axis = Axis([1.0, 100.0, 10.0], True, 5, True)
+    axis = ChartAxis([1.0, 100.0, 10.0], True, 5, True)
     assert axis(10.0) == pytest.approx((axis(1.0) + axis(100.0)) / 2)
     assert short(12345.0) == "12.35 k"
 
 
 def test_clients_are_dots_between_their_values():
-    chart = Spread("clients", "t", "accuracy", [Group(0, ["x<y", "z"], [0.25, 0.75])])
+    chart = Spread("clients", "t", "accuracy", [ChartGroup(0, ["x<y", "z"], [0.25, 0.75])])
     markup = draw(chart, ["a"], LOOKS)
     assert "lowest: x&lt;y 0.2500, highest: z 0.7500" in markup
     across = scale(markup, "middle", 0)

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from fedbayes import Config
-from fedbayes.biostatistics.columns import Described
+from fedbayes.biostatistics.columns import ColumnDescription
 from fedbayes.biostatistics.exchange import Exchange
 from fedbayes.contracts import Run
 from fedbayes.core.plausible import (
@@ -16,13 +16,13 @@ from fedbayes.core.plausible import (
     MOST_SHIFT,
     MOST_SPREAD,
     MOST_TIMES_ROWS,
-    Moments,
+    PlausibleMoments,
     check_moments,
     check_rows,
 )
 from fedbayes.data.tables.summaries import add_summaries, read_summary
 from fedbayes.errors import DataError, MessageError
-from fedbayes.federation.client_runtime import Outcome
+from fedbayes.federation.client_runtime import ClientResult
 from fedbayes.federation.stages.checks import check_scores
 from fedbayes.likelihoods.temperature import temperature_sums
 from fedbayes.runs.build import build_data
@@ -32,7 +32,7 @@ from tests.hostile.sums import Carrier, attack, likelihood, summary_of, tables
 
 
 def moments(x):
-    return Moments(np.full(x.shape[1], float(len(x))), x.mean(0), x.var(0) * len(x))
+    return PlausibleMoments(np.full(x.shape[1], float(len(x))), x.mean(0), x.var(0) * len(x))
 
 
 def decided_alone(tables):
@@ -85,7 +85,7 @@ def test_what_honest_tables_may_be():
     far = {"a": moments(rng.normal(0, 1, (50, 1))), "b": moments(rng.normal(1e6, 1, (50, 1)))}
     check_moments(far, ["x"])
     check_moments({}, [])
-    empty = Moments(*np.zeros((3, 1)))
+    empty = PlausibleMoments(*np.zeros((3, 1)))
     check_moments({"a": empty, "b": moments(rng.normal(size=(50, 1))), "c": empty}, ["x"])
 
 
@@ -205,7 +205,7 @@ class Tries:
         self.told = told
 
     def tried(self, tasks):
-        yield from (Outcome(b"", b"", {}, own) for own in self.told)
+        yield from (ClientResult(b"", b"", {}, own) for own in self.told)
 
 
 def tried(told, monkeypatch):
@@ -281,6 +281,6 @@ def test_answers_of_counts(numbers, words):
 )
 def test_what_a_client_says_of_its_columns_is_bounded(change):
     honest = {"rows": 8, "whole": 8, "columns": {"x": {"kind": "number", "missing": 0}}}
-    Described.model_validate(honest)
+    ColumnDescription.model_validate(honest)
     with pytest.raises(ValueError, match="validation error"):
-        Described.model_validate({**honest, **change})
+        ColumnDescription.model_validate({**honest, **change})

@@ -13,7 +13,7 @@ from fedbayes.errors import ConfigError, FedbayesWarning, ModelError
 from fedbayes.fusion.combining import combine
 from fedbayes.fusion.curvature import posterior, scores
 from fedbayes.fusion.posterior_settings import AveragingSettings, CurvatureSettings
-from fedbayes.fusion.posteriors import Factors, Posterior, fisher, kfac, regmean
+from fedbayes.fusion.posteriors import KroneckerFactors, Posterior, fisher, kfac, regmean
 from fedbayes.likelihoods import build_likelihood
 from fedbayes.models import MLP
 from fedbayes.testing import assert_identical
@@ -348,7 +348,10 @@ def random_posteriors(count=3, seed=0):
         weights = {n: torch.randn(s, generator=rng) for n, s in shapes.items()}
         diagonal = {n: torch.rand(s, generator=rng) for n, s in shapes.items()}
         weights["c.steps"] = torch.tensor(10 * number)
-        factors = {"a": Factors(moment(4), moment(4)), "b": Factors(moment(4), moment(2))}
+        factors = {
+            "a": KroneckerFactors(moment(4), moment(4)),
+            "b": KroneckerFactors(moment(4), moment(2)),
+        }
         made.append(Posterior(weights, 10 + 20 * number, None, factors, diagonal))
     return made
 
@@ -361,7 +364,7 @@ def test_regmean_of_linear_regressions_is_pooled_least_squares():
         x, y = torch.randn(n, 5, generator=rng), torch.randn(n, 2, generator=rng)
         a = torch.cat([x, torch.ones(n, 1)], dim=1)
         w = torch.linalg.lstsq(a, y).solution.T
-        factors = {"0": Factors(a.T @ a / n, torch.eye(2))}
+        factors = {"0": KroneckerFactors(a.T @ a / n, torch.eye(2))}
         weights = {"0.weight": w[:, :5].contiguous(), "0.bias": w[:, 5].contiguous()}
         made.append(Posterior(weights, n, None, factors, {}))
         parts.append((a, y))
@@ -402,7 +405,9 @@ def test_kfac_against_the_dense_system(layer, precision):
             one.samples,
             None,
             {
-                name: Factors(0.7 * f.inputs + 0.3 * torch.diag(f.inputs.diagonal()), f.outputs)
+                name: KroneckerFactors(
+                    0.7 * f.inputs + 0.3 * torch.diag(f.inputs.diagonal()), f.outputs
+                )
                 for name, f in one.factors.items()
             },
             one.diagonal,
@@ -427,7 +432,7 @@ def test_gradients_far_below_one_count_as_they_would_above():
             one.weights,
             one.samples,
             None,
-            {n: Factors(f.inputs, 1e-25 * f.outputs) for n, f in one.factors.items()},
+            {n: KroneckerFactors(f.inputs, 1e-25 * f.outputs) for n, f in one.factors.items()},
             one.diagonal,
         )
         for one in made
@@ -463,7 +468,7 @@ def test_what_all_agree_on_stays_and_nothing_known_is_the_mean(fuse):
             one.samples,
             None,
             {
-                name: Factors(torch.zeros_like(f.inputs), torch.zeros_like(f.outputs))
+                name: KroneckerFactors(torch.zeros_like(f.inputs), torch.zeros_like(f.outputs))
                 for name, f in one.factors.items()
             },
             {name: torch.zeros_like(t) for name, t in one.diagonal.items()},

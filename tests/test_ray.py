@@ -215,10 +215,10 @@ def test_settings_of_ray_on_another_engine_are_said_to_do_nothing(tmp_path):
 @pytest.fixture
 def clients(monkeypatch):
     """What an actor is, in this process."""
-    from fedbayes.federation.engines.ray_actor import Clients
+    from fedbayes.federation.engines.ray_actor import ActorClients
 
     handler, folder, path = signal.getsignal(signal.SIGINT), Path.cwd(), [*sys.path]
-    yield Clients({}, "/no/such/folder")
+    yield ActorClients({}, "/no/such/folder")
     signal.signal(signal.SIGINT, handler)
     os.chdir(folder)
     sys.path[:] = path

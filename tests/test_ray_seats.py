@@ -10,8 +10,8 @@ from ray.exceptions import RayError
 from fedbayes.errors import EngineError, MessageError
 from fedbayes.federation.client_runtime import Evaluation, Task
 from fedbayes.federation.engines import ray_seats
-from fedbayes.federation.engines.ray_actor import Place
-from fedbayes.federation.engines.ray_seats import Job, Seats
+from fedbayes.federation.engines.ray_actor import ActorPlace
+from fedbayes.federation.engines.ray_seats import ActorPool, Job
 from fedbayes.version import __version__
 
 torch_version = ray_seats.torch.__version__
@@ -26,7 +26,7 @@ class Actor:
     seconds = 0.0
 
     def __init__(self) -> None:
-        here = Place("node", "10.0.0.1", "host", 1, __version__, torch_version)
+        here = ActorPlace("node", "10.0.0.1", "host", 1, __version__, torch_version)
         self.place = SimpleNamespace(remote=lambda: here)
         self.answer = SimpleNamespace(remote=self._answer)
 
@@ -72,7 +72,7 @@ def done(jobs):
 def test_short_work_goes_several_to_a_call(actors, monkeypatch):
     """As many as were done in that time, as far as is known from the first, which goes alone."""
     monkeypatch.setattr(ray_seats, "TOGETHER", 0.1)
-    seats = Seats(actors, lambda actor: {}, 1)
+    seats = ActorPool(actors, lambda actor: {}, 1)
     actors.seconds = 0.025  # sleeping takes no less
     jobs = ask(seats, range(9))
     assert done(jobs) == [*range(9)]
@@ -89,7 +89,7 @@ def test_short_work_goes_several_to_a_call(actors, monkeypatch):
 
 def test_long_work_goes_alone(actors, monkeypatch):
     monkeypatch.setattr(ray_seats, "TOGETHER", 0.01)
-    seats = Seats(actors, lambda actor: {}, 1)
+    seats = ActorPool(actors, lambda actor: {}, 1)
     actors.seconds = 0.01
     assert done(ask(seats, range(5))) == [*range(5)]
     assert actors.calls == [[0], [1], [2], [3], [4]]
@@ -98,7 +98,7 @@ def test_long_work_goes_alone(actors, monkeypatch):
 
 def test_two_actors_share_what_waits(actors):
     """Nobody takes more than half of it, so that the other is not idle."""
-    seats = Seats(actors, lambda actor: {}, 2)
+    seats = ActorPool(actors, lambda actor: {}, 2)
     assert done(ask(seats, range(2))) == [0, 1]
     assert done(ask(seats, range(2, 42))) == [*range(2, 42)]
     assert max(map(len, actors.calls)) <= 20
@@ -108,7 +108,7 @@ def test_two_actors_share_what_waits(actors):
 
 def test_what_has_other_first_bytes_goes_apart(actors):
     """Clients of two rounds at once get each its own broadcast."""
-    seats = Seats(actors, lambda actor: {}, 1)
+    seats = ActorPool(actors, lambda actor: {}, 1)
     done(ask(seats, [0]))
     first, second = b"first", b"second"
     jobs = [Job(Task(c, 1, b"", None), second if c % 2 else first) for c in range(6)]
@@ -119,7 +119,7 @@ def test_what_has_other_first_bytes_goes_apart(actors):
 
 
 def test_a_failure_is_told_of_its_client_alone(actors):
-    seats = Seats(actors, lambda actor: {}, 1)
+    seats = ActorPool(actors, lambda actor: {}, 1)
     done(ask(seats, [0]))
     actors.wrong = 3
     jobs = ask(seats, range(1, 6))
@@ -131,7 +131,7 @@ def test_a_failure_is_told_of_its_client_alone(actors):
 
 def test_a_deadly_client_ends_the_others_of_its_call_no_more_than_once(actors):
     """What was under way with it is done alone, and only the one to blame is given up."""
-    seats = Seats(actors, lambda actor: {}, 1)
+    seats = ActorPool(actors, lambda actor: {}, 1)
     done(ask(seats, [0]))
     actors.deadly = 3
     jobs = ask(seats, range(1, 6))
@@ -146,7 +146,7 @@ def test_a_deadly_client_ends_the_others_of_its_call_no_more_than_once(actors):
 
 
 def test_evaluations_and_tasks_have_times_of_their_own(actors):
-    seats = Seats(actors, lambda actor: {}, 1)
+    seats = ActorPool(actors, lambda actor: {}, 1)
     done(ask(seats, [0]))
     assert seats.together(Task(1, 1, b"", None)) > 10
     assert seats.together(Evaluation(b"", 0, 1, ())) == 1

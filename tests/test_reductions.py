@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from fedbayes.contracts import Report, Reports
 from fedbayes.contracts.changes import changes_of
 from fedbayes.federation.stages.aggregation import Clipped, Robust
-from fedbayes.federation.stages.fold import Way
+from fedbayes.federation.stages.fold import ChangeCoordinates
 
 CENTRE = {"a": torch.tensor([1.0, -2.0]), "b": torch.tensor([[0.5]]), "steps": torch.tensor(3)}
 
@@ -19,7 +19,7 @@ def way_around(centre):
     """A way for reports of the tensors of `centre`: all real ones are one part."""
 
     network = SimpleNamespace(initial=centre, split=lambda: (centre, {}))
-    return Way(
+    return ChangeCoordinates(
         lambda r: changes_of(r, centre, network, Reports()), lambda total: total.whole(centre)
     )
 

@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fedbayes import Config, Simulation
-from fedbayes.contracts import At, Gathered, Report, Total
+from fedbayes.contracts import At, Report, ReportList, Total
 from fedbayes.contracts.changes import norm, types_of
 from fedbayes.core.messages import Masked, dense
 from fedbayes.core.tensors import pack
@@ -244,7 +244,7 @@ def test_a_clipped_mixture_moves_no_centre_by_more_than_the_bound():
     for client, report in found.items():
         reports.add(client, replace(report, weight=0.5 + client))
     gathered = reports.reduced()
-    assert isinstance(gathered, Gathered)
+    assert isinstance(gathered, ReportList)
     for client, report in gathered.reports.items():
         change = norm(method.changes(report, server, run)["weights"].values())
         assert change * (0.5 + client) <= 0.25 * (1 + 1e-4)

@@ -18,7 +18,7 @@ import fedbayes
 from fedbayes import Config, Simulation
 from fedbayes.core.messages import decode, dense
 from fedbayes.errors import ConfigError, RunError
-from fedbayes.federation.client_runtime import ClientRuntime, NoReport
+from fedbayes.federation.client_runtime import ClientFailure, ClientRuntime
 from fedbayes.storage.folder import RunFolder
 from fedbayes.testing import assert_identical
 from fedbayes.workflows.calibrate.calibration import trust
@@ -389,7 +389,7 @@ def test_what_clients_say_is_printed_as_it_is_and_names_no_figure_of_ours(tmp_pa
     def train(self, task):
         outcome = real(self, task)
         if task.client == 1:
-            return NoReport("see [/data] and [bold]")
+            return ClientFailure("see [/data] and [bold]")
         return replace(
             outcome,
             info={
@@ -418,7 +418,7 @@ def test_too_few_good_reports_leave_the_server_alone(tmp_path, monkeypatch):
     honest = ClientRuntime.train
 
     def train(self, task):
-        return NoReport("gone") if task.client == 1 else honest(self, task)
+        return ClientFailure("gone") if task.client == 1 else honest(self, task)
 
     monkeypatch.setattr(ClientRuntime, "train", train)
     with Simulation(small(min_reports=4, rounds=1), tmp_path) as simulation:

@@ -16,7 +16,7 @@ import fedbayes
 from fedbayes import Config, SeedRuns, Simulation
 from fedbayes.cli import app
 from fedbayes.errors import ConfigError, EngineError, RunError
-from fedbayes.federation.client_runtime import ClientRuntime, NoReport
+from fedbayes.federation.client_runtime import ClientFailure, ClientRuntime
 from fedbayes.storage.best_tracker import flat
 from tests.command_line import command, fedbayes_cli
 
@@ -267,7 +267,7 @@ def test_a_seed_without_an_update_enters_no_mean(tmp_path, monkeypatch, capsys):
     config, real = small(min_reports=4), ClientRuntime.train
 
     def train(self, task):
-        return NoReport("gone") if task.client == 1 else real(self, task)
+        return ClientFailure("gone") if task.client == 1 else real(self, task)
 
     with monkeypatch.context() as patch:
         patch.setattr(ClientRuntime, "train", train)

@@ -10,7 +10,7 @@ from fedbayes.core.messages import decode, dense
 from fedbayes.data import FederatedData
 from fedbayes.errors import ConfigError, FedbayesWarning, RunError
 from fedbayes.storage import flusher
-from fedbayes.storage.best_tracker import Standing, divergence
+from fedbayes.storage.best_tracker import BestTracker, divergence
 from fedbayes.testing import assert_identical
 from tests.cut_off import cut_off_at_every_write
 
@@ -239,7 +239,7 @@ def test_a_run_whose_headline_stands_still_stops(tmp_path, changes, patience, le
 
 
 def test_rounds_that_tell_nothing_do_not_count():
-    standing = Standing("global", "a", min_improvement=0.1).after_all(
+    standing = BestTracker("global", "a", min_improvement=0.1).after_all(
         [
             {"round": 1, "global_a": 0.5},
             {"round": 2},
@@ -322,11 +322,11 @@ def test_means_over_other_clients_do_not_compare():
         {"round": number, "local_accuracy": value, "local_clients": clients}
         for number, value, clients in ((1, 0.99, 1), (2, 0.95, 2), (3, 0.6, 4), (4, 0.7, 4))
     ]
-    standing = Standing("local", "accuracy").after_all(lines)
+    standing = BestTracker("local", "accuracy").after_all(lines)
     assert (standing.best_round, standing.best, standing.waited) == (4, 0.7, 0)
-    assert Standing("local", "accuracy").after_all(lines[:3]).best_round == 3
+    assert BestTracker("local", "accuracy").after_all(lines[:3]).best_round == 3
     told = [{**line, "global_accuracy": line["local_accuracy"]} for line in lines]
-    assert Standing("global", "accuracy").after_all(told).best_round == 1
+    assert BestTracker("global", "accuracy").after_all(told).best_round == 1
 
 
 # ---- the end, beside what was

@@ -10,7 +10,7 @@ from torch import nn
 from fedbayes.core.metrics import calibrate
 from fedbayes.core.tensors import Samples, Tensors, pack, to, unpack
 from fedbayes.errors import MessageError
-from fedbayes.models.variational import Drawn, Perturbation, through
+from fedbayes.models.variational import Perturbation, WeightDraws, through
 
 
 @dataclass(frozen=True)
@@ -76,7 +76,7 @@ def test_tensors_move_as_a_whole():
     assert moved["a"].device.type == "meta"
     samples = Samples(torch.ones(2, 3), torch.zeros(2)).to("meta")
     assert samples.x.device.type == samples.y.device.type == "meta"
-    noise = Perturbation(2, "flipout", Drawn(torch.Generator().manual_seed(0)))
+    noise = Perturbation(2, "flipout", WeightDraws(torch.Generator().manual_seed(0)))
     assert noise.signs(4, 3, torch.ones(1, dtype=torch.float64)).dtype == torch.float64
     assert noise.signs(4, 3, torch.ones(1, device="meta")).device.type == "meta"
     assert noise.normal(4, like=torch.ones(1, device="meta")).device.type == "meta"

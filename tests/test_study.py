@@ -367,7 +367,7 @@ def test_what_is_no_packet_is_refused():
     ],
 )
 def test_what_a_client_may_not_say_is_refused(patients, ask, words, numbers, message):
-    from fedbayes.biostatistics import Client, LocalClients, meta_analysis
+    from fedbayes.biostatistics import LocalClients, TableClient, meta_analysis
 
     class Odd(LocalClients):
         def ask(self, question, most):
@@ -377,7 +377,7 @@ def test_what_a_client_may_not_say_is_refused(patients, ask, words, numbers, mes
                 answers["b"] = Packet({**honest.told, **words}, {**honest.numbers, **numbers})
             return answers
 
-    clients = Odd({"a": Client(patients[:150]), "b": Client(patients[150:])})
+    clients = Odd({"a": TableClient(patients[:150]), "b": TableClient(patients[150:])})
     fits = {
         "event_times": lambda: cox(clients, "days", "died", ["age"]),
         "fit": lambda: meta_analysis(clients, "died", ["age"], family="binomial"),
@@ -510,10 +510,10 @@ def test_under_secure_sums_no_client_s_sums_are_seen(patients, monkeypatch):
     from flwr.common.secure_aggregation.secaggplus_constants import RECORD_KEY_CONFIGS, Key
 
     from fedbayes.flower import sums
-    from fedbayes.flower.secagg_steps import Steps
+    from fedbayes.flower.secagg_steps import SecaggSteps
 
     came, read = [], []
-    take, plain = Steps._take, sums.NodeCarrier._answers
+    take, plain = SecaggSteps._take, sums.NodeCarrier._answers
 
     def watch(self, answer, asked, stage):
         found = take(self, answer, asked, stage)
@@ -523,7 +523,7 @@ def test_under_secure_sums_no_client_s_sums_are_seen(patients, monkeypatch):
             came.append(bytes_to_ndarray(data))  # noqa: PERF401
         return found
 
-    monkeypatch.setattr(Steps, "_take", watch)
+    monkeypatch.setattr(SecaggSteps, "_take", watch)
     monkeypatch.setattr(
         sums.NodeCarrier, "_answers", lambda self, o: read.append(plain(self, o)) or read[-1]
     )
@@ -574,7 +574,7 @@ def test_a_node_that_says_secure_sums_alone(patients):
     pytest.importorskip("flwr")
     from flwr.common.constant import PARTITION_ID_KEY
 
-    from fedbayes.biostatistics import Client
+    from fedbayes.biostatistics import TableClient
     from fedbayes.flower import sums
     from fedbayes.flower.sums_node import SumsNode
 
@@ -582,7 +582,7 @@ def test_a_node_that_says_secure_sums_alone(patients):
 
     def node(context):
         number = int(context.node_config[PARTITION_ID_KEY])
-        return SumsNode(number, lambda _: Client(parts[number]), secure=True)
+        return SumsNode(number, lambda _: TableClient(parts[number]), secure=True)
 
     for secure in (False, True):
         grid, close = sums.simulated_grid(sums.answering(node), 3)

@@ -34,7 +34,7 @@ from fedbayes.errors import ConfigError, RunError
 from fedbayes.flower.keys import make_keys
 from fedbayes.flower.node_config import NODE_CONFIG, check_node_config
 from fedbayes.flower.pace import pause
-from fedbayes.flower.supernode import Link, SuperNode, read_config, read_private_key
+from fedbayes.flower.supernode import Connection, SuperNode, read_config, read_private_key
 from fedbayes.flower.warm import KEPT, AppDied, Request, WarmApps
 from tests.command_line import command
 from tests.deployment import ROOT, wait_for
@@ -323,7 +323,7 @@ def test_a_node_gives_messages_to_the_processes_and_sends_what_they_say(runs, mo
     monkeypatch.setattr(flower, "_init_connection", lambda **_: wire)
     supernode = SuperNode({"client": 3}, node.apps)
     with pytest.raises(KeyboardInterrupt):
-        supernode.serve(Link("127.0.0.1:9", None, None))
+        supernode.serve(Connection("127.0.0.1:9", None, None))
     first, other, died, again, last = wire.told()
     assert "exit status 7" in died
     assert first["process"] not in {other["process"], again["process"]}

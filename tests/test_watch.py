@@ -20,7 +20,7 @@ import pytest
 import fedbayes
 from fedbayes import Config, Simulation
 from fedbayes.errors import RunError
-from fedbayes.federation.attacks.engine import Lying
+from fedbayes.federation.attacks.engine import AdversarialEngine
 from fedbayes.federation.client_runtime import ClientRuntime
 from fedbayes.federation.engines import AtWork, at_work
 from fedbayes.reports import follow, gather, now
@@ -28,7 +28,7 @@ from fedbayes.reports.figures import charts
 from fedbayes.reports.follow import Follower
 from fedbayes.reports.gather import rounds_of
 from fedbayes.reports.page import render
-from fedbayes.reports.serve import Server
+from fedbayes.reports.serve import PageServer
 from fedbayes.reports.troubles import troubles
 from fedbayes.storage import heartbeat
 from fedbayes.storage.activity import TRAINING, Activity
@@ -78,7 +78,7 @@ def followed(*folders):
 @contextmanager
 def served(*folders, **how):
     with followed(*folders) as follower:
-        server = Server(follower, **how)
+        server = PageServer(follower, **how)
         server.start()
         try:
             yield server
@@ -287,7 +287,7 @@ def test_an_engine_that_tells_nothing_is_no_less_an_engine(tmp_path):
     with Simulation(small(), tmp_path, engine=lambda run: Silent(run.runtime)) as simulation:
         list(simulation)
         assert simulation.at_work() == AtWork()
-        lying = Lying(simulation.engine, None, None, None, None)
+        lying = AdversarialEngine(simulation.engine, None, None, None, None)
         assert at_work(lying) == AtWork()
 
 
@@ -514,7 +514,7 @@ def test_a_name_that_was_made_to_lead_here_is_not_answered(host, answered, run):
             assert status == (200 if answered else 403), text
             assert answered or "digits" not in text
     with followed(run) as follower:
-        server = Server(follower, "0.0.0.0")
+        server = PageServer(follower, "0.0.0.0")
         try:
             assert not server.is_local
             assert server.is_us("192.168.0.7:80")

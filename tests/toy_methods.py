@@ -6,12 +6,12 @@ from dataclasses import dataclass
 import torch
 
 from fedbayes.contracts import (
-    Gathered,
     Method,
     Part,
     PointEstimate,
     Problem,
     Report,
+    ReportList,
     Reports,
     Sum,
     Weights,
@@ -21,7 +21,7 @@ from fedbayes.core.tensors import Tensors
 from fedbayes.methods.fedavg import FedAvg
 
 
-class Median(Method[Weights, Weights, Gathered]):
+class Median(Method[Weights, Weights, ReportList]):
     """Gathers: the coordinate-wise median of the clients' weights."""
 
     name = "median"
@@ -71,7 +71,7 @@ class Visits:
     own: torch.Tensor
 
 
-class Growing(Method[GrowingServer, Visits, Gathered]):
+class Growing(Method[GrowingServer, Visits, ReportList]):
     """Messages differ per client, reports have other shapes, the global model grows.
 
     Client s gets the hidden units s, s + 1 and s + 2 of the global network; the server appends the

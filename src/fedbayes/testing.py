@@ -43,7 +43,7 @@ from fedbayes.core import seeds
 from fedbayes.core.messages import Masked, Message, decode, decode_file, dense, dtype_of, encode
 from fedbayes.core.tensors import Samples, Tensors, pack, unpack
 from fedbayes.errors import RunError
-from fedbayes.federation.client_runtime import Evaluation, NoReport, Outcome, Task
+from fedbayes.federation.client_runtime import ClientFailure, ClientResult, Evaluation, Task
 from fedbayes.federation.engines import Engine
 from fedbayes.federation.engines.sequential import Sequential
 from fedbayes.federation.stages.checks import check_entries, decode_report, encode_report
@@ -62,18 +62,20 @@ def assert_identical(left: Tensors, right: Tensors) -> None:
 class Tampering:
     """An engine that counts what passes and lets a test change the outcomes of another one."""
 
-    def __init__(self, engine: Engine, tamper: Callable[[Task, Outcome], Outcome]) -> None:
+    def __init__(
+        self, engine: Engine, tamper: Callable[[Task, ClientResult], ClientResult]
+    ) -> None:
         self._engine = engine
         self._tamper = tamper
         self.down = 0
         self.up = 0
 
-    def train(self, tasks: Iterable[Task]) -> Iterator[Outcome | NoReport]:
+    def train(self, tasks: Iterable[Task]) -> Iterator[ClientResult | ClientFailure]:
         """Run the tasks and change their outcomes."""
         tasks = list(tasks)
         self.down += sum(len(task.message) for task in tasks)
         for task, outcome in zip(tasks, self._engine.train(tasks), strict=True):
-            if isinstance(outcome, NoReport):
+            if isinstance(outcome, ClientFailure):
                 yield outcome
                 continue
             changed = self._tamper(task, outcome)
@@ -361,7 +363,7 @@ class MethodContract:
             with Simulation(self.config(rounds=1), folder) as simulation:
                 victim: list[int] = []
 
-                def tamper(task: Task, outcome: Outcome, spoil: Any = spoil) -> Outcome:
+                def tamper(task: Task, outcome: ClientResult, spoil: Any = spoil) -> ClientResult:
                     if victim and victim != [task.client]:  # noqa: B023
                         return outcome
                     victim[:] = [task.client]  # noqa: B023

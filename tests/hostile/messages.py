@@ -17,7 +17,7 @@ import torch
 from fedbayes import Config, Simulation
 from fedbayes.core.messages import Masked, decode, decode_file, encode
 from fedbayes.errors import FedbayesWarning, MessageError
-from fedbayes.federation.broadcast import Broadcast
+from fedbayes.federation.broadcast import ServerMessages
 from fedbayes.federation.settings import Compression
 from fedbayes.federation.stages.checks import decode_report
 from fedbayes.federation.stages.compression import refusal
@@ -46,7 +46,7 @@ def first_task(name, compression):
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", FedbayesWarning)
         with Simulation(Config.create(**settings)) as simulation:
-            broadcast = Broadcast(
+            broadcast = ServerMessages(
                 simulation.run, simulation.method, simulation.server, 1, compression
             )
             (task,) = broadcast.tasks([0], {})

@@ -6,7 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch.distributions import Normal, kl_divergence
 
-from fedbayes.inference.gaussian import Gaussian, kl, renyi, standard
+from fedbayes.inference.gaussian import NaturalGaussian, kl, renyi, standard
 
 reals = st.floats(-5, 5)
 positive = st.floats(0.05, 5)
@@ -19,7 +19,7 @@ def one(value):
 @settings(deadline=None, max_examples=50)
 @given(reals, positive)
 def test_means_and_variances_come_back(mean, variance):
-    gaussian = Gaussian.of(one(mean), one(variance))
+    gaussian = NaturalGaussian.of(one(mean), one(variance))
     torch.testing.assert_close(gaussian.mean, one(mean))
     torch.testing.assert_close(gaussian.std["w"].square(), one(variance)["w"])
 
@@ -33,7 +33,10 @@ def test_densities_multiply_divide_and_have_powers(mean, variance, other_mean, o
         """The density up to a constant, whether it can be normalized or not."""
         return gaussian.shift["w"] * x - 0.5 * gaussian.precision["w"] * x.square()
 
-    first, second = Gaussian.of(one(mean), one(variance)), Gaussian.of(one(other_mean), one(other))
+    first, second = (
+        NaturalGaussian.of(one(mean), one(variance)),
+        NaturalGaussian.of(one(other_mean), one(other)),
+    )
     exact = Normal(one(mean)["w"], one(variance)["w"].sqrt()).log_prob(x)
     torch.testing.assert_close(log(first) - log(first)[0], exact - exact[0])
     torch.testing.assert_close(log(first * second), log(first) + log(second))
@@ -54,7 +57,9 @@ def test_the_standard_ones_std():
 def test_kl_is_that_of_torch_over_all_names(mean, variance, other_mean, other):
     m, v = {**one(mean), "b": torch.tensor([[0.3]]).double()}, {**one(variance), "b": one(1.0)["w"]}
     v["b"] = v["b"][:1, None]
-    prior = Gaussian.of({**one(other_mean), "b": m["b"] + 1}, {**one(other), "b": 2 * v["b"]})
+    prior = NaturalGaussian.of(
+        {**one(other_mean), "b": m["b"] + 1}, {**one(other), "b": 2 * v["b"]}
+    )
     wanted = sum(
         kl_divergence(Normal(m[n], v[n].sqrt()), Normal(prior.mean[n], prior.std[n])).sum()
         for n in m
@@ -75,7 +80,7 @@ def test_renyi_is_the_integral(mean, variance, other_mean, other, alpha):
     """1/(α(α − 1)) log ∫ q^α p^(1−α), of two entries."""
     if alpha == 1 or alpha / variance + (1 - alpha) / other < 0.05:
         return
-    prior = Gaussian.of(one(other_mean), one(other))
+    prior = NaturalGaussian.of(one(other_mean), one(other))
     found = renyi(one(mean), {n: 1 / v for n, v in one(variance).items()}, prior, alpha)
     x = torch.linspace(-150, 150, 60_001, dtype=torch.float64)[:, None]
     q = Normal(one(mean)["w"], one(variance)["w"].sqrt()).log_prob(x)
@@ -88,7 +93,7 @@ def test_renyi_is_the_integral(mean, variance, other_mean, other, alpha):
 @settings(deadline=None, max_examples=30)
 @given(reals, positive, reals, positive)
 def test_renyi_tends_to_kl(mean, variance, other_mean, other):
-    prior = Gaussian.of(one(other_mean), one(other))
+    prior = NaturalGaussian.of(one(other_mean), one(other))
     precision = {n: 1 / v for n, v in one(variance).items()}
     wanted = kl(one(mean), precision, prior)
     for alpha in (1 - 1e-6, 1 + 1e-6):
@@ -105,7 +110,7 @@ def test_gradients_are_those_of_differences(seed, alpha):
     """Of both divergences, in means and log-precisions, also where Rényi's is infinite."""
     rng = torch.Generator().manual_seed(seed)
     mean, log_precision, log_other, shift = torch.randn(4, 6, generator=rng, dtype=torch.float64)
-    prior = Gaussian({"w": log_other.exp()}, {"w": shift})
+    prior = NaturalGaussian({"w": log_other.exp()}, {"w": shift})
 
     def divergence(m, p):
         if alpha is None:

@@ -10,14 +10,14 @@ from fedbayes.core.tensors import Samples
 from fedbayes.inference import gates
 from fedbayes.inference.combination import factors
 from fedbayes.inference.controls import mean_gradient
-from fedbayes.inference.optimizers import Moments, ServerOptimizer, step
+from fedbayes.inference.optimizers import OptimizerMoments, ServerOptimizer, step
 
 
 def test_yogi_as_it_comes_is_fedyogi_of_reddi_et_al():
     """Appendix D there: β = (0.9, 0.99), τ = 1e-3, v from 1e-6."""
     leaf = torch.tensor([2.0], dtype=torch.float64)
     leaf.grad = torch.tensor([0.5], dtype=torch.float64)
-    Moments([leaf]).step()
+    OptimizerMoments([leaf]).step()
     v = 1e-6 + 0.01 * 0.25
     assert leaf.item() == pytest.approx(2.0 - 1e-2 * 0.1 * 0.5 / (math.sqrt(v) + 1e-3), rel=1e-12)
 

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import fedbayes
-from fedbayes.contracts import Gathered, Report
+from fedbayes.contracts import Report, ReportList
 from fedbayes.errors import ConfigError
 from fedbayes.inference.combination import factors
 from fedbayes.methods.combined import Combined, amplification
@@ -116,7 +116,7 @@ def place(network):
 
 def heard(method, server, here, changes, sizes, overflowed=False, metric=0.5):
     """Reports of weights moved by constants."""
-    reports = Gathered()
+    reports = ReportList()
     for client, (change, size) in enumerate(zip(changes, sizes, strict=True)):
         message = method.message(server, here)
         tensors = {name: tensor + change for name, tensor in message.items()}

@@ -8,10 +8,10 @@ import torch
 from torch import nn
 
 from fedbayes import Config, Simulation, run
-from fedbayes.contracts import Gathered, Nothing, Report, Solved, Sum
+from fedbayes.contracts import Report, ReportList, Solved, Stateless, Sum
 from fedbayes.errors import ConfigError
 from fedbayes.federation.stages.bounds import norms_compared
-from fedbayes.methods.fedbe import FedBe, FedBeSums, Server
+from fedbayes.methods.fedbe import FedBe, FedBeServer, FedBeSums
 from fedbayes.models import Network
 from fedbayes.models.networks import MLP
 from tests.methods.places import at, network, run_of, samples
@@ -36,9 +36,9 @@ def updated(method, net, models, sizes=SIZES, **run_settings):
     server, reports = method.init(run), method.declared.reduction()
     for client, (model, size) in enumerate(zip(models, sizes, strict=True)):
         here = at(run, client=client)
-        problem = method.problem(method.message(server, here), Nothing(), samples(), here)
+        problem = method.problem(method.message(server, here), Stateless(), samples(), here)
         solved = Solved(model, steps=1, loss=0.0, count=int(size))
-        report, _, _ = method.report(solved, problem, Nothing(), here)
+        report, _, _ = method.report(solved, problem, Stateless(), here)
         reports.add(client, report)
     return method.update(server, reports, at(run))
 
@@ -209,7 +209,7 @@ def test_a_negative_variance_counts_as_none():
     tensors = {n: t + 1 for n, t in net.initial.items()}
     squares = {f"square/{n}": torch.full_like(t, 0.5) for n, t in net.initial.items()}
     reports.add(0, Report({**tensors, **squares}))
-    server, _ = method.update(Server(net.initial), reports, place)
+    server, _ = method.update(FedBeServer(net.initial), reports, place)
     assert all(not bool(s.any()) for s in server.std.values())
 
 
@@ -245,8 +245,8 @@ def test_a_liars_network_is_left_out_of_the_ensemble():
 def test_gathered_networks_are_those_reported():
     net = network(())
     models = clients_of(net, 2)
-    reports = Gathered({k: Report({**m}, 2.0) for k, m in enumerate(models)})
-    server, _ = FedBe().update(Server(net.initial), reports, at(net))
+    reports = ReportList({k: Report({**m}, 2.0) for k, m in enumerate(models)})
+    server, _ = FedBe().update(FedBeServer(net.initial), reports, at(net))
     for k, model in enumerate(models):
         for name, tensor in model.items():
             assert torch.equal(server.clients[f"{k}/{name}"], tensor)

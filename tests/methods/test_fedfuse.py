@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from fedbayes import Config, Simulation
-from fedbayes.contracts import At, Gathered, Report
+from fedbayes.contracts import At, Report, ReportList
 from fedbayes.core.targets import Target
 from fedbayes.errors import ConfigError, ModelError
 from fedbayes.fusion.combining import combine
@@ -23,7 +23,7 @@ from tests.methods.places import at, network, run_of, samples
 
 def reports(models, weights, counts=None):
     """Of clients with these networks, samples, and samples of each class."""
-    found = Gathered()
+    found = ReportList()
     for client, (model, weight) in enumerate(zip(models, weights, strict=True)):
         tensors = dict(model)
         if counts is not None:

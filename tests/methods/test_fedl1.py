@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from fedbayes.contracts import Nothing, Sum
+from fedbayes.contracts import Stateless, Sum
 from fedbayes.core.tensors import Samples
 from fedbayes.methods.fedl1 import FedL1
 from fedbayes.models import units
@@ -24,7 +24,7 @@ def test_a_dead_unit_loses_the_lassos_share_of_its_norm_a_round(by_size):
     for number in range(1, 40):
         reports = Sum()
         for client in range(2):
-            report, _, _ = method.local(method.message(server, place), Nothing(), data, place)
+            report, _, _ = method.local(method.message(server, place), Stateless(), data, place)
             reports.add(client, report)
         server, _ = method.update(server, reports, place)
         left = start - number * steps * lr * price

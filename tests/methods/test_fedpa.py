@@ -8,7 +8,7 @@ import torch
 from torch import nn
 
 from fedbayes import Config, Simulation
-from fedbayes.contracts import Nothing, Sum
+from fedbayes.contracts import Stateless, Sum
 from fedbayes.core.targets import Target
 from fedbayes.core.tensors import Samples
 from fedbayes.errors import ConfigError, FedbayesWarning
@@ -27,8 +27,8 @@ def answered(method, net, **more):
     run = run_of(net, **{**SOLVED, **more})
     here, data = at(run), samples(n=12)
     message = method.message(method.init(run), here)
-    report, _, info = method.local(message, Nothing(), data, here)
-    problem, loss = method.problem(message, Nothing(), data, here), method.loss(run)
+    report, _, info = method.local(message, Stateless(), data, here)
+    problem, loss = method.problem(message, Stateless(), data, here), method.loss(run)
     every = max(1, (20 - int(20 * method.burn_in)) // method.samples)
     _, found = sampled(
         problem,
@@ -64,12 +64,12 @@ def test_the_first_rounds_and_clients_of_one_step_are_averaged():
     for method in (FedAvg(), FedPa(burn_in_rounds=1)):
         here = at(run)
         message = method.message(method.init(run), here)
-        report, _, _ = method.local(message, Nothing(), data, here)
+        report, _, _ = method.local(message, Stateless(), data, here)
         for name, tensor in report.tensors.items():
             assert torch.equal(wanted.setdefault(name, tensor), tensor)
     single = run_of(net, **{**SOLVED, "steps": 1})
-    report, _, info = FedPa(burn_in_rounds=0).local(net.initial, Nothing(), data, at(single))
-    other, _, _ = FedAvg().local(net.initial, Nothing(), data, at(single))
+    report, _, info = FedPa(burn_in_rounds=0).local(net.initial, Stateless(), data, at(single))
+    other, _, _ = FedAvg().local(net.initial, Stateless(), data, at(single))
     assert info["posterior_samples"] == 1
     for name, tensor in other.tensors.items():
         assert torch.equal(report.tensors[name], tensor)
@@ -129,7 +129,7 @@ def ended(method, rounds):
         for client, data in enumerate(clients):
             here = at(run, client=client, round=number)
             message = method.message(server, here)
-            report, _, _ = method.local(message, Nothing(), data, here)
+            report, _, _ = method.local(message, Stateless(), data, here)
             reports.add(client, report)
         server, _ = method.update(server, reports, at(run, round=number))
         tail.append(server.weights["0.weight"].flatten().double())

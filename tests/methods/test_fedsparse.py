@@ -10,13 +10,13 @@ import torch
 
 import fedbayes
 from fedbayes import Simulation
-from fedbayes.contracts import At, Nothing, Report, Sum
+from fedbayes.contracts import At, Report, Stateless, Sum
 from fedbayes.core.messages import Masked, decode, dense, encode
 from fedbayes.core.tensors import unpack
 from fedbayes.errors import ConfigError
 from fedbayes.federation.engines.sequential import Sequential
 from fedbayes.inference import gates
-from fedbayes.methods.fedsparse import Control, FedSparse, ScaffoldFedSparse, Server
+from fedbayes.methods.fedsparse import Control, FedSparse, FedSparseServer, ScaffoldFedSparse
 from fedbayes.models import LeNet5, Network, ResNet20, units
 from tests.methods.places import at, difference, network, run_of, samples
 
@@ -30,7 +30,7 @@ def prior(net, method, seed=1):
         norms = units.row_norms(server.weights, layer)
         logits = 2 * torch.randn(layer.count, generator=rng, dtype=norms.dtype)
         thresholds[layer.layer] = gates.thresholds(norms, logits, method.heat)
-    return Server(**{**vars(server), "thresholds": thresholds})
+    return FedSparseServer(**{**vars(server), "thresholds": thresholds})
 
 
 def sigmoid(x):
@@ -59,7 +59,7 @@ def test_the_local_objective_in_plain_numpy(per):
     )
     server = prior(net, method)
     place, batch = at(net), samples(dtype=torch.double)
-    problem = method.problem(method.message(server, place), Nothing(), batch, place)
+    problem = method.problem(method.message(server, place), Stateless(), batch, place)
     start, objective = problem.start, method.loss(place.run)
     noise = problem.noise.draw(place.rng(problem.noise.purpose), batch)
     moved = {
@@ -243,7 +243,7 @@ def test_a_message_costs_its_values_and_a_bit_per_group(module, share):
     rng = torch.Generator().manual_seed(0)
     keep = {u.layer: torch.rand(u.count, generator=rng) < share for u in gated if not u.output}
     weights = units.zero(server.weights, units.masks(gated, keep))
-    server = Server(**{**vars(server), "weights": weights})
+    server = FedSparseServer(**{**vars(server), "weights": weights})
     message = method.message(server, at(net))
     values = sum(
         (item.values if isinstance(item, Masked) else item).numel() for item in message.values()
@@ -293,7 +293,7 @@ def test_reports_are_bernoulli_samples_of_the_gates():
     counts = torch.zeros(4)
     for number in range(400):
         place = at(net, round=number + 1, lr=1e-12)
-        report, _, info = method.local(message, Nothing(), samples(), place)
+        report, _, info = method.local(message, Stateless(), samples(), place)
         counts += report.tensors["1.weight"].masks[(0,)]
     theta = torch.sigmoid(
         method._logits(server.weights, server.thresholds, method._gated(run_of(net))[0])

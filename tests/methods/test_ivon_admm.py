@@ -11,7 +11,7 @@ from fedbayes.contracts import Report, Solved, Sum
 from fedbayes.core.targets import Target
 from fedbayes.core.tensors import Samples, named
 from fedbayes.errors import MessageError, ModelError
-from fedbayes.inference.gaussian import Gaussian, standard
+from fedbayes.inference.gaussian import NaturalGaussian, standard
 from fedbayes.likelihoods import build_likelihood
 from fedbayes.methods.ivon_admm import IvonAdmm, away, constant
 from fedbayes.models import Network
@@ -42,7 +42,7 @@ def rows(clients, count=30):
 def sites(parts):
     """What clients' data add to natural parameters: Σ x², Σ x y."""
     return [
-        Gaussian(
+        NaturalGaussian(
             {NAME: one.x.double().square().sum(0)[None]},
             {NAME: (one.x * one.y).double().sum(0)[None]},
         )
@@ -81,7 +81,7 @@ def exactly(rows, dual, posterior, rho, damping):
     whole = hessian + torch.diag(rho * prior + held - own[0])
     mean = torch.linalg.solve(whole, slope - own[1] + (rho * prior + held) * centre)
     precision = prior + (hessian.diagonal() - own[0]) / rho
-    found = Gaussian({NAME: precision[None]}, {NAME: (precision * mean)[None]})
+    found = NaturalGaussian({NAME: precision[None]}, {NAME: (precision * mean)[None]})
     return found, float(torch.linalg.eigvalsh(whole).min())
 
 
@@ -98,7 +98,7 @@ def rounds(method, run, parts, count, cohort=None, curvatures=None):
             own, least = exactly(
                 parts[client],
                 states[client].reported ** rho,
-                Gaussian(**problem.given["posterior"]),
+                NaturalGaussian(**problem.given["posterior"]),
                 rho,
                 method.damping,
             )
@@ -260,8 +260,11 @@ def test_what_is_minimized_is_kl_and_the_dual_term():
     rng = torch.Generator().manual_seed(3)
     h, p, mean, log, dual_h, dual_p = torch.randn(6, 1, 2, generator=rng, dtype=torch.float64)
     p, rho = p.exp(), 0.7
-    posterior, dual = Gaussian({NAME: p}, {NAME: h}), Gaussian({NAME: dual_p}, {NAME: dual_h})
-    none = Gaussian({NAME: 0 * p}, {NAME: 0 * p})
+    posterior, dual = (
+        NaturalGaussian({NAME: p}, {NAME: h}),
+        NaturalGaussian({NAME: dual_p}, {NAME: dual_h}),
+    )
+    none = NaturalGaussian({NAME: 0 * p}, {NAME: 0 * p})
     ends = {NAME: mean}, {NAME: log}
     found = away(*ends, posterior / dual ** (1 / rho), none) + constant(posterior)
     q = Normal(mean, (-log / 2).exp())
@@ -270,7 +273,7 @@ def test_what_is_minimized_is_kl_and_the_dual_term():
     torch.testing.assert_close(rho * found, wanted)
     # Means are drawn to a centre by precisions of their own, up to a constant of these.
     held, centre = dual_p.abs(), h / p
-    drawn = Gaussian({NAME: held}, {NAME: held * centre})
+    drawn = NaturalGaussian({NAME: held}, {NAME: held * centre})
     more = away(*ends, posterior / dual ** (1 / rho), drawn) + constant(posterior) - found
     pull = 0.5 * (held * (mean - centre).square()).sum() - 0.5 * (held * centre.square()).sum()
     torch.testing.assert_close(more, pull)
@@ -280,8 +283,8 @@ def test_its_gradients_are_those_of_automatic_differentiation():
     rng = torch.Generator().manual_seed(4)
     h, p, mean, log, w, v = torch.randn(6, 3, 2, generator=rng, dtype=torch.float64)
     leaves = mean.requires_grad_(), log.requires_grad_()
-    other = Gaussian({NAME: p}, {NAME: h})  # which need not be normalizable
-    held = Gaussian({NAME: w}, {NAME: v})
+    other = NaturalGaussian({NAME: p}, {NAME: h})  # which need not be normalizable
+    held = NaturalGaussian({NAME: w}, {NAME: v})
     assert torch.autograd.gradcheck(lambda m, p: away({NAME: m}, {NAME: p}, other, held), leaves)
 
 

@@ -13,7 +13,7 @@ from fedbayes.core.targets import Target
 from fedbayes.core.tensors import Samples
 from fedbayes.errors import ConfigError, MessageError, ModelError
 from fedbayes.likelihoods import build_likelihood
-from fedbayes.methods.pfedbayes import Client, PFedBayes, Server
+from fedbayes.methods.pfedbayes import PFedBayes, PFedBayesClient, PFedBayesServer
 from fedbayes.models import Network
 from fedbayes.models.networks import MLP
 from tests.methods.places import at, network, run_of
@@ -44,7 +44,10 @@ def test_the_loss_is_the_free_energy_of_a_conjugate_model():
     """−E log p = ½ log 2π + ½ ((ȳ − m)² + 1 + s²), and ζ KL in closed form, by sample."""
     run, data = mean_estimation(), data_around(0.7, 25)
     method = PFedBayes(zeta=3.0, samples=2000)
-    server, own = Server(one(0.4), one(0.5)), Client(one(-0.2), one(math.log(0.3)))
+    server, own = (
+        PFedBayesServer(one(0.4), one(0.5)),
+        PFedBayesClient(one(-0.2), one(math.log(0.3))),
+    )
     problem = method.problem(method.message(server, at(run)), own, data, at(run))
     noise = problem.noise.draw(torch.Generator().manual_seed(0), data)
     found = method.loss(run)(problem.start, data, problem.given, noise)
@@ -118,10 +121,10 @@ def test_the_conjugate_fixed_point_stays_and_another_point_does_not(zeta):
 
     def round_from(mean, std):
         reports, copies, states = Sum(), [], []
-        server = Server(one(mean), one(std))
+        server = PFedBayesServer(one(mean), one(std))
         for client in range(3):
             here = at(run, client=client)
-            state = Client(one(own[client]), one(math.log(own_spread)))
+            state = PFedBayesClient(one(own[client]), one(math.log(own_spread)))
             message = method.message(server, here)
             report, state, _ = method.local(message, state, data_around(means[client], n), here)
             reports.add(client, report)
@@ -145,8 +148,8 @@ def test_the_conjugate_fixed_point_stays_and_another_point_does_not(zeta):
 @pytest.mark.parametrize("start", ["own", "global"])
 def test_a_round_starts_where_it_is_to(start):
     run, data = mean_estimation(), data_around(0.0, 5)
-    method, server = PFedBayes(start=start), Server(one(0.4), one(0.5))
-    message, own = method.message(server, at(run)), Client(one(-1.0), one(-2.0))
+    method, server = PFedBayes(start=start), PFedBayesServer(one(0.4), one(0.5))
+    message, own = method.message(server, at(run)), PFedBayesClient(one(-1.0), one(-2.0))
     problem = method.problem(message, own, data, at(run)).start
     expected = (-1.0, -2.0) if start == "own" else (0.4, math.log(0.5))
     assert float(problem[f"mean/{NAME}"]) == pytest.approx(expected[0])

@@ -11,7 +11,7 @@ from scipy.optimize import minimize_scalar
 from torch import nn
 
 import fedbayes
-from fedbayes.contracts import Gathered, Nothing, Report
+from fedbayes.contracts import Report, ReportList, Stateless
 from fedbayes.contracts.prior import in_words
 from fedbayes.core.fields import idle
 from fedbayes.core.messages import Masked, dense
@@ -27,7 +27,7 @@ from fedbayes.likelihoods import build_likelihood
 from fedbayes.methods.fedavg import FedAvg
 from fedbayes.methods.fedprox import FedProx
 from fedbayes.methods.fedsparse import FedSparse, ScaffoldFedSparse
-from fedbayes.methods.laplace import Laplace, Server, median, proximal
+from fedbayes.methods.laplace import Laplace, LaplaceServer, median, proximal
 from fedbayes.methods.mixture import Mixture
 from fedbayes.models import Network
 from fedbayes.runs.build import build_data
@@ -87,7 +87,7 @@ def test_votes_on_rows_of_classes_by_brute_force():
     method.check(place.run)
     server = method.init(place.run)
     has = np.array([[1, 0, 0], [1, 1, 0], [1, 1, 0], [0, 1, 0]])
-    sizes, reports = [3, 10, 4, 5], Gathered()
+    sizes, reports = [3, 10, 4, 5], ReportList()
     found = [{n: w + torch.randn_like(w) for n, w in net.initial.items()} for _ in sizes]
     for client, (own, size) in enumerate(zip(found, sizes, strict=True)):
         present = {"present": torch.from_numpy(has[client])}
@@ -103,7 +103,7 @@ def test_votes_on_rows_of_classes_by_brute_force():
             assert float(following.weights[name][index]) == pytest.approx(expected, abs=1e-6)
     data = samples(6)
     data.y[:] = torch.tensor([0, 0, 2, 0, 2, 0])
-    report, _, _ = method.local(method.message(server, place), Nothing(), data, place)
+    report, _, _ = method.local(method.message(server, place), Stateless(), data, place)
     assert report.tensors["present"].tolist() == [1, 0, 1]
     assert report.weight == 6
     with pytest.raises(MessageError, match="classes"):
@@ -144,7 +144,7 @@ def test_what_a_median_cannot_do_is_said():
 
 
 def gathered(tensors):
-    reports = Gathered()
+    reports = ReportList()
     for client, own in enumerate(tensors):
         reports.add(client, Report(own))
     return reports
@@ -160,10 +160,10 @@ def test_the_m_steps_of_the_laplace_prior():
     ]
     sent = [{"w": Masked.keep(phi, {(0,): phi != w})} for phi in found]
     assert sent[0]["w"].values.tolist() == [0.5, 3.0]
-    following, _ = Laplace().update(Server({"w": w}), gathered(sent), at(network()))
+    following, _ = Laplace().update(LaplaceServer({"w": w}), gathered(sent), at(network()))
     np.testing.assert_allclose(following.weights["w"], np.median(np.stack(found), axis=0))
     method = Laplace(m_step="sign", server_lr=0.3)
-    following, _ = method.update(Server({"w": w}), gathered(sent), at(network()))
+    following, _ = method.update(LaplaceServer({"w": w}), gathered(sent), at(network()))
     expected = w + 0.3 * torch.tensor([1 / 3, 2 / 3, 0.0])
     torch.testing.assert_close(following.weights["w"], expected)
 
@@ -176,7 +176,7 @@ def test_the_laplace_report_is_what_has_changed():
         method = Laplace(scale=scale)
         server = method.init(run_of(net))
         place = at(net, lr=0.1, epochs=3)
-        report, _, info = method.local(method.message(server, place), Nothing(), data, place)
+        report, _, info = method.local(method.message(server, place), Stateless(), data, place)
         sizes.append(sum(item.values.numel() for item in report.tensors.values()))
         total = sum(w.numel() for w in server.weights.values())
         assert info["changed"] == pytest.approx(sizes[-1] / total)
@@ -189,7 +189,7 @@ def test_laplace_at_the_optimum_is_the_lasso_around_the_server():
     method = Laplace(scale=0.03)
     server = method.init(run_of(net))
     place = at(net, lr=0.5, steps=3000, batch_size=30)
-    report, _, _ = method.local(method.message(server, place), Nothing(), data, place)
+    report, _, _ = method.local(method.message(server, place), Stateless(), data, place)
     phi = {
         n: torch.where(i.mask(), i.dense(), server.weights[n]) for n, i in report.tensors.items()
     }
@@ -220,7 +220,7 @@ def test_the_local_objective_of_the_mixture():
         for k in range(3)
     ]
     place = at(net)
-    problem = method.problem(method.message(server, place), Nothing(), data, place)
+    problem = method.problem(method.message(server, place), Stateless(), data, place)
     loss = method.loss(place.run)
 
     def objective(parameters):
@@ -293,7 +293,7 @@ def test_an_update_of_the_mixture_climbs_its_objective(seed, weighting):
         {n: torch.from_numpy(rng.normal(0, 1, tuple(w.shape))) for n, w in net.initial.items()}
         for _ in range(6)
     ]
-    reports = Gathered()
+    reports = ReportList()
     for client, (own, size) in enumerate(zip(found, sizes, strict=True)):
         reports.add(client, Report(own, float(size) if weighting == "samples" else 1.0))
 
@@ -323,10 +323,10 @@ def test_the_default_update_of_the_mixture_is_its_own_m_step():
     for _ in range(300):
         server, _ = method.update(server, gathered(found), place)
     data = [samples(n, inputs=2, classes=2, dtype=torch.double) for n in (3, 50, 7, 90, 11)]
-    reports = Gathered()
+    reports = ReportList()
     for client, (own, part) in enumerate(zip(found, data, strict=True)):
         solved = Solved(own, steps=1, loss=0.0, count=len(part.y))
-        report, _, _ = method.report(solved, Problem(own), Nothing(), place)
+        report, _, _ = method.report(solved, Problem(own), Stateless(), place)
         reports.add(client, report)
     following, _ = method.update(server, reports, place)
     for name, tensor in server.components.items():
@@ -385,7 +385,7 @@ def test_the_prior_of_a_method_is_what_its_loss_adds(method):
     net, data = network(dtype=torch.double), samples(9, dtype=torch.double)
     place = at(net, lr=0.01)
     server = method.init(place.run)
-    problem = method.problem(method.message(server, place), Nothing(), data, place)
+    problem = method.problem(method.message(server, place), Stateless(), data, place)
     phi = {n: w + torch.randn_like(w) for n, w in net.initial.items()}
     found = method.prior(len(data.y))
     if problem.project is not None:
@@ -523,7 +523,7 @@ def test_laplace_ends_at_the_minimum_of_its_objective_whatever_the_momentum(mome
     run = run_of(net, lr=0.01, momentum=momentum, steps=3000, batch_size=12)
     method, here = Laplace(scale=0.5), at(run)
     centre = {n: torch.zeros_like(t) for n, t in net.initial.items()}
-    problem = method.problem(dict(centre), Nothing(), samples(), here)
+    problem = method.problem(dict(centre), Stateless(), samples(), here)
 
     def loss(parameters, batch, given, noise):
         return sum(0.5 * (parameters[n] - t).square().sum() for n, t in target.items())
@@ -539,11 +539,11 @@ def test_laplace_by_signs_takes_the_median_of_running_statistics():
     run = run_of(Network(module, shape=(4,)), lr=0.1, batch_size=4)
     method = Laplace(m_step="sign")
     server = method.init(run)
-    reports = Gathered()
+    reports = ReportList()
     for client in range(3):
         here = at(run, client)
         data = samples(seed=client)
-        reports.add(client, method.local(method.message(server, here), Nothing(), data, here)[0])
+        reports.add(client, method.local(method.message(server, here), Stateless(), data, here)[0])
     after, _ = method.update(server, reports, at(run))
     told = [dense(report.tensors) for report in reports.reports.values()]
     for name in ("1.running_mean", "1.running_var"):

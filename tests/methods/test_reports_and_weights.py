@@ -4,12 +4,12 @@ import numpy as np
 import pytest
 import torch
 
-from fedbayes.contracts import Gathered, Nothing, Report, Sum
-from fedbayes.contracts.product import Posterior as Server
+from fedbayes.contracts import Report, ReportList, Stateless, Sum
+from fedbayes.contracts.product import PosteriorServer as Server
 from fedbayes.core.messages import Masked, dense
 from fedbayes.core.tensors import named
 from fedbayes.inference import gates
-from fedbayes.inference.gaussian import Gaussian
+from fedbayes.inference.gaussian import NaturalGaussian
 from fedbayes.methods.combined import Combined
 from fedbayes.methods.fedsparse import Controlled, ScaffoldFedSparse
 from fedbayes.methods.mixture import Mixture
@@ -24,9 +24,9 @@ def test_clients_of_a_mixture_weigh_as_many_samples_as_they_have():
     server = method.init(run_of(net))
     place = at(net, epochs=1)
     message = method.message(server, place)
-    reports = Gathered()
+    reports = ReportList()
     for client, count in enumerate((5, 17)):
-        report, _, _ = method.local(message, Nothing(), samples(n=count, seed=client), place)
+        report, _, _ = method.local(message, Stateless(), samples(n=count, seed=client), place)
         assert report.weight == count
         reports.add(client, report)
     following, _ = method.update(server, reports, place)
@@ -53,7 +53,7 @@ def test_a_plateau_is_seen_as_soon_as_the_window_is_full(window):
     place = at(net)
     server = method.init(place.run)
     for number in range(1, window + 1):
-        reports = Gathered()
+        reports = ReportList()
         told = {"metric": 0.5, "loss": 1.0, "overflowed": 0.0}
         numbers = named("received", {n: torch.tensor(x).double() for n, x in told.items()})
         reports.add(0, Report({**net.initial, **numbers}, 3.0))
@@ -95,6 +95,6 @@ def test_the_mean_precision_is_told():
     nothing = {n: torch.zeros_like(p) for n, p in precision.items()}
     reports = Sum()
     reports.add(0, Report(named("precision", changes) | named("shift", nothing)))
-    _, info = Virtual().update(Server(Gaussian(precision, nothing)), reports, at(network()))
+    _, info = Virtual().update(Server(NaturalGaussian(precision, nothing)), reports, at(network()))
     every = np.concatenate([(precision[n] + changes[n]).numpy().ravel() for n in precision])
     assert info == {"mean_precision": pytest.approx(every.mean())}

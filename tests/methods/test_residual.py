@@ -5,13 +5,13 @@ import pytest
 import torch
 
 import fedbayes
-from fedbayes.contracts import Nothing, Report, Sum
+from fedbayes.contracts import Report, Stateless, Sum
 from fedbayes.core.messages import Masked, encode
 from fedbayes.core.tensors import Samples
 from fedbayes.inference import gates
 from fedbayes.methods.feddrop import FedDrop
 from fedbayes.methods.fedl1 import FedL1
-from fedbayes.methods.fedsparse import FedSparse, Server
+from fedbayes.methods.fedsparse import FedSparse, FedSparseServer
 from fedbayes.models import Network, ResNet20, units
 from fedbayes.models.compact import compact
 from fedbayes.workflows.serve.export import export
@@ -65,7 +65,7 @@ def test_fedsparse_prunes_the_stream_as_one(net):
         level = torch.where(dead[group.layer], -5.0, 5.0)
         norms = units.row_norms(server.weights, group)
         thresholds[group.layer] = gates.thresholds(norms, level, method.heat)
-    server = Server(**{**vars(server), "thresholds": thresholds})
+    server = FedSparseServer(**{**vars(server), "thresholds": thresholds})
     reported = Sum()
     reported.add(0, Report(dict(server.weights)))
     following, info = method.update(server, reported, at(net))
@@ -86,13 +86,13 @@ def test_a_client_of_fedsparse_gates_the_stream(net):
     server = method.init(run_of(net))
     message = method.message(server, at(net))
     data = Samples(torch.randn(6, *SHAPE), torch.arange(6) % 3)
-    problem = method.problem(message, Nothing(), data, at(net))
+    problem = method.problem(message, Stateless(), data, at(net))
     leaves = {n: t.clone().requires_grad_(t.is_floating_point()) for n, t in problem.start.items()}
     noise = problem.noise.draw(torch.Generator().manual_seed(0), data)
     method.loss(run_of(net))(leaves, data, problem.given, noise).backward()
     for group in net.groups[:-1]:
         assert leaves[f"threshold/{group.layer}"].grad.abs().sum() > 0
-    report, _, _ = method.local(message, Nothing(), data, at(net, epochs=1))
+    report, _, _ = method.local(message, Stateless(), data, at(net, epochs=1))
     rows = report.tensors["0.weight"].masks[(0,)]
     assert 0 < int(rows.sum()) < 16
     for name in ("3.conv2.weight", "5.norm2.bias", "9.conv2.weight"):
@@ -124,7 +124,7 @@ def test_feddrop_trains_a_narrower_resnet(net):
     assert small["0.weight"].shape == (12, 3, 3, 3)
     assert small["9.conv2.weight"].shape == (48, 48, 3, 3)
     data = Samples(torch.randn(6, *SHAPE), torch.arange(6) % 3)
-    report, _, _ = method.local(message, Nothing(), data, at(net, epochs=1))
+    report, _, _ = method.local(message, Stateless(), data, at(net, epochs=1))
     trained = units.slice(report.tensors)
     assert all(not torch.equal(trained[name], small[name]) for name in inner(net))
     narrow = ResNet20(3, 3)
@@ -133,7 +133,7 @@ def test_feddrop_trains_a_narrower_resnet(net):
         narrow.get_submodule(path)._parameters[key] = torch.nn.Parameter(tensor)
     for norm in (m for m in narrow.modules() if isinstance(m, torch.nn.GroupNorm)):
         norm.num_channels = len(norm.weight)
-    personal = method.personal_model(message, report, Nothing(), run_of(net))
+    personal = method.personal_model(message, report, Stateless(), run_of(net))
     draw = method.draws(personal, run_of(net))
     with torch.no_grad():
         torch.testing.assert_close(

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 import fedbayes
-from fedbayes.contracts import Nothing, Report, Sum, Total
+from fedbayes.contracts import Report, Stateless, Sum, Total
 from fedbayes.core.messages import Masked, dense, encode
 from fedbayes.methods.feddrop import FedDrop
 from fedbayes.methods.fedl1 import FedL1
@@ -36,10 +36,10 @@ def test_the_small_network_answers_like_one_without_the_units():
     message = method.message(method.init(run_of(net)), at(net))
     x = torch.randn(5, 4)
     torch.testing.assert_close(net(units.slice(message), x), net(dense(message), x))
-    report, _, _ = method.local(message, Nothing(), samples(), at(net))
+    report, _, _ = method.local(message, Stateless(), samples(), at(net))
     small = units.slice(report.tensors)
     assert small["1.weight"].shape == (4, 4)
-    personal = method.personal_model(message, report, Nothing(), run_of(net))
+    personal = method.personal_model(message, report, Stateless(), run_of(net))
     predicted = method.draws(personal, run_of(net))(x)
     torch.testing.assert_close(predicted, net(dense(report.tensors), x)[None])
 
@@ -51,7 +51,7 @@ def test_a_weight_moves_to_the_mean_of_those_who_had_it():
     total, found = Sum(), []
     for client in range(3):
         message = method.message(server, at(net, client))
-        report, _, _ = method.local(message, Nothing(), samples(seed=client), at(net, client))
+        report, _, _ = method.local(message, Stateless(), samples(seed=client), at(net, client))
         total.add(client, report)
         found.append(report.tensors)
     following, _ = method.update(server, total, at(net))

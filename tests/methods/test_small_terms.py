@@ -14,7 +14,7 @@ from fedbayes.core.tensors import Samples, unpack
 from fedbayes.inference.settings import LocalTraining
 from fedbayes.inference.solve import solve
 from fedbayes.methods.fedsparse import FedSparse
-from fedbayes.methods.virtual import Client
+from fedbayes.methods.virtual import VirtualClient
 
 DATA = {"name": "digits", "clients": 3, "partition": "iid", "limit": 150}
 
@@ -194,7 +194,7 @@ def test_a_factor_of_virtual_that_falls_to_nothing_keeps_a_positive_precision(tm
         training={"lr": 1e-3, "steps": 1, "batch_size": 50},
         aggregation={"max_change": 0},
     ):
-        factors = [unpack(Client, dense(decode(state))) for state in states.values()]
+        factors = [unpack(VirtualClient, dense(decode(state))) for state in states.values()]
         lowest = min(float(p.min()) for f in factors for p in f.factor.precision.values())
         assert 0 < lowest < 1e-6
         assert all(bool((p > 0).all()) for p in server.posterior.precision.values())
@@ -205,7 +205,7 @@ def test_what_a_client_of_virtual_knows_goes_back_to_the_prior_without_data(tmp_
     method = {"name": "virtual", "samples": 1, "kl_weight": 1e4, "prior_std": 0.8}
     training = {"optimizer": "adam", "lr": 0.05, "steps": 120, "batch_size": 10}
     (_, states), *_ = servers(tmp_path, rounds=1, cohort=1, method=method, training=training)
-    (client,) = (unpack(Client, dense(decode(state))) for state in states.values())
+    (client,) = (unpack(VirtualClient, dense(decode(state))) for state in states.values())
     for name, mean in client.mean.items():
         torch.testing.assert_close(mean, torch.zeros_like(mean), atol=0.05, rtol=0)
         std = client.log_std[name].exp()

@@ -13,20 +13,20 @@ import fedbayes
 from fedbayes import Config, Simulation
 from fedbayes.contracts import Report, Solved
 from fedbayes.contracts.changes import clipped, norm
-from fedbayes.contracts.product import Posterior as Server
+from fedbayes.contracts.product import PosteriorServer as Server
 from fedbayes.core.messages import decode, decode_file, dense
 from fedbayes.core.targets import Target
 from fedbayes.core.tensors import Samples, named, part, unpack
 from fedbayes.errors import ConfigError, MessageError, ModelError
-from fedbayes.inference.gaussian import Gaussian, kl, standard
+from fedbayes.inference.gaussian import NaturalGaussian, kl, standard
 from fedbayes.likelihoods import build_likelihood
 from fedbayes.methods.ivon_admm import IvonAdmm
-from fedbayes.methods.virtual import Client, Virtual, _newcomer, sampled
+from fedbayes.methods.virtual import Virtual, VirtualClient, _newcomer, sampled
 from fedbayes.models import MLP, LeNet5, Network, ResNet20
 from fedbayes.models.variational import (
-    Drawn,
     GaussianWeights,
     Perturbation,
+    WeightDraws,
     affine,
     forward,
     repeat,
@@ -41,7 +41,7 @@ def random_gaussian(seed, **shapes):
     rng = torch.Generator().manual_seed(seed)
     precision = {n: torch.rand(s, generator=rng).double() + 0.3 for n, s in shapes.items()}
     shift = {n: torch.randn(s, generator=rng).double() for n, s in shapes.items()}
-    return Gaussian(precision, shift)
+    return NaturalGaussian(precision, shift)
 
 
 def test_products_and_quotients_of_densities():
@@ -79,7 +79,7 @@ def test_perturbed_outputs_have_the_exact_mean_and_variance(estimator, layer, sh
     spread = tuple(0.1 + 0.4 * torch.rand(t.shape, generator=rng) for t in mean)
     draws = []
     for _ in range(1500):
-        noise = Perturbation(20, estimator, Drawn(rng))
+        noise = Perturbation(20, estimator, WeightDraws(rng))
         with torch.no_grad():
             out = affine(layer, repeat(x, 20), mean, spread, noise)
         draws.append(out.reshape(20, 2, *out.shape[1:]))
@@ -102,7 +102,7 @@ def test_rows_of_flipout_are_uncorrelated():
     mean, spread = (torch.zeros(1, 3), None), (torch.ones(1, 3), None)
     rng = torch.Generator().manual_seed(0)
     x = torch.tensor([[1.0, 2.0, -1.0], [1.0, 2.0, -1.0]])
-    noise = Perturbation(2, "flipout", Drawn(rng))
+    noise = Perturbation(2, "flipout", WeightDraws(rng))
     y = torch.stack([affine(layer, repeat(x, 2), mean, spread, noise)[:, 0] for _ in range(4000)])
     correlation = torch.corrcoef(y.T) - torch.eye(4)
     assert correlation.abs().max() < 0.06
@@ -114,7 +114,7 @@ def test_without_std_it_is_the_network_itself():
     x = torch.randn(3, 1, 16, 16)
     weights = GaussianWeights(net.initial, {n: torch.zeros_like(t) for n, t in net.initial.items()})
     for estimator in ("flipout", "reparametrization"):
-        noise = Perturbation(2, estimator, Drawn(torch.Generator().manual_seed(0)))
+        noise = Perturbation(2, estimator, WeightDraws(torch.Generator().manual_seed(0)))
         logits, seen = forward(stack(net.module), weights, repeat(x, 2), noise)
         torch.testing.assert_close(logits, net(net.initial, x).repeat(2, 1), rtol=1e-4, atol=1e-5)
     assert [tuple(h.shape[1:]) for h in seen] == [(20, 12, 12), (50, 2, 2), (500,), (4,)]
@@ -194,7 +194,9 @@ def test_the_posterior_is_the_product_of_the_factors(settings, tmp_path):
     )
     with Simulation(config, tmp_path) as simulation:
         for step in simulation:
-            states = {c: unpack(Client, dense(decode(s))) for c, s in simulation.states.items()}
+            states = {
+                c: unpack(VirtualClient, dense(decode(s))) for c, s in simulation.states.items()
+            }
             posterior = step.server.posterior
             share = standard(posterior.precision) ** 0.2
             product = share**0.0
@@ -314,7 +316,7 @@ class Exact(Virtual):
 
     def local(self, message, client, samples, at):
         problem = self.problem(message, client, samples, at)
-        cavity = Gaussian(**problem.given["cavity"])
+        cavity = NaturalGaussian(**problem.given["cavity"])
         share = standard(cavity.precision, self.prior_std) ** (1 / at.run.clients)
         x, y = samples.x.double(), samples.y[:, 0].double()
         (name,) = cavity.precision
@@ -412,7 +414,7 @@ def test_noise_that_takes_all_precision_leaves_the_prior_round_after_round(metho
     place = at(run_of(net, clients=2, cohort=2))
     server = method.init(place.run)
     some = next(iter(server.posterior.precision))
-    posterior = Gaussian(
+    posterior = NaturalGaussian(
         {n: 3 * p for n, p in server.posterior.precision.items()},
         {n: 6 * p for n, p in server.posterior.precision.items()},
     )
@@ -681,7 +683,9 @@ def test_under_clipping_the_posterior_is_the_product_of_the_factors_and_nobody_i
     """What a client keeps is what the server adds, in parts that the bound shortens."""
     with Simulation(clipped_run(clip, rounds=4)) as simulation:
         refused = [step.metrics["refused"] for step in simulation]
-        states = [unpack(Client, decode_file(simulation.states[client])) for client in range(6)]
+        states = [
+            unpack(VirtualClient, decode_file(simulation.states[client])) for client in range(6)
+        ]
         posterior = simulation.server.posterior
     assert refused == [{}] * 4
     product = math.prod((state.factor for state in states[1:]), start=states[0].factor)

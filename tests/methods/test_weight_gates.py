@@ -10,10 +10,10 @@ from torch import nn
 
 import fedbayes
 from fedbayes import Simulation
-from fedbayes.contracts import At, Nothing, Report, Sum
+from fedbayes.contracts import At, Report, Stateless, Sum
 from fedbayes.core.messages import Masked, decode, dense, encode, payload
 from fedbayes.errors import ConfigError, FedbayesWarning
-from fedbayes.methods.fedsparse import FedSparse, ScaffoldFedSparse, Server
+from fedbayes.methods.fedsparse import FedSparse, FedSparseServer, ScaffoldFedSparse
 from fedbayes.models import Network
 from fedbayes.models.networks import MLP
 from fedbayes.models.units import Entries, masks, row_norms, zero
@@ -30,7 +30,7 @@ def spread(net, method, seed=1):
         norms = row_norms(server.weights, layer)
         level = 2 * torch.randn(layer.count, generator=rng, dtype=norms.dtype)
         thresholds[layer.layer] = method.gate_thresholds(norms, level)
-    return Server(**{**vars(server), "thresholds": thresholds})
+    return FedSparseServer(**{**vars(server), "thresholds": thresholds})
 
 
 def softplus(v):
@@ -53,7 +53,7 @@ def test_the_local_objective_is_the_printed_equation_weight_by_weight(scale):
     )
     server, place = spread(net, method), at(net, classes=2)
     batch = samples(classes=2, dtype=torch.double)
-    problem = method.problem(method.message(server, place), Nothing(), batch, place)
+    problem = method.problem(method.message(server, place), Stateless(), batch, place)
     noise = problem.noise.draw(place.rng(problem.noise.purpose), batch)
     rng = torch.Generator().manual_seed(3)
     moved = {

@@ -19,7 +19,7 @@ from fedbayes.core.lazy import attributes
 
 if TYPE_CHECKING:
     from fedbayes.biostatistics.analyses import cox, glm, kaplan_meier, meta_analysis
-    from fedbayes.biostatistics.client import Client, LocalClients
+    from fedbayes.biostatistics.client import LocalClients, TableClient
     from fedbayes.biostatistics.curves import Curve, LogRank, Survival
     from fedbayes.biostatistics.exchange import Carrier, Packet
     from fedbayes.biostatistics.meta import MetaAnalysis, Pooled, pool
@@ -27,7 +27,6 @@ if TYPE_CHECKING:
 
 __all__ = [
     "Carrier",
-    "Client",
     "Curve",
     "LocalClients",
     "LogRank",
@@ -36,6 +35,7 @@ __all__ = [
     "Pooled",
     "Regression",
     "Survival",
+    "TableClient",
     "cox",
     "glm",
     "kaplan_meier",
@@ -47,7 +47,7 @@ __getattr__, __dir__ = attributes(
     __name__,
     {
         "Carrier": "fedbayes.biostatistics.exchange",
-        "Client": "fedbayes.biostatistics.client",
+        "TableClient": "fedbayes.biostatistics.client",
         "Curve": "fedbayes.biostatistics.curves",
         "LocalClients": "fedbayes.biostatistics.client",
         "LogRank": "fedbayes.biostatistics.curves",

@@ -7,7 +7,7 @@ from typing import Any, Literal
 
 from pydantic import BaseModel, Field, ValidationError
 
-from fedbayes.biostatistics.client import Client, LocalClients
+from fedbayes.biostatistics.client import LocalClients, TableClient
 from fedbayes.biostatistics.columns import Wanted, agree
 from fedbayes.biostatistics.curves import Survival, fit_curves
 from fedbayes.biostatistics.exchange import Carrier, Exchange, Packet
@@ -342,7 +342,7 @@ def carrier(clients: Clients, least: int = 0) -> Carrier:
         if twice := next((name for name in names if names.count(name) > 1), None):
             raise DataError(f"two clients are called '{twice}'; give each a name of its own")
         tables = zip(names, clients.values(), strict=True)
-        return LocalClients({name: Client(table, least) for name, table in tables})
+        return LocalClients({name: TableClient(table, least) for name, table in tables})
     if not hasattr(clients, "ask"):
         raise DataError(
             f"clients is of type {type(clients).__name__}; give a DataFrame for each client by its "

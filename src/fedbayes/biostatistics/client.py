@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     import pandas as pd
 
 
-class Client:
+class TableClient:
     """The rows of one client; what it says of them are sums.
 
     Args:
@@ -101,7 +101,7 @@ class Client:
         return tell_names(self._frame)
 
 
-_ANSWERS: dict[str, Callable[[Client, Mapping[str, Any], dict[str, Any]], Packet]] = {
+_ANSWERS: dict[str, Callable[[TableClient, Mapping[str, Any], dict[str, Any]], Packet]] = {
     "names": lambda client, told, numbers: client.names,
     "columns": lambda client, told, numbers: client.describe(told),
     "moments": lambda client, told, numbers: tell_moments(
@@ -157,7 +157,7 @@ class LocalClients:
         clients: by name, in the order in which their sums are added.
     """
 
-    def __init__(self, clients: Mapping[str, Client]) -> None:
+    def __init__(self, clients: Mapping[str, TableClient]) -> None:
         if not clients:
             raise DataError("there are no clients; give each one's table")
         self._clients = dict(clients)

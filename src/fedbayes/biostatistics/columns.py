@@ -167,7 +167,7 @@ class Named(BaseModel):
     columns: list[str]
 
 
-class Column(BaseModel):
+class CodedColumn(BaseModel):
     """What a client says of one column."""
 
     kind: Literal["number", "flag", "text", "date", "empty"]
@@ -179,23 +179,23 @@ class Column(BaseModel):
     """Categories; of too many their number."""
 
 
-class Described(BaseModel):
+class ColumnDescription(BaseModel):
     """What a client says of the columns that are used."""
 
     rows: int = Field(ge=0, le=MOST_ROWS)
     whole: int = Field(ge=0, le=MOST_ROWS)
     """Rows without a missing value."""
-    columns: dict[str, Column]
+    columns: dict[str, CodedColumn]
 
     @model_validator(mode="after")
-    def _of_rows(self) -> "Described":
+    def _of_rows(self) -> "ColumnDescription":
         counts = [n for c in self.columns.values() for n in (c.missing, c.infinite)]
         if max([self.whole, *counts]) > self.rows:
             raise ValueError("it counts more rows than there are")
         return self
 
 
-Told = Mapping[str, Described]
+Told = Mapping[str, ColumnDescription]
 """By client."""
 
 
@@ -295,7 +295,7 @@ def _levels(column: "pd.Series[Any]", name: str, wanted: Wanted, grouping: bool)
 
 def agree(
     exchange: Exchange, wanted: Wanted, drop: tuple[str, ...] = (), *, every: bool = True
-) -> "Agreement":
+) -> "ColumnAgreement":
     """Ask the clients what their columns are, and settle how they are coded.
 
     Args:
@@ -314,7 +314,7 @@ def agree(
     wanted = _with_features(wanted, drop, names, every)
     for column in wanted.used:
         _require(column, wanted, names)
-    told = exchange.words("columns", {"wanted": wanted.model_dump()}, Described)
+    told = exchange.words("columns", {"wanted": wanted.model_dump()}, ColumnDescription)
     for client, described in told.items():
         if set(described.columns) != set(wanted.used):
             raise MessageError(f"client {client} spoke of other columns than were asked for")
@@ -336,10 +336,10 @@ def agree(
         raise DataError(f"two coefficients would be called '{twice[0]}'; rename a column")
     rows = {name: t.whole for name, t in told.items()}
     dropped = {name: t.rows - t.whole for name, t in told.items()}
-    return Agreement(coding=coding, rows=rows, dropped=dropped)
+    return ColumnAgreement(coding=coding, rows=rows, dropped=dropped)
 
 
-class Agreement(BaseModel):
+class ColumnAgreement(BaseModel):
     """What server and clients have agreed upon, and the rows there are."""
 
     coding: Coding

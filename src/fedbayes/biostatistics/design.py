@@ -170,7 +170,7 @@ def _groups(rows: "pd.DataFrame", coding: Coding) -> npt.NDArray[np.int64]:
 
 
 @dataclass(frozen=True)
-class Moments:
+class ColumnMoments:
     """What is known of the columns of all clients together."""
 
     total: float
@@ -223,7 +223,7 @@ def tell_moments(data: Design, center: Array, counts: bool) -> Packet:
     )
 
 
-def moments(exchange: Exchange, coding: Coding) -> Moments:
+def moments(exchange: Exchange, coding: Coding) -> ColumnMoments:
     """Mean and deviation of every column, in two rounds: the second is around the mean.
 
     Raises:
@@ -246,7 +246,7 @@ def moments(exchange: Exchange, coding: Coding) -> Moments:
             f"'{constant[0]}' is the same in all rows and explains nothing; leave it out "
             f"(--drop {constant[0].partition('=')[0]})"
         )
-    return Moments(
+    return ColumnMoments(
         total=total,
         mean=mean[:p],
         scale=scale[:p],

@@ -4,11 +4,11 @@ from collections.abc import Callable
 
 import numpy as np
 
-from fedbayes.biostatistics.columns import Agreement, Wanted, agree
-from fedbayes.biostatistics.design import Design, Moments, moments
+from fedbayes.biostatistics.columns import ColumnAgreement, Wanted, agree
+from fedbayes.biostatistics.design import ColumnMoments, Design, moments
 from fedbayes.biostatistics.exchange import Array, Exchange, Packet
 from fedbayes.biostatistics.families import FAMILIES
-from fedbayes.biostatistics.newton import Evaluation, condition, maximize, packed, unpacked
+from fedbayes.biostatistics.newton import NewtonEvaluation, condition, maximize, packed, unpacked
 from fedbayes.biostatistics.results import Regression
 from fedbayes.errors import DataError
 
@@ -95,11 +95,11 @@ def fit_glm(
     told = {"coding": agreed.coding.model_dump(), "family": family}
     shapes = {"loglik": (2,), "gradient": (p,), "hessian": (p * (p + 1) // 2,)}
 
-    def evaluate(at: Array) -> Evaluation:
+    def evaluate(at: Array) -> NewtonEvaluation:
         found = exchange.sum("glm", told, {**numbers, "at": at}, shapes, finite=False)
         loglik, deviance = found["loglik"]
         hessian = unpacked(found["hessian"], p)
-        return Evaluation(at, float(loglik), found["gradient"], hessian, float(deviance))
+        return NewtonEvaluation(at, float(loglik), found["gradient"], hessian, float(deviance))
 
     offset = bool(wanted.offset or wanted.exposure)
     null = _intercept_alone(evaluate, scales, family, p, offset=offset)
@@ -116,7 +116,7 @@ def fit_glm(
     return _result(exchange, agreed, scales, family, first, best, covariance)
 
 
-def _check_outcome(scales: Moments, family: str, outcome: str) -> None:
+def _check_outcome(scales: ColumnMoments, family: str, outcome: str) -> None:
     if family != "binomial" and scales.y_scale == 0:
         raise DataError(
             f"the outcome '{outcome}' is {scales.y_mean:g} in all rows, so there is nothing to "
@@ -124,7 +124,9 @@ def _check_outcome(scales: Moments, family: str, outcome: str) -> None:
         )
 
 
-def refuse_empty_levels(agreed: Agreement, scales: Moments, *, all_too: bool, outcome: str) -> None:
+def refuse_empty_levels(
+    agreed: ColumnAgreement, scales: ColumnMoments, *, all_too: bool, outcome: str
+) -> None:
     """See that the outcome occurs in every category.
 
     Args:
@@ -158,7 +160,12 @@ def refuse_empty_levels(agreed: Agreement, scales: Moments, *, all_too: bool, ou
 
 
 def _intercept_alone(
-    evaluate: Callable[[Array], Evaluation], scales: Moments, family: str, p: int, *, offset: bool
+    evaluate: Callable[[Array], NewtonEvaluation],
+    scales: ColumnMoments,
+    family: str,
+    p: int,
+    *,
+    offset: bool,
 ) -> Array:
     """Coefficients of the model of an intercept alone, and perhaps an offset [p]."""
     kind = FAMILIES[family]
@@ -173,9 +180,9 @@ def _intercept_alone(
     if not offset:
         return start
 
-    def restricted(at: Array) -> Evaluation:
+    def restricted(at: Array) -> NewtonEvaluation:
         found = evaluate(np.concatenate([at, start[1:]]))
-        return Evaluation(at, found.loglik, found.gradient[:1], found.information[:1, :1])
+        return NewtonEvaluation(at, found.loglik, found.gradient[:1], found.information[:1, :1])
 
     best = maximize(restricted, start[:1], ("intercept",), _INFINITE[family], rows=scales.total)[1]
     start[0] = best.at[0]
@@ -184,11 +191,11 @@ def _intercept_alone(
 
 def _result(
     exchange: Exchange,
-    agreed: Agreement,
-    scales: Moments,
+    agreed: ColumnAgreement,
+    scales: ColumnMoments,
     family: str,
-    first: Evaluation,
-    best: Evaluation,
+    first: NewtonEvaluation,
+    best: NewtonEvaluation,
     covariance: Array,
 ) -> Regression:
     """The fit in the columns' own units."""

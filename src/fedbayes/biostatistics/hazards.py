@@ -5,11 +5,11 @@ from typing import TYPE_CHECKING, Literal
 
 import numpy as np
 
-from fedbayes.biostatistics.columns import Agreement, Coding, Wanted, agree
-from fedbayes.biostatistics.design import Moments, moments
+from fedbayes.biostatistics.columns import Coding, ColumnAgreement, Wanted, agree
+from fedbayes.biostatistics.design import ColumnMoments, moments
 from fedbayes.biostatistics.exchange import Array, Exchange
 from fedbayes.biostatistics.generalized import refuse_empty_levels
-from fedbayes.biostatistics.newton import Evaluation, condition, maximize, unpacked
+from fedbayes.biostatistics.newton import NewtonEvaluation, condition, maximize, unpacked
 from fedbayes.biostatistics.partial import Counts, partial_likelihood, score_terms
 from fedbayes.biostatistics.results import Regression
 from fedbayes.biostatistics.risk_sets import tied_times
@@ -85,15 +85,15 @@ def fit_cox(
 
 def _each_alone(
     exchange: Exchange, coding: Coding, numbers: dict[str, Array], ties: Ties
-) -> Callable[[Array], Evaluation]:
+) -> Callable[[Array], NewtonEvaluation]:
     p = len(coding.names)
     told = {"coding": coding.model_dump(), "ties": ties}
     shapes = {"loglik": (1,), "gradient": (p,), "hessian": (p * (p + 1) // 2,), "events": (1,)}
 
-    def evaluate(at: Array) -> Evaluation:
+    def evaluate(at: Array) -> NewtonEvaluation:
         found = exchange.sum("own_likelihood", told, {**numbers, "at": at}, shapes, finite=False)
         hessian = unpacked(found["hessian"], p)
-        return Evaluation(at, float(found["loglik"][0]), found["gradient"], hessian)
+        return NewtonEvaluation(at, float(found["loglik"][0]), found["gradient"], hessian)
 
     return evaluate
 
@@ -139,12 +139,12 @@ class _Cohort:
             self._last = at, found
         return self._last[1]
 
-    def evaluate(self, at: Array) -> Evaluation:
+    def evaluate(self, at: Array) -> NewtonEvaluation:
         """The partial likelihood at coefficients."""
         value, gradient, information = partial_likelihood(
             at, self._counts, self._tied, **self._sums(at)
         )
-        return Evaluation(at, value, gradient, information)
+        return NewtonEvaluation(at, value, gradient, information)
 
     def hazards(self, at: Array) -> Array:
         """D / S at each time, with features at their means (Breslow's estimate) [K]."""
@@ -171,10 +171,10 @@ def _baseline(coding: Coding, times: EventTimes, hazards: Array) -> "pd.DataFram
 
 def _result(
     exchange: Exchange,
-    agreed: Agreement,
-    scales: Moments,
-    first: Evaluation,
-    best: Evaluation,
+    agreed: ColumnAgreement,
+    scales: ColumnMoments,
+    first: NewtonEvaluation,
+    best: NewtonEvaluation,
     covariance: Array,
     ties: Ties,
     baseline: "pd.DataFrame | None",

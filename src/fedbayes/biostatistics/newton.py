@@ -22,7 +22,7 @@ ILL = 1000.0
 
 
 @dataclass(frozen=True)
-class Evaluation:
+class NewtonEvaluation:
     """A log-likelihood at some coefficients, with its derivatives."""
 
     at: Array
@@ -50,7 +50,7 @@ def unpacked(triangle: Array, size: int) -> Array:
 
 
 def maximize(
-    evaluate: Callable[[Array], Evaluation],
+    evaluate: Callable[[Array], NewtonEvaluation],
     start: Array,
     names: Sequence[str],
     infinite: str,
@@ -59,7 +59,7 @@ def maximize(
     *,
     rows: float = 0.0,
     quadratic: bool = False,
-) -> tuple[Evaluation, Evaluation]:
+) -> tuple[NewtonEvaluation, NewtonEvaluation]:
     """Climb to the maximum of a concave log-likelihood.
 
     It ends where a step is none, or below rounding: where it would gain less than the sum of the
@@ -128,7 +128,7 @@ def maximize(
     )
 
 
-def _step(here: Evaluation) -> Array:
+def _step(here: NewtonEvaluation) -> Array:
     """Newton's step [p].
 
     Raises:
@@ -137,12 +137,12 @@ def _step(here: Evaluation) -> Array:
     return np.asarray(np.linalg.solve(here.information, here.gradient), np.float64)
 
 
-def _slack(here: Evaluation) -> float:
+def _slack(here: NewtonEvaluation) -> float:
     """What the log-likelihood may be off by, as a sum of numbers that are rounded."""
     return 1e-12 * (1 + abs(here.loglik))
 
 
-def _refined(here: Evaluation) -> Evaluation:
+def _refined(here: NewtonEvaluation) -> NewtonEvaluation:
     """The maximum of a quadratic log-likelihood, from a point next to it: what was lost by rounding
     on the way there is in the gradient, and needs no further question.
     """
@@ -158,8 +158,8 @@ def _refined(here: Evaluation) -> Evaluation:
 
 
 def _climb(
-    evaluate: Callable[[Array], Evaluation], here: Evaluation, step: Array
-) -> Evaluation | None:
+    evaluate: Callable[[Array], NewtonEvaluation], here: NewtonEvaluation, step: Array
+) -> NewtonEvaluation | None:
     """The first point along a step, halved as often as need be, that is not lower."""
     for _ in range(_HALVINGS):
         following = evaluate(here.at + step)

@@ -28,7 +28,7 @@ def tell_event_times(data: Design, groups: int) -> Packet:
 
 
 @dataclass(frozen=True)
-class Places:
+class EventPlaces:
     """Where rows are among the event times; n rows, K times."""
 
     first: Indices
@@ -54,7 +54,7 @@ class Places:
         return np.asarray(sums[self.first + self.reach] - sums[self.first + self.enter])
 
 
-def places(data: Design, times: Array, groups: Array) -> Places:
+def places(data: Design, times: Array, groups: Array) -> EventPlaces:
     """Where the rows are among the event times.
 
     Args:
@@ -70,7 +70,7 @@ def places(data: Design, times: Array, groups: Array) -> Places:
         if data.entry is not None:
             enter[mine] = np.searchsorted(times[start:stop], data.entry[mine], side="right")
         first[mine] = start
-    return Places(first, reach, enter, groups)
+    return EventPlaces(first, reach, enter, groups)
 
 
 def tell_counts(data: Design, times: Array, groups: Array, *, rows: bool = False) -> Packet:
@@ -149,7 +149,7 @@ def _pieces(rows: Indices) -> list[Indices]:
     return [rows[start : start + _PIECE] for start in range(0, len(rows), _PIECE)]
 
 
-def _at_risk(rows: "_Products | Array", where: Places) -> Array:
+def _at_risk(rows: "_Products | Array", where: EventPlaces) -> Array:
     """At every event time, the sum of the rows that are at risk there [K, q]."""
     width = rows.width if isinstance(rows, _Products) else rows.shape[1]
     sums = np.zeros((len(where.groups), width))

@@ -16,7 +16,7 @@ from fedbayes.errors import ConfigError
 
 if TYPE_CHECKING:
     from fedbayes.biostatistics import MetaAnalysis, Regression, Survival
-    from fedbayes.workflows.studies.study import Place, Study
+    from fedbayes.workflows.studies.study import Study, StudySite
 
 survival_app = typer.Typer(
     help="Survival analysis of clients' rows by sums that travel.", no_args_is_help=True
@@ -307,13 +307,13 @@ def _place(
     timeout: float,
     secure: bool,
     noise: float | None,
-) -> "Place":
+) -> "StudySite":
     """Where the clients are.
 
     Raises:
         ConfigError: there is no such engine, or an option has no effect.
     """
-    from fedbayes.workflows.studies.study import Place
+    from fedbayes.workflows.studies.study import StudySite
 
     if noise is not None:
         raise ConfigError(
@@ -328,7 +328,7 @@ def _place(
             "--root-certificates, --insecure and --superexec-secret are for "
             "--superlink; leave them out"
         )
-    return Place(
+    return StudySite(
         files=files or (),
         settings=settings or (),
         group=group,
@@ -375,7 +375,7 @@ def _names(given: list[str] | None) -> tuple[str, ...]:
 
 def _run(
     kind: Any,
-    place: "Place",
+    place: "StudySite",
     columns: dict[str, Any],
     by_client: bool,
     level: float,

@@ -32,7 +32,7 @@ app.add_typer(federate_app, name="federate")
 
 SUPERLINK = "127.0.0.1:8000"
 """Where a SuperLink is, unless said otherwise."""
-Link = Annotated[str, typer.Option("--superlink", help="HOST:PORT of the SuperLink.")]
+Connection = Annotated[str, typer.Option("--superlink", help="HOST:PORT of the SuperLink.")]
 Certificates = Annotated[
     Path | None,
     typer.Option("--root-certificates", help="PEM file of the CA of the SuperLink's certificate."),
@@ -47,7 +47,7 @@ Secret = Annotated[
 @federate_app.command("run")
 def federate(
     config: ConfigFile = None,
-    superlink: Link = SUPERLINK,
+    superlink: Connection = SUPERLINK,
     root_certificates: Certificates = None,
     insecure: Insecure = False,
     superexec_secret: Secret = None,
@@ -76,7 +76,7 @@ def federate(
 @federate_app.command("resume")
 def federate_resume(
     folder: RunFolder,
-    superlink: Link = SUPERLINK,
+    superlink: Connection = SUPERLINK,
     root_certificates: Certificates = None,
     insecure: Insecure = False,
     superexec_secret: Secret = None,
@@ -198,7 +198,7 @@ def federate_node(
     from fedbayes.flower import pem_at
 
     pem = pem_at(superlink, root_certificates, insecure)
-    from fedbayes.flower.supernode import Link as Way
+    from fedbayes.flower.supernode import Connection as Way
     from fedbayes.flower.supernode import read_config, read_private_key, serve
 
     config = read_config(node_config)
@@ -211,7 +211,7 @@ def federate_admit(
     keys: Annotated[
         list[Path], typer.Argument(help="Public keys of clients: client-0.pub …", exists=True)
     ],
-    superlink: Link = SUPERLINK,
+    superlink: Connection = SUPERLINK,
     root_certificates: Certificates = None,
     insecure: Insecure = False,
     client: Annotated[

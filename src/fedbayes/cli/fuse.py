@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
     from fedbayes.models import ModelSettings
     from fedbayes.workflows.fuse.client_models import Seen
-    from fedbayes.workflows.fuse.fusion_report import Outcome
+    from fedbayes.workflows.fuse.fusion_report import FusionResult
     from fedbayes.workflows.serve.model_files import ModelFiles
 
 
@@ -155,7 +155,7 @@ def fuse(
     """Fuse models that were trained apart into one, in one go."""
     require_files([*models, counts, like, test, held_out, *(sums or [])])
     from fedbayes.workflows.fuse.fusing import FusionJob, read_grid, summary, trial_table
-    from fedbayes.workflows.fuse.fusion_method import Given
+    from fedbayes.workflows.fuse.fusion_method import FusionInputs
     from fedbayes.workflows.serve.model_files import ModelFiles
 
     of_function = {
@@ -202,7 +202,7 @@ def fuse(
     }
     files = ModelFiles([network] if network and ":" in network else [])
     reports = {"--report": report, "--picture": picture}
-    choice = Given(of_function, of_matching, reports).choose(method, models, out, files)
+    choice = FusionInputs(of_function, of_matching, reports).choose(method, models, out, files)
     if choice.way == "function":
         _fuse_functions(
             models,
@@ -502,7 +502,7 @@ def _fuse_functions(
     _tell(outcome, len(models), written)
 
 
-def _tell(outcome: "Outcome", models: int, written: list[Path]) -> None:
+def _tell(outcome: "FusionResult", models: int, written: list[Path]) -> None:
     """What came out, in words."""
     from rich.table import Table
 
@@ -533,7 +533,7 @@ def _tell(outcome: "Outcome", models: int, written: list[Path]) -> None:
     )
 
 
-def _frontier(outcome: "Outcome") -> "Table":
+def _frontier(outcome: "FusionResult") -> "Table":
     """Sizes and what they are worth."""
     from rich.table import Table
 

@@ -16,7 +16,7 @@ from fedbayes.version import __version__
 
 if TYPE_CHECKING:
     from fedbayes.config.listing import Listed
-    from fedbayes.config.settings import Row
+    from fedbayes.config.settings import SettingRow
 
 AsJson = Annotated[bool, typer.Option("--json", help="As JSON.")]
 
@@ -160,7 +160,7 @@ def settings(
     _print(Console(highlight=False), found)
 
 
-def _print(console: Console, rows: Sequence["Row"]) -> None:
+def _print(console: Console, rows: Sequence["SettingRow"]) -> None:
     """Key, default and type on a line, the meaning below it."""
     for row in rows:
         default = row.default_text

@@ -9,7 +9,7 @@ from rich.markup import escape
 from rich.table import Table
 
 from fedbayes.cli.app import app
-from fedbayes.cli.federate import Certificates, Insecure, Link, Secret
+from fedbayes.cli.federate import Certificates, Connection, Insecure, Secret
 from fedbayes.cli.listing import AsJson
 from fedbayes.core.files import json_text
 
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 @app.command()
 def nodes(
-    superlink: Link = "127.0.0.1:8000",
+    superlink: Connection = "127.0.0.1:8000",
     root_certificates: Certificates = None,
     insecure: Insecure = False,
     superexec_secret: Secret = None,

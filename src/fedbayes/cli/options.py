@@ -13,7 +13,7 @@ from typer.core import TyperCommand, TyperOption
 from fedbayes.errors import ConfigError
 
 if TYPE_CHECKING:
-    from fedbayes.config.settings import Row
+    from fedbayes.config.settings import SettingRow
 
 
 def completes(key: str) -> Callable[[str], list[str]]:
@@ -161,7 +161,7 @@ _OLDER = {"device": "devices"}
 class SettingsCommand(TyperCommand):
     """A command whose options set settings: the help has their choices and defaults."""
 
-    def settings(self) -> dict[str, "Row"]:
+    def settings(self) -> dict[str, "SettingRow"]:
         """The settings by the names of the options that set them."""
         from fedbayes.config.config import settings
 
@@ -190,7 +190,7 @@ class SettingsCommand(TyperCommand):
 class FusionCommand(SettingsCommand):
     """A command whose options are the settings of a fusion, by their names."""
 
-    def settings(self) -> dict[str, "Row"]:
+    def settings(self) -> dict[str, "SettingRow"]:
         """The settings of the matching and of the combination."""
         from fedbayes.config.settings import rows
         from fedbayes.inference.combination import Combination

@@ -12,7 +12,7 @@ from fedbayes.cli.app import Console, app
 from fedbayes.errors import FedbayesWarning, RunError
 
 if TYPE_CHECKING:
-    from fedbayes.reports.serve import Server
+    from fedbayes.reports.serve import PageServer
 
 Runs = Annotated[list[Path], typer.Argument(help="Run folders.")]
 
@@ -69,7 +69,7 @@ def _watch(folders: list[Path], host: str | None, port: int | None, *, show: boo
 
         status.update("reading")
 
-        def told(server: "Server") -> None:
+        def told(server: "PageServer") -> None:
             status.stop()
             Console().print(f"watch at {server.url}", highlight=False, soft_wrap=True)
             if not server.is_local:

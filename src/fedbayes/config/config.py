@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, Self
 from pydantic import ConfigDict, Field, ValidationError, field_validator, model_validator
 
 from fedbayes.config.given import WORDS, refuse_unknown, renamed, tables, whole
-from fedbayes.config.settings import Row, explain, find, rows, toml, unknown
+from fedbayes.config.settings import SettingRow, explain, find, rows, toml, unknown
 from fedbayes.core.brief import Settings
 from fedbayes.core.fields import AUTO as AUTO_SETTING
 from fedbayes.core.fields import OneOf, Only, Place, Several
@@ -587,7 +587,7 @@ _ALIKE = ("scaffold", "scaffold-fedsparse", "fedsparse", "feddrop", "fedl1", "pf
 """Methods that got a setting `weighting` after runs with them had been stored."""
 
 
-def settings(method: str | None = "fedavg", likelihood: str = "auto") -> list[Row]:
+def settings(method: str | None = "fedavg", likelihood: str = "auto") -> list[SettingRow]:
     """Every setting of a config.
 
     Args:
@@ -602,12 +602,12 @@ def settings(method: str | None = "fedavg", likelihood: str = "auto") -> list[Ro
         "how outputs and targets belong together; auto: categorical for classes, multilabel for "
         "labels, gaussian for real targets; or package.module:Class"
     )
-    task = [Row("task.likelihood", "text", "auto", about, ("auto", *LIKELIHOODS))]
+    task = [SettingRow("task.likelihood", "text", "auto", about, ("auto", *LIKELIHOODS))]
     if likelihood != "auto":
         task += rows(find_likelihood(likelihood), "task.")
     about = f"{', '.join(METHODS)}, or package.module:Class"
-    name = Row("method.name", "text", "fedavg", about, tuple(METHODS))
-    parameters: Iterable[Row] = ()
+    name = SettingRow("method.name", "text", "fedavg", about, tuple(METHODS))
+    parameters: Iterable[SettingRow] = ()
     if method is not None and method in METHODS:
         from fedbayes.config.listing import built_in
 
@@ -737,7 +737,7 @@ def complete_task(table: Mapping[str, Any]) -> dict[str, Any]:
     return {"likelihood": name, **{k: v for k, v in completed.items() if v is not None}}
 
 
-def no_setting(key: str, known: Sequence[Row], method: str, likelihood: str = "auto") -> str:
+def no_setting(key: str, known: Sequence[SettingRow], method: str, likelihood: str = "auto") -> str:
     """That there is no such setting; of a parameter of other methods, or a setting of other
     likelihoods, which these are.
 
@@ -787,7 +787,7 @@ def _no_method(name: str) -> ConfigError:
     )
 
 
-def _known(error: ValidationError, given: Mapping[str, Any]) -> list[Row]:
+def _known(error: ValidationError, given: Mapping[str, Any]) -> list[SettingRow]:
     """The settings that there are; the method's parameters only if a key is like no other."""
     wrong = [e["loc"] for e in error.errors() if e["type"] == "extra_forbidden"]
     known = settings(None)

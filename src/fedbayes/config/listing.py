@@ -8,7 +8,7 @@ from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
-from fedbayes.config.settings import Row, rows
+from fedbayes.config.settings import SettingRow, rows
 from fedbayes.core.files import json_text, parse_json, read_text
 from fedbayes.methods import METHODS
 
@@ -23,7 +23,7 @@ class Listed(NamedTuple):
 
     summary: str
     paper: str
-    parameters: tuple[Row, ...]
+    parameters: tuple[SettingRow, ...]
     """Its settings, `method.NAME`."""
     refusals: dict[str, str]
     """Why each feature of a round is not for it; empty where it is."""
@@ -45,7 +45,9 @@ def built_in() -> dict[str, Listed]:
         name: Listed(
             one["summary"],
             one["paper"],
-            tuple(Row(**row | {"choices": tuple(row["choices"])}) for row in one["parameters"]),
+            tuple(
+                SettingRow(**row | {"choices": tuple(row["choices"])}) for row in one["parameters"]
+            ),
             one["refusals"],
         )
         for name, one in found.items()

@@ -18,7 +18,7 @@ from fedbayes.errors import did_you_mean
 
 
 @dataclass(frozen=True)
-class Row:
+class SettingRow:
     """One setting of the config, as lists and messages show it."""
 
     key: str
@@ -39,7 +39,7 @@ class Row:
         return "unset" if self.default is None else toml_value(self.default)
 
 
-def rows(kind: type[BaseModel], prefix: str = "") -> Iterator[Row]:
+def rows(kind: type[BaseModel], prefix: str = "") -> Iterator[SettingRow]:
     """Every setting of a table and of the tables in it, in the order of the fields.
 
     Fields that are excluded from a dump are no settings.
@@ -56,7 +56,7 @@ def rows(kind: type[BaseModel], prefix: str = "") -> Iterator[Row]:
             yield _row(prefix, name, field)
 
 
-def find(settings: Sequence[Row], key: str) -> list[Row]:
+def find(settings: Sequence[SettingRow], key: str) -> list[SettingRow]:
     """The setting of this key, or all of the table that it names."""
     return [row for row in settings if row.key == key or row.key.startswith(f"{key}.")]
 
@@ -67,7 +67,7 @@ def _only(prefix: str, field: FieldInfo) -> str:
     return " and ".join(f"{prefix}{mark.other} is {mark.wanted}" for mark in marks)
 
 
-def _row(prefix: str, name: str, field: FieldInfo) -> Row:
+def _row(prefix: str, name: str, field: FieldInfo) -> SettingRow:
     named = [name for part in field.metadata if isinstance(part, OneOf) for name in part.table]
     choices = tuple(named) or _words(field.annotation) or tuple(map(str, field.examples or ()))
     default = to_jsonable_python(field.get_default(call_default_factory=True))
@@ -76,7 +76,7 @@ def _row(prefix: str, name: str, field: FieldInfo) -> Row:
         published = "unset" if default is None else toml_value(default)
         kind, about, default = f"{kind} | {AUTO}", f"{about}; published: {published}", AUTO
         choices = (AUTO, *choices)
-    return Row(
+    return SettingRow(
         prefix + name,
         kind,
         default,
@@ -147,7 +147,7 @@ def _key(name: str) -> str:
     return tomli_w.dumps({name: 0}).removesuffix(" = 0\n")
 
 
-def toml(settings: Sequence[Row], values: Mapping[str, Any], table: str = "") -> str:
+def toml(settings: Sequence[SettingRow], values: Mapping[str, Any], table: str = "") -> str:
     """A table with every setting; one that is unset is a comment that says what it is.
 
     Args:
@@ -173,7 +173,7 @@ def toml(settings: Sequence[Row], values: Mapping[str, Any], table: str = "") ->
     return text
 
 
-def unknown(key: str, settings: Sequence[Row]) -> str:
+def unknown(key: str, settings: Sequence[SettingRow]) -> str:
     """That there is no such setting, which is like it, or else which there are in its table."""
     keys = [row.key for row in settings]
     table, _, last = key.rpartition(".")
@@ -189,7 +189,7 @@ def unknown(key: str, settings: Sequence[Row]) -> str:
 
 
 def explain(
-    kind: type[BaseModel], error: ValidationError, settings: Sequence[Row], prefix: str = ""
+    kind: type[BaseModel], error: ValidationError, settings: Sequence[SettingRow], prefix: str = ""
 ) -> str:
     """Lines that name the key, what is wrong, and what is allowed.
 
@@ -203,7 +203,9 @@ def explain(
     return "\n".join(dict.fromkeys(lines))
 
 
-def _line(kind: type[BaseModel], error: ErrorDetails, settings: Sequence[Row], prefix: str) -> str:
+def _line(
+    kind: type[BaseModel], error: ErrorDetails, settings: Sequence[SettingRow], prefix: str
+) -> str:
     """One line on one error. What follows the field in its place names members of a union."""
     path, field = list[str](), None
     for part in map(str, error["loc"]):

@@ -11,8 +11,11 @@ and no method reads it. `core.tensors.pack` flattens every state into named tens
 checkpoints and private states are stored in one way.
 """
 
+import warnings
+from typing import Any
+
 from fedbayes.contracts.changes import Changes, Clips, Total
-from fedbayes.contracts.counted import Counted
+from fedbayes.contracts.counted import ClassCountedMethod
 from fedbayes.contracts.method import (
     UNIFORM,
     AnyMethod,
@@ -21,9 +24,9 @@ from fedbayes.contracts.method import (
     Info,
     Method,
     Models,
-    Nothing,
     Sampler,
     ServerState,
+    Stateless,
     Weights,
     single_draw,
     units_remarks,
@@ -32,7 +35,7 @@ from fedbayes.contracts.parts import Part, Reports
 from fedbayes.contracts.point import PointEstimate
 from fedbayes.contracts.prior import Prior
 from fedbayes.contracts.recommended import Known, adam, sgd
-from fedbayes.contracts.reports import Gathered, Report, Sum
+from fedbayes.contracts.reports import Report, ReportList, Sum
 from fedbayes.contracts.run import At, Run, nll
 from fedbayes.inference.problem import Loss, Noise, Problem, Solved, Tree
 
@@ -42,27 +45,27 @@ __all__ = [
     "At",
     "Averaged",
     "Changes",
+    "ClassCountedMethod",
     "ClientState",
     "Clips",
-    "Counted",
-    "Gathered",
     "Info",
     "Known",
     "Loss",
     "Method",
     "Models",
     "Noise",
-    "Nothing",
     "Part",
     "PointEstimate",
     "Prior",
     "Problem",
     "Report",
+    "ReportList",
     "Reports",
     "Run",
     "Sampler",
     "ServerState",
     "Solved",
+    "Stateless",
     "Sum",
     "Total",
     "Tree",
@@ -73,3 +76,13 @@ __all__ = [
     "single_draw",
     "units_remarks",
 ]
+
+FORMER = {"Counted": "ClassCountedMethod", "Gathered": "ReportList", "Nothing": "Stateless"}
+"""Names of version 0.2, for one version."""
+
+
+def __getattr__(name: str) -> Any:
+    if name not in FORMER:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    warnings.warn(f"fedbayes.contracts.{name} is now {FORMER[name]}", FutureWarning, 2)
+    return globals()[FORMER[name]]

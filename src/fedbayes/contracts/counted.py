@@ -5,9 +5,9 @@ from typing import Literal
 import torch
 from pydantic import Field
 
-from fedbayes.contracts.method import Method, Nothing, ServerState
+from fedbayes.contracts.method import Method, ServerState, Stateless
 from fedbayes.contracts.parts import Part, Reports
-from fedbayes.contracts.reports import Gathered, Report
+from fedbayes.contracts.reports import Report, ReportList
 from fedbayes.contracts.run import Run
 from fedbayes.core.messages import Message, dense
 from fedbayes.core.tensors import Samples, Tensors
@@ -17,7 +17,7 @@ COUNTS = "counts"
 """Name of the counts in a report."""
 
 
-class Counted(Method[ServerState, Nothing, Gathered]):
+class ClassCountedMethod(Method[ServerState, Stateless, ReportList]):
     """Reports are gathered, weighted by samples, and hold `counts`, int64 [K], beside networks."""
 
     reports = Reports({"weights": Part(compared="tensors")}, reduce="set")

@@ -17,7 +17,7 @@ from fedbayes.inference.schedules import ServerSchedule
 
 
 @dataclass(frozen=True)
-class Server:
+class DriftServer:
     """The global weights, the network's buffers, and the state of the server's optimizer."""
 
     weights: Tensors
@@ -25,7 +25,7 @@ class Server:
     optimizer: Tensors
 
 
-class GeneralizedFedAvg(ServerSchedule, PointEstimate[Server]):
+class GeneralizedFedAvg(ServerSchedule, PointEstimate[DriftServer]):
     """The mean drift w − mean φ_s as a gradient for an optimizer at the server.
 
     It is the gradient of the M-step's objective, (λ/2) Σ_s ‖φ_s − w‖² (EM paper, Eq. 10), so a
@@ -34,26 +34,26 @@ class GeneralizedFedAvg(ServerSchedule, PointEstimate[Server]):
     """
 
     paper = "Reddi et al. 2021; EM view: Louizos et al. 2021, section 2.1"
-    server_state = Server
+    server_state = DriftServer
 
     @abstractmethod
     def optimizer(self, parameters: list[Tensor]) -> torch.optim.Optimizer:
         """The server's optimizer over the global weights."""
 
-    def init(self, run: Run) -> Server:
+    def init(self, run: Run) -> DriftServer:
         """The network's initialization, and no optimizer state."""
         weights, buffers = run.network.split()
-        return Server(weights, buffers, {})
+        return DriftServer(weights, buffers, {})
 
-    def model(self, server: Server, run: Run) -> Tensors:
+    def model(self, server: DriftServer, run: Run) -> Tensors:
         """Weights and buffers."""
         return {**server.weights, **server.buffers}
 
-    def message(self, server: Server, at: At) -> Message:
+    def message(self, server: DriftServer, at: At) -> Message:
         """Weights and buffers, the same to all."""
         return {**server.weights, **server.buffers}
 
-    def update(self, server: Server, reports: Sum, at: At) -> tuple[Server, Info]:
+    def update(self, server: DriftServer, reports: Sum, at: At) -> tuple[DriftServer, Info]:
         """One step along the pseudo-gradient."""
         mean = reports.mean()
         drift = {name: w - mean[name] for name, w in server.weights.items()}
@@ -66,4 +66,4 @@ class GeneralizedFedAvg(ServerSchedule, PointEstimate[Server]):
         )
         norm = torch.stack([d.norm() for d in drift.values()]).norm()
         buffers = {name: mean[name] for name in server.buffers}
-        return Server(weights, buffers, optimizer), {"pseudo_gradient": float(norm)}
+        return DriftServer(weights, buffers, optimizer), {"pseudo_gradient": float(norm)}

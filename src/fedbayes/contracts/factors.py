@@ -6,17 +6,17 @@ import torch
 from pydantic import Field
 
 from fedbayes.contracts.natural import is_unlearnt, norms
-from fedbayes.contracts.product import FactorState, Posterior, Product, Split
+from fedbayes.contracts.product import FactorState, PartitionedPosterior, PosteriorServer, Split
 from fedbayes.contracts.recommended import Known, adam
 from fedbayes.contracts.reports import Report
 from fedbayes.contracts.run import At, Run
 from fedbayes.core.messages import Message
 from fedbayes.core.tensors import Samples, Tensors, part
-from fedbayes.inference.gaussian import Gaussian
+from fedbayes.inference.gaussian import NaturalGaussian
 from fedbayes.inference.problem import Solved, Tree
 
 
-class Factors(Product[FactorState]):
+class VariationalFactor(PartitionedPosterior[FactorState]):
     """A factor for each client, refined by gradients of a free energy.
 
     What is trained are `mean/…` of the posterior and `log_precision/…` of the client's own factor.
@@ -85,17 +85,17 @@ class Factors(Product[FactorState]):
             start[f"log_precision/{name}"] = precision.log().to(kind)
         return start
 
-    def refined(self, solved: Solved, given: Tree, at: At) -> tuple[Report, Gaussian]:
+    def refined(self, solved: Solved, given: Tree, at: At) -> tuple[Report, NaturalGaussian]:
         """The damped change of the factor as a report, and the factor with it; see `answered`."""
-        ended, cavity = solved.parameters, Gaussian(**given["cavity"])
+        ended, cavity = solved.parameters, NaturalGaussian(**given["cavity"])
         log_precision = part(ended, "log_precision")
         precision = {n: t.double().exp() for n, t in log_precision.items()}
         mean = {n: t.double() for n, t in part(ended, "mean").items()}
         shift = {n: (cavity.precision[n] + precision[n]) * mean[n] - cavity.shift[n] for n in mean}
-        refined = Gaussian(precision, shift)
-        return self.answered(refined, Gaussian(**given["factor"]), given["mean"], at)
+        refined = NaturalGaussian(precision, shift)
+        return self.answered(refined, NaturalGaussian(**given["factor"]), given["mean"], at)
 
-    def ordinary(self, server: Posterior, run: Run) -> dict[str, float]:
+    def ordinary(self, server: PosteriorServer, run: Run) -> dict[str, float]:
         """The posterior's own natural parameters, all that was learnt so far; or those that a
         newcomer starts with.
         """

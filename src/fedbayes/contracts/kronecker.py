@@ -28,7 +28,7 @@ Moves = Callable[[torch.Generator], Tensors]
 
 
 @dataclass(frozen=True)
-class Pool:
+class CurvatureSums:
     """What the server keeps, or a client of its own: sums over clients, float64.
 
     Without tensors before the client's first report.
@@ -47,12 +47,12 @@ class Pool:
 
 
 @dataclass(frozen=True)
-class Server:
+class KroneckerServer:
     """The server's state."""
 
     weights: Tensors
     """w_g, float64."""
-    pool: Pool
+    pool: CurvatureSums
     basis: Tensors
     """Of each layer's sums `inputs/LAYER` and `outputs/LAYER` the eigenvalues, and eigenvectors by
     `inputs_basis/LAYER` and `outputs_basis/LAYER`."""
@@ -66,14 +66,14 @@ REACH = ("energy", "length")
 _JOINT = "a middle of matrices entry by entry is no curvature; set method.covariance = 'diagonal'"
 
 
-class OneMetric(Method[Server, Pool, Sum]):
+class SharedKroneckerPosterior(Method[KroneckerServer, CurvatureSums, Sum]):
     """A Gaussian around w_g whose precision is S, and Newton steps of what clients report.
 
     w_g ← w_g + S⁻¹ Σ_k c_k with the shifts c_k of a round, and the S that the round comes to.
     """
 
-    server_state = Server
-    client_state = Pool
+    server_state = KroneckerServer
+    client_state = CurvatureSums
     reports = Reports(
         dict.fromkeys(
             (*PARTS, *REACH),
@@ -107,7 +107,7 @@ class OneMetric(Method[Server, Pool, Sum]):
     def sampler(self, mean: Tensors, moves: Moves, run: Run) -> Sampler:
         """Outputs under draws around means."""
 
-    def begin(self, run: Run, layers: Mapping[str, tuple[int, int]]) -> Server:
+    def begin(self, run: Run, layers: Mapping[str, tuple[int, int]]) -> KroneckerServer:
         """The initialization, and no curvature yet.
 
         Args:
@@ -118,7 +118,7 @@ class OneMetric(Method[Server, Pool, Sum]):
             n: torch.zeros(t.shape, dtype=torch.float64) for n, t in run.network.initial.items()
         }
         covered = {f"{layer}.{kind}" for layer in layers for kind in ("weight", "bias")}
-        pool = Pool(
+        pool = CurvatureSums(
             zero,
             {n: torch.zeros(d, d, dtype=torch.float64) for n, (d, _) in layers.items()},
             {n: torch.zeros(o, o, dtype=torch.float64) for n, (_, o) in layers.items()},
@@ -126,9 +126,9 @@ class OneMetric(Method[Server, Pool, Sum]):
             {"samples": torch.zeros((), dtype=torch.float64)},
         )
         weights = {n: t.double() for n, t in run.network.initial.items()}
-        return Server(weights, pool, _basis(pool))
+        return KroneckerServer(weights, pool, _basis(pool))
 
-    def message(self, server: Server, at: At) -> Message:
+    def message(self, server: KroneckerServer, at: At) -> Message:
         """Means, the sum of shifts, and the metric: eigenvectors and eigenvalues of its factors."""
         pool = server.pool
         message = named("mean", server.weights) | named("shift", pool.shift) | server.basis
@@ -157,7 +157,7 @@ class OneMetric(Method[Server, Pool, Sum]):
         diagonal = part(double, "diagonal")
         return Metric(layers, {n: share * t.clamp_min(0) for n, t in diagonal.items()})
 
-    def accept(self, server: Server, report: Report, run: Run) -> None:
+    def accept(self, server: KroneckerServer, report: Report, run: Run) -> None:
         """What is added leaves diagonals and the number of samples positive, and no step is of
         negative reach.
         """
@@ -174,7 +174,7 @@ class OneMetric(Method[Server, Pool, Sum]):
             if key != "shift" and bool((entries < least).any()):
                 raise MessageError(f"it takes more curvature off {name!r} than there is")
 
-    def ordinary(self, server: Server, run: Run) -> dict[str, float]:
+    def ordinary(self, server: KroneckerServer, run: Run) -> dict[str, float]:
         """The sums themselves, all that was learnt so far; or those of so many samples, with inputs
         and slopes of 1, that the only report of a first round is none too long.
         """
@@ -187,13 +187,15 @@ class OneMetric(Method[Server, Pool, Sum]):
             found[key] = max(norm(sums.values()), least)
         return found
 
-    def update(self, server: Server, reports: Sum, at: At) -> tuple[Server, Info]:
+    def update(self, server: KroneckerServer, reports: Sum, at: At) -> tuple[KroneckerServer, Info]:
         """Add to the sums, and take the Newton step S⁻¹ Σ c_k with the new ones."""
         before = flattened(server.pool)
         pool = pooled({name: t + reports.tensors[name] for name, t in before.items()})
         return self._stepped(server.weights, pool, reports.tensors, reports.clients), {}
 
-    def _stepped(self, weights: Tensors, pool: Pool, told: Tensors, clients: int) -> Server:
+    def _stepped(
+        self, weights: Tensors, pool: CurvatureSums, told: Tensors, clients: int
+    ) -> KroneckerServer:
         """The state after the Newton step x = S⁻¹ Σ ρ c_k.
 
         Each c_k is M_k m_k with a client's own metric M_k and step m_k = w_k − w_g. Were S at least
@@ -210,10 +212,14 @@ class OneMetric(Method[Server, Pool, Sum]):
             clients: how many they are of.
         """
         basis, shift = _basis(pool), part(told, "shift")
-        metric = self.metric_of(basis | flattened(Pool(diagonal=pool.diagonal, count=pool.count)))
+        metric = self.metric_of(
+            basis | flattened(CurvatureSums(diagonal=pool.diagonal, count=pool.count))
+        )
         step = metric.scaled(lambda v: 1 / (v + self.delta), shift)
         if not self.furthest:
-            return Server({name: w + step[name] for name, w in weights.items()}, pool, basis)
+            return KroneckerServer(
+                {name: w + step[name] for name, w in weights.items()}, pool, basis
+            )
         own = reach(metric.layers, step, shift)
         times = self.furthest * max(1.0, clients * self.rho)
         share = {name: (times * told[name] / t).nan_to_num(1.0) for name, t in own.items()}
@@ -222,9 +228,9 @@ class OneMetric(Method[Server, Pool, Sum]):
             place = _place(name, metric.layers)
             least = torch.minimum(*(share[f"{key}/{place}"] for key in REACH))
             after[name] = w + least.clamp(0, 1) * step[name]
-        return Server(after, pool, basis)
+        return KroneckerServer(after, pool, basis)
 
-    def model(self, server: Server, run: Run) -> Tensors:
+    def model(self, server: KroneckerServer, run: Run) -> Tensors:
         """Means, and stds along eigenvectors of the precision."""
         metric = self.metric_of(dense(self.message(server, At(run, 0))))
         # Nothing is learnt before there are samples; the prior's noise would be all there is.
@@ -237,7 +243,7 @@ class OneMetric(Method[Server, Pool, Sum]):
         return {name: t.float() for name, t in model.items()}
 
     def personal_model(
-        self, message: Message, report: Report | None, client: Pool, run: Run
+        self, message: Message, report: Report | None, client: CurvatureSums, run: Run
     ) -> Tensors | None:
         """The posterior as the report moves it; between rounds there is none of its own."""
         if report is None:
@@ -304,18 +310,18 @@ def _place(name: str, layers: Collection[str]) -> str:
     return layer if layer in layers else name
 
 
-def flattened(pool: Pool) -> Tensors:
+def flattened(pool: CurvatureSums) -> Tensors:
     """Sums by `part/name`."""
     return {n: t for key in PARTS for n, t in named(key, getattr(pool, key)).items()}
 
 
-def pooled(flat: Tensors) -> Pool:
+def pooled(flat: Tensors) -> CurvatureSums:
     """The inverse of `flattened`."""
-    return Pool(**{key: part(flat, key) for key in PARTS})
+    return CurvatureSums(**{key: part(flat, key) for key in PARTS})
 
 
-def _basis(pool: Pool) -> Tensors:
-    """Eigenvalues and eigenvectors of the sums of each layer, as `Server.basis` has them."""
+def _basis(pool: CurvatureSums) -> Tensors:
+    """Eigenvalues and eigenvectors of the sums of each layer: see `KroneckerServer.basis`."""
     found: Tensors = {}
     for key, sums in (("inputs", pool.inputs), ("outputs", pool.outputs)):
         for layer, matrix in sums.items():

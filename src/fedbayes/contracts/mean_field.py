@@ -8,7 +8,7 @@ from pydantic import Field, model_validator
 from torch import Tensor
 
 from fedbayes.contracts.drawn import Fit, expected_loss, weight_noise
-from fedbayes.contracts.factors import Factors, precisions
+from fedbayes.contracts.factors import VariationalFactor, precisions
 from fedbayes.contracts.method import Info, Sampler
 from fedbayes.contracts.natural import means_and_stds, sampler
 from fedbayes.contracts.reports import Report
@@ -16,25 +16,25 @@ from fedbayes.contracts.run import At, Run
 from fedbayes.core.fields import Only
 from fedbayes.core.messages import Message
 from fedbayes.core.tensors import Samples, Tensors, part
-from fedbayes.inference.gaussian import Gaussian, kl, renyi
+from fedbayes.inference.gaussian import NaturalGaussian, kl, renyi
 from fedbayes.inference.problem import Loss, Problem, Solved, Tree
 
 
 @dataclass(frozen=True)
-class Client:
+class MeanFieldClient:
     """What never leaves a client: its factor s_i(θ), float64. Empty before its first refinement."""
 
-    factor: Gaussian
+    factor: NaturalGaussian
 
 
-class MeanField(Factors[Client]):
+class MeanField(VariationalFactor[MeanFieldClient]):
     """A client minimizes D(s_new ‖ s/s_i · p(θ)^(1/K)) + E_{θ ~ s_new}[Σ L(y, θ)] by Monte Carlo.
 
     D is the KL divergence or Rényi's, L the negative log-likelihood or what a method has in its
     place.
     """
 
-    client_state = Client
+    client_state = MeanFieldClient
 
     samples: int = Field(1, ge=1, description="Monte-Carlo samples of a training step")
     predictions: int = Field(20, ge=1, description="Monte-Carlo samples of a prediction")
@@ -54,11 +54,13 @@ class MeanField(Factors[Client]):
             raise ValueError("Rényi's divergence of order 1 is KL; set divergence = 'kl'")
         return self
 
-    def join(self, at: At) -> Client:
+    def join(self, at: At) -> MeanFieldClient:
         """An empty factor, which the first refinement fills."""
-        return Client(Gaussian({}, {}))
+        return MeanFieldClient(NaturalGaussian({}, {}))
 
-    def problem(self, message: Message, client: Client, samples: Samples, at: At) -> Problem:
+    def problem(
+        self, message: Message, client: MeanFieldClient, samples: Samples, at: At
+    ) -> Problem:
         """Minimize the free energy from the posterior that came."""
         start, given = self.taken_out(message, client, samples, at)
         return Problem(start, given=given, noise=weight_noise(at.run, self.samples))
@@ -85,27 +87,27 @@ class MeanField(Factors[Client]):
             total = expected_loss(fit, run, mean, std, batch, noise, training=training)
             if not training:
                 return total
-            apart = self._divergence(mean, precision, Gaussian(**given["prior"]))
+            apart = self._divergence(mean, precision, NaturalGaussian(**given["prior"]))
             energy: Tensor = total + self.kl_weight * apart / given["count"]
             return energy
 
         return loss
 
-    def _divergence(self, mean: Tensors, precision: Tensors, prior: Gaussian) -> Tensor:
+    def _divergence(self, mean: Tensors, precision: Tensors, prior: NaturalGaussian) -> Tensor:
         """D(s_new ‖ s/s_i · p(θ)^(1/K)) in nats, a scalar."""
         if self.divergence == "kl":
             return kl(mean, precision, prior)
         return renyi(mean, precision, prior, self.alpha)
 
     def report(
-        self, solved: Solved, problem: Problem, client: Client, at: At
-    ) -> tuple[Report, Client, Info]:
+        self, solved: Solved, problem: Problem, client: MeanFieldClient, at: At
+    ) -> tuple[Report, MeanFieldClient, Info]:
         """Report the change of the factor; keep the factor with that change."""
         report, factor = self.refined(solved, problem.given, at)
-        return report, Client(factor), solved.info
+        return report, MeanFieldClient(factor), solved.info
 
     def personal_model(
-        self, message: Message, report: Report | None, client: Client, run: Run
+        self, message: Message, report: Report | None, client: MeanFieldClient, run: Run
     ) -> Tensors | None:
         """The posterior as the client refined it; between rounds there is none of its own."""
         if report is None:

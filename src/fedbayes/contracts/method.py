@@ -47,7 +47,7 @@ from fedbayes.contracts.changes import Changes, Total, changes_of, norm, part_of
 from fedbayes.contracts.parts import Reports
 from fedbayes.contracts.prior import Prior
 from fedbayes.contracts.recommended import Known, adam, sgd
-from fedbayes.contracts.reports import Gathered, Report, Sum
+from fedbayes.contracts.reports import Report, ReportList, Sum
 from fedbayes.contracts.run import At, Run, nll
 from fedbayes.core.brief import Brief
 from fedbayes.core.fields import Choosable, Chosen
@@ -87,7 +87,7 @@ class Models(StrEnum):
 
 
 @dataclass(frozen=True)
-class Nothing:
+class Stateless:
     """The private state of a client that keeps none."""
 
 
@@ -100,7 +100,7 @@ class Weights(Brief):
 
 ServerState = TypeVar("ServerState")
 ClientState = TypeVar("ClientState")
-Reduced = TypeVar("Reduced", Sum, Gathered)
+Reduced = TypeVar("Reduced", Sum, ReportList)
 
 
 _DECLARED_NOW = {
@@ -171,7 +171,7 @@ class Method(Choosable, Generic[ServerState, ClientState, Reduced], metaclass=_C
     """Where the method comes from."""
     server_state: ClassVar[type]
     """Type of the server's state."""
-    client_state: ClassVar[type] = Nothing
+    client_state: ClassVar[type] = Stateless
     """Type of a client's private state."""
     reports: ClassVar[Reports] = Reports()
     """What reports are made of and how they are reduced; see `fedbayes.contracts.parts`."""

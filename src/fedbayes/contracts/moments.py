@@ -18,14 +18,14 @@ from fedbayes.contracts.natural import (
     sampler,
     shifted,
 )
-from fedbayes.contracts.product import Posterior, Product
+from fedbayes.contracts.product import PartitionedPosterior, PosteriorServer
 from fedbayes.contracts.recommended import Known, adam
 from fedbayes.contracts.reports import Report
 from fedbayes.contracts.run import At, Run, nll
 from fedbayes.core.fields import Chosen
 from fedbayes.core.messages import Message
 from fedbayes.core.tensors import Samples, Tensors, named, part
-from fedbayes.inference.gaussian import Gaussian
+from fedbayes.inference.gaussian import NaturalGaussian
 from fedbayes.inference.problem import Loss, Problem, Projection, Solved, Tree
 
 
@@ -37,26 +37,26 @@ def implicit(run: Run) -> bool:
 
 
 @dataclass(frozen=True)
-class Client:
+class MomentsClient:
     """What never leaves a client: its factor s_i(θ), float64. Empty before its first refinement."""
 
-    factor: Gaussian
+    factor: NaturalGaussian
 
 
-def retracted(client: Client, missed: Tensors) -> Client:
+def retracted(client: MomentsClient, missed: Tensors) -> MomentsClient:
     """The factor changes by what arrived, so that the posterior stays the factors' product."""
-    return Client(shifted(client.factor, missed, -1.0))
+    return MomentsClient(shifted(client.factor, missed, -1.0))
 
 
-class Moments(Product[Client]):
+class MomentMatching(PartitionedPosterior[MomentsClient]):
     """Clients infer a Gaussian of the tilted posterior, p(D_i | θ)^(1/T) p(θ)^(1/K) s(θ)/s_i(θ).
 
     With its mean m, and the precision Λ_i that the data and the client's share of the prior add to
     the cavity's (Λ, h), the refined factor has the precision Λ_i and the shift (Λ + Λ_i) m − h.
     """
 
-    client_state = Client
-    reports = retracting(Product.reports, retracted)
+    client_state = MomentsClient
+    reports = retracting(PartitionedPosterior.reports, retracted)
 
     kl_weight: Annotated[float, Chosen()] = Field(
         1.0,
@@ -78,11 +78,11 @@ class Moments(Product[Client]):
         """Adam, and a prior that leaves the data their say."""
         return {**adam(known, lr=0.003), "method.kl_weight": known.tempered(0.06)}
 
-    def join(self, at: At) -> Client:
+    def join(self, at: At) -> MomentsClient:
         """An empty factor, which the first refinement fills."""
-        return Client(Gaussian({}, {}))
+        return MomentsClient(NaturalGaussian({}, {}))
 
-    def ordinary(self, server: Posterior, run: Run) -> dict[str, float]:
+    def ordinary(self, server: PosteriorServer, run: Run) -> dict[str, float]:
         """The posterior's own natural parameters; or those of weights that a client's data may well
         say as much of, so that the only report of a first round is none too long.
         """
@@ -90,7 +90,7 @@ class Moments(Product[Client]):
             return super().ordinary(server, run)
         return norms(server.posterior, KNOWN_STD, run)
 
-    def problem(self, message: Message, client: Client, samples: Samples, at: At) -> Problem:
+    def problem(self, message: Message, client: MomentsClient, samples: Samples, at: At) -> Problem:
         """Descend the energy of the tilted posterior from the posterior's mean, or from the
         initialization if nothing is learnt yet.
         """
@@ -154,8 +154,8 @@ class Moments(Product[Client]):
         """
 
     def local(
-        self, message: Message, client: Client, samples: Samples, at: At
-    ) -> tuple[Report, Client, Info]:
+        self, message: Message, client: MomentsClient, samples: Samples, at: At
+    ) -> tuple[Report, MomentsClient, Info]:
         """Infer the tilted posterior, and divide the cavity out of it."""
         problem = self.problem(message, client, samples, at)
         solved, mean, precision, told = self.moments(problem, samples, at)
@@ -164,8 +164,8 @@ class Moments(Product[Client]):
         return report, after, {**info, **told}
 
     def report(
-        self, solved: Solved, problem: Problem, client: Client, at: At
-    ) -> tuple[Report, Client, Info]:
+        self, solved: Solved, problem: Problem, client: MomentsClient, at: At
+    ) -> tuple[Report, MomentsClient, Info]:
         """Report the change of the factor; keep the factor with that change.
 
         Args:
@@ -174,13 +174,13 @@ class Moments(Product[Client]):
             client: the private state.
             at: client and round.
         """
-        given, cavity = problem.given, Gaussian(**problem.given["cavity"])
+        given, cavity = problem.given, NaturalGaussian(**problem.given["cavity"])
         mean = {n: t.double() for n, t in part(solved.parameters, "mean").items()}
         own = {n: t.double() for n, t in part(solved.parameters, "precision").items()}
         shift = {n: (cavity.precision[n] + own[n]) * m - cavity.shift[n] for n, m in mean.items()}
-        factor, sent = Gaussian(**given["factor"]), given["mean"]
-        report, after = self.answered(Gaussian(own, shift), factor, sent, at)
-        return report, Client(after), solved.info
+        factor, sent = NaturalGaussian(**given["factor"]), given["mean"]
+        report, after = self.answered(NaturalGaussian(own, shift), factor, sent, at)
+        return report, MomentsClient(after), solved.info
 
     def model(self, server: object, run: Run) -> Tensors:
         """Means and stds; of a posterior that is a point, its weights."""
@@ -195,7 +195,7 @@ class Moments(Product[Client]):
         return run.network.initial if is_unlearnt(mean) else mean
 
     def personal_model(
-        self, message: Message, report: Report | None, client: Client, run: Run
+        self, message: Message, report: Report | None, client: MomentsClient, run: Run
     ) -> Tensors | None:
         """The posterior as the client refined it; between rounds there is none of its own."""
         if report is None:

@@ -21,21 +21,21 @@ from fedbayes.core.fields import Chosen
 from fedbayes.core.messages import Message, dense
 from fedbayes.core.tensors import Tensors, named, part
 from fedbayes.errors import MessageError
-from fedbayes.inference.gaussian import Gaussian, standard
+from fedbayes.inference.gaussian import NaturalGaussian, standard
 
 
 class HasPosterior(Protocol):
     """What a server keeps at least."""
 
     @property
-    def posterior(self) -> Gaussian:
+    def posterior(self) -> NaturalGaussian:
         """Of the shared weights, in natural parameters, float64."""
 
 
 PosteriorState = TypeVar("PosteriorState", bound=HasPosterior)
 
 
-class Natural(Method[PosteriorState, ClientState, Sum]):
+class GaussianServer(Method[PosteriorState, ClientState, Sum]):
     """A server that keeps a Gaussian posterior, and clients that report changes of its natural
     parameters.
     """
@@ -93,8 +93,8 @@ class Natural(Method[PosteriorState, ClientState, Sum]):
         return precision | named("shift", mean)
 
     def reported(
-        self, change: Gaussian, own: Gaussian, mean: Tensors, at: At
-    ) -> tuple[Report, Gaussian]:
+        self, change: NaturalGaussian, own: NaturalGaussian, mean: Tensors, at: At
+    ) -> tuple[Report, NaturalGaussian]:
         """A change as the server adds it, no longer than it lets it be; and the client's own with
         it.
 
@@ -109,14 +109,14 @@ class Natural(Method[PosteriorState, ClientState, Sum]):
         precision = {} if self.fixed_precision else named("precision", change.precision)
         return Report({**precision, **named("shift", change.shift)}), after
 
-    def known(self, message: Message, report: Report | None) -> Gaussian:
+    def known(self, message: Message, report: Report | None) -> NaturalGaussian:
         """The posterior that came, with the change of the client's factor where it reported."""
         posterior = self.posterior_of(message)
         if report is None:
             return posterior
         return posterior * self.changed_by(dense(report.tensors))
 
-    def posterior_of(self, message: Message) -> Gaussian:
+    def posterior_of(self, message: Message) -> NaturalGaussian:
         """The posterior of a server's message, float64."""
         tensors = dense(message)
         mean = {n: t.double() for n, t in part(tensors, "mean").items()}
@@ -125,14 +125,18 @@ class Natural(Method[PosteriorState, ClientState, Sum]):
             precision = {name: t.to(mean[name]) for name, t in prior.items()}
         else:
             precision = {n: t.double() for n, t in part(tensors, "precision").items()}
-        return Gaussian(precision, {n: p.to(mean[n]) * mean[n] for n, p in precision.items()})
+        return NaturalGaussian(
+            precision, {n: p.to(mean[n]) * mean[n] for n, p in precision.items()}
+        )
 
-    def changed_by(self, tensors: Tensors) -> Gaussian:
+    def changed_by(self, tensors: Tensors) -> NaturalGaussian:
         """The change that a report's tensors say, or a sum of them, float64."""
         shift = {n: t.double() for n, t in part(tensors, "shift").items()}
         if self.fixed_precision:
-            return Gaussian({n: torch.zeros_like(h) for n, h in shift.items()}, shift)
-        return Gaussian({n: t.double() for n, t in part(tensors, "precision").items()}, shift)
+            return NaturalGaussian({n: torch.zeros_like(h) for n, h in shift.items()}, shift)
+        return NaturalGaussian(
+            {n: t.double() for n, t in part(tensors, "precision").items()}, shift
+        )
 
     def accept(self, server: PosteriorState, report: Report, run: Run) -> None:
         """A change leaves the posterior's precisions positive."""
@@ -168,7 +172,7 @@ KNOWN_STD = 0.03
 """Standard deviation of a weight that data of ordinary size say something of."""
 
 
-def norms(posterior: Gaussian, start_std: float, run: Run) -> dict[str, float]:
+def norms(posterior: NaturalGaussian, start_std: float, run: Run) -> dict[str, float]:
     """Norms of a posterior's precisions and shifts, or of those that a newcomer starts with.
 
     Args:
@@ -184,7 +188,9 @@ def norms(posterior: Gaussian, start_std: float, run: Run) -> dict[str, float]:
     }
 
 
-def positive(after: Gaussian, before: Gaussian, prior: Gaussian) -> Gaussian:
+def positive(
+    after: NaturalGaussian, before: NaturalGaussian, prior: NaturalGaussian
+) -> NaturalGaussian:
     """A new posterior; where a precision would be negative, or none, the mean before with the
     prior's precision, or with that before if it was less.
 
@@ -198,7 +204,7 @@ def positive(after: Gaussian, before: Gaussian, prior: Gaussian) -> Gaussian:
         left = torch.minimum(before.precision[name], prior.precision[name])
         precision[name] = torch.where(gone, left, after.precision[name])
         shift[name] = torch.where(gone, left * mean[name], after.shift[name])
-    return Gaussian(precision, shift)
+    return NaturalGaussian(precision, shift)
 
 
 def retracting(reports: Reports, take_back: Retract, way_out: str = "") -> Reports:
@@ -216,13 +222,13 @@ def retracting(reports: Reports, take_back: Retract, way_out: str = "") -> Repor
     )
 
 
-def shifted(gaussian: Gaussian, shift: Tensors, factor: float) -> Gaussian:
+def shifted(gaussian: NaturalGaussian, shift: Tensors, factor: float) -> NaturalGaussian:
     """A Gaussian to whose shifts a multiple of others is added."""
     moved = {n: h + factor * shift[n].to(h) if n in shift else h for n, h in gaussian.shift.items()}
-    return Gaussian(gaussian.precision, moved)
+    return NaturalGaussian(gaussian.precision, moved)
 
 
-def mean_precision(posterior: Gaussian) -> float:
+def mean_precision(posterior: NaturalGaussian) -> float:
     """Mean over all weights of their precision."""
     total = sum(float(p.sum()) for p in posterior.precision.values())
     return total / sum(p.numel() for p in posterior.precision.values())
@@ -251,28 +257,28 @@ def sampler(model: Tensors, run: Run, count: int, *, linearized: bool = False) -
     return sampler_of(mean, std, run.network, count, linearized=linearized)
 
 
-def rounded(change: Gaussian) -> Gaussian:
+def rounded(change: NaturalGaussian) -> NaturalGaussian:
     """A change in float32, so that client and server add the very same numbers.
 
     A fall of precision is rounded towards zero: no factor's precision can reach it.
     """
-    return Gaussian(
+    return NaturalGaussian(
         {n: torch.where(p < 0, p * (1 - 1e-6), p).float() for n, p in change.precision.items()},
         {n: h.float() for n, h in change.shift.items()},
     )
 
 
-def _shortened(change: Gaussian, mean: Tensors, clips: Clips) -> Gaussian:
+def _shortened(change: NaturalGaussian, mean: Tensors, clips: Clips) -> NaturalGaussian:
     """A change as long as the server lets it be, which looks at `Virtual.changes`."""
     if not clips:
         return change
     shares = {n: m * change.precision[n] for n, m in mean.items()}
     rest = clips.shortened("shift", {n: h - shares[n] for n, h in change.shift.items()})
     precision = clips.shortened("precision", change.precision)
-    return Gaussian(precision, {n: h + mean[n] * precision[n] for n, h in rest.items()})
+    return NaturalGaussian(precision, {n: h + mean[n] * precision[n] for n, h in rest.items()})
 
 
-def means_and_stds(posterior: Gaussian) -> Tensors:
+def means_and_stds(posterior: NaturalGaussian) -> Tensors:
     """Means and stds by name, float32."""
     means = {n: t.float() for n, t in posterior.mean.items()}
     stds = {n: t.float() for n, t in posterior.std.items()}
@@ -293,7 +299,7 @@ def _recentred(changes: Changes, mean: Tensors, sign: float) -> Tensors:
     }
 
 
-def least(posterior: Gaussian) -> Tensors:
+def least(posterior: NaturalGaussian) -> Tensors:
     """Precisions that rounding must not bring to zero, at least."""
     return {n: _ROUNDING * p for n, p in posterior.precision.items()}
 

@@ -19,7 +19,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
-from fedbayes.contracts.reports import Gathered, Sum
+from fedbayes.contracts.reports import ReportList, Sum
 from fedbayes.core.tensors import Tensors, part
 from fedbayes.errors import ConfigError
 
@@ -77,7 +77,7 @@ class Reports:
     """By name; `buffers` and `counters` need no declaration."""
     reduce: Literal["mean", "middle", "set"] = "mean"
     """What the update gets: the weighted sum of the reports, which are forgotten one by one; all
-    of them, of which it takes `Gathered.middle`; or all of them."""
+    of them, of which it takes `ReportList.middle`; or all of them."""
     uncompressed: str = ""
     """Why no part may arrive with an error that is right on average, in words; empty if some
     may."""
@@ -104,9 +104,9 @@ class Reports:
         return found is not None and found.origin == "server"
 
     @property
-    def reduction(self) -> type[Sum] | type[Gathered]:
+    def reduction(self) -> type[Sum] | type[ReportList]:
         """What reports are collected in for the update."""
-        return Sum if self.reduce == "mean" else Gathered
+        return Sum if self.reduce == "mean" else ReportList
 
     @property
     def compared(self) -> bool:

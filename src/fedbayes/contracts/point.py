@@ -2,7 +2,7 @@
 
 from typing import Generic
 
-from fedbayes.contracts.method import Averaged, Info, Method, Nothing, ServerState
+from fedbayes.contracts.method import Averaged, Info, Method, ServerState, Stateless
 from fedbayes.contracts.reports import Report, Sum
 from fedbayes.contracts.run import At, Run
 from fedbayes.core.messages import Message, dense
@@ -10,7 +10,7 @@ from fedbayes.core.tensors import Samples, Tensors
 from fedbayes.inference.problem import Problem, Solved
 
 
-class PointEstimate(Averaged, Method[ServerState, Nothing, Sum], Generic[ServerState]):
+class PointEstimate(Averaged, Method[ServerState, Stateless, Sum], Generic[ServerState]):
     """Hard EM on a Gaussian prior.
 
     The server broadcasts its weights w, a client answers with its own, φ_s, found by gradients
@@ -23,13 +23,13 @@ class PointEstimate(Averaged, Method[ServerState, Nothing, Sum], Generic[ServerS
         message: Message = server.weights  # type: ignore[attr-defined]
         return message
 
-    def problem(self, message: Message, client: Nothing, samples: Samples, at: At) -> Problem:
+    def problem(self, message: Message, client: Stateless, samples: Samples, at: At) -> Problem:
         """Train from the server's weights."""
         return Problem(at.run.network.prepare(dense(message)))
 
     def report(
-        self, solved: Solved, problem: Problem, client: Nothing, at: At
-    ) -> tuple[Report, Nothing, Info]:
+        self, solved: Solved, problem: Problem, client: Stateless, at: At
+    ) -> tuple[Report, Stateless, Info]:
         """Report the weights where training ended."""
         return Report(dict(solved.parameters), self.weight(solved)), client, solved.info
 
@@ -39,7 +39,7 @@ class PointEstimate(Averaged, Method[ServerState, Nothing, Sum], Generic[ServerS
         return weights
 
     def personal_model(
-        self, message: Message, report: Report | None, client: Nothing, run: Run
+        self, message: Message, report: Report | None, client: Stateless, run: Run
     ) -> Tensors | None:
         """The network as the client reported it."""
         return dense(report.tensors) if report is not None else None

@@ -15,19 +15,19 @@ from pydantic import Field
 from fedbayes.contracts.changes import norm
 from fedbayes.contracts.drawn import refuse_weight_decay
 from fedbayes.contracts.method import Info
-from fedbayes.contracts.natural import Natural, least, mean_precision, positive
+from fedbayes.contracts.natural import GaussianServer, least, mean_precision, positive
 from fedbayes.contracts.reports import Report, Sum
 from fedbayes.contracts.run import At, Run
 from fedbayes.core.messages import Message
 from fedbayes.core.tensors import Tensors
-from fedbayes.inference.gaussian import Gaussian, standard
+from fedbayes.inference.gaussian import NaturalGaussian, standard
 
 
 @dataclass(frozen=True)
-class Posterior:
+class PosteriorServer:
     """The server's state: the posterior s(θ) of the shared weights."""
 
-    posterior: Gaussian
+    posterior: NaturalGaussian
     """In natural parameters, float64."""
 
 
@@ -35,7 +35,7 @@ class HasFactor(Protocol):
     """What a client keeps at least."""
 
     @property
-    def factor(self) -> Gaussian:
+    def factor(self) -> NaturalGaussian:
         """s_i, float64; without tensors before the client's first refinement."""
 
 
@@ -46,23 +46,23 @@ FactorState = TypeVar("FactorState", bound=HasFactor)
 class Split:
     """A posterior by factors, float64 on the network's device."""
 
-    posterior: Gaussian
+    posterior: NaturalGaussian
     """As it came."""
-    factor: Gaussian
+    factor: NaturalGaussian
     """The client's own; p(θ)^(1/K) before its first refinement."""
-    cavity: Gaussian
+    cavity: NaturalGaussian
     """The others'."""
-    share: Gaussian
+    share: NaturalGaussian
     """p(θ)^(1/K), the client's share of the prior."""
 
 
-class Product(Natural[Posterior, FactorState]):
+class PartitionedPosterior(GaussianServer[PosteriorServer, FactorState]):
     """Server and clients whose Gaussian factors multiply to one posterior.
 
     A factor's precision is positive by construction, so is every product of factors.
     """
 
-    server_state = Posterior
+    server_state = PosteriorServer
 
     damping: float | None = Field(
         None,
@@ -82,9 +82,9 @@ class Product(Natural[Posterior, FactorState]):
         super().check(run)
         refuse_weight_decay(self.name, run)
 
-    def init(self, run: Run) -> Posterior:
+    def init(self, run: Run) -> PosteriorServer:
         """The product of the factors p(θ)^{1/K}: the prior."""
-        return Posterior(standard(run.network.initial, self.prior_std))
+        return PosteriorServer(standard(run.network.initial, self.prior_std))
 
     def split(self, message: Message, client: FactorState, at: At) -> Split:
         """The posterior that came, by what is the client's and what is the others'."""
@@ -95,8 +95,8 @@ class Product(Natural[Posterior, FactorState]):
         return Split(posterior, factor, _floored(posterior / factor, posterior), prior)
 
     def answered(
-        self, refined: Gaussian, factor: Gaussian, mean: Tensors, at: At
-    ) -> tuple[Report, Gaussian]:
+        self, refined: NaturalGaussian, factor: NaturalGaussian, mean: Tensors, at: At
+    ) -> tuple[Report, NaturalGaussian]:
         """The change of a factor, damped, and no longer than the server lets it be, as a report;
         and the factor with that change, so that the posterior stays the product of the factors.
 
@@ -109,14 +109,14 @@ class Product(Natural[Posterior, FactorState]):
         change = (refined / factor) ** (self.damping or 1 / at.run.cohort)
         return self.reported(change, factor, mean, at)
 
-    def ordinary(self, server: Posterior, run: Run) -> dict[str, float]:
+    def ordinary(self, server: PosteriorServer, run: Run) -> dict[str, float]:
         """The posterior's own natural parameters, all that was learnt so far."""
         return {
             "precision": norm(server.posterior.precision.values()),
             "shift": norm(server.posterior.shift.values()),
         }
 
-    def update(self, server: Posterior, reports: Sum, at: At) -> tuple[Posterior, Info]:
+    def update(self, server: PosteriorServer, reports: Sum, at: At) -> tuple[PosteriorServer, Info]:
         """Multiply the changes of the factors into the posterior: add natural parameters.
 
         Changes that are each possible, but come to a negative precision, are noise, or no honest
@@ -125,12 +125,12 @@ class Product(Natural[Posterior, FactorState]):
         before = server.posterior
         prior = standard(before.precision, self.prior_std)
         after = positive(before * self.changed_by(reports.tensors), before, prior)
-        return Posterior(after), {"mean_precision": mean_precision(after)}
+        return PosteriorServer(after), {"mean_precision": mean_precision(after)}
 
 
-def _floored(cavity: Gaussian, posterior: Gaussian) -> Gaussian:
+def _floored(cavity: NaturalGaussian, posterior: NaturalGaussian) -> NaturalGaussian:
     """The cavity, whose precision the rounding of a message must not bring to zero."""
     floor = least(posterior)
-    return Gaussian(
+    return NaturalGaussian(
         {n: torch.maximum(p, floor[n]) for n, p in cavity.precision.items()}, cavity.shift
     )

@@ -83,7 +83,7 @@ NOBODY = 1e-12
 
 
 @dataclass(repr=False)
-class Gathered(Brief):
+class ReportList(Brief):
     """Reports that do not add (a median, a matching needs them all), by client."""
 
     reports: dict[int, Report] = field(default_factory=dict)

@@ -63,7 +63,7 @@ VARIATES = Reports(
 """Weights, the change of the client's variate, and a distribution of variates' norms."""
 
 
-class Variates(Averaged, Method[AnyServer, Control, Sum], Generic[AnyServer]):
+class ControlVariateMethod(Averaged, Method[AnyServer, Control, Sum], Generic[AnyServer]):
     """What methods with control variates have in common: a client keeps c_s, and reports its change
     as `control/…` beside its weights. The server keeps c, the mean of the c_s over all clients,
     weighted as the weights are.

@@ -130,7 +130,7 @@ class Int8:
 
 
 @dataclass(frozen=True)
-class Largest:
+class TopK:
     """The numbers of largest magnitude, as they are; the others arrive as zero."""
 
     share: float
@@ -164,7 +164,7 @@ class Largest:
 
 
 @dataclass(frozen=True)
-class Drawn:
+class RandomK:
     """Numbers of entries that are drawn, which both ends know; the others arrive as zero."""
 
     share: float

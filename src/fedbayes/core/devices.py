@@ -2,7 +2,7 @@
 
 A config names them (`devices`), and a process computes on one of them. An engine with many
 processes gives each its own (`runs.build.runtime`). A `ClientRuntime` keeps samples on its device
-within `data_cache` (`Resident`). Where the device has no memory left, it lets them go and trains
+within `data_cache` (`DeviceCache`). Where the device has no memory left, it lets them go and trains
 the client once more.
 """
 

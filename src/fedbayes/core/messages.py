@@ -18,7 +18,15 @@ import torch
 from safetensors.torch import save
 from torch import Tensor
 
-from fedbayes.core.tensor_files import METADATA, MOST_AXES, MOST_ENTRIES, Part, load, parse, parts
+from fedbayes.core.tensor_files import (
+    METADATA,
+    MOST_AXES,
+    MOST_ENTRIES,
+    FilePart,
+    load,
+    parse,
+    parts,
+)
 from fedbayes.core.tensors import Tensors
 from fedbayes.errors import MessageError, quoted
 
@@ -251,7 +259,7 @@ def decode(data: bytes, *, longest_header: int | None = None) -> Message:
     longest_header = min(longest_header, LONGEST_HEADER)
     header, body = _split(data, longest_header)
     message: Message = {}
-    sparse: dict[str, dict[str, Part]] = {}
+    sparse: dict[str, dict[str, FilePart]] = {}
     for name, part in parts(header, body, longest_header // _SHORT_PART).items():
         owner, sign, what = name.partition("#")
         if sign:
@@ -321,7 +329,7 @@ def _axes(name: str, key: str) -> tuple[int, ...]:
     return axes
 
 
-def _sparse(name: str, values: Tensor, pieces: dict[str, Part]) -> Masked:
+def _sparse(name: str, values: Tensor, pieces: dict[str, FilePart]) -> Masked:
     """Rebuild one sparse tensor from its values, shape and packed masks, trusting none."""
     sizes = pieces.pop(_SHAPE)
     if values.ndim != 1 or len(sizes.shape) != 1 or sizes.dtype is not torch.int32:

@@ -32,7 +32,7 @@ Array = NDArray[np.float64]
 
 
 @dataclass(frozen=True)
-class Moments:
+class PlausibleMoments:
     """Of the columns of a table."""
 
     count: Array
@@ -42,12 +42,12 @@ class Moments:
     squares: Array
     """Sum of their squared deviations from the mean [D]."""
 
-    def __add__(self, other: "Moments") -> "Moments":
+    def __add__(self, other: "PlausibleMoments") -> "PlausibleMoments":
         """Those of the rows of both (Chan, Golub and LeVeque 1983)."""
         count, apart = self.count + other.count, other.mean - self.mean
         share = other.count / np.maximum(count, 1)
         squares = self.squares + other.squares + apart * apart * self.count * share
-        return Moments(count, self.mean + apart * share, squares)
+        return PlausibleMoments(count, self.mean + apart * share, squares)
 
     @property
     def flags(self) -> NDArray[np.bool_]:
@@ -113,7 +113,7 @@ def check_rows(rows: Mapping[str, int], most: float = MOST_ROWS) -> None:
             )
 
 
-def check_moments(clients: Mapping[str, Moments], columns: Sequence[str]) -> None:
+def check_moments(clients: Mapping[str, PlausibleMoments], columns: Sequence[str]) -> None:
     """See that no client alone decides by what all rows are standardized.
 
     A client is compared with the rows of all others: it may move the mean by `MOST_SHIFT` of their
@@ -131,7 +131,7 @@ def check_moments(clients: Mapping[str, Moments], columns: Sequence[str]) -> Non
     if len(clients) < 3 or not len(columns):
         return
     each = list(clients.values())
-    nothing = Moments(*np.zeros((3, len(columns))))
+    nothing = PlausibleMoments(*np.zeros((3, len(columns))))
     before, after = [nothing], [nothing]
     for one, other in zip(each[:-1], reversed(each[1:]), strict=True):
         before.append(before[-1] + one)

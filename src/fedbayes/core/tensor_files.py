@@ -59,7 +59,7 @@ for _code, (_name, _stored) in NAMES.items():
         _STORED[_dtype] = (np.dtype(f"<{_stored or f'i{_dtype.itemsize}'}"), not _stored)
 
 
-class Part(NamedTuple):
+class FilePart(NamedTuple):
     """What a file has under one name."""
 
     dtype: torch.dtype
@@ -68,7 +68,7 @@ class Part(NamedTuple):
     """Its bytes, as many as type and shape ask for."""
 
 
-def parts(header: bytes, body: memoryview, most: int) -> dict[str, Part]:
+def parts(header: bytes, body: memoryview, most: int) -> dict[str, FilePart]:
     """What a header says of the bytes that follow it, in the order of the names.
 
     Args:
@@ -86,7 +86,7 @@ def parts(header: bytes, body: memoryview, most: int) -> dict[str, Part]:
     if length < len(body):
         raise MessageError("not a message: bytes are in none of its tensors")
     return {
-        name: Part(dtype, shape, body[start:stop]) for name, dtype, shape, start, stop in places
+        name: FilePart(dtype, shape, body[start:stop]) for name, dtype, shape, start, stop in places
     }
 
 
@@ -144,7 +144,7 @@ def parse(header: bytes, most: int) -> dict[str, object]:
     return found
 
 
-def load(name: str, part: Part) -> Tensor:
+def load(name: str, part: FilePart) -> Tensor:
     """The tensor of a part, in memory that PyTorch laid out.
 
     Raises:

@@ -9,7 +9,7 @@ import numpy as np
 
 from fedbayes.data.cache import cached, fingerprint
 from fedbayes.data.dataset import CHUNK, Dataset
-from fedbayes.data.known import KNOWN, Entry, Known
+from fedbayes.data.known import KNOWN, Entry, KnownSource
 from fedbayes.data.settings import DataSettings
 from fedbayes.data.sources import own
 from fedbayes.data.sources.factories import read_factory
@@ -131,7 +131,7 @@ def data_folder(folder: Path | None) -> Path | None:
     return named
 
 
-def _absent(known: Known, folder: Path | None) -> str:
+def _absent(known: KnownSource, folder: Path | None) -> str:
     looked = f"not in {folder}" if folder else f"neither dir nor {ENVIRONMENT} names a data folder"
     return (
         f"{known.entry.name}: {looked}, and it is not on the Hugging Face hub; get it from "

@@ -11,7 +11,7 @@ from fedbayes.data.dataset import Array, Rows
 from fedbayes.data.federated import FederatedData
 from fedbayes.data.numbered import Numbered
 from fedbayes.data.partition import Partition
-from fedbayes.data.sources.generators import Generator, Pool
+from fedbayes.data.sources.generators import Generator, GeneratorPool
 from fedbayes.errors import DataError
 
 
@@ -26,7 +26,7 @@ class GeneratedData(FederatedData):
     def __init__(
         self,
         generator: Generator,
-        pool: Pool,
+        pool: GeneratorPool,
         *,
         statistics: tuple[Array, Array] | None = None,
         target: Target | None = None,

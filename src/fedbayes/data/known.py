@@ -48,7 +48,7 @@ Read = Callable[[Path | None, SourceSettings], Dataset]
 
 
 @dataclass(frozen=True)
-class Known:
+class KnownSource:
     """A built-in data set and how to read it."""
 
     entry: Entry
@@ -147,12 +147,12 @@ def _images(
     layout: ImageLayout,
     hub: str,
     folder: str = "",
-) -> Known:
+) -> KnownSource:
     """A set of pictures on the hub, without natural clients."""
     source = f"https://huggingface.co/datasets/{hub}"
     folder = folder or name
     grey = layout.channels == 1
-    return Known(
+    return KnownSource(
         Entry(name, what, samples, shape, len(layout.classes), "", source),
         folder=folder,
         find=_find_parquet_or_idx if grey else _find_parquet,
@@ -167,7 +167,7 @@ _CIFAR100 = ImageLayout("img", "fine_label", CIFAR100, channels=3)
 
 
 _SETS = (
-    Known(
+    KnownSource(
         Entry(
             "digits",
             "handwritten digits, 8 x 8, 17 grey levels",
@@ -181,7 +181,7 @@ _SETS = (
         find=lambda folder: [],
         read=_read_digits,
     ),
-    Known(
+    KnownSource(
         Entry(
             "diabetes",
             "progression of diabetes after a year, by ten measurements at its start",
@@ -215,7 +215,7 @@ _SETS = (
     ),
     _images("cifar10", "colour photographs", 60_000, (3, 32, 32), _CIFAR10, "uoft-cs/cifar10"),
     _images("cifar100", "colour photographs", 60_000, (3, 32, 32), _CIFAR100, "uoft-cs/cifar100"),
-    Known(
+    KnownSource(
         Entry(
             "femnist",
             "handwritten digits and letters by writer",
@@ -229,7 +229,7 @@ _SETS = (
         find=lambda folder: _find_parquet(folder) or _find_leaf(folder),
         read=_read_femnist,
     ),
-    Known(
+    KnownSource(
         Entry(
             "har",
             "human activities by smartphone sensors",
@@ -244,7 +244,7 @@ _SETS = (
         find=lambda folder: har.text_files(folder) or _find_parquet(folder),
         read=_read_har,
     ),
-    Known(
+    KnownSource(
         Entry(
             "vehicle",
             "vehicles by acoustic and seismic sensors (VSN)",
@@ -259,7 +259,7 @@ _SETS = (
         read=_read_vehicle,
         on_hub=False,
     ),
-    Known(
+    KnownSource(
         Entry(
             "einstein",
             "COVID-19 by age and blood count",

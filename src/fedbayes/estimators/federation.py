@@ -25,7 +25,7 @@ from fedbayes.federation.privacy import keys
 from fedbayes.federation.privacy.noise import Secret
 from fedbayes.federation.privacy.spending import Spending
 from fedbayes.federation.round import Rules, run_round
-from fedbayes.federation.stages.weights import Weights
+from fedbayes.federation.stages.weights import ReportWeights
 from fedbayes.likelihoods.temperature import sampled_at
 from fedbayes.runs.build import build_federation, build_likelihood, build_network, build_run
 from fedbayes.runs.calibration import fitted
@@ -86,7 +86,7 @@ class Federation:
         check(config, method, run, data)
         for remark in remarks(config, method, run, data):
             warnings.warn(remark, FedbayesWarning, stacklevel=6)
-        weights = Weights.of(method, config.aggregation.max_weight, ByClient())
+        weights = ReportWeights.of(method, config.aggregation.max_weight, ByClient())
         secret, record, failed = _secret(config), Spending.empty(), 0
         engine, server = Sequential(runtime), started(method, method.init(run))
         for number in range(1, config.rounds + 1):

@@ -11,11 +11,11 @@ from fedbayes.federation.client_runtime import Task
 from fedbayes.federation.clock.clock import Lengths
 from fedbayes.federation.settings import AS_IT_IS, Compression
 from fedbayes.federation.stages.checks import encode_report, longest_report
-from fedbayes.federation.stages.report_codec import Link, Passage
+from fedbayes.federation.stages.report_codec import Compressor, ReportCodec
 
 
 @dataclass
-class Broadcast:
+class ServerMessages:
     """The messages of one round, encoded once while they consist of the very same tensors."""
 
     run: Run
@@ -31,11 +31,11 @@ class Broadcast:
     spared: dict[int, int] = field(default_factory=dict)
     """Bytes by which compression made that less, for each client."""
     _expected: dict[int, Message] = field(default_factory=dict)
-    _passages: dict[int, Passage | None] = field(default_factory=dict)
+    _passages: dict[int, ReportCodec | None] = field(default_factory=dict)
     _message: Message = field(default_factory=dict)
     _data: bytes = b""
     _spared: int = 0
-    _passage: Passage | None = None
+    _passage: ReportCodec | None = None
     _reports: dict[bool, int] = field(default_factory=dict)
     """Encoded bytes of an answer to the message, by whether its weight is said."""
 
@@ -93,14 +93,14 @@ class Broadcast:
             return self.method.expected(self.message(client), self.run)
         return self._expected.pop(client)
 
-    def passage(self, client: int) -> Passage | None:
+    def passage(self, client: int) -> ReportCodec | None:
         """The way of a client's report, where messages are compressed; asked for once."""
         if client not in self._passages:  # the client began in an earlier round
             self._encoded(self.message(client))
             return self._way(client)
         return self._passages.pop(client)
 
-    def _way(self, client: int) -> Passage | None:
+    def _way(self, client: int) -> ReportCodec | None:
         at = At(self.run, self.number, client)
         return None if self._passage is None else replace(self._passage, at=at)
 
@@ -109,7 +109,7 @@ class Broadcast:
             item is self._message[name] for name, item in message.items()
         )
         if not same or not self._data:
-            link = Link(self.compression, self.method, self.run)
+            link = Compressor(self.compression, self.method, self.run)
             sent = link.sent(message)
             self._message, self._data = message, encode(sent)
             self._reports.clear()
@@ -119,7 +119,7 @@ class Broadcast:
         return self._data
 
 
-class Broadcasts:
+class VersionedMessages:
     """The broadcasts that the clients of a round have: the round's own, and those of rounds before
     in which clients started whose reports come now.
 
@@ -130,10 +130,10 @@ class Broadcasts:
     """
 
     def __init__(
-        self, own: Broadcast, since: Mapping[int, int], server: Callable[[int], Any]
+        self, own: ServerMessages, since: Mapping[int, int], server: Callable[[int], Any]
     ) -> None:
         self._own, self._since, self._server = own, dict(since), server
-        self._older: dict[int, Broadcast] = {}
+        self._older: dict[int, ServerMessages] = {}
         self._left: dict[int, int] = {}
         for number in since.values():
             self._left[number] = self._left.get(number, 0) + 1
@@ -143,14 +143,14 @@ class Broadcasts:
         for client in cohort:
             yield from self.of(client).tasks([client], states)
 
-    def of(self, client: int) -> Broadcast:
+    def of(self, client: int) -> ServerMessages:
         """What a client had."""
         number = self._since.get(client)
         if number is None:
             return self._own
         if number not in self._older:
             own = self._own
-            self._older[number] = Broadcast(
+            self._older[number] = ServerMessages(
                 own.run, own.method, self._server(number), number, own.compression
             )
         return self._older[number]

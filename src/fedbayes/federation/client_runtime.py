@@ -21,9 +21,9 @@ from fedbayes.core.messages import SHORT_HEADER, Message, decode, decode_file, e
 from fedbayes.core.tensors import Samples, Tensors, named, pack, part, to, unpack
 from fedbayes.errors import EngineError, MessageError, ModelError
 from fedbayes.federation.attacks.adversary import Adversary
-from fedbayes.federation.resident import Resident
+from fedbayes.federation.resident import DeviceCache
 from fedbayes.federation.settings import AS_IT_IS, Compression
-from fedbayes.federation.stages.report_codec import Link
+from fedbayes.federation.stages.report_codec import Compressor
 from fedbayes.federation.stages.stage import Stage
 from fedbayes.likelihoods import Scores, evaluate, scored
 from fedbayes.likelihoods.imbalance import reweighted
@@ -63,7 +63,7 @@ class Task:
 
 
 @dataclass(frozen=True)
-class Outcome:
+class ClientResult:
     """What came of a task."""
 
     report: bytes
@@ -88,7 +88,7 @@ class Outcome:
 
 
 @dataclass(frozen=True)
-class NoReport:
+class ClientFailure:
     """A task that no report came of: the client counts as if it had not taken part."""
 
     reason: str
@@ -166,11 +166,11 @@ class ClientRuntime:
     """`seconds` that went into evaluating clients' own models so far."""
 
     @cached_property
-    def resident(self) -> Resident:
+    def resident(self) -> DeviceCache:
         """The samples that are on the device."""
-        return Resident(self.run.network.device, self.data_cache)
+        return DeviceCache(self.run.network.device, self.data_cache)
 
-    def train(self, task: Task) -> Outcome:
+    def train(self, task: Task) -> ClientResult:
         """Decode, run the E-step, evaluate the personal model, encode.
 
         Where the device has no memory left, samples that are kept there are let go, and the work is
@@ -200,13 +200,13 @@ class ClientRuntime:
             "training.batch_size"
         )
 
-    def _train(self, task: Task) -> Outcome:
+    def _train(self, task: Task) -> ClientResult:
         run = self.run
         self._require_constants(task)
         device = run.network.device
         # A method may send sparse tensors of a network that is large, and then little but names.
         header = SHORT_HEADER + len(task.message) + _HEADER * len(run.network.initial)
-        link = Link(self.compression, self.method, run)
+        link = Compressor(self.compression, self.method, run)
         message = _to(link.received(decode(task.message, longest_header=header)), device)
         samples = self.resident.get(("train", task.client), lambda: self._parts(task.client)[0])
         if self.adversary is not None:
@@ -246,7 +246,7 @@ class ClientRuntime:
         written = link.passage(message, at).write(report, memory)
         if written.missed:
             state = self.method.declared.retracted(state, written.missed)
-        return Outcome(
+        return ClientResult(
             report=written.data,
             state=write_state(state, written.memory),
             info=info,
@@ -269,7 +269,7 @@ class ClientRuntime:
             terms |= self.adversary.success(model, samples, self.method, self.run)
         return terms
 
-    def tried(self, task: Task) -> Outcome:
+    def tried(self, task: Task) -> ClientResult:
         """Scores of the global model in a task on the client's own test samples; none if it has
         none. Or, where these are wanted, sums for its temperature.
 
@@ -288,14 +288,14 @@ class ClientRuntime:
                 raise EngineError("clients of this federation hold out no samples to calibrate by")
             held_out = self._parts(task.client)[1].to(device)
             sums = sums_of(self.run.likelihood, self._draws(model, None), held_out)
-            return Outcome(encode(sums.tensors()), task.state or b"", {}, {})
+            return ClientResult(encode(sums.tensors()), task.state or b"", {}, {})
         test = self._test(task.client)
         scores: Scores = {}
         if len(test.y):
             draw = self._draws(model, task.temperature)
             measures = fitting(task.evaluate or (), self.run.likelihood)
             scores = self._scored(task, draw, test, measures)
-        return Outcome(b"tried", task.state or b"", {}, scores)
+        return ClientResult(b"tried", task.state or b"", {}, scores)
 
     def _draws(self, model: Tensors, temperature: float | None) -> Sampler:
         """A global model as a function from inputs to outputs, at a temperature if any."""

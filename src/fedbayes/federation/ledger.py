@@ -6,8 +6,8 @@ from dataclasses import dataclass, field
 from fedbayes.contracts import AnyMethod, Info, Report
 from fedbayes.core.messages import Message, dense
 from fedbayes.errors import EngineError, MessageError
-from fedbayes.federation.broadcast import Broadcast
-from fedbayes.federation.client_runtime import NoReport, Outcome
+from fedbayes.federation.broadcast import ServerMessages
+from fedbayes.federation.client_runtime import ClientFailure, ClientResult
 from fedbayes.federation.stages.checks import (
     check_entries,
     check_scores,
@@ -15,8 +15,8 @@ from fedbayes.federation.stages.checks import (
     figures,
     means,
 )
-from fedbayes.federation.stages.spill_buffer import Kept
-from fedbayes.federation.stages.weights import Weights
+from fedbayes.federation.stages.spill_buffer import SpillBuffer
+from fedbayes.federation.stages.weights import ReportWeights
 from fedbayes.likelihoods import Scores
 
 
@@ -44,10 +44,10 @@ class Ledger:
     """Metrics of each client whose report counted, in its own words."""
     weights_of: dict[int, float] = field(default_factory=dict)
     """What each report weighs that could be read, in number of samples."""
-    weights: Weights = field(default_factory=lambda: Weights(weighted=True))
+    weights: ReportWeights = field(default_factory=lambda: ReportWeights(weighted=True))
     """What reports weigh."""
     _missing: int = field(default=0, init=False)
-    _states: Kept = field(default_factory=Kept, init=False)
+    _states: SpillBuffer = field(default_factory=SpillBuffer, init=False)
 
     @property
     def bytes_up(self) -> int:
@@ -55,7 +55,11 @@ class Ledger:
         return sum(self.up.values())
 
     def enter(
-        self, client: int, outcome: Outcome | NoReport, broadcast: Broadcast, method: AnyMethod
+        self,
+        client: int,
+        outcome: ClientResult | ClientFailure,
+        broadcast: ServerMessages,
+        method: AnyMethod,
     ) -> Report | None:
         """Account for what came of one client's task.
 
@@ -71,7 +75,7 @@ class Ledger:
         self.link_down += outcome.link_down
         self.link_up += outcome.link_up
         expected, passage = broadcast.expected(client), broadcast.passage(client)
-        if isinstance(outcome, NoReport):
+        if isinstance(outcome, ClientFailure):
             (self.refused if outcome.refused else self.lost)[client] = outcome.reason
             self._missing += not (outcome.refused or outcome.in_vain)
             if not outcome.link_down:

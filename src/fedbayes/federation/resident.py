@@ -9,7 +9,7 @@ from fedbayes.core.devices import placed
 from fedbayes.core.tensors import Samples
 
 
-class Resident:
+class DeviceCache:
     """Keeps samples on a device; those least recently used go first.
 
     Args:

@@ -8,7 +8,7 @@ from fedbayes.contracts import AnyMethod, At, Info, Run
 from fedbayes.contracts.returned import updated
 from fedbayes.core import seeds
 from fedbayes.core.tensors import all_finite, pack
-from fedbayes.federation.broadcast import Broadcast, Broadcasts
+from fedbayes.federation.broadcast import ServerMessages, VersionedMessages
 from fedbayes.federation.clock.clock import Lengths
 from fedbayes.federation.engines import Engine
 from fedbayes.federation.ledger import Ledger
@@ -17,11 +17,11 @@ from fedbayes.federation.privacy.spending import Spending
 from fedbayes.federation.settings import AS_IT_IS, Compression
 from fedbayes.federation.stages.aggregation import Aggregation, fold
 from fedbayes.federation.stages.bounds import NormBound
-from fedbayes.federation.stages.fold import Fold, Way
+from fedbayes.federation.stages.fold import ChangeCoordinates, Fold
 from fedbayes.federation.stages.stage import Stage
-from fedbayes.federation.stages.stale import Past
+from fedbayes.federation.stages.stale import AsyncRound
 from fedbayes.federation.stages.stream import Answers, decoded, up_to_date
-from fedbayes.federation.stages.weights import Weights
+from fedbayes.federation.stages.weights import ReportWeights
 
 
 @dataclass(frozen=True)
@@ -89,12 +89,12 @@ class Rules:
     stages: tuple[Stage, ...] = ()
     """Of users, before reports are compared."""
 
-    def reducer(self, method: AnyMethod, sent: Broadcast, cohort: list[int]) -> Fold:
+    def reducer(self, method: AnyMethod, sent: ServerMessages, cohort: list[int]) -> Fold:
         """What collects the reports for the update."""
         if self.privacy is None:
             return fold(self.aggregation, method, sent.server, sent.run)
         pattern = method.expected(sent.message(cohort[0] if cohort else 0), sent.run)
-        return self.privacy.begin(Way.of(method, sent.server, sent.run), pattern)
+        return self.privacy.begin(ChangeCoordinates.of(method, sent.server, sent.run), pattern)
 
     @property
     def bounds(self) -> Aggregation:
@@ -114,8 +114,8 @@ def run_round(
     number: int,
     cohort: list[int],
     rules: Rules | None = None,
-    weights: Weights | None = None,
-    past: Past | None = None,
+    weights: ReportWeights | None = None,
+    past: AsyncRound | None = None,
     on_progress: Callable[[int], object] = lambda done: None,
 ) -> Round:
     """Broadcast, E-steps, reports, M-step.
@@ -144,9 +144,11 @@ def run_round(
         EngineError: every client was lost, and the round is not private.
     """
     rules = rules or Rules()
-    weights = weights or Weights.of(method, rules.aggregation.max_weight)
-    own = Broadcast(run, method, server, number, rules.compression)
-    sent = Broadcasts(own, past.since, past.server) if past else Broadcasts(own, {}, int)
+    weights = weights or ReportWeights.of(method, rules.aggregation.max_weight)
+    own = ServerMessages(run, method, server, number, rules.compression)
+    sent = (
+        VersionedMessages(own, past.since, past.server) if past else VersionedMessages(own, {}, int)
+    )
     ledger, reports = Ledger(weights=weights), rules.reducer(method, own, cohort)
     bounds = NormBound(rules.bounds, method, server, run)
 
@@ -197,7 +199,7 @@ def _heard(
         yield client, rules.privacy.kept(outcome) if rules.privacy else outcome
 
 
-def _ended(own: Broadcast, ledger: Ledger, past: Past | None, **found: Any) -> Round:
+def _ended(own: ServerMessages, ledger: Ledger, past: AsyncRound | None, **found: Any) -> Round:
     """What a round did, with its bytes."""
     if found["skipped"]:  # clients' models are as before, and these scores are of others
         ledger.scores.clear()
@@ -221,9 +223,9 @@ def _ended(own: Broadcast, ledger: Ledger, past: Past | None, **found: Any) -> R
 def _answers(
     engine: Engine,
     cohort: list[int],
-    sent: Broadcasts,
+    sent: VersionedMessages,
     states: Mapping[int, bytes],
-    past: Past | None,
+    past: AsyncRound | None,
 ) -> Answers:
     """What came of the clients' work: of the cohort in its order, or of whoever comes first."""
     if past is not None and past.live is not None:
@@ -232,7 +234,7 @@ def _answers(
         yield from zip(cohort, engine.train(sent.tasks(cohort, states)), strict=True)
 
 
-def _sent(broadcast: Broadcast, past: Past | None) -> tuple[int, int]:
+def _sent(broadcast: ServerMessages, past: AsyncRound | None) -> tuple[int, int]:
     """Encoded bytes that went to clients in the round, and what compression spared of them."""
     if past is not None:
         live = past.live

@@ -7,7 +7,7 @@ only where it is used now: `superlink.py`, `hub.py`, `simulated.py`, `supernode.
 `wire.py` (`link_size`), `fetching.py`, the names of errors in `engine.py` and `poller.py`, and the
 four files of secure aggregation. So the range of versions in `pyproject.toml` is narrow.
 
-`Flower` pushes the tasks of a round through a *grid* and yields an `Outcome` or a `NoReport` for
+`Flower` pushes the tasks of a round through a *grid* and yields an `Outcome` or a `ClientFailure` for
 each, in the order of the cohort. `Node.answer` is the other end, and `wire.py` is what both know of
 a message. The `Roster` finds nodes and registers which client each is. The `Poller` looks for
 answers side by side, so that no client is waited for where others are, and opens a broken grid

@@ -5,7 +5,7 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Set
 from typing import Any
 
 from fedbayes.errors import EngineError
-from fedbayes.federation.client_runtime import NoReport, Outcome, Task
+from fedbayes.federation.client_runtime import ClientFailure, ClientResult, Task
 from fedbayes.flower.engine import Flower, PendingTask, _lose_node
 from fedbayes.flower.poller import LinkError
 
@@ -18,7 +18,7 @@ class AsynchronousFlower(Flower):
 
     def __init__(self, *arguments: Any, **settings: Any) -> None:
         super().__init__(*arguments, **settings)
-        self._ready: dict[int, Outcome | NoReport] = {}
+        self._ready: dict[int, ClientResult | ClientFailure] = {}
         self._given_up_at: dict[int, float] = {}
 
     def arrivals(
@@ -26,7 +26,7 @@ class AsynchronousFlower(Flower):
         reports: int,
         more: Callable[[Set[int]], Iterable[Task]],
         sent: Callable[[Task], object],
-    ) -> Iterator[tuple[int, Outcome | NoReport]]:
+    ) -> Iterator[tuple[int, ClientResult | ClientFailure]]:
         """The first so many reports of clients at work, and who was lost meanwhile, as they come.
 
         Fewer come where the round's time is over. Clients that are still at work then stay so.
@@ -50,7 +50,7 @@ class AsynchronousFlower(Flower):
             while self._ready and taken < reports:
                 client = next(iter(self._ready))
                 outcome = self._ready.pop(client)
-                taken += not isinstance(outcome, NoReport) or outcome.refused
+                taken += not isinstance(outcome, ClientFailure) or outcome.refused
                 self._answered = taken
                 yield client, outcome
             if taken < reports:

@@ -10,7 +10,13 @@ from flwr.serverapp import Grid
 
 from fedbayes.core.tensors import Tensors
 from fedbayes.errors import EngineError, MessageError
-from fedbayes.federation.client_runtime import ClientRuntime, Evaluation, NoReport, Outcome, Task
+from fedbayes.federation.client_runtime import (
+    ClientFailure,
+    ClientResult,
+    ClientRuntime,
+    Evaluation,
+    Task,
+)
 from fedbayes.federation.engines import NOT_CONNECTED, AtWork
 from fedbayes.flower.fetching import longest_reply
 from fedbayes.flower.pace import pause
@@ -93,12 +99,12 @@ class Flower:
         self._pending: dict[int, PendingTask] = {}
         self._answered = 0
 
-    def train(self, tasks: Iterable[Task]) -> Iterator[Outcome | NoReport]:
+    def train(self, tasks: Iterable[Task]) -> Iterator[ClientResult | ClientFailure]:
         """Send the tasks and wait; what came of each, in the order of the tasks."""
         self._pending = pending = {task.client: PendingTask(task) for task in tasks}
         order = list(pending)
         cohort = len(order)
-        done: dict[int, Outcome | NoReport] = {}
+        done: dict[int, ClientResult | ClientFailure] = {}
         since = time.monotonic()
         deadline = since + self.timeout
         self.begin()
@@ -133,9 +139,9 @@ class Flower:
         """Hand clients copies of the last global model; those that got none, each with why."""
         copies = list(copies)
         outcomes = zip(copies, Flower.train(self, copies), strict=True)
-        return {task.client: o.reason for task, o in outcomes if isinstance(o, NoReport)}
+        return {task.client: o.reason for task, o in outcomes if isinstance(o, ClientFailure)}
 
-    def tried(self, tasks: Iterable[Task]) -> Iterator[Outcome | NoReport]:
+    def tried(self, tasks: Iterable[Task]) -> Iterator[ClientResult | ClientFailure]:
         """Have clients try a global model on their own test samples; what each says of it."""
         return Flower.train(self, tasks)
 
@@ -209,7 +215,9 @@ class Flower:
                     each.sent += 1
                     each.link_down += link_size(message)
 
-    def _pull(self, pending: dict[int, PendingTask], done: dict[int, Outcome | NoReport]) -> None:
+    def _pull(
+        self, pending: dict[int, PendingTask], done: dict[int, ClientResult | ClientFailure]
+    ) -> None:
         """Move what has been answered from what is pending to what is done."""
         under_way = [each for each in pending.values() if each.message_id]
         most = max((each.task.most for each in under_way), default=0)
@@ -228,14 +236,14 @@ class Flower:
                 continue
             done[client] = _settle(reply, pending.pop(client))
 
-    def _given_up(self, pending: PendingTask) -> NoReport:
+    def _given_up(self, pending: PendingTask) -> ClientFailure:
         """What is said of a task that was not answered in time."""
         if pending.message_id:
             trouble = "it is connected, but has not answered, or not to the end"
         else:
             trouble = pending.trouble or f"client {pending.task.client} is not connected"
             trouble += self.roster.unplaced()
-        return NoReport(f"no report within {self.timeout:g} s: {trouble}", pending.link_down)
+        return ClientFailure(f"no report within {self.timeout:g} s: {trouble}", pending.link_down)
 
 
 def _parcels(waiting: list[PendingTask]) -> Iterator[list[PendingTask]]:
@@ -259,7 +267,7 @@ def _lose_node(node: int, pending: dict[int, PendingTask]) -> None:
             each.lose("its node went away while it worked")
 
 
-def _settle(reply: Message | MessageError, pending: PendingTask) -> Outcome | NoReport:
+def _settle(reply: Message | MessageError, pending: PendingTask) -> ClientResult | ClientFailure:
     """What came of a task."""
     down, up = pending.link_down, 0
     try:
@@ -267,7 +275,7 @@ def _settle(reply: Message | MessageError, pending: PendingTask) -> Outcome | No
             raise reply
         if reply.has_error():
             reason = one_line(reply.error.reason or "no reason given")
-            return NoReport(f"its node failed: {reason}", down)
+            return ClientFailure(f"its node failed: {reason}", down)
         up = link_size(reply)
         if up > (most := longest_reply(pending.task.most)):
             raise MessageError(f"its reply has {up:,} bytes; at most {most:,} make sense")
@@ -275,6 +283,6 @@ def _settle(reply: Message | MessageError, pending: PendingTask) -> Outcome | No
             read_reply(reply.content), link_down=down, link_up=up, trouble=pending.trouble
         )
     except MessageError as error:
-        return NoReport(str(error), down, up, refused=True)
+        return ClientFailure(str(error), down, up, refused=True)
     except EngineError as error:
-        return NoReport(str(error), down, up)
+        return ClientFailure(str(error), down, up)

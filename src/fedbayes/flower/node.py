@@ -18,7 +18,7 @@ from fedbayes.core.files import write_beside
 from fedbayes.core.messages import SHORT_HEADER, decode
 from fedbayes.core.seals import sealed
 from fedbayes.errors import DataError, EngineError, FedbayesError
-from fedbayes.federation.client_runtime import ClientRuntime, Outcome, Task
+from fedbayes.federation.client_runtime import ClientResult, ClientRuntime, Task
 from fedbayes.federation.stages.secure import Plan
 from fedbayes.flower.wire import (
     HELLO,
@@ -84,7 +84,7 @@ class Node:
                 f"a task for client {task.client} came to the node of client {self.client}"
             )
 
-    def keep(self, task: Task) -> Outcome:
+    def keep(self, task: Task) -> ClientResult:
         """Keep the copy of the last global model in a task, beside the private states.
 
         Raises:
@@ -93,9 +93,9 @@ class Node:
         model = decode(task.message, longest_header=SHORT_HEADER + len(task.message))
         self.states.folder.mkdir(parents=True, exist_ok=True, mode=0o700)
         write_beside(self.states.folder / COPY, sealed(model, {CARD: task.card}))
-        return Outcome(b"kept", task.state or b"", {}, {})
+        return ClientResult(b"kept", task.state or b"", {}, {})
 
-    def work(self, task: Task, runtime: ClientRuntime) -> Outcome:
+    def work(self, task: Task, runtime: ClientRuntime) -> ClientResult:
         """Carry out a task whose state is a ticket, and have one in the outcome.
 
         Raises:

@@ -3,7 +3,7 @@
 Keys, shares and rounding are Flower's `SecAggPlusWorkflow`; masks are ours (`secagg_masks.py`). It
 was made for Flower's
 strategies, so a round is put to it as one: a strategy that hands out our tasks (`_Tasks`), and a
-grid of its steps (`Steps`).
+grid of its steps (`SecaggSteps`).
 
 The workflow gives the mean of the reports, of all the clients whose masked reports came. The mean
 stands in for each of them, so a round goes on as ever: the sum is the same.
@@ -30,7 +30,7 @@ from flwr.serverapp import Grid
 from fedbayes.core.messages import decode
 from fedbayes.core.tensors import Tensors
 from fedbayes.errors import EngineError, FedbayesError, FedbayesWarning, MessageError
-from fedbayes.federation.client_runtime import ClientRuntime, NoReport, Outcome, Task
+from fedbayes.federation.client_runtime import ClientFailure, ClientResult, ClientRuntime, Task
 from fedbayes.federation.engines import AtWork
 from fedbayes.federation.stages.checks import encode_report
 from fedbayes.federation.stages.secure import MODULUS, Plan, Vector, remark_of_mean
@@ -38,7 +38,7 @@ from fedbayes.flower.engine import Flower
 from fedbayes.flower.poller import LinkError
 from fedbayes.flower.secagg_masks import with_masks
 from fedbayes.flower.secagg_node import write_secure_task
-from fedbayes.flower.secagg_steps import DroppedEarly, Steps
+from fedbayes.flower.secagg_steps import DroppedEarly, SecaggSteps
 from fedbayes.flower.wire import one_line
 
 _GATHER = 0.25
@@ -105,14 +105,14 @@ class SecureFlower(Flower):
         )
         self._plan, self._untold = plan, apart
         self._present: dict[int, int] = {}  # of the round under way: clients, and their nodes
-        self._steps: Steps | None = None
+        self._steps: SecaggSteps | None = None
         self._awaited: tuple[int, ...] = ()
 
-    def train(self, tasks: Iterable[Task]) -> Iterator[Outcome | NoReport]:
+    def train(self, tasks: Iterable[Task]) -> Iterator[ClientResult | ClientFailure]:
         """Run the protocol; each task's report, in their order, is the mean of all."""
         cohort = {task.client: task for task in tasks}
         self.begin()
-        steps = Steps(self.poller, self.poll, time.monotonic() + self.timeout)
+        steps = SecaggSteps(self.poller, self.poll, time.monotonic() + self.timeout)
         self._present, self._steps, self._awaited = {}, steps, tuple(cohort)
         try:
             self._present = present = self._gather(cohort)
@@ -134,13 +134,13 @@ class SecureFlower(Flower):
             node = present.get(client)
             if node is None:
                 absent = f"it was not there for the keys of the round{self.roster.unplaced()}"
-                yield NoReport(absent)
+                yield ClientFailure(absent)
                 continue
             down, up = steps.down.get(node, 0), steps.up.get(node, 0)
             if node in reports and mean:
                 ticket = cast(bytes, reports[node].metrics["ticket"])
                 size = steps.masked[node]
-                yield Outcome(
+                yield ClientResult(
                     mean,
                     ticket,
                     {},
@@ -152,10 +152,10 @@ class SecureFlower(Flower):
                 )
             elif node in reports or node not in steps.lost:
                 reason = f"secure aggregation came to nothing: {why}"
-                yield NoReport(reason, down, up, in_vain=True)
+                yield ClientFailure(reason, down, up, in_vain=True)
             else:
                 refused = isinstance(steps.lost[node], MessageError)
-                yield NoReport(str(steps.lost[node]), down, up, refused)
+                yield ClientFailure(str(steps.lost[node]), down, up, refused)
 
     def at_work(self) -> AtWork:
         """Who takes part in the protocol, and whose node is away."""
@@ -173,7 +173,7 @@ class SecureFlower(Flower):
                 return here
             time.sleep(self.poll)
 
-    def _sum(self, tasks: dict[int, Task], steps: Steps) -> tuple[dict[int, FitRes], str]:
+    def _sum(self, tasks: dict[int, Task], steps: SecaggSteps) -> tuple[dict[int, FitRes], str]:
         """What came of the protocol, with the mean in place of each report; or nothing, and why.
 
         Args:
@@ -219,7 +219,7 @@ class SecureFlower(Flower):
         return self._runtime.method.reference(decode(task.message), self._runtime.run)
 
 
-def _aggregate(tasks: dict[int, Task], plan: Masking, steps: Steps) -> dict[int, FitRes]:
+def _aggregate(tasks: dict[int, Task], plan: Masking, steps: SecaggSteps) -> dict[int, FitRes]:
     """Flower's workflow on these tasks, by node: the mean in place of each report, if it opens."""
     strategy = _Tasks({node: write_secure_task(task, plan) for node, task in tasks.items()})
     first = next(iter(tasks.values()))

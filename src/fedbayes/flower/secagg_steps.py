@@ -1,7 +1,7 @@
 """Flower's secure aggregation, SecAgg+: the steps of its protocol over a grid.
 
-Flower's workflow was made for grids and nodes that are sound. `Steps` stands between: it keeps the
-round's time, counts bytes, and lets nothing through that is no proper answer.
+Flower's workflow was made for grids and nodes that are sound. `SecaggSteps` stands between: it
+keeps the round's time, counts bytes, and lets nothing through that is no proper answer.
 """
 
 import time
@@ -41,7 +41,7 @@ class DroppedEarly(Exception):
 
 
 @dataclass
-class Steps:
+class SecaggSteps:
     """What the workflow has for a grid: one step of the protocol at a time.
 
     It keeps the round's time, counts bytes, and lets no answer through that would trip the

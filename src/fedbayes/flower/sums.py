@@ -7,11 +7,11 @@ from flwr.app import Context
 from flwr.common.constant import PARTITION_ID_KEY
 from flwr.serverapp import Grid
 
-from fedbayes.biostatistics import Client, Packet
+from fedbayes.biostatistics import Packet, TableClient
 from fedbayes.biostatistics.exchange import SumsWanted
 from fedbayes.biostatistics.limbs import Limbs
 from fedbayes.errors import ConfigError, EngineError, FedbayesError, MessageError
-from fedbayes.federation.client_runtime import NoReport, Outcome, Task
+from fedbayes.federation.client_runtime import ClientFailure, ClientResult, Task
 from fedbayes.federation.settings import FEWEST
 from fedbayes.federation.stages.secure import Vector
 from fedbayes.flower.engine import Flower
@@ -112,17 +112,17 @@ class NodeCarrier:
             return {_ALL: self._answers(engine.train(tasks))[self._names[0]]}
         return self._answers(Flower.train(engine, tasks))
 
-    def _answers(self, outcomes: Iterable[Outcome | NoReport]) -> dict[str, Packet]:
+    def _answers(self, outcomes: Iterable[ClientResult | ClientFailure]) -> dict[str, Packet]:
         answers = {}
         found = dict(zip(self.names, outcomes, strict=True))
-        lost = {name: one for name, one in found.items() if isinstance(one, NoReport)}
+        lost = {name: one for name, one in found.items() if isinstance(one, ClientFailure)}
         # Of a sum that did not open, who was in the way comes first.
         for name, one in sorted(lost.items(), key=lambda item: item[1].in_vain):
             raise EngineError(
                 f"client {name}: {one.reason}. An exact fit needs the sums of every client"
             )
         for name, outcome in found.items():
-            assert not isinstance(outcome, NoReport)
+            assert not isinstance(outcome, ClientFailure)
             try:
                 answers[name] = read_packet(outcome.report)
             except MessageError as error:
@@ -161,7 +161,7 @@ def simulated_nodes(
     Raises:
         ConfigError: there are too few clients for that.
     """
-    clients = [Client(table, least) for table in tables.values()]
+    clients = [TableClient(table, least) for table in tables.values()]
 
     def node(context: Context) -> SumsNode:
         number = int(context.node_config[PARTITION_ID_KEY])

@@ -12,14 +12,14 @@ from flwr.app import Context, Message
 from flwr.clientapp import ClientApp
 from flwr.compat.common.recorddict_compat import recorddict_to_fitins
 
-from fedbayes.biostatistics import Client, Packet
+from fedbayes.biostatistics import Packet, TableClient
 from fedbayes.biostatistics.client import OPEN, SUMS, groupings
 from fedbayes.biostatistics.limbs import Limbs
 from fedbayes.core.messages import LONGEST_HEADER, decode, encode
 from fedbayes.data.source_settings import SourceSettings
 from fedbayes.data.sources.tables import UNNAMED, has_row_numbers, read_table
 from fedbayes.errors import ConfigError, EngineError, FedbayesError, MessageError
-from fedbayes.federation.client_runtime import Outcome, Task
+from fedbayes.federation.client_runtime import ClientResult, Task
 from fedbayes.federation.settings import FEWEST
 from fedbayes.federation.stages.secure import Vector
 from fedbayes.flower.node import complaint, once
@@ -72,7 +72,7 @@ class SumsNode:
     """One client where its table is: what a ClientApp works with."""
 
     number: int
-    table: Callable[[tuple[str, ...]], Client]
+    table: Callable[[tuple[str, ...]], TableClient]
     """Its table, read when it is asked, with columns of these names as text."""
     secure: bool = False
     """Whether it says sums under secure aggregation alone."""
@@ -95,7 +95,7 @@ class SumsNode:
                     "with --secure"
                 )
             answer = self.table(groupings(question)).answer(question)
-            outcome = Outcome(report=write_packet(answer), state=b"", info={}, scores={})
+            outcome = ClientResult(report=write_packet(answer), state=b"", info={}, scores={})
             return Message(write_reply(outcome), reply_to=message)
         except FedbayesError as error:
             return complaint(error, message)
@@ -164,9 +164,9 @@ def find_client(context: Context) -> SumsNode:
     sheet = str(given["sheet"]) if "sheet" in given else None
 
     @lru_cache(maxsize=1)
-    def table(categories: tuple[str, ...]) -> Client:
+    def table(categories: tuple[str, ...]) -> TableClient:
         settings = SourceSettings(sheet=sheet, categorical=categories)
         frame = read_table(path, settings, [])
-        return Client(frame.drop(columns=UNNAMED) if has_row_numbers(frame) else frame, least)
+        return TableClient(frame.drop(columns=UNNAMED) if has_row_numbers(frame) else frame, least)
 
     return SumsNode(client, table, secure)

@@ -83,7 +83,7 @@ def read_config(text: str) -> dict[str, Any]:
 
 
 @dataclass(frozen=True)
-class Link:
+class Connection:
     """How a node reaches its SuperLink.
 
     Args:
@@ -110,7 +110,7 @@ class SuperNode:
         self._store: ObjectStore = ObjectStoreFactory().store()
         self._state = InMemoryNodeState(self._store)
 
-    def serve(self, link: Link) -> None:
+    def serve(self, link: Connection) -> None:
         """Answer messages until the process is told to end.
 
         Raises:
@@ -193,7 +193,7 @@ class SuperNode:
             self._store.put(name, content)
 
 
-def serve(link: Link, config: dict[str, Any], idle: float) -> None:
+def serve(link: Connection, config: dict[str, Any], idle: float) -> None:
     """Run a node until it is told to end.
 
     Args:

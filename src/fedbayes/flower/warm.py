@@ -85,7 +85,7 @@ class Answer:
         return Answer(message, tree, context, _receive(pipe), sound)
 
 
-class WarmApp:
+class PersistentApp:
     """A process that has the app of one run.
 
     Args:
@@ -166,7 +166,7 @@ class WarmApps:
 
     def __init__(self, idle: float) -> None:
         self._idle = idle
-        self._apps: dict[int, WarmApp] = {}  # by run; who was asked last is last
+        self._apps: dict[int, PersistentApp] = {}  # by run; who was asked last is last
 
     def ask(self, run_id: int, run: bytes, fab: bytes, request: Request, seconds: float) -> Answer:
         """A run's answer to a message.
@@ -208,11 +208,11 @@ class WarmApps:
         while self._apps:
             self._apps.popitem()[1].close()
 
-    def _started(self, run: bytes, fab: bytes) -> WarmApp:
+    def _started(self, run: bytes, fab: bytes) -> PersistentApp:
         """A new process, for which another makes room."""
         while len(self._apps) >= KEPT:
             self._apps.pop(next(iter(self._apps))).close()
-        return WarmApp(run, fab, self._idle)
+        return PersistentApp(run, fab, self._idle)
 
 
 def _send(pipe: Connection, contents: Contents) -> None:

@@ -13,7 +13,7 @@ from flwr.app import Array, ArrayRecord, ConfigRecord, Message, MetricRecord, Re
 from flwr.supercore.inflatable.inflatable_object import get_all_nested_objects
 
 from fedbayes.errors import EngineError, MessageError
-from fedbayes.federation.client_runtime import Outcome, Task
+from fedbayes.federation.client_runtime import ClientResult, Task
 from fedbayes.federation.stages.checks import figures
 
 HELLO = "query.hello"
@@ -153,7 +153,7 @@ def read_task(content: RecordDict) -> Task:
     )
 
 
-def write_reply(outcome: Outcome) -> RecordDict:
+def write_reply(outcome: ClientResult) -> RecordDict:
     """What came of a task; its state is a ticket."""
     return RecordDict(
         {
@@ -165,7 +165,7 @@ def write_reply(outcome: Outcome) -> RecordDict:
     )
 
 
-def read_reply(content: RecordDict) -> Outcome:
+def read_reply(content: RecordDict) -> ClientResult:
     """What a node said about its task; nothing is taken on trust.
 
     Raises:
@@ -183,7 +183,7 @@ def read_reply(content: RecordDict) -> Outcome:
     if not is_ticket(ticket):
         raise MessageError("its ticket is invalid")
     info, sums = figures(metrics, "metrics"), figures(scores, "scores")
-    return Outcome(report, bytes(ticket), info, sums)  # type: ignore[arg-type]
+    return ClientResult(report, bytes(ticket), info, sums)  # type: ignore[arg-type]
 
 
 def is_ticket(value: object) -> bool:

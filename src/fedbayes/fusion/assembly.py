@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from fedbayes.core.tensors import Tensors
-from fedbayes.fusion.choice import Chosen
+from fedbayes.fusion.choice import UnitChoice
 from fedbayes.fusion.donors import Donor
 from fedbayes.fusion.shares import Shares
 from fedbayes.models.resize import placed
@@ -60,7 +60,7 @@ class Origins:
         chosen: of the groups.
     """
 
-    def __init__(self, own: Donor, donors: Sequence[Donor], chosen: Sequence[Chosen]) -> None:
+    def __init__(self, own: Donor, donors: Sequence[Donor], chosen: Sequence[UnitChoice]) -> None:
         self._own, self._donors, self._chosen = own, donors, chosen
         self._placed = placed([(one.group, one.order) for one in chosen])
         self._outputs = {

@@ -20,7 +20,7 @@ from fedbayes.fusion.kronecker import (
 from fedbayes.fusion.laplace import LARGEST, LastLayer, calibrated, find_last, fitted, last_layer
 from fedbayes.fusion.settings import PosteriorOf
 from fedbayes.fusion.teacher import Teacher
-from fedbayes.fusion.temperature import Cooled, temperature
+from fedbayes.fusion.temperature import TemperatureScaled, temperature
 from fedbayes.likelihoods.categorical import Categorical
 
 FITTED = 4
@@ -41,7 +41,7 @@ NAMES: dict[PosteriorOf, str] = {
 
 
 @dataclass(frozen=True)
-class Calibration:
+class FusedCalibration:
     """A fused network with a posterior of its weights, and with a temperature alone."""
 
     module: nn.Module
@@ -50,7 +50,7 @@ class Calibration:
     """The posterior."""
     samples: int
     """Of the clients, all together."""
-    cooled: Cooled
+    cooled: TemperatureScaled
     """The network with a temperature alone, found on the same draws."""
     divergence: float
     """KL(teacher ‖ network) in nats, of the network with the posterior, on draws of neither."""
@@ -71,7 +71,7 @@ def calibrate(
     samples: int,
     measure: Callable[[nn.Module], float],
     of: PosteriorOf = "last-layer",
-) -> Calibration:
+) -> FusedCalibration:
     """A Laplace approximation (`fusion.laplace`, `fusion.kronecker`), as sure as the teacher is.
 
     Args:
@@ -107,8 +107,8 @@ def calibrate(
         whole = Linearized(module, found, example).eval()
     with torch.no_grad():
         own, said = (torch.cat([f(x) for x in held_out]) for f in (module.eval(), teacher))
-    cooled = Cooled(module, temperature(own, said, kind)).eval()
-    return Calibration(whole, found, samples, cooled, measure(whole), measure(cooled))
+    cooled = TemperatureScaled(module, temperature(own, said, kind)).eval()
+    return FusedCalibration(whole, found, samples, cooled, measure(whole), measure(cooled))
 
 
 def _kind(module: nn.Module, x: Tensor) -> Literal["full", "kron"]:

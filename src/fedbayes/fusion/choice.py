@@ -27,7 +27,7 @@ twice as many as units are wanted."""
 
 
 @dataclass(frozen=True)
-class Chosen:
+class UnitChoice:
     """Units of a group of the fused network."""
 
     group: Group
@@ -42,7 +42,7 @@ class Chosen:
     """All units that are merged into these, themselves among them; None: they stand alone."""
 
     @property
-    def without(self) -> "Chosen":
+    def without(self) -> "UnitChoice":
         """The same units, each by itself."""
         return replace(self, members=None)
 
@@ -73,7 +73,7 @@ def choose(
     shares: Shares,
     anchor: int,
     merging: bool = True,
-) -> tuple[list[Chosen], list[str]]:
+) -> tuple[list[UnitChoice], list[str]]:
     """Choose the units of every group.
 
     Args:
@@ -121,7 +121,7 @@ def choose(
         if merged is not None and merged.better:
             inside = (merged.slot >= 0).nonzero()[:, 0]
             members = Members(merged.slot[inside], *_split(inside, starts), merged.share[inside])
-        chosen.append(Chosen(group, order, *_split(taken, starts), members))
+        chosen.append(UnitChoice(group, order, *_split(taken, starts), members))
     return chosen, whole
 
 
@@ -137,7 +137,7 @@ def _split(numbers: Tensor, starts: Tensor) -> tuple[Tensor, Tensor]:
     return donor, numbers - starts[donor]
 
 
-def _whole(group: Group, of: Group, donor: int) -> Chosen:
+def _whole(group: Group, of: Group, donor: int) -> UnitChoice:
     """As many units of one donor as the wanted network has, or as there are."""
     left = {cell: [u for u in range(of.count) if of.cells[u] == cell] for cell in set(of.cells)}
     order, unit = [], []
@@ -145,7 +145,7 @@ def _whole(group: Group, of: Group, donor: int) -> Chosen:
         if left[group.cells[place]]:
             order.append(place)
             unit.append(left[group.cells[place]].pop(0))
-    return Chosen(group, order, torch.full((len(order),), donor), torch.tensor(unit))
+    return UnitChoice(group, order, torch.full((len(order),), donor), torch.tensor(unit))
 
 
 def pivots(factor: Tensor, cells: Tensor, room: Mapping[int, int]) -> list[int]:

@@ -57,7 +57,7 @@ Matched = Sequence[Places | None]
 
 
 @dataclass(frozen=True)
-class Entries:
+class PlacedEntries:
     """An axis of a client's tensor."""
 
     group: Indices
@@ -118,7 +118,7 @@ class Coordinates:
         return self._per_unit[key][group].get(cell, 0)
 
     def lengths(self, key: Key, group: int, places: Places) -> Indices:
-        """Entries of each global unit on an axis [J]."""
+        """PlacedEntries of each global unit on an axis [J]."""
         cells, index = np.unique(places.cells, return_inverse=True)
         return np.array([self.per_unit(key, group, int(cell)) for cell in cells])[index]
 
@@ -221,13 +221,13 @@ class Coordinates:
         return found[0]
 
 
-def _entries(donor: Donor, layers: Sequence[str]) -> dict[Key, Entries]:
+def _entries(donor: Donor, layers: Sequence[str]) -> dict[Key, PlacedEntries]:
     """Of all axes of a network's tensors."""
     found = {}
     for name, tensor in donor.tensors.items():
         for number, size in enumerate(tensor.shape):
             group, unit = np.full(size, -1), np.full(size, -1)
-            found[name, number] = Entries(group, unit, np.zeros(size, dtype=np.int64))
+            found[name, number] = PlacedEntries(group, unit, np.zeros(size, dtype=np.int64))
     for number, layer in enumerate(layers):
         own = donor.groups[layer]
         for axis in (*own.owned, *own.readers, *own.running):

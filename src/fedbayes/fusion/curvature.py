@@ -22,7 +22,7 @@ from fedbayes.core.tensors import Samples, Tensors, all_finite
 from fedbayes.errors import ConfigError, ModelError
 from fedbayes.fusion.calls import Call, places, recorded
 from fedbayes.fusion.posterior_settings import CurvatureSettings
-from fedbayes.fusion.posteriors import Factors, Posterior
+from fedbayes.fusion.posteriors import KroneckerFactors, Posterior
 from fedbayes.likelihoods import Classes, Likelihood, Parametric
 from fedbayes.likelihoods.gaussian import Gaussian
 from fedbayes.likelihoods.multilabel import Multilabel
@@ -143,7 +143,7 @@ def layer_factors(
     likelihood: Likelihood,
     batches: Iterable[Tensor],
     settings: CurvatureSettings | None = None,
-) -> dict[str, Factors]:
+) -> dict[str, KroneckerFactors]:
     """The Kronecker factors of a network's layers alone, as `posterior` has them.
 
     Args:
@@ -402,10 +402,10 @@ class _Sums:
         for name in names:
             self.diagonal[name] += squares[name]
 
-    def result(self, total: int) -> tuple[dict[str, Factors], Tensors]:
+    def result(self, total: int) -> tuple[dict[str, KroneckerFactors], Tensors]:
         """Means over so many samples, float32."""
         factors = {
-            name: Factors(
+            name: KroneckerFactors(
                 (self.inputs[name] / total).float(),
                 (self.outputs[name] / (total * self.places_per_sample[name])).float(),
             )

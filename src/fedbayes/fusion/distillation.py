@@ -20,7 +20,7 @@ from fedbayes.core.messages import decode_file, encode
 from fedbayes.core.seals import check_seal, sealed
 from fedbayes.core.tensors import Tensors, pack, unpack
 from fedbayes.errors import MessageError, ModelError, RunError
-from fedbayes.fusion.draws import CHUNK, Augmented, Draws, Kept
+from fedbayes.fusion.draws import CHUNK, Augmented, CachedInputs, Draws
 from fedbayes.fusion.settings import DistillationSettings
 from fedbayes.fusion.teacher import ChannelsLast, Teacher, divergence, set_training
 from fedbayes.fusion.temperature import temperature
@@ -36,7 +36,7 @@ _TRUSTED = 5
 
 
 @dataclass(frozen=True)
-class Progress:
+class DistillationProgress:
     """How far a distillation is."""
 
     step: int
@@ -89,7 +89,7 @@ def distill(
     settings: DistillationSettings | None = None,
     *,
     state: Path | None = None,
-    watch: Callable[[Progress], object] | None = None,
+    watch: Callable[[DistillationProgress], object] | None = None,
 ) -> Distilled:
     """Train a network to say what the teacher says: min E_{x ~ draws} D(teacher(x) ‖ student(x)).
 
@@ -111,7 +111,7 @@ def distill(
         ModelError: the student's outputs do not fit the teacher's, or are not finite.
         RunError: the file is damaged, or of another distillation.
     """
-    run = _Run(student, teacher, draws, settings or DistillationSettings())
+    run = _DistillationRun(student, teacher, draws, settings or DistillationSettings())
     if state is not None and state.exists():
         run.resume(state)
     if not run.at.checks.numel():
@@ -149,7 +149,7 @@ class _At:
     """The settings that what follows depends on, and the digest of the start."""
 
 
-class _Run:
+class _DistillationRun:
     """A distillation under way."""
 
     def __init__(
@@ -159,7 +159,7 @@ class _Run:
             warnings.simplefilter("ignore", FutureWarning)  # of what programs are made of
             self.module = copy.deepcopy(student)
         self.teacher, self.settings = teacher, settings
-        self.draws = draws if isinstance(draws, Kept) else Kept(draws)
+        self.draws = draws if isinstance(draws, CachedInputs) else CachedInputs(draws)
         # As they are learnt from: what is held out, and running statistics, are of such.
         self.learnt = Augmented(self.draws) if settings.augment else self.draws
         self.network = ChannelsLast(self.module)
@@ -321,12 +321,14 @@ class _Run:
         return self.at.ended
 
     @property
-    def progress(self) -> Progress:
+    def progress(self) -> DistillationProgress:
         """As it is told."""
         at = self.at
         left = (self.remaining() - 1) * self.pace if at.step > self.paced[0] else math.nan
         last = float(at.checks[-1, 1])
-        return Progress(at.step, at.share, last, self.seconds, 0.0 if at.ended else left)
+        return DistillationProgress(
+            at.step, at.share, last, self.seconds, 0.0 if at.ended else left
+        )
 
     def check(self) -> None:
         """Look at the held-out draws, keep the best network, and see whether to end."""

@@ -61,7 +61,7 @@ class Augmented(Derived):
         return self.augmented(self.draws.batch(number, count), rng)
 
 
-class Kept(Derived):
+class CachedInputs(Derived):
     """Draws that are kept for whoever asks again, up to so many bytes; the rest is drawn anew.
 
     Args:

@@ -15,7 +15,7 @@ from fedbayes.matching.network import class_shares
 from fedbayes.models.steps import Steps, kind
 
 
-class Evidence:
+class EntryEvidence:
     """What clients observe.
 
     Args:

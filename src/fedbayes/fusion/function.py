@@ -20,9 +20,9 @@ from torch import Tensor, nn
 from fedbayes.core.brief import Brief
 from fedbayes.core.tensors import parameter_count
 from fedbayes.errors import ConfigError, ModelError
-from fedbayes.fusion.calibration import NAMES, Calibration, calibrate, check_calibration
-from fedbayes.fusion.distillation import Distilled, Progress, distill
-from fedbayes.fusion.draws import CHUNK, Augmented, Draws, Kept
+from fedbayes.fusion.calibration import NAMES, FusedCalibration, calibrate, check_calibration
+from fedbayes.fusion.distillation import DistillationProgress, Distilled, distill
+from fedbayes.fusion.draws import CHUNK, Augmented, CachedInputs, Draws
 from fedbayes.fusion.kronecker import AllLayers
 from fedbayes.fusion.regression import regress
 from fedbayes.fusion.reweighting import Balanced
@@ -54,7 +54,7 @@ class Likeness(Brief):
 
 
 @dataclass(frozen=True, repr=False)
-class Agreement(Brief):
+class TeacherAgreement(Brief):
     """How far a network says what each of the S clients says, and in the last row the teacher."""
 
     divergence: Tensor
@@ -85,11 +85,11 @@ class FunctionFusion(Brief):
     """What logits are to be divided by for probabilities as the teacher's; 1 without classes."""
     clients: dict[str, Likeness]
     """Of each client's own network."""
-    agreement: Agreement
+    agreement: TeacherAgreement
     """Of the fused network with each client, and with the teacher."""
-    ensemble: Agreement
+    ensemble: TeacherAgreement
     """Of the teacher with each client, and with itself."""
-    calibration: Calibration | None
+    calibration: FusedCalibration | None
     """What a posterior of its weights does, where one was asked for."""
     seconds: dict[str, float]
     """Time of `least squares`, `distillation` and `posterior`."""
@@ -113,7 +113,7 @@ def fuse_functions(
     settings: FunctionSettings | None = None,
     state: Path | None = None,
     watch: Say | None = None,
-    progress: Callable[[Progress], object] | None = None,
+    progress: Callable[[DistillationProgress], object] | None = None,
 ) -> FunctionFusion:
     """Fuse networks that were trained apart into one that says what they say together.
 
@@ -137,7 +137,7 @@ def fuse_functions(
     """
     settings, say = settings or FunctionSettings(), watch or (lambda text: None)
     teacher, samples = teacher_of(clients, counts, likelihood)
-    kept = Kept(draws)
+    kept = CachedInputs(draws)
     few = kept.batch(-1, CHUNK)[:2]
     networks = {**clients, "the wanted network": like}
     require_inputs_kept(networks, few)
@@ -147,7 +147,7 @@ def fuse_functions(
     sought = _seeking(teacher, kept, settings)
     solved_on: Draws = Augmented(sought) if settings.augment else sought
     if settings.balance:
-        sought = solved_on = Kept(_balanced(teacher, solved_on, counts))
+        sought = solved_on = CachedInputs(_balanced(teacher, solved_on, counts))
     notes: list[str] = []
     begin = perf_counter()
     batches = math.ceil(settings.draws / CHUNK)
@@ -268,7 +268,7 @@ def _seeking(teacher: Teacher, draws: Draws, settings: FunctionSettings) -> Draw
         outputs = teacher(draws.batch(-1, CHUNK)[:2])
     if not isinstance(teacher.likelihood(outputs.shape[-1]), Classes):
         return draws
-    return Kept(Seeker(draws, teacher, settings.seeking))
+    return CachedInputs(Seeker(draws, teacher, settings.seeking))
 
 
 def _balanced(teacher: Teacher, draws: Draws, counts: npt.ArrayLike | None) -> Balanced:
@@ -324,18 +324,18 @@ class HeldOut:
         same = _class(self.likelihood, outputs) == _class(self.likelihood, self.taught)
         return Likeness(far, float(same.float().mean()))
 
-    def agreement(self, outputs: Tensor) -> Agreement:
+    def agreement(self, outputs: Tensor) -> TeacherAgreement:
         """How far a network of these outputs says what each client, and the teacher, says."""
         each, kind = [*self.clients, self.taught], self.likelihood
         far = torch.stack([divergence(outputs, own, kind) for own in each])
         none = far.new_zeros(len(each), 0)
         if not isinstance(kind, Classes):
-            return Agreement(far, none, none.long(), self._correlation(outputs, each))
+            return TeacherAgreement(far, none, none.long(), self._correlation(outputs, each))
         given, classes = _class(kind, outputs), kind.normalized(outputs[:1]).shape[-1]
         own = [_class(kind, said) for said in each]
         draws = torch.stack([torch.bincount(k, minlength=classes) for k in own])
         same = torch.stack([torch.bincount(k[k == given], minlength=classes) for k in own])
-        return Agreement(far, same / torch.where(draws > 0, draws, torch.nan), draws, none)
+        return TeacherAgreement(far, same / torch.where(draws > 0, draws, torch.nan), draws, none)
 
     def _correlation(self, outputs: Tensor, each: Sequence[Tensor]) -> Tensor:
         """Of predictive means, [S + 1, columns]."""

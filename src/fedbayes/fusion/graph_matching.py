@@ -34,7 +34,7 @@ from fedbayes.core.tensors import Tensors, parameter_count
 from fedbayes.errors import ModelError
 from fedbayes.fusion.coordinates import Array, Coordinates, Indices, Key, Matched, Places
 from fedbayes.fusion.donors import Donor
-from fedbayes.fusion.evidence import Evidence
+from fedbayes.fusion.evidence import EntryEvidence
 from fedbayes.fusion.one_graph import fixed_numbers, idle_tensors, of_one_graph
 from fedbayes.fusion.widths import computes, recorded
 from fedbayes.matching import MatchingSettings, match_layer
@@ -169,7 +169,7 @@ class _Graph(Passes[Places]):
         super().__init__(len(self.order), settings)
         self.clients = len(donors)
         self._check(names)
-        self.evidence = Evidence(coordinates, settings, counts)
+        self.evidence = EntryEvidence(coordinates, settings, counts)
         self.axes: list[list[Key]] = [
             [(axis.tensor, axis.axis) for axis in (*group.owned, *group.readers)]
             for group in own.groups.values()

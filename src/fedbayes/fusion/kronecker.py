@@ -37,7 +37,7 @@ from fedbayes.errors import ModelError
 from fedbayes.fusion.calls import patches, places, recorded
 from fedbayes.fusion.curvature import layer_factors
 from fedbayes.fusion.laplace import PRECISIONS, Draw, expected, nearest
-from fedbayes.fusion.posteriors import Factors
+from fedbayes.fusion.posteriors import KroneckerFactors
 from fedbayes.fusion.teacher import Function
 from fedbayes.inference.kronecker import Spectrum
 from fedbayes.likelihoods import Likelihood
@@ -282,7 +282,7 @@ def _without_gradients(module: nn.Module, error: Exception) -> ModelError:
 
 def _factors(
     module: nn.Module, likelihood: Likelihood, batches: Iterable[Tensor]
-) -> dict[str, Factors]:
+) -> dict[str, KroneckerFactors]:
     """Kronecker factors by layer.
 
     Raises:

@@ -25,7 +25,7 @@ from fedbayes.fusion.posterior_settings import AveragingSettings
 
 
 @dataclass(frozen=True, repr=False)
-class Factors(Brief):
+class KroneckerFactors(Brief):
     """What is known of one layer: its Fisher matrix is about `inputs` ⊗ `outputs`."""
 
     inputs: Tensor
@@ -46,7 +46,7 @@ class Posterior(Brief):
     """How many it has."""
     counts: Tensor | None
     """Samples of each class, int64 [K]; None where the target is no class."""
-    factors: dict[str, Factors]
+    factors: dict[str, KroneckerFactors]
     """By layer; those of which there are any."""
     diagonal: Tensors
     """The mean over samples of squared gradients, by trained parameter."""
@@ -64,7 +64,9 @@ def regmean(posteriors: Sequence[Posterior], settings: AveragingSettings | None 
     """
     settings = settings or AveragingSettings()
 
-    def solve(factors: Sequence[Factors], changes: Sequence[Tensor], n: Sequence[float]) -> Tensor:
+    def solve(
+        factors: Sequence[KroneckerFactors], changes: Sequence[Tensor], n: Sequence[float]
+    ) -> Tensor:
         scaled = [_scaled(one.inputs, settings.scaling) for one in factors]
         total = weighted_sum(scaled, n)
         right = weighted_sum([w @ a for w, a in zip(changes, scaled, strict=True)], n)
@@ -103,7 +105,9 @@ def kfac(posteriors: Sequence[Posterior], settings: AveragingSettings | None = N
     settings = settings or AveragingSettings()
     prior = settings.precision_of("kfac")
 
-    def solve(factors: Sequence[Factors], changes: Sequence[Tensor], n: Sequence[float]) -> Tensor:
+    def solve(
+        factors: Sequence[KroneckerFactors], changes: Sequence[Tensor], n: Sequence[float]
+    ) -> Tensor:
         kind = torch.float64 if settings.tolerance < _SINGLE else torch.float32
         traces = [
             float(one.outputs.double().trace() * one.inputs.double().trace()) for one in factors
@@ -199,7 +203,7 @@ _SINGLE = 1e-5
 _TINY = 1e-300
 """What keeps a layer whose gradients are all zero from a division by zero."""
 
-_Solve = Callable[[Sequence[Factors], Sequence[Tensor], Sequence[float]], Tensor]
+_Solve = Callable[[Sequence[KroneckerFactors], Sequence[Tensor], Sequence[float]], Tensor]
 """From factors, changes W_s − W̄ [o, d] and samples to the change of the fused layer."""
 
 

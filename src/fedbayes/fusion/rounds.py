@@ -10,7 +10,7 @@ from fedbayes.core.tensors import Tensors
 from fedbayes.errors import ConfigError
 from fedbayes.fusion.combining import combine
 from fedbayes.fusion.distillation import distill
-from fedbayes.fusion.draws import Draws, Kept
+from fedbayes.fusion.draws import CachedInputs, Draws
 from fedbayes.fusion.settings import DistillationSettings
 from fedbayes.fusion.teacher import Function, Teacher
 from fedbayes.inputs import InputPrior, Inputs, build_prior
@@ -62,7 +62,7 @@ def draws_of_round(inputs: str, at: At, cycle: int = 0) -> Draws:
         cycle: of several in a round, each of which has inputs of its own.
     """
     seed = seeds.integer(at.run.seed, "inputs", round=at.round, client=cycle)
-    return Kept(Inputs.seen(input_prior(inputs, at.run), at.run.preprocessing, seed))
+    return CachedInputs(Inputs.seen(input_prior(inputs, at.run), at.run.preprocessing, seed))
 
 
 def module_with(weights: Tensors, run: Run) -> nn.Module:

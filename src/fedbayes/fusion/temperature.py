@@ -12,7 +12,7 @@ LIMIT = 100.0
 """Temperatures are between 1 / LIMIT and LIMIT."""
 
 
-class Cooled(nn.Module):
+class TemperatureScaled(nn.Module):
     """A network whose logits are divided by a temperature, so that it is as sure as its teacher.
 
     Args:

@@ -12,7 +12,7 @@ from fedbayes.core.tensors import Tensors
 
 
 @dataclass(frozen=True)
-class Gaussian:
+class NaturalGaussian:
     """Independent Gaussians over the entries of named tensors.
 
     A factor of a product need not be normalizable: its precision may be anything.
@@ -24,28 +24,28 @@ class Gaussian:
     """Λ times mean."""
 
     @classmethod
-    def of(cls, mean: Tensors, variance: Tensors) -> "Gaussian":
+    def of(cls, mean: Tensors, variance: Tensors) -> "NaturalGaussian":
         """From means and variances."""
         precision = {name: 1 / v for name, v in variance.items()}
         return cls(precision, {name: precision[name] * m for name, m in mean.items()})
 
-    def __mul__(self, other: "Gaussian") -> "Gaussian":
+    def __mul__(self, other: "NaturalGaussian") -> "NaturalGaussian":
         """The product of densities, unnormalized."""
-        return Gaussian(
+        return NaturalGaussian(
             {name: p + other.precision[name] for name, p in self.precision.items()},
             {name: h + other.shift[name] for name, h in self.shift.items()},
         )
 
-    def __truediv__(self, other: "Gaussian") -> "Gaussian":
+    def __truediv__(self, other: "NaturalGaussian") -> "NaturalGaussian":
         """The quotient of densities, unnormalized."""
-        return Gaussian(
+        return NaturalGaussian(
             {name: p - other.precision[name] for name, p in self.precision.items()},
             {name: h - other.shift[name] for name, h in self.shift.items()},
         )
 
-    def __pow__(self, exponent: float) -> "Gaussian":
+    def __pow__(self, exponent: float) -> "NaturalGaussian":
         """A power of the density, unnormalized."""
-        return Gaussian(
+        return NaturalGaussian(
             {name: exponent * p for name, p in self.precision.items()},
             {name: exponent * h for name, h in self.shift.items()},
         )
@@ -60,23 +60,23 @@ class Gaussian:
         """The standard deviation Λ^(−1/2) of each entry."""
         return {name: p.rsqrt() for name, p in self.precision.items()}
 
-    def to(self, device: torch.device | str, dtype: torch.dtype) -> "Gaussian":
+    def to(self, device: torch.device | str, dtype: torch.dtype) -> "NaturalGaussian":
         """The same on a device, in a type."""
-        return Gaussian(
+        return NaturalGaussian(
             {name: p.to(device, dtype) for name, p in self.precision.items()},
             {name: h.to(device, dtype) for name, h in self.shift.items()},
         )
 
 
-def standard(like: Mapping[str, Tensor], std: float = 1.0) -> Gaussian:
+def standard(like: Mapping[str, Tensor], std: float = 1.0) -> NaturalGaussian:
     """N(0, std²) over tensors of these shapes, float64."""
     precision = {
         name: torch.full(t.shape, std**-2, dtype=torch.float64) for name, t in like.items()
     }
-    return Gaussian(precision, {name: torch.zeros_like(p) for name, p in precision.items()})
+    return NaturalGaussian(precision, {name: torch.zeros_like(p) for name, p in precision.items()})
 
 
-def kl(mean: Tensors, precision: Tensors, prior: Gaussian) -> Tensor:
+def kl(mean: Tensors, precision: Tensors, prior: NaturalGaussian) -> Tensor:
     """KL(N(mean, 1/precision) ‖ prior) in nats, summed over all entries; a scalar.
 
     With Λ0, h0 the prior's natural parameters:
@@ -94,7 +94,7 @@ def kl(mean: Tensors, precision: Tensors, prior: Gaussian) -> Tensor:
     return total
 
 
-def renyi(mean: Tensors, precision: Tensors, prior: Gaussian, alpha: float) -> Tensor:
+def renyi(mean: Tensors, precision: Tensors, prior: NaturalGaussian, alpha: float) -> Tensor:
     """Rényi's divergence of N(mean, 1/precision) from a prior, summed over all entries; a scalar.
 
     1/(α(α − 1)) log ∫ q^α p^(1−α) dθ (Liese & Vajda 1987, as in Knoblauch et al. 2022), which tends

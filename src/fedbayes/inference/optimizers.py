@@ -13,7 +13,7 @@ from fedbayes.core.tensors import Tensors
 from fedbayes.inference.schedules import ServerSchedule
 
 
-class Moments(torch.optim.Optimizer):
+class OptimizerMoments(torch.optim.Optimizer):
     """Adam or Yogi as Reddi et al. 2021 (Algorithm 2) have them, or with bias correction.
 
     m ← β₁ m + (1 − β₁) g;  θ ← θ − lr m / (√v + ε), with v started at `initial`. In Adam
@@ -90,7 +90,9 @@ def adaptive(
     if kind == "adam" and bias_correction:
         return torch.optim.Adam(leaves, lr=lr, betas=betas, eps=eps)
     own = {"initial": eps**2} if kind == "adam" else {}
-    return Moments(leaves, lr, betas, eps, kind=kind, bias_correction=bias_correction, **own)
+    return OptimizerMoments(
+        leaves, lr, betas, eps, kind=kind, bias_correction=bias_correction, **own
+    )
 
 
 class Adam(torch.optim.Adam):
@@ -223,4 +225,4 @@ class ServerOptimizer(ServerSchedule, Choosable):
             case "adam":
                 return torch.optim.Adam(leaves, lr=self.server_lr or 1e-3)
             case "yogi":
-                return Moments(leaves, lr=self.server_lr or 1e-3)
+                return OptimizerMoments(leaves, lr=self.server_lr or 1e-3)

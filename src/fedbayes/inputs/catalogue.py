@@ -88,9 +88,9 @@ def _built(
     features: Sequence[str],
     columns: Sequence["Column"],
 ) -> "InputPrior":
-    from fedbayes.inputs.gaussian import Gaussian
+    from fedbayes.inputs.gaussian import GaussianInputs
     from fedbayes.inputs.leaves import Leaves
-    from fedbayes.inputs.noise import Noise
+    from fedbayes.inputs.noise import NoiseInputs
     from fedbayes.inputs.own import OwnPrior
     from fedbayes.inputs.samples import RealSamples
     from fedbayes.inputs.strokes import Strokes
@@ -101,15 +101,15 @@ def _built(
             "give the shape as channels, height and width of an image or as the length of a row, "
             "or choose another prior"
         )
-    drawn: dict[str, type[Leaves | Strokes | Noise]] = {
+    drawn: dict[str, type[Leaves | Strokes | NoiseInputs]] = {
         "leaves": Leaves,
         "strokes": Strokes,
-        "noise": Noise,
+        "noise": NoiseInputs,
     }
     if name in drawn:
         return drawn[name](shape)
     if name == "gaussian":
-        return Gaussian(shape, sums)
+        return GaussianInputs(shape, sums)
     if Path(name).exists():
         return RealSamples(Path(name), shape, features, columns)
     if ":" in name:

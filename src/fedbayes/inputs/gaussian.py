@@ -26,7 +26,7 @@ STEPS = 50
 """Halvings of the interval in which a latent correlation lies."""
 
 
-class Gaussian(InputPrior):
+class GaussianInputs(InputPrior):
     """Rows of a table: standard normal, or as the clients' sums say.
 
     Without categories the rows are N(mean, covariance), with some a Gaussian copula. Latent

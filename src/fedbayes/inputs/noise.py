@@ -15,7 +15,7 @@ CHUNK = 1024
 """Inputs that are drawn at a time."""
 
 
-class Noise(InputPrior):
+class NoiseInputs(InputPrior):
     """1/f^a noise with an exponent, mean, contrast and mixture of channels of each input's own.
 
     Args:

@@ -10,17 +10,17 @@ from pydantic import Field
 
 from fedbayes.contracts import (
     At,
-    Gathered,
     Info,
     Known,
     Method,
-    Nothing,
     Part,
     Problem,
     Report,
+    ReportList,
     Reports,
     Run,
     Solved,
+    Stateless,
     sgd,
     single_draw,
 )
@@ -33,7 +33,7 @@ from fedbayes.likelihoods import evaluate, total
 
 
 @dataclass(frozen=True)
-class Server:
+class CombinedServer:
     """The combined model, and what the coordinator decides by."""
 
     weights: Tensors
@@ -45,7 +45,7 @@ class Server:
     """Why there are no further rounds; empty while there are."""
 
 
-class Combined(Combination, Method[Server, Nothing, Gathered]):
+class Combined(Combination, Method[CombinedServer, Stateless, ReportList]):
     """The coordinator takes w = Σ_s α_s φ_s of the clients' models (paper, Eq. 2).
 
     α_s = 1/S (Eq. 1), c + r_s (Eq. 3) or exp(c r_s) (Eq. 4), with r_s the client's share of the
@@ -65,7 +65,7 @@ class Combined(Combination, Method[Server, Nothing, Gathered]):
     name = "combined"
     summary = "linear combinations, convex or not, of converged models"
     paper = "Ioste and Finger 2022"
-    server_state = Server
+    server_state = CombinedServer
     reports = Reports(
         {"weights": Part(compared="tensors"), "received": Part(origin="zero")}, reduce="set"
     )
@@ -106,7 +106,7 @@ class Combined(Combination, Method[Server, Nothing, Gathered]):
         """By numbers of samples: the rules are made of them."""
         return True
 
-    def ordinary(self, server: Server, run: Run) -> dict[str, float]:
+    def ordinary(self, server: CombinedServer, run: Run) -> dict[str, float]:
         """The norm of the model; what is received of it has bounds of its own."""
         return super().ordinary(server, run) | {"received": inf}
 
@@ -152,12 +152,12 @@ class Combined(Combination, Method[Server, Nothing, Gathered]):
         """
         factors(self.alpha, self.c, np.ones(run.cohort), normalized=self.normalized)
 
-    def init(self, run: Run) -> Server:
+    def init(self, run: Run) -> CombinedServer:
         """The network's initialization."""
         weights, buffers = run.network.split()
-        return Server(weights, buffers, torch.zeros(0, dtype=torch.float64), "")
+        return CombinedServer(weights, buffers, torch.zeros(0, dtype=torch.float64), "")
 
-    def message(self, server: Server, at: At) -> Message:
+    def message(self, server: CombinedServer, at: At) -> Message:
         """The combined model, the same to all."""
         return {**server.weights, **server.buffers}
 
@@ -166,7 +166,7 @@ class Combined(Combination, Method[Server, Nothing, Gathered]):
         number = torch.zeros((), dtype=torch.float64)
         return {**message, **named("received", dict.fromkeys(_RECEIVED, number))}
 
-    def problem(self, message: Message, client: Nothing, samples: Samples, at: At) -> Problem:
+    def problem(self, message: Message, client: Stateless, samples: Samples, at: At) -> Problem:
         """Evaluate the combined model, and train from it."""
         run = at.run
         start = run.network.prepare(dense(message))
@@ -180,8 +180,8 @@ class Combined(Combination, Method[Server, Nothing, Gathered]):
         return Problem(start, given={"received": values})
 
     def report(
-        self, solved: Solved, problem: Problem, client: Nothing, at: At
-    ) -> tuple[Report, Nothing, Info]:
+        self, solved: Solved, problem: Problem, client: Stateless, at: At
+    ) -> tuple[Report, Stateless, Info]:
         """Report the weights if they are finite, and what the combined model is worth here."""
         weights, received = solved.parameters, problem.given["received"]
         overflowed = not all(bool(torch.isfinite(w).all()) for w in weights.values())
@@ -191,7 +191,7 @@ class Combined(Combination, Method[Server, Nothing, Gathered]):
         tensors: Message = {**(problem.start if overflowed else weights), **named("received", sent)}
         return Report(tensors, float(solved.count)), client, info
 
-    def accept(self, server: Server, report: Report, run: Run) -> None:
+    def accept(self, server: CombinedServer, report: Report, run: Run) -> None:
         """What is said of the combined model can be."""
         received = {n: float(t) for n, t in part(dense(report.tensors), "received").items()}
         least, most = run.likelihood.possible
@@ -210,7 +210,9 @@ class Combined(Combination, Method[Server, Nothing, Gathered]):
             return ""
         return "its training left what is finite, so its network is not among those combined"
 
-    def update(self, server: Server, reports: Gathered, at: At) -> tuple[Server, Info]:
+    def update(
+        self, server: CombinedServer, reports: ReportList, at: At
+    ) -> tuple[CombinedServer, Info]:
         """Combine the models; say if the rounds are to end.
 
         A client whose training overflowed has no model; if that is half of them, there is no
@@ -249,16 +251,18 @@ class Combined(Combination, Method[Server, Nothing, Gathered]):
             return self._last(server, history, why)
         info["amplification"] = orders
         buffers = _combination(shares, found, server.buffers)
-        return Server(weights, buffers, history, self._stability(history, at.run)), info
+        return CombinedServer(weights, buffers, history, self._stability(history, at.run)), info
 
     @property
     def _scales(self) -> bool:
         """Whether the combined weights are no mean, and may grow or shrink."""
         return self.alpha != "mean" and not self.normalized
 
-    def _last(self, server: Server, history: torch.Tensor, why: str) -> tuple[Server, Info]:
+    def _last(
+        self, server: CombinedServer, history: torch.Tensor, why: str
+    ) -> tuple[CombinedServer, Info]:
         """The last sound model, for good."""
-        return Server(server.weights, server.buffers, history, why), {}
+        return CombinedServer(server.weights, server.buffers, history, why), {}
 
     def _stability(self, history: torch.Tensor, run: Run) -> str:
         """Whether what is watched is flat over the window, in words; empty if not."""
@@ -271,16 +275,16 @@ class Combined(Combination, Method[Server, Nothing, Gathered]):
         watched = _word(self.watch, run)
         return f"stable point: {watched} moved by {movement:.2g} in {self.window} rounds"
 
-    def stopped(self, server: Server) -> str:
+    def stopped(self, server: CombinedServer) -> str:
         """The coordinator's decision."""
         return server.stopped
 
-    def model(self, server: Server, run: Run) -> Tensors:
+    def model(self, server: CombinedServer, run: Run) -> Tensors:
         """The combination of the last round, and its buffers."""
         return {**server.weights, **server.buffers}
 
     def personal_model(
-        self, message: Message, report: Report | None, client: Nothing, run: Run
+        self, message: Message, report: Report | None, client: Stateless, run: Run
     ) -> Tensors | None:
         """The network as the client reported it."""
         if report is None:

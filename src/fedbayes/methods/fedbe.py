@@ -11,17 +11,17 @@ from torch import Tensor
 from fedbayes.contracts import (
     At,
     Averaged,
-    Gathered,
     Info,
     Method,
-    Nothing,
     Part,
     Problem,
     Report,
+    ReportList,
     Reports,
     Run,
     Sampler,
     Solved,
+    Stateless,
     Sum,
     single_draw,
 )
@@ -38,7 +38,7 @@ from fedbayes.fusion.settings import DistillationSettings
 
 
 @dataclass(frozen=True)
-class Server:
+class FedBeServer:
     """What goes out, and the distribution that predicts; none before the first update."""
 
     weights: Tensors
@@ -53,11 +53,11 @@ class Server:
     """Weights of these, float64 [clients]."""
 
 
-class _Ensemble(Averaged, Method[Server, Nothing, Reduced], Generic[Reduced]):
+class _Ensemble(Averaged, Method[FedBeServer, Stateless, Reduced], Generic[Reduced]):
     """What both ways to the distribution share: clients as of FedAvg, predictions, distillation."""
 
     paper = "Chen and Chao 2021"
-    server_state = Server
+    server_state = FedBeServer
 
     members: int = Field(10, ge=1, description="networks that are drawn for the ensemble")
     predicts: Literal["ensemble", "single"] = Field(
@@ -105,29 +105,29 @@ class _Ensemble(Averaged, Method[Server, Nothing, Reduced], Generic[Reduced]):
             ]
         return []
 
-    def init(self, run: Run) -> Server:
+    def init(self, run: Run) -> FedBeServer:
         """The network's initialization."""
-        return Server(run.network.initial)
+        return FedBeServer(run.network.initial)
 
-    def message(self, server: Server, at: At) -> Message:
+    def message(self, server: FedBeServer, at: At) -> Message:
         """One network, the same to all."""
         return {**server.weights}
 
-    def problem(self, message: Message, client: Nothing, samples: Samples, at: At) -> Problem:
+    def problem(self, message: Message, client: Stateless, samples: Samples, at: At) -> Problem:
         """Train from the network that came."""
         return Problem(at.run.network.prepare(dense(message)))
 
     def report(
-        self, solved: Solved, problem: Problem, client: Nothing, at: At
-    ) -> tuple[Report, Nothing, Info]:
+        self, solved: Solved, problem: Problem, client: Stateless, at: At
+    ) -> tuple[Report, Stateless, Info]:
         """Report the weights where training ended."""
         return Report({**solved.parameters}, self.weight(solved)), client, solved.info
 
-    def origin(self, server: Server, run: Run) -> Tensors:
+    def origin(self, server: FedBeServer, run: Run) -> Tensors:
         """The network that clients start from."""
         return server.weights
 
-    def fitted(self, server: Server, at: At) -> tuple[Server, Info]:
+    def fitted(self, server: FedBeServer, at: At) -> tuple[FedBeServer, Info]:
         """The server's state once a distribution is fitted, and what goes out has learnt it.
 
         Args:
@@ -148,15 +148,15 @@ class _Ensemble(Averaged, Method[Server, Nothing, Reduced], Generic[Reduced]):
             weights, told = learnt(ensemble, weights, self.inputs, settings, at, self.cycles)
             info |= told
         if self.predicts == "single":
-            return Server(weights), info
-        return Server(weights, server.mean, server.std, server.clients, server.sizes), info
+            return FedBeServer(weights), info
+        return FedBeServer(weights, server.mean, server.std, server.clients, server.sizes), info
 
-    def model(self, server: Server, run: Run) -> Tensors:
+    def model(self, server: FedBeServer, run: Run) -> Tensors:
         """The distribution, as `mean/…`, `std/…` and `client/k/…`; or the network that goes out."""
         return _model(server) if server.mean else server.weights
 
     def personal_model(
-        self, message: Message, report: Report | None, client: Nothing, run: Run
+        self, message: Message, report: Report | None, client: Stateless, run: Run
     ) -> Tensors | None:
         """The network as the client reported it."""
         if report is None:
@@ -194,7 +194,7 @@ class _Ensemble(Averaged, Method[Server, Nothing, Reduced], Generic[Reduced]):
             yield {**mean, **drawn}
 
 
-class FedBe(_Ensemble[Gathered]):
+class FedBe(_Ensemble[ReportList]):
     """A Gaussian over networks, fitted to the clients' of a round (Chen and Chao 2021, Eq. 5),
 
         w̄ = Σ r_s φ_s,   σ² = Σ r_s (φ_s − w̄)²,   r_s = n_s / Σ n_s,
@@ -215,7 +215,7 @@ class FedBe(_Ensemble[Gathered]):
         1.0, gt=0, description="concentration of the Dirichlet distribution"
     )
 
-    def update(self, server: Server, reports: Gathered, at: At) -> tuple[Server, Info]:
+    def update(self, server: FedBeServer, reports: ReportList, at: At) -> tuple[FedBeServer, Info]:
         """Fit the distribution, and let what goes out learn its ensemble."""
         found = [dense(report.tensors) for report in reports.reports.values()]
         sizes = torch.tensor([r.weight for r in reports.reports.values()], dtype=torch.float64)
@@ -232,7 +232,7 @@ class FedBe(_Ensemble[Gathered]):
             clients |= named(str(k), weights)
         if self.distribution == "gaussian":
             sizes = torch.zeros(0, dtype=torch.float64)
-        return self.fitted(Server(mean, mean, std, clients, sizes), at)
+        return self.fitted(FedBeServer(mean, mean, std, clients, sizes), at)
 
     def drawn_networks(
         self, model: Tensors, networks: list[Tensors], run: Run
@@ -270,8 +270,8 @@ class FedBeSums(_Ensemble[Sum]):
         return {**message, **named("square", {name: message[name] for name in trained})}
 
     def report(
-        self, solved: Solved, problem: Problem, client: Nothing, at: At
-    ) -> tuple[Report, Nothing, Info]:
+        self, solved: Solved, problem: Problem, client: Stateless, at: At
+    ) -> tuple[Report, Stateless, Info]:
         """Report the weights where training ended, and the squares of their changes."""
         report, client, info = super().report(solved, problem, client, at)
         squares = {
@@ -280,7 +280,7 @@ class FedBeSums(_Ensemble[Sum]):
         }
         return Report({**report.tensors, **named("square", squares)}, report.weight), client, info
 
-    def update(self, server: Server, reports: Sum, at: At) -> tuple[Server, Info]:
+    def update(self, server: FedBeServer, reports: Sum, at: At) -> tuple[FedBeServer, Info]:
         """Fit the Gaussian, and let what goes out learn its ensemble.
 
         A variance below 0, of noise or of rounding, counts as 0.
@@ -293,10 +293,10 @@ class FedBeSums(_Ensemble[Sum]):
             variance = (exact[f"square/{name}"] - drift.square()).clamp_min(0)
             std[name] = variance.sqrt().to(server.weights[name].dtype)
         centre = {name: mean[name] for name in server.weights}
-        return self.fitted(Server(centre, centre, std), at)
+        return self.fitted(FedBeServer(centre, centre, std), at)
 
 
-def _model(server: Server) -> Tensors:
+def _model(server: FedBeServer) -> Tensors:
     """The distribution in the form of a model."""
     model = named("mean", server.mean) | named("std", server.std) | named("client", server.clients)
     return model | ({"sizes": server.sizes} if len(server.sizes) else {})

@@ -15,13 +15,13 @@ from fedbayes.contracts import (
     Info,
     Known,
     Method,
-    Nothing,
     Part,
     Problem,
     Report,
     Reports,
     Run,
     Solved,
+    Stateless,
     Sum,
     Total,
     units_remarks,
@@ -35,7 +35,7 @@ from fedbayes.models.units import Group
 
 
 @dataclass(frozen=True)
-class Server:
+class FedDropServer:
     """Weights and buffers of the whole network, and the server's optimizer state."""
 
     weights: Tensors
@@ -44,7 +44,7 @@ class Server:
     """State of the server's optimizer."""
 
 
-class FedDrop(Averaged, ServerOptimizer, Method[Server, Nothing, Sum]):
+class FedDrop(Averaged, ServerOptimizer, Method[FedDropServer, Stateless, Sum]):
     """Federated dropout (Caldas et al. 2018).
 
     For every client of a round the server drops a fixed share of the units of each hidden layer
@@ -63,7 +63,7 @@ class FedDrop(Averaged, ServerOptimizer, Method[Server, Nothing, Sum]):
     name = "feddrop"
     summary = "every client trains a smaller network: federated dropout"
     paper = "Caldas et al. 2018; Louizos et al. 2021, appendix A"
-    server_state = Server
+    server_state = FedDropServer
     reports = Reports({"weights": Part(mask="sent")})
 
     conv_rate: float = Field(0.1, ge=0, lt=1, description="share of dropped filters")
@@ -104,12 +104,12 @@ class FedDrop(Averaged, ServerOptimizer, Method[Server, Nothing, Sum]):
     def _droppable(self, run: Run) -> tuple[Group, ...]:
         return run.network.narrowing
 
-    def init(self, run: Run) -> Server:
+    def init(self, run: Run) -> FedDropServer:
         """The network's initialization."""
         weights, buffers = run.network.split()
-        return Server(weights, buffers, {})
+        return FedDropServer(weights, buffers, {})
 
-    def message(self, server: Server, at: At) -> Message:
+    def message(self, server: FedDropServer, at: At) -> Message:
         """The client's smaller network of the round."""
         rng = at.rng("dropped units")
         dropped = self._droppable(at.run)
@@ -126,13 +126,13 @@ class FedDrop(Averaged, ServerOptimizer, Method[Server, Nothing, Sum]):
         rate = self.conv_rate if layer.kind == "conv" else self.dense_rate
         return floor(rate * layer.step)
 
-    def problem(self, message: Message, client: Nothing, samples: Samples, at: At) -> Problem:
+    def problem(self, message: Message, client: Stateless, samples: Samples, at: At) -> Problem:
         """Train the smaller network."""
         return Problem(at.run.network.prepare(units.slice(message)), message=message)
 
     def report(
-        self, solved: Solved, problem: Problem, client: Nothing, at: At
-    ) -> tuple[Report, Nothing, Info]:
+        self, solved: Solved, problem: Problem, client: Stateless, at: At
+    ) -> tuple[Report, Stateless, Info]:
         """Report the smaller network."""
         weights = solved.parameters
         report = {
@@ -143,7 +143,7 @@ class FedDrop(Averaged, ServerOptimizer, Method[Server, Nothing, Sum]):
         }
         return Report(report, self.weight(solved)), client, solved.info
 
-    def resummed(self, total: Total, server: Server, run: Run) -> Sum:
+    def resummed(self, total: Total, server: FedDropServer, run: Run) -> Sum:
         """Where nothing says who had an entry, as under noise, as many count as are expected to
         have had it.
         """
@@ -162,7 +162,7 @@ class FedDrop(Averaged, ServerOptimizer, Method[Server, Nothing, Sum]):
         }
         return super().resummed(replace(total, heard=heard), server, run)
 
-    def update(self, server: Server, reports: Sum, at: At) -> tuple[Server, Info]:
+    def update(self, server: FedDropServer, reports: Sum, at: At) -> tuple[FedDropServer, Info]:
         """A step towards each weight's mean over the clients that had it."""
         mean = reports.mean()
         drift = {}
@@ -176,14 +176,14 @@ class FedDrop(Averaged, ServerOptimizer, Method[Server, Nothing, Sum]):
             share = reports.share(name)
             seen = mean[name] / share.clamp_min(1e-12) if name in reports.present else mean[name]
             buffers[name] = torch.where(share > 0, seen.to(before.dtype), before)
-        return Server(weights, buffers, optimizer), {}
+        return FedDropServer(weights, buffers, optimizer), {}
 
-    def model(self, server: Server, run: Run) -> Tensors:
+    def model(self, server: FedDropServer, run: Run) -> Tensors:
         """Weights and buffers of the whole network."""
         return {**server.weights, **server.buffers}
 
     def personal_model(
-        self, message: Message, report: Report | None, client: Nothing, run: Run
+        self, message: Message, report: Report | None, client: Stateless, run: Run
     ) -> Tensors | None:
         """The smaller network that the client reported."""
         return units.slice(report.tensors) if report is not None else None

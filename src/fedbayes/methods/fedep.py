@@ -8,7 +8,7 @@ from pydantic import Field
 from torch import Tensor
 
 from fedbayes.contracts import At, Info, Known, Problem, Run, Solved, sgd
-from fedbayes.contracts.moments import Moments
+from fedbayes.contracts.moments import MomentMatching
 from fedbayes.core.fields import Only
 from fedbayes.core.tensors import Samples, Tensors
 from fedbayes.errors import ConfigError
@@ -22,7 +22,7 @@ _LEAST = 1e-12
 """Variance that samples have at least."""
 
 
-class FedEP(Moments):
+class FedEP(MomentMatching):
     """Expectation propagation: factors whose product has the moments of each tilted posterior.
 
     A client infers mean and variance of every weight under the tilted posterior (Guo et al. 2023,

@@ -3,14 +3,24 @@
 import torch
 from pydantic import Field
 
-from fedbayes.contracts import At, Counted, Gathered, Info, Nothing, Problem, Report, Run, Solved
+from fedbayes.contracts import (
+    At,
+    ClassCountedMethod,
+    Info,
+    Problem,
+    Report,
+    ReportList,
+    Run,
+    Solved,
+    Stateless,
+)
 from fedbayes.contracts import Weights as Server
 from fedbayes.core.messages import Message, dense
 from fedbayes.core.tensors import Samples, Tensors
 from fedbayes.errors import ModelError
 from fedbayes.fusion.combining import combine
 from fedbayes.fusion.distillation import distill
-from fedbayes.fusion.draws import Kept
+from fedbayes.fusion.draws import CachedInputs
 from fedbayes.fusion.function import teacher_of
 from fedbayes.fusion.rounds import (
     check_inputs,
@@ -24,7 +34,7 @@ from fedbayes.fusion.settings import DistillationSettings, SeekingSettings
 from fedbayes.likelihoods import Classes
 
 
-class FedFuse(Counted[Server]):
+class FedFuse(ClassCountedMethod[Server]):
     """The server averages the clients' networks, learns from there what they say together, and goes
     on from between the two:
 
@@ -91,19 +101,19 @@ class FedFuse(Counted[Server]):
         """A network, and counts of classes."""
         return {**message, **self.count_pattern(run)}
 
-    def problem(self, message: Message, client: Nothing, samples: Samples, at: At) -> Problem:
+    def problem(self, message: Message, client: Stateless, samples: Samples, at: At) -> Problem:
         """Train from the server's network."""
         start = at.run.network.prepare(dense(message))
         return Problem(start, given={**self.counted(samples, at.run)})
 
     def report(
-        self, solved: Solved, problem: Problem, client: Nothing, at: At
-    ) -> tuple[Report, Nothing, Info]:
+        self, solved: Solved, problem: Problem, client: Stateless, at: At
+    ) -> tuple[Report, Stateless, Info]:
         """Report the network, and the samples of each class."""
         tensors: Message = {**solved.parameters, **problem.given}
         return Report(tensors, float(solved.count)), client, solved.info
 
-    def update(self, server: Server, reports: Gathered, at: At) -> tuple[Server, Info]:
+    def update(self, server: Server, reports: ReportList, at: At) -> tuple[Server, Info]:
         """Average, learn, and go back by `keep`."""
         run, names = at.run, at.run.network.initial
         found = {client: dense(report.tensors) for client, report in reports.reports.items()}
@@ -120,7 +130,7 @@ class FedFuse(Counted[Server]):
         teacher, _ = teacher_of(clients, counts, run.likelihood)
         draws = draws_of_round(self.inputs, at)
         if self.seek and isinstance(run.likelihood, Classes):
-            draws = Kept(Seeker(draws, teacher, SeekingSettings(share=self.seek)))
+            draws = CachedInputs(Seeker(draws, teacher, SeekingSettings(share=self.seek)))
         settings = DistillationSettings(
             steps=self.steps, draws=self.drawn, lr=self.server_lr, held_out=_HELD_OUT
         )
@@ -137,7 +147,7 @@ class FedFuse(Counted[Server]):
         return server.weights
 
     def personal_model(
-        self, message: Message, report: Report | None, client: Nothing, run: Run
+        self, message: Message, report: Report | None, client: Stateless, run: Run
     ) -> Tensors | None:
         """The network as the client reported it."""
         if report is None:

@@ -16,13 +16,13 @@ from fedbayes.contracts import (
     Known,
     Loss,
     Method,
-    Nothing,
     Part,
     Problem,
     Report,
     Reports,
     Run,
     Solved,
+    Stateless,
     Sum,
     Tree,
     nll,
@@ -37,7 +37,7 @@ from fedbayes.models.units import Group
 
 
 @dataclass(frozen=True)
-class Server:
+class FedL1Server:
     """The weights, those of units below the threshold zero."""
 
     weights: Tensors
@@ -46,7 +46,7 @@ class Server:
     """State of the server's optimizer."""
 
 
-class FedL1(Averaged, ServerOptimizer, Method[Server, Nothing, Sum]):
+class FedL1(Averaged, ServerOptimizer, Method[FedL1Server, Stateless, Sum]):
     """Group lasso with a hard threshold (EM paper, appendix A, Eq. 24 and 25).
 
     A client minimizes nll(φ) + λ Σ_g ‖φ_g‖₂ over the weights of units and filters. Client and
@@ -58,7 +58,7 @@ class FedL1(Averaged, ServerOptimizer, Method[Server, Nothing, Sum]):
     name = "fedl1"
     summary = "group lasso and a threshold: small units are not sent"
     paper = "Louizos et al. 2021, appendix A; Wen et al. 2016"
-    server_state = Server
+    server_state = FedL1Server
     reports = Reports({"weights": Part(mask="chosen", missing="zero")})
 
     l1: float = Field(2e-3, ge=0, description="λ, price of a group's norm, and the threshold")
@@ -84,12 +84,12 @@ class FedL1(Averaged, ServerOptimizer, Method[Server, Nothing, Sum]):
         """Layers that have no groups."""
         return units_remarks(self.name, run.network, self._groups(run))
 
-    def init(self, run: Run) -> Server:
+    def init(self, run: Run) -> FedL1Server:
         """The network's initialization."""
         weights, buffers = run.network.split()
-        return Server(self._thresholded(weights, self._groups(run)), buffers, {})
+        return FedL1Server(self._thresholded(weights, self._groups(run)), buffers, {})
 
-    def message(self, server: Server, at: At) -> Message:
+    def message(self, server: FedL1Server, at: At) -> Message:
         """The groups above the threshold, and what belongs to none."""
         return self._sparse({**server.weights, **server.buffers}, self._groups(at.run))
 
@@ -130,18 +130,18 @@ class FedL1(Averaged, ServerOptimizer, Method[Server, Nothing, Sum]):
 
         return loss
 
-    def problem(self, message: Message, client: Nothing, samples: Samples, at: At) -> Problem:
+    def problem(self, message: Message, client: Stateless, samples: Samples, at: At) -> Problem:
         """Train from the server's sparse weights."""
         return Problem(at.run.network.prepare(dense(message)))
 
     def report(
-        self, solved: Solved, problem: Problem, client: Nothing, at: At
-    ) -> tuple[Report, Nothing, Info]:
+        self, solved: Solved, problem: Problem, client: Stateless, at: At
+    ) -> tuple[Report, Stateless, Info]:
         """Report the groups above the threshold."""
         sparse = self._sparse(solved.parameters, self._groups(at.run))
         return Report(sparse, self.weight(solved)), client, solved.info
 
-    def update(self, server: Server, reports: Sum, at: At) -> tuple[Server, Info]:
+    def update(self, server: FedL1Server, reports: Sum, at: At) -> tuple[FedL1Server, Info]:
         """A step along w − mean ŵ_s, and the threshold."""
         groups = self._groups(at.run)
         mean = reports.mean()
@@ -151,14 +151,14 @@ class FedL1(Averaged, ServerOptimizer, Method[Server, Nothing, Sum]):
         weights = self._thresholded(weights, groups)
         info = {f"alive_{u.layer}": float((units.row_norms(weights, u) > 0).sum()) for u in groups}
         buffers = {name: mean[name] for name in server.buffers}
-        return Server(weights, buffers, optimizer), info
+        return FedL1Server(weights, buffers, optimizer), info
 
-    def model(self, server: Server, run: Run) -> Tensors:
+    def model(self, server: FedL1Server, run: Run) -> Tensors:
         """The sparse weights, and the buffers."""
         return {**server.weights, **server.buffers}
 
     def personal_model(
-        self, message: Message, report: Report | None, client: Nothing, run: Run
+        self, message: Message, report: Report | None, client: Stateless, run: Run
     ) -> Tensors | None:
         """The sparse network that the client reported."""
         return dense(report.tensors) if report is not None else None

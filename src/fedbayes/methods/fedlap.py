@@ -22,15 +22,15 @@ from fedbayes.contracts import (
 )
 from fedbayes.contracts.drawn import around
 from fedbayes.contracts.kronecker import (
+    CurvatureSums,
+    KroneckerServer,
     Moves,
-    OneMetric,
-    Pool,
-    Server,
+    SharedKroneckerPosterior,
     flattened,
     pooled,
     reach,
 )
-from fedbayes.contracts.moments import Moments, implicit, retracted
+from fedbayes.contracts.moments import MomentMatching, implicit, retracted
 from fedbayes.contracts.natural import retracting
 from fedbayes.core.fields import Only
 from fedbayes.core.messages import Message, dense
@@ -47,7 +47,7 @@ from fedbayes.inference.kronecker import Metric, Spectrum, layered, rows_of
 from fedbayes.inference.problem import Projection
 
 
-class FedLap(Moments):
+class FedLap(MomentMatching):
     """Laplace's approximation at every client, and duals that make the fixed point the pool's.
 
     A client's factor is exp(v_iᵀθ − ½ θᵀV_iθ) with the dual v_i. It minimizes its summed loss and
@@ -67,7 +67,7 @@ class FedLap(Moments):
     summary = "Laplace at every client, with a dual for each"
     paper = "Swaroop, Khan and Doshi 2025"
     reports = retracting(
-        Moments.reports, retracted, "with method.covariance = 'none' there is no precision"
+        MomentMatching.reports, retracted, "with method.covariance = 'none' there is no precision"
     )
 
     covariance: Literal["none", "diagonal", "kronecker"] = Field(
@@ -144,7 +144,7 @@ class FedLap(Moments):
         return solved, solved.parameters, precision, {}
 
 
-class Kronecker(OneMetric):
+class Kronecker(SharedKroneckerPosterior):
     """FedLap with one precision for the federation, a Kronecker product for each layer.
 
     Clients' products A_k ⊗ B_k do not add to a product. K-FAC takes the expectation of a product
@@ -206,11 +206,11 @@ class Kronecker(OneMetric):
                 "aggregation.clip and [privacy] away, or set covariance = 'diagonal'"
             )
 
-    def init(self, run: Run) -> Server:
+    def init(self, run: Run) -> KroneckerServer:
         """The initialization, and no curvature yet."""
         return self.begin(run, factored_layers(run.network, self.of.largest))
 
-    def problem(self, message: Message, client: Pool, samples: Samples, at: At) -> Problem:
+    def problem(self, message: Message, client: CurvatureSums, samples: Samples, at: At) -> Problem:
         """Descend the loss, the dual and the quadratic of the others' share from w_g."""
         run, came = at.run, dense(message)
         initial = run.network.initial
@@ -269,8 +269,8 @@ class Kronecker(OneMetric):
         return loss
 
     def local(
-        self, message: Message, client: Pool, samples: Samples, at: At
-    ) -> tuple[Report, Pool, Info]:
+        self, message: Message, client: CurvatureSums, samples: Samples, at: At
+    ) -> tuple[Report, CurvatureSums, Info]:
         """The mode, and the curvature there."""
         problem, run = self.problem(message, client, samples, at), at.run
         solved = at.solve(problem, self.loss(run), samples, validation=self.validation(run))
@@ -291,8 +291,8 @@ class Kronecker(OneMetric):
         return self.report(replace(solved, parameters=tensors), problem, client, at)
 
     def report(
-        self, solved: Solved, problem: Problem, client: Pool, at: At
-    ) -> tuple[Report, Pool, Info]:
+        self, solved: Solved, problem: Problem, client: CurvatureSums, at: At
+    ) -> tuple[Report, CurvatureSums, Info]:
         """Report what is to be added to the sums, damped; keep what was added.
 
         Args:

@@ -6,7 +6,7 @@ import torch
 from pydantic import Field
 from torch import Tensor
 
-from fedbayes.contracts import At, Info, Known, Nothing, Report, Run, sgd
+from fedbayes.contracts import At, Info, Known, Report, Run, Stateless, sgd
 from fedbayes.contracts.drift import GeneralizedFedAvg
 from fedbayes.core.fields import Only
 from fedbayes.core.messages import Message, dense
@@ -101,8 +101,8 @@ class FedPa(ServerOptimizer, GeneralizedFedAvg):
         return self.build_server(parameters)
 
     def local(
-        self, message: Message, client: Nothing, samples: Samples, at: At
-    ) -> tuple[Report, Nothing, Info]:
+        self, message: Message, client: Stateless, samples: Samples, at: At
+    ) -> tuple[Report, Stateless, Info]:
         """Train; after the first rounds, answer with the drift that the samples correct.
 
         A client with too few steps for two samples answers as in federated averaging.
@@ -134,7 +134,7 @@ class FedPa(ServerOptimizer, GeneralizedFedAvg):
         return Report({**tensors}, report.weight), client, {**info, "posterior_samples": count}
 
     def personal_model(
-        self, message: Message, report: Report | None, client: Nothing, run: Run
+        self, message: Message, report: Report | None, client: Stateless, run: Run
     ) -> Tensors | None:
         """None: a report is no network that the client would predict with."""
         return None

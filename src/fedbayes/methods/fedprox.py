@@ -9,11 +9,11 @@ from fedbayes.contracts import (
     At,
     Info,
     Loss,
-    Nothing,
     PointEstimate,
     Prior,
     Problem,
     Run,
+    Stateless,
     Sum,
     Tree,
     Weights,
@@ -51,7 +51,7 @@ class FedProx(PointEstimate[Weights]):
         """The network's initialization."""
         return Weights(run.network.initial)
 
-    def problem(self, message: Message, client: Nothing, samples: Samples, at: At) -> Problem:
+    def problem(self, message: Message, client: Stateless, samples: Samples, at: At) -> Problem:
         """Train from the server's weights w, which are also what draws."""
         problem = super().problem(message, client, samples, at)
         centre = {n: w for n, w in problem.start.items() if n not in at.run.network.buffers}

@@ -19,7 +19,6 @@ from fedbayes.contracts import (
     Loss,
     Method,
     Noise,
-    Nothing,
     Part,
     Prior,
     Problem,
@@ -27,6 +26,7 @@ from fedbayes.contracts import (
     Reports,
     Run,
     Solved,
+    Stateless,
     Sum,
     Total,
     Tree,
@@ -34,7 +34,7 @@ from fedbayes.contracts import (
     sgd,
     units_remarks,
 )
-from fedbayes.contracts.variates import Control, Variates, nobody
+from fedbayes.contracts.variates import Control, ControlVariateMethod, nobody
 from fedbayes.core.devices import placed
 from fedbayes.core.fields import Chosen, Only
 from fedbayes.core.messages import Masked, Message, dense
@@ -63,7 +63,7 @@ UNIT_PRICE = 20
 
 
 @dataclass(frozen=True)
-class Server:
+class FedSparseServer:
     """The prior's weights w and thresholds v, and the states of the two optimizers."""
 
     weights: Tensors
@@ -78,10 +78,10 @@ class Server:
     """State of the optimizer of v."""
 
 
-AnyServer = TypeVar("AnyServer", bound=Server)
+AnyServer = TypeVar("AnyServer", bound=FedSparseServer)
 
 
-class Gated(
+class SpikeSlab(
     Averaged,
     ServerOptimizer,
     GateScale,
@@ -214,7 +214,7 @@ class Gated(
         found = run.network.groups if self.gates == "units" else run.network.entries
         return tuple(u for u in found if self.output_gates or not u.output)
 
-    def _init(self, run: Run) -> Server:
+    def _init(self, run: Run) -> FedSparseServer:
         """The network's initialization, with thresholds that leave every gate open."""
         weights, buffers = run.network.split()
         level = torch.tensor(log(self.start / (1 - self.start)))
@@ -222,7 +222,7 @@ class Gated(
             u.layer: self.gate_thresholds(units.row_norms(weights, u), level)
             for u in self._gated(run)
         }
-        return Server(weights, buffers, thresholds, {}, {})
+        return FedSparseServer(weights, buffers, thresholds, {}, {})
 
     def _logits(self, weights: Tensors, thresholds: Tensors, layer: Gateable) -> Tensor:
         """Logits of a layer's gates; detached from the weights."""
@@ -393,7 +393,7 @@ class Gated(
         )
         return weights.whole(self.origin(server, run))
 
-    def _update(self, server: AnyServer, reports: Sum, at: At) -> tuple[Server, Info]:
+    def _update(self, server: AnyServer, reports: Sum, at: At) -> tuple[FedSparseServer, Info]:
         """Steps on w and v, then pruning (Algorithm 1; sums over clients are means here).
 
         With z̄ the share of clients whose gate was open, ∇w = z̄ w − mean(z_s ŵ_s) and
@@ -429,7 +429,7 @@ class Gated(
         alive = _alive(weights, gated)
         info = {f"alive_{layer}": float(keep.sum()) for layer, keep in alive.items()}
         buffers = {name: mean[name] for name in server.buffers}
-        return Server(weights, buffers, thresholds, optimizer, gate_optimizer), info
+        return FedSparseServer(weights, buffers, thresholds, optimizer, gate_optimizer), info
 
     def _pruned(
         self, weights: Tensors, thresholds: Tensors, gated: tuple[Gateable, ...]
@@ -465,32 +465,32 @@ class Gated(
         return {name: dense(report.tensors)[name] for name in run.network.initial}
 
 
-class FedSparse(Gated[Server, Nothing]):
+class FedSparse(SpikeSlab[FedSparseServer, Stateless]):
     """Hard EM on the spike-and-slab prior with gated groups (EM paper, section 3, Alg. 1, 2)."""
 
     name = "fedsparse"
     summary = "units or weights gated and pruned: the spike-and-slab prior"
     paper = "Louizos et al. 2021, section 3"
-    server_state = Server
+    server_state = FedSparseServer
 
-    def init(self, run: Run) -> Server:
+    def init(self, run: Run) -> FedSparseServer:
         """The network's initialization, with thresholds that leave every gate open."""
         return self._init(run)
 
     def report(
-        self, solved: Solved, problem: Problem, client: Nothing, at: At
-    ) -> tuple[Report, Nothing, Info]:
+        self, solved: Solved, problem: Problem, client: Stateless, at: At
+    ) -> tuple[Report, Stateless, Info]:
         """Report what a sample of the gates lets through."""
         tensors, info = self.sampled(solved, problem, at)
         return Report(tensors, self.weight(solved)), client, info
 
-    def update(self, server: Server, reports: Sum, at: At) -> tuple[Server, Info]:
+    def update(self, server: FedSparseServer, reports: Sum, at: At) -> tuple[FedSparseServer, Info]:
         """Steps on w and v, then pruning (Algorithm 1)."""
         return self._update(server, reports, at)
 
 
 @dataclass(frozen=True)
-class Controlled(Server):
+class Controlled(FedSparseServer):
     """The server of FedSparse, and the federation's control variate."""
 
     control: Tensors
@@ -501,7 +501,7 @@ class Controlled(Server):
     """Of all reports so far, the sum of their weights and their number, float64 [2]."""
 
 
-class ScaffoldFedSparse(Variates[Controlled], Gated[Controlled, Control]):
+class ScaffoldFedSparse(ControlVariateMethod[Controlled], SpikeSlab[Controlled, Control]):
     """FedSparse whose clients correct the gradients of their weights as SCAFFOLD does.
 
     The control variates are of the weights alone (EM paper, appendix E), and go both ways for
@@ -510,9 +510,9 @@ class ScaffoldFedSparse(Variates[Controlled], Gated[Controlled, Control]):
 
     reports = Reports(
         {
-            **Variates.reports.parts,
+            **ControlVariateMethod.reports.parts,
             "weights": Part(mask="chosen"),
-            "control": replace(Variates.reports.parts["control"], mask="sent"),
+            "control": replace(ControlVariateMethod.reports.parts["control"], mask="sent"),
         }
     )
     name = "scaffold-fedsparse"
@@ -522,7 +522,7 @@ class ScaffoldFedSparse(Variates[Controlled], Gated[Controlled, Control]):
 
     def recommended(self, known: Known) -> dict[str, Any]:
         """Steps of SCAFFOLD, and the server's rate of FedSparse."""
-        return {**Gated.recommended(self, known), **super().recommended(known)}
+        return {**SpikeSlab.recommended(self, known), **super().recommended(known)}
 
     def check(self, run: Run) -> None:
         """Variates along the path need plain SGD."""

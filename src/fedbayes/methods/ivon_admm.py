@@ -25,7 +25,7 @@ from fedbayes.contracts import (
 )
 from fedbayes.contracts.drawn import expected_loss, weight_noise
 from fedbayes.contracts.natural import (
-    Natural,
+    GaussianServer,
     is_unlearnt,
     mean_precision,
     means_and_stds,
@@ -39,37 +39,37 @@ from fedbayes.core.fields import Chosen, Only
 from fedbayes.core.messages import Message
 from fedbayes.core.tensors import Samples, Tensors, part
 from fedbayes.errors import MessageError
-from fedbayes.inference.gaussian import Gaussian, differentiated, standard
+from fedbayes.inference.gaussian import NaturalGaussian, differentiated, standard
 from fedbayes.inference.ivon import Ivon
 
 _TRAINED = "posterior"
 
 
 @dataclass(frozen=True)
-class Server:
+class IvonServer:
     """The posterior q(θ) that all are to agree on, and the sum of the clients' dual variables."""
 
-    posterior: Gaussian
+    posterior: NaturalGaussian
     """λ in natural parameters, float64."""
-    dual: Gaussian
+    dual: NaturalGaussian
     """Σ_k η_k, float64."""
 
 
 @dataclass(frozen=True)
-class Client:
+class IvonClient:
     """What never leaves a client: the sum of what it reported, float64, of which its dual variable
     η_k is ρ times. Empty before its first round.
     """
 
-    reported: Gaussian
+    reported: NaturalGaussian
 
 
-def _retracted(client: Client, missed: Tensors) -> Client:
+def _retracted(client: IvonClient, missed: Tensors) -> IvonClient:
     """What was reported is what arrived, as in the server's sum."""
-    return Client(shifted(client.reported, missed, -1.0))
+    return IvonClient(shifted(client.reported, missed, -1.0))
 
 
-class IvonAdmm(Natural[Server, Client]):
+class IvonAdmm(GaussianServer[IvonServer, IvonClient]):
     """ADMM over Gaussians in place of points (Möllenhoff et al. 2025), solved by IVON.
 
     With natural parameters λ of q and expectations μ a client minimizes
@@ -98,9 +98,11 @@ class IvonAdmm(Natural[Server, Client]):
     name = "ivon-admm"
     summary = "clients' posteriors agree by dual variables, as in ADMM"
     paper = "Möllenhoff et al. 2025; Swaroop et al. 2025; Shen et al. 2024"
-    server_state = Server
-    client_state = Client
-    reports = retracting(Natural.reports, _retracted, "with method.rate = 0 there is no precision")
+    server_state = IvonServer
+    client_state = IvonClient
+    reports = retracting(
+        GaussianServer.reports, _retracted, "with method.rate = 0 there is no precision"
+    )
 
     samples: int = Field(1, ge=1, description="Monte-Carlo samples of a training step")
     predictions: int = Field(20, ge=1, description="Monte-Carlo samples of a prediction")
@@ -164,16 +166,16 @@ class IvonAdmm(Natural[Server, Client]):
                 )
         return notes
 
-    def init(self, run: Run) -> Server:
+    def init(self, run: Run) -> IvonServer:
         """The prior, and no dual variables."""
         prior = standard(run.network.initial, self.prior_std)
-        return Server(prior, prior**0.0)
+        return IvonServer(prior, prior**0.0)
 
-    def join(self, at: At) -> Client:
+    def join(self, at: At) -> IvonClient:
         """No dual variable yet."""
-        return Client(Gaussian({}, {}))
+        return IvonClient(NaturalGaussian({}, {}))
 
-    def problem(self, message: Message, client: Client, samples: Samples, at: At) -> Problem:
+    def problem(self, message: Message, client: IvonClient, samples: Samples, at: At) -> Problem:
         """Start from the server's posterior, or the initialization if there is none yet."""
         run, posterior = at.run, self.posterior_of(message)
         device, kind = run.network.device, next(iter(run.network.initial.values())).dtype
@@ -201,13 +203,13 @@ class IvonAdmm(Natural[Server, Client]):
         noise = weight_noise(run, self.samples)
         return Problem(start, given=given, noise=noise, param_groups=groups)
 
-    def _held(self, posterior: Gaussian, reported: Gaussian) -> Gaussian:
+    def _held(self, posterior: NaturalGaussian, reported: NaturalGaussian) -> NaturalGaussian:
         """What draws means to the server's beside the KL term: precisions over ρ, and these times
         the server's means.
         """
         mean, own = posterior.mean, reported.precision
         held = {n: p.clamp_min(0.0) if self.damping else 0.0 * p for n, p in own.items()}
-        return Gaussian(held, {n: p * mean[n] for n, p in held.items()})
+        return NaturalGaussian(held, {n: p * mean[n] for n, p in held.items()})
 
     def _optimizer(self, leaves: list[Tensor], lr: float, scale: float) -> Ivon:
         """IVON over means and log-precisions, which take turns."""
@@ -232,7 +234,7 @@ class IvonAdmm(Natural[Server, Client]):
             nll = expected_loss(run.likelihood.nll, run, mean, std, batch, noise, training=training)
             if not training:
                 return nll
-            other, held = Gaussian(**given["pull"]), Gaussian(**given["held"])
+            other, held = NaturalGaussian(**given["pull"]), NaturalGaussian(**given["held"])
             pull = away(mean, log_precision, other, held) + given["constant"]
             total: Tensor = nll + factor * pull / given["count"]
             return total
@@ -240,28 +242,28 @@ class IvonAdmm(Natural[Server, Client]):
         return loss
 
     def report(
-        self, solved: Solved, problem: Problem, client: Client, at: At
-    ) -> tuple[Report, Client, Info]:
+        self, solved: Solved, problem: Problem, client: IvonClient, at: At
+    ) -> tuple[Report, IvonClient, Info]:
         """Report λ_k − λ; ρ times it is added to the dual variable."""
-        ended, posterior = solved.parameters, Gaussian(**problem.given["posterior"])
+        ended, posterior = solved.parameters, NaturalGaussian(**problem.given["posterior"])
         mean = {n: t.double() for n, t in part(ended, f"{_TRAINED}/mean").items()}
         log_precision = part(ended, f"{_TRAINED}/log_precision")
         precision = {n: t.double().exp() for n, t in log_precision.items()}
         if self.fixed_precision:  # without the rounding of its logarithm
             precision = posterior.precision
-        own = Gaussian(precision, {n: precision[n] * m for n, m in mean.items()})
-        before = Gaussian(**problem.given["reported"])
+        own = NaturalGaussian(precision, {n: precision[n] * m for n, m in mean.items()})
+        before = NaturalGaussian(**problem.given["reported"])
         report, after = self.reported(own / posterior, before, posterior.mean, at)
-        return report, Client(after), solved.info
+        return report, IvonClient(after), solved.info
 
-    def ordinary(self, server: Server, run: Run) -> dict[str, float]:
+    def ordinary(self, server: IvonServer, run: Run) -> dict[str, float]:
         """The posterior's own natural parameters, or those that a newcomer starts with. A report
         is what is added to a dual variable over ρ.
         """
         found = norms(server.posterior, self.start_std, run)
         return {part: length / min(self.penalty(run), 1.0) for part, length in found.items()}
 
-    def accept(self, server: Server, report: Report, run: Run) -> None:
+    def accept(self, server: IvonServer, report: Report, run: Run) -> None:
         """As for all that keep a posterior; and what a client's change depends on is named."""
         try:
             super().accept(server, report, run)
@@ -275,7 +277,7 @@ class IvonAdmm(Natural[Server, Client]):
             f"method.rho is {self.penalty(run):g}, and a larger one makes changes smaller{damped}"
         )
 
-    def update(self, server: Server, reports: Sum, at: At) -> tuple[Server, Info]:
+    def update(self, server: IvonServer, reports: Sum, at: At) -> tuple[IvonServer, Info]:
         """Add to the dual variables; the posterior is between what they and the clients say."""
         before, run = server.posterior, at.run
         total = self.changed_by(reports.tensors)
@@ -285,10 +287,10 @@ class IvonAdmm(Natural[Server, Client]):
         prior = standard(before.precision, self.prior_std)
         mean = before * total ** (1 / reports.clients)
         after = positive((prior * dual) ** share * mean ** (1 - share), before, prior)
-        return Server(after, dual), {"mean_precision": mean_precision(after)}
+        return IvonServer(after, dual), {"mean_precision": mean_precision(after)}
 
     def personal_model(
-        self, message: Message, report: Report | None, client: Client, run: Run
+        self, message: Message, report: Report | None, client: IvonClient, run: Run
     ) -> Tensors | None:
         """The client's posterior q_k; between rounds there is none of its own."""
         if report is None:
@@ -300,7 +302,9 @@ class IvonAdmm(Natural[Server, Client]):
         return sampler(model, run, self.predictions)
 
 
-def away(mean: Tensors, log_precision: Tensors, other: Gaussian, held: Gaussian) -> Tensor:
+def away(
+    mean: Tensors, log_precision: Tensors, other: NaturalGaussian, held: NaturalGaussian
+) -> Tensor:
     """E_q[log q(θ) − log r(θ)] − log s(m) up to constants of r and s, which need not be
     normalizable; a scalar.
 
@@ -322,7 +326,7 @@ def away(mean: Tensors, log_precision: Tensors, other: Gaussian, held: Gaussian)
     return total
 
 
-def constant(posterior: Gaussian) -> Tensor:
+def constant(posterior: NaturalGaussian) -> Tensor:
     """What `away` from a posterior lacks to be KL: −½ Σ (1 + log Λ − h²/Λ), a scalar."""
     terms = [
         1 + p.log() - posterior.shift[name].square() / p for name, p in posterior.precision.items()

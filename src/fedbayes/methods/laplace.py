@@ -13,18 +13,18 @@ from fedbayes.contracts import (
     UNIFORM,
     At,
     Averaged,
-    Gathered,
     Info,
     Known,
     Method,
-    Nothing,
     Part,
     Prior,
     Problem,
     Report,
+    ReportList,
     Reports,
     Run,
     Solved,
+    Stateless,
     Tree,
     sgd,
 )
@@ -39,14 +39,14 @@ from fedbayes.models.units import Axis
 
 
 @dataclass(frozen=True)
-class Server:
+class LaplaceServer:
     """The global network, and the state of the server's optimizer."""
 
     weights: Tensors
     optimizer: Tensors = field(default_factory=dict)
 
 
-class Laplace(Averaged, ServerSchedule, Method[Server, Nothing, Gathered]):
+class Laplace(Averaged, ServerSchedule, Method[LaplaceServer, Stateless, ReportList]):
     """Hard EM on p(φ_s | w) = Lap(w, 1/(λ N_s)) (EM paper, appendix J.1).
 
     A client minimizes its mean nll(φ) + λ ‖φ − w‖₁ by proximal steps (Eq. 43), which leave many
@@ -62,7 +62,7 @@ class Laplace(Averaged, ServerSchedule, Method[Server, Nothing, Gathered]):
     name = "laplace"
     summary = "sparse changes and the clients' median: the Laplace prior"
     paper = "Louizos et al. 2021, appendix J.1"
-    server_state = Server
+    server_state = LaplaceServer
     reports = Reports({"weights": Part(mask="chosen", missing="unchanged")}, reduce="set")
 
     scale: float = Field(
@@ -98,9 +98,9 @@ class Laplace(Averaged, ServerSchedule, Method[Server, Nothing, Gathered]):
         """A Laplace distribution of inverse scale λ N_s."""
         return Prior("inverse scale", self.scale * samples) if self.scale else None
 
-    def init(self, run: Run) -> Server:
+    def init(self, run: Run) -> LaplaceServer:
         """The network's initialization."""
-        return Server(run.network.initial)
+        return LaplaceServer(run.network.initial)
 
     def remarks(self, run: Run) -> list[str]:
         """A rate of steps that the server does not take."""
@@ -139,11 +139,11 @@ class Laplace(Averaged, ServerSchedule, Method[Server, Nothing, Gathered]):
                 "network's outputs; leave it false"
             )
 
-    def message(self, server: Server, at: At) -> Message:
+    def message(self, server: LaplaceServer, at: At) -> Message:
         """The weights, the same to all."""
         return dict(server.weights)
 
-    def problem(self, message: Message, client: Nothing, samples: Samples, at: At) -> Problem:
+    def problem(self, message: Message, client: Stateless, samples: Samples, at: At) -> Problem:
         """Proximal gradient steps from the server's weights."""
         start = at.run.network.prepare(dense(message))
         centre = {n: w for n, w in start.items() if n not in at.run.network.buffers}
@@ -162,14 +162,14 @@ class Laplace(Averaged, ServerSchedule, Method[Server, Nothing, Gathered]):
         none = torch.zeros(1, dtype=torch.int64).expand(run.likelihood.target.classes)
         return {**message, _PRESENT: none}
 
-    def accept(self, server: Server, report: Report, run: Run) -> None:
+    def accept(self, server: LaplaceServer, report: Report, run: Run) -> None:
         """A class is there or not."""
         if self.class_rows and not set(dense(report.tensors)[_PRESENT].tolist()) <= {0, 1}:
             raise MessageError("what it says of its classes is neither that it has one nor not")
 
     def report(
-        self, solved: Solved, problem: Problem, client: Nothing, at: At
-    ) -> tuple[Report, Nothing, Info]:
+        self, solved: Solved, problem: Problem, client: Stateless, at: At
+    ) -> tuple[Report, Stateless, Info]:
         """Report what has changed."""
         report: Message = {}
         changed = total = 0
@@ -183,7 +183,9 @@ class Laplace(Averaged, ServerSchedule, Method[Server, Nothing, Gathered]):
         info = {**solved.info, "changed": changed / total}
         return Report(report, self.weight(solved)), client, info
 
-    def update(self, server: Server, reports: Gathered, at: At) -> tuple[Server, Info]:
+    def update(
+        self, server: LaplaceServer, reports: ReportList, at: At
+    ) -> tuple[LaplaceServer, Info]:
         """The median, or a step; of what no gradient trains the median.
 
         An entry on which nobody votes stays.
@@ -210,19 +212,19 @@ class Laplace(Averaged, ServerSchedule, Method[Server, Nothing, Gathered]):
                 slopes[name] = -signs.to(w.dtype)
                 following[name] = w - self.server_lr * factor * slopes[name]
         if self.server_optimizer == "none":
-            return Server(following, server.optimizer), {}
+            return LaplaceServer(following, server.optimizer), {}
         steps = ServerOptimizer(server_optimizer=self.server_optimizer, server_lr=self.server_lr)
         weights = {name: server.weights[name] for name in trained}
         slopes = {name: slopes[name] for name in trained}
         stepped, optimizer = steps.server_step(weights, slopes, server.optimizer, factor)
-        return Server(following | stepped, optimizer), {}
+        return LaplaceServer(following | stepped, optimizer), {}
 
-    def model(self, server: Server, run: Run) -> Tensors:
+    def model(self, server: LaplaceServer, run: Run) -> Tensors:
         """The server's weights."""
         return server.weights
 
     def personal_model(
-        self, message: Message, report: Report | None, client: Nothing, run: Run
+        self, message: Message, report: Report | None, client: Stateless, run: Run
     ) -> Tensors | None:
         """The server's network with the client's changes."""
         if report is None:

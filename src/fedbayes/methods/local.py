@@ -7,12 +7,12 @@ from pydantic import Field
 
 from fedbayes.contracts import (
     At,
-    Gathered,
     Info,
     Method,
     Models,
     Problem,
     Report,
+    ReportList,
     Reports,
     Run,
     Solved,
@@ -23,13 +23,13 @@ from fedbayes.core.tensors import Samples, Tensors
 
 
 @dataclass(frozen=True)
-class Client:
+class LocalClient:
     """The client's own weights."""
 
     weights: Tensors
 
 
-class Local(Method[Weights, Client, Gathered]):
+class Local(Method[Weights, LocalClient, ReportList]):
     """Every client trains alone and nothing is sent: the lower bound of sharing.
 
     There is no global model: none is evaluated or saved.
@@ -38,7 +38,7 @@ class Local(Method[Weights, Client, Gathered]):
     name = "local"
     summary = "one model per client, nothing is sent (baseline)"
     server_state = Weights
-    client_state = Client
+    client_state = LocalClient
     reports = Reports(reduce="set")
     models = Models.PERSONAL
 
@@ -50,26 +50,26 @@ class Local(Method[Weights, Client, Gathered]):
         """The common initialization, which no round changes."""
         return Weights(run.network.initial)
 
-    def join(self, at: At) -> Client:
+    def join(self, at: At) -> LocalClient:
         """The initialization of the client."""
         network = at.own_network() if self.start == "own" else at.run.network
-        return Client(network.initial)
+        return LocalClient(network.initial)
 
     def message(self, server: Weights, at: At) -> Message:
         """Nothing: clients hear nothing of one another."""
         return {}
 
-    def problem(self, message: Message, client: Client, samples: Samples, at: At) -> Problem:
+    def problem(self, message: Message, client: LocalClient, samples: Samples, at: At) -> Problem:
         """Go on where the client's last round ended."""
         return Problem(at.run.network.prepare(client.weights))
 
     def report(
-        self, solved: Solved, problem: Problem, client: Client, at: At
-    ) -> tuple[Report, Client, Info]:
+        self, solved: Solved, problem: Problem, client: LocalClient, at: At
+    ) -> tuple[Report, LocalClient, Info]:
         """Report nothing and keep the weights."""
-        return Report({}), Client(solved.parameters), solved.info
+        return Report({}), LocalClient(solved.parameters), solved.info
 
-    def update(self, server: Weights, reports: Gathered, at: At) -> tuple[Weights, Info]:
+    def update(self, server: Weights, reports: ReportList, at: At) -> tuple[Weights, Info]:
         """Nothing to learn from."""
         return server, {}
 
@@ -78,7 +78,7 @@ class Local(Method[Weights, Client, Gathered]):
         return server.weights
 
     def personal_model(
-        self, message: Message, report: Report | None, client: Client, run: Run
+        self, message: Message, report: Report | None, client: LocalClient, run: Run
     ) -> Tensors:
         """The client's own weights."""
         return client.weights

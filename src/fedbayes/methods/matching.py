@@ -10,17 +10,17 @@ from pydantic import Field
 
 from fedbayes.contracts import (
     At,
-    Counted,
-    Gathered,
+    ClassCountedMethod,
     Info,
     Known,
-    Nothing,
     Part,
     Problem,
     Report,
+    ReportList,
     Reports,
     Run,
     Solved,
+    Stateless,
     Tree,
     adam,
 )
@@ -35,7 +35,7 @@ from fedbayes.models import DenseLayer, dense_layers
 
 
 @dataclass(frozen=True)
-class Server:
+class MatchingServer:
     """The global network, what every client last reported, and where its neurons went."""
 
     weights: Tensors
@@ -46,7 +46,7 @@ class Server:
     """Global neuron of each neuron of such a client, int64: `client/hidden layer`."""
 
 
-class GpiFnm(MatchingSettings, Counted[Server]):
+class GpiFnm(MatchingSettings, ClassCountedMethod[MatchingServer]):
     """Global-posterior-incorporated federated neural matching over rounds (paper, section 4.3).
 
     A client of round 1 trains from an initialization of its own. The server matches the neurons
@@ -65,7 +65,7 @@ class GpiFnm(MatchingSettings, Counted[Server]):
     name = "gpi-fnm"
     summary = "neurons matched as by pfnm, and with the global posterior"
     paper = "GPI-FNM, sections 4.2 and 4.3"
-    server_state = Server
+    server_state = MatchingServer
 
     form: Annotated[Literal["published", "wide"], Chosen()] = Field(
         "published",
@@ -145,11 +145,11 @@ class GpiFnm(MatchingSettings, Counted[Server]):
         super().check(run)
         _layers(run)
 
-    def init(self, run: Run) -> Server:
+    def init(self, run: Run) -> MatchingServer:
         """The network's initialization, and nobody heard."""
-        return Server(run.network.initial, {}, {})
+        return MatchingServer(run.network.initial, {}, {})
 
-    def message(self, server: Server, at: At) -> Message:
+    def message(self, server: MatchingServer, at: At) -> Message:
         """The client's own columns; nothing to a newcomer, who starts from its own network."""
         if f"{at.client}/0" not in server.places:
             return {}
@@ -173,30 +173,32 @@ class GpiFnm(MatchingSettings, Counted[Server]):
         pattern = _numbered(run.network.initial, _layers(run))
         return {**pattern, **self.count_pattern(run)}
 
-    def problem(self, message: Message, client: Nothing, samples: Samples, at: At) -> Problem:
+    def problem(self, message: Message, client: Stateless, samples: Samples, at: At) -> Problem:
         """Train from the own columns, or from an own initialization."""
         start = _named(dense(message), _layers(at.run)) if message else at.own_network().initial
         given: Tree = {**self.counted(samples, at.run)}
         return Problem(at.run.network.prepare(start), given=given)
 
     def report(
-        self, solved: Solved, problem: Problem, client: Nothing, at: At
-    ) -> tuple[Report, Nothing, Info]:
+        self, solved: Solved, problem: Problem, client: Stateless, at: At
+    ) -> tuple[Report, Stateless, Info]:
         """Report the weights, and the samples of each class."""
         report = _numbered(solved.parameters, _layers(at.run))
         if problem.given:
             report["counts"] = problem.given["counts"]
         return Report(report, float(solved.count)), client, solved.info
 
-    def without(self, server: Server, clients: Collection[int]) -> Server:
+    def without(self, server: MatchingServer, clients: Collection[int]) -> MatchingServer:
         """Their last reports are not matched, and they are newcomers."""
 
         def kept(tensors: Tensors) -> Tensors:
             return {n: t for n, t in tensors.items() if int(n.partition("/")[0]) not in clients}
 
-        return Server(server.weights, kept(server.latest), kept(server.places))
+        return MatchingServer(server.weights, kept(server.latest), kept(server.places))
 
-    def update(self, server: Server, reports: Gathered, at: At) -> tuple[Server, Info]:
+    def update(
+        self, server: MatchingServer, reports: ReportList, at: At
+    ) -> tuple[MatchingServer, Info]:
         """Match the last reports of all clients (Algorithms 1 and 2)."""
         latest = dict(server.latest)
         for client, report in reports.reports.items():
@@ -231,7 +233,7 @@ class GpiFnm(MatchingSettings, Counted[Server]):
         }
         info = {f"neurons_{i}": float(x.size) for i, x in enumerate(matching.layers, start=1)}
         info |= {"objective": matching.objective[-1], "warm": float(start is not None)}
-        return Server(_named(fused, layers), latest, places), info
+        return MatchingServer(_named(fused, layers), latest, places), info
 
     def settled(self, run: Run) -> MatchingSettings:
         """The settings of the matching, those that are not set by the form and the network."""
@@ -242,7 +244,7 @@ class GpiFnm(MatchingSettings, Counted[Server]):
         return MatchingSettings(**chosen, **{n: filling[n] for n in unset if n in filling})
 
     def _start(
-        self, server: Server, clients: Sequence[int], hidden: int, passes: int
+        self, server: MatchingServer, clients: Sequence[int], hidden: int, passes: int
     ) -> list[list[Indices]] | None:
         """Where the neurons of every client were; None if passes do not begin there."""
         if not (self.warm and passes):
@@ -254,12 +256,12 @@ class GpiFnm(MatchingSettings, Counted[Server]):
             for client in clients
         ]
 
-    def model(self, server: Server, run: Run) -> Tensors:
+    def model(self, server: MatchingServer, run: Run) -> Tensors:
         """The fused network, whose widths may change from round to round."""
         return server.weights
 
     def personal_model(
-        self, message: Message, report: Report | None, client: Nothing, run: Run
+        self, message: Message, report: Report | None, client: Stateless, run: Run
     ) -> Tensors | None:
         """The network as the client reported it."""
         return None if report is None else _named(dense(report.tensors), _layers(run))

@@ -11,18 +11,18 @@ from fedbayes.contracts import (
     UNIFORM,
     At,
     Averaged,
-    Gathered,
     Info,
     Loss,
     Method,
-    Nothing,
     Prior,
     Problem,
     Report,
+    ReportList,
     Reports,
     Run,
     Sampler,
     Solved,
+    Stateless,
     Tree,
     nll,
     single_draw,
@@ -37,7 +37,7 @@ from fedbayes.likelihoods import evaluate
 
 
 @dataclass(frozen=True)
-class Server:
+class MixtureServer:
     """The centres w_k of the mixture."""
 
     components: Tensors
@@ -48,7 +48,7 @@ class Server:
     """Sum of the responsibilities that each had in all rounds, float64 [K]; empty before any."""
 
 
-class Mixture(Averaged, ServerOptimizer, Method[Server, Nothing, Gathered]):
+class Mixture(Averaged, ServerOptimizer, Method[MixtureServer, Stateless, ReportList]):
     """Hard EM on p(φ_s | w_1..K) = (1/K) Σ_k N(w_k, 1/λ) (EM paper, appendix J.2).
 
     A client starts from one of the centres and minimizes
@@ -65,7 +65,7 @@ class Mixture(Averaged, ServerOptimizer, Method[Server, Nothing, Gathered]):
     name = "mixture"
     summary = "an ensemble at the server: the mixture-of-Gaussians prior"
     paper = "Louizos et al. 2021, appendix J.2"
-    server_state = Server
+    server_state = MixtureServer
     reports = Reports(reduce="middle")
 
     components: int = Field(2, ge=1, description="number K of components")
@@ -92,7 +92,7 @@ class Mixture(Averaged, ServerOptimizer, Method[Server, Nothing, Gathered]):
         """A Gaussian of precision λ around each component, whatever the number of samples."""
         return Prior("precision", self.precision) if self.precision else None
 
-    def init(self, run: Run) -> Server:
+    def init(self, run: Run) -> MixtureServer:
         """Centres that differ, so that the components can part.
 
         The first is the network's initialization. An independent one has the entries of every
@@ -105,7 +105,7 @@ class Mixture(Averaged, ServerOptimizer, Method[Server, Nothing, Gathered]):
                 if k and name not in run.network.buffers:
                     w = self._other(w, rng)
                 components[f"{k}/{name}"] = w
-        return Server(components)
+        return MixtureServer(components)
 
     def _other(self, w: Tensor, rng: torch.Generator) -> Tensor:
         if self.spread == "independent":
@@ -113,7 +113,7 @@ class Mixture(Averaged, ServerOptimizer, Method[Server, Nothing, Gathered]):
         std = w.std() if w.numel() > 1 else w.abs().mean()
         return w + self.noise * std * torch.randn(w.shape, generator=rng)
 
-    def message(self, server: Server, at: At) -> Message:
+    def message(self, server: MixtureServer, at: At) -> Message:
         """All centres, the same to all."""
         return dict(server.components)
 
@@ -133,7 +133,7 @@ class Mixture(Averaged, ServerOptimizer, Method[Server, Nothing, Gathered]):
 
         return loss
 
-    def problem(self, message: Message, client: Nothing, samples: Samples, at: At) -> Problem:
+    def problem(self, message: Message, client: Stateless, samples: Samples, at: At) -> Problem:
         """Train from one of the centres."""
         run, sent = at.run, dense(message)
         centres = [run.network.prepare(part(sent, str(k))) for k in range(self.components)]
@@ -157,23 +157,25 @@ class Mixture(Averaged, ServerOptimizer, Method[Server, Nothing, Gathered]):
         return (at.client + offset) % self.components
 
     def report(
-        self, solved: Solved, problem: Problem, client: Nothing, at: At
-    ) -> tuple[Report, Nothing, Info]:
+        self, solved: Solved, problem: Problem, client: Stateless, at: At
+    ) -> tuple[Report, Stateless, Info]:
         """Report the weights where training ended."""
         return Report(dict(solved.parameters), self.weight(solved)), client, solved.info
 
-    def ordinary(self, server: Server, run: Run) -> dict[str, float]:
+    def ordinary(self, server: MixtureServer, run: Run) -> dict[str, float]:
         """The norm of a centre."""
         trained = run.network.split()[0]
         return {"weights": norm(server.components[f"0/{name}"].double() for name in trained)}
 
-    def centre(self, report: Report, server: Server, run: Run) -> Tensors:
+    def centre(self, report: Report, server: MixtureServer, run: Run) -> Tensors:
         """The nearest centre."""
         phi, trained = dense(report.tensors), list(run.network.split()[0])
         centres = [part(server.components, str(k)) for k in range(self.components)]
         return min(centres, key=lambda centre: float(_distance(phi, centre, trained)))
 
-    def update(self, server: Server, reports: Gathered, at: At) -> tuple[Server, Info]:
+    def update(
+        self, server: MixtureServer, reports: ReportList, at: At
+    ) -> tuple[MixtureServer, Info]:
         """Responsibilities, and a step to the clients' weighted means; a centre of nobody stays."""
         found = [dense(report.tensors) for report in reports.reports.values()]
         sizes = torch.tensor([report.weight for report in reports.reports.values()]).double()
@@ -200,7 +202,7 @@ class Mixture(Averaged, ServerOptimizer, Method[Server, Nothing, Gathered]):
         updates = shares.sum(dim=0) + (server.updates if len(server.updates) else 0.0)
         info = {f"responsibility_{k}": float(shares[:, k].mean()) for k in range(self.components)}
         info |= {f"updates_{k}": float(updates[k]) for k in range(self.components)}
-        return Server(components, optimizer, updates), info
+        return MixtureServer(components, optimizer, updates), info
 
     def _step(
         self, centre: Tensors, mean: Tensors, trained: list[str], state: Tensors, factor: float
@@ -221,14 +223,14 @@ class Mixture(Averaged, ServerOptimizer, Method[Server, Nothing, Gathered]):
         )
         return torch.softmax(-0.5 * self.precision * squares, dim=1)
 
-    def model(self, server: Server, run: Run) -> Tensors:
+    def model(self, server: MixtureServer, run: Run) -> Tensors:
         """All centres, as `k/name`; the network itself where there is but one."""
         if self.components == 1:
             return part(server.components, "0")
         return server.components
 
     def personal_model(
-        self, message: Message, report: Report | None, client: Nothing, run: Run
+        self, message: Message, report: Report | None, client: Stateless, run: Run
     ) -> Tensors | None:
         """The network as the client reported it."""
         return dense(report.tensors) if report is not None else None

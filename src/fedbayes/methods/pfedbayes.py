@@ -37,12 +37,12 @@ from fedbayes.contracts.run import nll
 from fedbayes.core.messages import Message, dense
 from fedbayes.core.tensors import Samples, Tensors, named, part
 from fedbayes.errors import MessageError
-from fedbayes.inference.gaussian import Gaussian, kl
+from fedbayes.inference.gaussian import NaturalGaussian, kl
 from fedbayes.inference.problem import Tree
 
 
 @dataclass(frozen=True)
-class Server:
+class PFedBayesServer:
     """The global Gaussian w."""
 
     mean: Tensors
@@ -50,14 +50,14 @@ class Server:
 
 
 @dataclass(frozen=True)
-class Client:
+class PFedBayesClient:
     """A client's own Gaussian q_i, which never leaves it; empty before its first round."""
 
     mean: Tensors
     log_std: Tensors
 
 
-class PFedBayes(Averaged, Method[Server, Client, Sum]):
+class PFedBayes(Averaged, Method[PFedBayesServer, PFedBayesClient, Sum]):
     """Personal posteriors whose common prior is learnt (Zhang et al. 2022, Eqs. 4 and 5),
 
         min_w Σ_i F_i(w),   F_i(w) = min_{q_i} −E_{θ ~ q_i}[log p(D_i | θ)] + ζ KL(q_i ‖ w),
@@ -77,8 +77,8 @@ class PFedBayes(Averaged, Method[Server, Client, Sum]):
     name = "pfedbayes"
     summary = "a posterior for each client, drawn to a global Gaussian"
     paper = "Zhang et al. 2022"
-    server_state = Server
-    client_state = Client
+    server_state = PFedBayesServer
+    client_state = PFedBayesClient
     reports = Reports({"mean": Part(), "std": Part(exact=True)})
     models = Models.BOTH
 
@@ -117,26 +117,30 @@ class PFedBayes(Averaged, Method[Server, Client, Sum]):
         require_weights_alone(self.name, run)
         refuse_weight_decay(self.name, run)
 
-    def init(self, run: Run) -> Server:
+    def init(self, run: Run) -> PFedBayesServer:
         """Narrow Gaussians around the network's initialization."""
         initial = run.network.initial
-        return Server(initial, {n: torch.full_like(t, self.start_std) for n, t in initial.items()})
+        return PFedBayesServer(
+            initial, {n: torch.full_like(t, self.start_std) for n, t in initial.items()}
+        )
 
-    def join(self, at: At) -> Client:
+    def join(self, at: At) -> PFedBayesClient:
         """Nothing of its own, until its first round."""
-        return Client({}, {})
+        return PFedBayesClient({}, {})
 
-    def message(self, server: Server, at: At) -> Message:
+    def message(self, server: PFedBayesServer, at: At) -> Message:
         """Means and standard deviations, the same to all."""
         return {**named("mean", server.mean), **named("std", server.std)}
 
-    def problem(self, message: Message, client: Client, samples: Samples, at: At) -> Problem:
+    def problem(
+        self, message: Message, client: PFedBayesClient, samples: Samples, at: At
+    ) -> Problem:
         """Go on with the client's Gaussian (a newcomer: the global one) beside a copy of w."""
         network, sent = at.run.network, dense(message)
         mean, std = network.prepare(part(sent, "mean")), network.prepare(part(sent, "std"))
         spread = {name: s.log() for name, s in std.items()}
         goes_on = client.mean and self.start == "own"
-        own = client if goes_on else Client(mean, spread)
+        own = client if goes_on else PFedBayesClient(mean, spread)
         start = named("mean", own.mean) | named("log_std", own.log_std)
         start |= named("global_mean", mean) | named("global_std", std)
         return Problem(
@@ -163,7 +167,7 @@ class PFedBayes(Averaged, Method[Server, Client, Sum]):
             mean, spread = part(parameters, "mean"), part(parameters, "log_std")
             std = {name: s.exp() for name, s in spread.items()}
             fit = expected_loss(run.likelihood.nll, run, mean, std, batch, noise, training=True)
-            prior = Gaussian.of(
+            prior = NaturalGaussian.of(
                 {n: t.detach() for n, t in part(parameters, "global_mean").items()},
                 {n: t.detach().square() for n, t in part(parameters, "global_std").items()},
             )
@@ -183,22 +187,22 @@ class PFedBayes(Averaged, Method[Server, Client, Sum]):
         return loss
 
     def report(
-        self, solved: Solved, problem: Problem, client: Client, at: At
-    ) -> tuple[Report, Client, Info]:
+        self, solved: Solved, problem: Problem, client: PFedBayesClient, at: At
+    ) -> tuple[Report, PFedBayesClient, Info]:
         """Report the copy, keep the client's own Gaussian."""
         ended = solved.parameters
         copy = named("mean", part(ended, "global_mean"))
         tensors: Message = {**copy, **named("std", part(ended, "global_std"))}
-        after = Client(part(ended, "mean"), part(ended, "log_std"))
+        after = PFedBayesClient(part(ended, "mean"), part(ended, "log_std"))
         return Report(tensors, self.weight(solved)), after, solved.info
 
-    def accept(self, server: Server, report: Report, run: Run) -> None:
+    def accept(self, server: PFedBayesServer, report: Report, run: Run) -> None:
         """Standard deviations are positive."""
         for name, std in part(dense(report.tensors), "std").items():
             if bool((std <= 0).any()):
                 raise MessageError(f"a standard deviation of {name!r} is not positive")
 
-    def update(self, server: Server, reports: Sum, at: At) -> tuple[Server, Info]:
+    def update(self, server: PFedBayesServer, reports: Sum, at: At) -> tuple[PFedBayesServer, Info]:
         """Go to the mean of the copies; deviations that noise made negative are floored."""
         found, least = reports.mean(), _NARROWEST * self.start_std
         mean = {n: m.lerp(found[f"mean/{n}"], self.beta) for n, m in server.mean.items()}
@@ -206,14 +210,16 @@ class PFedBayes(Averaged, Method[Server, Client, Sum]):
             n: s.lerp(found[f"std/{n}"], self.beta).clamp_min(least) for n, s in server.std.items()
         }
         entries = sum(s.numel() for s in std.values())
-        return Server(mean, std), {"mean_std": sum(float(s.sum()) for s in std.values()) / entries}
+        return PFedBayesServer(mean, std), {
+            "mean_std": sum(float(s.sum()) for s in std.values()) / entries
+        }
 
-    def model(self, server: Server, run: Run) -> Tensors:
+    def model(self, server: PFedBayesServer, run: Run) -> Tensors:
         """Means and standard deviations of the global Gaussian."""
         return named("mean", server.mean) | named("std", server.std)
 
     def personal_model(
-        self, message: Message, report: Report | None, client: Client, run: Run
+        self, message: Message, report: Report | None, client: PFedBayesClient, run: Run
     ) -> Tensors | None:
         """Means and standard deviations of the client's Gaussian; of the global one before any."""
         if not client.mean:

@@ -20,7 +20,7 @@ from fedbayes.contracts import (
     Tree,
     nll,
 )
-from fedbayes.contracts.variates import Control, Variates, nobody
+from fedbayes.contracts.variates import Control, ControlVariateMethod, nobody
 from fedbayes.core.messages import Message, dense
 from fedbayes.core.tensors import Samples, Tensors, named, part
 from fedbayes.inference.controls import (
@@ -37,7 +37,7 @@ from fedbayes.inference.optimizers import ServerOptimizer
 
 
 @dataclass(frozen=True)
-class Server:
+class ScaffoldServer:
     """The weights, the federation's control variate, and the optimizer state."""
 
     weights: Tensors
@@ -52,7 +52,7 @@ class Server:
     """Of all reports so far, the sum of their weights and their number, float64 [2]."""
 
 
-class Scaffold(ServerOptimizer, Variates[Server]):
+class Scaffold(ServerOptimizer, ControlVariateMethod[ScaffoldServer]):
     """Stochastic controlled averaging.
 
     A client adds c − c_s to every gradient, a linear term ⟨c − c_s, φ⟩ of its loss, and then
@@ -71,7 +71,7 @@ class Scaffold(ServerOptimizer, Variates[Server]):
     name = "scaffold"
     summary = "gradients corrected by control variates"
     paper = "Karimireddy et al. 2020; Louizos et al. 2021, appendix E"
-    server_state = Server
+    server_state = ScaffoldServer
 
     control: Literal["path", "gradient"] = Field(
         "path", description="how c_s is renewed: path (option II, plain SGD) or gradient (I)"
@@ -82,12 +82,12 @@ class Scaffold(ServerOptimizer, Variates[Server]):
         if self.control == "path":
             require_plain_sgd(run.training)
 
-    def init(self, run: Run) -> Server:
+    def init(self, run: Run) -> ScaffoldServer:
         """The network's initialization, with a control variate of zero."""
         weights, buffers = run.network.split()
-        return Server(weights, buffers, zeros(weights), {})
+        return ScaffoldServer(weights, buffers, zeros(weights), {})
 
-    def message(self, server: Server, at: At) -> Message:
+    def message(self, server: ScaffoldServer, at: At) -> Message:
         """Weights, buffers and the control variate, the same to all."""
         norms = {} if self.variate_bound is None else {NORMS: server.norms}
         return {**server.weights, **server.buffers, **named("control", server.control), **norms}
@@ -132,7 +132,7 @@ class Scaffold(ServerOptimizer, Variates[Server]):
             info,
         )
 
-    def update(self, server: Server, reports: Sum, at: At) -> tuple[Server, Info]:
+    def update(self, server: ScaffoldServer, reports: Sum, at: At) -> tuple[ScaffoldServer, Info]:
         """A step of the server's optimizer on w; c moves by the clients' changes of c_s."""
         mean = reports.mean()
         drift = {name: w - mean[name] for name, w in server.weights.items()}
@@ -142,10 +142,10 @@ class Scaffold(ServerOptimizer, Variates[Server]):
         buffers = {name: mean[name] for name in server.buffers}
         length = torch.stack([c.norm() for c in control.values()]).norm()
         norms = mean.get(NORMS, server.norms)
-        after = Server(weights, buffers, control, optimizer, norms, heard)
+        after = ScaffoldServer(weights, buffers, control, optimizer, norms, heard)
         return after, {"control_norm": float(length)}
 
-    def model(self, server: Server, run: Run) -> Tensors:
+    def model(self, server: ScaffoldServer, run: Run) -> Tensors:
         """Weights and buffers."""
         return {**server.weights, **server.buffers}
 

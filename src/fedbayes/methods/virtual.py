@@ -26,38 +26,38 @@ from fedbayes.contracts import (
     Tree,
 )
 from fedbayes.contracts.drawn import refuse_weight_decay
-from fedbayes.contracts.factors import Factors, precisions
+from fedbayes.contracts.factors import VariationalFactor, precisions
 from fedbayes.contracts.natural import is_unlearnt, means_and_stds
 from fedbayes.core.fields import Chosen
 from fedbayes.core.messages import Message
 from fedbayes.core.tensors import Samples, Tensors, named, part, to
 from fedbayes.errors import ConfigError, ModelError
-from fedbayes.inference.gaussian import Gaussian, kl, standard
+from fedbayes.inference.gaussian import NaturalGaussian, kl, standard
 from fedbayes.likelihoods.categorical import Categorical
 from fedbayes.models import Network, variational
 from fedbayes.models.layout import PORTION, channels_last
 from fedbayes.models.variational import (
-    Drawn,
     Estimator,
     GaussianWeights,
-    Given,
+    GivenDraws,
     Perturbation,
     Repeated,
     Requests,
     Source,
     Stack,
     Stage,
+    WeightDraws,
 )
 
 
 @dataclass(frozen=True)
-class Client:
+class VirtualClient:
     """What never leaves a client: its factor s_i(θ), its posterior c_i(φ) and its gates.
 
     Empty before the client's first refinement.
     """
 
-    factor: Gaussian
+    factor: NaturalGaussian
     """s_i, float64."""
     mean: Tensors
     """Of c_i, by name."""
@@ -67,7 +67,7 @@ class Client:
     """g_l by layer, [units]."""
 
 
-class Virtual(Factors[Client]):
+class Virtual(VariationalFactor[VirtualClient]):
     """Server and clients as a star-shaped Bayesian network (paper, section 2).
 
     The server's weights θ are shared, a client's φ_i are its own. The posterior is approximated
@@ -90,7 +90,7 @@ class Virtual(Factors[Client]):
     name = "virtual"
     summary = "a posterior at the server, a private one at every client"
     paper = "Corinzia and Buhmann 2019"
-    client_state = Client
+    client_state = VirtualClient
 
     samples: Annotated[int, Chosen()] = Field(
         20, ge=1, description="Monte-Carlo samples of a training step"
@@ -176,11 +176,11 @@ class Virtual(Factors[Client]):
             )
         return notes
 
-    def join(self, at: At) -> Client:
+    def join(self, at: At) -> VirtualClient:
         """An empty state, which the first refinement fills."""
-        return Client(Gaussian({}, {}), {}, {}, {})
+        return VirtualClient(NaturalGaussian({}, {}), {}, {}, {})
 
-    def problem(self, message: Message, client: Client, samples: Samples, at: At) -> Problem:
+    def problem(self, message: Message, client: VirtualClient, samples: Samples, at: At) -> Problem:
         """Minimize the free energy from the posterior that came."""
         shared, given = self.taken_out(message, client, samples, at)
         start = shared | self._own_start(client, at)
@@ -255,7 +255,7 @@ class Virtual(Factors[Client]):
         def loss(parameters: Tensors, batch: Samples, given: Tree, noise: Tree) -> Tensor:
             precision = precisions(parameters, given["rest"])
             shared, own = _shared_weights(parameters, precision), self._own(parameters)
-            source = Given(noise["draws"])
+            source = GivenDraws(noise["draws"])
             outputs, common = self._outputs(
                 run, shared, own, parameters, batch.x, source, training=training
             )
@@ -265,7 +265,7 @@ class Virtual(Factors[Client]):
                 nll = nll + self.server_likelihood * run.likelihood.nll(common, y)
             if not training:
                 return nll
-            cost = kl(shared.mean, precision, Gaussian(**given["prior"]))
+            cost = kl(shared.mean, precision, NaturalGaussian(**given["prior"]))
             if own is not None:
                 first = next(iter(own.mean.values()))
                 private = standard(own.mean, self.prior_std).to(first.device, first.dtype)
@@ -277,17 +277,17 @@ class Virtual(Factors[Client]):
         return loss
 
     def report(
-        self, solved: Solved, problem: Problem, client: Client, at: At
-    ) -> tuple[Report, Client, Info]:
+        self, solved: Solved, problem: Problem, client: VirtualClient, at: At
+    ) -> tuple[Report, VirtualClient, Info]:
         """Report the change of the factor; keep what never leaves the client."""
         report, factor = self.refined(solved, problem.given, at)
         ended = solved.parameters
-        after = Client(
+        after = VirtualClient(
             factor, part(ended, "own_mean"), part(ended, "own_log_std"), part(ended, "gate")
         )
         return report, after, solved.info
 
-    def _own_start(self, client: Client, at: At) -> Tensors:
+    def _own_start(self, client: VirtualClient, at: At) -> Tensors:
         """Where the training of the client's own network starts."""
         if not self.lateral:
             return {}
@@ -301,7 +301,7 @@ class Virtual(Factors[Client]):
         return start | named("gate", gates)
 
     def personal_model(
-        self, message: Message, report: Report | None, client: Client, run: Run
+        self, message: Message, report: Report | None, client: VirtualClient, run: Run
     ) -> Tensors | None:
         """The client's posteriors: of the shared weights (refined, right after its E-step), of its
         own weights, and its gates.
@@ -359,7 +359,7 @@ def sampled(
     if network.convolutional:
         x = channels_last(x)
     pieces = torch.split(x, PORTION if network.convolutional else max(1, len(x)))
-    source = Drawn(torch.Generator().manual_seed(0))
+    source = WeightDraws(torch.Generator().manual_seed(0))
     found = []
     for _ in range(samples):
         draw = Repeated(source)

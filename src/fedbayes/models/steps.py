@@ -20,7 +20,7 @@ _PASSING = ("alias", "clone", "contiguous", "detach", "dropout", "feature_dropou
 
 
 @dataclass(frozen=True)
-class Step:
+class GraphStep:
     """An operation that was just carried out."""
 
     node: Node
@@ -98,7 +98,7 @@ class Steps:
         """The network's groups of units."""
         return program_units(self._program)
 
-    def run(self, tensors: Tensors, x: Tensor) -> Iterator[Step]:
+    def run(self, tensors: Tensors, x: Tensor) -> Iterator[GraphStep]:
         """One forward pass; whoever has seen enough stops asking.
 
         Args:
@@ -125,7 +125,7 @@ class Steps:
             x = x.contiguous(memory_format=torch.channels_last)
         return {self.input: x}
 
-    def carried_out(self, node: Node, tensors: Tensors, values: dict[Node, Any]) -> Step:
+    def carried_out(self, node: Node, tensors: Tensors, values: dict[Node, Any]) -> GraphStep:
         """One operation, whose result is put beside the values that it has to do with."""
 
         def value(of: Node) -> Any:
@@ -136,7 +136,7 @@ class Steps:
 
         args, kwargs = map_arg(node.args, value), map_arg(node.kwargs, value)
         values[node] = node.target(*args, **kwargs)  # type: ignore[operator]
-        return Step(node, _by_name(node, args, kwargs), values[node])
+        return GraphStep(node, _by_name(node, args, kwargs), values[node])
 
     def _forget(self, node: Node, values: dict[Node, Any]) -> None:
         """Leave out what no operation after this one asks for."""
@@ -228,7 +228,7 @@ class Pass:
         self._steps, self._next = steps, 0
         self._values = steps.begun(x)
 
-    def at(self, node: Node, tensors: Tensors) -> Step:
+    def at(self, node: Node, tensors: Tensors) -> GraphStep:
         """An operation as it is with these weights; the next call may carry it out again.
 
         Args:

@@ -114,7 +114,7 @@ class Source(Protocol):
         """Draws of -1 and 1."""
 
 
-class Drawn(NamedTuple):
+class WeightDraws(NamedTuple):
     """Random numbers from a generator on the CPU."""
 
     rng: torch.Generator
@@ -146,11 +146,11 @@ class Requests:
 
     def draw(self, rng: torch.Generator) -> list[Tensor]:
         """The numbers that were asked for, in that order."""
-        source = Drawn(rng)
+        source = WeightDraws(rng)
         return [getattr(source, kind)(shape) for kind, shape in self._asked]
 
 
-class Given:
+class GivenDraws:
     """Random numbers that were drawn before, in the order in which they are asked for."""
 
     def __init__(self, draws: Sequence[Tensor]) -> None:

@@ -13,7 +13,7 @@ WIDE = 100.0
 
 
 @dataclass(frozen=True)
-class Curve:
+class ChartCurve:
     """One line of a chart."""
 
     run: int
@@ -35,7 +35,7 @@ class Lines:
     title: str
     x_label: str
     y_label: str
-    curves: list[Curve]
+    curves: list[ChartCurve]
     note: str = ""
     log: bool = False
     """Whether the values are of such different sizes that their axis is logarithmic."""
@@ -50,7 +50,7 @@ class Lines:
 
 
 @dataclass(frozen=True)
-class Group:
+class ChartGroup:
     """The clients of one run."""
 
     run: int
@@ -65,7 +65,7 @@ class Spread:
     key: str
     title: str
     x_label: str
-    groups: list[Group]
+    groups: list[ChartGroup]
     note: str = ""
 
 
@@ -143,7 +143,7 @@ def coverage_curve(found: Coverage, run: int = 0) -> Lines:
         "Coverage of intervals",
         "probability of a central interval",
         "share of targets inside",
-        [Curve(run, list(found.levels), list(found.inside))],
+        [ChartCurve(run, list(found.levels), list(found.inside))],
         "Below the dashed line intervals are too narrow: the model is overconfident. Intervals of "
         "counts hold somewhat more than their probability.",
         styles=f"mean distance from the dashed line {found.error:.4f}",

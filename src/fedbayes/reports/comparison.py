@@ -6,7 +6,7 @@ from math import isfinite
 from statistics import fmean, stdev
 from typing import Any
 
-from fedbayes.reports.charts import Curve, Lines, filled, widely_spread
+from fedbayes.reports.charts import ChartCurve, Lines, filled, widely_spread
 from fedbayes.reports.palette import looks
 from fedbayes.reports.template import filled as filled_page
 from fedbayes.storage.formatting import words
@@ -34,7 +34,7 @@ class Series:
 
 
 @dataclass(frozen=True)
-class Part:
+class ComparisonPart:
     """What the page has of one config."""
 
     task: str
@@ -47,7 +47,9 @@ class Part:
     series: Sequence[Series]
 
 
-def render(parts: Sequence[Part], notes: Sequence[str], content: Mapping[str, Any]) -> str:
+def render(
+    parts: Sequence[ComparisonPart], notes: Sequence[str], content: Mapping[str, Any]
+) -> str:
     """The page of a comparison.
 
     Args:
@@ -74,7 +76,7 @@ def render(parts: Sequence[Part], notes: Sequence[str], content: Mapping[str, An
     )
 
 
-def _winner(part: Part) -> tuple[str, str, str] | None:
+def _winner(part: ComparisonPart) -> tuple[str, str, str] | None:
     """The best value of the first column, its head and its method; None of a tie."""
     best = [(label, cells[0][0]) for label, cells in part.rows if cells and cells[0][2] == "best"]
     if len(best) != 1:
@@ -83,7 +85,7 @@ def _winner(part: Part) -> tuple[str, str, str] | None:
     return text, part.heads[0], label
 
 
-def _charts(part: Part, names: Sequence[str]) -> Iterator[Lines]:
+def _charts(part: ComparisonPart, names: Sequence[str]) -> Iterator[Lines]:
     """Curves of all methods: over rounds, over bytes, and of what their uncertainty is worth."""
     several = any(len(lines) > 1 for one in part.series for lines in one.rounds.values())
     bands = "Mean over seeds, with a band of one standard deviation." if several else ""
@@ -100,7 +102,7 @@ def _charts(part: Part, names: Sequence[str]) -> Iterator[Lines]:
         "confidence",
         "accuracy",
         [
-            Curve(runs[one.label], [c for c, _, _ in bins], [a for _, a, _ in bins])
+            ChartCurve(runs[one.label], [c for c, _, _ in bins], [a for _, a, _ in bins])
             for one in part.series
             for bins in one.reliability
         ],
@@ -114,7 +116,7 @@ def _charts(part: Part, names: Sequence[str]) -> Iterator[Lines]:
         "coverage: share that is predicted",
         "accuracy of these",
         [
-            Curve(runs[one.label], [(i + 1) / len(curve) for i in range(len(curve))], curve)
+            ChartCurve(runs[one.label], [(i + 1) / len(curve) for i in range(len(curve))], curve)
             for one in part.series
             if one.selective
             for curve in [[fmean(values) for values in zip(*one.selective, strict=True)]]
@@ -145,7 +147,7 @@ def means(
         gaps = [stdev(each) for each in ys] if len(own) > 1 else []
         values += [value for each in ys for value in each]
         curves.append(
-            Curve(
+            ChartCurve(
                 run,
                 [fmean(line[0][at] for line in own) for at in rounds],
                 middle,

@@ -16,8 +16,8 @@ from fedbayes.errors import RunError
 from fedbayes.federation.privacy.accounting import ADD_REMOVE, REPLACE
 from fedbayes.reports.charts import (
     Chart,
-    Curve,
-    Group,
+    ChartCurve,
+    ChartGroup,
     Heat,
     Lines,
     Points,
@@ -131,7 +131,7 @@ def tried(records: Sequence[Record], *, all_of_them: bool = False) -> str:
     return "test samples, which are of a server's reference table where clients have their own"
 
 
-def _of(group: _Group, curves: Sequence[Curve]) -> list[Curve]:
+def _of(group: _Group, curves: Sequence[ChartCurve]) -> list[ChartCurve]:
     """The curves of the runs of a group."""
     return [curve for curve in curves if curve.run in group.runs]
 
@@ -198,7 +198,7 @@ def _over(
                 for number, y in zip(curve.x, curve.y, strict=True)
                 if int(number) in known
             ]
-            curves.append(Curve(curve.run, [x for x, _ in points], [y for _, y in points]))
+            curves.append(ChartCurve(curve.run, [x for x, _ in points], [y for _, y in points]))
         title = f"Global {words(group.metric)} over {what}{group.of}"
         charts.append(replace(chart, title=title, x_label=label, curves=curves))
     return charts
@@ -279,7 +279,7 @@ def size(records: Sequence[Record]) -> list[Chart]:
     for run, record in enumerate(records):
         lines = [line for line in record.metrics if {"sparsity", "model_parameters"} <= line.keys()]
         alive = [line["model_parameters"] * (1 - line["sparsity"]) for line in lines]
-        curves.append(Curve(run, [float(line["round"]) for line in lines], alive))
+        curves.append(ChartCurve(run, [float(line["round"]) for line in lines], alive))
     return [
         Lines("size", "Size of the global model", "round", "parameters that are not zero", curves)
     ]
@@ -303,7 +303,9 @@ def privacy(records: Sequence[Record]) -> list[Chart]:
                 for number, table in record.spent
                 if math.isfinite(table[kind])
             ]
-            curves.append(Curve(run, [float(n) for n, _ in known], [e for _, e in known], dashed))
+            curves.append(
+                ChartCurve(run, [float(n) for n, _ in known], [e for _, e in known], dashed)
+            )
     return [
         Lines(
             "privacy",
@@ -327,7 +329,7 @@ def clients(records: Sequence[Record]) -> list[Chart]:
             f"Clients one by one{group.of}",
             words(group.metric),
             [
-                Group(run, list(records[run].values), list(records[run].values.values()))
+                ChartGroup(run, list(records[run].values), list(records[run].values.values()))
                 for run in group.runs
                 if records[run].values
             ],
@@ -451,7 +453,7 @@ def selective(records: Sequence[Record]) -> list[Chart]:
             coverage, accuracy = record.confidences.curve
             shown = _evenly_spaced(len(coverage), MOST_COLUMNS)
             x, y = (values.numpy()[shown].tolist() for values in (coverage, accuracy))
-            curves.append(Curve(run, x, y))
+            curves.append(ChartCurve(run, x, y))
     return [
         Lines(
             "selective",
@@ -522,7 +524,7 @@ def round_metrics(records: Sequence[Record]) -> list[str]:
     return list(names)
 
 
-def _curves(records: Sequence[Record], metric: str) -> list[Curve]:
+def _curves(records: Sequence[Record], metric: str) -> list[ChartCurve]:
     """A metric of the rounds; rounds without it, or where it is not finite, are left out."""
     curves = []
     for run, record in enumerate(records):
@@ -531,7 +533,7 @@ def _curves(records: Sequence[Record], metric: str) -> list[Curve]:
             for line in record.metrics
             if line.get(metric) is not None and math.isfinite(line[metric])
         ]
-        curves.append(Curve(run, [x for x, _ in points], [y for _, y in points]))
+        curves.append(ChartCurve(run, [x for x, _ in points], [y for _, y in points]))
     return curves
 
 
@@ -540,7 +542,7 @@ def _evenly_spaced(total: int, most: int) -> Rows:
     return np.unique(np.linspace(0, total - 1, min(total, most)).round().astype(int))
 
 
-def _log(curves: Sequence[Curve]) -> bool:
+def _log(curves: Sequence[ChartCurve]) -> bool:
     """Whether the axis of values is logarithmic."""
     return widely_spread([value for curve in curves for value in curve.y])
 

@@ -39,7 +39,7 @@ class Follower:
 
     def __init__(self, folders: Sequence[Path]) -> None:
         self._folders, self._trouble = list(folders), ""
-        self._runs: dict[Path, _Run] = {}
+        self._runs: dict[Path, _FollowedRun] = {}
         self._deep = ThreadPoolExecutor(1, thread_name_prefix="fedbayes-report")
         # Of this follower alone: a page that another served is not taken for its own.
         self._begun = time.time_ns()
@@ -97,7 +97,7 @@ class Follower:
         for path, label in zip(found, labels, strict=True):
             run = self._runs.get(path)
             if run is None or run.label != label:
-                run = _Run(path, label)
+                run = _FollowedRun(path, label)
             runs[path] = run
         self._runs = runs
         for run in runs.values():
@@ -124,7 +124,7 @@ def runs_in(folder: Path) -> list[Path]:
     return [folder]
 
 
-class _Run:
+class _FollowedRun:
     """One run that is followed."""
 
     def __init__(self, path: Path, label: str) -> None:

@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from fedbayes.data.plot import drawn
-from fedbayes.reports.charts import Curve, Lines, filled, widely_spread
+from fedbayes.reports.charts import ChartCurve, Lines, filled, widely_spread
 from fedbayes.reports.marks import heat_key
 from fedbayes.reports.palette import heat_css, looks
 from fedbayes.reports.template import brief
@@ -89,7 +89,7 @@ def _charts(
         ]
         by_size = sorted(points)
         curves = [
-            Curve(
+            ChartCurve(
                 run, [x for r, x, _ in by_size if r == run], [y for r, _, y in by_size if r == run]
             )
             for run in range(1 + len(others))

@@ -99,7 +99,7 @@ def short(value: float) -> str:
     return f"{value / 1e3:.4g} k" if size >= 1e4 else f"{value:.4g}"
 
 
-class Axis:
+class ChartAxis:
     """From values to places: 0 to 1 along an axis.
 
     Args:

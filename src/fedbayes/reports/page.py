@@ -76,7 +76,7 @@ WIDE_COLUMNS = 40
 
 
 @dataclass(frozen=True)
-class Cell:
+class PageCell:
     """A cell of the list of clients."""
 
     text: str
@@ -86,7 +86,7 @@ class Cell:
 
 
 @dataclass(frozen=True)
-class Between:
+class SpreadTable:
     """How the metrics of a model differ between clients."""
 
     run: int
@@ -98,7 +98,7 @@ class Between:
 
 
 @dataclass(frozen=True)
-class Clients:
+class ClientTable:
     """Clients of a run by name, those that do worst first."""
 
     run: int
@@ -106,7 +106,7 @@ class Clients:
     """The headline metric, in words."""
     more: list[str]
     """Other metrics, in words."""
-    rows: list[list[Cell]]
+    rows: list[list[PageCell]]
     """Name, headline metric, training samples, test samples, others."""
     note: str
 
@@ -273,7 +273,7 @@ def _sections(
     ]
 
 
-def _clients(run: int, record: Record, most: int) -> Clients:
+def _clients(run: int, record: Record, most: int) -> ClientTable:
     """The clients of a run that do worst; those without a metric come last."""
     known, worse = record.values, 1 if record.higher_is_better else -1
     order = sorted(
@@ -293,13 +293,13 @@ def _clients(run: int, record: Record, most: int) -> Clients:
             for counts in (record.train_sizes, record.test_sizes)
         ]
         value = known.get(name)
-        headline = Cell(
+        headline = PageCell(
             brief(value),
             value == worst and len(known) > 1,
             None if value is None or top <= 0 else min(1.0, max(0.0, value / max(1.0, top))),
         )
-        others = (Cell(brief(each.get(name, {}).get(metric))) for metric in more)
-        rows.append([Cell(name), headline, *map(Cell, sizes), *others])
+        others = (PageCell(brief(each.get(name, {}).get(metric))) for metric in more)
+        rows.append([PageCell(name), headline, *map(PageCell, sizes), *others])
     notes = []
     if len(order) > most:
         notes.append(f"{len(order) - most:,} of {len(order):,} clients are not listed.")
@@ -311,10 +311,10 @@ def _clients(run: int, record: Record, most: int) -> Clients:
     named = [words(metric) for metric in more]
     if more and record.whose == "global":
         named = [f"{name}, global model" for name in named]
-    return Clients(run, words(record.metric), named, rows, " ".join(notes))
+    return ClientTable(run, words(record.metric), named, rows, " ".join(notes))
 
 
-def _between(run: int, record: Record) -> Iterator[Between]:
+def _between(run: int, record: Record) -> Iterator[SpreadTable]:
     """How metrics differ between clients: of the model that the run is judged by, and of clients'
     own ones where others were asked for.
     """
@@ -334,7 +334,7 @@ def _between(run: int, record: Record) -> Iterator[Between]:
         ]
         heads = ["metric", *(["all rows"] if whose == "global" else [])]
         heads += ["mean of clients", "SD", "worst client"]
-        yield Between(run, title, heads, table, " ".join(notes_of(record.between, found)))
+        yield SpreadTable(run, title, heads, table, " ".join(notes_of(record.between, found)))
 
 
 def differences(records: Sequence[Record]) -> list[tuple[str, list[str]]]:

@@ -37,7 +37,7 @@ _HEADERS = {
 }
 
 
-class Server(ThreadingHTTPServer):
+class PageServer(ThreadingHTTPServer):
     """Serves the page of a follower, from threads of its own, once `start` is called.
 
     Args:
@@ -115,7 +115,7 @@ class Server(ThreadingHTTPServer):
 class _Handler(BaseHTTPRequestHandler):
     """Answers one request."""
 
-    server: Server
+    server: PageServer
     server_version, sys_version = "fedbayes", ""
     timeout = 30  # seconds that a request may take to be sent
 
@@ -157,7 +157,7 @@ class _Handler(BaseHTTPRequestHandler):
 
 def watch(
     folders: Sequence[Path],
-    told: Callable[[Server], None],
+    told: Callable[[PageServer], None],
     *,
     host: str = LOOPBACK,
     port: int = 0,
@@ -185,7 +185,7 @@ def watch(
     try:
         follower = Follower(folders)
         try:
-            server = Server(follower, host, port)
+            server = PageServer(follower, host, port)
             server.start()
             try:
                 told(server)

@@ -13,7 +13,7 @@ from markupsafe import Markup
 from fedbayes.reports.charts import Bin, Chart, Heat, Lines, Points, Reliability, Spread
 from fedbayes.reports.marks import (
     LETTER,
-    Axis,
+    ChartAxis,
     Stop,
     clipped,
     framed,
@@ -69,10 +69,10 @@ def _lines(chart: Lines, names: Sequence[str], looks: Sequence[Look]) -> str:
     if chart.diagonal:
         xs, ys = [0.0, 1.0], [0.0, 1.0]
     rounds = chart.x_label == "round"
-    across = Axis(xs, chart.log_x, 6, chart.diagonal)
+    across = ChartAxis(xs, chart.log_x, 6, chart.diagonal)
     if rounds:
         across.ticks = [at for at in across.ticks if at == int(at)]
-    up = Axis(ys, chart.log and min(ys) > 0, 5, True)
+    up = ChartAxis(ys, chart.log and min(ys) > 0, 5, True)
 
     def x(value: float) -> float:
         return 0.015 + 0.97 * across(value)
@@ -125,7 +125,7 @@ def _lines(chart: Lines, names: Sequence[str], looks: Sequence[Look]) -> str:
 
 
 def _spread(chart: Spread, names: Sequence[str], looks: Sequence[Look]) -> str:
-    across = Axis([v for group in chart.groups for v in group.values], False, 6, True)
+    across = ChartAxis([v for group in chart.groups for v in group.values], False, 6, True)
     rows, tall = [], max(44, min(150, 170 // len(chart.groups)))
     for group in chart.groups:
         look, order = (
@@ -270,7 +270,7 @@ def _room(pixels: float) -> str:
 
 def _points(chart: Points, looks: Sequence[Look]) -> str:
     (run,) = chart.runs
-    axis = Axis([*chart.x, *chart.y], False, 5, True)
+    axis = ChartAxis([*chart.x, *chart.y], False, 5, True)
     places = [(axis(a), HEIGHT * (1 - axis(b))) for a, b in zip(chart.x, chart.y, strict=True)]
     dots = "".join(f"M{1000 * a:.1f} {b:.1f}h0" for a, b in places)
     labels = [(axis(at), short(at)) for at in axis.ticks]

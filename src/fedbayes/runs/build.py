@@ -25,7 +25,7 @@ from fedbayes.data import (
     partition,
 )
 from fedbayes.data.generated import GeneratedData
-from fedbayes.data.sources.generators import Generator, Pool
+from fedbayes.data.sources.generators import Generator, GeneratorPool
 from fedbayes.data.tables.summaries import (
     add_summaries,
     check_summaries,
@@ -168,7 +168,7 @@ def _as_before(data: FederatedData, before: Preprocessing | None) -> FederatedDa
     return data
 
 
-def _looked_at(config: Config, *, quiet: bool = False) -> tuple[Generator, Pool]:
+def _looked_at(config: Config, *, quiet: bool = False) -> tuple[Generator, GeneratorPool]:
     """A user's own function, and the clients of it that are looked at before the first round."""
     generator = Generator(config.data, config.seed)
     pool, notes = generator.pool(config.target_kinds)
@@ -441,7 +441,7 @@ def runtime(folder: str, device: str) -> ClientRuntime:
 
 
 @dataclass(frozen=True)
-class Elsewhere:
+class RemoteClients:
     """Clients on a machine that need not see the run folder."""
 
     runtime: ClientRuntime
@@ -449,7 +449,7 @@ class Elsewhere:
     """Holds the weights to start from, if any, as long as there are clients."""
 
 
-def elsewhere(files: Mapping[str, bytes], device: str | None) -> Elsewhere:
+def elsewhere(files: Mapping[str, bytes], device: str | None) -> RemoteClients:
     """What an actor of Ray runs: the clients of a run folder that is on another machine.
 
     Args:
@@ -472,4 +472,4 @@ def elsewhere(files: Mapping[str, bytes], device: str | None) -> Elsewhere:
     runtime = build_runtime(config, data, quiet=True)
     if config.model.weights is None:
         folder.cleanup()
-    return Elsewhere(runtime, folder)
+    return RemoteClients(runtime, folder)

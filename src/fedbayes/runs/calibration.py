@@ -13,13 +13,13 @@ from fedbayes.core.messages import SHORT_HEADER, decode, encode
 from fedbayes.core.tensors import Tensors
 from fedbayes.errors import DataError, EngineError, MessageError
 from fedbayes.federation.client_runtime import (
+    ClientFailure,
+    ClientResult,
     ClientRuntime,
-    NoReport,
-    Outcome,
     Task,
     calibrating,
 )
-from fedbayes.federation.engines import Engine, TriesAtClients, at_work
+from fedbayes.federation.engines import Engine, SupportsClientEvaluation, at_work
 from fedbayes.likelihoods import Likelihood
 from fedbayes.likelihoods.temperature import POINTS, TemperatureSums, has_temperature
 from fedbayes.runs.evaluator import Evaluator
@@ -34,7 +34,7 @@ _LONGEST = SHORT_HEADER + 8 * 4 * POINTS
 
 
 @dataclass(frozen=True)
-class Calibrated:
+class CalibratedRun:
     """What the calibration of a global model came to."""
 
     temperature: float | None = None
@@ -90,14 +90,14 @@ class Calibrator:
     def __init__(self, config: Config, runtime: ClientRuntime, evaluator: Evaluator) -> None:
         self._config, self._runtime, self._evaluator = config, runtime, evaluator
         self._reason = no_temperature(config, runtime.method, runtime.run.likelihood)
-        self._found: dict[int, Calibrated] = {}
+        self._found: dict[int, CalibratedRun] = {}
 
     @property
     def fits(self) -> bool:
         """Whether the run fits temperatures at all."""
         return not self._reason
 
-    def of(self, number: int) -> Calibrated | None:
+    def of(self, number: int) -> CalibratedRun | None:
         """What was found of the model after a round; None if nobody asked."""
         return self._found.get(number)
 
@@ -110,14 +110,14 @@ class Calibrator:
             number: the round.
         """
         if self._reason:
-            self._found[number] = Calibrated(reason=self._reason)
+            self._found[number] = CalibratedRun(reason=self._reason)
             return
         try:
             self._found[number] = self._fitted(engine(), model, number)
         except EngineError as error:  # the run has its model all the same
-            self._found[number] = Calibrated(reason=str(error))
+            self._found[number] = CalibratedRun(reason=str(error))
 
-    def _fitted(self, engine: Engine, model: Tensors, number: int) -> Calibrated:
+    def _fitted(self, engine: Engine, model: Tensors, number: int) -> CalibratedRun:
         found = fitted(self._runtime, model, number, engine, self._config.aggregation.max_weight)
         if found.temperature is None or not self._evaluator.possible(engine):
             return found
@@ -128,7 +128,7 @@ class Calibrator:
 
 def fitted(
     runtime: ClientRuntime, model: Tensors, number: int, engine: Engine, most: float
-) -> Calibrated:
+) -> CalibratedRun:
     """The temperature of a global model by sums over its clients' held-out samples.
 
     Args:
@@ -149,7 +149,7 @@ def fitted(
     told: list[TemperatureSums] = []
     missed, up = dict(away), 0
     for client, outcome in zip(asked, outcomes, strict=True):
-        if isinstance(outcome, NoReport):
+        if isinstance(outcome, ClientFailure):
             missed[client] = outcome.reason
             continue
         up += len(outcome.report)
@@ -158,7 +158,7 @@ def fitted(
         except MessageError as error:
             missed[client] = str(error)
     sums = reduce(add, told, TemperatureSums.nothing())
-    found = Calibrated(
+    found = CalibratedRun(
         rows=sums.rows,
         left_out=sums.left_out,
         clients=len(told),
@@ -179,9 +179,9 @@ def fitted(
 
 def _asked(
     runtime: ClientRuntime, engine: Engine, tasks: Iterable[Task]
-) -> Iterator[Outcome | NoReport]:
+) -> Iterator[ClientResult | ClientFailure]:
     """What clients answer, in the order of the tasks."""
-    if isinstance(engine, TriesAtClients):
+    if isinstance(engine, SupportsClientEvaluation):
         return engine.tried(tasks)
     return map(runtime.tried, tasks)
 

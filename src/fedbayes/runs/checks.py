@@ -23,7 +23,7 @@ from fedbayes.federation.attacks.adversary import Adversary
 from fedbayes.federation.engine_table import ENGINES, require_package, takers
 from fedbayes.federation.privacy import accounting, mechanism
 from fedbayes.federation.stages import aggregation, compression, secure, stage, stale
-from fedbayes.federation.stages.report_codec import Link
+from fedbayes.federation.stages.report_codec import Compressor
 from fedbayes.federation.stages.stage import find_stages
 from fedbayes.inference.schedules import ServerSchedule
 from fedbayes.inference.settings import LocalTraining
@@ -404,7 +404,7 @@ def remarks(
         private = bool(config.privacy.noise)
         plan = secure.plan(config.secure, method, config.aggregation, run.cohort, private=private)
         notes += secure.remarks(plan, data.train_sizes())
-    link = Link(config.compression, method, run)
+    link = Compressor(config.compression, method, run)
     notes += compression.remarks(config.compression, link)
     if config.privacy.noise and (config.stop_after or config.keep_checkpoints == "best"):
         notes.append(

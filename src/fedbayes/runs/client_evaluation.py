@@ -10,8 +10,8 @@ from fedbayes.core.messages import encode
 from fedbayes.core.plausible import MOST_TIMES_ROWS
 from fedbayes.core.tensors import Tensors
 from fedbayes.errors import MessageError
-from fedbayes.federation.client_runtime import NoReport, Task
-from fedbayes.federation.engines import TriesAtClients
+from fedbayes.federation.client_runtime import ClientFailure, Task
+from fedbayes.federation.engines import SupportsClientEvaluation
 from fedbayes.federation.stages.checks import check_scores
 from fedbayes.likelihoods import Classes, Likelihood, Scores
 from fedbayes.likelihoods.measures import SCORE
@@ -19,7 +19,7 @@ from fedbayes.storage.scores import CLIENT_ROWS, Asked, ClientScores, GlobalEval
 
 
 def try_at_clients(
-    engine: TriesAtClients,
+    engine: SupportsClientEvaluation,
     run: Run,
     model: Tensors,
     number: int,
@@ -50,7 +50,7 @@ def try_at_clients(
     for client, outcome in enumerate(outcomes):
         down, up = down + outcome.link_down, up + outcome.link_up
         got += bool(outcome.link_down)
-        if isinstance(outcome, NoReport):
+        if isinstance(outcome, ClientFailure):
             missed[client] = outcome.reason
             continue
         try:

@@ -11,7 +11,7 @@ from fedbayes.core.messages import encode
 from fedbayes.core.tensors import Tensors
 from fedbayes.data import FederatedData
 from fedbayes.federation.client_runtime import Evaluation, due
-from fedbayes.federation.engines import Engine, TriesAtClients
+from fedbayes.federation.engines import Engine, SupportsClientEvaluation
 from fedbayes.federation.round import Round
 from fedbayes.likelihoods.measures import AUTO, default_measures
 from fedbayes.runs.client_evaluation import try_at_clients
@@ -82,8 +82,8 @@ class Evaluator:
             return try_at_clients(engine, self._run, model, number, measures, most, temperature)
         return self.evaluate(engine, model, measures, temperature)
 
-    def _at_clients(self, engine: Engine) -> TypeGuard[TriesAtClients]:
-        return self._config.at_clients and isinstance(engine, TriesAtClients)
+    def _at_clients(self, engine: Engine) -> TypeGuard[SupportsClientEvaluation]:
+        return self._config.at_clients and isinstance(engine, SupportsClientEvaluation)
 
     def evaluate(
         self,

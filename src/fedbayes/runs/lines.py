@@ -7,7 +7,7 @@ from fedbayes.core.tensors import Tensors, parameter_count, sparsity
 from fedbayes.federation.round import Round
 from fedbayes.likelihoods import Likelihood
 from fedbayes.models import Network
-from fedbayes.storage.client_spread import BETWEEN, MOST_LISTED, Between
+from fedbayes.storage.client_spread import BETWEEN, MOST_LISTED, ClientSpread
 from fedbayes.storage.folder import Metrics
 from fedbayes.storage.scores import ClientScores, GlobalEvaluation
 
@@ -57,7 +57,7 @@ def _add_between(
     clients: int,
     recent: Collection[int],
 ) -> None:
-    """Put into a line what metrics of each client come to (`Between`).
+    """Put into a line what metrics of each client come to (`ClientSpread`).
 
     Beside tables of metrics such as `global_worst` these are `by_client`, the metrics of each
     client by the name of the model and the metric, None where there is none (of more than
@@ -65,14 +65,14 @@ def _add_between(
     clients' test rows a metric that was asked for has no value.
     """
     for whose, own in scores.items():
-        told = Between(own.each(likelihood), likelihood)
+        told = ClientSpread(own.each(likelihood), likelihood)
         if not told.each:  # nobody was tried yet
             continue
         for kind in BETWEEN:
             if (whose, kind) != ("local", "mean"):  # which is the table `local`
                 line["metrics"][f"{whose}_{kind}"] = getattr(told, kind)()
         if whose == "local" and clients > MOST_LISTED:
-            told = Between(own.each(likelihood, recent), likelihood)
+            told = ClientSpread(own.each(likelihood, recent), likelihood)
         if told.each:
             line.setdefault("by_client", {})[whose] = told.told(clients)
         if undefined := told.undefined():

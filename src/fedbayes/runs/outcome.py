@@ -15,7 +15,7 @@ from fedbayes.storage.client_spread import BALANCED, balanced_leads, one_class, 
 from fedbayes.storage.formatting import clock, number, words
 
 if TYPE_CHECKING:
-    from fedbayes.storage.client_spread import Row
+    from fedbayes.storage.client_spread import SpreadRow
     from fedbayes.storage.folder import Metrics
 
 
@@ -54,7 +54,7 @@ def between_clients(summary: "Metrics", whose: str = "global") -> Table | None:
     return table
 
 
-def notes_of(summary: "Metrics", found: Sequence["Row"]) -> list[str]:
+def notes_of(summary: "Metrics", found: Sequence["SpreadRow"]) -> list[str]:
     """Which class is the positive one, and at which clients metrics are undefined."""
     names = {_base(row.metric) for row in found}
     ranked = any(name in MEASURES and MEASURES[name].two_classes for name in names) or (

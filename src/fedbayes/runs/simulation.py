@@ -26,20 +26,20 @@ from fedbayes.core.tensors import Tensors, pack, unpack
 from fedbayes.data import choose_scheme
 from fedbayes.errors import FedbayesWarning, RunError
 from fedbayes.federation.attacks.adversary import Adversary
-from fedbayes.federation.attacks.engine import Lying
+from fedbayes.federation.attacks.engine import AdversarialEngine
 from fedbayes.federation.client_runtime import ClientRuntime, Task
 from fedbayes.federation.engine_table import start
 from fedbayes.federation.engines import (
     NOT_CONNECTED,
     AtWork,
-    Delivers,
     Engine,
     Recognizes,
+    SupportsFinalBroadcast,
     at_work,
 )
 from fedbayes.federation.privacy import keys
 from fedbayes.federation.round import Round, Rules, run_round
-from fedbayes.federation.stages.weights import Weights
+from fedbayes.federation.stages.weights import ReportWeights
 from fedbayes.runs.build import (
     build_data,
     build_federation,
@@ -61,9 +61,9 @@ from fedbayes.runs.lines import (
 from fedbayes.runs.precision import choose
 from fedbayes.runs.privacy import identified, mechanism, round_summary, secret_of
 from fedbayes.runs.summary import summarize
-from fedbayes.runs.turns import Planned, Turns, states_needed
+from fedbayes.runs.turns import RoundPlan, Scheduler, states_needed
 from fedbayes.storage.activity import EVALUATING, TRAINING, Activity, Notify, unnoticed
-from fedbayes.storage.best_tracker import Standing, divergence
+from fedbayes.storage.best_tracker import BestTracker, divergence
 from fedbayes.storage.card import Card
 from fedbayes.storage.flusher import Flusher
 from fedbayes.storage.folder import Metrics, RunFolder
@@ -71,7 +71,7 @@ from fedbayes.storage.heartbeat import MOST_NAMES, Heartbeat, Work
 from fedbayes.storage.private_states import ClientStates
 from fedbayes.storage.progress import Progress, first_progress, with_keys
 from fedbayes.storage.scores import ClientScores, GlobalEvaluation
-from fedbayes.storage.server_history import Versions
+from fedbayes.storage.server_history import ServerHistory
 
 
 @dataclass(frozen=True, repr=False)
@@ -205,8 +205,8 @@ class Simulation(Brief):
         check(self.config, self.method, self.run, self.data, self.adversary)
         self._evaluator = Evaluator(self.config, self.method, self.run, self.data)
         self.calibrator = Calibrator(self.config, self.runtime, self._evaluator)
-        self._versions = Versions(self.folder.versions)
-        self._turns = Turns(self.config, self.run, self.method, self.data, self._versions)
+        self._versions = ServerHistory(self.folder.versions)
+        self._turns = Scheduler(self.config, self.run, self.method, self.data, self._versions)
         self._untrained = None if config is None else self._first()
         if config is not None:
             note_start(config, self.data.preprocessing)
@@ -314,7 +314,7 @@ class Simulation(Brief):
         self._weights = self._weights_after(checkpoint)
         self.folder.drop_metrics_after(checkpoint.round)
         lines = self.folder.metrics()
-        self._standing = Standing(
+        self._standing = BestTracker(
             self.method.models.headline,
             self.likelihood.metric,
             self.likelihood.higher_is_better,
@@ -356,12 +356,12 @@ class Simulation(Brief):
         if self._standing.best_round:
             self.best = self.folder.progress(self._standing.best_round)
 
-    def _weights_after(self, checkpoint: Progress) -> Weights:
+    def _weights_after(self, checkpoint: Progress) -> ReportWeights:
         """What reports weigh, by what clients have said so far."""
         most = self.config.aggregation.max_weight
         if self.config.secure.enabled:  # all that is seen is the mean of the cohort's weights
-            return Weights.of(self.method, most)
-        return Weights.of(self.method, most, checkpoint.weights)
+            return ReportWeights.of(self.method, most)
+        return ReportWeights.of(self.method, most, checkpoint.weights)
 
     @property
     def _keeps_all(self) -> bool:
@@ -392,7 +392,7 @@ class Simulation(Brief):
                 engine.recognize(self.progress.client_keys)
                 self._client_keys = lambda: engine.keys
             if self.adversary is not None and self.adversary.attack.on_reports:
-                self._engine = Lying(
+                self._engine = AdversarialEngine(
                     self._engine,
                     self.adversary,
                     self.method,
@@ -643,7 +643,7 @@ class Simulation(Brief):
 
         Clients in this process have it as they have everything.
         """
-        if not isinstance(self.engine, Delivers):
+        if not isinstance(self.engine, SupportsFinalBroadcast):
             return {}
         card = self._card(number).dump()
         missed = self.engine.deliver(
@@ -669,7 +669,7 @@ class Simulation(Brief):
         """The server's state before a round, from which clients are at work."""
         return self.server if number > self.progress.round else self._turns.state(number)
 
-    def _run_round(self, number: int, planned: Planned) -> Round:
+    def _run_round(self, number: int, planned: RoundPlan) -> Round:
         """Broadcast, E-steps, reports, M-step."""
         self.states.round = number
         engine, cohort = self.engine, planned.cohort

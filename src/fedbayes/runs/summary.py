@@ -9,7 +9,7 @@ from fedbayes.config.config import Config
 from fedbayes.core.lazy import shown
 from fedbayes.core.tensors import parameter_count, sparsity
 from fedbayes.federation.attacks.adversary import SUCCESS
-from fedbayes.runs.calibration import Calibrated
+from fedbayes.runs.calibration import CalibratedRun
 from fedbayes.runs.chance import warning
 from fedbayes.runs.lines import GLOBAL, evaluation_line, of_noise_alone, troubles_of
 from fedbayes.runs.privacy import run_summary
@@ -107,9 +107,9 @@ def _line(simulation: "Simulation", evaluated: GlobalEvaluation) -> Metrics:
     return evaluation_line(simulation.likelihood, evaluated, ClientScores(), between=clients)
 
 
-def _calibration(found: Calibrated | None) -> Metrics:
+def _calibration(found: CalibratedRun | None) -> Metrics:
     """What the temperature is of, or why there is none."""
-    found = found or Calibrated(reason="the run was interrupted")
+    found = found or CalibratedRun(reason="the run was interrupted")
     of = ("reason", "rows", "left_out", "clients", "bytes_down", "bytes_up")
     table = {name: value for name in of if (value := getattr(found, name))}
     if found.missed:

@@ -10,31 +10,31 @@ from fedbayes.contracts import AnyMethod, Run
 from fedbayes.core.tensors import pack, unpack
 from fedbayes.data import FederatedData
 from fedbayes.errors import RunError
-from fedbayes.federation.broadcast import Broadcast
+from fedbayes.federation.broadcast import ServerMessages
 from fedbayes.federation.client_runtime import set_aside
 from fedbayes.federation.clock.clock import Clock, Lengths
 from fedbayes.federation.clock.live import Live
-from fedbayes.federation.clock.queue import Queue, Turn
+from fedbayes.federation.clock.queue import Queue, Slot
 from fedbayes.federation.engine_table import ENGINES
-from fedbayes.federation.engines import Arriving, Engine
+from fedbayes.federation.engines import Engine, SupportsAsync
 from fedbayes.federation.round import Round
-from fedbayes.federation.stages.stale import Past
+from fedbayes.federation.stages.stale import AsyncRound
 from fedbayes.storage.folder import Metrics
 from fedbayes.storage.progress import Progress, Timing
-from fedbayes.storage.server_history import Versions
+from fedbayes.storage.server_history import ServerHistory
 
 
 @dataclass(frozen=True)
-class Planned:
+class RoundPlan:
     """A round as it will go."""
 
     cohort: list[int]
     """The clients whose reports the round takes."""
     timing: Timing
     """Simulated time after it; of a synchronous round before it went, when it begins."""
-    turn: Turn | None = None
+    turn: Slot | None = None
     """What happens in it by the clock, where it is asynchronous."""
-    past: Past | None = None
+    past: AsyncRound | None = None
     """Where the clients started, where it is asynchronous."""
 
     def line(self) -> Metrics:
@@ -53,7 +53,7 @@ class Planned:
 
 
 @dataclass
-class Turns:
+class Scheduler:
     """Plans the rounds of a run.
 
     Args:
@@ -71,7 +71,7 @@ class Turns:
     run: Run
     method: AnyMethod
     data: FederatedData
-    versions: Versions
+    versions: ServerHistory
     _queue: Queue | None = field(default=None, init=False)
     _digest: str = field(default="", init=False)
 
@@ -112,7 +112,7 @@ class Turns:
         server: Any,
         cohort_of: Callable[[int], list[int]],
         engine: Callable[[], Engine],
-    ) -> Planned:
+    ) -> RoundPlan:
         """A round.
 
         Args:
@@ -126,7 +126,7 @@ class Turns:
         config, queue = self.config, self._queue
         if config.asynchronous.active and queue is None:
             arriving = engine()
-            assert isinstance(arriving, Arriving)
+            assert isinstance(arriving, SupportsAsync)
             live = Live(
                 arriving,
                 config.asynchronous,
@@ -135,15 +135,15 @@ class Turns:
                 self.run.cohort,
                 timing.under_way,
             )
-            past = Past(config.asynchronous, live.since, self.state, live.starts, live=live)
-            return Planned([], timing, None, past)
+            past = AsyncRound(config.asynchronous, live.since, self.state, live.starts, live=live)
+            return RoundPlan([], timing, None, past)
         if queue is None:
-            return Planned(cohort_of(number), timing)
+            return RoundPlan(cohort_of(number), timing)
         if config.asynchronous.buffer is None:
             if config.clock.availability == "always":
-                return Planned(cohort_of(number), timing)
+                return RoundPlan(cohort_of(number), timing)
             cohort, begins = queue.synchronous(number, timing.now)
-            return Planned(cohort, Timing.of(begins, (), self._digest))
+            return RoundPlan(cohort, Timing.of(begins, (), self._digest))
         turn = queue.buffer(
             number,
             timing.now,
@@ -157,9 +157,9 @@ class Turns:
             self.versions.save(number, pack(server))
         since = {each.client: each.since for each in turn.reports if each.since != number}
         timed = config.clock.upload is not None
-        past = Past(config.asynchronous, since, self.state, turn.starts, timed)
+        past = AsyncRound(config.asynchronous, since, self.state, turn.starts, timed)
         after = Timing.of(turn.now, turn.under_way, self._digest, turn.first)
-        return Planned(turn.cohort, after, turn, past)
+        return RoundPlan(turn.cohort, after, turn, past)
 
     def _foreseen(self, number: int, server: Any) -> Callable[[int], Lengths]:
         """Of the messages of a client that starts in an asynchronous round, before it has trained.
@@ -169,7 +169,7 @@ class Turns:
         if not self.config.clock.carries:
             return lambda client: Lengths()
         config, weighted = self.config, self.method.weighted
-        sent = Broadcast(self.run, self.method, server, number, config.compression)
+        sent = ServerMessages(self.run, self.method, server, number, config.compression)
         # How many samples clients of a generator have is not known before they are asked.
         sizes = None if config.data.generator else self.data.train_sizes()
 
@@ -180,7 +180,7 @@ class Turns:
 
         return lengths
 
-    def ended(self, planned: Planned, server: Any, result: Round) -> Planned:
+    def ended(self, planned: RoundPlan, server: Any, result: Round) -> RoundPlan:
         """A round as it went, where that was not known before; as planned, where it was.
 
         Args:

@@ -48,7 +48,7 @@ def flat(line: Mapping[str, Any]) -> dict[str, Any]:
 
 
 @dataclass(frozen=True)
-class Standing:
+class BestTracker:
     """The headline metric over the rounds that tell it."""
 
     whose: str

@@ -26,7 +26,7 @@ CLIENT = "client"
 
 
 @dataclass(frozen=True)
-class Between:
+class ClientSpread:
     """Metrics of each client that was evaluated."""
 
     each: Mapping[int, Mapping[str, float]]
@@ -169,7 +169,7 @@ def as_summary(
         likelihood: of the targets.
     """
     names = list(each)
-    told = Between(dict(enumerate(each.values())), likelihood)
+    told = ClientSpread(dict(enumerate(each.values())), likelihood)
     line = {
         "metrics": {"global": whole}
         | {f"global_{kind}": getattr(told, kind)() for kind in BETWEEN},
@@ -196,7 +196,7 @@ def one_class(metrics: Mapping[str, Any]) -> bool:
 
 
 @dataclass(frozen=True)
-class Row:
+class SpreadRow:
     """A metric of a model, of all test rows and between clients; None where there is no value."""
 
     metric: str
@@ -211,7 +211,7 @@ class Row:
     """Clients on whose test rows it is undefined."""
 
 
-def rows(summary: Mapping[str, Any], whose: str) -> list[Row]:
+def rows(summary: Mapping[str, Any], whose: str) -> list[SpreadRow]:
     """What a summary tells of the metrics of each client, for tables.
 
     Args:
@@ -227,7 +227,7 @@ def rows(summary: Mapping[str, Any], whose: str) -> list[Row]:
     if balanced_leads(metrics.get("global", {}) if whose == "global" else mean):
         names.sort(key=lambda name: name != BALANCED)
     return [
-        Row(
+        SpreadRow(
             name,
             metrics.get("global", {}).get(name) if whose == "global" else None,
             mean.get(name),

@@ -16,7 +16,7 @@ _VERSION = re.compile(r"\.?before-([0-9]{7,})\.safetensors(\.[0-9]+)?")
 _ROUND = "fedbayes-before-round"
 
 
-class Versions:
+class ServerHistory:
     """The server's states before rounds, packed, one file each.
 
     A state is written in the round in which clients start from it that do not report in it, and

@@ -240,9 +240,9 @@ class Numbers:
             return _OTHER[decimal] + _OTHER_GROUPS
         return "" if self.thousands == decimal else self.thousands
 
-    def look(self, texts: Iterable[str]) -> "Evidence":
+    def look(self, texts: Iterable[str]) -> "ConventionEvidence":
         """What the different cells of a column say."""
-        found = Evidence(dict.fromkeys(WORDS, True))
+        found = ConventionEvidence(dict.fromkeys(WORDS, True))
         for text in map(str.strip, texts):
             for one, pattern in self.fits.items():
                 if found.fits[one] and not pattern.fullmatch(text):
@@ -278,7 +278,7 @@ class Numbers:
 
 
 @dataclass
-class Evidence:
+class ConventionEvidence:
     """What the cells of a column say of how its numbers are written."""
 
     fits: dict[str, bool]
@@ -290,9 +290,9 @@ class Evidence:
     points: bool = False
     """Whether a cell has a point."""
 
-    def join(self, later: "Evidence") -> "Evidence":
+    def join(self, later: "ConventionEvidence") -> "ConventionEvidence":
         """What this and later cells of the column say together."""
-        return Evidence(
+        return ConventionEvidence(
             {one: self.fits[one] and later.fits[one] for one in WORDS},
             self.example or later.example,
             self.whole or later.whole,
@@ -312,7 +312,7 @@ class Evidence:
 
 
 @dataclass(frozen=True)
-class Decision:
+class ConventionDecision:
     """How the numbers of a file are read."""
 
     file: str = ""
@@ -326,14 +326,14 @@ class Decision:
 
 
 def decide(
-    evidence: Mapping[str, Evidence],
+    evidence: Mapping[str, ConventionEvidence],
     numbers: Numbers,
     delimiter: str,
     where: str,
     *,
     hint: str = "",
     free: Iterable[str] = (),
-) -> Decision:
+) -> ConventionDecision:
     """How the numbers of a file are read, by what all its columns say.
 
     A column is read by what its own cells say. Where they say nothing, as in 1.581, those of the
@@ -361,7 +361,7 @@ def decide(
                     f"({evidence[name].example!r}), and data.decimal is {numbers.decimal!r}; set "
                     f"data.decimal to {own!r} or 'auto', or name the column in categorical"
                 )
-        return Decision(numbers.decimal, dict.fromkeys(evidence, numbers.decimal))
+        return ConventionDecision(numbers.decimal, dict.fromkeys(evidence, numbers.decimal))
     sure = set(filter(None, certain.values()))
     file = sure.pop() if len(sure) == 1 else ""
     mixed = len(sure) > 1
@@ -375,10 +375,10 @@ def decide(
             else:
                 raise _unclear(name, one, numbers, where)
         columns[name] = own or "."
-    return Decision(file, columns)
+    return ConventionDecision(file, columns)
 
 
-def _unclear(name: str, one: Evidence, numbers: Numbers, where: str) -> UnclearError:
+def _unclear(name: str, one: ConventionEvidence, numbers: Numbers, where: str) -> UnclearError:
     value, shown = one.example, {}
     for decimal in WORDS:
         drop = str.maketrans("", "", numbers.groups(decimal))

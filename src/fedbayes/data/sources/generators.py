@@ -24,7 +24,7 @@ _FORM = "a pair (x, y) of NumPy arrays or tensors: samples [n, ...] and their ta
 
 
 @dataclass(frozen=True)
-class Drawn:
+class GeneratedSamples:
     """Samples of a client as its function gave them, checked."""
 
     x: Array
@@ -34,7 +34,7 @@ class Drawn:
 
 
 @dataclass(frozen=True)
-class Pool:
+class GeneratorPool:
     """The clients of a generator that are looked at before the first round."""
 
     dataset: Dataset
@@ -67,8 +67,8 @@ class Generator:
     function: Any = field(init=False)
     calls: int = field(init=False, default=0)
     """How often the function was called."""
-    _first: tuple[int, Drawn] | None = field(init=False, default=None)
-    _kept: "OrderedDict[int, Drawn]" = field(init=False, default_factory=OrderedDict)
+    _first: tuple[int, GeneratedSamples] | None = field(init=False, default=None)
+    _kept: "OrderedDict[int, GeneratedSamples]" = field(init=False, default_factory=OrderedDict)
     _bytes: int = field(init=False, default=0)
     _arranged: str = field(init=False, default="")
     _narrowing: Narrowing = field(init=False, default_factory=Narrowing)
@@ -94,7 +94,7 @@ class Generator:
         """A client, for messages."""
         return f"{self.name}, client {client}"
 
-    def drawn(self, client: int) -> Drawn:
+    def drawn(self, client: int) -> GeneratedSamples:
         """All samples of a client.
 
         Raises:
@@ -112,7 +112,7 @@ class Generator:
             self._bytes -= oldest.x.nbytes + oldest.y.nbytes
         return found
 
-    def called(self, client: int) -> Drawn:
+    def called(self, client: int) -> GeneratedSamples:
         """As `drawn`, from the function itself."""
         who, arguments = self.who(client), self.settings.arguments
         self.calls += 1
@@ -126,11 +126,11 @@ class Generator:
             raise DataError(f"{who}: it gave a {type(given).__name__}; wanted is {_FORM}")
         x, note = arrange(numbers(given[0], who), self.settings.channels, who)
         self._arranged = self._arranged or note
-        found = Drawn(self._narrowing.add(x), _targets(_array(given[1], "y", who), who))
+        found = GeneratedSamples(self._narrowing.add(x), _targets(_array(given[1], "y", who), who))
         self._check(found, client)
         return found
 
-    def _check(self, found: Drawn, client: int) -> None:
+    def _check(self, found: GeneratedSamples, client: int) -> None:
         """See that samples are like those of the first client, which everything is inferred from.
 
         Raises:
@@ -195,7 +195,7 @@ class Generator:
         test = self.settings.test
         return test if isinstance(test, float) else DEFAULT_FRACTION
 
-    def pool(self, kinds: Sequence[str] = ()) -> tuple[Pool, tuple[str, ...]]:
+    def pool(self, kinds: Sequence[str] = ()) -> tuple[GeneratorPool, tuple[str, ...]]:
         """Look at some clients, drawn from the seed: what all of them are taken for.
 
         Args:
@@ -233,7 +233,7 @@ class Generator:
             notes=tuple(notes),
         )
         sizes = [np.array([len(part[side]) for part in parts]) for side in (0, 1)]
-        return Pool(dataset, clients, *sizes), tuple(notes)
+        return GeneratorPool(dataset, clients, *sizes), tuple(notes)
 
     def _chosen(self) -> Rows:
         """The clients that are looked at, rising; those that are never trained on come last."""
@@ -245,7 +245,7 @@ class Generator:
         others = self.clients + np.arange(self.settings.test_clients)
         return np.concatenate([clients, others])
 
-    def _require_same(self, client: int, before: Drawn) -> None:
+    def _require_same(self, client: int, before: GeneratedSamples) -> None:
         """See that the function gives a client the same samples whenever it is asked.
 
         Raises:

@@ -14,8 +14,8 @@ from fedbayes.data.intake import Narrowing
 from fedbayes.data.source_settings import TABLES, SourceSettings
 from fedbayes.data.sources.conventions import (
     WORDS,
-    Decision,
-    Evidence,
+    ConventionDecision,
+    ConventionEvidence,
     Layout,
     Numbers,
     decide,
@@ -200,7 +200,7 @@ def _pieces(
 
 def _decided(
     rows: Rows, found: Layout, numbers: Numbers, columns: list[str]
-) -> tuple[Decision, dict[str, Evidence]]:
+) -> tuple[ConventionDecision, dict[str, ConventionEvidence]]:
     """How the numbers of a CSV file are read: by its first rows if they say so, else by all.
 
     Raises:
@@ -209,7 +209,7 @@ def _decided(
     free = {name for name in columns if name not in {c.name for c in rows.table}}
     free |= {column.name for column in rows.table if column.kind not in ("number", "boolean")}
     empty = {*_MISSING, *rows.settings.na_values}
-    evidence: dict[str, Evidence] = {}
+    evidence: dict[str, ConventionEvidence] = {}
     with _opened(rows.path, found.encoding) as (_, text):
         pieces = _pieces(rows, found, text, dict.fromkeys(columns, str), [])
         while (frame := _next(pieces, rows.path)) is not None:

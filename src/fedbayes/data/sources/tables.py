@@ -13,7 +13,7 @@ from fedbayes.core.categories import as_if_read, codes, identifiers, name_of, no
 from fedbayes.core.wording import listed
 from fedbayes.data.source_settings import CLIENT, TABLES, TEXTS, SourceSettings
 from fedbayes.data.sources.conventions import (
-    Evidence,
+    ConventionEvidence,
     Numbers,
     called,
     decide,
@@ -396,7 +396,7 @@ def _settle(
         column = raw[name] if name in floats else frame[name]
         if column.dtype.kind == "f":
             example = str(column[column != np.rint(column)].iloc[0])
-            evidence[name] = Evidence({".": True, ",": False}, example, points=True)
+            evidence[name] = ConventionEvidence({".": True, ",": False}, example, points=True)
         elif pd.api.types.infer_dtype(column, skipna=True) == "string":
             evidence[name] = numbers.look(column.dropna().unique())
     left = {*settings.drop} | ({*columns} - {*settings.features, *settings.label}

@@ -24,7 +24,7 @@ SHOWN = 5
 
 
 @dataclass(frozen=True)
-class Look:
+class ColumnReport:
     """What a column of a table is, and what becomes of it."""
 
     name: str
@@ -51,7 +51,7 @@ class TableCheck:
 
     file: str
     rows: int
-    columns: tuple[Look, ...]
+    columns: tuple[ColumnReport, ...]
     notes: tuple[str, ...]
     """What a run would say."""
     frame: Any
@@ -124,9 +124,11 @@ def check_table(settings: SourceSettings, kinds: Sequence[str] = ()) -> TableChe
     return TableCheck(where, len(frame), tuple(looks), tuple(notes), frame)
 
 
-def _feature(column: Any, name: str, settings: SourceSettings, where: str) -> Look:
+def _feature(column: Any, name: str, settings: SourceSettings, where: str) -> ColumnReport:
     if holds_pictures(column):
-        return Look(name, "feature", "pictures", int(column.isna().sum()), len(column), (), 0)
+        return ColumnReport(
+            name, "feature", "pictures", int(column.isna().sum()), len(column), (), 0
+        )
     verdict = judge(column, name, settings, where)
     if verdict.column is None:
         look = _plain(column, name, where)
@@ -160,20 +162,20 @@ def _whole(column: Any) -> bool:
     return bool((there == np.rint(there)).all())
 
 
-def _plain(column: Any, name: str, where: str) -> Look:
+def _plain(column: Any, name: str, where: str) -> ColumnReport:
     """A column as it is, before anything becomes of it."""
     try:
         index, names = values(column, name, where)
     except DataError:
-        return Look(name, "feature", "", int(column.isna().sum()), 0, (), 0)
+        return ColumnReport(name, "feature", "", int(column.isna().sum()), 0, (), 0)
     counts = np.bincount(index[index >= 0], minlength=len(names))
     often = tuple(names[k][:40] for k in np.argsort(-counts, kind="stable")[:SHOWN])
-    return Look(name, "feature", "", int((index < 0).sum()), len(names), often, 0)
+    return ColumnReport(name, "feature", "", int((index < 0).sum()), len(names), often, 0)
 
 
 def _label(
     frame: Any, name: str, settings: SourceSettings, kinds: Sequence[str], where: str
-) -> Look:
+) -> ColumnReport:
     look = replace(_plain(frame[name], name, where), role="label")
     labels = [label for label in settings.label if label in frame.columns]
     try:
@@ -187,15 +189,15 @@ def _label(
     return replace(look, kind=describe(target))
 
 
-def _absent(name: str, frame: Any, settings: SourceSettings, where: str) -> Look:
+def _absent(name: str, frame: Any, settings: SourceSettings, where: str) -> ColumnReport:
     text = (
         f"{where} has no column '{name}'; say which is to be predicted with --set data.label=NAME, "
         f"of {listed(frame.columns, 100)}"
     )
-    return Look(name, "label", "", 0, 0, (), 0, text)
+    return ColumnReport(name, "label", "", 0, 0, (), 0, text)
 
 
-def _other(column: Any, name: str, settings: SourceSettings, where: str) -> Look:
+def _other(column: Any, name: str, settings: SourceSettings, where: str) -> ColumnReport:
     look = _plain(column, name, where)
     if name == settings.group:
         try:
@@ -208,7 +210,7 @@ def _other(column: Any, name: str, settings: SourceSettings, where: str) -> Look
 
 def _split(
     frame: Any, trained: int | None, settings: SourceSettings, where: str, notes: list[str]
-) -> Look:
+) -> ColumnReport:
     name = str(settings.split)
     look = replace(_plain(frame[name], name, where), role="split")
     try:

@@ -7,7 +7,7 @@ import numpy as np
 
 from fedbayes.data.plot import save_figure
 from fedbayes.data.tables.cells import as_numbers, dates, values
-from fedbayes.data.tables.check import Look, TableCheck
+from fedbayes.data.tables.check import ColumnReport, TableCheck
 from fedbayes.errors import DataError
 
 if TYPE_CHECKING:
@@ -55,7 +55,7 @@ def plot_check(check: TableCheck, path: Path, date_format: str = "") -> None:
     save_figure(figure, path)
 
 
-def _draw(axes: "Axes", look: Look, check: TableCheck, date_format: str) -> None:
+def _draw(axes: "Axes", look: ColumnReport, check: TableCheck, date_format: str) -> None:
     column = check.frame[look.name]
     color = {"feature": "C0", "label": "C1", "group": "C2"}.get(look.role, "0.6")
     if look.refused:

@@ -30,7 +30,7 @@ FEW = 5
 
 
 @dataclass(frozen=True)
-class Verdict:
+class KindGuess:
     """What becomes of a column: how it is encoded, or why it is not."""
 
     column: Column | None
@@ -42,7 +42,7 @@ class Verdict:
     """The first row because of which it is refused."""
 
 
-def judge(column: Any, name: str, settings: SourceSettings, where: str) -> Verdict:
+def judge(column: Any, name: str, settings: SourceSettings, where: str) -> KindGuess:
     """Say what a column of a table is, by the settings or else by its cells.
 
     Numbers, booleans and dates are what they are. Text is of dates if all of it is written as in
@@ -70,11 +70,11 @@ def judge(column: Any, name: str, settings: SourceSettings, where: str) -> Verdi
             code(column.to_frame(name), [found], where)  # an infinite one has no code
     except DataError as error:
         row = error.row if isinstance(error, CellError) else None
-        return Verdict(None, int(column.isna().sum()), str(error), row)
+        return KindGuess(None, int(column.isna().sum()), str(error), row)
     missing = _missing(column, name, where)
     indicated = settings.tells_missing and missing > 0
     gaps = indicated or (found.kind == "category" and missing > 0)
-    return Verdict(
+    return KindGuess(
         Column(found.name, found.kind, found.categories, gaps, found.width, found.date_format),
         missing,
     )
@@ -258,7 +258,7 @@ def choose_columns(
     return columns
 
 
-def _whose(verdict: Verdict, clients: Any) -> str:
+def _whose(verdict: KindGuess, clients: Any) -> str:
     """Why a column is refused, and whose row is the first because of which it is."""
     if verdict.row is None or clients is None:
         return verdict.refused

@@ -21,7 +21,7 @@ from fedbayes.core.files import read_text, write_beside
 from fedbayes.core.plausible import (
     LARGEST,
     MOST_ROWS,
-    Moments,
+    PlausibleMoments,
     check_categories,
     check_moments,
     check_rows,
@@ -182,7 +182,7 @@ def check_summaries(
         for name, one in zip(names, several, strict=True):
             place = {column.name: column for column in getattr(one, part)}
             rows = [(one.rows - (c := place[n]).missing, c.mean, c.squares) for n in measured]
-            found[name] = Moments(*np.array(rows, np.float64).reshape(-1, 3).T)
+            found[name] = PlausibleMoments(*np.array(rows, np.float64).reshape(-1, 3).T)
         check_moments(found, measured)
     for column in several[0].columns:
         counts: Counter[str] = Counter()

@@ -16,7 +16,7 @@ from fedbayes.core.files import parse_json, read_text, write_beside
 from fedbayes.core.plausible import (
     MOST_CATEGORIES,
     MOST_ROWS,
-    Moments,
+    PlausibleMoments,
     check_categories,
     check_moments,
     check_number,
@@ -178,7 +178,7 @@ def check_sums(several: Sequence[Sums], names: Sequence[str]) -> None:
     moments = {}
     for name, sums in zip(names, several, strict=True):
         count = np.full(len(sums.features), float(sums.count))
-        moments[name] = Moments(count, sums.mean, sums.std**2 * sums.count)
+        moments[name] = PlausibleMoments(count, sums.mean, sums.std**2 * sums.count)
     check_moments(moments, several[0].features)
 
 

@@ -9,14 +9,14 @@ from fedbayes.core.tensors import Tensors
 from fedbayes.errors import MessageError
 from fedbayes.federation.attacks.adversary import Adversary
 from fedbayes.federation.attacks.base import View
-from fedbayes.federation.client_runtime import Evaluation, NoReport, Outcome, Task
+from fedbayes.federation.client_runtime import ClientFailure, ClientResult, Evaluation, Task
 from fedbayes.federation.engines import AtWork, Engine, at_work
 from fedbayes.federation.settings import AS_IT_IS, Compression
-from fedbayes.federation.stages.report_codec import Link, Passage
+from fedbayes.federation.stages.report_codec import Compressor, ReportCodec
 
 
 @dataclass(frozen=True)
-class Lying:
+class AdversarialEngine:
     """Runs the clients honestly on another engine, and re-writes the reports of the hostile ones.
 
     Outcomes pass as they come; only where hostile clients collude, they wait for all of the round.
@@ -36,7 +36,7 @@ class Lying:
     compression: Compression = AS_IT_IS
     """In how many bytes numbers are sent."""
 
-    def train(self, tasks: Iterable[Task]) -> Iterator[Outcome | NoReport]:
+    def train(self, tasks: Iterable[Task]) -> Iterator[ClientResult | ClientFailure]:
         """Run the tasks; hostile clients answer with a lie."""
         asked: list[tuple[int, int]] = []
 
@@ -66,8 +66,8 @@ class Lying:
         self.engine.close()
 
     def _together(
-        self, outcomes: list[Outcome | NoReport], asked: list[tuple[int, int]]
-    ) -> Iterator[Outcome | NoReport]:
+        self, outcomes: list[ClientResult | ClientFailure], asked: list[tuple[int, int]]
+    ) -> Iterator[ClientResult | ClientFailure]:
         """The answers of clients that know the honest ones."""
         views = [self._view(client, number) for client, number in asked]
         if not any(self._lies(view) for view in views):
@@ -90,18 +90,20 @@ class Lying:
     def _lies(self, view: View) -> bool:
         return self.adversary.attacks(view.at.client, view.at.round)
 
-    def _read(self, outcome: Outcome | NoReport, view: View) -> Report | None:
+    def _read(self, outcome: ClientResult | ClientFailure, view: View) -> Report | None:
         """The report of a client; None if the server would refuse it."""
-        if isinstance(outcome, NoReport):
+        if isinstance(outcome, ClientFailure):
             return None
         try:
             return self._passage(view).read(outcome.report)[0]
         except MessageError:
             return None
 
-    def _answer(self, outcome: Outcome | NoReport, view: View) -> Outcome | NoReport:
+    def _answer(
+        self, outcome: ClientResult | ClientFailure, view: View
+    ) -> ClientResult | ClientFailure:
         """What a client answers: what it would honestly, unless it attacks."""
-        if isinstance(outcome, NoReport) or not self._lies(view):
+        if isinstance(outcome, ClientFailure) or not self._lies(view):
             return outcome
         report = self._read(outcome, view)
         if report is None:
@@ -109,7 +111,7 @@ class Lying:
         passage, lie = self._passage(view), self.adversary.attack.report(report, view)
         return replace(outcome, report=passage.write(passage.sent_by(lie), {}).data)
 
-    def _passage(self, view: View) -> Passage:
+    def _passage(self, view: View) -> ReportCodec:
         """The way of a client's report."""
         message = self.method.message(view.server, view.at)
-        return Link(self.compression, self.method, self.run).passage(message, view.at)
+        return Compressor(self.compression, self.method, self.run).passage(message, view.at)

@@ -4,11 +4,11 @@ from collections.abc import Iterator, Mapping, Set
 from dataclasses import dataclass, field
 
 from fedbayes.core import seeds
-from fedbayes.federation.broadcast import Broadcasts
-from fedbayes.federation.client_runtime import NoReport, Outcome, Task
-from fedbayes.federation.clock.queue import Turn, UnderWay
+from fedbayes.federation.broadcast import VersionedMessages
+from fedbayes.federation.client_runtime import ClientFailure, ClientResult, Task
+from fedbayes.federation.clock.queue import Slot, UnderWay
 from fedbayes.federation.clock.settings import Asynchronous
-from fedbayes.federation.engines import Arriving
+from fedbayes.federation.engines import SupportsAsync
 
 
 @dataclass
@@ -24,7 +24,7 @@ class Live:
         under_way: who is at work when the round begins.
     """
 
-    engine: Arriving
+    engine: SupportsAsync
     settings: Asynchronous
     number: int
     seed: int
@@ -53,8 +53,8 @@ class Live:
         return dict(self._since)
 
     def answers(
-        self, had: Broadcasts, states: Mapping[int, bytes]
-    ) -> Iterator[tuple[int, Outcome | NoReport]]:
+        self, had: VersionedMessages, states: Mapping[int, bytes]
+    ) -> Iterator[tuple[int, ClientResult | ClientFailure]]:
         """What comes of clients' work, as it comes, until the buffer is full or time is over.
 
         Args:
@@ -81,14 +81,14 @@ class Live:
         for client, outcome in self.engine.arrivals(self.settings.buffer or 1, more, sent):
             heard.add(client)
             each = UnderWay(0.0, self._since.pop(client), client)
-            if not isinstance(outcome, NoReport) or outcome.refused:
+            if not isinstance(outcome, ClientFailure) or outcome.refused:
                 self.reports.append(each)
             yield client, outcome
 
-    def turn(self) -> Turn:
+    def turn(self) -> Slot:
         """What happened in the round."""
         left = (UnderWay(0.0, since, client) for client, since in self._since.items())
-        return Turn(
+        return Slot(
             self.number,
             0.0,
             tuple(self.starts),

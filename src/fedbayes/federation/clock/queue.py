@@ -25,7 +25,7 @@ class UnderWay:
 
 
 @dataclass(frozen=True)
-class Turn:
+class Slot:
     """What happens in a round, by the clock."""
 
     number: int
@@ -107,7 +107,7 @@ class Queue:
         longest: int | None = None,
         lengths: Callable[[int], Lengths] = lambda client: Lengths(),
         first: int = 0,
-    ) -> Turn:
+    ) -> Slot:
         """The next reports, as many as an update takes.
 
         Whenever a client ends, another starts; a report of a moment counts before anyone starts in
@@ -150,7 +150,7 @@ class Queue:
             now = self._next(queue, now, wanted - len(started))
         order = {client: place for place, client in enumerate(starts)}
         taken.sort(key=lambda each: (each.since, order.get(each.client, each.client)))
-        return Turn(
+        return Slot(
             number,
             now,
             tuple(starts),

@@ -5,7 +5,7 @@ new one is a file with `train`, `evaluate` and `close`, and a row of `federation
 which says what it can: the config, the help and the checks ask that table and know no engine by
 name. Engines carry bytes and never look into them, and every `exact` one must end at the same bits.
 
-An engine may say who is at work and who is away (`Telling.at_work`), for the display and for
+An engine may say who is at work and who is away (`SupportsStatus.at_work`), for the display and for
 `report --watch`. Processes elsewhere, of `workers` as of `ray`, are asked by a header in JSON and
 bytes (`questions.py`).
 """
@@ -15,13 +15,13 @@ from dataclasses import dataclass, field
 from typing import Protocol, runtime_checkable
 
 from fedbayes.core.tensors import Tensors
-from fedbayes.federation.client_runtime import Evaluation, NoReport, Outcome, Task
+from fedbayes.federation.client_runtime import ClientFailure, ClientResult, Evaluation, Task
 
 
 class Engine(Protocol):
     """Runs tasks where the clients are; results come in the order of the tasks."""
 
-    def train(self, tasks: Iterable[Task]) -> Iterator[Outcome | NoReport]:
+    def train(self, tasks: Iterable[Task]) -> Iterator[ClientResult | ClientFailure]:
         """The E-step of each task's client."""
 
     def evaluate(self, evaluations: Iterable[Evaluation]) -> Iterator[Tensors]:
@@ -49,7 +49,7 @@ class AtWork:
 
 
 @runtime_checkable
-class Telling(Protocol):
+class SupportsStatus(Protocol):
     """An engine that tells what goes on, at any moment, to another thread."""
 
     def at_work(self) -> AtWork:
@@ -58,19 +58,19 @@ class Telling(Protocol):
 
 def at_work(engine: Engine | None) -> AtWork:
     """What goes on at the clients of an engine, if there is one yet and it tells."""
-    return engine.at_work() if isinstance(engine, Telling) else AtWork()
+    return engine.at_work() if isinstance(engine, SupportsStatus) else AtWork()
 
 
 @runtime_checkable
-class TriesAtClients(Protocol):
+class SupportsClientEvaluation(Protocol):
     """An engine whose clients can try a global model on their own test samples."""
 
-    def tried(self, tasks: Iterable[Task]) -> Iterator[Outcome | NoReport]:
+    def tried(self, tasks: Iterable[Task]) -> Iterator[ClientResult | ClientFailure]:
         """The scores of the model in each task, in the order of the tasks."""
 
 
 @runtime_checkable
-class Delivers(Protocol):
+class SupportsFinalBroadcast(Protocol):
     """An engine whose clients are elsewhere, and can be handed what they are to keep."""
 
     def deliver(self, copies: Iterable[Task]) -> dict[int, str]:
@@ -90,7 +90,7 @@ class Recognizes(Protocol):
 
 
 @runtime_checkable
-class Arriving(Protocol):
+class SupportsAsync(Protocol):
     """An engine whose clients stay at work from one round to the next, and report as they end."""
 
     def arrivals(
@@ -98,7 +98,7 @@ class Arriving(Protocol):
         reports: int,
         more: Callable[[Set[int]], Iterable[Task]],
         sent: Callable[[Task], object],
-    ) -> Iterator[tuple[int, Outcome | NoReport]]:
+    ) -> Iterator[tuple[int, ClientResult | ClientFailure]]:
         """The first so many reports, and who was lost meanwhile, as they come.
 
         Args:

@@ -6,7 +6,7 @@ from typing import Any
 from fedbayes import errors
 from fedbayes.core.messages import encode
 from fedbayes.errors import EngineError
-from fedbayes.federation.client_runtime import ClientRuntime, Evaluation, Outcome, Task
+from fedbayes.federation.client_runtime import ClientResult, ClientRuntime, Evaluation, Task
 
 Header = dict[str, Any]
 """What JSON can hold."""
@@ -56,9 +56,9 @@ def handle(
     return {}, [encode(dict(result))]
 
 
-def outcome(reply: Header, blobs: list[bytes]) -> Outcome:
+def outcome(reply: Header, blobs: list[bytes]) -> ClientResult:
     """What came of a task, from its answer."""
-    return Outcome(blobs[0], blobs[1], reply["info"], reply["scores"])
+    return ClientResult(blobs[0], blobs[1], reply["info"], reply["scores"])
 
 
 def failure(error: Exception) -> Header:

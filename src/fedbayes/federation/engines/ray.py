@@ -18,13 +18,13 @@ from fedbayes.core.devices import CUBLAS
 from fedbayes.core.messages import decode_file
 from fedbayes.core.tensors import Tensors
 from fedbayes.errors import EngineError, FedbayesWarning
-from fedbayes.federation.client_runtime import Evaluation, Outcome, Task
+from fedbayes.federation.client_runtime import ClientResult, Evaluation, Task
 from fedbayes.federation.engines import AtWork
 from fedbayes.federation.engines.questions import outcome
-from fedbayes.federation.engines.ray_actor import Answer, Clients, Place
+from fedbayes.federation.engines.ray_actor import ActorClients, ActorPlace, Answer
 from fedbayes.federation.engines.ray_cluster import INLINE, connect
 from fedbayes.federation.engines.ray_room import free_words, how_many, room, spare, there_is
-from fedbayes.federation.engines.ray_seats import Job, Seats
+from fedbayes.federation.engines.ray_seats import ActorPool, Job
 from fedbayes.federation.ray_settings import RaySettings
 
 AHEAD = 4
@@ -65,17 +65,17 @@ class OnRay:
         self._settings = settings
         self._began = self._looked = time.monotonic()
         self._cluster = connect(settings.address, settings.start_timeout)
-        self._seats: Seats | None = None
+        self._seats: ActorPool | None = None
         self._stored = deque[tuple[bytes, Any]](maxlen=STORED)
         try:
             self._needs = needs = settings.needs(threads)
             self._clients = clients
             count = how_many(self._cluster, settings, needs, clients)
-            actor = ray.remote(Clients).options(**_options(needs, threads))
+            actor = ray.remote(ActorClients).options(**_options(needs, threads))
             variables = {name: os.environ[name] for name in _HANDED_ON if name in os.environ}
             carried = ray.put(files)
             device = "cuda" if settings.gpus else None
-            self._seats = Seats(
+            self._seats = ActorPool(
                 lambda: actor.remote(variables, str(Path.cwd())),
                 lambda one: one.build.remote(factory, carried, device, threads),
                 count,
@@ -86,7 +86,7 @@ class OnRay:
             raise
 
     @property
-    def places(self) -> list[Place]:
+    def places(self) -> list[ActorPlace]:
         """Where the actors are that are up."""
         return list(self._running.places.values())
 
@@ -95,7 +95,7 @@ class OnRay:
         """How many actors were lost."""
         return self._running.lost
 
-    def train(self, tasks: Iterable[Task]) -> Iterator[Outcome]:
+    def train(self, tasks: Iterable[Task]) -> Iterator[ClientResult]:
         """Run the tasks on whichever actor is idle."""
         seats = self._running
         self._make_use_of_nodes(seats)
@@ -122,7 +122,7 @@ class OnRay:
         self._cluster.close()
 
     @property
-    def _running(self) -> Seats:
+    def _running(self) -> ActorPool:
         if self._seats is None:
             raise EngineError("the engine was closed")
         return self._seats
@@ -144,7 +144,7 @@ class OnRay:
             for job in under_way:
                 job.answer.cancel()
 
-    def _make_use_of_nodes(self, seats: Seats) -> None:
+    def _make_use_of_nodes(self, seats: ActorPool) -> None:
         """Have more actors where nodes have joined, unless a number was asked for."""
         if self._settings.actors or self._cluster.own or seats.count >= self._clients:
             return

@@ -24,7 +24,7 @@ Answer = tuple[Header, list[bytes]]
 
 
 @dataclass(frozen=True)
-class Place:
+class ActorPlace:
     """Where an actor is."""
 
     node: str
@@ -45,7 +45,7 @@ class Place:
         return f"node {self.address} ({self.host})"
 
 
-class Clients:
+class ActorClients:
     """What an actor is: it builds the clients once, and answers questions on them.
 
     Args:
@@ -65,13 +65,13 @@ class Clients:
             sys.path.append(folder)  # a user's own modules are looked up there last
         self._clients: Any = None
 
-    def place(self) -> Place:
+    def place(self) -> ActorPlace:
         """Where this is."""
         import ray
         import torch
 
         context = ray.get_runtime_context()
-        return Place(
+        return ActorPlace(
             context.get_node_id(),
             ray.util.get_node_ip_address(),
             socket.gethostname(),

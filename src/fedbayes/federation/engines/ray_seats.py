@@ -22,7 +22,7 @@ from ray.exceptions import RayError
 from fedbayes.errors import EngineError
 from fedbayes.federation.client_runtime import Evaluation, Task
 from fedbayes.federation.engines.questions import described, question, require_answer
-from fedbayes.federation.engines.ray_actor import Answer, Place
+from fedbayes.federation.engines.ray_actor import ActorPlace, Answer
 from fedbayes.version import __version__
 
 TRIES = 3
@@ -50,7 +50,7 @@ class Job:
     begun: bool = False
 
 
-class Seats:
+class ActorPool:
     """Threads, each with an actor in its seat, that take jobs in turn.
 
     Args:
@@ -65,7 +65,7 @@ class Seats:
         self._changed = threading.Condition()
         self._closed = False
         self.count = 0
-        self.places: dict[int, Place] = {}
+        self.places: dict[int, ActorPlace] = {}
         """Where the actors are that are up, by seat."""
         self.working: set[int] = set()
         """Clients that are at work."""
@@ -141,7 +141,7 @@ class Seats:
             actor = None
             try:
                 actor = self._actors[seat] = self._create()
-                place: Place = self._get(actor.place.remote())
+                place: ActorPlace = self._get(actor.place.remote())
                 self._enter(seat, place)
                 require_answer(self._get(self._build(actor)), f"{place.words}: ")
                 failures = 0
@@ -194,7 +194,7 @@ class Seats:
             and len(jobs) < min(share, self.together(other.item))
         )
 
-    def _do(self, actor: Any, jobs: Sequence[Job], place: Place) -> None:
+    def _do(self, actor: Any, jobs: Sequence[Job], place: ActorPlace) -> None:
         """Have an actor do jobs that share their first bytes; if it is lost, others are to.
 
         Raises:
@@ -225,7 +225,7 @@ class Seats:
             else:
                 job.answer.set_result((reply, blobs))
 
-    def _again(self, jobs: Sequence[Job], error: RayError, place: Place) -> None:
+    def _again(self, jobs: Sequence[Job], error: RayError, place: ActorPlace) -> None:
         """Give jobs to another actor, those that did not end too many."""
         if self._closed:
             for job in jobs:
@@ -254,7 +254,7 @@ class Seats:
     def _over(self) -> bool:
         return self._closed or self.failure is not None
 
-    def _enter(self, seat: int, place: Place) -> None:
+    def _enter(self, seat: int, place: ActorPlace) -> None:
         """Note that a seat is taken.
 
         Raises:

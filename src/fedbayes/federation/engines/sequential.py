@@ -4,7 +4,7 @@ from collections.abc import Iterable, Iterator
 from typing import Any
 
 from fedbayes.core.tensors import Tensors
-from fedbayes.federation.client_runtime import ClientRuntime, Evaluation, Outcome, Task
+from fedbayes.federation.client_runtime import ClientResult, ClientRuntime, Evaluation, Task
 from fedbayes.federation.engines import AtWork
 
 
@@ -15,7 +15,7 @@ class Sequential:
         self._runtime = runtime
         self._working: tuple[int, ...] = ()
 
-    def train(self, tasks: Iterable[Task]) -> Iterator[Outcome]:
+    def train(self, tasks: Iterable[Task]) -> Iterator[ClientResult]:
         """Run the tasks in order."""
         for task in tasks:
             self._working = (task.client,)

@@ -21,7 +21,7 @@ from fedbayes.core.here import variables
 from fedbayes.core.messages import decode_file
 from fedbayes.core.tensors import Tensors
 from fedbayes.errors import EngineError, FedbayesWarning
-from fedbayes.federation.client_runtime import Evaluation, Outcome, Task
+from fedbayes.federation.client_runtime import ClientResult, Evaluation, Task
 from fedbayes.federation.engines import AtWork
 from fedbayes.federation.engines.questions import (
     Header,
@@ -199,7 +199,7 @@ class Workers:
         """The device of each worker."""
         return [worker.device for worker in self._all]
 
-    def train(self, tasks: Iterable[Task]) -> Iterator[Outcome]:
+    def train(self, tasks: Iterable[Task]) -> Iterator[ClientResult]:
         """Run the tasks on whichever worker is idle."""
         self._answered.clear()
         yield from self._spread(self._train, tasks)
@@ -233,7 +233,7 @@ class Workers:
         while under_way:
             yield under_way.popleft().result()
 
-    def _train(self, task: Task) -> Outcome:
+    def _train(self, task: Task) -> ClientResult:
         self._working.add(task.client)
         try:
             answer = self._call(described(task), *question(task))

@@ -13,13 +13,13 @@ from fedbayes.contracts import AnyMethod, At, Changes, Report, Run, Sum, Total
 from fedbayes.contracts.changes import shortened, types_of
 from fedbayes.core.messages import Message
 from fedbayes.errors import ConfigError
-from fedbayes.federation.client_runtime import NoReport, Outcome
+from fedbayes.federation.client_runtime import ClientFailure, ClientResult
 from fedbayes.federation.privacy import matrix
 from fedbayes.federation.privacy.accounting import Spent
 from fedbayes.federation.privacy.noise import Secret
 from fedbayes.federation.privacy.settings import Privacy
 from fedbayes.federation.privacy.spending import NONCE, Spending
-from fedbayes.federation.stages.fold import Way
+from fedbayes.federation.stages.fold import ChangeCoordinates
 from fedbayes.methods import METHODS
 from fedbayes.models import Network
 
@@ -43,7 +43,7 @@ class Mechanism:
     members: tuple[int, ...] = ()
     """Who does, where that is known."""
 
-    def begin(self, way: Way, pattern: Message) -> "Private":
+    def begin(self, way: ChangeCoordinates, pattern: Message) -> "Private":
         """What folds the reports of the round.
 
         Args:
@@ -52,9 +52,9 @@ class Mechanism:
         """
         return Private(self, way, pattern)
 
-    def kept(self, outcome: Outcome | NoReport) -> Outcome | NoReport:
+    def kept(self, outcome: ClientResult | ClientFailure) -> ClientResult | ClientFailure:
         """What of an outcome may be seen: figures only where they are asked for."""
-        if self.settings.metrics == "on" or isinstance(outcome, NoReport):
+        if self.settings.metrics == "on" or isinstance(outcome, ClientFailure):
             return outcome
         return replace(outcome, info={}, scores={})
 
@@ -75,7 +75,7 @@ class Private:
     stays as it was.
     """
 
-    def __init__(self, mechanism: Mechanism, way: Way, pattern: Message) -> None:
+    def __init__(self, mechanism: Mechanism, way: ChangeCoordinates, pattern: Message) -> None:
         self._mechanism, self._way = mechanism, way
         report = Report(dict(pattern))
         self._dtypes = types_of(report)

@@ -6,12 +6,12 @@ A method sees none of it: it asks for the sum of the reports and gets what the r
 
 from typing import Any
 
-from fedbayes.contracts import AnyMethod, Gathered, Report, Run
+from fedbayes.contracts import AnyMethod, Report, ReportList, Run
 from fedbayes.contracts.changes import clipped
 from fedbayes.errors import ConfigError
 from fedbayes.federation.settings import Aggregation
-from fedbayes.federation.stages.fold import Fold, OfChanges, Untouched, Way
-from fedbayes.federation.stages.robust import Guarded, Robust
+from fedbayes.federation.stages.fold import ChangeCoordinates, ChangeReducer, Fold, PlainReducer
+from fedbayes.federation.stages.robust import Robust, RobustGather
 from fedbayes.methods import METHODS
 
 __all__ = [
@@ -23,14 +23,14 @@ __all__ = [
 ]
 
 
-class Clipped(OfChanges):
+class Clipped(ChangeReducer):
     """A sum of reports whose weight times change is bounded.
 
     So a client cannot move the sum by more, however heavy it says that it is. The intake makes the
     weights multiples of the cohort's median, and bounds them.
     """
 
-    def __init__(self, way: Way, clip: float) -> None:
+    def __init__(self, way: ChangeCoordinates, clip: float) -> None:
         super().__init__(way)
         self._clip = clip
 
@@ -107,10 +107,10 @@ def fold(settings: Aggregation, method: AnyMethod, server: Any, run: Run) -> Fol
         run: the run.
     """
     if settings.plain:
-        return Untouched(method.declared.reduction)
-    way = Way.of(method, server, run)
-    if method.declared.reduction is Gathered:
-        return Guarded(way, settings.rule, settings.hostile, settings.clip)
+        return PlainReducer(method.declared.reduction)
+    way = ChangeCoordinates.of(method, server, run)
+    if method.declared.reduction is ReportList:
+        return RobustGather(way, settings.rule, settings.hostile, settings.clip)
     if settings.rule == "mean":
         return Clipped(way, float(settings.clip or 0))
     return Robust(way, settings.rule, settings.hostile, settings.clip)

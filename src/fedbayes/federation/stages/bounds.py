@@ -17,12 +17,12 @@ from fedbayes.contracts import AnyMethod, Changes, Method, Report, Reports, Run
 from fedbayes.contracts.changes import norm, part_of, start_of
 from fedbayes.core.messages import Masked, dense, payload
 from fedbayes.core.tensors import Tensors
-from fedbayes.federation.broadcast import Broadcast
+from fedbayes.federation.broadcast import ServerMessages
 from fedbayes.federation.ledger import Ledger
 from fedbayes.federation.settings import Aggregation
 from fedbayes.federation.stages.checks import encode_report, read_report
 from fedbayes.federation.stages.outliers import outliers
-from fedbayes.federation.stages.spill_buffer import MEMORY, Kept
+from fedbayes.federation.stages.spill_buffer import MEMORY, SpillBuffer
 from fedbayes.federation.stages.stream import Arrival
 from fedbayes.federation.stages.weights import MOST_TIMES_MEDIAN
 
@@ -171,8 +171,8 @@ class NormBound:
         self._compared: dict[int, dict[str, float]] = {}
         self._origin = method.origin(server, run) if self._bounded else {}
         self._near: dict[int, Arrival] = {}
-        self._room, self._waiting = MEMORY, Kept(0)
-        self._held: dict[int, tuple[tuple[str, ...], Broadcast]] = {}
+        self._room, self._waiting = MEMORY, SpillBuffer(0)
+        self._held: dict[int, tuple[tuple[str, ...], ServerMessages]] = {}
         self._weights: dict[int, float] = {}
 
     def __call__(self, arrivals: Iterator[Arrival], ledger: Ledger) -> Iterator[Arrival]:

@@ -6,7 +6,7 @@ from fedbayes.contracts import AnyMethod
 from fedbayes.core.tensors import Tensors
 from fedbayes.errors import ConfigError
 from fedbayes.federation.settings import Aggregation, Compression, Secure
-from fedbayes.federation.stages.report_codec import FEWEST, Link
+from fedbayes.federation.stages.report_codec import FEWEST, Compressor
 from fedbayes.methods import METHODS
 
 
@@ -80,7 +80,7 @@ def _starts_at_server(method: AnyMethod) -> bool:
     return any(p.origin == "server" for p in method.declared.parts.values())
 
 
-def remarks(settings: Compression, link: Link) -> list[str]:
+def remarks(settings: Compression, link: Compressor) -> list[str]:
     """What a user should know before the first round, a sentence each.
 
     Args:

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any, Protocol
 
-from fedbayes.contracts import AnyMethod, Changes, Gathered, Report, Run, Sum, Total
+from fedbayes.contracts import AnyMethod, Changes, Report, ReportList, Run, Sum, Total
 from fedbayes.contracts.changes import moved, types_of
 
 
@@ -24,14 +24,14 @@ class Fold(Protocol):
     def add(self, client: int, report: Report) -> None:
         """Fold one report in."""
 
-    def reduced(self) -> Sum | Gathered:
+    def reduced(self) -> Sum | ReportList:
         """What the update gets."""
 
 
-class Untouched:
+class PlainReducer:
     """Reports as they are, in the reduction of the method."""
 
-    def __init__(self, reduction: type[Sum] | type[Gathered]) -> None:
+    def __init__(self, reduction: type[Sum] | type[ReportList]) -> None:
         self._reports = reduction()
 
     @property
@@ -43,13 +43,13 @@ class Untouched:
         """Fold one report in."""
         self._reports.add(client, report)
 
-    def reduced(self) -> Sum | Gathered:
+    def reduced(self) -> Sum | ReportList:
         """Their sum, or all of them."""
         return self._reports
 
 
 @dataclass(frozen=True)
-class Way:
+class ChangeCoordinates:
     """From reports to changes and back, for one method and one state of its server."""
 
     changes: Callable[[Report], Changes]
@@ -60,7 +60,7 @@ class Way:
     """A report with other changes."""
 
     @classmethod
-    def of(cls, method: AnyMethod, server: Any, run: Run) -> "Way":
+    def of(cls, method: AnyMethod, server: Any, run: Run) -> "ChangeCoordinates":
         """The way of a method whose server is in this state."""
         return cls(
             partial(method.changes, server=server, run=run),
@@ -69,10 +69,10 @@ class Way:
         )
 
 
-class OfChanges(ABC):
+class ChangeReducer(ABC):
     """A fold by way of changes."""
 
-    def __init__(self, way: Way) -> None:
+    def __init__(self, way: ChangeCoordinates) -> None:
         self._way = way
         self._total = Total()
 

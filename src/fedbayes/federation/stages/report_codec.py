@@ -15,7 +15,7 @@ from torch import Tensor
 
 from fedbayes.contracts import AnyMethod, At, Report, Run
 from fedbayes.contracts.changes import part_of, start_of
-from fedbayes.core.coding import Bf16, Code, Coded, Drawn, Int8, Largest
+from fedbayes.core.coding import Bf16, Code, Coded, Int8, RandomK, TopK
 from fedbayes.core.messages import Masked, Message, dtype_of, payload, shape_of
 from fedbayes.core.tensors import Tensors
 from fedbayes.errors import MessageError
@@ -31,7 +31,7 @@ _PLACES, _MASK = "/places/", "/mask:"
 
 
 @dataclass(frozen=True)
-class Link:
+class Compressor:
     """How messages of a run are sent."""
 
     settings: Compression
@@ -45,8 +45,8 @@ class Link:
         codes: dict[str, Code] = {
             "bf16": Bf16(),
             "int8": Int8(),
-            "top-k": Largest(share),
-            "random-k": Drawn(share, scaled),
+            "top-k": TopK(share),
+            "random-k": RandomK(share, scaled),
         }
         return codes.get(self.settings.up)
 
@@ -113,7 +113,7 @@ class Link:
             for name, item in message.items()
         }
 
-    def passage(self, message: Message, at: At) -> "Passage":
+    def passage(self, message: Message, at: At) -> "ReportCodec":
         """The way of a client's report.
 
         Args:
@@ -122,12 +122,12 @@ class Link:
         """
         expected = self.method.expected(message, self.run)
         if not self.settings.active:
-            return Passage(self, expected, (), {}, {}, at)
+            return ReportCodec(self, expected, (), {}, {}, at)
         own = self.method.reference(message, self.run)
         received = own
         if self.settings.down != "none":
             received = self.method.reference(self.received(self.sent(message)), self.run)
-        return Passage(self, expected, tuple(self.shrinks(expected)), own, received, at)
+        return ReportCodec(self, expected, tuple(self.shrinks(expected)), own, received, at)
 
 
 @dataclass(frozen=True)
@@ -142,10 +142,10 @@ class Written:
 
 
 @dataclass(frozen=True)
-class Passage:
+class ReportCodec:
     """The way of one client's report."""
 
-    link: Link
+    link: Compressor
     expected: Message
     """The pattern of a proper report."""
     names: tuple[str, ...]

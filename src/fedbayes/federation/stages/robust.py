@@ -10,21 +10,23 @@ from functools import partial
 import torch
 from torch import Tensor
 
-from fedbayes.contracts import Changes, Gathered, Report, Sum, Total
+from fedbayes.contracts import Changes, Report, ReportList, Sum, Total
 from fedbayes.contracts.changes import clipped, norm, types_of
 from fedbayes.contracts.reports import Middle, weighted_mean
 from fedbayes.federation.settings import Rule
 from fedbayes.federation.stages.bounds import median
-from fedbayes.federation.stages.fold import OfChanges, Way
+from fedbayes.federation.stages.fold import ChangeCoordinates, ChangeReducer
 
 
-class Robust(OfChanges):
+class Robust(ChangeReducer):
     """Keeps all the changes, and has a robust middle of them in place of their mean.
 
     An entry of which only some reports say something has the middle of those.
     """
 
-    def __init__(self, way: Way, rule: Rule, hostile: int, clip: float | None) -> None:
+    def __init__(
+        self, way: ChangeCoordinates, rule: Rule, hostile: int, clip: float | None
+    ) -> None:
         super().__init__(way)
         self._rule, self._hostile, self._clip = rule, hostile, clip
         self._found: list[Changes] = []
@@ -70,14 +72,16 @@ class Robust(OfChanges):
         return torch.where(kept, ordered, 0.0).sum(0) / kept.sum(0).clamp_min(1)
 
 
-class Guarded:
+class RobustGather:
     """Gathered reports of bounded change, of which the update takes robust middles.
 
-    For methods whose update asks for `Gathered.middle`. Weights count under the rule `mean` alone,
-    where weight times change is bounded.
+    For methods whose update asks for `ReportList.middle`. Weights count under the rule `mean`
+    alone, where weight times change is bounded.
     """
 
-    def __init__(self, way: Way, rule: Rule, hostile: int, clip: float | None) -> None:
+    def __init__(
+        self, way: ChangeCoordinates, rule: Rule, hostile: int, clip: float | None
+    ) -> None:
         self._way, self._rule, self._hostile, self._clip = way, rule, hostile, clip
         self._found: dict[int, tuple[Report, Changes]] = {}
 
@@ -96,14 +100,14 @@ class Guarded:
             report = self._way.moved(report, changes)
         self._found[client] = report, changes
 
-    def reduced(self) -> Gathered:
+    def reduced(self) -> ReportList:
         """The reports, with the rule for their middle."""
         found = self._found
         if self._rule == "krum":
             chosen = nearest([changes for _, changes in found.values()], self._hostile)
             found = {client: found[client] for client in [list(found)[place] for place in chosen]}
         reports = {client: report for client, (report, _) in found.items()}
-        return Gathered(reports, self._middle())
+        return ReportList(reports, self._middle())
 
     def _middle(self) -> Middle:
         if self._rule == "median":

@@ -8,7 +8,7 @@ MEMORY = 256 * 2**20
 """Bytes that are kept in memory; what comes then goes to a file."""
 
 
-class Kept:
+class SpillBuffer:
     """Bytes by client, in the order that they came in.
 
     Those beyond `memory` bytes are in a temporary file without a name, that nobody else can open

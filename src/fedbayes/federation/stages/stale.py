@@ -12,7 +12,7 @@ from typing import Any
 
 from fedbayes.contracts import AnyMethod, Report, Run
 from fedbayes.contracts.changes import start_of
-from fedbayes.contracts.natural import Natural
+from fedbayes.contracts.natural import GaussianServer
 from fedbayes.core.messages import Masked, Message
 from fedbayes.errors import ConfigError
 from fedbayes.federation.clock.live import Live
@@ -21,7 +21,7 @@ from fedbayes.methods import METHODS
 
 
 @dataclass(frozen=True)
-class Past:
+class AsyncRound:
     """Where clients of a round started that did not start from its server."""
 
     settings: Asynchronous
@@ -130,7 +130,7 @@ def check(
             "parts of a report grow otherwise than its change; set asynchronous.staleness = "
             "'constant'"
         )
-    if clips and isinstance(method, Natural) and not method.fixed_precision:
+    if clips and isinstance(method, GaussianServer) and not method.fixed_precision:
         raise ConfigError(
             f"{method.name} measures a change of its posterior from the mean that a client started "
             "from, and with asynchronous.buffer the server from another one: it would shorten what "

@@ -8,10 +8,10 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 
 from fedbayes.contracts import AnyMethod, Report
-from fedbayes.federation.broadcast import Broadcast, Broadcasts
-from fedbayes.federation.client_runtime import NoReport, Outcome
+from fedbayes.federation.broadcast import ServerMessages, VersionedMessages
+from fedbayes.federation.client_runtime import ClientFailure, ClientResult
 from fedbayes.federation.ledger import Ledger
-from fedbayes.federation.stages.stale import Past, as_of_now
+from fedbayes.federation.stages.stale import AsyncRound, as_of_now
 
 
 @dataclass(frozen=True)
@@ -20,17 +20,17 @@ class Arrival:
 
     client: int
     report: Report
-    broadcast: Broadcast
+    broadcast: ServerMessages
     """What its client started from."""
 
 
-Answers = Iterator[tuple[int, Outcome | NoReport]]
+Answers = Iterator[tuple[int, ClientResult | ClientFailure]]
 """What came of each client's task."""
 Stage = Callable[[Iterator[Arrival]], Iterator[Arrival]]
 
 
 def decoded(
-    answers: Answers, sent: Broadcasts, ledger: Ledger, method: AnyMethod
+    answers: Answers, sent: VersionedMessages, ledger: Ledger, method: AnyMethod
 ) -> Iterator[Arrival]:
     """The reports that can be read and that fit the method's pattern; the ledger has the others."""
     for client, outcome in answers:
@@ -42,7 +42,7 @@ def decoded(
 
 
 def up_to_date(
-    arrivals: Iterator[Arrival], own: Broadcast, past: Past, ledger: Ledger
+    arrivals: Iterator[Arrival], own: ServerMessages, past: AsyncRound, ledger: Ledger
 ) -> Iterator[Arrival]:
     """Reports from older states of the server, as if they had been learnt from today's.
 

@@ -18,7 +18,7 @@ MOST_TIMES_MEDIAN = 10.0
 """With clipping, the most that a report weighs, as a multiple of the median weight."""
 
 
-class Weights:
+class ReportWeights:
     """The weights of a run's reports.
 
     Args:

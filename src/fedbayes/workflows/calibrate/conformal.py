@@ -48,7 +48,7 @@ class Covered:
 
 
 @dataclass(frozen=True, repr=False)
-class Calibrated(Brief):
+class ConformalCalibration(Brief):
     """What `calibrate_conformal` wrote, and how it does."""
 
     path: Path
@@ -69,7 +69,7 @@ def calibrate_conformal(
     per_client: bool = False,
     personal: bool = False,
     share: float = 0.5,
-) -> Calibrated:
+) -> ConformalCalibration:
     """Find thresholds for sets or intervals that hold the truth with a given probability, and
     write them beside the model, where `fedbayes predict` looks for them.
 
@@ -126,7 +126,7 @@ def calibrate_conformal(
         if not own or client in single
     }
     classes = isinstance(run.likelihood, Classes)
-    return Calibrated(
+    return ConformalCalibration(
         path,
         level,
         kind,

@@ -31,7 +31,7 @@ class Quality:
 
 
 @dataclass(frozen=True, repr=False)
-class Cooled(Brief):
+class FittedTemperature(Brief):
     """What `calibrate_temperature` found and wrote."""
 
     path: Path
@@ -53,7 +53,7 @@ class Cooled(Brief):
 
 def calibrate_temperature(
     folder: Path | str, *, personal: bool = False, share: float = 0.5
-) -> Cooled:
+) -> FittedTemperature:
     """Find the temperature of the least negative log-likelihood of clients' held-out rows, from
     their sums alone, and write it beside the model, where `fedbayes predict` looks for it.
 
@@ -111,7 +111,7 @@ def calibrate_temperature(
         ended.folder,
         StoredTemperature(found, personal, ended.digest, sums.rows),
     )
-    return Cooled(
+    return FittedTemperature(
         path,
         found,
         sums.rows,

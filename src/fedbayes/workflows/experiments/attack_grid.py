@@ -79,7 +79,7 @@ class AttackedRun:
 
 
 @dataclass(repr=False)
-class AttackOutcome(Brief):
+class AttackResult(Brief):
     """What came of the runs of a cell."""
 
     cell: AttackCell
@@ -187,7 +187,7 @@ class AttackGrid(Grid[tuple[AttackCell, int]]):
             config = Config.load(self._file, given)
         return config.model_copy(update={"attack": AttackSettings()}) if kind == HONEST else config
 
-    def run(self, console: Console | None = None, jobs: int = 1) -> list[AttackOutcome]:
+    def run(self, console: Console | None = None, jobs: int = 1) -> list[AttackResult]:
         """Run what has not been run yet.
 
         Args:
@@ -215,7 +215,7 @@ class AttackGrid(Grid[tuple[AttackCell, int]]):
 
     def _outcome(
         self, cell: AttackCell, troubles: Mapping[tuple[AttackCell, int], str]
-    ) -> AttackOutcome:
+    ) -> AttackResult:
         """What the run folders of a cell tell."""
         runs = {seed: RunFolder(self.place((cell, seed))) for seed in self.members[cell].seeds}
         folders = [*runs.values(), *(RunFolder(self.place((cell.honest, seed))) for seed in runs)]
@@ -226,10 +226,10 @@ class AttackGrid(Grid[tuple[AttackCell, int]]):
             for seed, run in runs.items()
         ]
         if not first["headline"]:
-            return AttackOutcome(cell, found)
+            return AttackResult(cell, found)
         task = next(iter(self.members[cell].configs.values())).task["likelihood"]
         likelihood = find_likelihood(task if ":" in task else first["likelihood"])
-        return AttackOutcome(cell, found, first["headline"], likelihood.higher_is_better)
+        return AttackResult(cell, found, first["headline"], likelihood.higher_is_better)
 
 
 def _told(run: RunFolder, seed: int, headline: str, trouble: str) -> AttackedRun:

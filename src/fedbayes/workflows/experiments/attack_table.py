@@ -14,7 +14,7 @@ from rich.table import Table
 from fedbayes.data.plot import save_figure
 from fedbayes.reports.palette import LIGHT
 from fedbayes.storage.formatting import words
-from fedbayes.workflows.experiments.attack_grid import HONEST, AttackCell, AttackOutcome
+from fedbayes.workflows.experiments.attack_grid import HONEST, AttackCell, AttackResult
 
 DROP = 0.03
 """What an attack may cost before it is marked: accuracy, or the share by which an error rises."""
@@ -27,7 +27,7 @@ class AttackTable:
         outcomes: of `AttackGrid.run`.
     """
 
-    def __init__(self, outcomes: Sequence[AttackOutcome]) -> None:
+    def __init__(self, outcomes: Sequence[AttackResult]) -> None:
         self._of = {outcome.cell: outcome for outcome in outcomes}
         self._seeds = [run.seed for run in outcomes[0].runs]
         self._rows = list(dict.fromkeys((o.cell.method, o.cell.rule) for o in outcomes))
@@ -90,10 +90,10 @@ class AttackTable:
         every = len(seeds) == len(self._seeds)
         return name if every else f"{name}, seed {', '.join(map(str, seeds))}"
 
-    def _at(self, row: tuple[str, str], attack: str) -> AttackOutcome:
+    def _at(self, row: tuple[str, str], attack: str) -> AttackResult:
         return self._of[AttackCell(*row, attack)]
 
-    def _honest(self, outcome: AttackOutcome) -> AttackOutcome:
+    def _honest(self, outcome: AttackResult) -> AttackResult:
         return self._of[outcome.cell.honest]
 
     def plot(self, path: Path) -> None:
@@ -132,7 +132,7 @@ class AttackTable:
         metric = min(found, default="global_accuracy")
         return row[0] if metric == "global_accuracy" else f"{row[0]} ({words(metric)})"
 
-    def _text(self, outcome: AttackOutcome) -> str:
+    def _text(self, outcome: AttackResult) -> str:
         """A cell: the metric, a mark where it dropped, and what else there is to tell."""
         if outcome.value is None:
             return "–"
@@ -158,7 +158,7 @@ def _head(attack: str) -> str:
     return "honest" if attack == HONEST else attack
 
 
-def _worse(honest: float, attacked: AttackOutcome) -> bool:
+def _worse(honest: float, attacked: AttackResult) -> bool:
     """Whether an attack cost more than `DROP`."""
     value = attacked.value
     if value is None or isnan(value):

@@ -17,7 +17,7 @@ from fedbayes.workflows.experiments.comparison_files import write_comparison
 from fedbayes.workflows.experiments.comparison_table import cells, title
 from fedbayes.workflows.experiments.grid_display import GridDisplay
 from fedbayes.workflows.experiments.grid_jobs import run_grid
-from fedbayes.workflows.experiments.method_grid import MethodGrid, Outcome, conclude
+from fedbayes.workflows.experiments.method_grid import MethodGrid, RunResult, conclude
 from fedbayes.workflows.experiments.ood_inputs import AUTO
 from fedbayes.workflows.experiments.variants import Methods, given_variants
 
@@ -32,7 +32,7 @@ class Comparison:
 
     grid: MethodGrid
     """The runs."""
-    outcomes: Sequence[Outcome]
+    outcomes: Sequence[RunResult]
     """Of each run."""
     tables: Sequence[Compared]
     """Of each config."""

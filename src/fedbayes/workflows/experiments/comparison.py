@@ -14,7 +14,7 @@ from fedbayes.core.brief import Brief
 from fedbayes.core.wording import listed
 from fedbayes.likelihoods.measures import better
 from fedbayes.storage.formatting import number, words
-from fedbayes.workflows.experiments.method_grid import MethodGrid, Outcome
+from fedbayes.workflows.experiments.method_grid import MethodGrid, RunResult
 from fedbayes.workflows.experiments.variants import Variant
 
 LEVEL = 0.05
@@ -46,7 +46,7 @@ class Figure(Brief):
 
 
 @dataclass(frozen=True, repr=False)
-class Row(Brief):
+class ComparisonRow(Brief):
     """A method on a config."""
 
     variant: Variant
@@ -75,7 +75,7 @@ class Compared(Brief):
     """The headline of the likelihood, such as accuracy."""
     columns: tuple[str, ...]
     """Names of the metrics of the table, those that some method has."""
-    rows: tuple[Row, ...]
+    rows: tuple[ComparisonRow, ...]
     foreign: str
     """What the foreign inputs are; empty if there are none."""
 
@@ -90,7 +90,7 @@ class Compared(Brief):
         ]
 
 
-def compared(grid: MethodGrid, outcomes: Sequence[Outcome]) -> list[Compared]:
+def compared(grid: MethodGrid, outcomes: Sequence[RunResult]) -> list[Compared]:
     """The table of each config.
 
     Args:
@@ -100,7 +100,7 @@ def compared(grid: MethodGrid, outcomes: Sequence[Outcome]) -> list[Compared]:
     return [_compared(grid, task, outcomes) for task in grid.tasks]
 
 
-def _compared(grid: MethodGrid, task: str, outcomes: Sequence[Outcome]) -> Compared:
+def _compared(grid: MethodGrid, task: str, outcomes: Sequence[RunResult]) -> Compared:
     own = [outcome for outcome in outcomes if outcome.cell.task == task]
     labels = list(dict.fromkeys(outcome.cell.label for outcome in own))
     seeds = tuple(dict.fromkeys(outcome.cell.seed for outcome in own))
@@ -117,7 +117,7 @@ def _compared(grid: MethodGrid, task: str, outcomes: Sequence[Outcome]) -> Compa
     for name in names:
         _judge(figures, name, _direction(name, metric, higher))
     rows = [
-        Row(
+        ComparisonRow(
             grid.methods[label],
             tuple(o.cell.seed for o in own if o.cell.label == label and o.summary),
             figures[label],
@@ -149,16 +149,16 @@ def _finite(value: float | None) -> TypeGuard[float]:
     return value is not None and math.isfinite(value)
 
 
-def _warned(ended: Sequence[Outcome]) -> dict[int, str]:
+def _warned(ended: Sequence[RunResult]) -> dict[int, str]:
     """What summaries warn of, by seed."""
     return {o.cell.seed: o.summary["warning"] for o in ended if "warning" in o.summary}
 
 
-def _held_out(outcome: Outcome) -> bool:
+def _held_out(outcome: RunResult) -> bool:
     return bool(outcome.summary.get("calibration", {}).get("rows"))
 
 
-def _lost(ended: Sequence[Outcome], names: Sequence[str]) -> dict[str, tuple[int, ...]]:
+def _lost(ended: Sequence[RunResult], names: Sequence[str]) -> dict[str, tuple[int, ...]]:
     """Metrics that a method has under some seeds, and under which they are no finite number."""
     found = {}
     for name in names:
@@ -168,7 +168,7 @@ def _lost(ended: Sequence[Outcome], names: Sequence[str]) -> dict[str, tuple[int
     return found
 
 
-def _figures(own: Sequence[Outcome], names: Sequence[str]) -> dict[str, Figure]:
+def _figures(own: Sequence[RunResult], names: Sequence[str]) -> dict[str, Figure]:
     """Metrics of a method that all of its runs that ended have."""
     found = {}
     for name in names:
@@ -374,7 +374,7 @@ def content(grid: MethodGrid, tables: Sequence[Compared], said: Sequence[str]) -
     }
 
 
-def _entry(grid: MethodGrid, table: Compared, row: Row) -> dict[str, Any]:
+def _entry(grid: MethodGrid, table: Compared, row: ComparisonRow) -> dict[str, Any]:
     names = dict.fromkeys([*table.columns, *MORE, *row.figures])
     figures = {name: asdict(row.figures[name]) if name in row.figures else None for name in names}
     return {

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from fedbayes.core.files import write_beside
-from fedbayes.reports.comparison import Line, Part, Series, render
+from fedbayes.reports.comparison import ComparisonPart, Line, Series, render
 from fedbayes.workflows.experiments.comparison import MORE, Compared, heading
 from fedbayes.workflows.experiments.comparison_table import (
     cell,
@@ -23,13 +23,13 @@ from fedbayes.workflows.experiments.comparison_table import (
     runs_csv,
     text,
 )
-from fedbayes.workflows.experiments.method_grid import MethodGrid, Outcome
+from fedbayes.workflows.experiments.method_grid import MethodGrid, RunResult
 from fedbayes.workflows.experiments.variants import Variant
 
 
 def write_comparison(
     grid: MethodGrid,
-    outcomes: Sequence[Outcome],
+    outcomes: Sequence[RunResult],
     tables: Sequence[Compared],
     said: Sequence[str],
     content: Mapping[str, Any],
@@ -68,7 +68,7 @@ def _without_marks(line: str) -> str:
     )
 
 
-def _part(grid: MethodGrid, table: Compared, outcomes: Sequence[Outcome]) -> Part:
+def _part(grid: MethodGrid, table: Compared, outcomes: Sequence[RunResult]) -> ComparisonPart:
     names = [*table.columns, *(n for n in MORE if any(n in row.figures for row in table.rows))]
     rows = []
     for label, row in zip(table.labels, table.rows, strict=True):
@@ -88,15 +88,15 @@ def _part(grid: MethodGrid, table: Compared, outcomes: Sequence[Outcome]) -> Par
         _series(table.metric, row.variant, own, calibrated)
         for row, own in zip(table.rows, each, strict=True)
     ]
-    return Part(table.task, table.metric, [heading(name) for name in names], rows, series)
+    return ComparisonPart(table.task, table.metric, [heading(name) for name in names], rows, series)
 
 
-def _of(outcome: Outcome, table: Compared, row: Any) -> bool:
+def _of(outcome: RunResult, table: Compared, row: Any) -> bool:
     place = outcome.cell
     return bool(outcome.summary) and (place.task, place.label) == (table.task, row.variant.label)
 
 
-def _series(metric: str, variant: Variant, ended: Sequence[Outcome], calibrated: bool) -> Series:
+def _series(metric: str, variant: Variant, ended: Sequence[RunResult], calibrated: bool) -> Series:
     names = (f"global_{metric}", f"local_{metric}", "global_nll")
     rounds = {name: [_line(one, name) for one in ended] for name in names}
     if calibrated:  # at the end alone, which the table tells
@@ -117,7 +117,7 @@ def _told(line: Line) -> bool:
     return any(map(math.isfinite, line[1]))
 
 
-def _line(outcome: Outcome, name: str, *, over_bytes: bool = False) -> Line:
+def _line(outcome: RunResult, name: str, *, over_bytes: bool = False) -> Line:
     """A metric over rounds, or over MB that were sent up to then; NaN where it is not finite."""
     x, y, sent = [], [], 0
     for line in outcome.lines:

@@ -10,7 +10,7 @@ from rich.markup import escape
 from rich.table import Table
 
 from fedbayes.workflows.experiments.comparison import MORE, Compared, Figure, heading, printed
-from fedbayes.workflows.experiments.method_grid import Outcome
+from fedbayes.workflows.experiments.method_grid import RunResult
 
 EMPTY = "–"
 """A metric that a method has not."""
@@ -197,7 +197,7 @@ def means_csv(tables: Sequence[Compared]) -> str:
     return _csv(lines)
 
 
-def runs_csv(outcomes: Sequence[Outcome]) -> str:
+def runs_csv(outcomes: Sequence[RunResult]) -> str:
     """Metrics of all runs as CSV, a row for each."""
     names = list(dict.fromkeys(name for outcome in outcomes for name in outcome.values))
     lines: list[list[object]] = [["task", "method", "seed", *names, "trouble"]]

@@ -30,12 +30,12 @@ from fedbayes.workflows.experiments.ood_inputs import (
     foreign_file,
 )
 from fedbayes.workflows.experiments.seed_runs import SeedRuns, seed_metrics
-from fedbayes.workflows.experiments.uncertainty import Trial, standing_trial
+from fedbayes.workflows.experiments.uncertainty import UncertaintyReport, standing_trial
 from fedbayes.workflows.experiments.variants import Variant, folder_name, own_settings, settled
 
 
 @dataclass(frozen=True)
-class Cell:
+class GridCell:
     """One run of the grid."""
 
     task: str
@@ -46,15 +46,15 @@ class Cell:
 
 
 @dataclass(frozen=True, repr=False)
-class Outcome(Brief):
+class RunResult(Brief):
     """What came of a run."""
 
-    cell: Cell
+    cell: GridCell
     summary: Metrics = field(default_factory=dict)
     """Of the run; empty where there is none that has ended."""
     values: dict[str, float | None] = field(default_factory=dict)
     """Metrics by name: those of the summary, `bytes` both ways, and those of the trial."""
-    trial: Trial | None = None
+    trial: UncertaintyReport | None = None
     lines: tuple[Metrics, ...] = ()
     """Its rounds, metrics by name."""
     higher_is_better: bool = True
@@ -63,7 +63,7 @@ class Outcome(Brief):
     """Why there is no such run."""
 
 
-class MethodGrid(Grid[Cell]):
+class MethodGrid(Grid[GridCell]):
     """The runs of some methods on some configs under some seeds, in one folder.
 
     Args:
@@ -115,7 +115,7 @@ class MethodGrid(Grid[Cell]):
             (number, key) for key, runs in self.members.items() for number in range(len(runs.seeds))
         ]
         every.sort(key=lambda pair: pair[0])  # a broken-off comparison has all methods
-        cells = [Cell(*key, self.members[key].seeds[number]) for number, key in every]
+        cells = [GridCell(*key, self.members[key].seeds[number]) for number, key in every]
         self.jobs = {cell: self._job(cell) for cell in cells}
 
     def _shows(self) -> dict[str, object]:
@@ -150,7 +150,7 @@ class MethodGrid(Grid[Cell]):
             place = self.folder / task / folder_name(variant.label)
             self.members[task, variant.label] = SeedRuns(settings, seeds, place)
 
-    def _job(self, cell: Cell) -> GridJob:
+    def _job(self, cell: GridCell) -> GridJob:
         own = [member for (task, _), member in self.members.items() if task == cell.task]
         task = f"{cell.task}, " if len(self.tasks) > 1 else ""
         return GridJob(
@@ -161,17 +161,17 @@ class MethodGrid(Grid[Cell]):
             self.foreign,
         )
 
-    def headline(self, cell: Cell) -> tuple[str, float | None]:
+    def headline(self, cell: GridCell) -> tuple[str, float | None]:
         """Name and value of the metric that the method of a run that has ended is for."""
         outcome = self.outcome(cell)
         name = outcome.summary["headline"]
         return name, outcome.values.get(name)
 
-    def done(self, cell: Cell) -> bool:
+    def done(self, cell: GridCell) -> bool:
         """Whether a run has ended and its model was tried."""
         return super().done(cell) and self._trial(cell) is not None
 
-    def _trial(self, cell: Cell) -> Trial | None:
+    def _trial(self, cell: GridCell) -> UncertaintyReport | None:
         return standing_trial(RunFolder(self.place(cell)), self.foreign, self._foreign_file)
 
     @cached_property
@@ -185,7 +185,7 @@ class MethodGrid(Grid[Cell]):
         runs = sorted(path.parent for path in self.folder.glob("*/*/seed-*/config.toml"))
         return [place for place in runs if place not in named]
 
-    def outcome(self, cell: Cell, trouble: str = "") -> Outcome:
+    def outcome(self, cell: GridCell, trouble: str = "") -> RunResult:
         """What the folder of a cell tells: of the model that it keeps, where that is global.
 
         Args:
@@ -194,7 +194,7 @@ class MethodGrid(Grid[Cell]):
         """
         folder = RunFolder(self.place(cell))
         if trouble or not self.members[cell.task, cell.label].ended(cell.seed):
-            return Outcome(cell, trouble=trouble or "it has not been run")
+            return RunResult(cell, trouble=trouble or "it has not been run")
         summary, lines = folder.summary(), tuple(flat(line) for line in folder.metrics())
         values: dict[str, float | None] = dict(seed_metrics(summary))
         if (kept := summary.get("model_round", summary["rounds"])) != summary["rounds"]:
@@ -212,7 +212,7 @@ class MethodGrid(Grid[Cell]):
                 values[key] = value
         task = self.settings[cell.task, cell.label].task["likelihood"]
         likelihood = find_likelihood(task if ":" in task else summary["likelihood"])
-        return Outcome(
+        return RunResult(
             cell,
             summary,
             values,
@@ -238,7 +238,7 @@ class MethodGrid(Grid[Cell]):
         return sorted(odd)
 
 
-def conclude(grid: MethodGrid, troubles: Mapping[Cell, str]) -> list[Outcome]:
+def conclude(grid: MethodGrid, troubles: Mapping[GridCell, str]) -> list[RunResult]:
     """What came of all runs, once no more are under way; `seeds.json` of those methods whose runs
     have all ended.
 

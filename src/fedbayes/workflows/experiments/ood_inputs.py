@@ -30,7 +30,7 @@ WIDTH = 3.0
 
 
 @dataclass(frozen=True)
-class Foreign:
+class OodInputs:
     """Such inputs."""
 
     name: str
@@ -80,7 +80,7 @@ def foreign_file(asked: str) -> str:
     return digest(read_bytes(path))
 
 
-def foreign_inputs(data: FederatedData, settings: DataSettings, asked: str) -> Foreign | None:
+def foreign_inputs(data: FederatedData, settings: DataSettings, asked: str) -> OodInputs | None:
     """Inputs that the model of a run was not trained on, as many as it has test samples at most.
 
     What is drawn depends on the run's seed alone, so methods with the same seed see the same.
@@ -108,12 +108,12 @@ def foreign_inputs(data: FederatedData, settings: DataSettings, asked: str) -> F
     if asked == data.dataset.name:
         raise ConfigError(f"--ood {asked} is what the models are trained on; name another data set")
     if asked not in KINDS:
-        return Foreign(asked, _of_others(seen, settings, asked, data.test_total))
+        return OodInputs(asked, _of_others(seen, settings, asked, data.test_total))
     if seen.tokens is not None:
         raise ConfigError(f"--ood {asked} is of numbers, and these samples are texts; name a file")
     if asked != "wide" and not images:
         raise ConfigError(f"--ood {asked} is for images; for rows there is wide, or name a file")
-    return Foreign(asked, _made(data, asked))
+    return OodInputs(asked, _made(data, asked))
 
 
 def _made(data: FederatedData, kind: str) -> Tensor:

@@ -33,7 +33,7 @@ _POINTS = 101
 
 
 @dataclass(frozen=True)
-class Trial:
+class UncertaintyReport:
     """The global model of a run on its test samples, and on foreign inputs."""
 
     asked: str
@@ -60,7 +60,7 @@ def trial_file(folder: RunFolder) -> Path:
     return folder.path / "trial.json"
 
 
-def try_model(folder: Path, asked: str) -> Trial:
+def try_model(folder: Path, asked: str) -> UncertaintyReport:
     """Try the global model of a run, unless that has been done, and keep what came of it.
 
     Args:
@@ -78,7 +78,7 @@ def try_model(folder: Path, asked: str) -> Trial:
     config = place.config()
     method = config.build_method()
     model = _tried(place)
-    found = Trial(asked, model, file)
+    found = UncertaintyReport(asked, model, file)
     data = stored_data(config, place, changed="refuse")
     # Asked for inputs that do not suit the samples are refused for methods without a model too.
     foreign = foreign_inputs(data, config.data, asked)
@@ -92,7 +92,7 @@ def try_model(folder: Path, asked: str) -> Trial:
         other: Tensors = {}
         if foreign is not None:
             other = _unsure(likelihood, draw, foreign.x, device)
-        found = Trial(
+        found = UncertaintyReport(
             asked,
             model,
             file,
@@ -105,7 +105,7 @@ def try_model(folder: Path, asked: str) -> Trial:
     return found
 
 
-def standing_trial(folder: RunFolder, asked: str, file: str) -> Trial | None:
+def standing_trial(folder: RunFolder, asked: str, file: str) -> UncertaintyReport | None:
     """The trial of a run that was kept, if it is of its model as it is now, and of such foreign
     inputs; None otherwise.
 
@@ -126,11 +126,11 @@ def _tried(folder: RunFolder) -> str:
     return calibrated_model(folder, personal=False) if tells else ""
 
 
-def stored_trial(folder: RunFolder) -> Trial | None:
+def stored_trial(folder: RunFolder) -> UncertaintyReport | None:
     """The trial of a run that was kept; None where there is none that can be read."""
     try:
         content = unsealed_table(read_bytes(trial_file(folder)))
-        found = TypeAdapter(Trial).validate_python(content)
+        found = TypeAdapter(UncertaintyReport).validate_python(content)
     except (OSError, ValueError, ValidationError):
         return None
     return found if found.format == FORMAT else None

@@ -11,7 +11,7 @@ from fedbayes.config.config import Config
 from fedbayes.core.tensors import Tensors
 from fedbayes.core.wording import describe, listed
 from fedbayes.errors import ModelError
-from fedbayes.fusion.posteriors import Factors, Posterior
+from fedbayes.fusion.posteriors import KroneckerFactors, Posterior
 from fedbayes.likelihoods.categorical import Categorical
 from fedbayes.likelihoods.multilabel import Multilabel
 from fedbayes.models import dense_layers, named_as
@@ -40,7 +40,7 @@ class ClassOrder:
         factors = dict(found.factors)
         for layer in {name.rpartition(".")[0] for name in self.tensors} & factors.keys():
             outputs = factors[layer].outputs[self.index][:, self.index]
-            factors[layer] = Factors(factors[layer].inputs, outputs)
+            factors[layer] = KroneckerFactors(factors[layer].inputs, outputs)
         return replace(
             found,
             weights=self.weights(found.weights),

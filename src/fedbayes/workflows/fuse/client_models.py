@@ -40,7 +40,7 @@ class Seen:
 
 
 @dataclass(frozen=True)
-class Silos:
+class ClientModels:
     """The networks that silos handed over."""
 
     networks: dict[str, nn.Module]
@@ -89,7 +89,7 @@ def read_silos(
     like: Path | None = None,
     files: ModelFiles | None = None,
     counts: Path | None = None,
-) -> Silos:
+) -> ClientModels:
     """Networks from files: weights of a network that is named or that their cards name, weights of
     fully connected networks by their shapes, or programs of `torch.export`.
 
@@ -133,7 +133,7 @@ def _weights(
     seen: Seen,
     like: Path | None,
     files: ModelFiles,
-) -> Silos:
+) -> ClientModels:
     card = files.card(paths)
     if card is not None and card.preprocessing.permuted:
         raise ModelError("the networks see pixels in orders of their own, and cannot be fused")
@@ -163,7 +163,7 @@ def _weights(
             FedbayesWarning,
             stacklevel=3,
         )
-    return Silos(
+    return ClientModels(
         {str(path): modules[str(path)] for path in paths},
         modules[wanted],
         settings[wanted],
@@ -308,7 +308,7 @@ def _mlp(
 
 def _programs(
     paths: Sequence[Path], network: ModelSettings | None, seen: Seen, like: Path | None
-) -> Silos:
+) -> ClientModels:
     if seen.mean or seen.std:
         raise ModelError("programs take raw samples; --mean and --std are for files of weights")
     named = [*paths, *([like] if like is not None and like not in paths else [])]
@@ -348,7 +348,7 @@ def _programs(
     if network is not None:
         built = models.build(network, base.shape, likelihood.outputs, seed=0)
         wanted = with_weights(built.module, built.whole(built.initial))
-    return Silos(
+    return ClientModels(
         {str(path): modules[str(path)] for path in paths},
         wanted,
         network,

@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True)
-class Mark:
+class FrontierPoint:
     """A network, or several that predict together."""
 
     name: str
@@ -62,7 +62,7 @@ def finite(value: float) -> float | None:
     return value if math.isfinite(value) else None
 
 
-class Scale:
+class SizeTradeoff:
     """Measures networks against what the clients' say together.
 
     Args:
@@ -77,7 +77,7 @@ class Scale:
 
     def fused(
         self, fusion: FunctionFusion, width: float, answering: nn.Module | None = None
-    ) -> Mark:
+    ) -> FrontierPoint:
         """Of a fused network.
 
         Args:
@@ -93,7 +93,7 @@ class Scale:
 
     def clients(
         self, networks: Mapping[str, nn.Module], sizes: Sequence[float] | None = None
-    ) -> list[Mark]:
+    ) -> list[FrontierPoint]:
         """Of the clients: the best member on the test samples, or without these the nearest to
         what all say; the average where there is one, and the ensemble.
 
@@ -117,7 +117,7 @@ class Scale:
             found.append(self._mark("average", mean, held_out.likeness(held_out.outputs(mean))))
         return [
             *found,
-            Mark(
+            FrontierPoint(
                 "ensemble",
                 sum(mark.parameters for mark in marks),
                 sum(mark.multiplications for mark in marks),
@@ -128,8 +128,8 @@ class Scale:
 
     def _mark(
         self, name: str, network: nn.Module, found: Likeness, width: float | None = None
-    ) -> Mark:
-        return Mark(
+    ) -> FrontierPoint:
+        return FrontierPoint(
             name,
             parameter_count(stored(network)),
             multiplications(network, self.example),
@@ -195,12 +195,12 @@ def multiplications(network: nn.Module, x: Tensor) -> int:
     return int(counter.get_total_flops()) // 2
 
 
-def plot_frontier(marks: Sequence[Mark], path: Path) -> None:
+def plot_frontier(marks: Sequence[FrontierPoint], path: Path) -> None:
     """Write the picture of `draw_frontier` into a PNG, SVG or PDF file."""
     save_figure(draw_frontier(marks), path)
 
 
-def draw_frontier(marks: Sequence[Mark]) -> "Figure":
+def draw_frontier(marks: Sequence[FrontierPoint]) -> "Figure":
     """Divergence, and the headline metric on test samples, against size and multiplications.
 
     Args:

@@ -71,7 +71,7 @@ class FusionJob:
     files: ModelFiles = field(default_factory=ModelFiles)
     """Those that were read before."""
 
-    def run(self, watch: Callable[[str], None]) -> tuple[Fusion, list["Trial"]]:
+    def run(self, watch: Callable[[str], None]) -> tuple[Fusion, list["GridPoint"]]:
         """Read, fuse and write; nothing is written unless all went well.
 
         Raises:
@@ -102,7 +102,7 @@ class FusionJob:
                 "leave --counts out: the models then have equal shares"
             )
         counts = self._counts(by_class=isinstance(settings, MatchingSettings))
-        trials: list[Trial] = []
+        trials: list[GridPoint] = []
         if self.held_out is None:
             fusion = fuse_layers(models, settings, counts=counts, seed=self.seed, watch=watch)
         else:
@@ -161,7 +161,7 @@ class FusionJob:
 
 
 @dataclass(frozen=True)
-class Trial:
+class GridPoint:
     """One point of a grid on held-out samples."""
 
     values: dict[str, float]
@@ -195,7 +195,7 @@ def select(
     counts: npt.NDArray[np.float64] | None = None,
     seed: int = 0,
     on_trial: Callable[[int, int], None] | None = None,
-) -> tuple[Fusion, list[Trial]]:
+) -> tuple[Fusion, list[GridPoint]]:
     """Fuse at every point of a grid and keep the model that is best on held-out samples.
 
     Args:
@@ -237,7 +237,7 @@ def select(
         terms = evaluate(likelihood, _single(fusion.layers), samples)
         small = max_neurons is None or max(fusion.sizes) <= max_neurons
         fusions.append(fusion)
-        trials.append(Trial(point, fusion.sizes, likelihood.metrics(total(terms)), small))
+        trials.append(GridPoint(point, fusion.sizes, likelihood.metrics(total(terms)), small))
         if on_trial is not None:
             on_trial(done, len(points))
     eligible = [index for index, trial in enumerate(trials) if trial.eligible]
@@ -285,7 +285,7 @@ def read_grid(entries: Sequence[str]) -> dict[str, tuple[float, ...]]:
     return grid
 
 
-def trial_table(trials: Sequence[Trial], chosen: Fusion) -> Table:
+def trial_table(trials: Sequence[GridPoint], chosen: Fusion) -> Table:
     """The grid as a table, the chosen point marked."""
     varied = list(trials[0].values)
     metrics = list(trials[0].metrics)

@@ -25,7 +25,7 @@ SELECTING = ("--select", "--grid", "--max-neurons", "--alpha", "--c")
 
 
 @dataclass(frozen=True)
-class Given:
+class FusionInputs:
     """Options by name, None where they were not given."""
 
     function: Mapping[str, object]

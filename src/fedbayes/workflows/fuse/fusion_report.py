@@ -12,14 +12,14 @@ from torch import Tensor, nn
 from fedbayes.core.files import write_beside
 from fedbayes.core.tensors import parameter_count
 from fedbayes.errors import ConfigError
-from fedbayes.fusion.function import Agreement, FunctionFusion, Likeness
+from fedbayes.fusion.function import FunctionFusion, Likeness, TeacherAgreement
 from fedbayes.fusion.laplace import LastLayer
 from fedbayes.inputs import InputPrior, Inputs
 from fedbayes.inputs.picture import draw_inputs
 from fedbayes.models.steps import stored
 from fedbayes.reports.fusion import render
-from fedbayes.workflows.fuse.client_models import Silos
-from fedbayes.workflows.fuse.frontier import Mark, finite, multiplications
+from fedbayes.workflows.fuse.client_models import ClientModels
+from fedbayes.workflows.fuse.frontier import FrontierPoint, finite, multiplications
 
 PAGES = (".html", ".htm")
 REPORTS = (".json", *PAGES)
@@ -27,7 +27,7 @@ REPORTS = (".json", *PAGES)
 
 
 @dataclass(frozen=True)
-class Outcome:
+class FusionResult:
     """What came of a fusion in function space."""
 
     fusion: FunctionFusion
@@ -36,11 +36,11 @@ class Outcome:
     """Of it."""
     prior: InputPrior
     """Where inputs came from."""
-    silos: Silos
+    silos: ClientModels
     """What was fused."""
     inputs: Inputs
     """Draws of the prior, as networks see them."""
-    marks: list[Mark]
+    marks: list[FrontierPoint]
     """Of all widths, and the clients' networks; none where one width was asked for alone."""
     trust: dict[str, dict[str, float]]
     """Where there is a posterior and test samples, metrics of the `network` as it is, with a
@@ -53,7 +53,7 @@ class Outcome:
     """What the program that was written takes; empty of weights."""
 
 
-def write_report(outcome: Outcome, path: Path) -> None:
+def write_report(outcome: FusionResult, path: Path) -> None:
     """Write all there is to know of a fusion, in the format that the file's suffix says."""
     content = report(outcome)
     if path.suffix.lower() not in PAGES:
@@ -67,7 +67,7 @@ def write_report(outcome: Outcome, path: Path) -> None:
     write_beside(path, render(content, pictures).encode())
 
 
-def report(outcome: Outcome) -> dict[str, Any]:
+def report(outcome: FusionResult) -> dict[str, Any]:
     """All there is to know of a fusion, for JSON."""
     fusion, prior, silos = outcome.fusion, outcome.prior, outcome.silos
     distilled, short = fusion.distilled, silos.short
@@ -112,7 +112,7 @@ def report(outcome: Outcome) -> dict[str, Any]:
     }
 
 
-def summary(outcome: Outcome) -> dict[str, Any]:
+def summary(outcome: FusionResult) -> dict[str, Any]:
     """What came out, in short."""
     fusion = outcome.fusion
     return {
@@ -126,7 +126,7 @@ def summary(outcome: Outcome) -> dict[str, Any]:
     }
 
 
-def _size(network: nn.Module, outcome: Outcome) -> dict[str, int]:
+def _size(network: nn.Module, outcome: FusionResult) -> dict[str, int]:
     example = outcome.inputs.batch(-1, 1)
     return {
         "parameters": parameter_count(stored(network)),
@@ -134,7 +134,7 @@ def _size(network: nn.Module, outcome: Outcome) -> dict[str, int]:
     }
 
 
-def _posterior(outcome: Outcome) -> dict[str, Any] | None:
+def _posterior(outcome: FusionResult) -> dict[str, Any] | None:
     """What the posterior did."""
     found = outcome.fusion.calibration
     if found is None:
@@ -174,7 +174,7 @@ def _with_each(names: Sequence[str], fusion: FunctionFusion) -> list[dict[str, A
     ]
 
 
-def _agreeing(found: Agreement, row: int) -> dict[str, Any]:
+def _agreeing(found: TeacherAgreement, row: int) -> dict[str, Any]:
     return {
         "divergence": float(found.divergence[row]),
         "by_class": _numbers(found.by_class[row]),

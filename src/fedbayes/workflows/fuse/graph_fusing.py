@@ -17,7 +17,7 @@ from fedbayes.fusion.dense import refuse_idle
 from fedbayes.fusion.graph_matching import GraphMatching, match_graph
 from fedbayes.matching import MatchingSettings
 from fedbayes.models import ModelSettings, dense_layers
-from fedbayes.workflows.fuse.client_models import Seen, Silos, read_silos
+from fedbayes.workflows.fuse.client_models import ClientModels, Seen, read_silos
 from fedbayes.workflows.fuse.fusing import plot_matching
 from fedbayes.workflows.fuse.network_fusing import PROGRAM, counts_of, write_network
 from fedbayes.workflows.serve.evaluation_set import is_program
@@ -93,7 +93,7 @@ class GraphFusionJob:
         expects = self._write(matching, silos, list(short.values()))
         return replace(matching, notes=(*matching.notes, expects)) if expects else matching
 
-    def _check_form(self, matching: GraphMatching, silos: Silos) -> None:
+    def _check_form(self, matching: GraphMatching, silos: ClientModels) -> None:
         """See that weights load into what the files' were read with.
 
         Raises:
@@ -107,7 +107,7 @@ class GraphFusionJob:
             f"{self.out.with_suffix(PROGRAM)}, or ask for fewer units with a smaller --gamma"
         )
 
-    def _write(self, matching: GraphMatching, silos: Silos, names: Sequence[str]) -> str:
+    def _write(self, matching: GraphMatching, silos: ClientModels, names: Sequence[str]) -> str:
         layers = [(group.layer, group.places.size, group.places.of) for group in matching.groups]
         if self.picture is not None:
             plot_matching(METHOD, names, matching.parameters, layers, self.picture)

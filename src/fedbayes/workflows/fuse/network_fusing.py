@@ -13,8 +13,8 @@ from torch import Tensor, nn
 from fedbayes.core.files import writable, write_beside
 from fedbayes.data.plot import PICTURES
 from fedbayes.errors import ConfigError, ModelError, RunError
-from fedbayes.fusion.distillation import Progress
-from fedbayes.fusion.draws import Kept
+from fedbayes.fusion.distillation import DistillationProgress
+from fedbayes.fusion.draws import CachedInputs
 from fedbayes.fusion.function import (
     FunctionFusion,
     check_width,
@@ -25,7 +25,7 @@ from fedbayes.fusion.laplace import LastLayer
 from fedbayes.fusion.regression import WHOLE
 from fedbayes.fusion.settings import FunctionSettings
 from fedbayes.fusion.teacher import frozen
-from fedbayes.fusion.temperature import Cooled
+from fedbayes.fusion.temperature import TemperatureScaled
 from fedbayes.inputs import InputPrior, Inputs, build_prior, plot_inputs
 from fedbayes.inputs.picture import require_picture
 from fedbayes.models import ModelSettings
@@ -35,10 +35,15 @@ from fedbayes.storage.card import (
     network_outputs,
     program_outputs,
 )
-from fedbayes.workflows.fuse.client_models import Seen, Silos, read_silos
+from fedbayes.workflows.fuse.client_models import ClientModels, Seen, read_silos
 from fedbayes.workflows.fuse.client_sums import sums_of_clients
-from fedbayes.workflows.fuse.frontier import Mark, Scale, multiplications, plot_frontier
-from fedbayes.workflows.fuse.fusion_report import PAGES, REPORTS, Outcome, write_report
+from fedbayes.workflows.fuse.frontier import (
+    FrontierPoint,
+    SizeTradeoff,
+    multiplications,
+    plot_frontier,
+)
+from fedbayes.workflows.fuse.fusion_report import PAGES, REPORTS, FusionResult, write_report
 from fedbayes.workflows.fuse.posterior_files import FROM_FILES, sent_counts
 from fedbayes.workflows.serve.export import program_file
 from fedbayes.workflows.serve.model_files import (
@@ -100,8 +105,8 @@ class NetworkFusionJob:
     def run(
         self,
         watch: Callable[[str], object],
-        progress: Callable[[Progress], object] | None = None,
-    ) -> "Outcome":
+        progress: Callable[[DistillationProgress], object] | None = None,
+    ) -> "FusionResult":
         """Read, fuse and write; nothing is written unless all went well.
 
         Raises:
@@ -125,7 +130,7 @@ class NetworkFusionJob:
         short = silos.short
         networks = {short[path]: network for path, network in silos.networks.items()}
         teacher, _ = teacher_of(networks, counts, silos.likelihood)
-        scale = Scale(teacher, Kept(inputs), test)
+        scale = SizeTradeoff(teacher, CachedInputs(inputs), test)
         fusions: dict[float, FunctionFusion] = {}
         for width in widths:
             fusions[width] = fuse_functions(
@@ -143,7 +148,7 @@ class NetworkFusionJob:
             if self.width is None and not self.frontier and self._within(fusions[width]):
                 break
         chosen = self._chosen(fusions)
-        marks: list[Mark] = []
+        marks: list[FrontierPoint] = []
         page = self.report is not None and self.report.suffix.lower() in PAGES
         shown = bool(self.frontier) or self.picture is not None or page
         if len(fusions) > 1 or test is not None or shown:
@@ -161,7 +166,7 @@ class NetworkFusionJob:
             "curvatures of their weights, which are not used": bool(notes)
             or sent_counts(self.models, self.files) is not None,
         }
-        outcome = Outcome(
+        outcome = FusionResult(
             fusions[chosen],
             chosen,
             prior,
@@ -197,7 +202,7 @@ class NetworkFusionJob:
             "--inputs (a file or module:function) and --sums bring inputs closer to them",
         )
 
-    def _trust(self, fusion: FunctionFusion, scale: Scale) -> dict[str, dict[str, float]]:
+    def _trust(self, fusion: FunctionFusion, scale: SizeTradeoff) -> dict[str, dict[str, float]]:
         """Metrics on test samples of the network as it is, with a temperature, with a posterior."""
         found = fusion.calibration
         if found is None or scale.test is None:
@@ -244,7 +249,7 @@ class NetworkFusionJob:
             "--bound, more --minutes, or try wider ones by --frontier"
         )
 
-    def _check_form(self, silos: Silos) -> None:
+    def _check_form(self, silos: ClientModels) -> None:
         """See that what comes out can be written in the form that was asked for.
 
         Raises:
@@ -291,9 +296,9 @@ class NetworkFusionJob:
         """The network with its temperature, where what is written has one."""
         if fusion.temperature == 1 or self.out.suffix.lower() != PROGRAM:
             return None
-        return Cooled(fusion.module, fusion.temperature).eval()
+        return TemperatureScaled(fusion.module, fusion.temperature).eval()
 
-    def _write(self, outcome: "Outcome", silos: Silos) -> str:
+    def _write(self, outcome: "FusionResult", silos: ClientModels) -> str:
         """Write all files; what a program takes, in words."""
         fusion, prior, found = outcome.fusion, outcome.prior, outcome.fusion.calibration
         method = {"name": "fuse function", "inputs": prior.name}
@@ -311,7 +316,7 @@ class NetworkFusionJob:
 
 
 def counts_of(
-    path: Path | None, models: Sequence[Path], silos: Silos, files: ModelFiles
+    path: Path | None, models: Sequence[Path], silos: ClientModels, files: ModelFiles
 ) -> tuple[npt.NDArray[np.int64] | None, tuple[str, ...]]:
     """Samples of each client and class, and what to say of where they come from.
 
@@ -342,7 +347,7 @@ def counts_of(
 def write_network(
     path: Path,
     network: nn.Module,
-    silos: Silos,
+    silos: ClientModels,
     method: Mapping[str, str],
     answering: nn.Module | None = None,
 ) -> str:
@@ -399,7 +404,7 @@ def _say(watch: Callable[[str], object], before: str, text: str) -> None:
 
 
 def drawn(
-    silos: Silos, name: str, sums: Sequence[Path] = (), seed: int = 0
+    silos: ClientModels, name: str, sums: Sequence[Path] = (), seed: int = 0
 ) -> tuple[InputPrior, Inputs]:
     """A prior for the inputs of networks, and its draws as they see them.
 

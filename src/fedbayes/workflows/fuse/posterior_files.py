@@ -21,7 +21,7 @@ from fedbayes.core.tensors import Samples, Tensors, named, parameter_count, part
 from fedbayes.errors import FedbayesWarning, MessageError, ModelError
 from fedbayes.fusion.curvature import posterior
 from fedbayes.fusion.posterior_settings import CurvatureSettings
-from fedbayes.fusion.posteriors import Factors, Posterior
+from fedbayes.fusion.posteriors import KroneckerFactors, Posterior
 from fedbayes.likelihoods import Likelihood
 from fedbayes.models import (
     CARD,
@@ -267,7 +267,7 @@ def read_posterior(path: Path, files: ModelFiles | None = None) -> tuple[Posteri
     for name, moment in (*inputs.items(), *outputs.items()):
         if not _is_moment(moment):
             raise ModelError(f"{path}: a factor of {name!r} is no matrix of second moments")
-    factors = {name: Factors(inputs[name], outputs[name]) for name in inputs}
+    factors = {name: KroneckerFactors(inputs[name], outputs[name]) for name in inputs}
     found = Posterior(weights, int(samples), counts, factors, diagonal)
     order = files.orders.get(path)
     return found if order is None else order.posterior(found), card

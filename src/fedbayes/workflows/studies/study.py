@@ -10,12 +10,12 @@ from typing import Any, Literal
 
 from fedbayes.biostatistics import (
     Carrier,
-    Client,
     LocalClients,
     MetaAnalysis,
     Packet,
     Regression,
     Survival,
+    TableClient,
     cox,
     glm,
     kaplan_meier,
@@ -40,7 +40,7 @@ _FITS: dict[str, Callable[..., Regression | Survival]] = {
 
 
 @dataclass(frozen=True)
-class Place:
+class StudySite:
     """Where the clients are."""
 
     files: Sequence[Path] = ()
@@ -67,7 +67,7 @@ class Place:
 class Study:
     """What is fitted to the tables of clients, wherever they are; `fedbayes glm`, `survival`."""
 
-    place: Place
+    place: StudySite
     columns: Mapping[str, Any]
     """Arguments of `glm`, `cox`, `kaplan_meier` or `meta_analysis`, but for the clients."""
     kind: Literal["glm", "cox", "km"]
@@ -175,7 +175,7 @@ class Study:
             )
         tables = self._tables()
         if place.engine == "sequential":
-            clients = {name: Client(table, least) for name, table in tables.tables.items()}
+            clients = {name: TableClient(table, least) for name, table in tables.tables.items()}
             yield LocalClients(clients), tables
             return
         from fedbayes.flower import require_flower
