@@ -264,13 +264,12 @@ def test_reports_are_as_long_as_was_foreseen(method, up):
         assert not line["refused"]
 
 
-def test_a_report_of_another_length_than_was_foreseen_is_an_error():
+def test_reports_of_unknown_length_are_not_for_asynchronous_rounds():
+    """Whose entries a client chooses: their length is not known before it has trained."""
     keeping = f"{__name__}:Keeping"
     Weighed(config(method={"name": keeping}))  # in synchronous rounds any length will do
-    late = config(method={"name": keeping}, asynchronous=WAITING)
-    with pytest.raises(ConfigError, match=r"clock.upload needs to know .* keeping's pattern"):
-        Weighed(late)
-    Weighed(late.model_copy(update={"clock": late.clock.model_copy(update={"upload": None})}))
+    with pytest.raises(ConfigError, match=r"asynchronous.buffer is not for keeping"):
+        Weighed(config(method={"name": keeping}, asynchronous=WAITING))
 
 
 def timeless(folder):

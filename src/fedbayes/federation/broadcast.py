@@ -6,7 +6,6 @@ from typing import Any
 
 from fedbayes.contracts import AnyMethod, At, Report, Run
 from fedbayes.core.messages import Message, encode, payload
-from fedbayes.errors import ConfigError
 from fedbayes.federation.client_runtime import Task
 from fedbayes.federation.clock.clock import Lengths
 from fedbayes.federation.settings import AS_IT_IS, Compression
@@ -67,21 +66,6 @@ class ServerMessages:
             data = encode_report(report) if way is None else way.write(report, {}).data
             self._reports[said] = len(data)
         return Lengths(down, self._reports[said])
-
-    def require_foreseen(self, client: int, length: int) -> None:
-        """See that a report is as long as the clock took it to be before it came.
-
-        Raises:
-            ConfigError: it is not; the text says what to do.
-        """
-        foreseen = [self.lengths(client, weight).up for weight in (1.0, 2.0)]
-        if length not in foreseen:
-            raise ConfigError(
-                f"clock.upload needs to know in asynchronous rounds how long a report is before "
-                f"its client has trained: that of client {client} has {length:,} bytes, and "
-                f"{self.method.name}'s pattern (Method.expected) says {foreseen[-1]:,}. Leave "
-                "clock.upload out, or wait for the cohort (no asynchronous.buffer)"
-            )
 
     def message(self, client: int) -> Message:
         """What a client is sent."""

@@ -2,18 +2,19 @@
 
 `engine.py` is an engine like the others, so rounds, checkpoints and the display know nothing of
 networks. Whatever comes from a node is read without trust and within bounds: keep that in any
-change, and try it with `python -m tests.hostile`. What is not Flower's public interface may be used
-only where it is used now: `superlink.py`, `hub.py`, `simulated.py`, `supernode.py`, `warm_app.py`,
-`wire.py` (`link_size`), `fetching.py`, the names of errors in `engine.py` and `poller.py`, and the
-four files of secure aggregation. So the range of versions in `pyproject.toml` is narrow.
+change, and try it with `python -m tests.hostile`. What is not Flower's public interface may be
+used only where it is used now: `superlink.py`, `hub.py`, `simulated.py`, `supernode.py`,
+`warm_app.py`, `wire.py` (`link_size`), `fetching.py`, the names of errors in `engine.py` and
+`poller.py`, and the four files of secure aggregation. So the range of versions in `pyproject.toml`
+is narrow.
 
-`Flower` pushes the tasks of a round through a *grid* and yields an `Outcome` or a `ClientFailure` for
-each, in the order of the cohort. `Node.answer` is the other end, and `wire.py` is what both know of
-a message. The `Roster` finds nodes and registers which client each is. The `Poller` looks for
-answers side by side, so that no client is waited for where others are, and opens a broken grid
-again. A grid comes from `simulated.py` (Flower's simulation with our backend), from `superlink.py`
-(`fedbayes federate` submits a run and is its ServerApp), or from `apps.py` (Flower starts the
-ServerApp, for `flwr run`).
+`Flower` pushes the tasks of a round through a *grid* and yields a `ClientResult` or a
+`ClientFailure` for each, in the order of the cohort. `Node.answer` is the other end, and `wire.py`
+is what both know of a message. The `Roster` finds nodes and registers which client each is. The
+`Poller` looks for answers side by side, so that no client is waited for where others are, and
+opens a broken grid again. A grid comes from `simulated.py` (Flower's simulation with our backend),
+from `superlink.py` (`fedbayes federate` submits a run and is its ServerApp), or from `apps.py`
+(Flower starts the ServerApp, for `flwr run`).
 
 What an engine stores as a client's state is a ticket here: the name and digest of a file that the
 node keeps. So a state counts once its report does, and never leaves the client.

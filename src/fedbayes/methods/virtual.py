@@ -40,12 +40,12 @@ from fedbayes.models.variational import (
     Estimator,
     GaussianWeights,
     GivenDraws,
+    LayerStage,
     Perturbation,
     Repeated,
     Requests,
     Source,
     Stack,
-    Stage,
     WeightDraws,
 )
 
@@ -403,11 +403,11 @@ def _beside(
     return variational.with_noise(network, own, x, noise), common
 
 
-def _in(stage: Stage) -> str:
+def _in(stage: LayerStage) -> str:
     return f"lateral-in-{stage.name}"
 
 
-def _out(stage: Stage) -> str:
+def _out(stage: LayerStage) -> str:
     return f"lateral-out-{stage.name}"
 
 

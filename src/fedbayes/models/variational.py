@@ -31,7 +31,7 @@ _ACTIVATIONS = (nn.ReLU, nn.Tanh, nn.LeakyReLU, nn.ELU, nn.GELU, nn.SiLU, nn.Sig
 
 
 @dataclass(frozen=True)
-class Stage:
+class LayerStage:
     """One layer with weights, and what lies between it and the next."""
 
     name: str
@@ -51,7 +51,7 @@ class Stage:
 class Stack:
     """A plain stack of layers, and the learnt noise behind it."""
 
-    stages: tuple[Stage, ...]
+    stages: tuple[LayerStage, ...]
     """The layers, inputs to outputs."""
     log_std: str | None = None
     """Name of the log stds of learnt noise, if the stack ends with them."""
@@ -71,7 +71,7 @@ def stack(module: nn.Module) -> Stack:
     """
     if not isinstance(module, nn.Sequential):
         raise ModelError(f"a {type(module).__name__} is no stack of layers (torch.nn.Sequential)")
-    found: list[Stage] = []
+    found: list[LayerStage] = []
     waiting: list[nn.Module] = []
     log_std = None
     for key, child in module.named_children():
@@ -83,7 +83,7 @@ def stack(module: nn.Module) -> Stack:
                     f"layer {key!r} has no variational form: convolutions may have neither groups "
                     "nor dilation nor another padding than zeros"
                 )
-            found.append(Stage(key, child, tuple(waiting), None))
+            found.append(LayerStage(key, child, tuple(waiting), None))
             waiting = []
         elif isinstance(child, _ACTIVATIONS) and found and not waiting and not found[-1].activation:
             found[-1] = replace(found[-1], activation=child)
@@ -301,7 +301,7 @@ def through(modules: Sequence[nn.Module], x: Tensor, training: bool) -> Tensor:
     return x
 
 
-def activate(stage: Stage, x: Tensor) -> Tensor:
+def activate(stage: LayerStage, x: Tensor) -> Tensor:
     """The stage's activation, the identity where there is none."""
     return x if stage.activation is None else stage.activation(x)
 

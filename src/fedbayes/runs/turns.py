@@ -156,8 +156,7 @@ class Scheduler:
         if any(each.since == number for each in turn.under_way):
             self.versions.save(number, pack(server))
         since = {each.client: each.since for each in turn.reports if each.since != number}
-        timed = config.clock.upload is not None
-        past = AsyncRound(config.asynchronous, since, self.state, turn.starts, timed)
+        past = AsyncRound(config.asynchronous, since, self.state, turn.starts)
         after = Timing.of(turn.now, turn.under_way, self._digest, turn.first)
         return RoundPlan(turn.cohort, after, turn, past)
 

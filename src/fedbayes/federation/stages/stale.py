@@ -32,8 +32,6 @@ class AsyncRound:
     """The server's state before a round."""
     starts: Sequence[int]
     """Clients that start from the server's state before this round, whenever they report."""
-    timed: bool = False
-    """Whether reports take the time of so many bytes as were foreseen of them."""
     live: Live | None = None
     """Who finds out whose reports come; None where the cohort is known."""
 

@@ -54,8 +54,6 @@ def up_to_date(
     """
     for arrival in arrivals:
         then = arrival.broadcast
-        if past.timed:
-            then.require_foreseen(arrival.client, ledger.up[arrival.client])
         if then is not own:
             share = past.settings.weight(own.number - then.number)
             report = as_of_now(
