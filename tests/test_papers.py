@@ -383,7 +383,7 @@ def test_an_interrupted_experiment_says_how_to_go_on(tmp_path, monkeypatch, caps
 
 def test_absent_data_are_named(tmp_path, monkeypatch):
     """Alone, an absent set is an error; among others it is left out."""
-    from fedbayes import papers
+    import fedbayes_papers as papers
 
     def load(settings):
         if settings.name != "cifar10":
