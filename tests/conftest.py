@@ -1,6 +1,7 @@
 """For all tests."""
 
 import os
+import re
 import shutil
 import sys
 from pathlib import Path
@@ -34,16 +35,67 @@ ENGINES_AGREE = {
     *("TestFedAvg", "TestScaffold", "TestFedSparse", "TestFedFuse", "TestPfnm", "TestVirtual"),
     "TestPvi",
 }
-"""Methods of each kind of message, state and server step, whose engines are compared by default;
-those of the others are, like all that is long, among the slow tests."""
+"""Methods of each kind of message, state and server step, whose engines are compared by default."""
+VARIANTS = {
+    *(
+        "TestScaffoldAtTheServersWeights",
+        "TestScaffoldBound",
+        "TestLaplaceVotes",
+        "TestMixtureAdam",
+    ),
+    *("TestLaplaceSign", "TestFedSparseConvolutional", "TestScaffoldFedSparseBound"),
+    *("TestFedSparseLogits", "TestFedSparseWeights", "TestScaffoldFedSparseWeights"),
+    *("TestFedDropConvolutional", "TestVirtualSideBySide", "TestVirtualWithoutClientNetworks"),
+    *("TestPviOneByOne", "TestFedLapWithoutCovariances", "TestFedGviBeta", "TestIvonAdmmOfMeans"),
+    *("TestGpiFnmAlternating", "TestFedFuseOfRates", "TestFedPaLangevin", "TestFedBeDistilled"),
+    *("TestReptile", "TestFedAvgM", "TestFedYogi", "TestPfnm", "TestFedEP"),
+}
+"""Contracts of methods under other settings, or that share their code with another."""
+KIN = {"fedprox", "reptile", "fedavgm", "fedyogi", "fedep", "fedpa", "pfnm", "scaffold-fedsparse"}
+"""Methods that share their code with others: tests of all methods try them when asked."""
+LONG = {
+    "test_every_method_takes_every_likelihood": r"quantile|multilabel|fedfuse|combined",
+    "test_pages_can_be_read_at_any_width": r"^ten|^hundred|^regression",
+    "test_one_liar_of_ten_costs_little_by_default": r"feddrop|scaffold",
+    "test_only_the_rest_is_sent_and_saved_and_the_whole_comes_back": r"fedfuse|fedgvi|combined",
+    "test_a_rule_takes_the_middle_of_every_part": r"trimmed-mean",
+    "test_networks_in_other_orders_match_back_to_the_network": r"u-net|transformer|decoder|odd|-3",
+    "test_all_units_of_all_clients_are_the_teacher": r"u-net|transformer|decoder|resnet",
+    "test_copies_with_their_units_in_other_orders_give_the_network_again": r"u-net|decoder|resnet",
+    "test_single_figures": r"^svg",
+    "test_a_huge_report_counts_as_if_its_client_had_not_been_there": r"virtual|mixture",
+    "test_a_median_holds_where_the_mean_does_not": r"virtual",
+    "test_your_own_module_in_the_current_folder": r"workers",
+    "test_drawn_targets_give_the_precision_on_average": r"",
+    "test_mnist_among_many_clients": r"",
+    "test_a_dead_worker_is_replaced_and_nothing_changes": r"",
+    "test_a_data_frame_is_as_its_file": r"",
+    "test_a_network_in_memory_is_asked_for_again": r"",
+    "test_workers_read_the_copy_of_a_data_frame": r"",
+    "test_regression_in_the_unit_of_the_target": r"",
+    "test_what_is_kept_changes_no_weight": r"",
+    "test_blocks_and_single_channels_of_other_widths": r"",
+    "test_runs_of_several_seeds_may_have_more_rounds": r"",
+}
+"""Tests, or those of their parameters that match, that are long beside what they add."""
+
+
+def _is_long(item):
+    kind = getattr(item.cls, "__name__", "")
+    if kind in VARIANTS or (item.name == "test_engines_agree" and kind not in {"", *ENGINES_AGREE}):
+        return item.name != "test_reports_are_what_is_declared"
+    call = getattr(item, "callspec", None)
+    if call is not None and any(isinstance(v, str) and v in KIN for v in call.params.values()):
+        return True
+    pattern = LONG.get(item.originalname)
+    return pattern is not None and bool(re.search(pattern, call.id if call else ""))
 
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items):
-    """Tests of the real data are skipped where these are not; engines of some methods are slow."""
+    """Tests of the real data are skipped where these are not; long ones are among the slow."""
     for item in items:
-        kind = getattr(item.cls, "__name__", None)
-        if item.name == "test_engines_agree" and kind and kind not in ENGINES_AGREE:
+        if isinstance(item, pytest.Function) and _is_long(item):
             item.add_marker(pytest.mark.slow)
     place = os.environ.get("FEDBAYES_DATA")
     if place and Path(place).is_dir():

@@ -60,7 +60,10 @@ class Part:
     """Largest change of an entry under secure aggregation, where the user sets none."""
 
 
-NETWORK: Mapping[str, Part] = {"buffers": Part(exact=True), "counters": Part(exact=True)}
+NETWORK: Mapping[str, Part] = {
+    "buffers": Part(mask="sent", exact=True),
+    "counters": Part(mask="sent", exact=True),
+}
 """Parts that a network brings, which no method declares."""
 
 

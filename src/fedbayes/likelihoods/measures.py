@@ -398,6 +398,7 @@ def measured(names: Collection[str], columns: "Mapping[str, Tensor]") -> dict[st
         prediction is not finite.
     """
     import numpy as np
+    from sklearn import config_context
 
     found = {name.removeprefix(PREDICTION): column.numpy() for name, column in columns.items()}
     none = np.empty(0)
@@ -409,7 +410,8 @@ def measured(names: Collection[str], columns: "Mapping[str, Tensor]") -> dict[st
         of, true = ("crps", "crps") if base == "crps" else ("of", "true")
         y, p = found.get(true, none), found.get(of, none)
         known = len(y) and np.isfinite(p).all()
-        values[name] = measure(y, p, threshold) if known else math.nan
+        with config_context(assume_finite=True, skip_parameter_validation=True):
+            values[name] = measure(y, p, threshold) if known else math.nan
     return values
 
 
