@@ -520,9 +520,16 @@ class ScaffoldFedSparse(Variates[Controlled], Gated[Controlled, Control]):
     paper = "Louizos et al. 2021, appendix E"
     server_state = Controlled
 
+    damping: Annotated[float, Chosen()] = Field(
+        1.0, ge=0, le=1, description="factor of the correction c − c_s"
+    )
+
     def recommended(self, known: Known) -> dict[str, Any]:
-        """Steps of SCAFFOLD, and the server's rate of FedSparse."""
-        return {**Gated.recommended(self, known), **super().recommended(known)}
+        """Steps of SCAFFOLD, the server's rate of FedSparse, and half of the correction: with all
+        of it, clients of many steps learn less.
+        """
+        gated, steps = Gated.recommended(self, known), super().recommended(known)
+        return {**gated, **steps, "method.damping": 0.5}
 
     def check(self, run: Run) -> None:
         """Variates along the path need plain SGD."""
