@@ -1,6 +1,6 @@
 """Clients that refine their factor of the posterior by variational inference."""
 
-from typing import Any
+from typing import Annotated, Any
 
 import torch
 from pydantic import Field
@@ -10,6 +10,7 @@ from fedbayes.contracts.product import FactorState, Posterior, Product, Split
 from fedbayes.contracts.recommended import Known, adam
 from fedbayes.contracts.reports import Report
 from fedbayes.contracts.run import At, Run
+from fedbayes.core.fields import Chosen
 from fedbayes.core.messages import Message
 from fedbayes.core.tensors import Samples, Tensors, part
 from fedbayes.inference.gaussian import Gaussian
@@ -26,9 +27,28 @@ class Factors(Product[FactorState]):
         0.03, gt=0, description="of the weights where training starts; small, or nothing is learnt"
     )
 
+    damping: Annotated[float | None, Chosen()] = Field(
+        None,
+        gt=0,
+        le=1,
+        description="share of a factor's change that is made in a round; none: 1 by the number "
+        "of clients in it, since each assumes that the others stand still",
+    )
+
     def recommended(self, known: Known) -> dict[str, Any]:
-        """Adam, and a KL term that leaves the data their say."""
-        return {**adam(known), "method.kl_weight": known.tempered(0.2)}
+        """Adam, and a KL term that leaves the data their say.
+
+        Where clients are in few rounds, more of a change is made in each, so that the server has
+        half of a factor at the end; but no more than three times the usual share.
+        """
+        run = known.run
+        half = 1 - 0.5 ** (run.clients / (run.rounds * run.cohort))
+        larger = min(half, 3 / run.cohort)
+        return {
+            **adam(known),
+            "method.kl_weight": known.tempered(0.2),
+            "method.damping": float(f"{larger:.2g}") if larger > 1 / run.cohort else None,
+        }
 
     def remarks(self, run: Run) -> list[str]:
         """Plain gradient steps on means and log-precisions at once mostly lead nowhere."""
