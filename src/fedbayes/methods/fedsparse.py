@@ -525,11 +525,10 @@ class ScaffoldFedSparse(Variates[Controlled], Gated[Controlled, Control]):
     )
 
     def recommended(self, known: Known) -> dict[str, Any]:
-        """Steps of SCAFFOLD, the server's rate of FedSparse, and half of the correction: with all
-        of it, clients of many steps learn less.
+        """Those of FedSparse, and half of the correction: with all of it, clients of many steps
+        learn less.
         """
-        gated, steps = Gated.recommended(self, known), super().recommended(known)
-        return {**gated, **steps, "method.damping": 0.5}
+        return {**Gated.recommended(self, known), "method.damping": 0.5}
 
     def check(self, run: Run) -> None:
         """Variates along the path need plain SGD."""
