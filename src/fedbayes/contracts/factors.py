@@ -53,11 +53,12 @@ class Factors(Product[FactorState]):
     def remarks(self, run: Run) -> list[str]:
         """Plain gradient steps on means and log-precisions at once mostly lead nowhere."""
         if run.training.optimizer != "sgd":
-            return []
+            return super().remarks(run)
         return [
+            *super().remarks(run),
             f"{self.name} trains means and log-precisions, whose gradients are of very unlike "
             "sizes: under sgd it mostly learns little, or diverges; set training.optimizer = "
-            "'adam' and a small training.lr, such as 0.003"
+            "'adam' and a small training.lr, such as 0.003",
         ]
 
     def taken_out(
