@@ -51,15 +51,24 @@ class Factors(Product[FactorState]):
         }
 
     def remarks(self, run: Run) -> list[str]:
-        """Plain gradient steps on means and log-precisions at once mostly lead nowhere."""
-        if run.training.optimizer != "sgd":
-            return super().remarks(run)
-        return [
-            *super().remarks(run),
-            f"{self.name} trains means and log-precisions, whose gradients are of very unlike "
-            "sizes: under sgd it mostly learns little, or diverges; set training.optimizer = "
-            "'adam' and a small training.lr, such as 0.003",
-        ]
+        """Plain gradient steps on means and log-precisions at once mostly lead nowhere; nor do few
+        rounds, after which the server has little of the factors.
+        """
+        notes = []
+        rounds = run.rounds * run.cohort / run.clients
+        heard = 1 - (1 - (self.damping or 1 / run.cohort)) ** rounds
+        if run.cohort < run.clients and heard < 0.6:
+            notes.append(
+                f"a client is in {rounds:.2g} of {run.rounds} rounds on average, in which the "
+                f"server learns {heard:.0%} of its factor; more rounds make the model better"
+            )
+        if run.training.optimizer == "sgd":
+            notes.append(
+                f"{self.name} trains means and log-precisions, whose gradients are of very unlike "
+                "sizes: under sgd it mostly learns little, or diverges; set training.optimizer = "
+                "'adam' and a small training.lr, such as 0.003"
+            )
+        return notes
 
     def taken_out(
         self, message: Message, client: FactorState, samples: Samples, at: At

@@ -82,17 +82,6 @@ class Product(Natural[Posterior, FactorState]):
         super().check(run)
         refuse_weight_decay(self.name, run)
 
-    def remarks(self, run: Run) -> list[str]:
-        """That clients are in too few rounds for most of their factors to reach the server."""
-        rounds = run.rounds * run.cohort / run.clients
-        heard = 1 - (1 - (self.damping or 1 / run.cohort)) ** rounds
-        if run.cohort == run.clients or heard > 0.6:
-            return []
-        return [
-            f"a client is in {rounds:.2g} of {run.rounds} rounds on average, in which the server "
-            f"learns {heard:.0%} of its factor; more rounds make the model better"
-        ]
-
     def init(self, run: Run) -> Posterior:
         """The product of the factors p(θ)^{1/K}: the prior."""
         return Posterior(standard(run.network.initial, self.prior_std))
