@@ -31,10 +31,7 @@ def modules_of_tests(monkeypatch):
     monkeypatch.setattr(here._finder, "folder", here._finder.folder)
 
 
-ENGINES_AGREE = {
-    *("TestFedAvg", "TestScaffold", "TestFedSparse", "TestFedFuse", "TestPfnm", "TestVirtual"),
-    "TestPvi",
-}
+ENGINES_AGREE = {"TestFedSparse", "TestVirtual", "TestPvi"}
 """Methods of each kind of message, state and server step, whose engines are compared by default."""
 VARIANTS = {
     *(
@@ -76,6 +73,14 @@ LONG = {
     "test_what_is_kept_changes_no_weight": r"",
     "test_blocks_and_single_channels_of_other_widths": r"",
     "test_runs_of_several_seeds_may_have_more_rounds": r"",
+    "test_every_method_keeps_its_promises_on_a_regression": r"fedfuse|combined|fedgvi|fedbe|fedl1",
+    "test_runs_and_their_compact_export": r"fedl1|feddrop",
+    "test_programs_and_weights_of_every_network": r"resnet20",
+    "test_private_states_are_looked_for_where_they_are": r"scaffold",
+    "test_exported_programs_answer_in_the_unit_of_the_target": r"quantile|student",
+    "test_files_are_evaluated_by_their_own_likelihood": r"quantile|student|poisson",
+    "test_ctrl_c_ends_it": r"",
+    "test_a_bug_comes_back_with_its_trace": r"",
 }
 """Tests, or those of their parameters that match, that are long beside what they add."""
 

@@ -265,6 +265,7 @@ def test_tables_have_empty_cells_and_never_zeros_for_what_is_not_there(ended):
 def test_all_files_are_written(ended):
     runs, outcomes, tables, _ = ended
     said = notes(runs, tables)
+    assert sum(line.startswith("Methods choose the settings") for line in said) == 1
     files = write_comparison(runs, outcomes, tables, said, content(runs, tables, said))
     assert {file.suffix for file in files} == {".txt", ".md", ".tex", ".csv", ".json", ".html"}
     page = (runs.folder / "comparison.html").read_text()

@@ -65,7 +65,12 @@ def test_what_is_set_stays():
     config = started(method={"name": "pvi", "kl_weight": 0.5}, training=given)
     assert (config.training.lr, config.training.epochs) == (0.01, 1)
     assert config.method["kl_weight"] == 0.5
-    assert config.settings_chosen == {"training.optimizer": "adam", "method.prior_std": 1.0}
+    assert config.settings_chosen == {
+        **{"training.optimizer": "adam", "method.prior_std": 1.0},
+        "method.damping": 0.29,  # in two rounds half of a change: 1 - 0.5 ** (1 / 2)
+    }
+    longer = started(method={"name": "pvi"}, rounds=20)
+    assert "method.damping" not in longer.settings_chosen  # a quarter a round is enough
 
 
 @pytest.mark.parametrize(("given", "rate"), [("sgd", 0.1), ("adamax", 0.006)])

@@ -147,3 +147,13 @@ def test_plain_gradient_steps_are_warned_of(method):
                 pass
         told = " ".join(str(one.message) for one in caught)
         assert ("set training.optimizer = 'adam'" in told) == said
+
+
+def test_few_rounds_are_said():
+    """Ten of 100 clients for 20 rounds: a factor has had two changes of 0.3, or of 0.1."""
+    run = run_of(network((4,)), clients=100, cohort=10, rounds=20, optimizer="adam")
+    (said,) = Pvi(damping=0.3).remarks(run)
+    assert "in 2 of 20 rounds" in said
+    assert "51%" in said  # 1 - 0.7 ** 2
+    assert "19%" in Pvi().remarks(run)[0]
+    assert not Pvi(damping=0.5).remarks(run)

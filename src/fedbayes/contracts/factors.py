@@ -1,6 +1,6 @@
 """Clients that refine their factor of the posterior by variational inference."""
 
-from typing import Any
+from typing import Annotated, Any
 
 import torch
 from pydantic import Field
@@ -10,6 +10,7 @@ from fedbayes.contracts.product import FactorState, PartitionedPosterior, Poster
 from fedbayes.contracts.recommended import Known, adam
 from fedbayes.contracts.reports import Report
 from fedbayes.contracts.run import At, Run
+from fedbayes.core.fields import Chosen
 from fedbayes.core.messages import Message
 from fedbayes.core.tensors import Samples, Tensors, part
 from fedbayes.inference.gaussian import NaturalGaussian
@@ -26,19 +27,48 @@ class VariationalFactor(PartitionedPosterior[FactorState]):
         0.03, gt=0, description="of the weights where training starts; small, or nothing is learnt"
     )
 
+    damping: Annotated[float | None, Chosen()] = Field(
+        None,
+        gt=0,
+        le=1,
+        description="share of a factor's change that is made in a round; none: 1 by the number "
+        "of clients in it, since each assumes that the others stand still",
+    )
+
     def recommended(self, known: Known) -> dict[str, Any]:
-        """Adam, and a KL term that leaves the data their say."""
-        return {**adam(known), "method.kl_weight": known.tempered(0.2)}
+        """Adam, and a KL term that leaves the data their say.
+
+        Where clients are in few rounds, more of a change is made in each, so that the server has
+        half of a factor at the end; but no more than three times the usual share.
+        """
+        run = known.run
+        half = 1 - 0.5 ** (run.clients / (run.rounds * run.cohort))
+        larger = min(half, 3 / run.cohort)
+        return {
+            **adam(known),
+            "method.kl_weight": known.tempered(0.2),
+            "method.damping": float(f"{larger:.2g}") if larger > 1 / run.cohort else None,
+        }
 
     def remarks(self, run: Run) -> list[str]:
-        """Plain gradient steps on means and log-precisions at once mostly lead nowhere."""
-        if run.training.optimizer != "sgd":
-            return []
-        return [
-            f"{self.name} trains means and log-precisions, whose gradients are of very unlike "
-            "sizes: under sgd it mostly learns little, or diverges; set training.optimizer = "
-            "'adam' and a small training.lr, such as 0.003"
-        ]
+        """Plain gradient steps on means and log-precisions at once mostly lead nowhere; nor do few
+        rounds, after which the server has little of the factors.
+        """
+        notes = []
+        rounds = run.rounds * run.cohort / run.clients
+        heard = 1 - (1 - (self.damping or 1 / run.cohort)) ** rounds
+        if run.cohort < run.clients and heard < 0.6:
+            notes.append(
+                f"a client is in {rounds:.2g} of {run.rounds} rounds on average, in which the "
+                f"server learns {heard:.0%} of its factor; more rounds make the model better"
+            )
+        if run.training.optimizer == "sgd":
+            notes.append(
+                f"{self.name} trains means and log-precisions, whose gradients are of very unlike "
+                "sizes: under sgd it mostly learns little, or diverges; set training.optimizer = "
+                "'adam' and a small training.lr, such as 0.003"
+            )
+        return notes
 
     def taken_out(
         self, message: Message, client: FactorState, samples: Samples, at: At

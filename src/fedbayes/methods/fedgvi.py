@@ -49,7 +49,7 @@ class FedGvi(MeanField):
 
     def recommended(self, known: Known) -> dict[str, Any]:
         """The most robust loss that the likelihood has: log where it has no other, or where
-        training weighs classes.
+        training weighs classes. Larger changes (damping) do not help it.
         """
         likelihood = known.run.likelihood
         if known.run.training.reweights:
@@ -58,7 +58,7 @@ class FedGvi(MeanField):
             loss = "gce"
         else:
             loss = "beta" if has_density_power(likelihood) else "log"
-        return {**super().recommended(known), "method.data_loss": loss}
+        return {**super().recommended(known), "method.damping": None, "method.data_loss": loss}
 
     def check(self, run: Run) -> None:
         """As for PVI, and the likelihood must have the loss.

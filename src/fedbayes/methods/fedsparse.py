@@ -520,9 +520,15 @@ class ScaffoldFedSparse(ControlVariateMethod[Controlled], SpikeSlab[Controlled, 
     paper = "Louizos et al. 2021, appendix E"
     server_state = Controlled
 
+    damping: Annotated[float, Chosen()] = Field(
+        1.0, ge=0, le=1, description="factor of the correction c − c_s"
+    )
+
     def recommended(self, known: Known) -> dict[str, Any]:
-        """Steps of SCAFFOLD, and the server's rate of FedSparse."""
-        return {**SpikeSlab.recommended(self, known), **super().recommended(known)}
+        """Those of FedSparse, and half of the correction: with all of it, clients of many steps
+        learn less.
+        """
+        return {**SpikeSlab.recommended(self, known), "method.damping": 0.5}
 
     def check(self, run: Run) -> None:
         """Variates along the path need plain SGD."""

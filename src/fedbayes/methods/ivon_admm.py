@@ -106,7 +106,7 @@ class IvonAdmm(GaussianServer[IvonServer, IvonClient]):
 
     samples: int = Field(1, ge=1, description="Monte-Carlo samples of a training step")
     predictions: int = Field(20, ge=1, description="Monte-Carlo samples of a prediction")
-    rho: float | None = Field(
+    rho: Annotated[float | None, Chosen()] = Field(
         None,
         gt=0,
         description="penalty ρ of the distance to the server's posterior; unset: 1/K, exact at "
@@ -136,9 +136,14 @@ class IvonAdmm(GaussianServer[IvonServer, IvonClient]):
 
     def recommended(self, known: Known) -> dict[str, Any]:
         """Variational online Newton: the rate is of its own steps, which grow with a client's
-        samples.
+        samples. The penalty is by the clients of a round, where those are not all.
         """
-        return sgd(known, lr=float(f"{min(0.1, 8 / known.median):.1g}"))
+        run = known.run
+        rate = float(f"{min(0.4, 8 / known.median):.1g}")
+        return {
+            **sgd(known, lr=rate),
+            "method.rho": 1 / run.cohort if run.cohort < run.clients else None,
+        }
 
     @property
     def fixed_precision(self) -> bool:

@@ -116,7 +116,9 @@ class GpiFnm(MatchingSettings, ClassCountedMethod[MatchingServer]):
 
     def falls_short(self, samples: int, run: Run) -> str:
         """Few samples leave neurons near their start, where they are no other client's."""
-        return "" if samples >= FEWEST else f"have fewer than {FEWEST} samples, too few to match by"
+        if samples >= FEWEST:
+            return ""
+        return f"have fewer than {FEWEST} samples: few of their neurons match those of others"
 
     def resolved(self, run: Run) -> dict[str, object]:
         """What the form makes of the passes up and down."""

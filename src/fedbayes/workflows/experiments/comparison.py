@@ -259,6 +259,7 @@ def notes(grid: MethodGrid, tables: Sequence[Compared]) -> list[str]:
             else []
         ),
         *_weighted_apart(grid),
+        *([_CHOSEN] if any(config.training.open for config in grid.settings.values()) else []),
         *([f"{best}."] if any(f.best for _, row in rows for f in row.figures.values()) else []),
         *(f"Out of distribution: {what}." for what in foreign),
         *(
@@ -304,6 +305,10 @@ _BEFORE = "global_uncalibrated_nll"
 _CALIBRATED = (
     "NLL, ECE and Brier are those of global models at the temperature that their run fitted at its "
     "end, on rows held out for it; comparison.json has them before calibration too."
+)
+_CHOSEN = (
+    "Methods choose the settings that are left open, such as learning rates: settings_chosen in "
+    "the summary.json of a run."
 )
 _KEPT_BEST = (
     "keep_checkpoints = 'best': figures of a global model are of the best round of each run, which "
