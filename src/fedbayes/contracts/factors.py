@@ -60,7 +60,7 @@ class VariationalFactor(PartitionedPosterior[FactorState]):
         if run.cohort < run.clients and heard < 0.6:
             notes.append(
                 f"a client is in {rounds:.2g} of {run.rounds} rounds on average, in which the "
-                f"server learns {heard:.0%} of its factor; more rounds make the model better"
+                f"server learns {heard:.0%} of its factor; with more rounds it learns more of it"
             )
         if run.training.optimizer == "sgd":
             notes.append(
