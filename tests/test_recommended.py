@@ -1,6 +1,7 @@
 """Settings at `auto`: chosen before the first round, stored, and overridden by what is set."""
 
 import math
+import warnings
 
 import pytest
 
@@ -182,3 +183,22 @@ def test_a_first_run_reaches_its_targets(name, tmp_path):
 
     found = [first_try.measured("digits", name, seed, tmp_path) for seed in first_try.SEEDS]
     assert not first_try.failed("digits", name, first_try.average(found), 0.0)
+
+
+@pytest.mark.parametrize("name", ["pvi", "virtual", "fedlap", "ivon-admm", "fedfuse"])
+def test_a_run_says_where_a_method_falls_short_of_averaging(name):
+    """In the case of 100 clients, and not where all of ten take part."""
+    data = {"name": "digits", "partition": "iid", "limit": 600}
+    for clients, said in ((100, True), (10, False)):
+        config = Config.create(
+            data={**data, "clients": clients},
+            clients_per_round=10,
+            rounds=20,
+            method={"name": name},
+        )
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always")
+            with Simulation(config):
+                pass
+        told = " ".join(str(one.message) for one in caught)
+        assert ("of 100 clients" in told or "rounds on average" in told) == said

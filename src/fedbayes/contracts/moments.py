@@ -11,6 +11,7 @@ from torch import Tensor
 from fedbayes.contracts.method import Info, Sampler
 from fedbayes.contracts.natural import (
     KNOWN_STD,
+    few_rounds,
     is_unlearnt,
     means_and_stds,
     norms,
@@ -73,6 +74,10 @@ class MomentMatching(PartitionedPosterior[MomentsClient]):
         description="network under a draw: linear in its weights around their means, as Laplace's "
         "approximation takes it, or as it is, which needs stds that are small",
     )
+
+    def remarks(self, run: Run) -> list[str]:
+        """Few rounds of a client say little."""
+        return few_rounds(self.name, run)
 
     def recommended(self, known: Known) -> dict[str, Any]:
         """Adam, and a prior that leaves the data their say."""

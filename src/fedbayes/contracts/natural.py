@@ -172,6 +172,26 @@ KNOWN_STD = 0.03
 """Standard deviation of a weight that data of ordinary size say something of."""
 
 
+SEVERAL = 5
+"""Rounds that a client takes part in, before its posterior says much at the server."""
+
+
+def few_rounds(name: str, run: Run) -> list[str]:
+    """What a user should know where a client is in few of the rounds.
+
+    Args:
+        name: of the method.
+        run: the run.
+    """
+    rounds = run.rounds * run.cohort / run.clients
+    if run.cohort == run.clients or rounds >= SEVERAL:
+        return []
+    return [
+        f"a client is in {rounds:.2g} of {run.rounds} rounds on average; with so few, {name} is "
+        "less accurate than methods that average weights"
+    ]
+
+
 def norms(posterior: NaturalGaussian, start_std: float, run: Run) -> dict[str, float]:
     """Norms of a posterior's precisions and shifts, or of those that a newcomer starts with.
 

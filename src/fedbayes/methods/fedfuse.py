@@ -83,6 +83,12 @@ class FedFuse(ClassCountedMethod[Server]):
     def remarks(self, run: Run) -> list[str]:
         """What inputs are taken for, and that there are no classes to seek."""
         notes = input_remarks(self.name, self.inputs, run)
+        if 4 * run.cohort <= run.clients:
+            notes.append(
+                f"in a round the server learns the ensemble of {run.cohort} of {run.clients} "
+                f"clients; where these have few classes, {self.name} is less accurate than "
+                "methods that average weights"
+            )
         default = type(self).model_fields["seek"].default
         if not isinstance(run.likelihood, Classes) and self.seek not in (0, default):
             kind = run.likelihood.name

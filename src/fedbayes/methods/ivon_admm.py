@@ -26,6 +26,7 @@ from fedbayes.contracts import (
 from fedbayes.contracts.drawn import expected_loss, weight_noise
 from fedbayes.contracts.natural import (
     GaussianServer,
+    few_rounds,
     is_unlearnt,
     mean_precision,
     means_and_stds,
@@ -156,7 +157,7 @@ class IvonAdmm(GaussianServer[IvonServer, IvonClient]):
 
     def remarks(self, run: Run) -> list[str]:
         """Settings of other optimizers, and a penalty with which nothing converges."""
-        training, notes = run.training, []
+        training, notes = run.training, few_rounds(self.name, run)
         if self.penalty(run) < 1 / run.clients:
             notes.append(
                 f"method.rho = {self.rho:g} is less than 1/{run.clients}, with which posteriors "
