@@ -153,7 +153,7 @@ def test_settings_tell_every_key_and_default():
     assert rows["model.hidden"].type == "integer, or list of integers"
     assert rows["data.class_counts"].type == "list of lists of integers"
     assert rows["data.test"].type == "default | official | clients | number"
-    assert rows["method.damping"].type == "number > 0, <= 1"
+    assert rows["method.damping"].type == "number > 0, <= 1 | auto"
     assert rows["method.lateral"].type == "true | false"
     assert rows["workers"].only == "engine is workers"
     assert rows["training.epochs"].only == "training.steps is unset"
