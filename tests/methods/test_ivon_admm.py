@@ -295,5 +295,5 @@ def test_networks_and_settings_that_it_has_no_use_for():
     (note,) = IvonAdmm().remarks(run_of(network(), optimizer="adam"))
     assert "training.optimizer = 'adam' has no effect" in note
     assert IvonAdmm().remarks(run_of(network())) == []
-    (note,) = IvonAdmm(rho=0.05).remarks(run_of(network(), clients=10))
+    *_, note = IvonAdmm(rho=0.05).remarks(run_of(network(), clients=10))
     assert "method.rho = 0.05 is less than 1/10" in note
