@@ -234,6 +234,13 @@ def test_whole_numbers_that_are_no_ids_are_standardized_with_a_note(module):
     assert data.std.tolist() == [1] * 4
 
 
+def test_units_that_are_off_do_not_make_ids_of_numbers(module):
+    """Of 60 draws of data, some leave all units of a small network off."""
+    for _ in range(60):
+        data, _ = federated(module, lambda n: RNG.integers(0, 900, (n, 4)), "plain")
+        assert data.mean.min() > 1
+
+
 def test_ids_beyond_an_embedding_are_an_error_before_the_first_round(module):
     with pytest.raises(DataError, match=r"ids up to 49 .* 9 rows, .* no id may be negative"):
         federated(module, lambda n: np.tile(np.arange(30, 50)[:, None], (1, 3)), "few_rows")

@@ -140,8 +140,16 @@ def _gradient(module: nn.Module, x: Tensor) -> tuple[Tensor, Any]:
 
 def _is_cut(module: nn.Module, x: Tensor, before: Tensor, feature: int) -> bool:
     """Whether fractions of a feature do not count, and its whole numbers do."""
+
+    def moved(samples: Tensor) -> Tensor:
+        samples = samples.clone()
+        samples[:, feature] += 0.25
+        return samples
+
     with torch.no_grad():
-        moved, other = x.clone(), x.clone()
-        moved[:, feature] += 0.25
+        other = x.clone()
         other[:, feature] = x[:, feature].roll(1, 0)
-        return torch.equal(module(moved), before) and not torch.equal(module(other), before)
+        after = module(other)
+        # Units that are off at all samples have no gradient either: at others they are on.
+        cut = torch.equal(module(moved(x)), before) and torch.equal(module(moved(other)), after)
+        return cut and not torch.equal(after, before)
