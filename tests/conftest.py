@@ -89,7 +89,7 @@ LONG = {
     "test_ctrl_c_ends_it": r"",
     "test_a_bug_comes_back_with_its_trace": r"",
 }
-"""Tests, or those of their parameters that match, that are long beside what they add."""
+"""Tests, or those of their parameters that match, that take long for what they test."""
 
 
 def _is_long(item):

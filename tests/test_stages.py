@@ -35,6 +35,40 @@ class Picky(Stage):
                 yield arrival
 
 
+class Needs(Stage):
+    def __init__(self, share):
+        self.share = share
+
+
+class Forgets(Stage):
+    def client(self, report, message, at):
+        return None
+
+
+class Fails(Stage):
+    def client(self, report, message, at):
+        return report.tensors["nowhere"]
+
+
+class Lost(Stage):
+    def server(self, arrivals, ledger):
+        return None
+
+
+@pytest.mark.parametrize(
+    ("name", "words"),
+    [
+        ("Needs", "cannot be made without arguments"),
+        ("Forgets", "Forgets returns a NoneType from client"),
+        ("Fails", "Fails failed at client 0: KeyError"),
+        ("Lost", "Lost returns a NoneType from server"),
+    ],
+)
+def test_a_mistake_in_a_stage_names_it(name, words):
+    with pytest.raises(ConfigError, match=words):
+        after_a_round(stages=[f"{__name__}:{name}"])
+
+
 def after_a_round(**settings):
     """The weights at the start and after a round, and its metrics."""
     with Simulation(Config.create(**{**SMALL, **settings})) as simulation:

@@ -18,7 +18,7 @@ a millionth of 0 or 1."""
 _MOST = 1e6
 """Condition number that float64 bears: its square is that of the information."""
 ILL = 1000.0
-"""Condition number from which on columns are said to nearly depend on one another."""
+"""Condition number above which columns are reported as nearly collinear."""
 
 
 @dataclass(frozen=True)

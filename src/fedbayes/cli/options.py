@@ -77,9 +77,7 @@ Device = Annotated[
 ]
 Workers = Annotated[int | None, typer.Option(help="Processes of engine workers.")]
 Seed = Annotated[int | None, typer.Option(help="Seed of all randomness.")]
-Seeds = Annotated[
-    int, typer.Option(min=1, help="So many runs of each, with the seed and the next ones.")
-]
+Seeds = Annotated[int, typer.Option(min=1, help="Runs of each, with consecutive seeds.")]
 Jobs = Annotated[
     int, typer.Option("--jobs", "-j", min=1, help="Runs at a time, each in its own process.")
 ]

@@ -24,7 +24,7 @@ from fedbayes.federation.attacks.adversary import Adversary
 from fedbayes.federation.resident import DeviceCache
 from fedbayes.federation.settings import AS_IT_IS, Compression
 from fedbayes.federation.stages.report_codec import Compressor
-from fedbayes.federation.stages.stage import Stage
+from fedbayes.federation.stages.stage import Stage, at_client
 from fedbayes.likelihoods import Scores, evaluate, scored
 from fedbayes.likelihoods.imbalance import reweighted
 from fedbayes.likelihoods.measures import fitting
@@ -241,8 +241,7 @@ class ClientRuntime:
                 draw = self.method.draws(model, run)
                 scores = self._scored(task, draw, test, run.measures)
             self.evaluating["seconds"] += time.perf_counter() - began
-        for stage in self.stages:
-            report = stage.client(report, message, at)
+        report = at_client(self.stages, report, message, at)
         written = link.passage(message, at).write(report, memory)
         if written.missed:
             state = self.method.declared.retracted(state, written.missed)

@@ -18,7 +18,7 @@ from fedbayes.federation.settings import AS_IT_IS, Compression
 from fedbayes.federation.stages.aggregation import Aggregation, fold
 from fedbayes.federation.stages.bounds import NormBound
 from fedbayes.federation.stages.fold import ChangeCoordinates, Fold
-from fedbayes.federation.stages.stage import Stage
+from fedbayes.federation.stages.stage import Stage, at_server
 from fedbayes.federation.stages.stale import AsyncRound
 from fedbayes.federation.stages.stream import Answers, decoded, up_to_date
 from fedbayes.federation.stages.weights import ReportWeights
@@ -157,8 +157,7 @@ def run_round(
     arrivals = decoded(answers, sent, ledger, method)
     if past:
         arrivals = up_to_date(arrivals, own, past, ledger)
-    for stage in rules.stages:
-        arrivals = stage.server(arrivals, ledger)
+    arrivals = at_server(rules.stages, arrivals, ledger)
     for arrival in bounds(arrivals, ledger):
         reports.add(arrival.client, arrival.report)
     if past and past.live:

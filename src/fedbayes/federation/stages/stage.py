@@ -11,7 +11,7 @@ from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
 
 from fedbayes.contracts import AnyMethod, At, Report
-from fedbayes.core.lazy import own_class
+from fedbayes.core.lazy import own_class, raised
 from fedbayes.core.messages import Message
 from fedbayes.errors import ConfigError
 
@@ -47,9 +47,61 @@ def find_stages(places: Sequence[str]) -> tuple[Stage, ...]:
     """The stages of a config, in their order.
 
     Raises:
-        ConfigError: one is no class, or it derives from something else.
+        ConfigError: one is no class, it derives from something else, or it cannot be made.
     """
-    return tuple(own_class(place, Stage, "stage")() for place in places)
+    return tuple(_made(place) for place in places)
+
+
+def _made(place: str) -> Stage:
+    kind = own_class(place, Stage, "stage")
+    try:
+        made: Stage = kind()
+    except Exception as error:
+        raise ConfigError(
+            f"the stage {place!r} cannot be made without arguments: {raised(error, place)}"
+        ) from error
+    return made
+
+
+def at_client(stages: Sequence[Stage], report: Report, message: Message, at: At) -> Report:
+    """The report that a client sends.
+
+    Raises:
+        ConfigError: a stage fails, or returns no report; the text names it.
+    """
+    for stage in stages:
+        kind = type(stage)
+        try:
+            report = stage.client(report, message, at)
+        except Exception as error:
+            raise ConfigError(
+                f"the stage {kind.__name__} failed at client {at.client}: "
+                f"{raised(error, kind.__module__)}"
+            ) from error
+        if not isinstance(report, Report):
+            raise ConfigError(
+                f"the stage {kind.__name__} returns a {type(report).__name__} from client; return "
+                "a Report"
+            )
+    return report
+
+
+def at_server(
+    stages: Sequence[Stage], arrivals: "Iterator[Arrival]", ledger: "Ledger"
+) -> "Iterator[Arrival]":
+    """The reports that all stages let pass.
+
+    Raises:
+        ConfigError: a stage returns no iterator.
+    """
+    for stage in stages:
+        arrivals = stage.server(arrivals, ledger)
+        if not isinstance(arrivals, Iterator):
+            raise ConfigError(
+                f"the stage {type(stage).__name__} returns a {type(arrivals).__name__} from "
+                "server; yield the arrivals that pass on"
+            )
+    return arrivals
 
 
 def check(stages: Sequence[Stage], method: AnyMethod, *, secure: bool, noise: bool) -> None:
