@@ -48,7 +48,7 @@ class Bounded(Teacher):
         return (found - found.mean(-1, keepdim=True)).clamp(-BOUND, BOUND)
 
 
-class Federation:
+class FusionCase:
     """Clients of one case, who train from a network that they are sent."""
 
     def __init__(self, case, alpha, seed):
@@ -128,7 +128,7 @@ def main():
     parser.add_argument("--threads", type=int, default=2)
     given = parser.parse_args()
     torch.set_num_threads(given.threads)
-    federation = Federation(given.case, given.alpha, given.seed)
+    federation = FusionCase(given.case, given.alpha, given.seed)
     for way in given.ways:
         weights, rng = federation.start, torch.Generator().manual_seed(given.seed)
         told = []

@@ -23,7 +23,7 @@ import numpy as np
 import pandas as pd
 import torch
 from fusion import CASES, Clients
-from fusion_rounds import Federation
+from fusion_rounds import FusionCase
 from torch import Tensor, nn
 
 from fedbayes.core.tensors import Samples
@@ -83,7 +83,7 @@ def federations(
         clients = Clients(f"{name}-validation", seed, keep, CASES[name].validation(20_000))
         yield list(clients.networks.values()), torch.as_tensor(clients.counts), clients.test
         return
-    federation, rng = Federation(name, ALPHA, seed), torch.Generator().manual_seed(seed)
+    federation, rng = FusionCase(name, ALPHA, seed), torch.Generator().manual_seed(seed)
     weights = federation.start
     for _ in range(ROUNDS):
         networks = [federation.local(weights, client, EPOCHS, rng) for client in range(10)]

@@ -20,7 +20,7 @@ from scipy.optimize import linear_sum_assignment
 
 from fedbayes.errors import FedbayesError
 from fedbayes.matching import Objective, cost_matrix, match_layer
-from fedbayes_papers.gpi_networks import Federation, trained
+from fedbayes_papers.gpi_networks import FusionCase, trained
 
 FOLDER = Path(__file__).parent / ".matching"
 SWEEPS = 5
@@ -73,7 +73,7 @@ def plain(atoms, precisions, mean, prior, objective):
 
 def trained_atoms(clients):
     """[incoming, bias, outgoing] of every neuron, with precisions by class share."""
-    silos = trained(FOLDER, Federation("mnist", "dirichlet", clients, 1, 0))
+    silos = trained(FOLDER, FusionCase("mnist", "dirichlet", clients, 1, 0))
     atoms = [
         np.hstack(
             [

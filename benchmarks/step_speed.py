@@ -20,7 +20,7 @@ from time import process_time
 import torch
 from torch import Tensor, nn
 
-from fedbayes.contracts import AnyMethod, At, Run
+from fedbayes.contracts import AnyMethod, Federation, RoundContext
 from fedbayes.core.devices import choose_device
 from fedbayes.core.targets import Target
 from fedbayes.core.tensors import Samples
@@ -44,8 +44,8 @@ def step(method: AnyMethod, network: Network, batch: Samples) -> Callable[[], No
     shape = tuple(batch.x.shape[1:])
     seen = Preprocessing(shape, 1.0, (0.0,) * shape[0], (1.0,) * shape[0], DIGITS.target)
     settings = {"clients": 10, "cohort": 10, "rounds": 1, "seed": 0}
-    run = Run(network, seen, DIGITS, LocalTraining(), **settings)
-    at = At(run, 1, 0, own_network=lambda: network)
+    run = Federation(network, seen, DIGITS, LocalTraining(), **settings)
+    at = RoundContext(run, 1, 0, own_network=lambda: network)
     method.check(run)
     message = method.message(method.init(run), at)
     problem, loss = method.problem(message, method.join(at), batch, at), method.loss(run)

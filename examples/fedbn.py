@@ -5,7 +5,18 @@ from math import prod
 
 from torch import nn
 
-from fedbayes.contracts import At, Info, Method, Models, Problem, Report, Run, Solved, Sum, Weights
+from fedbayes.contracts import (
+    Federation,
+    Info,
+    Method,
+    Models,
+    Problem,
+    Report,
+    RoundContext,
+    Solved,
+    Sum,
+    Weights,
+)
 from fedbayes.core.messages import Message, dense
 from fedbayes.core.tensors import Samples, Tensors
 from fedbayes.errors import ConfigError
@@ -35,42 +46,44 @@ class FedBN(Method[Weights, Client, Sum]):
     def weighted(self) -> bool:
         return True  # by numbers of samples
 
-    def check(self, run: Run) -> None:
+    def check(self, run: Federation) -> None:
         if not own_names(run):
             raise ConfigError("fedbn keeps batch normalization local, and the network has none")
 
-    def init(self, run: Run) -> Weights:
+    def init(self, run: Federation) -> Weights:
         return Weights({n: t for n, t in run.network.initial.items() if n not in own_names(run)})
 
-    def join(self, at: At) -> Client:
+    def join(self, at: RoundContext) -> Client:
         return Client({name: at.run.network.initial[name] for name in own_names(at.run)})
 
-    def message(self, server: Weights, at: At) -> Message:
+    def message(self, server: Weights, at: RoundContext) -> Message:
         return dict(server.weights)
 
-    def problem(self, message: Message, client: Client, samples: Samples, at: At) -> Problem:
+    def problem(
+        self, message: Message, client: Client, samples: Samples, at: RoundContext
+    ) -> Problem:
         return Problem(at.run.network.prepare({**dense(message), **client.own}))
 
     def report(
-        self, solved: Solved, problem: Problem, client: Client, at: At
+        self, solved: Solved, problem: Problem, client: Client, at: RoundContext
     ) -> tuple[Report, Client, Info]:
         own = {name: solved.parameters[name] for name in client.own}
         shared: Message = {n: t for n, t in solved.parameters.items() if n not in own}
         return Report(shared, float(solved.count)), Client(own), solved.info
 
-    def update(self, server: Weights, reports: Sum, at: At) -> tuple[Weights, Info]:
+    def update(self, server: Weights, reports: Sum, at: RoundContext) -> tuple[Weights, Info]:
         return Weights(reports.mean()), {}
 
-    def model(self, server: Weights, run: Run) -> Tensors:
+    def model(self, server: Weights, run: Federation) -> Tensors:
         return {**run.network.initial, **server.weights}
 
     def personal_model(
-        self, message: Message, report: Report | None, client: Client, run: Run
+        self, message: Message, report: Report | None, client: Client, run: Federation
     ) -> Tensors:
         return {**dense(report.tensors if report else message), **client.own}
 
 
-def own_names(run: Run) -> list[str]:
+def own_names(run: Federation) -> list[str]:
     """Names of the parameters and running moments of batch normalizations."""
     kinds = nn.BatchNorm1d | nn.BatchNorm2d | nn.BatchNorm3d
     layers = [n for n, layer in run.network.module.named_modules() if isinstance(layer, kinds)]

@@ -3,14 +3,14 @@
 import torch
 
 from fedbayes.contracts import (
-    At,
+    Federation,
     Info,
     Part,
     PointEstimate,
     Problem,
     Report,
     Reports,
-    Run,
+    RoundContext,
     Solved,
     Stateless,
     Sum,
@@ -38,18 +38,18 @@ class FedNova(PointEstimate[Weights]):
         {"weights": Part(origin="zero"), "fednova": Part(origin="zero", exact=True, linear=False)}
     )
 
-    def check(self, run: Run) -> None:
+    def check(self, run: Federation) -> None:
         if run.training.optimizer != "sgd":
             raise ConfigError("fednova counts steps of SGD; set training.optimizer = 'sgd'")
 
-    def init(self, run: Run) -> Weights:
+    def init(self, run: Federation) -> Weights:
         return Weights(run.network.initial)
 
-    def expected(self, message: Message, run: Run) -> Message:
+    def expected(self, message: Message, run: Federation) -> Message:
         return {**message, "fednova/length": torch.zeros((), dtype=torch.float64)}
 
     def report(
-        self, solved: Solved, problem: Problem, client: Stateless, at: At
+        self, solved: Solved, problem: Problem, client: Stateless, at: RoundContext
     ) -> tuple[Report, Stateless, Info]:
         steps, rho = solved.steps, at.run.training.momentum
         length = (steps - rho * (1 - rho**steps) / (1 - rho)) / (1 - rho)
@@ -59,14 +59,14 @@ class FedNova(PointEstimate[Weights]):
         change["fednova/length"] = torch.tensor(length, dtype=torch.float64)
         return Report(change, float(solved.count)), client, solved.info
 
-    def update(self, server: Weights, reports: Sum, at: At) -> tuple[Weights, Info]:
+    def update(self, server: Weights, reports: Sum, at: RoundContext) -> tuple[Weights, Info]:
         mean = reports.mean()
         length = float(mean.pop("fednova/length"))
         trained = {n: server.weights[n] - length * mean[n] for n in at.run.network.split()[0]}
         return Weights({**mean, **trained}), {"effective_steps": length}
 
     def personal_model(
-        self, message: Message, report: Report | None, client: Stateless, run: Run
+        self, message: Message, report: Report | None, client: Stateless, run: Federation
     ) -> Tensors | None:
         if report is None:
             return None

@@ -7,14 +7,14 @@ from pydantic import Field
 from torch import Tensor
 
 from fedbayes.contracts import (
-    At,
+    Federation,
     Info,
     Loss,
     Method,
     Models,
     Problem,
     Report,
-    Run,
+    RoundContext,
     Solved,
     Sum,
     Tree,
@@ -56,16 +56,18 @@ class PFedMe(Method[Weights, Client, Sum]):
     def weighted(self) -> bool:
         return True  # by numbers of samples
 
-    def init(self, run: Run) -> Weights:
+    def init(self, run: Federation) -> Weights:
         return Weights(run.network.initial)
 
-    def join(self, at: At) -> Client:
+    def join(self, at: RoundContext) -> Client:
         return Client(at.run.network.initial)
 
-    def message(self, server: Weights, at: At) -> Message:
+    def message(self, server: Weights, at: RoundContext) -> Message:
         return dict(server.weights)
 
-    def problem(self, message: Message, client: Client, samples: Samples, at: At) -> Problem:
+    def problem(
+        self, message: Message, client: Client, samples: Samples, at: RoundContext
+    ) -> Problem:
         theta = at.run.network.prepare(dense(message))
         copy = {n: theta[n] for n in at.run.network.split()[0]}
         turn = {"turn/steps": torch.zeros((), device=at.run.network.device)}
@@ -77,7 +79,7 @@ class PFedMe(Method[Weights, Client, Sum]):
         for name, w in part(parameters, "copy").items():
             w -= share * (w - parameters[name])
 
-    def loss(self, run: Run) -> Loss:
+    def loss(self, run: Federation) -> Loss:
         likelihood = nll(run)
 
         def loss(parameters: Tensors, batch: Samples, given: Tree, noise: Tree) -> Tensor:
@@ -88,21 +90,21 @@ class PFedMe(Method[Weights, Client, Sum]):
         return loss
 
     def report(
-        self, solved: Solved, problem: Problem, client: Client, at: At
+        self, solved: Solved, problem: Problem, client: Client, at: RoundContext
     ) -> tuple[Report, Client, Info]:
         theta = {name: solved.parameters[name] for name in at.run.network.initial}
         copy: Message = {**theta, **part(solved.parameters, "copy")}
         return Report(copy, float(solved.count)), Client(theta), solved.info
 
-    def update(self, server: Weights, reports: Sum, at: At) -> tuple[Weights, Info]:
+    def update(self, server: Weights, reports: Sum, at: RoundContext) -> tuple[Weights, Info]:
         mean, trained = reports.mean(), at.run.network.split()[0]
         moved = {n: (1 - self.beta) * server.weights[n] + self.beta * mean[n] for n in trained}
         return Weights({**mean, **moved}), {}
 
-    def model(self, server: Weights, run: Run) -> Tensors:
+    def model(self, server: Weights, run: Federation) -> Tensors:
         return server.weights
 
     def personal_model(
-        self, message: Message, report: Report | None, client: Client, run: Run
+        self, message: Message, report: Report | None, client: Client, run: Federation
     ) -> Tensors:
         return client.weights

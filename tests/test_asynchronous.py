@@ -8,7 +8,7 @@ import torch
 from torch import nn
 
 from fedbayes import Config, Simulation
-from fedbayes.contracts import At, Report, Sum
+from fedbayes.contracts import Report, RoundContext, Sum
 from fedbayes.core.messages import Masked, decode, dense
 from fedbayes.core.tensors import Samples, pack, unpack
 from fedbayes.errors import ConfigError, FedbayesWarning, RunError
@@ -310,7 +310,7 @@ def test_sparse_reports_stay_silent_where_they_were():
             then,
             weights={n: torch.randn(w.shape, generator=rng) for n, w in then.weights.items()},
         )
-        sent = method.message(then, At(run, 1, 2))
+        sent = method.message(then, RoundContext(run, 1, 2))
         report = Report(
             {
                 n: replace(item, values=item.values + 1) if isinstance(item, Masked) else item + 1

@@ -11,7 +11,7 @@ from scipy.stats import kstest, norm
 
 from fedbayes import Config, Simulation, resume, run
 from fedbayes.config.config import settings
-from fedbayes.contracts import At, Report
+from fedbayes.contracts import Report, RoundContext
 from fedbayes.core.messages import Masked, dense
 from fedbayes.core.tensors import Samples
 from fedbayes.errors import ConfigError, FedbayesWarning
@@ -69,7 +69,7 @@ class Told:
         return {c: outcome.report for c, outcome in zip(clients, outcomes, strict=True)}
 
     def _read(self, client, data):
-        message = self.method.message(self.server, At(self.run, self.number, client))
+        message = self.method.message(self.server, RoundContext(self.run, self.number, client))
         try:
             return decode_report(data, self.method.expected(message, self.run))
         except Exception:

@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fedbayes import Config, Simulation, resume, run
-from fedbayes.contracts import At, Report, ReportList, Sum
+from fedbayes.contracts import Report, ReportList, RoundContext, Sum
 from fedbayes.core.by_client import ByClient
 from fedbayes.core.messages import Masked
 from fedbayes.core.tensors import pack
@@ -234,7 +234,7 @@ def test_of_a_client_that_is_refused_no_earlier_network_is_matched(method):
         first, second = simulation
     clients = [{n.partition("/")[0] for n in step.server.latest} for step in (first, second)]
     assert clients == [set("01234"), set("0234")]
-    newcomer = At(simulation.run, 3, 1)
+    newcomer = RoundContext(simulation.run, 3, 1)
     assert simulation.method.message(second.server, newcomer) == {}
     kept = {n: t for n, t in first.server.latest.items() if n[0] != "1"}
     reports = {
@@ -242,7 +242,7 @@ def test_of_a_client_that_is_refused_no_earlier_network_is_matched(method):
         for client in (0, 2, 3, 4)
     }
     alone, _ = simulation.method.update(
-        replace(first.server, latest=kept), ReportList(reports), At(simulation.run, 2)
+        replace(first.server, latest=kept), ReportList(reports), RoundContext(simulation.run, 2)
     )
     assert_identical(alone.weights, second.server.weights)
 

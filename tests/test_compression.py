@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 import fedbayes
 from fedbayes import Config, Simulation, resume, run
-from fedbayes.contracts import At, Report
+from fedbayes.contracts import Report, RoundContext
 from fedbayes.core.coding import places_bytes
 from fedbayes.core.messages import Masked, decode, dense, encode
 from fedbayes.core.tensors import named, pack
@@ -56,9 +56,9 @@ def place():
 
 def passage(place, up="none", *, method=None, message=None, **more):
     method = method or FedAvg()
-    message = message or method.message(method.init(place), At(place, 1))
+    message = message or method.message(method.init(place), RoundContext(place, 1))
     link = Compressor(Compression(up=up, **more), method, place)
-    return link.passage(message, At(place, 1, 2))
+    return link.passage(message, RoundContext(place, 1, 2))
 
 
 def moved(weights, scale=0.01, seed=0):

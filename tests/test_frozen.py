@@ -7,7 +7,7 @@ import torch
 
 import fedbayes
 from fedbayes import Config, Simulation
-from fedbayes.contracts import At
+from fedbayes.contracts import RoundContext
 from fedbayes.core.messages import decode, encode
 from fedbayes.errors import EngineError, FedbayesError, RunError
 from fedbayes.federation.client_runtime import Task
@@ -49,7 +49,7 @@ def test_only_the_rest_is_sent_and_saved_and_the_whole_comes_back(method, tmp_pa
         return
     with Simulation(Config.create(**settings(method)), tmp_path) as simulation:
         frozen = {n: t.clone() for n, t in simulation.network.constants.items()}
-        message = simulation.method.message(simulation.server, At(simulation.run, 1))
+        message = simulation.method.message(simulation.server, RoundContext(simulation.run, 1))
         for _ in simulation:
             pass
     assert set(frozen) == {"1.weight", "1.bias"}
@@ -102,7 +102,7 @@ def test_a_client_with_other_frozen_weights_does_not_train():
     """Its start comes from elsewhere: another file, another version of the code."""
     with Simulation(Config.create(**settings("fedavg"))) as simulation:
         runtime = simulation.runtime
-        data = encode(simulation.method.message(simulation.server, At(simulation.run, 1)))
+        data = encode(simulation.method.message(simulation.server, RoundContext(simulation.run, 1)))
         assert decode(
             runtime.train(Task(0, 1, data, None, runtime.run.network.constants_digest)).report
         )

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from fedbayes import Config, Simulation
-from fedbayes.contracts import At, Method, Report, Weights
+from fedbayes.contracts import Method, Report, RoundContext, Weights
 from fedbayes.core.messages import decode, encode
 from fedbayes.core.targets import Target
 from fedbayes.errors import EngineError, MessageError
@@ -199,7 +199,7 @@ def test_the_place_of_a_message_is_the_rounds(run):
     seen = []
 
     class Noting(FedAvg):
-        def message(self, server: Weights, at: At):
+        def message(self, server: Weights, at: RoundContext):
             seen.append((at.round, at.client))
             return super().message(server, at)
 

@@ -10,7 +10,7 @@ import torch
 
 import fedbayes
 from fedbayes import Config, Simulation
-from fedbayes.contracts import At, Known, Report
+from fedbayes.contracts import Known, Report, RoundContext
 from fedbayes.core.messages import dense
 from fedbayes.errors import ConfigError, ModelError
 from fedbayes.federation.client_runtime import Task
@@ -54,7 +54,7 @@ def test_a_client_starts_from_its_own_columns(tmp_path):
         assert sizes == [step.metrics["update"][f"neurons_{i}"] for i in (1, 2)]
         assert 12 <= sizes[0] <= 48
         for client in range(4):
-            sent = dense(method.message(step.server, At(simulation.run, 2, client)))
+            sent = dense(method.message(step.server, RoundContext(simulation.run, 2, client)))
             places = [step.server.places[f"{client}/{depth}"] for depth in (0, 1)]
             assert [len(own) for own in places] == [12, 9]
             chosen = [torch.zeros(12, sizes[0]), torch.zeros(9, sizes[1])]

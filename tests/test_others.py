@@ -10,7 +10,7 @@ import torch
 
 import fedbayes
 from fedbayes import Config, Simulation
-from fedbayes.contracts import At
+from fedbayes.contracts import RoundContext
 from fedbayes.core.messages import decode, encode
 from fedbayes.data.tokens import Tokens
 from fedbayes.errors import ConfigError, DataError, FedbayesError, ModelError, RunError
@@ -181,7 +181,7 @@ def test_with_a_fixed_factor_the_mean_of_adapters_is_that_of_what_they_add(bert,
     with Simulation(Config.create(**config)) as simulation:
         net, method, server = simulation.network, simulation.method, simulation.server
         assert not any(".lora_A." in name for name in net.initial)
-        message = encode(method.message(server, At(simulation.run, 1)))
+        message = encode(method.message(server, RoundContext(simulation.run, 1)))
         reports = []
         for client in range(3):
             task = Task(client, 1, message, None, net.constants_digest)

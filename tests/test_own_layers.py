@@ -6,7 +6,7 @@ from torch import nn
 
 import fedbayes
 from fedbayes import Config, Simulation
-from fedbayes.contracts import At
+from fedbayes.contracts import RoundContext
 from fedbayes.core.messages import decode, decode_file, encode
 from fedbayes.errors import ConfigError, ModelError, RunError
 from fedbayes.federation.client_runtime import Task
@@ -35,7 +35,9 @@ def test_a_round_is_that_of_pytorch_by_hand():
     """Weights are averaged, what normalizes is not, and neither is it sent."""
     with Simulation(Config.create(**settings(rounds=1))) as simulation:
         net, data = simulation.network, simulation.data
-        message = encode(simulation.method.message(simulation.server, At(simulation.run, 1)))
+        message = encode(
+            simulation.method.message(simulation.server, RoundContext(simulation.run, 1))
+        )
         assert set(decode(message)) == {"2.weight", "2.bias"} == set(net.initial)
         assert set(net.own) == OWN
         by_hand, sizes = [], data.train_sizes()

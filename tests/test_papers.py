@@ -41,7 +41,7 @@ from tests.command_line import command
 def test_what_was_measured_is_kept(tmp_path, monkeypatch):
     """Measured once, then kept; what a kill cut off is measured again."""
     told = []
-    federations = [gpi_networks.Federation("digits", "iid", 3, 1, seed) for seed in (0, 1)]
+    federations = [gpi_networks.FusionCase("digits", "iid", 3, 1, seed) for seed in (0, 1)]
     methods = ["locals", "average", "ensemble", "FedAvg", "PFNM", "GPI-FNM"]
     grid = {"sigma0": (1.0,), "gamma": (1.0,), "epsilon": (0.0, 0.3)}
 
@@ -69,7 +69,7 @@ def test_what_was_measured_is_kept(tmp_path, monkeypatch):
 
 
 def test_settings_are_chosen_and_tried_on_different_samples(tmp_path):
-    federation = gpi_networks.Federation("digits", "iid", 3, 1, 0)
+    federation = gpi_networks.FusionCase("digits", "iid", 3, 1, 0)
     silos = gpi_networks.trained(tmp_path, federation)
     chosen = {tuple(row) for row in silos.held_out.x.flatten(1).tolist()}
     tried = {tuple(row) for row in silos.test.x.flatten(1).tolist()}
@@ -85,7 +85,7 @@ def test_settings_are_chosen_and_tried_on_different_samples(tmp_path):
 
 
 def test_a_folder_of_other_settings_is_refused(tmp_path):
-    federation = gpi_networks.Federation("digits", "iid", 3, 1, 0)
+    federation = gpi_networks.FusionCase("digits", "iid", 3, 1, 0)
     finished(tmp_path / "run", federation.config({"name": "local"}, epochs=1))
     with pytest.raises(RunError, match="other settings"):
         finished(tmp_path / "run", federation.config({"name": "local"}, epochs=2))
@@ -619,7 +619,7 @@ def test_the_splits_of_the_patients_fit_the_sheet(tmp_path):
 
 def test_measurements_under_other_settings_do_not_count(tmp_path):
     """Another grid is another measurement of what is chosen from it, and of nothing else."""
-    federations = [gpi_networks.Federation("digits", "iid", 3, 1, 0)]
+    federations = [gpi_networks.FusionCase("digits", "iid", 3, 1, 0)]
     told = []
     for epsilons in ((0.0,), (0.3,)):
         told.clear()
@@ -634,7 +634,7 @@ def test_measurements_under_other_settings_do_not_count(tmp_path):
 
 def test_a_run_ahead_of_its_measurements_begins_anew(tmp_path):
     """A kill between a checkpoint and its measurement must not lose a round."""
-    federation = gpi_networks.Federation("digits", "iid", 3, 1, 0)
+    federation = gpi_networks.FusionCase("digits", "iid", 3, 1, 0)
     config = federation.config({"name": "fedavg"}, 3)
     whole = list(gpi_rounds._followed(tmp_path / "whole", config, 0))
     assert [number for number, _, _ in whole] == [1, 2, 3]

@@ -10,7 +10,7 @@ import torch
 from fedbayes import Config
 from fedbayes.biostatistics.columns import ColumnDescription
 from fedbayes.biostatistics.exchange import Exchange
-from fedbayes.contracts import Run
+from fedbayes.contracts import Federation
 from fedbayes.core.plausible import (
     LARGEST,
     MOST_SHIFT,
@@ -214,7 +214,7 @@ def tried(told, monkeypatch):
     run = SimpleNamespace(
         network=SimpleNamespace(constants_digest=""), clients=len(told), likelihood=likelihood()
     )
-    assert Run.__annotations__.keys() >= {"network", "clients", "likelihood"}
+    assert Federation.__annotations__.keys() >= {"network", "clients", "likelihood"}
     return try_at_clients(Tries(told), run, {}, 1, (), 1e6)
 
 

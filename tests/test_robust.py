@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fedbayes import Config, Simulation
-from fedbayes.contracts import At, Report, ReportList, Total
+from fedbayes.contracts import Report, ReportList, RoundContext, Total
 from fedbayes.contracts.changes import norm, types_of
 from fedbayes.core.messages import Masked, dense
 from fedbayes.core.tensors import pack
@@ -98,11 +98,11 @@ def test_a_rule_takes_the_middle_of_every_part(method, rule):
             total.changes[part][name] = torch.from_numpy(middle * share * 6).view_as(tensor)
             if (share < 1).any():
                 total.heard[part][name] = torch.from_numpy(share * 6).view_as(tensor)
-    wanted = method.update(server, method.resummed(total, server, run), At(run, 2))[0]
+    wanted = method.update(server, method.resummed(total, server, run), RoundContext(run, 2))[0]
     reports = fold(Aggregation(rule=rule, hostile=hostile), method, server, run)
     for client, report in found.items():
         reports.add(client, report)
-    result = method.update(server, reports.reduced(), At(run, 2))[0]
+    result = method.update(server, reports.reduced(), RoundContext(run, 2))[0]
     for name, tensor in pack(result).items():
         torch.testing.assert_close(tensor, pack(wanted)[name], rtol=1e-4, atol=1e-6)
 

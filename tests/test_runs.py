@@ -339,7 +339,7 @@ def test_accuracies_are_what_they_are_said_to_be(tmp_path):
         assert simulation.summary()["global_accuracy"] == right / total
         # Train the cohorts again, by hand, and try what each client last reported.
         server = method.init(run)
-        from fedbayes.contracts import At
+        from fedbayes.contracts import RoundContext
         from fedbayes.core.messages import encode
         from fedbayes.federation.client_runtime import Task
         from fedbayes.federation.round import sample_cohort
@@ -348,14 +348,14 @@ def test_accuracies_are_what_they_are_said_to_be(tmp_path):
         for number in range(1, 5):
             reports = method.declared.reduction()
             for client in sample_cohort(0, number, 4, 2):
-                message = method.message(server, At(run, number, client))
+                message = method.message(server, RoundContext(run, number, client))
                 outcome = simulation.runtime.train(Task(client, number, encode(message), None))
                 report = decode_report(outcome.report, message)
                 reports.add(client, report)
                 samples = data.test(client)
                 guess = run.network(report.tensors, samples.x).argmax(1)
                 reported[client] = float((guess == samples.y).double().mean())
-            server, _ = method.update(server, reports, At(run, number))
+            server, _ = method.update(server, reports, RoundContext(run, number))
         expected = sum(reported.values()) / len(reported)
         assert simulation.local_accuracy() == pytest.approx(expected, rel=1e-12)
 

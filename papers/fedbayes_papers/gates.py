@@ -9,7 +9,7 @@ import numpy as np
 import pandas as pd
 
 from fedbayes.config.config import Config
-from fedbayes.contracts import At
+from fedbayes.contracts import RoundContext
 from fedbayes.core.messages import dense
 from fedbayes.methods.fedsparse import FedSparse
 from fedbayes.reports.palette import MARKERS
@@ -107,7 +107,7 @@ def _local(simulation: Simulation) -> Row:
     method, run, data = simulation.method, simulation.run, simulation.data
     right: dict[str, list[float]] = {}
     for client in range(data.clients):
-        at = At(run, simulation.progress.round + 1, client)
+        at = RoundContext(run, simulation.progress.round + 1, client)
         test = data.test(client)
         if not len(test.y):
             continue

@@ -24,7 +24,7 @@ from fedbayes_papers.gpi_networks import (
     NO_COUNTS,
     PARTITIONS,
     SPREADS,
-    Federation,
+    FusionCase,
     fill,
 )
 from fedbayes_papers.gpi_rounds import figure4
@@ -33,7 +33,7 @@ from fedbayes_papers.gpi_rounds import figure4
 def one_shot(request: Request) -> Finding:
     """The figures of one federation: MNIST, 10 clients, Dirichlet 0.4, one and two layers."""
     federations = [
-        Federation(name, "dirichlet", 10, layers, seed)
+        FusionCase(name, "dirichlet", 10, layers, seed)
         for name in request.datasets
         for layers in (1, 2)
         for seed in request.repeats(3, 10)
@@ -64,7 +64,7 @@ def one_shot(request: Request) -> Finding:
 def figure2(request: Request) -> Finding:
     """Fig. 2: one hidden layer, one round, more and more clients."""
     federations = [
-        Federation(name, partition, clients, 1, seed)
+        FusionCase(name, partition, clients, 1, seed)
         for name in request.datasets
         for partition in PARTITIONS
         for clients in _clients(name, request.scale)
@@ -107,7 +107,7 @@ def figure3(request: Request) -> Finding:
     """Fig. 3: one round, 10 clients, one to six hidden layers."""
     depths = (1, 2, 4, 6) if request.small else (1, 2, 3, 4, 5, 6)
     federations = [
-        Federation(name, partition, 10, layers, seed)
+        FusionCase(name, partition, 10, layers, seed)
         for name in request.datasets
         for partition in PARTITIONS
         for layers in depths

@@ -81,7 +81,7 @@ stay near their random start: with σ = 1, or with σ0 = 10, most neurons find n
 
 
 @dataclass(frozen=True)
-class Federation:
+class FusionCase:
     """Who trained what on which data."""
 
     dataset: str
@@ -169,7 +169,7 @@ def split(data: FederatedData, seed: int) -> tuple[Samples, Samples]:
     return Samples(x[chosen], y[chosen]), Samples(x[rest], y[rest])
 
 
-def trained(folder: Path, federation: Federation) -> Silos:
+def trained(folder: Path, federation: FusionCase) -> Silos:
     """Networks that each client trained on its own data alone; trained now, or read again."""
     data, files = alone(folder, federation)
     return Silos(
@@ -180,7 +180,7 @@ def trained(folder: Path, federation: Federation) -> Silos:
     )
 
 
-def alone(folder: Path, federation: Federation) -> tuple[FederatedData, list[Path]]:
+def alone(folder: Path, federation: FusionCase) -> tuple[FederatedData, list[Path]]:
     """The data, and the file of each client's own network."""
     config = federation.config({"name": "local"})
     run = finished(folder / "locals" / federation.name, config)
@@ -188,7 +188,7 @@ def alone(folder: Path, federation: Federation) -> tuple[FederatedData, list[Pat
     return stored_data(config, run), files
 
 
-def fused_functions(folder: Path, federation: Federation, counted: bool) -> Row:
+def fused_functions(folder: Path, federation: FusionCase, counted: bool) -> Row:
     """Fusion in function space, as large as one client's network, with its defaults.
 
     Args:
@@ -215,7 +215,7 @@ def fused_functions(folder: Path, federation: Federation, counted: bool) -> Row:
     }
 
 
-def measure(folder: Path, federation: Federation, method: str, grid: Row) -> Row:
+def measure(folder: Path, federation: FusionCase, method: str, grid: Row) -> Row:
     """One method on one federation, after one round."""
     if method == "FedAvg":
         config = federation.config({"name": "fedavg"})
@@ -255,7 +255,7 @@ def measure(folder: Path, federation: Federation, method: str, grid: Row) -> Row
 
 
 def fill(
-    request: Request, federations: Sequence[Federation], methods: Sequence[str], grid: Row
+    request: Request, federations: Sequence[FusionCase], methods: Sequence[str], grid: Row
 ) -> pd.DataFrame:
     """All measurements of these federations and methods, those that are missing made."""
     results = Results(request.out / "results.jsonl")
@@ -274,13 +274,13 @@ def fill(
     return results.table(keys)
 
 
-def grid_of(federation: Federation, method: str, grid: Row) -> Row:
+def grid_of(federation: FusionCase, method: str, grid: Row) -> Row:
     """What is tried of a method on this data."""
     own = {**grid, **SPREADS.get(federation.dataset, {})}
     return {name: own[name] for name in own if (method, name) != ("PFNM", "epsilon")}  # it is 0
 
 
-def _settings(federation: Federation, method: str, grid: Row) -> str:
+def _settings(federation: FusionCase, method: str, grid: Row) -> str:
     """Tells apart what is measured under other settings of a method."""
     match method:
         case "PFNM" | "GPI-FNM":

@@ -20,7 +20,7 @@ from fedbayes_papers.gpi_networks import (
     PARTITIONS,
     SPREADS,
     WIDTH,
-    Federation,
+    FusionCase,
     accuracy,
     grid_of,
     split,
@@ -45,7 +45,7 @@ def figure4(request: Request) -> Finding:
     for name, partition in itertools.product(request.datasets, PARTITIONS):
         rounds = 8 if request.small else 15 if partition == "iid" else 30
         first, *others = (
-            Federation(name, partition, 15, 2, seed) for seed in request.repeats(3, 10)
+            FusionCase(name, partition, 15, 2, seed) for seed in request.repeats(3, 10)
         )
         for method in ROUNDS:
             tried = [
@@ -80,7 +80,7 @@ def _choices(found: pd.DataFrame) -> str:
     return f"Chosen were: {'; '.join(texts)}."
 
 
-def _candidates(request: Request, federation: Federation, method: str) -> list[Row]:
+def _candidates(request: Request, federation: FusionCase, method: str) -> list[Row]:
     """Settings of a method that Fig. 4 tries."""
     if method == "FedAvg":
         return [{"name": "fedavg"}]
@@ -92,7 +92,7 @@ def _candidates(request: Request, federation: Federation, method: str) -> list[R
     return [{"name": ROUNDS[method], **candidate} for candidate in candidates]
 
 
-def _settled(request: Request, federation: Federation) -> Row:
+def _settled(request: Request, federation: FusionCase) -> Row:
     """σ, σ0 and γ of the methods as published: PFNM's after one round, on held-out samples."""
     settings = Results(request.out / "settings.jsonl")
     asked = {"dataset": federation.dataset, "partition": federation.partition, "method": "PFNM"}
@@ -109,7 +109,7 @@ def _settled(request: Request, federation: Federation) -> Row:
 def _measured(
     request: Request,
     results: Results,
-    federation: Federation,
+    federation: FusionCase,
     method: str,
     table: Row,
     rounds: int,

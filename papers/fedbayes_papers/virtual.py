@@ -17,7 +17,7 @@ import numpy.typing as npt
 import pandas as pd
 
 from fedbayes.config.config import Config
-from fedbayes.contracts import At
+from fedbayes.contracts import RoundContext
 from fedbayes.core.messages import decode_file
 from fedbayes.core.tensors import unpack
 from fedbayes.likelihoods import evaluate, total
@@ -139,7 +139,7 @@ def final_accuracies(simulation: Simulation) -> npt.NDArray[np.float64]:
     method, run, kind = simulation.method, simulation.run, simulation.likelihood
     found = []
     for client in range(simulation.clients):
-        at = At(run, simulation.progress.round + 1, client)
+        at = RoundContext(run, simulation.progress.round + 1, client)
         message = method.message(simulation.server, at)
         own: Any = unpack(method.client_state, decode_file(simulation.states[client]))
         model = method.personal_model(message, None, own, run)

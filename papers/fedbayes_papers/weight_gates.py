@@ -18,7 +18,7 @@ import torch
 from torch import Tensor, nn
 
 from fedbayes.config.config import Config
-from fedbayes.contracts import At
+from fedbayes.contracts import RoundContext
 from fedbayes.core.messages import encode
 from fedbayes.core.tensors import Tensors
 from fedbayes.data import DataSettings, load_dataset
@@ -160,7 +160,7 @@ def _measured(key: Row, live: np.ndarray) -> Row:
             if step.number % SHOWN_EVERY == 0:
                 for kind, part in (("dead", dead), ("live", now)):
                     curves[kind].append(float((part == 0).double().mean()))
-        at = At(simulation.run, simulation.run.rounds + 1)
+        at = RoundContext(simulation.run, simulation.run.rounds + 1)
         message = simulation.method.message(simulation.server, at)
         summary, lines = simulation.summary(), RunFolder(Path(place)).metrics()
     fell, gone = last.abs() < start.abs(), now == 0

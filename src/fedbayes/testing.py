@@ -26,13 +26,13 @@ from torch import Tensor, nn
 from fedbayes.config.config import Config
 from fedbayes.contracts import (
     AnyMethod,
-    At,
+    Federation,
     Info,
     Loss,
     Method,
     Problem,
     Report,
-    Run,
+    RoundContext,
     Solved,
     Sum,
     Total,
@@ -148,7 +148,9 @@ class MethodContract:
                 reports = method.declared.reduction()
                 expected = method.expected(message, simulation.run)
                 reports.add(0, decode_report(results[0][0], expected))
-                updates.append(pack(method.update(server, reports, At(simulation.run, 2))[0]))
+                updates.append(
+                    pack(method.update(server, reports, RoundContext(simulation.run, 2))[0])
+                )
             assert_identical(updates[0], updates[1])
             assert_identical(before, pack(server))
 
@@ -171,11 +173,11 @@ class MethodContract:
                 total.dtypes |= types_of(report)
             if not isinstance(reports, Sum):
                 return
-            direct = pack(method.update(server, reports, At(run, 2))[0])
+            direct = pack(method.update(server, reports, RoundContext(run, 2))[0])
             summed = method.resummed(total, server, run)
             assert summed.clients == reports.clients
             assert summed.weight == reports.weight
-            by_way_of_changes = pack(method.update(server, summed, At(run, 2))[0])
+            by_way_of_changes = pack(method.update(server, summed, RoundContext(run, 2))[0])
             assert direct.keys() == by_way_of_changes.keys()
             for name, tensor in direct.items():
                 torch.testing.assert_close(by_way_of_changes[name], tensor, rtol=1e-4, atol=1e-6)
@@ -235,7 +237,9 @@ class MethodContract:
             method.accept(server, coarsened, run)
             reports = declared.reduction()
             reports.add(0, coarsened)
-            for name, tensor in pack(method.update(server, reports, At(run, 2))[0]).items():
+            for name, tensor in pack(
+                method.update(server, reports, RoundContext(run, 2))[0]
+            ).items():
                 assert not tensor.is_floating_point() or tensor.isfinite().all(), name
 
     def test_the_loss_is_pure(self, tmp_path: Path) -> None:
@@ -412,7 +416,7 @@ class _Nonsense(Solved):
         return {"loss": -1e9, "steps": -17.0}
 
 
-class _Misled(At):
+class _Misled(RoundContext):
     """A place whose solutions tell nonsense."""
 
     def solve(
@@ -453,7 +457,7 @@ def _without_dropout(module: nn.Module) -> None:
             layer.p = 0.0
 
 
-def _captured(loss: Loss, run: Run) -> list[str]:
+def _captured(loss: Loss, run: Federation) -> list[str]:
     """The tensors that a loss reaches without being given them, but for those of the run."""
     seen: set[int] = set()
     for _ in _reached(run, seen):
@@ -555,7 +559,7 @@ def _copy(tensors: Tensors) -> Tensors:
 
 
 def _local(
-    method: AnyMethod, message: Message, client: Any, samples: Samples, at: At
+    method: AnyMethod, message: Message, client: Any, samples: Samples, at: RoundContext
 ) -> tuple[bytes, bytes, str]:
     """One E-step in a form that can be compared."""
     with torch.random.fork_rng(devices=[]):

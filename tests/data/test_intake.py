@@ -234,10 +234,15 @@ def test_whole_numbers_that_are_no_ids_are_standardized_with_a_note(module):
     assert data.std.tolist() == [1] * 4
 
 
-def test_units_that_are_off_do_not_make_ids_of_numbers(module):
-    """Of 60 draws of data, some leave all units of a small network off."""
+@pytest.mark.parametrize("squash", [torch.nn.Tanh(), torch.nn.ReLU(), torch.nn.Hardtanh()])
+def test_flat_units_do_not_make_ids_of_numbers(module, squash):
+    """Units that are off or saturated have no gradient at large numbers."""
+    module.plain = lambda shape, classes: torch.nn.Sequential(
+        torch.nn.Linear(shape[0], 2), squash, torch.nn.Linear(2, classes)
+    )
+    rng = np.random.default_rng(0)
     for _ in range(60):
-        data, _ = federated(module, lambda n: RNG.integers(0, 900, (n, 4)), "plain")
+        data, _ = federated(module, lambda n: rng.integers(0, 900, (n, 4)), "plain")
         assert data.mean.min() > 1
 
 

@@ -3,7 +3,7 @@
 import torch
 
 from fedbayes import Config, Simulation
-from fedbayes.contracts import At, Run, Sum
+from fedbayes.contracts import Federation, RoundContext, Sum
 from fedbayes.core.targets import Target
 from fedbayes.core.tensors import Samples
 from fedbayes.data.preprocessing import Preprocessing
@@ -24,7 +24,7 @@ def run_of(net, *, clients=4, cohort=3, rounds=5, seed=7, classes=3, likelihood=
     target = Target("class", tuple(str(k) for k in range(classes)))
     shape = net.shape or (1,)
     seen = Preprocessing(shape, 1.0, (0.0,) * shape[0], (1.0,) * shape[0], target)
-    return Run(
+    return Federation(
         network=net,
         preprocessing=seen,
         likelihood=likelihood or build_likelihood("auto", target),
@@ -40,7 +40,7 @@ def at(run, client=0, round=1, **more):
     """A client's place in a round: of a run, or of one over this network with these settings."""
     if isinstance(run, Network):
         run, more = run_of(run, **more), {}
-    return At(run, round=round, client=client, own_network=lambda: run.network, **more)
+    return RoundContext(run, round=round, client=client, own_network=lambda: run.network, **more)
 
 
 def samples(n=12, inputs=4, classes=3, seed=0, dtype=torch.float32):

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from fedbayes import Config, Simulation
-from fedbayes.contracts import At, Report, ReportList
+from fedbayes.contracts import Report, ReportList, RoundContext
 from fedbayes.core.targets import Target
 from fedbayes.errors import ConfigError, ModelError
 from fedbayes.fusion.combining import combine
@@ -186,7 +186,9 @@ def test_real_rows_at_the_server_are_encoded_as_the_clients_are(tmp_path):
     )
     with Simulation(config) as simulation:
         seen = simulation.run.preprocessing
-        drawn = draws_of_round(simulation.method.inputs, At(simulation.run, 1)).batch(0, 64)
+        drawn = draws_of_round(simulation.method.inputs, RoundContext(simulation.run, 1)).batch(
+            0, 64
+        )
         rows = seen.apply(table.drop(columns="died").head(70))
         assert all(torch.isclose(row, rows, atol=1e-5).all(1).any() for row in drawn)
         assert len(list(simulation)) == 1

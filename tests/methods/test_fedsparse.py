@@ -10,7 +10,7 @@ import torch
 
 import fedbayes
 from fedbayes import Simulation
-from fedbayes.contracts import At, Report, Stateless, Sum
+from fedbayes.contracts import Report, RoundContext, Stateless, Sum
 from fedbayes.core.messages import Masked, decode, dense, encode
 from fedbayes.core.tensors import unpack
 from fedbayes.errors import ConfigError
@@ -222,7 +222,7 @@ def test_what_is_pruned_stays_pruned_and_is_not_sent(tmp_path):
             gone = now
             alive = int((step.server.weights["1.weight"].abs().sum(1) > 0).sum())
             assert step.metrics["update"]["alive_1"] == alive
-        message = simulation.method.message(simulation.server, At(simulation.run, 13))
+        message = simulation.method.message(simulation.server, RoundContext(simulation.run, 13))
     assert 5 < alive < 50, "the test needs some pruning to be about something"
     assert message["1.weight"].values.numel() == alive * 64
     assert message["3.weight"].values.numel() == int(step.metrics["update"]["alive_3"]) * alive
@@ -318,7 +318,7 @@ def test_scaffold_fedsparse_sums_its_control_variates(tmp_path):
         torch.testing.assert_close(
             4 * simulation.server.control["1.weight"][alive], summed[alive], rtol=1e-3, atol=1e-5
         )
-        message = simulation.method.message(simulation.server, At(simulation.run, 13))
+        message = simulation.method.message(simulation.server, RoundContext(simulation.run, 13))
     assert message["control/1.weight"].values.numel() == int(alive.sum()) * 64
     assert ScaffoldFedSparse().client_state is Control
 

@@ -10,7 +10,7 @@ from torch import nn
 
 import fedbayes
 from fedbayes import Simulation
-from fedbayes.contracts import At, Report, Stateless, Sum
+from fedbayes.contracts import Report, RoundContext, Stateless, Sum
 from fedbayes.core.messages import Masked, decode, dense, encode, payload
 from fedbayes.errors import ConfigError, FedbayesWarning
 from fedbayes.methods.fedsparse import FedSparse, FedSparseServer, ScaffoldFedSparse
@@ -195,7 +195,7 @@ def test_a_pruned_weight_is_zero_for_ever_and_not_sent(name, tmp_path):
             assert step.metrics["bytes_down"] == 4 * sent or not sent
             now = step.server.weights["1.weight"] == 0
             assert now[gone].all(), "momentum revives nothing"
-            gone, place = now, At(simulation.run, step.number + 1)
+            gone, place = now, RoundContext(simulation.run, step.number + 1)
             message = simulation.method.message(step.server, place)
             alive = int((~gone).sum())
             assert step.metrics["update"]["alive_1"] == alive

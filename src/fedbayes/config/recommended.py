@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 
 from fedbayes.config.config import Config
-from fedbayes.contracts import AnyMethod, Known, Run
+from fedbayes.contracts import AnyMethod, Federation, Known
 from fedbayes.data import FederatedData
 from fedbayes.errors import ConfigError
 from fedbayes.inference.settings import LocalTraining
@@ -15,7 +15,7 @@ RATES = {"sgd": 0.1, "adam": 0.003, "amsgrad": 0.003, "adamax": 0.006}
 """Learning rates of optimizers that a user set instead of the recommended one."""
 
 
-def choose(config: Config, run: Run, data: FederatedData) -> Config:
+def choose(config: Config, run: Federation, data: FederatedData) -> Config:
     """The settings with nothing left at `auto`; what was chosen is in `settings_chosen`.
 
     With `method.preset = "published"` that are published values, else what the method recommends

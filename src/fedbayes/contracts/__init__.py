@@ -1,14 +1,14 @@
-"""What a method is, and what it works with: `Method`, `Run`, `At`, reports and their parts.
+"""What a method is and works with: `Method`, `Federation`, `RoundContext`, reports and parts.
 
 `method.py` is the contract, `parts.py` declares reports, and the other files are bases that several
 methods share. Add a base here when two methods have the same body. A new name in `Method` is a cost
 for every method: first ask whether the declaration of the reports says it already. Nothing here
 knows an engine, a stage or a method.
 
-A `Run` holds what no round changes; an `At` is a round and a client in it, and gives random
-generators by purpose (`at.rng`). States are carried from round to round, `Info` is only reported
-and no method reads it. `core.tensors.pack` flattens every state into named tensors, so that
-checkpoints and private states are stored in one way.
+A `Federation` holds what no round changes; a `RoundContext` is a round and a client in it, and
+gives random generators by purpose (`at.rng`). States are carried from round to round, `Info` is
+only reported and no method reads it. `core.tensors.pack` flattens every state into named tensors,
+so that checkpoints and private states are stored in one way.
 """
 
 import warnings
@@ -36,18 +36,18 @@ from fedbayes.contracts.point import PointEstimate
 from fedbayes.contracts.prior import Prior
 from fedbayes.contracts.recommended import Known, adam, sgd
 from fedbayes.contracts.reports import Report, ReportList, Sum
-from fedbayes.contracts.run import At, Run, nll
+from fedbayes.contracts.run import Federation, RoundContext, nll
 from fedbayes.inference.problem import Loss, Noise, Problem, Solved, Tree
 
 __all__ = [
     "UNIFORM",
     "AnyMethod",
-    "At",
     "Averaged",
     "Changes",
     "ClassCountedMethod",
     "ClientState",
     "Clips",
+    "Federation",
     "Info",
     "Known",
     "Loss",
@@ -61,7 +61,7 @@ __all__ = [
     "Report",
     "ReportList",
     "Reports",
-    "Run",
+    "RoundContext",
     "Sampler",
     "ServerState",
     "Solved",
@@ -77,7 +77,13 @@ __all__ = [
     "units_remarks",
 ]
 
-FORMER = {"Counted": "ClassCountedMethod", "Gathered": "ReportList", "Nothing": "Stateless"}
+FORMER = {
+    "At": "RoundContext",
+    "Run": "Federation",
+    "Counted": "ClassCountedMethod",
+    "Gathered": "ReportList",
+    "Nothing": "Stateless",
+}
 """Names of version 0.2, for one version."""
 
 

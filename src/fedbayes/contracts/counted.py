@@ -8,7 +8,7 @@ from pydantic import Field
 from fedbayes.contracts.method import Method, ServerState, Stateless
 from fedbayes.contracts.parts import Part, Reports
 from fedbayes.contracts.reports import Report, ReportList
-from fedbayes.contracts.run import Run
+from fedbayes.contracts.run import Federation
 from fedbayes.core.messages import Message, dense
 from fedbayes.core.tensors import Samples, Tensors
 from fedbayes.errors import ConfigError, MessageError
@@ -33,7 +33,7 @@ class ClassCountedMethod(Method[ServerState, Stateless, ReportList]):
         """By numbers of samples, which counts of classes add up to."""
         return True
 
-    def check(self, run: Run) -> None:
+    def check(self, run: Federation) -> None:
         """Shares need an output for each class.
 
         Raises:
@@ -46,25 +46,25 @@ class ClassCountedMethod(Method[ServerState, Stateless, ReportList]):
                 "method.class_shares = false"
             )
 
-    def counts_classes(self, run: Run) -> bool:
+    def counts_classes(self, run: Federation) -> bool:
         """Whether clients tell their samples of each class."""
         return _by_class(run) if self.class_shares == "auto" else self.class_shares
 
-    def count_pattern(self, run: Run) -> Message:
+    def count_pattern(self, run: Federation) -> Message:
         """What a proper report holds of counts."""
         if not self.counts_classes(run):
             return {}
         classes = run.likelihood.target.classes
         return {COUNTS: torch.zeros(1, dtype=torch.int64).expand(classes)}
 
-    def counted(self, samples: Samples, run: Run) -> Tensors:
+    def counted(self, samples: Samples, run: Federation) -> Tensors:
         """The counts of a client."""
         if not self.counts_classes(run):
             return {}
         classes = run.likelihood.target.classes
         return {COUNTS: torch.bincount(samples.y.cpu(), minlength=classes)}
 
-    def accept(self, server: ServerState, report: Report, run: Run) -> None:
+    def accept(self, server: ServerState, report: Report, run: Federation) -> None:
         """Counts of classes are not negative, and those of its samples."""
         if not self.counts_classes(run):
             return
@@ -85,6 +85,6 @@ class ClassCountedMethod(Method[ServerState, Stateless, ReportList]):
         return Report(tensors, weight)
 
 
-def _by_class(run: Run) -> bool:
+def _by_class(run: Federation) -> bool:
     """Whether there is an output for each class."""
     return run.likelihood.outputs == run.likelihood.target.classes

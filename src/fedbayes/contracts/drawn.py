@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from fedbayes.contracts.method import Sampler
-from fedbayes.contracts.run import Run
+from fedbayes.contracts.run import Federation
 from fedbayes.core.devices import placed
 from fedbayes.core.tensors import Samples, Tensors
 from fedbayes.errors import ConfigError, ModelError
@@ -14,7 +14,7 @@ from fedbayes.inference.problem import Noise, Tree
 from fedbayes.models import Network
 
 
-def require_weights_alone(name: str, run: Run) -> None:
+def require_weights_alone(name: str, run: Federation) -> None:
     """See that a network's trained weights can be random: nothing else may change in training.
 
     Args:
@@ -34,7 +34,7 @@ def require_weights_alone(name: str, run: Run) -> None:
         )
 
 
-def refuse_weight_decay(name: str, run: Run) -> None:
+def refuse_weight_decay(name: str, run: Federation) -> None:
     """See that the prior is all that draws the trained parameters.
 
     Args:
@@ -52,7 +52,7 @@ def refuse_weight_decay(name: str, run: Run) -> None:
         )
 
 
-def weight_noise(run: Run, samples: int) -> Noise:
+def weight_noise(run: Federation, samples: int) -> Noise:
     """Standard normal noise for each weight, `samples` times in every step.
 
     Args:
@@ -76,7 +76,7 @@ Fit = Callable[[Tensor, Tensor], Tensor]
 
 def expected_loss(
     fit: Fit,
-    run: Run,
+    run: Federation,
     mean: Tensors,
     std: Tensors,
     batch: Samples,

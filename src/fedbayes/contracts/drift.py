@@ -9,7 +9,7 @@ from torch import Tensor
 from fedbayes.contracts.method import Info
 from fedbayes.contracts.point import PointEstimate
 from fedbayes.contracts.reports import Sum
-from fedbayes.contracts.run import At, Run
+from fedbayes.contracts.run import Federation, RoundContext
 from fedbayes.core.messages import Message
 from fedbayes.core.tensors import Tensors
 from fedbayes.inference import optimizers
@@ -40,20 +40,22 @@ class GeneralizedFedAvg(ServerSchedule, PointEstimate[DriftServer]):
     def optimizer(self, parameters: list[Tensor]) -> torch.optim.Optimizer:
         """The server's optimizer over the global weights."""
 
-    def init(self, run: Run) -> DriftServer:
+    def init(self, run: Federation) -> DriftServer:
         """The network's initialization, and no optimizer state."""
         weights, buffers = run.network.split()
         return DriftServer(weights, buffers, {})
 
-    def model(self, server: DriftServer, run: Run) -> Tensors:
+    def model(self, server: DriftServer, run: Federation) -> Tensors:
         """Weights and buffers."""
         return {**server.weights, **server.buffers}
 
-    def message(self, server: DriftServer, at: At) -> Message:
+    def message(self, server: DriftServer, at: RoundContext) -> Message:
         """Weights and buffers, the same to all."""
         return {**server.weights, **server.buffers}
 
-    def update(self, server: DriftServer, reports: Sum, at: At) -> tuple[DriftServer, Info]:
+    def update(
+        self, server: DriftServer, reports: Sum, at: RoundContext
+    ) -> tuple[DriftServer, Info]:
         """One step along the pseudo-gradient."""
         mean = reports.mean()
         drift = {name: w - mean[name] for name, w in server.weights.items()}

@@ -9,7 +9,7 @@ from fedbayes.contracts.natural import is_unlearnt, norms
 from fedbayes.contracts.product import FactorState, PartitionedPosterior, PosteriorServer, Split
 from fedbayes.contracts.recommended import Known, adam
 from fedbayes.contracts.reports import Report
-from fedbayes.contracts.run import At, Run
+from fedbayes.contracts.run import Federation, RoundContext
 from fedbayes.core.fields import Chosen
 from fedbayes.core.messages import Message
 from fedbayes.core.tensors import Samples, Tensors, part
@@ -50,7 +50,7 @@ class VariationalFactor(PartitionedPosterior[FactorState]):
             "method.damping": float(f"{larger:.2g}") if larger > 1 / run.cohort else None,
         }
 
-    def remarks(self, run: Run) -> list[str]:
+    def remarks(self, run: Federation) -> list[str]:
         """Plain gradient steps on means and log-precisions at once mostly lead nowhere; nor do few
         rounds, after which the server has little of the factors.
         """
@@ -71,7 +71,7 @@ class VariationalFactor(PartitionedPosterior[FactorState]):
         return notes
 
     def taken_out(
-        self, message: Message, client: FactorState, samples: Samples, at: At
+        self, message: Message, client: FactorState, samples: Samples, at: RoundContext
     ) -> tuple[Tensors, Tree]:
         """Where training starts, and what a loss is given of the others' factors and the prior.
 
@@ -93,7 +93,7 @@ class VariationalFactor(PartitionedPosterior[FactorState]):
         }
         return self._begun(split, client, at), given
 
-    def _begun(self, split: Split, client: FactorState, at: At) -> Tensors:
+    def _begun(self, split: Split, client: FactorState, at: RoundContext) -> Tensors:
         """Where training starts: the posterior, or the initialization if there is none yet.
 
         Stds of a newcomer start small: the first accounts for all of the precision, a later
@@ -115,7 +115,9 @@ class VariationalFactor(PartitionedPosterior[FactorState]):
             start[f"log_precision/{name}"] = precision.log().to(kind)
         return start
 
-    def refined(self, solved: Solved, given: Tree, at: At) -> tuple[Report, NaturalGaussian]:
+    def refined(
+        self, solved: Solved, given: Tree, at: RoundContext
+    ) -> tuple[Report, NaturalGaussian]:
         """The damped change of the factor as a report, and the factor with it; see `answered`."""
         ended, cavity = solved.parameters, NaturalGaussian(**given["cavity"])
         log_precision = part(ended, "log_precision")
@@ -125,7 +127,7 @@ class VariationalFactor(PartitionedPosterior[FactorState]):
         refined = NaturalGaussian(precision, shift)
         return self.answered(refined, NaturalGaussian(**given["factor"]), given["mean"], at)
 
-    def ordinary(self, server: PosteriorServer, run: Run) -> dict[str, float]:
+    def ordinary(self, server: PosteriorServer, run: Federation) -> dict[str, float]:
         """The posterior's own natural parameters, all that was learnt so far; or those that a
         newcomer starts with.
         """

@@ -17,7 +17,7 @@ from fedbayes.contracts.method import Info, Method, Sampler
 from fedbayes.contracts.natural import KNOWN_STD
 from fedbayes.contracts.parts import Part, Reports
 from fedbayes.contracts.reports import Report, Sum
-from fedbayes.contracts.run import At, Run
+from fedbayes.contracts.run import Federation, RoundContext
 from fedbayes.core.messages import Message, dense
 from fedbayes.core.tensors import Tensors, named, part
 from fedbayes.errors import MessageError
@@ -104,10 +104,10 @@ class SharedKroneckerPosterior(Method[KroneckerServer, CurvatureSums, Sum]):
         """How many times as far as clients the server's step may go in a layer; 0: no bound."""
 
     @abstractmethod
-    def sampler(self, mean: Tensors, moves: Moves, run: Run) -> Sampler:
+    def sampler(self, mean: Tensors, moves: Moves, run: Federation) -> Sampler:
         """Outputs under draws around means."""
 
-    def begin(self, run: Run, layers: Mapping[str, tuple[int, int]]) -> KroneckerServer:
+    def begin(self, run: Federation, layers: Mapping[str, tuple[int, int]]) -> KroneckerServer:
         """The initialization, and no curvature yet.
 
         Args:
@@ -128,14 +128,14 @@ class SharedKroneckerPosterior(Method[KroneckerServer, CurvatureSums, Sum]):
         weights = {n: t.double() for n, t in run.network.initial.items()}
         return KroneckerServer(weights, pool, _basis(pool))
 
-    def message(self, server: KroneckerServer, at: At) -> Message:
+    def message(self, server: KroneckerServer, at: RoundContext) -> Message:
         """Means, the sum of shifts, and the metric: eigenvectors and eigenvalues of its factors."""
         pool = server.pool
         message = named("mean", server.weights) | named("shift", pool.shift) | server.basis
         message |= named("diagonal", pool.diagonal) | named("count", pool.count)
         return {name: t.float() for name, t in message.items()}
 
-    def expected(self, message: Message, run: Run) -> Message:
+    def expected(self, message: Message, run: Federation) -> Message:
         """What is added to each of the sums."""
         rest = {key: part(message, key) for key in ("shift", "diagonal", "count")}
         factors = {key: part(message, f"{key}_basis") for key in ("inputs", "outputs")}
@@ -157,7 +157,7 @@ class SharedKroneckerPosterior(Method[KroneckerServer, CurvatureSums, Sum]):
         diagonal = part(double, "diagonal")
         return Metric(layers, {n: share * t.clamp_min(0) for n, t in diagonal.items()})
 
-    def accept(self, server: KroneckerServer, report: Report, run: Run) -> None:
+    def accept(self, server: KroneckerServer, report: Report, run: Federation) -> None:
         """What is added leaves diagonals and the number of samples positive, and no step is of
         negative reach.
         """
@@ -174,7 +174,7 @@ class SharedKroneckerPosterior(Method[KroneckerServer, CurvatureSums, Sum]):
             if key != "shift" and bool((entries < least).any()):
                 raise MessageError(f"it takes more curvature off {name!r} than there is")
 
-    def ordinary(self, server: KroneckerServer, run: Run) -> dict[str, float]:
+    def ordinary(self, server: KroneckerServer, run: Federation) -> dict[str, float]:
         """The sums themselves, all that was learnt so far; or those of so many samples, with inputs
         and slopes of 1, that the only report of a first round is none too long.
         """
@@ -187,7 +187,9 @@ class SharedKroneckerPosterior(Method[KroneckerServer, CurvatureSums, Sum]):
             found[key] = max(norm(sums.values()), least)
         return found
 
-    def update(self, server: KroneckerServer, reports: Sum, at: At) -> tuple[KroneckerServer, Info]:
+    def update(
+        self, server: KroneckerServer, reports: Sum, at: RoundContext
+    ) -> tuple[KroneckerServer, Info]:
         """Add to the sums, and take the Newton step S⁻¹ Σ c_k with the new ones."""
         before = flattened(server.pool)
         pool = pooled({name: t + reports.tensors[name] for name, t in before.items()})
@@ -230,9 +232,9 @@ class SharedKroneckerPosterior(Method[KroneckerServer, CurvatureSums, Sum]):
             after[name] = w + least.clamp(0, 1) * step[name]
         return KroneckerServer(after, pool, basis)
 
-    def model(self, server: KroneckerServer, run: Run) -> Tensors:
+    def model(self, server: KroneckerServer, run: Federation) -> Tensors:
         """Means, and stds along eigenvectors of the precision."""
-        metric = self.metric_of(dense(self.message(server, At(run, 0))))
+        metric = self.metric_of(dense(self.message(server, RoundContext(run, 0))))
         # Nothing is learnt before there are samples; the prior's noise would be all there is.
         learnt = float(server.pool.count["samples"] > 0)
         stds = {n: learnt * (t + self.delta).rsqrt() for n, t in metric.diagonal.items()}
@@ -243,7 +245,7 @@ class SharedKroneckerPosterior(Method[KroneckerServer, CurvatureSums, Sum]):
         return {name: t.float() for name, t in model.items()}
 
     def personal_model(
-        self, message: Message, report: Report | None, client: CurvatureSums, run: Run
+        self, message: Message, report: Report | None, client: CurvatureSums, run: Federation
     ) -> Tensors | None:
         """The posterior as the report moves it; between rounds there is none of its own."""
         if report is None:
@@ -258,7 +260,7 @@ class SharedKroneckerPosterior(Method[KroneckerServer, CurvatureSums, Sum]):
         weights = {n: t.double().cpu() for n, t in part(came, "mean").items()}
         return self.model(self._stepped(weights, pool, change, 1), run)
 
-    def draws(self, model: Tensors, run: Run) -> Sampler:
+    def draws(self, model: Tensors, run: Federation) -> Sampler:
         """Outputs under draws from the posterior."""
         network = run.network
         mean = network.prepare(part(model, "mean"))

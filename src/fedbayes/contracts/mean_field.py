@@ -12,7 +12,7 @@ from fedbayes.contracts.factors import VariationalFactor, precisions
 from fedbayes.contracts.method import Info, Sampler
 from fedbayes.contracts.natural import means_and_stds, sampler
 from fedbayes.contracts.reports import Report
-from fedbayes.contracts.run import At, Run
+from fedbayes.contracts.run import Federation, RoundContext
 from fedbayes.core.fields import Only
 from fedbayes.core.messages import Message
 from fedbayes.core.tensors import Samples, Tensors, part
@@ -54,30 +54,30 @@ class MeanField(VariationalFactor[MeanFieldClient]):
             raise ValueError("Rényi's divergence of order 1 is KL; set divergence = 'kl'")
         return self
 
-    def join(self, at: At) -> MeanFieldClient:
+    def join(self, at: RoundContext) -> MeanFieldClient:
         """An empty factor, which the first refinement fills."""
         return MeanFieldClient(NaturalGaussian({}, {}))
 
     def problem(
-        self, message: Message, client: MeanFieldClient, samples: Samples, at: At
+        self, message: Message, client: MeanFieldClient, samples: Samples, at: RoundContext
     ) -> Problem:
         """Minimize the free energy from the posterior that came."""
         start, given = self.taken_out(message, client, samples, at)
         return Problem(start, given=given, noise=weight_noise(at.run, self.samples))
 
-    def fit(self, run: Run) -> Fit:
+    def fit(self, run: Federation) -> Fit:
         """The mean loss L of samples: the negative log-likelihood."""
         return run.likelihood.nll
 
-    def loss(self, run: Run) -> Loss:
+    def loss(self, run: Federation) -> Loss:
         """The free energy per sample, by Monte Carlo, its divergence times `kl_weight`."""
         return self._free_energy(run, training=True)
 
-    def validation(self, run: Run) -> Loss:
+    def validation(self, run: Federation) -> Loss:
         """The loss term of the free energy alone, without dropout."""
         return self._free_energy(run, training=False)
 
-    def _free_energy(self, run: Run, *, training: bool) -> Loss:
+    def _free_energy(self, run: Federation, *, training: bool) -> Loss:
         fit = self.fit(run)
 
         def loss(parameters: Tensors, batch: Samples, given: Tree, noise: Tree) -> Tensor:
@@ -100,20 +100,20 @@ class MeanField(VariationalFactor[MeanFieldClient]):
         return renyi(mean, precision, prior, self.alpha)
 
     def report(
-        self, solved: Solved, problem: Problem, client: MeanFieldClient, at: At
+        self, solved: Solved, problem: Problem, client: MeanFieldClient, at: RoundContext
     ) -> tuple[Report, MeanFieldClient, Info]:
         """Report the change of the factor; keep the factor with that change."""
         report, factor = self.refined(solved, problem.given, at)
         return report, MeanFieldClient(factor), solved.info
 
     def personal_model(
-        self, message: Message, report: Report | None, client: MeanFieldClient, run: Run
+        self, message: Message, report: Report | None, client: MeanFieldClient, run: Federation
     ) -> Tensors | None:
         """The posterior as the client refined it; between rounds there is none of its own."""
         if report is None:
             return None
         return means_and_stds(self.known(message, report).to(run.network.device, torch.float32))
 
-    def draws(self, model: Tensors, run: Run) -> Sampler:
+    def draws(self, model: Tensors, run: Federation) -> Sampler:
         """Outputs under draws from the posterior, the same draws on every call."""
         return sampler(model, run, self.predictions)

@@ -48,7 +48,7 @@ from fedbayes.contracts.parts import Reports
 from fedbayes.contracts.prior import Prior
 from fedbayes.contracts.recommended import Known, adam, sgd
 from fedbayes.contracts.reports import Report, ReportList, Sum
-from fedbayes.contracts.run import At, Run, nll
+from fedbayes.contracts.run import Federation, RoundContext, nll
 from fedbayes.core.brief import Brief
 from fedbayes.core.fields import Choosable, Chosen
 from fedbayes.core.messages import Message, dense
@@ -157,7 +157,7 @@ class Method(Choosable, Generic[ServerState, ClientState, Reduced], metaclass=_C
 
     States are frozen dataclasses of tensors (see `fedbayes.core.tensors.pack`). No function changes
     its arguments. Tensors of a message may have other shapes for every client, and the global
-    model may change its size from round to round. What no round changes is in the `Run`, and
+    model may change its size from round to round. What no round changes is in the `Federation`, and
     need not be in a state.
     """
 
@@ -228,7 +228,7 @@ class Method(Choosable, Generic[ServerState, ClientState, Reduced], metaclass=_C
         """The method that runs with these settings: itself, by default."""
         return self
 
-    def check(self, run: Run) -> None:
+    def check(self, run: Federation) -> None:
         """Refuse, before anything runs, training, network or likelihood that it cannot work with.
 
         Raises:
@@ -249,19 +249,19 @@ class Method(Choosable, Generic[ServerState, ClientState, Reduced], metaclass=_C
         """
         return adam(known) if known.pretrained else sgd(known)
 
-    def remarks(self, run: Run) -> list[str]:
+    def remarks(self, run: Federation) -> list[str]:
         """What a user should know before the first round of how the method takes to a network:
         a layer that it leaves out, say. A sentence each.
         """
         return []
 
-    def resolved(self, run: Run) -> dict[str, object]:
+    def resolved(self, run: Federation) -> dict[str, object]:
         """What became of settings that were left to be found, by name, where others have an
         effect only beside some values of them (`fields.Only`).
         """
         return {}
 
-    def falls_short(self, samples: int, run: Run) -> str:
+    def falls_short(self, samples: int, run: Federation) -> str:
         """What a client of so many training samples does in place of what the method is for, in
         words that go on from "clients"; empty by default: nothing.
         """
@@ -274,22 +274,22 @@ class Method(Choosable, Generic[ServerState, ClientState, Reduced], metaclass=_C
         return None
 
     @abstractmethod
-    def init(self, run: Run) -> ServerState:
+    def init(self, run: Federation) -> ServerState:
         """The server's state before the first round."""
 
-    def join(self, at: At) -> ClientState:
+    def join(self, at: RoundContext) -> ClientState:
         """The private state of a client before its first round; it never leaves the client."""
         state: ClientState = self.client_state()
         return state
 
     @abstractmethod
-    def message(self, server: ServerState, at: At) -> Message:
+    def message(self, server: ServerState, at: RoundContext) -> Message:
         """The broadcast: what the server sends to the client `at.client`.
 
         Messages that consist of the very same tensors are encoded once.
         """
 
-    def loss(self, run: Run) -> Loss:
+    def loss(self, run: Federation) -> Loss:
         """What clients minimize on each batch: the negative log-likelihood by default.
 
         It is pure and captures no tensor: what is not a parameter, it finds in the problem's
@@ -297,24 +297,26 @@ class Method(Choosable, Generic[ServerState, ClientState, Reduced], metaclass=_C
         """
         return nll(run)
 
-    def validation(self, run: Run) -> Loss:
+    def validation(self, run: Federation) -> Loss:
         """What early stopping watches on samples that are held out: the negative log-likelihood
         by default, without dropout.
         """
         return nll(run, training=False)
 
     @abstractmethod
-    def problem(self, message: Message, client: ClientState, samples: Samples, at: At) -> Problem:
+    def problem(
+        self, message: Message, client: ClientState, samples: Samples, at: RoundContext
+    ) -> Problem:
         """The E-step, stated: where a client's training starts, and what its loss is given."""
 
     @abstractmethod
     def report(
-        self, solved: Solved, problem: Problem, client: ClientState, at: At
+        self, solved: Solved, problem: Problem, client: ClientState, at: RoundContext
     ) -> tuple[Report, ClientState, Info]:
         """The client's answer, its new private state, and metrics."""
 
     def local(
-        self, message: Message, client: ClientState, samples: Samples, at: At
+        self, message: Message, client: ClientState, samples: Samples, at: RoundContext
     ) -> tuple[Report, ClientState, Info]:
         """The E-step: infer the client's parameters from its data under the server's prior.
 
@@ -325,7 +327,7 @@ class Method(Choosable, Generic[ServerState, ClientState, Reduced], metaclass=_C
         solved = at.solve(problem, self.loss(at.run), samples, validation=self.validation(at.run))
         return self.report(solved, problem, client, at)
 
-    def expected(self, message: Message, run: Run) -> Message:
+    def expected(self, message: Message, run: Federation) -> Message:
         """A pattern for the answer to `message`: names, shapes and types of a proper report.
 
         A report that differs is refused. By default it looks like the message.
@@ -333,7 +335,7 @@ class Method(Choosable, Generic[ServerState, ClientState, Reduced], metaclass=_C
         return message
 
     @final
-    def reference(self, message: Message, run: Run) -> Tensors:
+    def reference(self, message: Message, run: Federation) -> Tensors:
         """Where secure aggregation and compression measure reports from, dense, for who knows the
         broadcast: its own tensors, or zero where the declaration says so.
         """
@@ -345,7 +347,7 @@ class Method(Choosable, Generic[ServerState, ClientState, Reduced], metaclass=_C
             found[name] = sent[name] if moves else torch.zeros_like(pattern)
         return found
 
-    def accept(self, server: ServerState, report: Report, run: Run) -> None:
+    def accept(self, server: ServerState, report: Report, run: Federation) -> None:
         """Refuse a report with finite but invalid values, such as no honest client can have.
 
         Args:
@@ -374,13 +376,13 @@ class Method(Choosable, Generic[ServerState, ClientState, Reduced], metaclass=_C
         """
         return ""
 
-    def remedy(self, run: Run) -> str:
+    def remedy(self, run: Federation) -> str:
         """Which settings of the method make clients' changes smaller, where a change is longer than
         it may be; in words, empty by default.
         """
         return ""
 
-    def origin(self, server: ServerState, run: Run) -> Tensors:
+    def origin(self, server: ServerState, run: Federation) -> Tensors:
         """What changes are measured from: tensors as a client that learnt nothing would report
         them, dense, by name. What is not here, or has another shape, is measured from zero, as
         are changes themselves.
@@ -394,7 +396,7 @@ class Method(Choosable, Generic[ServerState, ClientState, Reduced], metaclass=_C
             if declared.starts_at_server(part_of(name, tensor.dtype, run.network, trained))
         }
 
-    def ordinary(self, server: ServerState, run: Run) -> dict[str, float]:
+    def ordinary(self, server: ServerState, run: Federation) -> dict[str, float]:
         """By part, the L2 norm of the server's own, by which changes are measured where a cohort
         tells little (`aggregation.max_change`); 0 for parts that are not here, infinity for those
         that need no bound.
@@ -407,7 +409,7 @@ class Method(Choosable, Generic[ServerState, ClientState, Reduced], metaclass=_C
             parts.setdefault(part, {})[name] = tensor.double()
         return {part: norm(tensors.values()) for part, tensors in parts.items()}
 
-    def changes(self, report: Report, server: ServerState, run: Run) -> Changes:
+    def changes(self, report: Report, server: ServerState, run: Federation) -> Changes:
         """What a report adds, by part, each of which is bounded by a norm of its own.
 
         By default trained weights are the part `weights`, other real tensors of the network
@@ -424,11 +426,11 @@ class Method(Choosable, Generic[ServerState, ClientState, Reduced], metaclass=_C
         centre = self.centre(report, server, run)
         return changes_of(report, centre, run.network, self.declared)
 
-    def centre(self, report: Report, server: ServerState, run: Run) -> Tensors:
+    def centre(self, report: Report, server: ServerState, run: Federation) -> Tensors:
         """What the changes of one report are measured from: the origin, by default, of all."""
         return self.origin(server, run)
 
-    def resummed(self, total: Total, server: ServerState, run: Run) -> Sum:
+    def resummed(self, total: Total, server: ServerState, run: Federation) -> Sum:
         """The sum of reports whose changes come to a total, for `update`; the inverse of summing
         what `changes` gives.
         """
@@ -442,7 +444,9 @@ class Method(Choosable, Generic[ServerState, ClientState, Reduced], metaclass=_C
         return server
 
     @abstractmethod
-    def update(self, server: ServerState, reports: Reduced, at: At) -> tuple[ServerState, Info]:
+    def update(
+        self, server: ServerState, reports: Reduced, at: RoundContext
+    ) -> tuple[ServerState, Info]:
         """The M-step: the server's new state from at least one report."""
 
     def stopped(self, server: ServerState) -> str:
@@ -450,12 +454,12 @@ class Method(Choosable, Generic[ServerState, ClientState, Reduced], metaclass=_C
         return ""
 
     @abstractmethod
-    def model(self, server: ServerState, run: Run) -> Tensors:
+    def model(self, server: ServerState, run: Federation) -> Tensors:
         """The global model as it is saved and evaluated."""
 
     @abstractmethod
     def personal_model(
-        self, message: Message, report: Report | None, client: ClientState, run: Run
+        self, message: Message, report: Report | None, client: ClientState, run: Federation
     ) -> Tensors | None:
         """The client's own model, in the form of a global one or another that `draws` knows.
 
@@ -469,7 +473,7 @@ class Method(Choosable, Generic[ServerState, ClientState, Reduced], metaclass=_C
             The model; None between rounds if the method keeps none for its clients.
         """
 
-    def draws(self, model: Tensors, run: Run) -> Sampler:
+    def draws(self, model: Tensors, run: Federation) -> Sampler:
         """What a model predicts with: outputs of the network under one or several draws.
 
         By default a model is the weights of a network, a single draw.

@@ -22,7 +22,7 @@ from fedbayes.contracts.natural import (
 from fedbayes.contracts.product import PartitionedPosterior, PosteriorServer
 from fedbayes.contracts.recommended import Known, adam
 from fedbayes.contracts.reports import Report
-from fedbayes.contracts.run import At, Run, nll
+from fedbayes.contracts.run import Federation, RoundContext, nll
 from fedbayes.core.fields import Chosen
 from fedbayes.core.messages import Message
 from fedbayes.core.tensors import Samples, Tensors, named, part
@@ -30,7 +30,7 @@ from fedbayes.inference.gaussian import NaturalGaussian
 from fedbayes.inference.problem import Loss, Problem, Projection, Solved, Tree
 
 
-def implicit(run: Run) -> bool:
+def implicit(run: Federation) -> bool:
     """Whether steps toward the cavity are taken apart: optimizers whose steps are no multiples of
     the gradient would end elsewhere.
     """
@@ -75,7 +75,7 @@ class MomentMatching(PartitionedPosterior[MomentsClient]):
         "approximation takes it, or as it is, which needs stds that are small",
     )
 
-    def remarks(self, run: Run) -> list[str]:
+    def remarks(self, run: Federation) -> list[str]:
         """Few rounds of a client say little."""
         return few_rounds(self.name, run)
 
@@ -83,11 +83,11 @@ class MomentMatching(PartitionedPosterior[MomentsClient]):
         """Adam, and a prior that leaves the data their say."""
         return {**adam(known, lr=0.003), "method.kl_weight": known.tempered(0.06)}
 
-    def join(self, at: At) -> MomentsClient:
+    def join(self, at: RoundContext) -> MomentsClient:
         """An empty factor, which the first refinement fills."""
         return MomentsClient(NaturalGaussian({}, {}))
 
-    def ordinary(self, server: PosteriorServer, run: Run) -> dict[str, float]:
+    def ordinary(self, server: PosteriorServer, run: Federation) -> dict[str, float]:
         """The posterior's own natural parameters; or those of weights that a client's data may well
         say as much of, so that the only report of a first round is none too long.
         """
@@ -95,7 +95,9 @@ class MomentMatching(PartitionedPosterior[MomentsClient]):
             return super().ordinary(server, run)
         return norms(server.posterior, KNOWN_STD, run)
 
-    def problem(self, message: Message, client: MomentsClient, samples: Samples, at: At) -> Problem:
+    def problem(
+        self, message: Message, client: MomentsClient, samples: Samples, at: RoundContext
+    ) -> Problem:
         """Descend the energy of the tilted posterior from the posterior's mean, or from the
         initialization if nothing is learnt yet.
         """
@@ -129,7 +131,7 @@ class MomentMatching(PartitionedPosterior[MomentsClient]):
 
         return project
 
-    def loss(self, run: Run) -> Loss:
+    def loss(self, run: Federation) -> Loss:
         """The tilted posterior's energy per sample, times T; under SGD, whose steps are followed by
         the cavity's, the likelihood alone.
         """
@@ -150,7 +152,7 @@ class MomentMatching(PartitionedPosterior[MomentsClient]):
 
     @abstractmethod
     def moments(
-        self, problem: Problem, samples: Samples, at: At
+        self, problem: Problem, samples: Samples, at: RoundContext
     ) -> tuple[Solved, Tensors, Tensors, Info]:
         """Infer a Gaussian of the tilted posterior.
 
@@ -159,7 +161,7 @@ class MomentMatching(PartitionedPosterior[MomentsClient]):
         """
 
     def local(
-        self, message: Message, client: MomentsClient, samples: Samples, at: At
+        self, message: Message, client: MomentsClient, samples: Samples, at: RoundContext
     ) -> tuple[Report, MomentsClient, Info]:
         """Infer the tilted posterior, and divide the cavity out of it."""
         problem = self.problem(message, client, samples, at)
@@ -169,7 +171,7 @@ class MomentMatching(PartitionedPosterior[MomentsClient]):
         return report, after, {**info, **told}
 
     def report(
-        self, solved: Solved, problem: Problem, client: MomentsClient, at: At
+        self, solved: Solved, problem: Problem, client: MomentsClient, at: RoundContext
     ) -> tuple[Report, MomentsClient, Info]:
         """Report the change of the factor; keep the factor with that change.
 
@@ -187,12 +189,12 @@ class MomentMatching(PartitionedPosterior[MomentsClient]):
         report, after = self.answered(NaturalGaussian(own, shift), factor, sent, at)
         return report, MomentsClient(after), solved.info
 
-    def model(self, server: object, run: Run) -> Tensors:
+    def model(self, server: object, run: Federation) -> Tensors:
         """Means and stds; of a posterior that is a point, its weights."""
         found = super().model(server, run)  # type: ignore[arg-type]
         return self._pointed(found, run)
 
-    def _pointed(self, model: Tensors, run: Run) -> Tensors:
+    def _pointed(self, model: Tensors, run: Federation) -> Tensors:
         """A model without stds where the posterior is a point: the initialization at first."""
         if not self.fixed_precision:
             return model
@@ -200,7 +202,7 @@ class MomentMatching(PartitionedPosterior[MomentsClient]):
         return run.network.initial if is_unlearnt(mean) else mean
 
     def personal_model(
-        self, message: Message, report: Report | None, client: MomentsClient, run: Run
+        self, message: Message, report: Report | None, client: MomentsClient, run: Federation
     ) -> Tensors | None:
         """The posterior as the client refined it; between rounds there is none of its own."""
         if report is None:
@@ -208,7 +210,7 @@ class MomentMatching(PartitionedPosterior[MomentsClient]):
         known = self.known(message, report).to(run.network.device, torch.float32)
         return self._pointed(means_and_stds(known), run)
 
-    def draws(self, model: Tensors, run: Run) -> Sampler:
+    def draws(self, model: Tensors, run: Federation) -> Sampler:
         """Outputs under draws from the posterior, or of the network that is its one point."""
         if self.fixed_precision:
             return super().draws(model, run)

@@ -16,7 +16,7 @@ from fedbayes.contracts.drawn import require_weights_alone, sampler_of
 from fedbayes.contracts.method import ClientState, Method, Sampler
 from fedbayes.contracts.parts import Part, Reports, Retract
 from fedbayes.contracts.reports import Report, Sum
-from fedbayes.contracts.run import At, Run
+from fedbayes.contracts.run import Federation, RoundContext
 from fedbayes.core.fields import Chosen
 from fedbayes.core.messages import Message, dense
 from fedbayes.core.tensors import Tensors, named, part
@@ -68,7 +68,7 @@ class GaussianServer(Method[PosteriorState, ClientState, Sum]):
             return self.reports
         return Reports({"shift": self.reports.parts["shift"]})
 
-    def check(self, run: Run) -> None:
+    def check(self, run: Federation) -> None:
         """Trained weights alone are random; nothing else may change in training.
 
         Raises:
@@ -77,7 +77,7 @@ class GaussianServer(Method[PosteriorState, ClientState, Sum]):
         """
         require_weights_alone(self.name, run)
 
-    def message(self, server: PosteriorState, at: At) -> Message:
+    def message(self, server: PosteriorState, at: RoundContext) -> Message:
         """Means and precisions of the posterior."""
         message: Message = {}
         for name, mean in server.posterior.mean.items():
@@ -86,14 +86,14 @@ class GaussianServer(Method[PosteriorState, ClientState, Sum]):
                 message[f"precision/{name}"] = server.posterior.precision[name].float()
         return message
 
-    def expected(self, message: Message, run: Run) -> Message:
+    def expected(self, message: Message, run: Federation) -> Message:
         """Changes of precisions and shifts."""
         mean = part(message, "mean")
         precision = {} if self.fixed_precision else named("precision", mean)
         return precision | named("shift", mean)
 
     def reported(
-        self, change: NaturalGaussian, own: NaturalGaussian, mean: Tensors, at: At
+        self, change: NaturalGaussian, own: NaturalGaussian, mean: Tensors, at: RoundContext
     ) -> tuple[Report, NaturalGaussian]:
         """A change as the server adds it, no longer than it lets it be; and the client's own with
         it.
@@ -138,14 +138,14 @@ class GaussianServer(Method[PosteriorState, ClientState, Sum]):
             {n: t.double() for n, t in part(tensors, "precision").items()}, shift
         )
 
-    def accept(self, server: PosteriorState, report: Report, run: Run) -> None:
+    def accept(self, server: PosteriorState, report: Report, run: Federation) -> None:
         """A change leaves the posterior's precisions positive."""
         changes = part(dense(report.tensors), "precision")
         for name, change in changes.items():
             if bool((server.posterior.precision[name] + change <= 0).any()):
                 raise MessageError(f"it takes more precision off {name!r} than the posterior has")
 
-    def changes(self, report: Report, server: PosteriorState, run: Run) -> Changes:
+    def changes(self, report: Report, server: PosteriorState, run: Federation) -> Changes:
         """Changes of precisions, and of shifts beyond those that leave the means where they are: so
         bounds and noise on the one do not move the other.
         """
@@ -154,7 +154,7 @@ class GaussianServer(Method[PosteriorState, ClientState, Sum]):
             return found
         return {**found, "shift": _recentred(found, _sent_mean(server), -1.0)}
 
-    def resummed(self, total: Total, server: PosteriorState, run: Run) -> Sum:
+    def resummed(self, total: Total, server: PosteriorState, run: Federation) -> Sum:
         """Changes of precisions and of shifts."""
         if self.fixed_precision:
             return super().resummed(total, server, run)
@@ -163,7 +163,7 @@ class GaussianServer(Method[PosteriorState, ClientState, Sum]):
             replace(total, changes={**total.changes, "shift": shift}), server, run
         )
 
-    def model(self, server: PosteriorState, run: Run) -> Tensors:
+    def model(self, server: PosteriorState, run: Federation) -> Tensors:
         """Means and stds of the shared weights, float32."""
         return means_and_stds(server.posterior.to("cpu", torch.float64))
 
@@ -176,7 +176,7 @@ SEVERAL = 5
 """Rounds that a client takes part in, before its posterior says much at the server."""
 
 
-def few_rounds(name: str, run: Run) -> list[str]:
+def few_rounds(name: str, run: Federation) -> list[str]:
     """What a user should know where a client is in few of the rounds.
 
     Args:
@@ -192,7 +192,7 @@ def few_rounds(name: str, run: Run) -> list[str]:
     ]
 
 
-def norms(posterior: NaturalGaussian, start_std: float, run: Run) -> dict[str, float]:
+def norms(posterior: NaturalGaussian, start_std: float, run: Federation) -> dict[str, float]:
     """Norms of a posterior's precisions and shifts, or of those that a newcomer starts with.
 
     Args:
@@ -259,7 +259,7 @@ def is_unlearnt(mean: Mapping[str, Tensor]) -> bool:
     return not any(bool(m.any()) for m in mean.values())
 
 
-def sampler(model: Tensors, run: Run, count: int, *, linearized: bool = False) -> Sampler:
+def sampler(model: Tensors, run: Federation, count: int, *, linearized: bool = False) -> Sampler:
     """Outputs under draws from a posterior, the same draws on every call.
 
     Args:

@@ -4,7 +4,7 @@ from typing import Generic
 
 from fedbayes.contracts.method import Averaged, Info, Method, ServerState, Stateless
 from fedbayes.contracts.reports import Report, Sum
-from fedbayes.contracts.run import At, Run
+from fedbayes.contracts.run import Federation, RoundContext
 from fedbayes.core.messages import Message, dense
 from fedbayes.core.tensors import Samples, Tensors
 from fedbayes.inference.problem import Problem, Solved
@@ -18,28 +18,30 @@ class PointEstimate(Averaged, Method[ServerState, Stateless, Sum], Generic[Serve
     loss. The server's state has a field `weights` unless `message` and `model` are overridden.
     """
 
-    def message(self, server: ServerState, at: At) -> Message:
+    def message(self, server: ServerState, at: RoundContext) -> Message:
         """Send the weights, the same to all."""
         message: Message = server.weights  # type: ignore[attr-defined]
         return message
 
-    def problem(self, message: Message, client: Stateless, samples: Samples, at: At) -> Problem:
+    def problem(
+        self, message: Message, client: Stateless, samples: Samples, at: RoundContext
+    ) -> Problem:
         """Train from the server's weights."""
         return Problem(at.run.network.prepare(dense(message)))
 
     def report(
-        self, solved: Solved, problem: Problem, client: Stateless, at: At
+        self, solved: Solved, problem: Problem, client: Stateless, at: RoundContext
     ) -> tuple[Report, Stateless, Info]:
         """Report the weights where training ended."""
         return Report(dict(solved.parameters), self.weight(solved)), client, solved.info
 
-    def model(self, server: ServerState, run: Run) -> Tensors:
+    def model(self, server: ServerState, run: Federation) -> Tensors:
         """The server's weights."""
         weights: Tensors = server.weights  # type: ignore[attr-defined]
         return weights
 
     def personal_model(
-        self, message: Message, report: Report | None, client: Stateless, run: Run
+        self, message: Message, report: Report | None, client: Stateless, run: Federation
     ) -> Tensors | None:
         """The network as the client reported it."""
         return dense(report.tensors) if report is not None else None

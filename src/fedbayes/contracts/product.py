@@ -17,7 +17,7 @@ from fedbayes.contracts.drawn import refuse_weight_decay
 from fedbayes.contracts.method import Info
 from fedbayes.contracts.natural import GaussianServer, least, mean_precision, positive
 from fedbayes.contracts.reports import Report, Sum
-from fedbayes.contracts.run import At, Run
+from fedbayes.contracts.run import Federation, RoundContext
 from fedbayes.core.messages import Message
 from fedbayes.core.tensors import Tensors
 from fedbayes.inference.gaussian import NaturalGaussian, standard
@@ -72,7 +72,7 @@ class PartitionedPosterior(GaussianServer[PosteriorServer, FactorState]):
         "of clients in it, since each assumes that the others stand still",
     )
 
-    def check(self, run: Run) -> None:
+    def check(self, run: Federation) -> None:
         """Weights alone are inferred, and the prior is all that draws them.
 
         Raises:
@@ -82,11 +82,11 @@ class PartitionedPosterior(GaussianServer[PosteriorServer, FactorState]):
         super().check(run)
         refuse_weight_decay(self.name, run)
 
-    def init(self, run: Run) -> PosteriorServer:
+    def init(self, run: Federation) -> PosteriorServer:
         """The product of the factors p(θ)^{1/K}: the prior."""
         return PosteriorServer(standard(run.network.initial, self.prior_std))
 
-    def split(self, message: Message, client: FactorState, at: At) -> Split:
+    def split(self, message: Message, client: FactorState, at: RoundContext) -> Split:
         """The posterior that came, by what is the client's and what is the others'."""
         run, posterior = at.run, self.posterior_of(message)
         prior = standard(posterior.precision, self.prior_std) ** (1 / run.clients)
@@ -95,7 +95,7 @@ class PartitionedPosterior(GaussianServer[PosteriorServer, FactorState]):
         return Split(posterior, factor, _floored(posterior / factor, posterior), prior)
 
     def answered(
-        self, refined: NaturalGaussian, factor: NaturalGaussian, mean: Tensors, at: At
+        self, refined: NaturalGaussian, factor: NaturalGaussian, mean: Tensors, at: RoundContext
     ) -> tuple[Report, NaturalGaussian]:
         """The change of a factor, damped, and no longer than the server lets it be, as a report;
         and the factor with that change, so that the posterior stays the product of the factors.
@@ -109,14 +109,16 @@ class PartitionedPosterior(GaussianServer[PosteriorServer, FactorState]):
         change = (refined / factor) ** (self.damping or 1 / at.run.cohort)
         return self.reported(change, factor, mean, at)
 
-    def ordinary(self, server: PosteriorServer, run: Run) -> dict[str, float]:
+    def ordinary(self, server: PosteriorServer, run: Federation) -> dict[str, float]:
         """The posterior's own natural parameters, all that was learnt so far."""
         return {
             "precision": norm(server.posterior.precision.values()),
             "shift": norm(server.posterior.shift.values()),
         }
 
-    def update(self, server: PosteriorServer, reports: Sum, at: At) -> tuple[PosteriorServer, Info]:
+    def update(
+        self, server: PosteriorServer, reports: Sum, at: RoundContext
+    ) -> tuple[PosteriorServer, Info]:
         """Multiply the changes of the factors into the posterior: add natural parameters.
 
         Changes that are each possible, but come to a negative precision, are noise, or no honest

@@ -4,14 +4,14 @@ from dataclasses import dataclass
 from math import ceil
 from typing import Any
 
-from fedbayes.contracts.run import Run
+from fedbayes.contracts.run import Federation
 
 
 @dataclass(frozen=True)
 class Known:
     """What is known of a federation before its first round."""
 
-    run: Run
+    run: Federation
     """Network, likelihood, rounds and numbers of clients; its training has published values for
     settings that are still to be chosen."""
     samples: int

@@ -18,7 +18,7 @@ from fedbayes.models import Network
 
 
 @dataclass(frozen=True, repr=False)
-class Run(Brief):
+class Federation(Brief):
     """What no round of a run changes: the same for the server and for every client."""
 
     network: Network
@@ -36,7 +36,7 @@ class Run(Brief):
     rounds: int
     """Number of rounds, T."""
     seed: int
-    """Seed of the run; use `At.rng` for randomness."""
+    """Seed of the run; use `RoundContext.rng` for randomness."""
     clips: Clips = field(default_factory=Clips)
     """How long the server lets changes be: `aggregation.clip` and `privacy.clips` of the config."""
     measures: tuple[str, ...] = ()
@@ -49,10 +49,10 @@ def _no_network() -> Network:
 
 
 @dataclass(frozen=True, repr=False)
-class At(Brief):
+class RoundContext(Brief):
     """A place in a run: a round, and a client where it is about one."""
 
-    run: Run
+    run: Federation
     round: int
     """The round, from 1."""
     client: int = 0
@@ -88,7 +88,7 @@ class At(Brief):
         )
 
 
-def nll(run: Run, *, training: bool = True) -> Loss:
+def nll(run: Federation, *, training: bool = True) -> Loss:
     """The mean negative log-likelihood of a batch under the network.
 
     Args:

@@ -14,7 +14,7 @@ from fedbayes.contracts.method import Averaged, Method
 from fedbayes.contracts.parts import Part, Reports
 from fedbayes.contracts.recommended import Known, sgd
 from fedbayes.contracts.reports import Sum
-from fedbayes.contracts.run import At, Run
+from fedbayes.contracts.run import Federation, RoundContext
 from fedbayes.core.tensors import Tensors, part
 from fedbayes.inference.controls import less, zeros
 
@@ -89,7 +89,9 @@ class ControlVariateMethod(Averaged, Method[AnyServer, Control, Sum], Generic[An
         chosen["training.lr"] = float(f"{chosen['training.lr'] * min(1.0, 20 / taken):.2g}")
         return chosen
 
-    def control_after(self, server: AnyServer, reports: Sum, run: Run) -> tuple[Tensors, Tensor]:
+    def control_after(
+        self, server: AnyServer, reports: Sum, run: Federation
+    ) -> tuple[Tensors, Tensor]:
         """The federation's variate after a round, and what was `heard` up to then.
 
         c is the mean of the c_s over all clients, Σ_s n_s c_s / N, of which reports have the
@@ -105,11 +107,11 @@ class ControlVariateMethod(Averaged, Method[AnyServer, Control, Sum], Generic[An
         control = {n: kept * c + share * change[n] for n, c in server.control.items()}
         return control, heard
 
-    def join(self, at: At) -> Control:
+    def join(self, at: RoundContext) -> Control:
         """A control variate of zero."""
         return Control(zeros(at.run.network.split()[0]))
 
-    def ordinary(self, server: AnyServer, run: Run) -> dict[str, float]:
+    def ordinary(self, server: AnyServer, run: Federation) -> dict[str, float]:
         """A client's variate may move by as much as the federation's is."""
         return super().ordinary(server, run) | {
             "control": norm(c.double() for c in server.control.values()),

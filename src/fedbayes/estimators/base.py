@@ -16,7 +16,7 @@ from fedbayes.core.wording import listed
 from fedbayes.data.dataset import Array
 from fedbayes.data.tables.precision import lost
 from fedbayes.errors import FedbayesWarning
-from fedbayes.estimators.federation import Federation
+from fedbayes.estimators.federation import FittedClients
 from fedbayes.estimators.samples import gathered, in_samples, owners
 from fedbayes.estimators.settings import config_of
 from fedbayes.runs.build import prepare
@@ -120,7 +120,7 @@ class FederatedEstimator(BaseEstimator):  # type: ignore[misc]
         names = getattr(self, "feature_names_in_", ()) if self.shape is None else ()
         data = gathered(samples, y, target, config, features=tuple(names), whose=whose)
         prepare(config, data, quiet=True)
-        self._federation = Federation(config, data)
+        self._federation = FittedClients(config, data)
         self.clients_ = np.arange(data.clients) if whose is None else whose[0]
         self.config_ = config
         self.n_iter_ = len(self._federation.lines)

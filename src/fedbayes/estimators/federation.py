@@ -13,7 +13,7 @@ from torch import Tensor
 
 from fedbayes.config.config import Config
 from fedbayes.config.given import objects, renamed
-from fedbayes.contracts import AnyMethod, At, Run
+from fedbayes.contracts import AnyMethod, Federation, RoundContext
 from fedbayes.contracts.returned import started
 from fedbayes.core.by_client import ByClient
 from fedbayes.core.lazy import in_memory, own, place_of
@@ -43,7 +43,7 @@ _ONE_AT_A_TIME = threading.Lock()
 """PyTorch's global random state, which networks are built with, is the process's."""
 
 
-class Federation:
+class FittedClients:
     """What a federation has learnt, and what it takes to predict with it.
 
     It can be pickled; the network is built again where it is loaded. Several threads may predict.
@@ -142,7 +142,7 @@ class Federation:
             )
 
     @cached_property
-    def run(self) -> Run:
+    def run(self) -> Federation:
         """What no round changed; built again where it was loaded from a pickle."""
         with _ONE_AT_A_TIME:
             likelihood = build_likelihood(self.config, self.preprocessing.target, quiet=True)
@@ -195,7 +195,9 @@ class Federation:
                 f"client {client} has no model of its own: "
                 f"{'it was in no round' if self.states else none_kept(method)}"
             )
-        own = own_model(method, server, self.states[client], At(run, len(self.lines) + 1, client))
+        own = own_model(
+            method, server, self.states[client], RoundContext(run, len(self.lines) + 1, client)
+        )
         if own is None:
             raise RunError(f"there are no models of single clients: {none_kept(method)}")
         return own

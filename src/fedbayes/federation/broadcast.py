@@ -4,7 +4,7 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from fedbayes.contracts import AnyMethod, At, Report, Run
+from fedbayes.contracts import AnyMethod, Federation, Report, RoundContext
 from fedbayes.core.messages import Message, encode, payload
 from fedbayes.federation.client_runtime import Task
 from fedbayes.federation.clock.clock import Lengths
@@ -17,7 +17,7 @@ from fedbayes.federation.stages.report_codec import Compressor, ReportCodec
 class ServerMessages:
     """The messages of one round, encoded once while they consist of the very same tensors."""
 
-    run: Run
+    run: Federation
     method: AnyMethod
     server: Any
     """The server's state before the round."""
@@ -69,7 +69,7 @@ class ServerMessages:
 
     def message(self, client: int) -> Message:
         """What a client is sent."""
-        return self.method.message(self.server, At(self.run, self.number, client))
+        return self.method.message(self.server, RoundContext(self.run, self.number, client))
 
     def expected(self, client: int) -> Message:
         """The pattern of a proper answer; asked for once, then forgotten."""
@@ -85,7 +85,7 @@ class ServerMessages:
         return self._passages.pop(client)
 
     def _way(self, client: int) -> ReportCodec | None:
-        at = At(self.run, self.number, client)
+        at = RoundContext(self.run, self.number, client)
         return None if self._passage is None else replace(self._passage, at=at)
 
     def _encoded(self, message: Message) -> bytes:
@@ -99,7 +99,7 @@ class ServerMessages:
             self._reports.clear()
             self._spared = payload(message) - payload(sent)
             if self.compression.active:
-                self._passage = link.passage(message, At(self.run, self.number))
+                self._passage = link.passage(message, RoundContext(self.run, self.number))
         return self._data
 
 

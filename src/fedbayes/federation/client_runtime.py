@@ -13,7 +13,7 @@ from typing import Any, Protocol
 
 import torch
 
-from fedbayes.contracts import AnyMethod, At, Info, Run, Sampler
+from fedbayes.contracts import AnyMethod, Federation, Info, RoundContext, Sampler
 from fedbayes.contracts.returned import answered
 from fedbayes.core import seeds
 from fedbayes.core.devices import nondeterministic, out_of_memory
@@ -141,7 +141,7 @@ def due(number: int, every: int, rounds: int) -> bool:
 class ClientRuntime:
     """The clients of a federation as far as they live in this process."""
 
-    run: Run
+    run: Federation
     method: AnyMethod
     own_network: Callable[[int], Network]
     """Builds the network of a client with an initialization of its own."""
@@ -338,9 +338,9 @@ class ClientRuntime:
                 "the same model settings, files and version of its code"
             )
 
-    def at(self, task: Task, held_out: Samples | None = None) -> At:
+    def at(self, task: Task, held_out: Samples | None = None) -> RoundContext:
         """The place of a task in the run."""
-        return At(
+        return RoundContext(
             self.run,
             round=task.round,
             client=task.client,
@@ -387,7 +387,7 @@ def _calibrating(seed: int, clients: int) -> frozenset[int]:
     return frozenset(rng.choice(clients, MOST_CALIBRATING, replace=False, shuffle=False).tolist())
 
 
-def calibrating(run: Run) -> Collection[int]:
+def calibrating(run: Federation) -> Collection[int]:
     """The clients of whose samples a temperature is, where it is fitted: all, or some drawn by the
     seed.
     """

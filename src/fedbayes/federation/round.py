@@ -4,7 +4,7 @@ from collections.abc import Callable, Mapping, MutableMapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from fedbayes.contracts import AnyMethod, At, Info, Run
+from fedbayes.contracts import AnyMethod, Federation, Info, RoundContext
 from fedbayes.contracts.returned import updated
 from fedbayes.core import seeds
 from fedbayes.core.tensors import all_finite, pack
@@ -105,7 +105,7 @@ class Rules:
 
 
 def run_round(
-    run: Run,
+    run: Federation,
     method: AnyMethod,
     server: Any,
     engine: Engine,
@@ -169,7 +169,9 @@ def run_round(
     skipped = rules.privacy is None and reports.clients < rules.min_reports
     if not skipped:
         known = method.without(server, ledger.refused)
-        new, metrics = updated(method, method.update(known, reports.reduced(), At(run, number)))
+        new, metrics = updated(
+            method, method.update(known, reports.reduced(), RoundContext(run, number))
+        )
         if not (undone := unsound(new, method, run)):
             server, info = new, metrics
             ledger.keep(states)
@@ -242,7 +244,7 @@ def _sent(broadcast: ServerMessages, past: AsyncRound | None) -> tuple[int, int]
     return sum(broadcast.sent.values()), sum(broadcast.spared.values())
 
 
-def unsound(server: Any, method: AnyMethod, run: Run) -> str:
+def unsound(server: Any, method: AnyMethod, run: Federation) -> str:
     """Why a server's state cannot be gone on with, in words; empty if it can."""
     for what, tensors in (("state", pack(server)), ("model", method.model(server, run))):
         for name, tensor in tensors.items():

@@ -13,7 +13,7 @@ from typing import TypeVar
 
 from flwr.app import Context, Message, RecordDict
 
-from fedbayes.contracts import Run
+from fedbayes.contracts import Federation
 from fedbayes.core.files import write_beside
 from fedbayes.core.messages import SHORT_HEADER, decode
 from fedbayes.core.seals import sealed
@@ -45,7 +45,7 @@ class Node:
     runtime: Callable[[], ClientRuntime]
     """Its runtime, built when there is work."""
     states: StateStore
-    plan: Callable[[Run], Plan | None] = lambda run: None
+    plan: Callable[[Federation], Plan | None] = lambda run: None
     """The numbers of secure aggregation by the settings that it was given; None: there is none."""
 
     def answer(self, message: Message) -> Message:

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, nn
 from torch.func import functional_call, grad, vmap
 
-from fedbayes.contracts import At
+from fedbayes.contracts import RoundContext
 from fedbayes.core import seeds
 from fedbayes.core.tensors import Samples, Tensors, all_finite
 from fedbayes.errors import ConfigError, ModelError
@@ -106,7 +106,7 @@ def _require_finite(tensors: Iterable[Tensor]) -> None:
 
 
 def summed_diagonal(
-    weights: Tensors, samples: Samples, settings: CurvatureSettings, at: At
+    weights: Tensors, samples: Samples, settings: CurvatureSettings, at: RoundContext
 ) -> Tensors:
     """The diagonal of the Fisher matrix of a network's trained weights, summed over samples.
 
@@ -124,7 +124,7 @@ def summed_diagonal(
 
 
 def curvature_at(
-    weights: Tensors, samples: Samples, settings: CurvatureSettings, at: At, parts: Parts
+    weights: Tensors, samples: Samples, settings: CurvatureSettings, at: RoundContext, parts: Parts
 ) -> Posterior:
     """What a client's samples say of a network's weights, as `posterior` has it, on the CPU."""
     network = at.run.network

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 from torch import nn
 
-from fedbayes.contracts import At, Info, Run
+from fedbayes.contracts import Federation, Info, RoundContext
 from fedbayes.core import seeds
 from fedbayes.core.tensors import Tensors
 from fedbayes.errors import ConfigError
@@ -17,7 +17,7 @@ from fedbayes.inputs import InputPrior, Inputs, build_prior
 from fedbayes.models.resize import with_weights
 
 
-def check_inputs(name: str, inputs: str, run: Run) -> InputPrior:
+def check_inputs(name: str, inputs: str, run: Federation) -> InputPrior:
     """See that networks can be asked about single inputs, and that such can be drawn.
 
     Args:
@@ -41,19 +41,19 @@ def check_inputs(name: str, inputs: str, run: Run) -> InputPrior:
     return input_prior(inputs, run)
 
 
-def input_prior(inputs: str, run: Run) -> InputPrior:
+def input_prior(inputs: str, run: Federation) -> InputPrior:
     """What inputs are taken for."""
     seen = run.preprocessing
     return build_prior(inputs, seen.shape, features=seen.features, columns=seen.columns)
 
 
-def input_remarks(name: str, inputs: str, run: Run) -> list[str]:
+def input_remarks(name: str, inputs: str, run: Federation) -> list[str]:
     """What a user should know of the inputs before the first round."""
     prior = input_prior(inputs, run)
     return [*prior.notes, f"{name} assumes of inputs: {prior.assumes}"]
 
 
-def draws_of_round(inputs: str, at: At, cycle: int = 0) -> Draws:
+def draws_of_round(inputs: str, at: RoundContext, cycle: int = 0) -> Draws:
     """The inputs of a round, as networks see them, kept for whoever asks again.
 
     Args:
@@ -65,7 +65,7 @@ def draws_of_round(inputs: str, at: At, cycle: int = 0) -> Draws:
     return CachedInputs(Inputs.seen(input_prior(inputs, at.run), at.run.preprocessing, seed))
 
 
-def module_with(weights: Tensors, run: Run) -> nn.Module:
+def module_with(weights: Tensors, run: Federation) -> nn.Module:
     """The run's network with these weights, what is frozen frozen."""
     module = with_weights(run.network.module, run.network.whole(weights))
     for name, parameter in module.named_parameters():
@@ -74,7 +74,7 @@ def module_with(weights: Tensors, run: Run) -> nn.Module:
     return module.to(run.network.device)
 
 
-def weights_in(module: nn.Module, run: Run) -> Tensors:
+def weights_in(module: nn.Module, run: Federation) -> Tensors:
     """The weights of a module that the run's clients share, on the CPU."""
     state = module.state_dict()
     return {name: state[name].cpu() for name in run.network.initial}
@@ -85,7 +85,7 @@ def learnt(
     start: Tensors,
     inputs: str,
     settings: DistillationSettings,
-    at: At,
+    at: RoundContext,
     cycles: int = 1,
 ) -> tuple[Tensors, Info]:
     """A network that learns what the ensemble predicts on average.
@@ -114,7 +114,7 @@ def learnt(
     return combine(ends, [1 / cycles] * cycles), told
 
 
-def _function(weights: Tensors, run: Run) -> Function:
+def _function(weights: Tensors, run: Federation) -> Function:
     """A network as a function of its inputs alone."""
     ready = run.network.prepare(weights)
     return lambda x: run.network(ready, x)

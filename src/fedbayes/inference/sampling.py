@@ -75,7 +75,7 @@ def sampled(
 
     Args:
         problem: where to start, what is given; what follows its steps goes before the samples.
-        solve: solves a problem by steps, as `At.solve` with a loss and data does.
+        solve: solves a problem by steps, as `RoundContext.solve` with a loss and data does.
         names: of the weights that are sampled, and get the noise: trained ones.
         burn_in: steps before the first window, at least 0.
         every: steps of a window, each of which gives a sample: its last iterate.

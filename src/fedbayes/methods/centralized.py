@@ -1,6 +1,6 @@
 """The baseline without privacy: one model on the pooled data."""
 
-from fedbayes.contracts import At, Info, PointEstimate, Run, Sum, Weights
+from fedbayes.contracts import Federation, Info, PointEstimate, RoundContext, Sum, Weights
 
 
 class Global(PointEstimate[Weights]):
@@ -15,16 +15,16 @@ class Global(PointEstimate[Weights]):
     server_state = Weights
     centralized = True
 
-    def init(self, run: Run) -> Weights:
+    def init(self, run: Federation) -> Weights:
         """The network's initialization."""
         return Weights(run.network.initial)
 
-    def remarks(self, run: Run) -> list[str]:
+    def remarks(self, run: Federation) -> list[str]:
         """That there is one report, which weighs what it will."""
         if self.weighting == "samples":
             return []
         return [f"method.weighting has no effect: {self.name} pools all data"]
 
-    def update(self, server: Weights, reports: Sum, at: At) -> tuple[Weights, Info]:
+    def update(self, server: Weights, reports: Sum, at: RoundContext) -> tuple[Weights, Info]:
         """The weights of the one report."""
         return Weights(reports.mean()), {}

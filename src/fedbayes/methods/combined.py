@@ -9,7 +9,7 @@ import torch
 from pydantic import Field
 
 from fedbayes.contracts import (
-    At,
+    Federation,
     Info,
     Known,
     Method,
@@ -18,7 +18,7 @@ from fedbayes.contracts import (
     Report,
     ReportList,
     Reports,
-    Run,
+    RoundContext,
     Solved,
     Stateless,
     sgd,
@@ -106,11 +106,11 @@ class Combined(Combination, Method[CombinedServer, Stateless, ReportList]):
         """By numbers of samples: the rules are made of them."""
         return True
 
-    def ordinary(self, server: CombinedServer, run: Run) -> dict[str, float]:
+    def ordinary(self, server: CombinedServer, run: Federation) -> dict[str, float]:
         """The norm of the model; what is received of it has bounds of its own."""
         return super().ordinary(server, run) | {"received": inf}
 
-    def remarks(self, run: Run) -> list[str]:
+    def remarks(self, run: Federation) -> list[str]:
         """What does nothing; and the non-convex rules scale what the network puts out, and may
         shrink it to nothing.
         """
@@ -144,7 +144,7 @@ class Combined(Combination, Method[CombinedServer, Stateless, ReportList]):
             "method.alpha = 'mean' does not",
         ]
 
-    def check(self, run: Run) -> None:
+    def check(self, run: Federation) -> None:
         """Factors that are to be normalized have a sum above 0.
 
         Raises:
@@ -152,21 +152,23 @@ class Combined(Combination, Method[CombinedServer, Stateless, ReportList]):
         """
         factors(self.alpha, self.c, np.ones(run.cohort), normalized=self.normalized)
 
-    def init(self, run: Run) -> CombinedServer:
+    def init(self, run: Federation) -> CombinedServer:
         """The network's initialization."""
         weights, buffers = run.network.split()
         return CombinedServer(weights, buffers, torch.zeros(0, dtype=torch.float64), "")
 
-    def message(self, server: CombinedServer, at: At) -> Message:
+    def message(self, server: CombinedServer, at: RoundContext) -> Message:
         """The combined model, the same to all."""
         return {**server.weights, **server.buffers}
 
-    def expected(self, message: Message, run: Run) -> Message:
+    def expected(self, message: Message, run: Federation) -> Message:
         """A model, and three numbers."""
         number = torch.zeros((), dtype=torch.float64)
         return {**message, **named("received", dict.fromkeys(_RECEIVED, number))}
 
-    def problem(self, message: Message, client: Stateless, samples: Samples, at: At) -> Problem:
+    def problem(
+        self, message: Message, client: Stateless, samples: Samples, at: RoundContext
+    ) -> Problem:
         """Evaluate the combined model, and train from it."""
         run = at.run
         start = run.network.prepare(dense(message))
@@ -180,7 +182,7 @@ class Combined(Combination, Method[CombinedServer, Stateless, ReportList]):
         return Problem(start, given={"received": values})
 
     def report(
-        self, solved: Solved, problem: Problem, client: Stateless, at: At
+        self, solved: Solved, problem: Problem, client: Stateless, at: RoundContext
     ) -> tuple[Report, Stateless, Info]:
         """Report the weights if they are finite, and what the combined model is worth here."""
         weights, received = solved.parameters, problem.given["received"]
@@ -191,7 +193,7 @@ class Combined(Combination, Method[CombinedServer, Stateless, ReportList]):
         tensors: Message = {**(problem.start if overflowed else weights), **named("received", sent)}
         return Report(tensors, float(solved.count)), client, info
 
-    def accept(self, server: CombinedServer, report: Report, run: Run) -> None:
+    def accept(self, server: CombinedServer, report: Report, run: Federation) -> None:
         """What is said of the combined model can be."""
         received = {n: float(t) for n, t in part(dense(report.tensors), "received").items()}
         least, most = run.likelihood.possible
@@ -211,7 +213,7 @@ class Combined(Combination, Method[CombinedServer, Stateless, ReportList]):
         return "its training left what is finite, so its network is not among those combined"
 
     def update(
-        self, server: CombinedServer, reports: ReportList, at: At
+        self, server: CombinedServer, reports: ReportList, at: RoundContext
     ) -> tuple[CombinedServer, Info]:
         """Combine the models; say if the rounds are to end.
 
@@ -264,7 +266,7 @@ class Combined(Combination, Method[CombinedServer, Stateless, ReportList]):
         """The last sound model, for good."""
         return CombinedServer(server.weights, server.buffers, history, why), {}
 
-    def _stability(self, history: torch.Tensor, run: Run) -> str:
+    def _stability(self, history: torch.Tensor, run: Federation) -> str:
         """Whether what is watched is flat over the window, in words; empty if not."""
         if self.tolerance is None or len(history) < self.window:
             return ""
@@ -279,12 +281,12 @@ class Combined(Combination, Method[CombinedServer, Stateless, ReportList]):
         """The coordinator's decision."""
         return server.stopped
 
-    def model(self, server: CombinedServer, run: Run) -> Tensors:
+    def model(self, server: CombinedServer, run: Federation) -> Tensors:
         """The combination of the last round, and its buffers."""
         return {**server.weights, **server.buffers}
 
     def personal_model(
-        self, message: Message, report: Report | None, client: Stateless, run: Run
+        self, message: Message, report: Report | None, client: Stateless, run: Federation
     ) -> Tensors | None:
         """The network as the client reported it."""
         if report is None:
@@ -303,7 +305,7 @@ _RECEIVED = ("metric", "loss", "overflowed")
 """What a client says besides its weights."""
 
 
-def _word(watched: str, run: Run) -> str:
+def _word(watched: str, run: Federation) -> str:
     """What is watched, by its own name: the headline metric of the likelihood, or the loss."""
     return run.likelihood.metric if watched == "metric" else watched
 

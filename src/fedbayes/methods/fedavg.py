@@ -1,6 +1,6 @@
 """FedAvg: the Gaussian prior of vanishing precision."""
 
-from fedbayes.contracts import At, Info, PointEstimate, Run, Sum, Weights
+from fedbayes.contracts import Federation, Info, PointEstimate, RoundContext, Sum, Weights
 
 
 class FedAvg(PointEstimate[Weights]):
@@ -15,10 +15,10 @@ class FedAvg(PointEstimate[Weights]):
     paper = "McMahan et al. 2017; EM view: Louizos et al. 2021, section 2.1"
     server_state = Weights
 
-    def init(self, run: Run) -> Weights:
+    def init(self, run: Federation) -> Weights:
         """The network's initialization."""
         return Weights(run.network.initial)
 
-    def update(self, server: Weights, reports: Sum, at: At) -> tuple[Weights, Info]:
+    def update(self, server: Weights, reports: Sum, at: RoundContext) -> tuple[Weights, Info]:
         """The mean of the reports."""
         return Weights(reports.mean()), {}

@@ -9,8 +9,8 @@ from pydantic import Field
 from torch import Tensor
 
 from fedbayes.contracts import (
-    At,
     Averaged,
+    Federation,
     Info,
     Method,
     Part,
@@ -18,7 +18,7 @@ from fedbayes.contracts import (
     Report,
     ReportList,
     Reports,
-    Run,
+    RoundContext,
     Sampler,
     Solved,
     Stateless,
@@ -85,7 +85,7 @@ class _Ensemble(Averaged, Method[FedBeServer, Stateless, Reduced], Generic[Reduc
         "of the networks at their ends (stochastic weight averaging)",
     )
 
-    def check(self, run: Run) -> None:
+    def check(self, run: Federation) -> None:
         """Inputs, if any, must be such as can be drawn.
 
         Raises:
@@ -94,7 +94,7 @@ class _Ensemble(Averaged, Method[FedBeServer, Stateless, Reduced], Generic[Reduc
         if self.inputs is not None:
             check_inputs(self.name, self.inputs, run)
 
-    def remarks(self, run: Run) -> list[str]:
+    def remarks(self, run: Federation) -> list[str]:
         """What inputs are taken for, and whether the distribution is of use."""
         if self.inputs is not None:
             return input_remarks(self.name, self.inputs, run)
@@ -105,29 +105,31 @@ class _Ensemble(Averaged, Method[FedBeServer, Stateless, Reduced], Generic[Reduc
             ]
         return []
 
-    def init(self, run: Run) -> FedBeServer:
+    def init(self, run: Federation) -> FedBeServer:
         """The network's initialization."""
         return FedBeServer(run.network.initial)
 
-    def message(self, server: FedBeServer, at: At) -> Message:
+    def message(self, server: FedBeServer, at: RoundContext) -> Message:
         """One network, the same to all."""
         return {**server.weights}
 
-    def problem(self, message: Message, client: Stateless, samples: Samples, at: At) -> Problem:
+    def problem(
+        self, message: Message, client: Stateless, samples: Samples, at: RoundContext
+    ) -> Problem:
         """Train from the network that came."""
         return Problem(at.run.network.prepare(dense(message)))
 
     def report(
-        self, solved: Solved, problem: Problem, client: Stateless, at: At
+        self, solved: Solved, problem: Problem, client: Stateless, at: RoundContext
     ) -> tuple[Report, Stateless, Info]:
         """Report the weights where training ended."""
         return Report({**solved.parameters}, self.weight(solved)), client, solved.info
 
-    def origin(self, server: FedBeServer, run: Run) -> Tensors:
+    def origin(self, server: FedBeServer, run: Federation) -> Tensors:
         """The network that clients start from."""
         return server.weights
 
-    def fitted(self, server: FedBeServer, at: At) -> tuple[FedBeServer, Info]:
+    def fitted(self, server: FedBeServer, at: RoundContext) -> tuple[FedBeServer, Info]:
         """The server's state once a distribution is fitted, and what goes out has learnt it.
 
         Args:
@@ -151,12 +153,12 @@ class _Ensemble(Averaged, Method[FedBeServer, Stateless, Reduced], Generic[Reduc
             return FedBeServer(weights), info
         return FedBeServer(weights, server.mean, server.std, server.clients, server.sizes), info
 
-    def model(self, server: FedBeServer, run: Run) -> Tensors:
+    def model(self, server: FedBeServer, run: Federation) -> Tensors:
         """The distribution, as `mean/…`, `std/…` and `client/k/…`; or the network that goes out."""
         return _model(server) if server.mean else server.weights
 
     def personal_model(
-        self, message: Message, report: Report | None, client: Stateless, run: Run
+        self, message: Message, report: Report | None, client: Stateless, run: Federation
     ) -> Tensors | None:
         """The network as the client reported it."""
         if report is None:
@@ -164,7 +166,7 @@ class _Ensemble(Averaged, Method[FedBeServer, Stateless, Reduced], Generic[Reduc
         tensors = dense(report.tensors)
         return {name: tensors[name] for name in run.network.initial}
 
-    def draws(self, model: Tensors, run: Run) -> Sampler:
+    def draws(self, model: Tensors, run: Federation) -> Sampler:
         """Outputs of the members of the ensemble, the same on every call; or of one network."""
         if not part(model, "mean"):
             return single_draw(model, run.network)
@@ -176,7 +178,7 @@ class _Ensemble(Averaged, Method[FedBeServer, Stateless, Reduced], Generic[Reduc
 
         return sampler
 
-    def ensemble(self, model: Tensors, run: Run) -> Iterator[Tensors]:
+    def ensemble(self, model: Tensors, run: Federation) -> Iterator[Tensors]:
         """The mean, the clients' networks as far as they are there, and those drawn."""
         clients = part(model, "client")
         numbers = sorted({int(name.partition("/")[0]) for name in clients})
@@ -186,7 +188,7 @@ class _Ensemble(Averaged, Method[FedBeServer, Stateless, Reduced], Generic[Reduc
         yield from self.drawn_networks(model, networks, run)
 
     def drawn_networks(
-        self, model: Tensors, networks: list[Tensors], run: Run
+        self, model: Tensors, networks: list[Tensors], run: Federation
     ) -> Iterator[Tensors]:
         """Networks drawn from the Gaussian; buffers are the mean's."""
         mean, std = part(model, "mean"), part(model, "std")
@@ -215,7 +217,9 @@ class FedBe(_Ensemble[ReportList]):
         1.0, gt=0, description="concentration of the Dirichlet distribution"
     )
 
-    def update(self, server: FedBeServer, reports: ReportList, at: At) -> tuple[FedBeServer, Info]:
+    def update(
+        self, server: FedBeServer, reports: ReportList, at: RoundContext
+    ) -> tuple[FedBeServer, Info]:
         """Fit the distribution, and let what goes out learn its ensemble."""
         found = [dense(report.tensors) for report in reports.reports.values()]
         sizes = torch.tensor([r.weight for r in reports.reports.values()], dtype=torch.float64)
@@ -235,7 +239,7 @@ class FedBe(_Ensemble[ReportList]):
         return self.fitted(FedBeServer(mean, mean, std, clients, sizes), at)
 
     def drawn_networks(
-        self, model: Tensors, networks: list[Tensors], run: Run
+        self, model: Tensors, networks: list[Tensors], run: Federation
     ) -> Iterator[Tensors]:
         """Networks drawn from the Gaussian, or means of the clients' with drawn shares."""
         if self.distribution == "gaussian":
@@ -264,13 +268,13 @@ class FedBeSums(_Ensemble[Sum]):
         uncompressed="its variance is a difference of squares and of the changes that they are of",
     )
 
-    def expected(self, message: Message, run: Run) -> Message:
+    def expected(self, message: Message, run: Federation) -> Message:
         """A network, and squares of what is trained."""
         trained = run.network.split()[0]
         return {**message, **named("square", {name: message[name] for name in trained})}
 
     def report(
-        self, solved: Solved, problem: Problem, client: Stateless, at: At
+        self, solved: Solved, problem: Problem, client: Stateless, at: RoundContext
     ) -> tuple[Report, Stateless, Info]:
         """Report the weights where training ended, and the squares of their changes."""
         report, client, info = super().report(solved, problem, client, at)
@@ -280,7 +284,9 @@ class FedBeSums(_Ensemble[Sum]):
         }
         return Report({**report.tensors, **named("square", squares)}, report.weight), client, info
 
-    def update(self, server: FedBeServer, reports: Sum, at: At) -> tuple[FedBeServer, Info]:
+    def update(
+        self, server: FedBeServer, reports: Sum, at: RoundContext
+    ) -> tuple[FedBeServer, Info]:
         """Fit the Gaussian, and let what goes out learn its ensemble.
 
         A variance below 0, of noise or of rounding, counts as 0.

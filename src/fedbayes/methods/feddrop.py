@@ -10,8 +10,8 @@ from torch import Tensor
 
 from fedbayes.contracts import (
     UNIFORM,
-    At,
     Averaged,
+    Federation,
     Info,
     Known,
     Method,
@@ -19,7 +19,7 @@ from fedbayes.contracts import (
     Problem,
     Report,
     Reports,
-    Run,
+    RoundContext,
     Solved,
     Stateless,
     Sum,
@@ -80,7 +80,7 @@ class FedDrop(Averaged, ServerOptimizer, Method[FedDropServer, Stateless, Sum]):
             return {**chosen, "method.dense_rate": 0.5}
         return {**chosen, "training.lr": chosen["training.lr"] * 0.4, "method.dense_rate": 0.1}
 
-    def remarks(self, run: Run) -> list[str]:
+    def remarks(self, run: Federation) -> list[str]:
         """Layers of which no unit is dropped."""
         dropped = self._droppable(run)
         few = [u for u in dropped if not self._dropped(u)]
@@ -101,15 +101,15 @@ class FedDrop(Averaged, ServerOptimizer, Method[FedDropServer, Stateless, Sum]):
             )
         return found
 
-    def _droppable(self, run: Run) -> tuple[Group, ...]:
+    def _droppable(self, run: Federation) -> tuple[Group, ...]:
         return run.network.narrowing
 
-    def init(self, run: Run) -> FedDropServer:
+    def init(self, run: Federation) -> FedDropServer:
         """The network's initialization."""
         weights, buffers = run.network.split()
         return FedDropServer(weights, buffers, {})
 
-    def message(self, server: FedDropServer, at: At) -> Message:
+    def message(self, server: FedDropServer, at: RoundContext) -> Message:
         """The client's smaller network of the round."""
         rng = at.rng("dropped units")
         dropped = self._droppable(at.run)
@@ -126,12 +126,14 @@ class FedDrop(Averaged, ServerOptimizer, Method[FedDropServer, Stateless, Sum]):
         rate = self.conv_rate if layer.kind == "conv" else self.dense_rate
         return floor(rate * layer.step)
 
-    def problem(self, message: Message, client: Stateless, samples: Samples, at: At) -> Problem:
+    def problem(
+        self, message: Message, client: Stateless, samples: Samples, at: RoundContext
+    ) -> Problem:
         """Train the smaller network."""
         return Problem(at.run.network.prepare(units.slice(message)), message=message)
 
     def report(
-        self, solved: Solved, problem: Problem, client: Stateless, at: At
+        self, solved: Solved, problem: Problem, client: Stateless, at: RoundContext
     ) -> tuple[Report, Stateless, Info]:
         """Report the smaller network."""
         weights = solved.parameters
@@ -143,7 +145,7 @@ class FedDrop(Averaged, ServerOptimizer, Method[FedDropServer, Stateless, Sum]):
         }
         return Report(report, self.weight(solved)), client, solved.info
 
-    def resummed(self, total: Total, server: FedDropServer, run: Run) -> Sum:
+    def resummed(self, total: Total, server: FedDropServer, run: Federation) -> Sum:
         """Where nothing says who had an entry, as under noise, as many count as are expected to
         have had it.
         """
@@ -162,7 +164,9 @@ class FedDrop(Averaged, ServerOptimizer, Method[FedDropServer, Stateless, Sum]):
         }
         return super().resummed(replace(total, heard=heard), server, run)
 
-    def update(self, server: FedDropServer, reports: Sum, at: At) -> tuple[FedDropServer, Info]:
+    def update(
+        self, server: FedDropServer, reports: Sum, at: RoundContext
+    ) -> tuple[FedDropServer, Info]:
         """A step towards each weight's mean over the clients that had it."""
         mean = reports.mean()
         drift = {}
@@ -178,12 +182,12 @@ class FedDrop(Averaged, ServerOptimizer, Method[FedDropServer, Stateless, Sum]):
             buffers[name] = torch.where(share > 0, seen.to(before.dtype), before)
         return FedDropServer(weights, buffers, optimizer), {}
 
-    def model(self, server: FedDropServer, run: Run) -> Tensors:
+    def model(self, server: FedDropServer, run: Federation) -> Tensors:
         """Weights and buffers of the whole network."""
         return {**server.weights, **server.buffers}
 
     def personal_model(
-        self, message: Message, report: Report | None, client: Stateless, run: Run
+        self, message: Message, report: Report | None, client: Stateless, run: Federation
     ) -> Tensors | None:
         """The smaller network that the client reported."""
         return units.slice(report.tensors) if report is not None else None

@@ -7,7 +7,7 @@ import torch
 from pydantic import Field
 from torch import Tensor
 
-from fedbayes.contracts import At, Info, Known, Problem, Run, Solved, sgd
+from fedbayes.contracts import Federation, Info, Known, Problem, RoundContext, Solved, sgd
 from fedbayes.contracts.moments import MomentMatching
 from fedbayes.core.fields import Only
 from fedbayes.core.tensors import Samples, Tensors
@@ -61,7 +61,7 @@ class FedEP(MomentMatching):
         chosen = super().recommended(known)
         return {**chosen, **sgd(known)} if self.inference == "sgld" else chosen
 
-    def check(self, run: Run) -> None:
+    def check(self, run: Federation) -> None:
         """Weights alone are inferred, by a Fisher matrix or by plain steps.
 
         Raises:
@@ -75,7 +75,7 @@ class FedEP(MomentMatching):
         else:
             require_langevin(run.training)
 
-    def falls_short(self, samples: int, run: Run) -> str:
+    def falls_short(self, samples: int, run: Federation) -> str:
         """A client with too few steps for a precision of its samples cannot answer."""
         if self.inference != "sgld" or self._schedule(samples, run)[2] >= _FEWEST:
             return ""
@@ -85,7 +85,7 @@ class FedEP(MomentMatching):
             "weights; set training.steps (100, say), or lower method.thinning"
         )
 
-    def _schedule(self, samples: int, run: Run) -> tuple[int, int, int]:
+    def _schedule(self, samples: int, run: Federation) -> tuple[int, int, int]:
         """Of a round with so many training samples: steps, those of burn-in, and samples of the
         weights.
         """
@@ -94,7 +94,7 @@ class FedEP(MomentMatching):
         return steps, burn_in, (steps - burn_in) // self.thinning
 
     def moments(
-        self, problem: Problem, samples: Samples, at: At
+        self, problem: Problem, samples: Samples, at: RoundContext
     ) -> tuple[Solved, Tensors, Tensors, Info]:
         """Mean and precision by Laplace or by samples."""
         if self.inference == "sgld":
@@ -107,7 +107,7 @@ class FedEP(MomentMatching):
         return solved, solved.parameters, precision, {}
 
     def _sampled(
-        self, problem: Problem, samples: Samples, at: At
+        self, problem: Problem, samples: Samples, at: RoundContext
     ) -> tuple[Solved, Tensors, Tensors, Info]:
         """Mean and precision of Langevin samples, and the share of entries that are floored."""
         run, count = at.run, len(samples.y)

@@ -4,13 +4,13 @@ import torch
 from pydantic import Field
 
 from fedbayes.contracts import (
-    At,
     ClassCountedMethod,
+    Federation,
     Info,
     Problem,
     Report,
     ReportList,
-    Run,
+    RoundContext,
     Solved,
     Stateless,
 )
@@ -64,7 +64,7 @@ class FedFuse(ClassCountedMethod[Server]):
         0.7, ge=0, le=1, description="share of the inputs that are moved toward classes"
     )
 
-    def check(self, run: Run) -> None:
+    def check(self, run: Federation) -> None:
         """Inputs must be such as can be drawn.
 
         Raises:
@@ -80,7 +80,7 @@ class FedFuse(ClassCountedMethod[Server]):
                 "that name; rename it, or set method.class_shares = false"
             )
 
-    def remarks(self, run: Run) -> list[str]:
+    def remarks(self, run: Federation) -> list[str]:
         """What inputs are taken for, and that there are no classes to seek."""
         notes = input_remarks(self.name, self.inputs, run)
         if 4 * run.cohort <= run.clients:
@@ -95,31 +95,33 @@ class FedFuse(ClassCountedMethod[Server]):
             notes.append(f"method.seek has no effect: there are no classes to seek ({kind})")
         return notes
 
-    def init(self, run: Run) -> Server:
+    def init(self, run: Federation) -> Server:
         """The network's initialization."""
         return Server(run.network.initial)
 
-    def message(self, server: Server, at: At) -> Message:
+    def message(self, server: Server, at: RoundContext) -> Message:
         """The network, the same to all."""
         return {**server.weights}
 
-    def expected(self, message: Message, run: Run) -> Message:
+    def expected(self, message: Message, run: Federation) -> Message:
         """A network, and counts of classes."""
         return {**message, **self.count_pattern(run)}
 
-    def problem(self, message: Message, client: Stateless, samples: Samples, at: At) -> Problem:
+    def problem(
+        self, message: Message, client: Stateless, samples: Samples, at: RoundContext
+    ) -> Problem:
         """Train from the server's network."""
         start = at.run.network.prepare(dense(message))
         return Problem(start, given={**self.counted(samples, at.run)})
 
     def report(
-        self, solved: Solved, problem: Problem, client: Stateless, at: At
+        self, solved: Solved, problem: Problem, client: Stateless, at: RoundContext
     ) -> tuple[Report, Stateless, Info]:
         """Report the network, and the samples of each class."""
         tensors: Message = {**solved.parameters, **problem.given}
         return Report(tensors, float(solved.count)), client, solved.info
 
-    def update(self, server: Server, reports: ReportList, at: At) -> tuple[Server, Info]:
+    def update(self, server: Server, reports: ReportList, at: RoundContext) -> tuple[Server, Info]:
         """Average, learn, and go back by `keep`."""
         run, names = at.run, at.run.network.initial
         found = {client: dense(report.tensors) for client, report in reports.reports.items()}
@@ -148,12 +150,12 @@ class FedFuse(ClassCountedMethod[Server]):
         }
         return Server(weights), info
 
-    def model(self, server: Server, run: Run) -> Tensors:
+    def model(self, server: Server, run: Federation) -> Tensors:
         """The server's network."""
         return server.weights
 
     def personal_model(
-        self, message: Message, report: Report | None, client: Stateless, run: Run
+        self, message: Message, report: Report | None, client: Stateless, run: Federation
     ) -> Tensors | None:
         """The network as the client reported it."""
         if report is None:

@@ -4,7 +4,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
-from fedbayes.contracts import Known, Run
+from fedbayes.contracts import Federation, Known
 from fedbayes.contracts.drawn import Fit
 from fedbayes.contracts.mean_field import MeanField
 from fedbayes.core.fields import Chosen, Only
@@ -60,7 +60,7 @@ class FedGvi(MeanField):
             loss = "beta" if has_density_power(likelihood) else "log"
         return {**super().recommended(known), "method.damping": None, "method.data_loss": loss}
 
-    def check(self, run: Run) -> None:
+    def check(self, run: Federation) -> None:
         """As for PVI, and the likelihood must have the loss.
 
         Raises:
@@ -77,7 +77,7 @@ class FedGvi(MeanField):
         if self.data_loss == "beta":
             require_density_power(run.likelihood)
 
-    def fit(self, run: Run) -> Fit:
+    def fit(self, run: Federation) -> Fit:
         """The mean loss L of samples."""
         likelihood = run.likelihood
         match self.data_loss:

@@ -10,8 +10,8 @@ from torch import Tensor
 
 from fedbayes.contracts import (
     UNIFORM,
-    At,
     Averaged,
+    Federation,
     Info,
     Known,
     Loss,
@@ -20,7 +20,7 @@ from fedbayes.contracts import (
     Problem,
     Report,
     Reports,
-    Run,
+    RoundContext,
     Solved,
     Stateless,
     Sum,
@@ -80,16 +80,16 @@ class FedL1(Averaged, ServerOptimizer, Method[FedL1Server, Stateless, Sum]):
         rate = None if self.server_optimizer == "sgd" else 0.02
         return {**sgd(known), "method.server_lr": rate}
 
-    def remarks(self, run: Run) -> list[str]:
+    def remarks(self, run: Federation) -> list[str]:
         """Layers that have no groups."""
         return units_remarks(self.name, run.network, self._groups(run))
 
-    def init(self, run: Run) -> FedL1Server:
+    def init(self, run: Federation) -> FedL1Server:
         """The network's initialization."""
         weights, buffers = run.network.split()
         return FedL1Server(self._thresholded(weights, self._groups(run)), buffers, {})
 
-    def message(self, server: FedL1Server, at: At) -> Message:
+    def message(self, server: FedL1Server, at: RoundContext) -> Message:
         """The groups above the threshold, and what belongs to none."""
         return self._sparse({**server.weights, **server.buffers}, self._groups(at.run))
 
@@ -113,10 +113,10 @@ class FedL1(Averaged, ServerOptimizer, Method[FedL1Server, Stateless, Sum]):
     def _thresholded(self, weights: Tensors, groups: tuple[Group, ...]) -> Tensors:
         return units.zero(weights, self._above(weights, groups))
 
-    def _groups(self, run: Run) -> tuple[Group, ...]:
+    def _groups(self, run: Federation) -> tuple[Group, ...]:
         return tuple(u for u in run.network.groups if self.output_groups or not u.output)
 
-    def loss(self, run: Run) -> Loss:
+    def loss(self, run: Federation) -> Loss:
         """Nll + λ Σ_g ‖φ_g‖₂ (Eq. 24); the subgradient at a zero group is zero."""
         likelihood, groups = nll(run), self._groups(run)
 
@@ -130,18 +130,22 @@ class FedL1(Averaged, ServerOptimizer, Method[FedL1Server, Stateless, Sum]):
 
         return loss
 
-    def problem(self, message: Message, client: Stateless, samples: Samples, at: At) -> Problem:
+    def problem(
+        self, message: Message, client: Stateless, samples: Samples, at: RoundContext
+    ) -> Problem:
         """Train from the server's sparse weights."""
         return Problem(at.run.network.prepare(dense(message)))
 
     def report(
-        self, solved: Solved, problem: Problem, client: Stateless, at: At
+        self, solved: Solved, problem: Problem, client: Stateless, at: RoundContext
     ) -> tuple[Report, Stateless, Info]:
         """Report the groups above the threshold."""
         sparse = self._sparse(solved.parameters, self._groups(at.run))
         return Report(sparse, self.weight(solved)), client, solved.info
 
-    def update(self, server: FedL1Server, reports: Sum, at: At) -> tuple[FedL1Server, Info]:
+    def update(
+        self, server: FedL1Server, reports: Sum, at: RoundContext
+    ) -> tuple[FedL1Server, Info]:
         """A step along w − mean ŵ_s, and the threshold."""
         groups = self._groups(at.run)
         mean = reports.mean()
@@ -153,12 +157,12 @@ class FedL1(Averaged, ServerOptimizer, Method[FedL1Server, Stateless, Sum]):
         buffers = {name: mean[name] for name in server.buffers}
         return FedL1Server(weights, buffers, optimizer), info
 
-    def model(self, server: FedL1Server, run: Run) -> Tensors:
+    def model(self, server: FedL1Server, run: Federation) -> Tensors:
         """The sparse weights, and the buffers."""
         return {**server.weights, **server.buffers}
 
     def personal_model(
-        self, message: Message, report: Report | None, client: Stateless, run: Run
+        self, message: Message, report: Report | None, client: Stateless, run: Federation
     ) -> Tensors | None:
         """The sparse network that the client reported."""
         return dense(report.tensors) if report is not None else None

@@ -9,12 +9,12 @@ from torch import Tensor
 
 from fedbayes.contracts import (
     AnyMethod,
-    At,
+    Federation,
     Info,
     Loss,
     Problem,
     Report,
-    Run,
+    RoundContext,
     Sampler,
     Solved,
     Tree,
@@ -102,7 +102,7 @@ class FedLap(MomentMatching):
         """With Kronecker products states and messages are others."""
         return Kronecker(of=self) if self.covariance == "kronecker" else self
 
-    def remarks(self, run: Run) -> list[str]:
+    def remarks(self, run: Federation) -> list[str]:
         """Of settings of draws where there is nothing to draw."""
         names = ("predictions", "predictive") if self.fixed_precision else ()
         fields = type(self).model_fields
@@ -120,7 +120,7 @@ class FedLap(MomentMatching):
         """Without covariances."""
         return self.covariance == "none"
 
-    def check(self, run: Run) -> None:
+    def check(self, run: Federation) -> None:
         """Weights alone are inferred, and covariances need a Fisher matrix.
 
         Raises:
@@ -132,7 +132,7 @@ class FedLap(MomentMatching):
             require_curvature(run.likelihood)
 
     def moments(
-        self, problem: Problem, samples: Samples, at: At
+        self, problem: Problem, samples: Samples, at: RoundContext
     ) -> tuple[Solved, Tensors, Tensors, Info]:
         """The mode, and the Fisher diagonal there beside the share of the prior."""
         solved = at.solve(problem, self.loss(at.run), samples, validation=self.validation(at.run))
@@ -187,12 +187,12 @@ class Kronecker(SharedKroneckerPosterior):
         """As it is set."""
         return self.of.furthest
 
-    def sampler(self, mean: Tensors, moves: Moves, run: Run) -> Sampler:
+    def sampler(self, mean: Tensors, moves: Moves, run: Federation) -> Sampler:
         """Linearized or not, as many as are wanted."""
         linear = self.of.predictive == "linearized"
         return around(mean, moves, run.network, self.of.predictions, linearized=linear)
 
-    def check(self, run: Run) -> None:
+    def check(self, run: Federation) -> None:
         """As without Kronecker products; and changes are not shortened.
 
         Raises:
@@ -206,11 +206,13 @@ class Kronecker(SharedKroneckerPosterior):
                 "aggregation.clip and [privacy] away, or set covariance = 'diagonal'"
             )
 
-    def init(self, run: Run) -> KroneckerServer:
+    def init(self, run: Federation) -> KroneckerServer:
         """The initialization, and no curvature yet."""
         return self.begin(run, factored_layers(run.network, self.of.largest))
 
-    def problem(self, message: Message, client: CurvatureSums, samples: Samples, at: At) -> Problem:
+    def problem(
+        self, message: Message, client: CurvatureSums, samples: Samples, at: RoundContext
+    ) -> Problem:
         """Descend the loss, the dual and the quadratic of the others' share from w_g."""
         run, came = at.run, dense(message)
         initial = run.network.initial
@@ -251,7 +253,7 @@ class Kronecker(SharedKroneckerPosterior):
 
         return project
 
-    def loss(self, run: Run) -> Loss:
+    def loss(self, run: Federation) -> Loss:
         """The energy per sample, times T; under SGD without the quadratic, whose steps follow."""
         likelihood, apart = nll(run), implicit(run)
 
@@ -269,7 +271,7 @@ class Kronecker(SharedKroneckerPosterior):
         return loss
 
     def local(
-        self, message: Message, client: CurvatureSums, samples: Samples, at: At
+        self, message: Message, client: CurvatureSums, samples: Samples, at: RoundContext
     ) -> tuple[Report, CurvatureSums, Info]:
         """The mode, and the curvature there."""
         problem, run = self.problem(message, client, samples, at), at.run
@@ -291,7 +293,7 @@ class Kronecker(SharedKroneckerPosterior):
         return self.report(replace(solved, parameters=tensors), problem, client, at)
 
     def report(
-        self, solved: Solved, problem: Problem, client: CurvatureSums, at: At
+        self, solved: Solved, problem: Problem, client: CurvatureSums, at: RoundContext
     ) -> tuple[Report, CurvatureSums, Info]:
         """Report what is to be added to the sums, damped; keep what was added.
 

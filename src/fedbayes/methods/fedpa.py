@@ -6,7 +6,7 @@ import torch
 from pydantic import Field
 from torch import Tensor
 
-from fedbayes.contracts import At, Info, Known, Report, Run, Stateless, sgd
+from fedbayes.contracts import Federation, Info, Known, Report, RoundContext, Stateless, sgd
 from fedbayes.contracts.drift import GeneralizedFedAvg
 from fedbayes.core.fields import Only
 from fedbayes.core.messages import Message, dense
@@ -58,7 +58,7 @@ class FedPa(ServerOptimizer, GeneralizedFedAvg):
         """Langevin dynamics has plain steps."""
         return sgd(known) if self.sampler == "langevin" else super().recommended(known)
 
-    def check(self, run: Run) -> None:
+    def check(self, run: Federation) -> None:
         """Samples are of all steps, and Langevin dynamics has plain ones.
 
         Raises:
@@ -72,7 +72,7 @@ class FedPa(ServerOptimizer, GeneralizedFedAvg):
         if self.sampler == "langevin":
             require_langevin(run.training)
 
-    def remarks(self, run: Run) -> list[str]:
+    def remarks(self, run: Federation) -> list[str]:
         """Whether there are rounds in which posteriors are sampled."""
         if run.rounds > self.burn_in_rounds:
             return []
@@ -81,7 +81,7 @@ class FedPa(ServerOptimizer, GeneralizedFedAvg):
             f"method.burn_in_rounds = {self.burn_in_rounds}"
         ]
 
-    def falls_short(self, samples: int, run: Run) -> str:
+    def falls_short(self, samples: int, run: Federation) -> str:
         """A client with too few steps for two samples averages."""
         if self._steps(samples, run)[1] >= 2 or run.rounds <= self.burn_in_rounds:
             return ""
@@ -91,7 +91,7 @@ class FedPa(ServerOptimizer, GeneralizedFedAvg):
             "training.steps"
         )
 
-    def _steps(self, samples: int, run: Run) -> tuple[int, int]:
+    def _steps(self, samples: int, run: Federation) -> tuple[int, int]:
         """Steps of a round for so many samples: all, and those after burn-in."""
         steps = run.training.step_count(samples)
         return steps, steps - int(self.burn_in * steps)
@@ -101,7 +101,7 @@ class FedPa(ServerOptimizer, GeneralizedFedAvg):
         return self.build_server(parameters)
 
     def local(
-        self, message: Message, client: Stateless, samples: Samples, at: At
+        self, message: Message, client: Stateless, samples: Samples, at: RoundContext
     ) -> tuple[Report, Stateless, Info]:
         """Train; after the first rounds, answer with the drift that the samples correct.
 
@@ -134,7 +134,7 @@ class FedPa(ServerOptimizer, GeneralizedFedAvg):
         return Report({**tensors}, report.weight), client, {**info, "posterior_samples": count}
 
     def personal_model(
-        self, message: Message, report: Report | None, client: Stateless, run: Run
+        self, message: Message, report: Report | None, client: Stateless, run: Federation
     ) -> Tensors | None:
         """None: a report is no network that the client would predict with."""
         return None

@@ -6,13 +6,13 @@ from pydantic import Field
 from torch import Tensor
 
 from fedbayes.contracts import (
-    At,
+    Federation,
     Info,
     Loss,
     PointEstimate,
     Prior,
     Problem,
-    Run,
+    RoundContext,
     Stateless,
     Sum,
     Tree,
@@ -47,17 +47,19 @@ class FedProx(PointEstimate[Weights]):
         """A Gaussian of precision λ N_s."""
         return Prior("precision", self.proximal * samples) if self.proximal else None
 
-    def init(self, run: Run) -> Weights:
+    def init(self, run: Federation) -> Weights:
         """The network's initialization."""
         return Weights(run.network.initial)
 
-    def problem(self, message: Message, client: Stateless, samples: Samples, at: At) -> Problem:
+    def problem(
+        self, message: Message, client: Stateless, samples: Samples, at: RoundContext
+    ) -> Problem:
         """Train from the server's weights w, which are also what draws."""
         problem = super().problem(message, client, samples, at)
         centre = {n: w for n, w in problem.start.items() if n not in at.run.network.buffers}
         return replace(problem, given={"centre": centre} if self.proximal else {})
 
-    def loss(self, run: Run) -> Loss:
+    def loss(self, run: Federation) -> Loss:
         """The negative log-likelihood plus λ/2 ‖φ − w‖², over the trainable weights."""
         likelihood = nll(run)
         if self.proximal == 0:
@@ -72,6 +74,6 @@ class FedProx(PointEstimate[Weights]):
 
         return loss
 
-    def update(self, server: Weights, reports: Sum, at: At) -> tuple[Weights, Info]:
+    def update(self, server: Weights, reports: Sum, at: RoundContext) -> tuple[Weights, Info]:
         """The mean of the reports."""
         return Weights(reports.mean()), {}

@@ -10,10 +10,10 @@ from torch import Tensor
 
 from fedbayes.contracts import (
     UNIFORM,
-    At,
     Averaged,
     Changes,
     ClientState,
+    Federation,
     Info,
     Known,
     Loss,
@@ -24,7 +24,7 @@ from fedbayes.contracts import (
     Problem,
     Report,
     Reports,
-    Run,
+    RoundContext,
     Solved,
     Stateless,
     Sum,
@@ -174,7 +174,7 @@ class SpikeSlab(
             "method.server_gate_lr": 0.5,
         }
 
-    def check(self, run: Run) -> None:
+    def check(self, run: Federation) -> None:
         """What is zero counts as pruned: no layer may start so."""
         if self.gates == "units":
             return
@@ -186,7 +186,7 @@ class SpikeSlab(
                 "gate units (method.gates = 'units')"
             )
 
-    def remarks(self, run: Run) -> list[str]:
+    def remarks(self, run: Federation) -> list[str]:
         """Layers that have no gates, and gates that cannot start as open as they should."""
         gated = self._gated(run)
         if self.gates == "units":
@@ -210,11 +210,11 @@ class SpikeSlab(
         """The slab, a Gaussian of precision λ N_s for weights whose gate is open."""
         return Prior("precision of the slab", self.drift * samples) if self.drift else None
 
-    def _gated(self, run: Run) -> tuple[Gateable, ...]:
+    def _gated(self, run: Federation) -> tuple[Gateable, ...]:
         found = run.network.groups if self.gates == "units" else run.network.entries
         return tuple(u for u in found if self.output_gates or not u.output)
 
-    def _init(self, run: Run) -> FedSparseServer:
+    def _init(self, run: Federation) -> FedSparseServer:
         """The network's initialization, with thresholds that leave every gate open."""
         weights, buffers = run.network.split()
         level = torch.tensor(log(self.start / (1 - self.start)))
@@ -229,7 +229,7 @@ class SpikeSlab(
         norms = units.row_norms(weights, layer).detach()
         return self.gate_logits(norms, thresholds[layer.layer])
 
-    def message(self, server: AnyServer, at: At) -> Message:
+    def message(self, server: AnyServer, at: RoundContext) -> Message:
         """Weights and thresholds of the units that survive, and buffers."""
         gated = self._gated(at.run)
         alive = _alive(server.weights, gated)
@@ -240,11 +240,13 @@ class SpikeSlab(
         }
         return message | named("threshold", thresholds)
 
-    def expected(self, message: Message, run: Run) -> Message:
+    def expected(self, message: Message, run: Federation) -> Message:
         """Weights and buffers; thresholds stay at the client."""
         return {n: item for n, item in message.items() if not n.startswith("threshold/")}
 
-    def problem(self, message: Message, client: ClientState, samples: Samples, at: At) -> Problem:
+    def problem(
+        self, message: Message, client: ClientState, samples: Samples, at: RoundContext
+    ) -> Problem:
         """Train weights and thresholds from the server's, under relaxed gates."""
         gated = self._gated(at.run)
         device = at.run.network.device
@@ -271,7 +273,7 @@ class SpikeSlab(
             param_groups={"threshold/": self.gate_optimizer} if gated else {},
         )
 
-    def loss(self, run: Run) -> Loss:
+    def loss(self, run: Federation) -> Loss:
         """The relaxed local loss on a batch (Eq. 41, as a minimum and with the ½ it lost).
 
         nll(w_s ⊙ z) + Σ_g [λ0 n_g P_g + β H(P_g, θ_g)] + λ/2 Σ_j P_j (w_sj − w_j)², with
@@ -306,7 +308,7 @@ class SpikeSlab(
 
         return loss
 
-    def sampled(self, solved: Solved, problem: Problem, at: At) -> tuple[Message, Info]:
+    def sampled(self, solved: Solved, problem: Problem, at: RoundContext) -> tuple[Message, Info]:
         """What a sample of the gates lets through of the trained weights."""
         gated, start, ended = self._gated(at.run), problem.start, solved.parameters
         before, after = part(start, "threshold"), part(ended, "threshold")
@@ -332,7 +334,7 @@ class SpikeSlab(
             info |= {"gate_shift_mean": float(shift.mean()), "gate_shift_max": float(shift.max())}
         return units.mask(weights, found), info
 
-    def likely(self, solved: Solved, problem: Problem, at: At) -> Tensors:
+    def likely(self, solved: Solved, problem: Problem, at: RoundContext) -> Tensors:
         """The trained weights with the gates open that are likelier open than not."""
         ended = solved.parameters
         thresholds = part(ended, "threshold")
@@ -341,11 +343,11 @@ class SpikeSlab(
         weights = {n: t for n, t in ended.items() if not n.startswith("threshold/")}
         return units.zero(weights, units.masks(gated, kept, readers=False))
 
-    def origin(self, server: AnyServer, run: Run) -> Tensors:
+    def origin(self, server: AnyServer, run: Federation) -> Tensors:
         """Weights and buffers, also of units that the model leaves out."""
         return {**server.weights, **server.buffers}
 
-    def changes(self, report: Report, server: AnyServer, run: Run) -> Changes:
+    def changes(self, report: Report, server: AnyServer, run: Federation) -> Changes:
         """Changes of the weights that the gates let through, and by how much more or less gates
         were open than the server takes them to be (`gates`, by layer).
         """
@@ -364,11 +366,11 @@ class SpikeSlab(
             for u in gated
         }
 
-    def ordinary(self, server: AnyServer, run: Run) -> dict[str, float]:
+    def ordinary(self, server: AnyServer, run: Federation) -> dict[str, float]:
         """Gates are votes, each of which is bounded anyway."""
         return super().ordinary(server, run) | {"gates": inf}
 
-    def resummed(self, total: Total, server: AnyServer, run: Run) -> Sum:
+    def resummed(self, total: Total, server: AnyServer, run: Federation) -> Sum:
         """Weights count as often as their gate was open."""
         votes = total.changes.get("gates", {})
         weights = replace(
@@ -393,7 +395,9 @@ class SpikeSlab(
         )
         return weights.whole(self.origin(server, run))
 
-    def _update(self, server: AnyServer, reports: Sum, at: At) -> tuple[FedSparseServer, Info]:
+    def _update(
+        self, server: AnyServer, reports: Sum, at: RoundContext
+    ) -> tuple[FedSparseServer, Info]:
         """Steps on w and v, then pruning (Algorithm 1; sums over clients are means here).
 
         With z̄ the share of clients whose gate was open, ∇w = z̄ w − mean(z_s ŵ_s) and
@@ -451,13 +455,13 @@ class SpikeSlab(
             moved[u.layer] = torch.where(same, thresholds[u.layer], following)
         return pruned, moved
 
-    def model(self, server: AnyServer, run: Run) -> Tensors:
+    def model(self, server: AnyServer, run: Federation) -> Tensors:
         """The weights without the units that are too improbable, and the buffers."""
         weights, _ = self._pruned(server.weights, server.thresholds, self._gated(run))
         return {**weights, **server.buffers}
 
     def personal_model(
-        self, message: Message, report: Report | None, client: ClientState, run: Run
+        self, message: Message, report: Report | None, client: ClientState, run: Federation
     ) -> Tensors | None:
         """The sampled network ŵ_s that the client reported."""
         if report is None:
@@ -473,18 +477,20 @@ class FedSparse(SpikeSlab[FedSparseServer, Stateless]):
     paper = "Louizos et al. 2021, section 3"
     server_state = FedSparseServer
 
-    def init(self, run: Run) -> FedSparseServer:
+    def init(self, run: Federation) -> FedSparseServer:
         """The network's initialization, with thresholds that leave every gate open."""
         return self._init(run)
 
     def report(
-        self, solved: Solved, problem: Problem, client: Stateless, at: At
+        self, solved: Solved, problem: Problem, client: Stateless, at: RoundContext
     ) -> tuple[Report, Stateless, Info]:
         """Report what a sample of the gates lets through."""
         tensors, info = self.sampled(solved, problem, at)
         return Report(tensors, self.weight(solved)), client, info
 
-    def update(self, server: FedSparseServer, reports: Sum, at: At) -> tuple[FedSparseServer, Info]:
+    def update(
+        self, server: FedSparseServer, reports: Sum, at: RoundContext
+    ) -> tuple[FedSparseServer, Info]:
         """Steps on w and v, then pruning (Algorithm 1)."""
         return self._update(server, reports, at)
 
@@ -530,17 +536,17 @@ class ScaffoldFedSparse(ControlVariateMethod[Controlled], SpikeSlab[Controlled, 
         """
         return {**SpikeSlab.recommended(self, known), "method.damping": 0.5}
 
-    def check(self, run: Run) -> None:
+    def check(self, run: Federation) -> None:
         """Variates along the path need plain SGD."""
         super().check(run)
         require_plain_sgd(run.training)
 
-    def init(self, run: Run) -> Controlled:
+    def init(self, run: Federation) -> Controlled:
         """As FedSparse, with a control variate of zero."""
         server = self._init(run)
         return Controlled(**vars(server), control=zeros(server.weights))
 
-    def message(self, server: Controlled, at: At) -> Message:
+    def message(self, server: Controlled, at: RoundContext) -> Message:
         """As FedSparse, and the control variate of what survives."""
         gated = self._gated(at.run)
         found = units.masks(gated, _alive(server.weights, gated))
@@ -548,11 +554,13 @@ class ScaffoldFedSparse(ControlVariateMethod[Controlled], SpikeSlab[Controlled, 
         control = named("control", units.mask(server.control, found))
         return {**super().message(server, at), **control, **norms}
 
-    def loss(self, run: Run) -> Loss:
+    def loss(self, run: Federation) -> Loss:
         """As FedSparse, with ⟨c − c_s, φ⟩."""
         return corrected(super().loss(run))
 
-    def problem(self, message: Message, client: Control, samples: Samples, at: At) -> Problem:
+    def problem(
+        self, message: Message, client: Control, samples: Samples, at: RoundContext
+    ) -> Problem:
         """As FedSparse, given the correction."""
         beside = ("control/", NORMS)
         prior = {n: item for n, item in message.items() if not n.startswith(beside)}
@@ -567,7 +575,7 @@ class ScaffoldFedSparse(ControlVariateMethod[Controlled], SpikeSlab[Controlled, 
         return replace(problem, message=message, given=given)
 
     def report(
-        self, solved: Solved, problem: Problem, client: Control, at: At
+        self, solved: Solved, problem: Problem, client: Control, at: RoundContext
     ) -> tuple[Report, Control, Info]:
         """Report the gated weights and the change of c_s."""
         tensors, info = self.sampled(solved, problem, at)
@@ -590,7 +598,7 @@ class ScaffoldFedSparse(ControlVariateMethod[Controlled], SpikeSlab[Controlled, 
         report = Report({**tensors, **named("control", masked), **norms}, self.weight(solved))
         return report, Control(own), info
 
-    def update(self, server: Controlled, reports: Sum, at: At) -> tuple[Controlled, Info]:
+    def update(self, server: Controlled, reports: Sum, at: RoundContext) -> tuple[Controlled, Info]:
         """As FedSparse; c moves by the clients' changes of c_s."""
         following, info = self._update(server, reports, at)
         control, heard = self.control_after(server, reports, at.run)

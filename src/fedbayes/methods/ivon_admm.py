@@ -10,13 +10,13 @@ from pydantic import Field
 from torch import Tensor
 
 from fedbayes.contracts import (
-    At,
+    Federation,
     Info,
     Known,
     Loss,
     Problem,
     Report,
-    Run,
+    RoundContext,
     Sampler,
     Solved,
     Sum,
@@ -151,11 +151,11 @@ class IvonAdmm(GaussianServer[IvonServer, IvonClient]):
         """Whether precisions stay those of the prior: then they are not sent."""
         return self.rate == 0
 
-    def penalty(self, run: Run) -> float:
+    def penalty(self, run: Federation) -> float:
         """ρ."""
         return self.rho or 1 / run.clients
 
-    def remarks(self, run: Run) -> list[str]:
+    def remarks(self, run: Federation) -> list[str]:
         """Settings of other optimizers, and a penalty with which nothing converges."""
         training, notes = run.training, few_rounds(self.name, run)
         if self.penalty(run) < 1 / run.clients:
@@ -172,16 +172,18 @@ class IvonAdmm(GaussianServer[IvonServer, IvonClient]):
                 )
         return notes
 
-    def init(self, run: Run) -> IvonServer:
+    def init(self, run: Federation) -> IvonServer:
         """The prior, and no dual variables."""
         prior = standard(run.network.initial, self.prior_std)
         return IvonServer(prior, prior**0.0)
 
-    def join(self, at: At) -> IvonClient:
+    def join(self, at: RoundContext) -> IvonClient:
         """No dual variable yet."""
         return IvonClient(NaturalGaussian({}, {}))
 
-    def problem(self, message: Message, client: IvonClient, samples: Samples, at: At) -> Problem:
+    def problem(
+        self, message: Message, client: IvonClient, samples: Samples, at: RoundContext
+    ) -> Problem:
         """Start from the server's posterior, or the initialization if there is none yet."""
         run, posterior = at.run, self.posterior_of(message)
         device, kind = run.network.device, next(iter(run.network.initial.values())).dtype
@@ -222,15 +224,15 @@ class IvonAdmm(GaussianServer[IvonServer, IvonClient]):
         own = {"momentum": self.momentum, "rate": self.rate}
         return Ivon(leaves[::2], leaves[1::2], lr, scale=scale, **own)
 
-    def loss(self, run: Run) -> Loss:
+    def loss(self, run: Federation) -> Loss:
         """What a client minimizes, per sample, by Monte Carlo."""
         return self._lagrangian(run, training=True)
 
-    def validation(self, run: Run) -> Loss:
+    def validation(self, run: Federation) -> Loss:
         """The negative log-likelihood alone, without dropout."""
         return self._lagrangian(run, training=False)
 
-    def _lagrangian(self, run: Run, *, training: bool) -> Loss:
+    def _lagrangian(self, run: Federation, *, training: bool) -> Loss:
         factor = self.kl_weight * self.penalty(run)
 
         def loss(parameters: Tensors, batch: Samples, given: Tree, noise: Tree) -> Tensor:
@@ -248,7 +250,7 @@ class IvonAdmm(GaussianServer[IvonServer, IvonClient]):
         return loss
 
     def report(
-        self, solved: Solved, problem: Problem, client: IvonClient, at: At
+        self, solved: Solved, problem: Problem, client: IvonClient, at: RoundContext
     ) -> tuple[Report, IvonClient, Info]:
         """Report λ_k − λ; ρ times it is added to the dual variable."""
         ended, posterior = solved.parameters, NaturalGaussian(**problem.given["posterior"])
@@ -262,28 +264,28 @@ class IvonAdmm(GaussianServer[IvonServer, IvonClient]):
         report, after = self.reported(own / posterior, before, posterior.mean, at)
         return report, IvonClient(after), solved.info
 
-    def ordinary(self, server: IvonServer, run: Run) -> dict[str, float]:
+    def ordinary(self, server: IvonServer, run: Federation) -> dict[str, float]:
         """The posterior's own natural parameters, or those that a newcomer starts with. A report
         is what is added to a dual variable over ρ.
         """
         found = norms(server.posterior, self.start_std, run)
         return {part: length / min(self.penalty(run), 1.0) for part, length in found.items()}
 
-    def accept(self, server: IvonServer, report: Report, run: Run) -> None:
+    def accept(self, server: IvonServer, report: Report, run: Federation) -> None:
         """As for all that keep a posterior; and what a client's change depends on is named."""
         try:
             super().accept(server, report, run)
         except MessageError as error:
             raise MessageError(f"{error}; {self.remedy(run)}") from None
 
-    def remedy(self, run: Run) -> str:
+    def remedy(self, run: Federation) -> str:
         """A larger penalty."""
         damped = "" if self.damping else ", or method.damping = true"
         return (
             f"method.rho is {self.penalty(run):g}, and a larger one makes changes smaller{damped}"
         )
 
-    def update(self, server: IvonServer, reports: Sum, at: At) -> tuple[IvonServer, Info]:
+    def update(self, server: IvonServer, reports: Sum, at: RoundContext) -> tuple[IvonServer, Info]:
         """Add to the dual variables; the posterior is between what they and the clients say."""
         before, run = server.posterior, at.run
         total = self.changed_by(reports.tensors)
@@ -296,14 +298,14 @@ class IvonAdmm(GaussianServer[IvonServer, IvonClient]):
         return IvonServer(after, dual), {"mean_precision": mean_precision(after)}
 
     def personal_model(
-        self, message: Message, report: Report | None, client: IvonClient, run: Run
+        self, message: Message, report: Report | None, client: IvonClient, run: Federation
     ) -> Tensors | None:
         """The client's posterior q_k; between rounds there is none of its own."""
         if report is None:
             return None
         return means_and_stds(self.known(message, report).to(run.network.device, torch.float32))
 
-    def draws(self, model: Tensors, run: Run) -> Sampler:
+    def draws(self, model: Tensors, run: Federation) -> Sampler:
         """Outputs under draws from the posterior, the same draws on every call."""
         return sampler(model, run, self.predictions)
 

@@ -11,8 +11,8 @@ from torch import Tensor
 
 from fedbayes.contracts import (
     UNIFORM,
-    At,
     Averaged,
+    Federation,
     Info,
     Known,
     Method,
@@ -22,7 +22,7 @@ from fedbayes.contracts import (
     Report,
     ReportList,
     Reports,
-    Run,
+    RoundContext,
     Solved,
     Stateless,
     Tree,
@@ -98,11 +98,11 @@ class Laplace(Averaged, ServerSchedule, Method[LaplaceServer, Stateless, ReportL
         """A Laplace distribution of inverse scale λ N_s."""
         return Prior("inverse scale", self.scale * samples) if self.scale else None
 
-    def init(self, run: Run) -> LaplaceServer:
+    def init(self, run: Federation) -> LaplaceServer:
         """The network's initialization."""
         return LaplaceServer(run.network.initial)
 
-    def remarks(self, run: Run) -> list[str]:
+    def remarks(self, run: Federation) -> list[str]:
         """A rate of steps that the server does not take."""
         if self.m_step == "sign" or self.server_optimizer != "none":
             return []
@@ -114,7 +114,7 @@ class Laplace(Averaged, ServerSchedule, Method[LaplaceServer, Stateless, ReportL
             if getattr(self, name) != fields[name].default
         ]
 
-    def check(self, run: Run) -> None:
+    def check(self, run: Federation) -> None:
         """Proximal steps need plain SGD, votes by class a last layer with a row for each.
 
         Raises:
@@ -139,11 +139,13 @@ class Laplace(Averaged, ServerSchedule, Method[LaplaceServer, Stateless, ReportL
                 "network's outputs; leave it false"
             )
 
-    def message(self, server: LaplaceServer, at: At) -> Message:
+    def message(self, server: LaplaceServer, at: RoundContext) -> Message:
         """The weights, the same to all."""
         return dict(server.weights)
 
-    def problem(self, message: Message, client: Stateless, samples: Samples, at: At) -> Problem:
+    def problem(
+        self, message: Message, client: Stateless, samples: Samples, at: RoundContext
+    ) -> Problem:
         """Proximal gradient steps from the server's weights."""
         start = at.run.network.prepare(dense(message))
         centre = {n: w for n, w in start.items() if n not in at.run.network.buffers}
@@ -155,20 +157,20 @@ class Laplace(Averaged, ServerSchedule, Method[LaplaceServer, Stateless, ReportL
             start, given=given, project=proximal(self.scale / (1 - at.run.training.momentum))
         )
 
-    def expected(self, message: Message, run: Run) -> Message:
+    def expected(self, message: Message, run: Federation) -> Message:
         """Weights, and if asked for which classes a client has."""
         if not self.class_rows:
             return message
         none = torch.zeros(1, dtype=torch.int64).expand(run.likelihood.target.classes)
         return {**message, _PRESENT: none}
 
-    def accept(self, server: LaplaceServer, report: Report, run: Run) -> None:
+    def accept(self, server: LaplaceServer, report: Report, run: Federation) -> None:
         """A class is there or not."""
         if self.class_rows and not set(dense(report.tensors)[_PRESENT].tolist()) <= {0, 1}:
             raise MessageError("what it says of its classes is neither that it has one nor not")
 
     def report(
-        self, solved: Solved, problem: Problem, client: Stateless, at: At
+        self, solved: Solved, problem: Problem, client: Stateless, at: RoundContext
     ) -> tuple[Report, Stateless, Info]:
         """Report what has changed."""
         report: Message = {}
@@ -184,7 +186,7 @@ class Laplace(Averaged, ServerSchedule, Method[LaplaceServer, Stateless, ReportL
         return Report(report, self.weight(solved)), client, info
 
     def update(
-        self, server: LaplaceServer, reports: ReportList, at: At
+        self, server: LaplaceServer, reports: ReportList, at: RoundContext
     ) -> tuple[LaplaceServer, Info]:
         """The median, or a step; of what no gradient trains the median.
 
@@ -219,12 +221,12 @@ class Laplace(Averaged, ServerSchedule, Method[LaplaceServer, Stateless, ReportL
         stepped, optimizer = steps.server_step(weights, slopes, server.optimizer, factor)
         return LaplaceServer(following | stepped, optimizer), {}
 
-    def model(self, server: LaplaceServer, run: Run) -> Tensors:
+    def model(self, server: LaplaceServer, run: Federation) -> Tensors:
         """The server's weights."""
         return server.weights
 
     def personal_model(
-        self, message: Message, report: Report | None, client: Stateless, run: Run
+        self, message: Message, report: Report | None, client: Stateless, run: Federation
     ) -> Tensors | None:
         """The server's network with the client's changes."""
         if report is None:
@@ -273,13 +275,13 @@ _PRESENT = "present"
 """Name of what a client says of its classes, int64 [K]: 1 where it has samples, else 0."""
 
 
-def _by_class(run: Run) -> bool:
+def _by_class(run: Federation) -> bool:
     """Whether the network has outputs that belong to one class each."""
     one_each = run.likelihood.outputs == run.likelihood.target.classes
     return one_each and bool(_rows(run))
 
 
-def _rows(run: Run) -> dict[str, Callable[[Tensor], Tensor]]:
+def _rows(run: Federation) -> dict[str, Callable[[Tensor], Tensor]]:
     """Of tensors that make the outputs, what gives values by class [K] to their entries."""
     found: dict[str, Callable[[Tensor], Tensor]] = {}
     for group in run.network.groups:

@@ -6,7 +6,7 @@ from typing import Literal
 from pydantic import Field
 
 from fedbayes.contracts import (
-    At,
+    Federation,
     Info,
     Method,
     Models,
@@ -14,7 +14,7 @@ from fedbayes.contracts import (
     Report,
     ReportList,
     Reports,
-    Run,
+    RoundContext,
     Solved,
     Weights,
 )
@@ -46,39 +46,43 @@ class Local(Method[Weights, LocalClient, ReportList]):
         "own", description="whether clients start from weights of their own or from common ones"
     )
 
-    def init(self, run: Run) -> Weights:
+    def init(self, run: Federation) -> Weights:
         """The common initialization, which no round changes."""
         return Weights(run.network.initial)
 
-    def join(self, at: At) -> LocalClient:
+    def join(self, at: RoundContext) -> LocalClient:
         """The initialization of the client."""
         network = at.own_network() if self.start == "own" else at.run.network
         return LocalClient(network.initial)
 
-    def message(self, server: Weights, at: At) -> Message:
+    def message(self, server: Weights, at: RoundContext) -> Message:
         """Nothing: clients hear nothing of one another."""
         return {}
 
-    def problem(self, message: Message, client: LocalClient, samples: Samples, at: At) -> Problem:
+    def problem(
+        self, message: Message, client: LocalClient, samples: Samples, at: RoundContext
+    ) -> Problem:
         """Go on where the client's last round ended."""
         return Problem(at.run.network.prepare(client.weights))
 
     def report(
-        self, solved: Solved, problem: Problem, client: LocalClient, at: At
+        self, solved: Solved, problem: Problem, client: LocalClient, at: RoundContext
     ) -> tuple[Report, LocalClient, Info]:
         """Report nothing and keep the weights."""
         return Report({}), LocalClient(solved.parameters), solved.info
 
-    def update(self, server: Weights, reports: ReportList, at: At) -> tuple[Weights, Info]:
+    def update(
+        self, server: Weights, reports: ReportList, at: RoundContext
+    ) -> tuple[Weights, Info]:
         """Nothing to learn from."""
         return server, {}
 
-    def model(self, server: Weights, run: Run) -> Tensors:
+    def model(self, server: Weights, run: Federation) -> Tensors:
         """The initialization that all clients start from."""
         return server.weights
 
     def personal_model(
-        self, message: Message, report: Report | None, client: LocalClient, run: Run
+        self, message: Message, report: Report | None, client: LocalClient, run: Federation
     ) -> Tensors:
         """The client's own weights."""
         return client.weights

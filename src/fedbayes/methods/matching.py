@@ -9,8 +9,8 @@ import torch
 from pydantic import Field
 
 from fedbayes.contracts import (
-    At,
     ClassCountedMethod,
+    Federation,
     Info,
     Known,
     Part,
@@ -18,7 +18,7 @@ from fedbayes.contracts import (
     Report,
     ReportList,
     Reports,
-    Run,
+    RoundContext,
     Solved,
     Stateless,
     Tree,
@@ -114,17 +114,17 @@ class GpiFnm(MatchingSettings, ClassCountedMethod[MatchingServer]):
             wide = False
         return {**trained, "method.form": "wide" if wide else "published"}
 
-    def falls_short(self, samples: int, run: Run) -> str:
+    def falls_short(self, samples: int, run: Federation) -> str:
         """Few samples leave neurons near their start, where they are no other client's."""
         if samples >= FEWEST:
             return ""
         return f"have fewer than {FEWEST} samples: few of their neurons match those of others"
 
-    def resolved(self, run: Run) -> dict[str, object]:
+    def resolved(self, run: Federation) -> dict[str, object]:
         """What the form makes of the passes up and down."""
         return {"alternations": self.settled(run).alternations}
 
-    def check(self, run: Run) -> None:
+    def check(self, run: Federation) -> None:
         """Fully connected networks with a hidden layer, all of it trained; shares need classes.
 
         Raises:
@@ -147,11 +147,11 @@ class GpiFnm(MatchingSettings, ClassCountedMethod[MatchingServer]):
         super().check(run)
         _layers(run)
 
-    def init(self, run: Run) -> MatchingServer:
+    def init(self, run: Federation) -> MatchingServer:
         """The network's initialization, and nobody heard."""
         return MatchingServer(run.network.initial, {}, {})
 
-    def message(self, server: MatchingServer, at: At) -> Message:
+    def message(self, server: MatchingServer, at: RoundContext) -> Message:
         """The client's own columns; nothing to a newcomer, who starts from its own network."""
         if f"{at.client}/0" not in server.places:
             return {}
@@ -170,19 +170,21 @@ class GpiFnm(MatchingSettings, ClassCountedMethod[MatchingServer]):
                 columns[f"{depth}.bias"] = bias
         return columns
 
-    def expected(self, message: Message, run: Run) -> Message:
+    def expected(self, message: Message, run: Federation) -> Message:
         """Weights of the client's widths, and its counts of classes."""
         pattern = _numbered(run.network.initial, _layers(run))
         return {**pattern, **self.count_pattern(run)}
 
-    def problem(self, message: Message, client: Stateless, samples: Samples, at: At) -> Problem:
+    def problem(
+        self, message: Message, client: Stateless, samples: Samples, at: RoundContext
+    ) -> Problem:
         """Train from the own columns, or from an own initialization."""
         start = _named(dense(message), _layers(at.run)) if message else at.own_network().initial
         given: Tree = {**self.counted(samples, at.run)}
         return Problem(at.run.network.prepare(start), given=given)
 
     def report(
-        self, solved: Solved, problem: Problem, client: Stateless, at: At
+        self, solved: Solved, problem: Problem, client: Stateless, at: RoundContext
     ) -> tuple[Report, Stateless, Info]:
         """Report the weights, and the samples of each class."""
         report = _numbered(solved.parameters, _layers(at.run))
@@ -199,7 +201,7 @@ class GpiFnm(MatchingSettings, ClassCountedMethod[MatchingServer]):
         return MatchingServer(server.weights, kept(server.latest), kept(server.places))
 
     def update(
-        self, server: MatchingServer, reports: ReportList, at: At
+        self, server: MatchingServer, reports: ReportList, at: RoundContext
     ) -> tuple[MatchingServer, Info]:
         """Match the last reports of all clients (Algorithms 1 and 2)."""
         latest = dict(server.latest)
@@ -237,7 +239,7 @@ class GpiFnm(MatchingSettings, ClassCountedMethod[MatchingServer]):
         info |= {"objective": matching.objective[-1], "warm": float(start is not None)}
         return MatchingServer(_named(fused, layers), latest, places), info
 
-    def settled(self, run: Run) -> MatchingSettings:
+    def settled(self, run: Federation) -> MatchingSettings:
         """The settings of the matching, those that are not set by the form and the network."""
         values = {name: getattr(self, name) for name in MatchingSettings.model_fields}
         filling = (WIDE if self.form == "wide" else {}) | {"bias_mean": _common_bias(run)}
@@ -258,12 +260,12 @@ class GpiFnm(MatchingSettings, ClassCountedMethod[MatchingServer]):
             for client in clients
         ]
 
-    def model(self, server: MatchingServer, run: Run) -> Tensors:
+    def model(self, server: MatchingServer, run: Federation) -> Tensors:
         """The fused network, whose widths may change from round to round."""
         return server.weights
 
     def personal_model(
-        self, message: Message, report: Report | None, client: Stateless, run: Run
+        self, message: Message, report: Report | None, client: Stateless, run: Federation
     ) -> Tensors | None:
         """The network as the client reported it."""
         return None if report is None else _named(dense(report.tensors), _layers(run))
@@ -296,14 +298,14 @@ has hardly half of all of them, and learns steadily in every federation tried; u
 """
 
 
-def _common_bias(run: Run) -> float:
+def _common_bias(run: Federation) -> float:
     """The value that all hidden biases start at; 0 where they differ or there are none."""
     hidden = [layer.bias for layer in _layers(run)[:-1] if layer.bias is not None]
     started = set(torch.cat(hidden).tolist()) if hidden else {0.0}
     return started.pop() if len(started) == 1 else 0.0
 
 
-def _layers(run: Run) -> list[DenseLayer]:
+def _layers(run: Federation) -> list[DenseLayer]:
     """The layers of every client's network."""
     return dense_layers(run.network.initial, "the network")
 

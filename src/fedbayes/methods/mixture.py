@@ -9,8 +9,8 @@ from torch import Tensor
 
 from fedbayes.contracts import (
     UNIFORM,
-    At,
     Averaged,
+    Federation,
     Info,
     Loss,
     Method,
@@ -19,7 +19,7 @@ from fedbayes.contracts import (
     Report,
     ReportList,
     Reports,
-    Run,
+    RoundContext,
     Sampler,
     Solved,
     Stateless,
@@ -92,7 +92,7 @@ class Mixture(Averaged, ServerOptimizer, Method[MixtureServer, Stateless, Report
         """A Gaussian of precision λ around each component, whatever the number of samples."""
         return Prior("precision", self.precision) if self.precision else None
 
-    def init(self, run: Run) -> MixtureServer:
+    def init(self, run: Federation) -> MixtureServer:
         """Centres that differ, so that the components can part.
 
         The first is the network's initialization. An independent one has the entries of every
@@ -113,15 +113,15 @@ class Mixture(Averaged, ServerOptimizer, Method[MixtureServer, Stateless, Report
         std = w.std() if w.numel() > 1 else w.abs().mean()
         return w + self.noise * std * torch.randn(w.shape, generator=rng)
 
-    def message(self, server: MixtureServer, at: At) -> Message:
+    def message(self, server: MixtureServer, at: RoundContext) -> Message:
         """All centres, the same to all."""
         return dict(server.components)
 
-    def expected(self, message: Message, run: Run) -> Message:
+    def expected(self, message: Message, run: Federation) -> Message:
         """The weights of one model, without the number of its component."""
         return part(message, "0")
 
-    def loss(self, run: Run) -> Loss:
+    def loss(self, run: Federation) -> Loss:
         """Eq. 48 per sample, as a minimum: mean nll(φ) − log Σ_k exp(−λ/2 ‖φ − w_k‖²) / N_s."""
         likelihood, trained = nll(run), list(run.network.split()[0])
 
@@ -133,7 +133,9 @@ class Mixture(Averaged, ServerOptimizer, Method[MixtureServer, Stateless, Report
 
         return loss
 
-    def problem(self, message: Message, client: Stateless, samples: Samples, at: At) -> Problem:
+    def problem(
+        self, message: Message, client: Stateless, samples: Samples, at: RoundContext
+    ) -> Problem:
         """Train from one of the centres."""
         run, sent = at.run, dense(message)
         centres = [run.network.prepare(part(sent, str(k))) for k in range(self.components)]
@@ -147,7 +149,7 @@ class Mixture(Averaged, ServerOptimizer, Method[MixtureServer, Stateless, Report
         count = torch.tensor(len(samples.y), device=run.network.device)
         return Problem(centres[first], given={"centres": centres, "samples": count})
 
-    def turn(self, at: At) -> int:
+    def turn(self, at: RoundContext) -> int:
         """The component whose turn it is at a client.
 
         Client s starts from component s + a number drawn for the round, modulo K: so no rhythm in
@@ -157,24 +159,24 @@ class Mixture(Averaged, ServerOptimizer, Method[MixtureServer, Stateless, Report
         return (at.client + offset) % self.components
 
     def report(
-        self, solved: Solved, problem: Problem, client: Stateless, at: At
+        self, solved: Solved, problem: Problem, client: Stateless, at: RoundContext
     ) -> tuple[Report, Stateless, Info]:
         """Report the weights where training ended."""
         return Report(dict(solved.parameters), self.weight(solved)), client, solved.info
 
-    def ordinary(self, server: MixtureServer, run: Run) -> dict[str, float]:
+    def ordinary(self, server: MixtureServer, run: Federation) -> dict[str, float]:
         """The norm of a centre."""
         trained = run.network.split()[0]
         return {"weights": norm(server.components[f"0/{name}"].double() for name in trained)}
 
-    def centre(self, report: Report, server: MixtureServer, run: Run) -> Tensors:
+    def centre(self, report: Report, server: MixtureServer, run: Federation) -> Tensors:
         """The nearest centre."""
         phi, trained = dense(report.tensors), list(run.network.split()[0])
         centres = [part(server.components, str(k)) for k in range(self.components)]
         return min(centres, key=lambda centre: float(_distance(phi, centre, trained)))
 
     def update(
-        self, server: MixtureServer, reports: ReportList, at: At
+        self, server: MixtureServer, reports: ReportList, at: RoundContext
     ) -> tuple[MixtureServer, Info]:
         """Responsibilities, and a step to the clients' weighted means; a centre of nobody stays."""
         found = [dense(report.tensors) for report in reports.reports.values()]
@@ -223,19 +225,19 @@ class Mixture(Averaged, ServerOptimizer, Method[MixtureServer, Stateless, Report
         )
         return torch.softmax(-0.5 * self.precision * squares, dim=1)
 
-    def model(self, server: MixtureServer, run: Run) -> Tensors:
+    def model(self, server: MixtureServer, run: Federation) -> Tensors:
         """All centres, as `k/name`; the network itself where there is but one."""
         if self.components == 1:
             return part(server.components, "0")
         return server.components
 
     def personal_model(
-        self, message: Message, report: Report | None, client: Stateless, run: Run
+        self, message: Message, report: Report | None, client: Stateless, run: Federation
     ) -> Tensors | None:
         """The network as the client reported it."""
         return dense(report.tensors) if report is not None else None
 
-    def draws(self, model: Tensors, run: Run) -> Sampler:
+    def draws(self, model: Tensors, run: Federation) -> Sampler:
         """The components, one by one; or the one network of a client."""
         if not part(model, "0"):
             return single_draw(model, run.network)

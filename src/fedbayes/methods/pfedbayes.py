@@ -9,8 +9,8 @@ from torch import Tensor
 
 from fedbayes.contracts import (
     UNIFORM,
-    At,
     Averaged,
+    Federation,
     Info,
     Known,
     Loss,
@@ -20,7 +20,7 @@ from fedbayes.contracts import (
     Problem,
     Report,
     Reports,
-    Run,
+    RoundContext,
     Sampler,
     Solved,
     Sum,
@@ -107,7 +107,7 @@ class PFedBayes(Averaged, Method[PFedBayesServer, PFedBayesClient, Sum]):
         """Adam, for means and log-deviations."""
         return adam(known)
 
-    def check(self, run: Run) -> None:
+    def check(self, run: Federation) -> None:
         """Trained weights alone are random; nothing else may change in training.
 
         Raises:
@@ -117,23 +117,23 @@ class PFedBayes(Averaged, Method[PFedBayesServer, PFedBayesClient, Sum]):
         require_weights_alone(self.name, run)
         refuse_weight_decay(self.name, run)
 
-    def init(self, run: Run) -> PFedBayesServer:
+    def init(self, run: Federation) -> PFedBayesServer:
         """Narrow Gaussians around the network's initialization."""
         initial = run.network.initial
         return PFedBayesServer(
             initial, {n: torch.full_like(t, self.start_std) for n, t in initial.items()}
         )
 
-    def join(self, at: At) -> PFedBayesClient:
+    def join(self, at: RoundContext) -> PFedBayesClient:
         """Nothing of its own, until its first round."""
         return PFedBayesClient({}, {})
 
-    def message(self, server: PFedBayesServer, at: At) -> Message:
+    def message(self, server: PFedBayesServer, at: RoundContext) -> Message:
         """Means and standard deviations, the same to all."""
         return {**named("mean", server.mean), **named("std", server.std)}
 
     def problem(
-        self, message: Message, client: PFedBayesClient, samples: Samples, at: At
+        self, message: Message, client: PFedBayesClient, samples: Samples, at: RoundContext
     ) -> Problem:
         """Go on with the client's Gaussian (a newcomer: the global one) beside a copy of w."""
         network, sent = at.run.network, dense(message)
@@ -160,7 +160,7 @@ class PFedBayes(Averaged, Method[PFedBayesServer, PFedBayesClient, Sum]):
             std.copy_(((1 - rate) * std.square() + rate * own + apart).sqrt())
             centre.lerp_(mean, rate)
 
-    def loss(self, run: Run) -> Loss:
+    def loss(self, run: Federation) -> Loss:
         """F_i per sample, by Monte Carlo, as a function of the client's own Gaussian."""
 
         def loss(parameters: Tensors, batch: Samples, given: Tree, noise: Tree) -> Tensor:
@@ -177,7 +177,7 @@ class PFedBayes(Averaged, Method[PFedBayesServer, PFedBayesClient, Sum]):
 
         return loss
 
-    def validation(self, run: Run) -> Loss:
+    def validation(self, run: Federation) -> Loss:
         """The negative log-likelihood at the mean of the client's own Gaussian, without dropout."""
         at_mean = nll(run, training=False)
 
@@ -187,7 +187,7 @@ class PFedBayes(Averaged, Method[PFedBayesServer, PFedBayesClient, Sum]):
         return loss
 
     def report(
-        self, solved: Solved, problem: Problem, client: PFedBayesClient, at: At
+        self, solved: Solved, problem: Problem, client: PFedBayesClient, at: RoundContext
     ) -> tuple[Report, PFedBayesClient, Info]:
         """Report the copy, keep the client's own Gaussian."""
         ended = solved.parameters
@@ -196,13 +196,15 @@ class PFedBayes(Averaged, Method[PFedBayesServer, PFedBayesClient, Sum]):
         after = PFedBayesClient(part(ended, "mean"), part(ended, "log_std"))
         return Report(tensors, self.weight(solved)), after, solved.info
 
-    def accept(self, server: PFedBayesServer, report: Report, run: Run) -> None:
+    def accept(self, server: PFedBayesServer, report: Report, run: Federation) -> None:
         """Standard deviations are positive."""
         for name, std in part(dense(report.tensors), "std").items():
             if bool((std <= 0).any()):
                 raise MessageError(f"a standard deviation of {name!r} is not positive")
 
-    def update(self, server: PFedBayesServer, reports: Sum, at: At) -> tuple[PFedBayesServer, Info]:
+    def update(
+        self, server: PFedBayesServer, reports: Sum, at: RoundContext
+    ) -> tuple[PFedBayesServer, Info]:
         """Go to the mean of the copies; deviations that noise made negative are floored."""
         found, least = reports.mean(), _NARROWEST * self.start_std
         mean = {n: m.lerp(found[f"mean/{n}"], self.beta) for n, m in server.mean.items()}
@@ -214,12 +216,12 @@ class PFedBayes(Averaged, Method[PFedBayesServer, PFedBayesClient, Sum]):
             "mean_std": sum(float(s.sum()) for s in std.values()) / entries
         }
 
-    def model(self, server: PFedBayesServer, run: Run) -> Tensors:
+    def model(self, server: PFedBayesServer, run: Federation) -> Tensors:
         """Means and standard deviations of the global Gaussian."""
         return named("mean", server.mean) | named("std", server.std)
 
     def personal_model(
-        self, message: Message, report: Report | None, client: PFedBayesClient, run: Run
+        self, message: Message, report: Report | None, client: PFedBayesClient, run: Federation
     ) -> Tensors | None:
         """Means and standard deviations of the client's Gaussian; of the global one before any."""
         if not client.mean:
@@ -228,7 +230,7 @@ class PFedBayes(Averaged, Method[PFedBayesServer, PFedBayesClient, Sum]):
             "std", {name: s.exp() for name, s in client.log_std.items()}
         )
 
-    def draws(self, model: Tensors, run: Run) -> Sampler:
+    def draws(self, model: Tensors, run: Federation) -> Sampler:
         """Outputs under draws from a Gaussian, the same draws on every call."""
         return sampler_of(part(model, "mean"), part(model, "std"), run.network, self.predictions)
 

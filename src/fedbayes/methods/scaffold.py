@@ -9,12 +9,12 @@ from torch import Tensor
 
 from fedbayes.contracts import (
     UNIFORM,
-    At,
+    Federation,
     Info,
     Loss,
     Problem,
     Report,
-    Run,
+    RoundContext,
     Solved,
     Sum,
     Tree,
@@ -77,26 +77,28 @@ class Scaffold(ServerOptimizer, ControlVariateMethod[ScaffoldServer]):
         "path", description="how c_s is renewed: path (option II, plain SGD) or gradient (I)"
     )
 
-    def check(self, run: Run) -> None:
+    def check(self, run: Federation) -> None:
         """Variates along the path need plain SGD."""
         if self.control == "path":
             require_plain_sgd(run.training)
 
-    def init(self, run: Run) -> ScaffoldServer:
+    def init(self, run: Federation) -> ScaffoldServer:
         """The network's initialization, with a control variate of zero."""
         weights, buffers = run.network.split()
         return ScaffoldServer(weights, buffers, zeros(weights), {})
 
-    def message(self, server: ScaffoldServer, at: At) -> Message:
+    def message(self, server: ScaffoldServer, at: RoundContext) -> Message:
         """Weights, buffers and the control variate, the same to all."""
         norms = {} if self.variate_bound is None else {NORMS: server.norms}
         return {**server.weights, **server.buffers, **named("control", server.control), **norms}
 
-    def loss(self, run: Run) -> Loss:
+    def loss(self, run: Federation) -> Loss:
         """The negative log-likelihood plus ⟨c − c_s, φ⟩."""
         return corrected(nll(run))
 
-    def problem(self, message: Message, client: Control, samples: Samples, at: At) -> Problem:
+    def problem(
+        self, message: Message, client: Control, samples: Samples, at: RoundContext
+    ) -> Problem:
         """Train from the server's weights with corrected gradients."""
         run, sent = at.run, dense(message)
         common = part(sent, "control")
@@ -111,7 +113,7 @@ class Scaffold(ServerOptimizer, ControlVariateMethod[ScaffoldServer]):
         return Problem(start, given=given)
 
     def report(
-        self, solved: Solved, problem: Problem, client: Control, at: At
+        self, solved: Solved, problem: Problem, client: Control, at: RoundContext
     ) -> tuple[Report, Control, Info]:
         """Report the weights and the change of c_s."""
         if self.control == "path":
@@ -132,7 +134,9 @@ class Scaffold(ServerOptimizer, ControlVariateMethod[ScaffoldServer]):
             info,
         )
 
-    def update(self, server: ScaffoldServer, reports: Sum, at: At) -> tuple[ScaffoldServer, Info]:
+    def update(
+        self, server: ScaffoldServer, reports: Sum, at: RoundContext
+    ) -> tuple[ScaffoldServer, Info]:
         """A step of the server's optimizer on w; c moves by the clients' changes of c_s."""
         mean = reports.mean()
         drift = {name: w - mean[name] for name, w in server.weights.items()}
@@ -145,12 +149,12 @@ class Scaffold(ServerOptimizer, ControlVariateMethod[ScaffoldServer]):
         after = ScaffoldServer(weights, buffers, control, optimizer, norms, heard)
         return after, {"control_norm": float(length)}
 
-    def model(self, server: ScaffoldServer, run: Run) -> Tensors:
+    def model(self, server: ScaffoldServer, run: Federation) -> Tensors:
         """Weights and buffers."""
         return {**server.weights, **server.buffers}
 
     def personal_model(
-        self, message: Message, report: Report | None, client: Control, run: Run
+        self, message: Message, report: Report | None, client: Control, run: Federation
     ) -> Tensors | None:
         """The network as the client reported it."""
         if report is None:

@@ -12,7 +12,7 @@ from pydantic import Field
 from torch import Tensor, nn
 
 from fedbayes.contracts import (
-    At,
+    Federation,
     Info,
     Known,
     Loss,
@@ -20,7 +20,7 @@ from fedbayes.contracts import (
     Noise,
     Problem,
     Report,
-    Run,
+    RoundContext,
     Sampler,
     Solved,
     Tree,
@@ -125,7 +125,7 @@ class Virtual(VariationalFactor[VirtualClient]):
         trust = None if isinstance(known.run.likelihood, Categorical) else 0.0
         return {**chosen, "method.server_likelihood": 1.0, "method.server_trust": trust}
 
-    def check(self, run: Run) -> None:
+    def check(self, run: Federation) -> None:
         """Plain stacks of trained layers, in float32; the server's outputs need classes.
 
         Raises:
@@ -159,7 +159,7 @@ class Virtual(VariationalFactor[VirtualClient]):
         """Weight of the server's predictions in a client's."""
         return self.server_likelihood if self.server_trust is None else self.server_trust
 
-    def remarks(self, run: Run) -> list[str]:
+    def remarks(self, run: Federation) -> list[str]:
         """Settings of the server's network beside clients' own have no effect without these; and a
         network that was never asked to predict is not to be trusted.
         """
@@ -176,11 +176,13 @@ class Virtual(VariationalFactor[VirtualClient]):
             )
         return notes
 
-    def join(self, at: At) -> VirtualClient:
+    def join(self, at: RoundContext) -> VirtualClient:
         """An empty state, which the first refinement fills."""
         return VirtualClient(NaturalGaussian({}, {}), {}, {}, {})
 
-    def problem(self, message: Message, client: VirtualClient, samples: Samples, at: At) -> Problem:
+    def problem(
+        self, message: Message, client: VirtualClient, samples: Samples, at: RoundContext
+    ) -> Problem:
         """Minimize the free energy from the posterior that came."""
         shared, given = self.taken_out(message, client, samples, at)
         start = shared | self._own_start(client, at)
@@ -188,7 +190,7 @@ class Virtual(VariationalFactor[VirtualClient]):
         return Problem(start, given=given, noise=noise)
 
     def _draw(
-        self, start: Tensors, rest: Tensors, run: Run
+        self, start: Tensors, rest: Tensors, run: Federation
     ) -> Callable[[torch.Generator, Samples], Tree]:
         """What draws the noise of one pass: that which a pass without values asks for."""
         plans = _PLANS.setdefault(run.network, {})
@@ -216,7 +218,7 @@ class Virtual(VariationalFactor[VirtualClient]):
 
     def _outputs(
         self,
-        run: Run,
+        run: Federation,
         shared: GaussianWeights,
         own: GaussianWeights | None,
         parameters: Tensors,
@@ -243,15 +245,15 @@ class Virtual(VariationalFactor[VirtualClient]):
             x = channels_last(x)
         return _beside(network, shared, own, gates, x, noise, training=training)
 
-    def loss(self, run: Run) -> Loss:
+    def loss(self, run: Federation) -> Loss:
         """The free energy of Eq. 3 per sample, by Monte Carlo, its KL terms times `kl_weight`."""
         return self._free_energy(run, training=True)
 
-    def validation(self, run: Run) -> Loss:
+    def validation(self, run: Federation) -> Loss:
         """The likelihood term of the free energy alone, without dropout."""
         return self._free_energy(run, training=False)
 
-    def _free_energy(self, run: Run, *, training: bool) -> Loss:
+    def _free_energy(self, run: Federation, *, training: bool) -> Loss:
         def loss(parameters: Tensors, batch: Samples, given: Tree, noise: Tree) -> Tensor:
             precision = precisions(parameters, given["rest"])
             shared, own = _shared_weights(parameters, precision), self._own(parameters)
@@ -277,7 +279,7 @@ class Virtual(VariationalFactor[VirtualClient]):
         return loss
 
     def report(
-        self, solved: Solved, problem: Problem, client: VirtualClient, at: At
+        self, solved: Solved, problem: Problem, client: VirtualClient, at: RoundContext
     ) -> tuple[Report, VirtualClient, Info]:
         """Report the change of the factor; keep what never leaves the client."""
         report, factor = self.refined(solved, problem.given, at)
@@ -287,7 +289,7 @@ class Virtual(VariationalFactor[VirtualClient]):
         )
         return report, after, solved.info
 
-    def _own_start(self, client: VirtualClient, at: At) -> Tensors:
+    def _own_start(self, client: VirtualClient, at: RoundContext) -> Tensors:
         """Where the training of the client's own network starts."""
         if not self.lateral:
             return {}
@@ -301,7 +303,7 @@ class Virtual(VariationalFactor[VirtualClient]):
         return start | named("gate", gates)
 
     def personal_model(
-        self, message: Message, report: Report | None, client: VirtualClient, run: Run
+        self, message: Message, report: Report | None, client: VirtualClient, run: Federation
     ) -> Tensors | None:
         """The client's posteriors: of the shared weights (refined, right after its E-step), of its
         own weights, and its gates.
@@ -311,7 +313,7 @@ class Virtual(VariationalFactor[VirtualClient]):
         own |= named("own_log_std", client.log_std)
         return means_and_stds(posterior) | own | named("gate", client.gates)
 
-    def draws(self, model: Tensors, run: Run) -> Sampler:
+    def draws(self, model: Tensors, run: Federation) -> Sampler:
         """Outputs under draws from the posteriors: of the server's network alone, or of the
         client's with the server's beside it where the model has both.
         """
@@ -411,7 +413,7 @@ def _out(stage: LayerStage) -> str:
     return f"lateral-out-{stage.name}"
 
 
-def _newcomer(at: At) -> tuple[Tensors, Tensors]:
+def _newcomer(at: RoundContext) -> tuple[Tensors, Tensors]:
     """Means of a client's own network and lateral connections, and its gates in U(0, 0.1)."""
     rng = at.rng("lateral connections")
     means = dict(at.own_network().initial)

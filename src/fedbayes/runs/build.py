@@ -12,7 +12,7 @@ import numpy as np
 from fedbayes import likelihoods, models
 from fedbayes.config.config import Config
 from fedbayes.config.recommended import choose
-from fedbayes.contracts import Clips, Run
+from fedbayes.contracts import Clips, Federation
 from fedbayes.core.devices import choose_device, repeatable
 from fedbayes.core.targets import Target
 from fedbayes.core.wording import describe, listed
@@ -328,7 +328,7 @@ def bind_frozen(run: RunFolder, network: Network) -> None:
         )
 
 
-def stored_run(folder: RunFolder, config: Config, preprocessing: Preprocessing) -> Run:
+def stored_run(folder: RunFolder, config: Config, preprocessing: Preprocessing) -> Federation:
     """What no round of a run in a folder changed, without its data.
 
     Args:
@@ -404,7 +404,7 @@ def build_run(
     preprocessing: Preprocessing,
     likelihood: Likelihood,
     clients: int,
-) -> Run:
+) -> Federation:
     """What no round of a run changes.
 
     Args:
@@ -417,7 +417,7 @@ def build_run(
     centralized = config.build_method().centralized
     if config.training.reweights:
         require_reweightable(likelihood, config.training.class_weights)
-    return Run(
+    return Federation(
         network=network,
         preprocessing=preprocessing,
         likelihood=likelihood,

@@ -10,7 +10,7 @@ from pydantic import BaseModel
 
 from fedbayes.config.config import SAMPLING, Config
 from fedbayes.config.given import refuse_objects
-from fedbayes.contracts import AnyMethod, Run
+from fedbayes.contracts import AnyMethod, Federation
 from fedbayes.core.devices import find_devices
 from fedbayes.core.fields import idle
 from fedbayes.core.lazy import own_function, raised
@@ -40,7 +40,7 @@ MOST_NODES = 10_000
 def check(
     config: Config,
     method: AnyMethod,
-    run: Run,
+    run: Federation,
     data: FederatedData,
     adversary: Adversary | None = None,
 ) -> None:
@@ -111,7 +111,7 @@ def _check_sampling(config: Config) -> None:
     own_function(config.sampling, "sampling", SAMPLING)
 
 
-def _check_optimizer(run: Run) -> None:
+def _check_optimizer(run: Federation) -> None:
     """See that a user's own optimizer takes a step of the network's weights.
 
     Raises:
@@ -134,7 +134,7 @@ def _check_optimizer(run: Run) -> None:
         ) from error
 
 
-def _check_generator(config: Config, method: AnyMethod, run: Run) -> None:
+def _check_generator(config: Config, method: AnyMethod, run: Federation) -> None:
     """See that a method works client by client, where samples come so.
 
     Raises:
@@ -159,7 +159,7 @@ def _check_generator(config: Config, method: AnyMethod, run: Run) -> None:
         )
 
 
-def _check_tokens(config: Config, run: Run, data: FederatedData) -> None:
+def _check_tokens(config: Config, run: Federation, data: FederatedData) -> None:
     """See that tokens of texts and networks that read them go together.
 
     Raises:
@@ -200,7 +200,7 @@ def _check_schedules(config: Config, method: AnyMethod) -> None:
             method.server_factor(number, config.rounds)
 
 
-def _check_reports(config: Config, method: AnyMethod, run: Run) -> None:
+def _check_reports(config: Config, method: AnyMethod, run: Federation) -> None:
     """See that rounds can have as many reports as are asked for, and what is done with them.
 
     Raises:
@@ -238,7 +238,7 @@ def _check_reports(config: Config, method: AnyMethod, run: Run) -> None:
     )
 
 
-def _check_privacy(config: Config, method: AnyMethod, run: Run) -> None:
+def _check_privacy(config: Config, method: AnyMethod, run: Federation) -> None:
     """See that noise and secret cohorts go with the method and the rest.
 
     Raises:
@@ -268,7 +268,7 @@ def _check_privacy(config: Config, method: AnyMethod, run: Run) -> None:
                 )
 
 
-def _check_timing(config: Config, method: AnyMethod, run: Run) -> None:
+def _check_timing(config: Config, method: AnyMethod, run: Federation) -> None:
     """See that rounds can be asynchronous, where they are to be, and time simulated.
 
     Raises:
@@ -351,7 +351,7 @@ def _check_evaluation(config: Config, method: AnyMethod) -> None:
         raise ConfigError("evaluate_at = 'clients' does not go with an attack; leave it out")
 
 
-def _check_metrics(config: Config, method: AnyMethod, run: Run, data: FederatedData) -> None:
+def _check_metrics(config: Config, method: AnyMethod, run: Federation, data: FederatedData) -> None:
     """See that metrics that were asked for by name can be had of some model.
 
     Raises:
@@ -384,7 +384,7 @@ def _silent(config: Config) -> str:
 def remarks(
     config: Config,
     method: AnyMethod,
-    run: Run,
+    run: Federation,
     data: FederatedData,
     adversary: Adversary | None = None,
 ) -> list[str]:
@@ -519,7 +519,7 @@ def _of_limit_test(settings: DataSettings, data: FederatedData) -> list[str]:
     return [f"data.limit_test has no effect: {why}"]
 
 
-def _falling_short(method: AnyMethod, run: Run, data: FederatedData) -> list[str]:
+def _falling_short(method: AnyMethod, run: Federation, data: FederatedData) -> list[str]:
     """How many clients have too few samples for what the method is for."""
     sizes, counts = np.unique(data.train_sizes(), return_counts=True)
     short: Counter[str] = Counter()

@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from statistics import median
 from typing import Any
 
-from fedbayes.contracts import Run
+from fedbayes.contracts import Federation
 from fedbayes.core.messages import encode
 from fedbayes.core.plausible import MOST_TIMES_ROWS
 from fedbayes.core.tensors import Tensors
@@ -20,7 +20,7 @@ from fedbayes.storage.scores import CLIENT_ROWS, Asked, ClientScores, GlobalEval
 
 def try_at_clients(
     engine: SupportsClientEvaluation,
-    run: Run,
+    run: Federation,
     model: Tensors,
     number: int,
     measures: tuple[str, ...],

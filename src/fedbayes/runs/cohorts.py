@@ -3,7 +3,7 @@
 import numpy as np
 
 from fedbayes.config.config import SAMPLING, Config
-from fedbayes.contracts import Run
+from fedbayes.contracts import Federation
 from fedbayes.core import seeds
 from fedbayes.core.lazy import called
 from fedbayes.errors import ConfigError
@@ -12,7 +12,7 @@ from fedbayes.federation.privacy.sampling import poisson_cohort
 from fedbayes.federation.round import sample_cohort
 
 
-def cohort_of(config: Config, run: Run, secret: Secret | None, number: int) -> list[int]:
+def cohort_of(config: Config, run: Federation, secret: Secret | None, number: int) -> list[int]:
     """The clients of a round, by rising index.
 
     Args:
@@ -32,7 +32,7 @@ def cohort_of(config: Config, run: Run, secret: Secret | None, number: int) -> l
     return sample_cohort(config.seed, number, run.clients, run.cohort, cyclic=cyclic)
 
 
-def _own(config: Config, run: Run, number: int) -> list[int]:
+def _own(config: Config, run: Federation, number: int) -> list[int]:
     """The clients of a round by a user's own function of round, clients, size and generator."""
     place, rng = config.sampling, seeds.numpy_rng(config.seed, "cohort", round=number)
     found = called(place, "sampling", SAMPLING, number, run.clients, run.cohort, rng)

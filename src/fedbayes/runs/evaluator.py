@@ -6,7 +6,7 @@ from typing import TypeGuard
 import torch
 
 from fedbayes.config.config import Config
-from fedbayes.contracts import AnyMethod, Run
+from fedbayes.contracts import AnyMethod, Federation
 from fedbayes.core.messages import encode
 from fedbayes.core.tensors import Tensors
 from fedbayes.data import FederatedData
@@ -35,7 +35,9 @@ class Evaluator:
         data: the clients' data.
     """
 
-    def __init__(self, config: Config, method: AnyMethod, run: Run, data: FederatedData) -> None:
+    def __init__(
+        self, config: Config, method: AnyMethod, run: Federation, data: FederatedData
+    ) -> None:
         self._config, self._method, self._run, self._data = config, method, run, data
 
     def due(self, number: int) -> bool:

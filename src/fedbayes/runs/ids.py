@@ -18,6 +18,8 @@ EXACT = 2**24
 """Whole numbers above it are not exact in float32."""
 _ROWS = 32
 """Samples that a network is tried on, next to those with the largest numbers."""
+_SMALL = 3
+"""Ids below it are tried too."""
 
 
 def whole_numbers(data: FederatedData) -> tuple[Array, Array]:
@@ -96,8 +98,9 @@ def _used_as_ids(data: FederatedData, module: nn.Module, whole: Array, most: Arr
             before, gradient = _gradient(module, x)
             if gradient is None:
                 return whole
-            flat = (gradient == 0).flatten(2).all(2) if x.ndim > 2 else gradient == 0
-            zero = flat.all(0).cpu().numpy()
+            # Large numbers saturate a tanh, which then has no gradient either: small ones do not.
+            small = torch.where(_shaped(whole, x), x.detach() % _SMALL, x.detach())
+            zero = _flat(gradient, x) & _flat(_gradient(module, small)[1], x)
             found = none.copy()
             for feature in np.flatnonzero(whole & zero):
                 found[feature] = _is_cut(module, x, before, int(feature))
@@ -115,6 +118,17 @@ def _used_as_ids(data: FederatedData, module: nn.Module, whole: Array, most: Arr
         module.train(training)
 
 
+def _shaped(whole: Array, x: Tensor) -> Tensor:
+    """These features as a mask that broadcasts to samples [1, C, ...]."""
+    return torch.from_numpy(whole).to(x.device).reshape(1, -1, *(1,) * (x.ndim - 2))
+
+
+def _flat(gradient: Tensor, x: Tensor) -> Array:
+    """Features without a gradient at any sample [C]."""
+    zero: Array = (gradient == 0).reshape(*x.shape[:2], -1).all(2).all(0).cpu().numpy()
+    return zero
+
+
 def _probe(data: FederatedData, whole: Array) -> Tensor:
     """Some training samples, in which these features are as they are."""
     rows = data.partition.train
@@ -123,8 +137,7 @@ def _probe(data: FederatedData, whole: Array) -> Tensor:
     chosen = np.unique(np.concatenate([np.arange(min(_ROWS, len(part))), largest]))
     raws = torch.from_numpy(np.array(part[chosen], np.float32))
     seen = data.preprocessing.standardize_(raws.clone(), may_miss=True)
-    mask = torch.from_numpy(whole).reshape(1, -1, *(1,) * (raws.ndim - 2))
-    return torch.where(mask, raws.nan_to_num(0.0), seen)
+    return torch.where(_shaped(whole, raws), raws.nan_to_num(0.0), seen)
 
 
 def _gradient(module: nn.Module, x: Tensor) -> tuple[Tensor, Any]:

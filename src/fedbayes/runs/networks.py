@@ -5,7 +5,7 @@ what its outputs look like.
 from collections.abc import Sequence
 
 from fedbayes.config.config import Config
-from fedbayes.contracts import AnyMethod, Run
+from fedbayes.contracts import AnyMethod, Federation
 from fedbayes.core.wording import listed
 from fedbayes.data import FederatedData
 from fedbayes.errors import ModelError
@@ -17,7 +17,7 @@ from fedbayes.runs.calibration import SHARE, no_temperature
 from fedbayes.runs.evaluator import EVALUATION_ROWS
 
 
-def check_batches(config: Config, method: AnyMethod, run: Run, data: FederatedData) -> None:
+def check_batches(config: Config, method: AnyMethod, run: Federation, data: FederatedData) -> None:
     """See that the network can take every batch of one sample that the run will have.
 
     Raises:
@@ -75,7 +75,7 @@ def _told(config: Config, short: Sequence[tuple[str, int]], why: str) -> str:
     )
 
 
-def remarks_on_network(config: Config, run: Run) -> list[str]:
+def remarks_on_network(config: Config, run: Federation) -> list[str]:
     """What a user should know of a network of somebody's own, a sentence each."""
     if config.model.name in NAMES:
         return []

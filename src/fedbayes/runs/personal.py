@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 from typing import Any
 
-from fedbayes.contracts import AnyMethod, At, Run
+from fedbayes.contracts import AnyMethod, Federation, RoundContext
 from fedbayes.core.tensors import Tensors, unpack
 from fedbayes.core.wording import listed
 from fedbayes.errors import MessageError, RunError
@@ -18,7 +18,7 @@ from fedbayes.storage.state_store import StateStore
 def own_models(
     folder: RunFolder,
     method: AnyMethod,
-    run: Run,
+    run: Federation,
     client: int | None = None,
     number: int | None = None,
 ) -> Iterator[tuple[int, Tensors]]:
@@ -62,7 +62,7 @@ def own_models(
         if place == "nodes":
             state = StateStore(folder.path / "nodes" / str(number)).load(state, number)
         try:
-            model = own_model(method, server, state, At(run, progress.round + 1, number))
+            model = own_model(method, server, state, RoundContext(run, progress.round + 1, number))
         except MessageError as error:
             raise RunError(
                 f"the private state of client {number} in {folder.path} is damaged: {error}"
@@ -74,7 +74,7 @@ def own_models(
         raise RunError(f"{folder.path} has no models of single clients: {none_kept(method)}")
 
 
-def own_model(method: AnyMethod, server: Any, state: bytes, at: At) -> Tensors | None:
+def own_model(method: AnyMethod, server: Any, state: bytes, at: RoundContext) -> Tensors | None:
     """The model that a client keeps between rounds, as `Method.draws` takes it; None if none.
 
     Args:
@@ -102,7 +102,7 @@ def _keepers() -> str:
 
 
 def own_weights(
-    folder: RunFolder, method: AnyMethod, run: Run, client: int, number: int | None = None
+    folder: RunFolder, method: AnyMethod, run: Federation, client: int, number: int | None = None
 ) -> Tensors:
     """A client's own network, as weights; arguments as for `own_models`.
 

@@ -10,7 +10,7 @@ from hashlib import sha256
 import torch
 
 from fedbayes.config.config import Config
-from fedbayes.contracts import AnyMethod, Run
+from fedbayes.contracts import AnyMethod, Federation
 from fedbayes.core.files import write_beside
 from fedbayes.core.tensors import Samples
 from fedbayes.data import FederatedData
@@ -28,7 +28,7 @@ _SECONDS = 0.8
 
 
 def choose(
-    config: Config, method: AnyMethod, run: Run, data: FederatedData
+    config: Config, method: AnyMethod, run: Federation, data: FederatedData
 ) -> tuple[Precision, str]:
     """The precision of a run whose config leaves it to be found.
 
@@ -71,7 +71,7 @@ def has_units(device: torch.device) -> bool:
     return device.type == "cpu" and bool(amx())
 
 
-def _takes_bf16(method: AnyMethod, run: Run) -> bool:
+def _takes_bf16(method: AnyMethod, run: Federation) -> bool:
     """Whether a method can work with a network that computes in bf16."""
     run.network.precision = "bf16"
     try:
@@ -83,7 +83,7 @@ def _takes_bf16(method: AnyMethod, run: Run) -> bool:
     return True
 
 
-def _known_share(config: Config, run: Run, data: FederatedData) -> float:
+def _known_share(config: Config, run: Federation, data: FederatedData) -> float:
     """The share of float32's time that a step takes in bf16, as it was first measured."""
     network, file = run.network, cache_folder() / "precision.json"
     device = network.device
@@ -110,7 +110,7 @@ def _known_share(config: Config, run: Run, data: FederatedData) -> float:
     return share
 
 
-def _measured(config: Config, run: Run, data: FederatedData) -> float:
+def _measured(config: Config, run: Federation, data: FederatedData) -> float:
     """Times steps of both kinds in turn; 1 where there is nothing to step on, or a step fails."""
     found = next((s for c in range(data.clients) if len((s := data.train(c)).y)), None)
     if found is None:
@@ -135,7 +135,7 @@ def _measured(config: Config, run: Run, data: FederatedData) -> float:
     return half / whole
 
 
-def _step(run: Run, batch: Samples) -> float:
+def _step(run: Federation, batch: Samples) -> float:
     """Seconds of a gradient."""
     trained = run.network.split()[0]
     weights = run.network.prepare(run.network.initial)

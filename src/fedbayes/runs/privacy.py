@@ -4,7 +4,7 @@ import math
 from dataclasses import replace
 
 from fedbayes.config.config import Config
-from fedbayes.contracts import Run
+from fedbayes.contracts import Federation
 from fedbayes.federation.privacy import keys
 from fedbayes.federation.privacy.accounting import ADD_REMOVE, REPLACE, epsilons
 from fedbayes.federation.privacy.mechanism import Mechanism
@@ -48,7 +48,7 @@ def secret_of(record: Spending, config: Config) -> Secret | None:
 
 def mechanism(
     config: Config,
-    run: Run,
+    run: Federation,
     record: Spending,
     secret: Secret | None,
     *,

@@ -16,7 +16,7 @@ import torch
 from threadpoolctl import threadpool_limits
 
 from fedbayes.config.config import Config
-from fedbayes.contracts import AnyMethod, Run
+from fedbayes.contracts import AnyMethod, Federation
 from fedbayes.contracts.returned import started
 from fedbayes.core.brief import Brief
 from fedbayes.core.by_client import ByClient
@@ -194,7 +194,7 @@ class Simulation(Brief):
         if self.config.precision == "auto":
             self._choose_precision()
         self.method: AnyMethod = self.runtime.method
-        self.run: Run = self.runtime.run
+        self.run: Federation = self.runtime.run
         self.likelihood = self.run.likelihood
         self.network = self.run.network
         self.clients, self.cohort = self.run.clients, self.run.cohort

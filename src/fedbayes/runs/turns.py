@@ -6,7 +6,7 @@ from statistics import fmean
 from typing import Any
 
 from fedbayes.config.config import Config
-from fedbayes.contracts import AnyMethod, Run
+from fedbayes.contracts import AnyMethod, Federation
 from fedbayes.core.tensors import pack, unpack
 from fedbayes.data import FederatedData
 from fedbayes.errors import RunError
@@ -68,7 +68,7 @@ class Scheduler:
     """
 
     config: Config
-    run: Run
+    run: Federation
     method: AnyMethod
     data: FederatedData
     versions: ServerHistory

@@ -7,7 +7,7 @@ from typing import Self
 import torch
 from pydantic import ValidationError
 
-from fedbayes.contracts import AnyMethod, Run
+from fedbayes.contracts import AnyMethod, Federation
 from fedbayes.core import seeds
 from fedbayes.core.tensors import Samples, Tensors
 from fedbayes.errors import ConfigError, did_you_mean
@@ -83,14 +83,16 @@ class Adversary:
         since = f" from round {self.settings.start} on" if self.settings.start > 1 else ""
         return f"attack {self.settings.kind} by client{'s' * several} {who}{since}"
 
-    def poisoned(self, samples: Samples, run: Run, client: int, number: int) -> Samples:
+    def poisoned(self, samples: Samples, run: Federation, client: int, number: int) -> Samples:
         """What a client trains on in a round: its own samples, unless it poisons them."""
         if not self.attacks(client, number):
             return samples
         rng = seeds.torch_rng(run.seed, "attack on data", round=number, client=client)
         return self.attack.poison(samples, run, rng)
 
-    def success(self, model: Tensors, samples: Samples, method: AnyMethod, run: Run) -> Tensors:
+    def success(
+        self, model: Tensors, samples: Samples, method: AnyMethod, run: Federation
+    ) -> Tensors:
         """What test samples add to the success of the attack, float64 [n] under `SUCCESS`;
         nothing if it has no aim that a model can be tried for.
         """

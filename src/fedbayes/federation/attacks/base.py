@@ -6,7 +6,7 @@ from typing import Any, ClassVar
 import torch
 from pydantic import BaseModel, ConfigDict
 
-from fedbayes.contracts import AnyMethod, At, Report, Run
+from fedbayes.contracts import AnyMethod, Federation, Report, RoundContext
 from fedbayes.core.tensors import Samples, Tensors
 from fedbayes.federation.attacks.shifts import changes, shifted
 
@@ -19,7 +19,7 @@ class View:
     """The method of the run."""
     server: Any
     """The server's state, of which the client was sent a message."""
-    at: At
+    at: RoundContext
     """The round and the client."""
     honest: list[Tensors] = field(default_factory=list)
     """Of each honest client of the round, what its report adds (as `changes`); empty unless the
@@ -82,7 +82,7 @@ class Attack(BaseModel):
     on_classes: ClassVar[bool] = False
     """Whether it is for targets that are classes alone."""
 
-    def check(self, run: Run, shape: tuple[int, ...]) -> None:
+    def check(self, run: Federation, shape: tuple[int, ...]) -> None:
         """Refuse, before anything runs, what it cannot attack.
 
         Args:
@@ -103,7 +103,7 @@ class Attack(BaseModel):
         """
         return []
 
-    def poison(self, samples: Samples, run: Run, rng: torch.Generator) -> Samples:
+    def poison(self, samples: Samples, run: Federation, rng: torch.Generator) -> Samples:
         """The samples that a hostile client trains on, in place of its own.
 
         Args:

@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 
-from fedbayes.contracts import AnyMethod, At, Run
+from fedbayes.contracts import AnyMethod, Federation, RoundContext
 from fedbayes.errors import ConfigError
 from fedbayes.federation.attacks import ATTACKS
 from fedbayes.federation.attacks.adversary import Adversary
@@ -13,7 +13,7 @@ from fedbayes.federation.engine_table import ENGINES
 def check(
     adversary: Adversary,
     method: AnyMethod,
-    run: Run,
+    run: Federation,
     shape: tuple[int, ...],
     *,
     engine: str,
@@ -73,7 +73,7 @@ def remarks(adversary: Adversary, cohort: int) -> Sequence[str]:
     return adversary.attack.remarks(len(adversary.clients), cohort)
 
 
-def _reports(method: AnyMethod, run: Run) -> bool:
+def _reports(method: AnyMethod, run: Federation) -> bool:
     """Whether clients report anything."""
-    message = method.message(method.init(run), At(run, 1))
+    message = method.message(method.init(run), RoundContext(run, 1))
     return bool(method.expected(message, run))

@@ -4,7 +4,7 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
 from typing import Any
 
-from fedbayes.contracts import AnyMethod, At, Report, Run
+from fedbayes.contracts import AnyMethod, Federation, Report, RoundContext
 from fedbayes.core.tensors import Tensors
 from fedbayes.errors import MessageError
 from fedbayes.federation.attacks.adversary import Adversary
@@ -29,7 +29,7 @@ class AdversarialEngine:
     """Who attacks, when, and how."""
     method: AnyMethod
     """The method of the run."""
-    run: Run
+    run: Federation
     """What no round changes."""
     server: Callable[[int], Any]
     """The server's state before a round: the one under way, or one in which a client started."""
@@ -85,7 +85,7 @@ class AdversarialEngine:
             yield self._answer(outcome, known)
 
     def _view(self, client: int, number: int) -> View:
-        return View(self.method, self.server(number), At(self.run, number, client))
+        return View(self.method, self.server(number), RoundContext(self.run, number, client))
 
     def _lies(self, view: View) -> bool:
         return self.adversary.attacks(view.at.client, view.at.round)

@@ -4,7 +4,7 @@ import torch
 from pydantic import Field
 from torch import Tensor
 
-from fedbayes.contracts import Run
+from fedbayes.contracts import Federation
 from fedbayes.core.tensors import Samples
 from fedbayes.core.wording import listed
 from fedbayes.errors import ConfigError
@@ -20,7 +20,7 @@ class LabelFlip(Scaled):
 
     share: float = Field(1.0, gt=0, le=1, description="share of the samples that are poisoned")
 
-    def poison(self, samples: Samples, run: Run, rng: torch.Generator) -> Samples:
+    def poison(self, samples: Samples, run: Federation, rng: torch.Generator) -> Samples:
         """A share of the samples, drawn anew in every round, with their labels turned around."""
         rows = _drawn(samples, self.share, rng)
         y = samples.y.clone()
@@ -45,7 +45,7 @@ class Backdoor(Scaled):
     size: int = Field(3, ge=1, description="side of the square, or number of features")
     level: float = Field(3.0, description="value of the pattern, in standard deviations")
 
-    def check(self, run: Run, shape: tuple[int, ...]) -> None:
+    def check(self, run: Federation, shape: tuple[int, ...]) -> None:
         """The class must be there, and the pattern must leave something of a sample."""
         names = run.likelihood.target.names
         if self.target >= len(names):
@@ -60,7 +60,7 @@ class Backdoor(Scaled):
                 f"{'pixels' if len(shape) > 1 else 'features'}; choose fewer than {min(sides)}"
             )
 
-    def poison(self, samples: Samples, run: Run, rng: torch.Generator) -> Samples:
+    def poison(self, samples: Samples, run: Federation, rng: torch.Generator) -> Samples:
         """A share of the samples, drawn anew in every round, with the pattern and the target."""
         rows = _drawn(samples, self.share, rng)
         x, y = samples.x.clone(), samples.y.clone()

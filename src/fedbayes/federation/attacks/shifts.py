@@ -5,12 +5,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fedbayes.contracts import AnyMethod, Report, Run
+from fedbayes.contracts import AnyMethod, Federation, Report
 from fedbayes.core.messages import Masked
 from fedbayes.core.tensors import Tensors
 
 
-def changes(method: AnyMethod, report: Report, server: Any, run: Run) -> Tensors:
+def changes(method: AnyMethod, report: Report, server: Any, run: Federation) -> Tensors:
     """What a report says beyond that of a client that learnt nothing; see `View.changes`."""
     parts = method.changes(report, server, run).values()
     named = {name: change for part in parts for name, change in part.items()}

@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from fedbayes.contracts import AnyMethod, At, Changes, Report, Run, Sum, Total
+from fedbayes.contracts import AnyMethod, Changes, Federation, Report, RoundContext, Sum, Total
 from fedbayes.contracts.changes import shortened, types_of
 from fedbayes.core.messages import Message
 from fedbayes.errors import ConfigError
@@ -218,10 +218,10 @@ def multipliers(settings: Privacy, parts: int, size: int) -> tuple[float, float]
     return rest**-0.5, counts
 
 
-def parts_of(method: AnyMethod, run: Run) -> list[str]:
+def parts_of(method: AnyMethod, run: Federation) -> list[str]:
     """The parts of a method's reports that noise goes on."""
     server = method.init(run)
-    pattern = method.expected(method.message(server, At(run, 1)), run)
+    pattern = method.expected(method.message(server, RoundContext(run, 1)), run)
     changes = method.changes(Report(dict(pattern)), server, run)
     return sorted(part for part in changes if part != "counters")
 
@@ -229,7 +229,7 @@ def parts_of(method: AnyMethod, run: Run) -> list[str]:
 def check(
     settings: Privacy,
     method: AnyMethod,
-    run: Run,
+    run: Federation,
     *,
     clip: float | None,
     rule: str,

@@ -6,7 +6,7 @@ A method sees none of it: it asks for the sum of the reports and gets what the r
 
 from typing import Any
 
-from fedbayes.contracts import AnyMethod, Report, ReportList, Run
+from fedbayes.contracts import AnyMethod, Federation, Report, ReportList
 from fedbayes.contracts.changes import clipped
 from fedbayes.errors import ConfigError
 from fedbayes.federation.settings import Aggregation
@@ -97,7 +97,7 @@ def _adds(method: AnyMethod | type[AnyMethod]) -> bool:
     return not (method.reports.refusals["robust rules"] or method.centralized)
 
 
-def fold(settings: Aggregation, method: AnyMethod, server: Any, run: Run) -> Fold:
+def fold(settings: Aggregation, method: AnyMethod, server: Any, run: Federation) -> Fold:
     """What folds the reports of one round.
 
     Args:

@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 
-from fedbayes.contracts import AnyMethod, Changes, Method, Report, Reports, Run
+from fedbayes.contracts import AnyMethod, Changes, Federation, Method, Report, Reports
 from fedbayes.contracts.changes import norm, part_of, start_of
 from fedbayes.core.messages import Masked, dense, payload
 from fedbayes.core.tensors import Tensors
@@ -33,7 +33,7 @@ def norms_of(changes: Changes) -> dict[str, float]:
 
 
 def norms_of_report(
-    report: Report, method: AnyMethod, server: Any, run: Run, origin: Tensors
+    report: Report, method: AnyMethod, server: Any, run: Federation, origin: Tensors
 ) -> dict[str, float]:
     """The L2 norm of the change of every part.
 
@@ -67,7 +67,7 @@ _EXACT = 1e30
 """Squares up to which float32 has no overflow."""
 
 
-def norms_compared(report: Report, declared: Reports, run: Run) -> dict[str, float]:
+def norms_compared(report: Report, declared: Reports, run: Federation) -> dict[str, float]:
     """The norms by which outlying reports are told apart, by tensor or part (`Part.compared`)."""
     trained, squares = run.network.split()[0], dict[str, float]()
     for name, tensor in dense(report.tensors).items():
@@ -140,7 +140,7 @@ FAR = 100.0
 shorter that all changes have to be before they are no measure of one another."""
 
 
-def size_of(run: Run) -> float:
+def size_of(run: Federation) -> float:
     """The norm of the network before any training; where it is zero, as if all weights were 1."""
     first = [t.cpu().double() for t in run.network.initial.values() if t.is_floating_point()]
     return norm(first) or math.sqrt(sum(t.numel() for t in first))
@@ -160,7 +160,9 @@ class NormBound:
         run: the run.
     """
 
-    def __init__(self, settings: Aggregation, method: AnyMethod, server: Any, run: Run) -> None:
+    def __init__(
+        self, settings: Aggregation, method: AnyMethod, server: Any, run: Federation
+    ) -> None:
         self._method, self._server, self._run = method, server, run
         self._bounded = bool(settings.max_change) and not method.centralized
         ordinary = method.ordinary(server, run) if self._bounded else {}

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any, Protocol
 
-from fedbayes.contracts import AnyMethod, Changes, Report, ReportList, Run, Sum, Total
+from fedbayes.contracts import AnyMethod, Changes, Federation, Report, ReportList, Sum, Total
 from fedbayes.contracts.changes import moved, types_of
 
 
@@ -60,7 +60,7 @@ class ChangeCoordinates:
     """A report with other changes."""
 
     @classmethod
-    def of(cls, method: AnyMethod, server: Any, run: Run) -> "ChangeCoordinates":
+    def of(cls, method: AnyMethod, server: Any, run: Federation) -> "ChangeCoordinates":
         """The way of a method whose server is in this state."""
         return cls(
             partial(method.changes, server=server, run=run),

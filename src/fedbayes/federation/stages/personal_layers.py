@@ -5,14 +5,14 @@ from typing import Any, ClassVar
 
 from fedbayes.contracts import (
     AnyMethod,
-    At,
+    Federation,
     Info,
     Method,
     Models,
     Problem,
     Report,
     Reports,
-    Run,
+    RoundContext,
     Solved,
 )
 from fedbayes.core.messages import Message, dense
@@ -52,7 +52,7 @@ class _OwnLayers(Method[Any, Any, Any]):
     behind: ClassVar[type[AnyMethod]]
     """The method."""
 
-    def check(self, run: Run) -> None:
+    def check(self, run: Federation) -> None:
         """All clients get the same weights, and report the very same; they train by gradients.
 
         Raises:
@@ -72,20 +72,20 @@ class _OwnLayers(Method[Any, Any, Any]):
             )
         self.behind.check(self, run)
 
-    def join(self, at: At) -> Any:
+    def join(self, at: RoundContext) -> Any:
         """The method's state, and own layers as they are initialized."""
         plain = self.behind.join is Method.join  # an empty state of the type that it finds
         inner = self.behind.client_state() if plain else self.behind.join(self, at)
         own = at.run.network.prepare(at.run.network.own)
         return type(self).client_state(inner=inner, own=own)
 
-    def problem(self, message: Message, client: Any, samples: Samples, at: At) -> Problem:
+    def problem(self, message: Message, client: Any, samples: Samples, at: RoundContext) -> Problem:
         """Train own layers too, from where they were left."""
         problem = self.behind.problem(self, message, client.inner, samples, at)
         return replace(problem, start={**problem.start, **at.run.network.prepare(client.own)})
 
     def report(
-        self, solved: Solved, problem: Problem, client: Any, at: At
+        self, solved: Solved, problem: Problem, client: Any, at: RoundContext
     ) -> tuple[Report, Any, Info]:
         """Keep own layers, report the others."""
         names = at.run.network.own
@@ -106,7 +106,7 @@ class _OwnLayers(Method[Any, Any, Any]):
         )
 
     def personal_model(
-        self, message: Message, report: Report | None, client: Any, run: Run
+        self, message: Message, report: Report | None, client: Any, run: Federation
     ) -> Tensors | None:
         """What the client reported, or the server's weights between rounds, with own layers."""
         shared = self.behind.personal_model(self, message, report, client.inner, run)

@@ -13,7 +13,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fedbayes.contracts import AnyMethod, At, Report, Run
+from fedbayes.contracts import AnyMethod, Federation, Report, RoundContext
 from fedbayes.contracts.changes import part_of, start_of
 from fedbayes.core.coding import Bf16, Code, Coded, Int8, RandomK, TopK
 from fedbayes.core.messages import Masked, Message, dtype_of, payload, shape_of
@@ -36,7 +36,7 @@ class Compressor:
 
     settings: Compression
     method: AnyMethod
-    run: Run
+    run: Federation
 
     @property
     def code(self) -> Code | None:
@@ -92,7 +92,7 @@ class Compressor:
     @property
     def _first(self) -> Message:
         """The pattern of a proper report of the first round."""
-        message = self.method.message(self.method.init(self.run), At(self.run, 1, 0))
+        message = self.method.message(self.method.init(self.run), RoundContext(self.run, 1, 0))
         return self.method.expected(message, self.run)
 
     def sent(self, message: Message) -> Message:
@@ -113,7 +113,7 @@ class Compressor:
             for name, item in message.items()
         }
 
-    def passage(self, message: Message, at: At) -> "ReportCodec":
+    def passage(self, message: Message, at: RoundContext) -> "ReportCodec":
         """The way of a client's report.
 
         Args:
@@ -154,7 +154,7 @@ class ReportCodec:
     """What reports are measured from, as this end has it."""
     received: Tensors
     """The same as the client has it."""
-    at: At
+    at: RoundContext
 
     def write(self, report: Report, memory: Tensors) -> Written:
         """A client's report as bytes.

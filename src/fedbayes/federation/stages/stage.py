@@ -10,7 +10,7 @@
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
 
-from fedbayes.contracts import AnyMethod, At, Report
+from fedbayes.contracts import AnyMethod, Report, RoundContext
 from fedbayes.core.lazy import own_class, raised
 from fedbayes.core.messages import Message
 from fedbayes.errors import ConfigError
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 class Stage:
     """Both ends do nothing by default; define one of them, or both."""
 
-    def client(self, report: Report, message: Message, at: At) -> Report:
+    def client(self, report: Report, message: Message, at: RoundContext) -> Report:
         """The report that the client sends, before it is compressed.
 
         Args:
@@ -63,7 +63,9 @@ def _made(place: str) -> Stage:
     return made
 
 
-def at_client(stages: Sequence[Stage], report: Report, message: Message, at: At) -> Report:
+def at_client(
+    stages: Sequence[Stage], report: Report, message: Message, at: RoundContext
+) -> Report:
     """The report that a client sends.
 
     Raises:

@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from fedbayes.contracts import AnyMethod, Report, Run
+from fedbayes.contracts import AnyMethod, Federation, Report
 from fedbayes.contracts.changes import start_of
 from fedbayes.contracts.natural import GaussianServer
 from fedbayes.core.messages import Masked, Message
@@ -37,7 +37,7 @@ class AsyncRound:
 
 
 def as_of_now(
-    report: Report, method: AnyMethod, run: Run, *, then: Any, now: Any, weight: float
+    report: Report, method: AnyMethod, run: Federation, *, then: Any, now: Any, weight: float
 ) -> Report:
     """A report as if it had been learnt from the server's state of today.
 

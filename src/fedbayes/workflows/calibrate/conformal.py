@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fedbayes.contracts import Run, Sampler
+from fedbayes.contracts import Federation, Sampler
 from fedbayes.core.brief import Brief
 from fedbayes.core.tensors import Samples
 from fedbayes.errors import FedbayesWarning
@@ -156,7 +156,7 @@ class _Halves:
     @classmethod
     def of(
         cls,
-        run: Run,
+        run: Federation,
         draw: Sampler,
         samples: Samples,
         seed: int,

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Self
 
 from fedbayes.config.config import Config
-from fedbayes.contracts import AnyMethod, Run, Sampler
+from fedbayes.contracts import AnyMethod, Federation, Sampler
 from fedbayes.core.tensors import to
 from fedbayes.data import FederatedData
 from fedbayes.errors import FedbayesWarning, RunError
@@ -26,7 +26,7 @@ class EndedRun:
     config: Config
     method: AnyMethod
     data: FederatedData
-    run: Run
+    run: Federation
     personal: bool
     """Whether the models are clients' own; else it is the global one."""
 

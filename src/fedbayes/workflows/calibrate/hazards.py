@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fedbayes.contracts import Run, Sampler
+from fedbayes.contracts import Federation, Sampler
 from fedbayes.core.brief import Brief
 from fedbayes.data import FederatedData
 from fedbayes.errors import ConfigError, RunError
@@ -134,7 +134,7 @@ class _Side:
     @classmethod
     def of(
         cls,
-        run: Run,
+        run: Federation,
         draw: Sampler,
         data: FederatedData,
         client: int,

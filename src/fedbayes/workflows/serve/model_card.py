@@ -8,7 +8,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from fedbayes.contracts import Run, Sampler
+from fedbayes.contracts import Federation, Sampler
 from fedbayes.core.files import write_beside
 from fedbayes.data import FederatedData, Preprocessing
 from fedbayes.likelihoods import evaluate
@@ -27,7 +27,7 @@ Facts = dict[str, Any]
 
 
 def measured(
-    run: Run,
+    run: Federation,
     draw: Sampler,
     data: FederatedData | None,
     client: int | None,
