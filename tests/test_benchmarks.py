@@ -1,6 +1,8 @@
 """Benchmarks and examples, which no other test runs, fit the package that is here."""
 
 import ast
+import subprocess
+import sys
 import tomllib
 from collections.abc import Iterator
 from pathlib import Path
@@ -42,3 +44,13 @@ def test_a_config_or_a_list_of_methods_is_one(file):
     else:
         for variant in variants(str(file)):
             settled(Config(), variant)
+
+
+@pytest.mark.slow
+def test_the_check_of_a_gpu_runs_without_one():
+    checks = ["likelihoods", "engines", "estimators", "memory"]
+    program = [sys.executable, ROOT / "benchmarks/gpu_check.py", "--device", "cpu", "--only"]
+    found = subprocess.run([*program, *checks], capture_output=True, text=True)
+    assert found.returncode == 0, found.stdout
+    assert "FAIL" not in found.stdout
+    assert found.stdout.endswith("go\n")

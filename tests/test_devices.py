@@ -83,9 +83,11 @@ def test_a_gpu_that_is_not_there_is_refused(monkeypatch, gpus, asked, said):
 
 
 def test_auto_is_every_gpu(monkeypatch):
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 0)
     assert find_devices(["auto"]) == (torch.device("cpu"),)
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
     assert [str(device) for device in find_devices(["auto"])] == ["cuda:0", "cuda:1"]
+    assert find_devices(["cuda"]) == (torch.device("cuda", 0),)  # CUDA asks for a number
 
 
 def test_a_device_without_memory_says_so(monkeypatch):

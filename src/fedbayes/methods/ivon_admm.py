@@ -38,7 +38,7 @@ from fedbayes.contracts.natural import (
 )
 from fedbayes.core.fields import Chosen, Only
 from fedbayes.core.messages import Message
-from fedbayes.core.tensors import Samples, Tensors, part
+from fedbayes.core.tensors import Samples, Tensors, added, part
 from fedbayes.errors import MessageError
 from fedbayes.inference.gaussian import NaturalGaussian, differentiated, standard
 from fedbayes.inference.ivon import Ivon
@@ -320,7 +320,7 @@ def away(
     ½ Σ Λ'' m² − Σ h'' m more. Of KL(q ‖ p) + ⟨η, μ⟩/ρ that is with r = p/η^(1/ρ). Gradients are
     those of means and log-precisions.
     """
-    total = torch.zeros(())
+    found = []
     for name, m in mean.items():
         log, precision, shift = log_precision[name], other.precision[name], other.shift[name]
         with torch.no_grad():
@@ -330,8 +330,8 @@ def away(
             linear = (shift * m).sum()
             value = 0.5 * (log.sum() + (pull * m).add_(wide).sum()) - linear
             slope = pull.sub_(shift), torch.rsub(wide, 1).mul_(0.5)
-        total = total.to(m) + differentiated(value, *slope, m, log)
-    return total
+        found.append(differentiated(value, *slope, m, log))
+    return added(found)
 
 
 def constant(posterior: NaturalGaussian) -> Tensor:

@@ -32,7 +32,7 @@ from fedbayes.core.fields import Chosen
 from fedbayes.core.messages import Message
 from fedbayes.core.tensors import Samples, Tensors, named, part, to
 from fedbayes.errors import ConfigError, ModelError
-from fedbayes.inference.gaussian import NaturalGaussian, kl, standard
+from fedbayes.inference.gaussian import NaturalGaussian, kl
 from fedbayes.likelihoods.categorical import Categorical
 from fedbayes.models import Network, variational
 from fedbayes.models.layout import PORTION, channels_last
@@ -269,8 +269,10 @@ class Virtual(VariationalFactor[VirtualClient]):
                 return nll
             cost = kl(shared.mean, precision, NaturalGaussian(**given["prior"]))
             if own is not None:
-                first = next(iter(own.mean.values()))
-                private = standard(own.mean, self.prior_std).to(first.device, first.dtype)
+                private = NaturalGaussian(
+                    {n: torch.full_like(m, self.prior_std**-2) for n, m in own.mean.items()},
+                    {n: torch.zeros_like(m) for n, m in own.mean.items()},
+                )
                 inverse = {n: d.pow(-2) for n, d in own.std.items()}
                 cost = cost + kl(own.mean, inverse, private)
             energy: Tensor = nll + self.kl_weight * cost / given["count"]

@@ -94,7 +94,14 @@ class Network(Brief):
         """
         self.shape = shape
         self._name = name
-        self.module = module.to(device)
+        try:
+            self.module = module.to(device)
+        except torch.OutOfMemoryError:
+            raise ModelError(
+                f"{device} has no memory left for a network of "
+                f"{sum(p.numel() for p in module.parameters()):,} parameters; end other processes "
+                "there, name another device, or use a smaller model"
+            ) from None
         self.device = torch.device(device)
         self.precision = precision
         stored = module.state_dict().keys()
