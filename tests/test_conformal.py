@@ -28,6 +28,13 @@ from fedbayes.likelihoods.conformal import (
     scores,
     threshold,
 )
+from fedbayes.storage.calibrations import (
+    CONFORMAL,
+    calibrated_model,
+    read_calibration,
+    read_temperature,
+)
+from fedbayes.storage.folder import RunFolder
 from fedbayes.workflows.calibrate.conformal import calibrate_conformal
 from fedbayes.workflows.serve.export import export
 from tests.test_evaluate import cli
@@ -338,7 +345,7 @@ def test_predictions_have_sets(runs, tmp_path, monkeypatch, capsys):
     told = json.loads(out)
     assert set(told["clients"]) == {"a", "b", "c"}
     assert told["all"]["coverage"][0] > 0.8
-    stored = json.loads((run / "conformal.json").read_text())
+    stored = json.loads((run / "calibration.json").read_text())["conformal"]
     for site, name in ((None, "all.csv"), ("b", "b.csv")):
         arguments = ["predict", run, folder / "t.csv", "-o", tmp_path / name]
         arguments += ["--site", site] if site else []
@@ -382,7 +389,7 @@ def test_adaptive_sets_of_a_run(runs, tmp_path, score, monkeypatch, capsys):
     assert found[0] == fedbayes.load(run).predict_frame(frame)["set"].tolist()
     sizes = [len(names) for names in found[0]]
     assert (0 in sizes) == (score == "adaptive-random")
-    (run / "conformal.json").unlink()
+    (run / "calibration.json").unlink()
 
 
 def test_why_sets_are_whole():
@@ -421,7 +428,7 @@ def test_own_models_have_thresholds_of_their_own(runs, tmp_path):
 def test_thresholds_that_are_replaced_by_those_of_other_models_are_told(runs, tmp_path):
     folder, _ = runs
     copy = shutil.copytree(folder / "own", tmp_path / "own", dirs_exist_ok=True)
-    (copy / "conformal.json").unlink(missing_ok=True)
+    (copy / "calibration.json").unlink(missing_ok=True)
     calibrate_conformal(copy, 0.9)
     with warnings.catch_warnings(action="error"):
         calibrate_conformal(copy, 0.8)
@@ -441,12 +448,12 @@ def test_what_is_not_calibrated_is_told(runs, tmp_path):
     folder, frame = runs
     run = folder / "classes"
     calibrate_conformal(run, 0.9)
-    with pytest.raises(RunError, match=r"conformal\.json has no threshold of client b"):
+    with pytest.raises(RunError, match=r"calibration\.json has no threshold of client b"):
         fedbayes.load(run, site="b")
-    path = run / "conformal.json"
+    path = run / "calibration.json"
     path.write_text(path.read_text().replace('"level": 0.9', '"level": 0.95'))
     with pytest.raises(
-        RunError, match=r"cannot read .*conformal\.json: it is not what was written"
+        RunError, match=r"cannot read .*calibration\.json: it is not what was written"
     ):
         fedbayes.load(run)
     calibrate_conformal(run, 0.9)
@@ -456,11 +463,11 @@ def test_what_is_not_calibrated_is_told(runs, tmp_path):
         path.write_bytes(sealed_table(json.loads(text)))
 
     rewrite(text.replace('"model": "', '"model": "0'))
-    with pytest.warns(UserWarning, match=r"conformal\.json is of another model"):
+    with pytest.warns(UserWarning, match=r"calibration\.json \(conformal\) is of another model"):
         assert "set" not in fedbayes.load(run).predict_frame(frame)
     for old, new in (("probability", "luck"), ('"level": 0.9', '"level": 9')):
         rewrite(text.replace(old, new))
-        with pytest.raises(RunError, match=r"cannot read .*conformal\.json"):
+        with pytest.raises(RunError, match=r"cannot read .*calibration\.json"):
             fedbayes.load(run)
     for old, new in (("probability", "residual"), ('"threshold": [', '"threshold": [1.5,')):
         rewrite(text.replace(old, new))
@@ -493,4 +500,32 @@ def test_exported_models_keep_their_threshold(runs, tmp_path, suffix):
             assert found.tolist() == wanted.tolist()
         else:
             np.testing.assert_allclose(found, wanted, rtol=1e-5, atol=1e-4)
-    (folder / "classes" / "conformal.json").unlink()
+    (folder / "classes" / "calibration.json").unlink()
+
+
+def test_files_of_version_0_2_are_read_until_they_are_made_anew(runs):
+    """That had a file for each kind of calibration, with what `all` holds of a temperature."""
+    run = RunFolder(runs[0] / "classes")
+    (run.path / "calibration.json").unlink(missing_ok=True)
+    of = {"personal": False, "model": calibrated_model(run, personal=False)}
+    found = {"level": 0.9, "score": "probability", "threshold": [1.25], "rows": 40}
+    warm = {"temperature": 1.5, "rows": 40}
+    older = {
+        "conformal": of | {"all": found, "clients": {"a": found | {"rows": 12}}},
+        "temperature": of | warm,
+    }
+    for name, content in older.items():
+        table = content | {"format": f"fedbayes-{name}-1"}
+        (run.path / f"{name}.json").write_bytes(sealed_table(table))
+    conformal = Conformal(0.9, "probability", (1.25,), 40)
+    assert read_calibration(CONFORMAL, run) == conformal
+    assert read_calibration(CONFORMAL, run, "a").rows == 12
+    assert read_temperature(run) == 1.5
+    done = calibrate_conformal(run.path, 0.8)
+    assert read_calibration(CONFORMAL, run).level == 0.8
+    assert read_temperature(run) == 1.5
+    assert done.path.name == "calibration.json"
+    assert not (run.path / "conformal.json").exists()
+    (run.path / "temperature.json").unlink()
+    assert read_temperature(run) is None
+    done.path.unlink()

@@ -2,9 +2,17 @@
 
 import pytest
 
+from fedbayes.config.config import assign
 from fedbayes.errors import ConfigError
 from fedbayes.fusion.settings import DistillationSettings, FunctionSettings
-from fedbayes.workflows.fuse.function_settings import function_settings
+from fedbayes.workflows.fuse import function_settings as of_function
+
+
+def function_settings(entries, *more, **options):
+    given = {}
+    for entry in entries:
+        assign(given, entry)
+    return of_function.function_settings(given.get("function", {}), *more, **options)
 
 
 def test_nothing_given_is_the_default():
@@ -51,7 +59,6 @@ def test_minutes():
         (["function.distillation=0"], None, "is a table of settings, such as .*--minutes 0"),
         (["function.distillation.lr=1"], 0, "lr has no effect with --minutes 0"),
         (["function.distillation.steps=1"], 1, "steps and --minutes exclude each other"),
-        (["function=3"], None, "it is a table of settings"),
     ],
 )
 def test_what_is_no_setting_is_told(entries, minutes, words):

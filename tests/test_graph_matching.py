@@ -505,10 +505,10 @@ def test_fully_connected_files_get_the_very_numbers_of_gpi_fnm(tmp_path):
 @pytest.mark.parametrize(
     ("options", "words"),
     [
-        ((*MATCH, "--width", "2"), "--width have no effect on match"),
+        ((*MATCH, "--width", "2"), "--width has no effect on match"),
         ((*MATCH, "--select", "x.npz"), "there is no file x.npz"),
-        ((*MATCH, "--alpha", "mean"), "--alpha have no effect on match"),
-        ((*MATCH, "--sigma", "0"), "sigma = 0"),
+        ((*MATCH, "--alpha", "mean"), "--alpha has no effect on match"),
+        ((*MATCH, "--sigma", "0"), "sigma is 0.0; expected number > 0"),
         ((*MATCH, "--report", "r.txt"), "r.txt"),
     ],
 )

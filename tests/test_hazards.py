@@ -183,17 +183,17 @@ def test_what_cannot_be_told_is_said(run, tmp_path, capsys):
         estimate_hazards(tmp_path / "digits")
     with pytest.raises(ConfigError, match="times are of survival"):
         fedbayes.load(tmp_path / "digits").foretelling([1])
-    path = place / "run" / "hazards.json"
+    path = place / "run" / "calibration.json"
     known = unsealed_table(path.read_bytes())
-    path.write_bytes(sealed_table(known | {"model": "another"}))
-    with pytest.warns(FedbayesWarning, match=r"hazards\.json is of another model"):
+    path.write_bytes(sealed_table(known | {"hazards": known["hazards"] | {"model": "another"}}))
+    with pytest.warns(FedbayesWarning, match=r"calibration\.json \(hazards\) is of another model"):
         model = fedbayes.load(place / "run")
     with pytest.raises(ConfigError, match="no baseline hazard: fedbayes hazards RUN"):
         model.foretelling([1])
     text = json.dumps(known)
     assert '"last": 52.0' in text
     path.write_bytes(sealed_table(json.loads(text.replace('"last": 52.0', '"last": 1.0'))))
-    with pytest.raises(RunError, match=r"cannot read .*hazards\.json"):
+    with pytest.raises(RunError, match=r"cannot read .*calibration\.json"):
         fedbayes.load(place / "run")
     path.unlink()
 

@@ -4,10 +4,12 @@ from importlib.metadata import EntryPoint
 
 import pytest
 
+import fedbayes
 from fedbayes import Config
 from fedbayes.config.config import find_method
 from fedbayes.core import lazy
 from fedbayes.errors import ConfigError
+from fedbayes.federation.engine_table import EngineKind
 from tests.toy_methods import Median
 
 OFFERED = {
@@ -16,7 +18,10 @@ OFFERED = {
     ("models", "tiny"): "tests.architectures:tiny",
     ("attacks", "flip"): "fedbayes.federation.attacks.changes:SignFlip",
     ("data", "ward"): "tests.wards:table",
+    ("engines", "mine"): "tests.test_installed:MINE",
+    ("engines", "odd"): "tests.test_installed:OFFERED",
 }
+MINE = EngineKind("one by one", start="fedbayes.federation.engines.sequential:start", here=True)
 
 
 @pytest.fixture(autouse=True)
@@ -59,3 +64,14 @@ def test_names_stand_for_what_a_package_offers():
 def test_other_names_are_errors_as_before(settings):
     with pytest.raises(ConfigError, match="no "):
         Config.create(**settings)
+
+
+def test_an_engine_of_another_package_runs_rounds():
+    asked = {"data": {"clients": 2}, "rounds": 1}
+    own = fedbayes.run(engine="mine", **asked)
+    assert own.config.engine == "mine"
+    assert own.summary["global_accuracy"] == fedbayes.run(**asked).summary["global_accuracy"]
+    with pytest.raises(ConfigError, match=r"odd.*OFFERED, which is no .*EngineKind"):
+        fedbayes.run(engine="odd", **asked)
+    with pytest.raises(ConfigError, match="engine is 'none'; expected sequential"):
+        fedbayes.run(engine="none", **asked)

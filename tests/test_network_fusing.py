@@ -286,7 +286,7 @@ def test_networks_of_other_widths_and_a_wider_program(photos, tmp_path):
         (("--std", "0"), "above 0"),
         (("--inputs", "leafs"), "did you mean 'leaves'"),
         (("--inputs", "gone.npz"), "gone.npz"),
-        (("--gamma", "2"), "--gamma have no effect on function"),
+        (("--gamma", "2"), "--gamma has no effect on function"),
         (("--set", "rounds=3"), "settings of the model (model.KEY)"),
         (("--shape", "3,x"), "--shape 3,x: give numbers"),
         (("--shape", "3,8"), "fails on inputs of shape (3, 8)"),
@@ -310,10 +310,10 @@ def test_mistakes_are_told_and_write_nothing(options, words, photos, tmp_path, c
 @pytest.mark.parametrize(
     ("method", "options", "words"),
     [
-        ("permute", ("--report", "r.json"), "--report have no effect on permute"),
-        ("permute", ("--picture", "p.png"), "--picture have no effect on permute"),
-        ("permute", ("--width", "2"), "--width have no effect on permute"),
-        ("kfac", ("--shape", "3,8,8"), "--shape have no effect on kfac"),
+        ("permute", ("--report", "r.json"), "--report has no effect on permute"),
+        ("permute", ("--picture", "p.png"), "--picture has no effect on permute"),
+        ("permute", ("--width", "2"), "--width has no effect on permute"),
+        ("kfac", ("--shape", "3,8,8"), "--shape has no effect on kfac"),
         ("regmean", ("--counts", "c.json"), "there is no file c.json"),
         ("fisher", (), "holds weights alone"),
     ],

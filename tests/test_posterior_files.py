@@ -254,7 +254,10 @@ def test_code_that_a_file_names_is_run_if_it_is_named_too(client, capsys):
         (["--data", "absent.npz"], "absent.npz"),
         (["--set", "data.groups=3"], "data.groups"),
         (["--draws", "0"], "draws"),
-        (["--mean", "0", "--std", "1", "--set", "task.likelihood=gaussian"], "have 6 and 1"),
+        (
+            ["--mean", "0", "--std", "1", "--set", "task.likelihood=gaussian"],
+            "inputs of 6 and 1 outputs are wanted",
+        ),
     ],
 )
 def test_mistakes_are_told_and_leave_no_file(client, capsys, monkeypatch, change, said):

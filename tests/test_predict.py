@@ -654,7 +654,7 @@ def test_brackets_in_names_are_shown_as_they_are(tmp_path, capsys, monkeypatch):
     assert status == 0
     assert told.startswith("wrote out [i].csv: 120 rows, with mean_mass [kg], mean_[/b] :b:, ")
     _, told, _ = cli(monkeypatch, capsys, "conformal", "runs [b]")
-    assert "wrote runs [b]/conformal.json" in told
+    assert "wrote runs [b]/calibration.json" in told
     assert "a [/red]" in told
     assert "[bold]b" in told
     model = "runs [b]/model.safetensors"

@@ -29,7 +29,7 @@ from fedbayes.likelihoods.temperature import (
 )
 from fedbayes.runs.build import stored_data, stored_run
 from fedbayes.runs.personal import own_models
-from fedbayes.storage.temperature import read_temperature
+from fedbayes.storage.calibrations import read_temperature
 from fedbayes.workflows.calibrate.calibration import trust
 from fedbayes.workflows.calibrate.held_out import divided
 from fedbayes.workflows.calibrate.temperature import calibrate_temperature
@@ -214,15 +214,24 @@ def test_a_temperature_of_another_model_is_not_used(ended, recwarn):
     done = calibrate_temperature(folder.path)
     written = json.loads(done.path.read_text())
     known = unsealed_table(done.path.read_bytes())
-    done.path.write_bytes(sealed_table(known | {"model": "another"}))
+
+    def with_changed(**values):
+        return known | {"temperature": known["temperature"] | values}
+
+    done.path.write_bytes(sealed_table(with_changed(model="another")))
     with pytest.warns(FedbayesWarning, match="is of another model than the run has now"):
         assert read_temperature(folder) is None
-    changed = [written | {"temperature": 2 * done.temperature}, known]
+    hotter = {"temperature": 2 * done.temperature, "rows": done.counted}
+    seal = written.keys() - known.keys()
+    changed = [with_changed(all=hotter) | {name: written[name] for name in seal}, known]
     for content in (b"{", b"[]", *(json.dumps(table).encode() for table in changed)):
         done.path.write_bytes(content)
         with pytest.raises(RunError, match=r"cannot read .*: fedbayes calibrate"):
             read_temperature(folder)
-    for content in (sealed_table(known | {"temperature": 0.0}), sealed_table({})):
+    for content in (
+        sealed_table(with_changed(all={"temperature": 0.0, "rows": 9})),
+        sealed_table({}),
+    ):
         done.path.write_bytes(content)
         with pytest.raises(RunError, match="make it anew: fedbayes calibrate"):
             read_temperature(folder)

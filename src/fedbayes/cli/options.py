@@ -4,7 +4,7 @@ import json
 from collections.abc import Callable
 from copy import copy
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any, get_args
 
 import click
 import typer
@@ -13,6 +13,8 @@ from typer.core import TyperCommand, TyperOption
 from fedbayes.errors import ConfigError
 
 if TYPE_CHECKING:
+    from pydantic.fields import FieldInfo
+
     from fedbayes.config.settings import SettingRow
 
 
@@ -185,16 +187,69 @@ class SettingsCommand(TyperCommand):
         return options
 
 
-class FusionCommand(SettingsCommand):
-    """A command whose options are the settings of a fusion, by their names."""
+class FusionCommand(TyperCommand):
+    """A command that also has the settings of all fusion methods as options.
 
-    def settings(self) -> dict[str, "SettingRow"]:
-        """The settings of the matching and of the combination."""
-        from fedbayes.config.settings import rows
-        from fedbayes.inference.combination import Combination
-        from fedbayes.matching import MatchingSettings
+    Those that were given are in the context's `meta` under `GIVEN`.
+    """
 
-        return {row.key: row for kind in (MatchingSettings, Combination) for row in rows(kind)}
+    GIVEN = "fedbayes.fusion"
+
+    def get_params(self, ctx: click.Context) -> list[click.Parameter]:
+        """The command's own options and those that settings give, each with its default in the
+        help; methods are those of the table.
+        """
+        from fedbayes.workflows.fuse.methods import FUSIONS
+
+        own = super().get_params(ctx)
+        taken = {option.name for option in own}
+        methods = "; ".join(f"{name}: {kind.summary}" for name, kind in FUSIONS.items())
+        for option in own:
+            if option.name == "method" and isinstance(option, TyperOption):
+                option.help = (
+                    f"{methods}. Default: function, where what goes into the networks is known "
+                    "from their files or --shape; else gpi-fnm."
+                )
+        fields: dict[str, list[FieldInfo]] = {}
+        for settings in dict.fromkeys(kind.settings for kind in FUSIONS.values()):
+            known = {} if settings is None else settings.model_fields
+            if not any(field.default_factory for field in known.values()):  # no tables in it
+                for name in known.keys() - taken:
+                    fields.setdefault(name, []).append(known[name])
+        of_settings = [_of_setting(name, fields[name]) for name in sorted(fields)]
+        return [*own[:-1], *of_settings, own[-1]]  # whose last one is the help
+
+
+def _of_setting(name: str, fields: "list[FieldInfo]") -> TyperOption:
+    """The option of a setting, which several methods may have, each in words of its own."""
+
+    def keep(context: click.Context, option: click.Parameter, value: Any) -> None:
+        if value is not None:
+            context.meta.setdefault(FusionCommand.GIVEN, {})[name] = value
+
+    from pydantic import BeforeValidator
+
+    words = []
+    for field in fields:
+        about = field.description or ""
+        default = "" if field.default is None else f" Default: {field.default}."
+        words.append(f"{about[:1].upper()}{about[1:]}.{default}")
+    annotation = fields[0].annotation
+    kinds = (set(get_args(annotation)) or {annotation}) - {type(None)}
+    types = {float: click.FLOAT, int: click.INT}
+    kind = types.get(next(iter(kinds)), click.STRING) if len(kinds) == 1 else click.STRING
+    if any(isinstance(mark, BeforeValidator) for mark in fields[0].metadata):
+        kind = click.STRING  # it takes words too
+    return TyperOption(
+        param_decls=[f"--{name.replace('_', '-')}"],
+        type=click.BOOL if kinds == {bool} else kind,
+        is_flag=kinds == {bool},
+        default=None,
+        help=" ".join(words),
+        show_default=False,
+        expose_value=False,
+        callback=keep,
+    )
 
 
 def numbers(option: str, text: str | None) -> tuple[float, ...]:

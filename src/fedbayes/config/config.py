@@ -55,7 +55,8 @@ def is_reference(engine: object, data: object) -> bool:
     """Whether a server with data of its own has a reference table alone, by the names of the engine
     and of the data.
     """
-    return any(n == engine and e.states == "remote" for n, e in ENGINES.items()) and data == "own"
+    known = isinstance(engine, str) and engine in ENGINES
+    return known and ENGINES[str(engine)].states == "remote" and data == "own"
 
 
 class Config(Settings):

@@ -1,15 +1,17 @@
 """The engines by name: what starts each, and what it can.
 
-To add an engine is to write its file and a row here. This file imports no PyTorch.
+To add an engine is to write its file and a row here. An installed package adds its own by an entry
+point in the group `fedbayes.engines` that names an `EngineKind`. This file imports no PyTorch.
 """
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from importlib.util import find_spec
 from pkgutil import resolve_name
 from typing import TYPE_CHECKING, Any, Literal
 
-from fedbayes.errors import EngineError
+from fedbayes.core.lazy import installed, named
+from fedbayes.errors import ConfigError, EngineError
 
 if TYPE_CHECKING:
     from fedbayes.federation.engines import Engine
@@ -42,7 +44,7 @@ class EngineKind:
     """Keys of a config that have an effect on this engine, and not on all."""
 
 
-ENGINES: Mapping[str, EngineKind] = {
+_BUILT_IN: Mapping[str, EngineKind] = {
     "sequential": EngineKind(
         "clients one after the other in this process",
         start="fedbayes.federation.engines.sequential:start",
@@ -77,6 +79,32 @@ ENGINES: Mapping[str, EngineKind] = {
         settings=("round_timeout", "evaluate_at"),
     ),
 }
+
+
+class _Engines(Mapping[str, EngineKind]):
+    """The engines of this package, and, asked for by name, those of installed packages."""
+
+    def __getitem__(self, name: str) -> EngineKind:
+        if name in _BUILT_IN:
+            return _BUILT_IN[name]
+        if not (place := installed("engines", name)):
+            raise KeyError(name)
+        found = named(place, "engine")
+        if not isinstance(found, EngineKind):
+            raise ConfigError(f"the engine {name!r} is {place}, which is no {__name__}.EngineKind")
+        return found
+
+    def __contains__(self, name: object) -> bool:
+        return name in _BUILT_IN or (isinstance(name, str) and bool(installed("engines", name)))
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(_BUILT_IN)
+
+    def __len__(self) -> int:
+        return len(_BUILT_IN)
+
+
+ENGINES: Mapping[str, EngineKind] = _Engines()
 """Every engine by its name."""
 
 

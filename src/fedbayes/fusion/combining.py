@@ -1,12 +1,42 @@
 """Networks added weight by weight."""
 
 from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from fedbayes.core.tensors import Tensors
 from fedbayes.errors import ModelError
+
+
+@dataclass(frozen=True)
+class Merging:
+    """Networks of one graph that are to become one."""
+
+    states: Sequence[Tensors]
+    """Their weights, by the same names."""
+    alpha: Sequence[float]
+    """Their shares of all samples, which add to 1."""
+    network: nn.Module
+    """The first of them."""
+    example: Tensor
+    """Inputs [n, ...], as they see them."""
+
+
+@dataclass(frozen=True)
+class MergedWeights:
+    """What became of them."""
+
+    weights: Tensors
+    told: dict[str, Any] = field(default_factory=dict)
+    """Numbers of how it went, for reports."""
+
+
+def averaged(merging: Merging, settings: None = None) -> MergedWeights:
+    """The mean weight by weight; arguments and errors as for `combine`."""
+    return MergedWeights(combine(merging.states, merging.alpha))
 
 
 def combine(models: Sequence[Tensors], alpha: Sequence[float]) -> Tensors:

@@ -19,8 +19,8 @@ from torch import Tensor
 
 from fedbayes.core.tensors import Tensors
 from fedbayes.errors import FedbayesWarning, ModelError
-from fedbayes.fusion.combining import combine
-from fedbayes.models.units import Axis, Group, permute
+from fedbayes.fusion.combining import MergedWeights, Merging, combine
+from fedbayes.models.units import Axis, Group, find_units, permute
 
 Order = npt.NDArray[np.int64]
 """Of the units of a group: unit j becomes what unit order[j] was."""
@@ -44,6 +44,18 @@ class Permuted:
     """Σ_s α_s ‖w_s − w̄‖² over all trained tensors of the groups in the orders that they came in."""
     after: float
     """The same in the new orders; not more where each is matched to the mean of the others."""
+
+
+def permuted(merging: Merging, settings: None = None) -> MergedWeights:
+    """The mean of networks whose units were brought into one order."""
+    units = find_units(merging.network, merging.example)
+    found = permuted_average(merging.states, units.groups, merging.alpha)
+    told = {
+        "spread_before": found.before,
+        "spread_after": found.after,
+        "untouched": dict(units.untouched),
+    }
+    return MergedWeights(found.weights, told)
 
 
 def permuted_average(

@@ -23,10 +23,13 @@ from fedbayes.runs.outcome import outcome_rows
 from fedbayes.runs.personal import own_models, require_global
 from fedbayes.runs.trained import Member, TrainedModel
 from fedbayes.storage.best_tracker import flat
-from fedbayes.storage.conformal import read_conformal
+from fedbayes.storage.calibrations import (
+    CONFORMAL,
+    HAZARDS,
+    read_calibration,
+    read_temperature,
+)
 from fedbayes.storage.folder import Metrics, RunFolder
-from fedbayes.storage.hazards import read_hazards
-from fedbayes.storage.temperature import read_temperature
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -282,7 +285,7 @@ class Result:
         if conformal:
             whose = client if site is None else site
             name = None if whose is None else names[self.folder.find_client(whose)]
-            threshold = read_conformal(self.folder, name, personal=client is not None)
+            threshold = read_calibration(CONFORMAL, self.folder, name, personal=client is not None)
             survival = self.likelihood.target.kind == "survival"
             if site is not None and threshold is None and not survival:
                 raise RunError(
@@ -297,7 +300,7 @@ class Result:
         if self.likelihood.target.kind == "survival":
             whose = client if site is None else site
             name = None if whose is None else names[self.folder.find_client(whose)]
-            hazards = read_hazards(self.folder, name, personal=client is not None)
+            hazards = read_calibration(HAZARDS, self.folder, name, personal=client is not None)
             if site is not None and hazards is None:
                 raise RunError(
                     f"{source} has no hazards of client {name}: fedbayes hazards {source} "

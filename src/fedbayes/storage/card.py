@@ -16,6 +16,7 @@ from fedbayes.likelihoods import Classes, Likelihood, build_likelihood, default_
 from fedbayes.likelihoods.categorical import Categorical
 from fedbayes.likelihoods.conformal import Conformal
 from fedbayes.likelihoods.hazards import Hazards
+from fedbayes.models import ModelSettings
 from fedbayes.version import __version__
 
 WEIGHTS_INPUTS = "samples that were standardized: x / scale, minus mean, by std; 0 where missing"
@@ -142,6 +143,17 @@ class Card(Brief):
         self.require_trusted("task.likelihood")
         task = complete_task({"likelihood": "auto", **self.task})
         return build_likelihood(task.pop("likelihood"), self.preprocessing.target, **task)
+
+    def network(self, way: str = "") -> ModelSettings | None:
+        """The network that the card names; None for a fully connected one of any names.
+
+        Raises:
+            ModelError: as for `require_trusted`, with the same `way`.
+        """
+        if not self.model:
+            return None
+        self.require_trusted("model.name", way=way)
+        return Config.create(model=self.model).model
 
     @property
     def reading(self) -> SourceSettings:

@@ -15,9 +15,9 @@ from fedbayes.reports.draw import draw_lines, reliability
 from fedbayes.reports.palette import BLUE, LIGHT, ORANGE
 from fedbayes.runs.build import stored_data, stored_run
 from fedbayes.runs.personal import own_models, require_global
+from fedbayes.storage.calibrations import read_temperature
 from fedbayes.storage.folder import RunFolder
 from fedbayes.storage.scores import test_parts
-from fedbayes.storage.temperature import read_temperature
 
 
 def trust(

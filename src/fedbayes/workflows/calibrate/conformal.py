@@ -23,7 +23,7 @@ from fedbayes.likelihoods.conformal import (
     scores,
     threshold,
 )
-from fedbayes.storage.conformal import StoredConformal, write_conformal
+from fedbayes.storage.calibrations import CONFORMAL
 from fedbayes.workflows.calibrate.ended_run import EndedRun
 from fedbayes.workflows.calibrate.held_out import check_counted, check_share, divided
 
@@ -111,15 +111,7 @@ def calibrate_conformal(
         for client, half in halves.items()
         if half.rows
     }
-    path = write_conformal(
-        ended.folder,
-        StoredConformal(
-            personal,
-            ended.digest,
-            None if personal else common,
-            {names[client]: found for client, found in single.items()} if own else {},
-        ),
-    )
+    path = ended.keep(CONFORMAL, common, single if own else {})
     told = {
         client: half.test(single[client] if own else common, run.likelihood)
         for client, half in halves.items()

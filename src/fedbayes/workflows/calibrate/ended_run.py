@@ -2,10 +2,10 @@
 
 import os
 import warnings
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Self
+from typing import Self, TypeVar
 
 from fedbayes.config.config import Config
 from fedbayes.contracts import AnyMethod, Federation, Sampler
@@ -14,8 +14,16 @@ from fedbayes.data import FederatedData
 from fedbayes.errors import FedbayesWarning, RunError
 from fedbayes.runs.build import stored_data, stored_run
 from fedbayes.runs.personal import own_models, require_global
+from fedbayes.storage.calibrations import (
+    TEMPERATURE,
+    CalibrationKind,
+    StoredCalibration,
+    calibrated_model,
+    write_calibration,
+)
 from fedbayes.storage.folder import RunFolder
-from fedbayes.storage.sidecar import calibrated_model
+
+Found = TypeVar("Found")
 
 
 @dataclass(frozen=True)
@@ -72,10 +80,25 @@ class EndedRun:
         for client in self.data.owners.tolist():
             yield client, draw
 
-    @property
-    def digest(self) -> str:
-        """What is kept of it to know the models again."""
-        return calibrated_model(self.folder, personal=self.personal)
+    def keep(
+        self, kind: CalibrationKind[Found], common: Found, single: Mapping[int, Found]
+    ) -> Path:
+        """Write what calibrates the models beside them.
+
+        Args:
+            kind: of calibration.
+            common: found from all clients' rows; of clients' own models kept only where they share
+                one, as they do a temperature.
+            single: found from each client's rows alone.
+        """
+        names, shared = self.folder.client_names(), kind is TEMPERATURE or not self.personal
+        found = StoredCalibration(
+            self.personal,
+            calibrated_model(self.folder, personal=self.personal),
+            common if shared else None,
+            {names[client]: own for client, own in single.items()},
+        )
+        return write_calibration(kind, self.folder, found)
 
     def note_no_noise(self, what: str) -> None:
         """Say so where what clients send now is not covered by the run's privacy."""

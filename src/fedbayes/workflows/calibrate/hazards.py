@@ -22,7 +22,7 @@ from fedbayes.likelihoods.hazards import (
     check_events,
     event_counts,
 )
-from fedbayes.storage.hazards import StoredHazards, write_hazards
+from fedbayes.storage.calibrations import HAZARDS
 from fedbayes.workflows.calibrate.ended_run import EndedRun
 
 _BATCH = 1000
@@ -99,15 +99,7 @@ def estimate_hazards(
     common = _estimate(list(sides.values()), str(place.path))
     own = {c: _estimate([s], str(place.path)) for c, s in sides.items() if s.events}
     names, alone = place.client_names(), per_client or personal
-    path = write_hazards(
-        place,
-        StoredHazards(
-            personal,
-            ended.digest,
-            None if personal else common,
-            {names[client]: found for client, found in own.items()} if alone else {},
-        ),
-    )
+    path = ended.keep(HAZARDS, common, own if alone else {})
     told = {
         names[client]: side.foretold(own[client] if alone else common)
         for client, side in sides.items()

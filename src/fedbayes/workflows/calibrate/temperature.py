@@ -13,7 +13,7 @@ from fedbayes.errors import ConfigError, DataError
 from fedbayes.likelihoods import Classes, Likelihood
 from fedbayes.likelihoods.temperature import TemperatureSums, has_temperature, sums_of
 from fedbayes.likelihoods.trust import Trust, examine
-from fedbayes.storage.temperature import StoredTemperature, own_temperature, write_temperature
+from fedbayes.storage.calibrations import TEMPERATURE, Temperature, own_temperature
 from fedbayes.workflows.calibrate.ended_run import EndedRun
 from fedbayes.workflows.calibrate.held_out import check_counted, check_share, divided
 
@@ -107,10 +107,7 @@ def calibrate_temperature(
     others = [(draw, rest.to(device)) for _, draw, _, rest in models()]
     before, after = (examine(likelihood, others, temperature=t) for t in (None, found))
     replaced = None if personal else own_temperature(ended.folder)
-    path = write_temperature(
-        ended.folder,
-        StoredTemperature(found, personal, ended.digest, sums.rows),
-    )
+    path = ended.keep(TEMPERATURE, Temperature(found, sums.rows), {})
     return FittedTemperature(
         path,
         found,

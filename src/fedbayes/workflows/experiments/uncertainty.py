@@ -21,10 +21,9 @@ from fedbayes.likelihoods.measures import MEASURES, fitting
 from fedbayes.likelihoods.trust import PIECE, Trust, examine, unsure
 from fedbayes.reports.charts import diagram
 from fedbayes.runs.build import stored_data, stored_run
+from fedbayes.storage.calibrations import calibrated_model, own_temperature
 from fedbayes.storage.folder import RunFolder
 from fedbayes.storage.scores import test_parts
-from fedbayes.storage.sidecar import calibrated_model
-from fedbayes.storage.temperature import own_temperature
 from fedbayes.workflows.experiments.ood_inputs import foreign_file, foreign_inputs
 
 FORMAT = "fedbayes-trial-1"

@@ -1,139 +1,99 @@
-"""Networks of one graph averaged, by posteriors or with their units in one order; from files."""
+"""Networks of one graph made one weight by weight, as they are or by posteriors; from files."""
 
 import warnings
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
-from pathlib import Path
+from collections.abc import Callable
+from pkgutil import resolve_name
 from time import perf_counter
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
-import torch
 
-from fedbayes.core.files import writable
-from fedbayes.core.tensors import parameter_count
-from fedbayes.errors import ConfigError, FedbayesWarning, ModelError
-from fedbayes.fusion.combining import combine
-from fedbayes.fusion.permutation import permuted_average
-from fedbayes.fusion.posterior_settings import AveragingSettings
-from fedbayes.fusion.posteriors import fisher, kfac, regmean
-from fedbayes.models import ModelSettings
+from fedbayes.core.tensors import Tensors, parameter_count
+from fedbayes.errors import FedbayesWarning, ModelError
+from fedbayes.fusion.combining import MergedWeights, Merging
 from fedbayes.models.resize import with_weights
 from fedbayes.models.steps import stored
-from fedbayes.models.units import find_units
-from fedbayes.workflows.fuse.client_models import Seen, read_silos
+from fedbayes.storage.card import Card
+from fedbayes.workflows.fuse.job import Fused, FusionJob, checked
+from fedbayes.workflows.fuse.methods import FUSIONS, SELECTING
 from fedbayes.workflows.fuse.posterior_files import FROM_FILES, read_posterior, sent_counts
-from fedbayes.workflows.serve.model_files import (
-    WEIGHTS,
-    ModelFiles,
-    read_counts,
-    require_several,
-    write_model,
-)
-
-AveragingMethod = Literal["average", "regmean", "fisher", "kfac", "permute"]
-BY_POSTERIORS = {"regmean": regmean, "fisher": fisher, "kfac": kfac}
-"""Methods that need more than weights."""
+from fedbayes.workflows.serve.model_files import read_counts, write_model
 
 
-@dataclass(frozen=True)
-class AveragingJob:
-    """An average of model files into a file; `fedbayes fuse --method regmean` and its like."""
-
-    models: Sequence[Path]
-    out: Path
-    method: AveragingMethod
-    network: ModelSettings | None = None
-    """Of files that do not say theirs; `permute` asks which network it is."""
-    seen: Seen = field(default_factory=Seen)
-    counts: Path | None = None
-    """Samples of each model and class; where there are none, those that posteriors bring."""
-    settings: AveragingSettings = field(default_factory=AveragingSettings)
-    files: ModelFiles = field(default_factory=ModelFiles)
-    """Those that were read before."""
-
-    def run(self, watch: Callable[[str], object]) -> dict[str, Any]:
-        """Read, average and write; nothing is written unless all went well.
-
-        Returns:
-            What came out, in short.
-
-        Raises:
-            FedbayesError: what is wrong with an option or a file.
-        """
-        writable(self.out, "the model", WEIGHTS, [*self.models, self.counts])
-        require_several(self.models)
-        if self.method in BY_POSTERIORS and self.counts is not None:
-            raise ConfigError(f"--counts has no effect on {self.method}: posteriors say their own")
-        begin = perf_counter()
-        told = self._by_posteriors(watch) if self.method in BY_POSTERIORS else self._plainly(watch)
-        return {
-            "method": self.method,
-            **told,
-            "seconds": perf_counter() - begin,
-        }
-
-    def _by_posteriors(self, watch: Callable[[str], object]) -> dict[str, Any]:
-        watch("reading posteriors")
-        self.files.card(self.models)  # with classes in one order
-        found = [read_posterior(path, self.files) for path in self.models]
-        cards = [card for _, card in found]
-        first = cards[0]
-        if first is not None and any(
-            card is None or not card.preprocessing.same_inputs(first.preprocessing)
-            for card in cards
-        ):
-            raise ModelError("the models do not see the same inputs, and have no average")
-        if len({card.preprocessing.target for card in cards if card is not None}) > 1:
-            raise ModelError(
-                "the models have targets that were standardized by other numbers, and have no "
-                "average"
-            )
-        watch(f"solving by {self.method}")
-        weights = BY_POSTERIORS[self.method]([one for one, _ in found], self.settings)
-        card = first if all(cards) else None
-        if card is not None:
-            card = card.of_fused(self.method)
-        write_model(self.out, weights, card)
-        told = {"parameters": parameter_count(weights)}
-        return told | {"samples": [one.samples for one, _ in found]}
-
-    def _plainly(self, watch: Callable[[str], object]) -> dict[str, Any]:
-        silos = read_silos(
-            self.models, self.network, self.seen, files=self.files, counts=self.counts
+def posteriors(job: FusionJob, name: str, watch: Callable[[str], None], _: object) -> Fused:
+    """Fuse by what clients computed beside their weights; arguments as for `FusionJob.run`."""
+    begin, merge, settings = perf_counter(), *_row(job, name)
+    watch("reading posteriors")
+    job.files.card(job.models)  # with classes in one order
+    found = [read_posterior(path, job.files) for path in job.models]
+    cards = [card for _, card in found]
+    first = cards[0]
+    if first is not None and any(
+        card is None or not card.preprocessing.same_inputs(first.preprocessing) for card in cards
+    ):
+        raise ModelError("the models do not see the same inputs, and have no average")
+    if len({card.preprocessing.target for card in cards if card is not None}) > 1:
+        raise ModelError(
+            "the models have targets that were standardized by other numbers, and have no average"
         )
-        if silos.programs:
-            raise ModelError(
-                "programs are not averaged; give files of weights, or use --method function"
-            )
-        networks = list(silos.networks.values())
-        samples = np.ones(len(networks))
-        if self.counts is not None:
-            samples = read_counts(self.counts, self.models).sum(1).astype(np.float64)
-        elif (sent := sent_counts(self.models, self.files, by_class=False)) is not None:
-            samples = sent[:, 0].astype(np.float64)
-            warnings.warn(FROM_FILES, FedbayesWarning, stacklevel=3)
-        alpha = (samples / samples.sum()).tolist()
-        states = [stored(network) for network in networks]
-        told: dict[str, Any] = {}
-        if self.method == "average":
-            mean = combine(states, alpha)
-        else:
-            watch("bringing units into one order")
-            example = silos.preprocessing.apply(
-                silos.preprocessing.example(2, torch.Generator().manual_seed(0))
-            )
-            units = find_units(networks[0], example)
-            permuted = permuted_average(states, units.groups, alpha)
-            mean = permuted.weights
-            told = {
-                "spread_before": permuted.before,
-                "spread_after": permuted.after,
-                "untouched": dict(units.untouched),
-            }
-        weights = silos.written(dict(with_weights(networks[0], mean).state_dict()))
-        card = silos.card
-        if card is not None:
-            card = card.of_fused(self.method)
-        write_model(self.out, weights, card)
-        return {"parameters": parameter_count(mean), **told}
+    watch(f"solving by {name}")
+    weights: Tensors = merge([one for one, _ in found], settings)
+    told = {"samples": [one.samples for one, _ in found]}
+    return _written(job, name, weights, first if all(cards) else None, told, begin)
+
+
+def networks(job: FusionJob, name: str, watch: Callable[[str], None], _: object) -> Fused:
+    """Fuse networks by their weights alone; arguments as for `FusionJob.run`."""
+    job.refuse((*SELECTING, "report", "picture"), f"{name} of networks of any kind")
+    begin, merge, settings = perf_counter(), *_row(job, name)
+    silos = job.silos()
+    if silos.programs:
+        raise ModelError(
+            "programs are not averaged; give files of weights, or use --method function"
+        )
+    clients = list(silos.networks.values())
+    samples = np.ones(len(clients))
+    if job.counts is not None:
+        samples = read_counts(job.counts, job.models).sum(1).astype(np.float64)
+    elif (sent := sent_counts(job.models, job.files, by_class=False)) is not None:
+        samples = sent[:, 0].astype(np.float64)
+        warnings.warn(FROM_FILES, FedbayesWarning, stacklevel=3)
+    alpha = (samples / samples.sum()).tolist()
+    watch(f"fusing by {name}")
+    found: MergedWeights = merge(
+        Merging([stored(one) for one in clients], alpha, clients[0], silos.example()), settings
+    )
+    weights = silos.written(dict(with_weights(clients[0], found.weights).state_dict()))
+    return _written(job, name, weights, silos.card, found.told, begin, found.weights)
+
+
+def _row(job: FusionJob, name: str) -> tuple[Callable[..., Any], object]:
+    """The mathematics of a method, and its settings."""
+    kind = FUSIONS[name]
+    settings = None if kind.settings is None else checked(kind.settings, job.settings)
+    return resolve_name(f"fedbayes.fusion.{kind.merge}"), settings
+
+
+def _written(
+    job: FusionJob,
+    name: str,
+    weights: Tensors,
+    card: Card | None,
+    told: dict[str, Any],
+    begin: float,
+    fused: Tensors | None = None,
+) -> Fused:
+    """Write the weights, and tell of it."""
+    write_model(job.out, weights, None if card is None else card.of_fused(name))
+    size, seconds = parameter_count(weights if fused is None else fused), perf_counter() - begin
+    spread = ""
+    if "spread_after" in told:
+        spread = (
+            f"; their spread fell from {told['spread_before']:.4g} to {told['spread_after']:.4g}"
+        )
+    return Fused(
+        {"method": name, "parameters": size, **told, "seconds": seconds},
+        f"{name}: {len(job.models)} models to one of {size:,} parameters in {seconds:.1f} s"
+        f"{spread}\n{job.written()}",
+        tuple(f"{one} keeps its order: {why}" for one, why in told.get("untouched", {}).items()),
+    )

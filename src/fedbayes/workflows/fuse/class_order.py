@@ -6,8 +6,6 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from fedbayes import models
-from fedbayes.config.config import Config
 from fedbayes.core.tensors import Tensors
 from fedbayes.core.wording import describe, listed
 from fedbayes.errors import ModelError
@@ -15,7 +13,7 @@ from fedbayes.fusion.posteriors import KroneckerFactors, Posterior
 from fedbayes.likelihoods.categorical import Categorical
 from fedbayes.likelihoods.multilabel import Multilabel
 from fedbayes.models import dense_layers, named_as
-from fedbayes.models.files import single
+from fedbayes.models.open import open_weights
 from fedbayes.models.resize import with_weights
 from fedbayes.models.units import find_units
 from fedbayes.storage.card import Card
@@ -90,22 +88,20 @@ def _dense(weights: Tensors, card: Card, source: str) -> tuple[str, ...]:
 
 def _traced(weights: Tensors, card: Card, source: str) -> tuple[str, ...]:
     """The same of any network, by a trace of it; none where the trace does not tell."""
-    card.require_trusted("model.name", way=f"If you trust it: --model {card.model.get('name')}")
+    settings = card.network(f"If you trust it: --model {card.model.get('name')}")
+    assert settings is not None
     seen, likelihood = card.preprocessing, card.likelihood
-    settings = Config.create(model=card.model).model
-    network = models.build(settings, seen.shape, likelihood.outputs, head=likelihood.head(), seed=0)
-    whole = network.completed(single(weights), card.frozen, source)
-    named = named_as(whole, network.module)
-    if named is None or any(named[n].shape != t.shape for n, t in network.start.items()):
+    opened = open_weights(weights, settings, seen.shape, likelihood, source, frozen=card.frozen)
+    if not opened.fits:
         return ()
+    network, whole, named = opened.network, opened.weights, opened.require()
     example = seen.apply(seen.example(3, torch.Generator().manual_seed(0)))
     module = with_weights(network.module, named)
     groups = [group for group in find_units(module, example).groups if group.output]
     plain = tuple(range(likelihood.outputs))
     if len(groups) != 1 or any(axis.axis or axis.units != plain for axis in groups[0].owned):
         return ()
-    places = {id(tensor): name for name, tensor in whole.items()}
-    moved = tuple(places[id(named[axis.tensor])] for axis in groups[0].owned)
+    moved = tuple(opened.names[axis.tensor] for axis in groups[0].owned)
     # See that nothing else is of single outputs.
     index = torch.tensor(plain[::-1])
     other = ClassOrder(index, moved).weights(whole)

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from fedbayes import models
 from fedbayes.core.targets import Target
@@ -17,8 +17,8 @@ from fedbayes.data import Preprocessing
 from fedbayes.errors import FedbayesWarning, ModelError
 from fedbayes.likelihoods import Likelihood, build_likelihood
 from fedbayes.likelihoods.categorical import Categorical
-from fedbayes.models import MLP, ModelSettings, dense_layers, named_as, read_program, unlike
-from fedbayes.models.files import single
+from fedbayes.models import MLP, ModelSettings, dense_layers, read_program
+from fedbayes.models.open import open_dense, open_weights
 from fedbayes.models.resize import with_weights
 from fedbayes.storage.card import Card
 from fedbayes.workflows.serve.evaluation_set import is_program, require_answers, stated
@@ -71,6 +71,11 @@ class ClientModels:
         wanted = {path: self.clients.get(path) or Path(path).stem for path in self.networks}
         counts = Counter(wanted.values())
         return {path: name if counts[name] == 1 else path for path, name in wanted.items()}
+
+    def example(self) -> Tensor:
+        """Two inputs, as the networks see them."""
+        seen = self.preprocessing
+        return seen.apply(seen.example(2, torch.Generator().manual_seed(0)))
 
     def written(self, weights: Tensors) -> Tensors:
         """Weights of the fused network under the names that a file of it is to have."""
@@ -172,33 +177,18 @@ def _weights(
         card,
         programs=False,
         told=card is not None or bool(seen.mean or seen.std),
-        names=_names(found[wanted][0], wanted) if settings[wanted] is None else {},
+        names=open_dense(found[wanted][0], preprocessing.shape, likelihood, wanted)[1]
+        if settings[wanted] is None
+        else {},
         clients={path: own.client for path, (_, own) in found.items() if own is not None},
     )
 
 
-def _names(weights: Tensors, source: str) -> dict[str, str]:
-    """Of the tensors of `MLP`, those of a fully connected network in a file."""
-    layers = dense_layers(weights, source)
-    both = [(layer.name, layer.bias_name) for layer in layers]
-    return {
-        f"{2 * depth + 1}.{kind}": name
-        for depth, names in enumerate(both)
-        for kind, name in zip(("weight", "bias"), names, strict=True)
-    }
-
-
 def _named_in(card: Card | None) -> ModelSettings | None:
-    """The network that a card names.
-
-    Raises:
-        ModelError: it is code of somebody's own, which no file has run.
-    """
-    if card is None or not card.model:
+    """The network that a card names; code of somebody's own only if the user named it too."""
+    if card is None:
         return None
-    name = card.model.get("name")
-    card.require_trusted("model.name", way=f"If you trust it, name it too: --model {name}")
-    return ModelSettings.model_validate(card.model)
+    return card.network(f"If you trust it, name it too: --model {card.model.get('name')}")
 
 
 def _preprocessing(card: Card | None, seen: Seen, weights: Sequence[Tensors]) -> Preprocessing:
@@ -262,48 +252,13 @@ def _module(
     Raises:
         ModelError: the weights are of another one.
     """
-    weights = single(weights)
-    if settings is None:
-        return _mlp(name, weights, preprocessing, likelihood, biases)
-    network = models.build(
-        settings, preprocessing.shape, likelihood.outputs, head=likelihood.head(), seed=0
-    )
-    if card is not None:
-        weights = network.completed(weights, card.frozen, name)
-    wanted = network.start
-    named = named_as(weights, network.module)
-    if named is None or any(named[key].shape != tensor.shape for key, tensor in wanted.items()):
-        if settings.name == "mlp" and likelihood.head() is None:
-            return _mlp(name, weights, preprocessing, likelihood, biases)
-        raise ModelError(
-            f"{name} holds no weights of model {settings.name!r}: {unlike(weights, wanted)}"
-        )
-    return with_weights(network.module, named)
-
-
-def _mlp(
-    name: str,
-    weights: Tensors,
-    preprocessing: Preprocessing,
-    likelihood: Likelihood,
-    biases: bool,
-) -> nn.Module:
-    """A fully connected ReLU network of any widths."""
-    layers = dense_layers(weights, name)
-    widths = [len(layer.weight) for layer in layers]
-    inputs = layers[0].weight.shape[1]
-    wanted = torch.Size(preprocessing.shape).numel(), likelihood.outputs
-    if (inputs, widths[-1]) != wanted:
-        raise ModelError(
-            f"{name} maps {inputs} inputs to {widths[-1]} outputs; inputs of "
-            f"{size(preprocessing.shape)} and {wanted[1]} outputs are wanted"
-        )
-    module = MLP(inputs, widths[:-1], widths[-1], bias=biases)
-    own = [m for m in module if isinstance(m, nn.Linear)]
-    for layer, linear in zip(layers, own, strict=True):
-        bias = torch.zeros(len(layer.weight)) if layer.bias is None else layer.bias
-        linear.load_state_dict({"weight": layer.weight} | ({"bias": bias} if biases else {}))
-    return module.eval()
+    shape = preprocessing.shape
+    if settings is not None:
+        frozen = None if card is None else card.frozen
+        opened = open_weights(weights, settings, shape, likelihood, name, frozen=frozen)
+        if opened.fits or settings.name != "mlp" or likelihood.head() is not None:
+            return with_weights(opened.network.module, opened.require())
+    return open_dense(weights, shape, likelihood, name, biases=biases)[0]
 
 
 def _programs(

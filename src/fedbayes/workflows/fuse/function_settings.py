@@ -1,38 +1,32 @@
 """The settings of a fusion in function space, as options and `function.KEY=VALUE` give them."""
 
-from collections.abc import Mapping, Sequence
-from typing import Any, TypeVar
+from collections.abc import Mapping
+from typing import Any
 
-from pydantic import BaseModel, ValidationError
-
-from fedbayes.config.config import assign
-from fedbayes.config.settings import explain, rows
+from fedbayes.config.settings import rows
 from fedbayes.errors import ConfigError
 from fedbayes.fusion.settings import DistillationSettings, FunctionSettings
+from fedbayes.workflows.fuse.job import checked
 
-Table = TypeVar("Table", bound=BaseModel)
 TABLE = "function."
 TRAINING = "function.distillation."
 (POSTERIORS,) = (row.choices for row in rows(FunctionSettings) if row.key == "posterior")
 
 
 def function_settings(
-    entries: Sequence[str], minutes: float | None = None, posterior: str | None = None
+    given: Mapping[str, Any], minutes: float | None = None, posterior: str | None = None
 ) -> FunctionSettings:
     """How networks become one in function space.
 
     Args:
-        entries: settings as `function.draws=8192` or `function.distillation.lr=0.001`.
+        given: settings by name, those of a table in a table.
         minutes: of training end to end, as many steps as there is time for; 0: none.
         posterior: its kind.
 
     Raises:
         ConfigError: there is no such setting, it is out of range, or it has no effect.
     """
-    given: dict[str, Any] = {}
-    for entry in entries:
-        assign(given, entry)
-    table = _table(given, "function", "such as function.draws")
+    table = dict(given)
     way = "such as function.distillation.lr; without training end to end: --minutes 0"
     training = _table(table, "distillation", way)
     if minutes == 0 and training:
@@ -48,8 +42,12 @@ def function_settings(
         if posterior not in POSTERIORS:
             raise ConfigError(f"--posterior {posterior}: there is {', '.join(POSTERIORS)}")
         table["posterior"] = posterior
-    distillation = None if minutes == 0 else _checked(DistillationSettings, training, TRAINING)
-    return _checked(FunctionSettings, table, TABLE).model_copy(
+    known = [*rows(FunctionSettings, TABLE), *rows(DistillationSettings, TRAINING)]
+    known = [row for row in known if row.key != TRAINING[:-1]]
+    distillation = (
+        None if minutes == 0 else checked(DistillationSettings, training, TRAINING, known)
+    )
+    return checked(FunctionSettings, table, TABLE, known).model_copy(
         update={"distillation": distillation}
     )
 
@@ -59,13 +57,4 @@ def _table(given: dict[str, Any], name: str, way: str) -> dict[str, Any]:
     found = given.pop(name, {})
     if not isinstance(found, dict):
         raise ConfigError(f"{name} = {found!r}: it is a table of settings, {way}")
-    return found
-
-
-def _checked(kind: type[Table], table: Mapping[str, Any], prefix: str) -> Table:
-    try:
-        return kind.model_validate(table)
-    except ValidationError as error:
-        known = [*rows(FunctionSettings, TABLE), *rows(DistillationSettings, TRAINING)]
-        text = explain(kind, error, [row for row in known if row.key != TRAINING[:-1]], prefix)
-        raise ConfigError(text) from None
+    return dict(found)

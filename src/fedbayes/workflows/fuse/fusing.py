@@ -4,7 +4,7 @@ import itertools
 import json
 import warnings
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from math import sqrt
 from pathlib import Path
 from typing import Any
@@ -14,11 +14,11 @@ import numpy.typing as npt
 from rich.table import Table
 from torch import Tensor
 
-from fedbayes.core.files import writable, write_beside
+from fedbayes.core.files import write_beside
 from fedbayes.core.targets import Target
 from fedbayes.core.tensors import Samples
 from fedbayes.core.wording import describe
-from fedbayes.data.plot import PICTURES, save_figure
+from fedbayes.data.plot import save_figure
 from fedbayes.errors import ConfigError, FedbayesWarning, ModelError
 from fedbayes.fusion import Fusion, Layers, fuse_layers, fusion_settings
 from fedbayes.fusion.dense import refuse_idle
@@ -28,14 +28,12 @@ from fedbayes.matching import MatchingSettings
 from fedbayes.models import relu_network
 from fedbayes.storage.card import Card
 from fedbayes.storage.formatting import number, words
+from fedbayes.workflows.fuse.job import Fused, FusionJob
 from fedbayes.workflows.fuse.posterior_files import FROM_FILES, sent_counts
 from fedbayes.workflows.serve.model_files import (
-    WEIGHTS,
-    ModelFiles,
     read_counts,
     read_models,
     read_samples,
-    require_several,
     write_model,
 )
 
@@ -48,116 +46,99 @@ GRID: dict[str, tuple[float, ...]] = {
 """Values that are tried where none are given."""
 
 
-@dataclass(frozen=True)
-class FusionJob:
-    """A fusion of model files into files; `fedbayes fuse`."""
+def fuse_dense(job: FusionJob, name: str, watch: Callable[[str], None], _: object) -> Fused:
+    """Match or combine fully connected networks; arguments and errors as for `FusionJob.run`."""
+    method = "gpi-fnm" if name == "match" else name
+    settings = fusion_settings(method, job.settings)
+    refuse_idle(settings, job.grid)
+    if job.select is None and (job.grid or job.max_neurons):
+        raise ConfigError("--grid and --max-neurons are for --select, which names the data")
+    if job.select is not None and not isinstance(settings, MatchingSettings):
+        raise ConfigError(f"{method} has no settings to select")
+    card = job.files.card(job.models)
+    models = read_models(job.models, job.files)
+    counts = _counts(job, card, by_class=isinstance(settings, MatchingSettings))
+    trials: list[GridPoint] = []
+    if job.select is None:
+        fusion = fuse_layers(models, settings, counts=counts, seed=job.seed, watch=watch)
+    else:
+        fusion, trials = select(
+            models,
+            _samples(job.select, models, card),
+            likelihood=None if card is None else card.likelihood,
+            method=method,
+            settings=job.settings,
+            grid=job.grid,
+            max_neurons=job.max_neurons,
+            counts=counts,
+            seed=job.seed,
+            on_trial=lambda done, total: watch(f"tried {done} of {total}"),
+        )
+    if job.picture is not None:
+        plot_fusion(fusion, job.picture)
+    if job.report is not None:
+        content = {**report(fusion), "trials": [trial.record() for trial in trials]}
+        write_beside(job.report, json.dumps(content, indent=1).encode())
+    if card is not None:
+        card = replace(card.of_fused(fusion.method), model={})
+    write_model(job.out, fusion.weights, card)
+    return _told(job, fusion, trials)
 
-    models: Sequence[Path]
-    out: Path
-    """Where the fused model goes."""
-    method: str
-    settings: Mapping[str, Any]
-    """Settings of the matching that are not the default."""
-    counts: Path | None = None
-    """Samples of each model and class."""
-    held_out: Path | None = None
-    """Data to choose the other settings on: raw samples if the models say how these are
-    standardized, else as the networks see them."""
-    grid: Mapping[str, Sequence[float]] | None = None
-    max_neurons: int | None = None
-    seed: int = 0
-    report: Path | None = None
-    picture: Path | None = None
-    files: ModelFiles = field(default_factory=ModelFiles)
-    """Those that were read before."""
 
-    def run(self, watch: Callable[[str], None]) -> tuple[Fusion, list["GridPoint"]]:
-        """Read, fuse and write; nothing is written unless all went well.
+def _told(job: FusionJob, fusion: Fusion, trials: Sequence["GridPoint"]) -> Fused:
+    """What came out, in words."""
+    hint = ""
+    if len(fusion.sizes) > 1 and fusion.matching and not (trials or "alternations" in job.settings):
+        hint = (
+            "deep networks match better up and down, and with other settings: try --alternations "
+            "12 --epsilon 1 --sigma0 10 --gamma 30, or --select"
+        )
+    told = (
+        f"{fusion.method}: {len(job.models)} models to one with hidden layers of "
+        f"{', '.join(map(str, fusion.sizes))}, {fusion.parameters:,} parameters, in "
+        f"{fusion.seconds:.2f} s\n{job.written()}"
+    )
+    tables = (trial_table(trials, fusion),) if trials else ()
+    return Fused(summary(fusion), told, tables=tables, hint=hint)
 
-        Raises:
-            FedbayesError: what is wrong with an option or a file.
-        """
-        settings = fusion_settings(self.method, self.settings)
-        refuse_idle(settings, self.grid or ())
-        if self.held_out is None and (self.grid or self.max_neurons):
-            raise ConfigError("--grid and --max-neurons are for --select, which names the data")
-        if self.held_out is not None and not isinstance(settings, MatchingSettings):
-            raise ConfigError(f"{self.method} has no settings to select")
-        outputs = {
-            "the model": (self.out, WEIGHTS),
-            "the report": (self.report, (".json",)),
-            "the picture": (self.picture, PICTURES),
-        }
-        inputs = [*self.models, self.counts, self.held_out]
-        for what, (path, formats) in outputs.items():
-            if path is not None:
-                writable(path, what, formats, inputs)
-        require_several(self.models)
-        card = self.files.card(self.models)
-        models = read_models(self.models, self.files)
+
+def _counts(job: FusionJob, card: Card | None, *, by_class: bool) -> npt.NDArray[np.float64] | None:
+    """Samples of each model and class, from the file of counts or else from the models'."""
+    if job.counts is not None:
         target = None if card is None else card.preprocessing.target
-        if self.counts is not None and target is not None and not target.classes:
+        if target is not None and not target.classes:
             raise ModelError(
                 f"counts are samples of each class, and the models are of {describe(target)}; "
                 "leave --counts out: the models then have equal shares"
             )
-        counts = self._counts(by_class=isinstance(settings, MatchingSettings))
-        trials: list[GridPoint] = []
-        if self.held_out is None:
-            fusion = fuse_layers(models, settings, counts=counts, seed=self.seed, watch=watch)
-        else:
-            fusion, trials = select(
-                models,
-                self._samples(self.held_out, models, card),
-                likelihood=None if card is None else card.likelihood,
-                method=self.method,
-                settings=self.settings,
-                grid=self.grid,
-                max_neurons=self.max_neurons,
-                counts=counts,
-                seed=self.seed,
-                on_trial=lambda done, total: watch(f"tried {done} of {total}"),
-            )
-        if self.picture is not None:
-            plot_fusion(fusion, self.picture)
-        if self.report is not None:
-            content = {**report(fusion), "trials": [trial.record() for trial in trials]}
-            write_beside(self.report, json.dumps(content, indent=1).encode())
-        if card is not None:
-            card = replace(card.of_fused(fusion.method), model={})
-        write_model(self.out, fusion.weights, card)
-        return fusion, trials
+        return read_counts(job.counts, job.models).astype(np.float64)
+    sent = sent_counts(job.models, job.files, by_class=by_class)
+    if sent is None:
+        return None
+    warnings.warn(FROM_FILES, FedbayesWarning, stacklevel=3)
+    return sent.astype(np.float64)
 
-    def _counts(self, *, by_class: bool) -> npt.NDArray[np.float64] | None:
-        """Samples of each model and class, from the file of counts or else from the models'."""
-        if self.counts is not None:
-            return read_counts(self.counts, self.models).astype(np.float64)
-        sent = sent_counts(self.models, self.files, by_class=by_class)
-        if sent is None:
-            return None
-        warnings.warn(FROM_FILES, FedbayesWarning, stacklevel=3)
-        return sent.astype(np.float64)
 
-    def _samples(self, path: Path, models: Mapping[str, Layers], card: Card | None) -> Samples:
-        """The held-out samples as the networks see them; it is told what they were taken for."""
-        # Where each client has an order of pixels of its own, no numbers give what networks see.
-        raw = card is not None and not card.preprocessing.permuted
-        samples = read_samples(
-            path,
-            card.preprocessing if card is not None and raw else None,
-            None if card is None else card.preprocessing.target,
-        )
-        _check(models, samples, _classes(models) if card is None else card.likelihood)
-        warnings.warn(
-            f"the samples of {path} are taken as raw, and standardized as those that the models "
-            "were trained on"
-            if raw
-            else f"the samples of {path} are taken as the networks see them: standardized, if "
-            "those that they were trained on were; the models do not all say the same of that",
-            FedbayesWarning,
-            stacklevel=3,
-        )
-        return samples
+def _samples(path: Path, models: Mapping[str, Layers], card: Card | None) -> Samples:
+    """The held-out samples as the networks see them; it is told what they were taken for."""
+    # Where each client has an order of pixels of its own, no numbers give what networks see.
+    raw = card is not None and not card.preprocessing.permuted
+    samples = read_samples(
+        path,
+        card.preprocessing if card is not None and raw else None,
+        None if card is None else card.preprocessing.target,
+    )
+    _check(models, samples, _classes(models) if card is None else card.likelihood)
+    warnings.warn(
+        f"the samples of {path} are taken as raw, and standardized as those that the models "
+        "were trained on"
+        if raw
+        else f"the samples of {path} are taken as the networks see them: standardized, if "
+        "those that they were trained on were; the models do not all say the same of that",
+        FedbayesWarning,
+        stacklevel=3,
+    )
+    return samples
 
 
 @dataclass(frozen=True)

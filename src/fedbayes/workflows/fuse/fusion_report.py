@@ -7,6 +7,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from rich.markup import escape
+from rich.table import Table
 from torch import Tensor, nn
 
 from fedbayes.core.files import write_beside
@@ -18,12 +20,13 @@ from fedbayes.inputs import InputPrior, Inputs
 from fedbayes.inputs.picture import draw_inputs
 from fedbayes.models.steps import stored
 from fedbayes.reports.fusion import render
+from fedbayes.storage.formatting import number, words
 from fedbayes.workflows.fuse.client_models import ClientModels
 from fedbayes.workflows.fuse.frontier import FrontierPoint, finite, multiplications
+from fedbayes.workflows.fuse.job import Fused, FusionJob
 
 PAGES = (".html", ".htm")
-REPORTS = (".json", *PAGES)
-"""Suffixes of reports; each says the format."""
+"""Suffixes of reports that are pages; others are JSON."""
 
 
 @dataclass(frozen=True)
@@ -193,3 +196,49 @@ def _shown(likeness: Likeness) -> dict[str, float | None]:
         "divergence": likeness.divergence,
         "agreement": None if math.isnan(agreement) else agreement,
     }
+
+
+def told(outcome: FusionResult, job: FusionJob) -> Fused:
+    """What came out, in words and tables."""
+    fusion, prior = outcome.fusion, outcome.prior
+    expects = f"\n{outcome.expects}" if outcome.expects else ""
+    return Fused(
+        summary(outcome),
+        f"function: {len(job.models)} models to one of {fusion.parameters:,} parameters in "
+        f"{sum(fusion.seconds.values()):.1f} s, on drawn inputs ({prior.name}: {prior.assumes})\n"
+        f"{job.written(job.show_inputs)}{expects}",
+        (*outcome.told, *fusion.notes),
+        (_networks(fusion), *((_frontier(outcome),) if outcome.marks else ())),
+    )
+
+
+def _networks(fusion: FunctionFusion) -> Table:
+    """How near the networks are to the teacher."""
+    table = Table("network", "parameters", "nats from the teacher", pad_edge=False)
+    classes = not math.isnan(fusion.likeness.agreement)
+    if classes:
+        table.add_column("same class as the teacher\n(synthetic inputs)")
+    rows = [(name, "", likeness) for name, likeness in fusion.clients.items()]
+    if fusion.distilled is not None:
+        rows.append(("fused, least squares", "", fusion.solved))
+    rows.append(("fused", f"{fusion.parameters:,}", fusion.likeness))
+    for name, size, likeness in rows:
+        share = [f"{likeness.agreement:.3f}"] if classes else []
+        table.add_row(escape(name), size, f"{likeness.divergence:.3f}", *share)
+    return table
+
+
+def _frontier(outcome: FusionResult) -> Table:
+    """Sizes and what they are worth."""
+    metrics = list(outcome.marks[0].metrics)
+    table = Table("", "parameters", "multiplications", "nats", *map(words, metrics), pad_edge=False)
+    for mark in outcome.marks:
+        table.add_row(
+            escape(mark.name),
+            f"{mark.parameters:,}",
+            f"{mark.multiplications:,}",
+            f"{mark.likeness.divergence:.3f}",
+            *(number(mark.metrics.get(name)) for name in metrics),
+            style="bold" if mark.width == outcome.width else None,
+        )
+    return table

@@ -1,134 +1,90 @@
 """Matching of networks of any kind, from files to files: `fedbayes fuse --method match`."""
 
 import json
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-import torch
 
-from fedbayes.core.files import writable, write_beside
-from fedbayes.data.plot import PICTURES
-from fedbayes.errors import ConfigError, ModelError
-from fedbayes.fusion import fusion_settings
+from fedbayes.core.files import write_beside
+from fedbayes.errors import ModelError
 from fedbayes.fusion.dense import refuse_idle
 from fedbayes.fusion.graph_matching import GraphMatching, match_graph
 from fedbayes.matching import MatchingSettings
-from fedbayes.models import ModelSettings, dense_layers
-from fedbayes.workflows.fuse.client_models import ClientModels, Seen, read_silos
+from fedbayes.workflows.fuse.client_models import ClientModels
 from fedbayes.workflows.fuse.fusing import plot_matching
-from fedbayes.workflows.fuse.network_fusing import PROGRAM, counts_of, write_network
-from fedbayes.workflows.serve.evaluation_set import is_program
-from fedbayes.workflows.serve.model_files import WEIGHTS, ModelFiles, require_several
+from fedbayes.workflows.fuse.job import PROGRAM, Fused, FusionJob, checked
+from fedbayes.workflows.fuse.methods import SELECTING
+from fedbayes.workflows.fuse.network_fusing import counts_of, write_network
 
 METHOD = "match"
 
 
-@dataclass(frozen=True)
-class GraphFusionJob:
-    """A matching of model files into files."""
-
-    models: Sequence[Path]
-    out: Path
-    """Where the fused network goes: a `.pt2` program of raw samples, or weights."""
-    settings: Mapping[str, Any]
-    """Settings of the matching that are not the default."""
-    network: ModelSettings | None = None
-    """Of files that do not say theirs."""
-    seen: Seen = field(default_factory=Seen)
-    counts: Path | None = None
-    """Samples of each model and class."""
-    seed: int = 0
-    report: Path | None = None
-    """JSON."""
-    picture: Path | None = None
-    files: ModelFiles = field(default_factory=ModelFiles)
-    """Those that were read before."""
-
-    def run(self, watch: Callable[[str], None]) -> GraphMatching:
-        """Read, match and write; nothing is written unless all went well.
-
-        Raises:
-            FedbayesError: what is wrong with an option or a file.
-        """
-        settings = fusion_settings("gpi-fnm", self.settings)
-        if not isinstance(settings, MatchingSettings):
-            raise ConfigError(f"{METHOD} has settings of the matching alone")
-        refuse_idle(settings)
-        outputs = {
-            "the model": (self.out, (*WEIGHTS, PROGRAM)),
-            "the report": (self.report, (".json",)),
-            "the picture": (self.picture, PICTURES),
-        }
-        inputs = [*self.models, self.counts]
-        for what, (path, formats) in outputs.items():
-            if path is not None:
-                writable(path, what, formats, inputs)
-        require_several(self.models)
-        silos = read_silos(
-            self.models, self.network, self.seen, files=self.files, counts=self.counts
-        )
-        if silos.programs and self.out.suffix.lower() != PROGRAM:
-            raise ModelError(
-                "weights of a program's graph load into no network; write a program, as in "
-                f"-o {self.out.with_suffix(PROGRAM)}"
-            )
-        counts, notes = counts_of(self.counts, self.models, silos, self.files)
-        short = silos.short
-        example = silos.preprocessing.apply(
-            silos.preprocessing.example(2, torch.Generator().manual_seed(0))
-        )
-        matching = match_graph(
-            {short[path]: network for path, network in silos.networks.items()},
-            settings,
-            example,
-            counts=None if counts is None else counts.astype(np.float64),
-            seed=self.seed,
-            watch=watch,
-        )
-        matching = replace(matching, notes=(*notes, *matching.notes))
-        self._check_form(matching, silos)
-        expects = self._write(matching, silos, list(short.values()))
-        return replace(matching, notes=(*matching.notes, expects)) if expects else matching
-
-    def _check_form(self, matching: GraphMatching, silos: ClientModels) -> None:
-        """See that weights load into what the files' were read with.
-
-        Raises:
-            ModelError: they are of other widths.
-        """
-        if self.out.suffix.lower() == PROGRAM or silos.dense or not matching.wider:
-            return
+def fuse_graphs(job: FusionJob, name: str, watch: Callable[[str], None], _: object) -> Fused:
+    """Match networks of one graph; arguments and errors as for `FusionJob.run`."""
+    job.refuse(SELECTING, f"{METHOD} of networks that are not fully connected")
+    settings = checked(MatchingSettings, job.settings)
+    refuse_idle(settings)
+    silos = job.silos()
+    if silos.programs and job.out.suffix.lower() != PROGRAM:
         raise ModelError(
-            f"the fused network is wider than a model ({sizes(matching)}), and its weights load "
-            "into no network that files are read with; write a program, as in -o "
-            f"{self.out.with_suffix(PROGRAM)}, or ask for fewer units with a smaller --gamma"
+            "weights of a program's graph load into no network; write a program, as in "
+            f"-o {job.out.with_suffix(PROGRAM)}"
         )
+    counts, notes = counts_of(job.counts, job.models, silos, job.files)
+    short = silos.short
+    matching = match_graph(
+        {short[path]: network for path, network in silos.networks.items()},
+        settings,
+        silos.example(),
+        counts=None if counts is None else counts.astype(np.float64),
+        seed=job.seed,
+        watch=watch,
+    )
+    matching = replace(matching, notes=(*notes, *matching.notes))
+    _check_form(job.out, matching, silos)
+    expects = _write(job, matching, silos, list(short.values()))
+    if expects:
+        matching = replace(matching, notes=(*matching.notes, expects))
+    hint = ""
+    if len(matching.groups) > 1 and not settings.alternations:
+        hint = (
+            "how many units are shared is a matter of settings: try --alternations 4 too, or more "
+            "units by --epsilon 1 --sigma0 10 --gamma 30"
+        )
+    told = (
+        f"match: {len(job.models)} models to one with units of {sizes(matching)}, "
+        f"{matching.parameters:,} parameters, in {matching.seconds:.2f} s\n{job.written()}"
+    )
+    return Fused(summary(matching), told, matching.notes, hint=hint)
 
-    def _write(self, matching: GraphMatching, silos: ClientModels, names: Sequence[str]) -> str:
-        layers = [(group.layer, group.places.size, group.places.of) for group in matching.groups]
-        if self.picture is not None:
-            plot_matching(METHOD, names, matching.parameters, layers, self.picture)
-        if self.report is not None:
-            write_beside(self.report, json.dumps(report(matching, names), indent=1).encode())
-        return write_network(self.out, matching.module, silos, {"name": f"fuse {METHOD}"})
+
+def _check_form(out: Path, matching: GraphMatching, silos: ClientModels) -> None:
+    """See that weights load into what the files' were read with.
+
+    Raises:
+        ModelError: they are of other widths.
+    """
+    if out.suffix.lower() == PROGRAM or silos.dense or not matching.wider:
+        return
+    raise ModelError(
+        f"the fused network is wider than a model ({sizes(matching)}), and its weights load "
+        "into no network that files are read with; write a program, as in -o "
+        f"{out.with_suffix(PROGRAM)}, or ask for fewer units with a smaller --gamma"
+    )
 
 
-def all_dense(paths: Sequence[Path], files: ModelFiles) -> bool:
-    """Whether all files hold weights of fully connected networks, as shapes and cards say."""
-    for path in paths:
-        if is_program(path):
-            return False
-        weights, card = files[path]
-        if card is not None and card.model.get("name", "mlp") != "mlp":
-            return False
-        try:
-            dense_layers(weights, str(path))
-        except ModelError:
-            return False
-    return True
+def _write(
+    job: FusionJob, matching: GraphMatching, silos: ClientModels, names: Sequence[str]
+) -> str:
+    layers = [(group.layer, group.places.size, group.places.of) for group in matching.groups]
+    if job.picture is not None:
+        plot_matching(METHOD, names, matching.parameters, layers, job.picture)
+    if job.report is not None:
+        write_beside(job.report, json.dumps(report(matching, names), indent=1).encode())
+    return write_network(job.out, matching.module, silos, {"name": f"fuse {METHOD}"})
 
 
 def sizes(matching: GraphMatching) -> str:

@@ -1,7 +1,7 @@
 """Fusion in function space, from files to files: network, report, pictures."""
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 
@@ -10,9 +10,9 @@ import numpy.typing as npt
 import torch
 from torch import Tensor, nn
 
-from fedbayes.core.files import writable, write_beside
-from fedbayes.data.plot import PICTURES
-from fedbayes.errors import ConfigError, ModelError, RunError
+from fedbayes.core.files import write_beside
+from fedbayes.core.tensors import Samples
+from fedbayes.errors import ConfigError, ModelError
 from fedbayes.fusion.distillation import DistillationProgress
 from fedbayes.fusion.draws import CachedInputs
 from fedbayes.fusion.function import (
@@ -28,14 +28,13 @@ from fedbayes.fusion.teacher import frozen
 from fedbayes.fusion.temperature import TemperatureScaled
 from fedbayes.inputs import InputPrior, Inputs, build_prior, plot_inputs
 from fedbayes.inputs.picture import require_picture
-from fedbayes.models import ModelSettings
 from fedbayes.storage.card import (
     PROGRAM_INPUTS,
     Card,
     network_outputs,
     program_outputs,
 )
-from fedbayes.workflows.fuse.client_models import ClientModels, Seen, read_silos
+from fedbayes.workflows.fuse.client_models import ClientModels
 from fedbayes.workflows.fuse.client_sums import sums_of_clients
 from fedbayes.workflows.fuse.frontier import (
     FrontierPoint,
@@ -43,19 +42,18 @@ from fedbayes.workflows.fuse.frontier import (
     multiplications,
     plot_frontier,
 )
-from fedbayes.workflows.fuse.fusion_report import PAGES, REPORTS, FusionResult, write_report
+from fedbayes.workflows.fuse.function_settings import function_settings
+from fedbayes.workflows.fuse.fusion_report import PAGES, FusionResult, told, write_report
+from fedbayes.workflows.fuse.job import PROGRAM, Fused, FusionJob
 from fedbayes.workflows.fuse.posterior_files import FROM_FILES, sent_counts
 from fedbayes.workflows.serve.export import program_file
 from fedbayes.workflows.serve.model_files import (
-    WEIGHTS,
     ModelFiles,
     read_counts,
     read_samples,
-    require_several,
     write_model,
 )
 
-PROGRAM = ".pt2"
 UNTOLD = "samples as the networks see them that it was fused from"
 """What a program takes where nobody said how samples were scaled."""
 WIDTHS = (0.25, 0.5, 1.0, 2.0, 4.0)
@@ -64,70 +62,55 @@ BOUND = 0.05
 """Nats from the teacher, on held-out draws."""
 
 
+def fuse_networks(
+    job: FusionJob,
+    name: str,
+    watch: Callable[[str], None],
+    progress: Callable[[DistillationProgress], object],
+) -> Fused:
+    """Fuse in function space; arguments and errors as for `FusionJob.run`."""
+    if job.state is not None and job.minutes == 0:
+        raise ConfigError("--state has no effect with --minutes 0: there is no training to keep")
+    if job.bound is not None and job.width != "free":
+        raise ConfigError("--bound has no effect but on --width free")
+    settings = function_settings(job.settings, job.minutes, job.posterior)
+    return told(NetworkFusion(job, settings).run(watch, progress), job)
+
+
 @dataclass(frozen=True)
-class NetworkFusionJob:
+class NetworkFusion:
     """A fusion of networks in function space; `fedbayes fuse --method function`."""
 
-    models: Sequence[Path]
-    out: Path
-    """Where the fused network goes: weights, or a `.pt2` program of raw samples."""
-    network: ModelSettings | None = None
-    """Of files that do not say theirs, and of the fused one."""
-    seen: Seen = field(default_factory=Seen)
-    like: Path | None = None
-    """A file whose network the fused one is like; the first model by default."""
-    inputs: str = "auto"
-    """The input prior."""
-    sums: Sequence[Path] = ()
-    """Files of clients' rows' sums, for the prior `gaussian`."""
-    counts: Path | None = None
-    width: float | None = 1.0
-    """In that of `like`; None: the least of `frontier` within `bound`."""
-    frontier: Sequence[float] = ()
-    """Widths to try."""
-    bound: float = BOUND
-    """Nats from the teacher that a free width may end at."""
-    test: Path | None = None
-    """NPZ file with raw samples to score networks on."""
-    settings: FunctionSettings = field(default_factory=FunctionSettings)
-    seed: int = 0
-    report: Path | None = None
-    """JSON, or a page in HTML."""
-    show_inputs: Path | None = None
-    """A picture of some inputs."""
-    picture: Path | None = None
-    """Of the frontier."""
-    state: Path | None = None
-    """Where distillation is kept, to go on from."""
-    files: ModelFiles = field(default_factory=ModelFiles)
-    """Those that were read before."""
+    job: FusionJob
+    settings: FunctionSettings
+
+    @property
+    def width(self) -> float | None:
+        """In that of `like`; None: the least within the bound."""
+        width = self.job.width
+        return None if width == "free" else 1.0 if width is None else width
+
+    @property
+    def bound(self) -> float:
+        """Nats from the teacher that a free width may end at."""
+        return BOUND if self.job.bound is None else self.job.bound
 
     def run(
         self,
-        watch: Callable[[str], object],
-        progress: Callable[[DistillationProgress], object] | None = None,
+        watch: Callable[[str], None],
+        progress: Callable[[DistillationProgress], object],
     ) -> "FusionResult":
-        """Read, fuse and write; nothing is written unless all went well.
-
-        Raises:
-            FedbayesError: what is wrong with an option or a file.
-        """
-        widths = self._widths()
-        self._check_paths()
-        silos = read_silos(self.models, self.network, self.seen, self.like, self.files, self.counts)
+        """Read, fuse and write; nothing is written unless all went well."""
+        job, widths = self.job, self._widths()
+        silos = job.silos()
         self._check_form(silos)
-        prior, inputs = drawn(silos, self.inputs, self.sums, self.seed)
-        if self.show_inputs is not None:
+        prior, inputs = drawn(silos, job.inputs or "auto", job.sums, job.seed)
+        if job.show_inputs is not None:
             require_picture(prior.shape)
-        counts, notes = counts_of(self.counts, self.models, silos, self.files)
+        counts, notes = counts_of(job.counts, job.models, silos, job.files)
         if counts is not None and counts.shape[1] == 1:
             counts = counts[:, 0]
-        test = None
-        if self.test is not None:
-            preprocessing = silos.preprocessing
-            target = preprocessing.target
-            test = read_samples(self.test, preprocessing, target, unit=silos.card is None)
-        short = silos.short
+        test, short = self._test(silos), silos.short
         networks = {short[path]: network for path, network in silos.networks.items()}
         teacher, _ = teacher_of(networks, counts, silos.likelihood)
         scale = SizeTradeoff(teacher, CachedInputs(inputs), test)
@@ -141,40 +124,22 @@ class NetworkFusionJob:
                 likelihood=silos.likelihood,
                 widths=width,
                 settings=self.settings,
-                state=self.state,
+                state=job.state,
                 watch=partial(_say, watch, f"width {width:g}: " if len(widths) > 1 else ""),
                 progress=progress,
             )
-            if self.width is None and not self.frontier and self._within(fusions[width]):
+            if self.width is None and not job.frontier and self._within(fusions[width]):
                 break
         chosen = self._chosen(fusions)
-        marks: list[FrontierPoint] = []
-        page = self.report is not None and self.report.suffix.lower() in PAGES
-        shown = bool(self.frontier) or self.picture is not None or page
-        if len(fusions) > 1 or test is not None or shown:
-            watch("comparing")
-            marks = [
-                scale.fused(fusion, width, self._cooled(fusion))
-                for width, fusion in fusions.items()
-            ]
-            sizes = None if counts is None else counts.reshape(len(networks), -1).sum(1).tolist()
-            marks += scale.clients(networks, sizes)
-        sent = {
-            "their weights": True,
-            "counts of samples": counts is not None,
-            "sums of rows": bool(self.sums),
-            "curvatures of their weights, which are not used": bool(notes)
-            or sent_counts(self.models, self.files) is not None,
-        }
         outcome = FusionResult(
             fusions[chosen],
             chosen,
             prior,
             silos,
             inputs,
-            marks,
+            self._marks(scale, fusions, networks, counts, watch),
             self._trust(fusions[chosen], scale),
-            tuple(what for what, given in sent.items() if given),
+            self._sent(counts, notes),
             (
                 *notes,
                 *prior.notes,
@@ -185,12 +150,52 @@ class NetworkFusionJob:
         )
         return replace(outcome, expects=self._write(outcome, silos))
 
+    def _test(self, silos: ClientModels) -> Samples | None:
+        """Samples to score networks on, as they see them."""
+        if self.job.test is None:
+            return None
+        seen = silos.preprocessing
+        return read_samples(self.job.test, seen, seen.target, unit=silos.card is None)
+
+    def _marks(
+        self,
+        scale: SizeTradeoff,
+        fusions: Mapping[float, FunctionFusion],
+        networks: Mapping[str, nn.Module],
+        counts: npt.NDArray[np.int64] | None,
+        watch: Callable[[str], None],
+    ) -> list[FrontierPoint]:
+        """What all widths and the clients' networks are worth; none where nobody asked."""
+        job = self.job
+        page = job.report is not None and job.report.suffix.lower() in PAGES
+        shown = bool(job.frontier) or job.picture is not None or page
+        if len(fusions) == 1 and scale.test is None and not shown:
+            return []
+        watch("comparing")
+        sizes = None if counts is None else counts.reshape(len(networks), -1).sum(1).tolist()
+        return [
+            *(scale.fused(found, width, self._cooled(found)) for width, found in fusions.items()),
+            *scale.clients(networks, sizes),
+        ]
+
+    def _sent(self, counts: npt.NDArray[np.int64] | None, notes: Sequence[str]) -> tuple[str, ...]:
+        """What clients sent, in words."""
+        job = self.job
+        sent = {
+            "their weights": True,
+            "counts of samples": counts is not None,
+            "sums of rows": bool(job.sums),
+            "curvatures of their weights, which are not used": bool(notes)
+            or sent_counts(job.models, job.files) is not None,
+        }
+        return tuple(what for what, given in sent.items() if given)
+
     def _doubts(self, fusion: FunctionFusion, prior: InputPrior) -> tuple[str, ...]:
         """What to say of scores that may not be those of real samples."""
-        if self.test is not None:
+        if self.job.test is not None:
             return ()
         found = []
-        if self.inputs == "auto" and not self.sums:
+        if self.job.inputs in (None, "auto") and not self.job.sums:
             found.append(f"the inputs ({prior.name}) are a guess from their shape")
         if any(note.startswith(WHOLE) for note in fusion.notes):
             found.append("layers were copied whole from one client")
@@ -217,12 +222,12 @@ class NetworkFusionJob:
             ConfigError: they are not above 0, or do not go together.
         """
         if self.width is None:
-            widths = list(self.frontier) or list(WIDTHS)
+            widths = list(self.job.frontier) or list(WIDTHS)
         else:
-            widths = [*self.frontier, self.width]
+            widths = [*self.job.frontier, self.width]
         for width in widths:
             check_width(width)
-        if self.state is not None and len(set(widths)) > 1:
+        if self.job.state is not None and len(set(widths)) > 1:
             raise ConfigError(
                 "--state keeps the training of one width; leave it out, or --frontier"
             )
@@ -255,9 +260,9 @@ class NetworkFusionJob:
         Raises:
             ModelError: it cannot.
         """
-        if self.out.suffix.lower() == PROGRAM:
+        if self.job.out.suffix.lower() == PROGRAM:
             return
-        program = f"write a program, as in -o {self.out.with_suffix(PROGRAM)}"
+        program = f"write a program, as in -o {self.job.out.with_suffix(PROGRAM)}"
         if self.settings.posterior is not None:
             raise ModelError(f"a file of weights has no room for a posterior; {program}")
         if silos.programs and silos.settings is None:
@@ -268,33 +273,9 @@ class NetworkFusionJob:
                 f"{program}, or leave the width at 1"
             )
 
-    def _check_paths(self) -> None:
-        """See that what is to be written can be, and that there is something to fuse.
-
-        Raises:
-            RunError: a path cannot be written, or is one of the inputs.
-            ModelError: there are fewer than two models.
-        """
-        outputs = {
-            "the model": (self.out, (*WEIGHTS, PROGRAM)),
-            "the report": (self.report, REPORTS),
-            "the picture": (self.picture, PICTURES),
-            "the picture of inputs": (self.show_inputs, PICTURES),
-            "the state": (self.state, ()),
-        }
-        inputs = [*self.models, self.counts, *self.sums, self.test, self.like]
-        written: dict[Path, str] = {}
-        for what, (path, formats) in outputs.items():
-            if path is None:
-                continue
-            writable(path, what, formats, inputs)
-            if (other := written.setdefault(path.resolve(), what)) != what:
-                raise RunError(f"{path} is to be {other} and {what}; name another file for one")
-        require_several(self.models)
-
     def _cooled(self, fusion: FunctionFusion) -> nn.Module | None:
         """The network with its temperature, where what is written has one."""
-        if fusion.temperature == 1 or self.out.suffix.lower() != PROGRAM:
+        if fusion.temperature == 1 or self.job.out.suffix.lower() != PROGRAM:
             return None
         return TemperatureScaled(fusion.module, fusion.temperature).eval()
 
@@ -305,13 +286,13 @@ class NetworkFusionJob:
         answering = self._cooled(fusion)
         if found is not None:
             method["posterior"], answering = str(self.settings.posterior), found.module
-        expects = write_network(self.out, fusion.module, silos, method, answering)
-        if self.show_inputs is not None:
-            plot_inputs(prior, self.show_inputs, seed=self.seed)
-        if self.picture is not None:
-            plot_frontier(outcome.marks, self.picture)
-        if self.report is not None:
-            write_report(outcome, self.report)
+        expects = write_network(self.job.out, fusion.module, silos, method, answering)
+        if self.job.show_inputs is not None:
+            plot_inputs(prior, self.job.show_inputs, seed=self.job.seed)
+        if self.job.picture is not None:
+            plot_frontier(outcome.marks, self.job.picture)
+        if self.job.report is not None:
+            write_report(outcome, self.job.report)
         return expects
 
 
@@ -399,7 +380,7 @@ def _cost(fusion: FunctionFusion, example: Tensor) -> tuple[str, ...]:
     )
 
 
-def _say(watch: Callable[[str], object], before: str, text: str) -> None:
+def _say(watch: Callable[[str], None], before: str, text: str) -> None:
     watch(before + text)
 
 

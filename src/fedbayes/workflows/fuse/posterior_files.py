@@ -3,7 +3,6 @@
 import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
-from math import prod
 from pathlib import Path
 from typing import Any
 
@@ -27,12 +26,9 @@ from fedbayes.models import (
     CARD,
     POSTERIOR,
     ModelSettings,
-    build,
-    dense_layers,
-    named_as,
-    unlike,
 )
-from fedbayes.models.files import kept_order, single
+from fedbayes.models.files import kept_order
+from fedbayes.models.open import open_dense, open_weights
 from fedbayes.models.steps import stored
 from fedbayes.storage.card import Card
 from fedbayes.workflows.serve.evaluation_set import find_training, is_program, refuse_own_order
@@ -88,9 +84,8 @@ class PosteriorJob:
                 stacklevel=2,
             )
         samples = Samples(seen.apply(found.samples.x), found.samples.y)
-        whole = single(weights)
         module, names = open_module(
-            whole, card, chosen, seen.shape, found.likelihood, str(self.model)
+            weights, card, chosen, seen.shape, found.likelihood, str(self.model)
         )
         rng = seeds.torch_rng(self.seed, "curvature")
         result = posterior(module, found.likelihood, samples, self.settings, rng=rng, watch=watch)
@@ -114,7 +109,7 @@ def open_module(
     """The network that weights are of, with these weights.
 
     Args:
-        weights: as a file has them, float32.
+        weights: as a file has them.
         card: of the file.
         settings: its network, in place of the one that the card names; without either it is fully
             connected with ReLU.
@@ -131,54 +126,22 @@ def open_module(
     own = None if card is None else card.model.get("name")
     if own is not None and settings == ModelSettings(name=own):
         settings = None  # its name alone says no more than that it may be imported
-    if settings is None and card is not None and card.model:
-        card.require_trusted("model.name", way="If you trust it, name it too, with --model")
-        settings = Config.create(model=card.model).model
+    if settings is None and card is not None:
+        settings = card.network("If you trust it, name it too, with --model")
     if settings is None:
-        return _dense_module(weights, shape, likelihood, source)
-    network = build(settings, shape, likelihood.outputs, head=likelihood.head(), seed=0)
-    module = network.module
-    if card is not None:
-        weights = network.completed(weights, card.frozen, source)
-    wanted = module.state_dict()
-    given = named_as(weights, module)
-    if given is None or any(t.shape != wanted[n].shape for n, t in given.items()):
-        raise ModelError(
-            f"{source} holds no weights of model {settings.name!r}: "
-            f"{unlike(weights if given is None else given, wanted)}"
-        )
-    module.load_state_dict(given, strict=False)  # which has shared tensors under all names
-    own = {id(tensor): name for name, tensor in weights.items()}
-    return module, {name: own[id(tensor)] for name, tensor in given.items()}
-
-
-def _dense_module(
-    weights: Tensors, shape: tuple[int, ...], likelihood: Likelihood, source: str
-) -> tuple[nn.Module, dict[str, str]]:
-    """A fully connected ReLU network."""
-    layers = dense_layers(weights, source)
-    sizes = (layers[0].weight.shape[1], len(layers[-1].weight))
-    if sizes != (prod(shape), likelihood.outputs):
-        raise ModelError(
-            f"{source} maps {sizes[0]} inputs to {sizes[1]} outputs; the samples have "
-            f"{prod(shape)} and {likelihood.outputs}"
-        )
-    parts: list[nn.Module] = [nn.Flatten()]
-    names: dict[str, str] = {}
-    for layer in layers:
-        if not layer.name.endswith(".weight"):
-            raise ModelError(
-                f"{source}: {layer.name!r} is no name of a layer's weight, such as 'fc1.weight'; "
-                "save the state_dict of a module"
-            )
-        if len(parts) > 1:
-            parts.append(nn.ReLU())
-        names |= {f"{len(parts)}.weight": layer.name, f"{len(parts)}.bias": layer.bias_name}
-        outputs, inputs = layer.weight.shape
-        parts.append(nn.Linear(inputs, outputs, bias=layer.bias is not None))
-    module = nn.Sequential(*parts)
-    module.load_state_dict({name: weights[names[name]] for name in module.state_dict()})
-    return module, names
+        module, names = open_dense(weights, shape, likelihood, source)
+        for name in names.values():
+            if not name.endswith((".weight", ".bias")):
+                raise ModelError(
+                    f"{source}: {name!r} is no name of a layer's weight, such as 'fc1.weight'; "
+                    "save the state_dict of a module"
+                )
+        return module, names
+    frozen = None if card is None else card.frozen
+    opened = open_weights(weights, settings, shape, likelihood, source, frozen=frozen)
+    # Shared tensors have several names in the module, and one here.
+    opened.network.module.load_state_dict(opened.require(), strict=False)
+    return opened.network.module, dict(opened.names)
 
 
 def _renamed(found: Posterior, names: dict[str, str]) -> Posterior:

@@ -3,7 +3,6 @@
 import io
 import logging
 import warnings
-from collections.abc import Callable
 from dataclasses import dataclass, replace
 from importlib.util import find_spec
 from pathlib import Path
@@ -26,11 +25,15 @@ from fedbayes.models.resize import with_weights
 from fedbayes.models.units import find_units
 from fedbayes.runs.build import stored_data, stored_run
 from fedbayes.runs.personal import own_weights, require_global
+from fedbayes.storage.calibrations import (
+    CONFORMAL,
+    HAZARDS,
+    CalibrationKind,
+    read_calibration,
+    read_temperature,
+)
 from fedbayes.storage.card import PROGRAM_INPUTS, Card, program_outputs
-from fedbayes.storage.conformal import read_conformal
 from fedbayes.storage.folder import RunFolder
-from fedbayes.storage.hazards import read_hazards
-from fedbayes.storage.temperature import read_temperature
 from fedbayes.workflows.serve.model_card import facts, measured, write_cards
 from fedbayes.workflows.serve.model_files import WEIGHTS, write_model
 
@@ -110,8 +113,7 @@ def export(
         )
     preprocessing: Preprocessing = stored or data.preprocessing  # type: ignore[union-attr]
     cool = read_temperature(run, personal=client is not None)
-    conformal = read_conformal(run) if client is None else _own(read_conformal, run, name)
-    hazards = read_hazards(run) if client is None else _own(read_hazards, run, name)
+    conformal, hazards = _calibration(CONFORMAL, run, name), _calibration(HAZARDS, run, name)
     card = Card.of(config, preprocessing, rounds, name)
     card = replace(card, conformal=conformal, hazards=hazards, temperature=cool)
     kept = stored_run(run, config, preprocessing)
@@ -193,10 +195,12 @@ def export(
 Found = TypeVar("Found")
 
 
-def _own(read: Callable[..., Found | None], run: RunFolder, client: str) -> Found | None:
-    """What is beside a client's own model, if it was calibrated, or its hazards estimated."""
+def _calibration(kind: CalibrationKind[Found], run: RunFolder, client: str) -> Found | None:
+    """What calibrates the model; of a client's own one only what is of its rows."""
+    if not client:
+        return read_calibration(kind, run)
     try:
-        return read(run, client, personal=True)
+        return read_calibration(kind, run, client, personal=True)
     except RunError as error:
         warnings.warn(str(error), FedbayesWarning, stacklevel=3)
         return None

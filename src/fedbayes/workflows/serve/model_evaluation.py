@@ -34,12 +34,11 @@ from fedbayes.models import (
     ModelSettings,
     Network,
     dense_layers,
-    named_as,
     read_program,
     relu_network,
-    unlike,
 )
 from fedbayes.models.files import single
+from fedbayes.models.open import open_weights
 from fedbayes.runs.build import build_run
 from fedbayes.runs.trained import joined
 from fedbayes.storage.card import Card
@@ -149,9 +148,8 @@ def _of_weights(
     preprocessing, whose, likelihood = _seen(card, name, tests)
     count = parameter_count(weights)
     given = settings
-    if settings is None and card is not None and card.model:
-        card.require_trusted("model.name")
-        settings = Config.create(model=card.model).model
+    if settings is None and card is not None:
+        settings = card.network()
     if settings is None and tests.model is not None and tests.model.name != "mlp":
         settings = tests.model
     if settings is None:
@@ -159,14 +157,12 @@ def _of_weights(
         return Candidate(
             _dense(layers, preprocessing), likelihood, count, preprocessing, whose, layers
         )
-    network = _network(settings, preprocessing, likelihood)
-    if card is not None:
-        weights = network.completed(weights, card.frozen, name)
-        count = parameter_count(weights)
-    wanted = network.start
-    named = named_as(weights, network.module)
+    frozen = None if card is None else card.frozen
+    opened = open_weights(weights, settings, preprocessing.shape, likelihood, name, frozen=frozen)
+    network, weights, named = opened.network, opened.weights, opened.named
+    count, wanted = parameter_count(weights), network.start
     cut = settings.name == "mlp" or (card is not None and given is None)
-    if named is not None and not cut and _shapes(named) != _shapes(wanted):
+    if not cut and not opened.fits:
         named = None  # as of LeNet-5 and of another network of as many layers
     network.adopt(weights if named is None else named)
     plain = given is not None or card is None or card.client or card.fused
@@ -185,9 +181,7 @@ def _of_weights(
         def rebuild(tensors: Tensors) -> Sampler:
             return _raw(method.draws(tensors, run), preprocessing)
     else:
-        raise ModelError(
-            f"{name} holds no weights of model {settings.name!r}: {unlike(weights, wanted)}"
-        )
+        raise replace(opened, named=None).unlike()
     named = weights if named is None else named
     draw = rebuild(named)
     try:
@@ -238,10 +232,6 @@ def _network(
 def _dense(layers: Layers, preprocessing: Preprocessing) -> Sampler:
     """A fully connected ReLU network of raw samples."""
     return _raw(lambda x: relu_network(layers, x)[None], preprocessing)
-
-
-def _shapes(weights: Tensors) -> dict[str, torch.Size]:
-    return {name: tensor.shape for name, tensor in weights.items()}
 
 
 def _raw(draw: Sampler, preprocessing: Preprocessing) -> Sampler:
@@ -430,7 +420,7 @@ def _average(models: Sequence[Candidate]) -> Sampler | None:
             return None
         return _dense(average, models[0].preprocessing)
     weights = [model.weights for model in models if model.weights is not None]
-    shapes = [_shapes(one) for one in weights]
+    shapes = [{name: tensor.shape for name, tensor in one.items()} for one in weights]
     rebuild = models[0].rebuild
     if rebuild is None or len(weights) < len(models) or any(one != shapes[0] for one in shapes):
         return None

@@ -1,0 +1,228 @@
+"""What calibrates the model of a run, found of it afterwards: `calibration.json` beside it.
+
+A temperature, thresholds of conformal sets and baseline hazards are kept in one form, each with the
+digest of the models that it is of. Files of older runs have one of them each, and are read too.
+"""
+
+import shlex
+import warnings
+from collections.abc import Mapping
+from contextlib import suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Annotated, Any, Generic, TypeVar
+
+import torch
+from pydantic import Field, TypeAdapter, ValidationError
+
+from fedbayes.core.files import digest, read_bytes, write_beside
+from fedbayes.core.seals import sealed_table, unsealed_table
+from fedbayes.core.wording import listed
+from fedbayes.errors import FedbayesWarning, RunError
+from fedbayes.likelihoods.conformal import Conformal
+from fedbayes.likelihoods.hazards import Hazards
+from fedbayes.storage.folder import RunFolder
+from fedbayes.storage.progress import DIGEST
+
+FORMAT = "fedbayes-calibration-1"
+FILE = "calibration.json"
+
+Found = TypeVar("Found")
+
+
+@dataclass(frozen=True)
+class Temperature:
+    """A temperature of probabilities."""
+
+    temperature: Annotated[float, Field(gt=0, allow_inf_nan=False)]
+    rows: int
+    """That were counted."""
+
+
+@dataclass(frozen=True)
+class StoredCalibration(Generic[Found]):
+    """What was found of a run's model, or of its clients' own ones."""
+
+    personal: bool
+    """Whether it is of clients' own models."""
+    model: str
+    """What was calibrated, as `calibrated_model` says it."""
+    all: Found | None
+    """Of all clients' rows together; None where every model has its own."""
+    clients: dict[str, Found] = field(default_factory=dict)
+    """Of each client's rows alone, by its name, where it was asked for."""
+
+
+@dataclass(frozen=True)
+class CalibrationKind(Generic[Found]):
+    """A kind of calibration."""
+
+    name: str
+    """In the file; an older run has a file of that name instead."""
+    of: type[Found]
+    what: str
+    """What it is of one client, for errors."""
+    command: str
+    """That finds it; the folder follows its first two words."""
+
+    def again(self, folder: RunFolder) -> str:
+        """The command that finds it anew for a run."""
+        program, verb, *options = self.command.split()
+        return shlex.join([program, verb, str(folder.path), *options])
+
+
+TEMPERATURE = CalibrationKind(
+    "temperature", Temperature, "temperature", "fedbayes calibrate --temperature"
+)
+CONFORMAL = CalibrationKind("conformal", Conformal, "threshold", "fedbayes conformal")
+HAZARDS = CalibrationKind("hazards", Hazards, "hazards", "fedbayes hazards")
+
+
+def calibrated_model(folder: RunFolder, *, personal: bool) -> str:
+    """Digest of the file of the global model, or of the checkpoint behind clients' own."""
+    if not personal:
+        return digest(folder.model_bytes())
+    progress = folder.progress(folder.best_round())
+    if progress is None:
+        raise RunError(f"{folder.path} has no checkpoint")
+    states = progress.states
+    if not len(states):
+        return digest(f"{progress.round} ".encode())
+    digests = torch.zeros(len(folder.client_names()), DIGEST, dtype=torch.uint8)
+    digests[states.clients] = states.columns["digest"]
+    return digest(f"{progress.round} ".encode() + digests.numpy().tobytes())
+
+
+def write_calibration(
+    kind: CalibrationKind[Found], folder: RunFolder, found: StoredCalibration[Found]
+) -> Path:
+    """Write what was found, in place of what is there; says so if that is of other models.
+
+    What else the file holds stays; if it is damaged, a warning says that it is lost.
+    """
+    path, older = folder.path / FILE, _older_file(kind, folder)
+    tables: dict[str, Any] = {}
+    with suppress(OSError, ValueError):
+        tables |= _tables(older)
+    try:
+        tables |= _tables(path) if path.exists() else {}
+    except (OSError, ValueError) as error:
+        warnings.warn(
+            f"cannot read {path}: {error}; it is written anew, with the {kind.name} alone",
+            FedbayesWarning,
+            stacklevel=4,
+        )
+    before = tables.get(kind.name, {}).get("personal")
+    if before not in (None, found.personal):
+        whose = ("the global model", "clients' own models")
+        one, other = whose[before], whose[found.personal]
+        warnings.warn(
+            f"{path} ({kind.name}) was of {one}, and is now of {other}: predictions of {one} are "
+            "without it",
+            FedbayesWarning,
+            stacklevel=4,
+        )
+    tables[kind.name] = _form(kind).dump_python(found, mode="json")
+    write_beside(path, sealed_table({"format": FORMAT, **tables}))
+    older.unlink(missing_ok=True)
+    return path
+
+
+def read_calibration(
+    kind: CalibrationKind[Found],
+    folder: RunFolder,
+    client: str | None = None,
+    *,
+    personal: bool = False,
+) -> Found | None:
+    """What was found of the model that a run has now; None where nothing was.
+
+    Args:
+        kind: of calibration.
+        folder: of the run.
+        client: name of the client whose own rows it is to be of.
+        personal: whether it is for the client's own model, and not for the global one.
+
+    Raises:
+        RunError: the file is damaged or of another version, or has nothing of this client.
+    """
+    path, again = folder.path / FILE, kind.again(folder)
+    stored = None
+    for source in (path, _older_file(kind, folder)):
+        try:
+            table = _tables(source).get(kind.name) if source.exists() else None
+            stored = None if table is None else _form(kind).validate_python(table)
+        except (OSError, ValueError) as error:
+            reason = error.errors()[0]["msg"] if isinstance(error, ValidationError) else error
+            raise RunError(f"cannot read {source}: {reason}; make it anew: {again}") from None
+        if stored is not None:
+            break
+    if stored is None or stored.personal != personal:
+        return None
+    if stored.model != calibrated_model(folder, personal=personal):
+        warnings.warn(
+            f"{source} ({kind.name}) is of another model than the run has now, so it is not used; "
+            f"make it anew: {again}",
+            FedbayesWarning,
+            stacklevel=4,
+        )
+        return None
+    if client is None or kind is TEMPERATURE:
+        return stored.all
+    if client not in stored.clients:
+        there = f"; there are {listed(tuple(stored.clients))}" if stored.clients else ""
+        raise RunError(f"{source} has no {kind.what} of client {client}{there}")
+    return stored.clients[client]
+
+
+def read_temperature(folder: RunFolder, *, personal: bool = False) -> float | None:
+    """The temperature of the global model of a run, or of clients' own; None where there is none.
+
+    That of `fedbayes calibrate` comes first, then the one that the run fitted at its end.
+
+    Raises:
+        RunError: the file is damaged.
+    """
+    found = read_calibration(TEMPERATURE, folder, personal=personal)
+    if found is not None:
+        return found.temperature
+    return None if personal else own_temperature(folder)
+
+
+def own_temperature(folder: RunFolder) -> float | None:
+    """The temperature that a run fitted at its end for the model that it saved; None: it did not.
+
+    Raises:
+        RunError: the summary is damaged.
+    """
+    if not folder.summary_file.exists():
+        return None
+    summary = folder.summary()
+    found = summary.get("best_temperature", summary.get("temperature"))
+    return None if found is None else float(found)
+
+
+def _form(kind: CalibrationKind[Found]) -> TypeAdapter[StoredCalibration[Found]]:
+    return TypeAdapter(StoredCalibration[kind.of])  # type: ignore[name-defined]
+
+
+def _older_file(kind: CalibrationKind[Any], folder: RunFolder) -> Path:
+    return folder.path / f"{kind.name}.json"
+
+
+def _tables(path: Path) -> Mapping[str, Any]:
+    """What a file has of each kind.
+
+    Raises:
+        ValueError: it is damaged, or of another version.
+    """
+    content = unsealed_table(read_bytes(path))
+    version, name = content.pop("format", None), path.stem
+    if version == FORMAT:
+        return content
+    if path.name == FILE or version != f"fedbayes-{name}-1":
+        raise ValueError(f"it is of another version ({version})")
+    if name == TEMPERATURE.name:
+        number = {key: content.pop(key, None) for key in ("temperature", "rows")}
+        content["all"] = number
+    return {name: content}

@@ -1,0 +1,268 @@
+"""A fusion of model files into files: `fedbayes fuse`."""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, fields
+from pathlib import Path
+from pkgutil import resolve_name
+from typing import TYPE_CHECKING, Any, Literal, TypeVar
+
+from pydantic import BaseModel, ValidationError
+
+from fedbayes.config.settings import SettingRow, explain, rows
+from fedbayes.core.files import writable
+from fedbayes.data.plot import PICTURES
+from fedbayes.errors import ConfigError, ModelError, RunError, did_you_mean
+from fedbayes.models import ModelSettings, dense_layers
+from fedbayes.workflows.fuse.client_models import ClientModels, Seen, read_silos
+from fedbayes.workflows.fuse.methods import FUSIONS, NETWORK, FusionKind, hearers
+from fedbayes.workflows.serve.evaluation_set import is_program
+from fedbayes.workflows.serve.model_files import WEIGHTS, ModelFiles, require_several
+
+if TYPE_CHECKING:
+    from rich.console import RenderableType
+
+    from fedbayes.fusion.distillation import DistillationProgress
+
+PROGRAM = ".pt2"
+Kind = TypeVar("Kind", bound=BaseModel)
+
+
+@dataclass(frozen=True)
+class Fused:
+    """What came of a fusion, as it is told."""
+
+    summary: dict[str, Any]
+    """For JSON."""
+    told: str
+    """In words."""
+    notes: tuple[str, ...] = ()
+    """What a user should know before."""
+    tables: tuple["RenderableType", ...] = ()
+    hint: str = ""
+    """What else to try."""
+
+
+def ignore(at: object) -> None:
+    """Watch nothing."""
+
+
+@dataclass(frozen=True)
+class FusionJob:
+    """Model files, what becomes of them, and where it goes. Fields are options of the command."""
+
+    models: Sequence[Path]
+    out: Path
+    """Where the fused model goes: weights, or a `.pt2` program of raw samples."""
+    method: str | None = None
+    """A name of `FUSIONS`; by default `function`, where what goes into the networks is known."""
+    settings: Mapping[str, Any] = field(default_factory=dict)
+    """Of the method, that are not the default."""
+    counts: Path | None = None
+    """Samples of each model and class."""
+    seed: int = 0
+    model: ModelSettings | None = None
+    """The network of files that do not say theirs, and in function space of the fused one."""
+    shape: tuple[int, ...] | None = None
+    """Of one input, where files do not say it; so are the next three."""
+    classes: int | None = None
+    mean: tuple[float, ...] = ()
+    std: tuple[float, ...] = ()
+    like: Path | None = None
+    """A file whose network the fused one is like; the first model by default."""
+    inputs: str | None = None
+    """The input prior; by default by the shape."""
+    sums: Sequence[Path] = ()
+    """Files of clients' rows' sums, for the prior `gaussian`."""
+    width: float | Literal["free"] | None = None
+    """In that of `like`, 1 by default; free: the least of `frontier` within `bound`."""
+    bound: float | None = None
+    """Nats from the teacher that a free width may end at."""
+    frontier: Sequence[float] = ()
+    """Widths to try."""
+    test: Path | None = None
+    """NPZ file with raw samples to score networks on."""
+    minutes: float | None = None
+    """Of training end to end; 0: none."""
+    posterior: str | None = None
+    """Its kind."""
+    state: Path | None = None
+    """Where distillation is kept, to go on from."""
+    show_inputs: Path | None = None
+    """A picture of some inputs."""
+    select: Path | None = None
+    """Data to choose settings on: raw samples if the models say how these are standardized, else
+    as the networks see them."""
+    grid: Mapping[str, Sequence[float]] = field(default_factory=dict)
+    max_neurons: int | None = None
+    report: Path | None = None
+    """JSON, or of a fusion in function space a page in HTML."""
+    picture: Path | None = None
+    files: ModelFiles = field(default_factory=ModelFiles)
+    """Those that were read before."""
+
+    def run(
+        self,
+        watch: Callable[[str], None] = ignore,
+        progress: "Callable[[DistillationProgress], object]" = ignore,
+    ) -> Fused:
+        """Read, fuse and write; nothing is written unless all went well.
+
+        Args:
+            watch: called with what is being done.
+            progress: of training end to end.
+
+        Raises:
+            FedbayesError: what is wrong with an option or a file.
+        """
+        name = self._name()
+        kind = FUSIONS[name]
+        self._refuse_idle(name, kind)
+        job = kind.dense if kind.dense and self._dense() else kind.job
+        self._check_paths(kind)
+        require_several(self.models)
+        found: Fused = resolve_name(f"{__package__}.{job}")(self, name, watch, progress)
+        return found
+
+    @property
+    def seen(self) -> Seen:
+        """What is said of inputs and outputs."""
+        return Seen(self.shape, self.mean, self.std, self.classes)
+
+    def silos(self) -> ClientModels:
+        """The networks in the files.
+
+        Raises:
+            ModelError: as for `read_silos`.
+        """
+        return read_silos(self.models, self.model, self.seen, self.like, self.files, self.counts)
+
+    def refuse(self, names: Sequence[str], why: str) -> None:
+        """See that none of these options was given.
+
+        Raises:
+            ConfigError: one was.
+        """
+        if odd := [_option(name) for name in names if name in self._given]:
+            has = "has" if len(odd) == 1 else "have"
+            raise ConfigError(f"{', '.join(odd)} {has} no effect on {why}")
+
+    def written(self, *more: Path | None) -> str:
+        """The files that were written, in words."""
+        paths = [path for path in (self.out, self.report, self.picture, *more) if path is not None]
+        return f"wrote {', '.join(map(str, paths))}"
+
+    @property
+    def _given(self) -> set[str]:
+        """Names of the options that were given, of those that not all methods hear."""
+        heard = {name for kind in FUSIONS.values() for name in kind.options}
+        return {one.name for one in fields(self) if one.name in heard and self._has(one.name)}
+
+    def _has(self, name: str) -> bool:
+        value = getattr(self, name)
+        return value is not None and value != () and value != {} and value != []
+
+    def _name(self) -> str:
+        """The method, in whose place the options or the files decide where none is named.
+
+        Raises:
+            ConfigError: there is no such method.
+            ModelError: a file cannot be read.
+        """
+        if self.method in FUSIONS:
+            return str(self.method)
+        if self.method is not None:
+            raise ConfigError(
+                f"no fusion is called {self.method!r}{did_you_mean(self.method, tuple(FUSIONS))}; "
+                f"choose {', '.join(FUSIONS)}"
+            )
+        given = self._given - {"counts", "report", "picture"} | self.settings.keys()
+        for name in ("function", "gpi-fnm"):
+            if any(name in hearers(one) for one in given):
+                return name
+        known = all(is_program(path) or self.files[path][1] is not None for path in self.models)
+        return "function" if known else "gpi-fnm"
+
+    def _refuse_idle(self, name: str, kind: FusionKind) -> None:
+        """See that no option or setting was given that the method does not hear.
+
+        Raises:
+            ConfigError: one was.
+        """
+        own = set() if kind.settings is None else set(kind.settings.model_fields)
+        for one in (*self._given - set(kind.options), *self.settings.keys() - own):
+            if others := hearers(one):
+                raise ConfigError(
+                    f"{_option(one)} has no effect on {name}: it is of {', '.join(others)}"
+                )
+            these = ", ".join(sorted(own))
+            raise ConfigError(
+                f"{name} has no setting {one}{did_you_mean(one, tuple(own))}; there are settings "
+                f"of the model (model.KEY){f', and {these}' if own else ''}"
+            )
+
+    def _dense(self) -> bool:
+        """Whether all files hold fully connected networks, as shapes and cards say, and nothing
+        is said of another.
+        """
+        if self._given & set(NETWORK) or self.out.suffix.lower() == PROGRAM:
+            return False
+        for path in self.models:
+            if is_program(path):
+                return False
+            weights, card = self.files[path]
+            if card is not None and card.model.get("name", "mlp") != "mlp":
+                return False
+            try:
+                dense_layers(weights, str(path))
+            except ModelError:
+                return False
+        return True
+
+    def _check_paths(self, kind: FusionKind) -> None:
+        """See that what is to be written can be.
+
+        Raises:
+            RunError: a path cannot be written, is one of the inputs, or is named twice.
+        """
+        outputs = {
+            "the model": (self.out, (*WEIGHTS, PROGRAM) if kind.programs else WEIGHTS),
+            "the report": (self.report, (".json", *((".html", ".htm") if kind.pages else ()))),
+            "the picture": (self.picture, PICTURES),
+            "the picture of inputs": (self.show_inputs, PICTURES),
+            "the state": (self.state, ()),
+        }
+        inputs = [*self.models, self.counts, *self.sums, self.test, self.like, self.select]
+        written: dict[Path, str] = {}
+        for what, (path, formats) in outputs.items():
+            if path is None:
+                continue
+            writable(path, what, formats, inputs)
+            if (other := written.setdefault(path.resolve(), what)) != what:
+                raise RunError(f"{path} is to be {other} and {what}; name another file for one")
+
+
+def checked(
+    kind: type[Kind],
+    given: Mapping[str, Any],
+    prefix: str = "",
+    known: Sequence[SettingRow] = (),
+) -> Kind:
+    """Settings of a method.
+
+    Args:
+        kind: of settings.
+        given: those that are not the default.
+        prefix: of their names, in errors.
+        known: all settings that errors may name; those of the kind by default.
+
+    Raises:
+        ConfigError: there is no such setting, or it is out of range.
+    """
+    try:
+        return kind.model_validate(given)
+    except ValidationError as error:
+        raise ConfigError(explain(kind, error, known or list(rows(kind, prefix)), prefix)) from None
+
+
+def _option(name: str) -> str:
+    return f"--{name.replace('_', '-')}"

@@ -1,0 +1,131 @@
+"""The methods of `fedbayes fuse` by name: what each is, what it hears, and what does the work.
+
+To add a method is to write its mathematics in `fusion/` and a row here. A method that makes one
+`state_dict` of several has the job `averaging:networks`, or of posteriors `averaging:posteriors`,
+and names its function as `merge`; its settings are options of the command by themselves.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from pydantic import BaseModel
+
+from fedbayes.fusion.posterior_settings import AveragingSettings
+from fedbayes.fusion.settings import FunctionSettings
+from fedbayes.inference.combination import Combination
+from fedbayes.matching import MatchingSettings
+
+NETWORK = ("model", "shape", "classes", "mean", "std")
+"""Options that say which network files are of, and what goes into it."""
+SELECTING = ("select", "grid", "max_neurons")
+_FUNCTION = (
+    *("like", "inputs", "sums", "width", "bound", "frontier", "test", "minutes", "posterior"),
+    *("state", "show_inputs"),
+)
+_WRITTEN = ("report", "picture")
+
+
+@dataclass(frozen=True)
+class FusionKind:
+    """One row of the table."""
+
+    summary: str
+    """A phrase for the help."""
+    job: str
+    """`module:function` in `workflows/fuse/`: a `FusionJob` to what it made of it."""
+    options: tuple[str, ...]
+    """Fields of `FusionJob` that have an effect, of those that not all methods hear."""
+    settings: type[BaseModel] | None = None
+    """Its own; those that are no tables are options of the command too."""
+    dense: str = ""
+    """The job in place of that where all files are of fully connected networks."""
+    merge: str = ""
+    """`module:function` in `fusion/` that several rows with one job differ by."""
+    programs: bool = False
+    """Whether it can write a program of `torch.export`."""
+    pages: bool = False
+    """Whether its report can be a page in HTML."""
+
+
+_OF_POSTERIORS = "average by files of fedbayes posterior"
+
+FUSIONS: Mapping[str, FusionKind] = {
+    "function": FusionKind(
+        "what networks say, any kind of them",
+        "network_fusing:fuse_networks",
+        ("counts", *NETWORK, *_FUNCTION, *_WRITTEN),
+        FunctionSettings,
+        programs=True,
+        pages=True,
+    ),
+    "match": FusionKind(
+        "matched units of networks of one graph",
+        "graph_fusing:fuse_graphs",
+        ("counts", *NETWORK, *SELECTING, *_WRITTEN),
+        MatchingSettings,
+        dense="fusing:fuse_dense",
+        programs=True,
+    ),
+    "gpi-fnm": FusionKind(
+        "matched neurons of fully connected networks",
+        "fusing:fuse_dense",
+        ("counts", *SELECTING, *_WRITTEN),
+        MatchingSettings,
+    ),
+    "pfnm": FusionKind(
+        "the same without the KL term",
+        "fusing:fuse_dense",
+        ("counts", *SELECTING, *_WRITTEN),
+        MatchingSettings,
+    ),
+    "combined": FusionKind(
+        "sum of fully connected networks by factors of sample sizes",
+        "fusing:fuse_dense",
+        ("counts", *SELECTING, *_WRITTEN),
+        Combination,
+    ),
+    "average": FusionKind(
+        "average of networks of one graph",
+        "averaging:networks",
+        ("counts", *NETWORK, *SELECTING, *_WRITTEN),
+        dense="fusing:fuse_dense",
+        merge="combining:averaged",
+    ),
+    "regmean": FusionKind(
+        f"{_OF_POSTERIORS}: inputs of layers",
+        "averaging:posteriors",
+        (),
+        AveragingSettings,
+        merge="posteriors:regmean",
+    ),
+    "fisher": FusionKind(
+        f"{_OF_POSTERIORS}: diagonal curvature",
+        "averaging:posteriors",
+        (),
+        AveragingSettings,
+        merge="posteriors:fisher",
+    ),
+    "kfac": FusionKind(
+        f"{_OF_POSTERIORS}: Kronecker factors",
+        "averaging:posteriors",
+        (),
+        AveragingSettings,
+        merge="posteriors:kfac",
+    ),
+    "permute": FusionKind(
+        "average of units in one order",
+        "averaging:networks",
+        ("counts", *NETWORK),
+        merge="permutation:permuted",
+    ),
+}
+"""Every method by its name."""
+
+
+def hearers(name: str) -> list[str]:
+    """Methods that hear an option or a setting."""
+    return [
+        method
+        for method, kind in FUSIONS.items()
+        if name in kind.options or (kind.settings and name in kind.settings.model_fields)
+    ]
