@@ -8,7 +8,7 @@ import torch
 from scipy.stats import trim_mean
 
 from fedbayes import Config, Simulation, run
-from fedbayes.contracts import Report, Weights
+from fedbayes.contracts import About, Report, Weights
 from fedbayes.errors import ConfigError
 from fedbayes.federation.stages.aggregation import (
     Aggregation,
@@ -118,7 +118,7 @@ class Attacked(FedAvg):
     """FedAvg of which one client sends a huge model, with a huge weight."""
 
     name = "attacked"
-    summary = "one client is hostile"
+    about = About("one client is hostile")
     hostile: int = 1
 
     def local(self, message, client, data, site):

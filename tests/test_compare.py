@@ -125,7 +125,7 @@ def test_one_seed_means_one_partition_cohort_and_start(ended):
         for cell in cells:
             with Simulation(None, runs.place(cell)) as simulation:
                 starts.append(simulation.network.initial)
-                if not simulation.method.centralized:
+                if not simulation.method.reports.pooled:
                     cohorts.add(tuple(tuple(simulation.cohort_of(n)) for n in (1, 2)))
         assert len(cohorts) == 1
         for other in starts[1:]:

@@ -240,7 +240,7 @@ QUICK = {("scaffold", "top-k"), ("feddrop", "int8"), ("pvi", "none"), ("fedavg",
 def awaited():
     """Methods for asynchronous rounds, each with every compression that it takes."""
     for name, kind in METHODS.items():
-        if kind.reports.stale == "refused" or kind.centralized:
+        if kind.reports.stale == "refused":
             continue
         for up in ("none",) if refusal(kind) else ("none", "bf16", "int8", "top-k", "random-k"):
             slow = () if (name, up) in QUICK else pytest.mark.slow

@@ -15,7 +15,7 @@ import torch
 pytest.importorskip("dp_accounting")
 
 from fedbayes import Config, Simulation, resume, run
-from fedbayes.contracts import Report
+from fedbayes.contracts import About, Report
 from fedbayes.errors import ConfigError, FedbayesWarning
 from fedbayes.federation.privacy import keys
 from fedbayes.federation.privacy.accounting import ADD_REMOVE, REPLACE, Spent, epsilons
@@ -43,7 +43,7 @@ class Absent(FedAvg):
     """FedAvg of which some clients have data that give no report."""
 
     name = "absent"
-    summary = "some clients report NaN"
+    about = About("some clients report NaN")
     failing: tuple[int, ...] = ()
     value: float | None = None
 

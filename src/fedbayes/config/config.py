@@ -440,7 +440,7 @@ class Config(Settings):
         values if the preset says so.
         """
         method = self.named_method()
-        method = method.with_chosen(method.published if method.preset == "published" else {})
+        method = method.with_chosen(method.about.published if method.preset == "published" else {})
         table = {"name": self.method["name"], **_stored(method)}
         return self.model_copy(update={"training": self.training.with_chosen({}), "method": table})
 
@@ -624,9 +624,9 @@ def schema() -> dict[str, Any]:
     for name, kind in METHODS.items():
         branch = kind.model_json_schema()
         whole.setdefault("$defs", {}).update(branch.pop("$defs", {}))
-        choice = {"const": name, "description": kind.summary}
+        choice = {"const": name, "description": kind.about.summary}
         branch["properties"] = {"name": choice, **branch.get("properties", {})}
-        branch |= {"title": name, "description": kind.summary}
+        branch |= {"title": name, "description": kind.about.summary}
         # Without a name it is fedavg.
         branch["required"] = [] if name == "fedavg" else ["name"]
         branches.append(branch)

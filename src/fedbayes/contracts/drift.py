@@ -6,7 +6,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from fedbayes.contracts.method import Info
+from fedbayes.contracts.method import About, Info
 from fedbayes.contracts.point import PointEstimate
 from fedbayes.contracts.reports import Sum
 from fedbayes.contracts.run import Federation, RoundContext
@@ -33,7 +33,7 @@ class GeneralizedFedAvg(ServerSchedule, PointEstimate[DriftServer]):
     means of a network, say) is averaged.
     """
 
-    paper = "Reddi et al. 2021; EM view: Louizos et al. 2021, section 2.1"
+    about = About(paper="Reddi et al. 2021; EM view: Louizos et al. 2021, section 2.1")
     server_state = DriftServer
 
     @abstractmethod

@@ -14,7 +14,7 @@ from torch import Tensor
 from fedbayes.config.config import Config
 from fedbayes.config.given import objects, renamed
 from fedbayes.contracts import AnyMethod, Federation, RoundContext
-from fedbayes.contracts.returned import started
+from fedbayes.contracts.returned import started, stopped
 from fedbayes.core.by_client import ByClient
 from fedbayes.core.lazy import in_memory, own, place_of
 from fedbayes.core.tensors import Tensors, pack, to, unpack
@@ -104,7 +104,7 @@ class FittedClients:
                     config.aggregation,
                     config.compression,
                     mechanism(config, run, record, secret, number=number, cohort=cohort),
-                    1 if method.centralized else config.min_reports,
+                    1 if method.reports.pooled else config.min_reports,
                     runtime.stages,
                 ),
                 weights=weights,
@@ -117,7 +117,7 @@ class FittedClients:
             self.lines.append(line)
             failed = failed + 1 if in_vain(line) else 0
             self._require_sound(failed)
-            if method.stopped(server):
+            if stopped(server):
                 break
         if all(line["skipped"] for line in self.lines):
             raise RunError(f"no round had an update: {_why(self.lines[-1])}")

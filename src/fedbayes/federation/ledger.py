@@ -3,7 +3,7 @@
 from collections.abc import MutableMapping
 from dataclasses import dataclass, field
 
-from fedbayes.contracts import AnyMethod, Info, Report
+from fedbayes.contracts import AnyMethod, Info, Report, Reports
 from fedbayes.core.messages import Message, dense
 from fedbayes.errors import EngineError, MessageError
 from fedbayes.federation.broadcast import ServerMessages
@@ -16,7 +16,7 @@ from fedbayes.federation.stages.checks import (
     means,
 )
 from fedbayes.federation.stages.spill_buffer import SpillBuffer
-from fedbayes.federation.stages.weights import ReportWeights
+from fedbayes.federation.stages.weights import ReportWeights, reweighted
 from fedbayes.likelihoods import Scores
 
 
@@ -94,13 +94,13 @@ class Ledger:
             check_scores(outcome.scores, broadcast.run.likelihood, broadcast.run.measures)
             weight, why = self.weights.believed(client, report)
             check_entries(report, expected, method, broadcast.run.network)
-            method.accept(broadcast.server, report, broadcast.run)
+            note = method.accept(broadcast.server, report, broadcast.run)
             if weight != report.weight:
-                report = method.reweighted(report, weight)
+                report = reweighted(report, weight, Reports.of(method).counts)
         except MessageError as error:
             self.refused[client] = str(error)
             return None
-        if troubles := [*filter(None, (outcome.trouble, why, method.trouble(report)))]:
+        if troubles := [*filter(None, (outcome.trouble, why, note))]:
             self.troubles[client] = "; ".join(troubles)
         self.infos[client] = info
         self.scores[client] = outcome.scores

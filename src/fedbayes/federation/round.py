@@ -4,7 +4,14 @@ from collections.abc import Callable, Mapping, MutableMapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from fedbayes.contracts import AnyMethod, Federation, Info, RoundContext
+from fedbayes.contracts import (
+    AnyMethod,
+    ChangeCoordinates,
+    Federation,
+    Info,
+    ReportList,
+    RoundContext,
+)
 from fedbayes.contracts.returned import updated
 from fedbayes.core import seeds
 from fedbayes.core.tensors import all_finite, pack
@@ -17,7 +24,7 @@ from fedbayes.federation.privacy.spending import Spending
 from fedbayes.federation.settings import AS_IT_IS, Compression
 from fedbayes.federation.stages.aggregation import Aggregation, fold
 from fedbayes.federation.stages.bounds import NormBound
-from fedbayes.federation.stages.fold import ChangeCoordinates, Fold
+from fedbayes.federation.stages.fold import Fold
 from fedbayes.federation.stages.stage import Stage, at_server
 from fedbayes.federation.stages.stale import AsyncRound
 from fedbayes.federation.stages.stream import Answers, decoded, up_to_date
@@ -168,10 +175,10 @@ def run_round(
     info, undone = Info(), ""
     skipped = rules.privacy is None and reports.clients < rules.min_reports
     if not skipped:
-        known = method.without(server, ledger.refused)
-        new, metrics = updated(
-            method, method.update(known, reports.reduced(), RoundContext(run, number))
-        )
+        reduced = reports.reduced()
+        if isinstance(reduced, ReportList):
+            reduced.refused = frozenset(ledger.refused)
+        new, metrics = updated(method, method.update(server, reduced, RoundContext(run, number)))
         if not (undone := unsound(new, method, run)):
             server, info = new, metrics
             ledger.keep(states)
@@ -206,7 +213,7 @@ def _ended(own: ServerMessages, ledger: Ledger, past: AsyncRound | None, **found
         ledger.scores.clear()
     ledger.close()
     bytes_down, spared_down = _sent(own, past)
-    nothing = own.method.centralized
+    nothing = own.method.reports.pooled
     cohort = () if past else found["cohort"]
     return Round(
         number=own.number,

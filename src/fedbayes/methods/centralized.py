@@ -1,6 +1,15 @@
 """The baseline without privacy: one model on the pooled data."""
 
-from fedbayes.contracts import Federation, Info, PointEstimate, RoundContext, Sum, Weights
+from fedbayes.contracts import (
+    About,
+    Federation,
+    Info,
+    PointEstimate,
+    Reports,
+    RoundContext,
+    Sum,
+    Weights,
+)
 
 
 class Global(PointEstimate[Weights]):
@@ -11,9 +20,9 @@ class Global(PointEstimate[Weights]):
     """
 
     name = "global"
-    summary = "one model on the pooled data of all clients (baseline)"
+    about = About("one model on the pooled data of all clients (baseline)")
     server_state = Weights
-    centralized = True
+    reports = Reports(pooled=True)
 
     def init(self, run: Federation) -> Weights:
         """The network's initialization."""

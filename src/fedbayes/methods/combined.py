@@ -9,10 +9,12 @@ import torch
 from pydantic import Field
 
 from fedbayes.contracts import (
+    About,
     Federation,
     Info,
     Known,
     Method,
+    Models,
     Part,
     Problem,
     Report,
@@ -63,13 +65,17 @@ class Combined(Combination, Method[CombinedServer, Stateless, ReportList]):
     """
 
     name = "combined"
-    summary = "linear combinations, convex or not, of converged models"
-    paper = "Ioste and Finger 2022"
-    server_state = CombinedServer
-    reports = Reports(
-        {"weights": Part(compared="tensors"), "received": Part(origin="zero")}, reduce="set"
+    about = About(
+        "linear combinations, convex or not, of converged models", "Ioste and Finger 2022"
     )
-    sends_final_model = True
+    server_state = CombinedServer
+    # Weights are what the rules are made of.
+    reports = Reports(
+        {"weights": Part(compared="tensors"), "received": Part(origin="zero", typical=inf)},
+        reduce="set",
+        weighted=True,
+    )
+    models = Models.COPIED
 
     normalized: Annotated[bool, Only("alpha", "linear", "exp"), Chosen()] = Field(
         False,
@@ -100,15 +106,6 @@ class Combined(Combination, Method[CombinedServer, Stateless, ReportList]):
             "training.patience": 3,
             "method.normalized": self.alpha != "mean",
         }
-
-    @property
-    def weighted(self) -> bool:
-        """By numbers of samples: the rules are made of them."""
-        return True
-
-    def ordinary(self, server: CombinedServer, run: Federation) -> dict[str, float]:
-        """The norm of the model; what is received of it has bounds of its own."""
-        return super().ordinary(server, run) | {"received": inf}
 
     def remarks(self, run: Federation) -> list[str]:
         """What does nothing; and the non-convex rules scale what the network puts out, and may
@@ -193,8 +190,8 @@ class Combined(Combination, Method[CombinedServer, Stateless, ReportList]):
         tensors: Message = {**(problem.start if overflowed else weights), **named("received", sent)}
         return Report(tensors, float(solved.count)), client, info
 
-    def accept(self, server: CombinedServer, report: Report, run: Federation) -> None:
-        """What is said of the combined model can be."""
+    def accept(self, server: CombinedServer, report: Report, run: Federation) -> str | None:
+        """What is said of the combined model can be; a network may be missing."""
         received = {n: float(t) for n, t in part(dense(report.tensors), "received").items()}
         least, most = run.likelihood.possible
         if not least <= received["metric"] <= most:
@@ -205,12 +202,9 @@ class Combined(Combination, Method[CombinedServer, Stateless, ReportList]):
             raise MessageError(f"its loss of the combined model is {received['loss']:g}")
         if received["overflowed"] not in (0.0, 1.0):
             raise MessageError("it does not say whether its training overflowed")
-
-    def trouble(self, report: Report) -> str:
-        """A network that is not there."""
-        if not _overflowed(report):
-            return ""
-        return "its training left what is finite, so its network is not among those combined"
+        if _overflowed(report):
+            return "its training left what is finite, so its network is not among those combined"
+        return None
 
     def update(
         self, server: CombinedServer, reports: ReportList, at: RoundContext
@@ -276,10 +270,6 @@ class Combined(Combination, Method[CombinedServer, Stateless, ReportList]):
             return ""
         watched = _word(self.watch, run)
         return f"stable point: {watched} moved by {movement:.2g} in {self.window} rounds"
-
-    def stopped(self, server: CombinedServer) -> str:
-        """The coordinator's decision."""
-        return server.stopped
 
     def model(self, server: CombinedServer, run: Federation) -> Tensors:
         """The combination of the last round, and its buffers."""

@@ -9,6 +9,7 @@ from pydantic import Field
 from torch import Tensor
 
 from fedbayes.contracts import (
+    About,
     Averaged,
     Federation,
     Info,
@@ -56,7 +57,7 @@ class FedBeServer:
 class _Ensemble(Averaged, Method[FedBeServer, Stateless, Reduced], Generic[Reduced]):
     """What both ways to the distribution share: clients as of FedAvg, predictions, distillation."""
 
-    paper = "Chen and Chao 2021"
+    about = About(paper="Chen and Chao 2021")
     server_state = FedBeServer
 
     members: int = Field(10, ge=1, description="networks that are drawn for the ensemble")
@@ -207,7 +208,7 @@ class FedBe(_Ensemble[ReportList]):
     """
 
     name = "fedbe"
-    summary = "a distribution over the clients' networks, and its ensemble"
+    about = About("a distribution over the clients' networks, and its ensemble")
     reports = Reports({"weights": Part(compared="tensors")}, reduce="set")
 
     distribution: Literal["gaussian", "dirichlet"] = Field(
@@ -262,10 +263,17 @@ class FedBeSums(_Ensemble[Sum]):
     """
 
     name = "fedbe-sums"
-    summary = "the Gaussian of fedbe from sums, which may be secret"
+    about = About("the Gaussian of fedbe from sums, which may be secret")
     reports = Reports(
-        {"weights": Part(), "square": Part(origin="zero", linear=False)},
-        uncompressed="its variance is a difference of squares and of the changes that they are of",
+        {
+            "weights": Part(),
+            "square": Part(
+                origin="zero",
+                linear=False,
+                uncompressed="its variance is a difference of squares and of the changes that they "
+                "are of",
+            ),
+        }
     )
 
     def expected(self, message: Message, run: Federation) -> Message:

@@ -10,7 +10,9 @@ from torch import Tensor
 
 from fedbayes.contracts import (
     UNIFORM,
+    About,
     Averaged,
+    Chart,
     Federation,
     Info,
     Known,
@@ -59,10 +61,12 @@ class FedDrop(Averaged, ServerOptimizer, Method[FedDropServer, Stateless, Sum]):
     rate of 0.01 on in- and outputs comes to less than one.
     """
 
-    published = UNIFORM
     name = "feddrop"
-    summary = "every client trains a smaller network: federated dropout"
-    paper = "Caldas et al. 2018; Louizos et al. 2021, appendix A"
+    about = About(
+        "every client trains a smaller network: federated dropout",
+        "Caldas et al. 2018; Louizos et al. 2021, appendix A",
+        published=UNIFORM,
+    )
     server_state = FedDropServer
     reports = Reports({"weights": Part(mask="sent")})
 
@@ -145,7 +149,7 @@ class FedDrop(Averaged, ServerOptimizer, Method[FedDropServer, Stateless, Sum]):
         }
         return Report(report, self.weight(solved)), client, solved.info
 
-    def resummed(self, total: Total, server: FedDropServer, run: Federation) -> Sum:
+    def chart(self, server: FedDropServer, run: Federation) -> Chart:
         """Where nothing says who had an entry, as under noise, as many count as are expected to
         have had it.
         """
@@ -156,13 +160,17 @@ class FedDrop(Averaged, ServerOptimizer, Method[FedDropServer, Stateless, Sum]):
         }
         touched = units.masks(dropped, stays, running=True)
         touched = {name: axes for name, axes in touched.items() if name in whole}
-        every = {name: torch.full(whole[name].shape, total.weight).double() for name in touched}
-        likely = units.zero(every, touched)
-        heard = {
-            part: {name: likely[name] for name in tensors if name in likely} | total.heard[part]
-            for part, tensors in total.changes.items()
-        }
-        return super().resummed(replace(total, heard=heard), server, run)
+
+        def as_expected(total: Total) -> Total:
+            every = {name: torch.full(whole[name].shape, total.weight).double() for name in touched}
+            likely = units.zero(every, touched)
+            heard = {
+                part: {name: likely[name] for name in tensors if name in likely} | total.heard[part]
+                for part, tensors in total.changes.items()
+            }
+            return replace(total, heard=heard)
+
+        return Chart(total=as_expected)
 
     def update(
         self, server: FedDropServer, reports: Sum, at: RoundContext

@@ -4,6 +4,7 @@ import torch
 from pydantic import Field
 
 from fedbayes.contracts import (
+    About,
     ClassCountedMethod,
     Federation,
     Info,
@@ -47,8 +48,10 @@ class FedFuse(ClassCountedMethod[Server]):
     """
 
     name = "fedfuse"
-    summary = "the clients' ensemble, learnt on inputs that are drawn"
-    paper = "after FedDF, Lin et al. 2020; drawn inputs and teacher: fusion in function space"
+    about = About(
+        "the clients' ensemble, learnt on inputs that are drawn",
+        "after FedDF, Lin et al. 2020; drawn inputs and teacher: fusion in function space",
+    )
     server_state = Server
 
     inputs: str = Field(

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from fedbayes.contracts import (
     UNIFORM,
+    About,
     Averaged,
     Federation,
     Info,
@@ -54,10 +55,12 @@ class FedL1(Averaged, ServerOptimizer, Method[FedL1Server, Stateless, Sum]):
     owns. The server takes an optimizer's step along the difference of the sparse models.
     """
 
-    published = UNIFORM
     name = "fedl1"
-    summary = "group lasso and a threshold: small units are not sent"
-    paper = "Louizos et al. 2021, appendix A; Wen et al. 2016"
+    about = About(
+        "group lasso and a threshold: small units are not sent",
+        "Louizos et al. 2021, appendix A; Wen et al. 2016",
+        published=UNIFORM,
+    )
     server_state = FedL1Server
     reports = Reports({"weights": Part(mask="chosen", missing="zero")})
 

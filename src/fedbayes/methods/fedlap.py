@@ -8,6 +8,7 @@ from pydantic import Field
 from torch import Tensor
 
 from fedbayes.contracts import (
+    About,
     AnyMethod,
     Federation,
     Info,
@@ -64,8 +65,7 @@ class FedLap(MomentMatching):
     """
 
     name = "fedlap"
-    summary = "Laplace at every client, with a dual for each"
-    paper = "Swaroop, Khan and Doshi 2025"
+    about = About("Laplace at every client, with a dual for each", "Swaroop, Khan and Doshi 2025")
     reports = retracting(
         MomentMatching.reports, retracted, "with method.covariance = 'none' there is no precision"
     )
@@ -162,8 +162,7 @@ class Kronecker(SharedKroneckerPosterior):
     """
 
     name = FedLap.name
-    summary = FedLap.summary
-    paper = FedLap.paper
+    about = FedLap.about
 
     of: FedLap
 

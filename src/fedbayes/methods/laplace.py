@@ -11,6 +11,7 @@ from torch import Tensor
 
 from fedbayes.contracts import (
     UNIFORM,
+    About,
     Averaged,
     Federation,
     Info,
@@ -58,10 +59,12 @@ class Laplace(Averaged, ServerSchedule, Method[LaplaceServer, Stateless, ReportL
     gradient of the paper, takes the median for the clients' mean in generalized FedAvg.
     """
 
-    published = UNIFORM
     name = "laplace"
-    summary = "sparse changes and the clients' median: the Laplace prior"
-    paper = "Louizos et al. 2021, appendix J.1"
+    about = About(
+        "sparse changes and the clients' median: the Laplace prior",
+        "Louizos et al. 2021, appendix J.1",
+        published=UNIFORM,
+    )
     server_state = LaplaceServer
     reports = Reports({"weights": Part(mask="chosen", missing="unchanged")}, reduce="set")
 

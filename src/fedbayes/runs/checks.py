@@ -10,7 +10,7 @@ from pydantic import BaseModel
 
 from fedbayes.config.config import SAMPLING, Config
 from fedbayes.config.given import refuse_objects
-from fedbayes.contracts import AnyMethod, Federation
+from fedbayes.contracts import AnyMethod, Federation, Reports
 from fedbayes.core.devices import find_devices
 from fedbayes.core.fields import idle
 from fedbayes.core.lazy import own_function, raised
@@ -142,7 +142,7 @@ def _check_generator(config: Config, method: AnyMethod, run: Federation) -> None
     """
     if config.data.generator is None:
         return
-    if method.centralized:
+    if method.reports.pooled:
         raise ConfigError(
             f"{method.name} pools the samples of all clients, and data.generator gives those of "
             "one at a time; choose another method, or data in a file"
@@ -208,7 +208,7 @@ def _check_reports(config: Config, method: AnyMethod, run: Federation) -> None:
     """
     needed = config.min_reports
     waits = not config.asynchronous.active
-    if not method.centralized and waits and needed > run.cohort:
+    if not method.reports.pooled and waits and needed > run.cohort:
         raise ConfigError(
             f"min_reports = {needed}, but a round of this run has {run.cohort} clients: no "
             "round would count"
@@ -244,7 +244,7 @@ def _check_privacy(config: Config, method: AnyMethod, run: Federation) -> None:
     Raises:
         ConfigError: they do not, or a package is missing.
     """
-    if config.sampling == "poisson" and (method.centralized or config.secure.enabled):
+    if config.sampling == "poisson" and (method.reports.pooled or config.secure.enabled):
         what = "secure.enabled" if config.secure.enabled else method.name
         raise ConfigError(f"{what} needs cohorts of a fixed size; sampling = 'poisson' has none")
     if needs_secret(config):
@@ -305,19 +305,20 @@ def _check_headline(config: Config, method: AnyMethod, data: FederatedData) -> N
         name = "keep_checkpoints = 'best'"
     else:
         return
-    if method.models != "global" and config.privacy.noise and config.privacy.metrics == "off":
+    own = method.models.headline == "local"
+    if own and config.privacy.noise and config.privacy.metrics == "off":
         raise ConfigError(
             f"{name} compares metrics of the clients' own models, which they do not send: "
             "privacy.metrics is off"
         )
     if not data.test_total and not config.at_clients:
         raise ConfigError(f"{name} compares metrics, but no client has test samples")
-    if method.models == "global" and not config.evaluate_every:
+    if not own and not config.evaluate_every:
         raise ConfigError(
             f"{name} compares metrics of the global model, but with evaluate_every = 0 only "
             "the last round is evaluated; set evaluate_every to 1 or more"
         )
-    if method.models != "global" and not config.evaluate_local_every:
+    if own and not config.evaluate_local_every:
         raise ConfigError(
             f"{name} compares metrics of the clients' own models, but with evaluate_local_every = "
             "0 only the last round is evaluated; set evaluate_local_every to 1 or more"
@@ -413,7 +414,7 @@ def remarks(
         )
     if config.privacy.noise and config.privacy.repeatable:
         notes.append(f"privacy.repeatable: {PUBLIC}")
-    if method.centralized:
+    if method.reports.pooled:
         named: list[tuple[BaseModel, str, tuple[str, ...]]]
         named = [(config, "", ("clients_per_round", "client_fraction", "sampling", "min_reports"))]
         named += [(config.aggregation, "aggregation.", ("max_change", "max_weight"))]
@@ -427,7 +428,7 @@ def remarks(
         notes.append(
             f"sampling = {config.sampling!r} has no effect: all clients are in every round"
         )
-    if method.centralized and config.clock.ticks:
+    if method.reports.pooled and config.clock.ticks:
         notes.append(f"clock has no effect: {method.name} pools all data")
     notes += stale.remarks(
         config.asynchronous,
@@ -438,7 +439,7 @@ def remarks(
     )
     if not method.models.has_global and config.evaluate_every != 1:
         notes.append(f"evaluate_every has no effect: {method.name} has no global model")
-    if config.evaluate_local_every != 1 and method.centralized:
+    if config.evaluate_local_every != 1 and method.reports.pooled:
         notes.append(f"evaluate_local_every has no effect: {method.name} has no clients' models")
     elif config.evaluate_local_every != 1 and (why := _silent(config)):
         notes.append(
@@ -469,7 +470,7 @@ def remarks(
     return [
         *notes,
         *idle(config, resolved={"data.partition": scheme}),
-        *idle(method, "method.", {f"method.{k}": v for k, v in method.resolved(run).items()}),
+        *idle(method, "method."),
         *remarks_on_network(config, run),
         *method.remarks(run),
         *_falling_short(method, run, data),
@@ -583,9 +584,9 @@ def _of_devices(config: Config, kind: str) -> list[str]:
 def _coupled(config: Config, method: AnyMethod, name: str, data: FederatedData) -> list[str]:
     """Which samples a likelihood that couples them takes together in training."""
     sizes = data.train_sizes()
-    most = int(sizes.sum() if method.centralized else sizes.max())
+    most = int(sizes.sum() if method.reports.pooled else sizes.max())
     notes = []
-    if method.centralized:
+    if method.reports.pooled:
         notes.append(
             f"{method.name} pools all data, so risk sets of {name} are of rows of several clients "
             "in training, and of each client's own in its metrics"
@@ -620,10 +621,10 @@ def _without_effect(config: Config, method: AnyMethod) -> list[str]:
     if _changed(aggregation, "max_change") and unseen:
         notes.append(f"aggregation.max_change has no effect: {unseen}")
     if aggregation.outliers == "leave-out":
-        why = unseen if method.declared.compared else f"{method.name} compares no networks"
+        why = unseen if Reports.of(method).compared else f"{method.name} compares no networks"
         notes += [f"aggregation.outliers has no effect: {why}"] if why else []
     alike = "with noise" if privacy.noise else f"under {method.name} as it is set"
-    if privacy.noise or not method.weighted:
+    if privacy.noise or not Reports.of(method).weighted:
         notes += [
             f"{table}.max_weight bounds no weight: {alike} all reports have weight 1"
             for table in ("aggregation", "secure")

@@ -16,8 +16,8 @@ import torch
 from threadpoolctl import threadpool_limits
 
 from fedbayes.config.config import Config
-from fedbayes.contracts import AnyMethod, Federation
-from fedbayes.contracts.returned import started
+from fedbayes.contracts import AnyMethod, Federation, Models
+from fedbayes.contracts.returned import started, stopped
 from fedbayes.core.brief import Brief
 from fedbayes.core.by_client import ByClient
 from fedbayes.core.devices import repeatable
@@ -535,7 +535,7 @@ class Simulation(Brief):
     def _over(self, number: int, server: Any) -> bool:
         """Whether round `number` was the last."""
         done = number >= self.config.rounds or bool(self.stopped)
-        return done or bool(self.method.stopped(server))
+        return done or bool(stopped(server))
 
     def _step(self, number: int) -> Step:
         """Run a round, evaluate what came of it, and put it on record.
@@ -559,7 +559,7 @@ class Simulation(Brief):
         missed: dict[int, str] = {}
         if found.last:
             began += self._calibrate(model, number)  # they are not the round's
-            if self.method.sends_final_model:
+            if self.method.models is Models.COPIED:
                 found, missed = self._copied(model, found)
         evaluating = self._seconds_evaluating - evaluating
         seconds = max(0.0, time.perf_counter() - began - evaluating)
@@ -604,7 +604,7 @@ class Simulation(Brief):
         told = self._evaluator.measures(last)
         evaluates = last or self._evaluator.due(number)
         evaluated = self._evaluated(model, number, told) if evaluates else None
-        if evaluated and self.method.centralized:
+        if evaluated and self.method.reports.pooled:
             clients = evaluated.clients
         local = self._evaluator.tells_local(number, result)
         own = clients if local else ClientScores()
@@ -699,7 +699,7 @@ class Simulation(Brief):
                     number=number,
                     cohort=cohort,
                 ),
-                1 if self.method.centralized else self.config.min_reports,
+                1 if self.method.reports.pooled else self.config.min_reports,
                 self.runtime.stages,
             ),
             weights=self._weights,

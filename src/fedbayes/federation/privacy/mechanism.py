@@ -9,7 +9,17 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from fedbayes.contracts import AnyMethod, Changes, Federation, Report, RoundContext, Sum, Total
+from fedbayes.contracts import (
+    AnyMethod,
+    ChangeCoordinates,
+    Changes,
+    Federation,
+    Report,
+    Reports,
+    RoundContext,
+    Sum,
+    Total,
+)
 from fedbayes.contracts.changes import shortened, types_of
 from fedbayes.core.messages import Message
 from fedbayes.errors import ConfigError
@@ -19,7 +29,6 @@ from fedbayes.federation.privacy.accounting import Spent
 from fedbayes.federation.privacy.noise import Secret
 from fedbayes.federation.privacy.settings import Privacy
 from fedbayes.federation.privacy.spending import NONCE, Spending
-from fedbayes.federation.stages.fold import ChangeCoordinates
 from fedbayes.methods import METHODS
 from fedbayes.models import Network
 
@@ -222,7 +231,7 @@ def parts_of(method: AnyMethod, run: Federation) -> list[str]:
     """The parts of a method's reports that noise goes on."""
     server = method.init(run)
     pattern = method.expected(method.message(server, RoundContext(run, 1)), run)
-    changes = method.changes(Report(dict(pattern)), server, run)
+    changes = ChangeCoordinates.of(method, server, run).changes(Report(dict(pattern)))
     return sorted(part for part in changes if part != "counters")
 
 
@@ -259,11 +268,10 @@ def check(
             "privacy.noise needs checkpoint_every = 1: rounds that were run again after a kill "
             "would tell more than ε says"
         )
-    if method.declared.refusals["noise"] or method.centralized:
+    declared = Reports.of(method)
+    if declared.refusals["noise"]:
         able = ", ".join(
-            name
-            for name, kind in METHODS.items()
-            if not kind.reports.refusals["noise"] and not kind.centralized
+            name for name, kind in METHODS.items() if not kind.reports.refusals["noise"]
         )
         raise ConfigError(
             f"privacy.noise is for methods whose reports add ({able}); {method.name} does not"
@@ -273,7 +281,7 @@ def check(
             "privacy.mechanism = 'matrix' is for cohorts by a schedule; set sampling to 'cyclic' "
             "or 'uniform', or the mechanism to 'gaussian'"
         )
-    if settings.quantile is not None and method.declared.tracked:
+    if settings.quantile is not None and declared.tracked:
         raise ConfigError(
             f"privacy.quantile moves the bounds of changes, and clients of {method.name} keep what "
             "they added, so they must know the bounds; leave it out, or set privacy.clips"

@@ -2,7 +2,7 @@
 
 import torch
 
-from fedbayes.contracts import AnyMethod
+from fedbayes.contracts import AnyMethod, Reports
 from fedbayes.core.tensors import Tensors
 from fedbayes.errors import ConfigError
 from fedbayes.federation.settings import Aggregation, Compression, Secure
@@ -53,7 +53,7 @@ def check(
             f"= {settings.up!r} nearly all reports say zero of nearly every one, which then stays "
             "as it is; have rule = 'krum', or up = 'int8'"
         )
-    if settings.up != "none" and method.declared.tracked and aggregation.clip:
+    if settings.up != "none" and Reports.of(method).tracked and aggregation.clip:
         raise ConfigError(
             f"aggregation.clip and compression.up do not go together with {method.name}: its "
             "clients keep what the server adds, and do not know what is shortened after it came; "
@@ -69,15 +69,13 @@ def check(
 
 def refusal(method: AnyMethod | type[AnyMethod]) -> str:
     """Why messages of a method cannot be compressed, in words; empty if they can."""
-    if method.centralized:
-        return "it sends no messages"
-    declared = method.reports if isinstance(method, type) else method.declared
+    declared = method.reports if isinstance(method, type) else Reports.of(method)
     return declared.refusals["compression"]
 
 
 def _starts_at_server(method: AnyMethod) -> bool:
     """Whether a broadcast has tensors of the same names as reports: others stay as they are."""
-    return any(p.origin == "server" for p in method.declared.parts.values())
+    return any(p.origin == "server" for p in Reports.of(method).parts.values())
 
 
 def remarks(settings: Compression, link: Compressor) -> list[str]:

@@ -11,10 +11,10 @@ from fedbayes.contracts import (
     Models,
     Problem,
     Report,
-    Reports,
     RoundContext,
     Solved,
 )
+from fedbayes.contracts.parts import Retract
 from fedbayes.core.messages import Message, dense
 from fedbayes.core.tensors import Samples, Tensors
 from fedbayes.errors import ConfigError
@@ -35,6 +35,7 @@ def with_own_layers(method: AnyMethod) -> AnyMethod:
         (_OwnLayers, base),
         {
             "client_state": state,
+            "reports": base.reports.in_states(_inside),
             "behind": base,
             "__module__": base.__module__,
             "__doc__": base.__doc__,
@@ -95,16 +96,6 @@ class _OwnLayers(Method[Any, Any, Any]):
         kept = {name: solved.parameters[name] for name in names}
         return report, type(self).client_state(inner=inner, own=kept), info
 
-    @property
-    def declared(self) -> Reports:
-        """As the method declares; own layers are not reported."""
-        declared: Reports = self.behind.declared.fget(self)  # type: ignore[attr-defined]
-        return declared.in_states(
-            lambda retract: (
-                lambda client, missed: replace(client, inner=retract(client.inner, missed))
-            )
-        )
-
     def personal_model(
         self, message: Message, report: Report | None, client: Any, run: Federation
     ) -> Tensors | None:
@@ -118,12 +109,13 @@ class _OwnLayers(Method[Any, Any, Any]):
 
 def _able(kind: type[AnyMethod]) -> bool:
     """Whether clients of a method train whole weights by gradients, and report these very ones."""
-    whole = (
-        not kind.reports.refusals["secure sums"]
-        and "weights" in kind.reports.parts
-        and not kind.centralized
-    )
+    whole = not kind.reports.refusals["secure sums"] and "weights" in kind.reports.parts
     return whole and kind.models is Models.GLOBAL and kind.local is Method.local
+
+
+def _inside(retract: Retract) -> Retract:
+    """How the method's own state, inside that of a client with own layers, takes back a part."""
+    return lambda client, missed: replace(client, inner=retract(client.inner, missed))
 
 
 def _without(tensors: Tensors, names: Tensors) -> Tensors:

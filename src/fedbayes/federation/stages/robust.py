@@ -1,6 +1,6 @@
 """Robust middles of reports, in place of their mean.
 
-A rule works on the changes of reports (`Method.changes`), part by part. The weights of the reports
+A rule works on the changes of reports (`contracts.changes`), part by part. The weights of the reports
 do not count, since a hostile client chooses its own.
 """
 
@@ -10,12 +10,12 @@ from functools import partial
 import torch
 from torch import Tensor
 
-from fedbayes.contracts import Changes, Report, ReportList, Sum, Total
+from fedbayes.contracts import ChangeCoordinates, Changes, Report, ReportList, Sum, Total
 from fedbayes.contracts.changes import clipped, norm, types_of
 from fedbayes.contracts.reports import Middle, weighted_mean
 from fedbayes.federation.settings import Rule
 from fedbayes.federation.stages.bounds import median
-from fedbayes.federation.stages.fold import ChangeCoordinates, ChangeReducer
+from fedbayes.federation.stages.fold import ChangeReducer
 
 
 class Robust(ChangeReducer):

@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from fedbayes.contracts import AnyMethod, Federation, Report
+from fedbayes.contracts import AnyMethod, ChangeCoordinates, Federation, Report, Reports
 from fedbayes.contracts.changes import start_of
 from fedbayes.contracts.natural import GaussianServer
 from fedbayes.core.messages import Masked, Message
@@ -55,7 +55,9 @@ def as_of_now(
         Running statistics are means of the report's and of today's: a variance that changes as
         another one did would become negative.
     """
-    before, after = method.centre(report, then, run), method.centre(report, now, run)
+    before, after = (
+        ChangeCoordinates.of(method, server, run).origin(report) for server in (then, now)
+    )
     tensors: Message = {}
     for name, item in report.tensors.items():
         values = item.dense() if isinstance(item, Masked) else item
@@ -120,9 +122,9 @@ def check(
         )
     if not settings.active:
         return
-    if method.declared.stale == "refused" or method.centralized:
+    if Reports.of(method).stale == "refused":
         raise ConfigError(f"asynchronous.buffer is not for {method.name}: {_why(method)}")
-    if method.declared.stale == "whole" and settings.weight(1) != 1.0:
+    if Reports.of(method).stale == "whole" and settings.weight(1) != 1.0:
         raise ConfigError(
             f"{method.name} adds reports whole alone, since clients keep what they reported or "
             "parts of a report grow otherwise than its change; set asynchronous.staleness = "
@@ -175,12 +177,8 @@ def check(
 
 def _why(method: AnyMethod) -> str:
     """Why reports of a method do not outlive a change of the server, in words."""
-    able = ", ".join(
-        name
-        for name, kind in METHODS.items()
-        if kind.reports.stale != "refused" and not kind.centralized
-    )
-    if method.centralized:
+    able = ", ".join(name for name, kind in METHODS.items() if kind.reports.stale != "refused")
+    if method.reports.pooled:
         return "all its data lie in one place"
     return (
         "its reports do not add to a state of the server that is not the one they were learnt "
