@@ -1,7 +1,7 @@
 """Robust middles of reports, in place of their mean.
 
-A rule works on the changes of reports (`contracts.changes`), part by part. The weights of the reports
-do not count, since a hostile client chooses its own.
+A rule works on the changes of reports (`contracts.changes`), part by part. The weights of the
+reports do not count, since a hostile client chooses its own.
 """
 
 from dataclasses import replace
