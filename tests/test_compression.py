@@ -58,7 +58,7 @@ def passage(place, up="none", *, method=None, message=None, **more):
     method = method or FedAvg()
     message = message or method.message(method.init(place), RoundContext(place, 1))
     link = Compressor(Compression(up=up, **more), method, place)
-    return link.passage(message, RoundContext(place, 1, 2))
+    return link.codec(message, RoundContext(place, 1, 2))
 
 
 def moved(weights, scale=0.01, seed=0):

@@ -88,7 +88,7 @@ def test_a_rule_takes_the_middle_of_every_part(method, rule):
     chosen = each if rule != "krum" else [each[place] for place in krum(each, hostile)]
     total = Total(weight=6.0, clients=6, dtypes=types_of(found[0]))
     for part, tensors in each[0].items():
-        total.changes[part], total.heard[part] = {}, {}
+        total.changes[part], total.present_weight[part] = {}, {}
         for name, tensor in tensors.items():
             rows = np.stack([changes[part][name].numpy().ravel() for changes in chosen])
             if rule == "krum":
@@ -100,7 +100,7 @@ def test_a_rule_takes_the_middle_of_every_part(method, rule):
             share = (~np.isnan(rows)).mean(0)
             total.changes[part][name] = torch.from_numpy(middle * share * 6).view_as(tensor)
             if (share < 1).any():
-                total.heard[part][name] = torch.from_numpy(share * 6).view_as(tensor)
+                total.present_weight[part][name] = torch.from_numpy(share * 6).view_as(tensor)
     wanted = method.update(server, way.resummed(total), RoundContext(run, 2))[0]
     reports = fold(Aggregation(rule=rule, hostile=hostile), method, server, run)
     for client, report in found.items():

@@ -67,7 +67,7 @@ def corpus():
         assert not refusal(METHODS[name])
         for up in ("bf16", "int8", "top-k", "random-k"):
             _, outcome, broadcast = first_task(name, Compression(up=up, down="bf16", share=0.1))
-            found += 3 * [(outcome.report, broadcast.passage(0).read)]
+            found += 3 * [(outcome.report, broadcast.codec(0).read)]
     mask = torch.arange(6) % 2 == 0
     sparse = Masked.keep(torch.ones(6, 4, 3), {(0,): mask, (1, 2): torch.ones(4, 3) > 0})
     large = {f"layer{number}.weight": torch.ones(30, 30) for number in range(250)}

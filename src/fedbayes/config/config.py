@@ -420,9 +420,9 @@ class Config(Settings):
         method = self.named_method()
         if self.model.batch_norm != "local":
             return method.variant()
-        from fedbayes.federation.stages.personal_layers import with_own_layers
+        from fedbayes.federation.stages.personal_layers import with_personal_layers
 
-        return with_own_layers(method)
+        return with_personal_layers(method)
 
     def reopened(self) -> Self:
         """The settings as they were before any was chosen: what was chosen is `auto` again, unless

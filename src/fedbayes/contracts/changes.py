@@ -33,7 +33,7 @@ class Total:
 
     changes: Changes = field(default_factory=dict)
     """Sum over clients of weight times change, float64; an entry that nobody spoke of is 0."""
-    heard: Changes = field(default_factory=dict)
+    present_weight: Changes = field(default_factory=dict)
     """Of tensors in which a report said nothing of some entry, the sum of the weights of the
     reports that did, by entry."""
     dtypes: dict[str, torch.dtype] = field(default_factory=dict)
@@ -47,7 +47,7 @@ class Total:
         """Fold in the changes of one report."""
         for part, tensors in changes.items():
             sums = self.changes.setdefault(part, {})
-            counts = self.heard.setdefault(part, {})
+            counts = self.present_weight.setdefault(part, {})
             for name, change in tensors.items():
                 silent = change.isnan()
                 if name not in sums:
@@ -71,7 +71,7 @@ class Total:
         summed = Sum(weight=self.weight, clients=self.clients)
         for part, tensors in self.changes.items():
             for name, change in tensors.items():
-                heard = self.heard[part].get(name)
+                heard = self.present_weight[part].get(name)
                 start = start_of(name, change.shape, origin)
                 if start is not None:
                     count = self.weight if heard is None else heard

@@ -99,7 +99,7 @@ class ClientFailure:
     """Bytes that a network carried from the client."""
     refused: bool = False
     """Whether something came that is no report, as opposed to nothing."""
-    in_vain: bool = False
+    blocked_by_others: bool = False
     """Whether the client was there, and others are why nothing came of it."""
 
 
@@ -242,7 +242,7 @@ class ClientRuntime:
                 scores = self._scored(task, draw, test, run.measures)
             self.evaluating["seconds"] += time.perf_counter() - began
         report = at_client(self.stages, report, message, at)
-        written = link.passage(message, at).write(report, memory)
+        written = link.codec(message, at).write(report, memory)
         if written.missed:
             state = Reports.of(self.method).retracted(state, written.missed)
         return ClientResult(

@@ -153,7 +153,7 @@ class SecureFlower(Flower):
                 )
             elif node in reports or node not in steps.lost:
                 reason = f"secure aggregation came to nothing: {why}"
-                yield ClientFailure(reason, down, up, in_vain=True)
+                yield ClientFailure(reason, down, up, blocked_by_others=True)
             else:
                 refused = isinstance(steps.lost[node], MessageError)
                 yield ClientFailure(str(steps.lost[node]), down, up, refused)

@@ -165,10 +165,11 @@ class FedDrop(Averaged, ServerOptimizer, Method[FedDropServer, Stateless, Sum]):
             every = {name: torch.full(whole[name].shape, total.weight).double() for name in touched}
             likely = units.zero(every, touched)
             heard = {
-                part: {name: likely[name] for name in tensors if name in likely} | total.heard[part]
+                part: {name: likely[name] for name in tensors if name in likely}
+                | total.present_weight[part]
                 for part, tensors in total.changes.items()
             }
-            return replace(total, heard=heard)
+            return replace(total, present_weight=heard)
 
         return Chart(total=as_expected)
 

@@ -590,7 +590,7 @@ class ScaffoldFedSparse(ControlVariateMethod[Controlled], SpikeSlab[Controlled, 
 def _counted(total: Total, believed: Tensors, gated: tuple[Gateable, ...]) -> Total:
     """Changes of weights that count as often as their gate was open, of a sum with votes."""
     changes = {part: tensors for part, tensors in total.changes.items() if part != "gates"}
-    heard, moved = dict(total.heard["weights"]), dict(total.changes["weights"])
+    heard, moved = dict(total.present_weight["weights"]), dict(total.changes["weights"])
     for layer in gated:
         opened = total.changes["gates"][layer.layer] + believed[layer.layer] * total.weight
         opened = opened.clamp(0, total.weight)
@@ -603,7 +603,7 @@ def _counted(total: Total, believed: Tensors, gated: tuple[Gateable, ...]) -> To
     return replace(
         total,
         changes={**changes, "weights": moved},
-        heard={**total.heard, "weights": heard},
+        present_weight={**total.present_weight, "weights": heard},
     )
 
 

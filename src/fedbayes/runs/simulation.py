@@ -53,10 +53,10 @@ from fedbayes.runs.cohorts import cohort_of
 from fedbayes.runs.evaluator import Evaluator
 from fedbayes.runs.lines import (
     evaluation_line,
-    in_vain,
     of_noise_alone,
     round_line,
     troubles_of,
+    wasted_round,
 )
 from fedbayes.runs.precision import choose
 from fedbayes.runs.privacy import identified, mechanism, round_summary, secret_of
@@ -308,7 +308,7 @@ class Simulation(Brief):
         timing = self._turns.take_up(checkpoint)
         self.progress: Progress = replace(checkpoint, privacy=record, timing=timing)
         self._secret = secret_of(record, self.config)
-        self._in_vain = 0  # rounds in a row that came to nothing, in this process
+        self._wasted_rounds = 0  # rounds in a row that came to nothing, in this process
         self._saved = checkpoint.round
         self.server: Any = unpack(self.method.server_state, checkpoint.server)
         self._weights = self._weights_after(checkpoint)
@@ -515,14 +515,14 @@ class Simulation(Brief):
                 undone.
         """
         most = self.config.stop_refused
-        if self.over or not most or self._in_vain < most or self.config.privacy.noise:
+        if self.over or not most or self._wasted_rounds < most or self.config.privacy.noise:
             return  # with noise every round has an update, whoever reports
         if self._saved < self.progress.round:
             self.checkpoint()
         raise RunError(
             f"{self.folder.path}: for {most} rounds in a row every report was refused, or the "
-            f"update was undone; the last time: {in_vain(self._last)}. If the clients are honest, "
-            "training diverges (a smaller training.lr may do), or bounds are too narrow "
+            f"update was undone; the last time: {wasted_round(self._last)}. If the clients are "
+            "honest, training diverges (a smaller training.lr may do), or bounds are too narrow "
             "(aggregation.max_change, aggregation.max_weight). `resume` tries as many rounds "
             "again; stop_refused = 0 goes on whatever comes"
         )
@@ -713,7 +713,7 @@ class Simulation(Brief):
         self.folder.add_metrics(metrics)
         self._heartbeat.round_ended()
         self._last = metrics
-        self._in_vain = self._in_vain + 1 if in_vain(metrics) else 0
+        self._wasted_rounds = self._wasted_rounds + 1 if wasted_round(metrics) else 0
         self._standing = self._standing.after(metrics)
         best = self._keeps_best and self._standing.best_round == number
         if best:

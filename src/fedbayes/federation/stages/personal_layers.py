@@ -21,7 +21,7 @@ from fedbayes.errors import ConfigError
 from fedbayes.methods import METHODS
 
 
-def with_own_layers(method: AnyMethod) -> AnyMethod:
+def with_personal_layers(method: AnyMethod) -> AnyMethod:
     """The method, with the same settings, whose clients keep `Network.own` to themselves.
 
     Server and messages are as if the network had no such tensors. A client trains its own beside
@@ -29,10 +29,12 @@ def with_own_layers(method: AnyMethod) -> AnyMethod:
     (Li et al. 2021, FedBN: Federated Learning on Non-IID Features via Local Batch Normalization).
     """
     base = type(method)
-    state = make_dataclass("Kept", [("inner", base.client_state), ("own", Tensors)], frozen=True)
+    state = make_dataclass(
+        "PersonalState", [("inner", base.client_state), ("own", Tensors)], frozen=True
+    )
     kind = type(
         base.__name__,
-        (_OwnLayers, base),
+        (_PersonalLayers, base),
         {
             "client_state": state,
             "reports": base.reports.in_states(_inside),
@@ -45,7 +47,7 @@ def with_own_layers(method: AnyMethod) -> AnyMethod:
     return made
 
 
-class _OwnLayers(Method[Any, Any, Any]):
+class _PersonalLayers(Method[Any, Any, Any]):
     """What differs from the method that comes behind it in the order of classes."""
 
     models = Models.PERSONAL

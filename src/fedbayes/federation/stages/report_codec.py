@@ -113,7 +113,7 @@ class Compressor:
             for name, item in message.items()
         }
 
-    def passage(self, message: Message, at: RoundContext) -> "ReportCodec":
+    def codec(self, message: Message, at: RoundContext) -> "ReportCodec":
         """The way of a client's report.
 
         Args:
@@ -191,20 +191,20 @@ class ReportCodec:
         return Written(encode_report(Report(sent, report.weight)), kept, missed)
 
     def read(self, data: bytes) -> tuple[Report, int]:
-        """A report as the method's server takes it, and how many bytes it was spared.
+        """A report as the method's server takes it, and how many bytes it saved.
 
         Raises:
             MessageError: the bytes are no proper report. The text says why.
         """
-        spared = 0
+        saved = 0
 
         def expanded(sent: Message) -> Message:
-            nonlocal spared
+            nonlocal saved
             found = self._expanded(sent)
-            spared = payload(found) - payload(sent)
+            saved = payload(found) - payload(sent)
             return found
 
-        return decode_report(data, self.expected, expanded), spared
+        return decode_report(data, self.expected, expanded), saved
 
     def _expanded(self, sent: Message) -> Message:
         """The tensors of a report of those that were sent.

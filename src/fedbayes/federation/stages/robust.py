@@ -50,12 +50,12 @@ class Robust(ChangeReducer):
             chosen = [self._found[place] for place in nearest(self._found, self._hostile)]
         total = Total(weight=float(self.clients), clients=self.clients, dtypes=self._dtypes)
         for part, tensors in chosen[0].items():
-            total.changes[part], total.heard[part] = {}, {}
+            total.changes[part], total.present_weight[part] = {}, {}
             for name in tensors:
                 stack = torch.stack([changes[part][name] for changes in chosen])
                 share = (~stack.isnan()).double().mean(0)
                 if bool((share < 1).any()):
-                    total.heard[part][name] = share * self.clients
+                    total.present_weight[part][name] = share * self.clients
                 total.changes[part][name] = self._middle(stack) * share * self.clients
         return self._way.resummed(total)
 
