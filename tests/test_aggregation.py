@@ -148,8 +148,14 @@ def test_robust_rules_withstand_what_ruins_the_mean():
         ({"aggregation": {"delta": 1e-6}}, "did you mean 'privacy.delta'"),
         ({"aggregation": {"rule": "krum", "hostile": 1}}, "min_reports of at least 5"),
         ({"aggregation": {"rule": "trimmed-mean", "hostile": 1}}, "min_reports of at least 3"),
-        ({"aggregation": {"rule": "median"}, "method": {"name": "pfnm"}}, "whose reports add"),
-        ({"aggregation": {"clip": 1.0}, "method": {"name": "global"}}, "whose reports add"),
+        (
+            {"aggregation": {"rule": "median"}, "method": {"name": "pfnm"}},
+            "reports are not averaged",
+        ),
+        (
+            {"aggregation": {"clip": 1.0}, "method": {"name": "global"}},
+            "not for global: all its data",
+        ),
     ],
 )
 def test_settings_that_do_not_go_together_are_refused(settings, words):

@@ -542,7 +542,7 @@ def test_methods_take_part_or_say_why_not(name):
                 "secure": {"enabled": True},
                 "compression": {"down": "bf16"},
             },
-            "secure.enabled do not go together",
+            "compression needs to send .* which secure.enabled rules out",
         ),
         ({"aggregation": {"rule": "median"}, "compression": {"up": "top-k"}}, "entry by entry"),
         (

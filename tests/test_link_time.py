@@ -17,7 +17,6 @@ from fedbayes.federation.clock.rates import rate
 from fedbayes.federation.clock.settings import ClockSettings
 from fedbayes.federation.clock.tables import read_rates
 from fedbayes.federation.engines.sequential import Sequential
-from fedbayes.federation.stages.compression import refusal
 from fedbayes.methods import METHODS
 from fedbayes.methods.fedavg import FedAvg
 from fedbayes.testing import Tampering, assert_identical
@@ -242,7 +241,11 @@ def awaited():
     for name, kind in METHODS.items():
         if kind.reports.stale == "refused":
             continue
-        for up in ("none",) if refusal(kind) else ("none", "bf16", "int8", "top-k", "random-k"):
+        for up in (
+            ("none",)
+            if kind.reports.refusals["compression"]
+            else ("none", "bf16", "int8", "top-k", "random-k")
+        ):
             slow = () if (name, up) in QUICK else pytest.mark.slow
             yield pytest.param(name, up, marks=slow)
 

@@ -182,12 +182,23 @@ class Reports:
             "compression": next((p.uncompressed for p in parts.values() if p.uncompressed), "")
             or ("" if adds else "its reports do not add, so errors would not average out")
             or (lost if kept else ""),
-            "robust rules": "" if self.reduce != "set" else "reports are not averaged",
+            "robust rules": "" if self.reduce != "set" else self._instead,
             "noise": single,
             "asynchronous rounds": "reports do not add to a later state of the server"
             if chosen or not adds
             else "",
         }
+
+    @property
+    def _instead(self) -> str:
+        """Why robust rules are not for reports that are all needed, and what is in their place."""
+        if any(p.missing == "unchanged" for p in self.parts.values()):
+            return "it takes the clients' median, or the mean of their signs, as it is"
+        return "reports are not averaged" + (
+            "; aggregation.outliers = 'leave-out' leaves out networks unlike the others"
+            if self.compared
+            else ""
+        )
 
     @property
     def stale(self) -> Literal["weighed", "whole", "refused"]:

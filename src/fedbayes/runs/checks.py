@@ -30,6 +30,7 @@ from fedbayes.inference.settings import LocalTraining
 from fedbayes.likelihoods.measures import AUTO, fitting
 from fedbayes.models.others import TextNetwork
 from fedbayes.models.settings import NAMES
+from fedbayes.runs.needs import check_features, check_needs
 from fedbayes.runs.networks import check_batches, remarks_on_network
 from fedbayes.runs.privacy import PUBLIC, needs_secret
 
@@ -68,7 +69,10 @@ def check(
     _check_generator(config, method, run)
     _check_schedules(config, method)
     method.check(run)
-    _check_sampling(config)
+    check_features(config, method)
+    check_needs(config, method)
+    if ":" in config.sampling:
+        own_function(config.sampling, "sampling", SAMPLING)
     _check_optimizer(run)
     _check_reports(config, method, run)
     _check_headline(config, method, data)
@@ -86,29 +90,6 @@ def check(
             engine=config.engine,
             secure=config.secure.enabled,
         )
-
-
-def _check_sampling(config: Config) -> None:
-    """See that a user's own sampling of clients has rounds to choose them for.
-
-    Raises:
-        ConfigError: who is in a round is chosen by something else, or counts for what is promised.
-    """
-    if ":" not in config.sampling:
-        return
-    reasons = {
-        "privacy.noise, whose ε is of uniform, cyclic or poisson cohorts": config.privacy.noise,
-        "secure.enabled, which needs cohorts of a fixed size": config.secure.enabled,
-        "asynchronous.buffer, where clients start when others end": config.asynchronous.active,
-        "clock.availability, which says who is there": config.clock.availability != "always",
-    }
-    for reason, holds in reasons.items():
-        if holds:
-            raise ConfigError(
-                f"sampling = {config.sampling!r} does not go with {reason}; set sampling = "
-                "'uniform'"
-            )
-    own_function(config.sampling, "sampling", SAMPLING)
 
 
 def _check_optimizer(run: Federation) -> None:
@@ -227,15 +208,8 @@ def _check_reports(config: Config, method: AnyMethod, run: Federation) -> None:
         engine=config.engine,
         cohort=run.cohort,
     )
-    compression.check(
-        config.compression, method, config.aggregation, config.secure, run.network.initial
-    )
-    stage.check(
-        find_stages(config.stages),
-        method,
-        secure=config.secure.enabled,
-        noise=bool(config.privacy.noise),
-    )
+    compression.check(config.compression, method, config.aggregation, run.network.initial)
+    stage.check(find_stages(config.stages), method)
 
 
 def _check_privacy(config: Config, method: AnyMethod, run: Federation) -> None:
@@ -244,9 +218,6 @@ def _check_privacy(config: Config, method: AnyMethod, run: Federation) -> None:
     Raises:
         ConfigError: they do not, or a package is missing.
     """
-    if config.sampling == "poisson" and (method.reports.pooled or config.secure.enabled):
-        what = "secure.enabled" if config.secure.enabled else method.name
-        raise ConfigError(f"{what} needs cohorts of a fixed size; sampling = 'poisson' has none")
     if needs_secret(config):
         what = "privacy.noise" if config.privacy.noise else "sampling = 'poisson'"
         accounting.require_packages(what)
@@ -255,17 +226,9 @@ def _check_privacy(config: Config, method: AnyMethod, run: Federation) -> None:
         method,
         run,
         clip=config.aggregation.clip,
-        rule=config.aggregation.rule,
         sampling=config.sampling,
         checkpoint_every=config.checkpoint_every,
     )
-    if config.secure.enabled and config.privacy.noise:
-        for name in ("quantile", "clips"):
-            if getattr(config.privacy, name):
-                raise ConfigError(
-                    f"privacy.{name} needs to see the parts of every change, which secure.enabled "
-                    "hides; leave it out"
-                )
 
 
 def _check_timing(config: Config, method: AnyMethod, run: Federation) -> None:
@@ -280,15 +243,7 @@ def _check_timing(config: Config, method: AnyMethod, run: Federation) -> None:
         method,
         clocked=ENGINES[config.engine].clocked,
         clients=run.clients,
-        sampling=config.sampling,
         min_reports=config.min_reports,
-        engine=config.engine,
-        beside={
-            "evaluate_at = 'clients'": config.evaluate_at == "clients",
-            f"attack.kind = {config.attack.kind!r}": config.attack.active,
-        },
-        noise=bool(config.privacy.noise),
-        secure=config.secure.enabled,
         clips=bool(run.clips),
     )
 
@@ -306,11 +261,6 @@ def _check_headline(config: Config, method: AnyMethod, data: FederatedData) -> N
     else:
         return
     own = method.models.headline == "local"
-    if own and config.privacy.noise and config.privacy.metrics == "off":
-        raise ConfigError(
-            f"{name} compares metrics of the clients' own models, which they do not send: "
-            "privacy.metrics is off"
-        )
     if not data.test_total and not config.at_clients:
         raise ConfigError(f"{name} compares metrics, but no client has test samples")
     if not own and not config.evaluate_every:
@@ -337,19 +287,6 @@ def _check_evaluation(config: Config, method: AnyMethod) -> None:
         raise ConfigError(
             f"evaluate_at = 'clients' is of a global model, and {method.name} has none"
         )
-    if config.secure.enabled:
-        raise ConfigError(
-            "evaluate_at = 'clients' has every client say how the model does on its test samples, "
-            "and under secure.enabled the server sees nothing of a single client; have one or the "
-            "other"
-        )
-    if config.privacy.noise and config.privacy.metrics == "off":
-        raise ConfigError(
-            "evaluate_at = 'clients' has clients send metrics, which ε does not cover: "
-            "privacy.metrics is off; set it to on, or leave evaluate_at out"
-        )
-    if config.attack.active:
-        raise ConfigError("evaluate_at = 'clients' does not go with an attack; leave it out")
 
 
 def _check_metrics(config: Config, method: AnyMethod, run: Federation, data: FederatedData) -> None:
@@ -365,11 +302,6 @@ def _check_metrics(config: Config, method: AnyMethod, run: Federation, data: Fed
         raise ConfigError(
             f"metrics names {listed(config.metrics, 3)}, but no client has test samples; see "
             "data.test, or leave metrics out"
-        )
-    if (why := _silent(config)) and not method.models.has_global:
-        raise ConfigError(
-            f"metrics names {listed(config.metrics, 3)}, but {method.name} has no global model to "
-            f"evaluate, and clients tell nothing of their own: {why}"
         )
 
 

@@ -12,7 +12,6 @@ from fedbayes.errors import ConfigError
 from fedbayes.federation.settings import Aggregation
 from fedbayes.federation.stages.fold import ChangeReducer, Fold, PlainReducer
 from fedbayes.federation.stages.robust import Robust, RobustGather
-from fedbayes.methods import METHODS
 
 __all__ = [
     "Aggregation",
@@ -60,12 +59,6 @@ def check(
     """
     if settings.plain:
         return
-    if not _adds(method):
-        able = ", ".join(name for name, kind in METHODS.items() if _adds(kind))
-        raise ConfigError(
-            f"aggregation.rule and aggregation.clip are for methods whose reports add ({able}), "
-            f"and not for {method.name}{_instead(method)}"
-        )
     declared = Reports.of(method)
     if settings.rule in ("median", "trimmed-mean") and declared.joint:
         raise ConfigError(
@@ -83,19 +76,6 @@ def check(
             f"aggregation.rule = {settings.rule!r} with hostile = {settings.hostile} needs "
             f"min_reports of at least {least[settings.rule]}; it is {min_reports}"
         )
-
-
-def _instead(method: AnyMethod) -> str:
-    """What a method has in place of robust rules, in words."""
-    if any(p.missing == "unchanged" for p in Reports.of(method).parts.values()):
-        return f": {method.name} takes the clients' median, or the mean of their signs, as it is"
-    if Reports.of(method).compared:
-        return "; aggregation.outliers = 'leave-out' leaves out networks unlike the others"
-    return ""
-
-
-def _adds(method: AnyMethod | type[AnyMethod]) -> bool:
-    return not method.reports.refusals["robust rules"]
 
 
 def fold(settings: Aggregation, method: AnyMethod, server: Any, run: Federation) -> Fold:

@@ -20,7 +20,6 @@ from fedbayes.core.tensors import Tensors
 from fedbayes.errors import ConfigError, EngineError, MessageError
 from fedbayes.federation.engine_table import ENGINES
 from fedbayes.federation.settings import FEWEST, MODULUS, MOST_LEVELS, Aggregation, Secure
-from fedbayes.methods import METHODS
 
 __all__ = ["MODULUS", "Plan", "Secure", "Vector"]
 
@@ -161,17 +160,6 @@ def check(
             if kind.secure
         )
         raise ConfigError(f"secure.enabled needs {able}; engine is {engine!r}")
-    if not _able(method):
-        able = ", ".join(name for name, kind in METHODS.items() if _able(kind))
-        raise ConfigError(
-            f"secure.enabled is for methods whose reports are summed whole ({able}); "
-            f"{method.name} needs to see single reports, or reports are sparse"
-        )
-    if aggregation.rule != "mean":
-        raise ConfigError(
-            f"aggregation.rule = {aggregation.rule!r} needs to see single reports, which "
-            "secure.enabled hides; have one or the other"
-        )
     if aggregation.clip and "weights" not in Reports.of(method).parts:
         raise ConfigError(
             f"aggregation.clip and secure.enabled do not go together with {method.name}: what is "
@@ -185,12 +173,6 @@ def check(
             f"{initial[whole[0]].dtype}"
         )
     _check_sizes(settings, cohort)
-
-
-def _able(method: AnyMethod | type[AnyMethod]) -> bool:
-    """Whether the reports of a method can be summed unseen."""
-    declared = method.reports if isinstance(method, type) else Reports.of(method)
-    return not declared.refusals["secure sums"]
 
 
 def _check_sizes(settings: Secure, cohort: int) -> None:

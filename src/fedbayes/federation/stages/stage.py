@@ -106,11 +106,11 @@ def at_server(
     return arrivals
 
 
-def check(stages: Sequence[Stage], method: AnyMethod, *, secure: bool, noise: bool) -> None:
-    """See that stages go with the method and with the rest of a round.
+def check(stages: Sequence[Stage], method: AnyMethod) -> None:
+    """See that stages go with the method.
 
     Raises:
-        ConfigError: one does not.
+        ConfigError: one changes what clients keep.
     """
     for stage in stages:
         kind = type(stage)
@@ -118,10 +118,4 @@ def check(stages: Sequence[Stage], method: AnyMethod, *, secure: bool, noise: bo
             raise ConfigError(
                 f"the stage {kind.__name__} changes reports at clients, and clients of "
                 f"{method.name} keep what they reported; leave the stage out"
-            )
-        if kind.server is not Stage.server and (secure or noise):
-            what = "secure.enabled" if secure else "privacy.noise"
-            raise ConfigError(
-                f"the stage {kind.__name__} sees single reports at the server, which {what} rules "
-                "out; have one or the other"
             )
