@@ -10,7 +10,6 @@ from fedbayes.contracts.method import About, Info
 from fedbayes.contracts.point import PointEstimate
 from fedbayes.contracts.reports import Sum
 from fedbayes.contracts.run import Federation, RoundContext
-from fedbayes.core.messages import Message
 from fedbayes.core.tensors import Tensors
 from fedbayes.inference import optimizers
 from fedbayes.inference.schedules import ServerSchedule
@@ -44,14 +43,6 @@ class GeneralizedFedAvg(ServerSchedule, PointEstimate[DriftServer]):
         """The network's initialization, and no optimizer state."""
         weights, buffers = run.network.split()
         return DriftServer(weights, buffers, {})
-
-    def model(self, server: DriftServer, run: Federation) -> Tensors:
-        """Weights and buffers."""
-        return {**server.weights, **server.buffers}
-
-    def message(self, server: DriftServer, at: RoundContext) -> Message:
-        """Weights and buffers, the same to all."""
-        return {**server.weights, **server.buffers}
 
     def update(
         self, server: DriftServer, reports: Sum, at: RoundContext

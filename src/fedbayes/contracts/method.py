@@ -10,8 +10,9 @@ of any method, as `fedbayes.federation.round` runs it:
     reports           = Sum() or Gathered(), fed one by one     what the M-step needs
     server, _         = method.update(server, reports, at)      the M-step, on the server
 
-A whole method, with its declaration: federated averaging with a server that forgets. Everything
-else has a default, and `PointEstimate` has four of these functions for methods of single weights.
+A whole method, with its declaration: federated averaging with a server that forgets. What it does
+not say has a default: the server sends its weights, clients train from them by the
+negative log-likelihood, and answer with weights.
 
     class Forgetful(Averaged, Method[Weights, Stateless, Sum]):
         name = "forgetful"
@@ -24,23 +25,8 @@ else has a default, and `PointEstimate` has four of these functions for methods 
         def init(self, run):
             return Weights(run.network.initial)
 
-        def message(self, server, at):
-            return dict(server.weights)
-
-        def problem(self, message, client, samples, at):
-            return Problem(at.run.network.prepare(dense(message)))
-
-        def report(self, solved, problem, client, at):
-            return Report(dict(solved.parameters), self.weight(solved)), client, solved.info
-
         def update(self, server, reports, at):
             return Weights({n: self.keep * t for n, t in reports.mean().items()}), {}
-
-        def model(self, server, run):
-            return server.weights
-
-        def personal_model(self, message, report, client, run):
-            return dense(report.tensors) if report is not None else None
 
 What is carried from round to round is State (server's or client's); what is only reported to
 the user is Info, and no method reads it. Nothing else remembers anything, so a run can stop and
@@ -66,7 +52,7 @@ from fedbayes.contracts.reports import Report, ReportList, Sum
 from fedbayes.contracts.run import Federation, RoundContext, nll
 from fedbayes.core.brief import Brief
 from fedbayes.core.fields import Choosable, Chosen
-from fedbayes.core.messages import Message
+from fedbayes.core.messages import Message, dense
 from fedbayes.core.tensors import Samples, Tensors
 from fedbayes.errors import ConfigError
 from fedbayes.inference.problem import Loss, Problem, Solved
@@ -312,12 +298,13 @@ class Method(Choosable, Generic[ServerState, ClientState, Reduced], metaclass=_C
         state: ClientState = self.client_state()
         return state
 
-    @abstractmethod
     def message(self, server: ServerState, at: RoundContext) -> Message:
         """The broadcast: what the server sends to the client `at.client`.
 
-        Messages that consist of the very same tensors are encoded once.
+        Messages that consist of the very same tensors are encoded once. By default the weights of
+        the server's state, the same to all.
         """
+        return {**weights_of(server)}
 
     def loss(self, run: Federation) -> Loss:
         """What clients minimize on each batch: the negative log-likelihood by default.
@@ -333,17 +320,23 @@ class Method(Choosable, Generic[ServerState, ClientState, Reduced], metaclass=_C
         """
         return nll(run, training=False)
 
-    @abstractmethod
     def problem(
         self, message: Message, client: ClientState, samples: Samples, at: RoundContext
     ) -> Problem:
-        """The E-step, stated: where a client's training starts, and what its loss is given."""
+        """The E-step, stated: where a client's training starts, and what its loss is given.
 
-    @abstractmethod
+        By default it starts from the weights that came.
+        """
+        return Problem(at.run.network.prepare(dense(message)))
+
     def report(
         self, solved: Solved, problem: Problem, client: ClientState, at: RoundContext
     ) -> tuple[Report, ClientState, Info]:
-        """The client's answer, its new private state, and metrics."""
+        """The client's answer, its new private state, and metrics.
+
+        By default the weights where training ended.
+        """
+        return Report(dict(solved.parameters), self.weight(solved)), client, solved.info
 
     def local(
         self, message: Message, client: ClientState, samples: Samples, at: RoundContext
@@ -408,15 +401,16 @@ class Method(Choosable, Generic[ServerState, ClientState, Reduced], metaclass=_C
     ) -> tuple[ServerState, Info]:
         """The M-step: the server's new state from at least one report."""
 
-    @abstractmethod
     def model(self, server: ServerState, run: Federation) -> Tensors:
-        """The global model as it is saved and evaluated."""
+        """The global model as it is saved and evaluated: by default the server's weights."""
+        return weights_of(server)
 
-    @abstractmethod
     def personal_model(
         self, message: Message, report: Report | None, client: ClientState, run: Federation
     ) -> Tensors | None:
         """The client's own model, in the form of a global one or another that `draws` knows.
+
+        By default the network as the client reported it.
 
         Args:
             message: what the server sent, or would send now.
@@ -427,6 +421,9 @@ class Method(Choosable, Generic[ServerState, ClientState, Reduced], metaclass=_C
         Returns:
             The model; None between rounds if the method keeps none for its clients.
         """
+        if report is None:
+            return None
+        return {n: t for n, t in dense(report.tensors).items() if n in run.network.initial}
 
     def draws(self, model: Tensors, run: Federation) -> Sampler:
         """What a model predicts with: outputs of the network under one or several draws.
@@ -434,6 +431,21 @@ class Method(Choosable, Generic[ServerState, ClientState, Reduced], metaclass=_C
         By default a model is the weights of a network, a single draw.
         """
         return single_draw(model, run.network)
+
+
+def weights_of(server: Any) -> Tensors:
+    """The weights of a network in a server's state: its field `weights`, and `buffers` if it has
+    such.
+
+    Raises:
+        ConfigError: it has no weights.
+    """
+    if not hasattr(server, "weights"):
+        raise ConfigError(
+            f"the server's state {type(server).__name__} has no field `weights`; give it one, or "
+            "define what depends on it: message, problem, report and model"
+        )
+    return {**server.weights, **getattr(server, "buffers", {})}
 
 
 def units_remarks(name: str, network: Network, touched: Collection[Gateable]) -> list[str]:

@@ -10,6 +10,7 @@ from fedbayes.contracts import (
     Sum,
     Weights,
 )
+from fedbayes.core.fields import unused
 
 
 class Global(PointEstimate[Weights]):
@@ -30,9 +31,7 @@ class Global(PointEstimate[Weights]):
 
     def remarks(self, run: Federation) -> list[str]:
         """That there is one report, which weighs what it will."""
-        if self.weighting == "samples":
-            return []
-        return [f"method.weighting has no effect: {self.name} pools all data"]
+        return unused(self, ("weighting",), f"{self.name} pools all data", "method.")
 
     def update(self, server: Weights, reports: Sum, at: RoundContext) -> tuple[Weights, Info]:
         """The weights of the one report."""

@@ -26,7 +26,7 @@ from fedbayes.contracts import (
     sgd,
     single_draw,
 )
-from fedbayes.core.fields import Chosen, Only
+from fedbayes.core.fields import Chosen, Only, unused
 from fedbayes.core.messages import Message, dense
 from fedbayes.core.tensors import Samples, Tensors, named, part
 from fedbayes.errors import ConfigError, MessageError
@@ -111,19 +111,10 @@ class Combined(Combination, Method[CombinedServer, Stateless, ReportList]):
         """What does nothing; and the non-convex rules scale what the network puts out, and may
         shrink it to nothing.
         """
-        idle = [
-            *(["window", "watch"] if self.tolerance is None else []),
-            *([] if self._scales else ["safe"]),
-        ]
-        fields = type(self).model_fields
-        notes = [
-            f"method.{name} has no effect: "
-            + ("nothing is scaled" if name == "safe" else "method.tolerance is unset")
-            for name in idle
-            if getattr(self, name) != fields[name].default
-        ]
+        watched = ("window", "watch") if self.tolerance is None else ()
+        notes = unused(self, watched, "method.tolerance is unset", "method.")
         if not self._scales:
-            return notes
+            return notes + unused(self, ("safe",), "nothing is scaled", "method.")
         total = float(factors(self.alpha, self.c, np.ones(run.cohort)).sum())
         if abs(total) < 1 - 1e-9:
             notes.append(
@@ -153,10 +144,6 @@ class Combined(Combination, Method[CombinedServer, Stateless, ReportList]):
         """The network's initialization."""
         weights, buffers = run.network.split()
         return CombinedServer(weights, buffers, torch.zeros(0, dtype=torch.float64), "")
-
-    def message(self, server: CombinedServer, at: RoundContext) -> Message:
-        """The combined model, the same to all."""
-        return {**server.weights, **server.buffers}
 
     def expected(self, message: Message, run: Federation) -> Message:
         """A model, and three numbers."""
@@ -270,18 +257,6 @@ class Combined(Combination, Method[CombinedServer, Stateless, ReportList]):
             return ""
         watched = _word(self.watch, run)
         return f"stable point: {watched} moved by {movement:.2g} in {self.window} rounds"
-
-    def model(self, server: CombinedServer, run: Federation) -> Tensors:
-        """The combination of the last round, and its buffers."""
-        return {**server.weights, **server.buffers}
-
-    def personal_model(
-        self, message: Message, report: Report | None, client: Stateless, run: Federation
-    ) -> Tensors | None:
-        """The network as the client reported it."""
-        if report is None:
-            return None
-        return {name: dense(report.tensors)[name] for name in run.network.initial}
 
 
 def _overflowed(report: Report) -> bool:

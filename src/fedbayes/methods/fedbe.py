@@ -32,7 +32,7 @@ from fedbayes.contracts.method import Reduced
 from fedbayes.core import seeds
 from fedbayes.core.fields import Only
 from fedbayes.core.messages import Message, dense
-from fedbayes.core.tensors import Samples, Tensors, named, part
+from fedbayes.core.tensors import Tensors, named, part
 from fedbayes.fusion.combining import combine
 from fedbayes.fusion.rounds import check_inputs, input_remarks, learnt
 from fedbayes.fusion.settings import DistillationSettings
@@ -110,22 +110,6 @@ class _Ensemble(Averaged, Method[FedBeServer, Stateless, Reduced], Generic[Reduc
         """The network's initialization."""
         return FedBeServer(run.network.initial)
 
-    def message(self, server: FedBeServer, at: RoundContext) -> Message:
-        """One network, the same to all."""
-        return {**server.weights}
-
-    def problem(
-        self, message: Message, client: Stateless, samples: Samples, at: RoundContext
-    ) -> Problem:
-        """Train from the network that came."""
-        return Problem(at.run.network.prepare(dense(message)))
-
-    def report(
-        self, solved: Solved, problem: Problem, client: Stateless, at: RoundContext
-    ) -> tuple[Report, Stateless, Info]:
-        """Report the weights where training ended."""
-        return Report({**solved.parameters}, self.weight(solved)), client, solved.info
-
     def origin(self, server: FedBeServer, run: Federation) -> Tensors:
         """The network that clients start from."""
         return server.weights
@@ -157,15 +141,6 @@ class _Ensemble(Averaged, Method[FedBeServer, Stateless, Reduced], Generic[Reduc
     def model(self, server: FedBeServer, run: Federation) -> Tensors:
         """The distribution, as `mean/…`, `std/…` and `client/k/…`; or the network that goes out."""
         return _model(server) if server.mean else server.weights
-
-    def personal_model(
-        self, message: Message, report: Report | None, client: Stateless, run: Federation
-    ) -> Tensors | None:
-        """The network as the client reported it."""
-        if report is None:
-            return None
-        tensors = dense(report.tensors)
-        return {name: tensors[name] for name in run.network.initial}
 
     def draws(self, model: Tensors, run: Federation) -> Sampler:
         """Outputs of the members of the ensemble, the same on every call; or of one network."""

@@ -28,7 +28,7 @@ from fedbayes.contracts import (
     Total,
     units_remarks,
 )
-from fedbayes.core.fields import Chosen
+from fedbayes.core.fields import Chosen, unused
 from fedbayes.core.messages import Masked, Message
 from fedbayes.core.tensors import Samples, Tensors
 from fedbayes.inference.optimizers import ServerOptimizer
@@ -90,12 +90,10 @@ class FedDrop(Averaged, ServerOptimizer, Method[FedDropServer, Stateless, Sum]):
         few = [u for u in dropped if not self._dropped(u)]
         found = units_remarks(self.name, run.network, dropped)
         rates = {"conv": ("conv_rate", "filters"), "dense": ("dense_rate", "units")}
-        found += [
-            f"method.{rate} has no effect: this network has no {what} that can be dropped"
-            for kind, (rate, what) in rates.items()
-            if getattr(self, rate) != type(self).model_fields[rate].default
-            and all(layer.kind != kind for layer in dropped)
-        ]
+        for kind, (rate, what) in rates.items():
+            if all(layer.kind != kind for layer in dropped):
+                why = f"this network has no {what} that can be dropped"
+                found += unused(self, [rate], why, "method.")
         if few:
             layers = ", ".join(f"{u.layer} ({u.step})" for u in few)
             found.append(
@@ -190,10 +188,6 @@ class FedDrop(Averaged, ServerOptimizer, Method[FedDropServer, Stateless, Sum]):
             seen = mean[name] / share.clamp_min(1e-12) if name in reports.present else mean[name]
             buffers[name] = torch.where(share > 0, seen.to(before.dtype), before)
         return FedDropServer(weights, buffers, optimizer), {}
-
-    def model(self, server: FedDropServer, run: Federation) -> Tensors:
-        """Weights and buffers of the whole network."""
-        return {**server.weights, **server.buffers}
 
     def personal_model(
         self, message: Message, report: Report | None, client: Stateless, run: Federation

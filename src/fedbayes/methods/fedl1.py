@@ -30,7 +30,7 @@ from fedbayes.contracts import (
     sgd,
     units_remarks,
 )
-from fedbayes.core.messages import Message, dense
+from fedbayes.core.messages import Message
 from fedbayes.core.tensors import Samples, Tensors
 from fedbayes.inference.optimizers import ServerOptimizer
 from fedbayes.models import units
@@ -133,12 +133,6 @@ class FedL1(Averaged, ServerOptimizer, Method[FedL1Server, Stateless, Sum]):
 
         return loss
 
-    def problem(
-        self, message: Message, client: Stateless, samples: Samples, at: RoundContext
-    ) -> Problem:
-        """Train from the server's sparse weights."""
-        return Problem(at.run.network.prepare(dense(message)))
-
     def report(
         self, solved: Solved, problem: Problem, client: Stateless, at: RoundContext
     ) -> tuple[Report, Stateless, Info]:
@@ -159,13 +153,3 @@ class FedL1(Averaged, ServerOptimizer, Method[FedL1Server, Stateless, Sum]):
         info = {f"alive_{u.layer}": float((units.row_norms(weights, u) > 0).sum()) for u in groups}
         buffers = {name: mean[name] for name in server.buffers}
         return FedL1Server(weights, buffers, optimizer), info
-
-    def model(self, server: FedL1Server, run: Federation) -> Tensors:
-        """The sparse weights, and the buffers."""
-        return {**server.weights, **server.buffers}
-
-    def personal_model(
-        self, message: Message, report: Report | None, client: Stateless, run: Federation
-    ) -> Tensors | None:
-        """The sparse network that the client reported."""
-        return dense(report.tensors) if report is not None else None

@@ -33,7 +33,7 @@ from fedbayes.contracts.kronecker import (
 )
 from fedbayes.contracts.moments import MomentMatching, implicit, retracted
 from fedbayes.contracts.natural import retracting
-from fedbayes.core.fields import Only
+from fedbayes.core.fields import Only, unused
 from fedbayes.core.messages import Message, dense
 from fedbayes.core.tensors import Samples, Tensors, named, part, to
 from fedbayes.errors import ConfigError, ModelError
@@ -105,15 +105,8 @@ class FedLap(MomentMatching):
     def remarks(self, run: Federation) -> list[str]:
         """Of settings of draws where there is nothing to draw."""
         names = ("predictions", "predictive") if self.fixed_precision else ()
-        fields = type(self).model_fields
-        return [
-            *super().remarks(run),
-            *(
-                f"method.{name} has no effect: with covariance = 'none' the posterior is a point"
-                for name in names
-                if getattr(self, name) != fields[name].default
-            ),
-        ]
+        why = "with covariance = 'none' the posterior is a point"
+        return super().remarks(run) + unused(self, names, why, "method.")
 
     @property
     def fixed_precision(self) -> bool:

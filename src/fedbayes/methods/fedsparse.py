@@ -440,14 +440,6 @@ class SpikeSlab(
         weights, _ = self._pruned(server.weights, server.thresholds, self._gated(run))
         return {**weights, **server.buffers}
 
-    def personal_model(
-        self, message: Message, report: Report | None, client: ClientState, run: Federation
-    ) -> Tensors | None:
-        """The sampled network ŵ_s that the client reported."""
-        if report is None:
-            return None
-        return {name: dense(report.tensors)[name] for name in run.network.initial}
-
 
 class FedSparse(SpikeSlab[FedSparseServer, Stateless]):
     """Hard EM on the spike-and-slab prior with gated groups (EM paper, section 3, Alg. 1, 2)."""

@@ -224,10 +224,6 @@ class Laplace(Averaged, ServerSchedule, Method[LaplaceServer, Stateless, ReportL
         stepped, optimizer = steps.server_step(weights, slopes, server.optimizer, factor)
         return LaplaceServer(following | stepped, optimizer), {}
 
-    def model(self, server: LaplaceServer, run: Federation) -> Tensors:
-        """The server's weights."""
-        return server.weights
-
     def personal_model(
         self, message: Message, report: Report | None, client: Stateless, run: Federation
     ) -> Tensors | None:

@@ -78,10 +78,6 @@ class Local(Method[Weights, LocalClient, ReportList]):
         """Nothing to learn from."""
         return server, {}
 
-    def model(self, server: Weights, run: Federation) -> Tensors:
-        """The initialization that all clients start from."""
-        return server.weights
-
     def personal_model(
         self, message: Message, report: Report | None, client: LocalClient, run: Federation
     ) -> Tensors:

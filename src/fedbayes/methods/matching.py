@@ -260,10 +260,6 @@ class GpiFnm(MatchingSettings, ClassCountedMethod[MatchingServer]):
             for client in clients
         ]
 
-    def model(self, server: MatchingServer, run: Federation) -> Tensors:
-        """The fused network, whose widths may change from round to round."""
-        return server.weights
-
     def personal_model(
         self, message: Message, report: Report | None, client: Stateless, run: Federation
     ) -> Tensors | None:

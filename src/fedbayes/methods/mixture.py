@@ -17,12 +17,10 @@ from fedbayes.contracts import (
     Method,
     Prior,
     Problem,
-    Report,
     ReportList,
     Reports,
     RoundContext,
     Sampler,
-    Solved,
     Stateless,
     Tree,
     nll,
@@ -163,12 +161,6 @@ class Mixture(Averaged, ServerOptimizer, Method[MixtureServer, Stateless, Report
         offset = seeds.integer(at.run.seed, "turn", round=at.round)
         return (at.client + offset) % self.components
 
-    def report(
-        self, solved: Solved, problem: Problem, client: Stateless, at: RoundContext
-    ) -> tuple[Report, Stateless, Info]:
-        """Report the weights where training ended."""
-        return Report(dict(solved.parameters), self.weight(solved)), client, solved.info
-
     def origin(self, server: MixtureServer, run: Federation) -> list[Tensors]:
         """The centres."""
         return [part(server.components, str(k)) for k in range(self.components)]
@@ -231,12 +223,6 @@ class Mixture(Averaged, ServerOptimizer, Method[MixtureServer, Stateless, Report
         if self.components == 1:
             return part(server.components, "0")
         return server.components
-
-    def personal_model(
-        self, message: Message, report: Report | None, client: Stateless, run: Federation
-    ) -> Tensors | None:
-        """The network as the client reported it."""
-        return dense(report.tensors) if report is not None else None
 
     def draws(self, model: Tensors, run: Federation) -> Sampler:
         """The components, one by one; or the one network of a client."""

@@ -151,15 +151,3 @@ class Scaffold(ServerOptimizer, ControlVariateMethod[ScaffoldServer]):
         norms = mean.get(NORMS, server.norms)
         after = ScaffoldServer(weights, buffers, control, optimizer, norms, heard)
         return after, {"control_norm": float(length)}
-
-    def model(self, server: ScaffoldServer, run: Federation) -> Tensors:
-        """Weights and buffers."""
-        return {**server.weights, **server.buffers}
-
-    def personal_model(
-        self, message: Message, report: Report | None, client: Control, run: Federation
-    ) -> Tensors | None:
-        """The network as the client reported it."""
-        if report is None:
-            return None
-        return {name: dense(report.tensors)[name] for name in run.network.initial}

@@ -6,13 +6,12 @@ from collections import Counter
 
 import numpy as np
 import torch
-from pydantic import BaseModel
 
 from fedbayes.config.config import SAMPLING, Config
 from fedbayes.config.given import refuse_objects
 from fedbayes.contracts import AnyMethod, Federation, Reports
 from fedbayes.core.devices import find_devices
-from fedbayes.core.fields import idle
+from fedbayes.core.fields import changed, idle, unused
 from fedbayes.core.lazy import own_function, raised
 from fedbayes.core.wording import listed
 from fedbayes.data import DataSettings, FederatedData, choose_scheme
@@ -322,11 +321,32 @@ def remarks(
     adversary: Adversary | None = None,
 ) -> list[str]:
     """What a user should know before the first round, a sentence each; as for `check`."""
-    notes = []
-    notes += [*_of_limit_test(config.data, data), *_of_classes(config, data)]
-    notes += [*_of_devices(config, run.network.device.type), *_without_effect(config, method)]
-    notes += _of_patience(config.training)
-    notes += _of_steps(config.training, method, config.rounds)
+    scheme = choose_scheme(data.dataset, config.data)
+    return [
+        *_of_limit_test(config.data, data),
+        *_of_classes(config, data),
+        *_of_devices(config, run.network.device.type),
+        *_without_effect(config, method),
+        *_of_patience(config.training),
+        *_of_steps(config.training, method, config.rounds),
+        *_of_reports(config, method, run, data),
+        *_of_cohorts(config, method, run),
+        *_of_own_models(config, method),
+        *_of_attacks(config, adversary, run),
+        *(_coupled(config, method, run.likelihood.name, data) if run.likelihood.coupled else []),
+        *idle(config, resolved={"data.partition": scheme}),
+        *idle(method, "method."),
+        *remarks_on_network(config, run),
+        *method.remarks(run),
+        *_falling_short(method, run, data),
+    ]
+
+
+def _of_reports(
+    config: Config, method: AnyMethod, run: Federation, data: FederatedData
+) -> list[str]:
+    """What rules, masks, codes and noise come to."""
+    notes, privacy = list[str](), config.privacy
     reports = config.asynchronous.buffer or run.cohort
     if config.aggregation.rule == "median" and reports < 3:
         notes.append(
@@ -334,55 +354,68 @@ def remarks(
             "their mean"
         )
     if ENGINES[config.engine].states != "remote":  # on other machines, they may have other data
-        private = bool(config.privacy.noise)
+        private = bool(privacy.noise)
         plan = secure.plan(config.secure, method, config.aggregation, run.cohort, private=private)
         notes += secure.remarks(plan, data.train_sizes())
-    link = Compressor(config.compression, method, run)
-    notes += compression.remarks(config.compression, link)
-    if config.privacy.noise and (config.stop_after or config.keep_checkpoints == "best"):
+    notes += compression.remarks(config.compression, Compressor(config.compression, method, run))
+    if privacy.noise and (config.stop_after or config.keep_checkpoints == "best"):
         notes.append(
             "stop_after and keep_checkpoints = 'best' choose by test samples, which ε does not "
             "cover: let these be the server's own"
         )
-    if config.privacy.noise and config.privacy.repeatable:
+    if privacy.noise and privacy.repeatable:
         notes.append(f"privacy.repeatable: {PUBLIC}")
+    return notes
+
+
+def _of_cohorts(config: Config, method: AnyMethod, run: Federation) -> list[str]:
+    """What settings of cohorts and of time come to."""
+    notes, pools = list[str](), f"{method.name} pools all data"
     if method.reports.pooled:
-        named: list[tuple[BaseModel, str, tuple[str, ...]]]
-        named = [(config, "", ("clients_per_round", "client_fraction", "sampling", "min_reports"))]
-        named += [(config.aggregation, "aggregation.", ("max_change", "max_weight"))]
-        notes += [
-            f"{prefix}{name} has no effect: {method.name} pools all data"
-            for table, prefix, names in named
-            for name in names
-            if _changed(table, name)
-        ]
+        cohorts = ("clients_per_round", "client_fraction", "sampling", "min_reports")
+        notes += unused(config, cohorts, pools)
+        notes += unused(config.aggregation, ("max_change", "max_weight"), pools, "aggregation.")
+        notes += [f"clock has no effect: {pools}"] if config.clock.ticks else []
     elif config.sampling in ("cyclic", "poisson") and run.cohort == run.clients:
         notes.append(
             f"sampling = {config.sampling!r} has no effect: all clients are in every round"
         )
-    if method.reports.pooled and config.clock.ticks:
-        notes.append(f"clock has no effect: {method.name} pools all data")
-    notes += stale.remarks(
+    return notes + stale.remarks(
         config.asynchronous,
         config.clock,
         clocked=ENGINES[config.engine].clocked,
         clients=run.clients,
         cohort=run.cohort,
     )
-    if not method.models.has_global and config.evaluate_every != 1:
-        notes.append(f"evaluate_every has no effect: {method.name} has no global model")
-    if config.evaluate_local_every != 1 and method.reports.pooled:
-        notes.append(f"evaluate_local_every has no effect: {method.name} has no clients' models")
-    elif config.evaluate_local_every != 1 and (why := _silent(config)):
-        notes.append(
-            f"evaluate_local_every has no effect: clients tell nothing of their own models: {why}"
-        )
-    elif config.evaluate_local_every != 1 and config.stop_after:
-        every = config.evaluate_local_every
+
+
+def _of_own_models(config: Config, method: AnyMethod) -> list[str]:
+    """What settings of evaluations come to."""
+    notes, every = list[str](), config.evaluate_local_every
+    if not method.models.has_global:
+        notes += unused(config, ("evaluate_every",), f"{method.name} has no global model")
+    why = _silent(config)
+    if method.reports.pooled:
+        why = f"{method.name} has no clients' models"
+    elif why:
+        why = f"clients tell nothing of their own models: {why}"
+    if why:
+        notes += unused(config, ("evaluate_local_every",), why)
+    elif every != 1 and config.stop_after:
         notes.append(
             "a run that stop_after ends has no evaluation of clients' own models in its last "
             f"round{'' if every else ', and so none at all'}: evaluate_local_every is {every}"
         )
+    if config.metrics and AUTO not in config.metrics and (silent := _silent(config)):
+        notes.append(
+            f"metrics are of the global model alone: clients tell none of their own, since {silent}"
+        )
+    return notes
+
+
+def _of_attacks(config: Config, adversary: Adversary | None, run: Federation) -> list[str]:
+    """What an engine rounds, and whom an attack has."""
+    notes = list[str]()
     if not ENGINES[config.engine].exact:
         notes.append(
             f"engine {config.engine!r} does not round as the others do: on them this config "
@@ -390,23 +423,7 @@ def remarks(
         )
     if config.attack.kind != "none" and not config.attack.clients:
         notes.append("attack.kind has no effect: attack.clients is 0")
-    if adversary is not None:
-        notes += attacks.remarks(adversary, run.cohort)
-    if config.metrics and AUTO not in config.metrics and (why := _silent(config)):
-        notes.append(
-            f"metrics are of the global model alone: clients tell none of their own, since {why}"
-        )
-    if run.likelihood.coupled:
-        notes += _coupled(config, method, run.likelihood.name, data)
-    scheme = choose_scheme(data.dataset, config.data)
-    return [
-        *notes,
-        *idle(config, resolved={"data.partition": scheme}),
-        *idle(method, "method."),
-        *remarks_on_network(config, run),
-        *method.remarks(run),
-        *_falling_short(method, run, data),
-    ]
+    return notes if adversary is None else [*notes, *attacks.remarks(adversary, run.cohort)]
 
 
 RARE = 0.1
@@ -535,10 +552,9 @@ def _without_effect(config: Config, method: AnyMethod) -> list[str]:
     """Of settings that do nothing beside the others or under the method, a sentence each."""
     aggregation, privacy, notes = config.aggregation, config.privacy, list[str]()
 
-    if privacy.noise and config.min_reports > 1:
-        notes.append("min_reports has no effect: with noise every round has an update")
-    if privacy.noise and _changed(config, "stop_refused"):
-        notes.append("stop_refused has no effect: with noise every round has an update")
+    if privacy.noise:
+        why = "with noise every round has an update"
+        notes += unused(config, ("min_reports", "stop_refused"), why)
     if config.secure.enabled and privacy.noise and privacy.metrics == "on":
         notes.append("privacy.metrics has no effect: with secure.enabled clients send no metrics")
     if aggregation.rule in ("trimmed-mean", "krum") and not aggregation.hostile:
@@ -550,8 +566,8 @@ def _without_effect(config: Config, method: AnyMethod) -> list[str]:
         unseen = "with noise no report is measured by others"
     elif config.secure.enabled:
         unseen = "with secure.enabled nobody sees a single report"
-    if _changed(aggregation, "max_change") and unseen:
-        notes.append(f"aggregation.max_change has no effect: {unseen}")
+    if unseen:
+        notes += unused(aggregation, ("max_change",), unseen, "aggregation.")
     if aggregation.outliers == "leave-out":
         why = unseen if Reports.of(method).compared else f"{method.name} compares no networks"
         notes += [f"aggregation.outliers has no effect: {why}"] if why else []
@@ -560,15 +576,9 @@ def _without_effect(config: Config, method: AnyMethod) -> list[str]:
         notes += [
             f"{table}.max_weight bounds no weight: {alike} all reports have weight 1"
             for table in ("aggregation", "secure")
-            if _changed(getattr(config, table), "max_weight")
+            if changed(getattr(config, table), "max_weight")
             and (config.secure.enabled if table == "secure" else not config.at_clients)
         ]
     if config.attack.kind == "none":
-        names = [f"attack.{n}" for n in ("clients", "start") if _changed(config.attack, n)]
-        notes += [f"{name} has no effect: attack.kind is none" for name in names]
+        notes += unused(config.attack, ("clients", "start"), "attack.kind is none", "attack.")
     return notes
-
-
-def _changed(table: BaseModel, name: str) -> bool:
-    """Whether a setting has another value than its default; a cohort of 1 is not one of 1.0."""
-    return repr(getattr(table, name)) != repr(type(table).model_fields[name].default)

@@ -48,12 +48,13 @@ class Setting:
 
 def settings(config: Config, method: AnyMethod) -> Iterator[Setting]:
     """The rows of the table, as they are in a config."""
-    noise, tables = bool(config.privacy.noise), (config.privacy, config.clock, config.asynchronous)
-    privacy, clock, waits = tables
-    clocked, own = ENGINES[config.engine].clocked, ":" in config.sampling
-    sampling, silent = f"sampling = {config.sampling!r}", noise and privacy.metrics == "off"
-    evaluating = "evaluate_at" in ENGINES[config.engine].settings
+    yield from _of_reports(config)
+    yield from _of_cohorts(config, method)
+    yield from _of_metrics(config, method)
 
+
+def _of_reports(config: Config) -> Iterator[Setting]:
+    """What is done with reports."""
     yield Setting(
         "secure.enabled",
         config.secure.enabled,
@@ -65,7 +66,9 @@ def settings(config: Config, method: AnyMethod) -> Iterator[Setting]:
             Need.FORM: "rules out: under masks, numbers add as whole ones of 32 bits",
         },
     )
+    privacy, noise = config.privacy, bool(config.privacy.noise)
     yield Setting("privacy.noise", noise, (Need.CHANCE,), {Need.SINGLE: "rules out"})
+    silent = noise and privacy.metrics == "off"
     yield Setting("privacy.metrics = 'off'", silent, denies={Need.SCORES: "rules out"})
     for name in ("quantile", "clips"):
         yield Setting(f"privacy.{name}", noise and bool(getattr(privacy, name)), (Need.PARTS,))
@@ -78,6 +81,12 @@ def settings(config: Config, method: AnyMethod) -> Iterator[Setting]:
         yield Setting(f"the stage {kind.__name__}", sees, (Need.SINGLE,))
     yield Setting("compression", config.compression.active, (Need.FORM,))
 
+
+def _of_cohorts(config: Config, method: AnyMethod) -> Iterator[Setting]:
+    """Who is in a round, and when."""
+    clock, waits = config.clock, config.asynchronous
+    clocked, own = ENGINES[config.engine].clocked, ":" in config.sampling
+    sampling = f"sampling = {config.sampling!r}"
     taken = {Need.FIXED: "does not have"} if own or config.sampling == "poisson" else {}
     if own:
         taken[Need.CHANCE] = "does not draw by a known chance"
@@ -97,6 +106,10 @@ def settings(config: Config, method: AnyMethod) -> Iterator[Setting]:
         apart[Need.WAITING] = "does not have: clients are at work at any time"
     yield Setting("asynchronous.buffer", waits.active, denies=apart)
 
+
+def _of_metrics(config: Config, method: AnyMethod) -> Iterator[Setting]:
+    """What clients say of models, and who lies."""
+    evaluating = "evaluate_at" in ENGINES[config.engine].settings
     attack = f"attack.kind = {config.attack.kind!r}"
     yield Setting(attack, config.attack.active, (Need.WAITING,), {Need.HONEST: "rules out"})
     yield Setting(
