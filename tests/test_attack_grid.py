@@ -142,12 +142,12 @@ def test_rules_that_a_method_does_not_take_are_told(tmp_path):
     table = AttackTable(outcomes)
     (note,) = [note for note in table.notes if "pfnm" in note.partition(":")[0]]
     assert note.startswith("pfnm, median: ")
-    assert "for methods whose reports add" in note
+    assert "reports are not averaged" in note
     assert "| `pfnm` | median | – | – |" in table.markdown()
 
 
 def test_a_grid_of_which_nothing_runs_is_an_error(tmp_path):
-    with pytest.raises(RunError, match="whose reports add"):
+    with pytest.raises(RunError, match="reports are not averaged"):
         grid(tmp_path, ["nan"], methods=["pfnm"], rules=["median"]).run()
 
 

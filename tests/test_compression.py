@@ -58,7 +58,7 @@ def passage(place, up="none", *, method=None, message=None, **more):
     method = method or FedAvg()
     message = message or method.message(method.init(place), RoundContext(place, 1))
     link = Compressor(Compression(up=up, **more), method, place)
-    return link.passage(message, RoundContext(place, 1, 2))
+    return link.codec(message, RoundContext(place, 1, 2))
 
 
 def moved(weights, scale=0.01, seed=0):
@@ -542,7 +542,7 @@ def test_methods_take_part_or_say_why_not(name):
                 "secure": {"enabled": True},
                 "compression": {"down": "bf16"},
             },
-            "secure.enabled do not go together",
+            "compression needs to send .* which secure.enabled rules out",
         ),
         ({"aggregation": {"rule": "median"}, "compression": {"up": "top-k"}}, "entry by entry"),
         (

@@ -17,6 +17,7 @@ from hypothesis import strategies as st
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from fedbayes import Config, Simulation
+from fedbayes.contracts import About
 from fedbayes.core.devices import choose_device, find_devices, placed, repeatable
 from fedbayes.core.tensors import Samples
 from fedbayes.errors import ConfigError, EngineError, FedbayesWarning, ModelError
@@ -170,7 +171,7 @@ class Hungry(FedAvg):
     """A method for which there is too little memory, so often."""
 
     name = "hungry"
-    summary = "has too little memory"
+    about = About("has too little memory")
     times: int = 1
 
     def local(self, message, client, data, site):
@@ -208,7 +209,7 @@ class Random(FedAvg):
     """A method whose operation has no deterministic algorithm."""
 
     name = "random"
-    summary = "varies"
+    about = About("varies")
 
     def local(self, message, client, data, site):
         raise RuntimeError(

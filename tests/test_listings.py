@@ -41,7 +41,7 @@ def test_methods_are_a_line_each(cli, monkeypatch):
     assert max(map(len, lines)) <= 80
     for (name, method), line in zip(METHODS.items(), lines, strict=False):
         assert line.startswith(f"{name} ")
-        assert line.rstrip().endswith(f"  {method.summary}")
+        assert line.rstrip().endswith(f"  {method.about.summary}")
         assert method.name == name
 
 

@@ -421,9 +421,9 @@ class Config(Settings):
         method = self.named_method()
         if self.model.batch_norm != "local":
             return method.variant()
-        from fedbayes.federation.stages.personal_layers import with_own_layers
+        from fedbayes.federation.stages.personal_layers import with_personal_layers
 
-        return with_own_layers(method)
+        return with_personal_layers(method)
 
     def reopened(self) -> Self:
         """The settings as they were before any was chosen: what was chosen is `auto` again, unless
@@ -441,7 +441,7 @@ class Config(Settings):
         values if the preset says so.
         """
         method = self.named_method()
-        method = method.with_chosen(method.published if method.preset == "published" else {})
+        method = method.with_chosen(method.about.published if method.preset == "published" else {})
         table = {"name": self.method["name"], **_stored(method)}
         return self.model_copy(update={"training": self.training.with_chosen({}), "method": table})
 
@@ -625,9 +625,9 @@ def schema() -> dict[str, Any]:
     for name, kind in METHODS.items():
         branch = kind.model_json_schema()
         whole.setdefault("$defs", {}).update(branch.pop("$defs", {}))
-        choice = {"const": name, "description": kind.summary}
+        choice = {"const": name, "description": kind.about.summary}
         branch["properties"] = {"name": choice, **branch.get("properties", {})}
-        branch |= {"title": name, "description": kind.summary}
+        branch |= {"title": name, "description": kind.about.summary}
         # Without a name it is fedavg.
         branch["required"] = [] if name == "fedavg" else ["name"]
         branches.append(branch)

@@ -31,10 +31,8 @@ class Listed(NamedTuple):
 
 def listed(method: "type[AnyMethod]") -> Listed:
     """A method as lists have it."""
-    refusals = dict(method.reports.refusals)
-    if method.centralized:
-        refusals = dict.fromkeys(refusals, "all its data are in one place, and nothing is sent")
-    return Listed(method.summary, method.paper, tuple(rows(method, "method.")), refusals)
+    about, refusals = method.about, dict(method.reports.refusals)
+    return Listed(about.summary, about.paper, tuple(rows(method, "method.")), refusals)
 
 
 @cache

@@ -87,12 +87,12 @@ class MomentMatching(PartitionedPosterior[MomentsClient]):
         """An empty factor, which the first refinement fills."""
         return MomentsClient(NaturalGaussian({}, {}))
 
-    def ordinary(self, server: PosteriorServer, run: Federation) -> dict[str, float]:
+    def learnt(self, server: PosteriorServer, run: Federation) -> dict[str, float]:
         """The posterior's own natural parameters; or those of weights that a client's data may well
         say as much of, so that the only report of a first round is none too long.
         """
         if self.fixed_precision:
-            return super().ordinary(server, run)
+            return super().learnt(server, run)
         return norms(server.posterior, KNOWN_STD, run)
 
     def problem(

@@ -12,7 +12,6 @@ from typing import Protocol, TypeVar
 import torch
 from pydantic import Field
 
-from fedbayes.contracts.changes import norm
 from fedbayes.contracts.drawn import refuse_weight_decay
 from fedbayes.contracts.method import Info
 from fedbayes.contracts.natural import GaussianServer, least, mean_precision, positive
@@ -108,13 +107,6 @@ class PartitionedPosterior(GaussianServer[PosteriorServer, FactorState]):
         """
         change = (refined / factor) ** (self.damping or 1 / at.run.cohort)
         return self.reported(change, factor, mean, at)
-
-    def ordinary(self, server: PosteriorServer, run: Federation) -> dict[str, float]:
-        """The posterior's own natural parameters, all that was learnt so far."""
-        return {
-            "precision": norm(server.posterior.precision.values()),
-            "shift": norm(server.posterior.shift.values()),
-        }
 
     def update(
         self, server: PosteriorServer, reports: Sum, at: RoundContext

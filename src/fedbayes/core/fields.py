@@ -1,6 +1,6 @@
 """Types of settings that several tables share."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from math import isfinite
 from numbers import Number
@@ -219,6 +219,23 @@ def idle(
                     f"{prefix}{name} has no effect: {key} is {_word(beside)}, and has to be "
                     f"{mark.wanted} for it"
                 )
+
+
+def changed(table: BaseModel, name: str) -> bool:
+    """Whether a setting has another value than its default; a cohort of 1 is not one of 1.0."""
+    return repr(getattr(table, name)) != repr(type(table).model_fields[name].default)
+
+
+def unused(table: BaseModel, names: Iterable[str], why: str, prefix: str = "") -> list[str]:
+    """That settings do nothing which have another value than their default, a sentence each.
+
+    Args:
+        table: the settings.
+        names: of those that do nothing.
+        why: in words that follow "has no effect: ".
+        prefix: the place of the table, with a dot at the end.
+    """
+    return [f"{prefix}{n} has no effect: {why}" for n in names if changed(table, n)]
 
 
 Several = Annotated[tuple[Item, ...], OneOrSeveral()]

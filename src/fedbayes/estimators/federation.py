@@ -14,7 +14,7 @@ from torch import Tensor
 from fedbayes.config.config import Config
 from fedbayes.config.given import objects, renamed
 from fedbayes.contracts import AnyMethod, Federation, RoundContext
-from fedbayes.contracts.returned import started
+from fedbayes.contracts.returned import started, stopped
 from fedbayes.core.by_client import ByClient
 from fedbayes.core.lazy import in_memory, own, place_of
 from fedbayes.core.tensors import Tensors, pack, to, unpack
@@ -31,7 +31,7 @@ from fedbayes.runs.build import build_federation, build_likelihood, build_networ
 from fedbayes.runs.calibration import fitted
 from fedbayes.runs.checks import check, remarks
 from fedbayes.runs.cohorts import cohort_of
-from fedbayes.runs.lines import in_vain, round_line
+from fedbayes.runs.lines import round_line, wasted_round
 from fedbayes.runs.personal import none_kept, own_model
 from fedbayes.runs.privacy import mechanism, needs_secret, run_summary
 from fedbayes.storage.folder import Metrics
@@ -104,7 +104,7 @@ class FittedClients:
                     config.aggregation,
                     config.compression,
                     mechanism(config, run, record, secret, number=number, cohort=cohort),
-                    1 if method.centralized else config.min_reports,
+                    1 if method.reports.pooled else config.min_reports,
                     runtime.stages,
                 ),
                 weights=weights,
@@ -115,9 +115,9 @@ class FittedClients:
             seconds = time.perf_counter() - began
             line = round_line(result, {}, model, run.network, seconds)
             self.lines.append(line)
-            failed = failed + 1 if in_vain(line) else 0
+            failed = failed + 1 if wasted_round(line) else 0
             self._require_sound(failed)
-            if method.stopped(server):
+            if stopped(server):
                 break
         if all(line["skipped"] for line in self.lines):
             raise RunError(f"no round had an update: {_why(self.lines[-1])}")
@@ -137,7 +137,7 @@ class FittedClients:
         if config.stop_refused and failed >= config.stop_refused and not config.privacy.noise:
             raise RunError(
                 f"for {failed} rounds in a row every report was refused, or the update was undone; "
-                f"the last time: {in_vain(self.lines[-1])}. Training diverges: a smaller "
+                f"the last time: {wasted_round(self.lines[-1])}. Training diverges: a smaller "
                 'learning rate may do, as in training={"lr": 0.01}'
             )
 

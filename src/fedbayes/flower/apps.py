@@ -172,7 +172,7 @@ def on_grid(
 ) -> Flower:
     """The engine of a simulation whose clients are behind a grid."""
     config, runtime = simulation.config, simulation.runtime
-    if simulation.method.centralized:
+    if simulation.method.reports.pooled:
         raise ConfigError(
             f"{simulation.method.name} trains on all data in one place; in a federation they are "
             "apart"

@@ -27,6 +27,7 @@ from flwr.server.workflow.constant import MAIN_CONFIGS_RECORD, MAIN_PARAMS_RECOR
 from flwr.server.workflow.constant import Key as WorkflowKey
 from flwr.serverapp import Grid
 
+from fedbayes.contracts.changes import reference
 from fedbayes.core.messages import decode
 from fedbayes.core.tensors import Tensors
 from fedbayes.errors import EngineError, FedbayesError, FedbayesWarning, MessageError
@@ -152,7 +153,7 @@ class SecureFlower(Flower):
                 )
             elif node in reports or node not in steps.lost:
                 reason = f"secure aggregation came to nothing: {why}"
-                yield ClientFailure(reason, down, up, in_vain=True)
+                yield ClientFailure(reason, down, up, blocked_by_others=True)
             else:
                 refused = isinstance(steps.lost[node], MessageError)
                 yield ClientFailure(str(steps.lost[node]), down, up, refused)
@@ -216,7 +217,7 @@ class SecureFlower(Flower):
     def _centre(self, task: Task) -> Tensors:
         """What reports are measured from."""
         assert self._runtime is not None
-        return self._runtime.method.reference(decode(task.message), self._runtime.run)
+        return reference(self._runtime.method, decode(task.message), self._runtime.run)
 
 
 def _aggregate(tasks: dict[int, Task], plan: Masking, steps: SecaggSteps) -> dict[int, FitRes]:

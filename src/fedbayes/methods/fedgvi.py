@@ -4,7 +4,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
-from fedbayes.contracts import Federation, Known
+from fedbayes.contracts import About, Federation, Known
 from fedbayes.contracts.drawn import Fit
 from fedbayes.contracts.mean_field import MeanField
 from fedbayes.core.fields import Chosen, Only
@@ -28,8 +28,7 @@ class FedGvi(MeanField):
     """
 
     name = "fedgvi"
-    summary = "PVI with losses that wrong labels and outliers move less"
-    paper = "Mildner et al. 2025"
+    about = About("PVI with losses that wrong labels and outliers move less", "Mildner et al. 2025")
 
     data_loss: Annotated[Literal["log", "gce", "beta"], Chosen()] = Field(
         "gce",

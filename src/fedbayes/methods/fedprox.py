@@ -6,6 +6,7 @@ from pydantic import Field
 from torch import Tensor
 
 from fedbayes.contracts import (
+    About,
     Federation,
     Info,
     Loss,
@@ -32,8 +33,10 @@ class FedProx(PointEstimate[Weights]):
     """
 
     name = "fedprox"
-    summary = "FedAvg whose clients are drawn to the server's weights"
-    paper = "Li et al. 2018; EM view: Louizos et al. 2021, section 2.1"
+    about = About(
+        "FedAvg whose clients are drawn to the server's weights",
+        "Li et al. 2018; EM view: Louizos et al. 2021, section 2.1",
+    )
     server_state = Weights
 
     proximal: float = Field(

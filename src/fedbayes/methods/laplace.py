@@ -11,6 +11,7 @@ from torch import Tensor
 
 from fedbayes.contracts import (
     UNIFORM,
+    About,
     Averaged,
     Federation,
     Info,
@@ -58,10 +59,12 @@ class Laplace(Averaged, ServerSchedule, Method[LaplaceServer, Stateless, ReportL
     gradient of the paper, takes the median for the clients' mean in generalized FedAvg.
     """
 
-    published = UNIFORM
     name = "laplace"
-    summary = "sparse changes and the clients' median: the Laplace prior"
-    paper = "Louizos et al. 2021, appendix J.1"
+    about = About(
+        "sparse changes and the clients' median: the Laplace prior",
+        "Louizos et al. 2021, appendix J.1",
+        published=UNIFORM,
+    )
     server_state = LaplaceServer
     reports = Reports({"weights": Part(mask="chosen", missing="unchanged")}, reduce="set")
 
@@ -220,10 +223,6 @@ class Laplace(Averaged, ServerSchedule, Method[LaplaceServer, Stateless, ReportL
         slopes = {name: slopes[name] for name in trained}
         stepped, optimizer = steps.server_step(weights, slopes, server.optimizer, factor)
         return LaplaceServer(following | stepped, optimizer), {}
-
-    def model(self, server: LaplaceServer, run: Federation) -> Tensors:
-        """The server's weights."""
-        return server.weights
 
     def personal_model(
         self, message: Message, report: Report | None, client: Stateless, run: Federation

@@ -12,6 +12,7 @@ from pydantic import Field
 from torch import Tensor, nn
 
 from fedbayes.contracts import (
+    About,
     Federation,
     Info,
     Known,
@@ -88,8 +89,9 @@ class Virtual(VariationalFactor[VirtualClient]):
     """
 
     name = "virtual"
-    summary = "a posterior at the server, a private one at every client"
-    paper = "Corinzia and Buhmann 2019"
+    about = About(
+        "a posterior at the server, a private one at every client", "Corinzia and Buhmann 2019"
+    )
     client_state = VirtualClient
 
     samples: Annotated[int, Chosen()] = Field(

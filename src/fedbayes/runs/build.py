@@ -414,7 +414,7 @@ def build_run(
         likelihood: of the targets.
         clients: how many have data.
     """
-    centralized = config.build_method().centralized
+    centralized = config.build_method().reports.pooled
     if config.training.reweights:
         require_reweightable(likelihood, config.training.class_weights)
     return Federation(

@@ -16,8 +16,8 @@ import torch
 from threadpoolctl import threadpool_limits
 
 from fedbayes.config.config import Config
-from fedbayes.contracts import AnyMethod, Federation
-from fedbayes.contracts.returned import started
+from fedbayes.contracts import AnyMethod, Federation, Models
+from fedbayes.contracts.returned import started, stopped
 from fedbayes.core.brief import Brief
 from fedbayes.core.by_client import ByClient
 from fedbayes.core.devices import repeatable
@@ -53,10 +53,10 @@ from fedbayes.runs.cohorts import cohort_of
 from fedbayes.runs.evaluator import Evaluator
 from fedbayes.runs.lines import (
     evaluation_line,
-    in_vain,
     of_noise_alone,
     round_line,
     troubles_of,
+    wasted_round,
 )
 from fedbayes.runs.precision import choose
 from fedbayes.runs.privacy import identified, mechanism, round_summary, secret_of
@@ -308,7 +308,7 @@ class Simulation(Brief):
         timing = self._turns.take_up(checkpoint)
         self.progress: Progress = replace(checkpoint, privacy=record, timing=timing)
         self._secret = secret_of(record, self.config)
-        self._in_vain = 0  # rounds in a row that came to nothing, in this process
+        self._wasted_rounds = 0  # rounds in a row that came to nothing, in this process
         self._saved = checkpoint.round
         self.server: Any = unpack(self.method.server_state, checkpoint.server)
         self._weights = self._weights_after(checkpoint)
@@ -515,14 +515,14 @@ class Simulation(Brief):
                 undone.
         """
         most = self.config.stop_refused
-        if self.over or not most or self._in_vain < most or self.config.privacy.noise:
+        if self.over or not most or self._wasted_rounds < most or self.config.privacy.noise:
             return  # with noise every round has an update, whoever reports
         if self._saved < self.progress.round:
             self.checkpoint()
         raise RunError(
             f"{self.folder.path}: for {most} rounds in a row every report was refused, or the "
-            f"update was undone; the last time: {in_vain(self._last)}. If the clients are honest, "
-            "training diverges (a smaller training.lr may do), or bounds are too narrow "
+            f"update was undone; the last time: {wasted_round(self._last)}. If the clients are "
+            "honest, training diverges (a smaller training.lr may do), or bounds are too narrow "
             "(aggregation.max_change, aggregation.max_weight). `resume` tries as many rounds "
             "again; stop_refused = 0 goes on whatever comes"
         )
@@ -535,7 +535,7 @@ class Simulation(Brief):
     def _over(self, number: int, server: Any) -> bool:
         """Whether round `number` was the last."""
         done = number >= self.config.rounds or bool(self.stopped)
-        return done or bool(self.method.stopped(server))
+        return done or bool(stopped(server))
 
     def _step(self, number: int) -> Step:
         """Run a round, evaluate what came of it, and put it on record.
@@ -559,7 +559,7 @@ class Simulation(Brief):
         missed: dict[int, str] = {}
         if found.last:
             began += self._calibrate(model, number)  # they are not the round's
-            if self.method.sends_final_model:
+            if self.method.models is Models.COPIED:
                 found, missed = self._copied(model, found)
         evaluating = self._seconds_evaluating - evaluating
         seconds = max(0.0, time.perf_counter() - began - evaluating)
@@ -604,7 +604,7 @@ class Simulation(Brief):
         told = self._evaluator.measures(last)
         evaluates = last or self._evaluator.due(number)
         evaluated = self._evaluated(model, number, told) if evaluates else None
-        if evaluated and self.method.centralized:
+        if evaluated and self.method.reports.pooled:
             clients = evaluated.clients
         local = self._evaluator.tells_local(number, result)
         own = clients if local else ClientScores()
@@ -699,7 +699,7 @@ class Simulation(Brief):
                     number=number,
                     cohort=cohort,
                 ),
-                1 if self.method.centralized else self.config.min_reports,
+                1 if self.method.reports.pooled else self.config.min_reports,
                 self.runtime.stages,
             ),
             weights=self._weights,
@@ -713,7 +713,7 @@ class Simulation(Brief):
         self.folder.add_metrics(metrics)
         self._heartbeat.round_ended()
         self._last = metrics
-        self._in_vain = self._in_vain + 1 if in_vain(metrics) else 0
+        self._wasted_rounds = self._wasted_rounds + 1 if wasted_round(metrics) else 0
         self._standing = self._standing.after(metrics)
         best = self._keeps_best and self._standing.best_round == number
         if best:

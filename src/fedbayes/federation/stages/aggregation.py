@@ -6,13 +6,12 @@ A method sees none of it: it asks for the sum of the reports and gets what the r
 
 from typing import Any
 
-from fedbayes.contracts import AnyMethod, Federation, Report, ReportList
+from fedbayes.contracts import AnyMethod, ChangeCoordinates, Federation, Report, ReportList, Reports
 from fedbayes.contracts.changes import clipped
 from fedbayes.errors import ConfigError
 from fedbayes.federation.settings import Aggregation
-from fedbayes.federation.stages.fold import ChangeCoordinates, ChangeReducer, Fold, PlainReducer
+from fedbayes.federation.stages.fold import ChangeReducer, Fold, PlainReducer
 from fedbayes.federation.stages.robust import Robust, RobustGather
-from fedbayes.methods import METHODS
 
 __all__ = [
     "Aggregation",
@@ -60,18 +59,13 @@ def check(
     """
     if settings.plain:
         return
-    if not _adds(method):
-        able = ", ".join(name for name, kind in METHODS.items() if _adds(kind))
-        raise ConfigError(
-            f"aggregation.rule and aggregation.clip are for methods whose reports add ({able}), "
-            f"and not for {method.name}{_instead(method)}"
-        )
-    if settings.rule in ("median", "trimmed-mean") and method.declared.joint:
+    declared = Reports.of(method)
+    if settings.rule in ("median", "trimmed-mean") and declared.joint:
         raise ConfigError(
             f"aggregation.rule = {settings.rule!r} is not for {method.name} as it is set: "
-            f"{method.declared.joint}, or aggregation.rule = 'krum'"
+            f"{declared.joint}, or aggregation.rule = 'krum'"
         )
-    if settings.weighs and method.declared.tracked and method.weighted and not noise:
+    if settings.weighs and declared.tracked and declared.weighted and not noise:
         raise ConfigError(
             f"aggregation.clip bounds weight times change, and clients of {method.name} keep what "
             "they reported as if they weighed 1; set method.weighting = 'uniform'"
@@ -84,19 +78,6 @@ def check(
         )
 
 
-def _instead(method: AnyMethod) -> str:
-    """What a method has in place of robust rules, in words."""
-    if any(p.missing == "unchanged" for p in method.declared.parts.values()):
-        return f": {method.name} takes the clients' median, or the mean of their signs, as it is"
-    if method.declared.compared:
-        return "; aggregation.outliers = 'leave-out' leaves out networks unlike the others"
-    return ""
-
-
-def _adds(method: AnyMethod | type[AnyMethod]) -> bool:
-    return not (method.reports.refusals["robust rules"] or method.centralized)
-
-
 def fold(settings: Aggregation, method: AnyMethod, server: Any, run: Federation) -> Fold:
     """What folds the reports of one round.
 
@@ -106,10 +87,11 @@ def fold(settings: Aggregation, method: AnyMethod, server: Any, run: Federation)
         server: its state before the round.
         run: the run.
     """
+    reduction = Reports.of(method).reduction
     if settings.plain:
-        return PlainReducer(method.declared.reduction)
+        return PlainReducer(reduction)
     way = ChangeCoordinates.of(method, server, run)
-    if method.declared.reduction is ReportList:
+    if reduction is ReportList:
         return RobustGather(way, settings.rule, settings.hostile, settings.clip)
     if settings.rule == "mean":
         return Clipped(way, float(settings.clip or 0))
