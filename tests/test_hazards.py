@@ -188,7 +188,9 @@ def test_what_cannot_be_told_is_said(run, tmp_path, capsys):
     path.write_bytes(sealed_table(known | {"model": "another"}))
     with pytest.warns(FedbayesWarning, match=r"hazards\.json is of another model"):
         model = fedbayes.load(place / "run")
-    with pytest.raises(ConfigError, match="no baseline hazard: fedbayes hazards RUN"):
+    with pytest.raises(
+        ConfigError, match="no baseline hazard: fedbayes calibrate RUN --method hazards"
+    ):
         model.foretelling([1])
     text = json.dumps(known)
     assert '"last": 52.0' in text

@@ -292,7 +292,7 @@ def meta_analysis(
     if len(fits) < 2:
         why = "; ".join(f"{name}: {reason}" for name, reason in left_out.items())
         if len(answers) < 2:
-            why = "There is one client alone: fit its rows without --by-client (glm or cox)"
+            why = "There is one client alone: fit its rows without --per-client (glm or cox)"
         raise DataError(f"fewer than two clients have a fit of their own. {why}")
     intercept = () if family == "cox" else ("intercept",)
     coefficients = {}

@@ -1,4 +1,4 @@
-"""`glm` and `survival`: regression and survival analysis, as exact as of the pooled rows."""
+"""`stats`: regression and survival analysis, equal to that of the pooled rows."""
 
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -9,6 +9,7 @@ from rich.markup import escape
 from rich.table import Table
 
 from fedbayes.cli.app import Console, app
+from fedbayes.cli.commands import Application, Commands
 from fedbayes.cli.federate import Certificates, Insecure, Secret
 from fedbayes.cli.options import Json, Setting
 from fedbayes.core.files import json_text
@@ -18,14 +19,17 @@ if TYPE_CHECKING:
     from fedbayes.biostatistics import MetaAnalysis, Regression, Survival
     from fedbayes.workflows.studies.study import Study, StudySite
 
-survival_app = typer.Typer(
-    help="Survival analysis of clients' rows by sums that travel.", no_args_is_help=True
+stats_app = Application(
+    help="Fit regressions and survival curves across clients, equal to a fit of the pooled rows.",
+    no_args_is_help=True,
+    cls=Commands,
 )
 
 Files = Annotated[
     list[Path] | None,
     typer.Argument(
-        help="A table with --group, a table for each client, or a config with [data].", exists=True
+        help="A table with --group, one table per client, or a TOML file with settings.",
+        exists=True,
     ),
 ]
 Group = Annotated[
@@ -46,10 +50,10 @@ Reference = Annotated[
     ),
 ]
 Drop = Annotated[list[str] | None, typer.Option("--drop", help="Columns that are no features.")]
-Happened = Annotated[
+EventValue = Annotated[
     str,
     typer.Option(
-        "--happened",
+        "--event-value",
         help="Value that means that the event happened. Default: 1, true, or the last of two "
         "texts.",
     ),
@@ -65,9 +69,9 @@ MinCount = Annotated[
         help="Fewest rows of a client, and of a category there, of which it tells sums.",
     ),
 ]
-ByClient = Annotated[
+PerClient = Annotated[
     bool,
-    typer.Option("--by-client", help="Fit each client alone, and put the fits together."),
+    typer.Option("--per-client", help="Fit each client alone, and put the fits together."),
 ]
 Level = Annotated[float, typer.Option("--level", help="Level of the confidence intervals.")]
 Time = Annotated[
@@ -118,7 +122,7 @@ Timeout = Annotated[
 ]
 
 
-@app.command()
+@stats_app.command("glm")
 def glm(
     files: Files = None,
     family: Annotated[
@@ -134,14 +138,14 @@ def glm(
     category: Category = None,
     reference: Reference = None,
     drop: Drop = None,
-    happened: Happened = "",
+    event_value: EventValue = "",
     weights: Weights = "",
     sample_weight: SampleWeight = "",
     offset: Annotated[str, typer.Option(help="Column added to the linear predictor.")] = "",
     exposure: Annotated[str, typer.Option(help="Column whose logarithm is added to it.")] = "",
     drop_missing: DropMissing = False,
     min_count: MinCount = 0,
-    by_client: ByClient = False,
+    per_client: PerClient = False,
     level: Level = 0.95,
     out: Out = None,
     plot: Figure = None,
@@ -165,7 +169,7 @@ def glm(
     columns = {
         "outcome": outcome,
         "family": family,
-        "happened": happened,
+        "happened": event_value,
         "weights": weights,
         "sample_weight": sample_weight,
         "offset": offset,
@@ -174,11 +178,11 @@ def glm(
         "drop_missing": drop_missing,
         "min_count": min_count,
     }
-    _run("glm", place, columns, by_client, level, out, plot, as_json)
+    _run("glm", place, columns, per_client, level, out, plot, as_json)
 
 
-@survival_app.command("cox")
-def survival_cox(
+@stats_app.command("cox")
+def cox(
     files: Files = None,
     time: Time = ...,  # type: ignore[assignment]
     event: Event = ...,  # type: ignore[assignment]
@@ -192,14 +196,14 @@ def survival_cox(
     category: Category = None,
     reference: Reference = None,
     drop: Drop = None,
-    happened: Happened = "",
+    event_value: EventValue = "",
     entry: Entry = "",
     weights: Weights = "",
     sample_weight: SampleWeight = "",
     coarsen: Coarsen = 0.0,
     drop_missing: DropMissing = False,
     min_count: MinCount = 0,
-    by_client: ByClient = False,
+    per_client: PerClient = False,
     level: Level = 0.95,
     out: Out = None,
     plot: Figure = None,
@@ -224,7 +228,7 @@ def survival_cox(
         "time": time,
         "event": event,
         "ties": ties,
-        "happened": happened,
+        "happened": event_value,
         "entry": entry,
         "weights": weights,
         "sample_weight": sample_weight,
@@ -233,23 +237,23 @@ def survival_cox(
         "drop_missing": drop_missing,
         "min_count": min_count,
     }
-    if by_client:
+    if per_client:
         if strata:
-            raise ConfigError("--strata has no effect with --by-client; leave one of them out")
+            raise ConfigError("--strata has no effect with --per-client; leave one of them out")
         columns["family"] = "cox"
     else:
         columns["strata"] = strata
-    _run("cox", place, columns, by_client, level, out, plot, as_json)
+    _run("cox", place, columns, per_client, level, out, plot, as_json)
 
 
-@survival_app.command("km")
-def survival_km(
+@stats_app.command("km")
+def km(
     files: Files = None,
     time: Time = ...,  # type: ignore[assignment]
     event: Event = ...,  # type: ignore[assignment]
     by: Annotated[str, typer.Option(help="Column of groups, for a curve each and a test.")] = "",
     group: Group = None,
-    happened: Happened = "",
+    event_value: EventValue = "",
     entry: Entry = "",
     weights: Weights = "",
     sample_weight: SampleWeight = "",
@@ -280,7 +284,7 @@ def survival_km(
         "time": time,
         "event": event,
         "by": by,
-        "happened": happened,
+        "happened": event_value,
         "entry": entry,
         "weights": weights,
         "sample_weight": sample_weight,
@@ -291,7 +295,7 @@ def survival_km(
     _run("km", place, columns, False, level, out, plot, as_json)
 
 
-app.add_typer(survival_app, name="survival")
+app.add_typer(stats_app, name="stats")
 
 
 def _place(
@@ -377,7 +381,7 @@ def _run(
     kind: Any,
     place: "StudySite",
     columns: dict[str, Any],
-    by_client: bool,
+    per_client: bool,
     level: float,
     out: Path | None,
     plot: Path | None,
@@ -390,7 +394,7 @@ def _run(
             place,
             columns,
             kind,
-            by_client,
+            per_client,
             level,
             out,
             plot,

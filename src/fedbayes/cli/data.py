@@ -8,6 +8,7 @@ from rich.markup import escape
 from rich.table import Table
 
 from fedbayes.cli.app import Console, app
+from fedbayes.cli.commands import Application, Commands
 from fedbayes.cli.options import DataDir, DataPartition, Setting, completes, overrides
 from fedbayes.core.files import json_text
 from fedbayes.errors import ConfigError, RunError
@@ -15,7 +16,9 @@ from fedbayes.errors import ConfigError, RunError
 if TYPE_CHECKING:
     from fedbayes.data.tables.check import TableCheck
 
-data_app = typer.Typer(help="The data sets, and how they are divided.", no_args_is_help=True)
+data_app = Application(
+    help="Inspect data sets, tables and partitions.", no_args_is_help=True, cls=Commands
+)
 app.add_typer(data_app, name="data")
 
 
@@ -129,11 +132,11 @@ def data_check(
     out: Annotated[
         Path | None, typer.Option("--out", "-o", help="PNG, SVG or PDF to write.")
     ] = None,
-    like: Annotated[
+    schema: Annotated[
         Path | None,
         typer.Option(
-            help="Run folder, Flower project or model file, by whose columns the table is read: "
-            "whether a client's fits."
+            help="Run folder, Flower project or model file. The command checks whether the table "
+            "has its columns."
         ),
     ] = None,
     settings: Setting = None,
@@ -157,12 +160,12 @@ def data_check(
 
     if out is not None:
         writable(out, "the picture", PICTURES)
-    if like is None:
+    if schema is None:
         check = check_table(config.data, config.target_kinds)
     else:
         from fedbayes.workflows.serve.table_check import check_like
 
-        check = check_like(config, like)
+        check = check_like(config, schema)
     if out is not None:
         try:
             plot_check(check, out, config.data.date_format or "")

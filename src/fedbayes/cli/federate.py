@@ -5,9 +5,9 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 from click import Context
-from typer.core import TyperGroup
 
 from fedbayes.cli.app import Console, app
+from fedbayes.cli.commands import FORMER_COMMANDS, Application, Commands
 from fedbayes.cli.options import ConfigFile, Json, RunFolder, Setting, Track
 from fedbayes.cli.run import new_folder, run_to_end
 from fedbayes.storage.activity import Notify
@@ -16,16 +16,17 @@ if TYPE_CHECKING:
     from fedbayes.runs.simulation import Simulation
 
 
-class _Federate(TyperGroup):
+class _Federate(Commands):
     """`federate CONFIG` is `federate run CONFIG`."""
 
     def parse_args(self, ctx: Context, args: list[str]) -> list[str]:
-        if args and args[0] not in (*self.commands, *self.get_help_option_names(ctx)):
+        former = [name.removeprefix("federate ") for name in FORMER_COMMANDS]
+        if args and args[0] not in (*self.commands, *former, *self.get_help_option_names(ctx)):
             args = ["run", *args]
         return super().parse_args(ctx, args)
 
 
-federate_app = typer.Typer(
+federate_app = Application(
     help="Run a federation over a network, on Flower.", no_args_is_help=True, cls=_Federate
 )
 app.add_typer(federate_app, name="federate")
@@ -143,8 +144,8 @@ def federate_keys(
         Console().print(f"wrote {file}", highlight=False, soft_wrap=True)
 
 
-@federate_app.command("hub")
-def federate_hub(
+@federate_app.command("superlink")
+def federate_superlink(
     folder: Annotated[Path, typer.Argument(help="Folder of `federate keys`.")],
     nodes: Annotated[
         str,
@@ -164,7 +165,7 @@ def federate_hub(
     from fedbayes.flower.hub import serve
 
     told = (
-        f"nodes with an admitted key come at {nodes}; fedbayes federate run, admit and nodes at "
+        f"nodes with an admitted key come at {nodes}; fedbayes federate run, register and nodes at "
         f"localhost:{port}, from this machine alone"
     )
     say = Console(stderr=True).print
@@ -206,8 +207,8 @@ def federate_node(
     serve(Way(superlink, pem, keys), config, warm)
 
 
-@federate_app.command("admit")
-def federate_admit(
+@federate_app.command("register")
+def federate_register(
     keys: Annotated[
         list[Path], typer.Argument(help="Public keys of clients: client-0.pub …", exists=True)
     ],

@@ -1,4 +1,4 @@
-"""`evaluate`, `calibrate`, `export`: models that are there."""
+"""`evaluate`, `export`: trained models."""
 
 from pathlib import Path
 from typing import Annotated
@@ -18,6 +18,7 @@ from fedbayes.cli.options import (
     RunFolder,
     Setting,
     Std,
+    named,
     numbers,
     overrides,
 )
@@ -29,7 +30,10 @@ from fedbayes.storage.formatting import number, words
 
 @app.command()
 def evaluate(
-    model: Annotated[Path, typer.Argument(help="Model file: .safetensors, .pt, .ckpt, .pt2.")],
+    model: Annotated[
+        Path,
+        typer.Argument(help="Run folder, or model file: .safetensors, .pt, .ckpt, .pt2."),
+    ],
     inputs: Annotated[
         list[Path] | None,
         typer.Argument(help="Models that it was fused from, to compare it with."),
@@ -59,6 +63,8 @@ def evaluate(
 ) -> None:
     """Evaluate a model on a test set, or on new rows with --set data.path=FILE."""
     files = inputs or []
+    if run is None and (model / "config.toml").is_file():
+        run, model = model, model / "model.safetensors"
     require_files([model, *files, counts])
     require_files([run], folders=True)
     if counts is not None and not files:
@@ -90,7 +96,7 @@ def evaluate(
         tests,
         inputs=[str(file) for file in files],
         counts=read_counts(counts, files) if counts is not None else None,
-        metrics=_names(metrics),
+        metrics=named(metrics),
     )
     if as_json:
         flat = [{"name": s.name, **s.metrics, **asdict(s)} for s in scores]
@@ -142,146 +148,6 @@ def _tables(cells: list[list[str]], console: Console) -> list[Table]:
 
 _MOST_ACROSS = 6
 """Columns beyond which metrics stand one below the other, and models side by side."""
-
-
-def _names(metrics: str) -> list[str]:
-    """Names of metrics between commas."""
-    return [name.strip() for name in metrics.split(",") if name.strip()]
-
-
-@app.command()
-def calibrate(
-    folder: RunFolder,
-    personal: Annotated[
-        bool, typer.Option("--personal", help="Every client's own model on its own test set.")
-    ] = False,
-    client: Annotated[
-        str | None,
-        typer.Option("--client", help="One client's own model on its test set; name or number."),
-    ] = None,
-    picture: Annotated[
-        Path | None, typer.Option(help="PNG, SVG or PDF file for a reliability diagram.")
-    ] = None,
-    metrics: Metrics = AUTO,
-    temperature: Annotated[
-        bool,
-        typer.Option(
-            "--temperature",
-            help="Make probabilities true: find a temperature from clients' sums, for predict.",
-        ),
-    ] = False,
-    share: Annotated[
-        float | None,
-        typer.Option(help="With --temperature: part of each client's test rows that is counted."),
-    ] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print the metrics as JSON.")] = False,
-) -> None:
-    """How far a run's predictions can be trusted, and a temperature that makes them truer."""
-    if temperature:
-        if client is not None or picture is not None or metrics != AUTO:
-            raise RunError(
-                "--temperature is one for all clients, and has neither --client, --picture nor "
-                "--metrics; leave them out, or calibrate without it"
-            )
-        _cool(folder, 0.5 if share is None else share, personal=personal, as_json=as_json)
-        return
-    if share is not None:
-        raise RunError("--share says how many rows the temperature is of: add --temperature")
-    from fedbayes.core.files import writable
-    from fedbayes.data.plot import PICTURES
-    from fedbayes.workflows.calibrate.calibration import plot, summary, trust
-
-    if personal and client is not None:
-        raise RunError("--personal is for all clients, --client for one; give one of them")
-    if picture is not None:
-        writable(picture, "the picture", PICTURES)
-    found = trust(folder, personal=personal, client=client, metrics=_names(metrics))
-    told = summary(found)
-    if found.temperature is not None:
-        before = summary(trust(folder, personal=personal, client=client, temperature=False))
-        told |= {f"{name}_before_calibration": before[name] for name in ("nll", "ece")}
-        told["temperature"] = found.temperature
-    if picture is not None:
-        plot(found, picture)
-    if as_json:
-        print(json_text(dict(told)))
-        return
-    table = Table(show_header=False, box=None, pad_edge=False)
-    for name, value in told.items():
-        table.add_row(escape(_NAMES.get(name) or _spelled(name)), number(value))
-    Console().print(table)
-    if picture is not None:
-        Console().print(f"wrote {picture}", highlight=False, soft_wrap=True)
-
-
-def _cool(folder: Path, share: float, *, personal: bool, as_json: bool) -> None:
-    """Find a temperature, and say what came of it."""
-    from dataclasses import asdict
-
-    from fedbayes.workflows.calibrate.temperature import calibrate_temperature
-
-    found = calibrate_temperature(folder, personal=personal, share=share)
-    if as_json:
-        print(json_text(asdict(found) | {"path": str(found.path)}))
-        return
-    counted = f"{found.counted:,} rows of the clients, {found.numbers:,} sums from each"
-    Console().print(f"temperature {found.temperature:.4f}, by {counted}", highlight=False)
-    if found.before is not None and found.after is not None:
-        table = Table(f"on {found.tested:,} other rows", "before", "after", pad_edge=False)
-        for name in ("nll", "ece", "accuracy"):
-            pair = (getattr(found.before, name), getattr(found.after, name))
-            table.add_row(_NAMES.get(name, name), *map(number, pair))
-        Console().print(table)
-    if found.left_out:
-        Console().print(
-            f"{found.left_out:,} rows are left out: nothing was predicted of them, or that the "
-            "true class is impossible",
-            highlight=False,
-            soft_wrap=True,
-        )
-    Console().print(f"wrote {found.path}; predict uses it", highlight=False, soft_wrap=True)
-    if found.replaced is not None:
-        Console().print(
-            f"it replaces the temperature {found.replaced:.4f}, which the run fitted at its end: "
-            "predict and export use the new one, summary.json and reports keep the old one",
-            highlight=False,
-            soft_wrap=True,
-        )
-
-
-def _spelled(name: str) -> str:
-    """A metric of calibration in words, as in `std/age` to `standard deviation, median: age`."""
-    kind, _, column = name.partition("/")
-    for start, form in _SPELLED.items():
-        if kind.startswith(start):
-            level = kind.removeprefix(start)
-            said = form.format(f"{100 * float(level):g}%" if level else "")
-            return said + (f": {column}" if column else "")
-    return words(name)
-
-
-_SPELLED = {
-    "coverage_error": "mean distance from the level, of all levels",
-    "coverage_": "inside the {} interval",
-    "width_": "width of the {} interval, median",
-    "accuracy_at_": "accuracy of the surest {}",
-    "std_between": "standard deviation between draws, median",
-    "std": "standard deviation, median",
-}
-"""Metrics whose names begin so, in words."""
-_NAMES = {
-    "nll": "negative log-likelihood",
-    "auroc": "AUROC, area under the ROC curve",
-    "crps": "continuous ranked probability score",
-    "ece": "expected calibration error",
-    "aurc": "area under risk over coverage",
-    "error_auroc": "AUROC of the entropy for errors",
-    "not_predicted": "left out of it: not a number",
-    "entropy_right": "entropy where right",
-    "entropy_wrong": "entropy where wrong",
-    "information_right": "mutual information where right",
-    "information_wrong": "mutual information where wrong",
-}
 
 
 @app.command()

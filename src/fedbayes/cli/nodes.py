@@ -1,4 +1,4 @@
-"""`nodes`: who is registered at a SuperLink."""
+"""`federate nodes`: who is registered at a SuperLink."""
 
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Annotated, Any
@@ -8,8 +8,7 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from fedbayes.cli.app import app
-from fedbayes.cli.federate import Certificates, Connection, Insecure, Secret
+from fedbayes.cli.federate import Certificates, Connection, Insecure, Secret, federate_app
 from fedbayes.cli.listing import AsJson
 from fedbayes.core.files import json_text
 
@@ -17,7 +16,7 @@ if TYPE_CHECKING:
     from fedbayes.flower.registry import Registered
 
 
-@app.command()
+@federate_app.command("nodes")
 def nodes(
     superlink: Connection = "127.0.0.1:8000",
     root_certificates: Certificates = None,

@@ -8,8 +8,9 @@ from typing import TYPE_CHECKING, Annotated
 
 import click
 import typer
-from typer.core import TyperCommand, TyperOption
+from typer.core import TyperOption
 
+from fedbayes.cli.commands import Command
 from fedbayes.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -147,7 +148,7 @@ _OTHER_KEYS = {
     "cohort": "cohort",
     "data_dir": "data.dir",
     "file": "data.path",
-    "hostile": "attack.clients",
+    "malicious": "attack.clients",
 }
 """Likewise, where the option says all that there is to say."""
 
@@ -156,7 +157,7 @@ _OLDER = {"device": "devices"}
 """Names of settings that a config takes too."""
 
 
-class SettingsCommand(TyperCommand):
+class SettingsCommand(Command):
     """A command whose options set settings: the help has their choices and defaults."""
 
     def settings(self) -> dict[str, "SettingRow"]:
@@ -195,6 +196,11 @@ class FusionCommand(SettingsCommand):
         from fedbayes.matching import MatchingSettings
 
         return {row.key: row for kind in (MatchingSettings, Combination) for row in rows(kind)}
+
+
+def named(text: str) -> list[str]:
+    """The names between commas."""
+    return [name.strip() for name in text.split(",") if name.strip()]
 
 
 def numbers(option: str, text: str | None) -> tuple[float, ...]:

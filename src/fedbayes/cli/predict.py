@@ -5,17 +5,31 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Annotated
 
+import click
 import rich
 import typer
-from rich.markup import escape
 
 from fedbayes.cli.app import Console, app
-from fedbayes.cli.options import RunFolder, Setting
+from fedbayes.cli.commands import Command
+from fedbayes.cli.options import Setting
 from fedbayes.core.files import json_text, require_files
 from fedbayes.errors import FedbayesWarning, RunError
 
 
-@app.command()
+class _Predict(Command):
+    """`predict RUN` lacks its inputs, where Click says that it lacks the run."""
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        """Parse the arguments; the error of a missing one names the right one."""
+        try:
+            return super().parse_args(ctx, args)
+        except click.MissingParameter as error:
+            if error.param is None or error.param.name != "models" or not args:
+                raise
+            raise click.UsageError("Missing argument 'INPUTS', the rows to predict.", ctx) from None
+
+
+@app.command(cls=_Predict)
 def predict(
     models: Annotated[
         list[Path],
@@ -188,108 +202,3 @@ def _numbers(given: list[str]) -> list[float]:
         except ValueError:
             raise RunError(f"--times has {text!r}, which is no number; as in 365,730") from None
     return found
-
-
-@app.command()
-def hazards(
-    folder: Annotated[Path, typer.Argument(help="Run folder, of the likelihood cox.", exists=True)],
-    per_client: Annotated[
-        bool, typer.Option("--per-client", help="Hazards of each client's rows alone too.")
-    ] = False,
-    personal: Annotated[
-        bool, typer.Option("--personal", help="Of every client's own model, each by its own rows.")
-    ] = False,
-    rows: Annotated[
-        str, typer.Option(help="Of which rows of each client: train, or test.")
-    ] = "train",
-    coarsen: Annotated[
-        float, typer.Option(help="Round times up to multiples of this. 0: as they are.")
-    ] = 0.0,
-    as_json: Annotated[bool, typer.Option("--json", help="Print what was found as JSON.")] = False,
-) -> None:
-    """Baseline hazards of a network of survival, from clients' sums; predict --times uses them."""
-    from dataclasses import asdict
-
-    from rich.table import Table
-
-    from fedbayes.workflows.calibrate.hazards import estimate_hazards
-
-    found = estimate_hazards(
-        folder,
-        per_client=per_client,
-        personal=personal,
-        rows=rows,  # type: ignore[arg-type]
-        coarsen=coarsen,
-    )
-    if as_json:
-        print(json_text(asdict(found) | {"path": str(found.path)}))
-        return
-    table = Table("test rows of", "rows", "events", "expected", "events / expected", pad_edge=False)
-    for name, one in [("all", found.all), *found.clients.items()]:
-        ratio = f"{one.observed / one.expected:.2f}" if one.expected else "-"
-        cells = (f"{one.rows:,}", f"{one.observed:,}", f"{one.expected:,.1f}", ratio)
-        table.add_row(escape(name), *cells)
-    Console().print(table)
-    Console().print(
-        f"wrote {found.path}: {found.events:,} events at {found.times:,} times, of {found.rows:,} "
-        f"rows, up to {found.last:g}",
-        highlight=False,
-        soft_wrap=True,
-    )
-
-
-@app.command()
-def conformal(
-    folder: RunFolder,
-    level: Annotated[
-        float, typer.Option(help="Promised share of sets or intervals that hold the truth.")
-    ] = 0.9,
-    score: Annotated[
-        str,
-        typer.Option(
-            help="What is counted. probability: of the true class. adaptive: of the classes that "
-            "are likelier (APS); adaptive-random: with a random share of its own. "
-            "quantile: how far numbers are outside of the model's interval. residual: how far "
-            "from its mean. auto: by the likelihood."
-        ),
-    ] = "auto",
-    per_client: Annotated[
-        bool, typer.Option("--per-client", help="A threshold for each client too.")
-    ] = False,
-    personal: Annotated[
-        bool, typer.Option("--personal", help="Of every client's own model, each by its own rows.")
-    ] = False,
-    share: Annotated[
-        float, typer.Option(help="Part of each client's test rows that is counted.")
-    ] = 0.5,
-    as_json: Annotated[bool, typer.Option("--json", help="Print the coverage as JSON.")] = False,
-) -> None:
-    """Sets and intervals with a promise of coverage, from clients' counts; predict uses them."""
-    from dataclasses import asdict
-
-    from rich.table import Table
-
-    from fedbayes.likelihoods.conformal import OF_CLASSES
-    from fedbayes.storage.formatting import number
-    from fedbayes.workflows.calibrate.conformal import calibrate_conformal
-
-    found = calibrate_conformal(
-        folder, level, score=score, per_client=per_client, personal=personal, share=share
-    )
-    if as_json:
-        print(json_text(asdict(found) | {"path": str(found.path)}))
-        return
-    size = "classes in a set" if found.score in OF_CLASSES else "width, median"
-    table = Table("rows of", "counted", "tested", "inside", size, pad_edge=False)
-    for name, one in [("all", found.all), *found.clients.items()]:
-        shown = ["  ".join(map(number, values)) for values in (one.coverage, one.size)]
-        table.add_row(escape(name), f"{one.counted:,}", f"{one.tested:,}", *shown)
-    Console().print(table)
-    if short := [name for name, one in found.clients.items() if not one.bounded]:
-        warnings.warn(
-            f"too few rows for a level of {100 * level:g}%, so that sets hold all classes and "
-            f"intervals are endless: {', '.join(short[:5])}{' …' if short[5:] else ''}",
-            FedbayesWarning,
-            stacklevel=2,
-        )
-    Console().print(f"wrote {found.path}", highlight=False, soft_wrap=True)

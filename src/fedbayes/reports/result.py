@@ -265,10 +265,10 @@ class Result:
             client: as for `predictor`, and so are the errors.
             site: name or index of the client whose own rows the conformal threshold, or the
                 baseline hazard, of the global model is to be of, in place of all clients'.
-            conformal: whether sets and intervals are those of `fedbayes conformal`, if the run
-                was calibrated by it.
+            conformal: whether sets and intervals are conformal, if `fedbayes calibrate --method
+                conformal` has calibrated the run.
             temperature: whether probabilities are at the run's temperature, or that of `fedbayes
-                calibrate --temperature`, where there is one.
+                calibrate --method temperature`, where there is one.
 
         Raises:
             RunError: the run has no threshold of such a client, though it was calibrated.
@@ -286,8 +286,8 @@ class Result:
             survival = self.likelihood.target.kind == "survival"
             if site is not None and threshold is None and not survival:
                 raise RunError(
-                    f"{source} has no threshold of client {name}: fedbayes conformal {source} "
-                    "--per-client finds them"
+                    f"{source} has no conformal threshold of client {name}. Run fedbayes calibrate "
+                    f"{source} --method conformal --per-client"
                 )
         if client is not None:
             source = f"the model of client {client} of {source}"
@@ -300,8 +300,8 @@ class Result:
             hazards = read_hazards(self.folder, name, personal=client is not None)
             if site is not None and hazards is None:
                 raise RunError(
-                    f"{source} has no hazards of client {name}: fedbayes hazards {source} "
-                    "--per-client estimates them"
+                    f"{source} has no hazards of client {name}. Run fedbayes calibrate {source} "
+                    "--method hazards --per-client"
                 )
         return TrainedModel(
             members,

@@ -72,8 +72,8 @@ class TrainedModel(Brief):
         """See that the threshold is of such a model."""
         if self.conformal is not None and not self.conformal.fits(self.likelihood):
             raise ModelError(
-                f"the conformal calibration of {self.source} is not of what it predicts; make it "
-                "anew: fedbayes conformal RUN"
+                f"the conformal calibration of {self.source} is of another target. Run "
+                "fedbayes calibrate RUN --method conformal"
             )
 
     @property
@@ -136,7 +136,7 @@ class TrainedModel(Brief):
         if self.hazards is None:
             raise ConfigError(
                 f"{self.source} has log-risks alone, which are relative, and no baseline hazard: "
-                "fedbayes hazards RUN estimates it for a run"
+                "fedbayes calibrate RUN --method hazards estimates it for a run"
             )
         self.hazards.require(times, self.source)
         return replace(self, times=tuple(dict.fromkeys(map(float, times))))
@@ -261,9 +261,9 @@ class TrainedModel(Brief):
         if self.conformal is not None:
             if asked not in (None, self.conformal.level):
                 raise ConfigError(
-                    f"{self.source} is calibrated for the level {self.conformal.level:g}, and not "
-                    f"for {asked:g}: calibrate it anew (fedbayes conformal RUN --level {asked:g}), "
-                    "or leave the calibration out with --no-conformal (conformal=False)"
+                    f"{self.source} is calibrated for the level {self.conformal.level:g}, not for "
+                    f"{asked:g}. Run fedbayes calibrate RUN --method conformal --level {asked:g}, "
+                    "or ignore the calibration with --no-conformal (conformal=False)"
                 )
             if None in self.conformal.threshold:
                 level = f"{100 * self.conformal.level:g}%"
@@ -287,8 +287,8 @@ class TrainedModel(Brief):
             what = (
                 "it gives means alone, without a distribution; predict with its run or its weights"
                 if self.means
-                else f"a level is of intervals of numbers, and it predicts "
-                f"{describe(self.target)}; fedbayes conformal RUN makes sets of classes"
+                else f"intervals are for numbers, and it predicts {describe(self.target)}. For "
+                "sets of classes run fedbayes calibrate RUN --method conformal"
             )
             raise ConfigError(f"{self.source} has no intervals: {what}")
         if self.means:

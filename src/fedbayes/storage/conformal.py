@@ -49,7 +49,10 @@ def read_conformal(
     Raises:
         RunError: the file is damaged, or has none of this client.
     """
-    path, command = conformal_file(folder), f"fedbayes conformal {shlex.quote(str(folder.path))}"
+    path, command = (
+        conformal_file(folder),
+        f"fedbayes calibrate {shlex.quote(str(folder.path))} --method conformal",
+    )
     stored = read_stored(StoredConformal, path, FORMAT, folder, command, personal=personal)
     if stored is None:
         return None

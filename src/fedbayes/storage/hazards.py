@@ -49,7 +49,10 @@ def read_hazards(
     Raises:
         RunError: the file is damaged, or has none of this client.
     """
-    path, command = hazards_file(folder), f"fedbayes hazards {shlex.quote(str(folder.path))}"
+    path, command = (
+        hazards_file(folder),
+        f"fedbayes calibrate {shlex.quote(str(folder.path))} --method hazards",
+    )
     stored = read_stored(StoredHazards, path, FORMAT, folder, command, personal=personal)
     if stored is None:
         return None

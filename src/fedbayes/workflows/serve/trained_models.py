@@ -26,8 +26,8 @@ def load(
             writes them. Several predict together: the mean of their predictive distributions.
         client: name or index of a client, for its own model in place of a run's global one.
         site: name or index of the client of whose rows the conformal threshold is to be.
-        conformal: whether sets and intervals are those of `fedbayes conformal`, where a single
-            model was calibrated by it; of several together there is no threshold.
+        conformal: whether sets and intervals are conformal, where a single model was calibrated by
+            `fedbayes calibrate --method conformal`; several models together have no threshold.
         temperature: whether probabilities are at the temperature of a single run or file, where it
             has one; several together have none.
         trusted: what may be imported if a model file names it, as `package.module:name`.
@@ -74,7 +74,7 @@ def _one(
     if threshold is not None and found.means and threshold.score == "quantile":
         warnings.warn(
             f"{path} gives means alone, so its conformal threshold, which is of quantiles, has no "
-            "effect; fedbayes conformal --score residual makes one that a program can use",
+            "effect. Run fedbayes calibrate --method conformal --score residual for one of means",
             FedbayesWarning,
             stacklevel=3,
         )
