@@ -95,7 +95,7 @@ def test_a_run_tells_probabilities_of_survival(run, tmp_path):
     data = stored_data(result.config, result.folder)
     rows = np.concatenate([data.partition.train_rows(k) for k in range(3)])
     x = frame.drop(columns=["week", "arrest", "site"])
-    risk = fedbayes.load(place / "run").predict(x)[:, 0].double().numpy()
+    risk = fedbayes.load(place / "run").expectation(x)[:, 0].double().numpy()
     y = frame[["week", "arrest"]].to_numpy(float)
     wanted = estimated([(risk[rows], y[rows])]).survival(risk, times)
     arguments = ["predict", place / "run", place / "rossi.csv", "-o", out]

@@ -31,18 +31,20 @@ def attack(
     kinds: Annotated[
         str | None,
         typer.Option(
-            help="Attacks between commas, each with settings behind colons if need be: "
-            "huge,backdoor:scale=5. Default: all built-in ones."
+            help="Attacks between commas, with settings after a colon: huge,backdoor:scale=5. "
+            "Default: all built-in attacks."
         ),
     ] = None,
     methods: Annotated[
         str | None,
-        typer.Option(help="Methods likewise: fedavg,fedprox:proximal=0.1. Default: the config's."),
+        typer.Option(
+            help="Methods, such as fedavg,fedprox:proximal=0.1. Default: that of the config."
+        ),
     ] = None,
     rules: Annotated[
         str | None,
         typer.Option(
-            help="Rules of aggregation likewise: median,mean:clip=1. Default: "
+            help="Aggregation rules, such as median,mean:clip=1. Default: "
             "mean,median,trimmed-mean,krum."
         ),
     ] = None,
@@ -66,7 +68,7 @@ def attack(
     settings: Setting = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print all outcomes as JSON.")] = False,
 ) -> None:
-    """Run a config honestly and under attack, by methods and rules; go on where it stopped."""
+    """Measure the effect of malicious clients by attack, method and aggregation rule."""
     given = overrides(
         settings,
         dataset=dataset,
@@ -101,7 +103,7 @@ def attack(
     try:
         table = AttackTable(grid.run(console, jobs))
     except KeyboardInterrupt:
-        console.print("stopped; the same command goes on", highlight=False)
+        console.print("stopped; run the same command again to resume", highlight=False)
         raise typer.Exit(130) from None
     if plot is not None:
         table.plot(plot)
@@ -118,7 +120,7 @@ def attack(
 
 
 def _listed(text: str | None) -> list[str]:
-    """What stands between commas."""
+    """The parts between commas."""
     from fedbayes.workflows.experiments.variants import parts
 
     return [part.strip() for part in parts(text or "", ",") if part.strip()]

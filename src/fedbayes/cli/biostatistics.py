@@ -32,21 +32,23 @@ Files = Annotated[
         exists=True,
     ),
 ]
-Group = Annotated[
-    str | None, typer.Option("--group", help="Column that says which client a row is of.")
-]
+Group = Annotated[str | None, typer.Option("--group", help="Column with the client of each row.")]
 Features = Annotated[
     list[str] | None,
-    typer.Option("--features", "-x", help="Columns that explain it, as in age,sex. Default: all."),
+    typer.Option(
+        "--features", "-x", help="Columns that are features, as in age,sex. Default: all."
+    ),
 ]
 Category = Annotated[
     list[str] | None,
-    typer.Option("--category", help="Column of numbers that is a category, or of many texts."),
+    typer.Option("--category", help="Column of numbers, or of many texts, that is a category."),
 ]
 Reference = Annotated[
     list[str] | None,
     typer.Option(
-        "--reference", metavar="COL=VALUE", help="Category to compare with. Default: the first."
+        "--reference",
+        metavar="COL=VALUE",
+        help="Reference category of a column. Default: the first.",
     ),
 ]
 Drop = Annotated[list[str] | None, typer.Option("--drop", help="Columns that are no features.")]
@@ -54,8 +56,7 @@ EventValue = Annotated[
     str,
     typer.Option(
         "--event-value",
-        help="Value that means that the event happened. Default: 1, true, or the last of two "
-        "texts.",
+        help="Value of the column that means an event. Default: 1, true, or the last of two texts.",
     ),
 ]
 DropMissing = Annotated[
@@ -66,16 +67,18 @@ MinCount = Annotated[
     typer.Option(
         "--min-count",
         min=0,
-        help="Fewest rows of a client, and of a category there, of which it tells sums.",
+        help="Smallest number of rows of a client, and of a category, for which it sends sums.",
     ),
 ]
 PerClient = Annotated[
     bool,
-    typer.Option("--per-client", help="Fit each client alone, and put the fits together."),
+    typer.Option(
+        "--per-client", help="Fit each client separately, and combine the fits (meta-analysis)."
+    ),
 ]
 Level = Annotated[float, typer.Option("--level", help="Level of the confidence intervals.")]
 Time = Annotated[
-    str, typer.Option("--time", help="Column: time of the event, or of the last look.")
+    str, typer.Option("--time", help="Column: time of the event, or of the last observation.")
 ]
 Event = Annotated[str, typer.Option("--event", help="Column: whether the event happened.")]
 Coarsen = Annotated[
@@ -84,24 +87,22 @@ Coarsen = Annotated[
 ]
 Entry = Annotated[
     str,
-    typer.Option("--entry", help="Column: time from which on a row is observed (left truncation)."),
+    typer.Option("--entry", help="Column: start of the observation of a row (left truncation)."),
 ]
-Weights = Annotated[str, typer.Option("--weights", help="Column: rows that a row stands for.")]
+Weights = Annotated[
+    str, typer.Option("--weights", help="Column: number of rows that a row represents.")
+]
 SampleWeight = Annotated[
     str,
     typer.Option(
         "--sample-weight",
-        help="Column: how much a row counts, in any unit; standard errors are then robust.",
+        help="Column: weight of a row, in any unit; standard errors are then robust.",
     ),
 ]
-Out = Annotated[
-    Path | None, typer.Option("--out", "-o", help="File to write the result to: .csv, .json.")
-]
-Figure = Annotated[
-    Path | None, typer.Option("--plot", help="File to draw it into: .png, .svg, .pdf.")
-]
+Out = Annotated[Path | None, typer.Option("--out", "-o", help="File for the result: .csv, .json.")]
+Figure = Annotated[Path | None, typer.Option("--plot", help="File for a figure: .png, .svg, .pdf.")]
 Engine = Annotated[
-    str, typer.Option("--engine", help="sequential, or flower-simulation: the same over Flower.")
+    str, typer.Option("--engine", help="sequential, or flower-simulation (the same, over Flower).")
 ]
 Link = Annotated[
     str | None,
@@ -112,13 +113,17 @@ Clients = Annotated[
 ]
 Secure = Annotated[
     bool,
-    typer.Option("--secure", help="Secure aggregation: the server sees sums over clients alone."),
+    typer.Option("--secure", help="Secure aggregation: the server sees only sums over clients."),
 ]
 Noise = Annotated[
-    float | None, typer.Option("--noise", help="Not offered for these sums; says why.")
+    float | None,
+    typer.Option("--noise", help="Not available for these sums; the error explains why."),
 ]
 Timeout = Annotated[
-    float, typer.Option("--timeout", min=0.1, help="Seconds that a round there may take.")
+    float,
+    typer.Option(
+        "--timeout", min=0.1, help="Longest time of a round at the SuperLink, in seconds."
+    ),
 ]
 
 
@@ -131,7 +136,7 @@ def glm(
     ] = "gaussian",
     outcome: Annotated[
         str,
-        typer.Option("--outcome", "--label", "-y", help="Column that is explained (data.label)."),
+        typer.Option("--outcome", "--label", "-y", help="Column to explain (data.label)."),
     ] = "",
     features: Features = None,
     group: Group = None,
@@ -161,7 +166,7 @@ def glm(
     settings: Setting = None,
     as_json: Json = False,
 ) -> None:
-    """Linear, logistic or Poisson regression of clients' rows, equal to that of the pooled rows."""
+    """Fit a linear, logistic or Poisson regression across clients."""
     place = _place(
         files, settings, group, engine, superlink, clients, root_certificates, insecure,
         superexec_secret, timeout, secure, noise,
@@ -191,7 +196,9 @@ def cox(
     ties: Annotated[str, typer.Option(help="efron or breslow.")] = "efron",
     strata: Annotated[
         str,
-        typer.Option(help="Column with a baseline hazard for each value; client: for each client."),
+        typer.Option(
+            help="Column whose values have separate baseline hazards. client: one for each client."
+        ),
     ] = "",
     category: Category = None,
     reference: Reference = None,
@@ -219,7 +226,7 @@ def cox(
     settings: Setting = None,
     as_json: Json = False,
 ) -> None:
-    """Cox regression: hazard ratios of clients' rows, equal to those of the pooled rows."""
+    """Fit a Cox regression across clients: hazard ratios."""
     place = _place(
         files, settings, group, engine, superlink, clients, root_certificates, insecure,
         superexec_secret, timeout, secure, noise,
@@ -251,7 +258,7 @@ def km(
     files: Files = None,
     time: Time = ...,  # type: ignore[assignment]
     event: Event = ...,  # type: ignore[assignment]
-    by: Annotated[str, typer.Option(help="Column of groups, for a curve each and a test.")] = "",
+    by: Annotated[str, typer.Option(help="Column of groups: one curve for each, and a test.")] = "",
     group: Group = None,
     event_value: EventValue = "",
     entry: Entry = "",
@@ -275,7 +282,7 @@ def km(
     settings: Setting = None,
     as_json: Json = False,
 ) -> None:
-    """Kaplan-Meier curves by summed counts, exactly those of the pooled rows; log-rank test."""
+    """Estimate Kaplan-Meier curves across clients, with a log-rank test."""
     place = _place(
         files, settings, group, engine, superlink, clients, root_certificates, insecure,
         superexec_secret, timeout, secure, noise,

@@ -36,22 +36,26 @@ def evaluate(
     ],
     inputs: Annotated[
         list[Path] | None,
-        typer.Argument(help="Models that it was fused from, to compare it with."),
+        typer.Argument(help="Models that it was fused from, for comparison."),
     ] = None,
     dataset: DataSet = None,
     counts: Annotated[
-        Path | None, typer.Option(help="JSON: samples of each class that each input saw.")
+        Path | None,
+        typer.Option(help="JSON file: number of training samples of each class for each input."),
     ] = None,
     run: Annotated[
         Path | None,
-        typer.Option(help="Run folder: its clients' test sets; with other data, its numbers."),
+        typer.Option(
+            help="Run folder whose clients' test samples are used; with other data, whose "
+            "standardization is used."
+        ),
     ] = None,
     network: Annotated[
         str | None,
         typer.Option(
             "--model",
-            help="Network of files that do not say theirs, as in a config; its settings with "
-            "--set model.KEY=VALUE. Default: fully connected, by their shapes.",
+            help="Network of files that do not describe it, as in a config; set its settings with "
+            "--set model.KEY=VALUE. Default: fully connected, by the shapes of the weights.",
         ),
     ] = None,
     mean: Mean = None,
@@ -61,17 +65,17 @@ def evaluate(
     settings: Setting = None,
     as_json: Json = False,
 ) -> None:
-    """Evaluate a model on a test set, or on new rows with --set data.path=FILE."""
+    """Evaluate a run or a model on test samples, or on new rows (--set data.path=FILE)."""
     files = inputs or []
     if run is None and (model / "config.toml").is_file():
         run, model = model, model / "model.safetensors"
     require_files([model, *files, counts])
     require_files([run], folders=True)
     if counts is not None and not files:
-        raise RunError("--counts weights the ensemble of the inputs; name them after the model")
+        raise RunError("--counts has no effect without inputs. Name the inputs after the model")
     paths = [model, *files]
     if len({str(path) for path in paths}) < len(paths):
-        raise ModelError("a model is named twice; it counts once")
+        raise ModelError("a model is named twice. Name each model once")
     from dataclasses import asdict
 
     from fedbayes.config.config import Config
@@ -111,7 +115,7 @@ def evaluate(
     for score in scores:
         if one_class(score.metrics):
             warn(
-                f"{score.name} predicts one class for all rows; see training.class_weights and "
+                f"{score.name} predicts one class for all rows. Try training.class_weights, or "
                 "predict --threshold",
                 FedbayesWarning,
                 stacklevel=2,
@@ -163,15 +167,15 @@ def export(
         ),
     ] = Path("model.safetensors"),
     compact: Annotated[
-        bool, typer.Option("--compact", help="Cut units that are all zero out of the tensors.")
+        bool, typer.Option("--compact", help="Remove units that are all zero from the tensors.")
     ] = False,
     client: Annotated[
         str | None,
-        typer.Option("--client", help="A client's own network, by name or number."),
+        typer.Option("--client", help="Export the own network of this client, by name or number."),
     ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print the summary as JSON.")] = False,
 ) -> None:
-    """Write the global model of a run, or a client's own, for use elsewhere."""
+    """Write the model of a run as weights, or as a program for deployment."""
     from fedbayes.workflows.serve.export import export
 
     done = export(folder, out, small=compact, client=client)

@@ -1,4 +1,4 @@
-"""`federate nodes`: who is registered at a SuperLink."""
+"""`federate nodes`: the nodes that are registered at a SuperLink."""
 
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Annotated, Any
@@ -24,11 +24,14 @@ def nodes(
     superexec_secret: Secret = None,
     ask: Annotated[
         int,
-        typer.Option(min=0, help="Seconds to ask nodes that are online who they are; 0: do not."),
+        typer.Option(
+            min=0,
+            help="Longest time in seconds to ask online nodes for their client. 0: do not ask.",
+        ),
     ] = 60,
     as_json: AsJson = False,
 ) -> None:
-    """List the nodes of a SuperLink: last seen, which client, versions that differ from here."""
+    """List the nodes of a SuperLink: status, client and versions."""
     from fedbayes.flower import superlink_at
 
     link = superlink_at(superlink, root_certificates, insecure, superexec_secret)

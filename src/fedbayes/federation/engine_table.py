@@ -44,7 +44,7 @@ class EngineKind:
 
 ENGINES: Mapping[str, EngineKind] = {
     "sequential": EngineKind(
-        "clients one after the other in this process",
+        "clients sequentially in this process",
         start="fedbayes.federation.engines.sequential:start",
         here=True,
     ),
