@@ -13,7 +13,6 @@ from fedbayes.cli.app import Console, app
 from fedbayes.cli.options import Metrics, RunFolder, named
 from fedbayes.core.files import json_text
 from fedbayes.errors import FedbayesWarning, RunError
-from fedbayes.likelihoods.measures import AUTO
 from fedbayes.storage.formatting import number, words
 
 METHODS = ("temperature", "conformal", "hazards")
@@ -44,7 +43,7 @@ def calibrate(
     plot: Annotated[
         Path | None, typer.Option(help="PNG, SVG or PDF file for a reliability diagram.")
     ] = None,
-    metrics: Metrics = AUTO,
+    metrics: Metrics = "auto",
     share: Annotated[
         float | None,
         typer.Option(
@@ -88,7 +87,7 @@ def calibrate(
     chosen = _chosen(method)
     of_conformal = {"level": level, "score": score}
     of_hazards = {"rows": rows, "coarsen": coarsen}
-    _refuse(chosen, (), client=client, plot=plot, metrics=None if metrics == AUTO else metrics)
+    _refuse(chosen, (), client=client, plot=plot, metrics=None if metrics == "auto" else metrics)
     _refuse(chosen, ("temperature", "conformal"), share=share)
     _refuse(chosen, ("conformal",), **of_conformal)
     _refuse(chosen, ("conformal", "hazards"), per_client=per_client or None)

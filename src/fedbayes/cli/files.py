@@ -24,7 +24,6 @@ from fedbayes.cli.options import (
 )
 from fedbayes.core.files import json_text, require_files
 from fedbayes.errors import FedbayesWarning, ModelError, RunError
-from fedbayes.likelihoods.measures import AUTO
 from fedbayes.storage.formatting import number, words
 
 
@@ -60,7 +59,7 @@ def evaluate(
     ] = None,
     mean: Mean = None,
     std: Std = None,
-    metrics: Metrics = AUTO,
+    metrics: Metrics = "auto",
     data_dir: DataDir = None,
     settings: Setting = None,
     as_json: Json = False,
