@@ -295,7 +295,7 @@ def test_a_client_whose_report_is_refused_keeps_what_it_had_in_mind():
 
 def test_models_that_clients_keep_are_read_beside_what_they_keep_in_mind(tmp_path):
     ended = run(asked("pfedbayes", cohort=4, compression={"up": "top-k"}), tmp_path)
-    found = ended.predict(np.zeros((3, 1, 8, 8), np.float32), 3)
+    found = ended.trained(3).expectation(np.zeros((3, 1, 8, 8), np.float32))
     np.testing.assert_allclose(found.sum(1), 1.0, rtol=1e-5)
 
 

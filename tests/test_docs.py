@@ -169,6 +169,7 @@ def test_commands_in_the_pages_are_known():
     from typer.main import get_command
 
     from fedbayes.cli import app
+    from fedbayes.cli.commands import FORMER_COMMANDS, FORMER_OPTIONS
 
     known = get_command(app)
     pages = [DOCS.parent / "README.md", *DOCS.rglob("*.md")]
@@ -182,11 +183,15 @@ def test_commands_in_the_pages_are_known():
     assert len(found) > 20
     for words in found:
         name, *rest = words
+        name, *rest = *FORMER_COMMANDS.get(name, [name]), *rest
         inner = known.commands[name]
         if getattr(inner, "commands", None):
             # `federate` without another command is `federate run`.
-            inner = inner.commands[rest[0] if rest[0] in inner.commands else "run"]
+            second = FORMER_COMMANDS.get(f"{name} {rest[0]}", rest)[0]
+            inner = inner.commands[second if second in inner.commands else "run"]
+            name = f"{name} {inner.name}"
         options = {option for parameter in inner.params for option in parameter.opts}
+        options |= FORMER_OPTIONS.get(name, {}).keys()
         assert {word for word in rest if re.fullmatch(r"--?[a-z][\w-]*", word)} <= options, words
         if "--method" in rest and name == "run":
             assert rest[rest.index("--method") + 1] in METHODS
@@ -220,5 +225,5 @@ def test_the_commands_of_a_federation_have_these_options(capsys):
     assert len(lines) >= 6
     for line in lines:
         assert command(*shlex.split(line), "--help") == 0, line
-    assert command("federate", "hub", "keys", "--node", "x", "--help") == 2
+    assert command("federate", "superlink", "keys", "--node", "x", "--help") == 2
     assert "No such option" in capsys.readouterr().err

@@ -17,8 +17,8 @@ from fedbayes.federation.engines.sequential import Sequential
 from fedbayes.flower.keys import make_keys
 from fedbayes.flower.own_data import own_data
 from fedbayes.reports.follow import Follower
-from fedbayes.reports.result import Result
 from fedbayes.runs.build import build_data
+from fedbayes.workflows.running import Result
 from tests.deployment import ROOT, Deployment, free_port, wait_for
 from tests.test_flower import DATA, METHODS, same, settings, without
 

@@ -239,7 +239,7 @@ def test_a_network_in_memory_is_asked_for_again(tmp_path):
         f"run = fedbayes.resume({str(place)!r}, rounds=4, model=net)",
         "print(run.summary['rounds'], run.predict(__import__('torch').zeros(2, 1, 8, 8)).shape)",
     )
-    assert said.split() == ["4", "torch.Size([2,", "10])"], said
+    assert said.split() == ["4", "(2,)"], said
     same(fedbayes.Result(place).folder.model(), whole.folder.model())
     with pytest.raises(ConfigError, match=r"data\.clients of .* is 4, and settings stay"):
         fedbayes.resume(place, data={"clients": 3})

@@ -254,7 +254,7 @@ def test_a_picture_of_no_known_format_is_refused_before_anything_is_written(file
     for words in (
         ["fuse", *paths, "-o", folder / "new.pt", "--picture", folder / name],
         ["data", "show", "digits", "-o", folder / name],
-        ["calibrate", folder, "--picture", folder / name],
+        ["calibrate", folder, "--plot", folder / name],
     ):
         assert command(*words) == 2
         assert "ends in .png, .svg or .pdf" in " ".join(capsys.readouterr().err.split())

@@ -6,6 +6,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import click
 import pytest
 
 from fedbayes.cli import main
@@ -116,7 +117,7 @@ def commands():
 def test_help_is_shown_whole(cli, words, command):
     """Words in brackets would be taken for a style, and left out."""
     shown = "".join(cli(*words.split(), "--help").replace("│", " ").split())
-    for parameter in command.params:
+    for parameter in command.get_params(click.Context(command)):
         assert "".join((getattr(parameter, "help", "") or "").rstrip(".").split()) in shown
 
 

@@ -59,7 +59,7 @@ def test_a_folder_is_predicted_as_its_pixels_are(tmp_path, pictures):
     assert found.file.tolist() == [f"{file.parent.name}/{file.name}" for file in files]
     assert found["class"].tolist() == [file.parent.name for file in files]
     assert done.rows == len(files)
-    wanted = model.predict(np.stack([opened(file) for file in files]))
+    wanted = model.expectation(np.stack([opened(file) for file in files]))
     np.testing.assert_allclose(numeric(found), wanted.numpy(), atol=1e-6)
     assert (found.predicted == found["class"]).mean() > 0.9
 

@@ -346,7 +346,7 @@ def test_a_suffix_that_names_no_format_is_refused(place, tmp_path, capsys):
         (("fuse", model, model, "-o", tmp_path / "m.onnx"), ".safetensors"),
         (("fuse", model, model, "-o", tmp_path / "m.pt", "--report", tmp_path / "r.txt"), ".html"),
         (("fuse", model, model, "-o", tmp_path / "m.pt", "--picture", tmp_path / "p.gif"), ".png"),
-        (("calibrate", folder, "--picture", tmp_path / "p.txt"), ".png"),
+        (("calibrate", folder, "--plot", tmp_path / "p.txt"), ".png"),
         (("report", folder, "-o", tmp_path / "r.pdf"), ".html"),
         (("plot", folder, "-o", tmp_path / "r.doc"), ".pdf"),
         (("data", "show", "digits", "-o", tmp_path / "r.doc"), ".pdf"),

@@ -20,7 +20,7 @@ from fedbayes.federation.stages.aggregation import Aggregation
 from fedbayes.federation.stages.secure import MODULUS, Plan, Secure, check
 from fedbayes.federation.stages.secure import plan as make_plan
 from fedbayes.methods.fedavg import FedAvg
-from fedbayes.reports.result import Result
+from fedbayes.workflows.running import Result
 from tests.deployment import Deployment, wait_for
 from tests.test_federation import at_work, start
 from tests.test_flower import same, without

@@ -27,12 +27,11 @@ if TYPE_CHECKING:
     from fedbayes.config.config import Config
     from fedbayes.estimators import FederatedClassifier, FederatedRegressor
     from fedbayes.fusion import Fusion, fuse
-    from fedbayes.reports.result import Result
     from fedbayes.runs.simulation import Simulation, Step
     from fedbayes.runs.trained import TrainedModel
-    from fedbayes.start import resume, run
     from fedbayes.workflows.experiments.comparing import compare
     from fedbayes.workflows.experiments.seed_runs import SeedRuns, resume_seeds, run_seeds
+    from fedbayes.workflows.running import Result, resume, run
     from fedbayes.workflows.serve.prediction import predict_file
     from fedbayes.workflows.serve.trained_models import load
     from fedbayes.workflows.studies.client_tables import client_tables
@@ -70,7 +69,7 @@ __getattr__, __dir__ = attributes(
         "FederatedClassifier": "fedbayes.estimators.classifier",
         "FederatedRegressor": "fedbayes.estimators.regressor",
         "Fusion": "fedbayes.fusion",
-        "Result": "fedbayes.reports.result",
+        "Result": "fedbayes.workflows.running",
         "SeedRuns": "fedbayes.workflows.experiments.seed_runs",
         "Simulation": "fedbayes.runs.simulation",
         "Step": "fedbayes.runs.simulation",
@@ -84,9 +83,9 @@ __getattr__, __dir__ = attributes(
         "glm": "fedbayes.biostatistics",
         "kaplan_meier": "fedbayes.biostatistics",
         "meta_analysis": "fedbayes.biostatistics",
-        "resume": "fedbayes.start",
+        "resume": "fedbayes.workflows.running",
         "resume_seeds": "fedbayes.workflows.experiments.seed_runs",
-        "run": "fedbayes.start",
+        "run": "fedbayes.workflows.running",
         "run_seeds": "fedbayes.workflows.experiments.seed_runs",
     },
 )

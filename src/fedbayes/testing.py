@@ -51,7 +51,7 @@ from fedbayes.federation.engines import Engine
 from fedbayes.federation.engines.sequential import Sequential
 from fedbayes.federation.stages.checks import check_entries, decode_report, encode_report
 from fedbayes.runs.simulation import Simulation
-from fedbayes.start import resume, run
+from fedbayes.workflows.running import resume, run
 
 
 def assert_identical(left: Tensors, right: Tensors) -> None:

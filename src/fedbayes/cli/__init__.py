@@ -13,6 +13,7 @@ from fedbayes.cli import (  # noqa: F401, I001
     attack,
     files,
     predict,
+    calibrate,
     fuse,
     posterior,
     reports,

@@ -72,7 +72,8 @@ class FedLap(MomentMatching):
 
     covariance: Literal["none", "diagonal", "kronecker"] = Field(
         "diagonal",
-        description="what is known beside the mean: nothing (FedLap; the posterior is a point), "
+        description="what is estimated in addition to the mean: nothing (FedLap; the posterior is "
+        "a point), "
         "a precision for each weight (FedLap-Cov), or for each dense layer and convolution a "
         "Kronecker product",
     )

@@ -46,7 +46,7 @@ class FedPa(ServerOptimizer, GeneralizedFedAvg):
     shrinkage: float = Field(
         0.1,
         ge=0,
-        description="ρ: the covariance of l samples has weight (l − 1) ρ beside the identity, "
+        description="ρ: the covariance of l samples has weight (l − 1) ρ relative to the identity, "
         "which has 1; 0 is federated averaging",
     )
     temperature: Annotated[float, Only("sampler", "langevin")] = Field(

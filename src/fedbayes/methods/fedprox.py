@@ -42,7 +42,7 @@ class FedProx(PointEstimate[Weights]):
     proximal: float = Field(
         0.01,
         ge=0,
-        description="λ, factor of ½ ‖φ − w‖² beside the mean loss of a client; the precision of "
+        description="λ, factor of ½ ‖φ − w‖² added to the mean loss of a client; the precision of "
         "the prior around the server is λ N_s",
     )
 

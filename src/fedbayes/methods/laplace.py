@@ -71,7 +71,8 @@ class Laplace(Averaged, ServerSchedule, Method[LaplaceServer, Stateless, ReportL
     scale: float = Field(
         1e-4,
         ge=0,
-        description="λ, the price of leaving the server: factor of ‖φ − w‖₁ beside the mean loss "
+        description="λ, the price of leaving the server: factor of ‖φ − w‖₁, added to the mean "
+        "loss "
         "of a client; the inverse scale of the prior is λ N_s",
     )
     m_step: Literal["median", "sign"] = Field(

@@ -73,8 +73,8 @@ class Mixture(Averaged, ServerOptimizer, Method[MixtureServer, Stateless, Report
     precision: float = Field(
         10.0,
         ge=0,
-        description="λ, precision of the prior around each component: it stands beside the summed "
-        "loss of a client, so beside the mean loss by λ / N_s",
+        description="λ, precision of the prior around each component: it is added to the summed "
+        "loss of a client, so to the mean loss with λ / N_s",
     )
     spread: Literal["independent", "near"] = Field(
         "independent",

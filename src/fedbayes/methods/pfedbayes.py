@@ -88,7 +88,8 @@ class PFedBayes(Averaged, Method[PFedBayesServer, PFedBayesClient, Sum]):
     zeta: float = Field(
         0.1,
         gt=0,
-        description="ζ, weight of the KL term beside the summed loss; 1 is the free energy, less "
+        description="ζ, weight of the KL term relative to the summed loss; 1 is the free energy, "
+        "less "
         "trusts a client's own data more",
     )
     global_lr: float = Field(

@@ -108,7 +108,8 @@ class Virtual(VariationalFactor[VirtualClient]):
     server_trust: Annotated[float | None, Chosen()] = Field(
         None,
         ge=0,
-        description="weight of the server's probabilities beside a client's own, which have 1, in "
+        description="weight of the server's probabilities relative to a client's own, which have "
+        "1, in "
         "a client's predictions; none: the value of server_likelihood",
     )
     lateral: bool = Field(

@@ -76,7 +76,15 @@ from fedbayes.storage.server_history import ServerHistory
 
 @dataclass(frozen=True, repr=False)
 class Step(Brief):
-    """One round of a simulation as it goes by."""
+    """One round of a simulation.
+
+    Example:
+        >>> import fedbayes
+        >>> with fedbayes.Simulation(fedbayes.Config.create(rounds=1)) as simulation:
+        ...     step = next(iter(simulation))
+        >>> step.number, "global_accuracy" in step.metrics
+        (1, True)
+    """
 
     number: int
     """The round, from 1."""
@@ -104,14 +112,10 @@ class _Measured:
 
 
 class Simulation(Brief):
-    """A run, round by round.
-
-        with Simulation(config) as simulation:
-            for step in simulation:
-                print(step.number, step.metrics["global_accuracy"], step.server)
+    """Iterate over the rounds of a run.
 
     Args:
-        config: the settings; None to go on with the run that the folder holds.
+        config: the settings; None to resume the run in the folder.
         folder: the run folder; a temporary one if None.
         engine: starts the engine, in place of the one that the config names (`ENGINES`).
         notify: is told what the run is busy with: at the start, and client by client.
@@ -121,6 +125,13 @@ class Simulation(Brief):
     Raises:
         FedbayesError: something is wrong with the settings, the folder or the data; also where
             those of the runs beside it were others.
+
+    Example:
+        >>> import fedbayes
+        >>> with fedbayes.Simulation(fedbayes.Config.create(rounds=2)) as simulation:
+        ...     numbers = [step.number for step in simulation]
+        >>> numbers
+        [1, 2]
     """
 
     def __init__(

@@ -90,10 +90,7 @@ def compare(
     progress: bool | None = None,
     **settings: Any,
 ) -> Comparison:
-    """Run methods side by side under several seeds, and compare them; the same call resumes it.
-
-        fedbayes.compare("fedavg,fedprox:proximal=0.1", seeds=3, data="digits", out="compared")
-        fedbayes.compare(["fedavg", Mine(share=0.3)], data=frame, label="outcome", seeds=3)
+    """Compare methods over several seeds; the same call resumes an interrupted comparison.
 
     Args:
         methods: as for `fedbayes compare --methods`: between commas, each with settings of its own
@@ -103,9 +100,9 @@ def compare(
         out: the same by the name that it has on the command line.
         configs: TOML files with settings, a table for each.
         seeds: how many, from each config's own on, or which: `seeds=[0, 3]`.
-        jobs: runs at a time, each in a process of its own if there are several.
-        foreign: inputs of which models should be unsure; `auto` if None.
-        ood: the same by the name that it has on the command line.
+        jobs: number of parallel runs, each in its own process.
+        foreign: former name of `ood`.
+        ood: out-of-distribution inputs, on which models should be uncertain; `auto` if None.
         track: names of trackers.
         progress: whether it is shown; None: in IPython and in notebooks alone.
         **settings: keys of the config, as for `fedbayes.run`, for all runs.
@@ -113,6 +110,13 @@ def compare(
     Raises:
         FedbayesError: something is wrong with the settings, the folder holds runs with others, or
             no run came to an end.
+
+    Example:
+        >>> import fedbayes, tempfile
+        >>> found = fedbayes.compare(["fedavg", "fedprox"], seeds=1, rounds=1, data="digits",
+        ...                          out=tempfile.mkdtemp())
+        >>> found.failed
+        False
     """
     place = either(folder=folder, out=out)
     inputs = either(foreign=foreign, ood=ood)

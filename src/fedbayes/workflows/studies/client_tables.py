@@ -65,7 +65,7 @@ def client_tables(
     group: str | None = None,
     categories: Sequence[str] = (),
 ) -> ClientTables:
-    """Read the clients' tables.
+    """Read the table of each client.
 
     Args:
         files: a table of all clients' rows, whose column `settings.group` says whose they are; or
@@ -80,6 +80,13 @@ def client_tables(
     Raises:
         DataError: a file cannot be read, or has no such column.
         ConfigError: a setting has no effect on such data.
+
+    Example:
+        >>> import fedbayes, pandas as pd, pathlib, tempfile
+        >>> file = pathlib.Path(tempfile.mkdtemp()) / "patients.csv"
+        >>> pd.DataFrame({"site": ["north", "south"], "age": [40, 50]}).to_csv(file, index=False)
+        >>> list(fedbayes.client_tables([file], group="site").tables)
+        ['north', 'south']
     """
     paths = [Path(file) for file in ([files] if isinstance(files, Path | str) else files)]
     settings = DataSettings(path=paths[0] if paths else None) if settings is None else settings
