@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     from fedbayes.runs.simulation import Simulation, Step
     from fedbayes.runs.trained import TrainedModel
     from fedbayes.start import resume, run
+    from fedbayes.workflows.clients.forgetting import forget
     from fedbayes.workflows.experiments.comparing import compare
     from fedbayes.workflows.experiments.seed_runs import SeedRuns, resume_seeds, run_seeds
     from fedbayes.workflows.serve.prediction import predict_file
@@ -51,6 +52,7 @@ __all__ = [
     "client_tables",
     "compare",
     "cox",
+    "forget",
     "fuse",
     "glm",
     "kaplan_meier",
@@ -81,6 +83,7 @@ __getattr__, __dir__ = attributes(
         "client_tables": "fedbayes.workflows.studies.client_tables",
         "compare": "fedbayes.workflows.experiments.comparing",
         "cox": "fedbayes.biostatistics",
+        "forget": "fedbayes.workflows.clients.forgetting",
         "glm": "fedbayes.biostatistics",
         "kaplan_meier": "fedbayes.biostatistics",
         "meta_analysis": "fedbayes.biostatistics",

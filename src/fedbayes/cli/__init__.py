@@ -9,6 +9,7 @@ they do belongs to `workflows/`, where Python finds it too.
 
 from fedbayes.cli import (  # noqa: F401, I001
     run,
+    forget,
     compare,
     attack,
     files,

@@ -108,6 +108,11 @@ class DataSettings(SourceSettings):
         description="Smallest number of training samples of a client. Natural groups with "
         "fewer are left out; other partitions are refused.",
     )
+    exclude: Several[str] = Field(
+        (),
+        description="Clients to leave out, by name, once the data are divided: the others keep "
+        "their rows.",
+    )
     samples_per_client: int | None = Field(
         None, ge=1, description="Largest number of training samples of a client."
     )
