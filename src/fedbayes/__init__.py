@@ -34,6 +34,7 @@ if TYPE_CHECKING:
     from fedbayes.workflows.clients.forgetting import forget
     from fedbayes.workflows.experiments.comparing import compare
     from fedbayes.workflows.experiments.seed_runs import SeedRuns, resume_seeds, run_seeds
+    from fedbayes.workflows.experiments.tuning import tune
     from fedbayes.workflows.serve.prediction import predict_file
     from fedbayes.workflows.serve.trained_models import load
     from fedbayes.workflows.studies.client_tables import client_tables
@@ -63,6 +64,7 @@ __all__ = [
     "resume_seeds",
     "run",
     "run_seeds",
+    "tune",
 ]
 
 __getattr__, __dir__ = attributes(
@@ -91,6 +93,7 @@ __getattr__, __dir__ = attributes(
         "resume_seeds": "fedbayes.workflows.experiments.seed_runs",
         "run": "fedbayes.start",
         "run_seeds": "fedbayes.workflows.experiments.seed_runs",
+        "tune": "fedbayes.workflows.experiments.tuning",
     },
 )
 keep_former_names()

@@ -11,6 +11,7 @@ from fedbayes.cli import (  # noqa: F401, I001
     run,
     forget,
     compare,
+    tune,
     attack,
     files,
     predict,

@@ -35,7 +35,7 @@ def complete_key(incomplete: str) -> list[str]:
     return [row.key for row in settings(None) if row.key.startswith(incomplete)]
 
 
-def _complete_setting(incomplete: str) -> list[str]:
+def complete_setting(incomplete: str) -> list[str]:
     """Completion of a key, and after its `=` of the value."""
     key, equals, value = incomplete.partition("=")
     if equals:
@@ -101,7 +101,7 @@ Setting = Annotated[
         "-s",
         help="Any setting, as in training.lr=0.05; `fedbayes settings` lists them.",
         metavar="KEY=VALUE",
-        autocompletion=_complete_setting,
+        autocompletion=complete_setting,
     ),
 ]
 Mean = Annotated[

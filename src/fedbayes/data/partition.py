@@ -192,6 +192,11 @@ def partition(dataset: Dataset, settings: DataSettings, seed: int) -> Partition:
         )
     for note in (*dataset.notes, *notes):
         warnings.warn(note, FedbayesWarning, stacklevel=2)
+    if settings.validation:
+        train, test = own_fraction(
+            train, settings.validation, seeds.numpy_rng(seed, "validation rows")
+        )
+        _refuse_small(train, settings)
     found = Partition(train.rows, train.offsets, test.rows, test.offsets, division.names)
     return found.without(settings.exclude) if settings.exclude else found
 

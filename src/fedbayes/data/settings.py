@@ -108,6 +108,13 @@ class DataSettings(SourceSettings):
         description="Smallest number of training samples of a client. Natural groups with "
         "fewer are left out; other partitions are refused.",
     )
+    validation: float = Field(
+        0.0,
+        ge=0,
+        lt=1,
+        description="Share of each client's training rows that it is tested on instead of its test "
+        "rows, which are left unread: for choosing settings. 0: none.",
+    )
     exclude: Several[str] = Field(
         (),
         description="Clients to leave out, by name, once the data are divided: the others keep "

@@ -1,6 +1,7 @@
 """FedProx: the Gaussian prior of positive precision."""
 
 from dataclasses import replace
+from typing import Annotated
 
 from pydantic import Field
 from torch import Tensor
@@ -19,6 +20,7 @@ from fedbayes.contracts import (
     Weights,
     nll,
 )
+from fedbayes.core.fields import Tuned
 from fedbayes.core.messages import Message
 from fedbayes.core.tensors import Samples, Tensors
 
@@ -36,7 +38,7 @@ class FedProx(PointEstimate[Weights]):
     paper = "Li et al. 2018; EM view: Louizos et al. 2021, section 2.1"
     server_state = Weights
 
-    proximal: float = Field(
+    proximal: Annotated[float, Tuned(1e-4, 10)] = Field(
         0.01,
         ge=0,
         description="λ, factor of ½ ‖φ − w‖² beside the mean loss of a client; the precision of "
