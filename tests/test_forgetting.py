@@ -1,6 +1,7 @@
 """Forgetting a client: against closed forms, and against runs that it was never part of."""
 
 import json
+from dataclasses import replace
 
 import numpy as np
 import pandas as pd
@@ -17,7 +18,7 @@ from fedbayes.inference.gaussian import NaturalGaussian, standard
 from fedbayes.methods.fedlap import FedLap
 from fedbayes.methods.pvi import Pvi
 from fedbayes.runs.simulation import Simulation
-from fedbayes.workflows.clients.forgetting import FORGOTTEN_FILE, forgotten
+from fedbayes.workflows.clients.forgetting import FORGOTTEN_FILE, begin, forgotten
 from tests.command_line import command
 from tests.methods.places import network, run_of
 
@@ -163,6 +164,25 @@ def test_nothing_of_the_client_is_in_the_new_run(tmp_path):
     longer = fedbayes.resume(found.folder, rounds=4)
     assert longer.summary["rounds"] == 4
     assert before.folder.clients.exists()  # that of before is as it was
+
+
+def test_what_no_factor_has_is_told(tmp_path):
+    """A posterior that the server moved by itself is more than the product of the factors."""
+    before = fedbayes.run(method="pvi", rounds=1, out=tmp_path / "a", **SMALL)
+    assert not any("not the product" in text for text in remains(before, tmp_path / "b"))
+    before.folder.reopen()
+    before.folder.lock()
+    progress = before.folder.progress()
+    server = {n: t * 1.1 if "shift" in n else t for n, t in progress.server.items()}
+    before.folder.create(before.config, before.folder.partition(), before.preprocessing)
+    before.folder.drop_metrics_after(1)
+    before.folder.save(replace(progress, server=server))
+    before.folder.unlock()
+    assert any("not the product" in text for text in remains(before, tmp_path / "c"))
+
+
+def remains(run, out):
+    return begin(run.folder.path, 1, out, 0).remains
 
 
 @pytest.mark.slow

@@ -10,6 +10,7 @@ they do belongs to `workflows/`, where Python finds it too.
 from fedbayes.cli import (  # noqa: F401, I001
     run,
     forget,
+    contributions,
     compare,
     tune,
     attack,

@@ -26,7 +26,7 @@ import torch
 from fedbayes.config.config import Config
 from fedbayes.contracts import AnyMethod, Federation, Method, Stateless
 from fedbayes.core.files import json_text, parse_json, read_text, write_beside
-from fedbayes.core.tensors import unpack
+from fedbayes.core.tensors import pack, unpack
 from fedbayes.data import Partition, Preprocessing, load_dataset
 from fedbayes.data.frame_files import FILE, without_rows
 from fedbayes.errors import RunError
@@ -282,15 +282,16 @@ class Withdrawal:
             raise RunError(f"{self.folder} has no {self.folder.preprocessing_file.name}")
         if config.data.keep:
             config, division, preprocessing = self._without_rows(config, preprocessing)
+        odd = False
         if self.progress is None:
             with Simulation(config.reopened(), place, notify=notify):
                 pass
         else:
             RunFolder(place).know_objects(config)
             RunFolder(place).create(config, division, preprocessing)
-            self._adopt(self.progress, place, notify)
+            odd = self._adopt(self.progress, place, notify)
         done = 0 if self.progress is None else self.progress.round
-        removed, remains = self._removed(), self._remains(more)
+        removed, remains = self._removed(), self._remains(more, odd=odd)
         return Forgotten(self.name, str(self.folder), self.way, done, more, removed, remains)
 
     def _rounds(self, rounds: int | None) -> int:
@@ -365,15 +366,20 @@ class Withdrawal:
         preprocessing = replace(preprocessing, samples=after.samples, digest=after.digest)
         return config, division, preprocessing
 
-    def _adopt(self, progress: Progress, place: Path, notify: Notify) -> None:
-        """Make the state without the client that of the new run's first round."""
+    def _adopt(self, progress: Progress, place: Path, notify: Notify) -> bool:
+        """Make the state without the client that of the new run's first round.
+
+        Returns:
+            Whether the posterior was another than the product of the clients' factors.
+        """
         preprocessing = self.folder.preprocessing()
         assert preprocessing is not None
         run = stored_run(self.folder, self.config, preprocessing)
         server: Any = unpack(self.method.server_state, progress.server)
         states: dict[int, bytes] = {}
+        odd = False
         if self.way == "factor":
-            server, states = self._without(server, progress, run)
+            server, states, odd = self._without(server, progress, run)
         scores = ClientScores(progress.clients.table.without(self.client))
         weights = progress.weights.without(self.client)
         with Simulation(None, place, notify=notify) as simulation:
@@ -383,24 +389,29 @@ class Withdrawal:
                     "and numbers change when a client goes; start a new run without it"
                 )
             simulation.adopt(server, states, replace(progress, clients=scores, weights=weights))
+        return odd
 
     def _without(
         self, server: Any, progress: Progress, run: Federation
-    ) -> tuple[Any, dict[int, bytes]]:
-        """The server's state and the others' private states, by their new numbers."""
+    ) -> tuple[Any, dict[int, bytes], bool]:
+        """The server's state, the others' private states by their new numbers, and whether more
+        than the prior would be left of the posterior without all clients.
+        """
+        whole = emptied = server
         states = ClientStates(self.folder.clients, progress.states)
         device = torch.device("cpu")
         if self.client in states:
             gone, _ = read_state(states[self.client], self.method, device)
-            server = self.method.forget(server, gone, run)
+            server = emptied = self.method.forget(server, gone, run)
         others: dict[int, bytes] = {}
         for client in states:
             if client == self.client:
                 continue
             state, unsaid = read_state(states[client], self.method, device)
+            emptied = self.method.forget(emptied, state, run)
             state = self.method.remaining(state, run, self.division.clients - 1)
             others[client - (client > self.client)] = write_state(state, unsaid)
-        return server, others
+        return server, others, _differ(emptied, self.method.init(run), whole)
 
     def _removed(self) -> tuple[str, ...]:
         """What the new run does not have, in words."""
@@ -418,7 +429,7 @@ class Withdrawal:
             + (", and from the copy of the data" if self.config.data.keep else ""),
         )
 
-    def _remains(self, rounds: int) -> tuple[str, ...]:
+    def _remains(self, rounds: int, *, odd: bool) -> tuple[str, ...]:
         """What cannot be removed, or lies elsewhere, in words."""
         name, run, config = self.name, self.folder, self.config
         found = [
@@ -433,6 +444,12 @@ class Withdrawal:
                 f"the other clients' factors were trained next to that of {name}. {rounds} rounds "
                 "without it move them toward what retraining from the beginning gives"
             )
+        if odd:
+            found.append(
+                f"the posterior of {run} is not the product of its clients' factors: updates were "
+                f"bounded on their way (aggregation). Something of {name} is left that no factor "
+                "has; only a new run is without it"
+            )
         if self.way != "start":
             found.append(f"the means and SDs of the inputs count the training rows of {name}")
             if config.settings_chosen:
@@ -441,6 +458,20 @@ class Withdrawal:
                     f"{', '.join(config.settings_chosen)}"
                 )
         return tuple(found)
+
+
+_ROUNDING = 1e-3
+"""Part of a state by which the product of factors may differ from it, as float32 is sent."""
+
+
+def _differ(found: Any, wanted: Any, whole: Any) -> bool:
+    """Whether two states differ by more than rounding, measured by a third."""
+    one, other, scale = pack(found), pack(wanted), pack(whole)
+    return any(
+        bool((t.cpu() - other[name].cpu()).abs().max() > _ROUNDING * scale[name].abs().max())
+        for name, t in one.items()
+        if t.is_floating_point() and t.numel()
+    )
 
 
 def _last_without(
