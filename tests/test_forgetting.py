@@ -12,7 +12,7 @@ import fedbayes
 from fedbayes.contracts.mean_field import MeanFieldClient
 from fedbayes.contracts.product import PosteriorServer
 from fedbayes.core.by_client import ByClient
-from fedbayes.data import Partition
+from fedbayes.data import DataSettings, Partition
 from fedbayes.errors import DataError, RunError
 from fedbayes.inference.gaussian import NaturalGaussian, standard
 from fedbayes.methods.fedlap import FedLap
@@ -130,6 +130,26 @@ def test_a_linear_regression_without_a_client_is_that_which_never_had_it(table, 
     assert moved > 0.01
     nll = found.summary["metrics"]["global"]["nll"]
     assert nll == pytest.approx(never.summary["metrics"]["global"]["nll"], abs=1e-6)
+
+
+def test_a_regression_without_a_client_is_that_of_the_other_tables(tmp_path):
+    """A generalized linear model, by the sums of the clients that are left."""
+    frame = line((0.9, -0.5, 0.3, 0.6)).drop(columns="part")
+    frame["z"] = (frame["y"] > 0.2).astype(int)
+    frame.to_csv(tmp_path / "all.csv", index=False)
+    frame[frame["site"] != "s2"].to_csv(tmp_path / "others.csv", index=False)
+    settings = DataSettings(path=tmp_path / "all.csv", group="site", exclude=("s2",))
+    left = fedbayes.client_tables((), settings)
+    assert list(left.tables) == ["s0", "s1", "s3"]
+    others = fedbayes.client_tables(tmp_path / "others.csv", group="site")
+    for family, outcome, drop in (("gaussian", "y", ["z"]), ("binomial", "z", ["y"])):
+        found, wanted = (
+            fedbayes.glm(each.tables, family=family, outcome=outcome, drop=drop)
+            for each in (left, others)
+        )
+        assert found.frame().equals(wanted.frame())
+    with pytest.raises(DataError, match="exclude names s9"):
+        fedbayes.client_tables((), settings.model_copy(update={"exclude": ("s9",)}))
 
 
 SMALL = {"clients": 4, "model": {"hidden": [8]}, "training": {"steps": 5}}

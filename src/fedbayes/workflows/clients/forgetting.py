@@ -439,6 +439,11 @@ class Withdrawal:
         own = config.data.path or config.data.query
         if own and not config.data.keep:
             found.append(f"the rows of {name} in {own}. Delete them there")
+        if config.data.summaries:
+            found.append(
+                f"the sums in data.summaries, if one of the files is of {name}: columns are encoded "
+                "by them"
+            )
         if self.way == "factor":
             found.append(
                 f"the other clients' factors were trained next to that of {name}. {rounds} rounds "
