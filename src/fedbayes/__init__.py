@@ -29,8 +29,10 @@ if TYPE_CHECKING:
     from fedbayes.fusion import Fusion, fuse
     from fedbayes.runs.simulation import Simulation, Step
     from fedbayes.runs.trained import TrainedModel
+    from fedbayes.workflows.clients.forgetting import forget
     from fedbayes.workflows.experiments.comparing import compare
     from fedbayes.workflows.experiments.seed_runs import SeedRuns, resume_seeds, run_seeds
+    from fedbayes.workflows.experiments.tuning import tune
     from fedbayes.workflows.running import Result, resume, run
     from fedbayes.workflows.serve.prediction import predict_file
     from fedbayes.workflows.serve.trained_models import load
@@ -50,6 +52,7 @@ __all__ = [
     "client_tables",
     "compare",
     "cox",
+    "forget",
     "fuse",
     "glm",
     "kaplan_meier",
@@ -60,6 +63,7 @@ __all__ = [
     "resume_seeds",
     "run",
     "run_seeds",
+    "tune",
 ]
 
 __getattr__, __dir__ = attributes(
@@ -80,6 +84,7 @@ __getattr__, __dir__ = attributes(
         "client_tables": "fedbayes.workflows.studies.client_tables",
         "compare": "fedbayes.workflows.experiments.comparing",
         "cox": "fedbayes.biostatistics",
+        "forget": "fedbayes.workflows.clients.forgetting",
         "glm": "fedbayes.biostatistics",
         "kaplan_meier": "fedbayes.biostatistics",
         "meta_analysis": "fedbayes.biostatistics",
@@ -87,6 +92,7 @@ __getattr__, __dir__ = attributes(
         "resume_seeds": "fedbayes.workflows.experiments.seed_runs",
         "run": "fedbayes.workflows.running",
         "run_seeds": "fedbayes.workflows.experiments.seed_runs",
+        "tune": "fedbayes.workflows.experiments.tuning",
     },
 )
 keep_former_names()

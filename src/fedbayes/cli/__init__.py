@@ -9,7 +9,10 @@ they do belongs to `workflows/`, where Python finds it too.
 
 from fedbayes.cli import (  # noqa: F401, I001
     run,
+    forget,
+    contributions,
     compare,
+    tune,
     attack,
     files,
     predict,

@@ -53,6 +53,10 @@ def compare(
             "the method of each config."
         ),
     ] = None,
+    tuned: Annotated[
+        Path | None,
+        typer.Option(help="tuned.json of `fedbayes tune`: its methods, with its settings."),
+    ] = None,
     seeds: Seeds = 5,
     jobs: Jobs = 1,
     foreign: Annotated[
@@ -118,13 +122,13 @@ def compare(
     )
     console = rich.get_console()
     with console.status("loading PyTorch"):
-        from fedbayes.workflows.experiments.comparing import run_and_compare
+        from fedbayes.workflows.experiments.comparing import named_methods, run_and_compare
         from fedbayes.workflows.experiments.comparison_table import rich_tables
         from fedbayes.workflows.experiments.method_grid import MethodGrid
         from fedbayes.workflows.experiments.variants import variants
 
-        named = None if methods is None else variants(methods)
-        grid = MethodGrid(out, named, configs or (), seeds, given, foreign)
+        named, chosen = named_methods(None if methods is None else variants(methods), tuned)
+        grid = MethodGrid(out, named, configs or (), seeds, given, foreign, chosen)
     for note in grid.notes:
         warnings.warn(note, FedbayesWarning, stacklevel=2)
     try:

@@ -38,7 +38,7 @@ def complete_key(incomplete: str) -> list[str]:
     return [row.key for row in settings(None) if row.key.startswith(incomplete)]
 
 
-def _complete_setting(incomplete: str) -> list[str]:
+def complete_setting(incomplete: str) -> list[str]:
     """Completion of a key, and after its `=` of the value."""
     key, equals, value = incomplete.partition("=")
     if equals:
@@ -105,7 +105,7 @@ Setting = Annotated[
         "-s",
         help="Any setting, such as training.lr=0.05. `fedbayes settings` lists all settings.",
         metavar="KEY=VALUE",
-        autocompletion=_complete_setting,
+        autocompletion=complete_setting,
     ),
 ]
 Mean = Annotated[

@@ -395,6 +395,33 @@ class Method(Choosable, Generic[ServerState, ClientState, Reduced], metaclass=_C
         """Between what a report changes and coordinates that add; by default changes are such."""
         return Chart()
 
+    def forget(
+        self, server: ServerState, client: ClientState, run: Federation
+    ) -> ServerState | None:
+        """Remove from the server's state all that one client ever reported.
+
+        Called with the same `run` for each of several clients, it removes all of them.
+
+        Args:
+            server: the state between two rounds.
+            client: the private state of the client that withdraws.
+            run: the run, with that client.
+
+        Returns:
+            The state. None by default: averages do not tell one client's reports apart later.
+        """
+        return None
+
+    def remaining(self, client: ClientState, run: Federation, left: int) -> ClientState:
+        """The private state of another client once `forget` has removed some.
+
+        Args:
+            client: its private state.
+            run: the run, with those that were removed.
+            left: how many clients remain.
+        """
+        return client
+
     @abstractmethod
     def update(
         self, server: ServerState, reports: Reduced, at: RoundContext

@@ -17,7 +17,7 @@ from fedbayes.contracts.method import ClientState, Method, Sampler
 from fedbayes.contracts.parts import Part, Reports, Retract
 from fedbayes.contracts.reports import Report, Sum
 from fedbayes.contracts.run import Federation, RoundContext
-from fedbayes.core.fields import Chosen
+from fedbayes.core.fields import Chosen, Tuned
 from fedbayes.core.messages import Message, dense
 from fedbayes.core.tensors import Tensors, named, part
 from fedbayes.errors import MessageError
@@ -63,7 +63,7 @@ class GaussianServer(Method[PosteriorState, ClientState, Sum]):
     prior_std: Annotated[float, Chosen()] = Field(
         1.0, gt=0, description="standard deviation of the Gaussian priors p(θ) and p(φ)"
     )
-    kl_weight: Annotated[float, Chosen()] = Field(
+    kl_weight: Annotated[float, Chosen(), Tuned(times=30)] = Field(
         1.0, gt=0, description="factor of the KL terms; 1 is the free energy, less trusts data more"
     )
 

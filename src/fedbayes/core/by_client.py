@@ -73,3 +73,10 @@ class ByClient:
                 column[new] = columns[name]
             merged[name] = column
         return ByClient(every, merged)
+
+    def without(self, client: int) -> "ByClient":
+        """Without the row of a client; the clients behind it have one number less."""
+        kept = self.clients != client
+        clients = self.clients[kept]
+        columns = {name: column[kept] for name, column in self.columns.items()}
+        return ByClient(clients - (clients > client).to(clients.dtype), columns)

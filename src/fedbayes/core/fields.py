@@ -134,6 +134,18 @@ class Choosable(Settings):
         return type(self).model_validate({**given, **wanted})
 
 
+@dataclass(frozen=True)
+class Tuned:
+    """Marks a setting that `fedbayes tune` searches, and where.
+
+    With `times` alone, around the recommended value: from 1/times of it to times of it.
+    """
+
+    low: float | None = None
+    high: float | None = None
+    times: float = 10.0
+
+
 PLACE = "package.module:name"
 
 

@@ -4,6 +4,7 @@ import io
 import os
 import tempfile
 import warnings
+from collections.abc import Collection
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -12,7 +13,7 @@ import numpy as np
 from fedbayes.core import seeds
 from fedbayes.core.brief import Brief
 from fedbayes.core.files import NPZ_ERRORS, naming, read_bytes
-from fedbayes.core.wording import describe
+from fedbayes.core.wording import describe, listed
 from fedbayes.data.dataset import Dataset, Rows
 from fedbayes.data.holdout import DEFAULT_FRACTION, deal_official, own_fraction, rows_needed
 from fedbayes.data.schemes import Division, choose_scheme, divide, group_by_client
@@ -52,6 +53,27 @@ class Partition(Brief):
     def test_rows(self, client: int) -> Rows:
         """Rows that a client is tested on."""
         return self.test[self.test_offsets[client] : self.test_offsets[client + 1]]
+
+    def without(self, names: Collection[str]) -> "Partition":
+        """The partition of the other clients, each with the rows that it has.
+
+        Raises:
+            DataError: There is no client of such a name, or none would be left.
+        """
+        if unknown := [name for name in names if name not in self.names]:
+            raise DataError(
+                f"data.exclude names {listed(unknown)}, and there is no such client; there are "
+                f"{listed(self.names)}"
+            )
+        kept = [client for client, name in enumerate(self.names) if name not in names]
+        if not kept:
+            raise DataError("data.exclude names every client; leave one at least")
+        rows: dict[str, Rows] = {}
+        for part, every in (("train", self.train_rows), ("test", self.test_rows)):
+            own = [every(client) for client in kept]
+            rows[part] = np.concatenate(own)
+            rows[f"{part}_offsets"] = np.cumsum([0, *map(len, own)], dtype=np.int64)
+        return Partition(**rows, names=tuple(self.names[client] for client in kept))
 
     def dump(self) -> bytes:
         """As the content of an `.npz` file."""
@@ -170,7 +192,13 @@ def partition(dataset: Dataset, settings: DataSettings, seed: int) -> Partition:
         )
     for note in (*dataset.notes, *notes):
         warnings.warn(note, FedbayesWarning, stacklevel=2)
-    return Partition(train.rows, train.offsets, test.rows, test.offsets, division.names)
+    if settings.validation:
+        train, test = own_fraction(
+            train, settings.validation, seeds.numpy_rng(seed, "validation rows")
+        )
+        _refuse_small(train, settings)
+    found = Partition(train.rows, train.offsets, test.rows, test.offsets, division.names)
+    return found.without(settings.exclude) if settings.exclude else found
 
 
 def _fraction(dataset: Dataset, settings: DataSettings) -> float | None:

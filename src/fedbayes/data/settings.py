@@ -113,6 +113,18 @@ class DataSettings(SourceSettings):
         description="Smallest number of training samples of a client. Natural groups with fewer "
         "are left out; other partitions raise an error.",
     )
+    validation: float = Field(
+        0.0,
+        ge=0,
+        lt=1,
+        description="Share of each client's training rows that it is tested on instead of its test "
+        "rows, which are left unread: for choosing settings. 0: none.",
+    )
+    exclude: Several[str] = Field(
+        (),
+        description="Clients to leave out, by name, once the data are divided: the others keep "
+        "their rows.",
+    )
     samples_per_client: int | None = Field(
         None, ge=1, description="Largest number of training samples of a client."
     )

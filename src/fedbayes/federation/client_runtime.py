@@ -208,7 +208,7 @@ class ClientRuntime:
         header = SHORT_HEADER + len(task.message) + _HEADER * len(run.network.initial)
         link = Compressor(self.compression, self.method, run)
         message = _to(link.received(decode(task.message, longest_header=header)), device)
-        samples = self.resident.get(("train", task.client), lambda: self._parts(task.client)[0])
+        samples = self.resident.get(("train", task.client), lambda: self.parts(task.client)[0])
         if self.adversary is not None:
             samples = self.adversary.poisoned(samples, run, task.client, task.round)
         samples, held_out = self._set_aside(samples, task.client)
@@ -285,7 +285,7 @@ class ClientRuntime:
         if task.calibrate:
             if not self.held_out:
                 raise EngineError("clients of this federation hold out no samples to calibrate by")
-            held_out = self._parts(task.client)[1].to(device)
+            held_out = self.parts(task.client)[1].to(device)
             sums = sums_of(self.run.likelihood, self._draws(model, None), held_out)
             return ClientResult(encode(sums.tensors()), task.state or b"", {}, {})
         test = self._test(task.client)
@@ -300,7 +300,7 @@ class ClientRuntime:
         """A global model as a function from inputs to outputs, at a temperature if any."""
         return sampled_at(self.run.likelihood, self.method.draws(model, self.run), temperature)
 
-    def _parts(self, client: int) -> tuple[Samples, Samples]:
+    def parts(self, client: int) -> tuple[Samples, Samples]:
         """The training samples of a client: those that it trains on, and those that it holds out
         for the temperature.
         """

@@ -4,7 +4,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 from pydantic import ConfigDict, Field, model_validator
 
-from fedbayes.core.fields import Choosable, Chosen, Only, Place
+from fedbayes.core.fields import Choosable, Chosen, Only, Place, Tuned
 from fedbayes.core.lazy import called
 from fedbayes.errors import ConfigError
 from fedbayes.inference.schedules import SCHEDULES, Schedule, factor
@@ -29,7 +29,7 @@ class LocalTraining(Choosable):
         description="client optimizer, or your own as package.module:name, called as "
         f"{OPTIMIZER}, such as torch.optim:RMSprop",
     )
-    lr: Annotated[float, Chosen()] = Field(
+    lr: Annotated[float, Chosen(), Tuned()] = Field(
         0.1, gt=0, description="learning rate in the first round"
     )
     momentum: float = Field(0.0, ge=0, lt=1, description="momentum of sgd")

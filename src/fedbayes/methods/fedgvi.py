@@ -7,7 +7,7 @@ from pydantic import Field
 from fedbayes.contracts import About, Federation, Known
 from fedbayes.contracts.drawn import Fit
 from fedbayes.contracts.mean_field import MeanField
-from fedbayes.core.fields import Chosen, Only
+from fedbayes.core.fields import Chosen, Only, Tuned
 from fedbayes.errors import ConfigError
 from fedbayes.likelihoods.robust import (
     density_power,
@@ -35,7 +35,7 @@ class FedGvi(MeanField):
         description="loss of a sample: log, the negative log-likelihood; gce, generalized "
         "cross-entropy (classes); beta, the density-power loss (classes, labels, Gaussian noise)",
     )
-    delta: Annotated[float, Only("data_loss", "gce")] = Field(
+    delta: Annotated[float, Only("data_loss", "gce"), Tuned(0.05, 1)] = Field(
         0.8,
         gt=0,
         le=1,

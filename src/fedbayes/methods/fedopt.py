@@ -9,7 +9,7 @@ from torch import Tensor
 
 from fedbayes.contracts import About, Known
 from fedbayes.contracts.drift import GeneralizedFedAvg
-from fedbayes.core.fields import Chosen
+from fedbayes.core.fields import Chosen, Tuned
 from fedbayes.inference import optimizers
 
 
@@ -59,7 +59,7 @@ class Adaptive(GeneralizedFedAvg):
     beside `eps`.
     """
 
-    server_lr: Annotated[float, Chosen()] = Field(
+    server_lr: Annotated[float, Chosen(), Tuned()] = Field(
         1e-2, gt=0, description="learning rate of the server"
     )
     beta1: float = Field(0.9, ge=0, lt=1, description="decay of the first moment")

@@ -1,6 +1,7 @@
 """FedProx: the Gaussian prior of positive precision."""
 
 from dataclasses import replace
+from typing import Annotated
 
 from pydantic import Field
 from torch import Tensor
@@ -20,6 +21,7 @@ from fedbayes.contracts import (
     Weights,
     nll,
 )
+from fedbayes.core.fields import Tuned
 from fedbayes.core.messages import Message
 from fedbayes.core.tensors import Samples, Tensors
 
@@ -39,7 +41,7 @@ class FedProx(PointEstimate[Weights]):
     )
     server_state = Weights
 
-    proximal: float = Field(
+    proximal: Annotated[float, Tuned(1e-4, 10)] = Field(
         0.01,
         ge=0,
         description="λ, factor of ½ ‖φ − w‖² added to the mean loss of a client; the precision of "

@@ -29,7 +29,7 @@ from fedbayes.contracts import (
     Tree,
     sgd,
 )
-from fedbayes.core.fields import Chosen
+from fedbayes.core.fields import Chosen, Tuned
 from fedbayes.core.messages import Masked, Message, dense
 from fedbayes.core.tensors import Samples, Tensors
 from fedbayes.errors import ConfigError, MessageError, ModelError
@@ -68,7 +68,7 @@ class Laplace(Averaged, ServerSchedule, Method[LaplaceServer, Stateless, ReportL
     server_state = LaplaceServer
     reports = Reports({"weights": Part(mask="chosen", missing="unchanged")}, reduce="set")
 
-    scale: float = Field(
+    scale: Annotated[float, Tuned(1e-6, 1e-2)] = Field(
         1e-4,
         ge=0,
         description="λ, the price of leaving the server: factor of ‖φ − w‖₁, added to the mean "

@@ -28,7 +28,7 @@ from fedbayes.contracts import (
 )
 from fedbayes.contracts.changes import squared_distance
 from fedbayes.core import seeds
-from fedbayes.core.fields import Only
+from fedbayes.core.fields import Only, Tuned
 from fedbayes.core.messages import Message, dense
 from fedbayes.core.tensors import Samples, Tensors, named, part
 from fedbayes.inference.optimizers import ServerOptimizer
@@ -70,7 +70,7 @@ class Mixture(Averaged, ServerOptimizer, Method[MixtureServer, Stateless, Report
     reports = Reports(reduce="middle")
 
     components: int = Field(2, ge=1, description="number K of components")
-    precision: float = Field(
+    precision: Annotated[float, Tuned(0.1, 1000)] = Field(
         10.0,
         ge=0,
         description="λ, precision of the prior around each component: it is added to the summed "

@@ -26,6 +26,7 @@ from fedbayes.likelihoods.trust import examine
 from fedbayes.runs.build import bind_frozen, build_runtime, stored_data
 from fedbayes.storage.best_tracker import flat
 from fedbayes.storage.client_spread import per_client, tables
+from fedbayes.storage.contributions import Contributions, contributions_file, read_contributions
 from fedbayes.storage.folder import Metrics, RunFolder
 from fedbayes.storage.inventory import dotted
 from fedbayes.storage.progress import Progress
@@ -88,6 +89,8 @@ class Record:
     """Why the run ended; `so far` if it has not."""
     notes: tuple[str, ...] = ()
     """What is not told, and why."""
+    contributions: Contributions | None = None
+    """Of its clients to the global model, where they were measured."""
     temperature: float | None = None
     """Of the global model after the last round; None where there is none."""
     final: dict[str, float] = field(default_factory=dict)
@@ -323,6 +326,11 @@ def deepened(run: RunFolder, record: Record) -> Record:
         fields["spent"] = _spent(run, settings, progress)
     except FedbayesError as error:
         notes.append(f"what was spent of privacy is not known: {error}")
+    try:
+        if run.summary_file.exists() and contributions_file(run).exists():
+            fields["contributions"] = read_contributions(run)
+    except FedbayesError as error:
+        notes.append(f"what clients contribute is not told: {error}")
     try:
         if text := run.free_changes():
             notes.append(text)

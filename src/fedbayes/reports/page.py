@@ -87,11 +87,10 @@ class PageCell:
 
 @dataclass(frozen=True)
 class SpreadTable:
-    """How the metrics of a model differ between clients."""
+    """How clients differ: in the metrics of a model, or in what they contribute to it."""
 
     run: int
     title: str
-    """Of which model."""
     heads: list[str]
     rows: list[tuple[str, ...]]
     note: str
@@ -318,7 +317,8 @@ def _between(run: int, record: Record) -> Iterator[SpreadTable]:
     """How metrics differ between clients: of the model that the run is judged by, and of clients'
     own ones where others were asked for.
     """
-    for whose, title in (("global", "the global model"), ("local", "clients' own models")):
+    for whose, model in (("global", "the global model"), ("local", "clients' own models")):
+        title = f"Metrics of {model} over clients"
         found = rows_of(record.between, whose) if record.between else []
         if len(found) < (2 if whose == record.whose else 3):
             continue  # a headline and its likelihood alone
@@ -335,6 +335,10 @@ def _between(run: int, record: Record) -> Iterator[SpreadTable]:
         heads = ["metric", *(["all rows"] if whose == "global" else [])]
         heads += ["mean of clients", "SD", "worst client"]
         yield SpreadTable(run, title, heads, table, " ".join(notes_of(record.between, found)))
+    if (added := record.contributions) is not None:
+        heads, *rows = added.table()
+        cells = [tuple(row) for row in rows[:LISTED_CLIENTS]]
+        yield SpreadTable(run, "What each client contributes", heads, cells, added.note)
 
 
 def differences(records: Sequence[Record]) -> list[tuple[str, list[str]]]:

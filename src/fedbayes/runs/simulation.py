@@ -37,6 +37,7 @@ from fedbayes.federation.engines import (
     SupportsFinalBroadcast,
     at_work,
 )
+from fedbayes.federation.ledger import Ledger
 from fedbayes.federation.privacy import keys
 from fedbayes.federation.round import Round, Rules, run_round
 from fedbayes.federation.stages.weights import ReportWeights
@@ -562,6 +563,48 @@ class Simulation(Brief):
         )
         result = self._run_round(number, planned)
         planned = self._turns.ended(planned, before, result)
+        return self._complete(result, planned, began, evaluating)
+
+    def adopt(self, server: Any, states: Mapping[int, bytes], earlier: Progress) -> Step:
+        """Take up a state that rounds of another run came to, as that of the first round.
+
+        Nobody trains in this round. Its metrics are those of the model that was taken up.
+
+        Args:
+            server: the server's state.
+            states: private states of clients.
+            earlier: what else is known of the clients: the scores of their own models, and the
+                weights that they came with.
+
+        Raises:
+            RunError: the run had rounds.
+        """
+        if self.progress.round:
+            raise RunError(f"{self.folder.path} has had {self.progress.round} rounds")
+        self.states.round = 1
+        for client, state in states.items():
+            self.states[client] = state
+        self.progress = replace(self.progress, clients=earlier.clients, weights=earlier.weights)
+        self._weights = self._weights_after(self.progress)
+        ledger = Ledger(weights=self._weights)
+        planned = RoundPlan([], self.progress.timing)
+        step = self._complete(
+            Round(1, server, [], ledger), planned, time.perf_counter(), self._seconds_evaluating
+        )
+        if not self._saved:
+            self.checkpoint()
+        return step
+
+    def _complete(self, result: Round, planned: RoundPlan, began: float, evaluating: float) -> Step:
+        """Evaluate what came of a round, and put it on record.
+
+        Args:
+            result: what the round did.
+            planned: the round as it went.
+            began: when it began, by `time.perf_counter`.
+            evaluating: seconds that evaluations had taken by then.
+        """
+        number = result.number
         packed = pack(result.server)
         # As it would be after a resume, down to the order of the names.
         self.server = unpack(self.method.server_state, packed)

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 from fedbayes.config.given import whole
 from fedbayes.console.display import console_for
 from fedbayes.core.brief import grid, line
+from fedbayes.errors import ConfigError
 from fedbayes.start import either
 from fedbayes.storage.inventory import dotted
 from fedbayes.workflows.experiments.comparison import Compared, compared, content, failed, notes
@@ -19,7 +20,8 @@ from fedbayes.workflows.experiments.grid_display import GridDisplay
 from fedbayes.workflows.experiments.grid_jobs import run_grid
 from fedbayes.workflows.experiments.method_grid import MethodGrid, RunResult, conclude
 from fedbayes.workflows.experiments.ood_inputs import AUTO
-from fedbayes.workflows.experiments.variants import Methods, given_variants
+from fedbayes.workflows.experiments.tuning import tuned_methods
+from fedbayes.workflows.experiments.variants import Methods, Variant, given_variants
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -86,6 +88,7 @@ def compare(
     jobs: int = 1,
     foreign: str | None = None,
     ood: str | None = None,
+    tuned: Path | str | None = None,
     track: Sequence[str] = (),
     progress: bool | None = None,
     **settings: Any,
@@ -103,6 +106,7 @@ def compare(
         jobs: number of parallel runs, each in its own process.
         foreign: former name of `ood`.
         ood: out-of-distribution inputs, on which models should be uncertain; `auto` if None.
+        tuned: `tuned.json` of `fedbayes.tune`, whose methods and settings are compared.
         track: names of trackers.
         progress: whether it is shown; None: in IPython and in notebooks alone.
         **settings: keys of the config, as for `fedbayes.run`, for all runs.
@@ -122,15 +126,39 @@ def compare(
     inputs = either(foreign=foreign, ood=ood)
     given = (pair for pair in dotted(whole(settings)) if pair[1] not in ({}, None))
     overrides = [f"{key}={json.dumps(value, default=str)}" for key, value in given]
+    named, chosen = named_methods(
+        None if methods is None else given_variants(methods),
+        None if tuned is None else Path(tuned),
+    )
     grid = MethodGrid(
         Path("compared" if place is None else place),
-        None if methods is None else given_variants(methods),
+        named,
         list(map(Path, configs)),
         seeds,
         overrides,
         AUTO if inputs is None else str(inputs),
+        chosen,
     )
     return run_and_compare(grid, console_for(progress), jobs, track)
+
+
+def named_methods(
+    methods: list[Variant] | None, tuned: Path | None
+) -> tuple[list[Variant] | None, str]:
+    """The methods of a comparison, and how their settings were chosen, in words.
+
+    Args:
+        methods: those that are named, if any are.
+        tuned: the file of a search, whose methods are meant.
+
+    Raises:
+        ConfigError: there are both, or the file is none.
+    """
+    if tuned is None:
+        return methods, ""
+    if methods is not None:
+        raise ConfigError("--tuned names the methods; leave --methods out")
+    return tuned_methods(tuned)
 
 
 def run_and_compare(

@@ -35,7 +35,7 @@ _FEATURES = (
     "standardize",
 )
 """Settings of how columns become inputs of a network."""
-_PARTS = ("test", "official_test", "limit_test", "test_counts", "min_samples")
+_PARTS = ("test", "official_test", "limit_test", "test_counts", "min_samples", "validation")
 """Settings of how rows are divided into parts, all of which count here."""
 
 
@@ -136,6 +136,7 @@ def client_tables(
         tables = _by_group(_read(next(iter(found.values())), read), settings.group, where)
     else:
         tables = {name: _read(file, read) for name, file in found.items()}
+    tables = _others(tables, settings)
     first = next(iter(tables.values()))
     drop = list(settings.drop)
     for setting, column in (("drop", c) for c in settings.drop):
@@ -188,6 +189,23 @@ def _by_group(table: Any, group: str | None, path: str) -> dict[str, Any]:
         warnings.warn(note, FedbayesWarning, stacklevel=3)
     parts = table.drop(columns=group).groupby(index, sort=True)
     return {names[int(k)]: part.reset_index(drop=True) for k, part in parts}
+
+
+def _others(tables: dict[str, Any], settings: DataSettings) -> dict[str, Any]:
+    """The tables of all clients but those that the settings leave out.
+
+    Raises:
+        DataError: there is no such client, or none is left.
+    """
+    if unknown := [name for name in settings.exclude if name not in tables]:
+        raise DataError(
+            f"data.exclude names {listed(unknown)}, and there is no such client; there are "
+            f"{listed(tables)}"
+        )
+    kept = {name: table for name, table in tables.items() if name not in settings.exclude}
+    if not kept:
+        raise DataError("data.exclude names every client; leave one at least")
+    return kept
 
 
 def _require(table: Any, column: str, setting: str, path: str) -> None:
