@@ -522,6 +522,8 @@ def test_methods_take_part_or_say_why_not(name):
     able = {
         *("fedavg", "fedprox", "reptile", "fedavgm", "fedadam", "fedyogi", "fedpa", "pfedbayes"),
         *("scaffold", "fedsparse", "scaffold-fedsparse", "feddrop", "fedl1"),
+        *("feddyn", "fednova", "qfedavg", "moon", "ditto", "apfl", "pfedme", "perfedavg"),
+        *("fedper", "fedrep", "fedbn", "hierarchical"),
     }
     config = asked(name, compression={"up": "int8"})
     if name in able:

@@ -140,7 +140,10 @@ def _found(settings: ModelSettings, shape: tuple[int, ...], outputs: int) -> nn.
         if any(width < 1 for width in settings.hidden):
             raise ModelError(f"model.hidden has {min(settings.hidden)}; widths must be at least 1")
         _require_memory([prod(shape), *settings.hidden, outputs])
-        return MLP(prod(shape), settings.hidden, outputs, settings.bias, settings.dropout)
+        batch_norm = settings.norm == "batch"
+        return MLP(
+            prod(shape), settings.hidden, outputs, settings.bias, settings.dropout, batch_norm
+        )
     least = 4 if settings.name == "lenet5" else 16
     if settings.name in BUILT_IN and (len(shape) != 3 or min(shape[1:]) < least):
         way = "use model 'mlp'"

@@ -1,7 +1,7 @@
 """A network as a pure function of its weights."""
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from copy import deepcopy
 from functools import cached_property
 from hashlib import sha256
@@ -242,6 +242,44 @@ class Network(Brief):
             return False
         counted = any(group.norms for group in groups)
         return counted or torch.allclose(answer, wanted, rtol=1e-3, atol=1e-3)
+
+    @cached_property
+    def layers(self) -> dict[str, list[str]]:
+        """Names of the tensors of each layer, inputs to outputs, by the name of its module.
+
+        A layer begins with a module that has a weight of two or more axes. What has only vectors,
+        such as a normalization or a learned noise, belongs to the layer before it. The order is
+        that of a forward pass, or of the code where nobody gave the shape of a sample.
+        """
+        modules: dict[str, list[str]] = {}
+        for name in self.initial:
+            modules.setdefault(name.rpartition(".")[0], []).append(name)
+        found: dict[str, list[str]] = {}
+        for module in sorted(modules, key=[*self._called(modules), *modules].index):
+            names = modules[module]
+            if not found or any(self.initial[name].ndim > 1 for name in names):
+                found[module] = []
+            found[next(reversed(found))].extend(names)
+        return found
+
+    def _called(self, names: Collection[str]) -> list[str]:
+        """Modules in the order in which a forward pass calls them."""
+        if self.shape is None:
+            return []
+        order: list[str] = []
+        hooks = [
+            self.module.get_submodule(name).register_forward_pre_hook(
+                lambda _, inputs, name=name: order.append(name)
+            )
+            for name in names
+        ]
+        try:
+            with torch.no_grad(), torch.random.fork_rng(devices=[]):
+                self(self.prepare(self.initial), self._samples(torch.zeros(2, *self.shape)))
+        finally:
+            for hook in hooks:
+                hook.remove()
+        return order
 
     def split(self) -> tuple[Tensors, Tensors]:
         """The initial tensors: those that gradients train, and the others (running means, say)."""

@@ -91,6 +91,9 @@ class ModelSettings(Settings):
     bias: Annotated[bool, Only("name", "mlp")] = Field(
         True, description="whether layers have biases (mlp)"
     )
+    norm: Annotated[Literal["none", "batch"], Only("name", "mlp")] = Field(
+        "none", description="normalization of hidden layers (mlp): none, or batch normalization"
+    )
     dropout: float = Field(
         0.0, ge=0, lt=1, description="dropout before every dense layer (mlp, lenet5)"
     )
