@@ -7,6 +7,7 @@ from pydantic import Field
 from torch import Tensor
 
 from fedbayes.contracts import (
+    About,
     Federation,
     Info,
     Loss,
@@ -38,8 +39,10 @@ class Apfl(PersonalModels):
     """
 
     name = "apfl"
-    summary = "clients mix a model of their own with the global one"
-    paper = "Deng et al. 2020"
+    about = About(
+        "clients mix a model of their own with the global one",
+        "Deng et al. 2020",
+    )
 
     alpha: float = Field(
         0.5, ge=0, le=1, description="α_k of every client at the start; 0 is FedAvg"

@@ -5,6 +5,7 @@ from pydantic import Field
 from torch import Tensor
 
 from fedbayes.contracts import (
+    About,
     Federation,
     Info,
     Loss,
@@ -32,8 +33,10 @@ class Ditto(PersonalModels):
     """
 
     name = "ditto"
-    summary = "FedAvg, and personal models regularized toward its model"
-    paper = "Li et al. 2021 (Ditto)"
+    about = About(
+        "FedAvg, and personal models regularized toward its model",
+        "Li et al. 2021 (Ditto)",
+    )
 
     strength: float = Field(
         0.1, ge=0, description="λ, how strongly a client's own model is drawn to the global one"

@@ -2,7 +2,7 @@
 
 from torch import nn
 
-from fedbayes.contracts import Federation
+from fedbayes.contracts import About, Federation
 from fedbayes.contracts.personal import PersonalLayers
 
 
@@ -15,8 +15,10 @@ class FedBN(PersonalLayers):
     """
 
     name = "fedbn"
-    summary = "FedAvg whose batch normalization stays with the clients"
-    paper = "Li et al. 2021 (FedBN)"
+    about = About(
+        "FedAvg whose batch normalization stays with the clients",
+        "Li et al. 2021 (FedBN)",
+    )
 
     def remarks(self, run: Federation) -> list[str]:
         """Whether there is a layer that the clients keep."""

@@ -1,6 +1,7 @@
 """FedDyn: dynamic regularization, which makes the clients' optima those of the federation."""
 
 from dataclasses import dataclass, field
+from typing import Any
 
 import torch
 from pydantic import Field
@@ -8,6 +9,7 @@ from torch import Tensor
 
 from fedbayes.contracts import (
     UNIFORM,
+    About,
     Averaged,
     Federation,
     Info,
@@ -46,6 +48,11 @@ def _retracted(client: PersonalTensors, missed: Tensors) -> PersonalTensors:
     return PersonalTensors(less(client.tensors, missed))
 
 
+def _length(method: Any, server: FedDynServer, run: Federation) -> float:
+    """A client's change may be as long as the weights are."""
+    return norm(server.weights[name].double() for name in server.drift)
+
+
 class FedDyn(Averaged, Method[FedDynServer, PersonalTensors, Sum]):
     """Federated learning with dynamic regularization (Acar et al. 2021, Algorithm 1).
 
@@ -63,13 +70,17 @@ class FedDyn(Averaged, Method[FedDynServer, PersonalTensors, Sum]):
     of clients: exact where all of them report.
     """
 
-    published = UNIFORM
     name = "feddyn"
-    summary = "a regularizer for each client that aligns the clients' optima"
-    paper = "Acar et al. 2021"
+    about = About(
+        "a regularizer for each client that aligns the clients' optima",
+        "Acar et al. 2021",
+        published=UNIFORM,
+    )
     server_state = FedDynServer
     client_state = PersonalTensors
-    reports = Reports({"change": Part(origin="zero", tracked=True, retract=_retracted)})
+    reports = Reports(
+        {"change": Part(origin="zero", tracked=True, retract=_retracted, typical=_length)}
+    )
 
     alpha: float = Field(
         0.1,
@@ -148,11 +159,6 @@ class FedDyn(Averaged, Method[FedDynServer, PersonalTensors, Sum]):
         }
         length = torch.stack([d.norm() for d in drift.values()]).norm()
         return FedDynServer(weights, drift, heard), {"drift_norm": float(length)}
-
-    def ordinary(self, server: FedDynServer, run: Federation) -> dict[str, float]:
-        """A client's change may be as long as the weights are."""
-        trained = (server.weights[name].double() for name in server.drift)
-        return super().ordinary(server, run) | {"change": norm(trained)}
 
     def model(self, server: FedDynServer, run: Federation) -> Tensors:
         """Return the server's weights."""

@@ -2,7 +2,7 @@
 
 from pydantic import Field
 
-from fedbayes.contracts import Federation
+from fedbayes.contracts import About, Federation
 from fedbayes.contracts.personal import PersonalLayers, last_layers
 
 
@@ -14,8 +14,10 @@ class FedPer(PersonalLayers):
     """
 
     name = "fedper"
-    summary = "FedAvg whose last layers stay with the clients"
-    paper = "Arivazhagan et al. 2019"
+    about = About(
+        "FedAvg whose last layers stay with the clients",
+        "Arivazhagan et al. 2019",
+    )
 
     layers: int = Field(
         1, ge=1, description="how many layers, from the output backwards, stay with the clients"

@@ -4,6 +4,7 @@ from pydantic import Field
 from torch import Tensor
 
 from fedbayes.contracts import (
+    About,
     Federation,
     Info,
     Loss,
@@ -36,8 +37,10 @@ class FedRep(PersonalLayers):
     """
 
     name = "fedrep"
-    summary = "a shared representation below heads that clients keep"
-    paper = "Collins et al. 2021"
+    about = About(
+        "a shared representation below heads that clients keep",
+        "Collins et al. 2021",
+    )
 
     layers: int = Field(
         1, ge=1, description="how many layers, from the output backwards, are a client's head"

@@ -8,6 +8,7 @@ from pydantic import Field
 from torch import Tensor, nn
 
 from fedbayes.contracts import (
+    About,
     Federation,
     Info,
     Known,
@@ -111,8 +112,10 @@ class Hierarchical(Method[PopulationServer, PersonalTensors, Sum]):
     """
 
     name = "hierarchical"
-    summary = "a mixed model: a learned population of clients' last layers"
-    paper = "Laird and Ware 1982; MacKay 1992"
+    about = About(
+        "a mixed model: a learned population of clients' last layers",
+        "Laird and Ware 1982; MacKay 1992",
+    )
     server_state = PopulationServer
     client_state = PersonalTensors
     models = Models.BOTH

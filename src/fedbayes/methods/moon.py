@@ -6,6 +6,7 @@ from torch import Tensor
 from torch.nn.functional import cosine_similarity, softplus
 
 from fedbayes.contracts import (
+    About,
     Federation,
     Info,
     Loss,
@@ -37,8 +38,10 @@ class Moon(PersonalModels):
     """
 
     name = "moon"
-    summary = "FedAvg whose clients contrast features with past ones"
-    paper = "Li et al. 2021 (MOON)"
+    about = About(
+        "FedAvg whose clients contrast features with past ones",
+        "Li et al. 2021 (MOON)",
+    )
     models = Models.GLOBAL
 
     mu: float = Field(1.0, ge=0, description="μ, weight of the contrastive loss")

@@ -8,6 +8,7 @@ from pydantic import Field
 from torch import Tensor
 
 from fedbayes.contracts import (
+    About,
     Federation,
     Info,
     Loss,
@@ -38,8 +39,10 @@ class PerFedAvg(PersonalModels):
     """
 
     name = "perfedavg"
-    summary = "a global model that a few steps adapt to a client"
-    paper = "Fallah et al. 2020"
+    about = About(
+        "a global model that a few steps adapt to a client",
+        "Fallah et al. 2020",
+    )
 
     alpha: float = Field(0.05, ge=0, description="α, learning rate of the inner step; 0 is FedAvg")
     adaptation: int = Field(

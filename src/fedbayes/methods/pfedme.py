@@ -5,6 +5,7 @@ from pydantic import Field
 from torch import Tensor
 
 from fedbayes.contracts import (
+    About,
     Federation,
     Info,
     Loss,
@@ -34,8 +35,10 @@ class PFedMe(PersonalModels):
     """
 
     name = "pfedme"
-    summary = "personal models by Moreau envelopes"
-    paper = "Dinh et al. 2020"
+    about = About(
+        "personal models by Moreau envelopes",
+        "Dinh et al. 2020",
+    )
 
     strength: float = Field(1.0, gt=0, description="λ, pull of θ towards the client's copy")
     rate: float = Field(1.0, gt=0, description="η, learning rate of the client's copy")

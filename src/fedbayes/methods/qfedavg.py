@@ -7,6 +7,7 @@ import torch
 from pydantic import Field
 
 from fedbayes.contracts import (
+    About,
     Federation,
     Info,
     Known,
@@ -42,8 +43,10 @@ class QFedAvg(PointEstimate[Weights]):
     """
 
     name = "qfedavg"
-    summary = "weighs clients by a power of their loss, for fairness"
-    paper = "Li et al. 2020"
+    about = About(
+        "weighs clients by a power of their loss, for fairness",
+        "Li et al. 2020",
+    )
     server_state = Weights
     reports = Reports(
         {
