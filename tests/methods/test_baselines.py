@@ -4,7 +4,7 @@ import pytest
 import torch
 
 import fedbayes
-from fedbayes.contracts import Problem, Solved, Stateless, Sum, Weights
+from fedbayes.contracts import Problem, Reports, Solved, Stateless, Sum, Weights
 from fedbayes.contracts.personal import PersonalTensors
 from fedbayes.core.tensors import Samples
 from fedbayes.errors import ConfigError
@@ -387,6 +387,6 @@ def test_retraction_keeps_what_arrived():
     place = at(net, lr=0.1, steps=2, batch_size=6, optimizer="sgd")
     report, client, _ = method.local(net.initial, method.join(place), data, place)
     missed = {f"change/{n}": report.tensors[f"change/{n}"] / 4 for n in NAMES}
-    kept = method.declared.retracted(client, missed)
+    kept = Reports.of(method).retracted(client, missed)
     for n in NAMES:
         torch.testing.assert_close(kept.tensors[n], report.tensors[f"change/{n}"] * 0.75)
