@@ -553,7 +553,7 @@ def test_methods_take_part_or_say_why_not(name):
                 "aggregation": {"clip": 1.0},
                 "compression": {"up": "int8"},
             },
-            "aggregation.clip and compression.up",
+            "scaffold needs .* which aggregation.clip after compression.up",
         ),
         (
             {"method": {"name": "fedlap"}, "compression": {"up": "bf16"}},

@@ -331,7 +331,7 @@ def test_every_method_whose_reports_add_can_be_private(method, parts):
         ({"privacy": {"noise": 5.0, "quantile": 0.5}}, "spent by the counts"),
         (
             {"method": {"name": "virtual"}, "privacy": {"noise": 0.5, "quantile": 0.5}},
-            "clients of virtual keep what",
+            "virtual needs its clients.* which privacy.quantile moves",
         ),
         (
             {"method": {"name": "virtual"}, "stop_after": 2, "evaluate_every": 1},

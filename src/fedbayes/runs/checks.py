@@ -21,9 +21,8 @@ from fedbayes.federation.attacks import checks as attacks
 from fedbayes.federation.attacks.adversary import Adversary
 from fedbayes.federation.engine_table import ENGINES, require_package, takers
 from fedbayes.federation.privacy import accounting, mechanism
-from fedbayes.federation.stages import aggregation, compression, secure, stage, stale
+from fedbayes.federation.stages import aggregation, compression, secure, stale
 from fedbayes.federation.stages.report_codec import Compressor
-from fedbayes.federation.stages.stage import find_stages
 from fedbayes.inference.schedules import ServerSchedule
 from fedbayes.inference.settings import LocalTraining
 from fedbayes.likelihoods.measures import AUTO, fitting
@@ -193,22 +192,14 @@ def _check_reports(config: Config, method: AnyMethod, run: Federation) -> None:
             f"min_reports = {needed}, but a round of this run has {run.cohort} clients: no "
             "round would count"
         )
-    aggregation.check(
-        config.aggregation,
-        method,
-        min_reports=needed,
-        noise=bool(config.privacy.noise),
-    )
+    aggregation.check(config.aggregation, method, min_reports=needed)
     secure.check(
         config.secure,
-        method,
-        config.aggregation,
         run.network.initial,
         engine=config.engine,
         cohort=run.cohort,
     )
     compression.check(config.compression, method, config.aggregation, run.network.initial)
-    stage.check(find_stages(config.stages), method)
 
 
 def _check_privacy(config: Config, method: AnyMethod, run: Federation) -> None:

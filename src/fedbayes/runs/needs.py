@@ -32,6 +32,7 @@ class Need(StrEnum):
     CHOICE = "to choose who is in a round"
     SECRET = "it to be secret who is in a round"
     WAITING = "clients that wait for a round"
+    KNOWN = "its clients, who keep what they reported, to know what the server adds"
 
 
 @dataclass(frozen=True)
@@ -49,6 +50,7 @@ class Setting:
 def settings(config: Config, method: AnyMethod) -> Iterator[Setting]:
     """The rows of the table, as they are in a config."""
     yield from _of_reports(config)
+    yield from _of_changes(config, method)
     yield from _of_cohorts(config, method)
     yield from _of_metrics(config, method)
 
@@ -80,6 +82,26 @@ def _of_reports(config: Config) -> Iterator[Setting]:
         sees = kind.server is not Stage.server
         yield Setting(f"the stage {kind.__name__}", sees, (Need.SINGLE,))
     yield Setting("compression", config.compression.active, (Need.FORM,))
+
+
+def _of_changes(config: Config, method: AnyMethod) -> Iterator[Setting]:
+    """What becomes of changes that clients keep the sum of."""
+    declared, rules, code = Reports.of(method), config.aggregation, config.compression
+    noise, clip = bool(config.privacy.noise), rules.clip is not None
+    yield Setting(method.name, declared.tracked, (Need.KNOWN,))
+    unsaid = {Need.KNOWN: "changes without a word"}
+    for stage in find_stages(config.stages):
+        changes = type(stage).client is not Stage.client
+        yield Setting(f"the stage {type(stage).__name__}", changes, denies=unsaid)
+    heavier = rules.weighs and declared.weighted and not noise
+    yield Setting("aggregation.clip under method.weighting = 'samples'", heavier, denies=unsaid)
+    coded = clip and code.up != "none"
+    yield Setting("aggregation.clip after compression.up", coded, denies=unsaid)
+    masked = clip and config.secure.enabled and "weights" not in declared.parts
+    yield Setting("aggregation.clip under secure.enabled", masked, denies=unsaid)
+    moves = noise and config.privacy.quantile is not None
+    told = {Need.KNOWN: "moves from round to round; privacy.clips does not"}
+    yield Setting("privacy.quantile", moves, denies=told)
 
 
 def _of_cohorts(config: Config, method: AnyMethod) -> Iterator[Setting]:

@@ -15,7 +15,6 @@ from fedbayes.contracts import (
     Changes,
     Federation,
     Report,
-    Reports,
     RoundContext,
     Sum,
     Total,
@@ -272,11 +271,6 @@ def check(
         raise ConfigError(
             "privacy.mechanism = 'matrix' is for cohorts by a schedule; set sampling to 'cyclic' "
             "or 'uniform', or the mechanism to 'gaussian'"
-        )
-    if settings.quantile is not None and Reports.of(method).tracked:
-        raise ConfigError(
-            f"privacy.quantile moves the bounds of changes, and clients of {method.name} keep what "
-            "they added, so they must know the bounds; leave it out, or set privacy.clips"
         )
     _refuse_running(run.network)
     parts = parts_of(method, run)

@@ -44,7 +44,6 @@ def check(
     method: AnyMethod,
     *,
     min_reports: int,
-    noise: bool,
 ) -> None:
     """See that the settings go together, and with the rest.
 
@@ -52,7 +51,6 @@ def check(
         settings: the `[aggregation]` table.
         method: of the run.
         min_reports: good reports that an update needs.
-        noise: whether rounds are private, so that all reports have weight 1.
 
     Raises:
         ConfigError: they do not; the text says what would.
@@ -64,11 +62,6 @@ def check(
         raise ConfigError(
             f"aggregation.rule = {settings.rule!r} is not for {method.name} as it is set: "
             f"{declared.joint}, or aggregation.rule = 'krum'"
-        )
-    if settings.weighs and declared.tracked and declared.weighted and not noise:
-        raise ConfigError(
-            f"aggregation.clip bounds weight times change, and clients of {method.name} keep what "
-            "they reported as if they weighed 1; set method.weighting = 'uniform'"
         )
     least = {"trimmed-mean": 2 * settings.hostile + 1, "krum": 2 * settings.hostile + 3}
     if min_reports < least.get(settings.rule, 1):

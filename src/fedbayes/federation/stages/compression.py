@@ -39,12 +39,6 @@ def check(
             f"= {settings.up!r} nearly all reports say zero of nearly every one, which then stays "
             "as it is; have rule = 'krum', or up = 'int8'"
         )
-    if settings.up != "none" and Reports.of(method).tracked and aggregation.clip:
-        raise ConfigError(
-            f"aggregation.clip and compression.up do not go together with {method.name}: its "
-            "clients keep what the server adds, and do not know what is shortened after it came; "
-            "have one or the other"
-        )
     narrow = sorted(name for name, t in initial.items() if t.dtype == torch.bfloat16)
     if settings.down == "bf16" and narrow:
         raise ConfigError(

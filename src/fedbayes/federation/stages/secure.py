@@ -131,8 +131,6 @@ class Plan:
 
 def check(
     settings: Secure,
-    method: AnyMethod,
-    aggregation: Aggregation,
     initial: Tensors,
     *,
     engine: str,
@@ -142,8 +140,6 @@ def check(
 
     Args:
         settings: the `[secure]` table.
-        method: the method of the run.
-        aggregation: what else is done with reports.
         initial: the network's weights and buffers.
         engine: name of the engine.
         cohort: number of clients in a round.
@@ -160,12 +156,6 @@ def check(
             if kind.secure
         )
         raise ConfigError(f"secure.enabled needs {able}; engine is {engine!r}")
-    if aggregation.clip and "weights" not in Reports.of(method).parts:
-        raise ConfigError(
-            f"aggregation.clip and secure.enabled do not go together with {method.name}: what is "
-            "shortened with the masks on is not what clients keep of their factors; have one or "
-            "the other"
-        )
     whole = sorted(name for name, t in initial.items() if not t.is_floating_point())
     if whole:
         raise ConfigError(

@@ -10,7 +10,7 @@
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
 
-from fedbayes.contracts import AnyMethod, Report, Reports, RoundContext
+from fedbayes.contracts import Report, RoundContext
 from fedbayes.core.lazy import own_class, raised
 from fedbayes.core.messages import Message
 from fedbayes.errors import ConfigError
@@ -104,18 +104,3 @@ def at_server(
                 "server; yield the arrivals that pass on"
             )
     return arrivals
-
-
-def check(stages: Sequence[Stage], method: AnyMethod) -> None:
-    """See that stages go with the method.
-
-    Raises:
-        ConfigError: one changes what clients keep.
-    """
-    for stage in stages:
-        kind = type(stage)
-        if kind.client is not Stage.client and Reports.of(method).tracked:
-            raise ConfigError(
-                f"the stage {kind.__name__} changes reports at clients, and clients of "
-                f"{method.name} keep what they reported; leave the stage out"
-            )
