@@ -136,7 +136,8 @@ class FittedClients:
         config = self.config
         if config.stop_refused and failed >= config.stop_refused and not config.privacy.noise:
             raise RunError(
-                f"for {failed} rounds in a row every report was refused, or the update was undone; "
+                f"for {failed} rounds in a row every report was rejected, or the update was "
+                "undone; "
                 f"the last time: {in_vain(self.lines[-1])}. Training diverges: a smaller "
                 'learning rate may do, as in training={"lr": 0.01}'
             )

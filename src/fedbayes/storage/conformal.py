@@ -1,4 +1,4 @@
-"""Conformal thresholds beside the model of a run: `conformal.json`."""
+"""Conformal thresholds next to the model of a run: `conformal.json`."""
 
 import shlex
 from dataclasses import dataclass, field
@@ -32,7 +32,7 @@ def conformal_file(folder: RunFolder) -> Path:
 
 
 def write_conformal(folder: RunFolder, stored: StoredConformal) -> Path:
-    """Write the thresholds of a run, in place of those that are there."""
+    """Write the thresholds of a run, instead of those that are there."""
     return write_stored(conformal_file(folder), stored)
 
 

@@ -1,4 +1,4 @@
-"""Baseline hazards beside the model of a run: `hazards.json`."""
+"""Baseline hazards next to the model of a run: `hazards.json`."""
 
 import shlex
 from dataclasses import dataclass, field
@@ -32,7 +32,7 @@ def hazards_file(folder: RunFolder) -> Path:
 
 
 def write_hazards(folder: RunFolder, stored: StoredHazards) -> Path:
-    """Write the hazards of a run, in place of those that are there."""
+    """Write the hazards of a run, instead of those that are there."""
     return write_stored(hazards_file(folder), stored)
 
 

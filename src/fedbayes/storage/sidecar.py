@@ -1,4 +1,4 @@
-"""What was found of a run's model afterwards, in a JSON file beside it that knows the model."""
+"""What was found of a run's model afterwards, in a JSON file next to it that knows the model."""
 
 import warnings
 from collections.abc import Mapping
@@ -53,7 +53,7 @@ def calibrated_model(folder: RunFolder, *, personal: bool) -> str:
 
 
 def write_stored(path: Path, stored: Stored) -> Path:
-    """Write the file, in place of the one that is there; says so if that is of other models."""
+    """Write the file, instead of the one that is there; says so if that is of other models."""
     with suppress(OSError, ValueError):
         before = unsealed_table(read_bytes(path))
         if before.get("personal") is not None and before["personal"] != stored.personal:
@@ -78,7 +78,7 @@ def read_stored(
         path: the file.
         version: its format.
         folder: of the run.
-        command: that makes it anew.
+        command: that makes it again.
         personal: whether what it says is to be of clients' own models, and not of the global one.
 
     Raises:
@@ -90,14 +90,14 @@ def read_stored(
         stored = TypeAdapter(kind).validate_python(unsealed_table(read_bytes(path)))
     except (OSError, ValueError, ValidationError) as error:
         reason = error.errors()[0]["msg"] if isinstance(error, ValidationError) else error
-        raise RunError(f"cannot read {path}: {reason}; make it anew: {command}") from None
+        raise RunError(f"cannot read {path}: {reason}; make it again: {command}") from None
     if stored.format != version:
-        raise RunError(f"{path} is of another version ({stored.format}); make it anew: {command}")
+        raise RunError(f"{path} is of another version ({stored.format}); make it again: {command}")
     if stored.personal != personal:
         return None
     if stored.model != calibrated_model(folder, personal=personal):
         warnings.warn(
-            f"{path} is of another model than the run has now, so it is not used; make it anew: "
+            f"{path} is of another model than the run has now, so it is not used; make it again: "
             f"{command}",
             FedbayesWarning,
             stacklevel=4,

@@ -1,4 +1,4 @@
-"""The temperature of the model of a run: the summary's, or that of `temperature.json` beside it."""
+"""The temperature of the model of a run: the summary's, or that of `temperature.json`."""
 
 import shlex
 from dataclasses import dataclass
@@ -33,7 +33,7 @@ def temperature_file(folder: RunFolder) -> Path:
 
 
 def write_temperature(folder: RunFolder, stored: StoredTemperature) -> Path:
-    """Write the temperature of a run, in place of the one that is there."""
+    """Write the temperature of a run, instead of the one that is there."""
     return write_stored(temperature_file(folder), stored)
 
 
