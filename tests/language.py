@@ -204,14 +204,13 @@ def messages(paths: list[Path]) -> Iterator[Prose]:
     """The literal texts of errors that are raised, and of warnings."""
     for path in paths:
         for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
-            call = node.exc if isinstance(node, ast.Raise) else node
-            if not isinstance(call, ast.Call) or not call.args:
+            if not isinstance(node, ast.Call) or not node.args:
                 continue
-            name = ast.unparse(call.func).rpartition(".")[2]
+            name = ast.unparse(node.func).rpartition(".")[2]
             if name.endswith("Error") or name in ("warn", "fail"):
-                text = "".join(_literals(call.args[0]))
+                text = "".join(_literals(node.args[0]))
                 if text:
-                    yield Prose(f"{path.relative_to(ROOT)}:{call.lineno}", text)
+                    yield Prose(f"{path.relative_to(ROOT)}:{node.lineno}", text)
 
 
 def _literals(node: ast.AST) -> Iterator[str]:

@@ -448,7 +448,7 @@ def test_a_run_of_refused_reports_ends_with_an_error():
     def all_lie(task, outcome):
         return lying(task.client, first=2)(task, outcome)
 
-    with pytest.raises(RunError, match="for 5 rounds in a row every report was refused"):
+    with pytest.raises(RunError, match="for 5 rounds in a row every report was rejected"):
         attacked(small(rounds=9, cohort=1), all_lie)
 
 

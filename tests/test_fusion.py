@@ -86,7 +86,7 @@ def test_models_that_are_no_state_dicts_are_refused_with_the_way_out(files):
     _, paths = files
     for models, kind in ((paths, "str"), ([nn.Linear(2, 2)] * 2, "Linear")):
         with pytest.raises(ModelError, match=f"model 0 is of type {kind}; .*state_dict"):
-            fedbayes.fuse(models)
+            fedbayes.fusion.fuse(models)
     read = [fedbayes.models.read_model(Path(path))[0] for path in paths]
     assert fedbayes.fuse(read).sizes
 

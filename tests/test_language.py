@@ -21,7 +21,11 @@ EXCLUDED = ("docs/", "README.md")
 """Pages that are still to be rewritten: none at the end."""
 EXCLUDED_INTERFACE = ("fedbayes fuse ",)
 """Help texts likewise."""
-EXCLUDED_FILES = ("",)
+EXCLUDED_FILES = (
+    *("biostatistics/", "contracts/", "core/", "federation/", "flower/", "fusion/", "inference/"),
+    *("inputs/", "likelihoods/", "matching/", "methods/", "models/", "runs/", "storage/"),
+    *("console/", "workflows/", "cli/fuse.py"),
+)
 """Files below src/fedbayes likewise."""
 
 

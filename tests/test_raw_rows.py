@@ -191,7 +191,7 @@ def test_arrays_are_tried_by_a_model_of_a_table(place, run, new, tmp_path, capsy
         assert command(*given, f"data.path={tmp_path / name}") == 2
         told = capsys.readouterr().err
         assert words in " ".join(told.split())
-        assert "get it anew" not in told
+        assert "get it again" not in told
 
 
 def test_evaluate_says_what_it_cannot_use(place, run, tmp_path, capsys):

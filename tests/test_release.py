@@ -56,7 +56,7 @@ def test_two_builds_are_the_same_to_the_byte(archives, tmp_path):
 
 @pytest.mark.slow
 def test_archives_have_all_files_of_the_package(archives):
-    source, wheel = archives
+    wheel, source = archives
     wanted = {
         path.relative_to(ROOT / "src").as_posix()
         for path in (ROOT / "src").rglob("*")
@@ -92,7 +92,7 @@ def test_a_bare_environment_runs_both_archives(archives, tmp_path):
         return done.stdout
 
     run(sys.executable, "-m", "venv", bare.parent)
-    source, wheel = archives
+    wheel, source = archives
     pinned = ("--constraint", ROOT / "constraints.txt")
     for archive, more in ((wheel, pinned), (source, ("--force-reinstall", "--no-deps"))):
         run(bare / "python", "-m", "pip", "install", "--quiet", *more, archive)

@@ -233,7 +233,7 @@ def test_a_temperature_of_another_model_is_not_used(ended, recwarn):
         sealed_table({}),
     ):
         done.path.write_bytes(content)
-        with pytest.raises(RunError, match="make it anew: fedbayes calibrate"):
+        with pytest.raises(RunError, match="make it again: fedbayes calibrate"):
             read_temperature(folder)
     done.path.write_bytes(sealed_table(known | {"format": "later"}))
     with pytest.raises(RunError, match="is of another version"):

@@ -26,13 +26,14 @@ if TYPE_CHECKING:
     from fedbayes.biostatistics import cox, glm, kaplan_meier, meta_analysis
     from fedbayes.config.config import Config
     from fedbayes.estimators import FederatedClassifier, FederatedRegressor
-    from fedbayes.fusion import Fusion, fuse
+    from fedbayes.fusion import Fusion
     from fedbayes.runs.simulation import Simulation, Step
     from fedbayes.runs.trained import TrainedModel
     from fedbayes.workflows.clients.forgetting import forget
     from fedbayes.workflows.experiments.comparing import compare
     from fedbayes.workflows.experiments.seed_runs import SeedRuns, resume_seeds, run_seeds
     from fedbayes.workflows.experiments.tuning import tune
+    from fedbayes.workflows.fuse.from_python import FusedModel, fuse
     from fedbayes.workflows.running import Result, resume, run
     from fedbayes.workflows.serve.prediction import predict_file
     from fedbayes.workflows.serve.trained_models import load
@@ -42,6 +43,7 @@ __all__ = [
     "Config",
     "FederatedClassifier",
     "FederatedRegressor",
+    "FusedModel",
     "Fusion",
     "Result",
     "SeedRuns",
@@ -78,7 +80,8 @@ __getattr__, __dir__ = attributes(
         "Simulation": "fedbayes.runs.simulation",
         "Step": "fedbayes.runs.simulation",
         "TrainedModel": "fedbayes.runs.trained",
-        "fuse": "fedbayes.fusion",
+        "FusedModel": "fedbayes.workflows.fuse.from_python",
+        "fuse": "fedbayes.workflows.fuse.from_python",
         "load": "fedbayes.workflows.serve.trained_models",
         "predict_file": "fedbayes.workflows.serve.prediction",
         "client_tables": "fedbayes.workflows.studies.client_tables",

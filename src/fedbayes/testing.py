@@ -102,7 +102,7 @@ class MethodContract:
     parameters: ClassVar[dict[str, Any]] = {}
     """Parameters of the method."""
     data: ClassVar[dict[str, Any]] = {"name": "digits", "partition": "iid", "limit": 400}
-    """The `[data]` table of the runs, beside the number of clients."""
+    """The `[data]` table of the runs, next to the number of clients."""
     task: ClassVar[dict[str, Any]] = {}
     """The `[task]` table of the runs: a likelihood, and its settings."""
     settings: ClassVar[dict[str, Any]] = {}
@@ -262,7 +262,7 @@ class MethodContract:
             for stated in (other, one):
                 _value(loss, stated)
             assert torch.equal(first, _value(loss, one)), "the loss depends on what came before"
-            assert torch.equal(first, _value(method.loss(run), one)), "a loss made anew differs"
+            assert torch.equal(first, _value(method.loss(run), one)), "a loss made again differs"
             moved = loss(*one.arguments)
             assert moved.shape == (), "the loss is no scalar"
             for place, (before, after) in _pairs(kept, one.arguments):
@@ -365,7 +365,7 @@ class MethodContract:
             assert sent["bytes_up"] == engine.up
 
     def test_bad_reports_are_refused(self, tmp_path: Path) -> None:
-        """Garbage, NaN, wrong names and wrong shapes are refused by name; the round goes on."""
+        """Garbage, NaN, wrong names and wrong shapes are rejected by name; the round goes on."""
         for index, (what, spoil) in enumerate(_SPOILS.items()):
             folder = tmp_path / str(index)
             with Simulation(self.config(rounds=1), folder) as simulation:

@@ -135,7 +135,7 @@ def evaluate(
 
 
 def _tables(cells: list[list[str]], console: Console) -> list[Table]:
-    """Models and their metrics: many metrics one below the other, if all models fit beside them."""
+    """Tables of models and metrics; many metrics become rows, if all models fit as columns."""
     from fedbayes.workflows.experiments.comparison_table import folded
 
     if len(cells[0]) > _MOST_ACROSS:

@@ -245,7 +245,7 @@ def _watch(
     Args:
         start: makes the simulation.
         track: names of trackers.
-        conclude: says what came of it.
+        conclude: says the result.
         title: what is shown before the method's name.
         again: the command to go on, if it is not the run's own.
     """

@@ -372,13 +372,13 @@ class Config(Settings):
         """The settings of a call from Python: a config, a TOML file, or keys of one.
 
         Raises:
-            ConfigError: it is none of them, or there are keys beside it; or as for `create`.
+            ConfigError: it is none of them, or there are keys next to it; or as for `create`.
         """
         if config is None:
             return cls.create(**whole(settings))
         if settings:
             raise ConfigError(
-                f"{', '.join(settings)} beside a config: it has all settings. Give keys alone, or "
+                f"{', '.join(settings)} next to a config: it has all settings. Give keys alone, or "
                 "change those of a file by Config.load(file, ['rounds=5', 'training.lr=0.05'])"
             )
         if isinstance(config, str | Path):

@@ -1,6 +1,6 @@
 """What lists tell of the built-in methods, without PyTorch: from a file that a test compares.
 
-`python -m fedbayes.config.listing` writes it anew, after a method's words or parameters changed.
+`python -m fedbayes.config.listing` writes it again, after a method's words or parameters changed.
 """
 
 from dataclasses import asdict

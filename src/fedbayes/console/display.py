@@ -117,7 +117,7 @@ class Display:
             self._live.stop()
         if self._panel is not None:
             if error is not None:
-                self._lines.append(f"broken off: {str(error) or type(error).__name__}")
+                self._lines.append(f"interrupted: {str(error) or type(error).__name__}")
             self._panel.draw(at_once=True)
 
     def notify(self, activity: Activity) -> None:

@@ -50,7 +50,7 @@ class ByClient:
     def having(
         self, clients: Tensor, columns: Tensors, empty: Mapping[str, float] | None = None
     ) -> "ByClient":
-        """With these rows in place of those that the clients had.
+        """With these rows instead of those that the clients had.
 
         Args:
             clients: indices, each once, int64 [k].

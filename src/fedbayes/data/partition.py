@@ -89,7 +89,7 @@ class Partition(Brief):
         return file.getvalue()
 
     def save(self, path: Path) -> None:
-        """Write to an `.npz` file, beside it first, so that a kill leaves no half of it."""
+        """Write to an `.npz` file, next to it first, so that a kill leaves no half of it."""
         with tempfile.NamedTemporaryFile(
             dir=path.parent, prefix=f".{path.name}-", delete=False
         ) as file:
@@ -127,10 +127,10 @@ class Partition(Brief):
                 names = tuple(str(name) for name in file["names"])
         except NPZ_ERRORS as error:
             raise DataError(
-                f"the partition file {path} is damaged ({error}); make it anew"
+                f"the partition file {path} is damaged ({error}); make it again"
             ) from error
         if not _consistent(arrays, len(names)):
-            raise DataError(f"the partition file {path} contradicts itself; make it anew")
+            raise DataError(f"the partition file {path} contradicts itself; make it again")
         return cls(**arrays, names=names)
 
 
@@ -140,8 +140,8 @@ _RAGGED = ("train", "train_offsets", "test", "test_offsets")
 def partition(dataset: Dataset, settings: DataSettings, seed: int) -> Partition:
     """Divide the rows of a data set among clients.
 
-    The same arguments give the same partition, whatever was drawn before. What the data set or
-    its division leaves out, unless a limit asks for it, is said as a `FedbayesWarning`.
+    The same arguments give the same partition, whatever was drawn before. A
+    `FedbayesWarning` names the rows that the data set or the partition leaves out without a limit.
 
     Args:
         dataset: The pool.
@@ -205,7 +205,7 @@ def _fraction(dataset: Dataset, settings: DataSettings) -> float | None:
     """The part of its own samples that a client tests on; None if others are for testing.
 
     Raises:
-        DataError: It is asked for beside a column that says which rows are for testing, or an
+        DataError: It is asked for next to a column that says which rows are for testing, or an
             official test part is asked for that is not there.
     """
     if settings.test_counts is not None:

@@ -136,9 +136,9 @@ class FittedClients:
         config = self.config
         if config.stop_refused and failed >= config.stop_refused and not config.privacy.noise:
             raise RunError(
-                f"for {failed} rounds in a row every report was refused, or the update was undone; "
-                f"the last time: {wasted_round(self.lines[-1])}. Training diverges: a smaller "
-                'learning rate may do, as in training={"lr": 0.01}'
+                f"for {failed} rounds in a row every report was rejected, or the update was "
+                f"undone; the last time: {wasted_round(self.lines[-1])}. Training diverges: a "
+                'smaller learning rate may do, as in training={"lr": 0.01}'
             )
 
     @cached_property

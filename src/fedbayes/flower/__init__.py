@@ -123,10 +123,10 @@ def federation(
 
     Args:
         link: the SuperLink.
-        config: the settings; None to go on with the run that the folder holds.
+        config: the settings; None to resume the run that the folder holds.
         folder: the run folder.
         new_keys: clients that may come with another key than before.
-        notify: is told what the run is busy with.
+        notify: is called with what the run is busy with.
 
     Raises:
         EngineError: the SuperLink cannot be reached.

@@ -6,7 +6,7 @@ strategies, so a round is put to it as one: a strategy that hands out our tasks 
 grid of its steps (`SecaggSteps`).
 
 The workflow gives the mean of the reports, of all the clients whose masked reports came. The mean
-stands in for each of them, so a round goes on as ever: the sum is the same.
+stands in for each of them, so a round goes on as before: the sum is the same.
 """
 
 import time
@@ -86,7 +86,7 @@ class SecureFlower(Flower):
         plan: the settings.
         connect, runtime, clients, timeout, poll, closing: as for `Flower`.
         apart: whether the clients' data are elsewhere, so that nobody knows before the first round
-            how coarse the sum is beside their weights; it is told behind it then.
+            how coarse the sum is next to their weights; it is told behind it then.
     """
 
     def __init__(
@@ -175,7 +175,7 @@ class SecureFlower(Flower):
             time.sleep(self.poll)
 
     def _sum(self, tasks: dict[int, Task], steps: SecaggSteps) -> tuple[dict[int, FitRes], str]:
-        """What came of the protocol, with the mean in place of each report; or nothing, and why.
+        """What came of the protocol, with the mean instead of each report; or nothing, and why.
 
         Args:
             tasks: by node.
@@ -221,7 +221,7 @@ class SecureFlower(Flower):
 
 
 def _aggregate(tasks: dict[int, Task], plan: Masking, steps: SecaggSteps) -> dict[int, FitRes]:
-    """Flower's workflow on these tasks, by node: the mean in place of each report, if it opens."""
+    """Flower's workflow on these tasks, by node: the mean instead of each report, if it opens."""
     strategy = _Tasks({node: write_secure_task(task, plan) for node, task in tasks.items()})
     first = next(iter(tasks.values()))
     state = RecordDict()

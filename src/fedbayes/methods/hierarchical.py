@@ -497,7 +497,9 @@ def _last(run: Federation) -> _MixedLayer:
 
 
 @torch.no_grad()
-def _features(layer: _MixedLayer, model: Tensors, x: Tensor, run: Federation) -> tuple[Tensor, Tensor]:
+def _features(
+    layer: _MixedLayer, model: Tensors, x: Tensor, run: Federation
+) -> tuple[Tensor, Tensor]:
     """What the last layer sees [n, inputs], and outputs that others append [n, more]; float64."""
     network, found = run.network, list[tuple[Tensor, Tensor]]()
     weights = {n: t for n, t in model.items() if n in network.initial}

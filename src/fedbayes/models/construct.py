@@ -44,7 +44,7 @@ def build(
         outputs: width of the last layer (`Likelihood.outputs`).
         head: what is appended behind the network (`Likelihood.head`).
         seed: of the run.
-        client: whose own initialization it has, in place of the common one; weights from a file
+        client: whose own initialization it has, instead of the common one; weights from a file
             are everybody's.
         device: where it computes.
         precision: in which it computes.
@@ -259,7 +259,7 @@ def _own(settings: ModelSettings, shape: tuple[int, ...], outputs: int) -> objec
 
 
 def initialize(module: nn.Module, settings: ModelSettings) -> None:
-    """Draw the weights of linear and convolutional layers anew, unless `init` is default.
+    """Draw the weights of linear and convolutional layers again, unless `init` is default.
 
     `normal` with its defaults is the start of the matching experiments (GPI-FNM, Table 1):
     weights of variance 0.01, biases 0.1.

@@ -287,7 +287,7 @@ class Network(Brief):
         return trained, {name: t for name, t in self.initial.items() if name in self.buffers}
 
     def adopt(self, model: Tensors) -> None:
-        """Take the frozen tensors of a whole model in place of the network's own, in place."""
+        """Take the frozen tensors of a whole model instead of the network's own, in place."""
         own = {**dict(self.module.named_parameters()), **dict(self.module.named_buffers())}
         for name in self.constants.keys() & model.keys():
             self.constants[name] = model[name].detach().to("cpu", copy=True)
@@ -334,7 +334,7 @@ class Network(Brief):
 
         Args:
             weights: as they were stored; those that hold what is frozen are left as they are.
-            digest: of the frozen tensors that they were trained beside (`constants_digest`).
+            digest: of the frozen tensors that they were trained next to (`constants_digest`).
             where: what to call them in errors.
 
         Raises:
@@ -344,7 +344,8 @@ class Network(Brief):
             return weights
         if digest != self.constants_digest:
             raise ModelError(
-                f"{where} holds only what was trained, beside frozen weights that are not those of "
+                f"{where} holds only what was trained, next to frozen weights that are not those "
+                "of "
                 f"the network built here (SHA-256 {digest[:12]}…, and here "
                 f"{self.constants_digest[:12] or 'none'}…); put the pretrained files, or the code "
                 "that builds it, back as they were"

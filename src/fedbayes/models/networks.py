@@ -123,7 +123,7 @@ class ResidualBlock(nn.Module):
 
 
 class ResNet20(nn.Sequential):
-    """ResNet-20 for small images, with group in place of batch normalization.
+    """ResNet-20 for small images, with group instead of batch normalization.
 
     Batch statistics of one client mislead the others; groups of channels have none.
     """

@@ -160,8 +160,8 @@ Watch = Callable[[str], object]
 def gather(folders: Sequence[Path], watch: Watch = lambda _: None) -> list[Record]:
     """Read run folders.
 
-    A run that goes on is told so far. What cannot be told (the data set is not here, the method
-    is not installed) is left out, with a note that says why.
+    A run that is still training is read up to its last round. Parts that cannot be read (the data
+    set is missing, the method is not installed) are left out, and a note says why.
 
     Raises:
         RunError: a folder holds no run, is damaged, or is named twice.
@@ -230,12 +230,12 @@ def rounds_of(run: RunFolder, label: str) -> Record:
     refused = sum(len(line.get("refused", ())) for line in metrics)
     if refused:
         skipped = sum(bool(line.get("skipped")) for line in metrics)
-        notes.append(f"{refused} reports were refused, {skipped} rounds ended without an update")
+        notes.append(f"{refused} reports were rejected, {skipped} rounds ended without an update")
     if wrong := settings.get("data.label_noise", 0):
         notes.append(f"label noise: {wrong:.1%} of the training labels are wrong")
     attack, hostile = settings.get("attack.kind", "none"), settings.get("attack.clients", 1)
     if attack != "none" and hostile:
-        who = "1 hostile client" if hostile == 1 else f"{hostile} hostile clients"
+        who = "1 malicious client" if hostile == 1 else f"{hostile} malicious clients"
         notes.append(f"{who}: attack {attack} from round {settings.get('attack.start', 1)} on")
     fields: dict[str, Any] = {
         "started": _written(run.config_file),
@@ -451,7 +451,7 @@ def _built_in(run: RunFolder, own: Sequence[str]) -> Config:
 
 
 def _whose(summary: Metrics) -> list[str]:
-    """Whose reports were refused, and whose networks were unlike the others."""
+    """Whose reports were rejected, and whose networks were unlike the others."""
     counts = summary.get("refused_clients", {})
     refused = listed((f"{client} ({times})" for client, times in counts.items()), 5)
     strange = Counter(str(entry["client"]) for entry in summary.get("outliers", ()))

@@ -31,7 +31,7 @@ COLUMNS: dict[str, tuple[str, str]] = {
     "sparsity": ("sparsity", ".3f"),
     "model_parameters": ("parameters", ",.0f"),
 }
-"""Newest metrics in the table of runs beside the headline metrics: heading and format."""
+"""Newest metrics in the table of runs next to the headline metrics: heading and format."""
 
 SECTIONS: dict[str, tuple[str, ...]] = {
     "Training": (
@@ -66,7 +66,7 @@ COST = ("parameters", "sent down", "sent up", "seconds a round")
 """Columns of the table of runs that are no metrics of a model."""
 
 MORE = 5
-"""Metrics of each client beside the headline in the list of clients."""
+"""Metrics of each client next to the headline in the list of clients."""
 LISTED_CLIENTS = 24
 """Clients listed by name, of all runs together; of each run there are at least five."""
 LISTED_TROUBLES = 30
@@ -116,7 +116,7 @@ def write_page(folders: Sequence[Path], out: Path, watch: Watch = lambda _: None
     Args:
         folders: the run folders; runs may still go on.
         out: the file to write.
-        watch: is told which run is being read.
+        watch: is called with which run is being read.
 
     Returns:
         Its notes: what it leaves out, and why.

@@ -78,10 +78,10 @@ class StoredRun:
 
         Args:
             of: `rounds`, a row for each round: metrics of the models, bytes, loss, how many clients
-                were refused; `clients`, a row for each client: its samples, metrics of the global
+                were rejected; `clients`, a row for each client: its samples, metrics of the global
                 model and of the one that it last reported on its own test samples, how often its
-                report was refused;
-                `troubles`, a row for each report that was refused, lost or odd, with the reason.
+                report was rejected;
+                `troubles`, a row for each report that was rejected, lost or odd, with the reason.
 
         Raises:
             RunError: there is no such frame, or the files that it is of are damaged.
@@ -169,7 +169,7 @@ class StoredRun:
 
         Raises:
             RunError: there is none: under some methods only clients have models; or frozen weights
-                are not those that it was trained beside.
+                are not those that it was trained next to.
         """
         model, progress = self.folder.model(), self.folder.progress()
         if progress is None or not progress.constants:
@@ -208,7 +208,7 @@ class StoredRun:
         order. Predictions are at the run's temperature, where it has one, as those of `predict`.
 
         Args:
-            client: name or index of a client, for its own model in place of the global one.
+            client: name or index of a client, for its own model instead of the global one.
 
         Raises:
             RunError: there is no global model, or the client has none of its own.
@@ -324,7 +324,7 @@ class StoredRun:
         Args:
             client: as for `predictor`, and so are the errors.
             site: name or index of the client whose own rows the conformal threshold, or the
-                baseline hazard, of the global model is to be of, in place of all clients'.
+                baseline hazard, of the global model is to be of, instead of all clients'.
             conformal: whether sets and intervals are conformal, if `fedbayes calibrate --method
                 conformal` has calibrated the run.
             temperature: whether probabilities are at the run's temperature, or that of `fedbayes
@@ -336,7 +336,7 @@ class StoredRun:
         names = self.folder.client_names()
         source, threshold = str(self.folder.path), None
         if client is not None and site is not None:
-            raise RunError("a client's own model has its own threshold: give no site beside it")
+            raise RunError("a client's own model has its own threshold: give no site next to it")
         if site is not None and not conformal:
             raise RunError("a site chooses a conformal threshold, which is left out; leave it out")
         if conformal:

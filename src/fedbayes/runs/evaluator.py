@@ -50,7 +50,7 @@ class Evaluator:
         return own or self._method.reports.pooled or any(result.ledger.scores.values())
 
     def measures(self, last: bool) -> tuple[str, ...] | None:
-        """Metrics beside the likelihood's own that a round tells of the global model; None where
+        """Metrics next to the likelihood's own that a round tells of the global model; None where
         nothing is told of how metrics differ between clients either.
         """
         likelihood = self._run.likelihood

@@ -119,7 +119,7 @@ def round_line(
 
 
 def wasted_round(line: Metrics) -> str:
-    """Why a round came to nothing though reports came, in words: each was refused, or the update
+    """Why a round came to nothing though reports came, in words: each was rejected, or the update
     undone. Empty if it did not.
     """
     refused, lost = line["refused"], line["lost"]

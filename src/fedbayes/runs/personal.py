@@ -30,8 +30,8 @@ def own_models(
         folder: the run folder.
         method: of the run.
         run: what no round changed.
-        client: this one alone, in place of all.
-        number: the round that its private state is of, in place of the one that counts; only of
+        client: this one alone, instead of all.
+        number: the round that its private state is of, instead of the one that counts; only of
             a client.
 
     Raises:

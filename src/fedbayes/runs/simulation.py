@@ -118,14 +118,14 @@ class Simulation(Brief):
     Args:
         config: the settings; None to resume the run in the folder.
         folder: the run folder; a temporary one if None.
-        engine: starts the engine, in place of the one that the config names (`ENGINES`).
-        notify: is told what the run is busy with: at the start, and client by client.
+        engine: starts the engine, instead of the one that the config names (`ENGINES`).
+        notify: is called with what the run is busy with: at the start, and client by client.
         beside: folders of runs that a new one is to be compared with, or averaged.
         rounds: of a run that the folder holds, how many it is to have now; None: as before.
 
     Raises:
         FedbayesError: something is wrong with the settings, the folder or the data; also where
-            those of the runs beside it were others.
+            those of the runs next to it were others.
 
     Example:
         >>> import fedbayes
@@ -523,7 +523,7 @@ class Simulation(Brief):
         """See that rounds come to something.
 
         Raises:
-            RunError: for `stop_refused` rounds in a row every report was refused, or the update
+            RunError: for `stop_refused` rounds in a row every report was rejected, or the update
                 undone.
         """
         most = self.config.stop_refused
@@ -532,7 +532,7 @@ class Simulation(Brief):
         if self._saved < self.progress.round:
             self.checkpoint()
         raise RunError(
-            f"{self.folder.path}: for {most} rounds in a row every report was refused, or the "
+            f"{self.folder.path}: for {most} rounds in a row every report was rejected, or the "
             f"update was undone; the last time: {wasted_round(self._last)}. If the clients are "
             "honest, training diverges (a smaller training.lr may do), or bounds are too narrow "
             "(aggregation.max_change, aggregation.max_weight). `resume` tries as many rounds "
@@ -550,7 +550,7 @@ class Simulation(Brief):
         return done or bool(stopped(server))
 
     def _step(self, number: int) -> Step:
-        """Run a round, evaluate what came of it, and put it on record.
+        """Run a round, evaluate the result, and put it on record.
 
         Its seconds are without evaluations, as far as these are in this process, and without the
         start of the engine.
@@ -836,7 +836,7 @@ class Simulation(Brief):
 
         Args:
             model: as the method gives it.
-            measures: metrics beside the likelihood's own, as `likelihoods.measures.fitting` gives
+            measures: metrics next to the likelihood's own, as `likelihoods.measures.fitting` gives
                 them. Those of `auto` are of each client alone where there are at most
                 `runs.evaluator.MOST_UNASKED`.
         """

@@ -137,7 +137,7 @@ def _noise_rounds(config: Config, lines: Sequence[Metrics]) -> int | None:
 
 
 def _refused(simulation: "Simulation", lines: Sequence[Metrics]) -> dict[str, int]:
-    """How many reports of each client were refused, by its name in the partition."""
+    """How many reports of each client were rejected, by its name in the partition."""
     names = simulation.data.names
     found = Counter(int(client) for line in lines for client in line["refused"])
     return {names[client]: count for client, count in sorted(found.items())}

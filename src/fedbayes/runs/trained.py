@@ -67,7 +67,7 @@ class TrainedModel(Brief):
     means: bool = False
     """Whether it gives predictive means of numbers alone, without a distribution."""
     conformal: Conformal | None = None
-    """The threshold of sets or intervals with a promised coverage, where it was calibrated."""
+    """The threshold of sets or intervals with a guaranteed coverage, where it was calibrated."""
     hazards: Hazards | None = None
     """Of survival: the baseline hazard, where it was estimated."""
     times: tuple[float, ...] = ()
@@ -105,7 +105,7 @@ class TrainedModel(Brief):
     @property
     def reading(self) -> SourceSettings:
         """How files of the training were read. What separates decimals is decided for each file
-        anew (see `Preprocessing.decimal`).
+        again (see `Preprocessing.decimal`).
         """
         reading = self.members[0].reading or SourceSettings()
         return reading.model_copy(update={"decimal": "auto"})
