@@ -10,7 +10,7 @@ import typer
 from rich.markup import escape
 
 from fedbayes.cli.app import Console, app
-from fedbayes.cli.options import RunFolder, Setting
+from fedbayes.cli.options import RunFolder, Setting, shares
 from fedbayes.core.files import json_text, require_files
 from fedbayes.errors import FedbayesWarning, RunError
 
@@ -262,6 +262,19 @@ def conformal(
     share: Annotated[
         float, typer.Option(help="Part of each client's test rows that is counted.")
     ] = 0.5,
+    malicious: Annotated[
+        int,
+        typer.Option(
+            min=0, help="Clients to leave out: those whose scores differ most within the classes."
+        ),
+    ] = 0,
+    prior: Annotated[
+        str | None,
+        typer.Option(
+            help="Shares of the classes among new rows (label shift), as in ill=0.2,healthy=0.8.",
+            metavar="CLASS=SHARE,…",
+        ),
+    ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print the coverage as JSON.")] = False,
 ) -> None:
     """Sets and intervals with a promise of coverage, from clients' counts; predict uses them."""
@@ -274,7 +287,14 @@ def conformal(
     from fedbayes.workflows.calibrate.conformal import calibrate_conformal
 
     found = calibrate_conformal(
-        folder, level, score=score, per_client=per_client, personal=personal, share=share
+        folder,
+        level,
+        score=score,
+        per_client=per_client,
+        personal=personal,
+        share=share,
+        malicious=malicious,
+        prior=None if prior is None else shares("--prior", prior),
     )
     if as_json:
         print(json_text(asdict(found) | {"path": str(found.path)}))
@@ -292,4 +312,7 @@ def conformal(
             FedbayesWarning,
             stacklevel=2,
         )
+    if found.left_out:
+        text = f"left out as malicious: {', '.join(found.left_out)}"
+        Console().print(text, markup=False, highlight=False, soft_wrap=True)
     Console().print(f"wrote {found.path}", highlight=False, soft_wrap=True)

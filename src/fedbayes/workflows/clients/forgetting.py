@@ -441,7 +441,7 @@ class Withdrawal:
             found.append(f"the rows of {name} in {own}. Delete them there")
         if config.data.summaries:
             found.append(
-                f"the sums in data.summaries, if one of the files is of {name}: columns are encoded "
+                f"the sums in data.summaries, if a file of them is of {name}: columns are encoded "
                 "by them"
             )
         if self.way == "factor":
