@@ -10,7 +10,7 @@ from rich.markup import escape
 from rich.table import Table
 
 from fedbayes.cli.app import Console, app
-from fedbayes.cli.options import Metrics, RunFolder, named
+from fedbayes.cli.options import Metrics, RunFolder, named, shares
 from fedbayes.core.files import json_text
 from fedbayes.errors import FedbayesWarning, RunError
 from fedbayes.storage.formatting import number, words
@@ -70,6 +70,22 @@ def calibrate(
             "--per-client", help="conformal, hazards: compute the result for each client too."
         ),
     ] = False,
+    malicious: Annotated[
+        int | None,
+        typer.Option(
+            min=1,
+            help="conformal: clients to leave out, those whose scores differ most within the "
+            "classes. Default: none.",
+        ),
+    ] = None,
+    prior: Annotated[
+        str | None,
+        typer.Option(
+            metavar="CLASS=SHARE,…",
+            help="conformal: shares of the classes among new rows (label shift), as in "
+            "ill=0.2,healthy=0.8.",
+        ),
+    ] = None,
     rows: Annotated[
         str | None,
         typer.Option(help="hazards: rows of each client to use, train or test. Default: train."),
@@ -85,7 +101,8 @@ def calibrate(
     `predict` and `export` use the calibration from then on.
     """
     chosen = _chosen(method)
-    of_conformal = {"level": level, "score": score}
+    new = None if prior is None else shares("--prior", prior)
+    of_conformal = {"level": level, "score": score, "malicious": malicious, "prior": new}
     of_hazards = {"rows": rows, "coarsen": coarsen}
     _refuse(chosen, (), client=client, plot=plot, metrics=None if metrics == "auto" else metrics)
     _refuse(chosen, ("temperature", "conformal"), share=share)
@@ -243,6 +260,9 @@ def _conformal(folder: Path, as_json: bool, **options: Any) -> dict[str, Any]:
             FedbayesWarning,
             stacklevel=2,
         )
+    if found.left_out:
+        text = f"left out as malicious: {', '.join(found.left_out)}"
+        Console().print(text, markup=False, highlight=False, soft_wrap=True)
     Console().print(f"wrote {found.path}", highlight=False, soft_wrap=True)
     return result
 

@@ -271,6 +271,24 @@ def numbers(option: str, text: str | None) -> tuple[float, ...]:
         raise ConfigError(f"{option} {text}: give it as 0.5, or as 0.49,0.48,0.45") from None
 
 
+def shares(option: str, text: str) -> dict[str, float]:
+    """Shares by name from the command line, as in `a=0.2,b=0.8`.
+
+    Raises:
+        ConfigError: they are none.
+    """
+    found = {}
+    for part in text.split(","):
+        name, equals, share = part.rpartition("=")
+        try:
+            found[name.strip()] = float(share)
+        except ValueError:
+            equals = ""
+        if not equals or not name.strip():
+            raise ConfigError(f"{option} {text}: give it as a=0.2,b=0.8")
+    return found
+
+
 def overrides(settings: list[str] | None, **options: str | float | Path | None) -> list[str]:
     """The options that were given, as `key=value`, and what `--set` says.
 

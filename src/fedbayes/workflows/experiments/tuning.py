@@ -540,7 +540,9 @@ def _judged(config: Config, share: float) -> Config:
     """A config whose clients are tested on validation rows, as rarely as its settings allow."""
     data = config.data.model_copy(update={"validation": share})
     often = config.stop_after is not None or config.keep_checkpoints == "best"
-    seldom = {} if often else {"evaluate_every": 0, "evaluate_local_every": 0}
+    seldom = {} if often else {"evaluate_local_every": 0}
+    if not often and config.named_method().models.has_global:
+        seldom["evaluate_every"] = 0
     return config.model_copy(update={"data": data, **seldom})
 
 
