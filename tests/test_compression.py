@@ -523,7 +523,7 @@ def test_methods_take_part_or_say_why_not(name):
         *("fedavg", "fedprox", "reptile", "fedavgm", "fedadam", "fedyogi", "fedpa", "pfedbayes"),
         *("scaffold", "fedsparse", "scaffold-fedsparse", "feddrop", "fedl1"),
         *("feddyn", "fednova", "qfedavg", "moon", "ditto", "apfl", "pfedme", "perfedavg"),
-        *("fedper", "fedrep", "fedbn", "hierarchical"),
+        *("fedper", "fedrep", "fedbn", "hierarchical", "fald", "fedivon"),
     }
     config = asked(name, compression={"up": "int8"})
     if name in able:

@@ -364,6 +364,21 @@ class TestHierarchicalFull(MethodContract):
     settings: ClassVar = {"model": {"name": "tests.toy_models:normalized"}}
 
 
+class TestFedPm(MethodContract):
+    method = "fedpm"
+    parameters: ClassVar = {"predictions": 3}
+
+
+class TestFald(MethodContract):
+    method = "fald"
+    parameters: ClassVar = {"burn_in": 0.0}
+
+
+class TestFedIvon(MethodContract):
+    method = "fedivon"
+    parameters: ClassVar = {"predictions": 3}
+
+
 class TestLocal(MethodContract):
     method = "local"
 
