@@ -110,11 +110,11 @@ def test_of_a_run(tmp_path, capsys):
     found = calibrate_conformal(run.folder, malicious=1)
     assert len(found.left_out) == 1
     assert found.all.counted == plain.all.counted - plain.clients[found.left_out[0]].counted
-    only = ("conformal", run.folder, "--prior", "1=0.5,7=0.5", "--json")
+    only = ("calibrate", run.folder, "-m", "conformal", "--prior", "1=0.5,7=0.5", "--json")
     assert command(*only) == 0
     told = json.loads(capsys.readouterr().out)
     assert 0.5 < told["all"]["coverage"][0] <= 1
-    assert command("conformal", run.folder, "--prior", "1:0.5") == 2
+    assert command("calibrate", run.folder, "-m", "conformal", "--prior", "1:0.5") == 2
     assert "give it as a=0.2,b=0.8" in capsys.readouterr().err
     with pytest.raises(ConfigError, match="its rows alone"):
         calibrate_conformal(run.folder, personal=True, malicious=1)

@@ -9,6 +9,7 @@ from pydantic import Field
 from torch import Tensor
 
 from fedbayes.contracts import (
+    About,
     Federation,
     Info,
     Known,
@@ -57,8 +58,10 @@ class Fald(PointEstimate[FaldServer]):
     """
 
     name = "fald"
-    summary = "Langevin dynamics over rounds, whose draws predict"
-    paper = "Plassier et al. 2023; Deng et al. 2021"
+    about = About(
+        "Langevin dynamics over rounds, whose draws predict",
+        "Plassier et al. 2023; Deng et al. 2021",
+    )
     server_state = FaldServer
 
     temperature: Annotated[float, Chosen()] = Field(

@@ -9,6 +9,7 @@ from pydantic import Field
 from torch import Tensor
 
 from fedbayes.contracts import (
+    About,
     Averaged,
     Federation,
     Info,
@@ -68,8 +69,10 @@ class FedIvon(Averaged, Method[FedIvonServer, Stateless, Sum]):
     """
 
     name = "fedivon"
-    summary = "FedAvg of Gaussians, weighted by their precisions (IVON)"
-    paper = "Pal et al. 2025; Shen et al. 2024"
+    about = About(
+        "FedAvg of Gaussians, weighted by their precisions (IVON)",
+        "Pal et al. 2025; Shen et al. 2024",
+    )
     server_state = FedIvonServer
     reports = Reports(
         {"precision": Part(exact=True), "shift": Part(origin="zero", exact=True, range=65536.0)}

@@ -10,6 +10,7 @@ from pydantic import Field
 from torch import Tensor
 
 from fedbayes.contracts import (
+    About,
     Federation,
     Info,
     Known,
@@ -63,8 +64,10 @@ class FedPm(Method[FedPmServer, Stateless, ReportList]):
     """
 
     name = "fedpm"
-    summary = "masks over a fixed random network, one bit for each weight"
-    paper = "Isik et al. 2023"
+    about = About(
+        "masks over a fixed random network, one bit for each weight",
+        "Isik et al. 2023",
+    )
     server_state = FedPmServer
     reports = Reports({"bits": Part(origin="zero", exact=True)}, reduce="set")
 
