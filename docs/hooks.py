@@ -1,4 +1,7 @@
-"""What MkDocs does with every page: mathematics to MathML, tables of settings from the code.
+"""What MkDocs does with pages: mathematics to MathML, tables of settings from the code.
+
+`CONTRIBUTING.md` and `CHANGELOG.md` are pages too, and a `*` in the navigation stands for all files of
+that pattern. Links to edit a page need a `Repository` under `[project.urls]` in `pyproject.toml`.
 
 Formulas are written as GitHub shows them too: $`inline`$ and fences named `math`. MathML needs no
 script and no network. Comments are replaced:
@@ -14,13 +17,17 @@ script and no network. Comments are replaced:
 """
 
 import re
+import tomllib
 from collections.abc import Iterable
+from fnmatch import fnmatch
 from pathlib import Path
 from pkgutil import resolve_name
 from typing import Any
 
 from click import Context
 from latex2mathml.converter import convert
+from mkdocs.config.defaults import MkDocsConfig
+from mkdocs.structure.files import File, Files
 from typer.cli import get_docs_for_click
 from typer.main import get_command
 
@@ -42,6 +49,44 @@ FINDINGS = Path(__file__).parent / "findings"
 """`NAME/finding.json` of every experiment that the page of results has from its output."""
 
 _FIELDS = re.compile(r"<!-- fields: (\S+) -->")
+ROOT = Path(__file__).parent.parent
+ROOT_PAGES = {
+    "contributing/index.md": "CONTRIBUTING.md",
+    "contributing/changelog.md": "CHANGELOG.md",
+}
+"""Pages that are files of the repository's root."""
+
+
+def on_config(config: MkDocsConfig) -> MkDocsConfig:
+    """Take the address of the repository from `pyproject.toml`, if it has one."""
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    if address := project.get("urls", {}).get("Repository"):
+        config.repo_url, config.repo_name = address, "Source"
+        config.edit_uri = "edit/main/docs/"
+    return config
+
+
+def on_files(files: Files, config: MkDocsConfig) -> Files:
+    """Add the pages of the root, and write out patterns of the navigation."""
+    for name, source in ROOT_PAGES.items():
+        text = (ROOT / source).read_text().replace("](docs/", "](../")
+        files.append(File.generated(config, name, content=text))
+    config.nav = expanded(config.nav, sorted(file.src_uri for file in files))
+    return files
+
+
+def expanded(nav: Any, names: list[str]) -> Any:
+    """The navigation with the files that a pattern stands for, `index.md` first."""
+    if isinstance(nav, list):
+        return [expanded(entry, names) for entry in nav]
+    if isinstance(nav, dict):
+        return {title: expanded(entry, names) for title, entry in nav.items()}
+    if "*" not in nav:
+        return nav
+    return sorted(
+        (name for name in names if fnmatch(name, nav)),
+        key=lambda name: not name.endswith("/index.md"),
+    )
 
 
 def on_page_markdown(markdown: str, **_: Any) -> str:
