@@ -1,7 +1,8 @@
 """What MkDocs does with pages: mathematics to MathML, tables of settings from the code.
 
-`CONTRIBUTING.md` and `CHANGELOG.md` are pages too, and a `*` in the navigation stands for all files of
-that pattern. Links to edit a page need a `Repository` under `[project.urls]` in `pyproject.toml`.
+`CONTRIBUTING.md` and `CHANGELOG.md` are pages too, and a `*` in the navigation stands for all files
+of that pattern. Links to edit a page need a `Repository` under `[project.urls]` in
+`pyproject.toml`.
 
 Formulas are written as GitHub shows them too: $`inline`$ and fences named `math`. MathML needs no
 script and no network. Comments are replaced:
@@ -28,6 +29,7 @@ from click import Context
 from latex2mathml.converter import convert
 from mkdocs.config.defaults import MkDocsConfig
 from mkdocs.structure.files import File, Files
+from mkdocs.structure.pages import Page
 from typer.cli import get_docs_for_click
 from typer.main import get_command
 
@@ -89,8 +91,10 @@ def expanded(nav: Any, names: list[str]) -> Any:
     )
 
 
-def on_page_markdown(markdown: str, **_: Any) -> str:
-    """The page as MkDocs shall read it."""
+def on_page_markdown(markdown: str, page: Page | None = None, **_: Any) -> str:
+    """The page as MkDocs shall read it; pages of the root have no comments to replace."""
+    if page is not None and page.file.src_uri in ROOT_PAGES:
+        return markdown
     markdown = _BLOCK.sub(lambda found: convert(found[1].strip(), display="block"), markdown)
     # A line that begins with <math> would be taken for a block.
     markdown = _INLINE.sub(lambda found: f"<span>{convert(found[1])}</span>", markdown)
