@@ -46,7 +46,8 @@ NAMES = {
     "virtual": "VIRTUAL",
     "local": "Local",
 }
-LANDSCAPE = [name for name in NAMES if name != "local"]
+LANDSCAPE = [name for name in NAMES if name not in ("local", "virtual")]
+"""Methods of one global model."""
 REPORTED = ("fedavg", "fedsparse", "pvi")
 
 
@@ -124,10 +125,8 @@ def report(runs: Path) -> None:
     page = runs / "report.html"
     command("report", *folders, "-o", page)
     for word in THEMES:
-        (HERE / f"report-{word}.png").write_bytes(photograph(page, word, 980, 1010))
-    found = {
-        name: fedbayes.load(folder).summary for name, folder in zip(REPORTED, folders, strict=True)
-    }
+        (HERE / f"report-{word}.png").write_bytes(photograph(page, word, 980, 1160))
+    found = {one.name: json.loads((one / "summary.json").read_text()) for one in folders}
     note("report", {name: one["global_accuracy"] for name, one in found.items()})
 
 
@@ -167,7 +166,7 @@ def fusion(runs: Path) -> None:
         "one client's network": (own, "member"),
         "average of the weights": ([found["average of the inputs"]], "average"),
         "fused network": ([found[str(fused)]], "function"),
-        "ensemble of all ten": ([found["ensemble, uniform"]], "ensemble"),
+        "all ten as an ensemble": ([found["ensemble, uniform"]], "ensemble"),
     }
 
     def draw(figure: Figure, theme: Theme) -> None:
@@ -180,12 +179,12 @@ def fusion(runs: Path) -> None:
             else:
                 axes.barh(row, values[0], 0.55, color=colour)
                 text = f"{values[0]:.3f}"
-            axes.text(max(values) + 0.015, row, text, va="center")
+            axes.text(max(values) + 0.02, row, text, va="center")
         axes.set_yticks(range(len(rows)), list(rows))
         axes.tick_params(axis="y", length=0, colors=theme.ink)
         axes.set(xlim=(0, 1.08), xlabel="accuracy on all clients' test samples")
+        axes.set_ylim(len(rows) - 0.55, -0.5)
         axes.grid(axis="y", visible=False)
-        axes.invert_yaxis()
 
     save("fusion", 2.4, draw)
     note("fusion", {label: [round(v, 4) for v in values] for label, (values, _) in rows.items()})
@@ -201,8 +200,8 @@ def landscape(runs: Path) -> None:
         for folder in sorted((out / "digits" / name).glob("seed-*")):
             one = json.loads((folder / "summary.json").read_text())
             sent = one["bytes_down"] + one["bytes_up"]
-            score = one["local_accuracy" if name == "virtual" else "global_accuracy"]
-            rows.append({"method": name, "sent": sent / 1e6, "accuracy": score})
+            accuracy = one["global_accuracy"]
+            rows.append({"method": name, "sent": sent / 1e6, "accuracy": accuracy})
     found = pd.DataFrame(rows).groupby("method").agg(["mean", "std"]).loc[LANDSCAPE]
 
     def draw(figure: Figure, theme: Theme) -> None:
