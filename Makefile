@@ -1,11 +1,12 @@
 # make demo: install and watch a federation learn. make test: run the tests. make check: all
 # that must hold before a commit. make mutants: what the tests would not notice. make hostile: all
 # attacks on messages, files and rounds, in under an hour. make notebooks: execute those of the docs.
+# make pictures: draw those of the README and the docs again, which takes half an hour of runs.
 PYTHON ?= python3
 VENV ?= .venv
 BIN := $(VENV)/bin
 
-.PHONY: demo test slow check mutants hostile docs notebooks format clean
+.PHONY: demo test slow check mutants hostile docs notebooks pictures format clean
 
 demo: $(VENV)/.installed
 	$(BIN)/fedbayes run
@@ -33,7 +34,10 @@ docs: $(VENV)/.developing
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
 
 notebooks: $(VENV)/.developing
-	$(BIN)/jupyter execute --inplace --NotebookClient.record_timing=False docs/notebooks/*.ipynb
+	$(BIN)/jupyter execute --inplace --NotebookClient.record_timing=False docs/tutorials/*.ipynb
+
+pictures: $(VENV)/.developing
+	$(BIN)/python docs/figures/draw.py
 
 format: $(VENV)/.developing
 	$(BIN)/ruff check --fix .

@@ -254,7 +254,7 @@ def calibration(runs: Path) -> None:
         given = [word for one in words for word in ("--set", one)]
         command("run", "--method", "pvi", *given, "--rounds", 20, "--out", folder)
     panels = {}
-    for title, scaled in (("before calibration", False), ("after", True)):
+    for title, scaled in (("before", False), ("after", True)):
         found = trust(folder, temperature=scaled)
         assert found.calibration is not None
         panels[title] = diagram(found.calibration), found.metrics["nll"]
@@ -312,9 +312,11 @@ def clients(runs: Path) -> None:
             xs = np.arange(5) + (place - 1) * 0.16
             colour = look.colour(theme)
             axes.vlines(xs, 0, values, color=colour, lw=1.5, alpha=0.5)
-            axes.plot(xs, values, look.marker, color=colour, ms=9, label=NAMES[method])
+            axes.plot(
+                xs, values, look.marker, color=colour, ms=9, label=NAMES[method], clip_on=False
+            )
         counts = [int((h == one).sum()) for one in "ABCDE"]
-        names = [f"{one}\n{n} patients" for one, n in zip("ABCDE", counts, strict=True)]
+        names = [f"hospital {one}\n{n} patients" for one, n in zip("ABCDE", counts, strict=True)]
         axes.set_xticks(range(5), names)
         axes.tick_params(axis="x", length=0, colors=theme.ink)
         axes.set(ylabel="log loss on test patients", ylim=(0, None))
