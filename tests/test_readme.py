@@ -47,7 +47,7 @@ def test_its_set_up_commands_exist():
 
 @pytest.mark.slow
 def test_its_commands_print_its_numbers(tmp_path, monkeypatch, capsys):
-    """Commands and Python in their order; a block of output has lines that the one before printed."""
+    """Commands and Python in their order; a block of output has lines of the commands before."""
     monkeypatch.chdir(tmp_path)
     names: dict[str, object] = {}
     ran, shown, out = 0, 0, ""
