@@ -31,7 +31,7 @@ hostile: $(VENV)/.developing
 	$(BIN)/python -m tests.hostile
 
 docs: $(VENV)/.developing
-	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
 
 notebooks: $(VENV)/.developing
 	$(BIN)/jupyter execute --inplace --NotebookClient.record_timing=False docs/tutorials/*.ipynb

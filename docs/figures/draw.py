@@ -14,7 +14,6 @@ import json
 import subprocess
 import sys
 from collections.abc import Callable
-from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -191,7 +190,7 @@ def fusion(runs: Path) -> None:
 
 
 def landscape(runs: Path) -> None:
-    """Accuracy of every method against the bytes that it sent."""
+    """Accuracy of every method next to the bytes that it sent."""
     out, seeds = runs / "landscape", 3
     words = ("--alpha", 0.1, "--rounds", 30, "--seeds", seeds, "--ood", "none", "--out", out)
     command("compare", "--methods", ",".join(LANDSCAPE), *words)
@@ -204,46 +203,26 @@ def landscape(runs: Path) -> None:
             rows.append({"method": name, "sent": sent / 1e6, "accuracy": accuracy})
     found = pd.DataFrame(rows).groupby("method").agg(["mean", "std"]).loc[LANDSCAPE]
 
+    order = list(found["accuracy", "mean"].sort_values(ascending=False).index)
+
     def draw(figure: Figure, theme: Theme) -> None:
-        axes = figure.subplots()
-        heights = iter(spread([found.loc[n, ("accuracy", "mean")] for n in LANDSCAPE], 0.006))
-        for name in LANDSCAPE:
-            look, row = look_of(name), found.loc[name]
-            x, y = row["sent", "mean"], row["accuracy", "mean"]
+        left, right = figure.subplots(1, 2, sharey=True)
+        for row, name in enumerate(order):
+            look, one = look_of(name), found.loc[name]
             colour = look.colour(theme)
-            axes.errorbar(
-                x, y, row["accuracy", "std"], fmt=look.marker, color=colour, ms=8, capsize=3
-            )
-            axes.annotate(
-                NAMES[name],
-                (x, y),
-                (1.02, next(heights)),
-                textcoords=axes.get_yaxis_transform(),
-                va="center",
-                color=theme.ink,
-                arrowprops={"arrowstyle": "-", "color": colour, "lw": 0.8, "shrinkB": 5},
-            )
-        axes.set_xscale("log")
-        ticks = [t for t in (2, 5, 10, 20, 50, 100) if axes.get_xlim()[0] < t < axes.get_xlim()[1]]
-        axes.set_xticks(ticks, [str(t) for t in ticks])
-        axes.set_xticks([], minor=True)
-        axes.set(xlabel="sent in all rounds, MB", ylabel="accuracy")
+            mean, sd, sent = one["accuracy", "mean"], one["accuracy", "std"], one["sent", "mean"]
+            left.errorbar(mean, row, xerr=sd, fmt=look.marker, color=colour, ms=8, capsize=3)
+            right.barh(row, sent, 0.6, color=colour)
+            right.text(sent + 0.6, row, f"{sent:.0f}", va="center")
+        left.set_yticks(range(len(order)), [NAMES[name] for name in order])
+        left.tick_params(axis="y", length=0, colors=theme.ink)
+        left.set(xlabel="accuracy of the global model", ylim=(len(order) - 0.4, -0.6))
+        right.set(xlabel="sent in all rounds, MB", xlim=(0, 1.15 * found["sent", "mean"].max()))
+        right.tick_params(axis="y", length=0)
+        right.grid(axis="y", visible=False)
 
-    save("landscape", 4.2, draw)
+    save("landscape", 3.9, draw)
     note("landscape", {n: [round(float(v), 4) for v in found.loc[n]] for n in LANDSCAPE})
-
-
-def spread(values: list[float], gap: float) -> list[float]:
-    """The values moved apart, so that labels at them do not overlap."""
-    order = np.argsort(values)
-    moved = np.array(values, dtype=float)
-    for _ in range(500):
-        for low, high in pairwise(order):
-            short = gap - (moved[high] - moved[low])
-            if short > 0:
-                moved[low] -= short / 2
-                moved[high] += short / 2
-    return list(moved)
 
 
 def calibration(runs: Path) -> None:
