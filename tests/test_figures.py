@@ -1,6 +1,7 @@
 """Pictures of the documentation, and a figure that it states of real data."""
 
 import importlib.util
+import json
 import re
 from pathlib import Path
 
@@ -47,3 +48,15 @@ def test_every_picture_is_there_for_light_and_dark_paper_and_on_a_page(pictures)
             if files[word].suffix == ".svg":
                 assert theme.paper in files[word].read_text()
         assert f"figures/{files['light'].name}" in shown, name
+
+
+def test_the_readme_and_the_quickstart_have_the_numbers_of_the_pictures():
+    numbers = json.loads((ROOT / "docs" / "figures" / "numbers.json").read_text())
+    readme = (ROOT / "README.md").read_text()
+    accuracy = f"{numbers['report']['fedavg']:.4f}"
+    assert f"global accuracy  {accuracy}" in readme
+    assert f"global {accuracy}" in (ROOT / "docs" / "start" / "quickstart.md").read_text()
+    own, *others = numbers["fusion"].values()
+    (sentence,) = re.findall(r"^Test accuracy is .*?\.$", readme, re.DOTALL | re.MULTILINE)
+    shown = [min(own), max(own), *(one for (one,) in others)]
+    assert re.findall(r"0\.\d{3}", sentence) == [f"{value:.3f}" for value in shown]
