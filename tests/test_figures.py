@@ -57,6 +57,6 @@ def test_the_readme_and_the_quickstart_have_the_numbers_of_the_pictures():
     assert f"global accuracy  {accuracy}" in readme
     assert f"global {accuracy}" in (ROOT / "docs" / "start" / "quickstart.md").read_text()
     own, *others = numbers["fusion"].values()
-    (sentence,) = re.findall(r"^Test accuracy is .*?\.$", readme, re.DOTALL | re.MULTILINE)
+    (sentence,) = re.findall(r"^Test accuracy: .*?\.$", readme, re.DOTALL | re.MULTILINE)
     shown = [min(own), max(own), *(one for (one,) in others)]
     assert re.findall(r"0\.\d{3}", sentence) == [f"{value:.3f}" for value in shown]

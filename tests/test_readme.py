@@ -85,7 +85,7 @@ def test_its_commands_print_its_numbers(tmp_path, monkeypatch, capsys):
     average, ensemble = (accuracy.pop(n) for n in ("average of the inputs", "ensemble, uniform"))
     assert len(accuracy) == 10
     found = [min(accuracy.values()), max(accuracy.values()), average, fused, ensemble]
-    (sentence,) = re.findall(r"^Test accuracy is .*?\.$", README, re.DOTALL | re.MULTILINE)
+    (sentence,) = re.findall(r"^Test accuracy: .*?\.$", README, re.DOTALL | re.MULTILINE)
     assert [float(n) for n in re.findall(r"0\.\d{3}", sentence)] == pytest.approx(
         found, abs=TOLERANCE
     )
