@@ -36,13 +36,14 @@ def test_it_names_every_method_once():
     assert sorted(re.findall(r"`([\w-]+)`", part)) == sorted(METHODS)
 
 
-def test_its_set_up_commands_exist():
+def test_its_set_up_commands_and_extras_exist_and_the_citation_has_the_version():
     makefile = (ROOT / "Makefile").read_text()
     for target in re.findall(r"^make (\w+)", README, re.MULTILINE):
         assert re.search(rf"^{target}:", makefile, re.MULTILINE), target
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     (listed,) = re.findall(r"# extras: (.*)", README)
     assert set(listed.split(", ")) < set(project["optional-dependencies"])
+    assert f"\nversion: {project['version']}\n" in (ROOT / "CITATION.cff").read_text()
 
 
 @pytest.mark.slow
