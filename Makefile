@@ -2,11 +2,12 @@
 # that must hold before a commit. make mutants: what the tests would not notice. make hostile: all
 # attacks on messages, files and rounds, in under an hour. make notebooks: execute those of the docs.
 # make release: build and check the packages for PyPI, identical for each build of a commit.
+# make pictures: draw those of the README and the docs again, which takes half an hour of runs.
 PYTHON ?= python3
 VENV ?= .venv
 BIN := $(VENV)/bin
 
-.PHONY: demo test slow check mutants hostile docs notebooks format release clean
+.PHONY: demo test slow check mutants hostile docs notebooks pictures format release clean
 
 demo: $(VENV)/.installed
 	$(BIN)/fedbayes run
@@ -31,10 +32,13 @@ hostile: $(VENV)/.developing
 	$(BIN)/python -m tests.hostile
 
 docs: $(VENV)/.developing
-	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
 
 notebooks: $(VENV)/.developing
-	$(BIN)/jupyter execute --inplace --NotebookClient.record_timing=False docs/notebooks/*.ipynb
+	$(BIN)/jupyter execute --inplace --NotebookClient.record_timing=False docs/tutorials/*.ipynb
+
+pictures: $(VENV)/.developing
+	$(BIN)/python docs/figures/draw.py
 
 format: $(VENV)/.developing
 	$(BIN)/ruff check --fix .

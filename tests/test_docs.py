@@ -13,10 +13,14 @@ from tests.command_line import command
 
 DOCS = Path(__file__).parent.parent / "docs"
 BLOCK = re.compile(r"^```(\w+)(?: title=\"([^\"]+)\")?\n(.*?)^```$", re.DOTALL | re.MULTILINE)
-PAGES = ["quickstart.md", *(f"tutorials/{p.name}" for p in (DOCS / "tutorials").glob("*.md"))]
+PAGES = [
+    *(f"{f}/{p.name}" for f in ("start", "tutorials") for p in (DOCS / f).glob("*.md")),
+    *("howto/bytes.md", "howto/predict.md", "howto/sklearn.md"),
+]
+PAGES.remove("start/bayesian.md")  # which has nothing to run
 
 
-QUICK = {"quickstart.md", "tutorials/method.md"}
+QUICK = {"start/install.md", "start/coming_from.md", "tutorials/method.md"}
 """Pages that are run every time; the others are among the slow tests."""
 
 
@@ -165,7 +169,7 @@ def test_the_page_of_results_is_made_from_findings(hooks):
 
 
 def test_commands_in_the_pages_are_known():
-    """Indented commands (too long to run here) at least name methods and options that exist."""
+    """Commands in blocks (too long to run here) at least name methods and options that exist."""
     from typer.main import get_command
 
     from fedbayes.cli import app
@@ -173,13 +177,21 @@ def test_commands_in_the_pages_are_known():
 
     known = get_command(app)
     pages = [DOCS.parent / "README.md", *DOCS.rglob("*.md")]
-    found = [
-        shlex.split(line, comments=True)[1:]
-        for page in pages
-        for line in re.findall(
-            r"^    (fedbayes .*)$", page.read_text().replace("\\\n", " "), re.MULTILINE
-        )
+    texts = [page.read_text().replace("\\\n", " ") for page in pages]
+    lines = [
+        line.strip()
+        for text in texts
+        for line in [
+            *re.findall(r"^    fedbayes .*$", text, re.MULTILINE),
+            *(
+                one
+                for kind, _, code in BLOCK.findall(text)
+                if kind == "sh"
+                for one in code.splitlines()
+            ),
+        ]
     ]
+    found = [shlex.split(line, comments=True)[1:] for line in lines if line.startswith("fedbayes ")]
     assert len(found) > 20
     for words in found:
         name, *rest = words
@@ -194,7 +206,8 @@ def test_commands_in_the_pages_are_known():
         options |= FORMER_OPTIONS.get(name, {}).keys()
         assert {word for word in rest if re.fullmatch(r"--?[a-z][\w-]*", word)} <= options, words
         if "--method" in rest and name == "run":
-            assert rest[rest.index("--method") + 1] in METHODS
+            method = rest[rest.index("--method") + 1]
+            assert method in METHODS or ":" in method, words
 
 
 NAMED = re.compile(r"`([\w/]+\.py)::(test_\w+)`")
