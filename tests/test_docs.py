@@ -136,7 +136,7 @@ def test_the_page_of_commands_has_every_option(hooks):
 
 def test_the_page_of_comparisons_has_the_colour_of_every_method(hooks):
     """The same as on the pages that the commands write, in both themes."""
-    page = hooks.on_page_markdown((DOCS / "compare.md").read_text())
+    page = hooks.on_page_markdown((DOCS / "howto" / "compare.md").read_text())
     for name in METHODS:
         (look,) = looks([name])
         colours = f"light-dark({look.colour(LIGHT)}, {look.colour(DARK)})"
