@@ -215,7 +215,7 @@ def test_what_is_said_of_attacks_is_tried_by_a_test():
 
 def test_the_commands_of_a_federation_have_these_options(capsys):
     """Names of commands and options are looked at; what they do is in tests/test_federation.py."""
-    text = (DOCS / "federation.md").read_text().replace("\\\n", " ")
+    text = (DOCS / "howto" / "deploy.md").read_text().replace("\\\n", " ")
     lines = re.findall(r"^    (?:fedbayes) (.*?)(?: &.*)?$", text, re.MULTILINE)
     assert len(lines) >= 6
     for line in lines:
