@@ -315,7 +315,7 @@ def test_when_a_node_was_seen_last():
 
 @pytest.fixture
 def deployed(tmp_path):
-    """The set-up of docs/howto/deploy.md: nodes come at every address, three clients are admitted."""
+    """As docs/howto/deploy.md has it: nodes come at every address, three clients are admitted."""
     make_keys(tmp_path / "keys", ["localhost", "127.0.0.1", *ADDRESSES], clients=4)
     with Deployment(
         tmp_path, certificates=tmp_path / "keys", hub=True, host="0.0.0.0"
