@@ -140,7 +140,7 @@ def test_the_page_of_commands_has_every_option(hooks):
 
 def test_the_page_of_comparisons_has_the_colour_of_every_method(hooks):
     """The same as on the pages that the commands write, in both themes."""
-    page = hooks.on_page_markdown((DOCS / "compare.md").read_text())
+    page = hooks.on_page_markdown((DOCS / "howto" / "compare.md").read_text())
     for name in METHODS:
         (look,) = looks([name])
         colours = f"light-dark({look.colour(LIGHT)}, {look.colour(DARK)})"
@@ -214,8 +214,8 @@ NAMED = re.compile(r"`([\w/]+\.py)::(test_\w+)`")
 
 
 def test_what_is_said_of_attacks_is_tried_by_a_test():
-    """Every line of docs/security.md names tests that are there; one without says that it fails."""
-    said = (DOCS / "security.md").read_text()
+    """Every line of tests/threats.md names tests that are there; one without says that it fails."""
+    said = (Path(__file__).parent / "threats.md").read_text()
     for file, name in NAMED.findall(said):
         where = Path(__file__).parent / file
         assert name == "test_name" or f"def {name}(" in where.read_text(), f"{file} has no {name}"
@@ -233,7 +233,7 @@ def test_what_is_said_of_attacks_is_tried_by_a_test():
 
 def test_the_commands_of_a_federation_have_these_options(capsys):
     """Names of commands and options are looked at; what they do is in tests/test_federation.py."""
-    text = (DOCS / "federation.md").read_text().replace("\\\n", " ")
+    text = (DOCS / "howto" / "deploy.md").read_text().replace("\\\n", " ")
     lines = re.findall(r"^    (?:fedbayes) (.*?)(?: &.*)?$", text, re.MULTILINE)
     assert len(lines) >= 6
     for line in lines:

@@ -315,7 +315,7 @@ def test_when_a_node_was_seen_last():
 
 @pytest.fixture
 def deployed(tmp_path):
-    """The set-up of docs/federation.md: nodes come at every address, three clients are admitted."""
+    """As docs/howto/deploy.md has it: nodes come at every address, three clients are admitted."""
     make_keys(tmp_path / "keys", ["localhost", "127.0.0.1", *ADDRESSES], clients=4)
     with Deployment(
         tmp_path, certificates=tmp_path / "keys", hub=True, host="0.0.0.0"
@@ -403,7 +403,7 @@ def test_a_superlink_at_every_interface_is_warned_of(tmp_path):
 @pytest.mark.slow
 @pytest.mark.skipif(not which("nginx"), reason="no nginx here")
 def test_the_proxy_of_the_documentation_lets_nodes_through_and_nobody_else(tmp_path):
-    text = (ROOT / "docs" / "federation.md").read_text()
+    text = (ROOT / "docs" / "howto" / "deploy.md").read_text()
     (server,) = re.findall(r"```nginx\n(.*?)```", text, re.DOTALL)
     make_keys(tmp_path / "keys", ["localhost", "127.0.0.1"], clients=4)
     with Deployment(tmp_path, certificates=tmp_path / "keys", auth=True) as deployment:

@@ -329,8 +329,8 @@ def _place(
     if noise is not None:
         raise ConfigError(
             "--noise is not offered: sums of a fit have no bounded sensitivity, and standard "
-            "errors would not know of the noise (docs/biostatistics.md says why); --secure hides "
-            "each client's sums, --min-count and --coarsen those of few rows"
+            "errors would not know of the noise (docs/howto/biostatistics.md says why); --secure "
+            "hides each client's sums, --min-count and --coarsen those of few rows"
         )
     if engine not in ("sequential", "flower-simulation"):
         raise ConfigError(f"--engine {engine}: choose sequential or flower-simulation")

@@ -135,10 +135,10 @@ class Display:
         from fedbayes.contracts.prior import in_words
 
         config = simulation.config
+        divided = "each with its own data" if config.reference else simulation.scheme
         self._print(
             f"{self._title}{shown(config.method['name'])} on {simulation.data.dataset.name}: "
-            f"{simulation.data.clients} clients ({simulation.scheme}), {simulation.cohort} in a "
-            "round, "
+            f"{simulation.data.clients} clients ({divided}), {simulation.cohort} in a round, "
             f"{shown(config.model.name)}, {config.engine}"
         )
         if config.settings_chosen:

@@ -142,7 +142,7 @@ def federation(
         warnings.warn(
             f"whoever reaches {where} can start runs, which nodes execute, and admit keys of their "
             "own: Flower asks for no password there. Start the SuperLink with `fedbayes federate "
-            "hub`, or with --host 127.0.0.1 behind a proxy (docs/federation.md)",
+            "hub`, or with --host 127.0.0.1 behind a proxy (docs/howto/deploy.md)",
             FedbayesWarning,
             stacklevel=2,
         )
