@@ -55,6 +55,13 @@ def run(
 
     Raises:
         FedbayesError: a setting, the data or the network will not do; or no round had an update.
+
+    Examples:
+        >>> import fedbayes
+        >>> settings = {"rounds": 1, "model": {"hidden": [8]}, "data": {"clients": 2, "limit": 200}}
+        >>> result = fedbayes.run(method="fedprox", **settings)
+        >>> result.summary["rounds"], result.summary["stopped_reason"]
+        (1, 'completed')
     """
     from fedbayes.config.config import Config
     from fedbayes.runs.simulation import Simulation
@@ -94,6 +101,13 @@ def resume(
 
     Raises:
         FedbayesError: the folder holds no run, an object is lacking, or as for `run`.
+
+    Examples:
+        >>> import fedbayes
+        >>> settings = {"rounds": 1, "model": {"hidden": [8]}, "data": {"clients": 2, "limit": 200}}
+        >>> result = fedbayes.run(out="resumed", **settings)
+        >>> fedbayes.resume("resumed", rounds=2).summary["rounds"]
+        2
     """
     from fedbayes.runs.simulation import Simulation
     from fedbayes.storage.folder import RunFolder

@@ -65,6 +65,17 @@ def glm(
 
     Raises:
         FedbayesError: the data do not allow of the fit; the text names client and column.
+
+    Examples:
+        >>> import pandas as pd
+        >>> from fedbayes import glm
+        >>> sites = {
+        ...     "north": pd.DataFrame({"dose": [1.0, 2.0, 3.0, 4.0], "y": [1.1, 1.9, 3.2, 3.8]}),
+        ...     "south": pd.DataFrame({"dose": [2.0, 4.0, 6.0, 8.0], "y": [2.2, 3.9, 6.1, 8.1]}),
+        ... }
+        >>> found = glm(sites, "y", ["dose"])
+        >>> dict(zip(found.names, found.estimates.round(2).tolist()))
+        {'intercept': 0.04, 'dose': 1.0}
     """
     if family not in FAMILIES:
         raise ConfigError(f"there is no family {family!r}; choose one of {', '.join(FAMILIES)}")
@@ -135,6 +146,17 @@ def cox(
 
     Raises:
         FedbayesError: the data do not allow of the fit; the text names client and column.
+
+    Examples:
+        >>> import pandas as pd
+        >>> from fedbayes import cox
+        >>> sites = {
+        ...     "north": pd.DataFrame({"days": [5, 8, 12], "died": [1, 0, 1], "age": [60, 50, 70]}),
+        ...     "south": pd.DataFrame({"days": [4, 9, 30], "died": [1, 1, 1], "age": [72, 66, 51]}),
+        ... }
+        >>> found = cox(sites, "days", "died", ["age"])
+        >>> found.names, bool(found.estimates[0] > 0)
+        (('age',), True)
     """
     if ties not in ("efron", "breslow"):
         raise ConfigError(f"there are no ties {ties!r}; choose efron or breslow")
@@ -193,6 +215,17 @@ def kaplan_meier(
 
     Raises:
         FedbayesError: the data do not allow of it; the text names client and column.
+
+    Examples:
+        >>> import pandas as pd
+        >>> from fedbayes import kaplan_meier
+        >>> sites = {
+        ...     "north": pd.DataFrame({"days": [5, 8, 12], "died": [1, 0, 1], "age": [60, 50, 70]}),
+        ...     "south": pd.DataFrame({"days": [4, 9, 30], "died": [1, 1, 1], "age": [72, 66, 51]}),
+        ... }
+        >>> found = kaplan_meier(sites, "days", "died")
+        >>> list(found.curves)
+        ['all']
     """
     _one_kind_of_weights(weights, sample_weight)
     roles = {"by": by, "entry": entry, "weights": weights, "sample_weight": sample_weight}
@@ -250,6 +283,17 @@ def meta_analysis(
 
     Raises:
         FedbayesError: fewer than two clients have a fit, or a column is not there.
+
+    Examples:
+        >>> import pandas as pd
+        >>> from fedbayes import meta_analysis
+        >>> sites = {
+        ...     "north": pd.DataFrame({"dose": [1.0, 2.0, 3.0, 4.0], "y": [1.1, 1.9, 3.2, 3.8]}),
+        ...     "south": pd.DataFrame({"dose": [2.0, 4.0, 6.0, 8.0], "y": [2.2, 3.9, 6.1, 8.1]}),
+        ... }
+        >>> found = meta_analysis(sites, "y", ["dose"])
+        >>> list(found.coefficients)
+        ['intercept', 'dose']
     """
     _one_kind_of_weights(weights, sample_weight)
     wanted = Wanted(

@@ -59,7 +59,14 @@ def is_reference(engine: object, data: object) -> bool:
 
 
 class Config(Settings):
-    """All settings of a run. Every one has a default; the defaults learn digits."""
+    """All settings of a run. Every one has a default; the defaults learn digits.
+
+    Examples:
+        >>> import fedbayes
+        >>> config = fedbayes.Config.create(rounds=5, method={"name": "fedprox", "proximal": 0.1})
+        >>> config.rounds, config.method["proximal"]
+        (5, 0.1)
+    """
 
     model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
 

@@ -16,6 +16,23 @@ class PointEstimate(Averaged, Method[ServerState, Stateless, Sum], Generic[Serve
     The server broadcasts its weights w, a client answers with its own, φ_s, found by gradients
     from w. Derived methods say how the server starts and updates, and may change the client's
     loss. The server's state has a field `weights` unless `message` and `model` are overridden.
+
+    Examples:
+        >>> from fedbayes.contracts import Part, Reports, Weights
+        >>> from fedbayes.contracts import PointEstimate
+        >>> class Mean(PointEstimate[Weights]):
+        ...     name = "mean"
+        ...     summary = "averages the clients' weights"
+        ...     server_state = Weights
+        ...     reports = Reports({"weights": Part()})
+        ...
+        ...     def init(self, run):
+        ...         return Weights(run.network.initial)
+        ...
+        ...     def update(self, server, reports, at):
+        ...         return Weights(reports.mean()), {}
+        >>> Mean().reports.reduce
+        'mean'
     """
 
     def message(self, server: ServerState, at: RoundContext) -> Message:

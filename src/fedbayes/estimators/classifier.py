@@ -57,6 +57,14 @@ class FederatedClassifier(ClassifierMixin, FederatedEstimator):  # type: ignore[
             which nobody trains on; None where there is none, as with `settings={"calibration":
             "none"}`.
         config_: all settings, as `fedbayes.run` takes them.
+
+    Examples:
+        >>> from sklearn.datasets import load_iris
+        >>> from fedbayes import FederatedClassifier
+        >>> x, y = load_iris(return_X_y=True)
+        >>> model = FederatedClassifier(n_clients=3, rounds=2, random_state=0)
+        >>> model.fit(x, y).predict_proba(x).shape
+        (150, 3)
     """
 
     classes_: Array

@@ -48,6 +48,15 @@ class FederatedRegressor(RegressorMixin, FederatedEstimator):  # type: ignore[mi
         history_: a DataFrame with a row for each round.
         privacy_: ε and δ, where the settings ask for noise; else empty.
         config_: all settings, as `fedbayes.run` takes them.
+
+    Examples:
+        >>> from sklearn.datasets import load_diabetes
+        >>> from fedbayes import FederatedRegressor
+        >>> x, y = load_diabetes(return_X_y=True)
+        >>> model = FederatedRegressor(n_clients=3, rounds=2, random_state=0)
+        >>> low, high = model.fit(x, y).predict_interval(x[:5], 0.9)
+        >>> bool((low < high).all())
+        True
     """
 
     clients_: Array

@@ -38,7 +38,18 @@ Layers = Sequence[DenseLayer]
 
 @dataclass(frozen=True, repr=False)
 class Fusion(Brief):
-    """A fused model and how it came about."""
+    """A fused model and how it came about.
+
+    Examples:
+        >>> from torch import nn
+        >>> import fedbayes
+        >>> def network():
+        ...     return nn.Sequential(nn.Linear(3, 4), nn.ReLU(), nn.Linear(4, 2))
+        >>> models = [network().state_dict(), network().state_dict()]
+        >>> fused = fedbayes.fuse(models, method="average")
+        >>> isinstance(fused, fedbayes.Fusion), fused.sizes
+        (True, [4])
+    """
 
     weights: Tensors
     """The model as a `state_dict` with the first input's names."""
@@ -91,6 +102,15 @@ def fuse(
     Raises:
         ModelError: the models cannot be fused, or the counts do not fit.
         ConfigError: a setting is unknown, out of range, or has no effect beside the others.
+
+    Examples:
+        >>> from torch import nn
+        >>> import fedbayes
+        >>> def network():
+        ...     return nn.Sequential(nn.Linear(3, 4), nn.ReLU(), nn.Linear(4, 2))
+        >>> fused = fedbayes.fuse([network().state_dict(), network().state_dict()])
+        >>> sorted(fused.weights)
+        ['0.bias', '0.weight', '2.bias', '2.weight']
     """
     if not isinstance(models, Mapping):
         models = {str(index): weights for index, weights in enumerate(models)}

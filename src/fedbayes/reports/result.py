@@ -44,7 +44,18 @@ class Interval(NamedTuple):
 
 
 class Result:
-    """A run that has ended, as its folder tells it."""
+    """A run that has ended, as its folder tells it.
+
+    Examples:
+        >>> import numpy as np
+        >>> import fedbayes
+        >>> from fedbayes import Result
+        >>> result = fedbayes.run(rounds=1, model={"hidden": [8]}, clients=2)
+        >>> len(result.frame())
+        1
+        >>> result.predict(np.zeros((3, 1, 8, 8))).shape
+        torch.Size([3, 10])
+    """
 
     def __init__(self, folder: Path | str, keep: object = None) -> None:
         self.folder = RunFolder(Path(folder))

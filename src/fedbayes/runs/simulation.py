@@ -76,7 +76,20 @@ from fedbayes.storage.server_history import ServerHistory
 
 @dataclass(frozen=True, repr=False)
 class Step(Brief):
-    """One round of a simulation as it goes by."""
+    """One round of a simulation as it goes by.
+
+    Examples:
+        >>> from pathlib import Path
+        >>> import fedbayes
+        >>> from fedbayes import Step
+        >>> config = fedbayes.Config.create(
+        ...     rounds=1, model={"hidden": [8]}, data={"clients": 2, "limit": 200}
+        ... )
+        >>> with fedbayes.Simulation(config, Path("step")) as simulation:
+        ...     step = next(iter(simulation))
+        >>> step.number, "global_accuracy" in step.metrics
+        (1, True)
+    """
 
     number: int
     """The round, from 1."""
@@ -121,6 +134,17 @@ class Simulation(Brief):
     Raises:
         FedbayesError: something is wrong with the settings, the folder or the data; also where
             those of the runs beside it were others.
+
+    Examples:
+        >>> from pathlib import Path
+        >>> import fedbayes
+        >>> config = fedbayes.Config.create(
+        ...     rounds=2, model={"hidden": [8]}, data={"clients": 2, "limit": 200}
+        ... )
+        >>> with fedbayes.Simulation(config, Path("rounds")) as simulation:
+        ...     numbers = [step.number for step in simulation]
+        >>> numbers
+        [1, 2]
     """
 
     def __init__(

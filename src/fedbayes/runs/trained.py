@@ -46,7 +46,17 @@ class Member(NamedTuple):
 
 @dataclass(frozen=True, repr=False)
 class TrainedModel(Brief):
-    """A model of a run or of a file, or several that predict together."""
+    """A model of a run or of a file, or several that predict together.
+
+    Examples:
+        >>> import numpy as np
+        >>> import fedbayes
+        >>> from fedbayes import TrainedModel
+        >>> result = fedbayes.run(rounds=1, model={"hidden": [8]}, clients=2)
+        >>> model = result.trained()
+        >>> model.predict(np.zeros((3, 1, 8, 8))).shape
+        torch.Size([3, 10])
+    """
 
     members: tuple[Member, ...]
     """One network or more, with the same weight each."""

@@ -28,7 +28,16 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, repr=False)
 class Comparison:
-    """What methods came to."""
+    """What methods came to.
+
+    Examples:
+        >>> import fedbayes
+        >>> from fedbayes.workflows.experiments.comparing import Comparison
+        >>> settings = {"rounds": 1, "model": {"hidden": [8]}, "data": {"clients": 2, "limit": 200}}
+        >>> found = fedbayes.compare(["fedavg"], seeds=2, out="one", **settings)
+        >>> found.summary["methods"][0]["seeds"]
+        (0, 1)
+    """
 
     grid: MethodGrid
     """The runs."""
@@ -113,6 +122,13 @@ def compare(
     Raises:
         FedbayesError: something is wrong with the settings, the folder holds runs with others, or
             no run came to an end.
+
+    Examples:
+        >>> import fedbayes
+        >>> settings = {"rounds": 1, "model": {"hidden": [8]}, "data": {"clients": 2, "limit": 200}}
+        >>> found = fedbayes.compare("fedavg,local", seeds=2, out="compared", **settings)
+        >>> [row["method"] for row in found.summary["methods"]]
+        ['fedavg', 'local']
     """
     place = either(folder=folder, out=out)
     inputs = either(foreign=foreign, ood=ood)

@@ -61,6 +61,14 @@ class SeedRuns(Brief):
     Raises:
         ConfigError: the seeds are invalid: there are none, one is no integer or is named twice.
         RunError: the folder holds something else.
+
+    Examples:
+        >>> import fedbayes
+        >>> from fedbayes import SeedRuns
+        >>> settings = {"rounds": 1, "model": {"hidden": [8]}, "data": {"clients": 2, "limit": 200}}
+        >>> runs = fedbayes.run_seeds(seeds=[0, 3], out="several", **settings)
+        >>> list(runs.runs)
+        [0, 3]
     """
 
     def __init__(
@@ -338,6 +346,13 @@ def run_seeds(
 
     Raises:
         FedbayesError: of one of the runs; the text begins with its seed.
+
+    Examples:
+        >>> import fedbayes
+        >>> settings = {"rounds": 1, "model": {"hidden": [8]}, "data": {"clients": 2, "limit": 200}}
+        >>> runs = fedbayes.run_seeds(seeds=2, out="seeds", **settings)
+        >>> runs.summary["seeds"]
+        [0, 1]
     """
     check(track)
     return _to_the_end(
@@ -364,6 +379,13 @@ def resume_seeds(
         listener: as for `run_seeds`.
         track: as for `run_seeds`.
         progress: as for `run_seeds`.
+
+    Examples:
+        >>> import fedbayes
+        >>> settings = {"rounds": 1, "model": {"hidden": [8]}, "data": {"clients": 2, "limit": 200}}
+        >>> runs = fedbayes.run_seeds(seeds=2, out="repeated", **settings)
+        >>> len(fedbayes.resume_seeds("repeated", rounds=2).runs)
+        2
     """
     return _to_the_end(SeedRuns.stored(folder, rounds), listener, track, progress)
 

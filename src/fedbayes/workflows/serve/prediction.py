@@ -88,6 +88,15 @@ def predict_file(
 
     Raises:
         FedbayesError: a file cannot be read or written, or does not fit the model.
+
+    Examples:
+        >>> import pandas as pd
+        >>> import fedbayes
+        >>> table = pd.DataFrame({"age": [40.0, 50.0, 60.0, 70.0] * 10, "sick": ["no", "yes"] * 20})
+        >>> result = fedbayes.run(data=table, label="sick", clients=2, rounds=1)
+        >>> table.drop(columns="sick").to_csv("new.csv", index=False)
+        >>> fedbayes.predict_file(result.trained(), "new.csv", "predicted.csv").rows
+        40
     """
     out = Path(out)
     writable(out, "the predictions", OUTPUTS, [] if query else [Path(inputs)])

@@ -35,6 +35,13 @@ def load(
     Raises:
         FedbayesError: a model cannot be read, says not what its inputs are, or predicts something
             else than the first one.
+
+    Examples:
+        >>> import fedbayes
+        >>> settings = {"rounds": 1, "model": {"hidden": [8]}, "data": {"clients": 2, "limit": 200}}
+        >>> result = fedbayes.run(out="loaded", **settings)
+        >>> fedbayes.load("loaded").preprocessing.shape
+        (1, 8, 8)
     """
     if not paths:
         raise ModelError("there is no model to load; name a run folder or a model file")

@@ -80,6 +80,15 @@ def client_tables(
     Raises:
         DataError: a file cannot be read, or has no such column.
         ConfigError: a setting has no effect on such data.
+
+    Examples:
+        >>> import pandas as pd
+        >>> import fedbayes
+        >>> table = pd.DataFrame({"site": ["a", "a", "b"], "age": [40, 50, 60]})
+        >>> table.to_csv("patients.csv", index=False)
+        >>> tables = fedbayes.client_tables("patients.csv", group="site")
+        >>> {name: len(rows) for name, rows in tables.tables.items()}
+        {'a': 2, 'b': 1}
     """
     paths = [Path(file) for file in ([files] if isinstance(files, Path | str) else files)]
     settings = DataSettings(path=paths[0] if paths else None) if settings is None else settings
