@@ -7,6 +7,7 @@ script and no network. Comments are replaced:
     <!-- fields: package.module:Class -->  the fields of a settings class
     <!-- settings -->                    every table of a config
     <!-- command line -->                every command with its options
+    <!-- names -->                       every name of the API pages
     <!-- matrix -->                     which features of a round each method supports
     <!-- colours -->                     every method with its colour and marker
     <!-- findings -->                    every experiment of the papers, with a verdict
@@ -15,13 +16,13 @@ script and no network. Comments are replaced:
 
 import re
 from collections.abc import Iterable
+from inspect import getdoc
 from pathlib import Path
 from pkgutil import resolve_name
 from typing import Any
 
-from click import Context
+from click import Command, Context
 from latex2mathml.converter import convert
-from typer.cli import get_docs_for_click
 from typer.main import get_command
 
 from fedbayes.cli import app
@@ -41,6 +42,8 @@ _FINDING = re.compile(r"<!-- finding: (\S+) -->")
 FINDINGS = Path(__file__).parent / "findings"
 """`NAME/finding.json` of every experiment that the page of results has from its output."""
 
+API = Path(__file__).parent / "reference" / "api"
+_API_NAME = re.compile(r"^::: (\S+)$", re.MULTILINE)
 _FIELDS = re.compile(r"<!-- fields: (\S+) -->")
 
 
@@ -55,6 +58,7 @@ def on_page_markdown(markdown: str, **_: Any) -> str:
     for comment, text in (
         ("settings", tables),
         ("command line", commands),
+        ("names", names),
         ("matrix", matrix),
         ("colours", colours),
         ("findings", lambda: overview(lines(FINDINGS))),
@@ -69,7 +73,10 @@ def parameters(name: str) -> str:
     method = METHODS[name]
     if not method.model_fields:
         return f"`{name}` has no parameters."
-    return f"Parameters of `{name}`, in the table `[method]`:\n\n{table(rows(method))}"
+    return (
+        f"<details markdown><summary>Parameters of <code>{name}</code>, in the table "
+        f"<code>[method]</code></summary>\n\n{table(rows(method))}\n\n</details>"
+    )
 
 
 def matrix() -> str:
@@ -125,9 +132,45 @@ def table(part: Iterable[SettingRow]) -> str:
 
 
 def commands() -> str:
-    """Every command with its arguments and options, from the second heading on."""
-    command = get_command(app)
-    text = get_docs_for_click(
-        obj=command, ctx=Context(command, info_name="fedbayes"), name="fedbayes"
-    )
-    return text.partition("\n")[2].strip()
+    """Every command with its arguments and options, a heading and a table each."""
+    return "\n\n".join(_command(name, one) for name, one in _leaves("fedbayes", get_command(app)))
+
+
+def _leaves(name: str, command: Command) -> Iterable[tuple[str, Command]]:
+    """The command and those below it, as they are called; hidden ones are older names."""
+    if name != "fedbayes":
+        yield name, command
+    for inner, one in getattr(command, "commands", {}).items():
+        if not one.hidden:
+            yield from _leaves(f"{name} {inner}", one)
+
+
+def _command(name: str, command: Command) -> str:
+    context = Context(command, info_name=name)
+    usage = " ".join(command.get_usage(context).split()).removeprefix("Usage: ")
+    parts = [f"## `{name}`", command.help or "", f"```text\n{usage}\n```"]
+    lines = []
+    for parameter in command.params:
+        record = parameter.get_help_record(context)
+        if record is None or getattr(parameter, "hidden", False):
+            continue
+        if parameter.param_type_name == "option" or record[1]:
+            about = " ".join(record[1].split()).replace("|", "\\|")
+            lines.append(f"| `{record[0]}` | {about} |")
+    if lines:
+        parts.append("\n".join(["| option | |", "|---|---|", *lines]))
+    return "\n\n".join(part for part in parts if part)
+
+
+def names() -> str:
+    """Every name of the API pages with its page and what it is for."""
+    lines = ["| name | |", "|---|---|"]
+    found = {
+        name.rpartition(".")[2]: (name, page.name)
+        for page in sorted(API.glob("*.md"))
+        for name in _API_NAME.findall(page.read_text())
+    }
+    for short, (name, page) in sorted(found.items(), key=lambda item: item[0].lower()):
+        about = (getdoc(resolve_name(name)) or "").partition("\n")[0].replace("|", "\\|")
+        lines.append(f"| [`{short}`]({page}#{name}) | {about} |")
+    return "\n".join(lines)
