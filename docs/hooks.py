@@ -1,4 +1,8 @@
-"""What MkDocs does with every page: mathematics to MathML, tables of settings from the code.
+"""What MkDocs does with pages: mathematics to MathML, tables of settings from the code.
+
+`CONTRIBUTING.md` and `CHANGELOG.md` are pages too, and a `*` in the navigation stands for all files
+of that pattern. Links to edit a page need a `Repository` under `[project.urls]` in
+`pyproject.toml`.
 
 Formulas are written as GitHub shows them too: $`inline`$ and fences named `math`. MathML needs no
 script and no network. Comments are replaced:
@@ -15,7 +19,9 @@ script and no network. Comments are replaced:
 """
 
 import re
+import tomllib
 from collections.abc import Iterable
+from fnmatch import fnmatch
 from inspect import getdoc
 from pathlib import Path
 from pkgutil import resolve_name
@@ -23,6 +29,9 @@ from typing import Any
 
 from click import Command, Context
 from latex2mathml.converter import convert
+from mkdocs.config.defaults import MkDocsConfig
+from mkdocs.structure.files import File, Files
+from mkdocs.structure.pages import Page
 from typer.main import get_command
 
 from fedbayes.cli import app
@@ -45,10 +54,50 @@ FINDINGS = Path(__file__).parent / "findings"
 API = Path(__file__).parent / "reference" / "api"
 _API_NAME = re.compile(r"^::: (\S+)$", re.MULTILINE)
 _FIELDS = re.compile(r"<!-- fields: (\S+) -->")
+ROOT = Path(__file__).parent.parent
+ROOT_PAGES = {
+    "contributing/index.md": "CONTRIBUTING.md",
+    "contributing/changelog.md": "CHANGELOG.md",
+}
+"""Pages that are files of the repository's root."""
 
 
-def on_page_markdown(markdown: str, **_: Any) -> str:
-    """The page as MkDocs shall read it."""
+def on_config(config: MkDocsConfig) -> MkDocsConfig:
+    """Take the address of the repository from `pyproject.toml`, if it has one."""
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    if address := project.get("urls", {}).get("Repository"):
+        config.repo_url, config.repo_name = address, "Source"
+        config.edit_uri = "edit/main/docs/"
+    return config
+
+
+def on_files(files: Files, config: MkDocsConfig) -> Files:
+    """Add the pages of the root, and write out patterns of the navigation."""
+    for name, source in ROOT_PAGES.items():
+        text = (ROOT / source).read_text().replace("](docs/", "](../")
+        files.append(File.generated(config, name, content=text))
+    config.nav = expanded(config.nav, sorted(file.src_uri for file in files))
+    return files
+
+
+def expanded(nav: Any, names: list[str]) -> Any:
+    """The navigation with the files that a pattern stands for, `index.md` first."""
+    if isinstance(nav, list):
+        return [expanded(entry, names) for entry in nav]
+    if isinstance(nav, dict):
+        return {title: expanded(entry, names) for title, entry in nav.items()}
+    if "*" not in nav:
+        return nav
+    return sorted(
+        (name for name in names if fnmatch(name, nav)),
+        key=lambda name: not name.endswith("/index.md"),
+    )
+
+
+def on_page_markdown(markdown: str, page: Page | None = None, **_: Any) -> str:
+    """The page as MkDocs shall read it; pages of the root have no comments to replace."""
+    if page is not None and page.file.src_uri in ROOT_PAGES:
+        return markdown
     markdown = _BLOCK.sub(lambda found: convert(found[1].strip(), display="block"), markdown)
     # A line that begins with <math> would be taken for a block.
     markdown = _INLINE.sub(lambda found: f"<span>{convert(found[1])}</span>", markdown)
