@@ -15,7 +15,9 @@ import tempfile
 from pathlib import Path
 
 PAGES = Path(__file__).parent.parent / "docs" / "methods"
-PAIR = re.compile(r"^```sh\n(fedbayes run [^\n]*)\n```\n\n```text\n(.*?)^```$", re.DOTALL | re.MULTILINE)
+PAIR = re.compile(
+    r"^```sh\n(fedbayes run [^\n]*)\n```\n\n```text\n(.*?)^```$", re.DOTALL | re.MULTILINE
+)
 SHOWN = re.compile(r"^((?:global|local) accuracy|bytes down / up) +.*?(?= *$)", re.MULTILINE)
 
 
@@ -43,7 +45,9 @@ def main() -> None:
             continue
         text = page.read_text()
         page.write_text(
-            PAIR.sub(lambda m: m[0].replace(f"```text\n{m[2]}", f"```text\n{shown(run(m[1]))}"), text)
+            PAIR.sub(
+                lambda m: m[0].replace(f"```text\n{m[2]}", f"```text\n{shown(run(m[1]))}"), text
+            )
         )
 
 

@@ -1,6 +1,6 @@
 """The figure of docs/benchmarks/index.md, from the tables of docs/benchmarks/methods.md.
 
-    python benchmarks/summary_figure.py
+python benchmarks/summary_figure.py
 """
 
 import re
