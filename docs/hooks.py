@@ -51,6 +51,7 @@ _FINDING = re.compile(r"<!-- finding: (\S+) -->")
 FINDINGS = Path(__file__).parent / "findings"
 """`NAME/finding.json` of every experiment that the page of results has from its output."""
 
+_ROW = re.compile(r"^\|.*$", re.MULTILINE)
 API = Path(__file__).parent / "reference" / "api"
 _API_NAME = re.compile(r"^::: (\S+)$", re.MULTILINE)
 _FIELDS = re.compile(r"<!-- fields: (\S+) -->")
@@ -114,7 +115,8 @@ def on_page_markdown(markdown: str, page: Page | None = None, **_: Any) -> str:
     ):
         if f"<!-- {comment} -->" in markdown:
             markdown = markdown.replace(f"<!-- {comment} -->", text())
-    return markdown
+    # A cell breaks before a deviation and not within it.
+    return _ROW.sub(lambda found: found[0].replace("± ", "±&nbsp;"), markdown)
 
 
 def parameters(name: str) -> str:
