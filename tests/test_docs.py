@@ -78,13 +78,33 @@ def test_the_own_method_keeps_the_contract(page, file, most, tmp_path):
     assert "failed" not in done.stdout
 
 
-def test_every_method_has_its_page():
-    told = [
-        name
-        for page in (DOCS / "methods").glob("*.md")
-        for name in re.findall(r"<!-- parameters: (\S+) -->", page.read_text())
-    ]
+def test_every_method_has_its_section():
+    """Its parameters once, and an anchor of its name, so that links and searches find it."""
+    pages = "\n".join(page.read_text() for page in (DOCS / "methods").glob("*.md"))
+    told = re.findall(r"<!-- parameters: (\S+) -->", pages)
     assert sorted(told) == sorted(METHODS)
+    for name in METHODS:
+        assert f"{{#{name}}}" in pages or f'id="{name}"' in pages, f"no anchor for {name}"
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("page", sorted(p.name for p in (DOCS / "methods").glob("*.md")))
+def test_outputs_on_the_pages_of_methods_are_still_near(page, tmp_path, monkeypatch, capsys):
+    """Accuracies within 0.02 and the very bytes; `benchmarks/method_pages.py` writes them anew."""
+    from benchmarks.method_pages import PAIR, shown
+
+    monkeypatch.chdir(tmp_path)
+    for line, written in PAIR.findall((DOCS / "methods" / page).read_text()):
+        assert command(*shlex.split(line)[1:]) == 0
+        now = shown(capsys.readouterr().out).splitlines()
+        before = written.splitlines()
+        assert len(before) == len(now) > 0, line
+        for old, new in zip(before, now, strict=True):
+            value, found = old.split()[-1], new.split()[-1]
+            if re.fullmatch(r"0\.\d+", value):
+                assert float(found) == pytest.approx(float(value), abs=0.02), line
+            else:
+                assert old == new, line
 
 
 @pytest.fixture(scope="module")
@@ -100,7 +120,7 @@ def hooks():
 def test_the_page_of_settings_has_every_key(hooks):
     from fedbayes.config.config import settings
 
-    page = hooks.on_page_markdown((DOCS / "settings.md").read_text())
+    page = hooks.on_page_markdown((DOCS / "reference" / "settings.md").read_text())
     found, table = [], ""
     for line in page.splitlines():
         if line.startswith("## "):
@@ -122,20 +142,38 @@ def test_the_page_of_commands_has_every_option(hooks):
 
     from fedbayes.cli import app
 
-    page = hooks.on_page_markdown((DOCS / "cli.md").read_text())
+    page = hooks.on_page_markdown((DOCS / "reference" / "cli.md").read_text())
     assert page.startswith("# Command line\n")
-    parts = dict(re.findall(r"^##+ `(fedbayes [\w ]+)`\n(.*?)(?=^##|\Z)", page, re.M | re.S))
+    parts = dict(re.findall(r"^## `(fedbayes [\w ]+)`\n(.*?)(?=^## |\Z)", page, re.M | re.S))
     known = {}
     for name, outer in get_command(app).commands.items():
-        known[f"fedbayes {name}"] = outer
-        for inner, nested in getattr(outer, "commands", {}).items():
-            known[f"fedbayes {name} {inner}"] = nested
+        inner = {n: one for n, one in getattr(outer, "commands", {}).items() if not one.hidden}
+        if not outer.hidden:
+            known |= {
+                f"fedbayes {name}": outer,
+                **{f"fedbayes {name} {n}": one for n, one in inner.items()},
+            }
     assert parts.keys() == known.keys()
     for name, one in known.items():
         for parameter in one.params:
-            if parameter.param_type_name == "option":
-                assert parameter.opts[0] in parts[name], (name, parameter.opts)
-    assert "resnet20. Default: mlp." in parts["fedbayes run"]
+            if parameter.param_type_name == "option" and not parameter.hidden:
+                row = rf"^\| `[^`]*{re.escape(parameter.opts[0])}\b[^`]*` \| .*\|$"
+                assert re.search(row, parts[name], re.M), (name, parameter.opts)
+    assert re.search(r"^\| `--model TEXT` \| Network", parts["fedbayes run"], re.M)
+
+
+def test_the_index_of_names_has_every_name_of_the_api(hooks):
+    page = hooks.on_page_markdown((DOCS / "reference" / "api" / "index.md").read_text())
+    names = {
+        name
+        for file in (DOCS / "reference" / "api").glob("*.md")
+        for name in re.findall(r"^::: (\S+)$", file.read_text(), re.MULTILINE)
+    }
+    assert len(names) > 100
+    for name in names:
+        assert re.search(rf"^\| \[`{name.rpartition('.')[2]}`\]\(\w+\.md#", page, re.MULTILINE), (
+            name
+        )
 
 
 def test_the_page_of_comparisons_has_the_colour_of_every_method(hooks):
@@ -153,7 +191,7 @@ def test_the_page_of_results_is_made_from_findings(hooks):
     """Every experiment has a verdict, and what one left is where the page asks for it."""
     from fedbayes_papers import lines
 
-    written = (DOCS / "results.md").read_text()
+    written = (DOCS / "benchmarks" / "papers.md").read_text()
     page = hooks.on_page_markdown(written)
     assert "<!--" not in page
     left = [line for line in lines(DOCS / "findings") if line.finding is not None]

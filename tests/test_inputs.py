@@ -647,7 +647,7 @@ def test_the_page_does_what_it_says(tmp_path, monkeypatch, capsys):
 
     from fedbayes.inputs import PRIORS
 
-    page = (Path(__file__).parent.parent / "docs" / "inputs.md").read_text()
+    page = (Path(__file__).parent.parent / "docs" / "reference" / "inputs.md").read_text()
     monkeypatch.chdir(tmp_path)
     names: dict[str, object] = {}
     for language, code in re.findall(r"^```(\w+)\n(.*?)^```$", page, re.DOTALL | re.MULTILINE):

@@ -777,7 +777,7 @@ def test_outputs_and_targets_of_other_widths_are_refused():
 def test_the_page_tells_every_likelihood_setting_and_metric():
     from pathlib import Path
 
-    page = (Path(__file__).parent.parent / "docs" / "likelihoods.md").read_text()
+    page = (Path(__file__).parent.parent / "docs" / "reference" / "likelihoods.md").read_text()
     parts = dict(re.findall(r"^## (\S+)\n(.*?)(?=^## )", page, re.M | re.S))
     assert set(LIKELIHOODS) <= parts.keys()
     for case in CASES:
@@ -786,7 +786,7 @@ def test_the_page_tells_every_likelihood_setting_and_metric():
         for setting in likelihood.model_dump():
             assert f"| `{setting}` |" in told
         if not likelihood.model_dump():
-            assert re.search(r"It has\sno settings", told)
+            assert "No settings" in told
         found = likelihood.metrics(
             scores(likelihood.terms(outputs(likelihood, 2, 3), targets(likelihood.target, 3)))
         )

@@ -9,7 +9,17 @@ from difflib import get_close_matches
 
 
 class FedbayesError(Exception):
-    """Base of all errors that are the input's fault and not the program's."""
+    """Base of all errors that are the input's fault and not the program's.
+
+    Examples:
+        >>> import fedbayes
+        >>> from fedbayes.errors import FedbayesError
+        >>> try:
+        ...     fedbayes.Config.create(rounds=0)
+        ... except FedbayesError as error:
+        ...     print(error)
+        rounds is 0; expected integer >= 1
+    """
 
 
 class FedbayesWarning(UserWarning):

@@ -95,7 +95,16 @@ class Tampering:
 
 
 class MethodContract:
-    """What a method promises, as tests. Derive from it and name the method."""
+    """What a method promises, as tests. Derive from it and name the method.
+
+    Examples:
+        >>> from fedbayes.testing import MethodContract
+        >>> class TestMine(MethodContract):
+        ...     method = "fedprox"
+        ...     parameters = {"proximal": 0.1}
+        >>> TestMine.data["name"]
+        'digits'
+    """
 
     method: ClassVar[str]
     """A built-in name, or `package.module:Class`."""

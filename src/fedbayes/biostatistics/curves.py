@@ -21,7 +21,20 @@ _ROUNDING = 1e-12
 
 @dataclass(frozen=True, repr=False)
 class Curve(Brief):
-    """The survival curve of one group, at the K times at which its events happen."""
+    """The survival curve of one group, at the K times at which its events happen.
+
+    Examples:
+        >>> import pandas as pd
+        >>> from fedbayes import kaplan_meier
+        >>> from fedbayes.biostatistics import Curve
+        >>> sites = {
+        ...     "north": pd.DataFrame({"days": [5, 8, 12], "died": [1, 0, 1], "age": [60, 50, 70]}),
+        ...     "south": pd.DataFrame({"days": [4, 9, 30], "died": [1, 1, 1], "age": [72, 66, 51]}),
+        ... }
+        >>> (curve,) = kaplan_meier(sites, "days", "died").curves.values()
+        >>> curve.times.tolist()
+        [4.0, 5.0, 9.0, 12.0, 30.0]
+    """
 
     times: Array
     at_risk: Array
@@ -93,7 +106,19 @@ class LogRank(Brief):
 
 @dataclass(frozen=True, repr=False)
 class Survival(Brief):
-    """Kaplan-Meier curves of all clients' rows together."""
+    """Kaplan-Meier curves of all clients' rows together.
+
+    Examples:
+        >>> import pandas as pd
+        >>> from fedbayes import kaplan_meier
+        >>> from fedbayes.biostatistics import Survival
+        >>> sites = {
+        ...     "north": pd.DataFrame({"days": [5, 8, 12], "died": [1, 0, 1], "age": [60, 50, 70]}),
+        ...     "south": pd.DataFrame({"days": [4, 9, 30], "died": [1, 1, 1], "age": [72, 66, 51]}),
+        ... }
+        >>> kaplan_meier(sites, "days", "died").test is None
+        True
+    """
 
     event: str
     """The column that says whether the event happened."""

@@ -18,7 +18,15 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, repr=False)
 class Pooled(Brief):
-    """One coefficient over k sites, with a fixed and with random effects."""
+    """One coefficient over k sites, with a fixed and with random effects.
+
+    Examples:
+        >>> from fedbayes.biostatistics import Pooled
+        >>> from fedbayes.biostatistics import pool
+        >>> found = pool(["north", "south"], [1.0, 2.0], [0.5, 0.5])
+        >>> found.fixed_weights
+        array([4., 4.])
+    """
 
     sites: tuple[str, ...]
     estimates: Array
@@ -65,7 +73,20 @@ class Pooled(Brief):
 
 @dataclass(frozen=True, repr=False)
 class MetaAnalysis(Brief):
-    """A meta-analysis of every coefficient."""
+    """A meta-analysis of every coefficient.
+
+    Examples:
+        >>> import pandas as pd
+        >>> from fedbayes import meta_analysis
+        >>> from fedbayes.biostatistics import MetaAnalysis
+        >>> sites = {
+        ...     "north": pd.DataFrame({"dose": [1.0, 2.0, 3.0, 4.0], "y": [1.1, 1.9, 3.2, 3.8]}),
+        ...     "south": pd.DataFrame({"dose": [2.0, 4.0, 6.0, 8.0], "y": [2.2, 3.9, 6.1, 8.1]}),
+        ... }
+        >>> found = meta_analysis(sites, "y", ["dose"])
+        >>> dict(found.rows)
+        {'north': 4, 'south': 4}
+    """
 
     model: str
     ratio: str
@@ -175,6 +196,11 @@ def pool(sites: Sequence[str], estimates: Sequence[float], std_errors: Sequence[
 
     Raises:
         DataError: there are fewer than two, or a standard error is not above 0.
+
+    Examples:
+        >>> from fedbayes.biostatistics import pool
+        >>> pool(["north", "south"], [1.0, 2.0], [0.5, 0.5]).tau2
+        0.25
     """
     b, errors = np.asarray(estimates, np.float64), np.asarray(std_errors, np.float64)
     if not len(sites) == len(b) == len(errors):

@@ -20,7 +20,20 @@ RATIOS = {"odds_ratio": "odds ratio", "rate_ratio": "rate ratio", "hazard_ratio"
 
 @dataclass(frozen=True, repr=False)
 class Regression(Brief):
-    """A fitted regression with p coefficients."""
+    """A fitted regression with p coefficients.
+
+    Examples:
+        >>> import pandas as pd
+        >>> from fedbayes import glm
+        >>> from fedbayes.biostatistics import Regression
+        >>> sites = {
+        ...     "north": pd.DataFrame({"dose": [1.0, 2.0, 3.0, 4.0], "y": [1.1, 1.9, 3.2, 3.8]}),
+        ...     "south": pd.DataFrame({"dose": [2.0, 4.0, 6.0, 8.0], "y": [2.2, 3.9, 6.1, 8.1]}),
+        ... }
+        >>> found = glm(sites, "y", ["dose"])
+        >>> found.std_errors.shape
+        (2,)
+    """
 
     model: str
     """gaussian, binomial, poisson or cox."""

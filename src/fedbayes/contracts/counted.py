@@ -18,7 +18,14 @@ COUNTS = "counts"
 
 
 class ClassCountedMethod(Method[ServerState, Stateless, ReportList]):
-    """Reports are gathered, weighted by samples, and hold `counts`, int64 [K], beside networks."""
+    """Reports are gathered, weighted by samples, and hold `counts`, int64 [K], beside networks.
+
+    Examples:
+        >>> from fedbayes.contracts import ClassCountedMethod
+        >>> from fedbayes.methods import METHODS
+        >>> issubclass(METHODS["fedfuse"], ClassCountedMethod)
+        True
+    """
 
     reports = Reports(
         {"weights": Part(compared="tensors")}, reduce="set", weighted=True, counts=(COUNTS,)

@@ -67,7 +67,13 @@ Sampler = Callable[[Tensor], Tensor]
 
 
 class Models(StrEnum):
-    """Who has a model to predict with after a run."""
+    """Who has a model to predict with after a run.
+
+    Examples:
+        >>> from fedbayes.contracts import Models
+        >>> Models.GLOBAL.has_global, Models.BOTH.headline
+        (True, 'local')
+    """
 
     GLOBAL = "global"
     """The server: its model is evaluated and saved, and clients keep none between rounds."""
@@ -111,12 +117,25 @@ class About:
 
 @dataclass(frozen=True)
 class Stateless:
-    """The private state of a client that keeps none."""
+    """The private state of a client that keeps none.
+
+    Examples:
+        >>> from fedbayes.contracts import Stateless
+        >>> Stateless()
+        Stateless()
+    """
 
 
 @dataclass(frozen=True, repr=False)
 class Weights(Brief):
-    """A state that is nothing but the weights of a network."""
+    """A state that is nothing but the weights of a network.
+
+    Examples:
+        >>> import torch
+        >>> from fedbayes.contracts import Weights
+        >>> sorted(Weights({"bias": torch.zeros(2)}).weights)
+        ['bias']
+    """
 
     weights: Tensors
 
@@ -199,6 +218,14 @@ class Method(Choosable, Generic[ServerState, ClientState, Reduced], metaclass=_C
     its arguments. Tensors of a message may have other shapes for every client, and the global
     model may change its size from round to round. What no round changes is in the `Federation`, and
     need not be in a state.
+
+    Examples:
+        >>> from fedbayes.contracts import Method
+        >>> from fedbayes.methods import METHODS
+        >>> issubclass(METHODS["fedavg"], Method)
+        True
+        >>> METHODS["fedprox"](proximal=0.1).proximal
+        0.1
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
@@ -502,7 +529,16 @@ def units_remarks(name: str, network: Network, touched: Collection[Gateable]) ->
 
 
 def single_draw(weights: Tensors, network: Network) -> Sampler:
-    """The outputs [1, n, width] of one network with these weights."""
+    """The outputs [1, n, width] of one network with these weights.
+
+    Examples:
+        >>> import torch
+        >>> from fedbayes.contracts import single_draw
+        >>> from fedbayes.models import Network
+        >>> network = Network(torch.nn.Linear(3, 2))
+        >>> single_draw(network.initial, network)(torch.zeros(5, 3)).shape
+        torch.Size([1, 5, 2])
+    """
     ready = network.prepare(weights)
     return lambda x: network(ready, x)[None]
 
@@ -512,6 +548,12 @@ class Averaged(BaseModel):
 
     One default for all: methods that weigh clients otherwise have other objectives, and say nothing
     of one another.
+
+    Examples:
+        >>> from fedbayes.contracts import Averaged
+        >>> from fedbayes.methods import METHODS
+        >>> issubclass(METHODS["fedavg"], Averaged), METHODS["fedavg"]().weighting
+        (True, 'samples')
     """
 
     weighting: Annotated[Literal["samples", "uniform"], Chosen()] = Field(

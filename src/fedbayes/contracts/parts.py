@@ -36,7 +36,13 @@ Typical = Callable[[Any, Any, Any], float]
 
 @dataclass(frozen=True)
 class Part:
-    """What the numbers of one part of a report are."""
+    """What the numbers of one part of a report are.
+
+    Examples:
+        >>> from fedbayes.contracts import Part
+        >>> Part(origin="zero", tracked=True).origin
+        'zero'
+    """
 
     origin: Literal["server", "zero"] = "server"
     """What a change is measured from: what the server has under the same name, or zero."""
@@ -88,7 +94,8 @@ NETWORK: Mapping[str, Part] = {
 class Reports:
     """What a method's reports are made of, and how the server reduces them.
 
-    Example:
+    Examples:
+        >>> from fedbayes.contracts import Part, Reports
         >>> Reports().stale, Reports({"weights": Part(mask="chosen")}).stale
         ('weighed', 'refused')
     """
@@ -165,7 +172,8 @@ class Reports:
     def refusals(self) -> Mapping[str, str]:
         """Why each feature of a round is not for such reports; empty where it is.
 
-        Example:
+        Examples:
+            >>> from fedbayes.contracts import Reports
             >>> {name for name, why in Reports(reduce="middle").refusals.items() if not why}
             {'robust rules'}
         """

@@ -11,7 +11,13 @@ from typing import Literal
 
 @dataclass(frozen=True)
 class Prior:
-    """The prior p(φ_s | w) of a client's weights around the server's."""
+    """The prior p(φ_s | w) of a client's weights around the server's.
+
+    Examples:
+        >>> from fedbayes.contracts import Prior
+        >>> Prior("precision", 20.0).strength
+        20.0
+    """
 
     kind: Literal["precision", "inverse scale", "precision of the slab"]
     """λ of N(w, 1/λ), of Lap(w, 1/λ), or of the slab N(w, 1/λ) of weights whose gate is open."""

@@ -9,7 +9,20 @@ from fedbayes.contracts.run import Federation
 
 @dataclass(frozen=True)
 class Known:
-    """What is known of a federation before its first round."""
+    """What is known of a federation before its first round.
+
+    Examples:
+        >>> from pathlib import Path
+        >>> import fedbayes
+        >>> from fedbayes.contracts import Known
+        >>> config = fedbayes.Config.create(
+        ...     rounds=1, model={"hidden": [8]}, data={"clients": 2, "limit": 200}
+        ... )
+        >>> with fedbayes.Simulation(config, Path("known")) as simulation:
+        ...     known = Known(simulation.run, samples=150, median=75)
+        >>> known.real, known.epochs(steps=20)
+        (False, 7)
+    """
 
     run: Federation
     """Network, likelihood, rounds and numbers of clients; its training has published values for
@@ -55,7 +68,20 @@ class Known:
 
 
 def sgd(known: Known, *, lr: float = 0.2, steps: int = 20) -> dict[str, Any]:
-    """Plain SGD at the clients: about so many steps, at this learning rate."""
+    """Plain SGD at the clients: about so many steps, at this learning rate.
+
+    Examples:
+        >>> from pathlib import Path
+        >>> import fedbayes
+        >>> from fedbayes.contracts import Known, sgd
+        >>> config = fedbayes.Config.create(
+        ...     rounds=1, model={"hidden": [8]}, data={"clients": 2, "limit": 200}
+        ... )
+        >>> with fedbayes.Simulation(config, Path("sgd")) as simulation:
+        ...     known = Known(simulation.run, samples=150, median=75)
+        >>> sgd(known)["training.lr"]
+        0.2
+    """
     return {
         "training.optimizer": "sgd",
         "training.lr": 0.01 if known.pretrained else lr / 8 if known.real else lr,
@@ -66,6 +92,18 @@ def sgd(known: Known, *, lr: float = 0.2, steps: int = 20) -> dict[str, Any]:
 def adam(known: Known, *, lr: float = 0.01, steps: int = 20) -> dict[str, Any]:
     """Adam at the clients, for what plain steps of one size do not suit: means and log-precisions
     of Gaussian weights, say.
+
+    Examples:
+        >>> from pathlib import Path
+        >>> import fedbayes
+        >>> from fedbayes.contracts import Known, adam
+        >>> config = fedbayes.Config.create(
+        ...     rounds=1, model={"hidden": [8]}, data={"clients": 2, "limit": 200}
+        ... )
+        >>> with fedbayes.Simulation(config, Path("adam")) as simulation:
+        ...     known = Known(simulation.run, samples=150, median=75)
+        >>> adam(known, lr=0.003)["training.lr"]
+        0.003
     """
     return {
         "training.optimizer": "adam",

@@ -13,7 +13,14 @@ from fedbayes.core.tensors import Tensors, add_to
 
 @dataclass(frozen=True, repr=False)
 class Report(Brief):
-    """What a client says to the server at the end of its E-step."""
+    """What a client says to the server at the end of its E-step.
+
+    Examples:
+        >>> import torch
+        >>> from fedbayes.contracts import Report
+        >>> Report({"weight": torch.ones(2)}, weight=30.0).weight
+        30.0
+    """
 
     tensors: Message
     """The update, by name."""
@@ -27,6 +34,15 @@ class Sum(Brief):
 
     Sums are kept in float64 and folded in the order of the cohort: the result does not depend
     on which client was ready first.
+
+    Examples:
+        >>> import torch
+        >>> from fedbayes.contracts import Report, Sum
+        >>> reports = Sum()
+        >>> reports.add(0, Report({"w": torch.tensor([1.0])}, weight=1.0))
+        >>> reports.add(1, Report({"w": torch.tensor([4.0])}, weight=2.0))
+        >>> reports.mean()
+        {'w': tensor([3.])}
     """
 
     tensors: Tensors = field(default_factory=dict)
@@ -84,7 +100,16 @@ NOBODY = 1e-12
 
 @dataclass(repr=False)
 class ReportList(Brief):
-    """Reports that do not add (a median, a matching needs them all), by client."""
+    """Reports that do not add (a median, a matching needs them all), by client.
+
+    Examples:
+        >>> import torch
+        >>> from fedbayes.contracts import Report, ReportList
+        >>> reports = ReportList()
+        >>> reports.add(3, Report({"w": torch.tensor([1.0])}))
+        >>> list(reports.reports)
+        [3]
+    """
 
     reports: dict[int, Report] = field(default_factory=dict)
     middle: Middle = weighted_mean

@@ -19,7 +19,20 @@ from fedbayes.models import Network
 
 @dataclass(frozen=True, repr=False)
 class Federation(Brief):
-    """What no round of a run changes: the same for the server and for every client."""
+    """What no round of a run changes: the same for the server and for every client.
+
+    Examples:
+        >>> from pathlib import Path
+        >>> import fedbayes
+        >>> from fedbayes.contracts import Federation
+        >>> config = fedbayes.Config.create(
+        ...     rounds=1, model={"hidden": [8]}, data={"clients": 2, "limit": 200}
+        ... )
+        >>> with fedbayes.Simulation(config, Path("federation")) as simulation:
+        ...     run = simulation.run
+        >>> isinstance(run, Federation), run.clients, run.cohort
+        (True, 2, 2)
+    """
 
     network: Network
     """The network that all clients share, as a function of its weights."""
@@ -50,7 +63,20 @@ def _no_network() -> Network:
 
 @dataclass(frozen=True, repr=False)
 class RoundContext(Brief):
-    """A place in a run: a round, and a client where it is about one."""
+    """A place in a run: a round, and a client where it is about one.
+
+    Examples:
+        >>> from pathlib import Path
+        >>> import fedbayes
+        >>> from fedbayes.contracts import RoundContext
+        >>> config = fedbayes.Config.create(
+        ...     rounds=1, model={"hidden": [8]}, data={"clients": 2, "limit": 200}
+        ... )
+        >>> with fedbayes.Simulation(config, Path("context")) as simulation:
+        ...     at = RoundContext(simulation.run, round=1, client=1)
+        >>> at.rng("noise").initial_seed() == at.rng("noise").initial_seed()
+        True
+    """
 
     run: Federation
     round: int
@@ -94,6 +120,19 @@ def nll(run: Federation, *, training: bool = True) -> Loss:
     Args:
         run: network and likelihood.
         training: whether dropout and the like are as in training.
+
+    Examples:
+        >>> from pathlib import Path
+        >>> import fedbayes
+        >>> from fedbayes.contracts import nll
+        >>> config = fedbayes.Config.create(
+        ...     rounds=1, model={"hidden": [8]}, data={"clients": 2, "limit": 200}
+        ... )
+        >>> with fedbayes.Simulation(config, Path("nll")) as simulation:
+        ...     run, batch = simulation.run, simulation.data.train(0)
+        ...     loss = nll(run)(run.network.prepare(run.network.initial), batch, {}, {})
+        >>> loss.shape
+        torch.Size([])
     """
     network, likelihood = run.network, run.likelihood
 

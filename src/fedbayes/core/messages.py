@@ -38,6 +38,14 @@ class Masked:
     Each mask covers some axes and removes whole slices along them: a mask over axis 0 of a
     convolution's weight removes filters, a second one over axis 1 their inputs, one over all
     axes single weights. Masks cover disjoint axes, so an entry survives if each mask keeps it.
+
+    Examples:
+        >>> import torch
+        >>> from fedbayes.core.messages import Masked, dense
+        >>> kept = torch.tensor([True, False, True])
+        >>> item = Masked(torch.tensor([1.0, 2.0]), (3,), {(0,): kept})
+        >>> dense({"w": item})["w"]
+        tensor([1., 0., 2.])
     """
 
     values: Tensor
@@ -132,7 +140,14 @@ Message = dict[str, Tensor | Masked]
 
 
 def dense(message: Message) -> Tensors:
-    """The message with every sparse tensor filled up with zeros."""
+    """The message with every sparse tensor filled up with zeros.
+
+    Examples:
+        >>> import torch
+        >>> from fedbayes.core.messages import dense
+        >>> dense({"w": torch.tensor([1.0, 2.0])})["w"]
+        tensor([1., 2.])
+    """
     return {
         name: item.dense() if isinstance(item, Masked) else item for name, item in message.items()
     }
@@ -188,6 +203,13 @@ def encode(
     Raises:
         MessageError: a name contains `#`, which marks the parts of sparse tensors, or is
             `__metadata__`, under which a safetensors file has its text.
+
+    Examples:
+        >>> import torch
+        >>> from fedbayes.core.messages import decode, encode
+        >>> data = encode({"w": torch.tensor([1.0, 2.0])})
+        >>> decode(data)["w"]
+        tensor([1., 2.])
     """
     flat: Tensors = {}
     for name, item in message.items():
@@ -251,6 +273,12 @@ def decode(data: bytes, *, longest_header: int | None = None) -> Message:
 
     Raises:
         MessageError: the bytes are not an encoded message. No other error leaves here.
+
+    Examples:
+        >>> import torch
+        >>> from fedbayes.core.messages import decode, encode
+        >>> decode(encode({"w": torch.tensor([1.0, 2.0])}))["w"]
+        tensor([1., 2.])
     """
     if not data:
         return {}

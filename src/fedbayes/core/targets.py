@@ -21,6 +21,11 @@ class Target:
 
     Raises:
         DataError: the kind is unknown, names repeat, or center and scale do not fit the names.
+
+    Examples:
+        >>> from fedbayes.core.targets import Target
+        >>> Target("class", ("no", "yes")).classes
+        2
     """
 
     kind: Kind

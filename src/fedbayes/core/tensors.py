@@ -25,7 +25,14 @@ Value = TypeVar("Value")
 
 
 class Samples(NamedTuple):
-    """Inputs and targets of some samples, ready for a network."""
+    """Inputs and targets of some samples, ready for a network.
+
+    Examples:
+        >>> import torch
+        >>> from fedbayes.core.tensors import Samples
+        >>> Samples(torch.zeros(4, 3), torch.zeros(4, dtype=torch.int64)).y.shape
+        torch.Size([4])
+    """
 
     x: Tensor
     """Standardized inputs, float32 [n, ...]."""
@@ -113,6 +120,13 @@ def pack(state: object) -> Tensors:
     Fields may be tensors, dicts of tensors (each becomes `field/name`), dataclasses of these, or
     plain `bool`, `int`, `float` and `str` (as UTF-8 bytes). Names are sorted, so that a state is
     the same after it was stored as before. The result shares memory with the state.
+
+    Examples:
+        >>> import torch
+        >>> from fedbayes.contracts import Weights
+        >>> from fedbayes.core.tensors import pack
+        >>> pack(Weights({"bias": torch.zeros(2)}))
+        {'weights/bias': tensor([0., 0.])}
     """
     if not is_dataclass(state):
         raise TypeError(f"a state must be a dataclass of tensors, not {type(state).__name__}")
@@ -144,6 +158,13 @@ def unpack(kind: type[State], flat: Tensors) -> State:
 
     Raises:
         MessageError: a field is missing, or a tensor belongs to no field.
+
+    Examples:
+        >>> import torch
+        >>> from fedbayes.contracts import Weights
+        >>> from fedbayes.core.tensors import unpack
+        >>> sorted(unpack(Weights, {"weights/bias": torch.zeros(2)}).weights)
+        ['bias']
     """
     hints = get_type_hints(kind)
     groups: dict[str, Tensors] = {}

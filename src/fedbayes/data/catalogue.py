@@ -35,6 +35,11 @@ def load_dataset(settings: DataSettings, kinds: Sequence[str] = ()) -> Dataset:
     Raises:
         DataError: It is neither here nor there, or damaged; the message says where it was
             looked for, and where to get it.
+
+    Examples:
+        >>> from fedbayes.data import DataSettings, load_dataset
+        >>> load_dataset(DataSettings(name="digits")).samples
+        1797
     """
     dataset = _load(settings, kinds)
     return replace(dataset, notes=(*dataset.notes, *_without_gaps(dataset, settings)))

@@ -28,6 +28,13 @@ class Dataset(Brief):
 
     The samples are stored as the source has them; what a network sees is
     `(x / scale - mean) / std`.
+
+    Examples:
+        >>> from fedbayes.data import DataSettings, load_dataset
+        >>> from fedbayes.data import Dataset
+        >>> data = load_dataset(DataSettings(name="digits"))
+        >>> data.shape, len(data.classes)
+        ((1, 8, 8), 10)
     """
 
     name: str
@@ -131,6 +138,14 @@ def build_dataset(
 
     Raises:
         DataError: There are no samples, too few classes, or infinite values.
+
+    Examples:
+        >>> import numpy as np
+        >>> from fedbayes.data.dataset import build_dataset
+        >>> x = np.arange(8.0, dtype=np.float32).reshape(4, 2)
+        >>> data = build_dataset("mine", x, np.array([0, 1, 0, 1]), ("no", "yes"))
+        >>> data.samples, data.classes
+        (4, ('no', 'yes'))
     """
     if len(x) == 0:
         raise DataError(f"{name}: there are no samples in it")

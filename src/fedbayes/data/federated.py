@@ -29,6 +29,14 @@ class FederatedData(Brief):
     the statistics of the data set, features of a table by those of the clients' training rows,
     and a missing value becomes the mean of its feature over these rows. Targets stay in their own
     unit; center and scale of a real one are of the same rows.
+
+    Examples:
+        >>> from fedbayes.data import DataSettings, FederatedData, load_dataset, partition
+        >>> settings = DataSettings(name="digits", clients=5)
+        >>> dataset = load_dataset(settings)
+        >>> data = FederatedData(dataset, partition(dataset, settings, seed=0), seed=0)
+        >>> data.clients, tuple(data.train(0).x.shape[1:])
+        (5, (1, 8, 8))
     """
 
     def __init__(

@@ -28,6 +28,13 @@ class Partition(Brief):
 
     Client s trains on rows `train[train_offsets[s]:train_offsets[s + 1]]` of the pool, in
     rising order, and is tested on those of `test` likewise. No row is used twice.
+
+    Examples:
+        >>> from fedbayes.data import DataSettings, Partition, load_dataset, partition
+        >>> settings = DataSettings(name="digits", clients=5)
+        >>> parts = partition(load_dataset(settings), settings, seed=0)
+        >>> isinstance(parts, Partition), len(parts.train_offsets)
+        (True, 6)
     """
 
     train: Rows
@@ -151,6 +158,12 @@ def partition(dataset: Dataset, settings: DataSettings, seed: int) -> Partition:
     Raises:
         DataError: The set cannot be divided so, or a client would have too few samples; the
             message names the client and the ways out.
+
+    Examples:
+        >>> from fedbayes.data import DataSettings, load_dataset, partition
+        >>> settings = DataSettings(name="digits", clients=5)
+        >>> partition(load_dataset(settings), settings, seed=0).clients
+        5
     """
     fraction = _fraction(dataset, settings)
     scheme = choose_scheme(dataset, settings)

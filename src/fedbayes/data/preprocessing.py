@@ -29,6 +29,15 @@ class Preprocessing(Brief):
 
     Tables and images are alike, but that a table has a mean for every feature and an image one
     for every channel.
+
+    Examples:
+        >>> from fedbayes.core.targets import Target
+        >>> from fedbayes.data import Preprocessing
+        >>> seen = Preprocessing((2,), 1.0, (1.0, 0.0), (2.0, 1.0), Target("class", ("no", "yes")))
+        >>> seen.classes
+        ('no', 'yes')
+        >>> Preprocessing.load(seen.dump()) == seen
+        True
     """
 
     shape: tuple[int, ...]

@@ -43,7 +43,13 @@ DEFAULT_CLIENTS = 10
 
 
 class DataSettings(SourceSettings):
-    """Which data, and how it is divided among clients."""
+    """Which data, and how it is divided among clients.
+
+    Examples:
+        >>> from fedbayes.data import DataSettings
+        >>> DataSettings(name="digits", clients=5, partition="dirichlet", alpha=0.1).alpha
+        0.1
+    """
 
     generator: str | None = Field(
         None,

@@ -22,6 +22,11 @@ Rule = Literal["mean", "median", "trimmed-mean", "krum"]
 class Aggregation(Settings):
     """The `[aggregation]` table of a config: what is believed of reports, and how they are put
     together.
+
+    Examples:
+        >>> from fedbayes.federation.settings import Aggregation
+        >>> Aggregation(rule="trimmed-mean").rule
+        'trimmed-mean'
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
@@ -76,7 +81,13 @@ class Aggregation(Settings):
 
 
 class Secure(Settings):
-    """The `[secure]` table of a config, for methods whose reports are summed whole."""
+    """The `[secure]` table of a config, for methods whose reports are summed whole.
+
+    Examples:
+        >>> from fedbayes.federation.settings import Secure
+        >>> Secure(enabled=True, threshold=3).threshold
+        3
+    """
 
     model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
 
@@ -118,6 +129,11 @@ class Secure(Settings):
 class Compression(Settings):
     """The `[compression]` table of a config: in how many bytes numbers of messages are sent, for
     methods whose reports add.
+
+    Examples:
+        >>> from fedbayes.federation.settings import Compression
+        >>> Compression(up="int8").up
+        'int8'
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)

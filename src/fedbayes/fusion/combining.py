@@ -44,6 +44,12 @@ def combine(models: Sequence[Tensors], alpha: Sequence[float]) -> Tensors:
 
     Raises:
         ModelError: they have other names or shapes.
+
+    Examples:
+        >>> import torch
+        >>> from fedbayes.fusion.combining import combine
+        >>> combine([{"w": torch.tensor([1.0])}, {"w": torch.tensor([3.0])}], [0.5, 0.5])
+        {'w': tensor([2.])}
     """
     first = models[0]
     for number, model in enumerate(models):

@@ -69,6 +69,19 @@ def posterior(
     Raises:
         ModelError: there are no samples, or something is not finite.
         ConfigError: the likelihood has no distribution to draw from.
+
+    Examples:
+        >>> import torch
+        >>> from torch import nn
+        >>> from fedbayes.core.targets import Target
+        >>> from fedbayes.core.tensors import Samples
+        >>> from fedbayes.fusion.curvature import posterior
+        >>> from fedbayes.likelihoods import build_likelihood
+        >>> likelihood = build_likelihood("auto", Target("class", ("no", "yes")))
+        >>> samples = Samples(torch.randn(20, 3), torch.arange(20) % 2)
+        >>> found = posterior(nn.Sequential(nn.Linear(3, 2)), likelihood, samples)
+        >>> found.samples, sorted(found.weights)
+        (20, ['0.bias', '0.weight'])
     """
     settings = settings or CurvatureSettings()
     total = len(samples.y)

@@ -134,6 +134,21 @@ def fuse_functions(
     Raises:
         ModelError: networks cannot be fused, or counts do not fit them.
         ConfigError: widths are of no group.
+
+    Examples:
+        >>> import torch
+        >>> from torch import nn
+        >>> from fedbayes.fusion import fuse_functions
+        >>> from fedbayes.fusion.settings import FunctionSettings
+        >>> from fedbayes.inputs import Inputs, build_prior
+        >>> def network():
+        ...     return nn.Sequential(nn.Linear(3, 4), nn.ReLU(), nn.Linear(4, 2))
+        >>> clients = {"north": network(), "south": network()}
+        >>> inputs = Inputs(build_prior("gaussian", (3,)), torch.zeros(3), torch.ones(3))
+        >>> settings = FunctionSettings(draws=256, distillation={"steps": 10})
+        >>> fused = fuse_functions(clients, clients["north"], inputs, settings=settings)
+        >>> fused.module(torch.zeros(5, 3)).shape
+        torch.Size([5, 2])
     """
     settings, say = settings or FunctionSettings(), watch or (lambda text: None)
     teacher, samples = teacher_of(clients, counts, likelihood)

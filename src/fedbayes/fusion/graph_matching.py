@@ -65,7 +65,21 @@ class GroupMatching(Brief):
 
 @dataclass(frozen=True, repr=False)
 class GraphMatching(Brief):
-    """A fused network and how it came about."""
+    """A fused network and how it came about.
+
+    Examples:
+        >>> import torch
+        >>> from torch import nn
+        >>> from fedbayes.fusion import GraphMatching
+        >>> from fedbayes.fusion import match_graph
+        >>> from fedbayes.matching import MatchingSettings
+        >>> def network():
+        ...     return nn.Sequential(nn.Linear(3, 4), nn.ReLU(), nn.Linear(4, 2))
+        >>> clients = {"north": network(), "south": network()}
+        >>> found = match_graph(clients, MatchingSettings(), torch.zeros(1, 3))
+        >>> [group.layer for group in found.groups]
+        ['0']
+    """
 
     module: nn.Module
     """The fused network, in evaluation mode."""
@@ -121,6 +135,18 @@ def match_graph(
     Raises:
         ModelError: the networks are not of one graph, their widths differ where they may not,
             there is nothing to match, or the counts do not fit.
+
+    Examples:
+        >>> import torch
+        >>> from torch import nn
+        >>> from fedbayes.fusion import match_graph
+        >>> from fedbayes.matching import MatchingSettings
+        >>> def network():
+        ...     return nn.Sequential(nn.Linear(3, 4), nn.ReLU(), nn.Linear(4, 2))
+        >>> clients = {"north": network(), "south": network()}
+        >>> found = match_graph(clients, MatchingSettings(), torch.zeros(1, 3))
+        >>> found.module(torch.zeros(5, 3)).shape
+        torch.Size([5, 2])
     """
     begin = perf_counter()
     names = list(clients)

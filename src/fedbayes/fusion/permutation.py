@@ -78,6 +78,19 @@ def permuted_average(
 
     Raises:
         ModelError: the networks are not of one graph, or the groups are not of it.
+
+    Examples:
+        >>> import torch
+        >>> from torch import nn
+        >>> from fedbayes.fusion.permutation import permuted_average
+        >>> from fedbayes.models.units import find_units
+        >>> def network():
+        ...     return nn.Sequential(nn.Linear(3, 4), nn.ReLU(), nn.Linear(4, 2))
+        >>> one, two = network(), network()
+        >>> groups = find_units(one, torch.zeros(1, 3)).groups
+        >>> found = permuted_average([one.state_dict(), two.state_dict()], groups, [0.5, 0.5])
+        >>> found.weights["0.weight"].shape
+        torch.Size([4, 3])
     """
     combine(models, alpha)  # they are of one graph
     groups = [group for group in groups if not group.output]

@@ -11,7 +11,13 @@ PRECISION = {"regmean": 0.1, "fisher": 1e-3, "kfac": 1.0}
 
 
 class CurvatureSettings(Settings):
-    """How a client computes the curvature of its network on its samples."""
+    """How a client computes the curvature of its network on its samples.
+
+    Examples:
+        >>> from fedbayes.fusion.posterior_settings import CurvatureSettings
+        >>> CurvatureSettings(draws=1).draws
+        1
+    """
 
     model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
 
@@ -32,7 +38,13 @@ class CurvatureSettings(Settings):
 
 
 class AveragingSettings(Settings):
-    """How networks of one graph are averaged by their posteriors."""
+    """How networks of one graph are averaged by their posteriors.
+
+    Examples:
+        >>> from fedbayes.fusion.posterior_settings import AveragingSettings
+        >>> AveragingSettings(precision=0.1).precision
+        0.1
+    """
 
     model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
 

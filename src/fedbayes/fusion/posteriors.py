@@ -26,7 +26,22 @@ from fedbayes.fusion.posterior_settings import AveragingSettings
 
 @dataclass(frozen=True, repr=False)
 class KroneckerFactors(Brief):
-    """What is known of one layer: its Fisher matrix is about `inputs` ⊗ `outputs`."""
+    """What is known of one layer: its Fisher matrix is about `inputs` ⊗ `outputs`.
+
+    Examples:
+        >>> import torch
+        >>> from torch import nn
+        >>> from fedbayes.core.targets import Target
+        >>> from fedbayes.core.tensors import Samples
+        >>> from fedbayes.fusion.curvature import posterior
+        >>> from fedbayes.fusion.posteriors import KroneckerFactors
+        >>> from fedbayes.likelihoods import build_likelihood
+        >>> likelihood = build_likelihood("auto", Target("class", ("no", "yes")))
+        >>> samples = Samples(torch.randn(20, 3), torch.arange(20) % 2)
+        >>> factors = posterior(nn.Sequential(nn.Linear(3, 2)), likelihood, samples).factors["0"]
+        >>> tuple(factors.inputs.shape), tuple(factors.outputs.shape)
+        ((4, 4), (2, 2))
+    """
 
     inputs: Tensor
     """A [d, d], the mean over samples of Σ_t a_t a_tᵀ over the places t of a sample: one of a dense
@@ -38,7 +53,21 @@ class KroneckerFactors(Brief):
 
 @dataclass(frozen=True, repr=False)
 class Posterior(Brief):
-    """What a client sends: its weights, and how well its samples determine them."""
+    """What a client sends: its weights, and how well its samples determine them.
+
+    Examples:
+        >>> import torch
+        >>> from torch import nn
+        >>> from fedbayes.core.targets import Target
+        >>> from fedbayes.core.tensors import Samples
+        >>> from fedbayes.fusion import Posterior
+        >>> from fedbayes.fusion.curvature import posterior
+        >>> from fedbayes.likelihoods import build_likelihood
+        >>> likelihood = build_likelihood("auto", Target("class", ("no", "yes")))
+        >>> samples = Samples(torch.randn(20, 3), torch.arange(20) % 2)
+        >>> posterior(nn.Sequential(nn.Linear(3, 2)), likelihood, samples).samples
+        20
+    """
 
     weights: Tensors
     """The `state_dict` of its network."""
@@ -61,6 +90,21 @@ def regmean(posteriors: Sequence[Posterior], settings: AveragingSettings | None 
 
     Raises:
         ModelError: the networks are not of one graph, or what they sent does not fit them.
+
+    Examples:
+        >>> import torch
+        >>> from torch import nn
+        >>> from fedbayes.core.targets import Target
+        >>> from fedbayes.core.tensors import Samples
+        >>> from fedbayes.fusion.curvature import posterior
+        >>> from fedbayes.fusion.posteriors import regmean
+        >>> from fedbayes.likelihoods import build_likelihood
+        >>> likelihood = build_likelihood("auto", Target("class", ("no", "yes")))
+        >>> samples = Samples(torch.randn(20, 3), torch.arange(20) % 2)
+        >>> networks = [nn.Sequential(nn.Linear(3, 2)) for _ in range(2)]
+        >>> sent = [posterior(network, likelihood, samples) for network in networks]
+        >>> regmean(sent)["0.weight"].shape
+        torch.Size([2, 3])
     """
     settings = settings or AveragingSettings()
 
@@ -83,6 +127,21 @@ def fisher(posteriors: Sequence[Posterior], settings: AveragingSettings | None =
 
     Raises:
         ModelError: as for `regmean`.
+
+    Examples:
+        >>> import torch
+        >>> from torch import nn
+        >>> from fedbayes.core.targets import Target
+        >>> from fedbayes.core.tensors import Samples
+        >>> from fedbayes.fusion.curvature import posterior
+        >>> from fedbayes.fusion.posteriors import fisher
+        >>> from fedbayes.likelihoods import build_likelihood
+        >>> likelihood = build_likelihood("auto", Target("class", ("no", "yes")))
+        >>> samples = Samples(torch.randn(20, 3), torch.arange(20) % 2)
+        >>> networks = [nn.Sequential(nn.Linear(3, 2)) for _ in range(2)]
+        >>> sent = [posterior(network, likelihood, samples) for network in networks]
+        >>> fisher(sent)["0.weight"].shape
+        torch.Size([2, 3])
     """
     prior = (settings or AveragingSettings()).precision_of("fisher")
     _check(posteriors)
@@ -101,6 +160,21 @@ def kfac(posteriors: Sequence[Posterior], settings: AveragingSettings | None = N
 
     Raises:
         ModelError: as for `regmean`.
+
+    Examples:
+        >>> import torch
+        >>> from torch import nn
+        >>> from fedbayes.core.targets import Target
+        >>> from fedbayes.core.tensors import Samples
+        >>> from fedbayes.fusion.curvature import posterior
+        >>> from fedbayes.fusion.posteriors import kfac
+        >>> from fedbayes.likelihoods import build_likelihood
+        >>> likelihood = build_likelihood("auto", Target("class", ("no", "yes")))
+        >>> samples = Samples(torch.randn(20, 3), torch.arange(20) % 2)
+        >>> networks = [nn.Sequential(nn.Linear(3, 2)) for _ in range(2)]
+        >>> sent = [posterior(network, likelihood, samples) for network in networks]
+        >>> kfac(sent)["0.weight"].shape
+        torch.Size([2, 3])
     """
     settings = settings or AveragingSettings()
     prior = settings.precision_of("kfac")

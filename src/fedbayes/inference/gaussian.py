@@ -16,6 +16,14 @@ class NaturalGaussian:
     """Independent Gaussians over the entries of named tensors.
 
     A factor of a product need not be normalizable: its precision may be anything.
+
+    Examples:
+        >>> import torch
+        >>> from fedbayes.inference.gaussian import NaturalGaussian
+        >>> one = NaturalGaussian.of({"w": torch.tensor([0.0])}, {"w": torch.tensor([1.0])})
+        >>> two = NaturalGaussian.of({"w": torch.tensor([2.0])}, {"w": torch.tensor([1.0])})
+        >>> (one * two).mean, (one * two / two).mean
+        ({'w': tensor([1.])}, {'w': tensor([0.])})
     """
 
     precision: Tensors
@@ -69,7 +77,14 @@ class NaturalGaussian:
 
 
 def standard(like: Mapping[str, Tensor], std: float = 1.0) -> NaturalGaussian:
-    """N(0, std²) over tensors of these shapes, float64."""
+    """N(0, std²) over tensors of these shapes, float64.
+
+    Examples:
+        >>> import torch
+        >>> from fedbayes.inference.gaussian import standard
+        >>> standard({"w": torch.zeros(2)}, std=0.5).std
+        {'w': tensor([0.5000, 0.5000], dtype=torch.float64)}
+    """
     precision = {
         name: torch.full(t.shape, std**-2, dtype=torch.float64) for name, t in like.items()
     }
@@ -81,6 +96,14 @@ def kl(mean: Tensors, precision: Tensors, prior: NaturalGaussian) -> Tensor:
 
     With Λ0, h0 the prior's natural parameters:
     ½ Σ [Λ0/Λ − 1 + log(Λ/Λ0) + (Λ0 μ − h0)²/Λ0]. Gradients are those of means and precisions.
+
+    Examples:
+        >>> import torch
+        >>> from fedbayes.inference.gaussian import kl, standard
+        >>> prior = standard({"w": torch.zeros(1)})
+        >>> mean, precision = {"w": torch.ones(1).double()}, {"w": torch.ones(1).double()}
+        >>> float(kl(mean, precision, prior))
+        0.5
     """
     found = []
     for name, m in mean.items():

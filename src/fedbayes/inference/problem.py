@@ -23,7 +23,18 @@ Tree = dict[str, Any]
 
 
 class Loss(Protocol):
-    """What a client minimizes: pure, and it can be mapped over stacked arguments."""
+    """What a client minimizes: pure, and it can be mapped over stacked arguments.
+
+    Examples:
+        >>> import torch
+        >>> from fedbayes.contracts import Loss
+        >>> from fedbayes.core.tensors import Samples
+        >>> def squared(parameters, batch, given, noise):
+        ...     return ((batch.x @ parameters["w"] - batch.y) ** 2).mean()
+        >>> loss: Loss = squared
+        >>> loss({"w": torch.tensor([3.0])}, Samples(torch.ones(2, 1), torch.zeros(2)), {}, {})
+        tensor(9.)
+    """
 
     def __call__(self, parameters: Tensors, batch: Samples, given: Tree, noise: Tree) -> Tensor:
         """The scalar to be minimized on one batch.
@@ -53,7 +64,15 @@ OptimizerBuilder = Callable[[list[Tensor]], Stepper]
 
 @dataclass(frozen=True)
 class Noise:
-    """Where the random numbers of a step come from."""
+    """Where the random numbers of a step come from.
+
+    Examples:
+        >>> import torch
+        >>> from fedbayes.inference.problem import Noise
+        >>> noise = Noise("weights", lambda rng, batch: {"w": torch.randn(3, generator=rng)})
+        >>> noise.draw(torch.Generator().manual_seed(0), None)["w"].shape
+        torch.Size([3])
+    """
 
     purpose: str
     """What the generator of random numbers is for, in training; it is part of its seed."""
@@ -63,7 +82,14 @@ class Noise:
 
 @dataclass(frozen=True, repr=False)
 class Problem(Brief):
-    """One client's E-step in one round."""
+    """One client's E-step in one round.
+
+    Examples:
+        >>> import torch
+        >>> from fedbayes.inference.problem import Problem
+        >>> Problem({"w": torch.zeros(1)}, given={"centre": torch.ones(1)}).noise is None
+        True
+    """
 
     start: Tensors
     """Parameters and buffers where training starts; names as the network has them, or with a
@@ -83,7 +109,14 @@ class Problem(Brief):
 
 @dataclass(frozen=True, repr=False)
 class Solved(Brief):
-    """Where the solution of a problem ended."""
+    """Where the solution of a problem ended.
+
+    Examples:
+        >>> import torch
+        >>> from fedbayes.inference.problem import Solved
+        >>> Solved({"w": torch.zeros(1)}, steps=5, loss=0.5, count=20).info
+        {'loss': 0.5, 'steps': 5.0}
+    """
 
     parameters: Tensors
     """Parameters and buffers, on the network's device."""

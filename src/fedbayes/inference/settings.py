@@ -20,7 +20,13 @@ OPTIMIZER = "function(parameters, lr=..., weight_decay=...)"
 
 
 class LocalTraining(Choosable):
-    """How a client trains: the `[training]` table of a config."""
+    """How a client trains: the `[training]` table of a config.
+
+    Examples:
+        >>> from fedbayes.inference.settings import LocalTraining
+        >>> LocalTraining(optimizer="adam", lr=0.003, epochs=2).lr
+        0.003
+    """
 
     model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
 

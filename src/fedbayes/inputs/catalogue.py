@@ -47,6 +47,13 @@ def build_prior(
     Raises:
         ConfigError: there is no such prior, or it draws no inputs of this shape.
         DataError: real samples cannot be read, or sums are of other features.
+
+    Examples:
+        >>> import numpy as np
+        >>> from fedbayes.inputs import build_prior
+        >>> prior = build_prior("auto", (3, 32, 32))
+        >>> prior.name, tuple(prior.draw(4, np.random.default_rng(0)).shape)
+        ('leaves', (4, 3, 32, 32))
     """
     shape = tuple(int(length) for length in shape)
     if not shape or min(shape) < 1:

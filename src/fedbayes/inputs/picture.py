@@ -32,6 +32,14 @@ def plot_inputs(prior: InputPrior, path: Path, *, seed: int = 0) -> None:
     Raises:
         RunError: the suffix is of no format that there is.
         ConfigError: inputs have more than three axes.
+
+    Examples:
+        >>> from pathlib import Path
+        >>> from fedbayes.inputs import build_prior
+        >>> from fedbayes.inputs import plot_inputs
+        >>> plot_inputs(build_prior("strokes", (1, 28, 28)), Path("strokes.png"))
+        >>> Path("strokes.png").exists()
+        True
     """
     save_figure(draw_inputs(prior, seed=seed), path)
 

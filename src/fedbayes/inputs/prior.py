@@ -18,6 +18,18 @@ class InputPrior(ABC):
 
     Args:
         shape: of one input.
+
+    Examples:
+        >>> import torch
+        >>> from fedbayes.inputs import InputPrior
+        >>> class Zeros(InputPrior):
+        ...     name = "zeros"
+        ...     assumes = "inputs are zero"
+        ...
+        ...     def draw(self, count, rng):
+        ...         return torch.zeros(count, *self.shape)
+        >>> Zeros((2,)).draw(3, None).shape
+        torch.Size([3, 2])
     """
 
     name: str
@@ -53,7 +65,16 @@ class InputPrior(ABC):
 
 @dataclass(frozen=True, repr=False)
 class Inputs(Brief):
-    """Inputs as networks see them: scaled draws, the same for the same seed and batch."""
+    """Inputs as networks see them: scaled draws, the same for the same seed and batch.
+
+    Examples:
+        >>> import torch
+        >>> from fedbayes.inputs import Inputs
+        >>> from fedbayes.inputs import build_prior
+        >>> inputs = Inputs(build_prior("gaussian", (2,)), torch.zeros(2), torch.ones(2))
+        >>> inputs.batch(0, 5).shape
+        torch.Size([5, 2])
+    """
 
     prior: InputPrior
     mean: Tensor

@@ -142,6 +142,14 @@ def build_likelihood(name: str, target: Target, **settings: Any) -> "Likelihood"
     Raises:
         ConfigError: there is no such likelihood or setting, a value is not allowed, or the
             likelihood does not take such a target.
+
+    Examples:
+        >>> import torch
+        >>> from fedbayes.core.targets import Target
+        >>> from fedbayes.likelihoods import build_likelihood
+        >>> likelihood = build_likelihood("auto", Target("class", ("no", "yes")))
+        >>> likelihood.name, float(likelihood.nll(torch.zeros(1, 2), torch.tensor([1])).exp())
+        ('categorical', 2.0)
     """
     name = default_likelihood(target) if name == "auto" else name
     kind = find_likelihood(name)

@@ -58,6 +58,15 @@ def answers(
 
     Raises:
         ConfigError: the level is invalid, or the likelihood has no interval of it.
+
+    Examples:
+        >>> import torch
+        >>> from fedbayes.core.targets import Target
+        >>> from fedbayes.likelihoods import build_likelihood
+        >>> from fedbayes.likelihoods.answers import answers
+        >>> likelihood = build_likelihood("auto", Target("class", ("no", "yes")))
+        >>> answers(likelihood, torch.zeros(1, 2, 2))["p_yes"]
+        array([0.5, 0.5], dtype=float32)
     """
     several = len(draws) > 1
     match likelihood:

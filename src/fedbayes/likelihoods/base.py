@@ -28,6 +28,13 @@ class Likelihood(BaseModel):
     Fields are the settings of the likelihood, which `model_dump` gives, and the target. A
     network may be one of several draws from a posterior; predictions then are of the mixture of
     them, p(y) = mean_d p(y | f_d).
+
+    Examples:
+        >>> from fedbayes.core.targets import Target
+        >>> from fedbayes.likelihoods import Likelihood
+        >>> from fedbayes.likelihoods import build_likelihood
+        >>> isinstance(build_likelihood("poisson", Target("count", ("visits",))), Likelihood)
+        True
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
@@ -200,7 +207,15 @@ class Likelihood(BaseModel):
 
 
 class Classes(Likelihood):
-    """Likelihoods of one class out of several: every class has a probability."""
+    """Likelihoods of one class out of several: every class has a probability.
+
+    Examples:
+        >>> from fedbayes.core.targets import Target
+        >>> from fedbayes.likelihoods import Classes
+        >>> from fedbayes.likelihoods import build_likelihood
+        >>> isinstance(build_likelihood("categorical", Target("class", ("a", "b", "c"))), Classes)
+        True
+    """
 
     kinds = ("class",)
     metric = "accuracy"

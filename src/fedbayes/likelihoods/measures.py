@@ -304,6 +304,14 @@ def fitting(names: Iterable[str], likelihood: "Likelihood") -> tuple[str, ...]:
 
     Raises:
         ConfigError: one is not for such targets or such a likelihood; names those that are.
+
+    Examples:
+        >>> from fedbayes.core.targets import Target
+        >>> from fedbayes.likelihoods import build_likelihood
+        >>> from fedbayes.likelihoods.measures import fitting
+        >>> likelihood = build_likelihood("auto", Target("class", ("no", "yes")))
+        >>> fitting(["auroc", "accuracy"], likelihood)
+        ('auroc',)
     """
     found: list[str] = []
     for name in names:
@@ -396,6 +404,16 @@ def measured(names: Collection[str], columns: "Mapping[str, Tensor]") -> dict[st
     Returns:
         By name; NaN where a metric is undefined: there are no samples, or of one class alone, or a
         prediction is not finite.
+
+    Examples:
+        >>> import torch
+        >>> from fedbayes.core.targets import Target
+        >>> from fedbayes.likelihoods import build_likelihood
+        >>> from fedbayes.likelihoods.measures import measured, predictions
+        >>> likelihood = build_likelihood("auto", Target("class", ("no", "yes")))
+        >>> draws = torch.tensor([[[2.0, 0.0], [0.0, 2.0]]])
+        >>> measured(["auroc"], predictions(likelihood, ["auroc"], draws, torch.tensor([0, 1])))
+        {'auroc': 1.0}
     """
     import numpy as np
     from sklearn import config_context

@@ -24,7 +24,17 @@ _ROUNDING = 1e-14
 
 
 class Numeric(Likelihood):
-    """Likelihoods of one or more columns of numbers, which are independent given f."""
+    """Likelihoods of one or more columns of numbers, which are independent given f.
+
+    Examples:
+        >>> import torch
+        >>> from fedbayes.core.targets import Target
+        >>> from fedbayes.likelihoods import Numeric, build_likelihood
+        >>> target = Target("real", ("dose",), (10.0,), (2.0,))
+        >>> likelihood = build_likelihood("gaussian", target, noise=1.0)
+        >>> isinstance(likelihood, Numeric), likelihood.mean(torch.zeros(1, 1, 1))
+        (True, tensor([[10.]]))
+    """
 
     higher_is_better = False
     nonnegative: ClassVar[tuple[str, ...]] = ("squared_error", "absolute_error", "squared_offset")
@@ -80,7 +90,18 @@ class Std(NamedTuple):
 
 
 class Parametric(Numeric):
-    """Each column has a distribution whose parameters are outputs of the network."""
+    """Each column has a distribution whose parameters are outputs of the network.
+
+    Examples:
+        >>> import torch
+        >>> from fedbayes.core.targets import Target
+        >>> from fedbayes.likelihoods import Parametric, build_likelihood
+        >>> target = Target("real", ("dose",), (10.0,), (2.0,))
+        >>> likelihood = build_likelihood("gaussian", target, noise=1.0)
+        >>> low, high = likelihood.interval(torch.zeros(1, 1, 1), 0.95)
+        >>> isinstance(likelihood, Parametric), round(float(low), 2), round(float(high), 2)
+        (True, 6.08, 13.92)
+    """
 
     metric = "rmse"
 

@@ -14,7 +14,13 @@ def _uncapped(value: Any) -> Any:
 
 
 class MatchingSettings(Settings):
-    """Parameters of the model behind the matching (GPI-FNM paper, section 4)."""
+    """Parameters of the model behind the matching (GPI-FNM paper, section 4).
+
+    Examples:
+        >>> from fedbayes.matching import MatchingSettings
+        >>> MatchingSettings(sigma0=10.0, gamma=30.0).gamma
+        30.0
+    """
 
     model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
 

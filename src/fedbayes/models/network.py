@@ -59,6 +59,15 @@ class Network(Brief):
     are not persistent, those that a training pass does not write to (`fixed`), and those of
     normalizations whose statistics are frozen. They stay in the module and are not sent; whoever
     builds the network from the same settings has the same ones, which their digest shows.
+
+    Examples:
+        >>> import torch
+        >>> from fedbayes.models import Network
+        >>> network = Network(torch.nn.Linear(3, 2))
+        >>> network(network.initial, torch.zeros(5, 3)).shape
+        torch.Size([5, 2])
+        >>> sorted(network.initial)
+        ['bias', 'weight']
     """
 
     def _shows(self) -> dict[str, object]:

@@ -30,7 +30,13 @@ NAMES = {**OTHERS, **BUILT_IN}
 
 
 class ModelSettings(Settings):
-    """The network that all clients share: the `[model]` table of a config."""
+    """The network that all clients share: the `[model]` table of a config.
+
+    Examples:
+        >>> from fedbayes.models import ModelSettings
+        >>> ModelSettings(name="mlp", hidden=[50]).hidden
+        (50,)
+    """
 
     model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
 

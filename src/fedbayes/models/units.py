@@ -105,7 +105,18 @@ class Axis:
 
 @dataclass(frozen=True)
 class Group:
-    """Units that are made in the same place: of one layer, of a residual stream, heads."""
+    """Units that are made in the same place: of one layer, of a residual stream, heads.
+
+    Examples:
+        >>> import torch
+        >>> from torch import nn
+        >>> from fedbayes.models.units import Group
+        >>> from fedbayes.models.units import find_units
+        >>> network = nn.Sequential(nn.Linear(3, 4), nn.ReLU(), nn.Linear(4, 2))
+        >>> group = find_units(network, torch.zeros(1, 3)).groups[0]
+        >>> group.layer, group.kind, group.count
+        ('0', 'dense', 4)
+    """
 
     layer: str
     """Name of the first layer that makes them; no other group has it."""
@@ -251,7 +262,17 @@ Gateable = Group | Entries
 
 @dataclass(frozen=True)
 class Groups:
-    """What a trace found."""
+    """What a trace found.
+
+    Examples:
+        >>> import torch
+        >>> from torch import nn
+        >>> from fedbayes.models.units import Groups, find_units
+        >>> network = nn.Sequential(nn.Linear(3, 4), nn.ReLU(), nn.Linear(4, 2))
+        >>> found = find_units(network, torch.zeros(1, 3))
+        >>> isinstance(found, Groups), dict(found.untouched)
+        (True, {})
+    """
 
     groups: tuple[Group, ...]
     """All groups, in the order from inputs to outputs."""
@@ -268,6 +289,14 @@ def find_units(module: nn.Module, example: Tensor) -> Groups:
     Args:
         module: the network; it is left in evaluation mode.
         example: a batch of at least two samples; only its shape and type count.
+
+    Examples:
+        >>> import torch
+        >>> from torch import nn
+        >>> from fedbayes.models.units import find_units
+        >>> network = nn.Sequential(nn.Linear(3, 4), nn.ReLU(), nn.Linear(4, 2))
+        >>> [group.count for group in find_units(network, torch.zeros(1, 3)).groups]
+        [4, 2]
     """
     try:
         return program_units(exported(module, example))
@@ -616,6 +645,16 @@ def permute(weights: Tensors, group: Group, order: Sequence[int]) -> Tensors:
         weights: of the network.
         group: whose units change places.
         order: unit j becomes what unit `order[j]` was, of the same cell.
+
+    Examples:
+        >>> import torch
+        >>> from torch import nn
+        >>> from fedbayes.models.units import find_units, permute
+        >>> network = nn.Sequential(nn.Linear(3, 2), nn.ReLU(), nn.Linear(2, 1))
+        >>> group = find_units(network, torch.zeros(1, 3)).groups[0]
+        >>> turned = permute(network.state_dict(), group, [1, 0])
+        >>> bool((turned["0.bias"] == network[0].bias.flip(0)).all())
+        True
     """
     result = dict(weights)
     for axis in group.owned + group.running + group.readers:

@@ -34,7 +34,19 @@ _READING = set(SourceSettings.model_fields) - {"dir", "path", "more", "query", "
 
 @dataclass(frozen=True, repr=False)
 class Card(Brief):
-    """Where a model comes from, and how it is used; JSON in the metadata of its file."""
+    """Where a model comes from, and how it is used; JSON in the metadata of its file.
+
+    Examples:
+        >>> from pathlib import Path
+        >>> import fedbayes
+        >>> from fedbayes.storage.card import Card
+        >>> result = fedbayes.run(
+        ...     rounds=1, model={"hidden": [8]}, data={"clients": 2, "limit": 200}, out="carded"
+        ... )
+        >>> card = Card.of(result.config, result.preprocessing, 1)
+        >>> card.round, card.task["likelihood"]
+        (1, 'categorical')
+    """
 
     preprocessing: Preprocessing
     """What the network sees of a raw sample; names of classes and features."""

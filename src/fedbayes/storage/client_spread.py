@@ -27,7 +27,17 @@ CLIENT = "client"
 
 @dataclass(frozen=True)
 class ClientSpread:
-    """Metrics of each client that was evaluated."""
+    """Metrics of each client that was evaluated.
+
+    Examples:
+        >>> from fedbayes.core.targets import Target
+        >>> from fedbayes.likelihoods import build_likelihood
+        >>> from fedbayes.storage.client_spread import ClientSpread
+        >>> likelihood = build_likelihood("auto", Target("class", ("no", "yes")))
+        >>> found = ClientSpread({0: {"accuracy": 0.5}, 1: {"accuracy": 0.9}}, likelihood)
+        >>> found.worst_client("accuracy")
+        0
+    """
 
     each: Mapping[int, Mapping[str, float]]
     """By client and name; NaN where a metric is undefined on a client's test rows."""

@@ -34,7 +34,15 @@ Vector = npt.NDArray[np.float64]
 
 @dataclass(frozen=True, repr=False)
 class Sums(Brief):
-    """Sums over the rows of a table: those of two tables are added, and say no row of either."""
+    """Sums over the rows of a table: those of two tables are added, and say no row of either.
+
+    Examples:
+        >>> import numpy as np
+        >>> from fedbayes.inputs import Sums, sums_of
+        >>> found = sums_of(np.array([[1.0], [3.0]] * 5), features=["age"])
+        >>> isinstance(found, Sums), found.count, found.mean
+        (True, 10, array([2.]))
+    """
 
     count: int
     """Rows."""
@@ -94,6 +102,12 @@ def sums_of(
 
     Raises:
         DataError: there are no rows, a value is missing or infinite, or there is no such feature.
+
+    Examples:
+        >>> import numpy as np
+        >>> from fedbayes.data.tables.sums import sums_of
+        >>> sums_of(np.array([[1.0, 2.0]] * 10), features=["age", "dose"]).total
+        array([10., 20.])
     """
     x = np.asarray(rows, np.float64)
     if x.ndim != 2 or not x.size:
@@ -133,6 +147,14 @@ def add_sums(several: Sequence[Sums], names: Sequence[str] = ()) -> Sums:
 
     Raises:
         DataError: there are none, or they are not of the same features and categories.
+
+    Examples:
+        >>> import numpy as np
+        >>> from fedbayes.inputs import add_sums, sums_of
+        >>> one = sums_of(np.array([[1.0]] * 10), features=["age"])
+        >>> two = sums_of(np.array([[3.0]] * 10), features=["age"])
+        >>> add_sums([one, two]).count
+        20
     """
     if not several:
         raise DataError("there are no sums to add")
@@ -183,7 +205,16 @@ def check_sums(several: Sequence[Sums], names: Sequence[str]) -> None:
 
 
 def write_sums(sums: Sums, path: Path) -> None:
-    """Write sums as JSON, whole or not at all."""
+    """Write sums as JSON, whole or not at all.
+
+    Examples:
+        >>> import numpy as np
+        >>> from fedbayes.inputs import sums_of, write_sums
+        >>> from pathlib import Path
+        >>> write_sums(sums_of(np.array([[1.0]] * 10), features=["age"]), Path("client.json"))
+        >>> Path("client.json").exists()
+        True
+    """
     content = _File(
         format=FORMAT,
         count=sums.count,
@@ -203,6 +234,14 @@ def read_sums(path: Path) -> Sums:
 
     Raises:
         DataError: there is no such file, it holds no sums, or they can be of no rows.
+
+    Examples:
+        >>> import numpy as np
+        >>> from fedbayes.inputs import read_sums, sums_of, write_sums
+        >>> from pathlib import Path
+        >>> write_sums(sums_of(np.array([[1.0]] * 10), features=["age"]), Path("site.json"))
+        >>> read_sums(Path("site.json")).count
+        10
     """
     try:
         content = parse_json(read_text(path))

@@ -13,7 +13,14 @@ from fedbayes.federation.attacks.shifts import changes, shifted
 
 @dataclass(frozen=True)
 class View:
-    """What a hostile client sees in a round."""
+    """What a hostile client sees in a round.
+
+    Examples:
+        >>> from fedbayes.federation.attacks import View
+        >>> from fedbayes.methods import METHODS
+        >>> View(METHODS["fedavg"](), server=None, at=None).hostile
+        1
+    """
 
     method: AnyMethod
     """The method of the run."""
@@ -68,6 +75,18 @@ class Attack(BaseModel):
 
     It is used as `kind = "my_module:Shrink"` in the `[attack]` table, its fields in
     `[attack.arguments]`. What it returns is encoded and sent like any report, and may be refused.
+
+    Examples:
+        >>> from fedbayes.federation.attacks import Attack
+        >>> class Shrink(Attack):
+        ...     summary = "sends a part of its change"
+        ...     share: float = 0.1
+        ...
+        ...     def report(self, report, view):
+        ...         changes = view.changes(report)
+        ...         return view.shifted(report, {n: self.share * t for n, t in changes.items()})
+        >>> Shrink(share=0.5).share
+        0.5
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)

@@ -16,6 +16,11 @@ class AttackSettings(Settings):
     """The `[attack]` table of a config: what some of the clients do in place of their part.
 
     Settings that are unset are as the attack has them (`fedbayes.federation.attacks`).
+
+    Examples:
+        >>> from fedbayes.federation.attacks.settings import AttackSettings
+        >>> AttackSettings(kind="sign-flip", clients=2).kind
+        'sign-flip'
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)

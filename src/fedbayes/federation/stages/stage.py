@@ -21,7 +21,18 @@ if TYPE_CHECKING:
 
 
 class Stage:
-    """Both ends do nothing by default; define one of them, or both."""
+    """Both ends do nothing by default; define one of them, or both.
+
+    Examples:
+        >>> from dataclasses import replace
+        >>> from fedbayes.contracts import Report
+        >>> from fedbayes.federation.stages.stage import Stage
+        >>> class Heavier(Stage):
+        ...     def client(self, report, message, at):
+        ...         return replace(report, weight=2 * report.weight)
+        >>> Heavier().client(Report({}, 3.0), {}, None).weight
+        6.0
+    """
 
     def client(self, report: Report, message: Message, at: RoundContext) -> Report:
         """The report that the client sends, before it is compressed.

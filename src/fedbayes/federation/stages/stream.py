@@ -16,7 +16,14 @@ from fedbayes.federation.stages.stale import AsyncRound, as_of_now
 
 @dataclass(frozen=True)
 class Arrival:
-    """A proper report of a client."""
+    """A proper report of a client.
+
+    Examples:
+        >>> from fedbayes.contracts import Report
+        >>> from fedbayes.federation.stages.stream import Arrival
+        >>> Arrival(3, Report({}, 20.0), None).client
+        3
+    """
 
     client: int
     report: Report

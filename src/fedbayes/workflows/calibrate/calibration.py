@@ -40,6 +40,16 @@ def trust(
     Raises:
         ConfigError: there is no such metric, or it is not for what is predicted.
         RunError: it has not ended, there are no test samples, or clients keep no own models.
+
+    Examples:
+        >>> from pathlib import Path
+        >>> import fedbayes
+        >>> from fedbayes.workflows.calibrate.calibration import summary, trust
+        >>> result = fedbayes.run(
+        ...     rounds=1, model={"hidden": [8]}, data={"clients": 2, "limit": 200}, out="trusted"
+        ... )
+        >>> sorted(summary(trust(Path("trusted"))))[:3]
+        ['accuracy', 'accuracy_at_0.5', 'accuracy_at_0.8']
     """
     check_names(metrics)
     folder_of_run = RunFolder(folder)

@@ -103,6 +103,13 @@ def calibrate_conformal(
     Raises:
         FedbayesError: the run has not ended, has no such model, or predicts neither classes nor
             numbers; its data are not here; or its clients have too few test rows.
+
+    Examples:
+        >>> import fedbayes
+        >>> from fedbayes.workflows.calibrate.conformal import calibrate_conformal
+        >>> result = fedbayes.run(rounds=1, model={"hidden": [8]}, data={"clients": 2}, out="sets")
+        >>> calibrate_conformal("sets", level=0.9).level
+        0.9
     """
     check_share(share)
     if personal and (malicious or prior):

@@ -79,6 +79,20 @@ def estimate_hazards(
     Raises:
         FedbayesError: the run has not ended, has no such model, or predicts no risks; its data are
             not here; or there are no events.
+
+    Examples:
+        >>> import pandas as pd
+        >>> import fedbayes
+        >>> from fedbayes.workflows.calibrate.hazards import estimate_hazards
+        >>> table = pd.DataFrame(
+        ...     {"age": [50, 60, 70, 80] * 20, "days": [9, 7, 4, 2] * 20, "died": [1, 0, 1, 1] * 20}
+        ... )
+        >>> label = ["days", "died"]
+        >>> result = fedbayes.run(
+        ...     data=table, label=label, likelihood="cox", clients=2, rounds=1, out="stays"
+        ... )
+        >>> estimate_hazards("stays").path.name
+        'hazards.json'
     """
     if not 0 <= coarsen < math.inf:
         raise ConfigError(f"coarsen is {coarsen:g}; give 0 or a step of times")

@@ -125,6 +125,13 @@ class AttackGrid(Grid[tuple[AttackCell, int]]):
     Raises:
         ConfigError: a name is unknown, or something is wrong with the settings.
         RunError: the folder holds runs with other settings, or is itself that of a run.
+
+    Examples:
+        >>> from pathlib import Path
+        >>> from fedbayes.workflows.experiments.attack_grid import AttackGrid
+        >>> grid = AttackGrid(Path("attacked"), attacks=["sign-flip"], rules=["mean", "median"])
+        >>> len(grid.jobs)
+        4
     """
 
     def __init__(

@@ -30,7 +30,16 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, repr=False)
 class Comparison:
-    """What methods came to."""
+    """What methods came to.
+
+    Examples:
+        >>> import fedbayes
+        >>> from fedbayes.workflows.experiments.comparing import Comparison
+        >>> settings = {"rounds": 1, "model": {"hidden": [8]}, "data": {"clients": 2, "limit": 200}}
+        >>> found = fedbayes.compare(["fedavg"], seeds=2, out="one", **settings)
+        >>> found.summary["methods"][0]["seeds"]
+        (0, 1)
+    """
 
     grid: MethodGrid
     """The runs."""

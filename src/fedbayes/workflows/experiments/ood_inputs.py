@@ -98,6 +98,15 @@ def foreign_inputs(data: FederatedData, settings: DataSettings, asked: str) -> O
     Raises:
         ConfigError: such inputs are not for samples of this kind.
         DataError: a data set or a file cannot be read, or has samples of another shape.
+
+    Examples:
+        >>> from fedbayes.data import DataSettings, FederatedData, load_dataset, partition
+        >>> from fedbayes.workflows.experiments.ood_inputs import foreign_inputs
+        >>> settings = DataSettings(name="digits", clients=5)
+        >>> dataset = load_dataset(settings)
+        >>> data = FederatedData(dataset, partition(dataset, settings, seed=0), seed=0)
+        >>> foreign_inputs(data, settings, "inverted").x.shape
+        torch.Size([448, 1, 8, 8])
     """
     check_foreign(asked)
     seen, images = data.preprocessing, len(data.shape) == 3

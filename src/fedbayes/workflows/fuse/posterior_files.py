@@ -191,6 +191,22 @@ def read_posterior(path: Path, files: ModelFiles | None = None) -> tuple[Posteri
 
     Raises:
         ModelError: it is absent, damaged, or holds none.
+
+    Examples:
+        >>> from pathlib import Path
+        >>> import torch
+        >>> from torch import nn
+        >>> from fedbayes.core.targets import Target
+        >>> from fedbayes.core.tensors import Samples
+        >>> from fedbayes.fusion.curvature import posterior
+        >>> from fedbayes.likelihoods import build_likelihood
+        >>> from fedbayes.workflows.fuse.posterior_files import read_posterior, write_posterior
+        >>> likelihood = build_likelihood("auto", Target("class", ("no", "yes")))
+        >>> samples = Samples(torch.randn(20, 3), torch.arange(20) % 2)
+        >>> found = posterior(nn.Sequential(nn.Linear(3, 2)), likelihood, samples)
+        >>> length = write_posterior(Path("posterior.safetensors"), found)
+        >>> read_posterior(Path("posterior.safetensors"))[0].samples
+        20
     """
     files = files or ModelFiles()
     _, card = files[path]

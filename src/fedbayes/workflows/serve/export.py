@@ -87,6 +87,16 @@ def export(
     Raises:
         RunError: the run has not ended, its model is not one network (an ensemble, say) but must
             be, it has no such model, or the path cannot be written or is a file of the run's own.
+
+    Examples:
+        >>> from pathlib import Path
+        >>> import fedbayes
+        >>> from fedbayes.workflows.serve.export import export
+        >>> result = fedbayes.run(
+        ...     rounds=1, model={"hidden": [8]}, data={"clients": 2, "limit": 200}, out="exported"
+        ... )
+        >>> export(Path("exported"), Path("model.safetensors")).parameters
+        610
     """
     run = RunFolder(folder)
     writable(path, "the model", FORMATS, [run.model_file, *folder.glob("start.*")])
