@@ -17,12 +17,9 @@ from fedbayes.methods import METHODS
 
 
 def public():
-    """Names of the class `Method` itself that do not begin with a line."""
-    return {n for n in (*vars(Method), *Method.__annotations__) if not n.startswith("_")} - {
-        "model_config",
-        "model_fields",
-        "model_computed_fields",
-    }
+    """Names of the class `Method` itself, without those of Pydantic and settings of users."""
+    names = {n for n in (*vars(Method), *Method.__annotations__) if not n.startswith("_")}
+    return names - {"model_config", "model_fields", "model_computed_fields", *Method.model_fields}
 
 
 def test_a_method_meets_few_names():
@@ -35,6 +32,13 @@ def test_a_former_name_says_what_to_write_instead(name):
     with pytest.raises(ConfigError, match=f"sets {name}, which has no effect; declare") as told:
         type("Mine", (PointEstimate[Weights],), {name: "", "__module__": __name__})
     assert module._DECLARED_NOW[name] in str(told.value)
+
+
+def test_a_parameter_may_have_a_former_name():
+    class Mine(PointEstimate[Weights]):
+        prior: float = 1.0
+
+    assert Mine.model_fields["prior"].default == 1.0
 
 
 def test_what_about_leaves_out_is_of_the_class_behind():

@@ -545,7 +545,7 @@ def test_options_of_run_are_shorthands(tmp_path, capsys):
 
 
 @pytest.mark.filterwarnings("ignore:Field name")
-@pytest.mark.parametrize("name", ["prior", "loss", "local", "check", "model", "update", "accept"])
+@pytest.mark.parametrize("name", ["chart", "loss", "local", "check", "model", "update", "accept"])
 def test_a_parameter_in_the_place_of_the_contract_is_refused(name):
     with pytest.raises(ConfigError, match=f"Odd has a parameter '{name}'.*rename"):
         type("Odd", (PointEstimate[Weights],), {"__annotations__": {name: float}, name: 0.5})

@@ -34,6 +34,11 @@ from fedbayes.runs.build import build_data
 from tests.methods.places import at, difference, network, run_of, samples
 
 
+def prior_of(method):
+    """The prior of clients by their number of samples."""
+    return lambda samples: method.note(samples, None).prior
+
+
 @given(
     a=st.floats(-3, 3),
     w=st.floats(-3, 3),
@@ -387,7 +392,7 @@ def test_the_prior_of_a_method_is_what_its_loss_adds(method):
     server = method.init(place.run)
     problem = method.problem(method.message(server, place), Stateless(), data, place)
     phi = {n: w + torch.randn_like(w) for n, w in net.initial.items()}
-    found = method.prior(len(data.y))
+    found = method.note(len(data.y), None).prior
     if problem.project is not None:
         moved = {n: w.clone() for n, w in phi.items()}
         problem.project(moved, problem.given, 0.01)
@@ -421,21 +426,23 @@ def test_the_slab_of_open_gates_is_a_gaussian(kind):
         here = {**problem.start, **phi}
         losses[drift] = method.loss(place.run)(here, data, problem.given, noise)
     squares = sum((phi[n] - w).square().sum() for n, w in net.initial.items())
-    found = method.prior(len(data.y))
+    found = method.note(len(data.y), None).prior
     added = len(data.y) * (losses[0.07] - losses[0.0])
     torch.testing.assert_close(added, found.strength / 2 * squares)
-    assert "precision of the slab 0.63 beside the summed loss" in in_words(method.prior, [9])
-    assert in_words(kind().prior, [9]) == ""
+    assert "precision of the slab 0.63 beside the summed loss" in in_words(prior_of(method), [9])
+    assert in_words(prior_of(kind()), [9]) == ""
 
 
 def test_the_start_of_a_run_says_what_its_prior_is():
     method = FedProx(proximal=0.01)
-    said = in_words(method.prior, [30, 610, 0])
+    said = in_words(prior_of(method), [30, 610, 0])
     assert "precision 0.3 to 6.1 beside the summed loss" in said
     assert "0.01 beside its mean loss" in said
-    said = in_words(Mixture(precision=10).prior, [20, 100])
+    said = in_words(prior_of(Mixture(precision=10)), [20, 100])
     assert "precision 10 beside the summed loss of a client, 0.1 to 0.5 beside" in said
-    assert in_words(FedAvg().prior, [20]) == in_words(FedProx(proximal=0.0).prior, [20]) == ""
+    assert (
+        in_words(prior_of(FedAvg()), [20]) == in_words(prior_of(FedProx(proximal=0.0)), [20]) == ""
+    )
 
 
 @pytest.mark.parametrize("precision", [0.0, 0.1])

@@ -144,7 +144,8 @@ class Display:
         if config.settings_chosen:
             chosen = ", ".join(f"{k} = {toml_value(v)}" for k, v in config.settings_chosen.items())
             self._print(f"{self._title}{config.method['preset']} settings: {chosen}")
-        if prior := in_words(simulation.method.prior, simulation.data.train_sizes().tolist()):
+        sizes, method = simulation.data.train_sizes().tolist(), simulation.method
+        if prior := in_words(lambda size: method.note(size, simulation.run).prior, sizes):
             self._print(f"{self._title}{prior}")
         if simulation.adversary is not None:
             self._print(f"{self._title}{simulation.adversary.words}")

@@ -34,7 +34,7 @@ from fedbayes.contracts.method import (
 )
 from fedbayes.contracts.parts import Part, Reports
 from fedbayes.contracts.point import PointEstimate
-from fedbayes.contracts.prior import Prior
+from fedbayes.contracts.prior import ClientNote, Prior
 from fedbayes.contracts.recommended import Known, adam, sgd
 from fedbayes.contracts.reports import Report, ReportList, Sum
 from fedbayes.contracts.run import Federation, RoundContext, nll
@@ -49,6 +49,7 @@ __all__ = [
     "Changes",
     "Chart",
     "ClassCountedMethod",
+    "ClientNote",
     "ClientState",
     "Clips",
     "Federation",

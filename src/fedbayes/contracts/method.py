@@ -46,7 +46,7 @@ from torch import Tensor
 
 from fedbayes.contracts.changes import Chart, part_of
 from fedbayes.contracts.parts import Reports
-from fedbayes.contracts.prior import Prior
+from fedbayes.contracts.prior import ClientNote
 from fedbayes.contracts.recommended import Known, adam, sgd
 from fedbayes.contracts.reports import Report, ReportList, Sum
 from fedbayes.contracts.run import Federation, RoundContext, nll
@@ -182,6 +182,8 @@ _DECLARED_NOW = {
     "stopped": "a field `stopped` of the server's state",
     "without": "update, which has `ReportList.refused`",
     "resolved": "remarks",
+    "prior": "note, which gives a ClientNote",
+    "falls_short": "note, which gives a ClientNote",
 }
 """Former names by what declares the same."""
 
@@ -203,7 +205,9 @@ class _Checked(ModelMetaclass):
         Raises:
             ConfigError: it sets a former name, which would have no effect.
         """
-        for flag in _DECLARED_NOW.keys() & namespace.keys():
+        own = namespace.get("__annotations__", {})  # a parameter of a former name is the user's
+        parameters = {n for n, kind in own.items() if "ClassVar" not in str(kind)}
+        for flag in (_DECLARED_NOW.keys() & namespace.keys()) - parameters:
             raise ConfigError(
                 f"the method {name} sets {flag}, which has no effect; declare "
                 f"{_DECLARED_NOW[flag]} instead (see fedbayes.contracts.parts)"
@@ -304,17 +308,11 @@ class Method(Choosable, Generic[ServerState, ClientState, Reduced], metaclass=_C
         """
         return []
 
-    def falls_short(self, samples: int, run: Federation) -> str:
-        """What a client of so many training samples does in place of what the method is for, in
-        words that go on from "clients"; empty by default: nothing.
+    def note(self, samples: int, run: Federation) -> ClientNote:
+        """What a user should know of a client of so many training samples: the prior around the
+        server, and whether it has too few for what the method is for. Nothing by default.
         """
-        return ""
-
-    def prior(self, samples: int) -> Prior | None:
-        """The prior of the weights of a client of so many training samples around the server's, as
-        far as it draws them there; None by default: nothing does.
-        """
-        return None
+        return ClientNote()
 
     @abstractmethod
     def init(self, run: Federation) -> ServerState:

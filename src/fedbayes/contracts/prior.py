@@ -25,6 +25,16 @@ class Prior:
     """It: λ beside the client's summed loss; λ / N_s beside its mean loss."""
 
 
+@dataclass(frozen=True)
+class ClientNote:
+    """What holds of a client by its number of training samples."""
+
+    prior: Prior | None = None
+    """The prior of its weights around the server's, as far as the method draws them there."""
+    falls_short: str = ""
+    """What it does instead of what the method is for, in words that follow "clients"."""
+
+
 def in_words(prior: Callable[[int], Prior | None], sizes: Iterable[int]) -> str:
     """The priors of clients in a sentence; empty if there are none.
 

@@ -7,7 +7,17 @@ import torch
 from pydantic import Field
 from torch import Tensor
 
-from fedbayes.contracts import About, Federation, Info, Known, Problem, RoundContext, Solved, sgd
+from fedbayes.contracts import (
+    About,
+    ClientNote,
+    Federation,
+    Info,
+    Known,
+    Problem,
+    RoundContext,
+    Solved,
+    sgd,
+)
 from fedbayes.contracts.moments import MomentMatching
 from fedbayes.core.fields import Only
 from fedbayes.core.tensors import Samples, Tensors
@@ -74,15 +84,16 @@ class FedEP(MomentMatching):
         else:
             require_langevin(run.training)
 
-    def falls_short(self, samples: int, run: Federation) -> str:
+    def note(self, samples: int, run: Federation) -> ClientNote:
         """A client with too few steps for a precision of its samples cannot answer."""
         if self.inference != "sgld" or self._schedule(samples, run)[2] >= _FEWEST:
-            return ""
-        return (
+            return ClientNote()
+        why = (
             "cannot answer, which ends the run when their turn comes (over a network they are lost "
             f"for the round): they take too few steps in a round for {_FEWEST} samples of their "
             "weights; set training.steps (100, say), or lower method.thinning"
         )
+        return ClientNote(falls_short=why)
 
     def _schedule(self, samples: int, run: Federation) -> tuple[int, int, int]:
         """Of a round with so many training samples: steps, those of burn-in, and samples of the

@@ -6,7 +6,17 @@ import torch
 from pydantic import Field
 from torch import Tensor
 
-from fedbayes.contracts import About, Federation, Info, Known, Report, RoundContext, Stateless, sgd
+from fedbayes.contracts import (
+    About,
+    ClientNote,
+    Federation,
+    Info,
+    Known,
+    Report,
+    RoundContext,
+    Stateless,
+    sgd,
+)
 from fedbayes.contracts.drift import GeneralizedFedAvg
 from fedbayes.core.fields import Only
 from fedbayes.core.messages import Message, dense
@@ -80,15 +90,16 @@ class FedPa(ServerOptimizer, GeneralizedFedAvg):
             f"method.burn_in_rounds = {self.burn_in_rounds}"
         ]
 
-    def falls_short(self, samples: int, run: Federation) -> str:
+    def note(self, samples: int, run: Federation) -> ClientNote:
         """A client with too few steps for two samples averages."""
         if self._steps(samples, run)[1] >= 2 or run.rounds <= self.burn_in_rounds:
-            return ""
-        return (
+            return ClientNote()
+        why = (
             "answer as in federated averaging: they have too few steps in a round for two samples "
             f"after method.burn_in = {self.burn_in:g}; give them more training.epochs, or "
             "training.steps"
         )
+        return ClientNote(falls_short=why)
 
     def _steps(self, samples: int, run: Federation) -> tuple[int, int]:
         """Steps of a round for so many samples: all, and those after burn-in."""

@@ -8,6 +8,7 @@ from torch import Tensor
 
 from fedbayes.contracts import (
     About,
+    ClientNote,
     Federation,
     Info,
     Loss,
@@ -48,9 +49,9 @@ class FedProx(PointEstimate[Weights]):
         "the prior around the server is λ N_s",
     )
 
-    def prior(self, samples: int) -> Prior | None:
+    def note(self, samples: int, run: Federation) -> ClientNote:
         """A Gaussian of precision λ N_s."""
-        return Prior("precision", self.proximal * samples) if self.proximal else None
+        return ClientNote(Prior("precision", self.proximal * samples) if self.proximal else None)
 
     def init(self, run: Federation) -> Weights:
         """The network's initialization."""

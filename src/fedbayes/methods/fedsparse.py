@@ -14,6 +14,7 @@ from fedbayes.contracts import (
     Averaged,
     Changes,
     Chart,
+    ClientNote,
     ClientState,
     Federation,
     Info,
@@ -212,9 +213,11 @@ class SpikeSlab(
             "small for a positive threshold; method.scale = 'logits' knows negative ones"
         ]
 
-    def prior(self, samples: int) -> Prior | None:
+    def note(self, samples: int, run: Federation) -> ClientNote:
         """The slab, a Gaussian of precision λ N_s for weights whose gate is open."""
-        return Prior("precision of the slab", self.drift * samples) if self.drift else None
+        return ClientNote(
+            Prior("precision of the slab", self.drift * samples) if self.drift else None
+        )
 
     def _gated(self, run: Federation) -> tuple[Gateable, ...]:
         found = run.network.groups if self.gates == "units" else run.network.entries

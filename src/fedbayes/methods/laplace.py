@@ -13,6 +13,7 @@ from fedbayes.contracts import (
     UNIFORM,
     About,
     Averaged,
+    ClientNote,
     Federation,
     Info,
     Known,
@@ -98,9 +99,9 @@ class Laplace(Averaged, ServerSchedule, Method[LaplaceServer, Stateless, ReportL
         """Clients without a class do not vote on its row: the median would be theirs."""
         return {**sgd(known), "method.class_rows": _by_class(known.run)}
 
-    def prior(self, samples: int) -> Prior | None:
+    def note(self, samples: int, run: Federation) -> ClientNote:
         """A Laplace distribution of inverse scale λ N_s."""
-        return Prior("inverse scale", self.scale * samples) if self.scale else None
+        return ClientNote(Prior("inverse scale", self.scale * samples) if self.scale else None)
 
     def init(self, run: Federation) -> LaplaceServer:
         """The network's initialization."""

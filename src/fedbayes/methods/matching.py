@@ -11,6 +11,7 @@ from pydantic import Field
 from fedbayes.contracts import (
     About,
     ClassCountedMethod,
+    ClientNote,
     Federation,
     Info,
     Known,
@@ -117,11 +118,12 @@ class GpiFnm(MatchingSettings, ClassCountedMethod[MatchingServer]):
             wide = False
         return {**trained, "method.form": "wide" if wide else "published"}
 
-    def falls_short(self, samples: int, run: Federation) -> str:
+    def note(self, samples: int, run: Federation) -> ClientNote:
         """Few samples leave neurons near their start, where they are no other client's."""
         if samples >= FEWEST:
-            return ""
-        return f"have fewer than {FEWEST} samples: few of their neurons match those of others"
+            return ClientNote()
+        why = f"have fewer than {FEWEST} samples: few of their neurons match those of others"
+        return ClientNote(falls_short=why)
 
     def remarks(self, run: Federation) -> list[str]:
         """Where no passes begin, it does not matter where."""

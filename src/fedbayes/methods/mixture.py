@@ -11,6 +11,7 @@ from fedbayes.contracts import (
     UNIFORM,
     About,
     Averaged,
+    ClientNote,
     Federation,
     Info,
     Loss,
@@ -89,9 +90,9 @@ class Mixture(Averaged, ServerOptimizer, Method[MixtureServer, Stateless, Report
         "or from the one that fits its data best",
     )
 
-    def prior(self, samples: int) -> Prior | None:
+    def note(self, samples: int, run: Federation) -> ClientNote:
         """A Gaussian of precision λ around each component, whatever the number of samples."""
-        return Prior("precision", self.precision) if self.precision else None
+        return ClientNote(Prior("precision", self.precision) if self.precision else None)
 
     def init(self, run: Federation) -> MixtureServer:
         """Centres that differ, so that the components can part.

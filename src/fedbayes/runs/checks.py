@@ -465,7 +465,7 @@ def _falling_short(method: AnyMethod, run: Federation, data: FederatedData) -> l
     sizes, counts = np.unique(data.train_sizes(), return_counts=True)
     short: Counter[str] = Counter()
     for size, count in zip(sizes.tolist(), counts.tolist(), strict=True):
-        short[method.falls_short(size, run)] += count
+        short[method.note(size, run).falls_short] += count
     del short[""]
     known = int(counts.sum())
     of = f"{known:,} clients{'' if known == run.clients else ' that were looked at'}"

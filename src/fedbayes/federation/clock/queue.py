@@ -126,9 +126,7 @@ class Queue:
         rng = seeds.numpy_rng(self.seed, "cohort", round=number)
         queue = sorted(under_way)
         self._busy, self._first = {each.client for each in queue}, first
-        starts: list[int] = []
-        taken: list[UnderWay] = []
-        refused: list[UnderWay] = []
+        starts, taken, refused = list[int](), list[UnderWay](), list[UnderWay]()
         while True:
             while queue and queue[0].ends <= now and len(taken) < size:
                 ended = heapq.heappop(queue)
