@@ -424,7 +424,8 @@ def test_silence_is_told(tmp_path):
     told = now.now(record, pulse, 75.0)
     assert told.state == "silent"
     assert told.line == (
-        "no sign of life for 1:15 of process 1 on elsewhere, in round 3 of 9; resume with: fedbayes "
+        "no sign of life for 1:15 of process 1 on elsewhere, in round 3 of 9; resume with: "
+        "fedbayes "
         f"federate resume {tmp_path / 'r'} --superlink ward:8000 --root-certificates 'our CA.pem'"
     )
 
