@@ -155,12 +155,16 @@ def helps() -> Iterator[Prose]:
         yield Prose(name, command.help or "")
         for parameter in command.get_params(click.Context(command, info_name=name)):
             text = getattr(parameter, "help", None) or ""
-            # Lists of choices, which the command adds, are no sentence.
-            yield Prose(f"{name} {parameter.opts[0]}", re.sub(r": (\S+, ){4,}", ". ", text))
+            yield Prose(f"{name} {parameter.opts[0]}", _without_choices(text))
         for inner, one in getattr(command, "commands", {}).items():
             yield from below(one, f"{name} {inner}")
 
     yield from below(get_command(app), "fedbayes")
+
+
+def _without_choices(text: str) -> str:
+    """A text without its lists of names, which are no sentences."""
+    return re.sub(r"(?:[\w.-]+, ){5,}", "x, ", text)
 
 
 def described() -> Iterator[Prose]:
@@ -169,7 +173,7 @@ def described() -> Iterator[Prose]:
     from fedbayes.config.listing import built_in
 
     for row in settings(None):
-        yield Prose(f"setting {row.key}", row.description)
+        yield Prose(f"setting {row.key}", _without_choices(row.description))
     for name, one in built_in().items():
         yield Prose(f"method {name}", one.summary)
         for row in one.parameters:

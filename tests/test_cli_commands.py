@@ -33,8 +33,9 @@ def test_the_first_screen_has_all_commands_in_groups(capsys):
     shown = re.sub("[│╭╮╰╯─]", " ", capsys.readouterr().out)
     places = [shown.index(f"   {panel}") for panel in ("Options", *PANELS)]
     assert places == sorted(places)
-    listed = [name for names in PANELS.values() for name in names]
-    assert list(get_command(app).commands) == listed
+    known = get_command(app).commands
+    listed = [name for names in PANELS.values() for name in names if name in known]
+    assert list(known) == listed
     for name in listed:
         assert re.search(rf"^ +{name}  ", shown, re.MULTILINE), name
     assert "Commands" not in shown
@@ -42,13 +43,14 @@ def test_the_first_screen_has_all_commands_in_groups(capsys):
 
 def test_every_command_has_examples_with_its_own_options():
     commands = leaves()
-    assert commands.keys() == EXAMPLES.keys()
-    for name, lines in EXAMPLES.items():
+    for name, one in commands.items():
+        lines = EXAMPLES[name]
+        assert lines
         for line in lines:
             words = shlex.split(line)
             assert words[: 1 + len(name.split())] == ["fedbayes", *name.split()]
-            parsed(commands[name], words[1 + len(name.split()) :])
-        assert all(line in commands[name].epilog for line in lines)
+            parsed(one, words[1 + len(name.split()) :])
+        assert all(line in one.epilog for line in lines)
     with pytest.raises(click.NoSuchOption):
         parsed(commands["run"], ["--picture", "x.png"])
 

@@ -361,7 +361,7 @@ def test_predictions_have_sets(runs, tmp_path, monkeypatch, capsys):
         monkeypatch, capsys, *arguments[:3], "-o", tmp_path / "c.csv", "--level", ".5"
     )
     assert code == 2
-    assert "is calibrated for the level 0.9, and not for 0.5" in " ".join(err.split())
+    assert "is calibrated for the level 0.9, not for 0.5" in " ".join(err.split())
     plain = fedbayes.load(run, conformal=False).predict_frame(frame)
     assert "set" not in plain
 
@@ -421,7 +421,7 @@ def test_own_models_have_thresholds_of_their_own(runs, tmp_path):
         inside = [y in names for y, names in zip(frame.kind[sets.index], sets, strict=True)]
         assert np.mean(inside) == pytest.approx(0.9, abs=0.08)
         assert told.tested > 20
-    with pytest.raises(RunError, match="has no threshold of client a"):
+    with pytest.raises(RunError, match="has no conformal threshold of client a"):
         fedbayes.load(folder / "own", site="a")
 
 
@@ -471,7 +471,7 @@ def test_what_is_not_calibrated_is_told(runs, tmp_path):
             fedbayes.load(run)
     for old, new in (("probability", "residual"), ('"threshold": [', '"threshold": [1.5,')):
         rewrite(text.replace(old, new))
-        with pytest.raises(ModelError, match="is not of what it predicts"):
+        with pytest.raises(ModelError, match="is of another target"):
             fedbayes.load(run)
     path.unlink()
     with pytest.raises(ConfigError, match="share of 1"):

@@ -172,7 +172,7 @@ def test_a_federation_is_followed_while_a_node_is_away_and_when_it_is_killed(dep
         wait_for(lambda: state()[0]["state"] == "stopped", 60, "word of its end")
         again = f"fedbayes federate resume {deployment.folder / 'run'}"
         again += f" --superlink {deployment.address} --insecure"
-        assert state()[0]["line"].endswith(f"in round 1 of 3; resume: {again}")
+        assert state()[0]["line"].endswith(f"in round 1 of 3; resume with: {again}")
         deployment.start_node(1)
         process = deployment.federate("resume", deployment.folder / "run")
         assert process.wait(timeout=300) == 0, deployment.log("federate")

@@ -378,7 +378,7 @@ def test_an_interrupted_experiment_says_how_to_go_on(tmp_path, monkeypatch, caps
 
     monkeypatch.setattr("fedbayes_papers.reproduce", interrupted)
     assert command("reproduce", "gpi-fnm-fig2", "-o", tmp_path) == 130
-    assert "the same command goes on" in capsys.readouterr().err
+    assert "run the same command again to resume" in capsys.readouterr().err
 
 
 def test_absent_data_are_named(tmp_path, monkeypatch):

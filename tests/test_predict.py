@@ -445,7 +445,7 @@ def test_the_command(tmp_path, classes, place, monkeypatch, capsys):
     assert "15 of 240 rows have an empty cell" in err
     code, said, err = cli(monkeypatch, capsys, *arguments)
     assert code == 2
-    assert "is there already" in err
+    assert "exists already" in err
     assert cli(monkeypatch, capsys, *arguments, "--overwrite")[0] == 0
     rows = tmp_path / "rows.csv"
     rows.write_bytes((place / "patients.csv").read_bytes())

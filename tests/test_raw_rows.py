@@ -408,7 +408,7 @@ def test_models_that_are_not_there_are_told(alone, place, tmp_path, capsys):
         (("export", place / "alone", "-o", out, "--client", "F"), "no client 'F'; there are A, B"),
         (("export", place / "run", "-o", out, "--client", "C"), "under fedavg keep none"),
         (("calibrate", place / "run", "--client", "C"), "under fedavg keep none"),
-        (("calibrate", place / "alone", "--client", "C", "--personal"), "give one of them"),
+        (("calibrate", place / "alone", "--client", "C", "--personal"), "Give one of them"),
     ):
         capsys.readouterr()
         assert command(*arguments) == 2

@@ -258,8 +258,8 @@ def test_the_command(ended, capsys, monkeypatch):
     curve = json.loads(call(place, "--json")[1].out)
     assert curve["accuracy_at_0.5"] >= curve["accuracy_at_0.9"]
     for asked, words in (
-        (["--share", "0.2"], "add --temperature"),
-        (["--temperature", "--client", "0"], "has neither --client"),
+        (["--share", "0.2"], "Add --method temperature or conformal"),
+        (["--temperature", "--client", "0"], "--client has no effect with --method temperature"),
         (["--temperature", "--share", "1.5"], "a share of 1.5"),
         (["--temperature", "--personal"], "has no models of single clients"),
     ):

@@ -191,7 +191,7 @@ def test_a_word_that_a_kill_left_goes_with_the_next_one(tmp_path):
     told = now.now(record, pulse, 1.0)
     assert told.state == "stopped"
     assert told.line == (
-        f"process {child} ended without a word in {now._at(pulse)}; resume: fedbayes resume "
+        f"process {child} ended without a word in {now._at(pulse)}; resume with: fedbayes resume "
         f"{tmp_path / 'r'}"
     )
     with Simulation(None, tmp_path / "r"):
@@ -340,7 +340,7 @@ def test_a_run_is_followed_from_before_it_is_there_to_its_end(quick, tmp_path):
             assert rows == [["r", 1, accuracies[0]], ["r", 2, accuracies[1]]]
         assert until(lambda: state()["state"] == "stopped")
         assert "no process is at work on it after 2 of 4 rounds" in state()["line"]
-        assert state()["line"].endswith(f"go on with: fedbayes resume {folder}")
+        assert state()["line"].endswith(f"resume with: fedbayes resume {folder}")
         fedbayes.resume(folder)
         until(lambda: state()["state"] == "ended")
         assert state()["line"] == "ended after 4 of 4 rounds: completed"
@@ -424,7 +424,8 @@ def test_silence_is_told(tmp_path):
     told = now.now(record, pulse, 75.0)
     assert told.state == "silent"
     assert told.line == (
-        "no sign of life for 1:15 of process 1 on elsewhere, in round 3 of 9; resume: fedbayes "
+        "no sign of life for 1:15 of process 1 on elsewhere, in round 3 of 9; resume with: "
+        "fedbayes "
         f"federate resume {tmp_path / 'r'} --superlink ward:8000 --root-certificates 'our CA.pem'"
     )
 
@@ -531,9 +532,9 @@ def test_ports_and_options_that_will_not_do(run, tmp_path, capsys):
         assert command("report", run, "--watch", "--port", port) == 2
         assert f"port {port}: Address already in use; choose another --port" in said(capsys)
     assert command("report", run, "--watch", "-o", tmp_path / "x.html") == 2
-    assert "leave out --out" in said(capsys)
+    assert "Leave out one of them" in said(capsys)
     assert command("report", run, "--port", 8000, "--open") == 2
-    assert "--port, --open says how the page is served: add --watch" in said(capsys)
+    assert "--port, --open has no effect. Add --watch" in said(capsys)
     assert command("report", run, "--watch", "--host", "no.such.host.invalid") == 2
     assert "cannot serve at no.such.host.invalid" in said(capsys)
     assert not list(tmp_path.iterdir())

@@ -12,10 +12,10 @@ from typer.models import ArgumentInfo
 from fedbayes.errors import FedbayesWarning
 
 PANELS = {
-    "Train": ("run", "resume", "compare"),
+    "Train": ("run", "resume", "compare", "tune", "forget"),
     "Use a model": ("predict", "evaluate", "calibrate", "export"),
     "Fuse models": ("fuse", "posterior", "sums"),
-    "Inspect": ("report", "plot", "data", "methods", "settings", "version"),
+    "Inspect": ("report", "plot", "contributions", "data", "methods", "settings", "version"),
     "Federate": ("federate",),
     "Statistics": ("stats",),
     "Research": ("reproduce", "attack"),
@@ -30,6 +30,9 @@ EXAMPLES = {
     ),
     "resume": ("fedbayes resume runs/first", "fedbayes resume runs/first --rounds 40"),
     "compare": ("fedbayes compare --methods fedavg,fedprox:proximal=0.1 --seeds 3 --rounds 10",),
+    "tune": ("fedbayes tune --methods fedavg,fedprox --budget 10 --set training.lr=0.01..1",),
+    "forget": ("fedbayes forget runs/first --client client-3 --out runs/without",),
+    "contributions": ("fedbayes contributions runs/first",),
     "predict": (
         "fedbayes predict runs/first new.csv --out predictions.csv",
         "fedbayes predict model.safetensors new.csv --threshold 0.3",
@@ -197,7 +200,7 @@ class Commands(TyperGroup):
         """Sort the commands into the groups of the first help screen."""
         arranged = {}
         for panel, names in PANELS.items():
-            for name in names:
+            for name in (one for one in names if one in self.commands):
                 command = self.commands.pop(name)
                 command.rich_help_panel = panel  # type: ignore[attr-defined]
                 arranged[name] = command
