@@ -201,6 +201,29 @@ def test_what_no_factor_has_is_told(tmp_path):
     assert any("not the product" in text for text in remains(before, tmp_path / "c"))
 
 
+FACTORS = [
+    {"name": "pvi"},
+    {"name": "fedgvi"},
+    {"name": "virtual", "samples": 1},
+    {"name": "fedep"},
+    {"name": "fedlap"},
+    {"name": "fedlap", "covariance": "none"},
+]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("method", FACTORS, ids=lambda table: "-".join(map(str, table.values())))
+def test_under_every_method_with_factors(method, tmp_path):
+    """Without all clients nothing but the prior is left, also where some were in no round."""
+    more = {"clients_per_round": 2, "rounds": 3, "seed": 1}
+    before = fedbayes.run(method=method, out=tmp_path / "a", **SMALL, **more)
+    found = fedbayes.forget(before, 1, out=tmp_path / "b", rounds=1)
+    told = forgotten(found.folder)
+    assert told.way == "factor"
+    assert not any("not the product" in text for text in told.remains)
+    assert len(found.folder.client_names()) == 3
+
+
 def remains(run, out):
     return begin(run.folder.path, 1, out, 0).remains
 
