@@ -66,7 +66,7 @@ def glm(
     Raises:
         FedbayesError: the data do not allow of the fit; the text names client and column.
 
-    Example:
+    Examples:
         >>> import fedbayes, pandas as pd
         >>> columns = ["age", "days", "died"]
         >>> north = pd.DataFrame([[31, 9, 0], [45, 4, 1], [52, 7, 0], [60, 2, 1]], columns=columns)
@@ -145,7 +145,7 @@ def cox(
     Raises:
         FedbayesError: the data do not allow of the fit; the text names client and column.
 
-    Example:
+    Examples:
         >>> import fedbayes, pandas as pd
         >>> columns = ["age", "days", "died"]
         >>> north = pd.DataFrame([[31, 9, 0], [45, 4, 1], [52, 7, 0], [60, 2, 1]], columns=columns)
@@ -212,7 +212,7 @@ def kaplan_meier(
     Raises:
         FedbayesError: the data do not allow of it; the text names client and column.
 
-    Example:
+    Examples:
         >>> import fedbayes, pandas as pd
         >>> columns = ["age", "days", "died"]
         >>> north = pd.DataFrame([[31, 9, 0], [45, 4, 1], [52, 7, 0], [60, 2, 1]], columns=columns)
@@ -279,7 +279,7 @@ def meta_analysis(
     Raises:
         FedbayesError: fewer than two clients have a fit, or a column is not there.
 
-    Example:
+    Examples:
         >>> import fedbayes, pandas as pd
         >>> columns = ["age", "days", "died"]
         >>> north = pd.DataFrame([[31, 9, 0], [45, 4, 1], [52, 7, 0], [60, 2, 1]], columns=columns)

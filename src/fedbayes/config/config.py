@@ -62,7 +62,7 @@ def is_reference(engine: object, data: object) -> bool:
 class Config(Settings):
     """All settings of a run. Each has a default; the defaults train on digits.
 
-    Example:
+    Examples:
         >>> from fedbayes import Config
         >>> config = Config.create(method="fedprox", rounds=5, training={"lr": 0.05})
         >>> config.method["name"], config.training.lr

@@ -55,7 +55,7 @@ class FederatedClassifier(ClassifierMixin, FederatedEstimator):  # type: ignore[
             `settings={"calibration": "none"}`.
         config_: all settings, as `fedbayes.run` takes them.
 
-    Example:
+    Examples:
         >>> import numpy as np
         >>> from fedbayes import FederatedClassifier
         >>> X = np.random.default_rng(0).normal(size=(60, 3))

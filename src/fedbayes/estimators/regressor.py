@@ -46,7 +46,7 @@ class FederatedRegressor(RegressorMixin, FederatedEstimator):  # type: ignore[mi
         privacy_: ε and δ, if the settings add noise; else empty.
         config_: all settings, as `fedbayes.run` takes them.
 
-    Example:
+    Examples:
         >>> import numpy as np
         >>> from fedbayes import FederatedRegressor
         >>> X = np.random.default_rng(0).normal(size=(60, 3))

@@ -40,7 +40,7 @@ Layers = Sequence[DenseLayer]
 class Fusion(Brief):
     """A fused model, with the assignment of neurons that led to it.
 
-    Example:
+    Examples:
         >>> import fedbayes
         >>> from torch.nn import Linear, ReLU, Sequential
         >>> nets = [Sequential(Linear(4, 6), ReLU(), Linear(6, 3)) for _ in range(2)]
@@ -101,7 +101,7 @@ def fuse(
         ModelError: the models cannot be fused, or the counts do not fit.
         ConfigError: a setting is unknown, out of range, or has no effect beside the others.
 
-    Example:
+    Examples:
         >>> import fedbayes
         >>> from torch.nn import Linear, ReLU, Sequential
         >>> nets = [Sequential(Linear(4, 6), ReLU(), Linear(6, 3)) for _ in range(2)]

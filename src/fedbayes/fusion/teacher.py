@@ -67,7 +67,7 @@ class Teacher:
     Raises:
         ModelError: a client's weights are not finite, or shares or temperatures do not fit.
 
-    Example:
+    Examples:
         >>> import torch
         >>> from fedbayes.fusion.teacher import Teacher
         >>> north, south = (torch.nn.Linear(2, 2) for _ in range(2))

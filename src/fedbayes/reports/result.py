@@ -261,7 +261,7 @@ class StoredRun:
             RunError: there is no global model, or the client has none of its own.
             DataError: the samples do not have the shape or the columns of the training data.
 
-        Example:
+        Examples:
             >>> import fedbayes
             >>> from sklearn.datasets import load_digits
             >>> run = fedbayes.run(data="digits", rounds=1)

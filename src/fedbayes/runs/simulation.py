@@ -79,7 +79,7 @@ from fedbayes.storage.server_history import ServerHistory
 class Step(Brief):
     """One round of a simulation.
 
-    Example:
+    Examples:
         >>> import fedbayes
         >>> with fedbayes.Simulation(fedbayes.Config.create(rounds=1)) as simulation:
         ...     step = next(iter(simulation))
@@ -127,7 +127,7 @@ class Simulation(Brief):
         FedbayesError: something is wrong with the settings, the folder or the data; also where
             those of the runs next to it were others.
 
-    Example:
+    Examples:
         >>> import fedbayes
         >>> with fedbayes.Simulation(fedbayes.Config.create(rounds=2)) as simulation:
         ...     numbers = [step.number for step in simulation]

@@ -49,7 +49,7 @@ class Member(NamedTuple):
 class TrainedModel(Brief):
     """A trained model from a run or a file, or an ensemble of several.
 
-    Example:
+    Examples:
         >>> import fedbayes
         >>> from sklearn.datasets import load_digits
         >>> run = fedbayes.run(data="digits", rounds=1)
@@ -171,7 +171,7 @@ class TrainedModel(Brief):
         Raises:
             DataError: the samples do not have the shape or the columns of the training data.
 
-        Example:
+        Examples:
             >>> import fedbayes
             >>> from sklearn.datasets import load_digits
             >>> run = fedbayes.run(data="digits", rounds=1)

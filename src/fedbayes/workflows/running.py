@@ -28,7 +28,7 @@ class Result(StoredRun):
     Raises:
         RunError: the folder holds no run.
 
-    Example:
+    Examples:
         >>> import fedbayes
         >>> from sklearn.datasets import load_digits
         >>> run = fedbayes.run(data="digits", rounds=1)
@@ -56,7 +56,7 @@ class Result(StoredRun):
         Raises:
             FedbayesError: the data cannot be read or do not fit the model.
 
-        Example:
+        Examples:
             >>> import fedbayes
             >>> run = fedbayes.run(data="digits", clients=4, rounds=1)
             >>> run.evaluate().index.tolist()
@@ -94,7 +94,7 @@ class Result(StoredRun):
         Raises:
             RunError: the run has no such model, or the file cannot be written.
 
-        Example:
+        Examples:
             >>> import fedbayes, tempfile, pathlib
             >>> run = fedbayes.run(data="digits", rounds=1)
             >>> done = run.export(pathlib.Path(tempfile.mkdtemp()) / "model.safetensors")
@@ -124,7 +124,7 @@ class Result(StoredRun):
             ConfigError: there is no such method, or it does not suit the likelihood.
             RunError: the run has not ended, or there are too few rows.
 
-        Example:
+        Examples:
             >>> import fedbayes
             >>> run = fedbayes.run(data="digits", rounds=1)
             >>> run.calibrate("conformal", level=0.8).level
@@ -161,7 +161,7 @@ class Result(StoredRun):
         Raises:
             RunError: a folder holds no run, or the file cannot be written.
 
-        Example:
+        Examples:
             >>> import fedbayes, tempfile, pathlib
             >>> run = fedbayes.run(data="digits", rounds=1)
             >>> run.report(pathlib.Path(tempfile.mkdtemp()) / "report.html").exists()
@@ -207,7 +207,7 @@ def run(
     Raises:
         FedbayesError: a setting, the data or the network is invalid, or no round had an update.
 
-    Example:
+    Examples:
         >>> import fedbayes
         >>> run = fedbayes.run(method="fedprox", data="digits", rounds=2, lr=0.05)
         >>> run.summary["rounds"], run.summary["method"]
@@ -247,7 +247,7 @@ def resume(
     Raises:
         FedbayesError: the folder holds no run, an object is missing, or as for `run`.
 
-    Example:
+    Examples:
         >>> import fedbayes
         >>> run = fedbayes.run(data="digits", rounds=1)
         >>> fedbayes.resume(run.folder, rounds=2).summary["rounds"]

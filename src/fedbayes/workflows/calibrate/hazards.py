@@ -92,7 +92,7 @@ def estimate_hazards(
         ...     data=table, label=label, likelihood="cox", clients=2, rounds=1, out="stays"
         ... )
         >>> estimate_hazards("stays").path.name
-        'hazards.json'
+        'calibration.json'
     """
     if not 0 <= coarsen < math.inf:
         raise ConfigError(f"coarsen is {coarsen:g}; give 0 or a step of times")

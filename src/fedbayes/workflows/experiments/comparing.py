@@ -124,7 +124,7 @@ def compare(
         FedbayesError: something is wrong with the settings, the folder holds runs with others, or
             no run came to an end.
 
-    Example:
+    Examples:
         >>> import fedbayes, tempfile
         >>> found = fedbayes.compare(["fedavg", "fedprox"], seeds=1, rounds=1, data="digits",
         ...                          out=tempfile.mkdtemp())

@@ -62,7 +62,7 @@ class SeedRuns(Brief):
         ConfigError: the seeds are invalid: there are none, one is no integer or is named twice.
         RunError: the folder holds something else.
 
-    Example:
+    Examples:
         >>> import fedbayes
         >>> runs = fedbayes.SeedRuns(fedbayes.Config.create(rounds=1), seeds=[0, 3])
         >>> runs.seeds
@@ -345,7 +345,7 @@ def run_seeds(
     Raises:
         FedbayesError: of one of the runs; the text begins with its seed.
 
-    Example:
+    Examples:
         >>> import fedbayes
         >>> found = fedbayes.run_seeds(data="digits", rounds=1, seeds=2)
         >>> list(found.runs)
@@ -377,7 +377,7 @@ def resume_seeds(
         track: as for `run_seeds`.
         progress: as for `run_seeds`.
 
-    Example:
+    Examples:
         >>> import fedbayes
         >>> found = fedbayes.run_seeds(data="digits", rounds=1, seeds=2)
         >>> fedbayes.resume_seeds(found.folder, rounds=2).runs[0].summary["rounds"]

@@ -31,7 +31,7 @@ Model = Path | str | nn.Module | Mapping[str, torch.Tensor]
 class FusedModel(Brief):
     """A model that was fused from files or networks.
 
-    Example:
+    Examples:
         >>> import fedbayes
         >>> from torch.nn import Linear, ReLU, Sequential
         >>> nets = [Sequential(Linear(4, 6), ReLU(), Linear(6, 3)) for _ in range(2)]
@@ -83,7 +83,7 @@ def fuse(
         ModelError: the models cannot be read, or do not fit each other.
         ConfigError: there is no such method, or an option has no effect on it.
 
-    Example:
+    Examples:
         >>> import fedbayes
         >>> from torch.nn import Linear, ReLU, Sequential
         >>> nets = [Sequential(Linear(4, 6), ReLU(), Linear(6, 3)) for _ in range(2)]

@@ -89,7 +89,7 @@ def predict_file(
     Raises:
         FedbayesError: a file cannot be read or written, or does not fit the model.
 
-    Example:
+    Examples:
         >>> import fedbayes, numpy as np, pathlib, tempfile
         >>> from sklearn.datasets import load_digits
         >>> run, folder = fedbayes.run(data="digits", rounds=1), pathlib.Path(tempfile.mkdtemp())

@@ -36,7 +36,7 @@ def load(
         FedbayesError: a model cannot be read, does not describe its inputs, or has another target
             than the first one.
 
-    Example:
+    Examples:
         >>> import fedbayes
         >>> run = fedbayes.run(data="digits", rounds=1)
         >>> len(fedbayes.load(run.folder).classes_)

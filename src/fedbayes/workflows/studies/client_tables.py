@@ -81,7 +81,7 @@ def client_tables(
         DataError: a file cannot be read, or has no such column.
         ConfigError: a setting has no effect on such data.
 
-    Example:
+    Examples:
         >>> import fedbayes, pandas as pd, pathlib, tempfile
         >>> file = pathlib.Path(tempfile.mkdtemp()) / "patients.csv"
         >>> pd.DataFrame({"site": ["north", "south"], "age": [40, 50]}).to_csv(file, index=False)
