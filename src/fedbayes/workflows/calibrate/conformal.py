@@ -11,7 +11,7 @@ from torch import Tensor
 
 from fedbayes.contracts import Federation, Sampler
 from fedbayes.core.brief import Brief
-from fedbayes.core.tensors import Samples
+from fedbayes.core.tensors import PREDICTED, Samples
 from fedbayes.errors import FedbayesWarning
 from fedbayes.likelihoods import Classes, Likelihood, Numeric
 from fedbayes.likelihoods.conformal import (
@@ -26,8 +26,6 @@ from fedbayes.likelihoods.conformal import (
 from fedbayes.storage.calibrations import CONFORMAL
 from fedbayes.workflows.calibrate.ended_run import EndedRun
 from fedbayes.workflows.calibrate.held_out import check_counted, check_share, divided
-
-_BATCH = 1000
 
 
 @dataclass(frozen=True)
@@ -162,7 +160,7 @@ class _Halves:
         coins = torch.from_numpy(rng.random(len(samples.y))) if random else None
         columns = 1 if isinstance(run.likelihood, Classes) else run.likelihood.target.columns
         found = [torch.empty(0, columns, dtype=torch.float64)]
-        for part in torch.split(first, _BATCH) if rows else ():
+        for part in torch.split(first, PREDICTED) if rows else ():
             x, y = (values[part].to(run.network.device) for values in samples)
             tossed = None if coins is None else coins[part]
             found.append(scores(run.likelihood, draw(x), y, kind, level, tossed).cpu())
@@ -173,7 +171,7 @@ class _Halves:
     def test(self, found: Conformal, likelihood: Likelihood) -> "_Tested":
         """Which of the other rows' targets are inside, and how large the sets are."""
         inside, sizes = [], []
-        for part in torch.split(torch.arange(len(self.rest.y)), _BATCH):
+        for part in torch.split(torch.arange(len(self.rest.y)), PREDICTED):
             if not len(part):
                 continue
             x, y = self.rest.x[part], self.rest.y[part]
