@@ -1,11 +1,13 @@
 # make demo: install and watch a federation learn. make test: run the tests. make check: all
 # that must hold before a commit. make mutants: what the tests would not notice. make hostile: all
 # attacks on messages, files and rounds, in under an hour. make notebooks: execute those of the docs.
+# make release: build and check the packages for PyPI, identical for each build of a commit.
+# make pictures: draw those of the README and the docs again, which takes half an hour of runs.
 PYTHON ?= python3
 VENV ?= .venv
 BIN := $(VENV)/bin
 
-.PHONY: demo test slow check mutants hostile docs notebooks format clean
+.PHONY: demo test slow check mutants hostile docs notebooks pictures format release clean
 
 demo: $(VENV)/.installed
 	$(BIN)/fedbayes run
@@ -30,10 +32,13 @@ hostile: $(VENV)/.developing
 	$(BIN)/python -m tests.hostile
 
 docs: $(VENV)/.developing
-	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
 
 notebooks: $(VENV)/.developing
-	$(BIN)/jupyter execute --inplace --NotebookClient.record_timing=False docs/notebooks/*.ipynb
+	$(BIN)/jupyter execute --inplace --NotebookClient.record_timing=False docs/tutorials/*.ipynb
+
+pictures: $(VENV)/.developing
+	$(BIN)/python docs/figures/draw.py
 
 format: $(VENV)/.developing
 	$(BIN)/ruff check --fix .
@@ -49,6 +54,15 @@ $(VENV)/.installed: pyproject.toml constraints.txt | $(BIN)/python
 $(VENV)/.developing: $(VENV)/.installed papers/pyproject.toml
 	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable ".[dev]" --editable papers
 	touch $@
+
+# Archives carry the time of the commit, so that two builds of it are the same to the byte.
+release: export SOURCE_DATE_EPOCH := $(shell git log -1 --format=%ct)
+release: $(VENV)/.developing
+	rm -rf dist
+	$(BIN)/python -m build --outdir dist .
+	$(BIN)/python -m build --outdir dist papers
+	$(BIN)/python -m twine check --strict dist/*
+	cd dist && sha256sum *.whl *.tar.gz > SHA256SUMS
 
 clean:
 	rm -rf $(VENV) build dist mutants

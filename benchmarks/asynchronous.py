@@ -1,5 +1,5 @@
 """Synchronous against asynchronous rounds by a simulated clock: the table and the picture of
-`docs/asynchronous.md`.
+`docs/benchmarks/features.md`.
 
     python benchmarks/asynchronous.py [OUT.png] [--spread 1] [--by-samples]
     python benchmarks/asynchronous.py --upload '20 kbit/s'

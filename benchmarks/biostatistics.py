@@ -1,4 +1,4 @@
-"""Largest differences of federated from pooled fits: the table of docs/biostatistics.md.
+"""Largest differences of federated from pooled fits: the table of docs/benchmarks/features.md.
 
     python benchmarks/biostatistics.py [--secure]
 

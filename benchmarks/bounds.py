@@ -7,7 +7,7 @@
 among six. What a report needs is the norm of its change as a multiple of what `max_change` is a
 multiple of (`fedbayes.federation.stages.bounds`), of the part that needs most. `damage` trains on
 digits among ten clients, of which one lies in every round; bold is what loses more than the
-target. Both print the tables of docs/attacks.md.
+target. Both print the tables of docs/benchmarks/features.md.
 """
 
 import argparse

@@ -27,7 +27,7 @@ sys.path.insert(0, str(Path(__file__).parent.parent))
 from tests.deployment import Deployment
 
 from fedbayes import Config, run
-from fedbayes.reports.result import Result
+from fedbayes.workflows.running import Result
 
 
 class Proxy:

@@ -41,6 +41,8 @@ CASES = {
 TUNED = [(rate, epochs) for rate in (0.1, 0.2, 0.5) for epochs in (5, 20)]
 """Learning rates and epochs of the FedAvg that `many` is compared with."""
 BASELINES = ("local", "global")
+LAYERS = ("fedper", "fedrep")
+"""Methods whose clients have layers that learn from their own rows alone."""
 
 
 def write_tables(folder):
@@ -106,6 +108,8 @@ def failed(case, method, row, least):
     }.get(case, {})
     if method in BASELINES:
         return []
+    if method in LAYERS and case == "digits":
+        wanted = {"accuracy": 0.92, "nll": -0.40}
     return [
         name
         for name, bound in wanted.items()

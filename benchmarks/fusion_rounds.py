@@ -109,7 +109,7 @@ class FusionCase:
             return dict(fused.module.state_dict())
         teacher = self.teacher(networks)
         if way == "bounded":
-            teacher = Bounded(networks, teacher.shares, offsets=teacher.offsets)
+            teacher = Bounded(networks, counts=self.counts)
         sought = CachedInputs(Seeker(CachedInputs(draws), teacher, SeekingSettings(share=0.7)))
         start = with_weights(self.like, average)
         learnt = dict(distill(start, teacher, sought, settings).module.state_dict())

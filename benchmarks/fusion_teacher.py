@@ -1,22 +1,23 @@
-"""What the clients say together, by how its normalizer is taken: accuracy of the teacher alone.
+"""The clients' networks together, by rule: accuracy and NLL of the teacher alone.
 
     python benchmarks/fusion_teacher.py fedfisher-0.1 mnist-mlp digits --keep validation
 
 Clients of the cases of `fusion.py` have 20,000 training samples, and 5,000 others judge, as with
 its `--validation 20000`. `digits` are the clients of `fusion_rounds.py`, Dirichlet .1, in the first
-three rounds of averaging, judged by the test samples: some have one class alone. With counts the
-teacher is
+three rounds of averaging, judged by the test samples: some have one class alone. Each client fits a
+temperature to its share of 500 of the judging samples (a fifth at most), of classes as frequent as
+its own; the others judge. Rules are those of `fedbayes.fusion.teacher.Teacher`:
 
-    log t_k = log p_k + Σ_s share_sk (f_sk − T log Σ_j exp(f_sj / T) − log p_s(k)) + const,
-
-and T is a number; or so many times the deviation of f over the classes, the geometric mean over
-clients, each with its mean share; or 1 and 0.6 times that, as `fedbayes.fusion.teacher.Teacher` has
-it. In parentheses networks are surer: all f are twice as large, which changes nobody's classes.
+- `sum`: the sum of logits with T = 1 and 0.6 deviations;
+- `chain`: the stationary distribution, with T = 1 and 0.4 deviations;
+- `both`: their geometric mean, the teacher without temperatures of clients;
+- `sum, T_s`, `chain, T_s`, `both, T_s`: likewise after each client's outputs are divided by its
+  temperature; `chain, T_s` is the teacher with temperatures.
 """
 
 import argparse
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -25,54 +26,91 @@ import torch
 from fusion import CASES, Clients
 from fusion_rounds import FusionCase
 from torch import Tensor, nn
+from torch.nn import functional
 
+from fedbayes.core.targets import Target
 from fedbayes.core.tensors import Samples
+from fedbayes.errors import DataError
 from fedbayes.fusion.combining import combine
-from fedbayes.fusion.teacher import Teacher, class_offsets, class_shares, frozen
+from fedbayes.fusion.teacher import (
+    SOFTNESS,
+    SOFTNESS_OF_CHAIN,
+    Teacher,
+    class_offsets,
+    class_shares,
+    frozen,
+    stationary,
+)
+from fedbayes.likelihoods import build_likelihood
+from fedbayes.likelihoods.temperature import temperature_sums
 from fedbayes_papers.finding import markdown
 
-NUMBERS = (1.0, 3.0)
-TIMES = (0.5, 0.75, 1.0)
 ROUNDS, EPOCHS, ALPHA = 3, 8, 0.1
 """Of `digits`."""
+KEPT = 500
+"""Samples of all clients that temperatures are fitted to, a fifth of the judging ones at most."""
 
 
-def spread(f: Tensor, counts: Tensor) -> Tensor:
+def deviation(f: Tensor, counts: Tensor) -> Tensor:
     """Deviation of outputs [S, n, K] over the classes, the geometric mean over clients, [n, 1]."""
     weights = class_shares(counts).mean(1)[:, None, None]
     return (weights * f.std(-1, correction=0, keepdim=True).log()).sum(0).exp()
 
 
-def added_up(f: Tensor, counts: Tensor, temperature: Tensor | float) -> Tensor:
-    """The formula above, [n, K]."""
-    level = temperature * torch.logsumexp(f / temperature, -1, keepdim=True)
-    return (class_shares(counts)[:, None] * (f - level)).sum(0) + class_offsets(counts)
+def added_up(f: Tensor, counts: Tensor) -> Tensor:
+    """The sum of logits, log-probabilities [n, K]."""
+    warmth = 1 + SOFTNESS * deviation(f, counts)
+    level = warmth * torch.logsumexp(f / warmth, -1, keepdim=True)
+    total = (class_shares(counts)[:, None] * (f - level)).sum(0) + class_offsets(counts)
+    return total.log_softmax(-1)
 
 
-def accuracies(
-    networks: Sequence[nn.Module], counts: Tensor, test: Samples
+def temperatures(f: Tensor, y: Tensor, counts: Tensor, rng: torch.Generator) -> tuple[Tensor, list]:
+    """A temperature of each client [S], and the samples that they took."""
+    free, found = torch.ones(len(y), dtype=torch.bool), []
+    labels = build_likelihood("auto", Target("class", tuple(map(str, range(f.shape[-1])))))
+    for said, own in zip(f, counts.double(), strict=True):
+        chance = torch.where(free, own[y] / torch.bincount(y, minlength=len(own))[y], 0.0)
+        share = float(own.sum() / counts.sum())
+        wanted = min(round(min(KEPT, 0.2 * len(y)) * share), int((chance > 0).sum()))
+        if not wanted:
+            found.append(1.0)
+            continue
+        rows = torch.multinomial(chance, wanted, generator=rng)
+        free[rows] = False
+        try:
+            found.append(temperature_sums(labels, said[None, rows], y[rows]).temperature())
+        except DataError:
+            found.append(1.0)
+    return torch.tensor(found), free
+
+
+def measured(
+    networks: Sequence[nn.Module], counts: Tensor, test: Samples, seed: int
 ) -> dict[str, tuple[float, float]]:
-    """Of each teacher, and of the same where all outputs are twice as large."""
+    """Accuracy and NLL by rule."""
     functions = [frozen(network) for network in networks]
     with torch.no_grad():
         said = [torch.cat([f(part) for part in test.x.split(500)]) for f in functions]
     f = torch.stack(said).float()
-
-    def accuracy(teacher: Callable[[Tensor], Tensor]) -> tuple[float, float]:
-        once, twice = (float((teacher(g).argmax(-1) == test.y).float().mean()) for g in (f, 2 * f))
-        return once, twice
-
-    found = {
-        "mean of probabilities": accuracy(lambda g: g.softmax(-1).mean(0)),
-        "class-share logits": accuracy(Teacher(functions, class_shares(counts)).of),
+    warmth, judge = temperatures(f, test.y, counts, torch.Generator().manual_seed(seed))
+    f, y = f[:, judge], test.y[judge]
+    cold = f / warmth[:, None, None]
+    soft = f / (1 + SOFTNESS_OF_CHAIN * deviation(f, counts))
+    rules = {
+        "mean of probabilities": f.softmax(-1).mean(0).log(),
+        "class-share logits": Teacher(functions, class_shares(counts)).of(list(f)),
+        "sum": added_up(f, counts),
+        "chain": stationary(soft, counts).log(),
+        "both": Teacher(functions, counts=counts).of(list(f)),
+        "sum, T_s": added_up(cold, counts),
+        "chain, T_s": Teacher(functions, counts=counts, temperatures=warmth).of(list(f)),
+        "both, T_s": (added_up(cold, counts) + stationary(cold, counts).log()) / 2,
     }
-    for number in NUMBERS:
-        found[f"T = {number:g}"] = accuracy(lambda g, t=number: added_up(g, counts, t))
-    for k in TIMES:
-        name = f"{k:g} deviations"
-        found[name] = accuracy(lambda g, k=k: added_up(g, counts, k * spread(g, counts)))
-    found["1 and 0.6"] = accuracy(lambda g: added_up(g, counts, 1 + 0.6 * spread(g, counts)))
-    return found
+    return {
+        name: (float((log.argmax(-1) == y).float().mean()), float(functional.cross_entropy(log, y)))
+        for name, log in rules.items()
+    }
 
 
 def federations(
@@ -105,10 +143,10 @@ def main() -> None:
         found: dict[str, list[tuple[float, float]]] = defaultdict(list)
         for seed in given.seeds:
             for federation in federations(name, seed, given.keep.absolute()):
-                for teacher, pair in accuracies(*federation).items():
+                for teacher, pair in measured(*federation, seed).items():
                     found[teacher].append(pair)
         means = {teacher: np.mean(pairs, axis=0) for teacher, pairs in found.items()}
-        told = {teacher: f"{once:.3f} ({twice:.3f})" for teacher, (once, twice) in means.items()}
+        told = {rule: f"{right:.3f}, {nll:.2f}" for rule, (right, nll) in means.items()}
         lines.append({"case": name} | told)
     print(markdown(pd.DataFrame(lines)))
 

@@ -1,6 +1,6 @@
 """Accuracy against ε at δ = 1e-5: MNIST among 1,000 clients, a coin for each in every round.
 
-    python benchmarks/privacy.py                     # the table of docs/privacy.md
+    python benchmarks/privacy.py                     # the table of docs/benchmarks/features.md
     python benchmarks/privacy.py --methods fedavg --epsilons 8 2
 
 60 samples a client, IID; 200 clients to expect in a round; a network of 25,450 weights. The noise

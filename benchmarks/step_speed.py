@@ -48,6 +48,7 @@ def step(method: AnyMethod, network: Network, batch: Samples) -> Callable[[], No
     at = RoundContext(run, 1, 0, own_network=lambda: network)
     method.check(run)
     message = method.message(method.init(run), at)
+    message = {name: item.to(network.device) for name, item in message.items()}
     problem, loss = method.problem(message, method.join(at), batch, at), method.loss(run)
     noise, rng = problem.noise, at.rng("noise")
     leaves = {n: t.clone().requires_grad_() for n, t in problem.start.items()}

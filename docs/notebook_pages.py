@@ -12,13 +12,16 @@ from pathlib import Path
 from typing import Any
 
 from mkdocs.config.defaults import MkDocsConfig
+from mkdocs.plugins import event_priority
 from mkdocs.structure.files import File, Files
 
 _LINK = re.compile(r"\]\(([\w/.-]+)\.ipynb\)(?!\{)")
 _STYLE = re.compile(r"<style.*?</style>", re.DOTALL)
+_PICTURE = re.compile(r"(!\[[^]]*\]\(\S+)-light\.svg\)")
 _TABLE = re.compile(r'<table border="1" class="dataframe">')
 
 
+@event_priority(100)  # before the plugin that looks for the targets of redirects
 def on_files(files: Files, config: MkDocsConfig, **_: Any) -> Files:
     """Add the pages of notebooks."""
     for file in list(files):
@@ -45,8 +48,8 @@ def page(path: Path) -> str:
 def _parts(cell: dict[str, Any]) -> list[str]:
     """A cell and its outputs, each as Markdown."""
     text = "".join(cell["source"])
-    if cell["cell_type"] == "markdown":
-        return [text]
+    if cell["cell_type"] == "markdown":  # which shows in Jupyter one picture for both themes
+        return [_PICTURE.sub(r"\1-light.svg#only-light)\n\1-dark.svg#only-dark)", text)]
     return [f"```python\n{text}\n```", *map(_output, cell["outputs"])]
 
 

@@ -6,12 +6,14 @@ from math import prod
 from torch import nn
 
 from fedbayes.contracts import (
+    About,
     Federation,
     Info,
     Method,
     Models,
     Problem,
     Report,
+    Reports,
     RoundContext,
     Solved,
     Sum,
@@ -36,15 +38,11 @@ class FedBN(Method[Weights, Client, Sum]):
     """
 
     name = "fedbn"
-    summary = "FedAvg whose batch normalization stays with the clients"
-    paper = "Li et al. 2021"
+    about = About("FedAvg whose batch normalization stays with the clients", "Li et al. 2021")
     server_state = Weights
     client_state = Client
     models = Models.PERSONAL
-
-    @property
-    def weighted(self) -> bool:
-        return True  # by numbers of samples
+    reports = Reports(weighted=True)
 
     def check(self, run: Federation) -> None:
         if not own_names(run):

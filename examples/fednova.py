@@ -3,6 +3,7 @@
 import torch
 
 from fedbayes.contracts import (
+    About,
     Federation,
     Info,
     Part,
@@ -31,8 +32,7 @@ class FedNova(PointEstimate[Weights]):
     """
 
     name = "fednova"
-    summary = "averages changes by the number of local steps"
-    paper = "Wang et al. 2020"
+    about = About("averages changes by the number of local steps", "Wang et al. 2020")
     server_state = Weights
     reports = Reports(
         {"weights": Part(origin="zero"), "fednova": Part(origin="zero", exact=True, linear=False)}

@@ -7,6 +7,7 @@ from pydantic import Field
 from torch import Tensor
 
 from fedbayes.contracts import (
+    About,
     Federation,
     Info,
     Loss,
@@ -14,6 +15,7 @@ from fedbayes.contracts import (
     Models,
     Problem,
     Report,
+    Reports,
     RoundContext,
     Solved,
     Sum,
@@ -41,20 +43,16 @@ class PFedMe(Method[Weights, Client, Sum]):
     """
 
     name = "pfedme"
-    summary = "personal models by Moreau envelopes"
-    paper = "Dinh et al. 2020"
+    about = About("personal models by Moreau envelopes", "Dinh et al. 2020")
     server_state = Weights
     client_state = Client
     models = Models.BOTH
+    reports = Reports(weighted=True)
 
     strength: float = Field(1.0, gt=0, description="λ, pull of θ towards the client's copy")
     rate: float = Field(0.05, gt=0, description="η, learning rate of the client's copy")
     inner: int = Field(5, ge=1, description="K, steps of θ before each step of the copy")
     beta: float = Field(1.0, gt=0, description="β, part of the way to the mean of the copies")
-
-    @property
-    def weighted(self) -> bool:
-        return True  # by numbers of samples
 
     def init(self, run: Federation) -> Weights:
         return Weights(run.network.initial)

@@ -40,7 +40,7 @@ class Deployment:
         folder: for logs and for what the processes leave.
         certificates: folder of `federate keys`; None for no TLS.
         database: whether the SuperLink keeps its state in a file.
-        hub: whether it is that of `fedbayes federate hub`; nodes then come at a port of their own.
+        hub: whether it is that of `fedbayes federate superlink`; nodes then have their own port.
         host: where it listens; with `hub`, where nodes come.
     """
 
@@ -103,7 +103,7 @@ class Deployment:
 
     def start_superlink(self):
         if self.hub:
-            command = ["fedbayes", "federate", "hub", self.certificates, "--port", self.port]
+            command = ["fedbayes", "federate", "superlink", self.certificates, "--port", self.port]
             command += ["--nodes", f"{self.host}:{self.nodes_port}"]
             self.superlink = self.spawn("superlink", command)
             wait_for(lambda: listens(self.port) and listens(self.nodes_port), 60, "SuperLink")

@@ -8,7 +8,7 @@ import torch
 from scipy.stats import trim_mean
 
 from fedbayes import Config, Simulation, run
-from fedbayes.contracts import Report, Weights
+from fedbayes.contracts import About, Report, Weights
 from fedbayes.errors import ConfigError
 from fedbayes.federation.stages.aggregation import (
     Aggregation,
@@ -118,7 +118,7 @@ class Attacked(FedAvg):
     """FedAvg of which one client sends a huge model, with a huge weight."""
 
     name = "attacked"
-    summary = "one client is hostile"
+    about = About("one client is hostile")
     hostile: int = 1
 
     def local(self, message, client, data, site):
@@ -148,8 +148,14 @@ def test_robust_rules_withstand_what_ruins_the_mean():
         ({"aggregation": {"delta": 1e-6}}, "did you mean 'privacy.delta'"),
         ({"aggregation": {"rule": "krum", "hostile": 1}}, "min_reports of at least 5"),
         ({"aggregation": {"rule": "trimmed-mean", "hostile": 1}}, "min_reports of at least 3"),
-        ({"aggregation": {"rule": "median"}, "method": {"name": "pfnm"}}, "whose reports add"),
-        ({"aggregation": {"clip": 1.0}, "method": {"name": "global"}}, "whose reports add"),
+        (
+            {"aggregation": {"rule": "median"}, "method": {"name": "pfnm"}},
+            "reports are not averaged",
+        ),
+        (
+            {"aggregation": {"clip": 1.0}, "method": {"name": "global"}},
+            "not for global: all its data",
+        ),
     ],
 )
 def test_settings_that_do_not_go_together_are_refused(settings, words):

@@ -342,22 +342,25 @@ def test_what_reports_that_add_are_is_said_of_every_method():
 @pytest.mark.parametrize(
     ("changes", "words"),
     [
-        ({"method": {"name": "pfnm"}}, "not for pfnm: its reports do not add.*: .*fedavg"),
+        ({"method": {"name": "pfnm"}}, "not for pfnm: reports do not add .* It is for .*fedavg"),
         ({"method": {"name": "fedsparse"}}, "not for fedsparse"),
-        ({"method": {"name": "global"}}, "all its data lie in one place"),
+        ({"method": {"name": "global"}}, "all its data are in one place"),
         ({"method": {"name": "scaffold"}}, "scaffold adds reports whole alone"),
         ({"clock": {}}, "needs a clock"),
         ({"asynchronous": {"buffer": 7}}, "but there are 6 clients"),
         ({"min_reports": 3}, "min_reports = 3, but a buffer has 2 reports"),
-        ({"engine": "flower", "sampling": "cyclic"}, "it is whoever is connected and free"),
-        ({"sampling": "poisson"}, "keeps secret who is in a round"),
+        (
+            {"engine": "flower", "sampling": "cyclic"},
+            "which async.* whoever is free",
+        ),
+        ({"sampling": "poisson"}, "needs it to be secret who is in a round, which clock.speeds"),
         (
             {
                 "sampling": "cyclic",
                 "asynchronous": {},
                 "clock": {"speeds": "equal", "availability": "share"},
             },
-            "clock.availability is for sampling = 'uniform'",
+            "sampling = 'cyclic' needs to choose .* which clock.availability leaves",
         ),
         (
             {"engine": "flower-simulation", "secure": {"enabled": True}},

@@ -142,12 +142,12 @@ def test_rules_that_a_method_does_not_take_are_told(tmp_path):
     table = AttackTable(outcomes)
     (note,) = [note for note in table.notes if "pfnm" in note.partition(":")[0]]
     assert note.startswith("pfnm, median: ")
-    assert "for methods whose reports add" in note
+    assert "reports are not averaged" in note
     assert "| `pfnm` | median | – | – |" in table.markdown()
 
 
 def test_a_grid_of_which_nothing_runs_is_an_error(tmp_path):
-    with pytest.raises(RunError, match="whose reports add"):
+    with pytest.raises(RunError, match="reports are not averaged"):
         grid(tmp_path, ["nan"], methods=["pfnm"], rules=["median"]).run()
 
 
@@ -187,7 +187,7 @@ def test_the_command_leaves_the_number_of_hostile_clients_to_the_config(tmp_path
         raise RunError("seen")
 
     monkeypatch.setattr(attack_grid.AttackGrid, "run", watched)
-    for more in ([], ["--hostile", "2", "--seeds", "2", "--jobs", "3"]):
+    for more in ([], ["--malicious", "2", "--seeds", "2", "--jobs", "3"]):
         command("attack", str(given), "--kinds", "nan", "--rules", "mean", *more)
     assert seen == [[(0, 3, 1)], [(0, 2, 3), (1, 1, 3), (1, 2, 3)]]
 
@@ -283,9 +283,9 @@ def test_an_error_that_rises_is_a_drop():
 
 def test_the_command_prints_draws_and_writes(tmp_path, capsys, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    arguments = ["attack", "--kinds", "nan", "--rules", "mean,median", "--hostile", "2"]
+    arguments = ["attack", "--kinds", "nan", "--rules", "mean,median", "--malicious", "2"]
     arguments += [w for s in SMALL for w in ("--set", s)]
-    assert command(*arguments, "--picture", "p.svg", "--markdown", "t.md") == 0
+    assert command(*arguments, "--plot", "p.svg", "--report", "t.md") == 0
     said = capsys.readouterr().out
     assert "trimmed" not in said
     assert "honest" in said
@@ -298,7 +298,7 @@ def test_the_command_prints_draws_and_writes(tmp_path, capsys, monkeypatch):
     ]
     assert all(0 <= o["value"] <= 1 for o in found)
     assert len(found[1]["runs"][0]["hostile"]) == 2
-    assert command("attack", "--picture", "p.bmp") == 2
+    assert command("attack", "--plot", "p.bmp") == 2
     assert "the suffix says the format" in capsys.readouterr().err
 
 

@@ -258,7 +258,7 @@ def test_every_method_can_be_attacked(tmp_path):
     something.
     """
     for name, kind in METHODS.items():
-        if kind.centralized or name == "local":
+        if kind.reports.pooled or name == "local":
             continue
         for attack in ("sign-flip", "inner-product"):
             changes = {"rounds": 2, "model": {"hidden": [4]}, "method": {"name": name}}
@@ -585,7 +585,7 @@ QUICK = ("fedavg", "scaffold", "feddrop")
 EVERY = [
     pytest.param(name, marks=() if name in QUICK else pytest.mark.slow)
     for name, kind in METHODS.items()
-    if not kind.centralized and name != "local"
+    if not kind.reports.pooled and name != "local"
 ]
 
 

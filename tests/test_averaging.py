@@ -189,5 +189,5 @@ def test_buffers_are_averaged_not_stepped():
 def test_every_method_tells_what_it_is():
     for name, method in METHODS.items():
         assert method.name == name
-        assert method.summary
+        assert method.about.summary
         assert all(field.description for field in method.model_fields.values()), name

@@ -1,6 +1,9 @@
 """Benchmarks and examples, which no other test runs, fit the package that is here."""
 
 import ast
+import importlib
+import subprocess
+import sys
 import tomllib
 from collections.abc import Iterator
 from pathlib import Path
@@ -32,7 +35,11 @@ def test_what_a_program_imports_from_the_project_exists(program):
         if name.split(":")[0].split(".")[0] in ("fedbayes", "tests", "benchmarks")
     ]
     for name in ours:
-        resolve_name(name)
+        module, _, inner = name.partition(":")
+        try:  # a module of a package, or a name in a module
+            importlib.import_module(f"{module}.{inner}" if inner else module)
+        except ModuleNotFoundError:
+            resolve_name(name)
 
 
 @pytest.mark.parametrize("file", sorted(ROOT.glob("benchmarks/*.toml")), ids=lambda path: path.stem)
@@ -42,3 +49,13 @@ def test_a_config_or_a_list_of_methods_is_one(file):
     else:
         for variant in variants(str(file)):
             settled(Config(), variant)
+
+
+@pytest.mark.slow
+def test_the_check_of_a_gpu_runs_without_one():
+    checks = ["likelihoods", "engines", "estimators", "memory"]
+    program = [sys.executable, ROOT / "benchmarks/gpu_check.py", "--device", "cpu", "--only"]
+    found = subprocess.run([*program, *checks], capture_output=True, text=True)
+    assert found.returncode == 0, found.stdout
+    assert "FAIL" not in found.stdout
+    assert found.stdout.endswith("go\n")

@@ -416,7 +416,7 @@ def test_what_cannot_be_fitted_is_said_with_its_columns(change, options, words):
 def test_which_of_a_number_and_a_text_is_the_event_is_asked():
     """Text sorts behind numbers: where one client has 1 alone and another no, no would happen."""
     clients = {"s0": BASE[:6].assign(y=1), "s1": BASE[6:].assign(y="no")}
-    with pytest.raises(DataError, match=r"'y' has the values 1 and no.*--happened"):
+    with pytest.raises(DataError, match=r"'y' has the values 1 and no.*--event-value"):
         glm(clients, "y", ["a"], family="binomial")
     assert glm(clients, "y", ["a"], family="binomial", happened="1").events == 6
 

@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fedbayes import Config, Simulation, resume, run
-from fedbayes.contracts import Report, ReportList, RoundContext, Sum
+from fedbayes.contracts import About, Part, Report, ReportList, Reports, RoundContext, Sum
 from fedbayes.core.by_client import ByClient
 from fedbayes.core.messages import Masked
 from fedbayes.core.tensors import pack
@@ -22,7 +22,7 @@ from fedbayes.federation.ledger import Ledger
 from fedbayes.federation.stages.aggregation import Aggregation, Clipped
 from fedbayes.federation.stages.bounds import Bounds, NormBound, median, norms_of, size_of
 from fedbayes.federation.stages.checks import encode_report, read_report
-from fedbayes.federation.stages.fold import ChangeCoordinates, PlainReducer
+from fedbayes.federation.stages.fold import PlainReducer
 from fedbayes.federation.stages.spill_buffer import SpillBuffer
 from fedbayes.federation.stages.stream import Arrival
 from fedbayes.federation.stages.weights import ReportWeights
@@ -273,21 +273,17 @@ def test_bytes_are_kept_in_memory_and_then_in_a_file():
 def folded(aggregation, found, weighted=True, memory=None):
     """The total of some reports {"x": …} of changes from zero, and who was refused."""
     reference = {"x": torch.zeros(3)}
-    way = ChangeCoordinates(
-        lambda report: {"weights": {n: t.double() for n, t in report.tensors.items()}},
-        lambda total: total.whole(reference),
+    way = SimpleNamespace(
+        changes=lambda report: {"weights": {n: t.double() for n, t in report.tensors.items()}},
+        resummed=lambda total: total.whole(reference),
     )
     fold = PlainReducer(Sum) if aggregation.plain else Clipped(way, aggregation.clip)
 
     class Method(FedAvg):
-        def ordinary(self, server, run):
-            return {}
+        reports = Reports({"weights": Part(typical=0.0)})
 
         def origin(self, server, run):
             return {}
-
-        def changes(self, report, server, run):
-            return way.changes(report)
 
     method = Method(weighting="samples" if weighted else "uniform")
     bound, ledger = NormBound(aggregation, method, None, run_of(network())), Ledger()
@@ -390,7 +386,7 @@ class Unsound(FedAvg):
     """An update that ends at infinity in one round."""
 
     name = "unsound"
-    summary = "an update that ends at infinity"
+    about = About("an update that ends at infinity")
     bad: int = 2
 
     def update(self, server, reports, at):
@@ -452,7 +448,7 @@ def test_a_run_of_refused_reports_ends_with_an_error():
     def all_lie(task, outcome):
         return lying(task.client, first=2)(task, outcome)
 
-    with pytest.raises(RunError, match="for 5 rounds in a row every report was refused"):
+    with pytest.raises(RunError, match="for 5 rounds in a row every report was rejected"):
         attacked(small(rounds=9, cohort=1), all_lie)
 
 

@@ -120,8 +120,8 @@ def test_metrics_are_those_of_what_is_predicted(run):
     x, truth = data.raw_test(0, data.test_total), data.test_labels()
     told = run.summary["metrics"]
     for table, p in (
-        ("global", run.predict(x)),
-        ("global_uncalibrated", run.trained(temperature=False).predict(x)),
+        ("global", run.trained().expectation(x)),
+        ("global_uncalibrated", run.trained(temperature=False).expectation(x)),
     ):
         nll, ece, accuracy = quality(p.double().numpy(), truth)
         assert told[table]["nll"] == pytest.approx(nll, rel=1e-4)
@@ -133,11 +133,11 @@ def test_metrics_are_those_of_what_is_predicted(run):
     assert run.summary["global_ece"] == told["global"]["ece"]
     # Rounds are told as they were.
     assert run.metrics[-1]["global_nll"] == told["global_uncalibrated"]["nll"]
-    torch.testing.assert_close(run.predictor()(x).exp(), run.predict(x))
+    torch.testing.assert_close(run.predictor()(x).exp(), run.trained().expectation(x))
     # Each client's rows, and how clients differ.
     name = run.folder.client_names()[1]
     rows = slice(*data.test_range(1))
-    nll, _, _ = quality(run.predict(x[rows]).double().numpy(), truth[rows])
+    nll, _, _ = quality(run.trained().expectation(x[rows]).double().numpy(), truth[rows])
     assert run.summary["per_client"]["global"][name]["nll"] == pytest.approx(nll, rel=1e-4)
     each = [own["nll"] for own in run.summary["per_client"]["global"].values()]
     assert told["global_mean"]["nll"] == pytest.approx(np.mean(each))
@@ -149,13 +149,13 @@ def test_metrics_are_those_of_what_is_predicted(run):
 def test_files_are_at_the_temperature(run, tmp_path, recwarn):
     data = stored_data(run.config, run.folder)
     x = data.raw_test(0, 50)
-    wanted, cool = run.predict(x), run.summary["temperature"]
+    wanted, cool = run.trained().expectation(x), run.summary["temperature"]
     own = fedbayes.load(run.folder.model_file)
     assert own.temperature == cool
-    torch.testing.assert_close(own.predict(x), wanted)
+    torch.testing.assert_close(own.expectation(x), wanted)
     for name in ("model.safetensors", "model.pt2"):
         export(run.folder.path, tmp_path / name)
-        torch.testing.assert_close(fedbayes.load(tmp_path / name).predict(x), wanted)
+        torch.testing.assert_close(fedbayes.load(tmp_path / name).expectation(x), wanted)
     program = torch.export.load(tmp_path / "model.pt2").module()
     torch.testing.assert_close(program(x.float()).softmax(dim=1), wanted)
     kept = Card.load(read_model(run.folder.model_file)[1], "the model")
@@ -237,12 +237,12 @@ def test_the_best_round_has_a_temperature_of_its_own(tmp_path):
     assert summary["model_round"] == summary["best_round"] < summary["rounds"]
     data = stored_data(done.config, done.folder)
     x, truth = data.raw_test(0, data.test_total), data.test_labels()
-    nll, ece, accuracy = quality(done.predict(x).double().numpy(), truth)
+    nll, ece, accuracy = quality(done.trained().expectation(x).double().numpy(), truth)
     assert done.trained().temperature == summary["best_temperature"] != summary["temperature"]
     assert summary["best_global_nll"] == pytest.approx(nll, rel=1e-4)
     assert summary["best_metrics"]["global"]["ece"] == pytest.approx(ece, abs=1e-5)
     assert summary["best_global_accuracy"] == pytest.approx(accuracy)
-    plain = done.trained(temperature=False).predict(x).double().numpy()
+    plain = done.trained(temperature=False).expectation(x).double().numpy()
     before = summary["best_metrics"]["global_uncalibrated"]["nll"]
     assert before == pytest.approx(quality(plain, truth)[0], rel=1e-4)
     assert f"temperature {summary['best_temperature']:.4f}" in outcome_rows(summary)["calibration"]
@@ -328,11 +328,14 @@ def test_a_run_of_labels(tmp_path, recwarn):
     )
     assert done.summary["temperature"] > 0
     data = stored_data(done.config, done.folder)
-    p, truth = done.predict(data.raw_test(0, data.test_total)).double().numpy(), data.test_labels()
+    p, truth = (
+        done.trained().expectation(data.raw_test(0, data.test_total)).double().numpy(),
+        data.test_labels(),
+    )
     nll = -(truth * np.log(p) + (1 - truth) * np.log1p(-p)).sum(axis=1).mean()
     assert done.summary["metrics"]["global"]["nll"] == pytest.approx(nll, rel=1e-4)
     frame = done.predict_frame(table)
-    whole = done.predict(table).numpy()
+    whole = done.trained().expectation(table).numpy()
     assert np.allclose(frame[["p_one", "p_two"]], whole)
     assert trust(done.folder.path).metrics["nll"] == pytest.approx(nll, rel=1e-4)
     assert calibrate_temperature(done.folder.path).before.nll > 0

@@ -125,7 +125,7 @@ def test_one_seed_means_one_partition_cohort_and_start(ended):
         for cell in cells:
             with Simulation(None, runs.place(cell)) as simulation:
                 starts.append(simulation.network.initial)
-                if not simulation.method.centralized:
+                if not simulation.method.reports.pooled:
                     cohorts.add(tuple(tuple(simulation.cohort_of(n)) for n in (1, 2)))
         assert len(cohorts) == 1
         for other in starts[1:]:
@@ -317,7 +317,7 @@ def test_one_failure_leaves_the_others(tmp_path):
     fine, other = told["methods"]
     assert fine["global_accuracy"]["mean"] > 0
     assert other["global_accuracy"] is None
-    assert "for methods whose reports add" in other["troubles"]["0"]
+    assert "reports are not averaged" in other["troubles"]["0"]
     assert told["notes"][-1].startswith("digits, pfnm, seed 0, 1: aggregation.rule")
     assert any(row["trouble"] for row in csv.DictReader(io.StringIO(runs_csv(outcomes))))
 

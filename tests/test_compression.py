@@ -58,7 +58,7 @@ def passage(place, up="none", *, method=None, message=None, **more):
     method = method or FedAvg()
     message = message or method.message(method.init(place), RoundContext(place, 1))
     link = Compressor(Compression(up=up, **more), method, place)
-    return link.passage(message, RoundContext(place, 1, 2))
+    return link.codec(message, RoundContext(place, 1, 2))
 
 
 def moved(weights, scale=0.01, seed=0):
@@ -295,7 +295,7 @@ def test_a_client_whose_report_is_refused_keeps_what_it_had_in_mind():
 
 def test_models_that_clients_keep_are_read_beside_what_they_keep_in_mind(tmp_path):
     ended = run(asked("pfedbayes", cohort=4, compression={"up": "top-k"}), tmp_path)
-    found = ended.predict(np.zeros((3, 1, 8, 8), np.float32), 3)
+    found = ended.trained(3).expectation(np.zeros((3, 1, 8, 8), np.float32))
     np.testing.assert_allclose(found.sum(1), 1.0, rtol=1e-5)
 
 
@@ -522,6 +522,8 @@ def test_methods_take_part_or_say_why_not(name):
     able = {
         *("fedavg", "fedprox", "reptile", "fedavgm", "fedadam", "fedyogi", "fedpa", "pfedbayes"),
         *("scaffold", "fedsparse", "scaffold-fedsparse", "feddrop", "fedl1"),
+        *("feddyn", "fednova", "qfedavg", "moon", "ditto", "apfl", "pfedme", "perfedavg"),
+        *("fedper", "fedrep", "fedbn", "hierarchical", "fald", "fedivon"),
     }
     config = asked(name, compression={"up": "int8"})
     if name in able:
@@ -542,7 +544,7 @@ def test_methods_take_part_or_say_why_not(name):
                 "secure": {"enabled": True},
                 "compression": {"down": "bf16"},
             },
-            "secure.enabled do not go together",
+            "compression needs to send .* which secure.enabled rules out",
         ),
         ({"aggregation": {"rule": "median"}, "compression": {"up": "top-k"}}, "entry by entry"),
         (
@@ -551,7 +553,7 @@ def test_methods_take_part_or_say_why_not(name):
                 "aggregation": {"clip": 1.0},
                 "compression": {"up": "int8"},
             },
-            "aggregation.clip and compression.up",
+            "scaffold needs .* which aggregation.clip after compression.up",
         ),
         (
             {"method": {"name": "fedlap"}, "compression": {"up": "bf16"}},

@@ -155,7 +155,7 @@ def test_metrics_are_of_pairs_within_clients(tmp_path):
             pass
         data, found = simulation.data, simulation.summary()["metrics"]
     counted = {"right": 0.0, "pairs": 0}
-    predict = fedbayes.load(tmp_path / "run").predict
+    predict = fedbayes.load(tmp_path / "run").expectation
     start = 0
     for client, size in enumerate(data.test_sizes().tolist()):
         y = data.test(client).y.numpy()
@@ -193,7 +193,7 @@ def test_predictions_are_log_risks(tmp_path, capsys):
     table = pd.read_csv(out)
     assert {"week", "arrest", "site", "risk"} == set(table.columns)
     x = pd.read_csv(tmp_path / "rossi.csv")
-    wanted = fedbayes.load(tmp_path / "run").predict(x)[:, 0]
+    wanted = fedbayes.load(tmp_path / "run").expectation(x)[:, 0]
     np.testing.assert_allclose(table["risk"], wanted, rtol=1e-4, atol=1e-5)
     for arguments, text in (
         (("predict", tmp_path / "run", tmp_path / "rossi.csv", "--level", 0.9), "no intervals"),

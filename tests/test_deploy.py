@@ -20,7 +20,7 @@ from fedbayes import Config
 from fedbayes.cli import app
 from fedbayes.flower.keys import make_keys
 from fedbayes.flower.supernode import read_config, read_private_key
-from fedbayes.reports.result import Result
+from fedbayes.workflows.running import Result
 from tests.deployment import BIN, ROOT, Deployment, free_port, listens, wait_for
 from tests.test_federation import write_table
 

@@ -17,6 +17,7 @@ from hypothesis import strategies as st
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from fedbayes import Config, Simulation
+from fedbayes.contracts import About
 from fedbayes.core.devices import choose_device, find_devices, placed, repeatable
 from fedbayes.core.tensors import Samples
 from fedbayes.errors import ConfigError, EngineError, FedbayesWarning, ModelError
@@ -83,9 +84,11 @@ def test_a_gpu_that_is_not_there_is_refused(monkeypatch, gpus, asked, said):
 
 
 def test_auto_is_every_gpu(monkeypatch):
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 0)
     assert find_devices(["auto"]) == (torch.device("cpu"),)
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
     assert [str(device) for device in find_devices(["auto"])] == ["cuda:0", "cuda:1"]
+    assert find_devices(["cuda"]) == (torch.device("cuda", 0),)  # CUDA asks for a number
 
 
 def test_a_device_without_memory_says_so(monkeypatch):
@@ -168,7 +171,7 @@ class Hungry(FedAvg):
     """A method for which there is too little memory, so often."""
 
     name = "hungry"
-    summary = "has too little memory"
+    about = About("has too little memory")
     times: int = 1
 
     def local(self, message, client, data, site):
@@ -206,7 +209,7 @@ class Random(FedAvg):
     """A method whose operation has no deterministic algorithm."""
 
     name = "random"
-    summary = "varies"
+    about = About("varies")
 
     def local(self, message, client, data, site):
         raise RuntimeError(

@@ -247,6 +247,20 @@ def test_the_headline_comes_first_and_no_model_no_metric(method, shown):
     assert re.findall(r"(global|local) 0", lines_of(console)[-1]) == shown
 
 
+@pytest.mark.parametrize(
+    ("engine", "divided"), [("flower", "each with its own data"), ("sequential", "iid")]
+)
+def test_a_federation_of_nodes_names_no_partition_of_the_servers_table(engine, divided, tmp_path):
+    table = tmp_path / "reference.csv"
+    table.write_text("x,label\n" + "".join(f"{i},{'ab'[i % 2]}\n" for i in range(40)))
+    config = small(data={"path": str(table), "clients": 4, "partition": "iid"})
+    console = Console(file=io.StringIO(), width=100)
+    with Display(console) as display, Simulation(config) as simulation:
+        simulation.config = config.model_copy(update={"engine": engine})
+        display.begin(simulation)
+    assert f"on own: 4 clients ({divided}), 4 in a round" in console.file.getvalue()
+
+
 def test_a_resumed_run_shows_where_it_is(tmp_path):
     run = fedbayes.run(small(rounds=2), tmp_path)
     console = Console(file=io.StringIO(), width=100, force_terminal=True)

@@ -13,10 +13,14 @@ from tests.command_line import command
 
 DOCS = Path(__file__).parent.parent / "docs"
 BLOCK = re.compile(r"^```(\w+)(?: title=\"([^\"]+)\")?\n(.*?)^```$", re.DOTALL | re.MULTILINE)
-PAGES = ["quickstart.md", *(f"tutorials/{p.name}" for p in (DOCS / "tutorials").glob("*.md"))]
+PAGES = [
+    *(f"{f}/{p.name}" for f in ("start", "tutorials") for p in (DOCS / f).glob("*.md")),
+    *("howto/bytes.md", "howto/predict.md", "howto/sklearn.md"),
+]
+PAGES.remove("start/bayesian.md")  # which has nothing to run
 
 
-QUICK = {"quickstart.md", "tutorials/method.md"}
+QUICK = {"start/install.md", "start/coming_from.md", "tutorials/method.md"}
 """Pages that are run every time; the others are among the slow tests."""
 
 
@@ -136,7 +140,7 @@ def test_the_page_of_commands_has_every_option(hooks):
 
 def test_the_page_of_comparisons_has_the_colour_of_every_method(hooks):
     """The same as on the pages that the commands write, in both themes."""
-    page = hooks.on_page_markdown((DOCS / "compare.md").read_text())
+    page = hooks.on_page_markdown((DOCS / "howto" / "compare.md").read_text())
     for name in METHODS:
         (look,) = looks([name])
         colours = f"light-dark({look.colour(LIGHT)}, {look.colour(DARK)})"
@@ -165,39 +169,53 @@ def test_the_page_of_results_is_made_from_findings(hooks):
 
 
 def test_commands_in_the_pages_are_known():
-    """Indented commands (too long to run here) at least name methods and options that exist."""
+    """Commands in blocks (too long to run here) at least name methods and options that exist."""
     from typer.main import get_command
 
     from fedbayes.cli import app
+    from fedbayes.cli.commands import FORMER_COMMANDS, FORMER_OPTIONS
 
     known = get_command(app)
     pages = [DOCS.parent / "README.md", *DOCS.rglob("*.md")]
-    found = [
-        shlex.split(line, comments=True)[1:]
-        for page in pages
-        for line in re.findall(
-            r"^    (fedbayes .*)$", page.read_text().replace("\\\n", " "), re.MULTILINE
-        )
+    texts = [page.read_text().replace("\\\n", " ") for page in pages]
+    lines = [
+        line.strip()
+        for text in texts
+        for line in [
+            *re.findall(r"^    fedbayes .*$", text, re.MULTILINE),
+            *(
+                one
+                for kind, _, code in BLOCK.findall(text)
+                if kind == "sh"
+                for one in code.splitlines()
+            ),
+        ]
     ]
+    found = [shlex.split(line, comments=True)[1:] for line in lines if line.startswith("fedbayes ")]
     assert len(found) > 20
     for words in found:
         name, *rest = words
+        name, *rest = *FORMER_COMMANDS.get(name, [name]), *rest
         inner = known.commands[name]
         if getattr(inner, "commands", None):
             # `federate` without another command is `federate run`.
-            inner = inner.commands[rest[0] if rest[0] in inner.commands else "run"]
+            second = FORMER_COMMANDS.get(f"{name} {rest[0]}", rest)[0]
+            inner = inner.commands[second if second in inner.commands else "run"]
+            name = f"{name} {inner.name}"
         options = {option for parameter in inner.params for option in parameter.opts}
+        options |= FORMER_OPTIONS.get(name, {}).keys()
         assert {word for word in rest if re.fullmatch(r"--?[a-z][\w-]*", word)} <= options, words
         if "--method" in rest and name == "run":
-            assert rest[rest.index("--method") + 1] in METHODS
+            method = rest[rest.index("--method") + 1]
+            assert method in METHODS or ":" in method, words
 
 
 NAMED = re.compile(r"`([\w/]+\.py)::(test_\w+)`")
 
 
 def test_what_is_said_of_attacks_is_tried_by_a_test():
-    """Every line of docs/security.md names tests that are there; one without says that it fails."""
-    said = (DOCS / "security.md").read_text()
+    """Every line of tests/threats.md names tests that are there; one without says that it fails."""
+    said = (Path(__file__).parent / "threats.md").read_text()
     for file, name in NAMED.findall(said):
         where = Path(__file__).parent / file
         assert name == "test_name" or f"def {name}(" in where.read_text(), f"{file} has no {name}"
@@ -215,10 +233,10 @@ def test_what_is_said_of_attacks_is_tried_by_a_test():
 
 def test_the_commands_of_a_federation_have_these_options(capsys):
     """Names of commands and options are looked at; what they do is in tests/test_federation.py."""
-    text = (DOCS / "federation.md").read_text().replace("\\\n", " ")
+    text = (DOCS / "howto" / "deploy.md").read_text().replace("\\\n", " ")
     lines = re.findall(r"^    (?:fedbayes) (.*?)(?: &.*)?$", text, re.MULTILINE)
     assert len(lines) >= 6
     for line in lines:
         assert command(*shlex.split(line), "--help") == 0, line
-    assert command("federate", "hub", "keys", "--node", "x", "--help") == 2
+    assert command("federate", "superlink", "keys", "--node", "x", "--help") == 2
     assert "No such option" in capsys.readouterr().err

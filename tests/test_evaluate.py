@@ -62,11 +62,12 @@ def test_ensembles_by_hand(tests):
     # Nobody saw the last class, and says as much of it as the other.
     shares = torch.tensor([[0.25] * 5 + [1.0] * 4 + [0.5], [0.75] * 5 + [0.0] * 4 + [0.5]])
     weighted = soft[0] * shares[0] + soft[1] * shares[1]
-    # Freed of each client's frequencies of classes (one more sample of each); as soft as the
-    # deviation of log p over the classes, each client's with its mean share, says.
+    # A sum of logits without each client's frequencies of classes (one more sample of each), at a
+    # temperature by the deviation of log p over the classes, each client's with its mean share.
     deviations = torch.stack([p.log().std(1, correction=0, keepdim=True) for p in soft])
     mean_share = shares.mean(1)[:, None, None]
-    t = 1 + 0.6 * (mean_share * deviations.log()).sum(0).exp()
+    deviation = (mean_share * deviations.log()).sum(0).exp()
+    t = 1 + 0.6 * deviation
     level = [t * p.pow(1 / t).sum(1, keepdim=True).log() for p in soft]
     own = (torch.tensor(counts) + 1.0) / (torch.tensor(counts) + 1.0).sum(1, keepdim=True)
     of_all = (counts + 1.0).sum(0) / (counts + 1.0).sum()
@@ -74,7 +75,18 @@ def test_ensembles_by_hand(tests):
         share * (p.log() - whose - frequency.log())
         for share, p, whose, frequency in zip(shares, soft, level, own, strict=True)
     )
-    learnt = freed.softmax(1).float()
+    # And the stationary distribution of a chain over classes, which leaves a class that nobody has
+    # by way of all clients.
+    had = torch.tensor(counts).double()
+    leave = torch.where(had.sum(0) > 0, had / had.sum(0).clamp_min(1), had.sum(1, True) / had.sum())
+    warm = [(p.double().log() / (1 + 0.4 * deviation)) for p in soft]
+    warm = [
+        q.masked_fill(row == 0, -torch.inf).softmax(1) for q, row in zip(warm, had, strict=True)
+    ]
+    chain = sum(q[:, :, None] * row for q, row in zip(warm, leave, strict=True))
+    frequencies = 0.01 * (had.sum(0) + 2) / (had + 1).sum()
+    stationary = torch.linalg.solve(torch.eye(10) - 0.99 * chain, frequencies.expand(len(y), -1))
+    learnt = ((freed.log_softmax(1) + stationary.log()) / 2).softmax(1).float()
     found = ("uniform", uniform), ("by class share", weighted), ("as fuse learns it", learnt)
     for name, p in found:
         p = p / p.sum(1, keepdim=True)

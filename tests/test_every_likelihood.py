@@ -220,7 +220,7 @@ def test_coverage_by_hand(runs, name, tmp_path, capsys):
     columns = run.preprocessing.target.names
     assert ("width_0.9" in metrics) == (len(columns) == 1)
     picture = tmp_path / "coverage.svg"
-    assert command("calibrate", run.folder.path, "--picture", picture) == 0
+    assert command("calibrate", run.folder.path, "--plot", picture) == 0
     assert "inside the 90% interval" in capsys.readouterr().out
     assert "share of targets inside" in picture.read_text()
 

@@ -17,8 +17,8 @@ from fedbayes.federation.engines.sequential import Sequential
 from fedbayes.flower.keys import make_keys
 from fedbayes.flower.own_data import own_data
 from fedbayes.reports.follow import Follower
-from fedbayes.reports.result import Result
 from fedbayes.runs.build import build_data
+from fedbayes.workflows.running import Result
 from tests.deployment import ROOT, Deployment, free_port, wait_for
 from tests.test_flower import DATA, METHODS, same, settings, without
 
@@ -172,7 +172,7 @@ def test_a_federation_is_followed_while_a_node_is_away_and_when_it_is_killed(dep
         wait_for(lambda: state()[0]["state"] == "stopped", 60, "word of its end")
         again = f"fedbayes federate resume {deployment.folder / 'run'}"
         again += f" --superlink {deployment.address} --insecure"
-        assert state()[0]["line"].endswith(f"in round 1 of 3; go on with: {again}")
+        assert state()[0]["line"].endswith(f"in round 1 of 3; resume: {again}")
         deployment.start_node(1)
         process = deployment.federate("resume", deployment.folder / "run")
         assert process.wait(timeout=300) == 0, deployment.log("federate")

@@ -20,7 +20,7 @@ from flwr.supercore.inflatable.inflatable_object import (
     get_object_id,
     get_object_tree,
 )
-from flwr.supercore.run import Federation
+from flwr.supercore.run import Run
 from flwr.supercore.runtime import RuntimeHttpClient
 from flwr.supercore.task_identity import TaskIdentity
 from flwr.superlink.grid import HttpGrid
@@ -83,7 +83,7 @@ def grid():
         client._client = httpx.Client(transport=link)
         found = HttpGrid(token="t")
         found._client = client
-        found.set_run(Federation.create_empty(run_id=1))
+        found.set_run(Run.create_empty(run_id=1))
         return found
 
     return made

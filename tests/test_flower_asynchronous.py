@@ -243,7 +243,7 @@ class _Silent:
 @pytest.mark.parametrize(
     ("more", "words"),
     [
-        ({"evaluate_at": "clients"}, "evaluate_at = 'clients' does not go with"),
+        ({"evaluate_at": "clients"}, "evaluate_at = 'clients' needs clients that wait"),
         ({"attack": {"kind": "sign-flip", "clients": 1}}, "attack"),
         ({"secure": {"enabled": True}}, "whose masks cancel"),
     ],

@@ -35,8 +35,10 @@ def test_own_batch_normalization_stays_with_its_node(method, tmp_path):
         for file in files:
             state = decode_file(file.read_bytes())
             assert {n.removeprefix("own/") for n in state if n.startswith("own/")} == OWN
-        assert torch.equal(flower.predict(x, client), alone.predict(x, client))
-    own = [flower.predict(x, client) for client in range(2)]
+        assert torch.equal(
+            flower.trained(client).expectation(x), alone.trained(client).expectation(x)
+        )
+    own = [flower.trained(client).expectation(x) for client in range(2)]
     assert not torch.equal(*own)
     tickets = [path.read_bytes() for path in (tmp_path / "run" / "clients").iterdir()]
     assert max(map(len, tickets)) < 200

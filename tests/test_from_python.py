@@ -239,7 +239,7 @@ def test_a_network_in_memory_is_asked_for_again(tmp_path):
         f"run = fedbayes.resume({str(place)!r}, rounds=4, model=net)",
         "print(run.summary['rounds'], run.predict(__import__('torch').zeros(2, 1, 8, 8)).shape)",
     )
-    assert said.split() == ["4", "torch.Size([2,", "10])"], said
+    assert said.split() == ["4", "(2,)"], said
     same(fedbayes.Result(place).folder.model(), whole.folder.model())
     with pytest.raises(ConfigError, match=r"data\.clients of .* is 4, and settings stay"):
         fedbayes.resume(place, data={"clients": 3})
@@ -418,7 +418,7 @@ def test_an_own_sampling_chooses_the_clients(tmp_path):
                 "privacy": {"noise": 1.0, "repeatable": True},
                 "aggregation": {"clip": 1.0},
             },
-            "does not go with privacy.noise",
+            "privacy.noise needs cohorts that are drawn for each round, which sampling",
         ),
         ({"training": {"optimizer": f"{PLACE}:nothing"}}, "NoneType, which has no step"),
         ({"training": {"optimizer": "torch.optim:LBFGS"}}, "took no step.*closure"),
@@ -545,7 +545,7 @@ def test_options_of_run_are_shorthands(tmp_path, capsys):
 
 
 @pytest.mark.filterwarnings("ignore:Field name")
-@pytest.mark.parametrize("name", ["prior", "loss", "local", "check", "model", "update", "weighted"])
+@pytest.mark.parametrize("name", ["prior", "loss", "local", "check", "model", "update", "accept"])
 def test_a_parameter_in_the_place_of_the_contract_is_refused(name):
     with pytest.raises(ConfigError, match=f"Odd has a parameter '{name}'.*rename"):
         type("Odd", (PointEstimate[Weights],), {"__annotations__": {name: float}, name: 0.5})

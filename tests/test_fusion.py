@@ -86,7 +86,7 @@ def test_models_that_are_no_state_dicts_are_refused_with_the_way_out(files):
     _, paths = files
     for models, kind in ((paths, "str"), ([nn.Linear(2, 2)] * 2, "Linear")):
         with pytest.raises(ModelError, match=f"model 0 is of type {kind}; .*state_dict"):
-            fedbayes.fuse(models)
+            fedbayes.fusion.fuse(models)
     read = [fedbayes.models.read_model(Path(path))[0] for path in paths]
     assert fedbayes.fuse(read).sizes
 
@@ -254,7 +254,7 @@ def test_a_picture_of_no_known_format_is_refused_before_anything_is_written(file
     for words in (
         ["fuse", *paths, "-o", folder / "new.pt", "--picture", folder / name],
         ["data", "show", "digits", "-o", folder / name],
-        ["calibrate", folder, "--picture", folder / name],
+        ["calibrate", folder, "--plot", folder / name],
     ):
         assert command(*words) == 2
         assert "ends in .png, .svg or .pdf" in " ".join(capsys.readouterr().err.split())

@@ -95,7 +95,7 @@ def test_a_run_tells_probabilities_of_survival(run, tmp_path):
     data = stored_data(result.config, result.folder)
     rows = np.concatenate([data.partition.train_rows(k) for k in range(3)])
     x = frame.drop(columns=["week", "arrest", "site"])
-    risk = fedbayes.load(place / "run").predict(x)[:, 0].double().numpy()
+    risk = fedbayes.load(place / "run").expectation(x)[:, 0].double().numpy()
     y = frame[["week", "arrest"]].to_numpy(float)
     wanted = estimated([(risk[rows], y[rows])]).survival(risk, times)
     arguments = ["predict", place / "run", place / "rossi.csv", "-o", out]
@@ -188,7 +188,9 @@ def test_what_cannot_be_told_is_said(run, tmp_path, capsys):
     path.write_bytes(sealed_table(known | {"hazards": known["hazards"] | {"model": "another"}}))
     with pytest.warns(FedbayesWarning, match=r"calibration\.json \(hazards\) is of another model"):
         model = fedbayes.load(place / "run")
-    with pytest.raises(ConfigError, match="no baseline hazard: fedbayes hazards RUN"):
+    with pytest.raises(
+        ConfigError, match="no baseline hazard: fedbayes calibrate RUN --method hazards"
+    ):
         model.foretelling([1])
     text = json.dumps(known)
     assert '"last": 52.0' in text

@@ -122,9 +122,9 @@ def test_what_a_hub_needs_is_said_before_it_starts(tmp_path, capsys):
         with pytest.raises(EngineError, match="write HOST:PORT"):
             host_and_port("--nodes", address)
     assert host_and_port("--nodes", "[::]:9092") == ("::", 9092)
-    assert command("federate", "hub", str(tmp_path / "keys"), "--nodes", "9092") == 2
+    assert command("federate", "superlink", str(tmp_path / "keys"), "--nodes", "9092") == 2
     assert "--nodes 9092: write HOST:PORT" in capsys.readouterr().err
-    assert command("federate", "hub", str(tmp_path)) == 2
+    assert command("federate", "superlink", str(tmp_path)) == 2
     assert "nodes with an admitted key come" not in capsys.readouterr().err
 
 
@@ -315,7 +315,7 @@ def test_when_a_node_was_seen_last():
 
 @pytest.fixture
 def deployed(tmp_path):
-    """The set-up of docs/federation.md: nodes come at every address, three clients are admitted."""
+    """As docs/howto/deploy.md has it: nodes come at every address, three clients are admitted."""
     make_keys(tmp_path / "keys", ["localhost", "127.0.0.1", *ADDRESSES], clients=4)
     with Deployment(
         tmp_path, certificates=tmp_path / "keys", hub=True, host="0.0.0.0"
@@ -397,13 +397,13 @@ def test_a_superlink_at_every_interface_is_warned_of(tmp_path):
         process.wait(timeout=100)
         words = " ".join(deployment.log("federate").split())
         assert "can start runs, which nodes execute, and admit keys of their own" in words
-        assert "fedbayes federate hub" in words
+        assert "fedbayes federate superlink" in words
 
 
 @pytest.mark.slow
 @pytest.mark.skipif(not which("nginx"), reason="no nginx here")
 def test_the_proxy_of_the_documentation_lets_nodes_through_and_nobody_else(tmp_path):
-    text = (ROOT / "docs" / "federation.md").read_text()
+    text = (ROOT / "docs" / "howto" / "deploy.md").read_text()
     (server,) = re.findall(r"```nginx\n(.*?)```", text, re.DOTALL)
     make_keys(tmp_path / "keys", ["localhost", "127.0.0.1"], clients=4)
     with Deployment(tmp_path, certificates=tmp_path / "keys", auth=True) as deployment:
@@ -442,7 +442,7 @@ def test_nodes_are_listed_with_their_clients_and_when_they_were_seen(deployed):
     def listed(*options):
         link = ["--superlink", deployed.address, *deployed.trust]
         process = subprocess.run(
-            [BIN / "fedbayes", "nodes", *link, *options],
+            [BIN / "fedbayes", "federate", "nodes", *link, *options],
             capture_output=True,
             text=True,
             timeout=150,
@@ -470,7 +470,7 @@ def test_nodes_are_listed_with_their_clients_and_when_they_were_seen(deployed):
     assert "never" in table
     # Without the secret nobody speaks for the server: that is said, and the rest listed.
     process = subprocess.run(
-        [BIN / "fedbayes", "nodes", "--superlink", deployed.address, *deployed.trust],
+        [BIN / "fedbayes", "federate", "nodes", "--superlink", deployed.address, *deployed.trust],
         capture_output=True,
         text=True,
         timeout=100,

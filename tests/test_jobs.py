@@ -151,10 +151,11 @@ def test_every_method_takes_every_likelihood(table, method, likelihood):
     with Simulation(config) as simulation:
         lines = [step.metrics["metrics"] for step in simulation]
     last = lines[-1]
-    alone = {"global": ("global",), "local": ("local",), "fedpa": ("global",)}
-    whose = alone.get(method, ("global", "local"))
-    if method == "global":
-        whose = ("global", "local")
+    whose = ("global", "local")
+    if not METHODS[method].models.has_global:
+        whose = ("local",)
+    elif method in ("fedpa", "qfedavg", "fedpm"):  # no networks of clients
+        whose = ("global",)
     # Beside them those of what differs between clients, such as `global_worst`.
     assert {table.partition("_")[0] for table in last} == set(whose)
     for metrics in last.values():

@@ -236,7 +236,7 @@ def test_networks_that_have_none_are_refused():
         def forward(self, x):
             return super().forward(x - x.mean(0))
 
-    with pytest.raises(ModelError, match="by those beside it"):
+    with pytest.raises(ModelError, match="by those next to it"):
         check_layers(nn.Sequential(Beside(4, 4), nn.Linear(4, 3)), THREE, rows(0))
     with pytest.raises(ModelError, match="number of samples"):
         all_layers(MLP(4, [5], 3), THREE, rows, 1, 0)

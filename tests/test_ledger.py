@@ -109,7 +109,7 @@ class Books:
     ledger: Ledger
 
     def enter(self, client, outcome):
-        return self.ledger.enter(client, outcome, self.sent, self.sent.method)
+        return self.ledger.record(client, outcome, self.sent, self.sent.method)
 
 
 @pytest.fixture
@@ -156,7 +156,7 @@ def test_values_that_the_method_does_not_accept_are_refused(run):
     list(sent.tasks([1], {}))
     ledger = Ledger()
     outcome = ClientResult(encode({"answer": torch.tensor([-1.0])}), b"", {}, {})
-    assert ledger.enter(1, outcome, sent, sent.method) is None
+    assert ledger.record(1, outcome, sent, sent.method) is None
     assert ledger.refused == {1: "its answer is below zero"}
 
 
@@ -180,7 +180,7 @@ def test_without_any_client_there_is_no_round(books):
         books.ledger.require_someone(2, COHORT)
 
 
-@pytest.mark.parametrize("how", [{"refused": True}, {"in_vain": True}])
+@pytest.mark.parametrize("how", [{"refused": True}, {"blocked_by_others": True}])
 def test_a_client_that_was_there_makes_it_a_round(books, how):
     for client in COHORT:
         books.enter(client, ClientFailure("x", **(how if client == 3 else {})))

@@ -17,7 +17,6 @@ from fedbayes.federation.clock.rates import rate
 from fedbayes.federation.clock.settings import ClockSettings
 from fedbayes.federation.clock.tables import read_rates
 from fedbayes.federation.engines.sequential import Sequential
-from fedbayes.federation.stages.compression import refusal
 from fedbayes.methods import METHODS
 from fedbayes.methods.fedavg import FedAvg
 from fedbayes.testing import Tampering, assert_identical
@@ -240,9 +239,13 @@ QUICK = {("scaffold", "top-k"), ("feddrop", "int8"), ("pvi", "none"), ("fedavg",
 def awaited():
     """Methods for asynchronous rounds, each with every compression that it takes."""
     for name, kind in METHODS.items():
-        if kind.reports.stale == "refused" or kind.centralized:
+        if kind.reports.stale == "refused":
             continue
-        for up in ("none",) if refusal(kind) else ("none", "bf16", "int8", "top-k", "random-k"):
+        for up in (
+            ("none",)
+            if kind.reports.refusals["compression"]
+            else ("none", "bf16", "int8", "top-k", "random-k")
+        ):
             slow = () if (name, up) in QUICK else pytest.mark.slow
             yield pytest.param(name, up, marks=slow)
 

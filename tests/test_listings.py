@@ -6,6 +6,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import click
 import pytest
 
 from fedbayes.cli import main
@@ -41,7 +42,7 @@ def test_methods_are_a_line_each(cli, monkeypatch):
     assert max(map(len, lines)) <= 80
     for (name, method), line in zip(METHODS.items(), lines, strict=False):
         assert line.startswith(f"{name} ")
-        assert line.rstrip().endswith(f"  {method.summary}")
+        assert line.rstrip().endswith(f"  {method.about.summary}")
         assert method.name == name
 
 
@@ -116,7 +117,7 @@ def commands():
 def test_help_is_shown_whole(cli, words, command):
     """Words in brackets would be taken for a style, and left out."""
     shown = "".join(cli(*words.split(), "--help").replace("│", " ").split())
-    for parameter in command.params:
+    for parameter in command.get_params(click.Context(command)):
         assert "".join((getattr(parameter, "help", "") or "").rstrip(".").split()) in shown
 
 

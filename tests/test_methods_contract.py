@@ -298,6 +298,87 @@ class TestFedBeSums(MethodContract):
     settings: ClassVar = {"model": {"name": "tests.toy_models:residual"}}
 
 
+class TestFedDyn(MethodContract):
+    method = "feddyn"
+
+
+class TestFedNova(MethodContract):
+    method = "fednova"
+    settings: ClassVar = {
+        "training": {"momentum": 0.5},
+        "model": {"name": "tests.toy_models:normalized"},
+    }
+
+
+class TestQFedAvg(MethodContract):
+    method = "qfedavg"
+    parameters: ClassVar = {"q": 1.0}
+
+
+class TestMoon(MethodContract):
+    method = "moon"
+
+
+class TestDitto(MethodContract):
+    method = "ditto"
+
+
+class TestApfl(MethodContract):
+    method = "apfl"
+    parameters: ClassVar = {"alpha_lr": 0.1}
+
+
+class TestPFedMe(MethodContract):
+    method = "pfedme"
+    parameters: ClassVar = {"inner": 2, "beta": 0.5}
+
+
+class TestPerFedAvg(MethodContract):
+    method = "perfedavg"
+
+
+class TestFedPer(MethodContract):
+    method = "fedper"
+    settings: ClassVar = {"model": {"name": "tests.toy_models:normalized"}}
+
+
+class TestFedRep(MethodContract):
+    method = "fedrep"
+    settings: ClassVar = {"model": {"name": "tests.toy_models:normalized"}}
+
+
+class TestFedBN(MethodContract):
+    method = "fedbn"
+    settings: ClassVar = {"model": {"hidden": [8], "norm": "batch"}}
+
+
+class TestHierarchical(MethodContract):
+    method = "hierarchical"
+    parameters: ClassVar = {"covariance": "low-rank", "rank": 2, "predictions": 4}
+
+
+@pytest.mark.slow
+class TestHierarchicalFull(MethodContract):
+    method = "hierarchical"
+    parameters: ClassVar = {"covariance": "full"}
+    settings: ClassVar = {"model": {"name": "tests.toy_models:normalized"}}
+
+
+class TestFedPm(MethodContract):
+    method = "fedpm"
+    parameters: ClassVar = {"predictions": 3}
+
+
+class TestFald(MethodContract):
+    method = "fald"
+    parameters: ClassVar = {"burn_in": 0.0}
+
+
+class TestFedIvon(MethodContract):
+    method = "fedivon"
+    parameters: ClassVar = {"predictions": 3}
+
+
 class TestLocal(MethodContract):
     method = "local"
 

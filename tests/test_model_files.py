@@ -281,7 +281,7 @@ def test_a_model_in_parts_is_joined_by_its_index(tmp_path):
         assert all(torch.equal(found[name], weights[name]) for name in weights)
     for odd, words in (
         ({"x.weight": places["b.weight"]}, "has no tensor 'x.weight'"),
-        ({"x.weight": "../other.safetensors"}, "which is no file beside it"),
+        ({"x.weight": "../other.safetensors"}, "which is no file next to it"),
         ({"x.weight": "absent.safetensors"}, "absent.safetensors"),
         ([], "it has no weight_map"),
     ):

@@ -14,11 +14,10 @@ import fedbayes
 from fedbayes.core import seeds
 from fedbayes.core.tensors import Samples
 from fedbayes.errors import FedbayesError, FedbayesWarning, ModelError
-from fedbayes.federation.settings import Aggregation, Secure
+from fedbayes.federation.settings import Secure
 from fedbayes.federation.stages import secure
 from fedbayes.inference.settings import LocalTraining
 from fedbayes.inference.solve import batches
-from fedbayes.methods import METHODS
 from fedbayes.models import ModelSettings, Network, build
 from fedbayes.models.trials import alone
 from tests import toy_networks as toys
@@ -172,11 +171,11 @@ def test_a_model_with_constant_buffers_is_stored_whole_and_comes_back(tmp_path):
 def test_secure_sums_are_of_what_trains_alone():
     asked = {"engine": "flower-simulation", "cohort": 3}
     network = built("WithBuffers")
-    settled = Secure(enabled=True), METHODS["fedavg"](), Aggregation()
-    secure.check(*settled, network.initial, **asked)
+    settled = Secure(enabled=True)
+    secure.check(settled, network.initial, **asked)
     network = built("Flagged")
     with pytest.raises(FedbayesError, match=r"'calls'.*int64"):
-        secure.check(*settled, network.initial, **asked)
+        secure.check(settled, network.initial, **asked)
 
 
 def test_a_flag_that_training_sets_is_sent(tmp_path):

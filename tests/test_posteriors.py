@@ -314,7 +314,7 @@ def test_networks_that_answer_a_sample_by_others_are_told(first, shape):
     network = nn.Sequential(first(), nn.Flatten(), nn.LazyLinear(4))
     x = torch.randn(9, *shape)
     network(x)
-    with pytest.raises(ModelError, match="by those beside it, and a posterior sums up gradients"):
+    with pytest.raises(ModelError, match="by those next to it, and a posterior sums up gradients"):
         posterior(network, CLASSES, classes(x))
 
 

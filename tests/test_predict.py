@@ -129,7 +129,7 @@ def test_numbers_have_intervals_of_the_likelihood(tmp_path, numbers, place, pati
         )
         assert list(found.columns) == [*("patient", "site", "ill", "cost"), "mean", "low", "high"]
         frame = patients[["bmi", "age"]]
-        mean = numbers.predict(frame)[:, 0].numpy()
+        mean = numbers.trained().expectation(frame)[:, 0].numpy()
         low, high = (end[:, 0].numpy() for end in numbers.interval(frame, level or 0.9))
         columns = numeric(found, ("mean", "low", "high"))
         np.testing.assert_allclose(columns, np.stack([mean, low, high], 1), rtol=1e-6)
@@ -183,9 +183,9 @@ def test_what_draws_say_of_uncertainty(posterior, place, patients):
 def test_several_models_are_the_mean_of_their_predictions(tmp_path, classes, posterior, place):
     names = [place / "classes", place / "posterior"]
     frame = pd.read_csv(place / "patients.csv")
-    alone = [fedbayes.load(name).predict(frame) for name in names]
+    alone = [fedbayes.load(name).expectation(frame) for name in names]
     both = fedbayes.load(*names)
-    torch.testing.assert_close(both.predict(frame), (alone[0] + alone[1]) / 2)
+    torch.testing.assert_close(both.expectation(frame), (alone[0] + alone[1]) / 2)
     assert "mutual_information" in both.predict_frame(frame)
 
 
@@ -198,7 +198,7 @@ def test_a_clients_own_model(tmp_path, posterior, place, patients, monkeypatch, 
     )  # fmt: skip
     assert code == 0, err
     np.testing.assert_allclose(numeric(text(out)), wanted, atol=1e-6)
-    whole = posterior.predict(patients).numpy()
+    whole = posterior.trained().expectation(patients).numpy()
     assert abs(whole - wanted).max() > 1e-3
 
 
@@ -260,7 +260,7 @@ def test_labels_and_several_targets(tmp_path):
             method={"name": "virtual"} if name == "labels" else {"name": "fedavg"},
         )
         found = run.predict_frame(frame[features])
-        mean = run.predict(frame[features]).numpy()
+        mean = run.trained().expectation(frame[features]).numpy()
         if name == "labels":
             assert list(found)[:2] == ["p_early", "p_late"]
             each = run.draws()(frame[features]).sigmoid().double().numpy()
@@ -454,7 +454,7 @@ def test_the_command(tmp_path, classes, place, monkeypatch, capsys):
     assert rows.read_bytes() == (place / "patients.csv").read_bytes()
     code, _, err = cli(monkeypatch, capsys, *arguments, "--overwrite", "--level", "0.8")
     assert code == 2
-    assert "a level is of intervals of numbers" in err
+    assert "intervals are for numbers" in err
     code, _, err = cli(monkeypatch, capsys, *arguments, "--overwrite", "--set", "rounds=3")
     assert "--set rounds=3 has no effect" in err
 
@@ -497,7 +497,7 @@ def test_columns_of_any_kind_in_pieces_of_any_size(mixed, tmp_path, rows):
     assert list(found.columns) == ["id", "ill", "p_no", "p_yes", "predicted"]
     assert found.id.tolist() == frame.id.tolist()
     tests = find_tests(folder / "run" / "model.safetensors", None, [f"data.path={folder}/t.csv"])
-    p = run.predict(tests.samples.x).numpy()
+    p = run.trained().expectation(tests.samples.x).numpy()
     np.testing.assert_allclose(numeric(found), p, atol=1e-6)
     wanted = run.predict_frame(frame)
     np.testing.assert_allclose(numeric(found), wanted[["p_no", "p_yes"]], atol=1e-6)
@@ -552,7 +552,7 @@ def test_the_training_file_has_no_unseen_categories(tmp_path):
     told = fedbayes.predict_file(tmp_path / "run", tmp_path / "t.csv", tmp_path / "o.csv", rows=7)
     assert not [note for note in told.notes if "category" in note]
     tests = find_tests(tmp_path / "run" / "model.safetensors", None, [f"data.path={data['path']}"])
-    p = run.predict(tests.samples.x).numpy()
+    p = run.trained().expectation(tests.samples.x).numpy()
     np.testing.assert_allclose(numeric(text(tmp_path / "o.csv")), p, atol=1e-6)
     frame.loc[3, "dose"] = "3,5"
     frame.to_csv(tmp_path / "new.csv", index=False, sep=";", decimal=",")
@@ -577,7 +577,7 @@ def test_dates_in_two_formats_are_read_as_in_training(tmp_path, monkeypatch, cap
     model = tmp_path / "run" / "model.safetensors"
     x = find_tests(model, None, [f"data.path={file}"]).samples.x
     wanted = predict(tmp_path, tmp_path / "run", file)
-    np.testing.assert_allclose(numeric(wanted), run.predict(x).numpy(), atol=1e-6)
+    np.testing.assert_allclose(numeric(wanted), run.trained().expectation(x).numpy(), atol=1e-6)
     check = ["data", "check", file, "--like", tmp_path / "run"]
     assert cli(monkeypatch, capsys, *check)[0] == 0
     frame.assign(day=None).to_csv(file, index=False)  # empty, and a column of dates all the same
@@ -629,7 +629,7 @@ def test_a_program_serves_encoded_rows(mixed, tmp_path):
     done = export(folder / "run", tmp_path / "m.pt2")
     encoded, _ = run.preprocessing.encode(frame)
     answer = torch.export.load(tmp_path / "m.pt2").module()(torch.from_numpy(encoded))
-    wanted = run.predict(frame)
+    wanted = run.trained().expectation(frame)
     torch.testing.assert_close(answer.softmax(-1), wanted, atol=1e-6, rtol=1e-5)
     found = predict(tmp_path, tmp_path / "m.pt2", folder / "t.csv")
     np.testing.assert_allclose(numeric(found), wanted, atol=1e-6)

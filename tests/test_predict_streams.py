@@ -59,7 +59,7 @@ def test_a_folder_is_predicted_as_its_pixels_are(tmp_path, pictures):
     assert found.file.tolist() == [f"{file.parent.name}/{file.name}" for file in files]
     assert found["class"].tolist() == [file.parent.name for file in files]
     assert done.rows == len(files)
-    wanted = model.predict(np.stack([opened(file) for file in files]))
+    wanted = model.expectation(np.stack([opened(file) for file in files]))
     np.testing.assert_allclose(numeric(found), wanted.numpy(), atol=1e-6)
     assert (found.predicted == found["class"]).mean() > 0.9
 
@@ -206,7 +206,7 @@ def test_what_a_query_keeps_is_alike_in_every_piece(tmp_path, stays):
 @pytest.mark.parametrize(
     ("query", "words"),
     [
-        ("select age from nowhere", "no such table: nowhere; mend the query, the URL"),
+        ("select age from nowhere", "no such table: nowhere; fix the query, the URL"),
         ("select id, age, grade, seen from stays", "the query has no column 'ward', which the"),
         ("select * from stays where id < 0", "the query gives no rows to predict"),
         ("delete from stays", "it is no SELECT; nothing was changed"),
@@ -238,7 +238,7 @@ def test_databases_at_the_command_line(tmp_path, stays, monkeypatch, capsys):
     for inputs, more, words in (
         (url, (), "give one with --query"),
         (tmp_path / "absent.csv", ("--query", "select 1"), "there is no file or folder"),
-        ("sqlite:////none.db", ("--query", "select 1"), "there is no file /none.db; mend the URL"),
+        ("sqlite:////none.db", ("--query", "select 1"), "there is no file /none.db; fix the URL"),
         (secret, ("--query", "select 1"), "set FEDBAYES_DATABASE_PASSWORD"),
         ("none://x", ("--query", "select 1"), "none"),
     ):

@@ -191,7 +191,7 @@ def test_arrays_are_tried_by_a_model_of_a_table(place, run, new, tmp_path, capsy
         assert command(*given, f"data.path={tmp_path / name}") == 2
         told = capsys.readouterr().err
         assert words in " ".join(told.split())
-        assert "get it anew" not in told
+        assert "get it again" not in told
 
 
 def test_evaluate_says_what_it_cannot_use(place, run, tmp_path, capsys):
@@ -346,7 +346,7 @@ def test_a_suffix_that_names_no_format_is_refused(place, tmp_path, capsys):
         (("fuse", model, model, "-o", tmp_path / "m.onnx"), ".safetensors"),
         (("fuse", model, model, "-o", tmp_path / "m.pt", "--report", tmp_path / "r.txt"), ".html"),
         (("fuse", model, model, "-o", tmp_path / "m.pt", "--picture", tmp_path / "p.gif"), ".png"),
-        (("calibrate", folder, "--picture", tmp_path / "p.txt"), ".png"),
+        (("calibrate", folder, "--plot", tmp_path / "p.txt"), ".png"),
         (("report", folder, "-o", tmp_path / "r.pdf"), ".html"),
         (("plot", folder, "-o", tmp_path / "r.doc"), ".pdf"),
         (("data", "show", "digits", "-o", tmp_path / "r.doc"), ".pdf"),

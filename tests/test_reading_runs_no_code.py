@@ -25,12 +25,12 @@ OWN = (
     PLANTED
     + """
 from torch import nn
-from fedbayes.contracts import Models, PointEstimate, Weights
+from fedbayes.contracts import About, Models, PointEstimate, Weights
 from fedbayes.likelihoods.categorical import Categorical
 
 class Mine(PointEstimate[Weights]):
     name = "mine"
-    summary = "averages"
+    about = About("averages")
     server_state = Weights
     models = Models.BOTH
 

@@ -7,7 +7,7 @@ import pytest
 
 import fedbayes
 from fedbayes import Config, Simulation
-from fedbayes.contracts import Known, PointEstimate, Weights
+from fedbayes.contracts import About, Known, PointEstimate, Weights
 from fedbayes.errors import ConfigError
 from fedbayes.inference.settings import LocalTraining
 from fedbayes.methods import METHODS
@@ -26,7 +26,7 @@ class Wrong(PointEstimate[Weights]):
     """Recommends what is no setting."""
 
     name = "wrong"
-    summary = "recommends what is no setting"
+    about = About("recommends what is no setting")
     server_state = Weights
 
     def init(self, run):
@@ -56,7 +56,7 @@ def test_nothing_is_left_open_and_what_was_chosen_is_known(name):
 def test_published_settings_are_the_defaults_of_the_class(name):
     config = started(method={"name": name, "preset": "published"})
     assert config.training == LocalTraining()
-    made = METHODS[name](preset="published", **METHODS[name].published)
+    made = METHODS[name](preset="published", **METHODS[name].about.published)
     for key in made.choosable():
         assert getattr(config.build_method(), key) == getattr(made, key)
 

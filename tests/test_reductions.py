@@ -7,10 +7,8 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fedbayes.contracts import Report, Reports
-from fedbayes.contracts.changes import changes_of
+from fedbayes.contracts import ChangeCoordinates, Chart, Report, Reports
 from fedbayes.federation.stages.aggregation import Clipped, Robust
-from fedbayes.federation.stages.fold import ChangeCoordinates
 
 CENTRE = {"a": torch.tensor([1.0, -2.0]), "b": torch.tensor([[0.5]]), "steps": torch.tensor(3)}
 
@@ -19,9 +17,7 @@ def way_around(centre):
     """A way for reports of the tensors of `centre`: all real ones are one part."""
 
     network = SimpleNamespace(initial=centre, split=lambda: (centre, {}))
-    return ChangeCoordinates(
-        lambda r: changes_of(r, centre, network, Reports()), lambda total: total.whole(centre)
-    )
+    return ChangeCoordinates(network, Reports(), [centre], Chart())
 
 
 def moved(a, b, dtype=torch.float32):

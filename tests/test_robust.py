@@ -9,8 +9,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fedbayes import Config, Simulation
-from fedbayes.contracts import Report, ReportList, RoundContext, Total
+from fedbayes.contracts import ChangeCoordinates, Report, ReportList, RoundContext, Total
 from fedbayes.contracts.changes import norm, types_of
+from fedbayes.contracts.returned import stopped
 from fedbayes.core.messages import Masked, dense
 from fedbayes.core.tensors import pack
 from fedbayes.errors import ConfigError
@@ -24,7 +25,9 @@ from fedbayes.methods import METHODS
 from fedbayes.testing import Tampering
 
 ADD = [
-    name for name, kind in METHODS.items() if kind.reports.reduce == "mean" and not kind.centralized
+    name
+    for name, kind in METHODS.items()
+    if kind.reports.reduce == "mean" and not kind.reports.pooled
 ]
 DATA = {"name": "digits", "clients": 7, "partition": "iid"}
 OTHERS = {
@@ -80,12 +83,12 @@ def numpy_middle(rule, rows, hostile):
 def test_a_rule_takes_the_middle_of_every_part(method, rule):
     """Against a total of middles that NumPy has found entry by entry."""
     method, run, server, found = after_one_round(method)
-    hostile = 1
-    each = [method.changes(report, server, run) for report in found.values()]
+    hostile, way = 1, ChangeCoordinates.of(method, server, run)
+    each = [way.changes(report) for report in found.values()]
     chosen = each if rule != "krum" else [each[place] for place in krum(each, hostile)]
     total = Total(weight=6.0, clients=6, dtypes=types_of(found[0]))
     for part, tensors in each[0].items():
-        total.changes[part], total.heard[part] = {}, {}
+        total.changes[part], total.present_weight[part] = {}, {}
         for name, tensor in tensors.items():
             rows = np.stack([changes[part][name].numpy().ravel() for changes in chosen])
             if rule == "krum":
@@ -97,8 +100,8 @@ def test_a_rule_takes_the_middle_of_every_part(method, rule):
             share = (~np.isnan(rows)).mean(0)
             total.changes[part][name] = torch.from_numpy(middle * share * 6).view_as(tensor)
             if (share < 1).any():
-                total.heard[part][name] = torch.from_numpy(share * 6).view_as(tensor)
-    wanted = method.update(server, method.resummed(total, server, run), RoundContext(run, 2))[0]
+                total.present_weight[part][name] = torch.from_numpy(share * 6).view_as(tensor)
+    wanted = method.update(server, way.resummed(total), RoundContext(run, 2))[0]
     reports = fold(Aggregation(rule=rule, hostile=hostile), method, server, run)
     for client, report in found.items():
         reports.add(client, report)
@@ -246,7 +249,7 @@ def test_a_clipped_mixture_moves_no_centre_by_more_than_the_bound():
     gathered = reports.reduced()
     assert isinstance(gathered, ReportList)
     for client, report in gathered.reports.items():
-        change = norm(method.changes(report, server, run)["weights"].values())
+        change = norm(ChangeCoordinates.of(method, server, run).changes(report)["weights"].values())
         assert change * (0.5 + client) <= 0.25 * (1 + 1e-4)
 
 
@@ -321,7 +324,7 @@ def test_a_combination_ends_only_where_half_of_the_clients_overflow(count, ended
     with Simulation(config("combined", rounds=2)) as simulation:
         simulation._engine = Tampering(Sequential(simulation.runtime), overflow(count))
         lines = [step.metrics for step in simulation]
-        assert bool(simulation.method.stopped(simulation.server)) == ended
+        assert bool(stopped(simulation.server)) == ended
     assert len(lines) == (1 if ended else 2)
     assert list(lines[0]["troubles"]) == [str(client) for client in range(count)]
 

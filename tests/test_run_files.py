@@ -127,7 +127,7 @@ def test_of_digests_that_are_cut_off_the_way_out_is_told(copy, length):
     sums, summary = copy / "SHA256SUMS", copy / "summary.json"
     whole = sums.read_bytes()
     sums.write_bytes(whole[:length])
-    with pytest.raises(RunError, match=rf"remove {summary} and {sums}, and write them anew: fedb"):
+    with pytest.raises(RunError, match=rf"remove {summary} and {sums}, and write them again: fedb"):
         RunFolder(copy).summary()
     sums.unlink()
     summary.unlink()
@@ -143,7 +143,7 @@ def test_what_was_found_of_a_lost_or_damaged_model_is_not_read(copy):
     with pytest.raises(RunError, match=r"model\.safetensors is damaged"):
         fedbayes.load(copy)
     (copy / "model.safetensors").unlink()
-    with pytest.raises(RunError, match=r"model\.safetensors is gone; write it anew: fedbayes res"):
+    with pytest.raises(RunError, match=r"model\.safetensors is gone; write it again: fedbayes res"):
         fedbayes.load(copy)
 
 
@@ -528,7 +528,7 @@ def test_a_line_behind_the_end_of_a_run_is_told_and_never_sealed(copy, run):
     with (copy / "metrics.jsonl").open("a") as file:
         file.write(json.dumps({**last, "round": 5, "global_accuracy": 0.99}) + "\n")
     for use in (fedbayes.resume, Result):
-        with pytest.raises(RunError, match=r"metrics.jsonl is damaged, or SHA256SUMS beside it"):
+        with pytest.raises(RunError, match=r"metrics.jsonl is damaged, or SHA256SUMS next to it"):
             use(copy)
     assert "metrics.jsonl is damaged" in str(gathered(copy))
     assert (copy / "SHA256SUMS").read_bytes() == sums
@@ -540,7 +540,7 @@ def test_a_line_behind_the_end_of_a_run_is_told_and_never_sealed(copy, run):
 
 def test_a_run_that_has_not_ended_is_told_with_the_way_on(copy, tmp_path):
     (copy / "model.safetensors").unlink()
-    words = rf"model.safetensors is gone; write it anew: fedbayes resume {copy}"
+    words = rf"model.safetensors is gone; write it again: fedbayes resume {copy}"
     for use in (trust, lambda folder: export(folder, tmp_path / "x.pt")):
         with pytest.raises(RunError, match=words):
             use(copy)

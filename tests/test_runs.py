@@ -115,11 +115,11 @@ def test_mistakes_get_one_plain_message(tmp_path, arguments, words, capsys):
 
 OWN = """
 from torch import nn
-from fedbayes.contracts import PointEstimate, Weights
+from fedbayes.contracts import About, PointEstimate, Weights
 
 class Mine(PointEstimate[Weights]):
     name = "mine"
-    summary = "averages"
+    about = About("averages")
     server_state = Weights
 
     def init(self, run):
@@ -339,14 +339,14 @@ def test_accuracies_are_what_they_are_said_to_be(tmp_path):
         assert simulation.summary()["global_accuracy"] == right / total
         # Train the cohorts again, by hand, and try what each client last reported.
         server = method.init(run)
-        from fedbayes.contracts import RoundContext
+        from fedbayes.contracts import Reports, RoundContext
         from fedbayes.core.messages import encode
         from fedbayes.federation.client_runtime import Task
         from fedbayes.federation.round import sample_cohort
         from fedbayes.federation.stages.checks import decode_report
 
         for number in range(1, 5):
-            reports = method.declared.reduction()
+            reports = Reports.of(method).reduction()
             for client in sample_cohort(0, number, 4, 2):
                 message = method.message(server, RoundContext(run, number, client))
                 outcome = simulation.runtime.train(Task(client, number, encode(message), None))

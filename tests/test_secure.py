@@ -20,7 +20,7 @@ from fedbayes.federation.stages.aggregation import Aggregation
 from fedbayes.federation.stages.secure import MODULUS, Plan, Secure, check
 from fedbayes.federation.stages.secure import plan as make_plan
 from fedbayes.methods.fedavg import FedAvg
-from fedbayes.reports.result import Result
+from fedbayes.workflows.running import Result
 from tests.deployment import Deployment, wait_for
 from tests.test_federation import at_work, start
 from tests.test_flower import same, without
@@ -439,15 +439,18 @@ def test_noise_goes_on_the_sum_with_the_same_epsilon():
             {"engine": "workers"},
             "needs engine = 'flower-simulation' or `fedbayes federate`; engine is 'workers'",
         ),
-        ({"method": {"name": "gpi-fnm"}}, "gpi-fnm needs to see single reports"),
-        ({"method": {"name": "fedsparse"}}, "fedsparse needs .* or reports are sparse"),
-        ({"method": {"name": "laplace"}}, "laplace needs"),
+        ({"method": {"name": "gpi-fnm"}}, "not for gpi-fnm: the server needs every single report"),
+        (
+            {"method": {"name": "fedsparse"}},
+            "not for fedsparse: reports leave out entries",
+        ),
+        ({"method": {"name": "laplace"}}, "not for laplace"),
         (
             {"method": {"name": "pvi"}, "aggregation": {"clip": 3.0}},
-            "aggregation.clip and secure.enabled do not go together with pvi",
+            "pvi needs its clients.* which aggregation.clip under secure.enabled",
         ),
-        ({"method": {"name": "global"}}, "global needs"),
-        ({"method": {"name": "local"}}, "local needs"),
+        ({"method": {"name": "global"}}, "not for global: all its data are in one place"),
+        ({"method": {"name": "local"}}, "not for local"),
         ({"aggregation": {"rule": "median"}}, "aggregation.rule = 'median' needs to see single"),
         ({"cohort": 2}, "cohort of at least 3 clients; it is 2"),
         ({"secure": {"shares": 5}}, "secure.shares is 5; it must be odd and at most the cohort"),
@@ -467,14 +470,7 @@ def test_what_cannot_be_is_refused_before_anything_runs(changes, words, tmp_path
 def test_integers_of_a_model_are_refused():
     initial = {"weight": torch.zeros(3), "batches": torch.tensor(3)}
     with pytest.raises(ConfigError, match=r"'batches' of this model holds torch\.int64"):
-        check(
-            Secure(enabled=True),
-            FedAvg(),
-            Aggregation(),
-            initial,
-            engine="flower-simulation",
-            cohort=4,
-        )
+        check(Secure(enabled=True), initial, engine="flower-simulation", cohort=4)
 
 
 @pytest.mark.parametrize("cohort", [3, 4, 5, 10, 100, 1000])

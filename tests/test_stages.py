@@ -103,7 +103,7 @@ def test_worker_processes_have_the_stages_too():
         ({"stages": ["tests.test_stages:after_a_round"]}, "no class derived from"),
         (
             {"stages": [f"{__name__}:Halved"], "method": {"name": "scaffold"}},
-            "clients of scaffold keep what they reported",
+            "scaffold needs its clients.* which the stage Halved changes",
         ),
         (
             {

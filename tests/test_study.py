@@ -55,12 +55,12 @@ def told(capsys, *arguments):
 
 
 def test_a_fit_of_a_table_is_that_of_python_and_of_a_file_for_each_client(file, patients, capsys):
-    found = told(capsys, "glm", file, "--group", "hospital", *FIT)
+    found = told(capsys, "stats", "glm", file, "--group", "hospital", *FIT)
     assert list(found["coefficients"]) == list(found["std_errors"]) == NAMES
     clients = {name: part for name, part in patients.groupby("hospital")}  # noqa: C416
     same = glm(clients, "died", ["age", "sex", "smoker"], family="binomial")
     assert list(found["coefficients"].values()) == same.estimates.tolist()
-    apart = told(capsys, "glm", "north.csv", "south.csv", "west.csv", *FIT)
+    apart = told(capsys, "stats", "glm", "north.csv", "south.csv", "west.csv", *FIT)
     assert apart == found
     assert set(found["rows"]) == {"north", "south", "west"}
 
@@ -69,11 +69,11 @@ def test_a_config_says_where_the_data_are(file, capsys):
     (file.parent / "study.toml").write_text(
         '[data]\npath = "patients.csv"\ngroup = "hospital"\nlabel = "died"\ndrop = "ward"\n'
     )
-    found = told(capsys, "glm", "study.toml", "--family", "binomial", "--drop", "days")
+    found = told(capsys, "stats", "glm", "study.toml", "--family", "binomial", "--drop", "days")
     assert list(found["coefficients"]) == NAMES
     data = ["data.path=patients.csv", "data.group=hospital", "data.label=died"]
     named = [word for setting in data for word in ("--set", setting)]
-    given = told(capsys, "glm", *named, "--family", "binomial", "--drop", "days,ward")
+    given = told(capsys, "stats", "glm", *named, "--family", "binomial", "--drop", "days,ward")
     assert given == found
 
 
@@ -82,7 +82,7 @@ def test_a_built_in_set_is_divided_as_for_a_run(capsys):
     from sklearn.datasets import load_diabetes
 
     table = load_diabetes(as_frame=True, scaled=False).frame.astype(np.float32).astype(float)
-    found = told(capsys, "glm", "--set", "data.name=diabetes", "--set", "data.clients=4")
+    found = told(capsys, "stats", "glm", "--set", "data.name=diabetes", "--set", "data.clients=4")
     fit = sm.OLS(table.target, sm.add_constant(table.drop(columns="target"))).fit()
     assert len(found["rows"]) == 4
     assert np.abs(np.array(list(found["coefficients"].values())) - fit.params).max() < 1e-6
@@ -91,32 +91,35 @@ def test_a_built_in_set_is_divided_as_for_a_run(capsys):
 
 def test_survival_from_the_command_line(file, patients, capsys):
     given = [file, "--group", "hospital", "--time", "days", "--event", "died"]
-    found = told(capsys, "survival", "cox", *given, "--features", "age,ward", "--category", "ward",
+    found = told(capsys, "stats", "cox", *given, "--features", "age,ward", "--category", "ward",
                  "--reference", "ward=5")  # fmt: skip
     assert list(found["coefficients"]) == ["age", "ward=3", "ward=12"]
-    curves = told(capsys, "survival", "km", *given, "--by", "sex")
+    curves = told(capsys, "stats", "km", *given, "--by", "sex")
     assert set(curves["curves"]) == {"f", "m"}
     events = sum(sum(curve["events"]) for curve in curves["curves"].values())
     assert events == patients.died.sum()
     assert curves["logrank"]["degrees"] == 1
-    meta = told(capsys, "survival", "cox", *given, "--features", "age", "--by-client")
+    meta = told(capsys, "stats", "cox", *given, "--features", "age", "--per-client")
     assert set(meta["meta"]["age"]["sites"]) == {"north", "south", "west"}
 
 
 def test_results_and_figures_are_written(file, capsys):
     given = [file, "--group", "hospital"]
-    assert command("glm", *given, *FIT, "-o", "fit.csv", "--plot", "fit.svg") == 0
+    assert command("stats", "glm", *given, *FIT, "-o", "fit.csv", "--plot", "fit.svg") == 0
     frame = pd.read_csv("fit.csv", index_col="term")
     assert list(frame.index) == NAMES
     assert frame.loc["age", "odds_ratio"] == pytest.approx(np.exp(frame.loc["age", "coefficient"]))
     svg = (file.parent / "fit.svg").read_text()
     assert all(name in svg for name in NAMES[1:])
     assert "odds ratio" in svg
-    assert command("glm", *given, *FIT, "--by-client", "-o", "meta.json", "--plot", "f.svg") == 0
+    assert (
+        command("stats", "glm", *given, *FIT, "--per-client", "-o", "meta.json", "--plot", "f.svg")
+        == 0
+    )
     assert set(json.loads((file.parent / "meta.json").read_text())["meta"]) == set(NAMES)
     assert "random effects" in (file.parent / "f.svg").read_text()
     days = ["--time", "days", "--event", "died", "--by", "sex"]
-    assert command("survival", "km", *given, *days, "-o", "km.csv", "--plot", "km.svg") == 0
+    assert command("stats", "km", *given, *days, "-o", "km.csv", "--plot", "km.svg") == 0
     assert (pd.read_csv("km.csv").survival.between(0, 1)).all()
     assert "log-rank" in (file.parent / "km.svg").read_text()
     shown = capsys.readouterr().out
@@ -127,8 +130,8 @@ def test_results_and_figures_are_written(file, capsys):
 
 def test_ratios_and_sizes_are_marked_by_plain_numbers(file):
     """An axis that is marked by powers of ten has one mark, or none, where ratios are alike."""
-    given = [file, "--group", "hospital", *FIT[:4], "--features", "age,sex", "--by-client"]
-    assert command("glm", *given, "--plot", "f.svg") == 0
+    given = [file, "--group", "hospital", *FIT[:4], "--features", "age,sex", "--per-client"]
+    assert command("stats", "glm", *given, "--plot", "f.svg") == 0
     axis = (file.parent / "f.svg").read_text().split('id="matplotlib.axis_2"')[0]
     marks = [float(mark) for mark in re.findall(r"<!-- ([\d.]+) -->", axis)]
     assert len(marks) > 2
@@ -146,10 +149,10 @@ def test_ratios_and_sizes_are_marked_by_plain_numbers(file):
 def test_groups_without_events_have_curves_too(patients, file, capsys):
     patients.assign(arm=np.where(patients.died == 1, "old", patients.sex)).to_csv("arms.csv")
     given = ["arms.csv", "--group", "hospital", "--time", "days", "--event", "died", "--by", "arm"]
-    found = told(capsys, "survival", "km", *given, "--plot", "arms.svg", "-o", "arms.csv.json")
+    found = told(capsys, "stats", "km", *given, "--plot", "arms.svg", "-o", "arms.csv.json")
     assert found["curves"]["f"]["survival"] == []
     assert found["curves"]["f"]["median"] is None
-    assert command("survival", "km", *given, "-o", "km.csv") == 0
+    assert command("stats", "km", *given, "-o", "km.csv") == 0
     curves = pd.read_csv("km.csv").set_index("group")
     assert curves.loc["f", ["time", "events", "survival", "low", "high"]].tolist() == [
         0,
@@ -162,13 +165,13 @@ def test_groups_without_events_have_curves_too(patients, file, capsys):
     assert curves.loc["old", "at_risk"].tolist() == found["curves"]["old"]["at_risk"]
     capsys.readouterr()
     assert "arm=old" in (file.parent / "arms.svg").read_text()
-    assert command("survival", "km", *given) == 0
+    assert command("stats", "km", *given) == 0
     assert "not reached" in capsys.readouterr().out
 
 
 def test_rows_left_out_are_said(patients, file, capsys):
     patients.assign(age=patients.age.where(patients.index > 6)).to_csv("gaps.csv", index=False)
-    given = ["glm", "gaps.csv", "--group", "hospital", *FIT]
+    given = ["stats", "glm", "gaps.csv", "--group", "hospital", *FIT]
     assert command(*given) == 2
     assert "7 of 'age'" in capsys.readouterr().err
     assert command(*given, "--drop-missing") == 0
@@ -181,16 +184,16 @@ def test_a_blank_cell_is_an_empty_one_and_no_category(patients, file, capsys):
     blank = patients.copy()
     blank.loc[[3, 7], "sex"] = ["  ", " "]
     blank.to_csv("blank.csv", index=False)
-    assert command("glm", "blank.csv", "--group", "hospital", *FIT) == 2
+    assert command("stats", "glm", "blank.csv", "--group", "hospital", *FIT) == 2
     assert "values are missing: 2 of 'sex'" in " ".join(capsys.readouterr().err.split())
-    found = told(capsys, "glm", "blank.csv", "--group", "hospital", *FIT, "--drop-missing")
+    found = told(capsys, "stats", "glm", "blank.csv", "--group", "hospital", *FIT, "--drop-missing")
     patients.drop(index=[3, 7]).to_csv("rest.csv", index=False)
-    wanted = told(capsys, "glm", "rest.csv", "--group", "hospital", *FIT)
+    wanted = told(capsys, "stats", "glm", "rest.csv", "--group", "hospital", *FIT)
     assert found["coefficients"] == wanted["coefficients"]
 
 
 def test_settings_that_say_nothing_here_are_said_or_refused(file, capsys):
-    given = ["glm", file, "--group", "hospital", *FIT]
+    given = ["stats", "glm", file, "--group", "hospital", *FIT]
     assert command(*given, "--set", "data.test=0.5") == 0
     assert "data.test is not looked at" in capsys.readouterr().err
     assert command(*given, "--set", "data.missing=impute") == 2
@@ -200,22 +203,22 @@ def test_settings_that_say_nothing_here_are_said_or_refused(file, capsys):
 
 
 def test_other_kinds_of_tables(patients, file, tmp_path, capsys):
-    found = told(capsys, "glm", file, "--group", "hospital", *FIT)
+    found = told(capsys, "stats", "glm", file, "--group", "hospital", *FIT)
     patients.to_csv("patients.csv.gz", index=False)
     patients.to_parquet("patients.parquet")
     for name in ("patients.csv.gz", "patients.parquet"):
-        assert told(capsys, "glm", name, "--group", "hospital", *FIT) == found
+        assert told(capsys, "stats", "glm", name, "--group", "hospital", *FIT) == found
     for name, part in patients.groupby("hospital"):
         part.drop(columns="hospital").to_csv(tmp_path / f"{name}.csv.gz", index=False)
     given = ["north.csv.gz", "south.csv", "west.csv.gz"]
-    assert told(capsys, "glm", *given, *FIT) == found
+    assert told(capsys, "stats", "glm", *given, *FIT) == found
 
 
 def test_columns_that_a_config_calls_categories_are(file, capsys):
     given = [file, "--group", "hospital", "-y", "died", "-x", "age,ward"]
-    found = told(capsys, "glm", *given, "--set", "data.categorical=ward")
+    found = told(capsys, "stats", "glm", *given, "--set", "data.categorical=ward")
     assert list(found["coefficients"]) == ["intercept", "age", "ward=5", "ward=12"]
-    assert found == told(capsys, "glm", *given, "--category", "ward")
+    assert found == told(capsys, "stats", "glm", *given, "--category", "ward")
 
 
 def test_rows_of_a_query(patients, file, monkeypatch, capsys):
@@ -224,16 +227,18 @@ def test_rows_of_a_query(patients, file, monkeypatch, capsys):
     patients.to_sql("patients", sqlalchemy.create_engine(url), index=False)
     monkeypatch.setenv("FEDBAYES_DATABASE", url)
     query = ["--set", "data.query=SELECT * FROM patients", "--group", "hospital"]
-    there = told(capsys, "glm", *query, *FIT)["coefficients"]
-    here = told(capsys, "glm", file, "--group", "hospital", *FIT)["coefficients"]
+    there = told(capsys, "stats", "glm", *query, *FIT)["coefficients"]
+    here = told(capsys, "stats", "glm", file, "--group", "hospital", *FIT)["coefficients"]
     assert list(there.values()) == pytest.approx(list(here.values()), abs=1e-9)
 
 
 def test_the_outcome_is_the_column_label_where_none_is_named(patients, file, capsys):
     patients.rename(columns={"died": "label"}).to_csv("labelled.csv", index=False)
-    found = told(capsys, "glm", "labelled.csv", "--group", "hospital", *FIT[:2], "-x", "age")
+    found = told(
+        capsys, "stats", "glm", "labelled.csv", "--group", "hospital", *FIT[:2], "-x", "age"
+    )
     assert found["outcome"] == "label"
-    assert command("glm", file, "--group", "hospital", *FIT[:2]) == 2
+    assert command("stats", "glm", file, "--group", "hospital", *FIT[:2]) == 2
     assert "--outcome" in capsys.readouterr().err
 
 
@@ -250,7 +255,7 @@ def test_the_outcome_is_the_column_label_where_none_is_named(patients, file, cap
             ["patients.csv", "--group", "hospital", "--features", "age,hospital"],
             "features names 'hospital', the column that says whose a row is (--group)",
         ),
-        (["patients.csv", "--by-client"], "There is one client alone: fit its rows without"),
+        (["patients.csv", "--per-client"], "There is one client alone: fit its rows without"),
         (["patients.csv", "--group", "hospital", "--level", "95"], "--level is 95"),
         (["patients.csv", "--group", "hospital", "-o", "fit.txt"], "ends in .csv or .json"),
         (["patients.csv", "--group", "hospital", "--plot", "x/fit.png"], "there is no folder x"),
@@ -267,21 +272,21 @@ def test_the_outcome_is_the_column_label_where_none_is_named(patients, file, cap
 def test_bad_input_is_refused_with_the_way_out(arguments, words, file, capsys):
     before = set(file.parent.iterdir())
     given = [*FIT, *arguments] if "--family" not in arguments else [*arguments, "-y", "died"]
-    assert command("glm", *given) == 2
+    assert command("stats", "glm", *given) == 2
     assert words in capsys.readouterr().err.replace("\n", " ")
     assert set(file.parent.iterdir()) == before
 
 
 def test_curves_and_strata_by_the_column_of_clients_are_told_how(file, capsys):
     given = [file, "--group", "hospital", "--time", "days", "--event", "died"]
-    assert command("survival", "km", *given, "--by", "hospital") == 2
+    assert command("stats", "km", *given, "--by", "hospital") == 2
     assert "give the file a second column of the same values" in capsys.readouterr().err
-    assert command("survival", "cox", *given, "--strata", "hospital", "--features", "age") == 2
+    assert command("stats", "cox", *given, "--strata", "hospital", "--features", "age") == 2
     assert "there is --strata client" in capsys.readouterr().err
 
 
 def test_a_table_without_groups_is_one_client_and_that_is_said(file, capsys):
-    assert command("glm", file, *FIT) == 0
+    assert command("stats", "glm", file, *FIT) == 0
     assert "taken for one client's" in capsys.readouterr().err
 
 
@@ -289,13 +294,13 @@ def test_over_flower_the_numbers_are_the_same(file, capsys):
     pytest.importorskip("flwr")
     given = [file, "--group", "hospital"]
     both = [
-        told(capsys, "glm", *given, *FIT, "--engine", engine)
+        told(capsys, "stats", "glm", *given, *FIT, "--engine", engine)
         for engine in ("sequential", "flower-simulation")
     ]
     assert both[0] == both[1]
     days = ["--time", "days", "--event", "died", "--features", "age,sex"]
     both = [
-        told(capsys, "survival", "cox", *given, *days, "--engine", engine)
+        told(capsys, "stats", "cox", *given, *days, "--engine", engine)
         for engine in ("sequential", "flower-simulation")
     ]
     assert both[0] == both[1]
@@ -393,20 +398,20 @@ def test_nodes_of_a_superlink_give_the_same_numbers(file, tmp_path, patients, ca
     from tests.deployment import Deployment
 
     names = ("north", "south", "west")
-    here = told(capsys, "glm", *[f"{name}.csv" for name in names], *FIT)
+    here = told(capsys, "stats", "glm", *[f"{name}.csv" for name in names], *FIT)
     days = ["--time", "days", "--event", "died", "--by", "sex"]
-    curves = told(capsys, "survival", "km", *[f"{name}.csv" for name in names], *days)
+    curves = told(capsys, "stats", "km", *[f"{name}.csv" for name in names], *days)
     with Deployment(tmp_path) as deployment:
         for client, name in enumerate(names):
             deployment.start_node(client, data=str(tmp_path / f"{name}.csv"))
         at = ["--superlink", deployment.address, "--insecure", "--clients", "3"]
-        there = told(capsys, "glm", *at, *FIT)
+        there = told(capsys, "stats", "glm", *at, *FIT)
         assert there["coefficients"] == here["coefficients"]
         assert there["std_errors"] == here["std_errors"]
         assert there["rows"] == {f"{i}": here["rows"][name] for i, name in enumerate(names)}
-        there = told(capsys, "survival", "km", *at, *days)
+        there = told(capsys, "stats", "km", *at, *days)
         assert there["curves"] == curves["curves"]
-        assert command("glm", *at, *FIT, "--min-count", "200") == 2
+        assert command("stats", "glm", *at, *FIT, "--min-count", "200") == 2
         assert "fewer than 200" in capsys.readouterr().err
 
 
@@ -417,13 +422,13 @@ def test_nodes_of_a_superlink_add_in_secret(file, tmp_path, patients, capsys):
 
     names = ("north", "south", "west")
     fit = ["--outcome", "days", "--features", "age"]
-    here = told(capsys, "glm", *[f"{name}.csv" for name in names], *fit)
+    here = told(capsys, "stats", "glm", *[f"{name}.csv" for name in names], *fit)
     with Deployment(tmp_path) as deployment:
         for client, name in enumerate(names):
             deployment.start_node(client, data=str(tmp_path / f"{name}.csv"), secure=Toml("true"))
         at = ["--superlink", deployment.address, "--insecure", "--clients", "3"]
-        near(told(capsys, "glm", *at, *fit, "--secure"), here)
-        assert command("glm", *at, *fit) == 2
+        near(told(capsys, "stats", "glm", *at, *fit, "--secure"), here)
+        assert command("stats", "glm", *at, *fit) == 2
         assert "under secure aggregation alone" in capsys.readouterr().err
 
 
@@ -485,7 +490,7 @@ def near(found, wanted):
 def test_secure_sums_give_the_same_fit(file, capsys):
     pytest.importorskip("flwr")
     given = [file, "--group", "hospital", *FIT]
-    near(told(capsys, "glm", *given, *SECURE), told(capsys, "glm", *given))
+    near(told(capsys, "stats", "glm", *given, *SECURE), told(capsys, "stats", "glm", *given))
 
 
 @pytest.mark.slow
@@ -493,12 +498,15 @@ def test_secure_sums_give_the_same_fits_and_curves(file, capsys):
     pytest.importorskip("flwr")
     given = [file, "--group", "hospital"]
     fit = ["--outcome", "days", "--features", "age,sex,smoker"]
-    near(told(capsys, "glm", *given, *fit, *SECURE), told(capsys, "glm", *given, *fit))
+    near(
+        told(capsys, "stats", "glm", *given, *fit, *SECURE),
+        told(capsys, "stats", "glm", *given, *fit),
+    )
     days = ["--time", "days", "--event", "died"]
     for more in (["--features", "age,sex"], ["--features", "age", "--strata", "client"]):
-        pair = [told(capsys, "survival", "cox", *given, *days, *more, *a) for a in (SECURE, [])]
+        pair = [told(capsys, "stats", "cox", *given, *days, *more, *a) for a in (SECURE, [])]
         near(*pair)
-    pair = [told(capsys, "survival", "km", *given, *days, "--by", "sex", *a) for a in (SECURE, [])]
+    pair = [told(capsys, "stats", "km", *given, *days, "--by", "sex", *a) for a in (SECURE, [])]
     assert pair[0]["curves"] == pair[1]["curves"]
 
 
@@ -553,11 +561,11 @@ def test_secure_sums_that_cannot_be(file, patients, capsys):
     given = [file, "--group", "hospital", *FIT]
     for arguments, words in (
         ([*given, "--secure"], "--secure hides clients' sums from a server, and here all"),
-        ([*given, *SECURE, "--by-client"], "--by-client tells each client's own fit"),
+        ([*given, *SECURE, "--per-client"], "--per-client tells each client's own fit"),
         (["north.csv", "south.csv", *FIT, *SECURE], "at least 3 clients, and there are 2"),
         ([*given, "--noise", "1"], "--noise is not offered: sums of a fit have no bounded"),
     ):
-        assert command("glm", *arguments) == 2
+        assert command("stats", "glm", *arguments) == 2
         assert words in " ".join(capsys.readouterr().err.split())
     negative = patients.assign(days=-patients.days)
     nodes = simulated_nodes(
@@ -633,12 +641,12 @@ def test_nodes_read_codes_as_they_are_written(coded):
     np.testing.assert_allclose(over.estimates, pooled.estimates, rtol=1e-6)
 
 
-@pytest.mark.parametrize("study", ["glm", "survival km"])
+@pytest.mark.parametrize("study", ["glm", "km"])
 def test_a_result_never_takes_the_place_of_the_table(file, capsys, study):
     asked = FIT if study == "glm" else ["--time", "days", "--event", "died"]
     before = file.read_bytes()
     for given in ([file.name, "--group", "hospital"], ["--set", f"data.path={file.name}"]):
-        assert command(*study.split(), *given, *asked, "--out", file) == 2
+        assert command("stats", study, *given, *asked, "--out", file) == 2
         assert "would replace one of the inputs" in " ".join(capsys.readouterr().err.split())
         assert file.read_bytes() == before
 
@@ -658,7 +666,7 @@ def coded(patients, file):
 
 def test_codes_with_leading_zeros_are_one_category_in_all_files(coded, capsys):
     fit = ["--family", "binomial", "--outcome", "died", "--features", "age,code"]
-    found = told(capsys, "glm", "north.csv", "south.csv", *fit, "--category", "code")
+    found = told(capsys, "stats", "glm", "north.csv", "south.csv", *fit, "--category", "code")
     assert list(found["coefficients"]) == ["intercept", "age", "code=02", "code=5", "code=A1"]
     whole = pd.concat(coded)
     pooled = glm({"all": whole.assign(code=whole.code.replace("5.0", "5"))}, "died",
@@ -670,7 +678,7 @@ def test_one_code_in_two_spellings_is_refused(coded, capsys):
     """As where a program has saved a file anew and left out the leading zeros."""
     coded[1].assign(code=coded[1].code.astype(int)).to_csv("south.csv", index=False)
     fit = ["--family", "binomial", "--outcome", "died", "--features", "code"]
-    assert command("glm", "north.csv", "south.csv", *fit, "--category", "code") == 2
+    assert command("stats", "glm", "north.csv", "south.csv", *fit, "--category", "code") == 2
     said = " ".join(capsys.readouterr().err.split())
     assert "category '01' at client north, which at client south is '1'" in said
     clients = {"north": pd.DataFrame({"y": [1.0, 2, 3, 4], "c": ["1", "01", "1", "01"]})}
@@ -678,17 +686,17 @@ def test_one_code_in_two_spellings_is_refused(coded, capsys):
 
 
 def test_blanks_around_the_name_of_a_client_are_left_out_as_in_a_run(patients, file, capsys):
-    wanted = told(capsys, "glm", file, "--group", "hospital", *FIT)
+    wanted = told(capsys, "stats", "glm", file, "--group", "hospital", *FIT)
     table = patients.copy()
     table.loc[::3, "hospital"] += " "
     table.to_csv(file, index=False)
-    assert command("glm", file, "--group", "hospital", *FIT, "--json") == 0
+    assert command("stats", "glm", file, "--group", "hospital", *FIT, "--json") == 0
     out, err = capsys.readouterr()
     assert json.loads(out)["rows"] == wanted["rows"]
     assert "white space around the name of a group is left out: 'north '" in " ".join(err.split())
     table.loc[4, "hospital"] = "  "
     table.to_csv(file, index=False)
-    assert command("glm", file, "--group", "hospital", *FIT) == 2
+    assert command("stats", "glm", file, "--group", "hospital", *FIT) == 2
     assert "1 of 300 rows have no 'hospital'" in " ".join(capsys.readouterr().err.split())
 
 
@@ -698,5 +706,5 @@ def test_a_baseline_for_each_client_whatever_the_column_of_clients_is_called(
     """`client` stands for each client; a column of that name says the same."""
     fit = ("--time", "days", "--event", "died", "--features", "age", "--strata", "client")
     patients.rename(columns={"hospital": "client"}).to_csv("named.csv", index=False)
-    named = told(capsys, "survival", "cox", "named.csv", "--group", "client", *fit)
-    assert named == told(capsys, "survival", "cox", file, "--group", "hospital", *fit)
+    named = told(capsys, "stats", "cox", "named.csv", "--group", "client", *fit)
+    assert named == told(capsys, "stats", "cox", file, "--group", "hospital", *fit)

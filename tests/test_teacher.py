@@ -8,7 +8,14 @@ from torch import nn
 from fedbayes.core.targets import Target
 from fedbayes.errors import ModelError
 from fedbayes.fusion.function import teacher_of
-from fedbayes.fusion.teacher import Teacher, class_shares, divergence, frozen, set_training
+from fedbayes.fusion.teacher import (
+    Teacher,
+    class_shares,
+    divergence,
+    frozen,
+    set_training,
+    stationary,
+)
 from fedbayes.likelihoods import build_likelihood
 
 COUNTS = [[50, 3, 0], [0, 41, 0], [30, 20, 0]]
@@ -61,81 +68,145 @@ def test_class_share_logits_are_those_of_the_formula():
             assert float(found[row, k]) == pytest.approx(wanted, abs=1e-5)
 
 
-def test_counts_take_away_what_a_client_knows_of_its_classes_alone():
-    """The formula, one input and class at a time; frequencies have one more sample of each."""
+def chain(p, counts, restart):
+    """Predictions [S, K] of one input to the stationary distribution, of a matrix of K × K."""
+    counts = np.array(counts, float)
+    shares = np.stack(
+        [row / row.sum() if row.any() else counts.sum(1) / counts.sum() for row in counts.T], 1
+    )
+    frequencies = (counts.sum(0) + len(counts)) / (counts + 1).sum()
+    p = p * (counts > 0)
+    p = p / p.sum(1, keepdims=True)
+    matrix = np.einsum("sj,sk->kj", shares, p)
+    np.testing.assert_allclose(matrix.sum(0), 1)
+    size = len(frequencies)
+    return np.linalg.solve(np.eye(size) - (1 - restart) * matrix, restart * frequencies)
+
+
+def softmax(f):
+    e = np.exp(f - f.max(-1, keepdims=True))
+    return e / e.sum(-1, keepdims=True)
+
+
+def test_with_counts_it_is_the_geometric_mean_of_the_chain_and_a_sum_of_logits():
+    """Both formulas, one input at a time; frequencies of the sum have one more sample of each."""
     clients, x = networks(), torch.randn(6, 4)
     teacher, samples = teacher_of(dict(zip("abc", clients, strict=True)), COUNTS, None)
     assert samples == [53, 41, 50]
     found = teacher(x).log_softmax(1)
     shares, more = class_shares(COUNTS).double().numpy(), np.array(COUNTS) + 1
     for row in range(len(x)):
-        wanted = np.log(more.sum(0) / more.sum())
-        deviations = np.array([np.std(client(x[row]).tolist()) for client in clients])
-        deviations = deviations.clip(min=0.1 * deviations.max())
-        warmth = 1 + 0.6 * np.prod(deviations ** shares.mean(1))
-        for k in range(3):
-            for s, client in enumerate(clients):
-                f = np.array(client(x[row]).tolist())
-                level = warmth * np.log(np.exp(f / warmth).sum())
-                wanted[k] += shares[s, k] * (f[k] - level - np.log(more[s, k] / more[s].sum()))
-        wanted -= np.log(np.exp(wanted).sum())
+        f = np.array([client(x[row]).tolist() for client in clients])
+        deviations = f.std(1).clip(min=0.1 * f.std(1).max())
+        deviation = np.prod(deviations ** shares.mean(1))
+        total, warmth = np.log(more.sum(0) / more.sum()), 1 + 0.6 * deviation
+        for s in range(3):
+            level = warmth * np.log(np.exp(f[s] / warmth).sum())
+            total += shares[s] * (f[s] - level - np.log(more[s] / more[s].sum()))
+        stationary = chain(softmax(f / (1 + 0.4 * deviation)), COUNTS, 0.01)
+        wanted = np.log(softmax((total + np.log(stationary)) / 2))
+        np.testing.assert_allclose(found[row].tolist(), wanted, atol=1e-4)
+
+
+def test_clients_with_temperatures_are_the_chain():
+    clients, x, warmth = networks(), torch.randn(6, 4), [1.0, 2.5, 0.7]
+    teacher = Teacher(clients, counts=COUNTS, temperatures=warmth)
+    found = teacher(x).softmax(1)
+    for row in range(len(x)):
+        f = np.array([client(x[row]).tolist() for client in clients])
+        wanted = chain(softmax(f / np.array(warmth)[:, None]), COUNTS, 0.01)
         np.testing.assert_allclose(found[row].tolist(), wanted, atol=1e-5)
 
 
-def test_surer_clients_say_the_same_louder():
-    """Outputs that are so many times as large, whatever is added to each: so is the sum of them.
-    Those that say next to nothing are added up by Bayes' rule.
-    """
-    clients, x, offsets = networks(), torch.randn(6, 4), torch.tensor([0.2, -0.1, 0.0])
+@pytest.mark.parametrize("seed", range(5))
+def test_exact_clients_are_exactly_the_posterior_of_all_samples(seed):
+    """Bayes' rule for inputs of five kinds, of which each client knows its own classes' shares."""
+    rng = np.random.default_rng(seed)
+    given = rng.dirichlet(np.ones(5), 4)  # p(x | k) [K, x]
+    counts = rng.integers(1, 50, (3, 4)) * (rng.random((3, 4)) < 0.7)
+    counts[0] += 1  # a client that connects the classes
+    own = [torch.tensor(given.T * row + 1e-300).log() for row in counts]
+    clients = [lambda x, f=f: f[x.long()] for f in own]
+    pooled = softmax(np.log(given.T * counts.sum(0)))
+    q = stationary(torch.stack(own), torch.tensor(counts), restart=1e-9)
+    np.testing.assert_allclose(q.numpy(), pooled, atol=1e-6)
+    close = Teacher(clients, counts=counts, temperatures=np.ones(3))(torch.arange(5)).softmax(1)
+    np.testing.assert_allclose(close.numpy(), pooled, atol=0.1)
 
-    def said(factor, shift):
-        louder = [lambda x, c=client: factor * c(x) + shift for client in clients]
-        found = Teacher(louder, class_shares(COUNTS), offsets=offsets)(x) - offsets
-        return found - found.mean(1, keepdim=True)
 
-    torch.testing.assert_close(said(1e4, 5.0), 10 * said(1e3, 0.0), rtol=5e-3, atol=10)
-    bayes = [(1e-3 * client(x)).log_softmax(1) for client in clients]
-    wanted = (class_shares(COUNTS)[:, None] * torch.stack(bayes)).sum(0)
-    wanted = wanted - wanted.mean(1, keepdim=True)
-    torch.testing.assert_close(said(1e-3, 0.0), wanted, rtol=0, atol=5e-5)
-    assert said(1e-3, 0.0).abs().max() > 5e-4
+def test_the_smallest_case_in_which_a_sum_of_logits_is_wrong():
+    """Three exact clients; the posterior is (.168, .457, .374)."""
+    counts = np.array([[90, 10, 0], [10, 0, 90], [0, 90, 10]])
+    pooled = torch.tensor([0.168, 0.457, 0.374], dtype=torch.float64)
+    own = torch.stack([(pooled * torch.tensor(row) + 1e-300).log() for row in counts])[:, None]
+    q = stationary(own, torch.tensor(counts), restart=1e-9)
+    torch.testing.assert_close(q[0], pooled / pooled.sum(), rtol=0, atol=1e-6)
+    clients = [lambda x, f=f: f.float().expand(len(x), 3) for f in own[:, 0]]
+    taught = Teacher(clients, counts=counts, temperatures=torch.ones(3))
+    assert int(taught(torch.zeros(1, 3)).argmax()) == 1
+
+
+def test_a_temperature_takes_the_place_of_larger_outputs():
+    clients, x = networks(), torch.randn(6, 4)
+    louder = [lambda x, c=c: 7 * c(x) + 3 for c in clients]
+    found = Teacher(louder, counts=COUNTS, temperatures=[7.0] * 3)(x)
+    wanted = Teacher(clients, counts=COUNTS, temperatures=[1.0] * 3)(x)
+    torch.testing.assert_close(found, wanted)
+
+
+@pytest.mark.parametrize("warmth", [[1.0, 2.0], [1.0, 0.0, 1.0], [1.0, float("nan"), 1.0]])
+def test_temperatures_that_do_not_fit_are_rejected(warmth):
+    with pytest.raises(ModelError, match="each of the 3 clients needs one above 0"):
+        Teacher(networks(), counts=COUNTS, temperatures=warmth)
+    with pytest.raises(ModelError, match="with counts of classes alone"):
+        Teacher(networks(), temperatures=[1.0, 1.0, 1.0])
+    with pytest.raises(ModelError, match="shares or counts"):
+        Teacher(networks(), class_shares(COUNTS), counts=COUNTS)
 
 
 @pytest.mark.parametrize("outputs", [lambda f: 0 * f, lambda f: 50 * f, lambda f: 1e-4 * f])
-def test_a_client_without_samples_changes_nothing(outputs):
-    """Whatever it says, and however sure of it it is."""
+@pytest.mark.parametrize("warmth", [None, 1.5])
+def test_a_client_without_samples_changes_nothing(outputs, warmth):
+    """Whatever it predicts, and however sure of it it is."""
     clients, x = networks(), torch.randn(6, 4)
-    shares, offsets = class_shares(COUNTS), torch.tensor([0.2, -0.1, 0.0])
-    none = torch.zeros(1, 3)
-    more = Teacher(
-        [*clients, lambda x: outputs(clients[0](-x))], torch.cat([shares, none]), offsets=offsets
+    more = [*clients, lambda x: outputs(clients[0](-x))]
+    found, wanted = (
+        Teacher(
+            asked,
+            counts=[[50, 3, 2], [0, 41, 0], [30, 20, 0], [0, 0, 0]][: len(asked)],
+            temperatures=warmth and [warmth] * len(asked),
+        )(x)
+        for asked in (more, clients)
     )
-    torch.testing.assert_close(more(x), Teacher(clients, shares, offsets=offsets)(x))
+    torch.testing.assert_close(
+        found.log_softmax(1)[:, :2], wanted.log_softmax(1)[:, :2], rtol=0, atol=0.05
+    )
 
 
 def test_a_client_that_says_nothing_hardly_changes_what_others_say():
-    """It is heard as one whose outputs deviate by a tenth, and not as one of no deviation."""
-    x, shares, offsets = torch.randn(6, 4), torch.full((3, 3), 1 / 3), torch.zeros(3)
+    """It counts as one whose outputs deviate by a tenth, and not as one of no deviation."""
+    x, counts = torch.randn(6, 4), torch.full((3, 3), 10.0)
     loud = [lambda x: 10 * x[:, :3], lambda x: 10 * x[:, 1:]]
-    silent = Teacher([*loud, lambda x: 0 * x[:, :3]], shares, offsets=offsets)(x)
-    quiet = Teacher([*loud, lambda x: 1e-9 * x[:, :3]], shares, offsets=offsets)(x)
+    silent = Teacher([*loud, lambda x: 0 * x[:, :3]], counts=counts)(x)
+    quiet = Teacher([*loud, lambda x: 1e-9 * x[:, :3]], counts=counts)(x)
     torch.testing.assert_close(silent, quiet)
 
 
 @pytest.mark.parametrize("size", [1e19, 1e25])
-def test_huge_outputs_are_added_up(size):
+@pytest.mark.parametrize("warmth", [None, [1.0, 1.0]])
+def test_huge_outputs_are_added_up(size, warmth):
     """As networks have that were combined without a bound."""
-    x, offsets = torch.randn(6, 3), torch.zeros(3)
-    found = Teacher([lambda x: size * x, lambda x: -size * x], torch.full((2, 3), 0.5), None)
-    with_counts = Teacher(found.clients, found.shares, offsets=offsets)(x)
-    assert torch.isfinite(with_counts).all()
+    clients = [lambda x: size * x, lambda x: -size * x]
+    x, counts = torch.randn(6, 3), torch.ones(2, 3)
+    assert torch.isfinite(Teacher(clients, counts=counts, temperatures=warmth)(x)).all()
 
 
-def test_outputs_that_say_nothing_have_finite_gradients():
+@pytest.mark.parametrize("warmth", [None, [1.0, 1.0, 2.0]])
+def test_outputs_that_say_nothing_have_finite_gradients(warmth):
     """All classes alike, as an input moved toward a class may find them."""
     x = torch.zeros(2, 3, requires_grad=True)
-    teacher = Teacher([lambda x: x] * 3, class_shares(COUNTS), offsets=torch.zeros(3))
-    teacher(x)[:, 0].sum().backward()
+    teacher = Teacher([lambda x: x] * 3, counts=[[5, 3, 1]] * 3, temperatures=warmth)
+    teacher(x).log_softmax(1)[:, 0].sum().backward()
     assert torch.isfinite(x.grad).all()
     assert (x.grad[:, 0] > 0).all()
 
@@ -149,7 +220,9 @@ def test_where_inputs_say_nothing_classes_are_as_frequent_as_among_all_samples()
     }
     teacher, _ = teacher_of(clients, counts, None)
     wanted = torch.tensor([[0.6, 0.4]])
-    torch.testing.assert_close(teacher(torch.ones(1, 4)).softmax(1), wanted, atol=1e-5, rtol=0)
+    torch.testing.assert_close(teacher(torch.ones(1, 4)).softmax(1), wanted, atol=0.02, rtol=0)
+    exact, _ = teacher_of(clients, counts, None, [1.0, 1.0])
+    torch.testing.assert_close(exact(torch.ones(1, 4)).softmax(1), wanted, atol=1e-5, rtol=0)
 
 
 def test_without_shares_it_is_the_mean_of_probabilities():

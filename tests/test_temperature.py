@@ -233,7 +233,7 @@ def test_a_temperature_of_another_model_is_not_used(ended, recwarn):
         sealed_table({}),
     ):
         done.path.write_bytes(content)
-        with pytest.raises(RunError, match="make it anew: fedbayes calibrate"):
+        with pytest.raises(RunError, match="make it again: fedbayes calibrate"):
             read_temperature(folder)
     done.path.write_bytes(sealed_table(known | {"format": "later"}))
     with pytest.raises(RunError, match="is of another version"):
@@ -254,7 +254,7 @@ def test_the_command(ended, capsys, monkeypatch):
     found = json.loads(told.out)
     assert status == 0
     assert found["after"]["nll"] <= found["before"]["nll"] + 0.05
-    assert f"temperature {found['temperature']:.4f}, by" in call(place, "--temperature")[1].out
+    assert f"temperature {found['temperature']:.4f}, from" in call(place, "--temperature")[1].out
     curve = json.loads(call(place, "--json")[1].out)
     assert curve["accuracy_at_0.5"] >= curve["accuracy_at_0.9"]
     for asked, words in (
@@ -283,7 +283,7 @@ def test_predictions_are_at_the_temperature(ended, tmp_path, capsys, monkeypatch
     plain = fedbayes.load(folder.path, temperature=False)
     warm = fedbayes.load(folder.path)
     assert (plain.temperature, warm.temperature) == (None, done.temperature)
-    before, after = plain.predict(x).double(), warm.predict(x).double()
+    before, after = plain.expectation(x).double(), warm.expectation(x).double()
     by_hand = before ** (1 / done.temperature)
     by_hand /= by_hand.sum(dim=1, keepdim=True)
     torch.testing.assert_close(after, by_hand, rtol=1e-4, atol=1e-6)
@@ -304,6 +304,6 @@ def test_predictions_are_at_the_temperature(ended, tmp_path, capsys, monkeypatch
     export(folder.path, tmp_path / "model.safetensors")
     alone = fedbayes.load(tmp_path / "model.safetensors")
     assert alone.temperature == done.temperature
-    torch.testing.assert_close(alone.predict(x).double(), after, rtol=1e-4, atol=1e-6)
+    torch.testing.assert_close(alone.expectation(x).double(), after, rtol=1e-4, atol=1e-6)
     assert fedbayes.load(tmp_path / "model.safetensors", temperature=False).temperature is None
     done.path.unlink()

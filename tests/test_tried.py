@@ -168,9 +168,12 @@ def test_more_samples_than_a_report_may_weigh_are_not_believed(wards, tmp_path, 
 def test_what_does_not_go_together_is_refused():
     asked = {"engine": "flower-simulation", "evaluate_at": "clients", **DIGITS}
     for more, words in (
-        ({"secure": {"enabled": True}}, "under secure.enabled the server sees nothing"),
+        ({"secure": {"enabled": True}}, "needs clients to say .* which secure.enabled hides"),
         ({"method": {"name": "local"}}, "local has none"),
-        ({"attack": {"kind": "label-flip", "clients": 1}}, "does not go with an attack"),
+        (
+            {"attack": {"kind": "label-flip", "clients": 1}},
+            "needs honest clients, which attack",
+        ),
     ):
         with pytest.raises(ConfigError, match=words):
             fedbayes.run(**asked, **more)

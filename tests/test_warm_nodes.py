@@ -26,7 +26,7 @@ from flwr.supercore.inflatable.inflatable_object import (
     get_object_tree,
 )
 from flwr.supercore.inflatable.inflatable_utils import inflate_object_from_contents
-from flwr.supercore.run import Federation
+from flwr.supercore.run import Run
 from flwr.supercore.task_identity import TaskIdentity
 from flwr.supernode import start_client_internal as flower
 
@@ -83,7 +83,7 @@ def toy_fab():
 
 def about_run(run, fab):
     return replace(
-        Federation.create_empty(run),
+        Run.create_empty(run),
         fab_id="tests/toy",
         fab_version="1.0.0",
         fab_hash=fab.hash_str,

@@ -191,7 +191,7 @@ def test_a_word_that_a_kill_left_goes_with_the_next_one(tmp_path):
     told = now.now(record, pulse, 1.0)
     assert told.state == "stopped"
     assert told.line == (
-        f"process {child} ended without a word in {now._at(pulse)}; go on with: fedbayes resume "
+        f"process {child} ended without a word in {now._at(pulse)}; resume: fedbayes resume "
         f"{tmp_path / 'r'}"
     )
     with Simulation(None, tmp_path / "r"):
@@ -424,7 +424,7 @@ def test_silence_is_told(tmp_path):
     told = now.now(record, pulse, 75.0)
     assert told.state == "silent"
     assert told.line == (
-        "no sign of life for 1:15 of process 1 on elsewhere, in round 3 of 9; go on with: fedbayes "
+        "no sign of life for 1:15 of process 1 on elsewhere, in round 3 of 9; resume: fedbayes "
         f"federate resume {tmp_path / 'r'} --superlink ward:8000 --root-certificates 'our CA.pem'"
     )
 

@@ -134,11 +134,11 @@ def test_a_curve_of_censored_rows_is_one(tmp_path, capsys):
         assert found.test.p == 1
         assert all(np.isinf(curve.median()[0]) for curve in found.curves.values())
     texts = parted(table.assign(e="alive"))
-    with pytest.raises(DataError, match=r"'e' is 'alive' in all 30 rows.*--happened"):
+    with pytest.raises(DataError, match=r"'e' is 'alive' in all 30 rows.*--event-value"):
         kaplan_meier(texts, "t", "e")
     assert (kaplan_meier(texts, "t", "e", happened="dead").frame().survival == 1).all()
     table.to_csv(tmp_path / "t.csv", index=False)
-    given = ["survival", "km", str(tmp_path / "t.csv"), "--group", "g", "--time", "t"]
+    given = ["stats", "km", str(tmp_path / "t.csv"), "--group", "g", "--time", "t"]
     command(*[*given, "--event", "e", "--plot", str(tmp_path / "km.svg")])
     assert "not reached" in capsys.readouterr().out
     with pytest.raises(DataError, match="nothing to explain"):
@@ -355,16 +355,16 @@ def test_the_same_from_the_command_line_over_flower_and_in_secret(cohort, tmp_pa
 
     expected = cox(clients, "time", "event", ["x", "z"], entry="entry", sample_weight="w").to_dict()
     for more in ([], over):
-        found = told("survival", "cox", *given, *survival, "-x", "x,z", *more)
+        found = told("stats", "cox", *given, *survival, "-x", "x,z", *more)
         for name in ("coefficients", "std_errors"):
             assert found[name] == pytest.approx(expected[name], rel=1e-9)
     curves = kaplan_meier(clients, "time", "event", entry="entry", sample_weight="w").to_dict()
-    found = told("survival", "km", *given, *survival, *over)
+    found = told("stats", "km", *given, *survival, *over)
     assert found["curves"]["all"]["std_error"] == pytest.approx(
         curves["curves"]["all"]["std_error"]
     )
     line = glm(clients, "x", ["z"], sample_weight="w").to_dict()
-    found = told("glm", *given, "-y", "x", "-x", "z", "--sample-weight", "w", *over)
+    found = told("stats", "glm", *given, "-y", "x", "-x", "z", "--sample-weight", "w", *over)
     assert found["std_errors"] == pytest.approx(line["std_errors"], rel=1e-9)
     both = meta_analysis(
         clients,

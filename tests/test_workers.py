@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from fedbayes import Config, Simulation, run
-from fedbayes.contracts import Report
+from fedbayes.contracts import About, Report
 from fedbayes.core.messages import encode
 from fedbayes.errors import ConfigError, EngineError, FedbayesWarning
 from fedbayes.federation.client_runtime import Task
@@ -26,7 +26,7 @@ class Slow(FedAvg):
     """FedAvg that takes its time, so that a worker can be caught at work."""
 
     name = "slow"
-    summary = "slow FedAvg"
+    about = About("slow FedAvg")
 
     def local(self, message, client, data, site):
         time.sleep(0.3)
@@ -37,7 +37,7 @@ class Suicidal(FedAvg):
     """A method whose third client takes its worker with it."""
 
     name = "suicidal"
-    summary = "kills its worker"
+    about = About("kills its worker")
 
     def local(self, message, client, data, site):
         if site.client == 2:
@@ -50,7 +50,7 @@ class Broken(FedAvg):
     """A method with a bug, and one with a user's mistake."""
 
     name = "broken"
-    summary = "raises"
+    about = About("raises")
     user: bool = False
 
     def local(self, message, client, data, site):
@@ -63,7 +63,7 @@ class Chatty(FedAvg):
     """A method that prints, which must not enter the pipe."""
 
     name = "chatty"
-    summary = "prints"
+    about = About("prints")
 
     def local(self, message, client, data, site):
         print("hello", flush=True)

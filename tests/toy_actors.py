@@ -4,6 +4,7 @@ import os
 import signal
 import time
 
+from fedbayes.contracts import About
 from fedbayes.methods.scaffold import Scaffold
 
 
@@ -11,7 +12,7 @@ class Slow(Scaffold):
     """SCAFFOLD, with its private states, that takes its time."""
 
     name = "slow"
-    summary = "slow SCAFFOLD"
+    about = About("slow SCAFFOLD")
     pause: float = 0.5
 
     def local(self, message, client, samples, at):
@@ -23,7 +24,7 @@ class Deadly(Scaffold):
     """Its third client takes the process with it."""
 
     name = "deadly"
-    summary = "kills its process"
+    about = About("kills its process")
 
     def local(self, message, client, samples, at):
         if at.client == 2:

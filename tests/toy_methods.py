@@ -6,6 +6,7 @@ from dataclasses import dataclass
 import torch
 
 from fedbayes.contracts import (
+    About,
     Method,
     Part,
     PointEstimate,
@@ -25,7 +26,7 @@ class Median(Method[Weights, Weights, ReportList]):
     """Gathers: the coordinate-wise median of the clients' weights."""
 
     name = "median"
-    summary = "needs all reports at once"
+    about = About("needs all reports at once")
     server_state = Weights
     reports = Reports(reduce="set")
 
@@ -79,7 +80,7 @@ class Growing(Method[GrowingServer, Visits, ReportList]):
     """
 
     name = "growing"
-    summary = "the shapes of matching methods, without their mathematics"
+    about = About("the shapes of matching methods, without their mathematics")
     server_state = GrowingServer
     client_state = Visits
     reports = Reports(reduce="set")
@@ -146,7 +147,7 @@ class Controlled(Method[Controls, Control, Sum]):
     """Private client state that must survive, and a report of two things that add."""
 
     name = "controlled"
-    summary = "the state of SCAFFOLD"
+    about = About("the state of SCAFFOLD")
     reports = Reports({"weights": Part(), "c": Part(origin="zero", tracked=True)})
     server_state = Controls
     client_state = Control
@@ -192,7 +193,7 @@ class HalfSilent(PointEstimate[Weights]):
     """Sparse both ways: half the hidden units are neither sent nor reported."""
 
     name = "half-silent"
-    summary = "messages with masks"
+    about = About("messages with masks")
     reports = Reports({"weights": Part(mask="sent")})
     server_state = Weights
 
@@ -224,7 +225,7 @@ class Straggler(FedAvg):
     """FedAvg of which one client takes its time in one round."""
 
     name = "straggler"
-    summary = "one client is late"
+    about = About("one client is late")
     client: int = 2
     round: int = 1
     seconds: float = 60.0

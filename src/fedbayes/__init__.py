@@ -26,13 +26,15 @@ if TYPE_CHECKING:
     from fedbayes.biostatistics import cox, glm, kaplan_meier, meta_analysis
     from fedbayes.config.config import Config
     from fedbayes.estimators import FederatedClassifier, FederatedRegressor
-    from fedbayes.fusion import Fusion, fuse
-    from fedbayes.reports.result import Result
+    from fedbayes.fusion import Fusion
     from fedbayes.runs.simulation import Simulation, Step
     from fedbayes.runs.trained import TrainedModel
-    from fedbayes.start import resume, run
+    from fedbayes.workflows.clients.forgetting import forget
     from fedbayes.workflows.experiments.comparing import compare
     from fedbayes.workflows.experiments.seed_runs import SeedRuns, resume_seeds, run_seeds
+    from fedbayes.workflows.experiments.tuning import tune
+    from fedbayes.workflows.fuse.from_python import FusedModel, fuse
+    from fedbayes.workflows.running import Result, resume, run
     from fedbayes.workflows.serve.prediction import predict_file
     from fedbayes.workflows.serve.trained_models import load
     from fedbayes.workflows.studies.client_tables import client_tables
@@ -41,6 +43,7 @@ __all__ = [
     "Config",
     "FederatedClassifier",
     "FederatedRegressor",
+    "FusedModel",
     "Fusion",
     "Result",
     "SeedRuns",
@@ -51,6 +54,7 @@ __all__ = [
     "client_tables",
     "compare",
     "cox",
+    "forget",
     "fuse",
     "glm",
     "kaplan_meier",
@@ -61,6 +65,7 @@ __all__ = [
     "resume_seeds",
     "run",
     "run_seeds",
+    "tune",
 ]
 
 __getattr__, __dir__ = attributes(
@@ -70,24 +75,27 @@ __getattr__, __dir__ = attributes(
         "FederatedClassifier": "fedbayes.estimators.classifier",
         "FederatedRegressor": "fedbayes.estimators.regressor",
         "Fusion": "fedbayes.fusion",
-        "Result": "fedbayes.reports.result",
+        "Result": "fedbayes.workflows.running",
         "SeedRuns": "fedbayes.workflows.experiments.seed_runs",
         "Simulation": "fedbayes.runs.simulation",
         "Step": "fedbayes.runs.simulation",
         "TrainedModel": "fedbayes.runs.trained",
-        "fuse": "fedbayes.fusion",
+        "FusedModel": "fedbayes.workflows.fuse.from_python",
+        "fuse": "fedbayes.workflows.fuse.from_python",
         "load": "fedbayes.workflows.serve.trained_models",
         "predict_file": "fedbayes.workflows.serve.prediction",
         "client_tables": "fedbayes.workflows.studies.client_tables",
         "compare": "fedbayes.workflows.experiments.comparing",
         "cox": "fedbayes.biostatistics",
+        "forget": "fedbayes.workflows.clients.forgetting",
         "glm": "fedbayes.biostatistics",
         "kaplan_meier": "fedbayes.biostatistics",
         "meta_analysis": "fedbayes.biostatistics",
-        "resume": "fedbayes.start",
+        "resume": "fedbayes.workflows.running",
         "resume_seeds": "fedbayes.workflows.experiments.seed_runs",
-        "run": "fedbayes.start",
+        "run": "fedbayes.workflows.running",
         "run_seeds": "fedbayes.workflows.experiments.seed_runs",
+        "tune": "fedbayes.workflows.experiments.tuning",
     },
 )
 keep_former_names()

@@ -1,4 +1,4 @@
-"""The errors that a user can cause and mend.
+"""The errors that a user can cause and fix.
 
 Every one carries a message that names the thing at fault and the way out. The command line
 prints the message alone; a traceback is for our own mistakes.

@@ -26,12 +26,15 @@ from torch import Tensor, nn
 from fedbayes.config.config import Config
 from fedbayes.contracts import (
     AnyMethod,
+    ChangeCoordinates,
     Federation,
     Info,
     Loss,
     Method,
+    Models,
     Problem,
     Report,
+    Reports,
     RoundContext,
     Solved,
     Sum,
@@ -48,7 +51,7 @@ from fedbayes.federation.engines import Engine
 from fedbayes.federation.engines.sequential import Sequential
 from fedbayes.federation.stages.checks import check_entries, decode_report, encode_report
 from fedbayes.runs.simulation import Simulation
-from fedbayes.start import resume, run
+from fedbayes.workflows.running import resume, run
 
 
 def assert_identical(left: Tensors, right: Tensors) -> None:
@@ -99,7 +102,7 @@ class MethodContract:
     parameters: ClassVar[dict[str, Any]] = {}
     """Parameters of the method."""
     data: ClassVar[dict[str, Any]] = {"name": "digits", "partition": "iid", "limit": 400}
-    """The `[data]` table of the runs, beside the number of clients."""
+    """The `[data]` table of the runs, next to the number of clients."""
     task: ClassVar[dict[str, Any]] = {}
     """The `[task]` table of the runs: a likelihood, and its settings."""
     settings: ClassVar[dict[str, Any]] = {}
@@ -145,7 +148,7 @@ class MethodContract:
             assert_identical(kept, pack(client))
             updates = []
             for _ in range(2):
-                reports = method.declared.reduction()
+                reports = Reports.of(method).reduction()
                 expected = method.expected(message, simulation.run)
                 reports.add(0, decode_report(results[0][0], expected))
                 updates.append(
@@ -161,20 +164,21 @@ class MethodContract:
         """
         with self.after_one_round(tmp_path) as simulation:
             method, run, server = simulation.method, simulation.run, simulation.server
-            reports, total = method.declared.reduction(), Total()
+            reports, total = Reports.of(method).reduction(), Total()
+            way = ChangeCoordinates.of(method, server, run)
             for client in range(3):
                 at = simulation.runtime.at(Task(client, 2, b"", None))
                 message, samples = method.message(server, at), simulation.data.train(client)
                 report, _, _ = method.local(message, method.join(at), samples, at)
                 reports.add(client, report)
-                changes = method.changes(report, server, run)
+                changes = way.changes(report)
                 assert all(t.dtype == torch.float64 for p in changes.values() for t in p.values())
                 total.add(changes, report.weight)
                 total.dtypes |= types_of(report)
             if not isinstance(reports, Sum):
                 return
             direct = pack(method.update(server, reports, RoundContext(run, 2))[0])
-            summed = method.resummed(total, server, run)
+            summed = way.resummed(total)
             assert summed.clients == reports.clients
             assert summed.weight == reports.weight
             by_way_of_changes = pack(method.update(server, summed, RoundContext(run, 2))[0])
@@ -188,7 +192,7 @@ class MethodContract:
         """
         with self.after_one_round(tmp_path) as simulation:
             method, run, server = simulation.method, simulation.run, simulation.server
-            declared, trained = method.declared, run.network.split()[0]
+            declared, trained = Reports.of(method), run.network.split()[0]
             at = simulation.runtime.at(Task(0, 2, b"", None))
             message, before = method.message(server, at), method.join(at)
             sample = simulation.data.train(0)
@@ -258,7 +262,7 @@ class MethodContract:
             for stated in (other, one):
                 _value(loss, stated)
             assert torch.equal(first, _value(loss, one)), "the loss depends on what came before"
-            assert torch.equal(first, _value(method.loss(run), one)), "a loss made anew differs"
+            assert torch.equal(first, _value(method.loss(run), one)), "a loss made again differs"
             moved = loss(*one.arguments)
             assert moved.shape == (), "the loss is no scalar"
             for place, (before, after) in _pairs(kept, one.arguments):
@@ -348,10 +352,10 @@ class MethodContract:
             engine = Tampering(Sequential(simulation.runtime), lambda _, outcome: outcome)
             simulation._engine = engine
             first, last = list(simulation)
-            if simulation.method.centralized:
+            if simulation.method.reports.pooled:
                 engine.down = engine.up = 0
             copies = 0
-            if simulation.method.sends_final_model:
+            if simulation.method.models is Models.COPIED:
                 model = simulation.method.model(simulation.server, simulation.run)
                 copies = simulation.data.clients * len(encode(dict(model)))
             sent = {
@@ -361,7 +365,7 @@ class MethodContract:
             assert sent["bytes_up"] == engine.up
 
     def test_bad_reports_are_refused(self, tmp_path: Path) -> None:
-        """Garbage, NaN, wrong names and wrong shapes are refused by name; the round goes on."""
+        """Garbage, NaN, wrong names and wrong shapes are rejected by name; the round goes on."""
         for index, (what, spoil) in enumerate(_SPOILS.items()):
             folder = tmp_path / str(index)
             with Simulation(self.config(rounds=1), folder) as simulation:

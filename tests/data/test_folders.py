@@ -95,7 +95,7 @@ def deep(folder):
 @pytest.mark.parametrize(
     ("make", "reason"),
     [
-        (damaged, r"b/2\.png: .*mend it"),
+        (damaged, r"b/2\.png: .*fix it"),
         (deep, r"b/2\.png has more than 8 bits"),
         (lambda f: draw(f, ["a/1.png", "2.png"]), r"2\.png lies not in the folder of a class"),
         (lambda f: draw(f, ["a/b/c/d/1.png"]), "too deep"),

@@ -90,10 +90,10 @@ def test_files_that_are_not_read_are_told(tmp_path, frame):
         (tmp_path / name).write_text("a,c,kind\n")
     for _ in range(2):  # the second time from the cache
         (note,) = load_dataset(settings).notes
-        assert note == f"{tmp_path}: test.txt, valid.csv are not read, beside train.csv"
+        assert note == f"{tmp_path}: test.txt, valid.csv are not read, next to train.csv"
     assert check_table(settings).notes[0] == note
     (tmp_path / "valid.csv").unlink()
-    assert load_dataset(settings).notes[0].endswith("test.txt is not read, beside train.csv")
+    assert load_dataset(settings).notes[0].endswith("test.txt is not read, next to train.csv")
     assert load_dataset(settings.model_copy(update={"path": tmp_path / "train.csv"})).notes == ()
 
 

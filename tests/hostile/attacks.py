@@ -27,7 +27,7 @@ SETTINGS = (
     *("attack.clients=1", "checkpoint_every=10"),
 )
 CASES = [
-    name for name, kind in METHODS.items() if not kind.centralized and name != "local"
+    name for name, kind in METHODS.items() if not kind.reports.pooled and name != "local"
 ]  # whose clients report something
 
 

@@ -38,7 +38,7 @@ def glm(folder):
     """A regression over nodes."""
     files = [folder / f"{k}.csv" for k in range(2)]
     over = ("--engine", "flower-simulation")
-    return command("glm", *files, "--outcome", "y", *over, "-o", folder / "g.csv")
+    return command("stats", "glm", *files, "--outcome", "y", *over, "-o", folder / "g.csv")
 
 
 def under_attack(folder):

@@ -20,7 +20,6 @@ from fedbayes.errors import FedbayesWarning, MessageError
 from fedbayes.federation.broadcast import ServerMessages
 from fedbayes.federation.settings import Compression
 from fedbayes.federation.stages.checks import decode_report
-from fedbayes.federation.stages.compression import refusal
 from fedbayes.methods import METHODS
 from tests.test_reference_models import OTHERS, PARAMETERS, SETTINGS
 
@@ -64,10 +63,10 @@ def corpus():
         pattern = partial(decode_report, expected=broadcast.expected(0))
         found += [(task.message, pattern), (outcome.report, pattern), (outcome.state, pattern)]
     for name in ("fedavg", "scaffold-fedsparse"):
-        assert not refusal(METHODS[name])
+        assert not METHODS[name].reports.refusals["compression"]
         for up in ("bf16", "int8", "top-k", "random-k"):
             _, outcome, broadcast = first_task(name, Compression(up=up, down="bf16", share=0.1))
-            found += 3 * [(outcome.report, broadcast.passage(0).read)]
+            found += 3 * [(outcome.report, broadcast.codec(0).read)]
     mask = torch.arange(6) % 2 == 0
     sparse = Masked.keep(torch.ones(6, 4, 3), {(0,): mask, (1, 2): torch.ones(4, 3) > 0})
     large = {f"layer{number}.weight": torch.ones(30, 30) for number in range(250)}

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 import fedbayes
 from fedbayes.contracts import Report, ReportList
+from fedbayes.contracts.returned import stopped
 from fedbayes.errors import ConfigError
 from fedbayes.inference.combination import factors
 from fedbayes.methods.combined import Combined, amplification
@@ -81,9 +82,9 @@ def test_weights_that_vanish_end_the_rounds_at_the_last_sound_model(alpha, c):
     for _ in range(5):
         before = server
         server, _ = method.update(server, heard(method, server, here, (0.0, 0.0), (1, 1)), here)
-        if method.stopped(server):
+        if stopped(server):
             break
-    assert method.stopped(server).startswith("underflow")
+    assert stopped(server).startswith("underflow")
     for name, tensor in before.weights.items():
         assert tensor.any()
         assert torch.equal(server.weights[name], tensor)
@@ -101,7 +102,7 @@ def test_the_normalized_form_neither_grows_nor_shrinks():
         for _ in range(40):
             reports = heard(method, server, here, (0.0, 0.0), (1, 3))
             server, info = method.update(server, reports, here)
-        assert not method.stopped(server)
+        assert not stopped(server)
         assert info["alpha_sum"] == pytest.approx(1)
         for name, tensor in start.weights.items():
             torch.testing.assert_close(server.weights[name], tensor)
@@ -175,9 +176,9 @@ def test_the_last_sound_model_is_kept():
     for _ in range(20):
         sound = server
         server, _ = method.update(server, heard(method, server, here, (0.0, 0.0), (1, 1)), here)
-        if method.stopped(server):
+        if stopped(server):
             break
-    assert "overflow" in method.stopped(server)
+    assert "overflow" in stopped(server)
     assert amplification(server.weights) <= 4.0
     for name, tensor in sound.weights.items():
         assert torch.equal(server.weights[name], tensor)
@@ -193,7 +194,7 @@ def test_the_mean_is_never_ended_by_the_bound():
     server = method.init(here.run)
     assert amplification(server.weights) > 1e-3
     after, info = method.update(server, heard(method, server, here, (1.0, 1.0), (1, 1)), here)
-    assert not method.stopped(after)
+    assert not stopped(after)
     assert info["amplification"] > 1e-3
 
 
@@ -210,7 +211,7 @@ def test_a_client_that_overflows_says_so():
     after, _ = method.update(
         server, heard(method, server, here, (1.0, 1.0), (1, 1), overflowed=True), here
     )
-    assert "overflow" in method.stopped(after)
+    assert "overflow" in stopped(after)
     for name, tensor in server.weights.items():
         assert torch.equal(after.weights[name], tensor)
 
@@ -224,8 +225,8 @@ def test_the_coordinator_sees_a_plateau():
     for number, accuracy in enumerate(accuracies, start=1):
         reports = heard(method, server, here, (0.0, 0.0), (1, 3), metric=accuracy)
         server, _ = method.update(server, reports, here)
-        assert bool(method.stopped(server)) == (number == 6)
-    assert "stable point" in method.stopped(server)
+        assert bool(stopped(server)) == (number == 6)
+    assert "stable point" in stopped(server)
 
 
 def settings(**method):

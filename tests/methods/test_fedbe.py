@@ -8,7 +8,7 @@ import torch
 from torch import nn
 
 from fedbayes import Config, Simulation, run
-from fedbayes.contracts import Report, ReportList, Solved, Stateless, Sum
+from fedbayes.contracts import Report, ReportList, Reports, Solved, Stateless, Sum
 from fedbayes.errors import ConfigError
 from fedbayes.federation.stages.bounds import norms_compared
 from fedbayes.methods.fedbe import FedBe, FedBeServer, FedBeSums
@@ -33,7 +33,7 @@ def clients_of(net, count=3, scale=0.3):
 def updated(method, net, models, sizes=SIZES, **run_settings):
     """The server after a round in which clients end at these networks."""
     run = run_of(net, **run_settings)
-    server, reports = method.init(run), method.declared.reduction()
+    server, reports = method.init(run), Reports.of(method).reduction()
     for client, (model, size) in enumerate(zip(models, sizes, strict=True)):
         here = at(run, client=client)
         problem = method.problem(method.message(server, here), Stateless(), samples(), here)
@@ -230,7 +230,7 @@ def test_sums_and_single_networks_come_to_one_gaussian_in_a_run():
 @pytest.mark.filterwarnings("ignore::fedbayes.errors.FedbayesWarning")
 def test_a_liars_network_is_left_out_of_the_ensemble():
     net = network((5,))
-    found = norms_compared(Report({**net.initial}), FedBe().declared, run_of(net))
+    found = norms_compared(Report({**net.initial}), FedBe.reports, run_of(net))
     assert found.keys() == net.initial.keys()
     result = run(
         data={"name": "digits", "clients": 3, "limit": 200},

@@ -178,11 +178,9 @@ def test_refusals():
         method.check(clipped)
     for rule in ("median", "trimmed-mean"):
         with pytest.raises(ConfigError, match=f"'{rule}' is not for fedlap as it is set.*krum"):
-            aggregation.check(
-                aggregation.Aggregation(rule=rule), method, min_reports=5, noise=False
-            )
-        aggregation.check(aggregation.Aggregation(rule=rule), method.of, min_reports=5, noise=False)
-    aggregation.check(aggregation.Aggregation(rule="krum"), method, min_reports=5, noise=False)
+            aggregation.check(aggregation.Aggregation(rule=rule), method, min_reports=5)
+        aggregation.check(aggregation.Aggregation(rule=rule), method.of, min_reports=5)
+    aggregation.check(aggregation.Aggregation(rule="krum"), method, min_reports=5)
 
 
 @pytest.mark.parametrize(("damping", "times"), [(None, 1.0), (0.25, 1.0), (1.0, 4.0)])

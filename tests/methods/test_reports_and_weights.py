@@ -6,6 +6,7 @@ import torch
 
 from fedbayes.contracts import Report, ReportList, Stateless, Sum
 from fedbayes.contracts.product import PosteriorServer as Server
+from fedbayes.contracts.returned import stopped
 from fedbayes.core.messages import Masked, dense
 from fedbayes.core.tensors import named
 from fedbayes.inference import gates
@@ -58,7 +59,7 @@ def test_a_plateau_is_seen_as_soon_as_the_window_is_full(window):
         numbers = named("received", {n: torch.tensor(x).double() for n, x in told.items()})
         reports.add(0, Report({**net.initial, **numbers}, 3.0))
         server, _ = method.update(server, reports, place)
-        assert bool(method.stopped(server)) == (number == window)
+        assert bool(stopped(server)) == (number == window)
 
 
 def test_control_variates_come_back_for_the_units_that_are_left_and_no_others():

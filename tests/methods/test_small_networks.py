@@ -4,7 +4,7 @@ import pytest
 import torch
 
 import fedbayes
-from fedbayes.contracts import Report, Stateless, Sum, Total
+from fedbayes.contracts import ChangeCoordinates, Report, Stateless, Sum, Total
 from fedbayes.core.messages import Masked, dense, encode
 from fedbayes.methods.feddrop import FedDrop
 from fedbayes.methods.fedl1 import FedL1
@@ -81,7 +81,9 @@ def test_under_noise_a_weight_moves_as_far_as_with_those_who_had_it():
     assert min(float(t.mean()) for t in sums.values()) < 0.3 * clients
     dtypes = {name: w.dtype for name, w in server.weights.items()}
     total = Total({"weights": sums}, {"weights": {}}, dtypes, float(clients), clients)
-    following, _ = method.update(server, method.resummed(total, server, run), at(net))
+    following, _ = method.update(
+        server, ChangeCoordinates.of(method, server, run).resummed(total), at(net)
+    )
     for name, w in server.weights.items():
         moved = following.weights[name] - w
         assert float(moved.mean()) == pytest.approx(1, abs=0.02)

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from fedbayes import Config, Simulation
-from fedbayes.contracts import Problem, Report, Sum
+from fedbayes.contracts import About, Problem, Report, Sum
 from fedbayes.core.messages import Masked, decode, dense
 from fedbayes.core.tensors import Samples, unpack
 from fedbayes.inference.settings import LocalTraining
@@ -43,7 +43,7 @@ class Watched(FedSparse):
     """FedSparse whose updates are written down."""
 
     name = "watched"
-    summary = "for a test"
+    about = About("for a test")
 
     def update(self, server, *rest):
         (reports,) = (item for item in rest if isinstance(item, Sum))
@@ -89,7 +89,7 @@ class Steered(FedSparse):
     """FedSparse that hears of one unit moving through zero, and of no other moving at all."""
 
     name = "steered"
-    summary = "for a test"
+    about = About("for a test")
 
     def update(self, server, *rest):
         weights, thresholds = dict(server.weights), dict(server.thresholds)

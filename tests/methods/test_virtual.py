@@ -11,7 +11,7 @@ from torch.nn import functional
 
 import fedbayes
 from fedbayes import Config, Simulation
-from fedbayes.contracts import Report, Solved
+from fedbayes.contracts import ChangeCoordinates, Report, Reports, Solved
 from fedbayes.contracts.changes import clipped, norm
 from fedbayes.contracts.product import PosteriorServer as Server
 from fedbayes.core.messages import decode, decode_file, dense
@@ -288,7 +288,7 @@ def test_refinement_reaches_the_exact_posterior(mode):
     for number, lr in enumerate(rates, start=1):
         group = range(len(data)) if mode == "side by side" else None
         for turn in range(len(data) if group is None else 1):
-            reports = method.declared.reduction()
+            reports = Reports.of(method).reduction()
             for client in group if group is not None else [turn]:
                 training = {"optimizer": "adam", "lr": lr, "steps": 500, "batch_size": 40}
                 place = at(run_of(net, **settings, **training), client, number)
@@ -341,7 +341,7 @@ def test_refinement_and_damping_end_at_the_exact_posterior_of_correlated_inputs(
     server = method.init(run)
     states, share = {}, standard(net.initial) ** (1 / 3)
     for number in range(rounds):
-        reports = method.declared.reduction()
+        reports = Reports.of(method).reduction()
         for client in sorted((number * cohort + turn) % 3 for turn in range(cohort)):
             place = at(run, client, number + 1)
             state = states.get(client) or method.join(place)
@@ -399,7 +399,7 @@ def test_reports_that_no_client_can_have_are_refused():
         method.accept(server, Report(taken), place.run)
     # Each takes less than all, both together more.
     half = {n: 0.6 * t if n == f"precision/{name}" else 0 * t for n, t in taken.items()}
-    reports = method.declared.reduction()
+    reports = Reports.of(method).reduction()
     for client in range(2):
         method.accept(server, Report(half), place.run)
         reports.add(client, Report(half))
@@ -420,7 +420,7 @@ def test_noise_that_takes_all_precision_leaves_the_prior_round_after_round(metho
     )
     server = replace(server, posterior=posterior)
     for _ in range(20):
-        before, reports = server.posterior, method.declared.reduction()
+        before, reports = server.posterior, Reports.of(method).reduction()
         taken = {f"precision/{n}": 0 * p for n, p in before.precision.items()}
         taken[f"precision/{some}"] = -1e3 * before.precision[some]
         zero = {f"shift/{n}": 0 * h for n, h in before.shift.items()}
@@ -703,7 +703,7 @@ def test_a_clipped_report_is_as_long_as_the_server_lets_it_be():
     place = at(run)
     message = method.message(server, place)
     report, _, _ = method.local(message, method.join(place), simulation.data.train(0), place)
-    changes = method.changes(report, server, run)
+    changes = ChangeCoordinates.of(method, server, run).changes(report)
     lengths = {part: norm(tensors.values()) for part, tensors in changes.items()}
     assert lengths == pytest.approx({"precision": 1.0, "shift": 1.0}, rel=1e-5)
     assert clipped(changes, 1.0) == changes

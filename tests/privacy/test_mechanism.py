@@ -22,7 +22,6 @@ from fedbayes.federation.privacy.mechanism import Mechanism, multipliers
 from fedbayes.federation.privacy.noise import Secret
 from fedbayes.federation.privacy.settings import Privacy
 from fedbayes.federation.privacy.spending import Spending
-from fedbayes.federation.stages.fold import ChangeCoordinates
 from fedbayes.federation.stages.secure import Plan
 
 SECRET = Secret(b"s" * 32)
@@ -43,7 +42,7 @@ def way_around(centre, parts=None):
         whole = {n: t for n, t in found.items() if n not in real}
         return {**grouped, **({"counters": whole} if whole else {})}
 
-    return ChangeCoordinates(changes, lambda total: total.whole(centre))
+    return SimpleNamespace(changes=changes, resummed=lambda total: total.whole(centre))
 
 
 def folded(centre, reports, parts=None, record=None, number=1, secret=SECRET, size=None, **given):

@@ -15,7 +15,7 @@ import torch
 pytest.importorskip("dp_accounting")
 
 from fedbayes import Config, Simulation, resume, run
-from fedbayes.contracts import Report
+from fedbayes.contracts import About, Report
 from fedbayes.errors import ConfigError, FedbayesWarning
 from fedbayes.federation.privacy import keys
 from fedbayes.federation.privacy.accounting import ADD_REMOVE, REPLACE, Spent, epsilons
@@ -43,7 +43,7 @@ class Absent(FedAvg):
     """FedAvg of which some clients have data that give no report."""
 
     name = "absent"
-    summary = "some clients report NaN"
+    about = About("some clients report NaN")
     failing: tuple[int, ...] = ()
     value: float | None = None
 
@@ -317,21 +317,27 @@ def test_every_method_whose_reports_add_can_be_private(method, parts):
     ("changes", "words"),
     [
         ({"aggregation": {}}, "needs aggregation.clip"),
-        ({"aggregation": {"clip": 1.0, "rule": "median"}}, "needs aggregation.clip and .*rule"),
+        (
+            {"aggregation": {"clip": 1.0, "rule": "median"}},
+            "'median' needs to see single reports, which privacy.noise",
+        ),
         ({"checkpoint_every": 2}, "checkpoint_every = 1"),
-        ({"method": {"name": "pfnm"}}, "methods whose reports add .*not for pfnm"),
-        ({"method": {"name": "mixture"}}, "methods whose reports add .*mixture does not"),
-        ({"method": {"name": "global"}, "aggregation": {}}, "needs aggregation.clip"),
+        ({"method": {"name": "pfnm"}}, "not for pfnm: reports are not"),
+        (
+            {"method": {"name": "mixture"}},
+            "privacy.noise is not for mixture",
+        ),
+        ({"method": {"name": "global"}, "aggregation": {}}, "privacy.noise is not for global"),
         ({"privacy": {"noise": 1.0, "mechanism": "matrix"}, "sampling": "poisson"}, "schedule"),
         ({"privacy": {"noise": 1.0, "clips": {"control": 1.0}}}, "names 'control'; .* weights"),
         ({"privacy": {"noise": 5.0, "quantile": 0.5}}, "spent by the counts"),
         (
             {"method": {"name": "virtual"}, "privacy": {"noise": 0.5, "quantile": 0.5}},
-            "clients of virtual keep what",
+            "virtual needs its clients.* which privacy.quantile moves",
         ),
         (
             {"method": {"name": "virtual"}, "stop_after": 2, "evaluate_every": 1},
-            "privacy.metrics is off",
+            "stop_after = 2 needs clients to say .* which privacy.metrics = 'off' rules out",
         ),
         ({"model": {"name": "tests.toy_models:normalized"}}, "running statistics too .*GroupNorm"),
         (

@@ -43,7 +43,7 @@ def glm(
     drop_missing: bool = False,
     min_count: int = 0,
 ) -> Regression:
-    """Linear, logistic or Poisson regression whose coefficients are those of the pooled rows.
+    """Fit a regression across clients; the coefficients equal those of the pooled rows.
 
     Args:
         clients: a DataFrame of each client by its name, or a carrier.
@@ -60,11 +60,20 @@ def glm(
             probabilities. Standard errors are then of the sandwich estimator (HC0).
         offset: a column that is added to the linear predictor.
         exposure: a column whose logarithm is added to it.
-        drop_missing: whether rows with a missing value are left out; they are refused otherwise.
+        drop_missing: whether to leave out rows with a missing value; otherwise they raise an error.
         min_count: fewest rows of a client, and of a category at a client, of which it tells sums.
 
     Raises:
         FedbayesError: the data do not allow of the fit; the text names client and column.
+
+    Example:
+        >>> import fedbayes, pandas as pd
+        >>> columns = ["age", "days", "died"]
+        >>> north = pd.DataFrame([[31, 9, 0], [45, 4, 1], [52, 7, 0], [60, 2, 1]], columns=columns)
+        >>> south = pd.DataFrame([[38, 8, 1], [49, 6, 0], [58, 5, 1], [66, 3, 1]], columns=columns)
+        >>> fit = fedbayes.glm({"north": north, "south": south}, outcome="days", features=["age"])
+        >>> list(fit.names)
+        ['intercept', 'age']
     """
     if family not in FAMILIES:
         raise ConfigError(f"there is no family {family!r}; choose one of {', '.join(FAMILIES)}")
@@ -109,7 +118,7 @@ def cox(
     drop_missing: bool = False,
     min_count: int = 0,
 ) -> Regression:
-    """Proportional-hazards regression whose coefficients are those of the pooled rows.
+    """Fit a Cox regression across clients; the coefficients equal those of the pooled rows.
 
     Args:
         clients: a DataFrame of each client by its name, or a carrier.
@@ -135,6 +144,15 @@ def cox(
 
     Raises:
         FedbayesError: the data do not allow of the fit; the text names client and column.
+
+    Example:
+        >>> import fedbayes, pandas as pd
+        >>> columns = ["age", "days", "died"]
+        >>> north = pd.DataFrame([[31, 9, 0], [45, 4, 1], [52, 7, 0], [60, 2, 1]], columns=columns)
+        >>> south = pd.DataFrame([[38, 8, 1], [49, 6, 0], [58, 5, 1], [66, 3, 1]], columns=columns)
+        >>> fit = fedbayes.cox({"north": north, "south": south}, time="days", event="died")
+        >>> list(fit.names)
+        ['age']
     """
     if ties not in ("efron", "breslow"):
         raise ConfigError(f"there are no ties {ties!r}; choose efron or breslow")
@@ -175,7 +193,7 @@ def kaplan_meier(
     drop_missing: bool = False,
     min_count: int = 0,
 ) -> Survival:
-    """Survival curves of the pooled rows, exactly, and a log-rank test between groups.
+    """Estimate survival curves, equal to those of the pooled rows, and a log-rank test.
 
     Args:
         clients: a DataFrame of each client by its name, or a carrier.
@@ -193,6 +211,16 @@ def kaplan_meier(
 
     Raises:
         FedbayesError: the data do not allow of it; the text names client and column.
+
+    Example:
+        >>> import fedbayes, pandas as pd
+        >>> columns = ["age", "days", "died"]
+        >>> north = pd.DataFrame([[31, 9, 0], [45, 4, 1], [52, 7, 0], [60, 2, 1]], columns=columns)
+        >>> south = pd.DataFrame([[38, 8, 1], [49, 6, 0], [58, 5, 1], [66, 3, 1]], columns=columns)
+        >>> clients = {"north": north, "south": south}
+        >>> found = fedbayes.kaplan_meier(clients, time="days", event="died")
+        >>> list(found.curves)
+        ['all']
     """
     _one_kind_of_weights(weights, sample_weight)
     roles = {"by": by, "entry": entry, "weights": weights, "sample_weight": sample_weight}
@@ -222,7 +250,7 @@ def meta_analysis(
     drop_missing: bool = False,
     min_count: int = 0,
 ) -> MetaAnalysis:
-    """A regression of each client's own rows, put together with fixed and random effects.
+    """Fit a regression at each client and combine the fits, with fixed and random effects.
 
     Clients send coefficients and standard errors alone. A client that has no fit of its own is left
     out, and named with the reason; so is a coefficient where it lacks the category.
@@ -250,6 +278,16 @@ def meta_analysis(
 
     Raises:
         FedbayesError: fewer than two clients have a fit, or a column is not there.
+
+    Example:
+        >>> import fedbayes, pandas as pd
+        >>> columns = ["age", "days", "died"]
+        >>> north = pd.DataFrame([[31, 9, 0], [45, 4, 1], [52, 7, 0], [60, 2, 1]], columns=columns)
+        >>> south = pd.DataFrame([[38, 8, 1], [49, 6, 0], [58, 5, 1], [66, 3, 1]], columns=columns)
+        >>> found = fedbayes.meta_analysis({"north": north, "south": south}, outcome="days",
+        ...                                features=["age"])
+        >>> sorted(set(found.frame()["effects"]))
+        ['fixed', 'random']
     """
     _one_kind_of_weights(weights, sample_weight)
     wanted = Wanted(
@@ -288,7 +326,7 @@ def meta_analysis(
     if len(fits) < 2:
         why = "; ".join(f"{name}: {reason}" for name, reason in left_out.items())
         if len(answers) < 2:
-            why = "There is one client alone: fit its rows without --by-client (glm or cox)"
+            why = "There is one client alone: fit its rows without --per-client (glm or cox)"
         raise DataError(f"fewer than two clients have a fit of their own. {why}")
     intercept = () if family == "cox" else ("intercept",)
     coefficients = {}

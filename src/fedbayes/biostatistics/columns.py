@@ -538,7 +538,7 @@ def _happened(wanted: Wanted, told: Told, *, never: bool) -> str:
     if len(levels) == 1:
         if one := _happens_always_or_never(wanted, levels[0], never=never):
             return one
-        way = "say which value means that the event happened (--happened)" if never else ""
+        way = "say which value means that the event happened (--event-value)" if never else ""
         raise DataError(
             f"'{column}' is {levels[0]!r} in all {sum(t.whole for t in told.values()):,} rows, "
             f"so there is nothing to explain; {way or 'take another column'}"
@@ -560,6 +560,6 @@ def _happened(wanted: Wanted, told: Told, *, never: bool) -> str:
     if any(kind in ("number", "flag") for kind in _kinds(column, told).values()):
         raise DataError(
             f"'{column}' has the values {' and '.join(levels)}, not 0 and 1; say which of them "
-            f"means that the event happened (--happened {levels[-1]})"
+            f"means that the event happened (--event-value {levels[-1]})"
         )
     return levels[-1]

@@ -113,7 +113,7 @@ def _numbers(rows: "pd.DataFrame", column: str) -> Array:
     if far.any():
         raise DataError(
             f"column '{column}' is {values[far][0]:g} in a row, too large for sums of squares (of "
-            f"{int(far.sum()):,} rows beyond {_FAR:g}); give it in another unit, or mend it"
+            f"{int(far.sum()):,} rows beyond {_FAR:g}); give it in another unit, or fix it"
         )
     return values
 

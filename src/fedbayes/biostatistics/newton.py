@@ -87,7 +87,7 @@ def maximize(
     if not np.isfinite(here.loglik):
         raise DataError(
             "the log-likelihood is not finite at the start: some value of the outcome, the offset "
-            "or the weights is far too large; mend it"
+            "or the weights is far too large; fix it"
         )
     if not len(start):
         return first, here

@@ -1,4 +1,4 @@
-"""What a regression found: coefficients in the units of the columns, and how sure they are."""
+"""What a regression found: coefficients in the units of the columns, and how confident they are."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field

@@ -9,10 +9,14 @@ they do belongs to `workflows/`, where Python finds it too.
 
 from fedbayes.cli import (  # noqa: F401, I001
     run,
+    forget,
+    contributions,
     compare,
+    tune,
     attack,
     files,
     predict,
+    calibrate,
     fuse,
     posterior,
     reports,

@@ -19,13 +19,15 @@ from rich.console import ConsoleOptions, RenderableType
 from rich.markup import escape
 from rich.segment import Segment
 
+from fedbayes.cli.commands import Application, Commands
 from fedbayes.core.files import FULL
 from fedbayes.core.here import only_own_modules
 from fedbayes.core.signals import ended_by, interrupt
 from fedbayes.errors import FedbayesError, FedbayesWarning, plain
 from fedbayes.version import __version__
 
-app = typer.Typer(
+app = Application(
+    cls=Commands,
     no_args_is_help=True,
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},

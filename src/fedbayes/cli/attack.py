@@ -31,23 +31,26 @@ def attack(
     kinds: Annotated[
         str | None,
         typer.Option(
-            help="Attacks between commas, each with settings behind colons if need be: "
-            "huge,backdoor:scale=5. Default: all built-in ones."
+            help="Attacks between commas, with settings after a colon: huge,backdoor:scale=5. "
+            "Default: all built-in attacks."
         ),
     ] = None,
     methods: Annotated[
         str | None,
-        typer.Option(help="Methods likewise: fedavg,fedprox:proximal=0.1. Default: the config's."),
+        typer.Option(
+            help="Methods, such as fedavg,fedprox:proximal=0.1. Default: that of the config."
+        ),
     ] = None,
     rules: Annotated[
         str | None,
         typer.Option(
-            help="Rules of aggregation likewise: median,mean:clip=1. Default: "
+            help="Aggregation rules, such as median,mean:clip=1. Default: "
             "mean,median,trimmed-mean,krum."
         ),
     ] = None,
-    hostile: Annotated[
-        int | None, typer.Option(min=1, help="Number of hostile clients. Default: the config's, 1.")
+    malicious: Annotated[
+        int | None,
+        typer.Option(min=1, help="Number of malicious clients. Default: that of the config, 1."),
     ] = None,
     seeds: Seeds = 1,
     jobs: Jobs = 1,
@@ -60,14 +63,12 @@ def attack(
     out: Annotated[Path, typer.Option("--out", "-o", help="Folder for the runs.")] = Path(
         "attacked"
     ),
-    picture: Annotated[
-        Path | None, typer.Option(help="PNG, SVG or PDF file for a heat map.")
-    ] = None,
-    markdown: Annotated[Path | None, typer.Option(help="Markdown file for the table.")] = None,
+    plot: Annotated[Path | None, typer.Option(help="PNG, SVG or PDF file for a heat map.")] = None,
+    report: Annotated[Path | None, typer.Option(help="Markdown file for the table.")] = None,
     settings: Setting = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print all outcomes as JSON.")] = False,
 ) -> None:
-    """Run a config honestly and under attack, by methods and rules; go on where it stopped."""
+    """Measure the effect of malicious clients by attack, method and aggregation rule."""
     given = overrides(
         settings,
         dataset=dataset,
@@ -76,7 +77,7 @@ def attack(
         rounds=rounds,
         seed=seed,
         data_dir=data_dir,
-        hostile=hostile,
+        malicious=malicious,
     )
     console = rich.get_console()
     with console.status("loading PyTorch"):
@@ -86,10 +87,10 @@ def attack(
         from fedbayes.workflows.experiments.attack_grid import RULES, AttackGrid
         from fedbayes.workflows.experiments.attack_table import AttackTable
 
-        if picture is not None:
-            writable(picture, "the picture", PICTURES)
-        if markdown is not None:
-            writable(markdown, "the table")
+        if plot is not None:
+            writable(plot, "the picture", PICTURES)
+        if report is not None:
+            writable(report, "the table")
         grid = AttackGrid(
             out,
             _listed(kinds) or [*ATTACKS],
@@ -102,24 +103,24 @@ def attack(
     try:
         table = AttackTable(grid.run(console, jobs))
     except KeyboardInterrupt:
-        console.print("stopped; the same command goes on", highlight=False)
+        console.print("stopped; run the same command again to resume", highlight=False)
         raise typer.Exit(130) from None
-    if picture is not None:
-        table.plot(picture)
-    if markdown is not None:
-        write_beside(markdown, table.markdown().encode())
+    if plot is not None:
+        table.plot(plot)
+    if report is not None:
+        write_beside(report, table.markdown().encode())
     if as_json:
         print(json_text(table.json()))
         return
     Console().print(table.rich())
     for note in table.notes:
         Console().print(note, markup=False, highlight=False, soft_wrap=True)
-    written = ", ".join(str(path) for path in (out, picture, markdown) if path is not None)
+    written = ", ".join(str(path) for path in (out, plot, report) if path is not None)
     Console().print(f"wrote {written}", markup=False, highlight=False, soft_wrap=True)
 
 
 def _listed(text: str | None) -> list[str]:
-    """What stands between commas."""
+    """The parts between commas."""
     from fedbayes.workflows.experiments.variants import parts
 
     return [part.strip() for part in parts(text or "", ",") if part.strip()]

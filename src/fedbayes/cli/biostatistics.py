@@ -1,4 +1,4 @@
-"""`glm` and `survival`: regression and survival analysis, as exact as of the pooled rows."""
+"""`stats`: regression and survival analysis, equal to that of the pooled rows."""
 
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -9,6 +9,7 @@ from rich.markup import escape
 from rich.table import Table
 
 from fedbayes.cli.app import Console, app
+from fedbayes.cli.commands import Application, Commands
 from fedbayes.cli.federate import Certificates, Insecure, Secret
 from fedbayes.cli.options import Json, Setting
 from fedbayes.core.files import json_text
@@ -18,40 +19,44 @@ if TYPE_CHECKING:
     from fedbayes.biostatistics import MetaAnalysis, Regression, Survival
     from fedbayes.workflows.studies.study import Study, StudySite
 
-survival_app = typer.Typer(
-    help="Survival analysis of clients' rows by sums that travel.", no_args_is_help=True
+stats_app = Application(
+    help="Fit regressions and survival curves across clients, equal to a fit of the pooled rows.",
+    no_args_is_help=True,
+    cls=Commands,
 )
 
 Files = Annotated[
     list[Path] | None,
     typer.Argument(
-        help="A table with --group, a table for each client, or a config with [data].", exists=True
+        help="A table with --group, one table per client, or a TOML file with settings.",
+        exists=True,
     ),
 ]
-Group = Annotated[
-    str | None, typer.Option("--group", help="Column that says which client a row is of.")
-]
+Group = Annotated[str | None, typer.Option("--group", help="Column with the client of each row.")]
 Features = Annotated[
     list[str] | None,
-    typer.Option("--features", "-x", help="Columns that explain it, as in age,sex. Default: all."),
+    typer.Option(
+        "--features", "-x", help="Columns that are features, as in age,sex. Default: all."
+    ),
 ]
 Category = Annotated[
     list[str] | None,
-    typer.Option("--category", help="Column of numbers that is a category, or of many texts."),
+    typer.Option("--category", help="Column of numbers, or of many texts, that is a category."),
 ]
 Reference = Annotated[
     list[str] | None,
     typer.Option(
-        "--reference", metavar="COL=VALUE", help="Category to compare with. Default: the first."
+        "--reference",
+        metavar="COL=VALUE",
+        help="Reference category of a column. Default: the first.",
     ),
 ]
 Drop = Annotated[list[str] | None, typer.Option("--drop", help="Columns that are no features.")]
-Happened = Annotated[
+EventValue = Annotated[
     str,
     typer.Option(
-        "--happened",
-        help="Value that means that the event happened. Default: 1, true, or the last of two "
-        "texts.",
+        "--event-value",
+        help="Value of the column that means an event. Default: 1, true, or the last of two texts.",
     ),
 ]
 DropMissing = Annotated[
@@ -62,16 +67,18 @@ MinCount = Annotated[
     typer.Option(
         "--min-count",
         min=0,
-        help="Fewest rows of a client, and of a category there, of which it tells sums.",
+        help="Smallest number of rows of a client, and of a category, for which it sends sums.",
     ),
 ]
-ByClient = Annotated[
+PerClient = Annotated[
     bool,
-    typer.Option("--by-client", help="Fit each client alone, and put the fits together."),
+    typer.Option(
+        "--per-client", help="Fit each client separately, and combine the fits (meta-analysis)."
+    ),
 ]
 Level = Annotated[float, typer.Option("--level", help="Level of the confidence intervals.")]
 Time = Annotated[
-    str, typer.Option("--time", help="Column: time of the event, or of the last look.")
+    str, typer.Option("--time", help="Column: time of the event, or of the last observation.")
 ]
 Event = Annotated[str, typer.Option("--event", help="Column: whether the event happened.")]
 Coarsen = Annotated[
@@ -80,24 +87,22 @@ Coarsen = Annotated[
 ]
 Entry = Annotated[
     str,
-    typer.Option("--entry", help="Column: time from which on a row is observed (left truncation)."),
+    typer.Option("--entry", help="Column: start of the observation of a row (left truncation)."),
 ]
-Weights = Annotated[str, typer.Option("--weights", help="Column: rows that a row stands for.")]
+Weights = Annotated[
+    str, typer.Option("--weights", help="Column: number of rows that a row represents.")
+]
 SampleWeight = Annotated[
     str,
     typer.Option(
         "--sample-weight",
-        help="Column: how much a row counts, in any unit; standard errors are then robust.",
+        help="Column: weight of a row, in any unit; standard errors are then robust.",
     ),
 ]
-Out = Annotated[
-    Path | None, typer.Option("--out", "-o", help="File to write the result to: .csv, .json.")
-]
-Figure = Annotated[
-    Path | None, typer.Option("--plot", help="File to draw it into: .png, .svg, .pdf.")
-]
+Out = Annotated[Path | None, typer.Option("--out", "-o", help="File for the result: .csv, .json.")]
+Figure = Annotated[Path | None, typer.Option("--plot", help="File for a figure: .png, .svg, .pdf.")]
 Engine = Annotated[
-    str, typer.Option("--engine", help="sequential, or flower-simulation: the same over Flower.")
+    str, typer.Option("--engine", help="sequential, or flower-simulation (the same, over Flower).")
 ]
 Link = Annotated[
     str | None,
@@ -108,17 +113,21 @@ Clients = Annotated[
 ]
 Secure = Annotated[
     bool,
-    typer.Option("--secure", help="Secure aggregation: the server sees sums over clients alone."),
+    typer.Option("--secure", help="Secure aggregation: the server sees only sums over clients."),
 ]
 Noise = Annotated[
-    float | None, typer.Option("--noise", help="Not offered for these sums; says why.")
+    float | None,
+    typer.Option("--noise", help="Not available for these sums; the error explains why."),
 ]
 Timeout = Annotated[
-    float, typer.Option("--timeout", min=0.1, help="Seconds that a round there may take.")
+    float,
+    typer.Option(
+        "--timeout", min=0.1, help="Longest time of a round at the SuperLink, in seconds."
+    ),
 ]
 
 
-@app.command()
+@stats_app.command("glm")
 def glm(
     files: Files = None,
     family: Annotated[
@@ -127,21 +136,21 @@ def glm(
     ] = "gaussian",
     outcome: Annotated[
         str,
-        typer.Option("--outcome", "--label", "-y", help="Column that is explained (data.label)."),
+        typer.Option("--outcome", "--label", "-y", help="Column to explain (data.label)."),
     ] = "",
     features: Features = None,
     group: Group = None,
     category: Category = None,
     reference: Reference = None,
     drop: Drop = None,
-    happened: Happened = "",
+    event_value: EventValue = "",
     weights: Weights = "",
     sample_weight: SampleWeight = "",
     offset: Annotated[str, typer.Option(help="Column added to the linear predictor.")] = "",
     exposure: Annotated[str, typer.Option(help="Column whose logarithm is added to it.")] = "",
     drop_missing: DropMissing = False,
     min_count: MinCount = 0,
-    by_client: ByClient = False,
+    per_client: PerClient = False,
     level: Level = 0.95,
     out: Out = None,
     plot: Figure = None,
@@ -157,7 +166,7 @@ def glm(
     settings: Setting = None,
     as_json: Json = False,
 ) -> None:
-    """Linear, logistic or Poisson regression of clients' rows, equal to that of the pooled rows."""
+    """Fit a linear, logistic or Poisson regression across clients."""
     place = _place(
         files, settings, group, engine, superlink, clients, root_certificates, insecure,
         superexec_secret, timeout, secure, noise,
@@ -165,7 +174,7 @@ def glm(
     columns = {
         "outcome": outcome,
         "family": family,
-        "happened": happened,
+        "happened": event_value,
         "weights": weights,
         "sample_weight": sample_weight,
         "offset": offset,
@@ -174,11 +183,11 @@ def glm(
         "drop_missing": drop_missing,
         "min_count": min_count,
     }
-    _run("glm", place, columns, by_client, level, out, plot, as_json)
+    _run("glm", place, columns, per_client, level, out, plot, as_json)
 
 
-@survival_app.command("cox")
-def survival_cox(
+@stats_app.command("cox")
+def cox(
     files: Files = None,
     time: Time = ...,  # type: ignore[assignment]
     event: Event = ...,  # type: ignore[assignment]
@@ -187,19 +196,21 @@ def survival_cox(
     ties: Annotated[str, typer.Option(help="efron or breslow.")] = "efron",
     strata: Annotated[
         str,
-        typer.Option(help="Column with a baseline hazard for each value; client: for each client."),
+        typer.Option(
+            help="Column whose values have separate baseline hazards. client: one for each client."
+        ),
     ] = "",
     category: Category = None,
     reference: Reference = None,
     drop: Drop = None,
-    happened: Happened = "",
+    event_value: EventValue = "",
     entry: Entry = "",
     weights: Weights = "",
     sample_weight: SampleWeight = "",
     coarsen: Coarsen = 0.0,
     drop_missing: DropMissing = False,
     min_count: MinCount = 0,
-    by_client: ByClient = False,
+    per_client: PerClient = False,
     level: Level = 0.95,
     out: Out = None,
     plot: Figure = None,
@@ -215,7 +226,7 @@ def survival_cox(
     settings: Setting = None,
     as_json: Json = False,
 ) -> None:
-    """Cox regression: hazard ratios of clients' rows, equal to those of the pooled rows."""
+    """Fit a Cox regression across clients: hazard ratios."""
     place = _place(
         files, settings, group, engine, superlink, clients, root_certificates, insecure,
         superexec_secret, timeout, secure, noise,
@@ -224,7 +235,7 @@ def survival_cox(
         "time": time,
         "event": event,
         "ties": ties,
-        "happened": happened,
+        "happened": event_value,
         "entry": entry,
         "weights": weights,
         "sample_weight": sample_weight,
@@ -233,23 +244,23 @@ def survival_cox(
         "drop_missing": drop_missing,
         "min_count": min_count,
     }
-    if by_client:
+    if per_client:
         if strata:
-            raise ConfigError("--strata has no effect with --by-client; leave one of them out")
+            raise ConfigError("--strata has no effect with --per-client; leave one of them out")
         columns["family"] = "cox"
     else:
         columns["strata"] = strata
-    _run("cox", place, columns, by_client, level, out, plot, as_json)
+    _run("cox", place, columns, per_client, level, out, plot, as_json)
 
 
-@survival_app.command("km")
-def survival_km(
+@stats_app.command("km")
+def km(
     files: Files = None,
     time: Time = ...,  # type: ignore[assignment]
     event: Event = ...,  # type: ignore[assignment]
-    by: Annotated[str, typer.Option(help="Column of groups, for a curve each and a test.")] = "",
+    by: Annotated[str, typer.Option(help="Column of groups: one curve for each, and a test.")] = "",
     group: Group = None,
-    happened: Happened = "",
+    event_value: EventValue = "",
     entry: Entry = "",
     weights: Weights = "",
     sample_weight: SampleWeight = "",
@@ -271,7 +282,7 @@ def survival_km(
     settings: Setting = None,
     as_json: Json = False,
 ) -> None:
-    """Kaplan-Meier curves by summed counts, exactly those of the pooled rows; log-rank test."""
+    """Estimate Kaplan-Meier curves across clients, with a log-rank test."""
     place = _place(
         files, settings, group, engine, superlink, clients, root_certificates, insecure,
         superexec_secret, timeout, secure, noise,
@@ -280,7 +291,7 @@ def survival_km(
         "time": time,
         "event": event,
         "by": by,
-        "happened": happened,
+        "happened": event_value,
         "entry": entry,
         "weights": weights,
         "sample_weight": sample_weight,
@@ -291,7 +302,7 @@ def survival_km(
     _run("km", place, columns, False, level, out, plot, as_json)
 
 
-app.add_typer(survival_app, name="survival")
+app.add_typer(stats_app, name="stats")
 
 
 def _place(
@@ -318,8 +329,8 @@ def _place(
     if noise is not None:
         raise ConfigError(
             "--noise is not offered: sums of a fit have no bounded sensitivity, and standard "
-            "errors would not know of the noise (docs/biostatistics.md says why); --secure hides "
-            "each client's sums, --min-count and --coarsen those of few rows"
+            "errors would not know of the noise (docs/howto/biostatistics.md says why); --secure "
+            "hides each client's sums, --min-count and --coarsen those of few rows"
         )
     if engine not in ("sequential", "flower-simulation"):
         raise ConfigError(f"--engine {engine}: choose sequential or flower-simulation")
@@ -377,7 +388,7 @@ def _run(
     kind: Any,
     place: "StudySite",
     columns: dict[str, Any],
-    by_client: bool,
+    per_client: bool,
     level: float,
     out: Path | None,
     plot: Path | None,
@@ -390,7 +401,7 @@ def _run(
             place,
             columns,
             kind,
-            by_client,
+            per_client,
             level,
             out,
             plot,

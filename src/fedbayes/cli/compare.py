@@ -1,4 +1,4 @@
-"""`compare`: methods side by side."""
+"""`compare`: several methods on the same data."""
 
 import warnings
 from pathlib import Path
@@ -43,15 +43,19 @@ from fedbayes.errors import FedbayesWarning
 def compare(
     configs: Annotated[
         list[Path] | None,
-        typer.Argument(help="TOML files with settings, a table for each.", exists=True),
+        typer.Argument(help="TOML files with settings, each compared separately.", exists=True),
     ] = None,
     methods: Annotated[
         str | None,
         typer.Option(
-            help="Methods between commas, each with settings of its own behind colons if need be "
-            "(fedprox:proximal=0.1), and a label before it (big=fedavg:rounds=9); or a TOML file "
-            "with a table for each. Default: that of each config."
+            help="Methods between commas. A method can have settings (fedprox:proximal=0.1) and a "
+            "label (big=fedavg:rounds=9). Or a TOML file with a table for each method. Default: "
+            "the method of each config."
         ),
+    ] = None,
+    tuned: Annotated[
+        Path | None,
+        typer.Option(help="tuned.json of `fedbayes tune`: its methods, with its settings."),
     ] = None,
     seeds: Seeds = 5,
     jobs: Jobs = 1,
@@ -59,9 +63,10 @@ def compare(
         str,
         typer.Option(
             "--ood",
-            help="Inputs of which models should be unsure: permuted, inverted or noise of images, "
-            "wide of rows, the name of a data set, a file of rows (of Excel with its sheet, "
-            "as in new.xlsx#May), or none. auto: permuted of images, else wide.",
+            help="Out-of-distribution inputs, on which models should be uncertain. Images: "
+            "permuted, "
+            "inverted or noise. Rows: wide, or a file (an Excel sheet as new.xlsx#May). Or the "
+            "name of a data set, or none. auto: permuted for images, else wide.",
         ),
     ] = "auto",
     out: Annotated[Path, typer.Option("--out", "-o", help="Folder for runs and tables.")] = Path(
@@ -89,10 +94,10 @@ def compare(
     track: Track = None,
     settings: Setting = None,
     as_json: Annotated[
-        bool, typer.Option("--json", help="Print the comparison as JSON alone on stdout.")
+        bool, typer.Option("--json", help="Print only the comparison, as JSON.")
     ] = False,
 ) -> None:
-    """Run methods side by side under several seeds, and compare them; go on where it stopped."""
+    """Compare methods over several seeds, or resume an interrupted comparison."""
     given = overrides(
         settings,
         method=method,
@@ -117,19 +122,19 @@ def compare(
     )
     console = rich.get_console()
     with console.status("loading PyTorch"):
-        from fedbayes.workflows.experiments.comparing import run_and_compare
+        from fedbayes.workflows.experiments.comparing import named_methods, run_and_compare
         from fedbayes.workflows.experiments.comparison_table import rich_tables
         from fedbayes.workflows.experiments.method_grid import MethodGrid
         from fedbayes.workflows.experiments.variants import variants
 
-        named = None if methods is None else variants(methods)
-        grid = MethodGrid(out, named, configs or (), seeds, given, foreign)
+        named, chosen = named_methods(None if methods is None else variants(methods), tuned)
+        grid = MethodGrid(out, named, configs or (), seeds, given, foreign, chosen)
     for note in grid.notes:
         warnings.warn(note, FedbayesWarning, stacklevel=2)
     try:
         found = run_and_compare(grid, console, jobs, track or ())
     except KeyboardInterrupt:
-        console.print("stopped; the same command goes on", highlight=False)
+        console.print("stopped; run the same command again to resume", highlight=False)
         raise typer.Exit(130) from None
     if as_json:
         print(json_text(found.summary))

@@ -1,4 +1,4 @@
-"""`data`: the data sets and how they are divided."""
+"""`data`: data sets, tables and partitions."""
 
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -8,6 +8,7 @@ from rich.markup import escape
 from rich.table import Table
 
 from fedbayes.cli.app import Console, app
+from fedbayes.cli.commands import Application, Commands
 from fedbayes.cli.options import DataDir, DataPartition, Setting, completes, overrides
 from fedbayes.core.files import json_text
 from fedbayes.errors import ConfigError, RunError
@@ -15,16 +16,18 @@ from fedbayes.errors import ConfigError, RunError
 if TYPE_CHECKING:
     from fedbayes.data.tables.check import TableCheck
 
-data_app = typer.Typer(help="The data sets, and how they are divided.", no_args_is_help=True)
+data_app = Application(
+    help="Inspect data sets, tables and partitions.", no_args_is_help=True, cls=Commands
+)
 app.add_typer(data_app, name="data")
 
 
 @data_app.command("list")
 def data_list(
     data_dir: DataDir = None,
-    as_json: Annotated[bool, typer.Option("--json", help="As JSON.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print as JSON.")] = False,
 ) -> None:
-    """List the built-in data sets and where they come from."""
+    """List the built-in data sets and their sources."""
     from dataclasses import asdict
 
     from fedbayes.data import catalogue
@@ -51,20 +54,23 @@ def data_show(
     name: Annotated[
         str | None,
         typer.Argument(
-            help="Data set; none with --set data.path.", autocompletion=completes("data.name")
+            help="Data set. Leave it out with --set data.path.",
+            autocompletion=completes("data.name"),
         ),
     ] = None,
     clients: Annotated[int | None, typer.Option(help="Number of clients.")] = None,
     partition: DataPartition = None,
-    alpha: Annotated[float | None, typer.Option(help="Dirichlet concentration.")] = None,
-    seed: Annotated[int | None, typer.Option(help="Seed of the division.")] = None,
+    alpha: Annotated[
+        float | None, typer.Option(help="Dirichlet concentration; small values are more skewed.")
+    ] = None,
+    seed: Annotated[int | None, typer.Option(help="Seed of the partition.")] = None,
     data_dir: DataDir = None,
     out: Annotated[
         Path | None, typer.Option("--out", "-o", help="PNG, SVG or PDF to write.")
     ] = None,
     settings: Setting = None,
 ) -> None:
-    """Divide a data set and draw the class shares, or the targets, of each client."""
+    """Partition a data set and plot the class shares, or the targets, of each client."""
     from fedbayes.config.config import Config
 
     given = overrides(
@@ -124,32 +130,31 @@ def data_show(
 def data_check(
     file: Annotated[
         Path | None,
-        typer.Argument(help="Table or folder; none with --set data.query.", exists=True),
+        typer.Argument(help="Table or folder. Leave it out with --set data.query.", exists=True),
     ] = None,
     out: Annotated[
         Path | None, typer.Option("--out", "-o", help="PNG, SVG or PDF to write.")
     ] = None,
-    like: Annotated[
+    schema: Annotated[
         Path | None,
         typer.Option(
-            help="Run folder, Flower project or model file, by whose columns the table is read: "
-            "whether a client's fits."
+            help="Run folder, Flower project or model file. The command checks whether the table "
+            "has its columns."
         ),
     ] = None,
     settings: Setting = None,
-    as_json: Annotated[bool, typer.Option("--json", help="As JSON.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print as JSON.")] = False,
 ) -> None:
-    """Say what would be done with every column of a table; status 1 if one is refused."""
+    """Print how each column of a table is read; exit status 1 if one is rejected."""
     from fedbayes.config.config import Config
 
     config = Config.load(None, overrides(settings, file=file))
     if config.data.generator is not None:
         raise ConfigError(
-            "a generator gives arrays, which have no columns to check; fedbayes data show looks at "
-            "what it gives"
+            "a generator returns arrays, which have no columns. Use fedbayes data show"
         )
     if config.data.name != "own":
-        raise ConfigError("name a table of your own: fedbayes data check FILE")
+        raise ConfigError("no table is named. Run fedbayes data check FILE")
     from fedbayes.core.files import writable
     from fedbayes.data.plot import PICTURES
     from fedbayes.data.tables.check import check_table
@@ -157,12 +162,12 @@ def data_check(
 
     if out is not None:
         writable(out, "the picture", PICTURES)
-    if like is None:
+    if schema is None:
         check = check_table(config.data, config.target_kinds)
     else:
         from fedbayes.workflows.serve.table_check import check_like
 
-        check = check_like(config, like)
+        check = check_like(config, schema)
     if out is not None:
         try:
             plot_check(check, out, config.data.date_format or "")
@@ -212,21 +217,25 @@ def data_summarize(
     out: Annotated[Path, typer.Option("--out", "-o", help="File to write: .json.")],
     file: Annotated[
         Path | None,
-        typer.Argument(help="The client's own table; none with --set data.query.", exists=True),
+        typer.Argument(
+            help="Table of the client. Leave it out with --set data.query.", exists=True
+        ),
     ] = None,
     config: Annotated[
-        Path | None, typer.Option(help="The federation's TOML file, for how tables are read.")
+        Path | None,
+        typer.Option(help="TOML file of the federation, which sets how tables are read."),
     ] = None,
     min_rows: Annotated[
-        int, typer.Option(min=1, help="Refuse sums of fewer rows: those of one are the row.")
+        int, typer.Option(min=1, help="Smallest number of rows; sums of fewer rows raise an error.")
     ] = 10,
     min_count: Annotated[
-        int, typer.Option(min=1, help="Leave out categories that fewer rows have.")
+        int,
+        typer.Option(min=1, help="Smallest number of rows of a category; rarer ones are left out."),
     ] = 1,
     settings: Setting = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print what was written too.")] = False,
 ) -> None:
-    """Sums and counts of a client's columns, by which a federation encodes (data.summaries)."""
+    """Compute sums and counts of a client's columns, for data.summaries."""
     from fedbayes.config.config import Config
 
     settled = Config.load(config, overrides(settings, file=file))

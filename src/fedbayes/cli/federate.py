@@ -1,13 +1,13 @@
-"""`federate`: a config over a network."""
+"""`federate`: runs over a network, with Flower."""
 
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 from click import Context
-from typer.core import TyperGroup
 
 from fedbayes.cli.app import Console, app
+from fedbayes.cli.commands import FORMER_COMMANDS, Application, Commands
 from fedbayes.cli.options import ConfigFile, Json, RunFolder, Setting, Track
 from fedbayes.cli.run import new_folder, run_to_end
 from fedbayes.storage.activity import Notify
@@ -16,16 +16,17 @@ if TYPE_CHECKING:
     from fedbayes.runs.simulation import Simulation
 
 
-class _Federate(TyperGroup):
+class _Federate(Commands):
     """`federate CONFIG` is `federate run CONFIG`."""
 
     def parse_args(self, ctx: Context, args: list[str]) -> list[str]:
-        if args and args[0] not in (*self.commands, *self.get_help_option_names(ctx)):
+        former = [name.removeprefix("federate ") for name in FORMER_COMMANDS]
+        if args and args[0] not in (*self.commands, *former, *self.get_help_option_names(ctx)):
             args = ["run", *args]
         return super().parse_args(ctx, args)
 
 
-federate_app = typer.Typer(
+federate_app = Application(
     help="Run a federation over a network, on Flower.", no_args_is_help=True, cls=_Federate
 )
 app.add_typer(federate_app, name="federate")
@@ -35,12 +36,16 @@ SUPERLINK = "127.0.0.1:8000"
 Connection = Annotated[str, typer.Option("--superlink", help="HOST:PORT of the SuperLink.")]
 Certificates = Annotated[
     Path | None,
-    typer.Option("--root-certificates", help="PEM file of the CA of the SuperLink's certificate."),
+    typer.Option(
+        "--root-certificates", help="PEM file of the CA that signed the SuperLink's certificate."
+    ),
 ]
-Insecure = Annotated[bool, typer.Option("--insecure", help="No TLS: for trials on one machine.")]
+Insecure = Annotated[
+    bool, typer.Option("--insecure", help="Connect without TLS; for tests on one machine only.")
+]
 Secret = Annotated[
     Path | None,
-    typer.Option("--superexec-secret", help="File with the hub's secret: superexec.key."),
+    typer.Option("--superexec-secret", help="File with the SuperLink's secret: superexec.key."),
 ]
 
 
@@ -56,7 +61,7 @@ def federate(
     settings: Setting = None,
     as_json: Json = False,
 ) -> None:
-    """Run a config on the nodes of a SuperLink."""
+    """Train a federation on the nodes of a SuperLink."""
     from fedbayes.config.config import Config
 
     settled = Config.load(config, [*(settings or []), "engine=flower"])
@@ -82,12 +87,14 @@ def federate_resume(
     superexec_secret: Secret = None,
     new_key: Annotated[
         list[int] | None,
-        typer.Option(metavar="CLIENT", help="A client that comes with another key than before."),
+        typer.Option(
+            metavar="CLIENT", help="Number of a client that has a new key. Repeat it for several."
+        ),
     ] = None,
     track: Track = None,
     as_json: Json = False,
 ) -> None:
-    """Go on with a federation that was interrupted or killed."""
+    """Resume an interrupted federation."""
 
     def start(notify: Notify) -> "Simulation":
         from fedbayes.flower import federation, superlink_at
@@ -117,8 +124,9 @@ def federate_init(
     chosen, _ = build_federation(settled, data, quiet=True, choosing=True)
     write_project(folder, chosen, data)
     Console().print(
-        f"wrote {folder}; run it on a SuperLink with: flwr run {folder} NAME, where NAME is a "
-        "connection in Flower's config",
+        f"wrote {folder}; run it with: flwr run {folder} NAME, where NAME is a SuperLink "
+        "connection "
+        "in Flower's configuration",
         markup=False,
         highlight=False,
         soft_wrap=True,
@@ -129,11 +137,14 @@ def federate_init(
 def federate_keys(
     folder: Annotated[Path, typer.Argument(help="Folder to write.")],
     host: Annotated[
-        list[str], typer.Option("--host", help="Name or address that nodes reach the SuperLink by.")
+        list[str],
+        typer.Option(
+            "--host", help="Host name or address of the SuperLink for nodes. Repeat it for several."
+        ),
     ],
     clients: Annotated[int, typer.Option(min=0, help="Number of clients.")] = 3,
 ) -> None:
-    """Make a CA, a certificate for the SuperLink, and a key for every client."""
+    """Create a CA, a certificate for the SuperLink, and a key for each client."""
     from fedbayes.flower import require_flower
 
     require_flower()
@@ -143,20 +154,21 @@ def federate_keys(
         Console().print(f"wrote {file}", highlight=False, soft_wrap=True)
 
 
-@federate_app.command("hub")
-def federate_hub(
+@federate_app.command("superlink")
+def federate_superlink(
     folder: Annotated[Path, typer.Argument(help="Folder of `federate keys`.")],
     nodes: Annotated[
         str,
         typer.Option(
-            metavar="HOST:PORT", help="Where nodes come; 0.0.0.0:9092 for other machines' too."
+            metavar="HOST:PORT", help="Address for nodes; 0.0.0.0:9092 admits other machines."
         ),
     ] = "127.0.0.1:9092",
     port: Annotated[
-        int, typer.Option(min=1, max=65535, help="Where the rest is, on loopback.")
+        int,
+        typer.Option(min=1, max=65535, help="Port of all other services, on this machine only."),
     ] = 8000,
 ) -> None:
-    """Run a SuperLink of which other machines reach the part of nodes alone."""
+    """Run a SuperLink; other machines can reach only its address for nodes."""
     from fedbayes.flower import host_and_port, require_flower
 
     require_flower()
@@ -164,8 +176,8 @@ def federate_hub(
     from fedbayes.flower.hub import serve
 
     told = (
-        f"nodes with an admitted key come at {nodes}; fedbayes federate run, admit and nodes at "
-        f"localhost:{port}, from this machine alone"
+        f"nodes with a registered key connect to {nodes}; fedbayes federate run, register and "
+        f"nodes connect to localhost:{port}, from this machine only"
     )
     say = Console(stderr=True).print
     serve(folder, at, port, lambda: say(told, highlight=False, soft_wrap=True))
@@ -176,25 +188,25 @@ def federate_node(
     node_config: Annotated[
         str,
         typer.Option(
-            metavar="TEXT", help="Which client it is and where its data are: 'client=0 data=\"…\"'."
+            metavar="TEXT", help="Number of the client and path of its data: 'client=0 data=\"…\"'."
         ),
     ],
     superlink: Annotated[
-        str, typer.Option("--superlink", help="HOST:PORT where the SuperLink takes nodes.")
+        str, typer.Option("--superlink", help="HOST:PORT of the SuperLink for nodes.")
     ] = "127.0.0.1:9092",
     root_certificates: Certificates = None,
     insecure: Insecure = False,
-    key: Annotated[Path | None, typer.Option(help="The client's private key.")] = None,
+    key: Annotated[Path | None, typer.Option(help="Private key of the client.")] = None,
     warm: Annotated[
         float,
         typer.Option(
             min=0,
             metavar="SECONDS",
-            help="How long a run's process stays loaded without work; 0: not at all.",
+            help="Time that an idle process of a run stays loaded. 0: it ends at once.",
         ),
     ] = 600.0,
 ) -> None:
-    """Run a client's node; its process and data stay loaded between messages."""
+    """Run the node of a client; it keeps its data loaded between messages."""
     from fedbayes.flower import pem_at
 
     pem = pem_at(superlink, root_certificates, insecure)
@@ -206,10 +218,10 @@ def federate_node(
     serve(Way(superlink, pem, keys), config, warm)
 
 
-@federate_app.command("admit")
-def federate_admit(
+@federate_app.command("register")
+def federate_register(
     keys: Annotated[
-        list[Path], typer.Argument(help="Public keys of clients: client-0.pub …", exists=True)
+        list[Path], typer.Argument(help="Public key files of clients: client-0.pub …", exists=True)
     ],
     superlink: Connection = SUPERLINK,
     root_certificates: Certificates = None,
@@ -219,11 +231,11 @@ def federate_admit(
         typer.Option(
             min=0,
             metavar="NUMBER",
-            help="Which client a key is of, once for each key; of client-0.pub it is 0.",
+            help="Number of the client of a key, once for each key. Default: from the file name.",
         ),
     ] = None,
 ) -> None:
-    """Let the clients with these keys in, at a SuperLink with --enable-supernode-auth."""
+    """Register the keys of clients at a SuperLink, so that their nodes can connect."""
     from fedbayes.flower import superlink_at
 
     link = superlink_at(superlink, root_certificates, insecure)

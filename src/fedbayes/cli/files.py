@@ -1,4 +1,4 @@
-"""`evaluate`, `calibrate`, `export`: models that are there."""
+"""`evaluate`, `export`: trained models."""
 
 from pathlib import Path
 from typing import Annotated
@@ -18,54 +18,63 @@ from fedbayes.cli.options import (
     RunFolder,
     Setting,
     Std,
+    named,
     numbers,
     overrides,
 )
 from fedbayes.core.files import json_text, require_files
 from fedbayes.errors import FedbayesWarning, ModelError, RunError
-from fedbayes.likelihoods.measures import AUTO
 from fedbayes.storage.formatting import number, words
 
 
 @app.command()
 def evaluate(
-    model: Annotated[Path, typer.Argument(help="Model file: .safetensors, .pt, .ckpt, .pt2.")],
+    model: Annotated[
+        Path,
+        typer.Argument(help="Run folder, or model file: .safetensors, .pt, .ckpt, .pt2."),
+    ],
     inputs: Annotated[
         list[Path] | None,
-        typer.Argument(help="Models that it was fused from, to compare it with."),
+        typer.Argument(help="Models that it was fused from, for comparison."),
     ] = None,
     dataset: DataSet = None,
     counts: Annotated[
-        Path | None, typer.Option(help="JSON: samples of each class that each input saw.")
+        Path | None,
+        typer.Option(help="JSON file: number of training samples of each class for each input."),
     ] = None,
     run: Annotated[
         Path | None,
-        typer.Option(help="Run folder: its clients' test sets; with other data, its numbers."),
+        typer.Option(
+            help="Run folder whose clients' test samples are used; with other data, whose "
+            "standardization is used."
+        ),
     ] = None,
     network: Annotated[
         str | None,
         typer.Option(
             "--model",
-            help="Network of files that do not say theirs, as in a config; its settings with "
-            "--set model.KEY=VALUE. Default: fully connected, by their shapes.",
+            help="Network of files that do not describe it, as in a config; set its settings with "
+            "--set model.KEY=VALUE. Default: fully connected, by the shapes of the weights.",
         ),
     ] = None,
     mean: Mean = None,
     std: Std = None,
-    metrics: Metrics = AUTO,
+    metrics: Metrics = "auto",
     data_dir: DataDir = None,
     settings: Setting = None,
     as_json: Json = False,
 ) -> None:
-    """Evaluate a model on a test set, or on new rows with --set data.path=FILE."""
+    """Evaluate a run or a model on test samples, or on new rows (--set data.path=FILE)."""
     files = inputs or []
+    if run is None and (model / "config.toml").is_file():
+        run, model = model, model / "model.safetensors"
     require_files([model, *files, counts])
     require_files([run], folders=True)
     if counts is not None and not files:
-        raise RunError("--counts weights the ensemble of the inputs; name them after the model")
+        raise RunError("--counts has no effect without inputs. Name the inputs after the model")
     paths = [model, *files]
     if len({str(path) for path in paths}) < len(paths):
-        raise ModelError("a model is named twice; it counts once")
+        raise ModelError("a model is named twice. Name each model once")
     from dataclasses import asdict
 
     from fedbayes.config.config import Config
@@ -90,7 +99,7 @@ def evaluate(
         tests,
         inputs=[str(file) for file in files],
         counts=read_counts(counts, files) if counts is not None else None,
-        metrics=_names(metrics),
+        metrics=named(metrics),
     )
     if as_json:
         flat = [{"name": s.name, **s.metrics, **asdict(s)} for s in scores]
@@ -105,7 +114,7 @@ def evaluate(
     for score in scores:
         if one_class(score.metrics):
             warn(
-                f"{score.name} predicts one class for all rows; see training.class_weights and "
+                f"{score.name} predicts one class for all rows. Try training.class_weights, or "
                 "predict --threshold",
                 FedbayesWarning,
                 stacklevel=2,
@@ -126,7 +135,7 @@ def evaluate(
 
 
 def _tables(cells: list[list[str]], console: Console) -> list[Table]:
-    """Models and their metrics: many metrics one below the other, if all models fit beside them."""
+    """Tables of models and metrics; many metrics become rows, if all models fit as columns."""
     from fedbayes.workflows.experiments.comparison_table import folded
 
     if len(cells[0]) > _MOST_ACROSS:
@@ -144,146 +153,6 @@ _MOST_ACROSS = 6
 """Columns beyond which metrics stand one below the other, and models side by side."""
 
 
-def _names(metrics: str) -> list[str]:
-    """Names of metrics between commas."""
-    return [name.strip() for name in metrics.split(",") if name.strip()]
-
-
-@app.command()
-def calibrate(
-    folder: RunFolder,
-    personal: Annotated[
-        bool, typer.Option("--personal", help="Every client's own model on its own test set.")
-    ] = False,
-    client: Annotated[
-        str | None,
-        typer.Option("--client", help="One client's own model on its test set; name or number."),
-    ] = None,
-    picture: Annotated[
-        Path | None, typer.Option(help="PNG, SVG or PDF file for a reliability diagram.")
-    ] = None,
-    metrics: Metrics = AUTO,
-    temperature: Annotated[
-        bool,
-        typer.Option(
-            "--temperature",
-            help="Make probabilities true: find a temperature from clients' sums, for predict.",
-        ),
-    ] = False,
-    share: Annotated[
-        float | None,
-        typer.Option(help="With --temperature: part of each client's test rows that is counted."),
-    ] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print the metrics as JSON.")] = False,
-) -> None:
-    """How far a run's predictions can be trusted, and a temperature that makes them truer."""
-    if temperature:
-        if client is not None or picture is not None or metrics != AUTO:
-            raise RunError(
-                "--temperature is one for all clients, and has neither --client, --picture nor "
-                "--metrics; leave them out, or calibrate without it"
-            )
-        _cool(folder, 0.5 if share is None else share, personal=personal, as_json=as_json)
-        return
-    if share is not None:
-        raise RunError("--share says how many rows the temperature is of: add --temperature")
-    from fedbayes.core.files import writable
-    from fedbayes.data.plot import PICTURES
-    from fedbayes.workflows.calibrate.calibration import plot, summary, trust
-
-    if personal and client is not None:
-        raise RunError("--personal is for all clients, --client for one; give one of them")
-    if picture is not None:
-        writable(picture, "the picture", PICTURES)
-    found = trust(folder, personal=personal, client=client, metrics=_names(metrics))
-    told = summary(found)
-    if found.temperature is not None:
-        before = summary(trust(folder, personal=personal, client=client, temperature=False))
-        told |= {f"{name}_before_calibration": before[name] for name in ("nll", "ece")}
-        told["temperature"] = found.temperature
-    if picture is not None:
-        plot(found, picture)
-    if as_json:
-        print(json_text(dict(told)))
-        return
-    table = Table(show_header=False, box=None, pad_edge=False)
-    for name, value in told.items():
-        table.add_row(escape(_NAMES.get(name) or _spelled(name)), number(value))
-    Console().print(table)
-    if picture is not None:
-        Console().print(f"wrote {picture}", highlight=False, soft_wrap=True)
-
-
-def _cool(folder: Path, share: float, *, personal: bool, as_json: bool) -> None:
-    """Find a temperature, and say what came of it."""
-    from dataclasses import asdict
-
-    from fedbayes.workflows.calibrate.temperature import calibrate_temperature
-
-    found = calibrate_temperature(folder, personal=personal, share=share)
-    if as_json:
-        print(json_text(asdict(found) | {"path": str(found.path)}))
-        return
-    counted = f"{found.counted:,} rows of the clients, {found.numbers:,} sums from each"
-    Console().print(f"temperature {found.temperature:.4f}, by {counted}", highlight=False)
-    if found.before is not None and found.after is not None:
-        table = Table(f"on {found.tested:,} other rows", "before", "after", pad_edge=False)
-        for name in ("nll", "ece", "accuracy"):
-            pair = (getattr(found.before, name), getattr(found.after, name))
-            table.add_row(_NAMES.get(name, name), *map(number, pair))
-        Console().print(table)
-    if found.left_out:
-        Console().print(
-            f"{found.left_out:,} rows are left out: nothing was predicted of them, or that the "
-            "true class is impossible",
-            highlight=False,
-            soft_wrap=True,
-        )
-    Console().print(f"wrote {found.path}; predict uses it", highlight=False, soft_wrap=True)
-    if found.replaced is not None:
-        Console().print(
-            f"it replaces the temperature {found.replaced:.4f}, which the run fitted at its end: "
-            "predict and export use the new one, summary.json and reports keep the old one",
-            highlight=False,
-            soft_wrap=True,
-        )
-
-
-def _spelled(name: str) -> str:
-    """A metric of calibration in words, as in `std/age` to `standard deviation, median: age`."""
-    kind, _, column = name.partition("/")
-    for start, form in _SPELLED.items():
-        if kind.startswith(start):
-            level = kind.removeprefix(start)
-            said = form.format(f"{100 * float(level):g}%" if level else "")
-            return said + (f": {column}" if column else "")
-    return words(name)
-
-
-_SPELLED = {
-    "coverage_error": "mean distance from the level, of all levels",
-    "coverage_": "inside the {} interval",
-    "width_": "width of the {} interval, median",
-    "accuracy_at_": "accuracy of the surest {}",
-    "std_between": "standard deviation between draws, median",
-    "std": "standard deviation, median",
-}
-"""Metrics whose names begin so, in words."""
-_NAMES = {
-    "nll": "negative log-likelihood",
-    "auroc": "AUROC, area under the ROC curve",
-    "crps": "continuous ranked probability score",
-    "ece": "expected calibration error",
-    "aurc": "area under risk over coverage",
-    "error_auroc": "AUROC of the entropy for errors",
-    "not_predicted": "left out of it: not a number",
-    "entropy_right": "entropy where right",
-    "entropy_wrong": "entropy where wrong",
-    "information_right": "mutual information where right",
-    "information_wrong": "mutual information where wrong",
-}
-
-
 @app.command()
 def export(
     folder: RunFolder,
@@ -297,15 +166,15 @@ def export(
         ),
     ] = Path("model.safetensors"),
     compact: Annotated[
-        bool, typer.Option("--compact", help="Cut units that are all zero out of the tensors.")
+        bool, typer.Option("--compact", help="Remove units that are all zero from the tensors.")
     ] = False,
     client: Annotated[
         str | None,
-        typer.Option("--client", help="A client's own network, by name or number."),
+        typer.Option("--client", help="Export the own network of this client, by name or number."),
     ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print the summary as JSON.")] = False,
 ) -> None:
-    """Write the global model of a run, or a client's own, for use elsewhere."""
+    """Write the model of a run as weights, or as a program for deployment."""
     from fedbayes.workflows.serve.export import export
 
     done = export(folder, out, small=compact, client=client)

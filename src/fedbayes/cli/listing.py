@@ -1,4 +1,4 @@
-"""`methods`, `settings`, `version`: what there is."""
+"""`methods`, `settings`, `version`: lists."""
 
 from collections.abc import Sequence
 from textwrap import fill
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from fedbayes.config.listing import Listed
     from fedbayes.config.settings import SettingRow
 
-AsJson = Annotated[bool, typer.Option("--json", help="As JSON.")]
+AsJson = Annotated[bool, typer.Option("--json", help="Print as JSON.")]
 
 
 @app.command()
@@ -26,15 +26,15 @@ def methods(
     name: Annotated[
         str | None,
         typer.Argument(
-            help="One method: its paper and parameters.", autocompletion=completes("method.name")
+            help="Method; prints its paper and parameters.", autocompletion=completes("method.name")
         ),
     ] = None,
     matrix: Annotated[
-        bool, typer.Option("--matrix", help="Which features of a round each method supports.")
+        bool, typer.Option("--matrix", help="Print which features of a round each method supports.")
     ] = False,
     as_json: AsJson = False,
 ) -> None:
-    """List the methods, or tell of one its paper and parameters."""
+    """List the methods, or print the paper and parameters of one method."""
     from fedbayes.config.listing import built_in, listed
 
     chosen = built_in()
@@ -106,7 +106,7 @@ def settings(
     key: Annotated[
         str | None,
         typer.Argument(
-            help="A setting or a table: training.lr, training, method.fedprox, task.gaussian.",
+            help="Setting or table: training.lr, training, method.fedprox, task.gaussian.",
             autocompletion=complete_key,
         ),
     ] = None,
@@ -121,10 +121,10 @@ def settings(
     ] = "fedavg",
     as_json: AsJson = False,
     as_schema: Annotated[
-        bool, typer.Option("--schema", help="A JSON schema of a whole config, for editors.")
+        bool, typer.Option("--schema", help="Print a JSON schema of the config, for editors.")
     ] = False,
 ) -> None:
-    """List what can be set in a config or with --set: type, default and meaning."""
+    """List the settings: type, default and meaning."""
     from fedbayes.config import config
     from fedbayes.config.settings import find
     from fedbayes.errors import ConfigError, did_you_mean

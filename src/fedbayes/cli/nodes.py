@@ -1,4 +1,4 @@
-"""`nodes`: who is registered at a SuperLink."""
+"""`federate nodes`: the nodes that are registered at a SuperLink."""
 
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Annotated, Any
@@ -8,8 +8,7 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from fedbayes.cli.app import app
-from fedbayes.cli.federate import Certificates, Connection, Insecure, Secret
+from fedbayes.cli.federate import Certificates, Connection, Insecure, Secret, federate_app
 from fedbayes.cli.listing import AsJson
 from fedbayes.core.files import json_text
 
@@ -17,7 +16,7 @@ if TYPE_CHECKING:
     from fedbayes.flower.registry import Registered
 
 
-@app.command()
+@federate_app.command("nodes")
 def nodes(
     superlink: Connection = "127.0.0.1:8000",
     root_certificates: Certificates = None,
@@ -25,11 +24,14 @@ def nodes(
     superexec_secret: Secret = None,
     ask: Annotated[
         int,
-        typer.Option(min=0, help="Seconds to ask nodes that are online who they are; 0: do not."),
+        typer.Option(
+            min=0,
+            help="Longest time in seconds to ask online nodes for their client. 0: do not ask.",
+        ),
     ] = 60,
     as_json: AsJson = False,
 ) -> None:
-    """List the nodes of a SuperLink: last seen, which client, versions that differ from here."""
+    """List the nodes of a SuperLink: status, client and versions."""
     from fedbayes.flower import superlink_at
 
     link = superlink_at(superlink, root_certificates, insecure, superexec_secret)

@@ -8,8 +8,9 @@ from typing import TYPE_CHECKING, Annotated, Any, get_args
 
 import click
 import typer
-from typer.core import TyperCommand, TyperOption
+from typer.core import TyperOption
 
+from fedbayes.cli.commands import Command
 from fedbayes.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -37,7 +38,7 @@ def complete_key(incomplete: str) -> list[str]:
     return [row.key for row in settings(None) if row.key.startswith(incomplete)]
 
 
-def _complete_setting(incomplete: str) -> list[str]:
+def complete_setting(incomplete: str) -> list[str]:
     """Completion of a key, and after its `=` of the value."""
     key, equals, value = incomplete.partition("=")
     if equals:
@@ -56,70 +57,71 @@ DataSet = Annotated[
 Model = Annotated[str | None, typer.Option(help="Network.", autocompletion=completes("model.name"))]
 DataPartition = Annotated[
     str | None,
-    typer.Option(help="How data are divided.", autocompletion=completes("data.partition")),
+    typer.Option(help="Partition of the data.", autocompletion=completes("data.partition")),
 ]
 Clients = Annotated[int | None, typer.Option(help="Number of clients.")]
-ClientsPerRound = Annotated[int | None, typer.Option(help="Number of clients in a round.")]
-ClientFraction = Annotated[float | None, typer.Option(help="Share of the clients in a round.")]
+ClientsPerRound = Annotated[int | None, typer.Option(help="Number of clients per round.")]
+ClientFraction = Annotated[float | None, typer.Option(help="Share of the clients per round.")]
 Cohort = Annotated[
     str | None,
-    typer.Option(help="Older name: 10 is --clients-per-round, 0.1 is --client-fraction."),
+    typer.Option(help="Former name of --clients-per-round (10) and --client-fraction (0.1)."),
 ]
 Rounds = Annotated[int | None, typer.Option(help="Number of rounds.")]
 Alpha = Annotated[float | None, typer.Option(help="Dirichlet concentration.")]
 LearningRate = Annotated[float | None, typer.Option("--lr", help="Clients' learning rate.")]
-Epochs = Annotated[int | None, typer.Option(help="Passes over a client's data in a round.")]
-BatchSize = Annotated[int | None, typer.Option(help="Samples in a training step.")]
+Epochs = Annotated[int | None, typer.Option(help="Passes over a client's data per round.")]
+BatchSize = Annotated[int | None, typer.Option(help="Number of samples in a training step.")]
 Optimizer = Annotated[
     str | None,
     typer.Option(help="Clients' optimizer.", autocompletion=completes("training.optimizer")),
 ]
 Device = Annotated[
-    str | None, typer.Option(help="Where networks compute.", autocompletion=completes("devices"))
+    str | None, typer.Option(help="Device of the networks.", autocompletion=completes("devices"))
 ]
-Workers = Annotated[int | None, typer.Option(help="Processes of engine workers.")]
+Workers = Annotated[int | None, typer.Option(help="Number of worker processes (engine workers).")]
 Seed = Annotated[int | None, typer.Option(help="Seed of all randomness.")]
-Seeds = Annotated[int, typer.Option(min=1, help="Runs of each, with consecutive seeds.")]
+Seeds = Annotated[int, typer.Option(min=1, help="Number of runs of each, with consecutive seeds.")]
 Jobs = Annotated[
-    int, typer.Option("--jobs", "-j", min=1, help="Runs at a time, each in its own process.")
+    int,
+    typer.Option("--jobs", "-j", min=1, help="Number of parallel runs, each in its own process."),
 ]
 Metrics = Annotated[
     str,
     typer.Option(
-        help="Metrics beside the likelihood's own, between commas: auroc, sensitivity@0.3, ...; "
-        "auto: those that suit it; empty: none.",
+        help="Metrics in addition to the likelihood's own, between commas, such as "
+        "auroc,sensitivity@0.3. auto: those that suit the likelihood. Empty: none.",
         autocompletion=completes("metrics"),
     ),
 ]
 Engine = Annotated[
     str | None,
-    typer.Option(help="Who runs clients.", autocompletion=completes("engine")),
+    typer.Option(help="Where clients are executed.", autocompletion=completes("engine")),
 ]
-Json = Annotated[bool, typer.Option("--json", help="Print the summary as JSON alone on stdout.")]
+Json = Annotated[bool, typer.Option("--json", help="Print only the summary, as JSON.")]
 Setting = Annotated[
     list[str] | None,
     typer.Option(
         "--set",
         "-s",
-        help="Any setting, as in training.lr=0.05; `fedbayes settings` lists them.",
+        help="Any setting, such as training.lr=0.05. `fedbayes settings` lists all settings.",
         metavar="KEY=VALUE",
-        autocompletion=_complete_setting,
+        autocompletion=complete_setting,
     ),
 ]
 Mean = Annotated[
     str | None,
     typer.Option(
-        help="For files that do not say it: what training subtracted from inputs, images in "
-        "[0, 1], as in 0.49,0.48,0.45. Default: nothing.",
+        help="Mean that training subtracted from the inputs, for files without it, as in "
+        "0.49,0.48,0.45. Images are in the range 0 to 1. Default: 0.",
         metavar="X,X,X",
     ),
 ]
 Std = Annotated[
     str | None,
-    typer.Option(help="What training divided them by then. Default: 1.", metavar="X,X,X"),
+    typer.Option(help="Standard deviation that training divided by. Default: 1.", metavar="X,X,X"),
 ]
 Track = Annotated[
-    list[str] | None, typer.Option("--track", help="Log rounds to tensorboard or mlflow too.")
+    list[str] | None, typer.Option("--track", help="Also log rounds to tensorboard or mlflow.")
 ]
 RunFolder = Annotated[Path, typer.Argument(help="Run folder.", exists=True, file_okay=False)]
 ConfigFile = Annotated[Path | None, typer.Argument(help="TOML file with settings.", exists=True)]
@@ -149,7 +151,7 @@ _OTHER_KEYS = {
     "cohort": "cohort",
     "data_dir": "data.dir",
     "file": "data.path",
-    "hostile": "attack.clients",
+    "malicious": "attack.clients",
 }
 """Likewise, where the option says all that there is to say."""
 
@@ -158,7 +160,7 @@ _OLDER = {"device": "devices"}
 """Names of settings that a config takes too."""
 
 
-class SettingsCommand(TyperCommand):
+class SettingsCommand(Command):
     """A command whose options set settings: the help has their choices and defaults."""
 
     def settings(self) -> dict[str, "SettingRow"]:
@@ -187,7 +189,7 @@ class SettingsCommand(TyperCommand):
         return options
 
 
-class FusionCommand(TyperCommand):
+class FusionCommand(Command):
     """A command that also has the settings of all fusion methods as options.
 
     Those that were given are in the context's `meta` under `GIVEN`.
@@ -252,6 +254,11 @@ def _of_setting(name: str, fields: "list[FieldInfo]") -> TyperOption:
     )
 
 
+def named(text: str) -> list[str]:
+    """The names between commas."""
+    return [name.strip() for name in text.split(",") if name.strip()]
+
+
 def numbers(option: str, text: str | None) -> tuple[float, ...]:
     """Numbers from the command line with commas between them; none if there is no text.
 
@@ -262,6 +269,24 @@ def numbers(option: str, text: str | None) -> tuple[float, ...]:
         return tuple(float(part) for part in text.split(",")) if text is not None else ()
     except ValueError:
         raise ConfigError(f"{option} {text}: give it as 0.5, or as 0.49,0.48,0.45") from None
+
+
+def shares(option: str, text: str) -> dict[str, float]:
+    """Shares by name from the command line, as in `a=0.2,b=0.8`.
+
+    Raises:
+        ConfigError: they are none.
+    """
+    found = {}
+    for part in text.split(","):
+        name, equals, share = part.rpartition("=")
+        try:
+            found[name.strip()] = float(share)
+        except ValueError:
+            equals = ""
+        if not equals or not name.strip():
+            raise ConfigError(f"{option} {text}: give it as a=0.2,b=0.8")
+    return found
 
 
 def overrides(settings: list[str] | None, **options: str | float | Path | None) -> list[str]:

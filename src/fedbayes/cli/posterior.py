@@ -1,4 +1,4 @@
-"""`posterior`, `sums`: what a client computes beside its model, and sends."""
+"""`posterior`, `sums`: statistics that a client computes and sends with its model."""
 
 from pathlib import Path
 from typing import Annotated
@@ -14,24 +14,24 @@ from fedbayes.core.files import json_text, require_files
 @app.command()
 def posterior(
     model: Annotated[
-        Path, typer.Argument(help="The client's model: .safetensors, .pt.", exists=True)
+        Path, typer.Argument(help="Model file of the client: .safetensors, .pt.", exists=True)
     ],
     data: Annotated[
         Path,
         typer.Option(
-            help="Its own samples: a table, NPZ or folder, read as data.path in a config is.",
+            help="Samples of the client: a table, NPZ file or folder, read as data.path.",
             exists=True,
         ),
     ],
     out: Annotated[
-        Path, typer.Option("--out", "-o", help="File to write: .safetensors, with the weights.")
+        Path, typer.Option("--out", "-o", help="File to write: .safetensors, includes the weights.")
     ],
     network: Annotated[
         str | None,
         typer.Option(
             "--model",
-            help="Network of a file that does not say it: a built-in name or "
-            "package.module:factory. Default: fully connected, by the shapes.",
+            help="Network of a file that does not describe it: a built-in name or "
+            "package.module:factory. Default: fully connected, by the shapes of the weights.",
         ),
     ] = None,
     mean: Mean = None,
@@ -40,18 +40,21 @@ def posterior(
         int | None,
         typer.Option(
             min=1,
-            help="Targets to draw for each sample. Default: all classes if there are at most 20, "
-            "else 1.",
+            help="Number of targets to sample for each input. Default: all classes if there are at "
+            "most 20, else 1.",
         ),
     ] = None,
     largest: Annotated[
-        int, typer.Option(min=1, help="Inputs or outputs of a layer up to which it has factors.")
+        int,
+        typer.Option(
+            min=1, help="Largest number of inputs or outputs of a layer with Kronecker factors."
+        ),
     ] = 5000,
-    seed: Annotated[int, typer.Option(help="Seed of the draws.")] = 0,
+    seed: Annotated[int, typer.Option(help="Seed of the sampled targets.")] = 0,
     settings: Setting = None,
     as_json: Json = False,
 ) -> None:
-    """What a client's own data say of its model, to be sent with it to whoever fuses models."""
+    """Compute a client's posterior statistics (Fisher, Kronecker) for fuse."""
     require_files([model])
     from fedbayes.fusion.posterior_settings import CurvatureSettings
     from fedbayes.workflows.fuse.posterior_files import PosteriorJob
@@ -84,27 +87,27 @@ def posterior(
 def sums(
     data: Annotated[
         Path,
-        typer.Option(help="The client's own rows: read as data.path in a config is.", exists=True),
+        typer.Option(help="Rows of the client, read as data.path.", exists=True),
     ],
     out: Annotated[Path, typer.Option("--out", "-o", help="File to write: .json.")],
     model: Annotated[
         Path | None,
         typer.Argument(
-            help="The client's model, whose features are summed, in its order. Default: all "
-            "columns but label, group, split and drop of the settings."
+            help="Model file of the client, which names the features. Default: all columns except "
+            "label, group, split and drop of the settings."
         ),
     ] = None,
     category: Annotated[
         list[str] | None,
-        typer.Option(help="Feature of which it is told how many rows have each value."),
+        typer.Option(help="Feature to count by value, as a category. Repeat it for several."),
     ] = None,
     min_rows: Annotated[
-        int, typer.Option(min=1, help="Refuse sums of fewer rows: those of one are the row.")
+        int, typer.Option(min=1, help="Smallest number of rows; sums of fewer rows raise an error.")
     ] = 10,
     settings: Setting = None,
     as_json: Json = False,
 ) -> None:
-    """Sums of a client's rows, for fuse --sums: no row, but means, variances and correlations."""
+    """Compute sums over a client's rows for fuse --sums (means and correlations)."""
     from fedbayes.workflows.fuse.client_sums import SumsJob
 
     done = SumsJob(data, out, model, settings or [], category or [], min_rows).run()
@@ -112,8 +115,8 @@ def sums(
         print(json_text({"path": str(out), **done}))
         return
     Console().print(
-        f"wrote {out}: sums of {done['rows']:,} rows of {len(done['features']):,} features, which "
-        "tell their means, variances and correlations, and no row",
+        f"wrote {out}: sums of {done['rows']:,} rows of {len(done['features']):,} features. They "
+        "contain means, variances and correlations, and no single row",
         highlight=False,
         soft_wrap=True,
     )

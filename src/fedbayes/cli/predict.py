@@ -5,103 +5,124 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Annotated
 
+import click
 import rich
 import typer
-from rich.markup import escape
 
 from fedbayes.cli.app import Console, app
-from fedbayes.cli.options import RunFolder, Setting
+from fedbayes.cli.commands import Command
+from fedbayes.cli.options import Setting
 from fedbayes.core.files import json_text, require_files
 from fedbayes.errors import FedbayesWarning, RunError
 
 
-@app.command()
+class _Predict(Command):
+    """`predict RUN` lacks its inputs, where Click says that it lacks the run."""
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        """Parse the arguments; the error of a missing one names the right one."""
+        try:
+            return super().parse_args(ctx, args)
+        except click.MissingParameter as error:
+            if error.param is None or error.param.name != "models" or not args:
+                raise
+            raise click.UsageError("Missing argument 'INPUTS', the rows to predict.", ctx) from None
+
+
+@app.command(cls=_Predict)
 def predict(
     models: Annotated[
         list[Path],
         typer.Argument(
-            help="Run folder, or model file with its card (.safetensors, .pt, .pt2); several "
-            "predict together.",
+            help="Run folder, or model file with its card (.safetensors, .pt, .pt2). Several "
+            "models "
+            "form an ensemble.",
             metavar="RUN|MODEL...",
         ),
     ],
     inputs: Annotated[
         str,
         typer.Argument(
-            help="Rows to predict: .csv, .csv.gz, .parquet, .xlsx, .npz; a picture or a folder of "
-            "pictures; or with --query the URL of a database, as in sqlite:///patients.db."
+            help="Rows to predict: .csv, .csv.gz, .parquet, .xlsx or .npz; an image or a folder of "
+            "images; or with --query the URL of a database, such as sqlite:///patients.db."
         ),
     ],
     out: Annotated[
         Path, typer.Option("--out", "-o", help="File to write: .csv, .csv.gz or .parquet.")
     ] = Path("predictions.csv"),
     query: Annotated[
-        str | None, typer.Option(help="SQL query whose rows are predicted; INPUTS is a database.")
+        str | None,
+        typer.Option(help="SQL query that returns the rows to predict; INPUTS is a database."),
     ] = None,
     sheet: Annotated[
-        str | None, typer.Option(help="Sheet of an .xlsx. Default: its only one.")
+        str | None, typer.Option(help="Sheet of an .xlsx file. Default: its only sheet.")
     ] = None,
     client: Annotated[
         str | None,
-        typer.Option(help="A client's own model in place of the global one; name or number."),
+        typer.Option(
+            help="Use the own model of this client, by name or number, instead of the global model."
+        ),
     ] = None,
     level: Annotated[
         float | None,
-        typer.Option(help="Probability that a number is between low and high. Default: 0.9."),
+        typer.Option(help="Probability of the interval from low to high. Default: 0.9."),
     ] = None,
     site: Annotated[
         str | None,
         typer.Option(
-            help="Sets and intervals by the threshold of this client, of conformal --per-client; "
-            "of survival by its hazards."
+            help="Use the conformal threshold or the hazards of this client, computed by "
+            "calibrate --per-client."
         ),
     ] = None,
     times: Annotated[
         list[str] | None,
-        typer.Option(help="Survival: times of which the probabilities are told, as in 365,730."),
+        typer.Option(
+            help="Survival: times at which to predict the survival probability, as in 365,730."
+        ),
     ] = None,
     threshold: Annotated[
         str | None,
         typer.Option(
-            help="Two classes: from which probability on the second one is predicted. A number; "
-            "cost:C, if a miss costs C false alarms; or youden, by the test rows of the run. "
-            "Default: 0.5."
+            help="Two classes: smallest probability at which the second class is predicted. A "
+            "number; cost:C, if a miss costs as much as C false alarms; or youden, from the test "
+            "rows of the run. Default: 0.5."
         ),
     ] = None,
     no_conformal: Annotated[
         bool,
-        typer.Option("--no-conformal", help="The model's own intervals, though it is calibrated."),
+        typer.Option("--no-conformal", help="Ignore the conformal calibration."),
     ] = False,
     no_temperature: Annotated[
         bool,
-        typer.Option(
-            "--no-temperature", help="The model's own probabilities, though it has a temperature."
-        ),
+        typer.Option("--no-temperature", help="Ignore the temperature."),
     ] = False,
     keep_inputs: Annotated[
-        bool, typer.Option("--keep-inputs", help="Write the columns that the model reads too.")
+        bool, typer.Option("--keep-inputs", help="Also write the columns that the model reads.")
     ] = False,
     overwrite: Annotated[
-        bool, typer.Option("--overwrite", help="Write over the output if it is there.")
+        bool, typer.Option("--overwrite", help="Overwrite an existing output file.")
     ] = False,
     safe_csv: Annotated[
         bool,
         typer.Option(
-            "--safe-csv", help="Quote text in the CSV that a spreadsheet would take for a formula."
+            "--safe-csv",
+            help="Quote text in the CSV file that a spreadsheet would read as a formula.",
         ),
     ] = False,
-    rows: Annotated[int, typer.Option("--chunk", help="Rows that are read at a time.")] = 10_000,
+    rows: Annotated[
+        int, typer.Option("--chunk", help="Number of rows to read at a time.")
+    ] = 10_000,
     settings: Setting = None,
     as_json: Annotated[
         bool, typer.Option("--json", help="Print what was written as JSON.")
     ] = False,
 ) -> None:
-    """Predict new rows or pictures: probabilities, or means and intervals, beside their ids."""
+    """Predict new rows or images: probabilities, or means and intervals."""
     require_files(models, folders=True)
     if "://" not in inputs:
         require_files([Path(inputs)], folders=True)
     if out.exists() and not overwrite:
-        raise RunError(f"{out} is there already; name another file, or add --overwrite")
+        raise RunError(f"{out} exists already. Name another file, or add --overwrite")
     from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeElapsedColumn
 
     from fedbayes.workflows.serve.decision import decide
@@ -112,8 +133,8 @@ def predict(
     trusted = named_by(settings or [])
     if idle := [entry for entry in settings or [] if not named_by([entry])]:
         raise RunError(
-            f"--set {idle[0]} has no effect: predict only takes the names of code that a model "
-            "file names too, as task.likelihood=package.module:Class"
+            f"--set {idle[0]} has no effect. Give only the names of your own code that the model "
+            "file needs, as in task.likelihood=package.module:Class"
         )
     model = load(
         *models,
@@ -126,7 +147,7 @@ def predict(
     if times:
         model = model.foretelling(_numbers(times))
     elif site is not None and model.target.kind == "survival":
-        raise RunError("--site chooses hazards, and log-risks need none; give --times too")
+        raise RunError("--site has no effect without --times. Add --times")
     decision = None if threshold is None else decide(model, models, threshold)
     if decision is not None:
         model = replace(model, threshold=decision.threshold)
@@ -186,110 +207,7 @@ def _numbers(given: list[str]) -> list[float]:
         try:
             found.append(float(text))
         except ValueError:
-            raise RunError(f"--times has {text!r}, which is no number; as in 365,730") from None
+            raise RunError(
+                f"--times has {text!r}, which is not a number. Write numbers as in 365,730"
+            ) from None
     return found
-
-
-@app.command()
-def hazards(
-    folder: Annotated[Path, typer.Argument(help="Run folder, of the likelihood cox.", exists=True)],
-    per_client: Annotated[
-        bool, typer.Option("--per-client", help="Hazards of each client's rows alone too.")
-    ] = False,
-    personal: Annotated[
-        bool, typer.Option("--personal", help="Of every client's own model, each by its own rows.")
-    ] = False,
-    rows: Annotated[
-        str, typer.Option(help="Of which rows of each client: train, or test.")
-    ] = "train",
-    coarsen: Annotated[
-        float, typer.Option(help="Round times up to multiples of this. 0: as they are.")
-    ] = 0.0,
-    as_json: Annotated[bool, typer.Option("--json", help="Print what was found as JSON.")] = False,
-) -> None:
-    """Baseline hazards of a network of survival, from clients' sums; predict --times uses them."""
-    from dataclasses import asdict
-
-    from rich.table import Table
-
-    from fedbayes.workflows.calibrate.hazards import estimate_hazards
-
-    found = estimate_hazards(
-        folder,
-        per_client=per_client,
-        personal=personal,
-        rows=rows,  # type: ignore[arg-type]
-        coarsen=coarsen,
-    )
-    if as_json:
-        print(json_text(asdict(found) | {"path": str(found.path)}))
-        return
-    table = Table("test rows of", "rows", "events", "expected", "events / expected", pad_edge=False)
-    for name, one in [("all", found.all), *found.clients.items()]:
-        ratio = f"{one.observed / one.expected:.2f}" if one.expected else "-"
-        cells = (f"{one.rows:,}", f"{one.observed:,}", f"{one.expected:,.1f}", ratio)
-        table.add_row(escape(name), *cells)
-    Console().print(table)
-    Console().print(
-        f"wrote {found.path}: {found.events:,} events at {found.times:,} times, of {found.rows:,} "
-        f"rows, up to {found.last:g}",
-        highlight=False,
-        soft_wrap=True,
-    )
-
-
-@app.command()
-def conformal(
-    folder: RunFolder,
-    level: Annotated[
-        float, typer.Option(help="Promised share of sets or intervals that hold the truth.")
-    ] = 0.9,
-    score: Annotated[
-        str,
-        typer.Option(
-            help="What is counted. probability: of the true class. adaptive: of the classes that "
-            "are likelier (APS); adaptive-random: with a random share of its own. "
-            "quantile: how far numbers are outside of the model's interval. residual: how far "
-            "from its mean. auto: by the likelihood."
-        ),
-    ] = "auto",
-    per_client: Annotated[
-        bool, typer.Option("--per-client", help="A threshold for each client too.")
-    ] = False,
-    personal: Annotated[
-        bool, typer.Option("--personal", help="Of every client's own model, each by its own rows.")
-    ] = False,
-    share: Annotated[
-        float, typer.Option(help="Part of each client's test rows that is counted.")
-    ] = 0.5,
-    as_json: Annotated[bool, typer.Option("--json", help="Print the coverage as JSON.")] = False,
-) -> None:
-    """Sets and intervals with a promise of coverage, from clients' counts; predict uses them."""
-    from dataclasses import asdict
-
-    from rich.table import Table
-
-    from fedbayes.likelihoods.conformal import OF_CLASSES
-    from fedbayes.storage.formatting import number
-    from fedbayes.workflows.calibrate.conformal import calibrate_conformal
-
-    found = calibrate_conformal(
-        folder, level, score=score, per_client=per_client, personal=personal, share=share
-    )
-    if as_json:
-        print(json_text(asdict(found) | {"path": str(found.path)}))
-        return
-    size = "classes in a set" if found.score in OF_CLASSES else "width, median"
-    table = Table("rows of", "counted", "tested", "inside", size, pad_edge=False)
-    for name, one in [("all", found.all), *found.clients.items()]:
-        shown = ["  ".join(map(number, values)) for values in (one.coverage, one.size)]
-        table.add_row(escape(name), f"{one.counted:,}", f"{one.tested:,}", *shown)
-    Console().print(table)
-    if short := [name for name, one in found.clients.items() if not one.bounded]:
-        warnings.warn(
-            f"too few rows for a level of {100 * level:g}%, so that sets hold all classes and "
-            f"intervals are endless: {', '.join(short[:5])}{' …' if short[5:] else ''}",
-            FedbayesWarning,
-            stacklevel=2,
-        )
-    Console().print(f"wrote {found.path}", highlight=False, soft_wrap=True)

@@ -1,4 +1,4 @@
-"""`report`, `plot`: runs for people to look at."""
+"""`report`, `plot`: pages and figures of runs."""
 
 import warnings
 import webbrowser
@@ -21,32 +21,36 @@ Runs = Annotated[list[Path], typer.Argument(help="Run folders.")]
 def report(
     folders: Runs,
     out: Annotated[
-        Path | None, typer.Option("--out", "-o", help="HTML file to write; else report.html.")
+        Path | None, typer.Option("--out", "-o", help="HTML file to write. Default: report.html.")
     ] = None,
     watch: Annotated[
-        bool, typer.Option("--watch", help="Serve the page, and follow the runs while they go.")
+        bool, typer.Option("--watch", help="Serve the page and update it while the runs train.")
     ] = False,
     port: Annotated[
         int | None,
-        typer.Option(min=1, max=65535, help="With --watch: the port; else one that is free."),
+        typer.Option(min=1, max=65535, help="With --watch: the port. Default: a free port."),
     ] = None,
     host: Annotated[
         str | None,
-        typer.Option(help="With --watch: the interface; else 127.0.0.1, this machine alone."),
+        typer.Option(
+            help="With --watch: the network interface. Default: 127.0.0.1 (this machine only)."
+        ),
     ] = None,
     show: Annotated[
         bool, typer.Option("--open", help="With --watch: open the page in a browser.")
     ] = False,
 ) -> None:
-    """One HTML page of a run, or of several side by side; needs no network."""
+    """Write an HTML report of one run, or a comparison of several runs."""
     if watch:
         if out is not None:
-            raise RunError("--watch serves the page and writes no file; leave out --out")
+            raise RunError(
+                "--out has no effect with --watch, which writes no file. Leave out one of them"
+            )
         _watch(folders, host, port, show=show)
         return
     given = {"--port": port is not None, "--host": host is not None, "--open": show}
     if alone := [name for name, is_given in given.items() if is_given]:
-        raise RunError(f"{', '.join(alone)} says how the page is served: add --watch")
+        raise RunError(f"{', '.join(alone)} has no effect. Add --watch")
     from fedbayes.reports import write_page
 
     out = out or Path("report.html")
@@ -74,13 +78,13 @@ def _watch(folders: list[Path], host: str | None, port: int | None, *, show: boo
             Console().print(f"watch at {server.url}", highlight=False, soft_wrap=True)
             if not server.is_local:
                 console.print(
-                    "[yellow]note:[/yellow] who can reach this machine can see the page: names of "
-                    "clients, and all that they report",
+                    "[yellow]note:[/yellow] everyone who can reach this machine can see the page, "
+                    "with the clients' names and metrics",
                     highlight=False,
                     markup=True,
                     soft_wrap=True,
                 )
-            console.print("Ctrl-C ends it; the runs go on", highlight=False)
+            console.print("press Ctrl-C to stop; the runs are not affected", highlight=False)
             if show:
                 webbrowser.open(server.url)
 
@@ -95,7 +99,7 @@ def plot(
         typer.Option(
             "--figure",
             "-f",
-            help="headline (accuracy, rmse, …), metrics (the others of numbers), bytes, clock, "
+            help="Figure: headline (accuracy, rmse, …), metrics (others), bytes, clock, "
             "local, nll, loss, sparsity, size, seconds, privacy, clients, split, confusion, "
             "predictions, coverage, reliability, selective, or any metric of metrics.jsonl.",
         ),
@@ -104,7 +108,7 @@ def plot(
         "figure.png"
     ),
 ) -> None:
-    """Draw a single figure of one run or several, for a paper."""
+    """Plot one figure of one run or several runs."""
     from fedbayes.reports import plot
 
     with rich.get_console().status("") as status:

@@ -1,4 +1,4 @@
-"""`run`, `resume`, `reproduce`: what trains."""
+"""`run`, `resume`, `reproduce`: commands that train."""
 
 import shlex
 from collections.abc import Callable
@@ -55,8 +55,8 @@ def run(
     files: Annotated[
         list[Path] | None,
         typer.Argument(
-            help="TOML file with settings; or tables to learn from, where of several each is one "
-            "client's.",
+            help="TOML file with settings, or tables to train on; each of several tables is a "
+            "client.",
             exists=True,
         ),
     ] = None,
@@ -80,7 +80,9 @@ def run(
     seed: Seed = None,
     seeds: Annotated[
         int | None,
-        typer.Option(min=1, help="So many runs, with this seed and the next ones: mean and std."),
+        typer.Option(
+            min=1, help="Number of runs with consecutive seeds; prints mean and standard deviation."
+        ),
     ] = None,
     data_dir: DataDir = None,
     out: Annotated[Path | None, typer.Option("--out", "-o", help="Run folder.")] = None,
@@ -88,7 +90,7 @@ def run(
     settings: Setting = None,
     as_json: Json = False,
 ) -> None:
-    """Run a federation; the defaults learn digits with FedAvg."""
+    """Train a federation. Without options it trains on digits with FedAvg."""
     given = overrides(
         settings,
         method=method,
@@ -146,14 +148,12 @@ def resume(
     folder: RunFolder,
     rounds: Annotated[
         int | None,
-        typer.Option(
-            min=1, help="Rounds of the run in all, more than it has had. Default: as before."
-        ),
+        typer.Option(min=1, help="New total number of rounds. Default: unchanged."),
     ] = None,
     track: Track = None,
     as_json: Json = False,
 ) -> None:
-    """Resume a run that was interrupted or killed, or runs of several seeds; or add rounds."""
+    """Resume an interrupted run, or add rounds to a finished run."""
 
     def start(notify: Notify) -> "Simulation":
         from fedbayes.runs.simulation import Simulation
@@ -186,7 +186,7 @@ def run_to_end(
     track: list[str] | None,
     as_json: bool,
 ) -> None:
-    """Run to the end with a display, and say what came of it.
+    """Run to the end with a display, and print the result.
 
     Args:
         start: makes the simulation; the display stands before, since it may load a lot.
@@ -205,13 +205,13 @@ def run_to_end(
 
     simulation = _watch(start, track, conclude)
     if not simulation.over:
-        _stopped(f"go on with: {simulation.folder.resume_command}")
+        _stopped(f"resume with: {simulation.folder.resume_command}")
 
 
 def run_seeds_to_end(
     start: Callable[[], "SeedRuns"], track: list[str] | None, as_json: bool
 ) -> None:
-    """As `run_to_end`, for runs of several seeds, one after the other."""
+    """As `run_to_end`, for runs of several seeds, sequentially."""
     from fedbayes.console.display import Display
     from fedbayes.runs.outcome import outcome_of_seeds
 
@@ -223,7 +223,7 @@ def run_seeds_to_end(
         with repeated.naming(seed):
             simulation = _watch(begin, track, title=f"seed {seed}: ", again=again)
         if not simulation.over:
-            _stopped(f"go on with: {again}")
+            _stopped(f"resume with: {again}")
     table = repeated.conclude()
     if as_json:
         print(json_text(table))
@@ -245,7 +245,7 @@ def _watch(
     Args:
         start: makes the simulation.
         track: names of trackers.
-        conclude: says what came of it.
+        conclude: says the result.
         title: what is shown before the method's name.
         again: the command to go on, if it is not the run's own.
     """
@@ -274,7 +274,7 @@ def _watch(
             conclude=end,
         )
     except KeyboardInterrupt:
-        _stopped(f"stopped; go on with: {again}" if again else "stopped before the run began")
+        _stopped(f"stopped; resume with: {again}" if again else "stopped before the run began")
 
 
 def _stopped(words: str) -> NoReturn:
@@ -285,32 +285,37 @@ def _stopped(words: str) -> NoReturn:
 
 @app.command()
 def reproduce(
-    name: Annotated[str | None, typer.Argument(help="Experiment; none, or list: all.")] = None,
+    name: Annotated[
+        str | None,
+        typer.Argument(help="Experiment. Without it, the command lists all experiments."),
+    ] = None,
     scale: Annotated[
-        str, typer.Option(help="small (minutes to some hours) or paper (its scale).")
+        str, typer.Option(help="small (minutes to hours), or paper (the scale of the paper).")
     ] = "small",
     dataset: Annotated[
         list[str] | None,
         typer.Option(
-            "--dataset", "-d", help="Some of its data sets alone; or digits, small and always here."
+            "--dataset",
+            "-d",
+            help="Data set of the experiment, or digits (small, built in). Repeat it for several.",
         ),
     ] = None,
-    seeds: Annotated[int | None, typer.Option(min=1, help="Seeds; a verdict takes three.")] = None,
+    seeds: Annotated[
+        int | None, typer.Option(min=1, help="Number of seeds; a verdict needs three.")
+    ] = None,
     out: Annotated[Path, typer.Option("--out", "-o", help="Folder for results.")] = Path(
         "reproduced"
     ),
 ) -> None:
-    """Measure a table or figure of a paper; go on where the last try stopped.
+    """Reproduce a table or figure of a paper, or resume an interrupted experiment.
 
-    Without a name: every experiment with its data, and a verdict on its claims from what was
-    measured in the folder for results.
+    Without a name, list all experiments, their data sets and the verdicts on their claims.
     """
     from fedbayes.core.lazy import installed
 
     if not (place := installed("experiments", "papers")):
         raise RunError(
-            "the experiments of the papers are a package of their own; install it with "
-            "pip install 'fedbayes[papers]'"
+            "the experiments of the papers are not installed. Run pip install 'fedbayes[papers]'"
         )
     papers = import_module(place)
     if name in (None, "list"):
@@ -336,7 +341,7 @@ def reproduce(
                 watch=watch,
             )
     except KeyboardInterrupt:
-        console.print("stopped; the same command goes on", highlight=False)
+        console.print("stopped; run the same command again to resume", highlight=False)
         raise typer.Exit(130) from None
     print(finding)
     said = f"verdict: {finding.verdict}; wrote {out / name}"

@@ -60,124 +60,141 @@ def is_reference(engine: object, data: object) -> bool:
 
 
 class Config(Settings):
-    """All settings of a run. Every one has a default; the defaults learn digits."""
+    """All settings of a run. Each has a default; the defaults train on digits.
+
+    Example:
+        >>> from fedbayes import Config
+        >>> config = Config.create(method="fedprox", rounds=5, training={"lr": 0.05})
+        >>> config.method["name"], config.training.lr
+        ('fedprox', 0.05)
+    """
 
     model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
 
     seed: int = Field(0, ge=0, description="seed of all randomness")
-    rounds: int = Field(20, ge=1, description="rounds of the run")
+    rounds: int = Field(20, ge=1, description="number of rounds")
     clients_per_round: int | None = Field(
-        None, ge=1, description="number of clients in a round, such as 10; unset: client_fraction"
+        None,
+        ge=1,
+        description="number of clients per round, such as 10. Unset: client_fraction decides",
     )
     client_fraction: float | None = Field(
         None,
         gt=0,
         le=1,
-        description="share of the clients in a round, such as 0.1; unset: clients_per_round, or "
-        "all clients",
+        description="share of the clients per round, such as 0.1. Unset: clients_per_round "
+        "decides, else all clients take part",
     )
     sampling: Literal["uniform", "cyclic", "poisson"] | Place = Field(
         "uniform",
-        description="who is in a round: so many, drawn anew; all in a fixed cycle, in asynchronous "
-        "rounds as far as they are free; poisson, a coin for every client, so that "
-        "`clients_per_round` is what to expect; or your own as package.module:function, called as "
-        f"{SAMPLING}, which returns the numbers of size clients or fewer",
+        description="how the clients of a round are sampled. uniform: at random. cyclic: in a "
+        "fixed "
+        "order. poisson: each client independently, so that clients_per_round is the expected "
+        f"number. Or your own as package.module:function, called as {SAMPLING}, which returns the "
+        "numbers of at most size clients",
     )
-    min_reports: int = Field(1, ge=1, description="good reports that an update needs")
+    min_reports: int = Field(1, ge=1, description="number of valid updates that a round needs")
     stages: Several[str] = Field(
         (),
-        description="further features of a round, in their order: classes of your own as "
-        "package.module:Class, derived from fedbayes.federation.stages.stage.Stage",
+        description="your own stages of a round, in order, as package.module:Class. Each class "
+        "derives from fedbayes.federation.stages.stage.Stage",
     )
     engine: Annotated[str, OneOf(ENGINES)] = Field(
         "sequential",
         description="; ".join(f"{name}: {kind.summary}" for name, kind in ENGINES.items()),
     )
     round_timeout: Annotated[float, Only("engine", *takers("round_timeout"))] = Field(
-        600.0, gt=0, allow_inf_nan=False, description="seconds that a round waits for its reports"
+        600.0,
+        gt=0,
+        allow_inf_nan=False,
+        description="longest time in seconds that a round waits for updates",
     )
     workers: Annotated[int, Only("engine", *takers("workers"))] = Field(
-        2, ge=1, description="processes of engine workers"
+        2, ge=1, description="number of worker processes (engine workers)"
     )
-    threads: int = Field(1, ge=1, description="threads of every process; part of the arithmetic")
+    threads: int = Field(1, ge=1, description="threads per process; results can depend on it")
     devices: Several[str] = Field(
         ("cpu",),
-        description="cpu, cuda, cuda:1, or auto for every GPU there is; of several, processes of "
-        "engine workers take one each in turn, and other processes the first",
+        description="cpu, cuda, cuda:1, or auto for all GPUs. With several devices, worker "
+        "processes take one each in turn; other processes use the first",
         examples=["cpu", "cuda", "auto"],
     )
     deterministic: bool = Field(
-        True, description="the same bits on every run on a GPU too; false may be quicker there"
+        True, description="whether results on a GPU are identical bit for bit; false may be faster"
     )
     data_cache: int | None = Field(
         None,
         ge=0,
-        description="MiB of clients' samples that each process keeps on its device between rounds, "
-        "the least recently used going first; unset: 1024 on a GPU, 0 on the CPU, where they are "
-        "at hand",
+        description="MiB of clients' samples that each process caches on its device between "
+        "rounds; the least recently used are dropped first. Unset: 1024 on a GPU, 0 on the CPU",
     )
     precision: Precision | Literal["auto"] = Field(
         "auto",
-        description="float32, or bf16 by autocast; auto: float32, but with deterministic = false "
-        "bf16 where a training step is clearly faster on this machine, which is measured once",
+        description="float32, or bf16 by autocast. auto: float32; with deterministic = false, bf16 "
+        "if a training step is clearly faster on this machine (measured once)",
     )
     evaluate_every: int = Field(
-        1, ge=0, description="rounds between evaluations of the global model; 0: the last alone"
+        1,
+        ge=0,
+        description="rounds between evaluations of the global model. 0: evaluate only after the "
+        "last "
+        "round",
     )
     evaluate_local_every: int = Field(
         1,
         ge=0,
-        description="rounds between evaluations of clients' own models, each on its own test "
-        "samples; 0: the last alone. In between nothing is told of them, and who is in no such "
-        "round has no metrics",
+        description="rounds between evaluations of clients' own models, each on the client's test "
+        "samples. 0: evaluate only after the last round. A client that is in no evaluated round "
+        "has no metrics",
     )
     evaluate_at: Annotated[
         Literal["auto", "server", "clients"], Only("engine", *takers("evaluate_at"))
     ] = Field(
         "auto",
-        description="where the global model is tried over a network: on the server's own test "
-        "samples, or by every client on its test part, of which sums and metrics come back; auto: "
-        "clients, where the server has a reference table alone and may see clients' metrics",
+        description="where the global model is evaluated over a network. server: on the server's "
+        "test samples. clients: at each client, which returns sums and metrics. auto: at the "
+        "clients if the server has only a reference table and may see clients' metrics",
     )
     metrics: Several[str] = Field(
         (AUTO,),
-        description="metrics beside the likelihood's own, of all test rows, each client, the worst "
-        f"and the spread: {', '.join(k for k, m in MEASURES.items() if m.value)}, where classes "
-        "are predicted at a threshold as sensitivity@0.3; or your own as package.module:function, "
-        f"called as {METRIC}; auto: those that suit the likelihood, once, after the last round, of "
-        "the global model",
+        description="metrics in addition to the likelihood's own, for all test rows and for each "
+        f"client: {', '.join(k for k, m in MEASURES.items() if m.value)}. With a threshold for "
+        "classes: sensitivity@0.3. Or your own as package.module:function, called as "
+        f"{METRIC}. auto: those that suit the likelihood, for the global model after the last "
+        "round",
         examples=[AUTO, *MEASURES],
     )
     calibration: Literal["temperature", "none"] = Field(
         "temperature",
-        description="temperature: each client holds out a tenth of its training samples, at most "
-        "200, and after the last round the global model gets the temperature that fits them best, "
-        "by sums over clients; for classes and labels. none: clients train on all samples",
+        description="calibration of classes and labels at the end of the run. temperature: each "
+        "client holds out a tenth of its training samples, at most 200; sums over these samples "
+        "give the temperature of the global model. none: clients train on all samples",
     )
-    checkpoint_every: int = Field(1, ge=1, description="rounds between checkpoints")
+    checkpoint_every: int = Field(1, ge=1, description="number of rounds between checkpoints")
     keep_checkpoints: Literal["last", "best", "all"] = Field(
-        "last", description="checkpoints to keep; best: the best round's too, whose model is saved"
+        "last",
+        description="number of checkpoints to keep. best: keep the best round's too, and save its "
+        "model",
     )
     stop_after: int | None = Field(
         None,
         ge=1,
-        description="evaluations in a row without a better headline accuracy that end the run",
+        description="early stopping: evaluations in a row without a better primary metric",
     )
     stop_min_improvement: float = Field(
-        0.0, ge=0, description="rise of the headline accuracy that counts as better (stop_after)"
+        0.0, ge=0, description="smallest improvement of the primary metric that counts (stop_after)"
     )
 
     stop_refused: int = Field(
         5,
         ge=0,
-        description="rounds in a row of which every report is refused, or the update undone, that "
-        "end the run with an error; 0: none do",
+        description="rounds in a row without an accepted update after which the run stops with an "
+        "error. 0: never",
     )
 
     settings_chosen: dict[str, Any] = Field(
         default_factory=dict,
-        description="in the config of a run: what was chosen for settings that were left at auto, "
-        "by key",
+        description="in the config of a run: the values chosen for settings at auto, by key",
     )
     data: DataSettings = DataSettings()
     task: dict[str, Any] = Field(
@@ -355,13 +372,13 @@ class Config(Settings):
         """The settings of a call from Python: a config, a TOML file, or keys of one.
 
         Raises:
-            ConfigError: it is none of them, or there are keys beside it; or as for `create`.
+            ConfigError: it is none of them, or there are keys next to it; or as for `create`.
         """
         if config is None:
             return cls.create(**whole(settings))
         if settings:
             raise ConfigError(
-                f"{', '.join(settings)} beside a config: it has all settings. Give keys alone, or "
+                f"{', '.join(settings)} next to a config: it has all settings. Give keys alone, or "
                 "change those of a file by Config.load(file, ['rounds=5', 'training.lr=0.05'])"
             )
         if isinstance(config, str | Path):
@@ -421,9 +438,9 @@ class Config(Settings):
         method = self.named_method()
         if self.model.batch_norm != "local":
             return method.variant()
-        from fedbayes.federation.stages.personal_layers import with_own_layers
+        from fedbayes.federation.stages.personal_layers import with_personal_layers
 
-        return with_own_layers(method)
+        return with_personal_layers(method)
 
     def reopened(self) -> Self:
         """The settings as they were before any was chosen: what was chosen is `auto` again, unless
@@ -441,7 +458,7 @@ class Config(Settings):
         values if the preset says so.
         """
         method = self.named_method()
-        method = method.with_chosen(method.published if method.preset == "published" else {})
+        method = method.with_chosen(method.about.published if method.preset == "published" else {})
         table = {"name": self.method["name"], **_stored(method)}
         return self.model_copy(update={"training": self.training.with_chosen({}), "method": table})
 
@@ -600,8 +617,8 @@ def settings(method: str | None = "fedavg", likelihood: str = "auto") -> list[Se
     """
     tables = [row for row in rows(Config) if row.key not in ("task", "method")]
     about = (
-        "how outputs and targets belong together; auto: categorical for classes, multilabel for "
-        "labels, gaussian for real targets; or package.module:Class"
+        "likelihood of the target given the network's outputs. auto: categorical for classes, "
+        "multilabel for labels, gaussian for real numbers. Or your own as package.module:Class"
     )
     task = [SettingRow("task.likelihood", "text", "auto", about, ("auto", *LIKELIHOODS))]
     if likelihood != "auto":
@@ -625,9 +642,9 @@ def schema() -> dict[str, Any]:
     for name, kind in METHODS.items():
         branch = kind.model_json_schema()
         whole.setdefault("$defs", {}).update(branch.pop("$defs", {}))
-        choice = {"const": name, "description": kind.summary}
+        choice = {"const": name, "description": kind.about.summary}
         branch["properties"] = {"name": choice, **branch.get("properties", {})}
-        branch |= {"title": name, "description": kind.summary}
+        branch |= {"title": name, "description": kind.about.summary}
         # Without a name it is fedavg.
         branch["required"] = [] if name == "fedavg" else ["name"]
         branches.append(branch)

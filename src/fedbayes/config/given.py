@@ -1,4 +1,4 @@
-"""Settings as people give them: words, Python objects and shorthands in place of tables.
+"""Settings as people give them: words, Python objects and shorthands instead of tables.
 
     run(method="fedprox", data=frame, label="outcome", model=Net, lr=0.05)
 

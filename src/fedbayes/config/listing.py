@@ -1,6 +1,6 @@
 """What lists tell of the built-in methods, without PyTorch: from a file that a test compares.
 
-`python -m fedbayes.config.listing` writes it anew, after a method's words or parameters changed.
+`python -m fedbayes.config.listing` writes it again, after a method's words or parameters changed.
 """
 
 from dataclasses import asdict
@@ -31,10 +31,8 @@ class Listed(NamedTuple):
 
 def listed(method: "type[AnyMethod]") -> Listed:
     """A method as lists have it."""
-    refusals = dict(method.reports.refusals)
-    if method.centralized:
-        refusals = dict.fromkeys(refusals, "all its data are in one place, and nothing is sent")
-    return Listed(method.summary, method.paper, tuple(rows(method, "method.")), refusals)
+    about, refusals = method.about, dict(method.reports.refusals)
+    return Listed(about.summary, about.paper, tuple(rows(method, "method.")), refusals)
 
 
 @cache

@@ -33,11 +33,13 @@ def choose(config: Config, run: Federation, data: FederatedData) -> Config:
     median = int(np.median(sizes))
     # Where clients are looked at when they are asked, those that were stand for all.
     samples = round(float(sizes.mean()) * run.clients)
-    if method.centralized:
+    if method.reports.pooled:
         samples = median = int(sizes.sum())
     pretrained = config.model.pretrained is not None and not config.model.scratch
     known = Known(run, samples, median, pretrained)
-    wanted: Mapping[str, Any] = {f"method.{n}": value for n, value in method.published.items()}
+    wanted: Mapping[str, Any] = {
+        f"method.{n}": value for n, value in method.about.published.items()
+    }
     if method.preset == "recommended":
         wanted = _beside(training, method.recommended(known))
         _require_choosable(method, training, wanted)
@@ -78,7 +80,7 @@ def _require_choosable(
 
 
 def _beside(training: LocalTraining, wanted: Mapping[str, Any]) -> dict[str, Any]:
-    """What is recommended beside what the user set of training."""
+    """What is recommended next to what the user set of training."""
     found = dict(wanted)
     meant = found.get("training.optimizer")
     if ("optimizer" not in training.open or training.momentum) and meant != training.optimizer:

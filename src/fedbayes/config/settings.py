@@ -195,7 +195,7 @@ def explain(
 
     Args:
         kind: what was checked.
-        error: what came of it.
+        error: the result.
         settings: all that there are, some of which may have been put into the wrong table.
         prefix: place of the table that was checked, with a dot at the end.
     """

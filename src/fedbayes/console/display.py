@@ -117,7 +117,7 @@ class Display:
             self._live.stop()
         if self._panel is not None:
             if error is not None:
-                self._lines.append(f"broken off: {str(error) or type(error).__name__}")
+                self._lines.append(f"interrupted: {str(error) or type(error).__name__}")
             self._panel.draw(at_once=True)
 
     def notify(self, activity: Activity) -> None:
@@ -135,10 +135,10 @@ class Display:
         from fedbayes.contracts.prior import in_words
 
         config = simulation.config
+        divided = "each with its own data" if config.reference else simulation.scheme
         self._print(
             f"{self._title}{shown(config.method['name'])} on {simulation.data.dataset.name}: "
-            f"{simulation.data.clients} clients ({simulation.scheme}), {simulation.cohort} in a "
-            "round, "
+            f"{simulation.data.clients} clients ({divided}), {simulation.cohort} in a round, "
             f"{shown(config.model.name)}, {config.engine}"
         )
         if config.settings_chosen:

@@ -1,4 +1,4 @@
-"""What a notebook shows of a run: one output, drawn anew in place while the run goes on.
+"""What a notebook shows of a run: one output, drawn again in place while the run goes on.
 
 Needs nothing but IPython, which every notebook has; Rich's own live display wants widgets. Light to
 import (no PyTorch).
@@ -32,7 +32,7 @@ class Panel:
         self._drawn = -math.inf
 
     def draw(self, *, at_once: bool = False) -> None:
-        """Draw it anew, unless that was a moment ago.
+        """Draw it again, unless that was a moment ago.
 
         Args:
             at_once: whether it is drawn all the same.

@@ -14,10 +14,11 @@ so that checkpoints and private states are stored in one way.
 import warnings
 from typing import Any
 
-from fedbayes.contracts.changes import Changes, Clips, Total
+from fedbayes.contracts.changes import ChangeCoordinates, Changes, Chart, Clips, Total
 from fedbayes.contracts.counted import ClassCountedMethod
 from fedbayes.contracts.method import (
     UNIFORM,
+    About,
     AnyMethod,
     Averaged,
     ClientState,
@@ -41,9 +42,12 @@ from fedbayes.inference.problem import Loss, Noise, Problem, Solved, Tree
 
 __all__ = [
     "UNIFORM",
+    "About",
     "AnyMethod",
     "Averaged",
+    "ChangeCoordinates",
     "Changes",
+    "Chart",
     "ClassCountedMethod",
     "ClientState",
     "Clips",

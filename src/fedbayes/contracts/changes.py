@@ -1,13 +1,15 @@
 """What reports add, measured from what a client that learnt nothing would say.
 
 Whoever bounds reports, takes a robust middle of them or puts noise on their sum works on changes,
-and knows nothing of the method: `Method.changes` takes a report apart, `Method.resummed` puts the
-sum of what became of the changes together again, as the `Sum` of reports that the update knows.
+and knows nothing of the method: `ChangeCoordinates` takes a report apart, and puts the sum of what
+became of the changes together again, as the `Sum` of reports that the update knows.
+Both follow from what the method declares (`Reports`, `Method.origin`, `Method.chart`).
 """
 
 import math
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
@@ -17,6 +19,9 @@ from fedbayes.contracts.reports import Report, Sum
 from fedbayes.core.messages import Masked, Message, dense, dtype_of
 from fedbayes.core.tensors import Tensors, add_to
 from fedbayes.models import Network
+
+if TYPE_CHECKING:
+    from fedbayes.contracts.run import Federation
 
 Changes = dict[str, Tensors]
 """By part (`weights`, `buffers`, `control`, …) and name, float64; NaN: a report says nothing."""
@@ -28,7 +33,7 @@ class Total:
 
     changes: Changes = field(default_factory=dict)
     """Sum over clients of weight times change, float64; an entry that nobody spoke of is 0."""
-    heard: Changes = field(default_factory=dict)
+    present_weight: Changes = field(default_factory=dict)
     """Of tensors in which a report said nothing of some entry, the sum of the weights of the
     reports that did, by entry."""
     dtypes: dict[str, torch.dtype] = field(default_factory=dict)
@@ -42,7 +47,7 @@ class Total:
         """Fold in the changes of one report."""
         for part, tensors in changes.items():
             sums = self.changes.setdefault(part, {})
-            counts = self.heard.setdefault(part, {})
+            counts = self.present_weight.setdefault(part, {})
             for name, change in tensors.items():
                 silent = change.isnan()
                 if name not in sums:
@@ -66,7 +71,7 @@ class Total:
         summed = Sum(weight=self.weight, clients=self.clients)
         for part, tensors in self.changes.items():
             for name, change in tensors.items():
-                heard = self.heard[part].get(name)
+                heard = self.present_weight[part].get(name)
                 start = start_of(name, change.shape, origin)
                 if start is not None:
                     count = self.weight if heard is None else heard
@@ -76,6 +81,106 @@ class Total:
                 if heard is not None:
                     summed.present[name] = heard
         return summed
+
+
+@dataclass(frozen=True)
+class Chart:
+    """From changes to coordinates that add, and back, where changes themselves are none.
+
+    What is bounded, put in the middle and covered by noise are the coordinates: for a Gaussian in
+    natural parameters the shift beyond the one that leaves its mean where it is.
+    """
+
+    coordinates: Callable[[Changes], Changes] | None = None
+    """Of the changes of a report, by part; None: the changes."""
+    total: Callable[[Total], Total] | None = None
+    """Of a sum of coordinates, the sum of changes that it stands for; None: itself."""
+
+
+@dataclass(frozen=True)
+class ChangeCoordinates:
+    """How reports to one state of the server are taken apart and put together again."""
+
+    network: Network
+    declared: Reports
+    origins: list[Tensors]
+    """What changes are measured from: of several, a report's from the nearest (`Method.origin`)."""
+    chart: Chart
+
+    @classmethod
+    def of(cls, method: Any, server: Any, run: "Federation") -> "ChangeCoordinates":
+        """That of a method whose server is in this state."""
+        declared, found = Reports.of(method), method.origin(server, run)
+        origins = found if isinstance(found, list) else [found]
+        return cls(run.network, declared, origins, method.chart(server, run))
+
+    def origin(self, report: Report) -> Tensors:
+        """What the changes of a report are measured from."""
+        if len(self.origins) == 1:
+            return self.origins[0]
+        found, trained = dense(report.tensors), list(self.network.split()[0])
+        return min(self.origins, key=lambda each: float(squared_distance(found, each, trained)))
+
+    def changes(self, report: Report) -> Changes:
+        """What a report adds, by part, each of which is bounded by a norm of its own.
+
+        Trained weights are the part `weights`, other real tensors of the network `buffers`,
+        integers `counters`, and what is called `part/name` the part of that name.
+
+        Args:
+            report: of the expected names, shapes and types.
+
+        Returns:
+            Float64 on the CPU; NaN where the report says nothing.
+        """
+        found = changes_of(report, self.origin(report), self.network, self.declared)
+        return self.chart.coordinates(found) if self.chart.coordinates else found
+
+    def resummed(self, total: Total) -> Sum:
+        """The sum of reports whose changes come to a total, for `update`; the inverse of summing
+        what `changes` gives.
+        """
+        return (self.chart.total(total) if self.chart.total else total).whole(self.origins[0])
+
+    def moved(self, report: Report, changes: Changes) -> Report:
+        """A report with other changes."""
+        return moved(report, changes, self.origin(report))
+
+
+def typical_norms(method: Any, server: Any, run: "Federation") -> dict[str, float]:
+    """By part, the L2 norm that changes are measured by where a cohort tells little; parts that are
+    not here have none (`Part.typical`).
+    """
+    found = method.origin(server, run)
+    origin = found[0] if isinstance(found, list) else found
+    trained, parts = run.network.split()[0], Changes()
+    for name, tensor in origin.items():
+        part = part_of(name, tensor.dtype, run.network, trained)
+        parts.setdefault(part, {})[name] = tensor.double()
+    norms = {part: norm(tensors.values()) for part, tensors in parts.items()}
+    for part, p in Reports.of(method).parts.items():
+        if p.typical is not None:
+            typical = p.typical
+            norms[part] = typical if isinstance(typical, float) else typical(method, server, run)
+    return norms
+
+
+def squared_distance(left: Tensors, right: Tensors, names: Iterable[str]) -> Tensor:
+    """‖left − right‖² over the tensors of these names, a scalar."""
+    return torch.stack([(left[name] - right[name]).square().sum() for name in names]).sum()
+
+
+def reference(method: Any, message: Message, run: "Federation") -> Tensors:
+    """Where secure aggregation and compression measure reports from, dense, for who knows the
+    broadcast: its own tensors, or zero where the declaration says so.
+    """
+    sent, trained, declared = dense(message), run.network.split()[0], Reports.of(method)
+    found = {}
+    for name, pattern in dense(method.expected(message, run)).items():
+        part = declared.part(part_of(name, pattern.dtype, run.network, trained))
+        moves = part.origin == "server" and name in sent
+        found[name] = sent[name] if moves else torch.zeros_like(pattern)
+    return found
 
 
 def changes_of(

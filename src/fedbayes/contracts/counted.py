@@ -20,18 +20,15 @@ COUNTS = "counts"
 class ClassCountedMethod(Method[ServerState, Stateless, ReportList]):
     """Reports are gathered, weighted by samples, and hold `counts`, int64 [K], beside networks."""
 
-    reports = Reports({"weights": Part(compared="tensors")}, reduce="set")
+    reports = Reports(
+        {"weights": Part(compared="tensors")}, reduce="set", weighted=True, counts=(COUNTS,)
+    )
 
     class_shares: Literal["auto"] | bool = Field(
         "auto",
         description="clients tell their samples of each class, which weights their outputs; auto: "
         "where outputs are of classes",
     )
-
-    @property
-    def weighted(self) -> bool:
-        """By numbers of samples, which counts of classes add up to."""
-        return True
 
     def check(self, run: Federation) -> None:
         """Shares need an output for each class.
@@ -75,14 +72,6 @@ class ClassCountedMethod(Method[ServerState, Stateless, ReportList]):
             raise MessageError(
                 f"its counts of classes come to {total}, and its weight is {report.weight:g}"
             )
-
-    def reweighted(self, report: Report, weight: float) -> Report:
-        """Counts of classes are lowered in proportion."""
-        tensors = dict(report.tensors)
-        if COUNTS in tensors:
-            counts = dense(report.tensors)[COUNTS].double()
-            tensors[COUNTS] = (counts * (weight / report.weight)).to(torch.int64)
-        return Report(tensors, weight)
 
 
 def _by_class(run: Federation) -> bool:

@@ -8,7 +8,7 @@ from torch import Tensor
 from fedbayes.contracts.method import Sampler
 from fedbayes.contracts.run import Federation
 from fedbayes.core.devices import placed
-from fedbayes.core.tensors import Samples, Tensors
+from fedbayes.core.tensors import Samples, Tensors, added
 from fedbayes.errors import ConfigError, ModelError
 from fedbayes.inference.problem import Noise, Tree
 from fedbayes.models import Network
@@ -96,12 +96,12 @@ def expected_loss(
         training: whether dropout and the like are as in training.
     """
     count = len(next(iter(noise.values())))
-    total: Tensor = torch.zeros(())
+    found = []
     for sample in range(count):
         weights = {n: torch.addcmul(m, std[n], noise[n][sample]) for n, m in mean.items()}
         outputs = run.network(weights, batch.x, training=training)
-        total = total.to(outputs) + fit(outputs, batch.y) / count
-    return total
+        found.append(fit(outputs, batch.y) / count)
+    return added(found)
 
 
 def draws_of(mean: Tensors, std: Tensors, count: int) -> Iterator[Tensors]:

@@ -6,11 +6,10 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from fedbayes.contracts.method import Info
+from fedbayes.contracts.method import About, Info
 from fedbayes.contracts.point import PointEstimate
 from fedbayes.contracts.reports import Sum
 from fedbayes.contracts.run import Federation, RoundContext
-from fedbayes.core.messages import Message
 from fedbayes.core.tensors import Tensors
 from fedbayes.inference import optimizers
 from fedbayes.inference.schedules import ServerSchedule
@@ -33,7 +32,7 @@ class GeneralizedFedAvg(ServerSchedule, PointEstimate[DriftServer]):
     means of a network, say) is averaged.
     """
 
-    paper = "Reddi et al. 2021; EM view: Louizos et al. 2021, section 2.1"
+    about = About(paper="Reddi et al. 2021; EM view: Louizos et al. 2021, section 2.1")
     server_state = DriftServer
 
     @abstractmethod
@@ -44,14 +43,6 @@ class GeneralizedFedAvg(ServerSchedule, PointEstimate[DriftServer]):
         """The network's initialization, and no optimizer state."""
         weights, buffers = run.network.split()
         return DriftServer(weights, buffers, {})
-
-    def model(self, server: DriftServer, run: Federation) -> Tensors:
-        """Weights and buffers."""
-        return {**server.weights, **server.buffers}
-
-    def message(self, server: DriftServer, at: RoundContext) -> Message:
-        """Weights and buffers, the same to all."""
-        return {**server.weights, **server.buffers}
 
     def update(
         self, server: DriftServer, reports: Sum, at: RoundContext

@@ -127,7 +127,7 @@ class VariationalFactor(PartitionedPosterior[FactorState]):
         refined = NaturalGaussian(precision, shift)
         return self.answered(refined, NaturalGaussian(**given["factor"]), given["mean"], at)
 
-    def ordinary(self, server: PosteriorServer, run: Federation) -> dict[str, float]:
+    def learnt(self, server: PosteriorServer, run: Federation) -> dict[str, float]:
         """The posterior's own natural parameters, all that was learnt so far; or those that a
         newcomer starts with.
         """

@@ -7,7 +7,8 @@ add. Sums travel: the server keeps them, a client its own terms.
 
 from abc import abstractmethod
 from collections.abc import Callable, Collection, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from functools import partial
 from math import inf
 
 import torch
@@ -63,7 +64,25 @@ REACH = ("energy", "length")
 """What a report has beside them, for its round alone."""
 
 
-_JOINT = "a middle of matrices entry by entry is no curvature; set method.covariance = 'diagonal'"
+def _typical(part: str, method: object, server: KroneckerServer, run: Federation) -> float:
+    """The sum itself, all that was learnt so far; or that of so many samples, with inputs and
+    slopes of 1, that the only report of a first round is none too long.
+    """
+    sums: Tensors = getattr(server.pool, part)
+    ones = {n: torch.ones_like(t) for n, t in sums.items()}
+    each = run.network.initial if part == "shift" else ones
+    least = KNOWN_STD**-2 * norm(t.cpu().double() for t in each.values())
+    return max(norm(sums.values()), least)
+
+
+_SUM = Part(
+    origin="zero",
+    tracked=True,
+    range=65536.0,
+    joint="a middle of matrices entry by entry is no curvature; set method.covariance = 'diagonal'",
+    uncompressed="sums of second moments with errors are none, and a Newton step divides by them",
+)
+"""A part of which the server keeps the sum."""
 
 
 class SharedKroneckerPosterior(Method[KroneckerServer, CurvatureSums, Sum]):
@@ -75,12 +94,8 @@ class SharedKroneckerPosterior(Method[KroneckerServer, CurvatureSums, Sum]):
     server_state = KroneckerServer
     client_state = CurvatureSums
     reports = Reports(
-        dict.fromkeys(
-            (*PARTS, *REACH),
-            Part(origin="zero", tracked=True, range=65536.0, joint=_JOINT),
-        ),
-        uncompressed="sums of second moments with errors are none, and a Newton step divides by "
-        "them",
+        {name: replace(_SUM, typical=partial(_typical, name)) for name in PARTS}
+        | dict.fromkeys(REACH, replace(_SUM, typical=inf))
     )
 
     @property
@@ -173,19 +188,6 @@ class SharedKroneckerPosterior(Method[KroneckerServer, CurvatureSums, Sum]):
             least = -1e-4 * (1 + sums[name].abs().max())
             if key != "shift" and bool((entries < least).any()):
                 raise MessageError(f"it takes more curvature off {name!r} than there is")
-
-    def ordinary(self, server: KroneckerServer, run: Federation) -> dict[str, float]:
-        """The sums themselves, all that was learnt so far; or those of so many samples, with inputs
-        and slopes of 1, that the only report of a first round is none too long.
-        """
-        found = dict.fromkeys(REACH, inf)
-        for key in PARTS:
-            sums: Tensors = getattr(server.pool, key)
-            ones = {n: torch.ones_like(t) for n, t in sums.items()}
-            each = run.network.initial if key == "shift" else ones
-            least = KNOWN_STD**-2 * norm(t.cpu().double() for t in each.values())
-            found[key] = max(norm(sums.values()), least)
-        return found
 
     def update(
         self, server: KroneckerServer, reports: Sum, at: RoundContext

@@ -10,40 +10,41 @@ of any method, as `fedbayes.federation.round` runs it:
     reports           = Sum() or Gathered(), fed one by one     what the M-step needs
     server, _         = method.update(server, reports, at)      the M-step, on the server
 
-A whole method, for a feeling of the size: federated averaging with a server that forgets.
+A whole method, with its declaration: federated averaging with a server that forgets. What it does
+not say has a default: the server sends its weights, clients train from them by the
+negative log-likelihood, and answer with weights.
 
-    class Forgetful(PointEstimate[Weights]):
+    class Forgetful(Averaged, Method[Weights, Stateless, Sum]):
         name = "forgetful"
-        summary = "averages, then shrinks"
+        about = About("averages, then shrinks")
         server_state = Weights
         reports = Reports({"weights": Part()})  # dense, measured from the broadcast, averaged
 
         keep: float = Field(0.99, description="share of a weight that survives a round")
 
-        def init(self, run: Run) -> Weights:
+        def init(self, run):
             return Weights(run.network.initial)
 
-        def update(self, server: Weights, reports: Sum, at: At) -> tuple[Weights, Info]:
-            mean = reports.mean()
-            return Weights({name: self.keep * t for name, t in mean.items()}), {}
+        def update(self, server, reports, at):
+            return Weights({n: self.keep * t for n, t in reports.mean().items()}), {}
 
 What is carried from round to round is State (server's or client's); what is only reported to
 the user is Info, and no method reads it. Nothing else remembers anything, so a run can stop and
-go on anywhere.
+go on anywhere. A server's state may have a field `stopped`: why it wants no further rounds, in
+words; empty while it does.
 """
 
 from abc import abstractmethod
 from collections.abc import Callable, Collection, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field
 from enum import StrEnum
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Generic, Literal, TypeVar, final
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Generic, Literal, TypeVar
 
-import torch
 from pydantic import BaseModel, ConfigDict, Field
 from torch import Tensor
 
-from fedbayes.contracts.changes import Changes, Total, changes_of, norm, part_of
+from fedbayes.contracts.changes import Chart, part_of
 from fedbayes.contracts.parts import Reports
 from fedbayes.contracts.prior import Prior
 from fedbayes.contracts.recommended import Known, adam, sgd
@@ -74,6 +75,8 @@ class Models(StrEnum):
     """Every client one of its own, kept in its private state; what `model` gives is none."""
     BOTH = "both"
     """Every client one of its own, which the method is for, and the server another."""
+    COPIED = "copied"
+    """The server; after the last round it sends every client a copy, whose bytes count."""
 
     @property
     def has_global(self) -> bool:
@@ -83,7 +86,27 @@ class Models(StrEnum):
     @property
     def headline(self) -> Literal["global", "local"]:
         """Whose metric a summary leads with: the global model's or the clients' own models'."""
-        return "global" if self is Models.GLOBAL else "local"
+        return "global" if self in (Models.GLOBAL, Models.COPIED) else "local"
+
+
+@dataclass(frozen=True)
+class About:
+    """What lists and presets say of a method."""
+
+    summary: str = ""
+    """One line for the list of methods."""
+    paper: str = ""
+    """Where the method comes from."""
+    published: Mapping[str, Any] = field(default_factory=dict)
+    """Published values of fields whose default is another one, for `preset = "published"`."""
+
+    def completed(self, other: "About") -> "About":
+        """With what another one has of what this one leaves out."""
+        return About(
+            self.summary or other.summary,
+            self.paper or other.paper,
+            self.published or other.published,
+        )
 
 
 @dataclass(frozen=True)
@@ -117,14 +140,31 @@ _DECLARED_NOW = {
     "remembered_parts": "Part(tracked=True, retract=...)",
     "acknowledged": "Part(tracked=True, retract=...)",
     "exact_parts": "Part(exact=True)",
-    "uncompressed": "Reports(uncompressed=...)",
-    "incompressible": "Reports(uncompressed=...)",
+    "uncompressed": "Part(uncompressed=...)",
+    "incompressible": "Part(uncompressed=...)",
     "stale_reports": "Part(tracked=..., linear=...)",
     "has_global_model": "models = Models.PERSONAL",
     "keeps_models": "models = Models.PERSONAL or Models.BOTH",
     "headline": "models = Models.PERSONAL or Models.BOTH",
+    "summary": "about = About(summary)",
+    "paper": "about = About(paper=...)",
+    "published": "about = About(published=...)",
+    "centralized": "Reports(pooled=True)",
+    "sends_final_model": "models = Models.COPIED",
+    "weighted": "Reports(weighted=True)",
+    "declared": "Part(unless=...)",
+    "ordinary": "Part(typical=...)",
+    "reweighted": "Reports(counts=...)",
+    "remedy": "Reports(remedy=...)",
+    "centre": "origin, which may give several",
+    "changes": "chart",
+    "resummed": "chart",
+    "trouble": "accept, which returns the words",
+    "stopped": "a field `stopped` of the server's state",
+    "without": "update, which has `ReportList.refused`",
+    "resolved": "remarks",
 }
-"""Names of version 0.2 by what declares the same."""
+"""Former names by what declares the same."""
 
 
 if TYPE_CHECKING:
@@ -142,7 +182,7 @@ class _Checked(ModelMetaclass):
         """The class.
 
         Raises:
-            ConfigError: it sets a flag of version 0.2, which would have no effect.
+            ConfigError: it sets a former name, which would have no effect.
         """
         for flag in _DECLARED_NOW.keys() & namespace.keys():
             raise ConfigError(
@@ -165,24 +205,16 @@ class Method(Choosable, Generic[ServerState, ClientState, Reduced], metaclass=_C
 
     name: ClassVar[str]
     """The name on the command line and in a config."""
-    summary: ClassVar[str] = ""
-    """One line for the list of methods."""
-    paper: ClassVar[str] = ""
-    """Where the method comes from."""
+    about: ClassVar[About] = About()
+    """A line for lists, the paper, and published values."""
     server_state: ClassVar[type]
     """Type of the server's state."""
     client_state: ClassVar[type] = Stateless
     """Type of a client's private state."""
     reports: ClassVar[Reports] = Reports()
     """What reports are made of and how they are reduced; see `fedbayes.contracts.parts`."""
-    centralized: ClassVar[bool] = False
-    """Whether all data lie in one place: a baseline, not a federation."""
     models: ClassVar[Models] = Models.GLOBAL
     """Who has a model to predict with after a run: the server, the clients, or both."""
-    sends_final_model: ClassVar[bool] = False
-    """Whether every client gets a copy of the last global model, whose bytes count."""
-    published: ClassVar[Mapping[str, Any]] = MappingProxyType({})
-    """Published values of fields whose default is another one, for `preset = "published"`."""
 
     preset: Literal["recommended", "published"] = Field(
         "recommended",
@@ -192,8 +224,12 @@ class Method(Choosable, Generic[ServerState, ClientState, Reduced], metaclass=_C
 
     @classmethod
     def __pydantic_init_subclass__(cls, **kwargs: Any) -> None:
-        """Refuse parameters that would stand in the place of what a method has by contract."""
+        """Refuse parameters that would stand in the place of what a method has by contract; what
+        `about` leaves out is as in the classes that it derives from.
+        """
         super().__pydantic_init_subclass__(**kwargs)
+        for base in cls.__mro__[1:]:
+            cls.about = cls.about.completed(vars(base).get("about", About()))
         for name in cls.model_fields:
             if name in Method.__class_vars__:
                 what, way = "an attribute", f"write it without a type, as in {name} = ..."
@@ -206,23 +242,9 @@ class Method(Choosable, Generic[ServerState, ClientState, Reduced], metaclass=_C
                 f"this name; {way}"
             )
 
-    @property
-    def weighted(self) -> bool:
-        """Whether a report's weight is the number of samples that the client trained on.
-
-        If not, every report has weight 1, and one with another weight is refused. By default it
-        is what a field `weighting` says; without one, reports are not weighted.
-        """
-        return getattr(self, "weighting", "uniform") == "samples"
-
-    @property
-    def declared(self) -> Reports:
-        """`reports` under these settings."""
-        return self.reports
-
     def weight(self, solved: Solved) -> float:
         """The weight of a report: its training samples where reports are weighted, or else 1."""
-        return float(solved.count) if self.weighted else 1.0
+        return float(solved.count) if Reports.of(self).weighted else 1.0
 
     def variant(self) -> "AnyMethod":
         """The method that runs with these settings: itself, by default."""
@@ -255,12 +277,6 @@ class Method(Choosable, Generic[ServerState, ClientState, Reduced], metaclass=_C
         """
         return []
 
-    def resolved(self, run: Federation) -> dict[str, object]:
-        """What became of settings that were left to be found, by name, where others have an
-        effect only beside some values of them (`fields.Only`).
-        """
-        return {}
-
     def falls_short(self, samples: int, run: Federation) -> str:
         """What a client of so many training samples does in place of what the method is for, in
         words that go on from "clients"; empty by default: nothing.
@@ -282,12 +298,13 @@ class Method(Choosable, Generic[ServerState, ClientState, Reduced], metaclass=_C
         state: ClientState = self.client_state()
         return state
 
-    @abstractmethod
     def message(self, server: ServerState, at: RoundContext) -> Message:
         """The broadcast: what the server sends to the client `at.client`.
 
-        Messages that consist of the very same tensors are encoded once.
+        Messages that consist of the very same tensors are encoded once. By default the weights of
+        the server's state, the same to all.
         """
+        return {**weights_of(server)}
 
     def loss(self, run: Federation) -> Loss:
         """What clients minimize on each batch: the negative log-likelihood by default.
@@ -303,17 +320,23 @@ class Method(Choosable, Generic[ServerState, ClientState, Reduced], metaclass=_C
         """
         return nll(run, training=False)
 
-    @abstractmethod
     def problem(
         self, message: Message, client: ClientState, samples: Samples, at: RoundContext
     ) -> Problem:
-        """The E-step, stated: where a client's training starts, and what its loss is given."""
+        """The E-step, stated: where a client's training starts, and what its loss is given.
 
-    @abstractmethod
+        By default it starts from the weights that came.
+        """
+        return Problem(at.run.network.prepare(dense(message)))
+
     def report(
         self, solved: Solved, problem: Problem, client: ClientState, at: RoundContext
     ) -> tuple[Report, ClientState, Info]:
-        """The client's answer, its new private state, and metrics."""
+        """The client's answer, its new private state, and metrics.
+
+        By default the weights where training ended.
+        """
+        return Report(dict(solved.parameters), self.weight(solved)), client, solved.info
 
     def local(
         self, message: Message, client: ClientState, samples: Samples, at: RoundContext
@@ -334,20 +357,7 @@ class Method(Choosable, Generic[ServerState, ClientState, Reduced], metaclass=_C
         """
         return message
 
-    @final
-    def reference(self, message: Message, run: Federation) -> Tensors:
-        """Where secure aggregation and compression measure reports from, dense, for who knows the
-        broadcast: its own tensors, or zero where the declaration says so.
-        """
-        sent, trained = dense(message), run.network.split()[0]
-        found = {}
-        for name, pattern in dense(self.expected(message, run)).items():
-            declared = self.declared.part(part_of(name, pattern.dtype, run.network, trained))
-            moves = declared.origin == "server" and name in sent
-            found[name] = sent[name] if moves else torch.zeros_like(pattern)
-        return found
-
-    def accept(self, server: ServerState, report: Report, run: Federation) -> None:
+    def accept(self, server: ServerState, report: Report, run: Federation) -> str | None:
         """Refuse a report with finite but invalid values, such as no honest client can have.
 
         Args:
@@ -355,93 +365,62 @@ class Method(Choosable, Generic[ServerState, ClientState, Reduced], metaclass=_C
             report: of the expected names, shapes and types.
             run: the run.
 
+        Returns:
+            What a user should know of a report that is good but does not say what it should, in
+            words; nothing by default.
+
         Raises:
             MessageError: says what is wrong with it.
         """
         return None
 
-    def reweighted(self, report: Report, weight: float) -> Report:
-        """A report that counts with less weight than it came with: whatever else in it grows with
-        the number of samples is lowered too.
-
-        Args:
-            report: that the server accepts.
-            weight: above 0, less than its own.
-        """
-        return replace(report, weight=weight)
-
-    def trouble(self, report: Report) -> str:
-        """What a user should know of a report that is good but does not say what it should, in
-        words; empty by default.
-        """
-        return ""
-
-    def remedy(self, run: Federation) -> str:
-        """Which settings of the method make clients' changes smaller, where a change is longer than
-        it may be; in words, empty by default.
-        """
-        return ""
-
-    def origin(self, server: ServerState, run: Federation) -> Tensors:
+    def origin(self, server: ServerState, run: Federation) -> Tensors | list[Tensors]:
         """What changes are measured from: tensors as a client that learnt nothing would report
         them, dense, by name. What is not here, or has another shape, is measured from zero, as
         are changes themselves.
 
         By default the global model, as far as the declaration says that reports start from it.
+
+        Returns:
+            Several where the server has several models: a report is measured from the nearest.
         """
-        trained, declared = run.network.split()[0], self.declared
+        trained, declared = run.network.split()[0], Reports.of(self)
         return {
             name: tensor
             for name, tensor in self.model(server, run).items()
             if declared.starts_at_server(part_of(name, tensor.dtype, run.network, trained))
         }
 
-    def ordinary(self, server: ServerState, run: Federation) -> dict[str, float]:
-        """By part, the L2 norm of the server's own, by which changes are measured where a cohort
-        tells little (`aggregation.max_change`); 0 for parts that are not here, infinity for those
-        that need no bound.
+    def chart(self, server: ServerState, run: Federation) -> Chart:
+        """Between what a report changes and coordinates that add; by default changes are such."""
+        return Chart()
 
-        By default the norm of the tensors that changes are measured from.
-        """
-        trained, parts = run.network.split()[0], Changes()
-        for name, tensor in self.origin(server, run).items():
-            part = part_of(name, tensor.dtype, run.network, trained)
-            parts.setdefault(part, {})[name] = tensor.double()
-        return {part: norm(tensors.values()) for part, tensors in parts.items()}
+    def forget(
+        self, server: ServerState, client: ClientState, run: Federation
+    ) -> ServerState | None:
+        """Remove from the server's state all that one client ever reported.
 
-    def changes(self, report: Report, server: ServerState, run: Federation) -> Changes:
-        """What a report adds, by part, each of which is bounded by a norm of its own.
-
-        By default trained weights are the part `weights`, other real tensors of the network
-        `buffers`, integers `counters`, and what is called `part/name` the part of that name.
+        Called with the same `run` for each of several clients, it removes all of them.
 
         Args:
-            report: of the expected names, shapes and types.
-            server: the state that the client was sent a message of.
-            run: the run.
+            server: the state between two rounds.
+            client: the private state of the client that withdraws.
+            run: the run, with that client.
 
         Returns:
-            Float64 on the CPU; NaN where the report says nothing.
+            The state. None by default: averages do not tell one client's reports apart later.
         """
-        centre = self.centre(report, server, run)
-        return changes_of(report, centre, run.network, self.declared)
+        return None
 
-    def centre(self, report: Report, server: ServerState, run: Federation) -> Tensors:
-        """What the changes of one report are measured from: the origin, by default, of all."""
-        return self.origin(server, run)
+    def remaining(self, client: ClientState, run: Federation, left: int) -> ClientState:
+        """The private state of another client once `forget` has removed some.
 
-    def resummed(self, total: Total, server: ServerState, run: Federation) -> Sum:
-        """The sum of reports whose changes come to a total, for `update`; the inverse of summing
-        what `changes` gives.
+        Args:
+            client: its private state.
+            run: the run, with those that were removed.
+            left: how many clients remain.
         """
-        return total.whole(self.origin(server, run))
-
-    def without(self, server: ServerState, clients: Collection[int]) -> ServerState:
-        """The server's state once earlier reports of clients that are refused count no more.
-
-        By default it is as it was: where reports are averaged, they cannot be told apart later.
-        """
-        return server
+        return client
 
     @abstractmethod
     def update(
@@ -449,19 +428,16 @@ class Method(Choosable, Generic[ServerState, ClientState, Reduced], metaclass=_C
     ) -> tuple[ServerState, Info]:
         """The M-step: the server's new state from at least one report."""
 
-    def stopped(self, server: ServerState) -> str:
-        """Why the server wants no further rounds, in words; empty while it does."""
-        return ""
-
-    @abstractmethod
     def model(self, server: ServerState, run: Federation) -> Tensors:
-        """The global model as it is saved and evaluated."""
+        """The global model as it is saved and evaluated: by default the server's weights."""
+        return weights_of(server)
 
-    @abstractmethod
     def personal_model(
         self, message: Message, report: Report | None, client: ClientState, run: Federation
     ) -> Tensors | None:
         """The client's own model, in the form of a global one or another that `draws` knows.
+
+        By default the network as the client reported it.
 
         Args:
             message: what the server sent, or would send now.
@@ -472,6 +448,9 @@ class Method(Choosable, Generic[ServerState, ClientState, Reduced], metaclass=_C
         Returns:
             The model; None between rounds if the method keeps none for its clients.
         """
+        if report is None:
+            return None
+        return {n: t for n, t in dense(report.tensors).items() if n in run.network.initial}
 
     def draws(self, model: Tensors, run: Federation) -> Sampler:
         """What a model predicts with: outputs of the network under one or several draws.
@@ -479,6 +458,21 @@ class Method(Choosable, Generic[ServerState, ClientState, Reduced], metaclass=_C
         By default a model is the weights of a network, a single draw.
         """
         return single_draw(model, run.network)
+
+
+def weights_of(server: Any) -> Tensors:
+    """The weights of a network in a server's state: its field `weights`, and `buffers` if it has
+    such.
+
+    Raises:
+        ConfigError: it has no weights.
+    """
+    if not hasattr(server, "weights"):
+        raise ConfigError(
+            f"the server's state {type(server).__name__} has no field `weights`; give it one, or "
+            "define what depends on it: message, problem, report and model"
+        )
+    return {**server.weights, **getattr(server, "buffers", {})}
 
 
 def units_remarks(name: str, network: Network, touched: Collection[Gateable]) -> list[str]:

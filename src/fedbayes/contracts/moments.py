@@ -23,7 +23,7 @@ from fedbayes.contracts.product import PartitionedPosterior, PosteriorServer
 from fedbayes.contracts.recommended import Known, adam
 from fedbayes.contracts.reports import Report
 from fedbayes.contracts.run import Federation, RoundContext, nll
-from fedbayes.core.fields import Chosen
+from fedbayes.core.fields import Chosen, Tuned
 from fedbayes.core.messages import Message
 from fedbayes.core.tensors import Samples, Tensors, named, part
 from fedbayes.inference.gaussian import NaturalGaussian
@@ -59,7 +59,7 @@ class MomentMatching(PartitionedPosterior[MomentsClient]):
     client_state = MomentsClient
     reports = retracting(PartitionedPosterior.reports, retracted)
 
-    kl_weight: Annotated[float, Chosen()] = Field(
+    kl_weight: Annotated[float, Chosen(), Tuned(times=30)] = Field(
         1.0,
         gt=0,
         description="T of the tempered likelihood p(D_i | θ)^(1/T): 1 is the posterior, less "
@@ -87,12 +87,12 @@ class MomentMatching(PartitionedPosterior[MomentsClient]):
         """An empty factor, which the first refinement fills."""
         return MomentsClient(NaturalGaussian({}, {}))
 
-    def ordinary(self, server: PosteriorServer, run: Federation) -> dict[str, float]:
+    def learnt(self, server: PosteriorServer, run: Federation) -> dict[str, float]:
         """The posterior's own natural parameters; or those of weights that a client's data may well
         say as much of, so that the only report of a first round is none too long.
         """
         if self.fixed_precision:
-            return super().ordinary(server, run)
+            return super().learnt(server, run)
         return norms(server.posterior, KNOWN_STD, run)
 
     def problem(

@@ -11,13 +11,13 @@ import torch
 from pydantic import Field
 from torch import Tensor
 
-from fedbayes.contracts.changes import Changes, Clips, Total, norm
+from fedbayes.contracts.changes import Changes, Chart, Clips, norm
 from fedbayes.contracts.drawn import require_weights_alone, sampler_of
 from fedbayes.contracts.method import ClientState, Method, Sampler
 from fedbayes.contracts.parts import Part, Reports, Retract
 from fedbayes.contracts.reports import Report, Sum
 from fedbayes.contracts.run import Federation, RoundContext
-from fedbayes.core.fields import Chosen
+from fedbayes.core.fields import Chosen, Tuned
 from fedbayes.core.messages import Message, dense
 from fedbayes.core.tensors import Tensors, named, part
 from fedbayes.errors import MessageError
@@ -41,18 +41,29 @@ class GaussianServer(Method[PosteriorState, ClientState, Sum]):
     """
 
     reports = Reports(
-        dict.fromkeys(
-            ("precision", "shift"),
-            Part(origin="zero", tracked=True, range=65536.0),
-        ),
-        uncompressed="an error of a precision moves a mean, which is divided by it, and an error "
-        "that is small next to the largest precision can be all of a small one",
+        {
+            "precision": Part(
+                origin="zero",
+                tracked=True,
+                range=65536.0,
+                typical=lambda method, server, run: method.learnt(server, run)["precision"],
+                unless="fixed_precision",
+                uncompressed="an error of a precision moves a mean, which is divided by it, and an "
+                "error that is small next to the largest precision can be all of a small one",
+            ),
+            "shift": Part(
+                origin="zero",
+                tracked=True,
+                range=65536.0,
+                typical=lambda method, server, run: method.learnt(server, run)["shift"],
+            ),
+        }
     )
 
     prior_std: Annotated[float, Chosen()] = Field(
         1.0, gt=0, description="standard deviation of the Gaussian priors p(θ) and p(φ)"
     )
-    kl_weight: Annotated[float, Chosen()] = Field(
+    kl_weight: Annotated[float, Chosen(), Tuned(times=30)] = Field(
         1.0, gt=0, description="factor of the KL terms; 1 is the free energy, less trusts data more"
     )
 
@@ -61,12 +72,14 @@ class GaussianServer(Method[PosteriorState, ClientState, Sum]):
         """Whether the posterior has the prior's precision for good, so that none is sent."""
         return False
 
-    @property
-    def declared(self) -> Reports:
-        """Without precisions where these are fixed: means are shifts by a constant then."""
-        if not self.fixed_precision:
-            return self.reports
-        return Reports({"shift": self.reports.parts["shift"]})
+    def learnt(self, server: PosteriorState, run: Federation) -> dict[str, float]:
+        """The norms of the precisions and of the shifts that were learnt so far, or that a newcomer
+        starts with: changes are measured by them where a cohort tells little.
+        """
+        return {
+            "precision": norm(server.posterior.precision.values()),
+            "shift": norm(server.posterior.shift.values()),
+        }
 
     def check(self, run: Federation) -> None:
         """Trained weights alone are random; nothing else may change in training.
@@ -145,22 +158,19 @@ class GaussianServer(Method[PosteriorState, ClientState, Sum]):
             if bool((server.posterior.precision[name] + change <= 0).any()):
                 raise MessageError(f"it takes more precision off {name!r} than the posterior has")
 
-    def changes(self, report: Report, server: PosteriorState, run: Federation) -> Changes:
+    def chart(self, server: PosteriorState, run: Federation) -> Chart:
         """Changes of precisions, and of shifts beyond those that leave the means where they are: so
         bounds and noise on the one do not move the other.
         """
-        found = super().changes(report, server, run)
         if self.fixed_precision:
-            return found
-        return {**found, "shift": _recentred(found, _sent_mean(server), -1.0)}
-
-    def resummed(self, total: Total, server: PosteriorState, run: Federation) -> Sum:
-        """Changes of precisions and of shifts."""
-        if self.fixed_precision:
-            return super().resummed(total, server, run)
-        shift = _recentred(total.changes, _sent_mean(server), 1.0)
-        return super().resummed(
-            replace(total, changes={**total.changes, "shift": shift}), server, run
+            return Chart()
+        mean = _sent_mean(server)
+        return Chart(
+            lambda found: {**found, "shift": _recentred(found, mean, -1.0)},
+            lambda total: replace(
+                total,
+                changes={**total.changes, "shift": _recentred(total.changes, mean, 1.0)},
+            ),
         )
 
     def model(self, server: PosteriorState, run: Federation) -> Tensors:
@@ -235,10 +245,14 @@ def retracting(reports: Reports, take_back: Retract, way_out: str = "") -> Repor
         take_back: as in `Part.retract`.
         way_out: settings under which reports can be compressed, in words, if there are any.
     """
+    precision, shift = reports.parts["precision"], reports.parts["shift"]
+    why = "; ".join(filter(None, (precision.uncompressed, way_out)))
     return replace(
         reports,
-        parts={**reports.parts, "shift": replace(reports.parts["shift"], retract=take_back)},
-        uncompressed="; ".join(filter(None, (reports.uncompressed, way_out))),
+        parts={
+            "precision": replace(precision, uncompressed=why),
+            "shift": replace(shift, retract=take_back),
+        },
     )
 
 
@@ -289,7 +303,7 @@ def rounded(change: NaturalGaussian) -> NaturalGaussian:
 
 
 def _shortened(change: NaturalGaussian, mean: Tensors, clips: Clips) -> NaturalGaussian:
-    """A change as long as the server lets it be, which looks at `Virtual.changes`."""
+    """A change as long as the server lets it be, which looks at `GaussianServer.chart`."""
     if not clips:
         return change
     shares = {n: m * change.precision[n] for n, m in mean.items()}

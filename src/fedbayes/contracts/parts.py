@@ -13,11 +13,14 @@ from the declaration: no method names any of them.
                 "norms": Part(origin="zero", exact=True),
             }
         )
+
+A value that depends on settings is a function of the method: `typical`, `Reports.remedy`, and
+`unless`, which names a property. `Reports.of(method)` has the declaration under its settings.
 """
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
-from typing import Any, Literal
+from typing import Any, Literal, Self
 
 from fedbayes.contracts.reports import ReportList, Sum
 from fedbayes.core.tensors import Tensors, part
@@ -26,6 +29,9 @@ from fedbayes.errors import ConfigError
 Retract = Callable[[Any, Tensors], Any]
 """From a client's private state, and what of a part did not arrive by name, to the state in which
 the client has reported only what did arrive."""
+
+Typical = Callable[[Any, Any, Any], float]
+"""From a method, its server's state and the `Federation` to a norm."""
 
 
 @dataclass(frozen=True)
@@ -58,8 +64,19 @@ class Part:
     or of the whole part. For reports that are not averaged, which no robust rule protects."""
     range: float = 8.0
     """Largest change of an entry under secure aggregation, where the user sets none."""
+    typical: Typical | float | None = None
+    """The L2 norm that a change of the part is measured by where a cohort tells little
+    (`aggregation.max_change`); infinity: it needs no bound. None: that of what the server has of
+    it (`Method.origin`)."""
+    uncompressed: str = ""
+    """Why it may not arrive with an error that is right on average, in words; then no part may.
+    Empty: it may."""
+    unless: str = ""
+    """Name of a property of the method: where that is true, reports have no such part."""
 
 
+FEATURES = ("secure sums", "compression", "robust rules", "noise", "asynchronous rounds")
+"""What a round can do with reports, as far as these are such that it can."""
 NETWORK: Mapping[str, Part] = {
     "buffers": Part(mask="sent", exact=True),
     "counters": Part(mask="sent", exact=True),
@@ -81,9 +98,32 @@ class Reports:
     reduce: Literal["mean", "middle", "set"] = "mean"
     """What the update gets: the weighted sum of the reports, which are forgotten one by one; all
     of them, of which it takes `ReportList.middle`; or all of them."""
-    uncompressed: str = ""
-    """Why no part may arrive with an error that is right on average, in words; empty if some
-    may."""
+    weighted: bool = False
+    """Whether a report weighs the samples that its client trained on, whatever the settings. Where
+    it is false, a field `weighting` of the method says it; without one, every report weighs 1."""
+    counts: tuple[str, ...] = ()
+    """Names of tensors that count samples: a report that counts with less weight than it came with
+    has less of these, too."""
+    pooled: bool = False
+    """Whether the one report of a round is of all clients' data, which lie in one place: a
+    baseline, not a federation, in which nothing is sent."""
+    remedy: Callable[[Any, Any], str] | None = None
+    """From the method and the `Federation` to words on which settings of the method make changes
+    smaller, where one is longer than it may be."""
+
+    @classmethod
+    def of(cls, method: Any) -> Self:
+        """The declaration of a method under its settings."""
+        declared: Self = method.reports
+        weighted = declared.weighted or getattr(method, "weighting", "uniform") == "samples"
+        if not any(p.unless for p in declared.parts.values()):
+            return declared if weighted == declared.weighted else replace(declared, weighted=True)
+        parts = {
+            name: p
+            for name, p in declared.parts.items()
+            if not (p.unless and getattr(method, p.unless))
+        }
+        return replace(declared, parts=parts, weighted=weighted)
 
     def part(self, name: str) -> Part:
         """The declaration of a part.
@@ -130,6 +170,8 @@ class Reports:
             {'robust rules'}
         """
         adds, parts = self.reduce == "mean", self.parts
+        if self.pooled:
+            return dict.fromkeys(FEATURES, "all its data are in one place, and nothing is sent")
         sparse = next((name for name, p in parts.items() if p.mask != "none"), "")
         chosen = any(p.mask == "chosen" for p in parts.values())
         single = "" if adds else "the server needs every single report"
@@ -137,15 +179,26 @@ class Reports:
         kept = any(p.tracked and p.retract is None for p in parts.values())
         return {
             "secure sums": single or (sparse and f"reports leave out entries of the {sparse}"),
-            "compression": self.uncompressed
+            "compression": next((p.uncompressed for p in parts.values() if p.uncompressed), "")
             or ("" if adds else "its reports do not add, so errors would not average out")
             or (lost if kept else ""),
-            "robust rules": "" if self.reduce != "set" else "reports are not averaged",
+            "robust rules": "" if self.reduce != "set" else self._instead,
             "noise": single,
             "asynchronous rounds": "reports do not add to a later state of the server"
             if chosen or not adds
             else "",
         }
+
+    @property
+    def _instead(self) -> str:
+        """Why robust rules are not for reports that are all needed, and what is in their place."""
+        if any(p.missing == "unchanged" for p in self.parts.values()):
+            return "it takes the clients' median, or the mean of their signs, as it is"
+        return "reports are not averaged" + (
+            "; aggregation.outliers = 'leave-out' leaves out networks unlike the others"
+            if self.compared
+            else ""
+        )
 
     @property
     def stale(self) -> Literal["weighed", "whole", "refused"]:

@@ -6,13 +6,12 @@ s_new = s_i,new · s/s_i from its data, the cavity and its share of the prior, a
 its factor's natural parameters changed. How it infers is another file's.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Protocol, TypeVar
 
 import torch
 from pydantic import Field
 
-from fedbayes.contracts.changes import norm
 from fedbayes.contracts.drawn import refuse_weight_decay
 from fedbayes.contracts.method import Info
 from fedbayes.contracts.natural import GaussianServer, least, mean_precision, positive
@@ -109,13 +108,6 @@ class PartitionedPosterior(GaussianServer[PosteriorServer, FactorState]):
         change = (refined / factor) ** (self.damping or 1 / at.run.cohort)
         return self.reported(change, factor, mean, at)
 
-    def ordinary(self, server: PosteriorServer, run: Federation) -> dict[str, float]:
-        """The posterior's own natural parameters, all that was learnt so far."""
-        return {
-            "precision": norm(server.posterior.precision.values()),
-            "shift": norm(server.posterior.shift.values()),
-        }
-
     def update(
         self, server: PosteriorServer, reports: Sum, at: RoundContext
     ) -> tuple[PosteriorServer, Info]:
@@ -128,6 +120,33 @@ class PartitionedPosterior(GaussianServer[PosteriorServer, FactorState]):
         prior = standard(before.precision, self.prior_std)
         after = positive(before * self.changed_by(reports.tensors), before, prior)
         return PosteriorServer(after), {"mean_precision": mean_precision(after)}
+
+    def forget(
+        self, server: PosteriorServer, client: FactorState, run: Federation
+    ) -> PosteriorServer:
+        """Divide the posterior by the client's factor, s/s_i, and give back its share of the prior.
+
+        The others' factors and the whole prior remain: s/s_i · p(θ)^(1/K). That is the posterior
+        that retraining converges to where factors do not depend on one another, as in a linear
+        regression with orthogonal columns. Elsewhere a few rounds bring the factors there.
+        """
+        before = server.posterior
+        prior = standard(before.precision, self.prior_std)
+        if not client.factor.precision:  # its factor is still its share of the prior
+            return server
+        factor = client.factor.to("cpu", torch.float64)
+        after = before.to("cpu", torch.float64) / factor * prior ** (1 / run.clients)
+        return PosteriorServer(positive(after, before.to("cpu", torch.float64), prior))
+
+    def remaining(self, client: FactorState, run: Federation, left: int) -> FactorState:
+        """The factor with the share p(θ)^(1/left) of the prior instead of p(θ)^(1/K)."""
+        if not client.factor.precision:
+            return client
+        factor = client.factor
+        prior = standard(factor.precision, self.prior_std)
+        prior = prior.to(next(iter(factor.precision.values())).device, torch.float64)
+        moved = factor * prior ** (1 / left - 1 / run.clients)
+        return replace(client, factor=moved)  # type: ignore[type-var]
 
 
 def _floored(cavity: NaturalGaussian, posterior: NaturalGaussian) -> NaturalGaussian:

@@ -1,6 +1,6 @@
 """What clients say to the server, and how it is reduced."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import dataclass, field
 
 import torch
@@ -88,7 +88,9 @@ class ReportList(Brief):
 
     reports: dict[int, Report] = field(default_factory=dict)
     middle: Middle = weighted_mean
-    """What the update of a method with `takes_middle` has in place of a weighted mean."""
+    """What an update that takes a middle has in place of a weighted mean."""
+    refused: Collection[int] = ()
+    """Clients whose report of this round was refused: what they said earlier counts no more."""
 
     def add(self, client: int, report: Report) -> None:
         """Keep the report of a client, under its number."""

@@ -42,6 +42,13 @@ def updated(method: AnyMethod, value: Any) -> tuple[Any, Info]:
     return state, info
 
 
+def stopped(server: Any) -> str:
+    """Why a server wants no further rounds, in words, as a field `stopped` of its state says it;
+    empty while it does.
+    """
+    return str(getattr(server, "stopped", ""))
+
+
 def _check(method: AnyMethod, function: str, value: Any, parts: Mapping[str, type]) -> None:
     """See that a value is what a function is to give: one thing, or a tuple of several."""
     values = (value,) if len(parts) == 1 else value

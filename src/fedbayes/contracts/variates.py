@@ -53,11 +53,22 @@ def _retracted(client: Control, missed: Tensors) -> Control:
     return Control(less(client.control, missed))
 
 
+def _size_of_control(method: object, server: HasControl, run: Federation) -> float:
+    """A client's variate may move by as much as the federation's is."""
+    return norm(c.double() for c in server.control.values())
+
+
 VARIATES = Reports(
     {
         "weights": Part(),
-        "control": Part(origin="zero", tracked=True, retract=_retracted, compared="whole"),
-        "norms": Part(origin="zero", exact=True),
+        "control": Part(
+            origin="zero",
+            tracked=True,
+            retract=_retracted,
+            compared="whole",
+            typical=_size_of_control,
+        ),
+        "norms": Part(origin="zero", exact=True, typical=inf),
     }
 )
 """Weights, the change of the client's variate, and a distribution of variates' norms."""
@@ -110,10 +121,3 @@ class ControlVariateMethod(Averaged, Method[AnyServer, Control, Sum], Generic[An
     def join(self, at: RoundContext) -> Control:
         """A control variate of zero."""
         return Control(zeros(at.run.network.split()[0]))
-
-    def ordinary(self, server: AnyServer, run: Federation) -> dict[str, float]:
-        """A client's variate may move by as much as the federation's is."""
-        return super().ordinary(server, run) | {
-            "control": norm(c.double() for c in server.control.values()),
-            "norms": inf,
-        }

@@ -50,7 +50,7 @@ class ByClient:
     def having(
         self, clients: Tensor, columns: Tensors, empty: Mapping[str, float] | None = None
     ) -> "ByClient":
-        """With these rows in place of those that the clients had.
+        """With these rows instead of those that the clients had.
 
         Args:
             clients: indices, each once, int64 [k].
@@ -73,3 +73,10 @@ class ByClient:
                 column[new] = columns[name]
             merged[name] = column
         return ByClient(every, merged)
+
+    def without(self, client: int) -> "ByClient":
+        """Without the row of a client; the clients behind it have one number less."""
+        kept = self.clients != client
+        clients = self.clients[kept]
+        columns = {name: column[kept] for name, column in self.columns.items()}
+        return ByClient(clients - (clients > client).to(clients.dtype), columns)

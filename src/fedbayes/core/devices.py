@@ -100,7 +100,8 @@ def _find(name: str) -> list[torch.device]:
             gpus, f"PyTorch sees {gpus} GPUs here, cuda:0 to cuda:{gpus - 1}"
         )
         raise ConfigError(f"device {name!r} cannot be used: {there}; 'cpu' and 'auto' work")
-    return [device]
+    # A GPU without a number is the first: CUDA sets no current device without one.
+    return [torch.device("cuda", device.index or 0) if device.type == "cuda" else device]
 
 
 def _first_line(error: Exception) -> str:

@@ -1,6 +1,6 @@
 """Types of settings that several tables share."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from math import isfinite
 from numbers import Number
@@ -134,6 +134,18 @@ class Choosable(Settings):
         return type(self).model_validate({**given, **wanted})
 
 
+@dataclass(frozen=True)
+class Tuned:
+    """Marks a setting that `fedbayes tune` searches, and where.
+
+    With `times` alone, around the recommended value: from 1/times of it to times of it.
+    """
+
+    low: float | None = None
+    high: float | None = None
+    times: float = 10.0
+
+
 PLACE = "package.module:name"
 
 
@@ -157,11 +169,11 @@ class _OfPlace:
 
 
 Place = Annotated[str, _OfPlace()]
-"""`package.module:name`: a user's own, in place of one of the values beside it."""
+"""`package.module:name`: a user's own, instead of one of the values next to it."""
 
 
 class Only:
-    """Marks a setting that has an effect only beside some values of another one of its table.
+    """Marks a setting that has an effect only next to some values of another one of its table.
 
     Args:
         other: name of the other setting.
@@ -219,6 +231,23 @@ def idle(
                     f"{prefix}{name} has no effect: {key} is {_word(beside)}, and has to be "
                     f"{mark.wanted} for it"
                 )
+
+
+def changed(table: BaseModel, name: str) -> bool:
+    """Whether a setting has another value than its default; a cohort of 1 is not one of 1.0."""
+    return repr(getattr(table, name)) != repr(type(table).model_fields[name].default)
+
+
+def unused(table: BaseModel, names: Iterable[str], why: str, prefix: str = "") -> list[str]:
+    """That settings do nothing which have another value than their default, a sentence each.
+
+    Args:
+        table: the settings.
+        names: of those that do nothing.
+        why: in words that follow "has no effect: ".
+        prefix: the place of the table, with a dot at the end.
+    """
+    return [f"{prefix}{n} has no effect: {why}" for n in names if changed(table, n)]
 
 
 Several = Annotated[tuple[Item, ...], OneOrSeveral()]

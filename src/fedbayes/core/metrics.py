@@ -1,5 +1,5 @@
 """How far probabilities and intervals can be trusted: calibration, coverage, uncertainty, and what
-a prediction is worth if unsure ones are left to others.
+a prediction is worth if uncertain ones are left to others.
 """
 
 import math
@@ -124,8 +124,8 @@ class Confidences:
 
     @property
     def curve(self) -> tuple[Tensor, Tensor]:
-        """Shares of predictions that are kept, the surest first, and the accuracy of those: a point
-        for each bin that is not empty, float64 [points] each, by rising coverage.
+        """Shares of predictions that are kept, the most confident first, and their accuracy: a
+        point for each bin that is not empty, float64 [points] each, by rising coverage.
         """
         rows, right = self.rows.flip(0).double(), self.right.flip(0).double()
         kept, hits = rows.cumsum(0), right.cumsum(0)
@@ -133,8 +133,8 @@ class Confidences:
         return (kept / rows.sum())[some], (hits / kept)[some]
 
     def accuracy_at(self, coverage: float) -> float:
-        """Accuracy of the surest share of the predictions; of a bin that is cut, as many right ones
-        as it has on average. NaN if there are none.
+        """Accuracy of the most confident share of the predictions; of a bin that is cut, as many
+        right ones as it has on average. NaN if there are none.
         """
         kept, accuracy = self.curve
         if not len(kept):
@@ -148,7 +148,8 @@ class Confidences:
     @property
     def aurc(self) -> float:
         """Area under the risk-coverage curve (Geifman and El-Yaniv 2017): the mean over k of the
-        share of wrong ones among the k surest predictions; of those in a bin, in random order. NaN
+        share of wrong ones among the k most confident predictions; of those in a bin, in random
+        order. NaN
         if there are none.
         """
         rows = self.rows.flip(0).double()

@@ -18,7 +18,7 @@ Thing = TypeVar("Thing")
 TIMM = "timm:"
 """What the names of timm's networks begin with where others may stand."""
 PADDING = -1
-"""What follows the tokens of a text that is shorter than others, in place of a token."""
+"""What follows the tokens of a text that is shorter than others, instead of a token."""
 _LONGEST = 300
 """Characters of another library's error that are repeated."""
 PATIENCE = 3.0
@@ -76,7 +76,7 @@ def require(package: str, what: str, error: type[FedbayesError]) -> None:
 def _import_torchvision() -> None:
     """Import torchvision, which the others do if it is there.
 
-    One that was built for GPUs has no operators of its own beside a PyTorch without them, and its
+    One that was built for GPUs has no operators of its own next to a PyTorch without them, and its
     import fails where it describes them. Nothing here uses these operators, so it goes without.
     """
     if find_spec("torchvision") is None:
@@ -131,7 +131,7 @@ def load(
     if folder.is_dir():
         place, options = str(folder), {"revision": None, "local_files_only": True}
     elif folder.is_absolute() or name.startswith((".", "~")):
-        raise error(f"there is no folder {name} to load {what} from; mend the path")
+        raise error(f"there is no folder {name} to load {what} from; fix the path")
     else:
         silent = unreachable()
         options["local_files_only"] = bool(silent)

@@ -19,7 +19,7 @@ from torch import Tensor
 from fedbayes.errors import MessageError, quoted
 
 METADATA = "__metadata__"
-"""Name under which a header has text in place of a tensor."""
+"""Name under which a header has text instead of a tensor."""
 MOST_AXES = 32
 """Axes that a tensor may have."""
 MOST_ENTRIES = 2**56

@@ -5,8 +5,10 @@ server or a client is a frozen dataclass of such things; `pack` and `unpack` tur
 flat dict and back, so that every state of every method is stored in one way.
 """
 
+import functools
 import math
-from collections.abc import Iterator, Mapping
+import operator
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import MISSING, fields, is_dataclass
 from typing import Any, NamedTuple, TypeVar, get_type_hints
 
@@ -62,6 +64,11 @@ def named(prefix: str, tensors: Mapping[str, Value]) -> dict[str, Value]:
 
 _PIECE = 1 << 16
 """Entries that are added at once: what is made of them stays in the processor's cache."""
+
+
+def added(terms: Sequence[Tensor]) -> Tensor:
+    """The sum of tensors on their own device, for whose copy no step waits; 0 if there are none."""
+    return functools.reduce(operator.add, terms) if terms else torch.zeros(())
 
 
 def add_to(total: Tensor, values: Tensor, weight: float) -> None:

@@ -1,8 +1,8 @@
 """Decoded data sets on disk, read as memory maps.
 
 A data set is decoded once into a folder of plain `.npy` arrays and one JSON file. The folder
-is written beside its place and renamed when complete, so a killed decode leaves nothing that
-could be mistaken for a data set, and of two processes that decode at once the first one wins.
+is written under a temporary name and renamed when complete, so a killed process leaves no partial
+data set. Of two processes that decode at the same time, the first one wins.
 """
 
 import json

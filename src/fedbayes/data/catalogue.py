@@ -90,7 +90,7 @@ def _without_gaps(dataset: Dataset, settings: DataSettings) -> list[str]:
 
 
 def _pretrained(settings: DataSettings) -> tuple[object, ...]:
-    """What decoded data depend on of a pretrained network, beside its name."""
+    """What decoded data depend on of a pretrained network, next to its name."""
     if settings.processor is None:
         return ()
     if settings.tokens is not None:
@@ -127,7 +127,7 @@ def data_folder(folder: Path | None) -> Path | None:
     """
     named = folder or (Path(os.environ[ENVIRONMENT]) if os.environ.get(ENVIRONMENT) else None)
     if named is not None and not named.is_dir():
-        raise DataError(f"there is no folder {named}; mend dir, or {ENVIRONMENT}")
+        raise DataError(f"there is no folder {named}; fix dir, or {ENVIRONMENT}")
     return named
 
 

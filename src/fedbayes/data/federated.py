@@ -50,7 +50,7 @@ class FederatedData(Brief):
             dataset: The pool of samples.
             partition: Who holds which rows of it.
             seed: Seed of the run or trial; the clients' pixel orders come from it.
-            statistics: Mean and deviation to standardize by, in place of the data's own: where
+            statistics: Mean and deviation to standardize by, instead of the data's own: where
                 these samples are one of several parts that lie apart.
             target: What is to be predicted, with the center and scale of these parts likewise.
             columns: How the columns of a table are encoded likewise; none: as plain numbers.
@@ -279,7 +279,7 @@ def _refuse_empty(dataset: Dataset, partition: Partition) -> None:
         names = listed(f"'{partition.names[client]}'" for client in empty)
         raise DataError(
             f"{dataset.name}: no training sample of client {names} has a value (all are missing), "
-            "so nothing can be learnt of them; leave these clients out, or mend their data"
+            "so nothing can be learnt of them; leave these clients out, or fix their data"
         )
 
 

@@ -6,6 +6,9 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+import numpy.typing as npt
+
 from fedbayes.core.files import digest
 from fedbayes.core.wording import listed
 from fedbayes.errors import DataError
@@ -55,3 +58,19 @@ def frame_file(frame: Any) -> Path:
         place.mkdir(exist_ok=True)
         file.write_bytes(content)
     return file
+
+
+def without_rows(path: Path, rows: npt.NDArray[np.bool_]) -> Path | None:
+    """A copy of the file of a DataFrame that lacks some rows.
+
+    Args:
+        path: the file.
+        rows: whether each row is left out [n].
+
+    Returns:
+        The copy; None where the file does not have as many rows.
+    """
+    import pandas as pd
+
+    frame = pd.read_parquet(path)
+    return frame_file(frame[~rows]) if len(frame) == len(rows) else None

@@ -36,7 +36,7 @@ class GeneratedData(FederatedData):
         Args:
             generator: what gives their samples.
             pool: those that were looked at.
-            statistics: mean and deviation to standardize by, in place of the pool's.
+            statistics: mean and deviation to standardize by, instead of the pool's.
             target: what is to be predicted, with the center and scale likewise.
         """
         self._generator, self._looked_at = generator, pool.clients

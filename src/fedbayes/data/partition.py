@@ -2,6 +2,7 @@
 
 import io
 import warnings
+from collections.abc import Collection
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -10,7 +11,7 @@ import numpy as np
 from fedbayes.core import seeds
 from fedbayes.core.brief import Brief
 from fedbayes.core.files import NPZ_ERRORS, read_bytes
-from fedbayes.core.wording import describe
+from fedbayes.core.wording import describe, listed
 from fedbayes.data.dataset import Dataset, Rows
 from fedbayes.data.holdout import DEFAULT_FRACTION, deal_official, own_fraction, rows_needed
 from fedbayes.data.schemes import Division, choose_scheme, divide, group_by_client
@@ -51,6 +52,27 @@ class Partition(Brief):
         """Rows that a client is tested on."""
         return self.test[self.test_offsets[client] : self.test_offsets[client + 1]]
 
+    def without(self, names: Collection[str]) -> "Partition":
+        """The partition of the other clients, each with the rows that it has.
+
+        Raises:
+            DataError: There is no client of such a name, or none would be left.
+        """
+        if unknown := [name for name in names if name not in self.names]:
+            raise DataError(
+                f"data.exclude names {listed(unknown)}, and there is no such client; there are "
+                f"{listed(self.names)}"
+            )
+        kept = [client for client, name in enumerate(self.names) if name not in names]
+        if not kept:
+            raise DataError("data.exclude names every client; leave one at least")
+        rows: dict[str, Rows] = {}
+        for part, every in (("train", self.train_rows), ("test", self.test_rows)):
+            own = [every(client) for client in kept]
+            rows[part] = np.concatenate(own)
+            rows[f"{part}_offsets"] = np.cumsum([0, *map(len, own)], dtype=np.int64)
+        return Partition(**rows, names=tuple(self.names[client] for client in kept))
+
     def dump(self) -> bytes:
         """As the content of an `.npz` file."""
         file = io.BytesIO()
@@ -87,10 +109,10 @@ class Partition(Brief):
                 names = tuple(str(name) for name in file["names"])
         except NPZ_ERRORS as error:
             raise DataError(
-                f"the partition file {path} is damaged ({error}); make it anew"
+                f"the partition file {path} is damaged ({error}); make it again"
             ) from error
         if not _consistent(arrays, len(names)):
-            raise DataError(f"the partition file {path} contradicts itself; make it anew")
+            raise DataError(f"the partition file {path} contradicts itself; make it again")
         return cls(**arrays, names=names)
 
 
@@ -100,8 +122,8 @@ _RAGGED = ("train", "train_offsets", "test", "test_offsets")
 def partition(dataset: Dataset, settings: DataSettings, seed: int) -> Partition:
     """Divide the rows of a data set among clients.
 
-    The same arguments give the same partition, whatever was drawn before. What the data set or
-    its division leaves out, unless a limit asks for it, is said as a `FedbayesWarning`.
+    The same arguments give the same partition, whatever was drawn before. A
+    `FedbayesWarning` names the rows that the data set or the partition leaves out without a limit.
 
     Args:
         dataset: The pool.
@@ -152,14 +174,20 @@ def partition(dataset: Dataset, settings: DataSettings, seed: int) -> Partition:
         )
     for note in (*dataset.notes, *notes):
         warnings.warn(note, FedbayesWarning, stacklevel=2)
-    return Partition(train.rows, train.offsets, test.rows, test.offsets, division.names)
+    if settings.validation:
+        train, test = own_fraction(
+            train, settings.validation, seeds.numpy_rng(seed, "validation rows")
+        )
+        _refuse_small(train, settings)
+    found = Partition(train.rows, train.offsets, test.rows, test.offsets, division.names)
+    return found.without(settings.exclude) if settings.exclude else found
 
 
 def _fraction(dataset: Dataset, settings: DataSettings) -> float | None:
     """The part of its own samples that a client tests on; None if others are for testing.
 
     Raises:
-        DataError: It is asked for beside a column that says which rows are for testing, or an
+        DataError: It is asked for next to a column that says which rows are for testing, or an
             official test part is asked for that is not there.
     """
     if settings.test_counts is not None:

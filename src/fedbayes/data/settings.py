@@ -48,27 +48,28 @@ class DataSettings(SourceSettings):
     generator: str | None = Field(
         None,
         description="Your own function, package.module:function, called as function(client, seed, "
-        "**arguments), which gives the samples (x, y) of one client whenever they are needed: for "
-        "any number of clients. It names no set beside it, and needs clients.",
+        "**arguments). It returns the samples (x, y) of one client on demand, for any number of "
+        "clients. It needs clients, and no other data set.",
     )
     test_clients: Annotated[int, Only("generator")] = Field(
         100,
         ge=1,
-        description="generator: clients, drawn from the seed, that are looked at before the first "
-        "round: shape, classes, mean and std are inferred from their samples, and the global model "
-        "is tested on their test samples. With test = 'clients' as many more are never trained on.",
+        description="generator: number of clients, sampled by the seed, that are read before the "
+        "first round. Their samples give shape, classes, mean and std, and their test samples "
+        "evaluate the global model. With test = 'clients', as many more clients are never used "
+        "for training.",
     )
     cache: Annotated[int, Only("generator")] = Field(
         64,
         ge=0,
-        description="generator: MiB of clients' samples that each process keeps; of the client "
-        "asked for last they are kept in any case.",
+        description="generator: MiB of clients' samples that each process caches. The last "
+        "client's samples are always cached.",
     )
     clients: int | None = Field(
         None,
         ge=1,
-        description=f"Number of clients. Default: {DEFAULT_CLIENTS}, or every group of a "
-        "natural partition, of which a number takes the first ones.",
+        description=f"Number of clients. Default: {DEFAULT_CLIENTS}, or all groups of a "
+        "natural partition. A number takes the first groups.",
     )
     partition: Literal["default", Scheme] | Place = Field(
         "default",
@@ -82,31 +83,47 @@ class DataSettings(SourceSettings):
         "or iid where the target has no classes.",
     )
     alpha: Annotated[float, Only("partition", "dirichlet", "dirichlet-equal")] = Field(
-        0.4, gt=0, allow_inf_nan=False, description="Dirichlet concentration; small is skewed."
+        0.4,
+        gt=0,
+        allow_inf_nan=False,
+        description="Dirichlet concentration: the smaller, the more skewed are the clients' "
+        "classes.",
     )
     balance: Annotated[bool, Only("partition", "dirichlet")] = Field(
         False,
-        description="dirichlet: a client that holds more than the mean number of samples gets "
-        "none of the classes still to be divided.",
+        description="dirichlet: whether a client that has more than the mean number of samples "
+        "gets no more classes.",
     )
     shards_per_client: Annotated[int, Only("partition", "shards")] = Field(
-        2, ge=1, description="shards: number of shards of a client."
+        2, ge=1, description="shards: number of shards per client."
     )
     class_counts: tuple[tuple[int, ...], ...] | None = Field(
         None,
-        description="counts: samples of each client and class, as in [[30, 10], [5, 45]]. They "
-        "are training samples if test_counts or an official test part is used.",
+        description="counts: number of samples of each client and class, as in [[30, 10], [5, "
+        "45]]. With test_counts or an official test part, all are training samples.",
     )
     test_counts: Several[int] | None = Field(
         None,
-        description="counts: test samples of each class, drawn from those that no client trains "
-        "on and dealt to the clients in proportion to their training classes.",
+        description="counts: number of test samples of each class. They come from samples that no "
+        "client trains on, and go to the clients in proportion to their training classes.",
     )
     min_samples: int = Field(
         2,
         ge=1,
-        description="Smallest number of training samples of a client. Natural groups with "
-        "fewer are left out; other partitions are refused.",
+        description="Smallest number of training samples of a client. Natural groups with fewer "
+        "are left out; other partitions raise an error.",
+    )
+    validation: float = Field(
+        0.0,
+        ge=0,
+        lt=1,
+        description="Share of each client's training rows that it is tested on instead of its test "
+        "rows, which are left unread: for choosing settings. 0: none.",
+    )
+    exclude: Several[str] = Field(
+        (),
+        description="Clients to leave out, by name, once the data are divided: the others keep "
+        "their rows.",
     )
     samples_per_client: int | None = Field(
         None, ge=1, description="Largest number of training samples of a client."
@@ -114,51 +131,50 @@ class DataSettings(SourceSettings):
     limit: int | None = Field(
         None,
         ge=1,
-        description="Use only so many samples, drawn at random, to train on (or to "
-        "divide, where the clients split their own).",
+        description="Number of samples to use, chosen at random, for training (or for training and "
+        "test, if the clients split their own).",
     )
     limit_test: int | None = Field(
-        None, ge=1, description="Use only so many samples of the official test part."
+        None, ge=1, description="Number of samples of the official test part to use."
     )
     test: Literal["default", "official", "clients"] | float = Field(
         "default",
-        description="official: the official test part is dealt to the clients in proportion to "
-        "their training classes. A fraction: each client keeps so much of its own samples for "
-        "testing. clients: of a generator, the test_clients clients after the last one are never "
-        "trained on, and all their samples are for testing. Default: official where the set has "
-        "such a part, else 0.25.",
+        description="official: the clients share the official test part in proportion to their "
+        "training classes. A fraction: each client uses this share of its own samples for "
+        "testing. clients: with a generator, test_clients further clients are only for testing. "
+        "Default: official if the data set has such a part, else 0.25.",
     )
     official_test: Literal["pooled", "unread"] = Field(
         "pooled",
-        description="What becomes of an official test part where test is a fraction. pooled: it is "
-        "divided among the clients with the training part. unread: nobody has it, as where "
-        "settings are chosen that are to be tested on it later.",
+        description="Use of the official test part if test is a fraction. pooled: it is "
+        "partitioned with the training part. unread: it is not used, for example while you choose "
+        "settings.",
     )
 
     standardize: Literal["auto", "on", "off"] = Field(
         "auto",
-        description="on: samples are standardized by mean and std of the training rows. auto: "
-        "likewise, but for whole numbers that a network of your own uses as ids, as embeddings do; "
-        "a note says so. off: a network sees x / scale, and 0 where a value is missing.",
+        description="on: samples are standardized with mean and std of the training rows. auto: "
+        "the same, except for integers that your own network uses as ids, as embeddings do. off: "
+        "the network gets x / scale, and 0 for missing values.",
     )
     label_noise: float = Field(
         0.0,
         ge=0,
         le=1,
         allow_inf_nan=False,
-        description="Classes: share of the training labels that are replaced, each by another "
-        "class at random. Test labels stay as they are.",
+        description="Classes: share of the training labels that are replaced by another class at "
+        "random. Test labels are unchanged.",
     )
     summaries: Several[Path] = Field(
         (),
-        description="Own tables: files of fedbayes data summarize, one of each client. Columns are "
-        "encoded by their sums, in place of the training rows here.",
+        description="Own tables: files of fedbayes data summarize, one per client. Columns are "
+        "encoded with their sums instead of the training rows.",
     )
 
     keep: Annotated[bool, Only("path")] = Field(
         False,
-        description="Whether the run folder keeps a copy of path, a single file, and reads that "
-        "from then on. So it is with a DataFrame from Python.",
+        description="Whether the run folder keeps a copy of path (a single file) and reads the "
+        "copy from then on. A DataFrame is always copied.",
     )
 
     @field_validator("summaries", "more")

@@ -75,98 +75,98 @@ class SourceSettings(Settings):
     arguments: Arguments = Field({}, description="Keyword arguments of your own factory.")
     dir: Path | None = Field(
         None,
-        description="Folder with one folder per data set; else the environment variable "
-        "FEDBAYES_DATA; else the Hugging Face hub.",
+        description="Folder with one folder per data set. Unset: the environment variable "
+        "FEDBAYES_DATA, else the Hugging Face hub.",
     )
     path: Path | None = Field(
         None,
         description="Your own data: a .parquet, .csv, .tsv, .xlsx or .npz file (.csv and .tsv also "
-        "as .gz), or a folder "
-        "with train and test files of one of these kinds, with LEAF JSON files, or with pictures "
-        "in a folder for each class (and folders train and test, or of clients, above these).",
+        "as .gz). Or a folder: with train and test files of these kinds, with LEAF JSON files, or "
+        "with images in one folder per class. Folders train and test, or one per client, may lie "
+        "above the classes.",
     )
     more: Annotated[Several[Path], Only("path")] = Field(
         (),
-        description="Own tables: the files of more clients, next to path. Each file is then one "
-        "client, named after it. Columns are matched by name.",
+        description="Own tables: the files of more clients, in addition to path. Each file is then "
+        "one client, named after it. Columns are matched by name.",
     )
     query: str | None = Field(
         None,
-        description="Your own data, in place of path: a SQL query whose rows are the table. They "
-        "have an order of their own, so that the same rows are the same data.",
+        description="Your own data, instead of path: a SQL query that returns the table. The rows "
+        "are sorted, so the same rows are the same data.",
     )
     database: Annotated[str | None, Only("query")] = Field(
         None,
-        description="URL of the query's database, as SQLAlchemy takes it, without a password: "
-        "that is in the environment variable FEDBAYES_DATABASE_PASSWORD, and the whole URL may be "
-        "in FEDBAYES_DATABASE. Needs the extra sql.",
+        description="SQLAlchemy URL of the query's database, without a password. Set the password "
+        "in the environment variable FEDBAYES_DATABASE_PASSWORD, or the whole URL in "
+        "FEDBAYES_DATABASE. Needs the extra sql.",
     )
     label: Several[str] = Field(
         ("label",),
         min_length=1,
-        description="Own tables: the column with the class or the number to be predicted; or "
-        "several columns, of numbers, or of 0 and 1 for labels of which any may hold.",
+        description="Own tables: the column with the class or number to predict. Or several "
+        "columns: of numbers, or of 0 and 1 for labels that do not exclude each other.",
     )
     group: str | None = Field(
-        None, description="Own tables: the column with the natural client, left out of x."
+        None, description="Own tables: the column with the client of each row; it is no feature."
     )
     split: str | None = Field(
-        None, description="Own tables: a column that says train or test, left out of x."
+        None, description="Own tables: a column with train or test; it is no feature."
     )
     classes: Several[str] = Field(
-        (), description="Own tables and arrays: names of all classes, where some may not occur."
+        (), description="Own tables and arrays: names of all classes, if some may be absent."
     )
-    drop: Several[str] = Field((), description="Own tables: columns to leave out of x.")
+    drop: Several[str] = Field((), description="Own tables: columns that are no features.")
     features: Several[str] = Field(
         (),
-        description="Own tables: the columns to take as x, in this order; all others are left "
-        "out. Default: all but label, group, split and drop.",
+        description="Own tables: the columns to use as features, in this order. Default: all but "
+        "label, group, split and drop.",
     )
     numeric: Several[str] = Field(
         (),
-        description="Own tables: columns that are numbers, also where they are stored as text. "
-        "What is no number is an error, whatever else the column might be.",
+        description="Own tables: columns that are numbers, even if stored as text. A value that is "
+        "no number raises an error.",
     )
     categorical: Several[str] = Field(
         (),
-        description="Own tables: columns that are categories, also where they are numbers. Each "
-        "category becomes a feature, 0 or 1. Default: columns of text with at most "
-        "max_categories different values, and two rows for each on average.",
+        description="Own tables: columns that are categories, even if they hold numbers. Each "
+        "category becomes a feature, 0 or 1. Default: text columns with at most max_categories "
+        "values and on average two rows for each value.",
     )
     dates: Several[str] = Field(
         (),
-        description="Own tables: columns that are dates, which become days. Default: columns of "
-        "dates, and of text written as 2020-03-31, with or without a time.",
+        description="Own tables: columns of dates, which become numbers of days. Default: date "
+        "columns, and text written as 2020-03-31, with or without a time.",
     )
     date_format: Annotated[str | None, Only("dates")] = Field(
         None,
-        description="Own tables: how text in the columns that dates names is written, as in "
-        "%d.%m.%Y. Default: ISO 8601, in which others of them may be beside it.",
+        description="Own tables: format of text dates in the columns of dates, as in %d.%m.%Y. ISO "
+        "8601 dates are always read. Default: ISO 8601 only.",
     )
     text: Several[str] = Field(
         (),
-        description="Own tables: columns of free text, whose words are hashed into text_width "
-        "numbers. Default: none; free text is refused.",
+        description="Own tables: columns of free text; their words are hashed into text_width "
+        "numbers. Default: none, and free text raises an error.",
     )
     text_width: Annotated[int, Only("text")] = Field(
-        64, ge=1, le=4096, description="Own tables: numbers that a text is hashed into."
+        64, ge=1, le=4096, description="Own tables: number of features that a text is hashed into."
     )
     max_categories: int = Field(
         50,
         ge=1,
         le=1000,
-        description="Own tables: different values up to which a column of text is taken for "
-        "categories. Columns that categorical names may have 1,000.",
+        description="Own tables: largest number of values of a text column that is read as "
+        "categories. Columns listed in categorical may have 1,000.",
     )
     decimal: Literal["auto", ".", ","] = Field(
         "auto",
-        description="Own CSV files: what separates the decimals of numbers. auto: each file's "
-        "cells decide, and a column that can be read in two ways is an error.",
+        description="Own CSV files: the decimal separator. auto: it is inferred for each file; a "
+        "column that can be read in two ways raises an error.",
     )
     thousands: Literal["auto", "none", ".", ",", " ", "'"] = Field(
         "auto",
-        description="Own CSV files: what separates groups of three digits, as in 1.234,56. auto: "
-        "a comma, point, blank or apostrophe where all cells of a column allow it. none: nothing.",
+        description="Own CSV files: the thousands separator, as in 1.234,56. auto: a comma, point, "
+        "blank or apostrophe, if all cells of a column allow it. none: no separator.",
     )
     encoding: str | None = Field(
         None,
@@ -177,38 +177,39 @@ class SourceSettings(Settings):
         1,
         ge=1,
         le=100,
-        description="Own CSV and Excel files: rows above the data. Columns are named by the "
-        "first of them; under merged cells by all of them.",
+        description="Own CSV and Excel files: number of header rows. The first one names the "
+        "columns; under merged cells all of them do.",
     )
     na_values: Several[str] = Field(
         (),
-        description="Own tables: what stands for a missing value, next to an empty cell, as in "
-        "-999, unknown and ?.",
+        description="Own tables: texts that mean a missing value, in addition to an empty cell, "
+        "such as -999, unknown and ?.",
     )
     sheet: str | None = Field(
         None, description="Own tables: the sheet of an Excel file. Default: its only one."
     )
     missing: Literal["default", "indicate", "impute", "drop"] = Field(
         "default",
-        description="Missing values of a table: indicate them, by the mean of the clients' "
-        "training rows and a feature that says so where these have gaps; impute the mean alone; "
-        "or drop such rows. An empty category is one of its own. Default: indicate for own "
-        "tables, drop for einstein, impute for others.",
+        description="Missing values of a table. impute: replace them by the mean of the clients' "
+        "training rows. indicate: the same, and add a feature that marks them. drop: leave out "
+        "such rows. An empty category is a category of its own. Default: indicate for own tables, "
+        "drop for einstein, impute for others.",
     )
     tokens: str | None = Field(
         None,
-        description="Own tables and Hugging Face data sets: the column of texts that becomes x, as "
-        "tokens of a pretrained network; all other columns but label, group and split are left "
-        "out.",
+        description="Own tables and Hugging Face data sets: the text column that becomes tokens of "
+        "a pretrained network. Other columns except label, group and split are left out.",
     )
     max_tokens: Annotated[int, Only("processor")] = Field(
-        128, ge=1, description="Tokens of a sample: what is longer is cut, what is shorter padded."
+        128,
+        ge=1,
+        description="Number of tokens of a sample: longer texts are cut, shorter ones padded.",
     )
     processor: str | None = Field(
         None,
-        description="Pretrained network whose tokenizer makes tokens of texts, or whose image "
-        "processor says size, mean and std of pictures: a name on the Hugging Face hub, a folder, "
-        "or timm:NAME. Default: that of model.pretrained for your own texts and pictures.",
+        description="Pretrained network that provides the tokenizer of texts, or size, mean and "
+        "std of images: a name on the Hugging Face hub, a folder, or timm:NAME. Default: "
+        "model.pretrained for your own texts and images.",
     )
     size: Several[int] = Field(
         (),
@@ -282,7 +283,7 @@ class SourceSettings(Settings):
 
     @property
     def reading(self) -> str:
-        """All that the decoded data depend on, beside the files, as text."""
+        """All that the decoded data depend on, next to the files, as text."""
         settings = set(SourceSettings.model_fields) - ANY_SET
         how = f"{self.drops_incomplete} {self.tells_missing}"
         return f"{self.model_dump_json(include=settings)} {how}"

@@ -25,7 +25,7 @@ from fedbayes.runs.frames import rounds_frame
 _TABLES = ("method", "model", "likelihood", "training", "partition", "settings")
 """Parameters that may be tables of settings."""
 _KEYS = {"method": "name", "model": "name", "likelihood": "likelihood", "partition": "partition"}
-"""What a word in place of such a table stands for."""
+"""What a word instead of such a table stands for."""
 
 
 class FederatedEstimator(BaseEstimator):  # type: ignore[misc]

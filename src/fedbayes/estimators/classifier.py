@@ -16,15 +16,12 @@ from fedbayes.likelihoods import Classes
 
 
 class FederatedClassifier(ClassifierMixin, FederatedEstimator):  # type: ignore[misc]
-    """A classifier that clients train together, each on rows of its own.
+    """Train a classifier across clients, with the interface of scikit-learn.
 
-        model = FederatedClassifier("fedprox", rounds=10, random_state=0)
-        model.fit(X, y, clients=hospital)
-        model.predict_proba(X_new)
-
-    Everything happens in memory and in this process, and nothing is left on disk. Columns are
-    standardized by the mean and deviation of all training rows; a missing value (NaN) becomes the
-    mean of its column. Fits of one process take turns, since PyTorch's random state is shared.
+    Training runs in memory and in this process, and writes no files. The columns are standardized
+    with the mean and the standard deviation of all training rows. A missing value (NaN) is replaced
+    by the mean of its column. Fits of one process run in turn, since they share PyTorch's random
+    state.
 
     Args:
         method: name of a method, its class or an instance, or a table of its name and parameters:
@@ -32,31 +29,42 @@ class FederatedClassifier(ClassifierMixin, FederatedEstimator):  # type: ignore[
         model: name of a network, a `torch.nn.Module` or its class, or a table of settings as in
             `[model]`: `{"hidden": [50]}`.
         likelihood: of the classes, or a table of it and its settings: `auto` is categorical.
-        rounds: how many there are.
-        cohort: clients in a round, a number (10) or a fraction (0.1); the older name of the next.
+        rounds: number of rounds.
+        cohort: number (10) or fraction (0.1) of clients per round; the former name of the next two.
         clients_per_round: number of clients in a round.
-        client_fraction: share of the clients in a round; all, if none of the three is given.
+        client_fraction: share of the clients per round; all clients, if none of the three is set.
         training: settings as in `[training]`: `{"lr": 0.05, "epochs": 2}`.
-        settings: any others of a run, nested or with dots: `{"aggregation.rule": "median"}`. Those
-            that need a run folder, test samples or other processes are refused.
-        n_clients: clients of an artificial partition, where `fit` is given none.
-        partition: how it is made: `iid`, `dirichlet`, `dirichlet-equal`, `shards`; or a table with
-            the settings of one: `{"partition": "dirichlet", "alpha": 0.1}`.
-        shape: of one sample, where the network wants pictures: `(1, 28, 28)`.
-        random_state: seed, or generator of one, of all randomness.
+        settings: other settings of a run, nested or with dots: `{"aggregation.rule": "median"}`.
+            Settings that need a run folder, test samples or other processes raise an error.
+        n_clients: number of clients of an artificial partition, if `fit` is called without clients.
+        partition: scheme of that partition: `iid`, `dirichlet`, `dirichlet-equal` or `shards`; or a
+            table with its settings: `{"partition": "dirichlet", "alpha": 0.1}`.
+        shape: of one sample, if the network takes images: `(1, 28, 28)`.
+        random_state: seed of all randomness, or a generator that gives one.
 
     Attributes:
         classes_: the classes [K], in rising order.
         clients_: ids of the clients [S]; 0 to S − 1 for an artificial partition.
         n_features_in_: columns of X.
         feature_names_in_: their names, if X was a DataFrame.
-        n_iter_: rounds that were run.
-        history_: a DataFrame with a row for each round: bytes, loss, reports that were refused.
-        privacy_: ε and δ, where the settings ask for noise; else empty.
-        temperature_: of the global model's probabilities, fitted on a tenth of each client's rows,
-            which nobody trains on; None where there is none, as with `settings={"calibration":
-            "none"}`.
+        n_iter_: number of rounds.
+        history_: a DataFrame with one row per round: bytes, loss, rejected updates.
+        privacy_: ε and δ, if the settings add noise; else empty.
+        temperature_: temperature of the global model's probabilities, fitted on a tenth of each
+            client's rows, which are not used for training. None without a temperature, as with
+            `settings={"calibration": "none"}`.
         config_: all settings, as `fedbayes.run` takes them.
+
+    Example:
+        >>> import numpy as np
+        >>> from fedbayes import FederatedClassifier
+        >>> X = np.random.default_rng(0).normal(size=(60, 3))
+        >>> y = np.where(X[:, 0] > 0, "ill", "well")
+        >>> model = FederatedClassifier("fedavg", rounds=3, random_state=0)
+        >>> model.fit(X, y, clients=np.repeat(["north", "south"], 30)).classes_.tolist()
+        ['ill', 'well']
+        >>> model.predict_proba(X[:2]).shape
+        (2, 2)
     """
 
     classes_: Array

@@ -17,37 +17,44 @@ from fedbayes.likelihoods import Numeric, Parametric
 
 
 class FederatedRegressor(RegressorMixin, FederatedEstimator):  # type: ignore[misc]
-    """A regressor that clients train together, each on rows of its own.
+    """Train a regressor across clients, with the interface of scikit-learn.
 
-        model = FederatedRegressor(rounds=50, random_state=0).fit(X, y, clients=site)
-        mean, std = model.predict(X_new, return_std=True)
-
-    As `FederatedClassifier`, of which the attributes are too; the likelihood `auto` is Gaussian,
-    `poisson` is for counts, `student-t` for outliers, `quantile` for quantiles.
+    It works as `FederatedClassifier`. The likelihood `auto` is Gaussian; use `poisson` for counts,
+    `student-t` for data with outliers and `quantile` for quantiles.
 
     Args:
         method: as for `FederatedClassifier`.
         model: as for `FederatedClassifier`.
         likelihood: of the numbers, or a table of it and its settings: `auto` is Gaussian.
-        rounds: how many there are.
-        cohort: clients in a round, a number (10) or a fraction (0.1); the older name of the next.
+        rounds: number of rounds.
+        cohort: number (10) or fraction (0.1) of clients per round; the former name of the next two.
         clients_per_round: number of clients in a round.
-        client_fraction: share of the clients in a round; all, if none of the three is given.
+        client_fraction: share of the clients per round; all clients, if none of the three is set.
         training: as for `FederatedClassifier`.
         settings: as for `FederatedClassifier`.
-        n_clients: clients of an artificial partition, where `fit` is given none.
-        partition: `iid`: numbers have no classes to divide by.
+        n_clients: number of clients of an artificial partition, if `fit` is called without clients.
+        partition: `iid`; other schemes need classes.
         shape: as for `FederatedClassifier`.
-        random_state: seed, or generator of one, of all randomness.
+        random_state: seed of all randomness, or a generator that gives one.
 
     Attributes:
         clients_: ids of the clients [S]; 0 to S − 1 for an artificial partition.
         n_features_in_: columns of X.
         feature_names_in_: their names, if X was a DataFrame.
-        n_iter_: rounds that were run.
-        history_: a DataFrame with a row for each round.
-        privacy_: ε and δ, where the settings ask for noise; else empty.
+        n_iter_: number of rounds.
+        history_: a DataFrame with one row per round.
+        privacy_: ε and δ, if the settings add noise; else empty.
         config_: all settings, as `fedbayes.run` takes them.
+
+    Example:
+        >>> import numpy as np
+        >>> from fedbayes import FederatedRegressor
+        >>> X = np.random.default_rng(0).normal(size=(60, 3))
+        >>> model = FederatedRegressor(rounds=3, random_state=0).fit(X, X[:, 0] + 1)
+        >>> mean, std = model.predict(X[:2], return_std=True)
+        >>> low, high = model.predict_interval(X[:2], level=0.8)
+        >>> bool((low < mean).all()), std.shape
+        (True, (2,))
     """
 
     clients_: Array

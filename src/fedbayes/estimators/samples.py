@@ -16,7 +16,7 @@ NAME = "the samples of fit"
 
 
 def owners(clients: Any, rows: int) -> tuple[Array, Rows]:
-    """Whose each row is.
+    """The client of each row.
 
     Args:
         clients: an id for each row, numbers or words.
@@ -46,7 +46,7 @@ def owners(clients: Any, rows: int) -> tuple[Array, Rows]:
 
 
 def in_samples(x: Array, shape: Sequence[int] | None) -> Array:
-    """Rows [n, D] as samples float32 [n, ...], of a shape if it is said.
+    """Rows [n, D] as samples float32 [n, ...], of a shape if one is given.
 
     Raises:
         DataError: a row is no sample of this shape, or a value is too large for float32.

@@ -27,14 +27,14 @@ class ServerMessages:
     """In how many bytes numbers are sent."""
     sent: dict[int, int] = field(default_factory=dict)
     """Encoded bytes that were sent to each client."""
-    spared: dict[int, int] = field(default_factory=dict)
+    saved: dict[int, int] = field(default_factory=dict)
     """Bytes by which compression made that less, for each client."""
     _expected: dict[int, Message] = field(default_factory=dict)
-    _passages: dict[int, ReportCodec | None] = field(default_factory=dict)
+    _codecs: dict[int, ReportCodec | None] = field(default_factory=dict)
     _message: Message = field(default_factory=dict)
     _data: bytes = b""
-    _spared: int = 0
-    _passage: ReportCodec | None = None
+    _saved: int = 0
+    _codec: ReportCodec | None = None
     _reports: dict[bool, int] = field(default_factory=dict)
     """Encoded bytes of an answer to the message, by whether its weight is said."""
 
@@ -45,14 +45,14 @@ class ServerMessages:
             message = self.message(client)
             expected = self._expected[client] = self.method.expected(message, self.run)
             data = self._encoded(message)
-            self.sent[client], self.spared[client] = len(data), self._spared
-            self._passages[client] = self._way(client)
+            self.sent[client], self.saved[client] = len(data), self._saved
+            self._codecs[client] = self._codec_of(client)
             state = states.get(client)
             yield Task(client, self.number, data, state, constants, longest_report(expected))
 
     def length(self, client: int) -> tuple[int, int]:
         """Encoded bytes of what a client is sent, and by how many compression made them less."""
-        return len(self._encoded(self.message(client))), self._spared
+        return len(self._encoded(self.message(client))), self._saved
 
     def lengths(self, client: int, weight: float) -> Lengths:
         """Of what a client is sent, and of a report of this weight that is as its pattern says:
@@ -62,7 +62,7 @@ class ServerMessages:
         down, said = len(self._encoded(message)), weight != 1.0
         if said not in self._reports:
             report = Report(dict(self.method.expected(message, self.run)), weight)
-            way = self._way(client)
+            way = self._codec_of(client)
             data = encode_report(report) if way is None else way.write(report, {}).data
             self._reports[said] = len(data)
         return Lengths(down, self._reports[said])
@@ -77,16 +77,16 @@ class ServerMessages:
             return self.method.expected(self.message(client), self.run)
         return self._expected.pop(client)
 
-    def passage(self, client: int) -> ReportCodec | None:
+    def codec(self, client: int) -> ReportCodec | None:
         """The way of a client's report, where messages are compressed; asked for once."""
-        if client not in self._passages:  # the client began in an earlier round
+        if client not in self._codecs:  # the client began in an earlier round
             self._encoded(self.message(client))
-            return self._way(client)
-        return self._passages.pop(client)
+            return self._codec_of(client)
+        return self._codecs.pop(client)
 
-    def _way(self, client: int) -> ReportCodec | None:
+    def _codec_of(self, client: int) -> ReportCodec | None:
         at = RoundContext(self.run, self.number, client)
-        return None if self._passage is None else replace(self._passage, at=at)
+        return None if self._codec is None else replace(self._codec, at=at)
 
     def _encoded(self, message: Message) -> bytes:
         same = message.keys() == self._message.keys() and all(
@@ -97,9 +97,9 @@ class ServerMessages:
             sent = link.sent(message)
             self._message, self._data = message, encode(sent)
             self._reports.clear()
-            self._spared = payload(message) - payload(sent)
+            self._saved = payload(message) - payload(sent)
             if self.compression.active:
-                self._passage = link.passage(message, RoundContext(self.run, self.number))
+                self._codec = link.codec(message, RoundContext(self.run, self.number))
         return self._data
 
 

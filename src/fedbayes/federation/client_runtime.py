@@ -13,7 +13,7 @@ from typing import Any, Protocol
 
 import torch
 
-from fedbayes.contracts import AnyMethod, Federation, Info, RoundContext, Sampler
+from fedbayes.contracts import AnyMethod, Federation, Info, Reports, RoundContext, Sampler
 from fedbayes.contracts.returned import answered
 from fedbayes.core import seeds
 from fedbayes.core.devices import nondeterministic, out_of_memory
@@ -99,7 +99,7 @@ class ClientFailure:
     """Bytes that a network carried from the client."""
     refused: bool = False
     """Whether something came that is no report, as opposed to nothing."""
-    in_vain: bool = False
+    blocked_by_others: bool = False
     """Whether the client was there, and others are why nothing came of it."""
 
 
@@ -208,7 +208,7 @@ class ClientRuntime:
         header = SHORT_HEADER + len(task.message) + _HEADER * len(run.network.initial)
         link = Compressor(self.compression, self.method, run)
         message = _to(link.received(decode(task.message, longest_header=header)), device)
-        samples = self.resident.get(("train", task.client), lambda: self._parts(task.client)[0])
+        samples = self.resident.get(("train", task.client), lambda: self.parts(task.client)[0])
         if self.adversary is not None:
             samples = self.adversary.poisoned(samples, run, task.client, task.round)
         samples, held_out = self._set_aside(samples, task.client)
@@ -233,7 +233,7 @@ class ClientRuntime:
         scores: Scores = {}
         if not self.figures:
             report, info = replace(report, weight=1.0), {}
-        elif not self.method.centralized and due(task.round, self.evaluate_every, run.rounds):
+        elif not self.method.reports.pooled and due(task.round, self.evaluate_every, run.rounds):
             model = self.method.personal_model(message, report, state, run)
             test = self._test(task.client)
             began = time.perf_counter()
@@ -242,9 +242,9 @@ class ClientRuntime:
                 scores = self._scored(task, draw, test, run.measures)
             self.evaluating["seconds"] += time.perf_counter() - began
         report = at_client(self.stages, report, message, at)
-        written = link.passage(message, at).write(report, memory)
+        written = link.codec(message, at).write(report, memory)
         if written.missed:
-            state = self.method.declared.retracted(state, written.missed)
+            state = Reports.of(self.method).retracted(state, written.missed)
         return ClientResult(
             report=written.data,
             state=write_state(state, written.memory),
@@ -285,7 +285,7 @@ class ClientRuntime:
         if task.calibrate:
             if not self.held_out:
                 raise EngineError("clients of this federation hold out no samples to calibrate by")
-            held_out = self._parts(task.client)[1].to(device)
+            held_out = self.parts(task.client)[1].to(device)
             sums = sums_of(self.run.likelihood, self._draws(model, None), held_out)
             return ClientResult(encode(sums.tensors()), task.state or b"", {}, {})
         test = self._test(task.client)
@@ -300,11 +300,11 @@ class ClientRuntime:
         """A global model as a function from inputs to outputs, at a temperature if any."""
         return sampled_at(self.run.likelihood, self.method.draws(model, self.run), temperature)
 
-    def _parts(self, client: int) -> tuple[Samples, Samples]:
+    def parts(self, client: int) -> tuple[Samples, Samples]:
         """The training samples of a client: those that it trains on, and those that it holds out
         for the temperature.
         """
-        every = self.data.all_train() if self.method.centralized else self.data.train(client)
+        every = self.data.all_train() if self.method.reports.pooled else self.data.train(client)
         share = self.held_out if client in calibrating(self.run) else 0.0
         count = held_out_of(len(every.y), share)
         return _divided(every, count, self.run.seed, "temperature", client)

@@ -46,7 +46,7 @@ class EngineKind:
 
 _BUILT_IN: Mapping[str, EngineKind] = {
     "sequential": EngineKind(
-        "clients one after the other in this process",
+        "clients sequentially in this process",
         start="fedbayes.federation.engines.sequential:start",
         here=True,
     ),

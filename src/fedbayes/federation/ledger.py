@@ -3,7 +3,7 @@
 from collections.abc import MutableMapping
 from dataclasses import dataclass, field
 
-from fedbayes.contracts import AnyMethod, Info, Report
+from fedbayes.contracts import AnyMethod, Info, Report, Reports
 from fedbayes.core.messages import Message, dense
 from fedbayes.errors import EngineError, MessageError
 from fedbayes.federation.broadcast import ServerMessages
@@ -16,7 +16,7 @@ from fedbayes.federation.stages.checks import (
     means,
 )
 from fedbayes.federation.stages.spill_buffer import SpillBuffer
-from fedbayes.federation.stages.weights import ReportWeights
+from fedbayes.federation.stages.weights import ReportWeights, reweighted
 from fedbayes.likelihoods import Scores
 
 
@@ -26,7 +26,7 @@ class Ledger:
 
     up: dict[int, int] = field(default_factory=dict)
     """Encoded bytes from each client to the server, of those that a report came of."""
-    spared_up: int = 0
+    bytes_saved_up: int = 0
     """Bytes by which compression made that less, of the reports that could be read."""
     link_down: int = 0
     """Bytes that a network carried to the clients; 0 where there is none."""
@@ -54,7 +54,7 @@ class Ledger:
         """Encoded bytes from the clients to the server."""
         return sum(self.up.values())
 
-    def enter(
+    def record(
         self,
         client: int,
         outcome: ClientResult | ClientFailure,
@@ -74,33 +74,33 @@ class Ledger:
         """
         self.link_down += outcome.link_down
         self.link_up += outcome.link_up
-        expected, passage = broadcast.expected(client), broadcast.passage(client)
+        expected, codec = broadcast.expected(client), broadcast.codec(client)
         if isinstance(outcome, ClientFailure):
             (self.refused if outcome.refused else self.lost)[client] = outcome.reason
-            self._missing += not (outcome.refused or outcome.in_vain)
+            self._missing += not (outcome.refused or outcome.blocked_by_others)
             if not outcome.link_down:
-                broadcast.sent[client] = broadcast.spared[client] = 0
+                broadcast.sent[client] = broadcast.saved[client] = 0
             return None
         self.up[client] = outcome.sent or len(outcome.report)
         if outcome.exact:
             expected = _exact(expected)
         try:
-            if passage is None:
+            if codec is None:
                 report = decode_report(outcome.report, expected)
             else:
-                report, spared = passage.read(outcome.report)
-                self.spared_up += spared
+                report, saved = codec.read(outcome.report)
+                self.bytes_saved_up += saved
             info = figures(outcome.info, "metrics")
             check_scores(outcome.scores, broadcast.run.likelihood, broadcast.run.measures)
             weight, why = self.weights.believed(client, report)
             check_entries(report, expected, method, broadcast.run.network)
-            method.accept(broadcast.server, report, broadcast.run)
+            note = method.accept(broadcast.server, report, broadcast.run)
             if weight != report.weight:
-                report = method.reweighted(report, weight)
+                report = reweighted(report, weight, Reports.of(method).counts)
         except MessageError as error:
             self.refused[client] = str(error)
             return None
-        if troubles := [*filter(None, (outcome.trouble, why, method.trouble(report)))]:
+        if troubles := [*filter(None, (outcome.trouble, why, note))]:
             self.troubles[client] = "; ".join(troubles)
         self.infos[client] = info
         self.scores[client] = outcome.scores

@@ -12,36 +12,35 @@ class RaySettings(Settings):
 
     address: str | None = Field(
         None,
-        description="local: a Ray of this run's own on this machine; auto: the cluster that this "
-        "machine is a node of; HOST:PORT: of its head; unset: RAY_ADDRESS where that is set, else "
-        "local",
+        description="local: start Ray on this machine. auto: the cluster of this machine. "
+        "HOST:PORT: the head of a cluster. Unset: the environment variable RAY_ADDRESS, else local",
         examples=["local", "auto"],
     )
     actors: int | None = Field(
         None,
         ge=1,
-        description="processes that compute; unset: as many as there is room for, and at most one "
-        "for each client of a round",
+        description="number of actors. Unset: as many as fit, at most one per client of a round",
     )
     cpus: float | None = Field(
-        None, gt=0, description="CPUs that Ray sets aside for each actor; unset: as many as threads"
+        None,
+        gt=0,
+        description="CPUs that Ray reserves for each actor. Unset: the number of threads",
     )
     gpus: float = Field(
         0.0,
         ge=0,
         le=1,
-        description="GPUs for each actor, which computes on the one it is given; 0.25: four actors "
-        "share one; 0: actors compute on the CPU",
+        description="GPUs for each actor. 0.25: four actors share one GPU. 0: actors compute on "
+        "the CPU",
     )
     resources: dict[str, float] = Field(
         default_factory=dict,
-        description="other resources of Ray that each actor needs, by name, as nodes were started "
-        "with",
+        description="other Ray resources that each actor needs, by name",
     )
     start_timeout: float = Field(
         60.0,
         gt=0,
-        description="seconds that a start waits for the cluster, for room and for the first actor",
+        description="longest time in seconds to wait for the cluster and the first actor",
     )
 
     @field_validator("resources")

@@ -1,10 +1,23 @@
-"""One round of any method on any engine."""
+"""One round of any method on any engine.
+
+A report that is not what the method expects, or whose change is out of all proportion, is rejected:
+the client counts as if it had not taken part, and the round goes on. So does a client that was
+lost, and every client of a round that comes to too few reports, or after which the server's state
+is not sound: their states stay as they were, like the server's. All other errors leave here.
+"""
 
 from collections.abc import Callable, Mapping, MutableMapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from fedbayes.contracts import AnyMethod, Federation, Info, RoundContext
+from fedbayes.contracts import (
+    AnyMethod,
+    ChangeCoordinates,
+    Federation,
+    Info,
+    ReportList,
+    RoundContext,
+)
 from fedbayes.contracts.returned import updated
 from fedbayes.core import seeds
 from fedbayes.core.tensors import all_finite, pack
@@ -17,7 +30,7 @@ from fedbayes.federation.privacy.spending import Spending
 from fedbayes.federation.settings import AS_IT_IS, Compression
 from fedbayes.federation.stages.aggregation import Aggregation, fold
 from fedbayes.federation.stages.bounds import NormBound
-from fedbayes.federation.stages.fold import ChangeCoordinates, Fold
+from fedbayes.federation.stages.fold import Fold
 from fedbayes.federation.stages.stage import Stage, at_server
 from fedbayes.federation.stages.stale import AsyncRound
 from fedbayes.federation.stages.stream import Answers, decoded, up_to_date
@@ -42,9 +55,9 @@ class Round:
     """Encoded bytes from the clients to the server."""
     lengths: dict[int, Lengths] = field(default_factory=dict)
     """The same of each client of a cohort that starts together."""
-    spared_down: int = 0
+    bytes_saved_down: int = 0
     """Bytes by which compression made the former less."""
-    spared_up: int = 0
+    bytes_saved_up: int = 0
     """Bytes by which compression made the latter less."""
     skipped: bool = False
     """Whether there was no update, so that the server is as before."""
@@ -134,21 +147,13 @@ def run_round(
             if they had been learnt from `server`, and bytes are counted when clients start.
         on_progress: is told, client by client, how many of the cohort are done.
 
-    A report that is not what the method expects, or whose change is out of all proportion, is
-    rejected: the client counts as if it had not taken part, and the round goes on. So does a client
-    that was lost, and every client of a round that comes to too few reports, or after which the
-    server's state is not sound: their states stay as they were, like the server's. All other errors
-    leave here.
-
     Raises:
         EngineError: every client was lost, and the round is not private.
     """
     rules = rules or Rules()
     weights = weights or ReportWeights.of(method, rules.aggregation.max_weight)
     own = ServerMessages(run, method, server, number, rules.compression)
-    sent = (
-        VersionedMessages(own, past.since, past.server) if past else VersionedMessages(own, {}, int)
-    )
+    sent = VersionedMessages(own, *((past.since, past.server) if past else ({}, int)))
     ledger, reports = Ledger(weights=weights), rules.reducer(method, own, cohort)
     bounds = NormBound(rules.bounds, method, server, run)
 
@@ -157,37 +162,44 @@ def run_round(
     arrivals = decoded(answers, sent, ledger, method)
     if past:
         arrivals = up_to_date(arrivals, own, past, ledger)
-    arrivals = at_server(rules.stages, arrivals, ledger)
-    for arrival in bounds(arrivals, ledger):
+    for arrival in bounds(at_server(rules.stages, arrivals, ledger), ledger):
         reports.add(arrival.client, arrival.report)
-    if past and past.live:
-        cohort = members
+
+    cohort = members if past and past.live else cohort
     if rules.privacy is None and (cohort or past):
         ledger.require_someone(number, cohort)
+    counts = rules.privacy is not None or reports.clients >= rules.min_reports
+    update = _updated(own, ledger, reports, states) if counts else Update(server, skipped=True)
+    # Outliers speak of single reports, as bounds do.
+    outliers = {} if rules.privacy else bounds.outlying
+    return _ended(own, ledger, past, update, cohort=cohort, outliers=outliers, reports=reports)
 
-    info, undone = Info(), ""
-    skipped = rules.privacy is None and reports.clients < rules.min_reports
-    if not skipped:
-        known = method.without(server, ledger.refused)
-        new, metrics = updated(
-            method, method.update(known, reports.reduced(), RoundContext(run, number))
-        )
-        if not (undone := unsound(new, method, run)):
-            server, info = new, metrics
-            ledger.keep(states)
-    return _ended(
-        own,
-        ledger,
-        past,
-        server=server,
-        cohort=cohort,
-        info=info,
-        skipped=skipped or bool(undone),
-        undone=undone,
-        # Both speak of single reports.
-        outliers={} if rules.privacy else bounds.outlying,
-        privacy=reports.record if isinstance(reports, Private) else None,
-    )
+
+@dataclass(frozen=True)
+class Update:
+    """What the M-step of a round came to."""
+
+    server: Any
+    info: Info = field(default_factory=dict)
+    undone: str = ""
+    """Why it does not count, in words."""
+    skipped: bool = False
+    """Whether none was made."""
+
+
+def _updated(
+    own: ServerMessages, ledger: Ledger, reports: Fold, states: MutableMapping[int, bytes]
+) -> Update:
+    """The M-step; clients' private states are stored if it counts."""
+    run, method, reduced = own.run, own.method, reports.reduced()
+    if isinstance(reduced, ReportList):
+        reduced.refused = frozenset(ledger.refused)
+    given = method.update(own.server, reduced, RoundContext(run, own.number))
+    server, info = updated(method, given)
+    if undone := non_finite_state(server, method, run):
+        return Update(own.server, undone=undone)
+    ledger.keep(states)
+    return Update(server, info)
 
 
 def _heard(
@@ -200,24 +212,40 @@ def _heard(
         yield client, rules.privacy.kept(outcome) if rules.privacy else outcome
 
 
-def _ended(own: ServerMessages, ledger: Ledger, past: AsyncRound | None, **found: Any) -> Round:
+def _ended(
+    own: ServerMessages,
+    ledger: Ledger,
+    past: AsyncRound | None,
+    update: Update,
+    *,
+    cohort: list[int],
+    outliers: dict[int, str],
+    reports: Fold,
+) -> Round:
     """What a round did, with its bytes."""
-    if found["skipped"]:  # clients' models are as before, and these scores are of others
+    skipped = update.skipped or bool(update.undone)
+    if skipped:  # clients' models are as before, and these scores are of others
         ledger.scores.clear()
     ledger.close()
-    bytes_down, spared_down = _sent(own, past)
-    nothing = own.method.centralized
-    cohort = () if past else found["cohort"]
+    bytes_down, bytes_saved_down = _sent(own, past)
+    nothing = own.method.reports.pooled
+    alone = () if past else cohort
     return Round(
         number=own.number,
+        server=update.server,
+        cohort=cohort,
         ledger=ledger,
         bytes_down=0 if nothing else bytes_down,
         bytes_up=0 if nothing else ledger.bytes_up,
-        lengths={c: Lengths(own.sent.get(c, 0), ledger.up.get(c, 0)) for c in cohort},
-        spared_down=spared_down,
-        spared_up=ledger.spared_up,
+        lengths={c: Lengths(own.sent.get(c, 0), ledger.up.get(c, 0)) for c in alone},
+        bytes_saved_down=bytes_saved_down,
+        bytes_saved_up=ledger.bytes_saved_up,
+        skipped=skipped,
+        undone=update.undone,
+        outliers=outliers,
         reported=ledger.info(),
-        **found,
+        info=update.info,
+        privacy=reports.record if isinstance(reports, Private) else None,
     )
 
 
@@ -236,15 +264,15 @@ def _answers(
 
 
 def _sent(broadcast: ServerMessages, past: AsyncRound | None) -> tuple[int, int]:
-    """Encoded bytes that went to clients in the round, and what compression spared of them."""
+    """Encoded bytes that went to clients in the round, and what compression saved of them."""
     if past is not None:
         live = past.live
         lengths = live.lengths if live else [broadcast.length(client) for client in past.starts]
-        return sum(sent for sent, _ in lengths), sum(spared for _, spared in lengths)
-    return sum(broadcast.sent.values()), sum(broadcast.spared.values())
+        return sum(sent for sent, _ in lengths), sum(saved for _, saved in lengths)
+    return sum(broadcast.sent.values()), sum(broadcast.saved.values())
 
 
-def unsound(server: Any, method: AnyMethod, run: Federation) -> str:
+def non_finite_state(server: Any, method: AnyMethod, run: Federation) -> str:
     """Why a server's state cannot be gone on with, in words; empty if it can."""
     for what, tensors in (("state", pack(server)), ("model", method.model(server, run))):
         for name, tensor in tensors.items():

@@ -28,34 +28,40 @@ class Aggregation(Settings):
 
     rule: Rule = Field(
         "mean",
-        description="mean; median: of every weight; trimmed-mean: of every weight, without the "
-        "`hostile` largest and smallest; krum: mean of the reports nearest to their neighbours",
+        description="how updates are aggregated. mean. median: of each weight. trimmed-mean: of "
+        "each weight, without the `hostile` largest and smallest values. krum: the mean of the "
+        "updates nearest to their neighbours",
     )
     hostile: Annotated[int, Only("rule", "trimmed-mean", "krum")] = Field(
-        0, ge=0, description="clients that may be hostile (trimmed-mean, krum); median: half"
+        0,
+        ge=0,
+        description="number of malicious clients that the rule withstands (trimmed-mean, "
+        "krum). median: always half of the clients",
     )
     clip: float | None = Field(
-        None, gt=0, description="largest L2 norm of what a client changes; a longer change shrinks"
+        None,
+        gt=0,
+        description="largest L2 norm of a client's change; larger changes are scaled down",
     )
 
     max_change: float = Field(
         5.0,
         ge=0,
-        description="longest change, by part of a report, as a multiple of the round's median; a "
-        "longer one is refused; 0: no bound",
+        description="largest norm of each part of a client's change, as a multiple of the round's "
+        "median. Larger updates are rejected. 0: no limit",
     )
     max_weight: float = Field(
         1_000_000.0,
         gt=0,
-        description="largest weight of a report, where weights are numbers of samples; a report "
-        "with a larger one is refused",
+        description="largest weight of an update, if weights are numbers of samples. Updates with "
+        "a larger weight are rejected",
     )
 
     outliers: Literal["name", "leave-out"] = Field(
         "name",
-        description="what is done with networks that are unlike the others of a round, under "
-        "methods that match or combine whole ones, and with control variates of scaffold: name "
-        "them, or leave them out too",
+        description="outlier networks of a round, for methods that match or combine networks, and "
+        "control variates of scaffold. name: report them. leave-out: "
+        "also leave them out",
     )
 
     @property
@@ -75,36 +81,37 @@ class Secure(Settings):
     model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
 
     enabled: bool = Field(
-        False, description="whether the server sees the sum of the reports alone (flower engines)"
+        False, description="whether the server sees only the sum of the updates (flower engines)"
     )
     threshold: Annotated[int | None, Only("enabled", True)] = Field(
         None,
         ge=2,
-        description="clients (of those that hold shares) who must stay until the sum is open; "
-        "more than half by default",
+        description="number of share holders that must stay until the sum is revealed. Default: "
+        "more than half",
     )
     shares: Annotated[int | None, Only("enabled", True)] = Field(
         None,
         ge=3,
-        description="shares of a client's keys, one for each of so many clients (odd); the whole "
-        "cohort by default",
+        description="number of clients that hold shares of a client's keys (odd). Default: the "
+        "whole cohort",
     )
     range: Annotated[float | None, Only("enabled", True)] = Field(
         None,
         gt=0,
-        description="largest change of a weight; aggregation.clip by default, or 8 (of natural "
-        "parameters 65536)",
+        description="largest change of a weight. Default: aggregation.clip, else 8 (65536 for "
+        "natural parameters)",
     )
     levels: Annotated[int | None, Only("enabled", True)] = Field(
         None,
         ge=2,
         le=MOST_LEVELS,
-        description="steps from -range to range; as many as fit by default (2**29 for 4 clients)",
+        description="number of quantization levels from -range to range. Default: the most that "
+        "fit (2**29 for 4 clients)",
     )
     max_weight: Annotated[float, Only("enabled", True)] = Field(
         100_000.0,
         gt=0,
-        description="largest weight of a report, where weights are numbers of samples",
+        description="largest weight of an update, if weights are numbers of samples",
     )
 
 
@@ -117,21 +124,21 @@ class Compression(Settings):
 
     up: Literal["none", "bf16", "int8", "top-k", "random-k"] = Field(
         "none",
-        description="how clients send what they changed: none: whole weights, as they are; bf16: "
-        "2 bytes a number; int8: 1 byte; top-k: the `share` of numbers that changed most, with "
-        "their places; random-k: a share drawn by the seed",
+        description="compression of updates. none: 4 bytes a number. bf16: 2 bytes a number. int8: "
+        "1 byte a number. top-k: the `share` of numbers that changed most, with their positions. "
+        "random-k: a random share, given by the seed",
     )
     down: Literal["none", "bf16"] = Field(
         "none",
-        description="how the server sends weights: none: as they are; bf16: 2 bytes a number, "
-        "while it keeps them as they are",
+        description="compression of the server's weights. none: 4 bytes a number. bf16: 2 bytes a "
+        "number; the server keeps the full precision",
     )
     share: Annotated[float, Only("up", "top-k", "random-k")] = Field(
-        0.01, gt=0, lt=1, description="share of a tensor's numbers that are sent (top-k, random-k)"
+        0.01, gt=0, lt=1, description="share of the numbers of a tensor to send (top-k, random-k)"
     )
     error_feedback: Annotated[bool, Only("up", "int8", "top-k", "random-k")] = Field(
         True,
-        description="whether a client keeps what it could not say, in its private state, and adds "
+        description="whether a client stores the compression error in its private state and adds "
         "it to its next change",
     )
 

@@ -123,10 +123,10 @@ def federation(
 
     Args:
         link: the SuperLink.
-        config: the settings; None to go on with the run that the folder holds.
+        config: the settings; None to resume the run that the folder holds.
         folder: the run folder.
         new_keys: clients that may come with another key than before.
-        notify: is told what the run is busy with.
+        notify: is called with what the run is busy with.
 
     Raises:
         EngineError: the SuperLink cannot be reached.
@@ -142,7 +142,7 @@ def federation(
         warnings.warn(
             f"whoever reaches {where} can start runs, which nodes execute, and admit keys of their "
             "own: Flower asks for no password there. Start the SuperLink with `fedbayes federate "
-            "hub`, or with --host 127.0.0.1 behind a proxy (docs/federation.md)",
+            "hub`, or with --host 127.0.0.1 behind a proxy (docs/howto/deploy.md)",
             FedbayesWarning,
             stacklevel=2,
         )

@@ -75,7 +75,7 @@ def find_node(project: Path, context: Context) -> Node:
     data: a file or folder with its samples; without it, the client's part of the data set that
         the config names, which must then be on this machine.
     sheet: of an Excel file with several; else the one that the config names.
-    query, database: in place of data, a SQL query that gives the samples, and the URL of its
+    query, database: instead of data, a SQL query that gives the samples, and the URL of its
         database; else FEDBAYES_DATABASE.
     data-dir: folder with data sets; else FEDBAYES_DATA.
     state: folder for its private states.
@@ -172,7 +172,7 @@ def on_grid(
 ) -> Flower:
     """The engine of a simulation whose clients are behind a grid."""
     config, runtime = simulation.config, simulation.runtime
-    if simulation.method.centralized:
+    if simulation.method.reports.pooled:
         raise ConfigError(
             f"{simulation.method.name} trains on all data in one place; in a federation they are "
             "apart"
@@ -231,7 +231,7 @@ def _config(project: Path, context: Context) -> Config:
 
 
 def _same(config: Config, folder: Path) -> None:
-    """See that a run to go on with has these settings, by which the nodes train.
+    """See that a run to resume has these settings, by which the nodes train.
 
     Raises:
         ConfigError: it has others.

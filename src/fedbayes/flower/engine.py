@@ -67,7 +67,7 @@ class PendingTask:
 class Flower:
     """Clients behind a Flower grid.
 
-    A client reports, is refused, or is lost for the round; no fault of a client ends the run.
+    A client reports, is rejected, or is lost for the round; no fault of a client ends the run.
     If the SuperLink is lost, a new connection is tried until the round's time is over, and what
     was not answered is sent again.
 

@@ -133,7 +133,7 @@ def _too_long(most: int) -> MessageError:
 
 @contextmanager
 def _refused_beyond(most: int, length: int) -> Iterator[None]:
-    """Refuse answers of more bytes to what this thread asks, before they are read."""
+    """Reject answers of more bytes to what this thread asks, before they are read."""
     _limit.value = (most, length)
     try:
         yield

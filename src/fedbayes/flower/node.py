@@ -49,7 +49,7 @@ class Node:
     """The numbers of secure aggregation by the settings that it was given; None: there is none."""
 
     def answer(self, message: Message) -> Message:
-        """Do what a message asks for. What the user can mend is answered in plain words."""
+        """Do what a message asks for. What the user can fix is answered in plain words."""
         if message.metadata.message_type == HELLO:
             note_question(message.content)
             return Message(write_hello(self.client), reply_to=message)
@@ -85,7 +85,7 @@ class Node:
             )
 
     def keep(self, task: Task) -> ClientResult:
-        """Keep the copy of the last global model in a task, beside the private states.
+        """Keep the copy of the last global model in a task, next to the private states.
 
         Raises:
             MessageError: it is no model.

@@ -42,9 +42,9 @@ def own_data(
         config: the federation's settings; those of `[data]` say how files are read and split.
         path: a file or folder in one of the formats of `fedbayes data`; None with a query.
         wanted: what the network sees of a sample in this federation.
-        query: SQL that gives the samples, in place of the path.
+        query: SQL that gives the samples, instead of the path.
         database: its database, as `data.database` has it.
-        sheet: the sheet of an Excel file, in place of the one that the federation's settings name.
+        sheet: the sheet of an Excel file, instead of the one that the federation's settings name.
         client: its number, so that label noise differs between clients.
 
     Raises:

@@ -101,7 +101,7 @@ class Poller:
 
         Args:
             messages: their ids.
-            carried: bytes that an answer carries at most. A longer one is refused, over a network
+            carried: bytes that an answer carries at most. A longer one is rejected, over a network
                 before it is fetched.
         """
         most = longest_reply(carried)

@@ -32,12 +32,12 @@ _CONFIG = """\
 [tool.flwr.app.config]
 # Where the ServerApp keeps its run folder; a run that is there already is resumed.
 folder = "{folder}"
-# Settings beside config.toml, as in: flwr run . --run-config 'set="rounds=5 training.lr=0.05"'
+# Settings next to config.toml, as in: flwr run . --run-config 'set="rounds=5 training.lr=0.05"'
 set = ""
 """
 
 _APP = '''\
-"""A federation of fedbayes. Its settings are in config.toml, beside this file."""
+"""A federation of fedbayes. Its settings are in config.toml, next to this file."""
 
 from pathlib import Path
 

@@ -117,7 +117,7 @@ class Roster:
         return gone
 
     def ask_again(self) -> None:
-        """Ask the nodes that could not be placed once more; they may have been mended since."""
+        """Ask the nodes that could not be placed once more; they may have been fixed since."""
         self._asked_again = time.monotonic()
         self._told = dict(self._unplaced)
         for node in self._unplaced:
@@ -177,7 +177,7 @@ class Roster:
             if self.keys.get(client, who.key) != who.key:
                 raise EngineError(
                     f"client {client} came with another key before; if its key was changed on "
-                    f"purpose, go on with: fedbayes federate resume RUN --new-key {client}"
+                    f"purpose, resume: fedbayes federate resume RUN --new-key {client}"
                 )
         except EngineError as error:
             if self._compared and (client, node) not in self._warned:

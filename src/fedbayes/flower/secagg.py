@@ -6,7 +6,7 @@ strategies, so a round is put to it as one: a strategy that hands out our tasks 
 grid of its steps (`SecaggSteps`).
 
 The workflow gives the mean of the reports, of all the clients whose masked reports came. The mean
-stands in for each of them, so a round goes on as ever: the sum is the same.
+stands in for each of them, so a round goes on as before: the sum is the same.
 """
 
 import time
@@ -27,6 +27,7 @@ from flwr.server.workflow.constant import MAIN_CONFIGS_RECORD, MAIN_PARAMS_RECOR
 from flwr.server.workflow.constant import Key as WorkflowKey
 from flwr.serverapp import Grid
 
+from fedbayes.contracts.changes import reference
 from fedbayes.core.messages import decode
 from fedbayes.core.tensors import Tensors
 from fedbayes.errors import EngineError, FedbayesError, FedbayesWarning, MessageError
@@ -85,7 +86,7 @@ class SecureFlower(Flower):
         plan: the settings.
         connect, runtime, clients, timeout, poll, closing: as for `Flower`.
         apart: whether the clients' data are elsewhere, so that nobody knows before the first round
-            how coarse the sum is beside their weights; it is told behind it then.
+            how coarse the sum is next to their weights; it is told behind it then.
     """
 
     def __init__(
@@ -152,7 +153,7 @@ class SecureFlower(Flower):
                 )
             elif node in reports or node not in steps.lost:
                 reason = f"secure aggregation came to nothing: {why}"
-                yield ClientFailure(reason, down, up, in_vain=True)
+                yield ClientFailure(reason, down, up, blocked_by_others=True)
             else:
                 refused = isinstance(steps.lost[node], MessageError)
                 yield ClientFailure(str(steps.lost[node]), down, up, refused)
@@ -174,7 +175,7 @@ class SecureFlower(Flower):
             time.sleep(self.poll)
 
     def _sum(self, tasks: dict[int, Task], steps: SecaggSteps) -> tuple[dict[int, FitRes], str]:
-        """What came of the protocol, with the mean in place of each report; or nothing, and why.
+        """What came of the protocol, with the mean instead of each report; or nothing, and why.
 
         Args:
             tasks: by node.
@@ -216,11 +217,11 @@ class SecureFlower(Flower):
     def _centre(self, task: Task) -> Tensors:
         """What reports are measured from."""
         assert self._runtime is not None
-        return self._runtime.method.reference(decode(task.message), self._runtime.run)
+        return reference(self._runtime.method, decode(task.message), self._runtime.run)
 
 
 def _aggregate(tasks: dict[int, Task], plan: Masking, steps: SecaggSteps) -> dict[int, FitRes]:
-    """Flower's workflow on these tasks, by node: the mean in place of each report, if it opens."""
+    """Flower's workflow on these tasks, by node: the mean instead of each report, if it opens."""
     strategy = _Tasks({node: write_secure_task(task, plan) for node, task in tasks.items()})
     first = next(iter(tasks.values()))
     state = RecordDict()

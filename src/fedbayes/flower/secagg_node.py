@@ -20,6 +20,7 @@ from flwr.common.secure_aggregation.secaggplus_constants import (
 )
 from flwr.compat.common.recorddict_compat import fitres_to_recorddict, recorddict_to_fitins
 
+from fedbayes.contracts.changes import reference
 from fedbayes.core import seeds
 from fedbayes.core.messages import decode
 from fedbayes.errors import EngineError, FedbayesError
@@ -51,7 +52,7 @@ def secure_answer(node: Callable[[Context], Node]) -> Callable[[Message, Context
         outcome = client.work(task, runtime)
         broadcast, method, run = decode(task.message), runtime.method, runtime.run
         report = decode_report(outcome.report, method.expected(broadcast, run))
-        vector = plan.write(report, method.reference(broadcast, run))
+        vector = plan.write(report, reference(method, broadcast, run))
         place = {"round": task.round, "client": task.client}
         words = seeds.sequence(runtime.run.seed, "rounding", **place).generate_state(8)
         np.random.seed(words)  # noqa: NPY002 - Flower's rounding draws from this one

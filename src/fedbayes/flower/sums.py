@@ -117,7 +117,7 @@ class NodeCarrier:
         found = dict(zip(self.names, outcomes, strict=True))
         lost = {name: one for name, one in found.items() if isinstance(one, ClientFailure)}
         # Of a sum that did not open, who was in the way comes first.
-        for name, one in sorted(lost.items(), key=lambda item: item[1].in_vain):
+        for name, one in sorted(lost.items(), key=lambda item: item[1].blocked_by_others):
             raise EngineError(
                 f"client {name}: {one.reason}. An exact fit needs the sums of every client"
             )

@@ -78,7 +78,7 @@ class SumsNode:
     """Whether it says sums under secure aggregation alone."""
 
     def answer(self, message: Message) -> Message:
-        """Do what a message asks for. What the user can mend is answered in plain words."""
+        """Do what a message asks for. What the user can fix is answered in plain words."""
         if message.metadata.message_type == HELLO:
             note_question(message.content)
             return Message(write_hello(self.number), reply_to=message)

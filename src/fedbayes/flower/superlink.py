@@ -231,8 +231,8 @@ class SuperLink:
             client.close()
         raise EngineError(
             f"the SuperLink at {self.address} gave run {run_id} to another process. Start it with "
-            "`fedbayes federate hub` or --isolation process, or use `flwr run` on a project of "
-            "`fedbayes federate init`"
+            "`fedbayes federate superlink` or --isolation process, or use `flwr run` on a project "
+            "of `fedbayes federate init`"
         )
 
     def grid(self, token: str) -> HttpGrid:

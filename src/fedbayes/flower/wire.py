@@ -104,12 +104,12 @@ def read_hello(reply: Message) -> Hello:
 
 
 def write_complaint(text: str) -> RecordDict:
-    """What a node says in place of a reply."""
+    """What a node says instead of a reply."""
     return RecordDict({"error": ConfigRecord({"text": text})})
 
 
 def raise_complaint(content: RecordDict, prefix: str = "") -> None:
-    """Raise what a node says in place of a reply, if it does.
+    """Raise what a node says instead of a reply, if it does.
 
     Raises:
         EngineError: the node's own words, behind the prefix.

@@ -38,7 +38,16 @@ Layers = Sequence[DenseLayer]
 
 @dataclass(frozen=True, repr=False)
 class Fusion(Brief):
-    """A fused model and how it came about."""
+    """A fused model, with the assignment of neurons that led to it.
+
+    Example:
+        >>> import fedbayes
+        >>> from torch.nn import Linear, ReLU, Sequential
+        >>> nets = [Sequential(Linear(4, 6), ReLU(), Linear(6, 3)) for _ in range(2)]
+        >>> fusion = fedbayes.fuse([net.state_dict() for net in nets])
+        >>> len(fusion.sizes), fusion.method
+        (1, 'gpi-fnm')
+    """
 
     weights: Tensors
     """The model as a `state_dict` with the first input's names."""
@@ -91,6 +100,13 @@ def fuse(
     Raises:
         ModelError: the models cannot be fused, or the counts do not fit.
         ConfigError: a setting is unknown, out of range, or has no effect beside the others.
+
+    Example:
+        >>> import fedbayes
+        >>> from torch.nn import Linear, ReLU, Sequential
+        >>> nets = [Sequential(Linear(4, 6), ReLU(), Linear(6, 3)) for _ in range(2)]
+        >>> fedbayes.fuse([net.state_dict() for net in nets], method="average").sizes
+        [6]
     """
     if not isinstance(models, Mapping):
         models = {str(index): weights for index, weights in enumerate(models)}

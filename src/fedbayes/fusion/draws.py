@@ -67,11 +67,14 @@ class CachedInputs(Derived):
     Args:
         draws: where they come from.
         memory: bytes that are kept at most.
+        device: where they are put; None: where they were drawn.
     """
 
-    def __init__(self, draws: Draws, memory: int = MEMORY) -> None:
+    def __init__(
+        self, draws: Draws, memory: int = MEMORY, device: torch.device | None = None
+    ) -> None:
         super().__init__(draws)
-        self.memory = memory
+        self.memory, self.device = memory, device
         self._kept: dict[tuple[int, int], Tensor] = {}
 
     def batch(self, number: int, count: int) -> Tensor:
@@ -79,7 +82,7 @@ class CachedInputs(Derived):
         key = number, count
         if key in self._kept:
             return self._kept[key]
-        x = self.draws.batch(number, count)
+        x = self.draws.batch(number, count).to(self.device)
         if x.nbytes <= self.memory:
             self.memory -= x.nbytes
             self._kept[key] = x

@@ -29,7 +29,7 @@ from fedbayes.fusion.regression import regress
 from fedbayes.fusion.reweighting import Balanced
 from fedbayes.fusion.seeking import Seeker
 from fedbayes.fusion.settings import FunctionSettings
-from fedbayes.fusion.teacher import Teacher, class_offsets, class_shares, divergence, frozen
+from fedbayes.fusion.teacher import Teacher, divergence, frozen
 from fedbayes.fusion.widths import Widths
 from fedbayes.likelihoods import Classes, Likelihood
 from fedbayes.models.steps import stored
@@ -225,14 +225,18 @@ def _notes(
 
 
 def teacher_of(
-    clients: Mapping[str, nn.Module], counts: npt.ArrayLike | None, likelihood: Likelihood | None
+    clients: Mapping[str, nn.Module],
+    counts: npt.ArrayLike | None,
+    likelihood: Likelihood | None,
+    temperatures: npt.ArrayLike | None = None,
 ) -> tuple[Teacher, list[float] | None]:
-    """What clients say together, and the samples of each.
+    """The clients' networks together, and the samples of each.
 
     Args:
         clients: their networks, by name.
         counts: samples of each client and class [S, K], or of each client [S].
         likelihood: what outputs mean; a class for each by default.
+        temperatures: of each client, [S]; see `Teacher`.
 
     Raises:
         ModelError: counts do not fit the clients, or a weight is not finite.
@@ -243,17 +247,15 @@ def teacher_of(
     if counts is None:
         return Teacher(networks, None, likelihood, names), None
     table = torch.as_tensor(counts, dtype=torch.float64)
-    offsets = None
-    if table.ndim == 2 and (likelihood is None or isinstance(likelihood, Classes)):
-        shares = class_shares(table, len(networks))
-        offsets = class_offsets(table) if table.shape[1] > 1 else None
+    samples = table.reshape(len(table), -1).sum(1)
+    if len(samples) != len(networks) or not samples.sum() > 0:
+        raise ModelError(f"the counts are of {len(samples)} models; there are {len(networks)}")
+    of_classes = likelihood is None or isinstance(likelihood, Classes)
+    if table.ndim == 2 and table.shape[1] > 1 and of_classes:
+        teacher = Teacher(networks, None, likelihood, names, table, temperatures)
     else:
-        shares = table.reshape(len(table), -1).sum(1)
-        if len(shares) != len(networks) or not shares.sum() > 0:
-            raise ModelError(f"the counts are of {len(shares)} models; there are {len(networks)}")
-        shares = shares / shares.sum()
-    samples = table.reshape(len(table), -1).sum(1).tolist()
-    return Teacher(networks, shares.float(), likelihood, names, offsets), samples
+        teacher = Teacher(networks, (samples / samples.sum()).float(), likelihood, names)
+    return teacher, samples.tolist()
 
 
 def _inputs(

@@ -54,7 +54,7 @@ def input_remarks(name: str, inputs: str, run: Federation) -> list[str]:
 
 
 def draws_of_round(inputs: str, at: RoundContext, cycle: int = 0) -> Draws:
-    """The inputs of a round, as networks see them, kept for whoever asks again.
+    """The inputs of a round, as networks see them, on their device, kept for whoever asks again.
 
     Args:
         inputs: what is drawn, as a setting names it.
@@ -62,7 +62,8 @@ def draws_of_round(inputs: str, at: RoundContext, cycle: int = 0) -> Draws:
         cycle: of several in a round, each of which has inputs of its own.
     """
     seed = seeds.integer(at.run.seed, "inputs", round=at.round, client=cycle)
-    return CachedInputs(Inputs.seen(input_prior(inputs, at.run), at.run.preprocessing, seed))
+    drawn = Inputs.seen(input_prior(inputs, at.run), at.run.preprocessing, seed)
+    return CachedInputs(drawn, device=at.run.network.device)
 
 
 def module_with(weights: Tensors, run: Federation) -> nn.Module:

@@ -1,4 +1,4 @@
-"""What the clients' networks say together: the teacher of a fusion in function space."""
+"""The clients' networks together: the teacher of a fusion in function space."""
 
 import copy
 import warnings
@@ -18,34 +18,42 @@ from fedbayes.models.layout import by_portions
 Function = Callable[[Tensor], Tensor]
 """From inputs [n, ...] to outputs [n, K], in evaluation mode; without gradients of weights."""
 
-SOFTNESS = 0.6
-"""By how much softer than Bayes' rule has it what stands for log p(x) of a client is, for each
-unit that outputs deviate by over the classes."""
+SOFTNESS, SOFTNESS_OF_CHAIN = 0.6, 0.4
+"""Temperature of clients without one of their own, above 1, for each unit that their outputs
+deviate by over the classes: in the sum of logits, and in the stationary distribution."""
+RESTART = 0.01
+"""Weight ε of the classes' frequencies in the stationary distribution."""
 _LEAST = 0.01
-"""Of the largest variance of a client's outputs, what others count with that say nothing."""
+"""Smallest variance of a client's outputs that counts, relative to the largest of all clients."""
 _SMALLEST = 1e-12
-"""Variance of outputs over the classes where none says anything."""
+"""Variance of outputs over the classes where no client distinguishes any."""
 
 
 class Teacher:
-    """The clients' networks as one function, which a fused network is to say the same as.
+    """The clients' networks as one function, which a fused network learns.
 
-    Where counts of classes are known, a client says as much of a class as it has of its samples:
+    With counts of classes it is Bayes' rule for clients whose classes differ in frequency. Let
+    π_sj be client s's share of the samples of class j, p_s(k | x) its prediction (0 for classes of
+    which it has no sample), and θ the frequencies of classes over all clients. The prediction
+    q(x) is the stationary distribution of a chain over classes (`stationary`):
 
-        log t_k(x) = log p_k + Σ_s share_sk (f_sk − T log Σ_j exp(f_sj / T) − log p_s(k)) + const,
+        q = (1 − ε) M q + ε θ,    M_kj(x) = Σ_s π_sj p_s(k | x).
 
-    with the outputs f of client s and the frequencies p_s(k) of its classes, p_k among all clients.
-    At T = 1 what is added up is log p_s(k | x) − log p_s(k) = log p(x | k) − log p_s(x): what a
-    client knows of the inputs of a class, whatever else it has. But networks are surer than they
-    should be, by how far they were trained, and then log p_s(x) drowns what they tell apart. So T
-    is 1 and `SOFTNESS` of the deviation of f over the classes, the geometric mean over clients,
-    each with its mean share, for some have seen one class and are sure of it beyond measure.
+    If clients' predictions are exact, so is q as ε tends to 0: Σ_j M_kj q_j = q_k for the posterior
+    of all samples together. Networks are overconfident. A client that fitted a temperature to rows
+    which it kept out of training has its outputs divided by it, and the teacher is q. Otherwise
+    the teacher is the geometric mean of q, with clients at a temperature of 1 and
+    `SOFTNESS_OF_CHAIN` of the deviation of their outputs, and of a sum of logits:
 
-    With shares alone it is logits centred over the classes in place of the brackets, which is
-    linear in the clients' outputs. Without either, outputs are those whose prediction is nearest to
-    the mixture of the clients': the least Σ_s w_s KL(p_s ‖ p). For classes and labels that is the
-    mean of probabilities, for counts that of rates, for real numbers the mixture's mean and
-    variance (quantiles: their mean).
+        log t_k(x) = log θ_k + Σ_s π_sk (f_sk − T log Σ_j exp(f_sj / T) − log p_s(k)) + const,
+
+    with outputs f of client s, its frequencies p_s(k) of classes, and T = 1 and `SOFTNESS` of the
+    deviation of f over the classes: the geometric mean over clients by their mean share.
+
+    With shares of each class alone the teacher is Σ_s π_sk f_sk of centred logits. Without counts
+    and shares its prediction is nearest to the mixture of the clients': the least
+    Σ_s w_s KL(p_s ‖ p). For classes and labels that is the mean of probabilities, for counts that
+    of rates, for real numbers the mixture's mean and variance (quantiles: their mean).
 
     Args:
         clients: their networks. Of modules frozen twins are asked, which share their memory.
@@ -53,10 +61,19 @@ class Teacher:
             weights of the clients in a mixture, [S]; equal weights by default.
         likelihood: what outputs mean; a class for each output by default.
         names: of the clients, for errors.
-        offsets: log p_k − Σ_s share_sk log p_s(k), [K] (see `class_offsets`); with shares by class.
+        counts: samples of each client and class, [S, K]; instead of shares.
+        temperatures: of each client, fitted to rows that it did not train on, [S]; with counts.
 
     Raises:
-        ModelError: a client's weights are not finite, or shares do not fit.
+        ModelError: a client's weights are not finite, or shares or temperatures do not fit.
+
+    Example:
+        >>> import torch
+        >>> from fedbayes.fusion.teacher import Teacher
+        >>> north, south = (torch.nn.Linear(2, 2) for _ in range(2))
+        >>> teacher = Teacher([north, south], counts=torch.tensor([[90.0, 10.0], [10.0, 90.0]]))
+        >>> teacher(torch.zeros(5, 2)).shape
+        torch.Size([5, 2])
     """
 
     def __init__(
@@ -65,7 +82,8 @@ class Teacher:
         shares: Tensor | None = None,
         likelihood: Likelihood | None = None,
         names: Sequence[str] = (),
-        offsets: Tensor | None = None,
+        counts: npt.ArrayLike | Tensor | None = None,
+        temperatures: npt.ArrayLike | Tensor | None = None,
     ) -> None:
         if not clients:
             raise ModelError("a teacher needs the network of one client at least")
@@ -76,9 +94,28 @@ class Teacher:
             frozen(client, name) if isinstance(client, nn.Module) else client
             for client, name in zip(clients, self.names, strict=True)
         )
-        self.shares, self.offsets, self._likelihood = shares, offsets, likelihood
+        self.counts = None if counts is None else torch.as_tensor(counts, dtype=torch.float64)
+        if self.counts is not None:
+            if shares is not None:
+                raise ModelError("a teacher takes shares or counts of classes; leave one out")
+            shares = class_shares(self.counts, len(clients))
+        self.shares, self._likelihood = shares, likelihood
         if shares is not None:
             self._check_shares(shares)
+        self.temperatures = self._checked(temperatures)
+
+    def _checked(self, temperatures: npt.ArrayLike | Tensor | None) -> Tensor | None:
+        if temperatures is None:
+            return None
+        found = torch.as_tensor(temperatures, dtype=torch.float32)
+        if self.counts is None:
+            raise ModelError("temperatures of clients have an effect with counts of classes alone")
+        if found.shape != (len(self.clients),) or not (found > 0).all():
+            raise ModelError(
+                f"temperatures are {found.tolist()}; each of the {len(self.clients)} clients needs "
+                "one above 0"
+            )
+        return found
 
     def _check_shares(self, shares: Tensor) -> None:
         if len(shares) != len(self.clients):
@@ -130,13 +167,22 @@ class Teacher:
                 f"shares are of {self.shares.shape[1]} classes, and the networks tell "
                 f"{scores.shape[-1]} apart"
             )
-        shares = self.shares.to(draws)[:, None]
+        shares = self.shares.to(draws)
+        if self.counts is None:
+            scores = scores - scores.mean(-1, keepdim=True)
+            return kind.outputs_of((shares[:, None] * scores).sum(0))
+        counts = self.counts.to(draws.device)
+        if self.temperatures is not None:
+            return kind.outputs_of(
+                stationary(scores / self.temperatures.to(draws)[:, None, None], counts).log()
+            )
         scores = scores - scores.mean(-1, keepdim=True)
-        if self.offsets is None:
-            return kind.outputs_of((shares * scores).sum(0))
-        temperature = _temperature(scores, shares)
+        deviation = _deviation(scores, shares[:, None])
+        chain = stationary(scores / (1 + SOFTNESS_OF_CHAIN * deviation), counts).log()
+        temperature = 1 + SOFTNESS * deviation
         level = temperature * torch.logsumexp(scores / temperature, -1, keepdim=True)
-        return kind.outputs_of((shares * (scores - level)).sum(0) + self.offsets.to(draws))
+        total = (shares[:, None] * (scores - level)).sum(0) + class_offsets(counts).to(draws)
+        return kind.outputs_of((chain + total.log_softmax(-1)) / 2)
 
     def likelihood(self, outputs: int) -> Likelihood:
         """What outputs mean: as given, or a class for each."""
@@ -146,8 +192,38 @@ class Teacher:
         return self._likelihood
 
 
-def _temperature(scores: Tensor, shares: Tensor) -> Tensor:
-    """1 and `SOFTNESS` of the clients' mean deviation over the classes, [n, 1].
+def stationary(scores: Tensor, counts: Tensor, restart: float = RESTART) -> Tensor:
+    """The stationary distribution q = (1 − ε) M q + ε θ over the classes, [n, K]; see `Teacher`.
+
+    M is a product of the clients' predictions [K, S] and their shares [S, K], so that a linear
+    system of S unknowns a = shares · q for each input is solved, and none of K. Frequencies θ are
+    those with one more sample of every class at every client, so that no class has none.
+
+    Args:
+        scores: logits of the clients, [S, n, K].
+        counts: samples of each client and class, [S, K].
+        restart: ε, above 0 where the clients' classes may not connect.
+
+    Returns:
+        Probabilities, of the type of the scores.
+    """
+    table = counts.double()
+    had, sizes = table.sum(0), table.sum(1)
+    # A class that nobody has is left by way of all clients, by their samples.
+    shares = torch.where(had > 0, table / had.clamp_min(1e-300), sizes[:, None] / sizes.sum())
+    frequencies = (had + len(table)) / (had + len(table)).sum()
+    unseen = (table == 0) & (sizes > 0)[:, None]
+    p = scores.double().masked_fill(unseen[:, None], -torch.inf).softmax(-1)
+    flow = torch.einsum("sk,tnk->nst", shares, p)
+    system = torch.eye(len(p), dtype=p.dtype, device=p.device) - (1 - restart) * flow
+    start = (restart * shares @ frequencies).expand(len(flow), -1)
+    mass = torch.linalg.solve(system, start)
+    found = (1 - restart) * torch.einsum("nt,tnk->nk", mass, p) + restart * frequencies
+    return found.to(scores.dtype)
+
+
+def _deviation(scores: Tensor, shares: Tensor) -> Tensor:
+    """The clients' mean standard deviation over the classes, a geometric mean, [n, 1].
 
     Args:
         scores: of the clients, less their mean over the classes, [S, n, K].
@@ -156,7 +232,7 @@ def _temperature(scores: Tensor, shares: Tensor) -> Tensor:
     weights = shares.mean(-1, keepdim=True)
     variance = scores.double().square().mean(-1, keepdim=True) * (weights > 0)
     variance = torch.maximum(variance, _LEAST * variance.amax(0, keepdim=True)) + _SMALLEST
-    return (1 + SOFTNESS * ((weights * variance.log()).sum(0) / 2).exp()).to(scores)
+    return ((weights * variance.log()).sum(0) / 2).exp().to(scores)
 
 
 def class_offsets(counts: npt.ArrayLike | Tensor, clients: int | None = None) -> Tensor:
@@ -174,6 +250,7 @@ def class_offsets(counts: npt.ArrayLike | Tensor, clients: int | None = None) ->
     """
     shares = class_shares(counts, clients).double()
     more = torch.as_tensor(counts, dtype=torch.float64) + 1
+    shares = shares.to(more.device)
     own = (more / more.sum(1, keepdim=True)).log()
     of_all = (more.sum(0) / more.sum()).log()
     return (of_all - (shares * own).sum(0)).float()

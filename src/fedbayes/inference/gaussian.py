@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from fedbayes.core.tensors import Tensors
+from fedbayes.core.tensors import Tensors, added
 
 
 @dataclass(frozen=True)
@@ -82,7 +82,7 @@ def kl(mean: Tensors, precision: Tensors, prior: NaturalGaussian) -> Tensor:
     With Λ0, h0 the prior's natural parameters:
     ½ Σ [Λ0/Λ − 1 + log(Λ/Λ0) + (Λ0 μ − h0)²/Λ0]. Gradients are those of means and precisions.
     """
-    total = torch.zeros(())
+    found = []
     for name, m in mean.items():
         own, other = precision[name], prior.precision[name]
         with torch.no_grad():
@@ -90,8 +90,8 @@ def kl(mean: Tensors, precision: Tensors, prior: NaturalGaussian) -> Tensor:
             terms = (ratio - 1).sub_(ratio.log()).add_(gap.square().div_(other))
             slope = (1 - ratio).div_(own).mul_(0.5)
             value = 0.5 * terms.sum()
-        total = total.to(m) + differentiated(value, gap, slope, m, own)
-    return total
+        found.append(differentiated(value, gap, slope, m, own))
+    return added(found)
 
 
 def renyi(mean: Tensors, precision: Tensors, prior: NaturalGaussian, alpha: float) -> Tensor:
@@ -111,7 +111,7 @@ def renyi(mean: Tensors, precision: Tensors, prior: NaturalGaussian, alpha: floa
         prior: p.
         alpha: above 0, and not 1.
     """
-    total, least = torch.zeros(()), min(_NARROW, alpha)
+    found, least = [], min(_NARROW, alpha)
     for name, m in mean.items():
         own, other = precision[name], prior.precision[name]
         with torch.no_grad():
@@ -125,8 +125,8 @@ def renyi(mean: Tensors, precision: Tensors, prior: NaturalGaussian, alpha: floa
             value = 0.5 * (logs.sum() / (alpha * (alpha - 1)) + distance.sum())
             pull = distance.mul_(ratio).masked_fill_(past < 0, 0.0).mul_(alpha * (1 - alpha))
             slope = (inside - ratio).add_(pull).div_(inside * own).mul_(0.5 / alpha)
-        total = total.to(m) + differentiated(value, steep, slope, m, own)
-    return total
+        found.append(differentiated(value, steep, slope, m, own))
+    return added(found)
 
 
 _NARROW = 1e-3

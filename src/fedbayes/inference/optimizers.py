@@ -19,7 +19,7 @@ class OptimizerMoments(torch.optim.Optimizer):
     m ← β₁ m + (1 − β₁) g;  θ ← θ − lr m / (√v + ε), with v started at `initial`. In Adam
     v ← β₂ v + (1 − β₂) g², and in Yogi (Zaheer et al. 2018) it grows and shrinks additively,
     v ← v − (1 − β₂) sign(v − g²) g². With `bias_correction`, m / (1 − β₁ᵗ) and v / (1 − β₂ᵗ)
-    stand in place of m and v in step t.
+    stand instead of m and v in step t.
     """
 
     def __init__(

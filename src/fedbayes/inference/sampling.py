@@ -38,7 +38,7 @@ class Langevin:
 
 @dataclass(frozen=True)
 class Pulled(Langevin):
-    """Langevin noise where a Gaussian N(c, 1/Λ) stands beside the likelihood, whose steps are taken
+    """Langevin noise where a Gaussian N(c, 1/Λ) is added to the likelihood, whose steps are taken
     exactly, an Ornstein-Uhlenbeck process: for it alone, samples are right at every rate.
 
     With a = η T Λ/n, w ← c + e^(−a) (w − c) + N(0, (1 − e^(−2a))/Λ).
@@ -79,7 +79,7 @@ def sampled(
         names: of the weights that are sampled, and get the noise: trained ones.
         burn_in: steps before the first window, at least 0.
         every: steps of a window, each of which gives a sample: its last iterate.
-        averaged: the mean of a window's iterates in place of the last (Al-Shedivat et al. 2021).
+        averaged: the mean of a window's iterates instead of the last (Al-Shedivat et al. 2021).
         langevin: noise after every step.
 
     Returns:

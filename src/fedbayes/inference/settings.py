@@ -4,7 +4,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 from pydantic import ConfigDict, Field, model_validator
 
-from fedbayes.core.fields import Choosable, Chosen, Only, Place
+from fedbayes.core.fields import Choosable, Chosen, Only, Place, Tuned
 from fedbayes.core.lazy import called
 from fedbayes.errors import ConfigError
 from fedbayes.inference.schedules import SCHEDULES, Schedule, factor
@@ -29,53 +29,54 @@ class LocalTraining(Choosable):
         description="client optimizer, or your own as package.module:name, called as "
         f"{OPTIMIZER}, such as torch.optim:RMSprop",
     )
-    lr: Annotated[float, Chosen()] = Field(
+    lr: Annotated[float, Chosen(), Tuned()] = Field(
         0.1, gt=0, description="learning rate in the first round"
     )
     momentum: float = Field(0.0, ge=0, lt=1, description="momentum of sgd")
     weight_decay: float = Field(0.0, ge=0, description="L2 penalty of the optimizer")
     epochs: Annotated[int, Only("steps", None), Chosen()] = Field(
-        1, ge=1, description="passes over the client's data in a round"
+        1, ge=1, description="passes over the client's data per round"
     )
     steps: int | None = Field(
-        None, ge=1, description="optimizer steps in a round, in place of epochs"
+        None, ge=1, description="optimizer steps per round, instead of epochs"
     )
-    batch_size: int = Field(32, ge=1, description="samples in a step")
+    batch_size: int = Field(32, ge=1, description="number of samples in a training step")
     last_batch: Literal["keep", "drop", "merge"] = Field(
         "keep",
-        description="samples left over at the end of an epoch, fewer than batch_size. keep: they "
-        "are a smaller batch; drop: the epoch leaves them out; merge: the batch before them is "
-        "larger. Clients with fewer samples than batch_size have one batch of all",
+        description="the last samples of an epoch, if fewer than batch_size. keep: they form a "
+        "smaller batch. drop: they are left out. merge: they join the batch before. A client with "
+        "fewer samples than batch_size has one batch",
     )
     patience: Annotated[int | None, Chosen()] = Field(
-        None, ge=1, description="epochs without improvement that end a client's training early"
+        None, ge=1, description="early stopping at a client: epochs without improvement"
     )
     min_improvement: Annotated[float, Only("patience")] = Field(
-        0.0, ge=0, description="fall of the loss that counts as an improvement (patience)"
+        0.0,
+        ge=0,
+        description="smallest decrease of the loss that counts as an improvement (patience)",
     )
     validation: float = Field(
         0.0,
         ge=0,
         lt=1,
-        description="share of a client's training samples set aside for patience to watch, one "
-        "sample at least; 0: it watches the training loss",
+        description="share of a client's training samples on which patience monitors the loss, at "
+        "least one sample. 0: it monitors the training loss",
     )
     class_weights: Literal["none", "balanced"] | tuple[Annotated[float, Field(gt=0)], ...] = Field(
         "none",
-        description="what the loss of a sample of each class is multiplied by: none; balanced, "
-        "inversely to how often the client has the class; or a number for each class, in their "
-        "order",
+        description="factor of the loss of each class. none: 1. balanced: inverse to the frequency "
+        "of the class at the client. Or one number per class, in order",
     )
     focal: float = Field(
         0.0,
         ge=0,
-        description="γ of the focal loss of classes, in which a sample counts by (1 − p)^γ, with p "
-        "the probability of its class; 0: cross-entropy",
+        description="γ of the focal loss, which weights a sample by (1 − p)^γ, where p is the "
+        "probability of its class. 0: cross-entropy",
     )
     schedule: Schedule = Field(
         "constant",
-        description="what the learning rate is multiplied by over rounds: constant, exponential, "
-        "step, cosine, or package.module:function of a round and the number of rounds",
+        description="schedule of the learning rate over rounds: constant, exponential, step, "
+        "cosine, or package.module:function of the round and the number of rounds",
         examples=list(SCHEDULES),
     )
     decay: Annotated[float, Only("schedule", "exponential", "step")] = Field(

@@ -113,14 +113,15 @@ class Inputs(Brief):
 
     def scaled(self, x: Tensor) -> Tensor:
         """Draws as networks see them."""
-        return (x - self._along(self.mean)) / self._along(self.std)
+        return (x - self._along(self.mean, x)) / self._along(self.std, x)
 
     def augmented(self, x: Tensor, rng: torch.Generator) -> Tensor:
         """As `InputPrior.augmented`, of scaled inputs."""
-        raw = x * self._along(self.std) + self._along(self.mean)
+        raw = x * self._along(self.std, x) + self._along(self.mean, x)
         return self.scaled(self.prior.augmented(raw, rng))
 
-    def _along(self, values: Tensor) -> Tensor:
-        """By channel, where there are several axes, of which channels are the first."""
+    def _along(self, values: Tensor, x: Tensor) -> Tensor:
+        """Values on the device of inputs; by channel where inputs have several axes."""
+        values = values.to(x.device)
         axes = len(self.shape)
         return values.reshape(-1, *[1] * (axes - 1)) if values.ndim == 1 and axes > 1 else values

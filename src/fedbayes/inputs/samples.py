@@ -1,4 +1,4 @@
-"""Real unlabelled samples in place of a prior: pictures in a folder, or NPZ, Parquet or CSV."""
+"""Real unlabelled samples instead of a prior: pictures in a folder, or NPZ, Parquet or CSV."""
 
 from collections.abc import Sequence
 from copy import copy

@@ -10,10 +10,11 @@ from fedbayes.core import seeds
 def adaptive_scores(logs: Tensor, coins: Tensor | None) -> Tensor:
     """How far down each class is in a sample's probabilities, float64 [n, classes].
 
-    Of a class it is −log(1 − m), with m the probability of all classes that are likelier: 0 of the
-    likeliest. With coins u it is m + u p, p the class's own probability, in place of m; that is
+    Of a class it is −log(1 − m), with m the probability of all classes that are more probable: 0
+    of the
+    most probable. With coins u it is m + u p, p the class's own probability, instead of m; that is
     Romano et al. (2020), equation 5, and sets are then no larger than they have to be. A logarithm
-    in place of m itself tells classes apart that are very unlikely; the order is the same.
+    instead of m itself tells classes apart that are very unlikely; the order is the same.
 
     Args:
         logs: log-probabilities [n, classes].

@@ -30,7 +30,8 @@ def answers(
 ) -> Answers:
     """What draws of a model predict, as columns.
 
-    Of classes `p_CLASS`, the probability of each, and `predicted`, the name of the likeliest; of
+    Of classes `p_CLASS`, the probability of each, and `predicted`, the name of the most probable;
+    of
     labels `p_LABEL`; of times of events `risk`, the log-risk, which is relative; of numbers `mean`,
     and with a level `low` and `high`, the ends of the central interval (of several target columns
     `mean_NAME` and so on). With several draws also, of probabilities `std_NAME`, their standard
@@ -38,7 +39,7 @@ def answers(
     the part of it that more data would remove (of labels, each by its name); of numbers `std`, the
     standard deviation of the prediction, and `std_between`, the part of it between draws. With a
     conformal threshold `set`, the names of the classes that hold the true one with the promised
-    probability, a tuple, likeliest first; and `low` and `high` are the conformal interval's.
+    probability, a tuple, most probable first; and `low` and `high` are the conformal interval's.
 
     Args:
         likelihood: what the outputs mean.
@@ -53,7 +54,7 @@ def answers(
     Returns:
         The columns in this order, float32 of probabilities and float64 of numbers; NaN, and
         nothing predicted, all classes in the set, where an output is not finite (of classes, but
-        for those that −∞ beside finite ones rules out).
+        for those that −∞ next to finite ones rules out).
 
     Raises:
         ConfigError: the level is invalid, or the likelihood has no interval of it.
@@ -135,7 +136,7 @@ def _labels(
 
 
 def _sets(likelihood: Classes, draws: Tensor, conformal: Conformal, start: int) -> npt.NDArray[Any]:
-    """The names of the classes in each set, likeliest first."""
+    """The names of the classes in each set, most probable first."""
     coins = row_coins(start, draws.shape[1]) if conformal.score == "adaptive-random" else None
     inside = conformal.sets(likelihood, draws, coins) | ~likelihood.told(draws)[:, None]
     order = likelihood.log_probabilities(draws).argsort(dim=-1, descending=True, stable=True)

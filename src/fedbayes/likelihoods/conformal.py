@@ -1,4 +1,4 @@
-"""Split conformal prediction in a federation: sets and intervals with a promise of coverage.
+"""Split conformal prediction in a federation: sets and intervals with a coverage guarantee.
 
 A score says how badly a target fits a prediction. Clients count the scores of rows that were held
 out, on a grid that all share; the sum of the counts gives the threshold under which a share of new
@@ -110,7 +110,7 @@ def choose_score(likelihood: Likelihood, level: float, asked: str = "auto") -> S
 
     Args:
         likelihood: of the targets.
-        level: the promised coverage.
+        level: the guaranteed coverage.
         asked: a name, or `auto`: of classes `probability`, of numbers `quantile`, or if the
             likelihood has no interval of the level `residual`.
 
@@ -168,7 +168,7 @@ def scores(
         draws: outputs under draws from a posterior, [draws, n, width].
         y: targets, [n] or [n, columns].
         score: its name.
-        level: the promised coverage.
+        level: the guaranteed coverage.
         coins: as for `Conformal.sets`.
     """
     if isinstance(likelihood, Classes):
@@ -251,7 +251,7 @@ def threshold(counts: Tensor, likelihood: Likelihood, score: Score, level: float
         counts: the sum of what `count` gave at clients, [columns, BINS].
         likelihood: of the targets.
         score: that was counted.
-        level: the promised coverage.
+        level: the guaranteed coverage.
     """
     rows = int(counts[0].sum())
     rank = _rank(level, rows)

@@ -24,7 +24,7 @@ class Cox(Likelihood):
         log p_i = f_i − log Σ_{j ∈ R(t_i)} exp f_j
 
     and one that is censored nothing (Breslow 1974). Of d events at one time, the l-th of them,
-    l = 0 … d − 1, has Σ_R − (l / d) Σ_D in place of Σ_R, where D are these d (Efron 1977).
+    l = 0 … d − 1, has Σ_R − (l / d) Σ_D instead of Σ_R, where D are these d (Efron 1977).
 
     So samples are not independent: `log_prob`, `nll` and `terms` are of the samples that they are
     given together, which are those of one client and never of several. The likelihood is thus

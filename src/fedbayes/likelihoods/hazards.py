@@ -98,7 +98,7 @@ def at_risk(risk: Array, y: Array, times: Array) -> Array:
     if not np.isfinite(sums).all():
         raise ModelError(
             "log-risks are not finite, or so large that their exponentials have no sum; the model "
-            "has diverged: train it anew, with a smaller training.lr"
+            "has diverged: train it again, with a smaller training.lr"
         )
     return np.asarray(sums[np.searchsorted(y[order, 0], times, side="left")])
 

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 Array: TypeAlias = "npt.NDArray[Any]"
 
 AUTO = "auto"
-"""In place of names: those of `default_measures`."""
+"""Instead of names: those of `default_measures`."""
 MOST = 16
 """Metrics that a config may name: each is a figure that a client sends."""
 THRESHOLD = 0.5
@@ -267,7 +267,7 @@ def check_names(names: Collection[str]) -> None:
         ConfigError: one is not, is named twice, or there are too many.
     """
     if AUTO in names and len(names) > 1:
-        raise ConfigError(f"metrics has {AUTO!r} beside others; name all, or {AUTO!r} alone")
+        raise ConfigError(f"metrics has {AUTO!r} next to others; name all, or {AUTO!r} alone")
     if len(names) > MOST:
         raise ConfigError(f"metrics has {len(names)} names; at most {MOST}")
     twice = next((name for name in names if list(names).count(name) > 1), None)
@@ -279,7 +279,7 @@ def check_names(names: Collection[str]) -> None:
 
 
 def default_measures(likelihood: "Likelihood") -> tuple[str, ...]:
-    """Metrics that suit a likelihood, beside its own."""
+    """Metrics that suit a likelihood, next to its own."""
     target = likelihood.target
     if target.kind == "class" and target.classes == 2:
         wanted: tuple[str, ...] = (

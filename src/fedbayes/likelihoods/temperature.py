@@ -109,7 +109,7 @@ class TemperatureSums:
                 "the counted rows are predicted no better than by chance, or so surely wrong that "
                 "it takes a higher one"
                 if place == 0
-                else f"the likeliest class is the true one in all {self.rows:,} counted rows, or "
+                else f"the predicted class is the true one in all {self.rows:,} counted rows, or "
                 "predictions are almost flat"
             )
             raise DataError(

@@ -27,7 +27,7 @@ from fedbayes.likelihoods.temperature import at_temperature
 PIECE = 500
 """Samples that are predicted at a time."""
 _UNSURE = "unsure/"
-"""Before the names of `unsure` among what is gathered."""
+"""Before the names of `uncertain` among what is gathered."""
 
 
 @dataclass(frozen=True, repr=False)
@@ -58,7 +58,7 @@ class Trust(Brief):
     confidences: Confidences | None = None
     """Of classes, the predictions counted by their confidence."""
     unsure: Tensors = field(default_factory=dict)
-    """How unsure each prediction is, [n] by name, as `unsure` gives it."""
+    """How uncertain each prediction is, [n] by name, as `uncertain` gives it."""
     temperature: float | None = None
     """That probabilities are at; None: as the model gives them."""
 
@@ -83,8 +83,9 @@ def examine(
         likelihood: of the targets.
         tests: models as inputs [n, ...] to outputs [draws, n, width], and samples of each; where
             the likelihood couples samples, those of one client.
-        measures: names of metrics beside its own, as `measures.fitting` gives them.
-        temperature: of probabilities; None: as they are. How unsure predictions are, and which part
+        measures: names of metrics next to its own, as `measures.fitting` gives them.
+        temperature: of probabilities; None: as they are. How uncertain predictions are, and which
+        part
             of that is between draws, is told as without.
 
     Returns:
@@ -114,7 +115,7 @@ def examine(
 
 @torch.no_grad()
 def unsure(likelihood: Likelihood, draws: Tensor) -> Tensors:
-    """How unsure predictions are, whatever is true, [n] by name; nothing of times of events.
+    """How uncertain predictions are, whatever is true, [n] by name; nothing of times of events.
 
     Of classes `entropy`, of the mean prediction in nats, and under several draws `information`, the
     mutual information of class and draw; of labels their sums over labels. Of numbers `std`, the

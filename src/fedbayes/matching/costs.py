@@ -35,14 +35,14 @@ Array = npt.NDArray[np.float64]
 Indices = npt.NDArray[np.int64]
 
 NewAtoms = Literal["paper", "exchangeable"]
-"""What k new atoms of a client cost beside −2 k log(γ0/S): 2 log k!, or nothing."""
+"""What k new atoms of a client cost next to −2 k log(γ0/S): 2 log k!, or nothing."""
 WIDE = 32
 """Coordinates of one precision from which they get a matrix product of their own."""
 
 
 @dataclass(frozen=True)
 class Objective:
-    """The numbers of the objective beside the Gaussians' means and precisions."""
+    """The numbers of the objective next to the Gaussians' means and precisions."""
 
     epsilon: float = 0.0
     """Weight ε of the KL term, Eq. 8, at least 0; 0 is PFNM."""
@@ -117,7 +117,7 @@ class Blocks:
         sizes = np.bincount(group)
         ranks = np.argsort(np.argsort(sizes < WIDE, kind="stable"))
         self.order = np.argsort(ranks[group], kind="stable")
-        """Original index of each coordinate, groups one after another, wide ones first."""
+        """Original index of each coordinate, groups sequentially, wide ones first."""
         places = np.argsort(ranks)
         sizes = sizes[places]
         self.starts = np.cumsum(sizes) - sizes

@@ -11,7 +11,7 @@ from fedbayes.errors import ModelError
 from fedbayes.matching.costs import Array, Blocks, Indices, Objective
 
 CACHE = 2 * 1024**3
-"""Bytes of products kept between visits; beyond, they are computed anew at every visit."""
+"""Bytes of products kept between visits; beyond, they are computed again at every visit."""
 
 
 @dataclass(frozen=True, repr=False)
@@ -49,7 +49,7 @@ def match_layer(
 
     The largest client is first: its atoms become the first global ones. The others follow by
     size, each assigned at least cost. Then, in every sweep, clients in random order are taken
-    out and assigned anew; a client keeps its old places unless the new ones lower the
+    out and assigned again; a client keeps its old places unless the new ones lower the
     objective, so no sweep raises it. Sweeps end early when one changes nothing.
 
     Args:
@@ -60,7 +60,7 @@ def match_layer(
         objective: ε, γ0 and the popularity terms.
         iterations: number of sweeps after the first pass.
         rng: order of the clients in sweeps; a fixed one by default.
-        start: assignments to improve, in place of the first pass.
+        start: assignments to improve, instead of the first pass.
         growing: whether atoms may found global ones; else those of the first client are all that
             there are, each client has as many atoms, and all of them join.
 

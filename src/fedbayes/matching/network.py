@@ -85,7 +85,7 @@ def match_networks(
         seed: of the order of clients in sweeps.
         watch: called with what is being done.
         start: of each client and hidden layer, the global neuron of each neuron: the matching to
-            go up and down the layers from, in place of top-down ones. Needs `alternations`.
+            go up and down the layers from, instead of top-down ones. Needs `alternations`.
 
     Raises:
         ModelError: the networks differ in depth, inputs, outputs or biases, or counts do not fit.
@@ -139,7 +139,7 @@ class _Networks(Passes[LayerMatching]):
         As published, weights are posterior means (Eq. 5), where a client observes zeros between
         its neuron and those above that it does not own. After alternating, every weight is the
         mean over the clients that own both its ends: the prior that steers the matching would
-        shrink weights by how few own them, anew in every layer. Weights to the outputs are the
+        shrink weights by how few own them, again in every layer. Weights to the outputs are the
         sum over owners by class share, as in an ensemble: were nothing matched, the logits would
         be the clients' logits weighted by class share.
         """

@@ -34,7 +34,8 @@ class MatchingSettings(Settings):
     )
     new_atoms: NewAtoms = Field(
         "paper",
-        description="what the k-th neuron that a client shares with nobody costs beside the first: "
+        description="what the k-th neuron that a client shares with nobody costs relative to the "
+        "first: "
         "paper, 2 log k; exchangeable, nothing, so that the prior is the same in every order of "
         "the clients",
     )

@@ -1,6 +1,16 @@
 """The baseline without privacy: one model on the pooled data."""
 
-from fedbayes.contracts import Federation, Info, PointEstimate, RoundContext, Sum, Weights
+from fedbayes.contracts import (
+    About,
+    Federation,
+    Info,
+    PointEstimate,
+    Reports,
+    RoundContext,
+    Sum,
+    Weights,
+)
+from fedbayes.core.fields import unused
 
 
 class Global(PointEstimate[Weights]):
@@ -11,9 +21,9 @@ class Global(PointEstimate[Weights]):
     """
 
     name = "global"
-    summary = "one model on the pooled data of all clients (baseline)"
+    about = About("one model on the pooled data of all clients (baseline)")
     server_state = Weights
-    centralized = True
+    reports = Reports(pooled=True)
 
     def init(self, run: Federation) -> Weights:
         """The network's initialization."""
@@ -21,9 +31,7 @@ class Global(PointEstimate[Weights]):
 
     def remarks(self, run: Federation) -> list[str]:
         """That there is one report, which weighs what it will."""
-        if self.weighting == "samples":
-            return []
-        return [f"method.weighting has no effect: {self.name} pools all data"]
+        return unused(self, ("weighting",), f"{self.name} pools all data", "method.")
 
     def update(self, server: Weights, reports: Sum, at: RoundContext) -> tuple[Weights, Info]:
         """The weights of the one report."""

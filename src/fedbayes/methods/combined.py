@@ -9,10 +9,12 @@ import torch
 from pydantic import Field
 
 from fedbayes.contracts import (
+    About,
     Federation,
     Info,
     Known,
     Method,
+    Models,
     Part,
     Problem,
     Report,
@@ -24,7 +26,7 @@ from fedbayes.contracts import (
     sgd,
     single_draw,
 )
-from fedbayes.core.fields import Chosen, Only
+from fedbayes.core.fields import Chosen, Only, unused
 from fedbayes.core.messages import Message, dense
 from fedbayes.core.tensors import Samples, Tensors, named, part
 from fedbayes.errors import ConfigError, MessageError
@@ -63,13 +65,17 @@ class Combined(Combination, Method[CombinedServer, Stateless, ReportList]):
     """
 
     name = "combined"
-    summary = "linear combinations, convex or not, of converged models"
-    paper = "Ioste and Finger 2022"
-    server_state = CombinedServer
-    reports = Reports(
-        {"weights": Part(compared="tensors"), "received": Part(origin="zero")}, reduce="set"
+    about = About(
+        "linear combinations, convex or not, of converged models", "Ioste and Finger 2022"
     )
-    sends_final_model = True
+    server_state = CombinedServer
+    # Weights are what the rules are made of.
+    reports = Reports(
+        {"weights": Part(compared="tensors"), "received": Part(origin="zero", typical=inf)},
+        reduce="set",
+        weighted=True,
+    )
+    models = Models.COPIED
 
     normalized: Annotated[bool, Only("alpha", "linear", "exp"), Chosen()] = Field(
         False,
@@ -101,32 +107,14 @@ class Combined(Combination, Method[CombinedServer, Stateless, ReportList]):
             "method.normalized": self.alpha != "mean",
         }
 
-    @property
-    def weighted(self) -> bool:
-        """By numbers of samples: the rules are made of them."""
-        return True
-
-    def ordinary(self, server: CombinedServer, run: Federation) -> dict[str, float]:
-        """The norm of the model; what is received of it has bounds of its own."""
-        return super().ordinary(server, run) | {"received": inf}
-
     def remarks(self, run: Federation) -> list[str]:
         """What does nothing; and the non-convex rules scale what the network puts out, and may
         shrink it to nothing.
         """
-        idle = [
-            *(["window", "watch"] if self.tolerance is None else []),
-            *([] if self._scales else ["safe"]),
-        ]
-        fields = type(self).model_fields
-        notes = [
-            f"method.{name} has no effect: "
-            + ("nothing is scaled" if name == "safe" else "method.tolerance is unset")
-            for name in idle
-            if getattr(self, name) != fields[name].default
-        ]
+        watched = ("window", "watch") if self.tolerance is None else ()
+        notes = unused(self, watched, "method.tolerance is unset", "method.")
         if not self._scales:
-            return notes
+            return notes + unused(self, ("safe",), "nothing is scaled", "method.")
         total = float(factors(self.alpha, self.c, np.ones(run.cohort)).sum())
         if abs(total) < 1 - 1e-9:
             notes.append(
@@ -156,10 +144,6 @@ class Combined(Combination, Method[CombinedServer, Stateless, ReportList]):
         """The network's initialization."""
         weights, buffers = run.network.split()
         return CombinedServer(weights, buffers, torch.zeros(0, dtype=torch.float64), "")
-
-    def message(self, server: CombinedServer, at: RoundContext) -> Message:
-        """The combined model, the same to all."""
-        return {**server.weights, **server.buffers}
 
     def expected(self, message: Message, run: Federation) -> Message:
         """A model, and three numbers."""
@@ -193,8 +177,8 @@ class Combined(Combination, Method[CombinedServer, Stateless, ReportList]):
         tensors: Message = {**(problem.start if overflowed else weights), **named("received", sent)}
         return Report(tensors, float(solved.count)), client, info
 
-    def accept(self, server: CombinedServer, report: Report, run: Federation) -> None:
-        """What is said of the combined model can be."""
+    def accept(self, server: CombinedServer, report: Report, run: Federation) -> str | None:
+        """What is said of the combined model can be; a network may be missing."""
         received = {n: float(t) for n, t in part(dense(report.tensors), "received").items()}
         least, most = run.likelihood.possible
         if not least <= received["metric"] <= most:
@@ -205,12 +189,9 @@ class Combined(Combination, Method[CombinedServer, Stateless, ReportList]):
             raise MessageError(f"its loss of the combined model is {received['loss']:g}")
         if received["overflowed"] not in (0.0, 1.0):
             raise MessageError("it does not say whether its training overflowed")
-
-    def trouble(self, report: Report) -> str:
-        """A network that is not there."""
-        if not _overflowed(report):
-            return ""
-        return "its training left what is finite, so its network is not among those combined"
+        if _overflowed(report):
+            return "its training left what is finite, so its network is not among those combined"
+        return None
 
     def update(
         self, server: CombinedServer, reports: ReportList, at: RoundContext
@@ -276,22 +257,6 @@ class Combined(Combination, Method[CombinedServer, Stateless, ReportList]):
             return ""
         watched = _word(self.watch, run)
         return f"stable point: {watched} moved by {movement:.2g} in {self.window} rounds"
-
-    def stopped(self, server: CombinedServer) -> str:
-        """The coordinator's decision."""
-        return server.stopped
-
-    def model(self, server: CombinedServer, run: Federation) -> Tensors:
-        """The combination of the last round, and its buffers."""
-        return {**server.weights, **server.buffers}
-
-    def personal_model(
-        self, message: Message, report: Report | None, client: Stateless, run: Federation
-    ) -> Tensors | None:
-        """The network as the client reported it."""
-        if report is None:
-            return None
-        return {name: dense(report.tensors)[name] for name in run.network.initial}
 
 
 def _overflowed(report: Report) -> bool:

@@ -1,6 +1,6 @@
 """FedAvg: the Gaussian prior of vanishing precision."""
 
-from fedbayes.contracts import Federation, Info, PointEstimate, RoundContext, Sum, Weights
+from fedbayes.contracts import About, Federation, Info, PointEstimate, RoundContext, Sum, Weights
 
 
 class FedAvg(PointEstimate[Weights]):
@@ -11,8 +11,10 @@ class FedAvg(PointEstimate[Weights]):
     """
 
     name = "fedavg"
-    summary = "weighted mean of the clients' weights"
-    paper = "McMahan et al. 2017; EM view: Louizos et al. 2021, section 2.1"
+    about = About(
+        "weighted mean of the clients' weights",
+        "McMahan et al. 2017; EM view: Louizos et al. 2021, section 2.1",
+    )
     server_state = Weights
 
     def init(self, run: Federation) -> Weights:

@@ -9,6 +9,7 @@ from pydantic import Field
 from torch import Tensor
 
 from fedbayes.contracts import (
+    About,
     Averaged,
     Federation,
     Info,
@@ -31,7 +32,7 @@ from fedbayes.contracts.method import Reduced
 from fedbayes.core import seeds
 from fedbayes.core.fields import Only
 from fedbayes.core.messages import Message, dense
-from fedbayes.core.tensors import Samples, Tensors, named, part
+from fedbayes.core.tensors import Tensors, named, part
 from fedbayes.fusion.combining import combine
 from fedbayes.fusion.rounds import check_inputs, input_remarks, learnt
 from fedbayes.fusion.settings import DistillationSettings
@@ -56,7 +57,7 @@ class FedBeServer:
 class _Ensemble(Averaged, Method[FedBeServer, Stateless, Reduced], Generic[Reduced]):
     """What both ways to the distribution share: clients as of FedAvg, predictions, distillation."""
 
-    paper = "Chen and Chao 2021"
+    about = About(paper="Chen and Chao 2021")
     server_state = FedBeServer
 
     members: int = Field(10, ge=1, description="networks that are drawn for the ensemble")
@@ -109,22 +110,6 @@ class _Ensemble(Averaged, Method[FedBeServer, Stateless, Reduced], Generic[Reduc
         """The network's initialization."""
         return FedBeServer(run.network.initial)
 
-    def message(self, server: FedBeServer, at: RoundContext) -> Message:
-        """One network, the same to all."""
-        return {**server.weights}
-
-    def problem(
-        self, message: Message, client: Stateless, samples: Samples, at: RoundContext
-    ) -> Problem:
-        """Train from the network that came."""
-        return Problem(at.run.network.prepare(dense(message)))
-
-    def report(
-        self, solved: Solved, problem: Problem, client: Stateless, at: RoundContext
-    ) -> tuple[Report, Stateless, Info]:
-        """Report the weights where training ended."""
-        return Report({**solved.parameters}, self.weight(solved)), client, solved.info
-
     def origin(self, server: FedBeServer, run: Federation) -> Tensors:
         """The network that clients start from."""
         return server.weights
@@ -156,15 +141,6 @@ class _Ensemble(Averaged, Method[FedBeServer, Stateless, Reduced], Generic[Reduc
     def model(self, server: FedBeServer, run: Federation) -> Tensors:
         """The distribution, as `mean/…`, `std/…` and `client/k/…`; or the network that goes out."""
         return _model(server) if server.mean else server.weights
-
-    def personal_model(
-        self, message: Message, report: Report | None, client: Stateless, run: Federation
-    ) -> Tensors | None:
-        """The network as the client reported it."""
-        if report is None:
-            return None
-        tensors = dense(report.tensors)
-        return {name: tensors[name] for name in run.network.initial}
 
     def draws(self, model: Tensors, run: Federation) -> Sampler:
         """Outputs of the members of the ensemble, the same on every call; or of one network."""
@@ -207,7 +183,7 @@ class FedBe(_Ensemble[ReportList]):
     """
 
     name = "fedbe"
-    summary = "a distribution over the clients' networks, and its ensemble"
+    about = About("a distribution over the clients' networks, and its ensemble")
     reports = Reports({"weights": Part(compared="tensors")}, reduce="set")
 
     distribution: Literal["gaussian", "dirichlet"] = Field(
@@ -262,10 +238,17 @@ class FedBeSums(_Ensemble[Sum]):
     """
 
     name = "fedbe-sums"
-    summary = "the Gaussian of fedbe from sums, which may be secret"
+    about = About("the Gaussian of fedbe from sums, which may be secret")
     reports = Reports(
-        {"weights": Part(), "square": Part(origin="zero", linear=False)},
-        uncompressed="its variance is a difference of squares and of the changes that they are of",
+        {
+            "weights": Part(),
+            "square": Part(
+                origin="zero",
+                linear=False,
+                uncompressed="its variance is a difference of squares and of the changes that they "
+                "are of",
+            ),
+        }
     )
 
     def expected(self, message: Message, run: Federation) -> Message:

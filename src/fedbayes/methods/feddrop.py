@@ -10,7 +10,9 @@ from torch import Tensor
 
 from fedbayes.contracts import (
     UNIFORM,
+    About,
     Averaged,
+    Chart,
     Federation,
     Info,
     Known,
@@ -26,7 +28,7 @@ from fedbayes.contracts import (
     Total,
     units_remarks,
 )
-from fedbayes.core.fields import Chosen
+from fedbayes.core.fields import Chosen, unused
 from fedbayes.core.messages import Masked, Message
 from fedbayes.core.tensors import Samples, Tensors
 from fedbayes.inference.optimizers import ServerOptimizer
@@ -59,10 +61,12 @@ class FedDrop(Averaged, ServerOptimizer, Method[FedDropServer, Stateless, Sum]):
     rate of 0.01 on in- and outputs comes to less than one.
     """
 
-    published = UNIFORM
     name = "feddrop"
-    summary = "every client trains a smaller network: federated dropout"
-    paper = "Caldas et al. 2018; Louizos et al. 2021, appendix A"
+    about = About(
+        "every client trains a smaller network: federated dropout",
+        "Caldas et al. 2018; Louizos et al. 2021, appendix A",
+        published=UNIFORM,
+    )
     server_state = FedDropServer
     reports = Reports({"weights": Part(mask="sent")})
 
@@ -86,12 +90,10 @@ class FedDrop(Averaged, ServerOptimizer, Method[FedDropServer, Stateless, Sum]):
         few = [u for u in dropped if not self._dropped(u)]
         found = units_remarks(self.name, run.network, dropped)
         rates = {"conv": ("conv_rate", "filters"), "dense": ("dense_rate", "units")}
-        found += [
-            f"method.{rate} has no effect: this network has no {what} that can be dropped"
-            for kind, (rate, what) in rates.items()
-            if getattr(self, rate) != type(self).model_fields[rate].default
-            and all(layer.kind != kind for layer in dropped)
-        ]
+        for kind, (rate, what) in rates.items():
+            if all(layer.kind != kind for layer in dropped):
+                why = f"this network has no {what} that can be dropped"
+                found += unused(self, [rate], why, "method.")
         if few:
             layers = ", ".join(f"{u.layer} ({u.step})" for u in few)
             found.append(
@@ -145,7 +147,7 @@ class FedDrop(Averaged, ServerOptimizer, Method[FedDropServer, Stateless, Sum]):
         }
         return Report(report, self.weight(solved)), client, solved.info
 
-    def resummed(self, total: Total, server: FedDropServer, run: Federation) -> Sum:
+    def chart(self, server: FedDropServer, run: Federation) -> Chart:
         """Where nothing says who had an entry, as under noise, as many count as are expected to
         have had it.
         """
@@ -156,13 +158,18 @@ class FedDrop(Averaged, ServerOptimizer, Method[FedDropServer, Stateless, Sum]):
         }
         touched = units.masks(dropped, stays, running=True)
         touched = {name: axes for name, axes in touched.items() if name in whole}
-        every = {name: torch.full(whole[name].shape, total.weight).double() for name in touched}
-        likely = units.zero(every, touched)
-        heard = {
-            part: {name: likely[name] for name in tensors if name in likely} | total.heard[part]
-            for part, tensors in total.changes.items()
-        }
-        return super().resummed(replace(total, heard=heard), server, run)
+
+        def as_expected(total: Total) -> Total:
+            every = {name: torch.full(whole[name].shape, total.weight).double() for name in touched}
+            likely = units.zero(every, touched)
+            heard = {
+                part: {name: likely[name] for name in tensors if name in likely}
+                | total.present_weight[part]
+                for part, tensors in total.changes.items()
+            }
+            return replace(total, present_weight=heard)
+
+        return Chart(total=as_expected)
 
     def update(
         self, server: FedDropServer, reports: Sum, at: RoundContext
@@ -181,10 +188,6 @@ class FedDrop(Averaged, ServerOptimizer, Method[FedDropServer, Stateless, Sum]):
             seen = mean[name] / share.clamp_min(1e-12) if name in reports.present else mean[name]
             buffers[name] = torch.where(share > 0, seen.to(before.dtype), before)
         return FedDropServer(weights, buffers, optimizer), {}
-
-    def model(self, server: FedDropServer, run: Federation) -> Tensors:
-        """Weights and buffers of the whole network."""
-        return {**server.weights, **server.buffers}
 
     def personal_model(
         self, message: Message, report: Report | None, client: Stateless, run: Federation

@@ -7,7 +7,7 @@ import torch
 from pydantic import Field
 from torch import Tensor
 
-from fedbayes.contracts import Federation, Info, Known, Problem, RoundContext, Solved, sgd
+from fedbayes.contracts import About, Federation, Info, Known, Problem, RoundContext, Solved, sgd
 from fedbayes.contracts.moments import MomentMatching
 from fedbayes.core.fields import Only
 from fedbayes.core.tensors import Samples, Tensors
@@ -35,8 +35,7 @@ class FedEP(MomentMatching):
     """
 
     name = "fedep"
-    summary = "expectation propagation by Laplace or samples"
-    paper = "Guo et al. 2023"
+    about = About("expectation propagation by Laplace or samples", "Guo et al. 2023")
 
     inference: Literal["laplace", "sgld"] = Field(
         "laplace",

@@ -4,6 +4,7 @@ import torch
 from pydantic import Field
 
 from fedbayes.contracts import (
+    About,
     ClassCountedMethod,
     Federation,
     Info,
@@ -16,7 +17,7 @@ from fedbayes.contracts import (
 )
 from fedbayes.contracts import Weights as Server
 from fedbayes.core.messages import Message, dense
-from fedbayes.core.tensors import Samples, Tensors
+from fedbayes.core.tensors import Samples
 from fedbayes.errors import ModelError
 from fedbayes.fusion.combining import combine
 from fedbayes.fusion.distillation import distill
@@ -47,8 +48,10 @@ class FedFuse(ClassCountedMethod[Server]):
     """
 
     name = "fedfuse"
-    summary = "the clients' ensemble, learnt on inputs that are drawn"
-    paper = "after FedDF, Lin et al. 2020; drawn inputs and teacher: fusion in function space"
+    about = About(
+        "the clients' ensemble, learnt on inputs that are drawn",
+        "after FedDF, Lin et al. 2020; drawn inputs and teacher: fusion in function space",
+    )
     server_state = Server
 
     inputs: str = Field(
@@ -99,10 +102,6 @@ class FedFuse(ClassCountedMethod[Server]):
         """The network's initialization."""
         return Server(run.network.initial)
 
-    def message(self, server: Server, at: RoundContext) -> Message:
-        """The network, the same to all."""
-        return {**server.weights}
-
     def expected(self, message: Message, run: Federation) -> Message:
         """A network, and counts of classes."""
         return {**message, **self.count_pattern(run)}
@@ -149,19 +148,6 @@ class FedFuse(ClassCountedMethod[Server]):
             "divergence": learnt.divergence,
         }
         return Server(weights), info
-
-    def model(self, server: Server, run: Federation) -> Tensors:
-        """The server's network."""
-        return server.weights
-
-    def personal_model(
-        self, message: Message, report: Report | None, client: Stateless, run: Federation
-    ) -> Tensors | None:
-        """The network as the client reported it."""
-        if report is None:
-            return None
-        tensors = dense(report.tensors)
-        return {name: tensors[name] for name in run.network.initial}
 
 
 _HELD_OUT = 512

@@ -4,10 +4,10 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
-from fedbayes.contracts import Federation, Known
+from fedbayes.contracts import About, Federation, Known
 from fedbayes.contracts.drawn import Fit
 from fedbayes.contracts.mean_field import MeanField
-from fedbayes.core.fields import Chosen, Only
+from fedbayes.core.fields import Chosen, Only, Tuned
 from fedbayes.errors import ConfigError
 from fedbayes.likelihoods.robust import (
     density_power,
@@ -28,15 +28,14 @@ class FedGvi(MeanField):
     """
 
     name = "fedgvi"
-    summary = "PVI with losses that wrong labels and outliers move less"
-    paper = "Mildner et al. 2025"
+    about = About("PVI with losses that wrong labels and outliers move less", "Mildner et al. 2025")
 
     data_loss: Annotated[Literal["log", "gce", "beta"], Chosen()] = Field(
         "gce",
         description="loss of a sample: log, the negative log-likelihood; gce, generalized "
         "cross-entropy (classes); beta, the density-power loss (classes, labels, Gaussian noise)",
     )
-    delta: Annotated[float, Only("data_loss", "gce")] = Field(
+    delta: Annotated[float, Only("data_loss", "gce"), Tuned(0.05, 1)] = Field(
         0.8,
         gt=0,
         le=1,

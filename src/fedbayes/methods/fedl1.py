@@ -10,6 +10,7 @@ from torch import Tensor
 
 from fedbayes.contracts import (
     UNIFORM,
+    About,
     Averaged,
     Federation,
     Info,
@@ -29,7 +30,7 @@ from fedbayes.contracts import (
     sgd,
     units_remarks,
 )
-from fedbayes.core.messages import Message, dense
+from fedbayes.core.messages import Message
 from fedbayes.core.tensors import Samples, Tensors
 from fedbayes.inference.optimizers import ServerOptimizer
 from fedbayes.models import units
@@ -54,10 +55,12 @@ class FedL1(Averaged, ServerOptimizer, Method[FedL1Server, Stateless, Sum]):
     owns. The server takes an optimizer's step along the difference of the sparse models.
     """
 
-    published = UNIFORM
     name = "fedl1"
-    summary = "group lasso and a threshold: small units are not sent"
-    paper = "Louizos et al. 2021, appendix A; Wen et al. 2016"
+    about = About(
+        "group lasso and a threshold: small units are not sent",
+        "Louizos et al. 2021, appendix A; Wen et al. 2016",
+        published=UNIFORM,
+    )
     server_state = FedL1Server
     reports = Reports({"weights": Part(mask="chosen", missing="zero")})
 
@@ -130,12 +133,6 @@ class FedL1(Averaged, ServerOptimizer, Method[FedL1Server, Stateless, Sum]):
 
         return loss
 
-    def problem(
-        self, message: Message, client: Stateless, samples: Samples, at: RoundContext
-    ) -> Problem:
-        """Train from the server's sparse weights."""
-        return Problem(at.run.network.prepare(dense(message)))
-
     def report(
         self, solved: Solved, problem: Problem, client: Stateless, at: RoundContext
     ) -> tuple[Report, Stateless, Info]:
@@ -156,13 +153,3 @@ class FedL1(Averaged, ServerOptimizer, Method[FedL1Server, Stateless, Sum]):
         info = {f"alive_{u.layer}": float((units.row_norms(weights, u) > 0).sum()) for u in groups}
         buffers = {name: mean[name] for name in server.buffers}
         return FedL1Server(weights, buffers, optimizer), info
-
-    def model(self, server: FedL1Server, run: Federation) -> Tensors:
-        """The sparse weights, and the buffers."""
-        return {**server.weights, **server.buffers}
-
-    def personal_model(
-        self, message: Message, report: Report | None, client: Stateless, run: Federation
-    ) -> Tensors | None:
-        """The sparse network that the client reported."""
-        return dense(report.tensors) if report is not None else None

@@ -8,6 +8,7 @@ from pydantic import Field
 from torch import Tensor
 
 from fedbayes.contracts import (
+    About,
     AnyMethod,
     Federation,
     Info,
@@ -32,7 +33,7 @@ from fedbayes.contracts.kronecker import (
 )
 from fedbayes.contracts.moments import MomentMatching, implicit, retracted
 from fedbayes.contracts.natural import retracting
-from fedbayes.core.fields import Only
+from fedbayes.core.fields import Only, unused
 from fedbayes.core.messages import Message, dense
 from fedbayes.core.tensors import Samples, Tensors, named, part, to
 from fedbayes.errors import ConfigError, ModelError
@@ -64,15 +65,15 @@ class FedLap(MomentMatching):
     """
 
     name = "fedlap"
-    summary = "Laplace at every client, with a dual for each"
-    paper = "Swaroop, Khan and Doshi 2025"
+    about = About("Laplace at every client, with a dual for each", "Swaroop, Khan and Doshi 2025")
     reports = retracting(
         MomentMatching.reports, retracted, "with method.covariance = 'none' there is no precision"
     )
 
     covariance: Literal["none", "diagonal", "kronecker"] = Field(
         "diagonal",
-        description="what is known beside the mean: nothing (FedLap; the posterior is a point), "
+        description="what is estimated in addition to the mean: nothing (FedLap; the posterior is "
+        "a point), "
         "a precision for each weight (FedLap-Cov), or for each dense layer and convolution a "
         "Kronecker product",
     )
@@ -105,15 +106,8 @@ class FedLap(MomentMatching):
     def remarks(self, run: Federation) -> list[str]:
         """Of settings of draws where there is nothing to draw."""
         names = ("predictions", "predictive") if self.fixed_precision else ()
-        fields = type(self).model_fields
-        return [
-            *super().remarks(run),
-            *(
-                f"method.{name} has no effect: with covariance = 'none' the posterior is a point"
-                for name in names
-                if getattr(self, name) != fields[name].default
-            ),
-        ]
+        why = "with covariance = 'none' the posterior is a point"
+        return super().remarks(run) + unused(self, names, why, "method.")
 
     @property
     def fixed_precision(self) -> bool:
@@ -162,8 +156,7 @@ class Kronecker(SharedKroneckerPosterior):
     """
 
     name = FedLap.name
-    summary = FedLap.summary
-    paper = FedLap.paper
+    about = FedLap.about
 
     of: FedLap
 

@@ -7,9 +7,9 @@ import torch
 from pydantic import Field
 from torch import Tensor
 
-from fedbayes.contracts import Known
+from fedbayes.contracts import About, Known
 from fedbayes.contracts.drift import GeneralizedFedAvg
-from fedbayes.core.fields import Chosen
+from fedbayes.core.fields import Chosen, Tuned
 from fedbayes.inference import optimizers
 
 
@@ -17,8 +17,10 @@ class Reptile(GeneralizedFedAvg):
     """Server gradient descent: w ← w + lr (mean φ_s − w), the update of Reptile."""
 
     name = "reptile"
-    summary = "a step of gradient descent towards the mean"
-    paper = "Nichol et al. 2018; EM view: Louizos et al. 2021, section 2.1"
+    about = About(
+        "a step of gradient descent towards the mean",
+        "Nichol et al. 2018; EM view: Louizos et al. 2021, section 2.1",
+    )
 
     server_lr: float = Field(1.0, gt=0, description="learning rate of the server; 1 is FedAvg")
 
@@ -31,8 +33,7 @@ class FedAvgM(GeneralizedFedAvg):
     """Server gradient descent with momentum."""
 
     name = "fedavgm"
-    summary = "server gradient descent with momentum"
-    paper = "Hsu et al. 2019"
+    about = About("server gradient descent with momentum", "Hsu et al. 2019")
 
     server_lr: float = Field(1.0, gt=0, description="learning rate of the server")
     server_momentum: Annotated[float, Chosen()] = Field(
@@ -58,7 +59,7 @@ class Adaptive(GeneralizedFedAvg):
     beside `eps`.
     """
 
-    server_lr: Annotated[float, Chosen()] = Field(
+    server_lr: Annotated[float, Chosen(), Tuned()] = Field(
         1e-2, gt=0, description="learning rate of the server"
     )
     beta1: float = Field(0.9, ge=0, lt=1, description="decay of the first moment")
@@ -87,9 +88,8 @@ class Adaptive(GeneralizedFedAvg):
 class FedAdam(Adaptive):
     """Adam at the server: by default PyTorch's, with bias correction, which the paper has not."""
 
-    published = MappingProxyType({"bias_correction": False})
     name = "fedadam"
-    summary = "Adam at the server"
+    about = About("Adam at the server", published=MappingProxyType({"bias_correction": False}))
     kind = "adam"
 
     bias_correction: Annotated[bool, Chosen()] = Field(
@@ -103,7 +103,7 @@ class FedYogi(Adaptive):
     """Yogi at the server, without bias correction, as in the paper."""
 
     name = "fedyogi"
-    summary = "Yogi at the server"
+    about = About("Yogi at the server")
     kind = "yogi"
 
     bias_correction: Annotated[bool, Chosen()] = Field(

@@ -6,7 +6,7 @@ import torch
 from pydantic import Field
 from torch import Tensor
 
-from fedbayes.contracts import Federation, Info, Known, Report, RoundContext, Stateless, sgd
+from fedbayes.contracts import About, Federation, Info, Known, Report, RoundContext, Stateless, sgd
 from fedbayes.contracts.drift import GeneralizedFedAvg
 from fedbayes.core.fields import Only
 from fedbayes.core.messages import Message, dense
@@ -29,8 +29,7 @@ class FedPa(ServerOptimizer, GeneralizedFedAvg):
     """
 
     name = "fedpa"
-    summary = "drifts corrected by clients' posterior covariances"
-    paper = "Al-Shedivat et al. 2021"
+    about = About("drifts corrected by clients' posterior covariances", "Al-Shedivat et al. 2021")
 
     burn_in_rounds: int = Field(
         5, ge=0, description="rounds of federated averaging before posteriors are sampled"
@@ -47,7 +46,7 @@ class FedPa(ServerOptimizer, GeneralizedFedAvg):
     shrinkage: float = Field(
         0.1,
         ge=0,
-        description="ρ: the covariance of l samples has weight (l − 1) ρ beside the identity, "
+        description="ρ: the covariance of l samples has weight (l − 1) ρ relative to the identity, "
         "which has 1; 0 is federated averaging",
     )
     temperature: Annotated[float, Only("sampler", "langevin")] = Field(

@@ -1,11 +1,13 @@
 """FedProx: the Gaussian prior of positive precision."""
 
 from dataclasses import replace
+from typing import Annotated
 
 from pydantic import Field
 from torch import Tensor
 
 from fedbayes.contracts import (
+    About,
     Federation,
     Info,
     Loss,
@@ -19,6 +21,7 @@ from fedbayes.contracts import (
     Weights,
     nll,
 )
+from fedbayes.core.fields import Tuned
 from fedbayes.core.messages import Message
 from fedbayes.core.tensors import Samples, Tensors
 
@@ -32,14 +35,16 @@ class FedProx(PointEstimate[Weights]):
     """
 
     name = "fedprox"
-    summary = "FedAvg whose clients are drawn to the server's weights"
-    paper = "Li et al. 2018; EM view: Louizos et al. 2021, section 2.1"
+    about = About(
+        "FedAvg whose clients are drawn to the server's weights",
+        "Li et al. 2018; EM view: Louizos et al. 2021, section 2.1",
+    )
     server_state = Weights
 
-    proximal: float = Field(
+    proximal: Annotated[float, Tuned(1e-4, 10)] = Field(
         0.01,
         ge=0,
-        description="λ, factor of ½ ‖φ − w‖² beside the mean loss of a client; the precision of "
+        description="λ, factor of ½ ‖φ − w‖² added to the mean loss of a client; the precision of "
         "the prior around the server is λ N_s",
     )
 

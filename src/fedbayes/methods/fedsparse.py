@@ -10,8 +10,10 @@ from torch import Tensor
 
 from fedbayes.contracts import (
     UNIFORM,
+    About,
     Averaged,
     Changes,
+    Chart,
     ClientState,
     Federation,
     Info,
@@ -62,6 +64,10 @@ UNIT_PRICE = 20
 """Nats of all samples for a unit whose gate is open, on average over units, if λ0 is chosen."""
 
 
+_GATES = Part(origin="zero", typical=inf)
+"""Votes on gates, which the chart makes of the masks; each is bounded anyway."""
+
+
 @dataclass(frozen=True)
 class FedSparseServer:
     """The prior's weights w and thresholds v, and the states of the two optimizers."""
@@ -98,8 +104,8 @@ class SpikeSlab(
     the same of w_s and v_s, at a client; no gradient flows through the norm (Eq. 23).
     """
 
-    published = UNIFORM
-    reports = Reports({"weights": Part(mask="chosen")})
+    about = About(published=UNIFORM)
+    reports = Reports({"weights": Part(mask="chosen"), "gates": _GATES})
 
     gates: Literal["units", "weights"] = Field(
         "units",
@@ -347,17 +353,20 @@ class SpikeSlab(
         """Weights and buffers, also of units that the model leaves out."""
         return {**server.weights, **server.buffers}
 
-    def changes(self, report: Report, server: AnyServer, run: Federation) -> Changes:
+    def chart(self, server: AnyServer, run: Federation) -> Chart:
         """Changes of the weights that the gates let through, and by how much more or less gates
-        were open than the server takes them to be (`gates`, by layer).
+        were open than the server takes them to be (`gates`, by layer): weights count as often as
+        their gate was open.
         """
-        found = super().changes(report, server, run)
-        weights = found["weights"]
-        shares = {name: (~change.isnan()).double() for name, change in weights.items()}
-        if gated := self._gated(run):
-            believed = self._believed(server, gated)
-            found["gates"] = {u.layer: _opened(shares, u) - believed[u.layer] for u in gated}
-        return found
+        gated = self._gated(run)
+        believed = self._believed(server, gated)
+
+        def votes(found: Changes) -> Changes:
+            shares = {name: (~t.isnan()).double() for name, t in found["weights"].items()}
+            gates = {u.layer: _opened(shares, u) - believed[u.layer] for u in gated}
+            return {**found, "gates": gates} if gated else found
+
+        return Chart(votes, lambda total: _counted(total, believed, gated))
 
     def _believed(self, server: AnyServer, gated: tuple[Gateable, ...]) -> Tensors:
         """θ, the server's probabilities of open gates, float64 by layer."""
@@ -365,35 +374,6 @@ class SpikeSlab(
             u.layer: torch.sigmoid(self._logits(server.weights, server.thresholds, u)).double()
             for u in gated
         }
-
-    def ordinary(self, server: AnyServer, run: Federation) -> dict[str, float]:
-        """Gates are votes, each of which is bounded anyway."""
-        return super().ordinary(server, run) | {"gates": inf}
-
-    def resummed(self, total: Total, server: AnyServer, run: Federation) -> Sum:
-        """Weights count as often as their gate was open."""
-        votes = total.changes.get("gates", {})
-        weights = replace(
-            total, changes={n: part for n, part in total.changes.items() if n != "gates"}
-        )
-        heard, moved = dict(total.heard["weights"]), dict(total.changes["weights"])
-        gated = self._gated(run)
-        believed = self._believed(server, gated)
-        for layer in gated:
-            opened = votes[layer.layer] + believed[layer.layer] * total.weight
-            opened = opened.clamp(0, total.weight)
-            for axis in layer.owned:
-                change, said = moved[axis.tensor], heard.get(axis.tensor)
-                count = axis.along(opened, change, total.weight) * torch.ones_like(change)
-                if said is not None:  # the mean change of those that spoke, as often as gates open
-                    moved[axis.tensor] = change * (count / said.clamp_min(1e-12))
-                heard[axis.tensor] = count
-        weights = replace(
-            weights,
-            changes={**weights.changes, "weights": moved},
-            heard={**total.heard, "weights": heard},
-        )
-        return weights.whole(self.origin(server, run))
 
     def _update(
         self, server: AnyServer, reports: Sum, at: RoundContext
@@ -460,21 +440,15 @@ class SpikeSlab(
         weights, _ = self._pruned(server.weights, server.thresholds, self._gated(run))
         return {**weights, **server.buffers}
 
-    def personal_model(
-        self, message: Message, report: Report | None, client: ClientState, run: Federation
-    ) -> Tensors | None:
-        """The sampled network ŵ_s that the client reported."""
-        if report is None:
-            return None
-        return {name: dense(report.tensors)[name] for name in run.network.initial}
-
 
 class FedSparse(SpikeSlab[FedSparseServer, Stateless]):
     """Hard EM on the spike-and-slab prior with gated groups (EM paper, section 3, Alg. 1, 2)."""
 
     name = "fedsparse"
-    summary = "units or weights gated and pruned: the spike-and-slab prior"
-    paper = "Louizos et al. 2021, section 3"
+    about = About(
+        "units or weights gated and pruned: the spike-and-slab prior",
+        "Louizos et al. 2021, section 3",
+    )
     server_state = FedSparseServer
 
     def init(self, run: Federation) -> FedSparseServer:
@@ -517,13 +491,12 @@ class ScaffoldFedSparse(ControlVariateMethod[Controlled], SpikeSlab[Controlled, 
     reports = Reports(
         {
             **ControlVariateMethod.reports.parts,
-            "weights": Part(mask="chosen"),
+            **SpikeSlab.reports.parts,
             "control": replace(ControlVariateMethod.reports.parts["control"], mask="sent"),
         }
     )
     name = "scaffold-fedsparse"
-    summary = "FedSparse with SCAFFOLD's control variates"
-    paper = "Louizos et al. 2021, appendix E"
+    about = About("FedSparse with SCAFFOLD's control variates", "Louizos et al. 2021, appendix E")
     server_state = Controlled
 
     damping: Annotated[float, Chosen()] = Field(
@@ -604,6 +577,26 @@ class ScaffoldFedSparse(ControlVariateMethod[Controlled], SpikeSlab[Controlled, 
         control, heard = self.control_after(server, reports, at.run)
         norms = reports.mean().get(NORMS, server.norms)
         return Controlled(**vars(following), control=control, norms=norms, heard=heard), info
+
+
+def _counted(total: Total, believed: Tensors, gated: tuple[Gateable, ...]) -> Total:
+    """Changes of weights that count as often as their gate was open, of a sum with votes."""
+    changes = {part: tensors for part, tensors in total.changes.items() if part != "gates"}
+    heard, moved = dict(total.present_weight["weights"]), dict(total.changes["weights"])
+    for layer in gated:
+        opened = total.changes["gates"][layer.layer] + believed[layer.layer] * total.weight
+        opened = opened.clamp(0, total.weight)
+        for axis in layer.owned:
+            change, said = moved[axis.tensor], heard.get(axis.tensor)
+            count = axis.along(opened, change, total.weight) * torch.ones_like(change)
+            if said is not None:  # the mean change of those that spoke, as often as gates open
+                moved[axis.tensor] = change * (count / said.clamp_min(1e-12))
+            heard[axis.tensor] = count
+    return replace(
+        total,
+        changes={**changes, "weights": moved},
+        present_weight={**total.present_weight, "weights": heard},
+    )
 
 
 def _held(item: Masked | Tensor) -> Tensor:

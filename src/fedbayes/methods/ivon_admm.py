@@ -1,6 +1,6 @@
 """Federated ADMM from Bayesian duality: clients' posteriors agree by dual variables."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from types import MappingProxyType
 from typing import Annotated, Any
@@ -10,6 +10,7 @@ from pydantic import Field
 from torch import Tensor
 
 from fedbayes.contracts import (
+    About,
     Federation,
     Info,
     Known,
@@ -38,7 +39,7 @@ from fedbayes.contracts.natural import (
 )
 from fedbayes.core.fields import Chosen, Only
 from fedbayes.core.messages import Message
-from fedbayes.core.tensors import Samples, Tensors, part
+from fedbayes.core.tensors import Samples, Tensors, added, part
 from fedbayes.errors import MessageError
 from fedbayes.inference.gaussian import NaturalGaussian, differentiated, standard
 from fedbayes.inference.ivon import Ivon
@@ -70,6 +71,12 @@ def _retracted(client: IvonClient, missed: Tensors) -> IvonClient:
     return IvonClient(shifted(client.reported, missed, -1.0))
 
 
+def _larger_penalty(method: "IvonAdmm", run: Federation) -> str:
+    """What makes clients' changes smaller."""
+    damped = "" if method.damping else ", or method.damping = true"
+    return f"method.rho is {method.penalty(run):g}, and a larger one makes changes smaller{damped}"
+
+
 class IvonAdmm(GaussianServer[IvonServer, IvonClient]):
     """ADMM over Gaussians in place of points (Möllenhoff et al. 2025), solved by IVON.
 
@@ -95,14 +102,19 @@ class IvonAdmm(GaussianServer[IvonServer, IvonClient]):
     ρ/prior_std², of weights that are drawn with deviation `prior_std`.
     """
 
-    published = MappingProxyType({"damping": False})
     name = "ivon-admm"
-    summary = "clients' posteriors agree by dual variables, as in ADMM"
-    paper = "Möllenhoff et al. 2025; Swaroop et al. 2025; Shen et al. 2024"
+    about = About(
+        "clients' posteriors agree by dual variables, as in ADMM",
+        "Möllenhoff et al. 2025; Swaroop et al. 2025; Shen et al. 2024",
+        published=MappingProxyType({"damping": False}),
+    )
     server_state = IvonServer
     client_state = IvonClient
-    reports = retracting(
-        GaussianServer.reports, _retracted, "with method.rate = 0 there is no precision"
+    reports = replace(
+        retracting(
+            GaussianServer.reports, _retracted, "with method.rate = 0 there is no precision"
+        ),
+        remedy=_larger_penalty,
     )
 
     samples: int = Field(1, ge=1, description="Monte-Carlo samples of a training step")
@@ -264,7 +276,7 @@ class IvonAdmm(GaussianServer[IvonServer, IvonClient]):
         report, after = self.reported(own / posterior, before, posterior.mean, at)
         return report, IvonClient(after), solved.info
 
-    def ordinary(self, server: IvonServer, run: Federation) -> dict[str, float]:
+    def learnt(self, server: IvonServer, run: Federation) -> dict[str, float]:
         """The posterior's own natural parameters, or those that a newcomer starts with. A report
         is what is added to a dual variable over ρ.
         """
@@ -276,14 +288,7 @@ class IvonAdmm(GaussianServer[IvonServer, IvonClient]):
         try:
             super().accept(server, report, run)
         except MessageError as error:
-            raise MessageError(f"{error}; {self.remedy(run)}") from None
-
-    def remedy(self, run: Federation) -> str:
-        """A larger penalty."""
-        damped = "" if self.damping else ", or method.damping = true"
-        return (
-            f"method.rho is {self.penalty(run):g}, and a larger one makes changes smaller{damped}"
-        )
+            raise MessageError(f"{error}; {_larger_penalty(self, run)}") from None
 
     def update(self, server: IvonServer, reports: Sum, at: RoundContext) -> tuple[IvonServer, Info]:
         """Add to the dual variables; the posterior is between what they and the clients say."""
@@ -320,7 +325,7 @@ def away(
     ½ Σ Λ'' m² − Σ h'' m more. Of KL(q ‖ p) + ⟨η, μ⟩/ρ that is with r = p/η^(1/ρ). Gradients are
     those of means and log-precisions.
     """
-    total = torch.zeros(())
+    found = []
     for name, m in mean.items():
         log, precision, shift = log_precision[name], other.precision[name], other.shift[name]
         with torch.no_grad():
@@ -330,8 +335,8 @@ def away(
             linear = (shift * m).sum()
             value = 0.5 * (log.sum() + (pull * m).add_(wide).sum()) - linear
             slope = pull.sub_(shift), torch.rsub(wide, 1).mul_(0.5)
-        total = total.to(m) + differentiated(value, *slope, m, log)
-    return total
+        found.append(differentiated(value, *slope, m, log))
+    return added(found)
 
 
 def constant(posterior: NaturalGaussian) -> Tensor:

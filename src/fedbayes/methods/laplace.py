@@ -11,6 +11,7 @@ from torch import Tensor
 
 from fedbayes.contracts import (
     UNIFORM,
+    About,
     Averaged,
     Federation,
     Info,
@@ -28,7 +29,7 @@ from fedbayes.contracts import (
     Tree,
     sgd,
 )
-from fedbayes.core.fields import Chosen
+from fedbayes.core.fields import Chosen, Tuned
 from fedbayes.core.messages import Masked, Message, dense
 from fedbayes.core.tensors import Samples, Tensors
 from fedbayes.errors import ConfigError, MessageError, ModelError
@@ -58,17 +59,20 @@ class Laplace(Averaged, ServerSchedule, Method[LaplaceServer, Stateless, ReportL
     gradient of the paper, takes the median for the clients' mean in generalized FedAvg.
     """
 
-    published = UNIFORM
     name = "laplace"
-    summary = "sparse changes and the clients' median: the Laplace prior"
-    paper = "Louizos et al. 2021, appendix J.1"
+    about = About(
+        "sparse changes and the clients' median: the Laplace prior",
+        "Louizos et al. 2021, appendix J.1",
+        published=UNIFORM,
+    )
     server_state = LaplaceServer
     reports = Reports({"weights": Part(mask="chosen", missing="unchanged")}, reduce="set")
 
-    scale: float = Field(
+    scale: Annotated[float, Tuned(1e-6, 1e-2)] = Field(
         1e-4,
         ge=0,
-        description="λ, the price of leaving the server: factor of ‖φ − w‖₁ beside the mean loss "
+        description="λ, the price of leaving the server: factor of ‖φ − w‖₁, added to the mean "
+        "loss "
         "of a client; the inverse scale of the prior is λ N_s",
     )
     m_step: Literal["median", "sign"] = Field(
@@ -220,10 +224,6 @@ class Laplace(Averaged, ServerSchedule, Method[LaplaceServer, Stateless, ReportL
         slopes = {name: slopes[name] for name in trained}
         stepped, optimizer = steps.server_step(weights, slopes, server.optimizer, factor)
         return LaplaceServer(following | stepped, optimizer), {}
-
-    def model(self, server: LaplaceServer, run: Federation) -> Tensors:
-        """The server's weights."""
-        return server.weights
 
     def personal_model(
         self, message: Message, report: Report | None, client: Stateless, run: Federation

@@ -6,6 +6,7 @@ from typing import Literal
 from pydantic import Field
 
 from fedbayes.contracts import (
+    About,
     Federation,
     Info,
     Method,
@@ -36,7 +37,7 @@ class Local(Method[Weights, LocalClient, ReportList]):
     """
 
     name = "local"
-    summary = "one model per client, nothing is sent (baseline)"
+    about = About("one model per client, nothing is sent (baseline)")
     server_state = Weights
     client_state = LocalClient
     reports = Reports(reduce="set")
@@ -76,10 +77,6 @@ class Local(Method[Weights, LocalClient, ReportList]):
     ) -> tuple[Weights, Info]:
         """Nothing to learn from."""
         return server, {}
-
-    def model(self, server: Weights, run: Federation) -> Tensors:
-        """The initialization that all clients start from."""
-        return server.weights
 
     def personal_model(
         self, message: Message, report: Report | None, client: LocalClient, run: Federation

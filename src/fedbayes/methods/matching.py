@@ -1,7 +1,7 @@
 """PFNM and GPI-FNM over rounds: neurons are matched, and clients go on from their own."""
 
 from collections.abc import Collection, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Annotated, Any, Literal
 
 import numpy as np
@@ -9,6 +9,7 @@ import torch
 from pydantic import Field
 
 from fedbayes.contracts import (
+    About,
     ClassCountedMethod,
     Federation,
     Info,
@@ -17,7 +18,6 @@ from fedbayes.contracts import (
     Problem,
     Report,
     ReportList,
-    Reports,
     RoundContext,
     Solved,
     Stateless,
@@ -25,7 +25,7 @@ from fedbayes.contracts import (
     adam,
 )
 from fedbayes.core import seeds
-from fedbayes.core.fields import Chosen, Only
+from fedbayes.core.fields import Chosen
 from fedbayes.core.messages import Message, dense
 from fedbayes.core.tensors import Samples, Tensors
 from fedbayes.errors import ConfigError, ModelError
@@ -61,10 +61,13 @@ class GpiFnm(MatchingSettings, ClassCountedMethod[MatchingServer]):
     """
 
     # Neurons of different networks are not measured from one another.
-    reports = Reports({"weights": Part(origin="zero", compared="tensors")}, reduce="set")
+    reports = replace(
+        ClassCountedMethod.reports, parts={"weights": Part(origin="zero", compared="tensors")}
+    )
     name = "gpi-fnm"
-    summary = "neurons matched as by pfnm, and with the global posterior"
-    paper = "GPI-FNM, sections 4.2 and 4.3"
+    about = About(
+        "neurons matched as by pfnm, and with the global posterior", "GPI-FNM, sections 4.2 and 4.3"
+    )
     server_state = MatchingServer
 
     form: Annotated[Literal["published", "wide"], Chosen()] = Field(
@@ -97,7 +100,7 @@ class GpiFnm(MatchingSettings, ClassCountedMethod[MatchingServer]):
         description="mean of hidden biases, where they were initialized; none: the value that the "
         "network's initialization gives to all of them, or 0 where it gives several",
     )
-    warm: Annotated[bool, Only("alternations")] = Field(
+    warm: bool = Field(
         True,
         description="whether passes up and down (alternations) begin where every client's neurons "
         "were in the last round; if not, or where a client is new, from top-down matchings",
@@ -120,9 +123,11 @@ class GpiFnm(MatchingSettings, ClassCountedMethod[MatchingServer]):
             return ""
         return f"have fewer than {FEWEST} samples: few of their neurons match those of others"
 
-    def resolved(self, run: Federation) -> dict[str, object]:
-        """What the form makes of the passes up and down."""
-        return {"alternations": self.settled(run).alternations}
+    def remarks(self, run: Federation) -> list[str]:
+        """Where no passes begin, it does not matter where."""
+        if self.warm or self.settled(run).alternations:
+            return []
+        return ["method.warm has no effect: there are no passes (method.alternations is 0)"]
 
     def check(self, run: Federation) -> None:
         """Fully connected networks with a hidden layer, all of it trained; shares need classes.
@@ -192,18 +197,13 @@ class GpiFnm(MatchingSettings, ClassCountedMethod[MatchingServer]):
             report["counts"] = problem.given["counts"]
         return Report(report, float(solved.count)), client, solved.info
 
-    def without(self, server: MatchingServer, clients: Collection[int]) -> MatchingServer:
-        """Their last reports are not matched, and they are newcomers."""
-
-        def kept(tensors: Tensors) -> Tensors:
-            return {n: t for n, t in tensors.items() if int(n.partition("/")[0]) not in clients}
-
-        return MatchingServer(server.weights, kept(server.latest), kept(server.places))
-
     def update(
         self, server: MatchingServer, reports: ReportList, at: RoundContext
     ) -> tuple[MatchingServer, Info]:
-        """Match the last reports of all clients (Algorithms 1 and 2)."""
+        """Match the last reports of all clients (Algorithms 1 and 2). Those of clients that are
+        rejected are not matched, and they are newcomers.
+        """
+        server = _without(server, reports.refused)
         latest = dict(server.latest)
         for client, report in reports.reports.items():
             latest |= {f"{client}/{name}": t for name, t in dense(report.tensors).items()}
@@ -260,10 +260,6 @@ class GpiFnm(MatchingSettings, ClassCountedMethod[MatchingServer]):
             for client in clients
         ]
 
-    def model(self, server: MatchingServer, run: Federation) -> Tensors:
-        """The fused network, whose widths may change from round to round."""
-        return server.weights
-
     def personal_model(
         self, message: Message, report: Report | None, client: Stateless, run: Federation
     ) -> Tensors | None:
@@ -279,8 +275,10 @@ class Pfnm(GpiFnm):
     """
 
     name = "pfnm"
-    summary = "neurons matched with a Bayesian nonparametric model"
-    paper = "Yurochkin et al. 2019; GPI-FNM, Prop. 1"
+    about = About(
+        "neurons matched with a Bayesian nonparametric model",
+        "Yurochkin et al. 2019; GPI-FNM, Prop. 1",
+    )
 
     epsilon: float = Field(0.0, ge=0, le=0, description="0; with another value it is gpi-fnm")
     form: Literal["published", "wide"] = Field(
@@ -296,6 +294,15 @@ WIDE: dict[str, float] = {"sigma0": 10.0, "gamma": 45.0, "epsilon": 1.0, "altern
 """Of the form `wide`. More mass leaves more neurons to single clients: under 45 the fused network
 has hardly half of all of them, and learns steadily in every federation tried; under 100 nearly all.
 """
+
+
+def _without(server: MatchingServer, clients: Collection[int]) -> MatchingServer:
+    """The server's state without what some clients reported."""
+
+    def kept(tensors: Tensors) -> Tensors:
+        return {n: t for n, t in tensors.items() if int(n.partition("/")[0]) not in clients}
+
+    return MatchingServer(server.weights, kept(server.latest), kept(server.places))
 
 
 def _common_bias(run: Federation) -> float:

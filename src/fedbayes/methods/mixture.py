@@ -9,6 +9,7 @@ from torch import Tensor
 
 from fedbayes.contracts import (
     UNIFORM,
+    About,
     Averaged,
     Federation,
     Info,
@@ -16,20 +17,18 @@ from fedbayes.contracts import (
     Method,
     Prior,
     Problem,
-    Report,
     ReportList,
     Reports,
     RoundContext,
     Sampler,
-    Solved,
     Stateless,
     Tree,
     nll,
     single_draw,
 )
-from fedbayes.contracts.changes import norm
+from fedbayes.contracts.changes import squared_distance
 from fedbayes.core import seeds
-from fedbayes.core.fields import Only
+from fedbayes.core.fields import Only, Tuned
 from fedbayes.core.messages import Message, dense
 from fedbayes.core.tensors import Samples, Tensors, named, part
 from fedbayes.inference.optimizers import ServerOptimizer
@@ -61,19 +60,21 @@ class Mixture(Averaged, ServerOptimizer, Method[MixtureServer, Stateless, Report
     predicts. Down go K models, up goes one.
     """
 
-    published = UNIFORM
     name = "mixture"
-    summary = "an ensemble at the server: the mixture-of-Gaussians prior"
-    paper = "Louizos et al. 2021, appendix J.2"
+    about = About(
+        "an ensemble at the server: the mixture-of-Gaussians prior",
+        "Louizos et al. 2021, appendix J.2",
+        published=UNIFORM,
+    )
     server_state = MixtureServer
     reports = Reports(reduce="middle")
 
     components: int = Field(2, ge=1, description="number K of components")
-    precision: float = Field(
+    precision: Annotated[float, Tuned(0.1, 1000)] = Field(
         10.0,
         ge=0,
-        description="λ, precision of the prior around each component: it stands beside the summed "
-        "loss of a client, so beside the mean loss by λ / N_s",
+        description="λ, precision of the prior around each component: it is added to the summed "
+        "loss of a client, so to the mean loss with λ / N_s",
     )
     spread: Literal["independent", "near"] = Field(
         "independent",
@@ -126,7 +127,9 @@ class Mixture(Averaged, ServerOptimizer, Method[MixtureServer, Stateless, Report
         likelihood, trained = nll(run), list(run.network.split()[0])
 
         def loss(parameters: Tensors, batch: Samples, given: Tree, noise: Tree) -> Tensor:
-            squares = torch.stack([_distance(parameters, c, trained) for c in given["centres"]])
+            squares = torch.stack(
+                [squared_distance(parameters, c, trained) for c in given["centres"]]
+            )
             prior = torch.logsumexp(-0.5 * self.precision * squares, dim=0)
             value: Tensor = likelihood(parameters, batch, given, noise) - prior / given["samples"]
             return value
@@ -158,22 +161,9 @@ class Mixture(Averaged, ServerOptimizer, Method[MixtureServer, Stateless, Report
         offset = seeds.integer(at.run.seed, "turn", round=at.round)
         return (at.client + offset) % self.components
 
-    def report(
-        self, solved: Solved, problem: Problem, client: Stateless, at: RoundContext
-    ) -> tuple[Report, Stateless, Info]:
-        """Report the weights where training ended."""
-        return Report(dict(solved.parameters), self.weight(solved)), client, solved.info
-
-    def ordinary(self, server: MixtureServer, run: Federation) -> dict[str, float]:
-        """The norm of a centre."""
-        trained = run.network.split()[0]
-        return {"weights": norm(server.components[f"0/{name}"].double() for name in trained)}
-
-    def centre(self, report: Report, server: MixtureServer, run: Federation) -> Tensors:
-        """The nearest centre."""
-        phi, trained = dense(report.tensors), list(run.network.split()[0])
-        centres = [part(server.components, str(k)) for k in range(self.components)]
-        return min(centres, key=lambda centre: float(_distance(phi, centre, trained)))
+    def origin(self, server: MixtureServer, run: Federation) -> list[Tensors]:
+        """The centres."""
+        return [part(server.components, str(k)) for k in range(self.components)]
 
     def update(
         self, server: MixtureServer, reports: ReportList, at: RoundContext
@@ -221,7 +211,10 @@ class Mixture(Averaged, ServerOptimizer, Method[MixtureServer, Stateless, Report
     ) -> Tensor:
         """p(k given φ_s), float64 [clients, K], by a stable log-sum-exp (Eq. 51)."""
         squares = torch.stack(
-            [torch.stack([_distance(phi, c, trained).double() for c in centres]) for phi in found]
+            [
+                torch.stack([squared_distance(phi, c, trained).double() for c in centres])
+                for phi in found
+            ]
         )
         return torch.softmax(-0.5 * self.precision * squares, dim=1)
 
@@ -231,20 +224,9 @@ class Mixture(Averaged, ServerOptimizer, Method[MixtureServer, Stateless, Report
             return part(server.components, "0")
         return server.components
 
-    def personal_model(
-        self, message: Message, report: Report | None, client: Stateless, run: Federation
-    ) -> Tensors | None:
-        """The network as the client reported it."""
-        return dense(report.tensors) if report is not None else None
-
     def draws(self, model: Tensors, run: Federation) -> Sampler:
         """The components, one by one; or the one network of a client."""
         if not part(model, "0"):
             return single_draw(model, run.network)
         members = [single_draw(part(model, str(k)), run.network) for k in range(self.components)]
         return lambda x: torch.cat([member(x) for member in members])
-
-
-def _distance(weights: Tensors, centre: Tensors, trained: list[str]) -> Tensor:
-    """‖φ − w_k‖² over the trained tensors."""
-    return torch.stack([(weights[name] - centre[name]).square().sum() for name in trained]).sum()

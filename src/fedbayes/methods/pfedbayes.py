@@ -9,6 +9,7 @@ from torch import Tensor
 
 from fedbayes.contracts import (
     UNIFORM,
+    About,
     Averaged,
     Federation,
     Info,
@@ -73,10 +74,12 @@ class PFedBayes(Averaged, Method[PFedBayesServer, PFedBayesClient, Sum]):
     Clients predict by draws from q_i, the global model by draws from w.
     """
 
-    published = UNIFORM
     name = "pfedbayes"
-    summary = "a posterior for each client, drawn to a global Gaussian"
-    paper = "Zhang et al. 2022"
+    about = About(
+        "a posterior for each client, drawn to a global Gaussian",
+        "Zhang et al. 2022",
+        published=UNIFORM,
+    )
     server_state = PFedBayesServer
     client_state = PFedBayesClient
     reports = Reports({"mean": Part(), "std": Part(exact=True)})
@@ -85,7 +88,8 @@ class PFedBayes(Averaged, Method[PFedBayesServer, PFedBayesClient, Sum]):
     zeta: float = Field(
         0.1,
         gt=0,
-        description="ζ, weight of the KL term beside the summed loss; 1 is the free energy, less "
+        description="ζ, weight of the KL term relative to the summed loss; 1 is the free energy, "
+        "less "
         "trusts a client's own data more",
     )
     global_lr: float = Field(

@@ -1,5 +1,6 @@
 """PVI: partitioned variational inference with mean-field Gaussians, over any network."""
 
+from fedbayes.contracts import About
 from fedbayes.contracts.mean_field import MeanField
 
 
@@ -19,5 +20,7 @@ class Pvi(MeanField):
     """
 
     name = "pvi"
-    summary = "one posterior, the product of the clients' Gaussian factors"
-    paper = "Bui et al. 2018; Ashman et al. 2022"
+    about = About(
+        "one posterior, the product of the clients' Gaussian factors",
+        "Bui et al. 2018; Ashman et al. 2022",
+    )

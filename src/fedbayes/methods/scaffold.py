@@ -9,6 +9,7 @@ from torch import Tensor
 
 from fedbayes.contracts import (
     UNIFORM,
+    About,
     Federation,
     Info,
     Loss,
@@ -67,10 +68,12 @@ class Scaffold(ServerOptimizer, ControlVariateMethod[ScaffoldServer]):
     the median norm of the last round's, which is not in the papers.
     """
 
-    published = UNIFORM
     name = "scaffold"
-    summary = "gradients corrected by control variates"
-    paper = "Karimireddy et al. 2020; Louizos et al. 2021, appendix E"
+    about = About(
+        "gradients corrected by control variates",
+        "Karimireddy et al. 2020; Louizos et al. 2021, appendix E",
+        published=UNIFORM,
+    )
     server_state = ScaffoldServer
 
     control: Literal["path", "gradient"] = Field(
@@ -148,15 +151,3 @@ class Scaffold(ServerOptimizer, ControlVariateMethod[ScaffoldServer]):
         norms = mean.get(NORMS, server.norms)
         after = ScaffoldServer(weights, buffers, control, optimizer, norms, heard)
         return after, {"control_norm": float(length)}
-
-    def model(self, server: ScaffoldServer, run: Federation) -> Tensors:
-        """Weights and buffers."""
-        return {**server.weights, **server.buffers}
-
-    def personal_model(
-        self, message: Message, report: Report | None, client: Control, run: Federation
-    ) -> Tensors | None:
-        """The network as the client reported it."""
-        if report is None:
-            return None
-        return {name: dense(report.tensors)[name] for name in run.network.initial}

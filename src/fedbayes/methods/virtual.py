@@ -12,6 +12,7 @@ from pydantic import Field
 from torch import Tensor, nn
 
 from fedbayes.contracts import (
+    About,
     Federation,
     Info,
     Known,
@@ -32,7 +33,7 @@ from fedbayes.core.fields import Chosen
 from fedbayes.core.messages import Message
 from fedbayes.core.tensors import Samples, Tensors, named, part, to
 from fedbayes.errors import ConfigError, ModelError
-from fedbayes.inference.gaussian import NaturalGaussian, kl, standard
+from fedbayes.inference.gaussian import NaturalGaussian, kl
 from fedbayes.likelihoods.categorical import Categorical
 from fedbayes.models import Network, variational
 from fedbayes.models.layout import PORTION, channels_last
@@ -88,8 +89,9 @@ class Virtual(VariationalFactor[VirtualClient]):
     """
 
     name = "virtual"
-    summary = "a posterior at the server, a private one at every client"
-    paper = "Corinzia and Buhmann 2019"
+    about = About(
+        "a posterior at the server, a private one at every client", "Corinzia and Buhmann 2019"
+    )
     client_state = VirtualClient
 
     samples: Annotated[int, Chosen()] = Field(
@@ -106,7 +108,8 @@ class Virtual(VariationalFactor[VirtualClient]):
     server_trust: Annotated[float | None, Chosen()] = Field(
         None,
         ge=0,
-        description="weight of the server's probabilities beside a client's own, which have 1, in "
+        description="weight of the server's probabilities relative to a client's own, which have "
+        "1, in "
         "a client's predictions; none: the value of server_likelihood",
     )
     lateral: bool = Field(
@@ -269,8 +272,10 @@ class Virtual(VariationalFactor[VirtualClient]):
                 return nll
             cost = kl(shared.mean, precision, NaturalGaussian(**given["prior"]))
             if own is not None:
-                first = next(iter(own.mean.values()))
-                private = standard(own.mean, self.prior_std).to(first.device, first.dtype)
+                private = NaturalGaussian(
+                    {n: torch.full_like(m, self.prior_std**-2) for n, m in own.mean.items()},
+                    {n: torch.zeros_like(m) for n, m in own.mean.items()},
+                )
                 inverse = {n: d.pow(-2) for n, d in own.std.items()}
                 cost = cost + kl(own.mean, inverse, private)
             energy: Tensor = nll + self.kl_weight * cost / given["count"]

@@ -44,7 +44,7 @@ def build(
         outputs: width of the last layer (`Likelihood.outputs`).
         head: what is appended behind the network (`Likelihood.head`).
         seed: of the run.
-        client: whose own initialization it has, in place of the common one; weights from a file
+        client: whose own initialization it has, instead of the common one; weights from a file
             are everybody's.
         device: where it computes.
         precision: in which it computes.
@@ -140,7 +140,10 @@ def _found(settings: ModelSettings, shape: tuple[int, ...], outputs: int) -> nn.
         if any(width < 1 for width in settings.hidden):
             raise ModelError(f"model.hidden has {min(settings.hidden)}; widths must be at least 1")
         _require_memory([prod(shape), *settings.hidden, outputs])
-        return MLP(prod(shape), settings.hidden, outputs, settings.bias, settings.dropout)
+        batch_norm = settings.norm == "batch"
+        return MLP(
+            prod(shape), settings.hidden, outputs, settings.bias, settings.dropout, batch_norm
+        )
     least = 4 if settings.name == "lenet5" else 16
     if settings.name in BUILT_IN and (len(shape) != 3 or min(shape[1:]) < least):
         way = "use model 'mlp'"
@@ -256,7 +259,7 @@ def _own(settings: ModelSettings, shape: tuple[int, ...], outputs: int) -> objec
 
 
 def initialize(module: nn.Module, settings: ModelSettings) -> None:
-    """Draw the weights of linear and convolutional layers anew, unless `init` is default.
+    """Draw the weights of linear and convolutional layers again, unless `init` is default.
 
     `normal` with its defaults is the start of the matching experiments (GPI-FNM, Table 1):
     weights of variance 0.01, biases 0.1.

@@ -196,7 +196,7 @@ def _joined(index: Path) -> Tensors:
     except (ValueError, KeyError, TypeError, AttributeError):
         raise ModelError(f"{index} is no index of a model's parts: it has no weight_map") from None
     if odd := next((file for file in files.values() if Path(file).name != file), None):
-        raise ModelError(f"{index} names the part {odd!r}, which is no file beside it")
+        raise ModelError(f"{index} names the part {odd!r}, which is no file next to it")
     parts = {file: read_weights(index.parent / file) for file in dict.fromkeys(files.values())}
     for name, file in files.items():
         if name not in parts[file]:
@@ -262,7 +262,7 @@ def _oddity(tensor: Tensor) -> str:
 
 
 def _state_dict(content: object) -> object:
-    """The `state_dict` of a checkpoint, which has an optimizer's state and metrics beside it."""
+    """The `state_dict` of a checkpoint, which has an optimizer's state and metrics next to it."""
     if isinstance(content, dict):
         for key in _STATE_DICTS:
             inner = content.get(key)
@@ -351,7 +351,7 @@ def _tie(module: nn.Module) -> None:
 
 
 def _refuse_pickles(data: bytes) -> None:
-    """See that a `.pt2` holds nothing but tensors beside its program: where it says that there is
+    """See that a `.pt2` holds nothing but tensors next to its program: where it says that there is
     more, or its parts do not load as tensors, `torch.export.load` would unpickle them.
 
     Raises:

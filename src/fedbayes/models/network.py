@@ -1,7 +1,7 @@
 """A network as a pure function of its weights."""
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from copy import deepcopy
 from functools import cached_property
 from hashlib import sha256
@@ -94,7 +94,14 @@ class Network(Brief):
         """
         self.shape = shape
         self._name = name
-        self.module = module.to(device)
+        try:
+            self.module = module.to(device)
+        except torch.OutOfMemoryError:
+            raise ModelError(
+                f"{device} has no memory left for a network of "
+                f"{sum(p.numel() for p in module.parameters()):,} parameters; end other processes "
+                "there, name another device, or use a smaller model"
+            ) from None
         self.device = torch.device(device)
         self.precision = precision
         stored = module.state_dict().keys()
@@ -236,13 +243,51 @@ class Network(Brief):
         counted = any(group.norms for group in groups)
         return counted or torch.allclose(answer, wanted, rtol=1e-3, atol=1e-3)
 
+    @cached_property
+    def layers(self) -> dict[str, list[str]]:
+        """Names of the tensors of each layer, inputs to outputs, by the name of its module.
+
+        A layer begins with a module that has a weight of two or more axes. What has only vectors,
+        such as a normalization or a learned noise, belongs to the layer before it. The order is
+        that of a forward pass, or of the code where nobody gave the shape of a sample.
+        """
+        modules: dict[str, list[str]] = {}
+        for name in self.initial:
+            modules.setdefault(name.rpartition(".")[0], []).append(name)
+        found: dict[str, list[str]] = {}
+        for module in sorted(modules, key=[*self._called(modules), *modules].index):
+            names = modules[module]
+            if not found or any(self.initial[name].ndim > 1 for name in names):
+                found[module] = []
+            found[next(reversed(found))].extend(names)
+        return found
+
+    def _called(self, names: Collection[str]) -> list[str]:
+        """Modules in the order in which a forward pass calls them."""
+        if self.shape is None:
+            return []
+        order: list[str] = []
+        hooks = [
+            self.module.get_submodule(name).register_forward_pre_hook(
+                lambda _, inputs, name=name: order.append(name)
+            )
+            for name in names
+        ]
+        try:
+            with torch.no_grad(), torch.random.fork_rng(devices=[]):
+                self(self.prepare(self.initial), self._samples(torch.zeros(2, *self.shape)))
+        finally:
+            for hook in hooks:
+                hook.remove()
+        return order
+
     def split(self) -> tuple[Tensors, Tensors]:
         """The initial tensors: those that gradients train, and the others (running means, say)."""
         trained = {name: t for name, t in self.initial.items() if name not in self.buffers}
         return trained, {name: t for name, t in self.initial.items() if name in self.buffers}
 
     def adopt(self, model: Tensors) -> None:
-        """Take the frozen tensors of a whole model in place of the network's own, in place."""
+        """Take the frozen tensors of a whole model instead of the network's own, in place."""
         own = {**dict(self.module.named_parameters()), **dict(self.module.named_buffers())}
         for name in self.constants.keys() & model.keys():
             self.constants[name] = model[name].detach().to("cpu", copy=True)
@@ -289,7 +334,7 @@ class Network(Brief):
 
         Args:
             weights: as they were stored; those that hold what is frozen are left as they are.
-            digest: of the frozen tensors that they were trained beside (`constants_digest`).
+            digest: of the frozen tensors that they were trained next to (`constants_digest`).
             where: what to call them in errors.
 
         Raises:
@@ -299,7 +344,8 @@ class Network(Brief):
             return weights
         if digest != self.constants_digest:
             raise ModelError(
-                f"{where} holds only what was trained, beside frozen weights that are not those of "
+                f"{where} holds only what was trained, next to frozen weights that are not those "
+                "of "
                 f"the network built here (SHA-256 {digest[:12]}…, and here "
                 f"{self.constants_digest[:12] or 'none'}…); put the pretrained files, or the code "
                 "that builds it, back as they were"

@@ -16,6 +16,7 @@ class MLP(nn.Sequential):
         classes: number of outputs.
         bias: whether layers have biases.
         dropout: probability of dropping an input of a layer in training.
+        batch_norm: whether hidden layers have batch normalization before their ReLU.
     """
 
     def __init__(
@@ -25,11 +26,14 @@ class MLP(nn.Sequential):
         classes: int,
         bias: bool = True,
         dropout: float = 0.0,
+        batch_norm: bool = False,
     ) -> None:
         widths = [inputs, *hidden, classes]
         layers: list[nn.Module] = [nn.Flatten()]
         for depth, (before, after) in enumerate(pairwise(widths)):
             if depth:
+                if batch_norm:
+                    layers.append(nn.BatchNorm1d(before))
                 layers.append(nn.ReLU())
             if dropout:
                 layers.append(nn.Dropout(dropout))
@@ -119,7 +123,7 @@ class ResidualBlock(nn.Module):
 
 
 class ResNet20(nn.Sequential):
-    """ResNet-20 for small images, with group in place of batch normalization.
+    """ResNet-20 for small images, with group instead of batch normalization.
 
     Batch statistics of one client mislead the others; groups of channels have none.
     """

@@ -216,7 +216,7 @@ def _convolution(trace: Trace, args: Arguments, shape: Shape, name: str) -> Flow
 
 
 def _repeated(flow: Flow, axis: int, size: int) -> Flow:
-    """Every entry of an axis as often, one after another, as gives it this size."""
+    """Every entry of an axis as often, sequentially, as gives it this size."""
     fields = []
     for f in flow.fields:
         if axis in f.axes:
@@ -650,7 +650,7 @@ def _shapes(value: Any) -> Any:
 
 
 def _resolved(argument: Any, values: Mapping[Node, Any]) -> Any:
-    """An argument with values in place of nodes."""
+    """An argument with values instead of nodes."""
     if isinstance(argument, Node):
         return values[argument]
     if isinstance(argument, list | tuple):

@@ -213,7 +213,7 @@ def _parameters(heads: Any) -> list[nn.Parameter]:
 
 
 def _add_adapters(network: nn.Module, settings: ModelSettings) -> None:
-    """Put low-rank adapters beside layers of a network, in place.
+    """Put low-rank adapters next to layers of a network, in place.
 
     Raises:
         ModelError: peft is missing, or there are no such layers.

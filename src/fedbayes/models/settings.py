@@ -41,57 +41,58 @@ class ModelSettings(Settings):
     )
     pretrained: Annotated[str | None, Only("name", *OTHERS)] = Field(
         None,
-        description="what others trained: a name on the Hugging Face hub (owner/name, with "
-        "@revision at the end for a fixed state of it) or a folder (transformers); a name that "
-        "timm knows (timm)",
+        description="pretrained network. transformers: a name on the Hugging Face hub (owner/name, "
+        "with @revision for a fixed version) or a folder. timm: a name in timm",
     )
     task: Annotated[
         Literal["auto", "sequence-classification", "image-classification"],
         Only("name", "transformers"),
     ] = Field(
         "auto",
-        description="what a network of transformers is for; auto: what its architecture offers. "
-        "Its head has as many outputs as the likelihood wants, so numbers can be predicted too",
+        description="task of a transformers network; auto: the task of its architecture. The "
+        "likelihood sets the number of outputs, so numbers can be predicted too",
     )
     scratch: Annotated[bool, Only("name", *OTHERS)] = Field(
-        False, description="start from random weights of that architecture, trained by nobody"
+        False, description="whether to start from random weights of that architecture"
     )
     trains: Annotated[Literal["all", "head", "lora"], Only("name", *OTHERS)] = Field(
         "all",
-        description="what of a pretrained network trains, and so is sent and stored: all; the "
-        "head; or lora, low-rank adapters of its layers and the head (peft)",
+        description="part of a pretrained network that is trained, sent and stored. all: all "
+        "weights. head: the head. lora: low-rank adapters and the head (peft)",
     )
     lora_rank: Annotated[int, Only("trains", "lora")] = Field(
         8, ge=1, description="rank r of the adapters"
     )
     lora_alpha: Annotated[float, Only("trains", "lora")] = Field(
-        16.0, gt=0, description="scale of the adapters: what they add is times alpha / rank"
+        16.0, gt=0, description="scale of the adapters: their output is multiplied by alpha / rank"
     )
     lora_targets: Annotated[Several[str], Only("trains", "lora")] = Field(
         (),
-        description="endings of the names of the layers that get adapters, such as query, value; "
-        "default: those that peft has for the architecture",
+        description="endings of the names of the layers with adapters, such as query, value. "
+        "Default: the layers that peft chooses for the architecture",
     )
     lora_dropout: Annotated[float, Only("trains", "lora")] = Field(
-        0.0, ge=0, lt=1, description="dropout before the adapters, in training"
+        0.0, ge=0, lt=1, description="dropout before the adapters during training"
     )
     lora_trains: Annotated[Literal["both", "b"], Only("trains", "lora")] = Field(
         "both",
-        description="both: the factors A and B of adapters train; b: A stays as drawn, which "
-        "halves what is sent, and the mean of clients' B is that of what their adapters add",
+        description="both: the factors A and B of the adapters are trained. b: only B is trained; "
+        "that halves the bytes sent, and averaging B averages the adapters' outputs",
     )
     batch_norm: Literal["default", "averaged", "local", "frozen"] = Field(
         "default",
-        description="batch normalization. averaged: statistics, scales and shifts like all "
-        "weights; local: they are each client's own and never sent (FedBN); frozen: statistics "
-        "stay as they are. Default: frozen in networks of which only a head or adapters train, "
-        "else averaged",
+        description="batch normalization. averaged: statistics, scales and shifts are aggregated "
+        "like all weights. local: each client keeps its own (FedBN). frozen: statistics do not "
+        "change. Default: frozen if only a head or adapters are trained, else averaged",
     )
     hidden: Annotated[Several[int], Only("name", "mlp")] = Field(
         (100,), description="widths of the hidden layers (mlp)"
     )
     bias: Annotated[bool, Only("name", "mlp")] = Field(
         True, description="whether layers have biases (mlp)"
+    )
+    norm: Annotated[Literal["none", "batch"], Only("name", "mlp")] = Field(
+        "none", description="normalization of hidden layers (mlp): none, or batch normalization"
     )
     dropout: float = Field(
         0.0, ge=0, lt=1, description="dropout before every dense layer (mlp, lenet5)"
@@ -112,8 +113,8 @@ class ModelSettings(Settings):
 
     weights: Path | None = Field(
         None,
-        description="file with weights to start from (.safetensors, .pt, .ckpt), such as the model "
-        "of another run; the run folder keeps a copy",
+        description="file with initial weights (.safetensors, .pt, .ckpt), such as the model of "
+        "another run. The run folder keeps a copy",
     )
 
     @field_validator("weights")

@@ -126,7 +126,7 @@ class Steps:
         return {self.input: x}
 
     def carried_out(self, node: Node, tensors: Tensors, values: dict[Node, Any]) -> GraphStep:
-        """One operation, whose result is put beside the values that it has to do with."""
+        """One operation, whose result is put next to the values that it has to do with."""
 
         def value(of: Node) -> Any:
             name = self.names.get(of)
@@ -217,7 +217,7 @@ class Steps:
 
 
 class Pass:
-    """A forward pass that stops at an operation, and goes on with the weights of then.
+    """A forward pass that stops at an operation, and resumes the weights of then.
 
     Args:
         steps: the operations.

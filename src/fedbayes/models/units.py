@@ -358,12 +358,12 @@ def require_gradients(networks: Mapping[str, nn.Module], x: Tensor) -> None:
                 line = str(error).partition(":")[0].partition("\n")[0]
                 raise ModelError(
                     f"{name} has no gradients in evaluation mode ({line}); let it compute others "
-                    "in place of values that it writes over, as x = x + … for x += … behind dropout"
+                    "instead of values that it writes over, as x = x + … for x += … behind dropout"
                 ) from None
 
 
 def require_apart(network: nn.Module, x: Tensor, why: str) -> None:
-    """See that a network answers a sample by itself, and not by those beside it.
+    """See that a network answers a sample by itself, and not by those next to it.
 
     Args:
         network: left in evaluation mode.
@@ -381,7 +381,7 @@ def require_apart(network: nn.Module, x: Tensor, why: str) -> None:
             alone = None
     if alone is None or not torch.allclose(together, alone, 1e-3, 1e-3, equal_nan=True):
         raise ModelError(
-            f"a {type(network).__name__} answers a sample by those beside it, and {why}; give its "
+            f"a {type(network).__name__} answers a sample by those next to it, and {why}; give its "
             "normalizations running statistics (track_running_stats), or leave it out"
         )
 

@@ -42,7 +42,7 @@ def plot(
         folders: the run folders.
         figure: a name in `figures.FIGURES`, or of any metric in `metrics.jsonl`.
         out: the file to write; its suffix is the format.
-        watch: is told which run is being read.
+        watch: is called with which run is being read.
 
     Returns:
         Notes on the runs: what could not be read of them, and why.

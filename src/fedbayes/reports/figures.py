@@ -205,7 +205,7 @@ def _over(
 
 
 def local(records: Sequence[Record]) -> list[Chart]:
-    """The headline metric of clients' own models over rounds, beside the global one."""
+    """The headline metric of clients' own models over rounds, next to the global one."""
     charts: list[Chart] = []
     for group in _groups(records):
         whole = _of(group, _curves(records, f"global_{group.metric}"))
@@ -446,7 +446,7 @@ def reliability(records: Sequence[Record]) -> list[Chart]:
 
 
 def selective(records: Sequence[Record]) -> list[Chart]:
-    """Accuracy of the surest predictions of each global model, over how many they are."""
+    """Accuracy of the most confident predictions of each global model, over how many they are."""
     curves = []
     for run, record in enumerate(records):
         if record.confidences is not None:
@@ -461,7 +461,8 @@ def selective(records: Sequence[Record]) -> list[Chart]:
             "share of samples predicted",
             "accuracy",
             curves,
-            "Accuracy of the surest samples, if the others were left to someone else, by counts of "
+            "Accuracy of the most confident samples, if the others were left to someone else, by "
+            "counts of "
             "confidence.",
         )
     ]

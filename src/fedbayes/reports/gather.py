@@ -26,6 +26,7 @@ from fedbayes.likelihoods.trust import examine
 from fedbayes.runs.build import bind_frozen, build_runtime, stored_data
 from fedbayes.storage.best_tracker import flat
 from fedbayes.storage.client_spread import per_client, tables
+from fedbayes.storage.contributions import Contributions, contributions_file, read_contributions
 from fedbayes.storage.folder import Metrics, RunFolder
 from fedbayes.storage.inventory import dotted
 from fedbayes.storage.progress import Progress
@@ -88,6 +89,8 @@ class Record:
     """Why the run ended; `so far` if it has not."""
     notes: tuple[str, ...] = ()
     """What is not told, and why."""
+    contributions: Contributions | None = None
+    """Of its clients to the global model, where they were measured."""
     temperature: float | None = None
     """Of the global model after the last round; None where there is none."""
     final: dict[str, float] = field(default_factory=dict)
@@ -157,8 +160,8 @@ Watch = Callable[[str], object]
 def gather(folders: Sequence[Path], watch: Watch = lambda _: None) -> list[Record]:
     """Read run folders.
 
-    A run that goes on is told so far. What cannot be told (the data set is not here, the method
-    is not installed) is left out, with a note that says why.
+    A run that is still training is read up to its last round. Parts that cannot be read (the data
+    set is missing, the method is not installed) are left out, and a note says why.
 
     Raises:
         RunError: a folder holds no run, is damaged, or is named twice.
@@ -227,12 +230,12 @@ def rounds_of(run: RunFolder, label: str) -> Record:
     refused = sum(len(line.get("refused", ())) for line in metrics)
     if refused:
         skipped = sum(bool(line.get("skipped")) for line in metrics)
-        notes.append(f"{refused} reports were refused, {skipped} rounds ended without an update")
+        notes.append(f"{refused} reports were rejected, {skipped} rounds ended without an update")
     if wrong := settings.get("data.label_noise", 0):
         notes.append(f"label noise: {wrong:.1%} of the training labels are wrong")
     attack, hostile = settings.get("attack.kind", "none"), settings.get("attack.clients", 1)
     if attack != "none" and hostile:
-        who = "1 hostile client" if hostile == 1 else f"{hostile} hostile clients"
+        who = "1 malicious client" if hostile == 1 else f"{hostile} malicious clients"
         notes.append(f"{who}: attack {attack} from round {settings.get('attack.start', 1)} on")
     fields: dict[str, Any] = {
         "started": _written(run.config_file),
@@ -288,6 +291,11 @@ def deepened(run: RunFolder, record: Record) -> Record:
         fields["spent"] = _spent(run, settings, progress)
     except FedbayesError as error:
         notes.append(f"what was spent of privacy is not known: {error}")
+    try:
+        if run.summary_file.exists() and contributions_file(run).exists():
+            fields["contributions"] = read_contributions(run)
+    except FedbayesError as error:
+        notes.append(f"what clients contribute is not told: {error}")
     try:
         _add_predictions(run, record, progress, fields, notes)
     except FedbayesError as error:
@@ -483,7 +491,7 @@ def _built_in(run: RunFolder, own: Sequence[str]) -> Config:
 
 
 def _whose(summary: Metrics) -> list[str]:
-    """Whose reports were refused, and whose networks were unlike the others."""
+    """Whose reports were rejected, and whose networks were unlike the others."""
     counts = summary.get("refused_clients", {})
     refused = listed((f"{client} ({times})" for client, times in counts.items()), 5)
     strange = Counter(str(entry["client"]) for entry in summary.get("outliers", ()))

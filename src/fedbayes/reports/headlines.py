@@ -13,7 +13,7 @@ from fedbayes.storage.formatting import words
 
 @dataclass(frozen=True)
 class Headline:
-    """What came of it, in one number."""
+    """The result, in one number."""
 
     value: str
     metric: str

@@ -40,7 +40,7 @@ def defs() -> Markup:
 
 
 def key(look: Look) -> Markup:
-    """The swatch of a run beside its name."""
+    """The swatch of a run next to its name."""
     return Markup(
         f'<svg class="key" width="26" height="12" aria-hidden="true" fill="currentColor" '
         f'style="color: {run_css(look)}">'
@@ -92,7 +92,7 @@ def powers(low: float, high: float) -> list[float]:
 
 
 def short(value: float) -> str:
-    """A number beside an axis."""
+    """A number next to an axis."""
     size = abs(value)
     if size >= 1e6:
         return f"{value / 1e6:.4g} M"

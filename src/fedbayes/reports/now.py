@@ -77,7 +77,7 @@ def now(record: Record, pulse: Pulse | None, age: float, trouble: str = "") -> N
     else:
         state, line = "stopped", f"process {pulse.process} ended without a word in {_at(pulse)}"
     if again:
-        line += f"; go on with: {again}"
+        line += f"; resume: {again}"
     return Now(record.label, state, line, rounds, (0, 0), tuple(details))
 
 

@@ -31,7 +31,7 @@ COLUMNS: dict[str, tuple[str, str]] = {
     "sparsity": ("sparsity", ".3f"),
     "model_parameters": ("parameters", ",.0f"),
 }
-"""Newest metrics in the table of runs beside the headline metrics: heading and format."""
+"""Newest metrics in the table of runs next to the headline metrics: heading and format."""
 
 SECTIONS: dict[str, tuple[str, ...]] = {
     "Training": (
@@ -66,7 +66,7 @@ COST = ("parameters", "sent down", "sent up", "seconds a round")
 """Columns of the table of runs that are no metrics of a model."""
 
 MORE = 5
-"""Metrics of each client beside the headline in the list of clients."""
+"""Metrics of each client next to the headline in the list of clients."""
 LISTED_CLIENTS = 24
 """Clients listed by name, of all runs together; of each run there are at least five."""
 LISTED_TROUBLES = 30
@@ -87,11 +87,10 @@ class PageCell:
 
 @dataclass(frozen=True)
 class SpreadTable:
-    """How the metrics of a model differ between clients."""
+    """How clients differ: in the metrics of a model, or in what they contribute to it."""
 
     run: int
     title: str
-    """Of which model."""
     heads: list[str]
     rows: list[tuple[str, ...]]
     note: str
@@ -117,7 +116,7 @@ def write_page(folders: Sequence[Path], out: Path, watch: Watch = lambda _: None
     Args:
         folders: the run folders; runs may still go on.
         out: the file to write.
-        watch: is told which run is being read.
+        watch: is called with which run is being read.
 
     Returns:
         Its notes: what it leaves out, and why.
@@ -318,7 +317,8 @@ def _between(run: int, record: Record) -> Iterator[SpreadTable]:
     """How metrics differ between clients: of the model that the run is judged by, and of clients'
     own ones where others were asked for.
     """
-    for whose, title in (("global", "the global model"), ("local", "clients' own models")):
+    for whose, model in (("global", "the global model"), ("local", "clients' own models")):
+        title = f"Metrics of {model} over clients"
         found = rows_of(record.between, whose) if record.between else []
         if len(found) < (2 if whose == record.whose else 3):
             continue  # a headline and its likelihood alone
@@ -335,6 +335,10 @@ def _between(run: int, record: Record) -> Iterator[SpreadTable]:
         heads = ["metric", *(["all rows"] if whose == "global" else [])]
         heads += ["mean of clients", "SD", "worst client"]
         yield SpreadTable(run, title, heads, table, " ".join(notes_of(record.between, found)))
+    if (added := record.contributions) is not None:
+        heads, *rows = added.table()
+        cells = [tuple(row) for row in rows[:LISTED_CLIENTS]]
+        yield SpreadTable(run, "What each client contributes", heads, cells, added.note)
 
 
 def differences(records: Sequence[Record]) -> list[tuple[str, list[str]]]:

@@ -1,4 +1,4 @@
-"""What came of a run, as its folder tells it."""
+"""A run that has ended, read from its folder: its metrics, plots and predictions."""
 
 from collections.abc import Callable, Sequence
 from functools import cached_property
@@ -14,6 +14,7 @@ from fedbayes.console.notebook import sparkline
 from fedbayes.core.brief import table
 from fedbayes.core.tensors import Tensors, to, unpack
 from fedbayes.data import Preprocessing, pixel_order
+from fedbayes.data.dataset import Array
 from fedbayes.errors import RunError
 from fedbayes.likelihoods import Likelihood, Numeric, predictor
 from fedbayes.likelihoods.temperature import sampled_at
@@ -46,7 +47,7 @@ class Interval(NamedTuple):
     high: Tensor
 
 
-class Result:
+class StoredRun:
     """A run that has ended, as its folder tells it."""
 
     def __init__(self, folder: Path | str, keep: object = None) -> None:
@@ -57,7 +58,7 @@ class Result:
         self.metrics = self.folder.metrics()
 
     def __repr__(self) -> str:
-        return f"<Result {self._title}, in {self.folder.path}>"
+        return f"<{type(self).__name__} {self._title}, in {self.folder.path}>"
 
     def _repr_html_(self) -> str:
         """What a notebook shows."""
@@ -77,10 +78,10 @@ class Result:
 
         Args:
             of: `rounds`, a row for each round: metrics of the models, bytes, loss, how many clients
-                were refused; `clients`, a row for each client: its samples, metrics of the global
+                were rejected; `clients`, a row for each client: its samples, metrics of the global
                 model and of the one that it last reported on its own test samples, how often its
-                report was refused;
-                `troubles`, a row for each report that was refused, lost or odd, with the reason.
+                report was rejected;
+                `troubles`, a row for each report that was rejected, lost or odd, with the reason.
 
         Raises:
             RunError: there is no such frame, or the files that it is of are damaged.
@@ -124,7 +125,7 @@ class Result:
         return {"local": {names[client]: found for client, found in each.items()}} if each else {}
 
     def plot(
-        self, figure: str = "headline", *others: "Result | Path | str", names: Sequence[str] = ()
+        self, figure: str = "headline", *others: "StoredRun | Path | str", names: Sequence[str] = ()
     ) -> "Figure":
         """Draw one figure of the run, or of several together, as `fedbayes plot` does.
 
@@ -147,7 +148,7 @@ class Result:
         from fedbayes.reports.figures import charts
         from fedbayes.reports.gather import gather
 
-        results = [self, *(o if isinstance(o, Result) else Result(o) for o in others)]
+        results = [self, *(o if isinstance(o, StoredRun) else StoredRun(o) for o in others)]
         records = gather([result.folder.path for result in results])
         methods = [result.summary["method"] for result in results]
         if len(set(methods)) < len(methods):
@@ -168,7 +169,7 @@ class Result:
 
         Raises:
             RunError: there is none: under some methods only clients have models; or frozen weights
-                are not those that it was trained beside.
+                are not those that it was trained next to.
         """
         model, progress = self.folder.model(), self.folder.progress()
         if progress is None or not progress.constants:
@@ -207,7 +208,7 @@ class Result:
         order. Predictions are at the run's temperature, where it has one, as those of `predict`.
 
         Args:
-            client: name or index of a client, for its own model in place of the global one.
+            client: name or index of a client, for its own model instead of the global one.
 
         Raises:
             RunError: there is no global model, or the client has none of its own.
@@ -240,11 +241,67 @@ class Result:
             )
         return Interval(*likelihood.interval(self.draws(client)(x), level))
 
-    def predict(self, x: Any, client: str | int | None = None) -> Tensor:
-        """Probabilities of classes or labels [n, names], or means [n, columns] in the unit of the
-        target; arguments and errors as for `predictor`.
+    @property
+    def classes_(self) -> Array:
+        """The names of the classes or labels [K], in the order of `predict_proba`."""
+        return np.array(self.preprocessing.target.names, dtype=object)
+
+    def predict(self, x: Any, client: str | int | None = None) -> Array:
+        """Predict the class, the labels or the number of each sample, as scikit-learn does.
+
+        Args:
+            x: samples [n, ...], an array, tensor or DataFrame, as for `TrainedModel.predict`.
+            client: name or index of a client, for its own model instead of the global one.
+
+        Returns:
+            Names of classes [n], labels 0 or 1 [n, K], predictive means [n] or [n, T], or
+            log-risks [n].
+
+        Raises:
+            RunError: there is no global model, or the client has none of its own.
+            DataError: the samples do not have the shape or the columns of the training data.
+
+        Example:
+            >>> import fedbayes
+            >>> from sklearn.datasets import load_digits
+            >>> run = fedbayes.run(data="digits", rounds=1)
+            >>> x = load_digits().images[:3, None]
+            >>> run.predict(x).shape, run.predict_proba(x).shape
+            ((3,), (3, 10))
         """
         return self.trained(client).predict(x)
+
+    def predict_proba(self, x: Any, client: str | int | None = None) -> Array:
+        """Predict the probability of each class or label, float64 [n, K], in the order `classes_`.
+
+        Args:
+            x: as for `predict`.
+            client: as for `predict`.
+
+        Raises:
+            ConfigError: the run predicts numbers or times.
+            RunError: as for `predict`.
+        """
+        return self.trained(client).predict_proba(x)
+
+    def predict_interval(
+        self, x: Any, level: float | None = None, client: str | int | None = None
+    ) -> tuple[Array, Array]:
+        """Predict the central interval that contains each number with a given probability.
+
+        Args:
+            x: as for `predict`.
+            level: the probability; by default 0.9, or the level of the conformal calibration.
+            client: as for `predict`.
+
+        Returns:
+            Lower and upper ends, float64 [n], or [n, T] for several targets.
+
+        Raises:
+            ConfigError: the run does not predict numbers, or has no interval of this level.
+            RunError: as for `predict`.
+        """
+        return self.trained(client).predict_interval(x, level)
 
     def predict_frame(
         self, x: Any, client: str | int | None = None, *, level: float | None = None
@@ -267,11 +324,11 @@ class Result:
         Args:
             client: as for `predictor`, and so are the errors.
             site: name or index of the client whose own rows the conformal threshold, or the
-                baseline hazard, of the global model is to be of, in place of all clients'.
-            conformal: whether sets and intervals are those of `fedbayes conformal`, if the run
-                was calibrated by it.
+                baseline hazard, of the global model is to be of, instead of all clients'.
+            conformal: whether sets and intervals are conformal, if `fedbayes calibrate --method
+                conformal` has calibrated the run.
             temperature: whether probabilities are at the run's temperature, or that of `fedbayes
-                calibrate --temperature`, where there is one.
+                calibrate --method temperature`, where there is one.
 
         Raises:
             RunError: the run has no threshold of such a client, though it was calibrated.
@@ -279,7 +336,7 @@ class Result:
         names = self.folder.client_names()
         source, threshold = str(self.folder.path), None
         if client is not None and site is not None:
-            raise RunError("a client's own model has its own threshold: give no site beside it")
+            raise RunError("a client's own model has its own threshold: give no site next to it")
         if site is not None and not conformal:
             raise RunError("a site chooses a conformal threshold, which is left out; leave it out")
         if conformal:
@@ -289,8 +346,8 @@ class Result:
             survival = self.likelihood.target.kind == "survival"
             if site is not None and threshold is None and not survival:
                 raise RunError(
-                    f"{source} has no threshold of client {name}: fedbayes conformal {source} "
-                    "--per-client finds them"
+                    f"{source} has no conformal threshold of client {name}. Run fedbayes calibrate "
+                    f"{source} --method conformal --per-client"
                 )
         if client is not None:
             source = f"the model of client {client} of {source}"
@@ -303,8 +360,8 @@ class Result:
             hazards = read_calibration(HAZARDS, self.folder, name, personal=client is not None)
             if site is not None and hazards is None:
                 raise RunError(
-                    f"{source} has no hazards of client {name}: fedbayes hazards {source} "
-                    "--per-client estimates them"
+                    f"{source} has no hazards of client {name}. Run fedbayes calibrate {source} "
+                    "--method hazards --per-client"
                 )
         return TrainedModel(
             members,

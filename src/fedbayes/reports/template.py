@@ -30,7 +30,7 @@ def filled(
 
     Args:
         template: its file.
-        names: of the runs, or methods, that the charts tell apart.
+        names: of the runs, or methods, that the charts distinguish.
         own: their looks.
         charts: what is drawn; the template places them.
         data: the numbers, which the page holds as JSON.

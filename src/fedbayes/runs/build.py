@@ -123,7 +123,7 @@ def stored_data(
     """The clients' data as the run folder has them divided and standardized.
 
     The stored division is what counts: another version of a library may draw another one. Only
-    a run that was killed before it was written divides anew.
+    a run that was killed before it was written divides again.
 
     Args:
         config: of the run.
@@ -132,7 +132,7 @@ def stored_data(
             refuse, since those of another machine are.
 
     Raises:
-        RunError: the data have changed and that is refused, or the model no longer fits them.
+        RunError: the data have changed and that is rejected, or the model no longer fits them.
     """
     before = folder.preprocessing()
     statistics, target, columns = None, None, None
@@ -414,7 +414,7 @@ def build_run(
         likelihood: of the targets.
         clients: how many have data.
     """
-    centralized = config.build_method().centralized
+    centralized = config.build_method().reports.pooled
     if config.training.reweights:
         require_reweightable(likelihood, config.training.class_weights)
     return Federation(

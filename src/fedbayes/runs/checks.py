@@ -6,13 +6,12 @@ from collections import Counter
 
 import numpy as np
 import torch
-from pydantic import BaseModel
 
 from fedbayes.config.config import SAMPLING, Config
 from fedbayes.config.given import refuse_objects
-from fedbayes.contracts import AnyMethod, Federation
+from fedbayes.contracts import AnyMethod, Federation, Reports
 from fedbayes.core.devices import find_devices
-from fedbayes.core.fields import idle
+from fedbayes.core.fields import changed, idle, unused
 from fedbayes.core.lazy import own_function, raised
 from fedbayes.core.wording import listed
 from fedbayes.data import DataSettings, FederatedData, choose_scheme
@@ -22,14 +21,14 @@ from fedbayes.federation.attacks import checks as attacks
 from fedbayes.federation.attacks.adversary import Adversary
 from fedbayes.federation.engine_table import ENGINES, require_package, takers
 from fedbayes.federation.privacy import accounting, mechanism
-from fedbayes.federation.stages import aggregation, compression, secure, stage, stale
+from fedbayes.federation.stages import aggregation, compression, secure, stale
 from fedbayes.federation.stages.report_codec import Compressor
-from fedbayes.federation.stages.stage import find_stages
 from fedbayes.inference.schedules import ServerSchedule
 from fedbayes.inference.settings import LocalTraining
 from fedbayes.likelihoods.measures import AUTO, fitting
 from fedbayes.models.others import TextNetwork
 from fedbayes.models.settings import NAMES
+from fedbayes.runs.needs import check_features, check_needs
 from fedbayes.runs.networks import check_batches, remarks_on_network
 from fedbayes.runs.privacy import PUBLIC, needs_secret
 
@@ -68,7 +67,10 @@ def check(
     _check_generator(config, method, run)
     _check_schedules(config, method)
     method.check(run)
-    _check_sampling(config)
+    check_features(config, method)
+    check_needs(config, method)
+    if ":" in config.sampling:
+        own_function(config.sampling, "sampling", SAMPLING)
     _check_optimizer(run)
     _check_reports(config, method, run)
     _check_headline(config, method, data)
@@ -86,29 +88,6 @@ def check(
             engine=config.engine,
             secure=config.secure.enabled,
         )
-
-
-def _check_sampling(config: Config) -> None:
-    """See that a user's own sampling of clients has rounds to choose them for.
-
-    Raises:
-        ConfigError: who is in a round is chosen by something else, or counts for what is promised.
-    """
-    if ":" not in config.sampling:
-        return
-    reasons = {
-        "privacy.noise, whose ε is of uniform, cyclic or poisson cohorts": config.privacy.noise,
-        "secure.enabled, which needs cohorts of a fixed size": config.secure.enabled,
-        "asynchronous.buffer, where clients start when others end": config.asynchronous.active,
-        "clock.availability, which says who is there": config.clock.availability != "always",
-    }
-    for reason, holds in reasons.items():
-        if holds:
-            raise ConfigError(
-                f"sampling = {config.sampling!r} does not go with {reason}; set sampling = "
-                "'uniform'"
-            )
-    own_function(config.sampling, "sampling", SAMPLING)
 
 
 def _check_optimizer(run: Federation) -> None:
@@ -142,7 +121,7 @@ def _check_generator(config: Config, method: AnyMethod, run: Federation) -> None
     """
     if config.data.generator is None:
         return
-    if method.centralized:
+    if method.reports.pooled:
         raise ConfigError(
             f"{method.name} pools the samples of all clients, and data.generator gives those of "
             "one at a time; choose another method, or data in a file"
@@ -208,34 +187,19 @@ def _check_reports(config: Config, method: AnyMethod, run: Federation) -> None:
     """
     needed = config.min_reports
     waits = not config.asynchronous.active
-    if not method.centralized and waits and needed > run.cohort:
+    if not method.reports.pooled and waits and needed > run.cohort:
         raise ConfigError(
             f"min_reports = {needed}, but a round of this run has {run.cohort} clients: no "
             "round would count"
         )
-    aggregation.check(
-        config.aggregation,
-        method,
-        min_reports=needed,
-        noise=bool(config.privacy.noise),
-    )
+    aggregation.check(config.aggregation, method, min_reports=needed)
     secure.check(
         config.secure,
-        method,
-        config.aggregation,
         run.network.initial,
         engine=config.engine,
         cohort=run.cohort,
     )
-    compression.check(
-        config.compression, method, config.aggregation, config.secure, run.network.initial
-    )
-    stage.check(
-        find_stages(config.stages),
-        method,
-        secure=config.secure.enabled,
-        noise=bool(config.privacy.noise),
-    )
+    compression.check(config.compression, method, config.aggregation, run.network.initial)
 
 
 def _check_privacy(config: Config, method: AnyMethod, run: Federation) -> None:
@@ -244,9 +208,6 @@ def _check_privacy(config: Config, method: AnyMethod, run: Federation) -> None:
     Raises:
         ConfigError: they do not, or a package is missing.
     """
-    if config.sampling == "poisson" and (method.centralized or config.secure.enabled):
-        what = "secure.enabled" if config.secure.enabled else method.name
-        raise ConfigError(f"{what} needs cohorts of a fixed size; sampling = 'poisson' has none")
     if needs_secret(config):
         what = "privacy.noise" if config.privacy.noise else "sampling = 'poisson'"
         accounting.require_packages(what)
@@ -255,17 +216,9 @@ def _check_privacy(config: Config, method: AnyMethod, run: Federation) -> None:
         method,
         run,
         clip=config.aggregation.clip,
-        rule=config.aggregation.rule,
         sampling=config.sampling,
         checkpoint_every=config.checkpoint_every,
     )
-    if config.secure.enabled and config.privacy.noise:
-        for name in ("quantile", "clips"):
-            if getattr(config.privacy, name):
-                raise ConfigError(
-                    f"privacy.{name} needs to see the parts of every change, which secure.enabled "
-                    "hides; leave it out"
-                )
 
 
 def _check_timing(config: Config, method: AnyMethod, run: Federation) -> None:
@@ -280,15 +233,7 @@ def _check_timing(config: Config, method: AnyMethod, run: Federation) -> None:
         method,
         clocked=ENGINES[config.engine].clocked,
         clients=run.clients,
-        sampling=config.sampling,
         min_reports=config.min_reports,
-        engine=config.engine,
-        beside={
-            "evaluate_at = 'clients'": config.evaluate_at == "clients",
-            f"attack.kind = {config.attack.kind!r}": config.attack.active,
-        },
-        noise=bool(config.privacy.noise),
-        secure=config.secure.enabled,
         clips=bool(run.clips),
     )
 
@@ -305,19 +250,15 @@ def _check_headline(config: Config, method: AnyMethod, data: FederatedData) -> N
         name = "keep_checkpoints = 'best'"
     else:
         return
-    if method.models != "global" and config.privacy.noise and config.privacy.metrics == "off":
-        raise ConfigError(
-            f"{name} compares metrics of the clients' own models, which they do not send: "
-            "privacy.metrics is off"
-        )
+    own = method.models.headline == "local"
     if not data.test_total and not config.at_clients:
         raise ConfigError(f"{name} compares metrics, but no client has test samples")
-    if method.models == "global" and not config.evaluate_every:
+    if not own and not config.evaluate_every:
         raise ConfigError(
             f"{name} compares metrics of the global model, but with evaluate_every = 0 only "
             "the last round is evaluated; set evaluate_every to 1 or more"
         )
-    if method.models != "global" and not config.evaluate_local_every:
+    if own and not config.evaluate_local_every:
         raise ConfigError(
             f"{name} compares metrics of the clients' own models, but with evaluate_local_every = "
             "0 only the last round is evaluated; set evaluate_local_every to 1 or more"
@@ -336,19 +277,6 @@ def _check_evaluation(config: Config, method: AnyMethod) -> None:
         raise ConfigError(
             f"evaluate_at = 'clients' is of a global model, and {method.name} has none"
         )
-    if config.secure.enabled:
-        raise ConfigError(
-            "evaluate_at = 'clients' has every client say how the model does on its test samples, "
-            "and under secure.enabled the server sees nothing of a single client; have one or the "
-            "other"
-        )
-    if config.privacy.noise and config.privacy.metrics == "off":
-        raise ConfigError(
-            "evaluate_at = 'clients' has clients send metrics, which ε does not cover: "
-            "privacy.metrics is off; set it to on, or leave evaluate_at out"
-        )
-    if config.attack.active:
-        raise ConfigError("evaluate_at = 'clients' does not go with an attack; leave it out")
 
 
 def _check_metrics(config: Config, method: AnyMethod, run: Federation, data: FederatedData) -> None:
@@ -364,11 +292,6 @@ def _check_metrics(config: Config, method: AnyMethod, run: Federation, data: Fed
         raise ConfigError(
             f"metrics names {listed(config.metrics, 3)}, but no client has test samples; see "
             "data.test, or leave metrics out"
-        )
-    if (why := _silent(config)) and not method.models.has_global:
-        raise ConfigError(
-            f"metrics names {listed(config.metrics, 3)}, but {method.name} has no global model to "
-            f"evaluate, and clients tell nothing of their own: {why}"
         )
 
 
@@ -389,11 +312,32 @@ def remarks(
     adversary: Adversary | None = None,
 ) -> list[str]:
     """What a user should know before the first round, a sentence each; as for `check`."""
-    notes = []
-    notes += [*_of_limit_test(config.data, data), *_of_classes(config, data)]
-    notes += [*_of_devices(config, run.network.device.type), *_without_effect(config, method)]
-    notes += _of_patience(config.training)
-    notes += _of_steps(config.training, method, config.rounds)
+    scheme = choose_scheme(data.dataset, config.data)
+    return [
+        *_of_limit_test(config.data, data),
+        *_of_classes(config, data),
+        *_of_devices(config, run.network.device.type),
+        *_without_effect(config, method),
+        *_of_patience(config.training),
+        *_of_steps(config.training, method, config.rounds),
+        *_of_reports(config, method, run, data),
+        *_of_cohorts(config, method, run),
+        *_of_own_models(config, method),
+        *_of_attacks(config, adversary, run),
+        *(_coupled(config, method, run.likelihood.name, data) if run.likelihood.coupled else []),
+        *idle(config, resolved={"data.partition": scheme}),
+        *idle(method, "method."),
+        *remarks_on_network(config, run),
+        *method.remarks(run),
+        *_falling_short(method, run, data),
+    ]
+
+
+def _of_reports(
+    config: Config, method: AnyMethod, run: Federation, data: FederatedData
+) -> list[str]:
+    """What rules, masks, codes and noise come to."""
+    notes, privacy = list[str](), config.privacy
     reports = config.asynchronous.buffer or run.cohort
     if config.aggregation.rule == "median" and reports < 3:
         notes.append(
@@ -401,55 +345,68 @@ def remarks(
             "their mean"
         )
     if ENGINES[config.engine].states != "remote":  # on other machines, they may have other data
-        private = bool(config.privacy.noise)
+        private = bool(privacy.noise)
         plan = secure.plan(config.secure, method, config.aggregation, run.cohort, private=private)
         notes += secure.remarks(plan, data.train_sizes())
-    link = Compressor(config.compression, method, run)
-    notes += compression.remarks(config.compression, link)
-    if config.privacy.noise and (config.stop_after or config.keep_checkpoints == "best"):
+    notes += compression.remarks(config.compression, Compressor(config.compression, method, run))
+    if privacy.noise and (config.stop_after or config.keep_checkpoints == "best"):
         notes.append(
             "stop_after and keep_checkpoints = 'best' choose by test samples, which ε does not "
             "cover: let these be the server's own"
         )
-    if config.privacy.noise and config.privacy.repeatable:
+    if privacy.noise and privacy.repeatable:
         notes.append(f"privacy.repeatable: {PUBLIC}")
-    if method.centralized:
-        named: list[tuple[BaseModel, str, tuple[str, ...]]]
-        named = [(config, "", ("clients_per_round", "client_fraction", "sampling", "min_reports"))]
-        named += [(config.aggregation, "aggregation.", ("max_change", "max_weight"))]
-        notes += [
-            f"{prefix}{name} has no effect: {method.name} pools all data"
-            for table, prefix, names in named
-            for name in names
-            if _changed(table, name)
-        ]
+    return notes
+
+
+def _of_cohorts(config: Config, method: AnyMethod, run: Federation) -> list[str]:
+    """What settings of cohorts and of time come to."""
+    notes, pools = list[str](), f"{method.name} pools all data"
+    if method.reports.pooled:
+        cohorts = ("clients_per_round", "client_fraction", "sampling", "min_reports")
+        notes += unused(config, cohorts, pools)
+        notes += unused(config.aggregation, ("max_change", "max_weight"), pools, "aggregation.")
+        notes += [f"clock has no effect: {pools}"] if config.clock.ticks else []
     elif config.sampling in ("cyclic", "poisson") and run.cohort == run.clients:
         notes.append(
             f"sampling = {config.sampling!r} has no effect: all clients are in every round"
         )
-    if method.centralized and config.clock.ticks:
-        notes.append(f"clock has no effect: {method.name} pools all data")
-    notes += stale.remarks(
+    return notes + stale.remarks(
         config.asynchronous,
         config.clock,
         clocked=ENGINES[config.engine].clocked,
         clients=run.clients,
         cohort=run.cohort,
     )
-    if not method.models.has_global and config.evaluate_every != 1:
-        notes.append(f"evaluate_every has no effect: {method.name} has no global model")
-    if config.evaluate_local_every != 1 and method.centralized:
-        notes.append(f"evaluate_local_every has no effect: {method.name} has no clients' models")
-    elif config.evaluate_local_every != 1 and (why := _silent(config)):
-        notes.append(
-            f"evaluate_local_every has no effect: clients tell nothing of their own models: {why}"
-        )
-    elif config.evaluate_local_every != 1 and config.stop_after:
-        every = config.evaluate_local_every
+
+
+def _of_own_models(config: Config, method: AnyMethod) -> list[str]:
+    """What settings of evaluations come to."""
+    notes, every = list[str](), config.evaluate_local_every
+    if not method.models.has_global:
+        notes += unused(config, ("evaluate_every",), f"{method.name} has no global model")
+    why = _silent(config)
+    if method.reports.pooled:
+        why = f"{method.name} has no clients' models"
+    elif why:
+        why = f"clients tell nothing of their own models: {why}"
+    if why:
+        notes += unused(config, ("evaluate_local_every",), why)
+    elif every != 1 and config.stop_after:
         notes.append(
             "a run that stop_after ends has no evaluation of clients' own models in its last "
             f"round{'' if every else ', and so none at all'}: evaluate_local_every is {every}"
         )
+    if config.metrics and AUTO not in config.metrics and (silent := _silent(config)):
+        notes.append(
+            f"metrics are of the global model alone: clients tell none of their own, since {silent}"
+        )
+    return notes
+
+
+def _of_attacks(config: Config, adversary: Adversary | None, run: Federation) -> list[str]:
+    """What an engine rounds, and whom an attack has."""
+    notes = list[str]()
     if not ENGINES[config.engine].exact:
         notes.append(
             f"engine {config.engine!r} does not round as the others do: on them this config "
@@ -457,23 +414,7 @@ def remarks(
         )
     if config.attack.kind != "none" and not config.attack.clients:
         notes.append("attack.kind has no effect: attack.clients is 0")
-    if adversary is not None:
-        notes += attacks.remarks(adversary, run.cohort)
-    if config.metrics and AUTO not in config.metrics and (why := _silent(config)):
-        notes.append(
-            f"metrics are of the global model alone: clients tell none of their own, since {why}"
-        )
-    if run.likelihood.coupled:
-        notes += _coupled(config, method, run.likelihood.name, data)
-    scheme = choose_scheme(data.dataset, config.data)
-    return [
-        *notes,
-        *idle(config, resolved={"data.partition": scheme}),
-        *idle(method, "method.", {f"method.{k}": v for k, v in method.resolved(run).items()}),
-        *remarks_on_network(config, run),
-        *method.remarks(run),
-        *_falling_short(method, run, data),
-    ]
+    return notes if adversary is None else [*notes, *attacks.remarks(adversary, run.cohort)]
 
 
 RARE = 0.1
@@ -583,9 +524,9 @@ def _of_devices(config: Config, kind: str) -> list[str]:
 def _coupled(config: Config, method: AnyMethod, name: str, data: FederatedData) -> list[str]:
     """Which samples a likelihood that couples them takes together in training."""
     sizes = data.train_sizes()
-    most = int(sizes.sum() if method.centralized else sizes.max())
+    most = int(sizes.sum() if method.reports.pooled else sizes.max())
     notes = []
-    if method.centralized:
+    if method.reports.pooled:
         notes.append(
             f"{method.name} pools all data, so risk sets of {name} are of rows of several clients "
             "in training, and of each client's own in its metrics"
@@ -602,10 +543,9 @@ def _without_effect(config: Config, method: AnyMethod) -> list[str]:
     """Of settings that do nothing beside the others or under the method, a sentence each."""
     aggregation, privacy, notes = config.aggregation, config.privacy, list[str]()
 
-    if privacy.noise and config.min_reports > 1:
-        notes.append("min_reports has no effect: with noise every round has an update")
-    if privacy.noise and _changed(config, "stop_refused"):
-        notes.append("stop_refused has no effect: with noise every round has an update")
+    if privacy.noise:
+        why = "with noise every round has an update"
+        notes += unused(config, ("min_reports", "stop_refused"), why)
     if config.secure.enabled and privacy.noise and privacy.metrics == "on":
         notes.append("privacy.metrics has no effect: with secure.enabled clients send no metrics")
     if aggregation.rule in ("trimmed-mean", "krum") and not aggregation.hostile:
@@ -617,25 +557,19 @@ def _without_effect(config: Config, method: AnyMethod) -> list[str]:
         unseen = "with noise no report is measured by others"
     elif config.secure.enabled:
         unseen = "with secure.enabled nobody sees a single report"
-    if _changed(aggregation, "max_change") and unseen:
-        notes.append(f"aggregation.max_change has no effect: {unseen}")
+    if unseen:
+        notes += unused(aggregation, ("max_change",), unseen, "aggregation.")
     if aggregation.outliers == "leave-out":
-        why = unseen if method.declared.compared else f"{method.name} compares no networks"
+        why = unseen if Reports.of(method).compared else f"{method.name} compares no networks"
         notes += [f"aggregation.outliers has no effect: {why}"] if why else []
     alike = "with noise" if privacy.noise else f"under {method.name} as it is set"
-    if privacy.noise or not method.weighted:
+    if privacy.noise or not Reports.of(method).weighted:
         notes += [
             f"{table}.max_weight bounds no weight: {alike} all reports have weight 1"
             for table in ("aggregation", "secure")
-            if _changed(getattr(config, table), "max_weight")
+            if changed(getattr(config, table), "max_weight")
             and (config.secure.enabled if table == "secure" else not config.at_clients)
         ]
     if config.attack.kind == "none":
-        names = [f"attack.{n}" for n in ("clients", "start") if _changed(config.attack, n)]
-        notes += [f"{name} has no effect: attack.kind is none" for name in names]
+        notes += unused(config.attack, ("clients", "start"), "attack.kind is none", "attack.")
     return notes
-
-
-def _changed(table: BaseModel, name: str) -> bool:
-    """Whether a setting has another value than its default; a cohort of 1 is not one of 1.0."""
-    return repr(getattr(table, name)) != repr(type(table).model_fields[name].default)

@@ -47,10 +47,10 @@ class Evaluator:
     def tells_local(self, number: int, result: Round) -> bool:
         """Whether a round tells of the clients' own models, as far as they were evaluated."""
         own = due(number, self._config.evaluate_local_every, self._config.rounds)
-        return own or self._method.centralized or any(result.ledger.scores.values())
+        return own or self._method.reports.pooled or any(result.ledger.scores.values())
 
     def measures(self, last: bool) -> tuple[str, ...] | None:
-        """Metrics beside the likelihood's own that a round tells of the global model; None where
+        """Metrics next to the likelihood's own that a round tells of the global model; None where
         nothing is told of how metrics differ between clients either.
         """
         likelihood = self._run.likelihood

@@ -78,7 +78,7 @@ def clients_frame(
     Returns:
         A row for each client, by name: numbers of samples, metrics of the models on its own test
         samples (missing where there are none), as in `global_rmse`, and the number of rounds in
-        which its report was refused or lost.
+        which its report was rejected or lost.
     """
     import pandas as pd
 
@@ -102,7 +102,7 @@ def troubles_frame(names: Sequence[str], lines: Sequence[Metrics]) -> "pd.DataFr
         lines: of `metrics.jsonl`.
 
     Returns:
-        A row for each report that was refused or lost, came after trouble, or was unlike the
+        A row for each report that was rejected or lost, came after trouble, or was unlike the
         others: `round`, `client`, `what` and `reason`. Without rows if all went well.
     """
     import pandas as pd

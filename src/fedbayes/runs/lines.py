@@ -94,7 +94,7 @@ def round_line(
     parameters, ledger = network.parameters(model), result.ledger
     troubles = {str(client): reason for client, reason in ledger.troubles.items()}
     outliers = {str(client): reason for client, reason in result.outliers.items()}
-    spared = {"spared_down": result.spared_down, "spared_up": result.spared_up}
+    spared = {"spared_down": result.bytes_saved_down, "spared_up": result.bytes_saved_up}
     link = {"link_down": ledger.link_down, "link_up": ledger.link_up}
     return {
         "round": result.number,
@@ -118,8 +118,8 @@ def round_line(
     }
 
 
-def in_vain(line: Metrics) -> str:
-    """Why a round came to nothing though reports came, in words: each was refused, or the update
+def wasted_round(line: Metrics) -> str:
+    """Why a round came to nothing though reports came, in words: each was rejected, or the update
     undone. Empty if it did not.
     """
     refused, lost = line["refused"], line["lost"]

@@ -27,7 +27,7 @@ def check_batches(config: Config, method: AnyMethod, run: Federation, data: Fede
         return
     names = [data.names[client] for client in data.owners]
     sizes, tests = data.train_sizes().tolist(), data.test_sizes().tolist()
-    if method.centralized:
+    if method.reports.pooled:
         names, sizes = ["all clients together"], [sum(sizes)]
     share = 0.0 if no_temperature(config, method, run.likelihood) else SHARE
     chosen = calibrating(run)

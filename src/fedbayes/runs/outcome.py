@@ -1,4 +1,4 @@
-"""What came of a run, or of runs under several seeds: `summary.json` as tables for people."""
+"""The result of a run, or of runs under several seeds: `summary.json` as tables for people."""
 
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
@@ -104,7 +104,7 @@ def _compressed(summary: "Metrics") -> str:
 
 
 def outcome_rows(summary: "Metrics") -> dict[str, str]:
-    """What came of a run, by name, for people."""
+    """The result of a run, by name, for people."""
     metrics, headline = flat(summary), summary["headline"]
     metric = headline.partition("_")[2]
     names = sorted((f"global_{metric}", f"local_{metric}"), key=headline.__ne__)
@@ -221,7 +221,7 @@ def _noise_rounds(summary: "Metrics") -> str:
 
 
 def _of_whom(summary: "Metrics") -> str:
-    """Whose reports were refused, the most first."""
+    """Whose reports were rejected, the most first."""
     counts = sorted(summary.get("refused_clients", {}).items(), key=lambda item: -item[1])
     if not counts:
         return ""

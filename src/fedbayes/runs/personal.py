@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 from typing import Any
 
-from fedbayes.contracts import AnyMethod, Federation, RoundContext
+from fedbayes.contracts import AnyMethod, Federation, Models, RoundContext
 from fedbayes.core.tensors import Tensors, unpack
 from fedbayes.core.wording import listed
 from fedbayes.errors import MessageError, RunError
@@ -30,8 +30,8 @@ def own_models(
         folder: the run folder.
         method: of the run.
         run: what no round changed.
-        client: this one alone, in place of all.
-        number: the round that its private state is of, in place of the one that counts; only of
+        client: this one alone, instead of all.
+        number: the round that its private state is of, instead of the one that counts; only of
             a client.
 
     Raises:
@@ -98,7 +98,8 @@ def none_kept(method: AnyMethod) -> str:
 
 
 def _keepers() -> str:
-    return " and ".join(name for name, kind in METHODS.items() if kind.models != "global")
+    own = (Models.PERSONAL, Models.BOTH)
+    return " and ".join(name for name, kind in METHODS.items() if kind.models in own)
 
 
 def own_weights(

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from typing import Any, Generic, TypeVar
 
 from fedbayes.config.config import Config
+from fedbayes.contracts.returned import stopped
 from fedbayes.core.tensors import Tensors, pack, unpack
 from fedbayes.errors import RunError
 from fedbayes.federation.client_runtime import ClientRuntime
@@ -14,7 +15,7 @@ from fedbayes.federation.privacy.spending import Spending
 from fedbayes.federation.round import Round, Rules, run_round
 from fedbayes.federation.stages.weights import ReportWeights
 from fedbayes.runs.cohorts import cohort_of
-from fedbayes.runs.lines import in_vain
+from fedbayes.runs.lines import wasted_round
 from fedbayes.runs.privacy import mechanism
 from fedbayes.storage.folder import Metrics
 
@@ -65,7 +66,7 @@ class Rounds(Generic[Step]):
     def over(self) -> bool:
         """Whether no round remains to be run."""
         done = self.number >= self.config.rounds or bool(self.stopped)
-        return done or bool(self.runtime.method.stopped(self.server))
+        return done or bool(stopped(self.server))
 
     def cohort(self, number: int) -> list[int]:
         """The clients of a synchronous round, whoever is there."""
@@ -85,7 +86,7 @@ class Rounds(Generic[Step]):
             config.aggregation,
             config.compression,
             mechanism(config, run, self.privacy, self.secret, number=number, cohort=cohort),
-            1 if method.centralized else config.min_reports,
+            1 if method.reports.pooled else config.min_reports,
             self.runtime.stages,
         )
         return run_round(
@@ -111,21 +112,21 @@ class Rounds(Generic[Step]):
 
     def count(self, line: Metrics) -> None:
         """Note whether a round, by its line of metrics, came to something."""
-        self.why = in_vain(line)
+        self.why = wasted_round(line)
         self.vain = self.vain + 1 if self.why else 0
 
     def require_sound(self) -> None:
         """See that rounds come to something.
 
         Raises:
-            RoundsInVain: for `stop_refused` rounds in a row every report was refused, or the
+            RoundsInVain: for `stop_refused` rounds in a row every report was rejected, or the
                 update undone.
         """
         most = self.config.stop_refused
         if self.over or not most or self.vain < most or self.config.privacy.noise:
             return  # with noise every round has an update, whoever reports
         raise RoundsInVain(
-            f"for {most} rounds in a row every report was refused, or the update was undone; the "
+            f"for {most} rounds in a row every report was rejected, or the update was undone; the "
             f"last time: {self.why}. If the clients are honest, training diverges (a smaller "
             "training.lr may do), or bounds are too narrow (aggregation.max_change, "
             "aggregation.max_weight)"

@@ -16,7 +16,7 @@ import torch
 from threadpoolctl import threadpool_limits
 
 from fedbayes.config.config import Config
-from fedbayes.contracts import AnyMethod, Federation
+from fedbayes.contracts import AnyMethod, Federation, Models
 from fedbayes.contracts.returned import started
 from fedbayes.core.brief import Brief
 from fedbayes.core.by_client import ByClient
@@ -37,6 +37,7 @@ from fedbayes.federation.engines import (
     SupportsFinalBroadcast,
     at_work,
 )
+from fedbayes.federation.ledger import Ledger
 from fedbayes.federation.privacy import keys
 from fedbayes.federation.round import Round
 from fedbayes.federation.stages.weights import ReportWeights
@@ -75,7 +76,15 @@ from fedbayes.storage.server_history import ServerHistory
 
 @dataclass(frozen=True, repr=False)
 class Step(Brief):
-    """One round of a simulation as it goes by."""
+    """One round of a simulation.
+
+    Example:
+        >>> import fedbayes
+        >>> with fedbayes.Simulation(fedbayes.Config.create(rounds=1)) as simulation:
+        ...     step = next(iter(simulation))
+        >>> step.number, "global_accuracy" in step.metrics
+        (1, True)
+    """
 
     number: int
     """The round, from 1."""
@@ -103,23 +112,26 @@ class _Measured:
 
 
 class Simulation(Brief):
-    """A run, round by round.
-
-        with Simulation(config) as simulation:
-            for step in simulation:
-                print(step.number, step.metrics["global_accuracy"], step.server)
+    """Iterate over the rounds of a run.
 
     Args:
-        config: the settings; None to go on with the run that the folder holds.
+        config: the settings; None to resume the run in the folder.
         folder: the run folder; a temporary one if None.
-        engine: starts the engine, in place of the one that the config names (`ENGINES`).
-        notify: is told what the run is busy with: at the start, and client by client.
+        engine: starts the engine, instead of the one that the config names (`ENGINES`).
+        notify: is called with what the run is busy with: at the start, and client by client.
         beside: folders of runs that a new one is to be compared with, or averaged.
         rounds: of a run that the folder holds, how many it is to have now; None: as before.
 
     Raises:
         FedbayesError: something is wrong with the settings, the folder or the data; also where
-            those of the runs beside it were others.
+            those of the runs next to it were others.
+
+    Example:
+        >>> import fedbayes
+        >>> with fedbayes.Simulation(fedbayes.Config.create(rounds=2)) as simulation:
+        ...     numbers = [step.number for step in simulation]
+        >>> numbers
+        [1, 2]
     """
 
     def __init__(
@@ -541,7 +553,7 @@ class Simulation(Brief):
         self.rounds.stop = stop
 
     def _step(self, number: int) -> Step:
-        """Run a round, evaluate what came of it, and put it on record.
+        """Run a round, evaluate the result, and put it on record.
 
         Its seconds are without evaluations, as far as these are in this process, and without the
         start of the engine.
@@ -554,13 +566,55 @@ class Simulation(Brief):
         )
         result = self._run_round(number, planned)
         planned = self._turns.ended(planned, before, result)
+        return self._complete(result, planned, began, evaluating)
+
+    def adopt(self, server: Any, states: Mapping[int, bytes], earlier: Progress) -> Step:
+        """Take up a state that rounds of another run came to, as that of the first round.
+
+        Nobody trains in this round. Its metrics are those of the model that was taken up.
+
+        Args:
+            server: the server's state.
+            states: private states of clients.
+            earlier: what else is known of the clients: the scores of their own models, and the
+                weights that they came with.
+
+        Raises:
+            RunError: the run had rounds.
+        """
+        if self.progress.round:
+            raise RunError(f"{self.folder.path} has had {self.progress.round} rounds")
+        self.states.round = 1
+        for client, state in states.items():
+            self.states[client] = state
+        self.progress = replace(self.progress, clients=earlier.clients, weights=earlier.weights)
+        self.rounds.weights = self._weights_after(self.progress)
+        ledger = Ledger(weights=self.rounds.weights)
+        planned = RoundPlan([], self.progress.timing)
+        step = self._complete(
+            Round(1, server, [], ledger), planned, time.perf_counter(), self._seconds_evaluating
+        )
+        if not self._saved:
+            self.checkpoint()
+        return step
+
+    def _complete(self, result: Round, planned: RoundPlan, began: float, evaluating: float) -> Step:
+        """Evaluate what came of a round, and put it on record.
+
+        Args:
+            result: what the round did.
+            planned: the round as it went.
+            began: when it began, by `time.perf_counter`.
+            evaluating: seconds that evaluations had taken by then.
+        """
+        number = result.number
         packed = self.rounds.take(result)
         model = self.method.model(self.server, self.run)
         found = self._measured(model, result)
         missed: dict[int, str] = {}
         if found.last:
             began += self._calibrate(model, number)  # they are not the round's
-            if self.method.sends_final_model:
+            if self.method.models is Models.COPIED:
                 found, missed = self._copied(model, found)
         evaluating = self._seconds_evaluating - evaluating
         seconds = max(0.0, time.perf_counter() - began - evaluating)
@@ -605,7 +659,7 @@ class Simulation(Brief):
         told = self._evaluator.measures(last)
         evaluates = last or self._evaluator.due(number)
         evaluated = self._evaluated(model, number, told) if evaluates else None
-        if evaluated and self.method.centralized:
+        if evaluated and self.method.reports.pooled:
             clients = evaluated.clients
         local = self._evaluator.tells_local(number, result)
         own = clients if local else ClientScores()
@@ -757,7 +811,7 @@ class Simulation(Brief):
 
         Args:
             model: as the method gives it.
-            measures: metrics beside the likelihood's own, as `likelihoods.measures.fitting` gives
+            measures: metrics next to the likelihood's own, as `likelihoods.measures.fitting` gives
                 them. Those of `auto` are of each client alone where there are at most
                 `runs.evaluator.MOST_UNASKED`.
         """

@@ -6,6 +6,8 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from fedbayes.config.config import Config
+from fedbayes.contracts import Models
+from fedbayes.contracts.returned import stopped
 from fedbayes.core.lazy import shown
 from fedbayes.core.tensors import parameter_count, sparsity
 from fedbayes.federation.attacks.adversary import SUCCESS
@@ -55,7 +57,7 @@ def summarize(simulation: "Simulation") -> Metrics:
     last, between = before, lines
     local = progress.clients.means(simulation.likelihood)
     if calibrated is not None and (found := calibrated.evaluation) is not None:
-        if method.centralized or method.sends_final_model:  # clients' own is this one
+        if method.reports.pooled or method.models is Models.COPIED:  # clients' own is this one
             local = found.clients.means(simulation.likelihood)
         last = _line(simulation, found)
         between = [*lines, last]
@@ -143,7 +145,7 @@ def _noise_rounds(config: Config, lines: Sequence[Metrics]) -> int | None:
 
 
 def _refused(simulation: "Simulation", lines: Sequence[Metrics]) -> dict[str, int]:
-    """How many reports of each client were refused, by its name in the partition."""
+    """How many reports of each client were rejected, by its name in the partition."""
     names = simulation.data.names
     found = Counter(int(client) for line in lines for client in line["refused"])
     return {names[client]: count for client, count in sorted(found.items())}
@@ -196,5 +198,5 @@ def _reason(simulation: "Simulation", lines: Sequence[Metrics]) -> str:
     done = simulation.progress.round >= simulation.config.rounds
     if (done or simulation.stopped) and all(line["skipped"] for line in lines):
         return NO_UPDATE
-    words = simulation.method.stopped(simulation.server) or simulation.stopped
+    words = stopped(simulation.server) or simulation.stopped
     return words or ("completed" if done else "interrupted")

@@ -15,6 +15,7 @@ from fedbayes.core.brief import Brief
 from fedbayes.core.tensors import PREDICTED
 from fedbayes.core.wording import describe
 from fedbayes.data import Preprocessing
+from fedbayes.data.dataset import Array
 from fedbayes.data.source_settings import SourceSettings
 from fedbayes.data.sources.pictures import Framing, framing
 from fedbayes.data.sources.tables import without
@@ -45,7 +46,16 @@ class Member(NamedTuple):
 
 @dataclass(frozen=True, repr=False)
 class TrainedModel(Brief):
-    """A model of a run or of a file, or several that predict together."""
+    """A trained model from a run or a file, or an ensemble of several.
+
+    Example:
+        >>> import fedbayes
+        >>> from sklearn.datasets import load_digits
+        >>> run = fedbayes.run(data="digits", rounds=1)
+        >>> model = fedbayes.load(run.folder)
+        >>> model.predict_proba(load_digits().images[:2, None]).shape
+        (2, 10)
+    """
 
     members: tuple[Member, ...]
     """One network or more, with the same weight each."""
@@ -56,7 +66,7 @@ class TrainedModel(Brief):
     means: bool = False
     """Whether it gives predictive means of numbers alone, without a distribution."""
     conformal: Conformal | None = None
-    """The threshold of sets or intervals with a promised coverage, where it was calibrated."""
+    """The threshold of sets or intervals with a guaranteed coverage, where it was calibrated."""
     hazards: Hazards | None = None
     """Of survival: the baseline hazard, where it was estimated."""
     times: tuple[float, ...] = ()
@@ -71,8 +81,8 @@ class TrainedModel(Brief):
         """See that the threshold is of such a model."""
         if self.conformal is not None and not self.conformal.fits(self.likelihood):
             raise ModelError(
-                f"the conformal calibration of {self.source} is not of what it predicts; make it "
-                "anew: fedbayes conformal RUN"
+                f"the conformal calibration of {self.source} is of another target. Run "
+                "fedbayes calibrate RUN --method conformal"
             )
 
     @property
@@ -94,7 +104,7 @@ class TrainedModel(Brief):
     @property
     def reading(self) -> SourceSettings:
         """How files of the training were read. What separates decimals is decided for each file
-        anew (see `Preprocessing.decimal`).
+        again (see `Preprocessing.decimal`).
         """
         reading = self.members[0].reading or SourceSettings()
         return reading.model_copy(update={"decimal": "auto"})
@@ -135,21 +145,107 @@ class TrainedModel(Brief):
         if self.hazards is None:
             raise ConfigError(
                 f"{self.source} has log-risks alone, which are relative, and no baseline hazard: "
-                "fedbayes hazards RUN estimates it for a run"
+                "fedbayes calibrate RUN --method hazards estimates it for a run"
             )
         self.hazards.require(times, self.source)
         return replace(self, times=tuple(dict.fromkeys(map(float, times))))
 
-    def predict(self, x: Any) -> Tensor:
+    @property
+    def classes_(self) -> Array:
+        """The names of the classes or labels [K], in the order of `predict_proba`."""
+        return np.array(self.target.names, dtype=object)
+
+    def predict(self, x: Any) -> Array:
+        """Predict the class, the labels or the number of each sample, as scikit-learn does.
+
+        Args:
+            x: samples [n, ...] in the units of the data set, NaN where a value is missing; for a
+                table also a DataFrame with its columns in any order.
+
+        Returns:
+            The names of the most probable classes [n] (with two classes and a `threshold`, those
+            at the threshold); of labels 0 or 1 [n, K]; of numbers the predictive means [n], or
+            [n, T] for several targets; of survival the log-risks [n].
+
+        Raises:
+            DataError: the samples do not have the shape or the columns of the training data.
+
+        Example:
+            >>> import fedbayes
+            >>> from sklearn.datasets import load_digits
+            >>> run = fedbayes.run(data="digits", rounds=1)
+            >>> fedbayes.load(run.folder).predict(load_digits().images[:3, None]).shape
+            (3,)
+        """
+        found = self.expectation(x).double().numpy()
+        kind = self.target.kind
+        if kind == "labels":
+            whole: Array = (found >= 0.5).astype(np.int64)
+            return whole
+        if kind == "class":
+            chosen = found.argmax(1)
+            if self.threshold is not None:
+                chosen = (found[:, 1] >= self.threshold).astype(np.int64)
+            named: Array = self.classes_[chosen]
+            return named
+        return found[:, 0] if found.shape[1] == 1 else found
+
+    def predict_proba(self, x: Any) -> Array:
+        """Predict the probability of each class or label, float64 [n, K], in the order `classes_`.
+
+        Args:
+            x: as for `predict`.
+
+        Raises:
+            ConfigError: the model predicts numbers or times, which have no probabilities.
+            DataError: as for `predict`.
+        """
+        if self.target.kind not in ("class", "labels"):
+            raise ConfigError(
+                f"predict_proba is for classes, and {self.source} predicts "
+                f"{describe(self.target)}. Use predict or predict_interval"
+            )
+        found = self.expectation(x).double().numpy()
+        if self.target.kind == "class":
+            found = found / found.sum(axis=1, keepdims=True)
+        return found
+
+    def predict_interval(self, x: Any, level: float | None = None) -> tuple[Array, Array]:
+        """Predict the central interval that contains each number with a given probability.
+
+        Args:
+            x: as for `predict`.
+            level: the probability, above 0 and below 1; by default 0.9, or the level of the
+                conformal calibration.
+
+        Returns:
+            Lower and upper ends, float64 [n], or [n, T] for several targets.
+
+        Raises:
+            ConfigError: the model does not predict numbers, or has no interval of this level.
+            DataError: as for `predict`.
+        """
+        if not isinstance(self.likelihood, Numeric) or self.means:
+            raise ConfigError(
+                f"predict_interval is for numbers with a distribution, and {self.source} predicts "
+                f"{describe(self.target)}. Use predict or predict_proba"
+            )
+        columns = self.columns(self._raw(x), self.level(level))
+        low, high = (
+            np.stack([v for k, v in columns.items() if k == end or k.startswith(f"{end}_")], 1)
+            for end in ("low", "high")
+        )
+        return (low[:, 0], high[:, 0]) if low.shape[1] == 1 else (low, high)
+
+    def expectation(self, x: Any) -> Tensor:
         """Probabilities of classes or labels [n, names], or means [n, columns] in the unit of the
         target.
 
         Args:
-            x: samples as the data set has them, [n, ...], NaN where a value is missing; of a table
-                also a DataFrame of its columns, in any order.
+            x: as for `predict`.
 
         Raises:
-            DataError: the samples are not such as the model was trained on.
+            DataError: as for `predict`.
         """
         likelihood = self.likelihood
         draws = self._draws(self._raw(x))
@@ -260,9 +356,9 @@ class TrainedModel(Brief):
         if self.conformal is not None:
             if asked not in (None, self.conformal.level):
                 raise ConfigError(
-                    f"{self.source} is calibrated for the level {self.conformal.level:g}, and not "
-                    f"for {asked:g}: calibrate it anew (fedbayes conformal RUN --level {asked:g}), "
-                    "or leave the calibration out with --no-conformal (conformal=False)"
+                    f"{self.source} is calibrated for the level {self.conformal.level:g}, not for "
+                    f"{asked:g}. Run fedbayes calibrate RUN --method conformal --level {asked:g}, "
+                    "or ignore the calibration with --no-conformal (conformal=False)"
                 )
             if None in self.conformal.threshold:
                 level = f"{100 * self.conformal.level:g}%"
@@ -286,8 +382,8 @@ class TrainedModel(Brief):
             what = (
                 "it gives means alone, without a distribution; predict with its run or its weights"
                 if self.means
-                else f"a level is of intervals of numbers, and it predicts "
-                f"{describe(self.target)}; fedbayes conformal RUN makes sets of classes"
+                else f"intervals are for numbers, and it predicts {describe(self.target)}. For "
+                "sets of classes run fedbayes calibrate RUN --method conformal"
             )
             raise ConfigError(f"{self.source} has no intervals: {what}")
         if self.means:

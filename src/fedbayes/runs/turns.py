@@ -6,7 +6,7 @@ from statistics import fmean
 from typing import Any
 
 from fedbayes.config.config import Config
-from fedbayes.contracts import AnyMethod, Federation
+from fedbayes.contracts import AnyMethod, Federation, Reports
 from fedbayes.core.tensors import pack, unpack
 from fedbayes.data import FederatedData
 from fedbayes.errors import RunError
@@ -167,7 +167,7 @@ class Scheduler:
         """
         if not self.config.clock.carries:
             return lambda client: Lengths()
-        config, weighted = self.config, self.method.weighted
+        config, weighted = self.config, Reports.of(self.method).weighted
         sent = ServerMessages(self.run, self.method, server, number, config.compression)
         # How many samples clients of a generator have is not known before they are asked.
         sizes = None if config.data.generator else self.data.train_sizes()
@@ -211,7 +211,7 @@ class Scheduler:
 
 def clock_of(config: Config, method: AnyMethod) -> bool:
     """Whether a run has simulated time."""
-    return config.clock.ticks and ENGINES[config.engine].clocked and not method.centralized
+    return config.clock.ticks and ENGINES[config.engine].clocked and not method.reports.pooled
 
 
 def states_needed(timing: Timing) -> set[int]:

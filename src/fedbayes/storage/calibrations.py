@@ -62,20 +62,15 @@ class CalibrationKind(Generic[Found]):
     of: type[Found]
     what: str
     """What it is of one client, for errors."""
-    command: str
-    """That finds it; the folder follows its first two words."""
 
     def again(self, folder: RunFolder) -> str:
         """The command that finds it anew for a run."""
-        program, verb, *options = self.command.split()
-        return shlex.join([program, verb, str(folder.path), *options])
+        return shlex.join(["fedbayes", "calibrate", str(folder.path), "--method", self.name])
 
 
-TEMPERATURE = CalibrationKind(
-    "temperature", Temperature, "temperature", "fedbayes calibrate --temperature"
-)
-CONFORMAL = CalibrationKind("conformal", Conformal, "threshold", "fedbayes conformal")
-HAZARDS = CalibrationKind("hazards", Hazards, "hazards", "fedbayes hazards")
+TEMPERATURE = CalibrationKind("temperature", Temperature, "temperature")
+CONFORMAL = CalibrationKind("conformal", Conformal, "threshold")
+HAZARDS = CalibrationKind("hazards", Hazards, "hazards")
 
 
 def calibrated_model(folder: RunFolder, *, personal: bool) -> str:

@@ -56,14 +56,14 @@ class Card(Brief):
     task: dict[str, Any] = field(default_factory=dict)
     """The `[task]` table of its config, its likelihood by name; empty before 0.2: classes."""
     frozen: str = ""
-    """Digest of the frozen weights that the model was trained beside, where its file leaves them
+    """Digest of the frozen weights that the model was trained next to, where its file leaves them
     out (`Network.constants_digest`); empty if it holds the whole network."""
     attack: dict[str, Any] = field(default_factory=dict)
     """The `[attack]` table of its config; empty of an honest run."""
     conformal: Conformal | None = None
-    """The threshold of its sets or intervals, where it was calibrated by `fedbayes conformal`."""
+    """The threshold of its sets or intervals, from `fedbayes calibrate --method conformal`."""
     hazards: Hazards | None = None
-    """The baseline hazard of its log-risks, where it was estimated by `fedbayes hazards`."""
+    """The baseline hazard of its log-risks, from `fedbayes calibrate --method hazards`."""
     temperature: Annotated[float, Field(gt=0, allow_inf_nan=False)] | None = None
     """Of its probabilities, where it is calibrated and its outputs are not at it already."""
     fedbayes: str = ""

@@ -20,7 +20,7 @@ from fedbayes.storage.private_states import START_AGAIN
 from fedbayes.storage.progress import Progress, renewed
 
 _NAME = re.compile(r"round-([0-9]{7}|[1-9][0-9]{7,})\.safetensors")
-"""The name of a checkpoint; of others, such as copies beside them, nothing is known."""
+"""The name of a checkpoint; of others, such as copies next to them, nothing is known."""
 _TRIES = 20
 """How often the newest is looked for while a run goes on that replaces it."""
 
@@ -147,7 +147,7 @@ class Checkpoints:
             stored = decode_file(data)
             if "correct" in stored:
                 raise RunError(
-                    f"{path} is of fedbayes 0.1, whose runs this version cannot go on with; use "
+                    f"{path} is of fedbayes 0.1, whose runs this version cannot resume; use "
                     "fedbayes 0.1 for it, or start a new run. Its model and summary can be read"
                 )
             progress = unpack(Progress, renewed(stored))

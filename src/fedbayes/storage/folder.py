@@ -7,16 +7,16 @@
     data.*               the data, if they are kept here (data.keep), as those of a DataFrame are
     metrics.jsonl        one line a round
     checkpoints/         the state after a round; the newest one is where a resume starts, and
-                         beside it may be the best one, or all
+                         next to it may be the best one, or all
     clients/             private states of clients, one file each
     versions/            in asynchronous rounds, states of the server that clients are at work from
     model.safetensors    the global model, of the last round or of the best
-    summary.json         what came of it
+    summary.json         the result
     SHA256SUMS           digests of the files of a run that has ended, for `sha256sum -c`
     activity.json        what it is busy with, while it goes (see `fedbayes.storage.heartbeat`)
-    .lock                held by the process that goes on with the run
+    .lock                held by the process that resumes the run
 
-A round counts once its checkpoint is there. Every file is written beside and renamed, and what
+A round counts once its checkpoint is there. Every file is written aside and renamed, and what
 an unfinished round left behind is removed when the run is resumed.
 
 A checkpoint has a digest of itself, of each private state, of the lines of metrics so far, and of
@@ -139,7 +139,7 @@ class RunFolder(os.PathLike[str]):
 
     @property
     def _of_rounds(self) -> list[Path]:
-        """What only a run that had rounds leaves beside its checkpoints."""
+        """What only a run that had rounds leaves next to its checkpoints."""
         return [self.metrics_file, self.summary_file, self.model_file, self.clients]
 
     def require_vacant(self) -> None:
@@ -366,7 +366,7 @@ class RunFolder(os.PathLike[str]):
 
         Args:
             clients: that have one.
-            engine: that the run is to go on with.
+            engine: that the run is to resume.
 
         Raises:
             RunError: the engine before left them elsewhere; says which engines would find them.
@@ -642,7 +642,7 @@ class RunFolder(os.PathLike[str]):
         self._lines, self._lines_size = hashlib.sha256(kept), len(kept)
 
     def remove_leftovers(self) -> None:
-        """Remove halves of files that a killed process left beside them; for who has the lock."""
+        """Remove halves of files that a killed process left next to them; for who has the lock."""
         for folder in (self.path, self.checkpoints.path):
             for path in folder.glob(".*"):
                 name, _, mark = path.name[1:].rpartition(".")
@@ -704,7 +704,8 @@ class RunFolder(os.PathLike[str]):
     def _check_sum(self, path: Path, data: bytes, sums: Mapping[str, str] | None) -> None:
         if sums is not None and sums.get(path.name) != digest(data):
             raise RunError(
-                f"{path} is damaged, or {self.sums_file.name} beside it is: it is not what the run "
+                f"{path} is damaged, or {self.sums_file.name} next to it is: it is not what the "
+                "run "
                 f"left at its end. {self._anew}"
             )
 
@@ -723,10 +724,10 @@ class RunFolder(os.PathLike[str]):
 
     @property
     def _anew(self) -> str:
-        """How to mend what was written at the end."""
+        """How to fix what was written at the end."""
         return (
             f"Put it back from a copy; or remove {self.summary_file} and {self.sums_file}, and "
-            f"write them anew: {self.resume_command}"
+            f"write them again: {self.resume_command}"
         )
 
     def model(self) -> Tensors:
@@ -762,7 +763,7 @@ class RunFolder(os.PathLike[str]):
             data = read_bytes(self.model_file)
         except FileNotFoundError:
             raise RunError(
-                f"the model {self.model_file} is gone; write it anew: {self.resume_command}"
+                f"the model {self.model_file} is gone; write it again: {self.resume_command}"
             ) from None
         except OSError as error:
             raise RunError(f"cannot read the model {self.model_file}: {error}") from None
@@ -770,7 +771,7 @@ class RunFolder(os.PathLike[str]):
         return data
 
     def summary(self) -> Metrics:
-        """What came of the run.
+        """The result of the run.
 
         Raises:
             RunError: the run has not ended, or the file is damaged.

@@ -1,4 +1,4 @@
-"""One process at a time goes on with a run."""
+"""One process at a time resumes a run."""
 
 import os
 import socket

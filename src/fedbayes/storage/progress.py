@@ -104,7 +104,7 @@ class Progress:
 
 
 def with_keys(known: ByClient, keys: Mapping[int, bytes]) -> ByClient:
-    """Keys as a checkpoint has them, with these in place of those that clients had."""
+    """Keys as a checkpoint has them, with these instead of those that clients had."""
     digests = [list(digest) for digest in keys.values()]
     column = torch.tensor(digests, dtype=torch.uint8).reshape(-1, DIGEST)
     order = torch.tensor(list(keys), dtype=torch.int64).sort()

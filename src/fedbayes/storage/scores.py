@@ -35,7 +35,7 @@ class ClientScores:
         return self.table.columns
 
     def after(self, scores: Mapping[int, Scores]) -> Self:
-        """With the scores of some clients in place of those that they had; a client that tells
+        """With the scores of some clients instead of those that they had; a client that tells
         none keeps its own.
         """
         chosen = [c for c in sorted(scores) if scores[c]]
@@ -167,7 +167,7 @@ class GlobalEvaluation:
     clients: ClientScores
     """The same model on each client's test samples."""
     line: dict[str, Any]
-    """What a line of `metrics.jsonl` says beside `metrics`: for classes `global_accuracy`,
+    """What a line of `metrics.jsonl` says next to `metrics`: for classes `global_accuracy`,
     `global_nll`, `global_ece`, `class_accuracy`; else `global_nll`. Under an attack that aims at
     test samples its `attack_success` too."""
     asked: Asked | None = None

@@ -52,9 +52,9 @@ class Layout:
 def layout(file: Path, settings: SourceSettings) -> Layout:
     """The encoding and delimiter of a CSV file, and the names in its header.
 
-    The delimiter is the first one of comma, semicolon, tab and bar (tab first in a .tsv file) by
-    which all rows at the beginning have as many fields as the last row of the header, and more
-    than one; if there is none, a comma, or a tab in a .tsv file.
+    The delimiter is comma, semicolon, tab or bar (tab first in a .tsv file). It is the first one
+    that splits all rows at the beginning into as many fields as the last row of the header, and
+    into more than one. Without such a delimiter, it is a comma, or a tab in a .tsv file.
 
     Args:
         file: The file.

@@ -51,7 +51,7 @@ def reading(file: Path | str) -> Iterator[None]:
         reason = str(error).strip().splitlines()
         raise DataError(
             f"cannot read {file}: {reason[0] if reason else type(error).__name__}; "
-            "it is damaged or of another format: get it anew"
+            "it is damaged or of another format: get it again"
         ) from error
 
 

@@ -54,7 +54,7 @@ def sort_pictures(folder: Path, files: Sequence[Path]) -> list[Picture]:
     either, or between the two.
 
     Raises:
-        DataError: folders are not as deep for all, or beside train and test there are others.
+        DataError: folders are not as deep for all, or next to train and test there are others.
     """
     if not files:
         raise DataError(f"{folder} holds no pictures ({', '.join(SUFFIXES)})")

@@ -130,7 +130,7 @@ def decode_pictures(
     decoded = list(pool.map(_decode, pictures, [channels] * len(pictures)))
     odd = next((index for index, one in enumerate(decoded) if one is None), None)
     if odd is not None:
-        raise DataError(f"cannot read {where}: it holds a damaged picture; get it anew")
+        raise DataError(f"cannot read {where}: it holds a damaged picture; get it again")
     shapes = {one.shape for one in decoded if one is not None}
     if len(shapes) > 1:
         sizes = listed(map(size, sorted(shapes)))

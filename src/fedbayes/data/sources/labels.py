@@ -177,7 +177,7 @@ def _refuse_odd_times(table: Array, columns: tuple[str, ...], where: str) -> Non
 def as_target(table: Array, target: Target, where: str) -> Array:
     """Numbers float64 [n, T] as a target without classes that is known already, float32.
 
-    Unlike `read_target` it is of some rows of many: nothing is said of them as a whole.
+    It reads some rows of many, so unlike `read_target` it makes no notes on all rows.
 
     Raises:
         DataError: one is not of this kind; names the row.
@@ -206,7 +206,7 @@ def _refuse_odd(
     row, column = (int(place) for place in np.argwhere(odd)[0])
     raise DataError(
         f"{where}: '{columns[column]}' is {table[row, column]:g} in row {row + 1:,} (of "
-        f"{int(odd.any(1).sum()):,} such rows), which is {reason}; mend it, or choose another "
+        f"{int(odd.any(1).sum()):,} such rows), which is {reason}; fix it, or choose another "
         "task.likelihood"
     )
 
@@ -285,7 +285,7 @@ def _quantity(values: Array, names: tuple[str, ...], where: str) -> str:
     if not numbers and (odd := _odd_texts(values)):
         return (
             f"{where}: the label is a number in {len(values) - len(odd):,} of {len(values):,} "
-            f"rows, and '{values[odd[0]]}' in row {odd[0] + 1:,} is none; mend it, or leave such "
+            f"rows, and '{values[odd[0]]}' in row {odd[0] + 1:,} is none; fix it, or leave such "
             "rows out"
         )
     return (

@@ -55,7 +55,7 @@ def own_files(path: Path) -> dict[str, list[Path]]:
         if files:
             return files
     else:
-        raise DataError(f"there is no file or folder {path}; mend path")
+        raise DataError(f"there is no file or folder {path}; fix path")
     raise DataError(
         f"{path} is no data that can be read: give a {', '.join(SUFFIXES)} or LEAF .json file, a "
         "folder with files named train and, if wanted, test, or one with pictures in a folder for "
@@ -81,10 +81,10 @@ def _refuse_mixed(folder: Path, parts: dict[str, list[Path]]) -> None:
 
 
 def unread(path: Path, files: dict[str, list[Path]]) -> list[str]:
-    """What to say of files in a folder that look like data and are not read.
+    """Notes on files in a folder that look like data and are not read.
 
     Args:
-        path: The folder, or a file, of which nothing is said.
+        path: The folder; a file has no notes.
         files: What is read of it, as `own_files` gives it.
     """
     if not path.is_dir():
@@ -107,7 +107,7 @@ def unread(path: Path, files: dict[str, list[Path]]) -> list[str]:
     if not left:
         return []
     names = listed((file.relative_to(path) for file in read), 3)
-    return [f"{path}: {listed(left)} {'is' if len(left) == 1 else 'are'} not read, beside {names}"]
+    return [f"{path}: {listed(left)} {'is' if len(left) == 1 else 'are'} not read, next to {names}"]
 
 
 def _of_a_part(place: Path) -> bool:
@@ -120,7 +120,7 @@ def files_of(settings: SourceSettings) -> dict[str, list[Path]]:
 
     Raises:
         DataError: There is nothing of a known format.
-        ConfigError: Several files are a client each, and a column is to say whose a row is.
+        ConfigError: Several files are a client each, and a setting names a column of clients too.
     """
     assert settings.path is not None
     if not settings.more:

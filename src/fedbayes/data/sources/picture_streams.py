@@ -91,7 +91,7 @@ class PictureRows:
         if made is not None and made != self.shape[1:]:
             raise DataError(
                 f"the model reads samples of {size(self.shape)}, and pictures would become "
-                f"{size(made)}: it is not what its settings say; export it anew"
+                f"{size(made)}: it is not what its settings say; export it again"
             )
         if frame.scale != self.scale:
             raise DataError(

@@ -57,7 +57,7 @@ class Framing:
             reason = str(error).strip() or type(error).__name__
             raise DataError(
                 f"cannot read the picture {where}: {reason.splitlines()[0]}; "
-                "it is damaged or none: mend it, or take it away"
+                "it is damaged or none: fix it, or take it away"
             ) from error
 
     def array(self, image: Any, where: str) -> Array:

@@ -78,7 +78,7 @@ def read_rows(
         for column in features:
             if holds_pictures(frame[column]):
                 raise DataError(
-                    f"{where}: column '{column}' holds pictures, beside which there can be no "
+                    f"{where}: column '{column}' holds pictures, next to which there can be no "
                     f"other column of x; set features = ['{column}']"
                 )
         columns = choose_columns(frame, features, settings, where, notes, clients)

@@ -77,7 +77,7 @@ def connected(
         reason = str(getattr(cause, "orig", None) or cause or error).strip().splitlines()
         raise DataError(
             f"the query to {shown} failed: {_hidden(reason[0] if reason else 'no reason', url)}; "
-            f"mend {asked}, {place} or {PASSWORD}"
+            f"fix {asked}, {place} or {PASSWORD}"
         ) from None
 
 
@@ -112,7 +112,7 @@ def _url(named: str | None, where: str, asked: str) -> Any:
             "sqlite:////path/to/file.db"
         ) from None
     if url.drivername.startswith("sqlite") and url.database and not os.path.isfile(url.database):  # noqa: PTH113
-        raise DataError(f"there is no file {url.database}; mend {place}")
+        raise DataError(f"there is no file {url.database}; fix {place}")
     if url.drivername.startswith("sqlite"):  # a file, which has none
         return url
     password = os.environ.get(PASSWORD)

@@ -40,7 +40,7 @@ def client_files(paths: Sequence[Path], group: str | None) -> dict[str, Path]:
 
     Args:
         paths: Tables, or folders of tables.
-        group: The column that says whose a row is, where the settings name one.
+        group: The column with the client of each row, if the settings name one.
 
     Raises:
         DataError: There is no such file or folder, it holds no table, or two have one name.
@@ -78,7 +78,7 @@ def _expanded(path: Path) -> list[Path]:
             )
         return found
     if not path.exists():
-        raise DataError(f"there is no file or folder {path}; mend the path")
+        raise DataError(f"there is no file or folder {path}; fix the path")
     if not is_table(path):
         raise DataError(
             f"{path} is no table with named columns; give a file that ends in "
@@ -143,9 +143,9 @@ def _compare(frame: Any, other: Any, settings: SourceSettings, file: Path, first
         if str(name) in chosen or not here or not there or here == there:
             continue
         way = f"it holds {there} in {first}; " + (
-            "mend it, or save both as .parquet, in which 01 is not read as 1"
+            "fix it, or save both as .parquet, in which 01 is not read as 1"
             if str(name) in settings.label
-            else "mend it, or name it in categorical or drop"
+            else "fix it, or name it in categorical or drop"
         )
         if there == "numbers" and here == "text":
             raise no_number(frame[name], str(name), str(file), way)

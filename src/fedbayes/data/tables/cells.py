@@ -143,7 +143,7 @@ def _factorized(column: Any, name: str, where: str) -> tuple[Array, list[object]
 
 
 def _numbers(column: Any, wanted: Column, where: str) -> Array:
-    way = "mend it: a value that is not known is an empty cell"
+    way = "fix it: a value that is not known is an empty cell"
     found = as_numbers(column, wanted.name, where, way, texts=True)
     with np.errstate(over="ignore"):
         numbers = np.asarray(found.to_numpy(np.float32, na_value=np.nan))
@@ -226,7 +226,7 @@ def dates(column: Any, name: str, date_format: str, where: str) -> Array:
         how = f"written as {date_format}" if date_format else "written as 2020-03-31"
         raise CellError(
             f"{where}: column '{name}' holds what is no date {how} ({cell(column, row)} in row "
-            f"{row + 1:,}, of {int(wrong.sum()):,} such rows); mend it, or say how dates are "
+            f"{row + 1:,}, of {int(wrong.sum()):,} such rows); fix it, or say how dates are "
             "written with date_format, as in %d.%m.%Y",
             name,
             row,
@@ -243,7 +243,7 @@ def _days(times: Any) -> Array:
 
 
 def _dated(value: object) -> object:
-    """A date as it is, all else as text, without the .0 of whole numbers beside empty cells."""
+    """A date as it is, all else as text, without the .0 of whole numbers next to empty cells."""
     if hasattr(value, "year"):
         return value
     return name_of(value).removesuffix(".0") if _is_number(value) else name_of(value)

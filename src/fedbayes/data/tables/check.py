@@ -30,7 +30,7 @@ class ColumnReport:
     name: str
     role: Literal["feature", "label", "group", "split", "left out"]
     kind: str
-    """Of a feature its kind; of a label what it is read as; empty if it is refused."""
+    """Of a feature its kind; of a label what it is read as; empty if it is rejected."""
     missing: int
     """Rows in which its cell is empty or blank."""
     distinct: int

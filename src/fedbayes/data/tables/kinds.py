@@ -22,7 +22,7 @@ from fedbayes.data.tables.cells import (
 from fedbayes.data.tables.columns import Column, Kind
 from fedbayes.errors import CellError, DataError
 
-_MEND = "mend it (a value that is not known is an empty cell), or read the column otherwise"
+_MEND = "fix it (a value that is not known is an empty cell), or read the column otherwise"
 ROWS_OF_CATEGORY = 2
 """Rows that each text has on average, if they are categories without a word."""
 FEW = 5
@@ -39,7 +39,7 @@ class KindGuess:
     refused: str = ""
     """Why it cannot be used, and the way out."""
     row: int | None = None
-    """The first row because of which it is refused."""
+    """The first row because of which it is rejected."""
 
 
 def judge(column: Any, name: str, settings: SourceSettings, where: str) -> KindGuess:
@@ -129,7 +129,7 @@ def _by_cells(column: Any, name: str, settings: SourceSettings, where: str) -> C
             column,
             name,
             where,
-            "others are; mend it (a value that is not known is an empty cell), name it in "
+            "others are; fix it (a value that is not known is an empty cell), name it in "
             "categorical if all are categories, or leave it out with drop",
         )
     if {text.casefold() for text in names} == {"train", "test"}:
@@ -234,13 +234,13 @@ def choose_columns(
         settings: How it is read.
         where: Name of the file, for messages.
         notes: Takes up what a user should know.
-        clients: Whose each row is, if it is known: a column of the table.
+        clients: The column with the client of each row, if there is one.
 
     Raises:
         DataError: There are none, or some cannot be used; says why of each.
     """
     if not features:
-        raise DataError(f"{where} has no columns beside label, group, split and those to drop")
+        raise DataError(f"{where} has no columns next to label, group, split and those to drop")
     verdicts = [judge(frame[name], name, settings, where) for name in features]
     refused = [_whose(verdict, clients) for verdict in verdicts if verdict.refused]
     if refused:
@@ -259,7 +259,7 @@ def choose_columns(
 
 
 def _whose(verdict: KindGuess, clients: Any) -> str:
-    """Why a column is refused, and whose row is the first because of which it is."""
+    """Why a column is rejected, and whose row is the first because of which it is."""
     if verdict.row is None or clients is None:
         return verdict.refused
     row, client = verdict.row, clients.iloc[verdict.row]

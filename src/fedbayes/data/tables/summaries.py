@@ -278,7 +278,7 @@ def _added(one: ColumnSummary, two: ColumnSummary, rows: int, more: int) -> Colu
 def fit_summary(
     summary: TableSummary, dataset: Dataset, indicate: bool, where: str
 ) -> tuple[tuple[Column, ...], tuple[Array, Array]]:
-    """How columns are encoded by a summary in place of rows, with mean and deviation.
+    """How columns are encoded by a summary instead of rows, with mean and deviation.
 
     Args:
         summary: of the clients' rows.
@@ -330,7 +330,7 @@ def _deviation(column: ColumnSummary, rows: int, constant: float) -> float:
 
 
 def fit_target(summary: TableSummary, target: Target, where: str) -> Target:
-    """What is predicted, with center and scale by a summary in place of rows.
+    """What is predicted, with center and scale by a summary instead of rows.
 
     Args:
         summary: of the clients' rows.

@@ -276,7 +276,7 @@ def _number(value: str, name: str, where: str) -> float:
 
 
 def _check(sums: Sums, where: str) -> None:
-    """Refuse sums that no rows have."""
+    """Reject sums that no rows have."""
     with np.errstate(over="ignore", invalid="ignore"):  # what overflows is refused
         covariance = sums.covariance
         squares = np.diag(sums.products) / sums.count

@@ -6,7 +6,7 @@ The names are known without importing PyTorch.
 A new attack is a class in the file of its kind and a line in `ATTACKS`; it knows neither methods
 nor engines. An `Adversary` says which clients are hostile and from which round on. `ClientRuntime`
 poisons the samples that they train on. `AdversarialEngine`, an engine around any other, rewrites
-what they report, from what the report adds (`Method.changes`).
+what they report, from what the report adds (`contracts.changes`).
 """
 
 from collections.abc import Mapping

@@ -40,7 +40,7 @@ def check(
             f"[attack] is for experiments, and the nodes of engine {engine!r} are other people's; "
             f"choose {local}, or leave [attack] out"
         )
-    if method.centralized:
+    if method.reports.pooled:
         raise ConfigError(f"[attack] needs clients, and {method.name} pools all data; leave it out")
     if settings.start > run.rounds:
         raise ConfigError(

@@ -7,7 +7,7 @@ import torch
 from pydantic import Field
 from torch import Tensor
 
-from fedbayes.contracts import Report
+from fedbayes.contracts import ChangeCoordinates, Report
 from fedbayes.contracts.changes import norm
 from fedbayes.core.tensors import Tensors
 from fedbayes.federation.attacks.base import Attack, View
@@ -74,7 +74,7 @@ class Stretch(Attack):
     def report(self, report: Report, view: View) -> Report:
         """Longer by default than any honest change, and no longer than max_change lets it be."""
         wanted: Tensors = {}
-        parts = view.method.changes(report, view.server, view.at.run)
+        parts = ChangeCoordinates.of(view.method, view.server, view.at.run).changes(report)
         for own in parts.values():
             honest = [norm(t for name, t in one.items() if name in own) for one in view.honest]
             factor = self.scale * median_low(honest) / (norm(own.values()) or 1.0)

@@ -95,7 +95,7 @@ class AdversarialEngine:
         if isinstance(outcome, ClientFailure):
             return None
         try:
-            return self._passage(view).read(outcome.report)[0]
+            return self._codec(view).read(outcome.report)[0]
         except MessageError:
             return None
 
@@ -108,10 +108,10 @@ class AdversarialEngine:
         report = self._read(outcome, view)
         if report is None:
             return outcome
-        passage, lie = self._passage(view), self.adversary.attack.report(report, view)
-        return replace(outcome, report=passage.write(passage.sent_by(lie), {}).data)
+        codec, lie = self._codec(view), self.adversary.attack.report(report, view)
+        return replace(outcome, report=codec.write(codec.sent_by(lie), {}).data)
 
-    def _passage(self, view: View) -> ReportCodec:
+    def _codec(self, view: View) -> ReportCodec:
         """The way of a client's report."""
         message = self.method.message(view.server, view.at)
-        return Compressor(self.compression, self.method, self.run).passage(message, view.at)
+        return Compressor(self.compression, self.method, self.run).codec(message, view.at)

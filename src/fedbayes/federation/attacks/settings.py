@@ -22,11 +22,15 @@ class AttackSettings(Settings):
 
     kind: str = Field(
         "none",
-        description=f"what hostile clients do: none, {', '.join(ATTACKS)}, or package.module:Class",
+        description=f"attack of the malicious clients: none, {', '.join(ATTACKS)}, or "
+        "package.module:Class",
         examples=["none", *ATTACKS],
     )
     clients: int = Field(
-        1, ge=0, description="number of hostile clients; the seed says which, the same every round"
+        1,
+        ge=0,
+        description="number of malicious clients; the seed chooses them, the same ones in each "
+        "round",
     )
     start: int = Field(1, ge=1, description="first round of the attack")
     scale: Annotated[
@@ -38,36 +42,38 @@ class AttackSettings(Settings):
         ),
     ] = Field(
         None,
-        description="factor of the hostile change: 10 for scaling, ε = 0.5 of the honest mean for "
-        "inner-product, 4.99 of the honest median norm for stretch, 1 for the others; a negative "
-        "one turns it around",
+        description="factor of the malicious change. Default: 10 for scaling, 0.5 of the honest "
+        "mean for inner-product, 4.99 of the honest median norm for stretch, 1 for the others. A "
+        "negative factor reverses it",
     )
     std: Annotated[float | None, Only("kind", "gaussian")] = Field(
-        None, gt=0, description="standard deviation of the noise in place of the change; 1 if unset"
+        None,
+        gt=0,
+        description="standard deviation of the noise that replaces the change. Default: 1",
     )
     z: Annotated[float | None, Only("kind", "little-is-enough")] = Field(
         None,
-        description="standard deviations off the honest mean; if unset as the paper has it, from "
-        "the numbers of clients and of hostile ones in the round",
+        description="distance from the honest mean in standard deviations. Default: as in the "
+        "paper, from the numbers of clients and malicious clients of the round",
     )
     share: Annotated[float | None, Only("kind", "label-flip", "backdoor")] = Field(
         None,
         gt=0,
         le=1,
-        description="share of a hostile client's samples that it poisons: 1 for label-flip, 0.5 "
-        "for backdoor",
+        description="share of a malicious client's samples that it poisons. Default: 1 for "
+        "label-flip, 0.5 for backdoor",
     )
     target: Annotated[int | None, Only("kind", "backdoor")] = Field(
-        None, ge=0, description="class, counted from 0, that the pattern is to be taken for; 0"
+        None, ge=0, description="target class of the backdoor pattern, counted from 0. Default: 0"
     )
     size: Annotated[int | None, Only("kind", "backdoor")] = Field(
         None,
         ge=1,
-        description="side of the pattern, a bright square in the lower right corner; or number of "
-        "the last features that it sets; 3",
+        description="side of the pattern, a bright square in the lower right corner; for tables, "
+        "the number of last features that it sets. Default: 3",
     )
     level: Annotated[float | None, Only("kind", "backdoor")] = Field(
-        None, description="value of the pattern, in standard deviations above the mean; 3"
+        None, description="value of the pattern, in standard deviations above the mean. Default: 3"
     )
     arguments: Arguments = Field(
         {}, description="fields of an attack of your own (package.module:Class)"

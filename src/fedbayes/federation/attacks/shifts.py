@@ -5,14 +5,14 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fedbayes.contracts import AnyMethod, Federation, Report
+from fedbayes.contracts import AnyMethod, ChangeCoordinates, Federation, Report
 from fedbayes.core.messages import Masked
 from fedbayes.core.tensors import Tensors
 
 
 def changes(method: AnyMethod, report: Report, server: Any, run: Federation) -> Tensors:
     """What a report says beyond that of a client that learnt nothing; see `View.changes`."""
-    parts = method.changes(report, server, run).values()
+    parts = ChangeCoordinates.of(method, server, run).changes(report).values()
     named = {name: change for part in parts for name, change in part.items()}
     return {name: named[name] for name, _ in _real(report) if name in named}
 

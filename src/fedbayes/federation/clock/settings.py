@@ -22,19 +22,19 @@ class Asynchronous(Settings):
     buffer: int | None = Field(
         None,
         ge=1,
-        description="reports that an update takes, whoever's come first, while `cohort` clients "
-        "are at work at any time; none: the server waits for all of its cohort",
+        description="number of updates that the server waits for in an asynchronous round, while "
+        "clients_per_round clients work at any time. Unset: it waits for all clients of the round",
     )
     staleness: Annotated[Literal["polynomial", "constant"], Only("buffer")] = Field(
         "polynomial",
-        description="what a change counts that was learnt from the server's state s rounds ago: "
-        "polynomial: 1 / (1 + s)^exponent; constant: 1",
+        description="weight of an update that started from the server's state s rounds ago. "
+        "polynomial: 1 / (1 + s)^exponent. constant: 1",
     )
     exponent: Annotated[float, Only("buffer"), Only("staleness", "polynomial")] = Field(
-        0.5, ge=0, description="of the polynomial staleness weight"
+        0.5, ge=0, description="exponent of the polynomial staleness weight"
     )
     longest: Annotated[int | None, Only("buffer")] = Field(
-        None, ge=0, description="largest staleness whose report is taken, in rounds; none: any"
+        None, ge=0, description="largest accepted staleness in rounds. Unset: no limit"
     )
 
     @property
@@ -56,75 +56,74 @@ class ClockSettings(Settings):
 
     speeds: Literal["none", "equal", "log-normal", "file"] = Field(
         "none",
-        description="seconds that clients take for a round: equal; log-normal over clients; file: "
-        "those in clock.file; none: no time is simulated",
+        description="simulated time of clients per round. equal: the same for all. log-normal: "
+        "over clients. file: from clock.file. none: no simulated time",
     )
     seconds: Annotated[float, Only("speeds", "equal", "log-normal")] = Field(
-        1.0, gt=0, description="seconds of a client for a round; of log-normal ones, the median"
+        1.0, gt=0, description="seconds of a client per round; with log-normal, the median"
     )
     spread: Annotated[float, Only("speeds", "log-normal")] = Field(
         1.0,
         ge=0,
         le=WIDEST,
-        description="standard deviation over clients of the logarithm of their seconds",
+        description="standard deviation of the logarithm of the clients' seconds",
     )
     file: Annotated[Path | None, Only("speeds", "file")] = Field(
         None,
-        description="CSV of columns client (its name) and seconds, and of rates where download or "
-        "upload is file; a row for every client",
+        description="CSV file with the columns client (its name) and seconds, one row per client; "
+        "also the rates, if download or upload is file",
     )
     by_samples: Annotated[bool, _TICKING] = Field(
         False,
-        description="whether seconds are those of a client with the mean number of training "
-        "samples, and others take as much longer as they have more",
+        description="whether a client's seconds are proportional to its number of training "
+        "samples; clock.seconds is then for the mean number",
     )
     jitter: Annotated[float, _TICKING] = Field(
         0.0,
         ge=0,
         le=WIDEST,
-        description="standard deviation of the logarithm of a client's seconds from round to round",
+        description="standard deviation of the logarithm of a client's seconds over rounds",
     )
     download: Annotated[float | str | None, _TICKING] = Field(
         None,
-        description="bytes a second that a client receives: a number, text such as 20 MB/s or 8 "
-        "Mbit/s, or file: the column download of clock.file; unset: receiving takes no time",
+        description="download rate of a client in bytes per second: a number, text such as 20 MB/s "
+        "or 8 Mbit/s, or file (the column download of clock.file). Unset: downloads take no time",
         examples=["20 MB/s", FROM_FILE],
     )
     upload: Annotated[float | str | None, _TICKING] = Field(
         None,
-        description="bytes a second that a client sends, as clock.download; of rates that are "
-        "spread, both are medians",
+        description="upload rate of a client, as clock.download. With clock.rate_spread both rates "
+        "are medians",
         examples=["1 MB/s", FROM_FILE],
     )
     rate_spread: Annotated[float, _TICKING] = Field(
         0.0,
         ge=0,
         le=WIDEST,
-        description="standard deviation over clients of the logarithm of their rates, down and up "
-        "alike",
+        description="standard deviation of the logarithm of the clients' rates",
     )
     availability: Annotated[Literal["always", "share", "file"], _TICKING] = Field(
         "always",
-        description="when clients can start and work: always; share: for one spell in every "
-        "period; file: in the spells of clock.spells",
+        description="when clients are available. always. share: once in each period. file: at the "
+        "times in clock.spells",
     )
     available: Annotated[float, Only("availability", "share")] = Field(
-        0.5, gt=0, le=1, description="length of a client's spell, as a share of the period"
+        0.5, gt=0, le=1, description="share of the period in which a client is available"
     )
     wave: Annotated[float, Only("availability", "share")] = Field(
         0.0,
         ge=0,
         le=1,
-        description="how far spells coincide: 0: as many clients are there at any time; 1: all "
-        "come and go together, as by day and night",
+        description="synchrony of the clients' availability. 0: spread evenly over the period. 1: "
+        "all clients at the same time, as by day and night",
     )
     period: Annotated[float, Only("availability", "share", "file")] = Field(
-        86400.0, gt=0, description="seconds after which spells come again"
+        86400.0, gt=0, description="length of the period in seconds"
     )
     spells: Annotated[Path | None, Only("availability", "file")] = Field(
         None,
-        description="CSV of columns client (its name), start and stop, in seconds of the period; "
-        "a row for every spell, and at least one for every client",
+        description="CSV file with the columns client (its name), start and stop, in seconds of "
+        "the period; at least one row per client",
     )
 
     @field_validator("download", "upload", mode="before")

@@ -9,7 +9,16 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from fedbayes.contracts import AnyMethod, Changes, Federation, Report, RoundContext, Sum, Total
+from fedbayes.contracts import (
+    AnyMethod,
+    ChangeCoordinates,
+    Changes,
+    Federation,
+    Report,
+    RoundContext,
+    Sum,
+    Total,
+)
 from fedbayes.contracts.changes import shortened, types_of
 from fedbayes.core.messages import Message
 from fedbayes.errors import ConfigError
@@ -19,8 +28,6 @@ from fedbayes.federation.privacy.accounting import Spent
 from fedbayes.federation.privacy.noise import Secret
 from fedbayes.federation.privacy.settings import Privacy
 from fedbayes.federation.privacy.spending import NONCE, Spending
-from fedbayes.federation.stages.fold import ChangeCoordinates
-from fedbayes.methods import METHODS
 from fedbayes.models import Network
 
 
@@ -222,7 +229,7 @@ def parts_of(method: AnyMethod, run: Federation) -> list[str]:
     """The parts of a method's reports that noise goes on."""
     server = method.init(run)
     pattern = method.expected(method.message(server, RoundContext(run, 1)), run)
-    changes = method.changes(Report(dict(pattern)), server, run)
+    changes = ChangeCoordinates.of(method, server, run).changes(Report(dict(pattern)))
     return sorted(part for part in changes if part != "counters")
 
 
@@ -232,7 +239,6 @@ def check(
     run: Federation,
     *,
     clip: float | None,
-    rule: str,
     sampling: str,
     checkpoint_every: int,
 ) -> None:
@@ -243,7 +249,6 @@ def check(
         method: of the run.
         run: what no round changes.
         clip: `aggregation.clip`.
-        rule: `aggregation.rule`.
         sampling: how cohorts are drawn.
         checkpoint_every: rounds between checkpoints.
 
@@ -252,31 +257,20 @@ def check(
     """
     if not settings.noise:
         return
-    if clip is None or rule != "mean":
-        raise ConfigError("privacy.noise needs aggregation.clip and aggregation.rule = 'mean'")
+    if clip is None:
+        raise ConfigError(
+            "privacy.noise needs aggregation.clip, the norm that a change has at most; set it, as "
+            "in aggregation.clip = 1.0"
+        )
     if checkpoint_every > 1:
         raise ConfigError(
             "privacy.noise needs checkpoint_every = 1: rounds that were run again after a kill "
             "would tell more than ε says"
         )
-    if method.declared.refusals["noise"] or method.centralized:
-        able = ", ".join(
-            name
-            for name, kind in METHODS.items()
-            if not kind.reports.refusals["noise"] and not kind.centralized
-        )
-        raise ConfigError(
-            f"privacy.noise is for methods whose reports add ({able}); {method.name} does not"
-        )
     if settings.mechanism == "matrix" and sampling == "poisson":
         raise ConfigError(
             "privacy.mechanism = 'matrix' is for cohorts by a schedule; set sampling to 'cyclic' "
             "or 'uniform', or the mechanism to 'gaussian'"
-        )
-    if settings.quantile is not None and method.declared.tracked:
-        raise ConfigError(
-            f"privacy.quantile moves the bounds of changes, and clients of {method.name} keep what "
-            "they added, so they must know the bounds; leave it out, or set privacy.clips"
         )
     _refuse_running(run.network)
     parts = parts_of(method, run)

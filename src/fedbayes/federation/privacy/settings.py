@@ -19,52 +19,53 @@ class Privacy(Settings):
     noise: float = Field(
         0.0,
         ge=0,
-        description="noise multiplier z: Gaussian noise of standard deviation z · aggregation.clip "
-        "on the sum of a round's changes (central differential privacy); 0: none",
+        description="noise multiplier z of central differential privacy. Gaussian noise of "
+        "standard deviation z · aggregation.clip is added to the sum of a round's changes. 0: no "
+        "noise",
     )
     delta: Annotated[float, Only("noise")] = Field(
         1e-5, gt=0, lt=1, description="δ of differential privacy"
     )
     mechanism: Annotated[Literal["gaussian", "matrix"], Only("noise")] = Field(
         "gaussian",
-        description="gaussian: every round has noise of its own; matrix: noise that later rounds "
-        "partly take back (DP-FTRL by the square root of the matrix of prefix sums)",
+        description="gaussian: independent noise in each round. matrix: correlated noise that "
+        "later rounds partly cancel (DP-FTRL with the square root of the prefix-sum matrix)",
     )
     bands: Annotated[int | None, Only("mechanism", "matrix")] = Field(
         None,
         ge=1,
-        description="rounds that a change's share of the factor reaches (matrix); all by default",
+        description="number of bands of the matrix factor (matrix). Default: all rounds",
     )
     clips: Annotated[dict[str, Annotated[float, Field(gt=0)]], Only("noise")] = Field(
         default_factory=dict,
-        description="bounds of single parts of a report (control, gates, shift, ...), in place of "
-        "aggregation.clip",
+        description="norm bounds of single parts of an update (control, gates, shift, ...), "
+        "instead of aggregation.clip",
     )
     quantile: Annotated[float | None, Only("noise")] = Field(
         None,
         gt=0,
         lt=1,
-        description="share of the clients whose changes stay unclipped: the bound follows this "
-        "quantile of their norms, from aggregation.clip on; it stays as it is by default",
+        description="share of the clients that are not clipped. The bound starts at "
+        "aggregation.clip and follows this quantile of the norms. Default: the bound is constant",
     )
     quantile_rate: Annotated[float, Only("quantile")] = Field(
-        0.2, gt=0, le=10, description="step of the bound's logarithm (quantile)"
+        0.2, gt=0, le=10, description="step size of the logarithm of the bound (quantile)"
     )
     count_noise: Annotated[float | None, Only("quantile")] = Field(
         None,
         ge=LEAST,
-        description="deviation of the noise on how many changes were within the bound (quantile); "
-        "a twentieth of the cohort by default",
+        description="standard deviation of the noise on the number of changes within the bound "
+        "(quantile). Default: a twentieth of the cohort",
     )
     metrics: Annotated[Literal["off", "on"], Only("noise")] = Field(
         "off",
-        description="off: clients send no metrics, scores or numbers of samples, which ε does not "
-        "cover; on: they do",
+        description="whether clients send metrics, scores and numbers of samples, which ε does "
+        "not cover",
     )
     repeatable: Annotated[bool, Only("noise")] = Field(
         False,
-        description="whether noise follows from the seed, which clients know: for experiments, "
-        "not for privacy",
+        description="whether the seed determines the noise. Clients know the seed, so use it for "
+        "experiments only",
     )
 
     @field_validator("noise")

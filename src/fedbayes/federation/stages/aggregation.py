@@ -6,13 +6,12 @@ A method sees none of it: it asks for the sum of the reports and gets what the r
 
 from typing import Any
 
-from fedbayes.contracts import AnyMethod, Federation, Report, ReportList
+from fedbayes.contracts import AnyMethod, ChangeCoordinates, Federation, Report, ReportList, Reports
 from fedbayes.contracts.changes import clipped
 from fedbayes.errors import ConfigError
 from fedbayes.federation.settings import Aggregation
-from fedbayes.federation.stages.fold import ChangeCoordinates, ChangeReducer, Fold, PlainReducer
+from fedbayes.federation.stages.fold import ChangeReducer, Fold, PlainReducer
 from fedbayes.federation.stages.robust import Robust, RobustGather
-from fedbayes.methods import METHODS
 
 __all__ = [
     "Aggregation",
@@ -45,7 +44,6 @@ def check(
     method: AnyMethod,
     *,
     min_reports: int,
-    noise: bool,
 ) -> None:
     """See that the settings go together, and with the rest.
 
@@ -53,28 +51,17 @@ def check(
         settings: the `[aggregation]` table.
         method: of the run.
         min_reports: good reports that an update needs.
-        noise: whether rounds are private, so that all reports have weight 1.
 
     Raises:
         ConfigError: they do not; the text says what would.
     """
     if settings.plain:
         return
-    if not _adds(method):
-        able = ", ".join(name for name, kind in METHODS.items() if _adds(kind))
-        raise ConfigError(
-            f"aggregation.rule and aggregation.clip are for methods whose reports add ({able}), "
-            f"and not for {method.name}{_instead(method)}"
-        )
-    if settings.rule in ("median", "trimmed-mean") and method.declared.joint:
+    declared = Reports.of(method)
+    if settings.rule in ("median", "trimmed-mean") and declared.joint:
         raise ConfigError(
             f"aggregation.rule = {settings.rule!r} is not for {method.name} as it is set: "
-            f"{method.declared.joint}, or aggregation.rule = 'krum'"
-        )
-    if settings.weighs and method.declared.tracked and method.weighted and not noise:
-        raise ConfigError(
-            f"aggregation.clip bounds weight times change, and clients of {method.name} keep what "
-            "they reported as if they weighed 1; set method.weighting = 'uniform'"
+            f"{declared.joint}, or aggregation.rule = 'krum'"
         )
     least = {"trimmed-mean": 2 * settings.hostile + 1, "krum": 2 * settings.hostile + 3}
     if min_reports < least.get(settings.rule, 1):
@@ -82,19 +69,6 @@ def check(
             f"aggregation.rule = {settings.rule!r} with hostile = {settings.hostile} needs "
             f"min_reports of at least {least[settings.rule]}; it is {min_reports}"
         )
-
-
-def _instead(method: AnyMethod) -> str:
-    """What a method has in place of robust rules, in words."""
-    if any(p.missing == "unchanged" for p in method.declared.parts.values()):
-        return f": {method.name} takes the clients' median, or the mean of their signs, as it is"
-    if method.declared.compared:
-        return "; aggregation.outliers = 'leave-out' leaves out networks unlike the others"
-    return ""
-
-
-def _adds(method: AnyMethod | type[AnyMethod]) -> bool:
-    return not (method.reports.refusals["robust rules"] or method.centralized)
 
 
 def fold(settings: Aggregation, method: AnyMethod, server: Any, run: Federation) -> Fold:
@@ -106,10 +80,11 @@ def fold(settings: Aggregation, method: AnyMethod, server: Any, run: Federation)
         server: its state before the round.
         run: the run.
     """
+    reduction = Reports.of(method).reduction
     if settings.plain:
-        return PlainReducer(method.declared.reduction)
+        return PlainReducer(reduction)
     way = ChangeCoordinates.of(method, server, run)
-    if method.declared.reduction is ReportList:
+    if reduction is ReportList:
         return RobustGather(way, settings.rule, settings.hostile, settings.clip)
     if settings.rule == "mean":
         return Clipped(way, float(settings.clip or 0))

@@ -1,8 +1,8 @@
 """How far a report may be from where it started: by part, a multiple of what the cohort does.
 
 Any number of the right type is a well-formed report, also one of 3e38, after which no weight means
-anything. So the change of every part (`Method.changes`) has a largest norm: `max_change` times the
-cohort's median. The server's own part (`Method.ordinary`) stands in where a median tells little:
+anything. So the change of every part (`Part`) has a largest norm: `max_change` times the cohort's
+median. The server's own part (`Part.typical`) stands in where a median tells little:
 where all changes are far shorter, and in cohorts of one or two.
 """
 
@@ -13,10 +13,9 @@ from typing import Any
 
 import torch
 
-from fedbayes.contracts import AnyMethod, Changes, Federation, Method, Report, Reports
-from fedbayes.contracts.changes import norm, part_of, start_of
+from fedbayes.contracts import AnyMethod, ChangeCoordinates, Changes, Federation, Report, Reports
+from fedbayes.contracts.changes import norm, part_of, start_of, typical_norms
 from fedbayes.core.messages import Masked, dense, payload
-from fedbayes.core.tensors import Tensors
 from fedbayes.federation.broadcast import ServerMessages
 from fedbayes.federation.ledger import Ledger
 from fedbayes.federation.settings import Aggregation
@@ -32,35 +31,29 @@ def norms_of(changes: Changes) -> dict[str, float]:
     return {part: norm(tensors.values()) for part, tensors in changes.items()}
 
 
-def norms_of_report(
-    report: Report, method: AnyMethod, server: Any, run: Federation, origin: Tensors
-) -> dict[str, float]:
+def norms_of_report(report: Report, way: ChangeCoordinates) -> dict[str, float]:
     """The L2 norm of the change of every part.
 
-    Whole reports of methods that measure changes as they do by default are not widened to float64,
-    unless their size asks for it.
+    Whole reports whose changes are the coordinates are not widened to float64, unless their size
+    asks for it.
 
     Args:
         report: it.
-        method: of the run.
-        server: its state.
-        run: the run.
-        origin: where changes are measured from by default (`Method.origin`).
+        way: how its changes are measured.
     """
-    kind = type(method)
-    plain = kind.changes is Method.changes and kind.centre is Method.centre
-    if plain and not any(isinstance(item, Masked) for item in report.tensors.values()):
-        trained, squares = run.network.split()[0], dict[str, float]()
+    whole = not any(isinstance(item, Masked) for item in report.tensors.values())
+    if whole and way.chart.coordinates is None and len(way.origins) == 1:
+        trained, squares = way.network.split()[0], dict[str, float]()
         for name, item in dense(report.tensors).items():
-            part = part_of(name, item.dtype, run.network, trained)
-            own = start_of(name, item.shape, origin)
-            whole = item if item.dtype in (torch.float32, torch.float64) else item.double()
-            change = whole if own is None else whole - own.cpu().to(whole.dtype)
+            part = part_of(name, item.dtype, way.network, trained)
+            own = start_of(name, item.shape, way.origins[0])
+            exact = item if item.dtype in (torch.float32, torch.float64) else item.double()
+            change = exact if own is None else exact - own.cpu().to(exact.dtype)
             length = torch.linalg.vector_norm(change).item()
             squares[part] = squares.get(part, 0.0) + length * length
         if all(square < _EXACT for square in squares.values()):
             return {part: math.sqrt(square) for part, square in squares.items()}
-    return norms_of(method.changes(report, server, run))
+    return norms_of(way.changes(report))
 
 
 _EXACT = 1e30
@@ -163,15 +156,15 @@ class NormBound:
     def __init__(
         self, settings: Aggregation, method: AnyMethod, server: Any, run: Federation
     ) -> None:
-        self._method, self._server, self._run = method, server, run
-        self._bounded = bool(settings.max_change) and not method.centralized
-        ordinary = method.ordinary(server, run) if self._bounded else {}
+        self._method, self._run, self._declared = method, run, Reports.of(method)
+        self._bounded = bool(settings.max_change) and not self._declared.pooled
+        ordinary = typical_norms(method, server, run) if self._bounded else {}
         ordinary["counters"] = FAR * settings.max_weight  # batches and samples differ with sizes
         self._bounds = Bounds(settings.max_change, ordinary, partial(size_of, run))
-        self._relative = settings.weighs and method.weighted
+        self._relative = settings.weighs and self._declared.weighted
         self._leave_out = settings.outliers == "leave-out"
         self._compared: dict[int, dict[str, float]] = {}
-        self._origin = method.origin(server, run) if self._bounded else {}
+        self._way = ChangeCoordinates.of(method, server, run) if self._bounded else None
         self._near: dict[int, Arrival] = {}
         self._room, self._waiting = MEMORY, SpillBuffer(0)
         self._held: dict[int, tuple[tuple[str, ...], ServerMessages]] = {}
@@ -201,15 +194,11 @@ class NormBound:
         """Whether a report is good whatever others are; its norms are noted."""
         client, report = arrival.client, arrival.report
         self._weights[client] = report.weight
-        if self._method.declared.compared:
-            self._compared[client] = norms_compared(report, self._method.declared, self._run)
-        within = not self._bounded or self._bounds.within(
-            client,
-            norms_of_report(report, self._method, self._server, self._run, self._origin),
-        )
-        return within and not (
-            self._relative or (self._method.declared.compared and self._leave_out)
-        )
+        if self._declared.compared:
+            self._compared[client] = norms_compared(report, self._declared, self._run)
+        way = self._way
+        within = way is None or self._bounds.within(client, norms_of_report(report, way))
+        return within and not (self._relative or (self._declared.compared and self._leave_out))
 
     def _hold(self, arrival: Arrival) -> None:
         """Keep a report until the cohort was heard."""
@@ -241,7 +230,8 @@ class NormBound:
         if self._bounded and self._held:
             limits = self._bounds.limits()
             refused = {client: self._bounds.excess(client, limits) for client in self._held}
-            if remedy := self._method.remedy(self._run):
+            if self._declared.remedy is not None:
+                remedy = self._declared.remedy(self._method, self._run)
                 refused = {c: why and f"{why}; {remedy}" for c, why in refused.items()}
         for client in refused:  # which are no measure of the others
             if refused[client]:

@@ -6,7 +6,7 @@ from collections.abc import Callable, Collection, Mapping
 import torch
 from torch import Tensor
 
-from fedbayes.contracts import AnyMethod, Info, Report
+from fedbayes.contracts import AnyMethod, Info, Report, Reports
 from fedbayes.contracts.changes import part_of
 from fedbayes.core.messages import (
     LONGEST_HEADER,
@@ -125,7 +125,7 @@ def check_entries(report: Report, expected: Message, method: AnyMethod, network:
         MessageError: it leaves out others. The text says of which tensor.
         ConfigError: the method does not declare a part of its reports.
     """
-    trained, declared = network.split()[0], method.declared
+    trained, declared = network.split()[0], Reports.of(method)
     for name, item in report.tensors.items():
         pattern, part = expected[name], part_of(name, dtype_of(item), network, trained)
         mask = declared.part(part).mask

@@ -2,19 +2,17 @@
 
 import torch
 
-from fedbayes.contracts import AnyMethod
+from fedbayes.contracts import AnyMethod, Reports
 from fedbayes.core.tensors import Tensors
 from fedbayes.errors import ConfigError
-from fedbayes.federation.settings import Aggregation, Compression, Secure
+from fedbayes.federation.settings import Aggregation, Compression
 from fedbayes.federation.stages.report_codec import FEWEST, Compressor
-from fedbayes.methods import METHODS
 
 
 def check(
     settings: Compression,
     method: AnyMethod,
     aggregation: Aggregation,
-    secure: Secure,
     initial: Tensors,
 ) -> None:
     """See that messages can be compressed as is asked for.
@@ -23,7 +21,6 @@ def check(
         settings: the `[compression]` table.
         method: of the run.
         aggregation: what is done with reports.
-        secure: the `[secure]` table.
         initial: the network's weights and buffers.
 
     Raises:
@@ -31,33 +28,16 @@ def check(
     """
     if not settings.active:
         return
-    if reason := refusal(method):
-        able = ", ".join(name for name, kind in METHODS.items() if not refusal(kind))
-        raise ConfigError(
-            f"compression is not for {method.name}: {reason}. It is for {able}; leave "
-            "compression.up and compression.down out, or choose another method.name"
-        )
     if settings.down != "none" and not _starts_at_server(method):
         raise ConfigError(
             f"compression.down is not for {method.name}, of whose messages only what clients "
             "report can be compressed; leave it out"
-        )
-    if secure.enabled:
-        raise ConfigError(
-            "compression and secure.enabled do not go together: under masks numbers add as whole "
-            "ones of 32 bits, and places would be seen; have one or the other"
         )
     if settings.up in ("top-k", "random-k") and aggregation.rule in ("median", "trimmed-mean"):
         raise ConfigError(
             f"aggregation.rule = {aggregation.rule!r} goes entry by entry, and with compression.up "
             f"= {settings.up!r} nearly all reports say zero of nearly every one, which then stays "
             "as it is; have rule = 'krum', or up = 'int8'"
-        )
-    if settings.up != "none" and method.declared.tracked and aggregation.clip:
-        raise ConfigError(
-            f"aggregation.clip and compression.up do not go together with {method.name}: its "
-            "clients keep what the server adds, and do not know what is shortened after it came; "
-            "have one or the other"
         )
     narrow = sorted(name for name, t in initial.items() if t.dtype == torch.bfloat16)
     if settings.down == "bf16" and narrow:
@@ -67,17 +47,9 @@ def check(
         )
 
 
-def refusal(method: AnyMethod | type[AnyMethod]) -> str:
-    """Why messages of a method cannot be compressed, in words; empty if they can."""
-    if method.centralized:
-        return "it sends no messages"
-    declared = method.reports if isinstance(method, type) else method.declared
-    return declared.refusals["compression"]
-
-
 def _starts_at_server(method: AnyMethod) -> bool:
     """Whether a broadcast has tensors of the same names as reports: others stay as they are."""
-    return any(p.origin == "server" for p in method.declared.parts.values())
+    return any(p.origin == "server" for p in Reports.of(method).parts.values())
 
 
 def remarks(settings: Compression, link: Compressor) -> list[str]:

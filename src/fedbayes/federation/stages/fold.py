@@ -5,13 +5,10 @@ in place of their sum something else may stand. Methods see none of it.
 """
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable
-from dataclasses import dataclass
-from functools import partial
-from typing import Any, Protocol
+from typing import Protocol
 
-from fedbayes.contracts import AnyMethod, Changes, Federation, Report, ReportList, Sum, Total
-from fedbayes.contracts.changes import moved, types_of
+from fedbayes.contracts import ChangeCoordinates, Changes, Report, ReportList, Sum, Total
+from fedbayes.contracts.changes import types_of
 
 
 class Fold(Protocol):
@@ -46,27 +43,6 @@ class PlainReducer:
     def reduced(self) -> Sum | ReportList:
         """Their sum, or all of them."""
         return self._reports
-
-
-@dataclass(frozen=True)
-class ChangeCoordinates:
-    """From reports to changes and back, for one method and one state of its server."""
-
-    changes: Callable[[Report], Changes]
-    """`Method.changes` of a report."""
-    resummed: Callable[[Total], Sum]
-    """`Method.resummed` of a total."""
-    moved: Callable[[Report, Changes], Report] = lambda report, changes: moved(report, changes, {})
-    """A report with other changes."""
-
-    @classmethod
-    def of(cls, method: AnyMethod, server: Any, run: Federation) -> "ChangeCoordinates":
-        """The way of a method whose server is in this state."""
-        return cls(
-            partial(method.changes, server=server, run=run),
-            partial(method.resummed, server=server, run=run),
-            lambda report, changes: moved(report, changes, method.centre(report, server, run)),
-        )
 
 
 class ChangeReducer(ABC):

@@ -11,17 +11,17 @@ from fedbayes.contracts import (
     Models,
     Problem,
     Report,
-    Reports,
     RoundContext,
     Solved,
 )
+from fedbayes.contracts.parts import Retract
 from fedbayes.core.messages import Message, dense
 from fedbayes.core.tensors import Samples, Tensors
 from fedbayes.errors import ConfigError
 from fedbayes.methods import METHODS
 
 
-def with_own_layers(method: AnyMethod) -> AnyMethod:
+def with_personal_layers(method: AnyMethod) -> AnyMethod:
     """The method, with the same settings, whose clients keep `Network.own` to themselves.
 
     Server and messages are as if the network had no such tensors. A client trains its own beside
@@ -29,12 +29,15 @@ def with_own_layers(method: AnyMethod) -> AnyMethod:
     (Li et al. 2021, FedBN: Federated Learning on Non-IID Features via Local Batch Normalization).
     """
     base = type(method)
-    state = make_dataclass("Kept", [("inner", base.client_state), ("own", Tensors)], frozen=True)
+    state = make_dataclass(
+        "PersonalState", [("inner", base.client_state), ("own", Tensors)], frozen=True
+    )
     kind = type(
         base.__name__,
-        (_OwnLayers, base),
+        (_PersonalLayers, base),
         {
             "client_state": state,
+            "reports": base.reports.in_states(_inside),
             "behind": base,
             "__module__": base.__module__,
             "__doc__": base.__doc__,
@@ -44,7 +47,7 @@ def with_own_layers(method: AnyMethod) -> AnyMethod:
     return made
 
 
-class _OwnLayers(Method[Any, Any, Any]):
+class _PersonalLayers(Method[Any, Any, Any]):
     """What differs from the method that comes behind it in the order of classes."""
 
     models = Models.PERSONAL
@@ -95,16 +98,6 @@ class _OwnLayers(Method[Any, Any, Any]):
         kept = {name: solved.parameters[name] for name in names}
         return report, type(self).client_state(inner=inner, own=kept), info
 
-    @property
-    def declared(self) -> Reports:
-        """As the method declares; own layers are not reported."""
-        declared: Reports = self.behind.declared.fget(self)  # type: ignore[attr-defined]
-        return declared.in_states(
-            lambda retract: (
-                lambda client, missed: replace(client, inner=retract(client.inner, missed))
-            )
-        )
-
     def personal_model(
         self, message: Message, report: Report | None, client: Any, run: Federation
     ) -> Tensors | None:
@@ -118,12 +111,13 @@ class _OwnLayers(Method[Any, Any, Any]):
 
 def _able(kind: type[AnyMethod]) -> bool:
     """Whether clients of a method train whole weights by gradients, and report these very ones."""
-    whole = (
-        not kind.reports.refusals["secure sums"]
-        and "weights" in kind.reports.parts
-        and not kind.centralized
-    )
+    whole = not kind.reports.refusals["secure sums"] and "weights" in kind.reports.parts
     return whole and kind.models is Models.GLOBAL and kind.local is Method.local
+
+
+def _inside(retract: Retract) -> Retract:
+    """How the method's own state, inside that of a client with own layers, takes back a part."""
+    return lambda client, missed: replace(client, inner=retract(client.inner, missed))
 
 
 def _without(tensors: Tensors, names: Tensors) -> Tensors:

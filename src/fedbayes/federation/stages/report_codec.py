@@ -13,8 +13,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fedbayes.contracts import AnyMethod, Federation, Report, RoundContext
-from fedbayes.contracts.changes import part_of, start_of
+from fedbayes.contracts import AnyMethod, Federation, Report, Reports, RoundContext
+from fedbayes.contracts.changes import part_of, reference, start_of
 from fedbayes.core.coding import Bf16, Code, Coded, Int8, RandomK, TopK
 from fedbayes.core.messages import Masked, Message, dtype_of, payload, shape_of
 from fedbayes.core.tensors import Tensors
@@ -67,7 +67,7 @@ class Compressor:
         Args:
             expected: the pattern of a proper report.
         """
-        declared, parts = self.method.declared, self.parts(expected)
+        declared, parts = Reports.of(self.method), self.parts(expected)
         return sorted(
             name
             for name, pattern in expected.items()
@@ -81,7 +81,7 @@ class Compressor:
         """Whether clients track all that is compressed of reports, so that what does not arrive is
         in the next change without error feedback.
         """
-        declared, parts = self.method.declared, self.parts(self._first)
+        declared, parts = Reports.of(self.method), self.parts(self._first)
         return all(declared.part(parts[name]).tracked for name in self.compressed)
 
     @property
@@ -113,7 +113,7 @@ class Compressor:
             for name, item in message.items()
         }
 
-    def passage(self, message: Message, at: RoundContext) -> "ReportCodec":
+    def codec(self, message: Message, at: RoundContext) -> "ReportCodec":
         """The way of a client's report.
 
         Args:
@@ -123,10 +123,10 @@ class Compressor:
         expected = self.method.expected(message, self.run)
         if not self.settings.active:
             return ReportCodec(self, expected, (), {}, {}, at)
-        own = self.method.reference(message, self.run)
+        own = reference(self.method, message, self.run)
         received = own
         if self.settings.down != "none":
-            received = self.method.reference(self.received(self.sent(message)), self.run)
+            received = reference(self.method, self.received(self.sent(message)), self.run)
         return ReportCodec(self, expected, tuple(self.shrinks(expected)), own, received, at)
 
 
@@ -169,11 +169,11 @@ class ReportCodec:
         rng = self.at.rng("compression")
         sent: Message = {n: item for n, item in report.tensors.items() if n not in self.names}
         kept, missed, steps = dict(memory), Tensors(), list[Tensor]()
-        parts = link.parts(self.expected)
+        declared, parts = Reports.of(link.method), link.parts(self.expected)
         for name in self.names:
             item = report.tensors[name].to("cpu")
             change = _entries(item) - self._start(name, item, self.received)
-            remembered = link.method.declared.part(parts[name]).tracked
+            remembered = declared.part(parts[name]).tracked
             if not remembered and name in memory:
                 change = change + _of(item, memory[name])
             coded, arrived = code.write(change, rng)
@@ -191,20 +191,20 @@ class ReportCodec:
         return Written(encode_report(Report(sent, report.weight)), kept, missed)
 
     def read(self, data: bytes) -> tuple[Report, int]:
-        """A report as the method's server takes it, and how many bytes it was spared.
+        """A report as the method's server takes it, and how many bytes it saved.
 
         Raises:
             MessageError: the bytes are no proper report. The text says why.
         """
-        spared = 0
+        saved = 0
 
         def expanded(sent: Message) -> Message:
-            nonlocal spared
+            nonlocal saved
             found = self._expanded(sent)
-            spared = payload(found) - payload(sent)
+            saved = payload(found) - payload(sent)
             return found
 
-        return decode_report(data, self.expected, expanded), spared
+        return decode_report(data, self.expected, expanded), saved
 
     def _expanded(self, sent: Message) -> Message:
         """The tensors of a report of those that were sent.

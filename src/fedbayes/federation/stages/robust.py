@@ -1,7 +1,7 @@
 """Robust middles of reports, in place of their mean.
 
-A rule works on the changes of reports (`Method.changes`), part by part. The weights of the reports
-do not count, since a hostile client chooses its own.
+A rule works on the changes of reports (`contracts.changes`), part by part. The weights of the
+reports do not count, since a hostile client chooses its own.
 """
 
 from dataclasses import replace
@@ -10,12 +10,12 @@ from functools import partial
 import torch
 from torch import Tensor
 
-from fedbayes.contracts import Changes, Report, ReportList, Sum, Total
+from fedbayes.contracts import ChangeCoordinates, Changes, Report, ReportList, Sum, Total
 from fedbayes.contracts.changes import clipped, norm, types_of
 from fedbayes.contracts.reports import Middle, weighted_mean
 from fedbayes.federation.settings import Rule
 from fedbayes.federation.stages.bounds import median
-from fedbayes.federation.stages.fold import ChangeCoordinates, ChangeReducer
+from fedbayes.federation.stages.fold import ChangeReducer
 
 
 class Robust(ChangeReducer):
@@ -50,12 +50,12 @@ class Robust(ChangeReducer):
             chosen = [self._found[place] for place in nearest(self._found, self._hostile)]
         total = Total(weight=float(self.clients), clients=self.clients, dtypes=self._dtypes)
         for part, tensors in chosen[0].items():
-            total.changes[part], total.heard[part] = {}, {}
+            total.changes[part], total.present_weight[part] = {}, {}
             for name in tensors:
                 stack = torch.stack([changes[part][name] for changes in chosen])
                 share = (~stack.isnan()).double().mean(0)
                 if bool((share < 1).any()):
-                    total.heard[part][name] = share * self.clients
+                    total.present_weight[part][name] = share * self.clients
                 total.changes[part][name] = self._middle(stack) * share * self.clients
         return self._way.resummed(total)
 

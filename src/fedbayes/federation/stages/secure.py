@@ -13,14 +13,13 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from fedbayes.contracts import AnyMethod, Report
+from fedbayes.contracts import AnyMethod, Report, Reports
 from fedbayes.contracts.changes import shortened
 from fedbayes.core.messages import Masked, Message, dense
 from fedbayes.core.tensors import Tensors
 from fedbayes.errors import ConfigError, EngineError, MessageError
 from fedbayes.federation.engine_table import ENGINES
 from fedbayes.federation.settings import FEWEST, MODULUS, MOST_LEVELS, Aggregation, Secure
-from fedbayes.methods import METHODS
 
 __all__ = ["MODULUS", "Plan", "Secure", "Vector"]
 
@@ -32,8 +31,8 @@ class Plan:
     """The numbers of one run's secure aggregation, known to server and clients.
 
     A report of tensors φ and weight n becomes x = [R n / N, (φ − w) n / N], of which every entry is
-    in [−R, R]; w is `Method.reference`, the broadcast mostly, and N the largest weight. Rounding to
-    a grid of L steps errs by less than the step 2 R / L in each entry, without bias.
+    in [−R, R]; w is `contracts.changes.reference`, the broadcast mostly, and N the largest weight.
+    Rounding to a grid of L steps errs by less than the step 2 R / L in each entry, without bias.
     """
 
     shares: int
@@ -70,7 +69,7 @@ class Plan:
 
         Args:
             report: of a client.
-            centre: `Method.reference` of the broadcast.
+            centre: `contracts.changes.reference` of the broadcast.
 
         A change is clipped so short that rounding cannot make it longer than `clip`.
 
@@ -109,7 +108,7 @@ class Plan:
 
         Args:
             mean: of the vectors.
-            centre: `Method.reference` of the broadcast.
+            centre: `contracts.changes.reference` of the broadcast.
 
         Raises:
             MessageError: no vectors of honest clients have this mean.
@@ -132,8 +131,6 @@ class Plan:
 
 def check(
     settings: Secure,
-    method: AnyMethod,
-    aggregation: Aggregation,
     initial: Tensors,
     *,
     engine: str,
@@ -143,8 +140,6 @@ def check(
 
     Args:
         settings: the `[secure]` table.
-        method: the method of the run.
-        aggregation: what else is done with reports.
         initial: the network's weights and buffers.
         engine: name of the engine.
         cohort: number of clients in a round.
@@ -161,23 +156,6 @@ def check(
             if kind.secure
         )
         raise ConfigError(f"secure.enabled needs {able}; engine is {engine!r}")
-    if not _able(method):
-        able = ", ".join(name for name, kind in METHODS.items() if _able(kind))
-        raise ConfigError(
-            f"secure.enabled is for methods whose reports are summed whole ({able}); "
-            f"{method.name} needs to see single reports, or reports are sparse"
-        )
-    if aggregation.rule != "mean":
-        raise ConfigError(
-            f"aggregation.rule = {aggregation.rule!r} needs to see single reports, which "
-            "secure.enabled hides; have one or the other"
-        )
-    if aggregation.clip and "weights" not in method.declared.parts:
-        raise ConfigError(
-            f"aggregation.clip and secure.enabled do not go together with {method.name}: what is "
-            "shortened with the masks on is not what clients keep of their factors; have one or "
-            "the other"
-        )
     whole = sorted(name for name, t in initial.items() if not t.is_floating_point())
     if whole:
         raise ConfigError(
@@ -185,12 +163,6 @@ def check(
             f"{initial[whole[0]].dtype}"
         )
     _check_sizes(settings, cohort)
-
-
-def _able(method: AnyMethod | type[AnyMethod]) -> bool:
-    """Whether the reports of a method can be summed unseen."""
-    declared = method.reports if isinstance(method, type) else method.declared
-    return not (declared.refusals["secure sums"] or method.centralized)
 
 
 def _check_sizes(settings: Secure, cohort: int) -> None:
@@ -238,13 +210,13 @@ def plan(
     shares = cohort if settings.shares is None else settings.shares
     # Half of what a sum can hold: one that comes out above was tampered with.
     most = 2 ** ((MODULUS // 2 // cohort).bit_length() - 1)
-    weighted = method.weighted and not private
+    declared = Reports.of(method)
     return Plan(
         shares=shares,
         threshold=settings.threshold or shares // 2 + 1,
-        range=settings.range or aggregation.clip or method.declared.range,
+        range=settings.range or aggregation.clip or declared.range,
         levels=settings.levels or min(most, MOST_LEVELS),
-        max_weight=settings.max_weight if weighted else 0.0,
+        max_weight=settings.max_weight if declared.weighted and not private else 0.0,
         clip=aggregation.clip or 0.0,
         exact=private,
     )

@@ -10,7 +10,7 @@
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
 
-from fedbayes.contracts import AnyMethod, Report, RoundContext
+from fedbayes.contracts import Report, RoundContext
 from fedbayes.core.lazy import own_class, raised
 from fedbayes.core.messages import Message
 from fedbayes.errors import ConfigError
@@ -104,24 +104,3 @@ def at_server(
                 "server; yield the arrivals that pass on"
             )
     return arrivals
-
-
-def check(stages: Sequence[Stage], method: AnyMethod, *, secure: bool, noise: bool) -> None:
-    """See that stages go with the method and with the rest of a round.
-
-    Raises:
-        ConfigError: one does not.
-    """
-    for stage in stages:
-        kind = type(stage)
-        if kind.client is not Stage.client and method.declared.tracked:
-            raise ConfigError(
-                f"the stage {kind.__name__} changes reports at clients, and clients of "
-                f"{method.name} keep what they reported; leave the stage out"
-            )
-        if kind.server is not Stage.server and (secure or noise):
-            what = "secure.enabled" if secure else "privacy.noise"
-            raise ConfigError(
-                f"the stage {kind.__name__} sees single reports at the server, which {what} rules "
-                "out; have one or the other"
-            )

@@ -10,14 +10,13 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from fedbayes.contracts import AnyMethod, Federation, Report
+from fedbayes.contracts import AnyMethod, ChangeCoordinates, Federation, Report, Reports
 from fedbayes.contracts.changes import start_of
 from fedbayes.contracts.natural import GaussianServer
 from fedbayes.core.messages import Masked, Message
 from fedbayes.errors import ConfigError
 from fedbayes.federation.clock.live import Live
 from fedbayes.federation.clock.settings import Asynchronous, ClockSettings
-from fedbayes.methods import METHODS
 
 
 @dataclass(frozen=True)
@@ -55,7 +54,9 @@ def as_of_now(
         Running statistics are means of the report's and of today's: a variance that changes as
         another one did would become negative.
     """
-    before, after = method.centre(report, then, run), method.centre(report, now, run)
+    before, after = (
+        ChangeCoordinates.of(method, server, run).origin(report) for server in (then, now)
+    )
     tensors: Message = {}
     for name, item in report.tensors.items():
         values = item.dense() if isinstance(item, Masked) else item
@@ -79,15 +80,10 @@ def check(
     *,
     clocked: bool,
     clients: int,
-    sampling: str,
     min_reports: int,
-    engine: str,
-    beside: Mapping[str, bool],
-    noise: bool,
-    secure: bool,
     clips: bool,
 ) -> None:
-    """See that rounds can be asynchronous, where they are to be, and time simulated.
+    """See that asynchronous rounds come to updates, and do with reports what clients count on.
 
     Args:
         settings: the `[asynchronous]` table.
@@ -95,34 +91,15 @@ def check(
         method: of the run.
         clocked: whether the engine's clients go by a simulated clock.
         clients: how many there are.
-        sampling: who is in a round.
         min_reports: good reports that an update needs.
-        engine: its name.
-        beside: settings that need clients who wait for a round, by what they say, and whether they
-            are on.
-        noise: whether rounds are private.
-        secure: whether reports are added in secret.
         clips: whether changes are shortened.
 
     Raises:
-        ConfigError: they cannot; the text says what could.
+        ConfigError: they do not; the text says what would.
     """
-    if clock.ticks and sampling == "poisson":
-        raise ConfigError(
-            "sampling = 'poisson' keeps secret who is in a round, and the seconds of the clock "
-            "would tell; leave clock.speeds out"
-        )
-    away = clock.ticks and clock.availability != "always"
-    if away and sampling != "uniform" and not settings.active:
-        raise ConfigError(
-            f"sampling = {sampling!r} says who is in a round whether or not they are there; "
-            "clock.availability is for sampling = 'uniform'"
-        )
     if not settings.active:
         return
-    if method.declared.stale == "refused" or method.centralized:
-        raise ConfigError(f"asynchronous.buffer is not for {method.name}: {_why(method)}")
-    if method.declared.stale == "whole" and settings.weight(1) != 1.0:
+    if Reports.of(method).stale == "whole" and settings.weight(1) != 1.0:
         raise ConfigError(
             f"{method.name} adds reports whole alone, since clients keep what they reported or "
             "parts of a report grow otherwise than its change; set asynchronous.staleness = "
@@ -133,11 +110,6 @@ def check(
             f"{method.name} measures a change of its posterior from the mean that a client started "
             "from, and with asynchronous.buffer the server from another one: it would shorten what "
             "the client keeps whole; leave aggregation.clip out"
-        )
-    if not clocked and (busy := [name for name, on in beside.items() if on]):
-        raise ConfigError(
-            f"on engine {engine!r}, {busy[0]} does not go with asynchronous.buffer, under which "
-            "clients are at work at any time; have one or the other"
         )
     if clocked and not clock.ticks:
         raise ConfigError(
@@ -155,37 +127,6 @@ def check(
             f"min_reports = {min_reports}, but a buffer has {size} reports (asynchronous.buffer): "
             "no update would be made"
         )
-    if sampling != "uniform" and not clocked:
-        raise ConfigError(
-            f"sampling = {sampling!r} says who is in which round; over a network, in asynchronous "
-            "rounds, it is whoever is connected and free when another ends: set sampling = "
-            "'uniform'"
-        )
-    if secure:
-        raise ConfigError(
-            "secure.enabled needs a cohort whose masks cancel, and the reports of a buffer are of "
-            "clients that started apart; have it or asynchronous.buffer"
-        )
-    if noise:
-        raise ConfigError(
-            "privacy.noise counts on cohorts that are drawn for each round, and who is in a buffer "
-            "depends on how fast clients are; have it or asynchronous.buffer"
-        )
-
-
-def _why(method: AnyMethod) -> str:
-    """Why reports of a method do not outlive a change of the server, in words."""
-    able = ", ".join(
-        name
-        for name, kind in METHODS.items()
-        if kind.reports.stale != "refused" and not kind.centralized
-    )
-    if method.centralized:
-        return "all its data lie in one place"
-    return (
-        "its reports do not add to a state of the server that is not the one they were learnt "
-        f"from. Methods whose reports do: {able}"
-    )
 
 
 def remarks(

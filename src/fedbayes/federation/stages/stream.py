@@ -35,7 +35,7 @@ def decoded(
     """The reports that can be read and that fit the method's pattern; the ledger has the others."""
     for client, outcome in answers:
         broadcast = sent.of(client)
-        report = ledger.enter(client, outcome, broadcast, method)
+        report = ledger.record(client, outcome, broadcast, method)
         sent.answered(client)
         if report is not None:
             yield Arrival(client, report, broadcast)

@@ -5,11 +5,13 @@ not weight; it has a largest value; and a client cannot grow: what it said when 
 the most that it counts for later.
 """
 
+from collections.abc import Collection
 from typing import Self
 
 import torch
+from torch import Tensor
 
-from fedbayes.contracts import AnyMethod, Report
+from fedbayes.contracts import AnyMethod, Report, Reports
 from fedbayes.core.by_client import ByClient
 from fedbayes.errors import MessageError
 from fedbayes.federation.stages.checks import HEAVIEST
@@ -22,7 +24,7 @@ class ReportWeights:
     """The weights of a run's reports.
 
     Args:
-        weighted: whether reports are weighted (`Method.weighted`).
+        weighted: whether reports are weighted (`Reports.weighted`).
         most: the largest weight that is believed.
         first: of each client that a report has counted of, the weight of the first one, as
             `weight` float64 [n]. None: clients' weights are not compared with earlier ones.
@@ -54,8 +56,9 @@ class ReportWeights:
     @classmethod
     def of(cls, method: AnyMethod, most: float = HEAVIEST, first: ByClient | None = None) -> Self:
         """Those of a method's reports."""
+        declared = Reports.of(method)
         # Where all data lie in one place, nobody else says how many there are.
-        return cls(method.weighted, HEAVIEST if method.centralized else most, first)
+        return cls(declared.weighted, HEAVIEST if declared.pooled else most, first)
 
     def believed(self, client: int, report: Report) -> tuple[float, str]:
         """The weight that a report counts with.
@@ -86,3 +89,18 @@ class ReportWeights:
         """Note the weight of a report that counted."""
         if self._weighted and self._first is not None and not self._first_of(client):
             self._new[client] = weight
+
+
+def reweighted(report: Report, weight: float, counts: Collection[str]) -> Report:
+    """A report that counts with less weight than it came with.
+
+    Args:
+        report: that the server accepts.
+        weight: above 0, less than its own.
+        counts: names of tensors of it that count samples, which are lowered in proportion.
+    """
+    tensors = dict(report.tensors)
+    for name in counts:
+        if isinstance(count := tensors.get(name), Tensor):
+            tensors[name] = (count.double() * (weight / report.weight)).to(count.dtype)
+    return Report(tensors, weight)

@@ -2,6 +2,7 @@
 
 import math
 import warnings
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -12,7 +13,7 @@ from torch import Tensor
 from fedbayes.contracts import Federation, Sampler
 from fedbayes.core.brief import Brief
 from fedbayes.core.tensors import PREDICTED, Samples
-from fedbayes.errors import FedbayesWarning
+from fedbayes.errors import ConfigError, FedbayesWarning
 from fedbayes.likelihoods import Classes, Likelihood, Numeric
 from fedbayes.likelihoods.conformal import (
     Conformal,
@@ -22,6 +23,12 @@ from fedbayes.likelihoods.conformal import (
     count,
     scores,
     threshold,
+)
+from fedbayes.likelihoods.conformal_shift import (
+    checked_prior,
+    count_by_class,
+    outlying,
+    shifted_threshold,
 )
 from fedbayes.storage.calibrations import CONFORMAL
 from fedbayes.workflows.calibrate.ended_run import EndedRun
@@ -57,6 +64,8 @@ class ConformalCalibration(Brief):
     for."""
     clients: dict[str, Covered]
     """Of each client with test rows, by name, under the same."""
+    left_out: tuple[str, ...] = ()
+    """Clients whose counts were left out as malicious."""
 
 
 def calibrate_conformal(
@@ -67,6 +76,8 @@ def calibrate_conformal(
     per_client: bool = False,
     personal: bool = False,
     share: float = 0.5,
+    malicious: int = 0,
+    prior: Mapping[str, float] | None = None,
 ) -> ConformalCalibration:
     """Find thresholds for sets or intervals that hold the truth with a given probability, and
     write them beside the model, where `fedbayes predict` looks for them.
@@ -82,12 +93,21 @@ def calibrate_conformal(
         personal: of every client's own model, each with a threshold from its rows alone, in place
             of the global model.
         share: of each client's test rows that are counted.
+        malicious: clients whose counts are left out, those that differ most from the others'
+            within the classes.
+        prior: shares of the classes among new rows, by name, where they are others than those of
+            the counted rows (label shift). The coverage that is told is weighted likewise.
 
     Raises:
         FedbayesError: the run has not ended, has no such model, or predicts neither classes nor
             numbers; its data are not here; or its clients have too few test rows.
     """
     check_share(share)
+    if personal and (malicious or prior):
+        raise ConfigError(
+            "a threshold of a client's own model is of its rows alone; leave out malicious and "
+            "prior, or personal"
+        )
     ended = EndedRun.open(folder, personal=personal)
     run, data, seed = ended.run, ended.data, ended.config.seed
     kind = choose_score(run.likelihood, level, score)
@@ -98,12 +118,20 @@ def calibrate_conformal(
         client: _Halves.of(run, draw, data.test(client), seed, client, kind, level, share)
         for client, draw in ended.models()
     }
+    shares = None if prior is None else _shares(prior, run.likelihood)
     check_counted(sum(half.rows for half in halves.values()), ended.folder.path)
     own = per_client or personal
     columns = 1 if isinstance(run.likelihood, Classes) else run.likelihood.target.columns
     for client, half in halves.items():
         check_counts(half.counts, columns, half.rows, names[client])
-    common = threshold(sum_of(halves), run.likelihood, kind, level)
+    there = list(halves)
+    odd = [there[one] for one in outlying([half.strata for half in halves.values()], malicious)]
+    honest = {client: half for client, half in halves.items() if client not in odd}
+    if shares is None:
+        common = threshold(sum_of(honest), run.likelihood, kind, level)
+    else:
+        strata = torch.stack([half.strata for half in honest.values()]).sum(dim=0)
+        common = shifted_threshold(strata, shares, run.likelihood, kind, level)
     single = {
         client: threshold(half.counts, run.likelihood, kind, level)
         for client, half in halves.items()
@@ -116,12 +144,15 @@ def calibrate_conformal(
         if not own or client in single
     }
     classes = isinstance(run.likelihood, Classes)
+    # Of who lies about scores, nothing that it says of coverage is believed either.
+    believed = [one for client, one in told.items() if client not in odd]
     return ConformalCalibration(
         path,
         level,
         kind,
-        _covered(list(told.values()), classes),
+        _covered(believed, classes, shares),
         {names[client]: _covered([one], classes) for client, one in told.items()},
+        tuple(names[client] for client in odd),
     )
 
 
@@ -136,6 +167,9 @@ class _Halves:
 
     counts: Tensor
     """What it sends."""
+    strata: Tensor
+    """The same by class, where classes are predicted: sent where clients are compared, or classes
+    have other shares."""
     rows: int
     draws: Sampler
     rest: Samples
@@ -160,13 +194,18 @@ class _Halves:
         coins = torch.from_numpy(rng.random(len(samples.y))) if random else None
         columns = 1 if isinstance(run.likelihood, Classes) else run.likelihood.target.columns
         found = [torch.empty(0, columns, dtype=torch.float64)]
+        labels = samples.y[first]
         for part in torch.split(first, PREDICTED) if rows else ():
             x, y = (values[part].to(run.network.device) for values in samples)
             tossed = None if coins is None else coins[part]
             found.append(scores(run.likelihood, draw(x), y, kind, level, tossed).cpu())
         left = Samples(samples.x[rest], samples.y[rest])
         others = None if coins is None else coins[rest]
-        return cls(count(torch.cat(found)), rows, draw, left, others, run.network.device)
+        every = torch.cat(found)
+        strata = counts = count(every)
+        if isinstance(run.likelihood, Classes):
+            strata = count_by_class(every, labels.cpu(), run.likelihood.target.classes)
+        return cls(counts, strata, rows, draw, left, others, run.network.device)
 
     def test(self, found: Conformal, likelihood: Likelihood) -> "_Tested":
         """Which of the other rows' targets are inside, and how large the sets are."""
@@ -190,6 +229,7 @@ class _Halves:
             not found.too_few,
             torch.cat(inside).double().numpy() if inside else None,
             torch.cat(sizes).double().numpy() if sizes else None,
+            self.rest.y.cpu().numpy(),
         )
 
     def _tossed(self, part: Tensor) -> Tensor | None:
@@ -202,18 +242,36 @@ class _Tested:
     bounded: bool
     inside: np.ndarray | None
     sizes: np.ndarray | None
+    y: np.ndarray
 
 
-def _covered(tested: list[_Tested], classes: bool) -> Covered:
+def _shares(prior: Mapping[str, float], likelihood: Likelihood) -> Tensor:
+    """Shares of the classes among new rows.
+
+    Raises:
+        ConfigError: they are none, or no classes are predicted.
+    """
+    if not isinstance(likelihood, Classes):
+        raise ConfigError(f"a prior is of classes, and {likelihood.name} predicts numbers")
+    return checked_prior(dict(prior), likelihood.target.names)
+
+
+def _covered(tested: list[_Tested], classes: bool, shares: Tensor | None = None) -> Covered:
     inside = [one.inside for one in tested if one.inside is not None]
     sizes = [one.sizes for one in tested if one.sizes is not None]
     counted, bounded = sum(one.counted for one in tested), all(one.bounded for one in tested)
     if not inside:
         return Covered(counted, 0, (), (), bounded)
     rows, size = np.concatenate(inside), np.concatenate(sizes)
-    middle = (size.mean(axis=0) if classes else np.median(size, axis=0)).tolist()
-    told = tuple(value if math.isfinite(value) else None for value in middle)
-    return Covered(counted, len(rows), tuple(rows.mean(axis=0).tolist()), told, bounded)
+    weights = None
+    if shares is not None:
+        y = np.concatenate([one.y for one in tested])
+        found = np.bincount(y, minlength=len(shares))
+        weights = (shares.numpy() / np.maximum(found, 1))[y]
+    of_sets = np.average(size, axis=0, weights=weights) if classes else np.median(size, axis=0)
+    told = tuple(value if math.isfinite(value) else None for value in of_sets.tolist())
+    inside_share = np.average(rows, axis=0, weights=weights)
+    return Covered(counted, len(rows), tuple(inside_share.tolist()), told, bounded)
 
 
 def _note_chosen_round(ended: EndedRun) -> None:

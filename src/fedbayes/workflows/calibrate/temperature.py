@@ -78,8 +78,8 @@ def calibrate_temperature(
     if not has_temperature(likelihood):
         raise ConfigError(
             f"a temperature is for probabilities of classes or labels; the likelihood "
-            f"{likelihood.name} has none. fedbayes conformal makes intervals of numbers with a "
-            "promise of coverage"
+            f"{likelihood.name} has none. For intervals with a coverage guarantee run "
+            "fedbayes calibrate --method conformal"
         )
     ended.note_no_noise("the sums")
 

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 from fedbayes.config.given import whole
 from fedbayes.console.display import console_for
 from fedbayes.core.brief import grid, line
+from fedbayes.errors import ConfigError
 from fedbayes.start import either
 from fedbayes.storage.inventory import dotted
 from fedbayes.workflows.experiments.comparison import Compared, compared, content, failed, notes
@@ -19,7 +20,8 @@ from fedbayes.workflows.experiments.grid_display import GridDisplay
 from fedbayes.workflows.experiments.grid_jobs import run_grid
 from fedbayes.workflows.experiments.method_grid import MethodGrid, RunResult, conclude
 from fedbayes.workflows.experiments.ood_inputs import AUTO
-from fedbayes.workflows.experiments.variants import Methods, given_variants
+from fedbayes.workflows.experiments.tuning import tuned_methods
+from fedbayes.workflows.experiments.variants import Methods, Variant, given_variants
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -86,14 +88,12 @@ def compare(
     jobs: int = 1,
     foreign: str | None = None,
     ood: str | None = None,
+    tuned: Path | str | None = None,
     track: Sequence[str] = (),
     progress: bool | None = None,
     **settings: Any,
 ) -> Comparison:
-    """Run methods side by side under several seeds, and compare them; the same call resumes it.
-
-        fedbayes.compare("fedavg,fedprox:proximal=0.1", seeds=3, data="digits", out="compared")
-        fedbayes.compare(["fedavg", Mine(share=0.3)], data=frame, label="outcome", seeds=3)
+    """Compare methods over several seeds; the same call resumes an interrupted comparison.
 
     Args:
         methods: as for `fedbayes compare --methods`: between commas, each with settings of its own
@@ -103,9 +103,10 @@ def compare(
         out: the same by the name that it has on the command line.
         configs: TOML files with settings, a table for each.
         seeds: how many, from each config's own on, or which: `seeds=[0, 3]`.
-        jobs: runs at a time, each in a process of its own if there are several.
-        foreign: inputs of which models should be unsure; `auto` if None.
-        ood: the same by the name that it has on the command line.
+        jobs: number of parallel runs, each in its own process.
+        foreign: former name of `ood`.
+        ood: out-of-distribution inputs, on which models should be uncertain; `auto` if None.
+        tuned: `tuned.json` of `fedbayes.tune`, whose methods and settings are compared.
         track: names of trackers.
         progress: whether it is shown; None: in IPython and in notebooks alone.
         **settings: keys of the config, as for `fedbayes.run`, for all runs.
@@ -113,20 +114,51 @@ def compare(
     Raises:
         FedbayesError: something is wrong with the settings, the folder holds runs with others, or
             no run came to an end.
+
+    Example:
+        >>> import fedbayes, tempfile
+        >>> found = fedbayes.compare(["fedavg", "fedprox"], seeds=1, rounds=1, data="digits",
+        ...                          out=tempfile.mkdtemp())
+        >>> found.failed
+        False
     """
     place = either(folder=folder, out=out)
     inputs = either(foreign=foreign, ood=ood)
     given = (pair for pair in dotted(whole(settings)) if pair[1] not in ({}, None))
     overrides = [f"{key}={json.dumps(value, default=str)}" for key, value in given]
+    named, chosen = named_methods(
+        None if methods is None else given_variants(methods),
+        None if tuned is None else Path(tuned),
+    )
     grid = MethodGrid(
         Path("compared" if place is None else place),
-        None if methods is None else given_variants(methods),
+        named,
         list(map(Path, configs)),
         seeds,
         overrides,
         AUTO if inputs is None else str(inputs),
+        chosen,
     )
     return run_and_compare(grid, console_for(progress), jobs, track)
+
+
+def named_methods(
+    methods: list[Variant] | None, tuned: Path | None
+) -> tuple[list[Variant] | None, str]:
+    """The methods of a comparison, and how their settings were chosen, in words.
+
+    Args:
+        methods: those that are named, if any are.
+        tuned: the file of a search, whose methods are meant.
+
+    Raises:
+        ConfigError: there are both, or the file is none.
+    """
+    if tuned is None:
+        return methods, ""
+    if methods is not None:
+        raise ConfigError("--tuned names the methods; leave --methods out")
+    return tuned_methods(tuned)
 
 
 def run_and_compare(

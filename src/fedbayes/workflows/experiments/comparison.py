@@ -258,6 +258,7 @@ def notes(grid: MethodGrid, tables: Sequence[Compared]) -> list[str]:
             if any(config.keep_checkpoints == "best" for config in grid.settings.values())
             else []
         ),
+        *([grid.tuned] if grid.tuned else []),
         *_weighted_apart(grid),
         *([_CHOSEN] if any(config.training.open for config in grid.settings.values()) else []),
         *([f"{best}."] if any(f.best for _, row in rows for f in row.figures.values()) else []),

@@ -74,6 +74,7 @@ class MethodGrid(Grid[GridCell]):
         overrides: changes of all settings, as `key=value`; those of `method.*` are for the methods
             that have such a parameter.
         foreign: what tells whether models know what they do not know, as `foreign_inputs` takes it.
+        tuned: how the methods' settings were chosen, in words; empty if they were not.
 
     Raises:
         ConfigError: something is wrong with the settings, or a name is given twice.
@@ -88,8 +89,9 @@ class MethodGrid(Grid[GridCell]):
         seeds: int | Sequence[int] = 5,
         overrides: Sequence[str] = (),
         foreign: str = AUTO,
+        tuned: str = "",
     ) -> None:
-        self.folder, self.foreign = folder, foreign
+        self.folder, self.foreign, self.tuned = folder, foreign, tuned
         check_foreign(foreign)
         RunFolder(folder).require_vacant()
         for path in configs:

@@ -24,15 +24,15 @@ from fedbayes.core.brief import Brief, grid, table, told
 from fedbayes.core.files import json_text, parse_toml, read_text, write_beside
 from fedbayes.core.lazy import in_memory
 from fedbayes.errors import ConfigError, FedbayesError, RunError
-from fedbayes.reports.result import Result
 from fedbayes.runs.simulation import Simulation
 from fedbayes.runs.tracking import check
-from fedbayes.start import Listener, complete, either
+from fedbayes.start import Listener, either
 from fedbayes.storage.activity import Notify, unnoticed
 from fedbayes.storage.best_tracker import flat
 from fedbayes.storage.folder import SEEDS_FILE, Metrics, RunFolder
 from fedbayes.storage.formatting import number, words
 from fedbayes.storage.inventory import FREE, Inventory, is_free
+from fedbayes.workflows.running import Result, complete
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -61,6 +61,12 @@ class SeedRuns(Brief):
     Raises:
         ConfigError: the seeds are invalid: there are none, one is no integer or is named twice.
         RunError: the folder holds something else.
+
+    Example:
+        >>> import fedbayes
+        >>> runs = fedbayes.SeedRuns(fedbayes.Config.create(rounds=1), seeds=[0, 3])
+        >>> runs.seeds
+        [0, 3]
     """
 
     def __init__(
@@ -319,13 +325,13 @@ def run_seeds(
     progress: bool | None = None,
     **settings: Any,
 ) -> SeedRuns:
-    """Run a config under several seeds, one after the other.
+    """Run a config with several seeds, sequentially.
 
     Args:
         config: the settings, or give them as keyword arguments, as for `fedbayes.run`.
         seeds: how many, from the config's seed on, or which: `seeds=[0, 3]`.
         folder: where the run folders `seed-0` and so on are made; a temporary one if None. Runs
-            that ended there are kept, and one that was broken off goes on.
+            that have ended there are kept; an interrupted run is resumed.
         out: the same by the name that it has on the command line.
         listener: as for `fedbayes.run`, told of every run.
         track: as for `fedbayes.run`.
@@ -338,6 +344,12 @@ def run_seeds(
 
     Raises:
         FedbayesError: of one of the runs; the text begins with its seed.
+
+    Example:
+        >>> import fedbayes
+        >>> found = fedbayes.run_seeds(data="digits", rounds=1, seeds=2)
+        >>> list(found.runs)
+        [0, 1]
     """
     check(track)
     return _to_the_end(
@@ -364,6 +376,12 @@ def resume_seeds(
         listener: as for `run_seeds`.
         track: as for `run_seeds`.
         progress: as for `run_seeds`.
+
+    Example:
+        >>> import fedbayes
+        >>> found = fedbayes.run_seeds(data="digits", rounds=1, seeds=2)
+        >>> fedbayes.resume_seeds(found.folder, rounds=2).runs[0].summary["rounds"]
+        2
     """
     return _to_the_end(SeedRuns.stored(folder, rounds), listener, track, progress)
 

@@ -80,7 +80,7 @@ def _youden(model: TrainedModel, paths: Sequence[Path], positive: str) -> Decisi
     y = samples.y.numpy()
     if len(set(y.tolist())) < 2:
         raise ConfigError(f"--threshold youden: the test rows of {path} are not of both classes")
-    p = model.predict(samples.x)[:, 1].double().numpy()
+    p = model.expectation(samples.x)[:, 1].double().numpy()
     found, sensitivity, specificity = youden(p, y == 1)
     return Decision(
         found,

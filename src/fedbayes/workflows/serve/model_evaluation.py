@@ -23,7 +23,7 @@ from fedbayes.data.differences import SCALE, differences
 from fedbayes.errors import ConfigError, FedbayesWarning, ModelError
 from fedbayes.fusion import Layers, coordinate_average
 from fedbayes.fusion.combining import combine
-from fedbayes.fusion.teacher import Teacher, class_offsets, class_shares
+from fedbayes.fusion.teacher import Teacher, class_shares
 from fedbayes.likelihoods import Likelihood, Predictor, evaluate, parted, predictor, total
 from fedbayes.likelihoods.categorical import Categorical
 from fedbayes.likelihoods.cox import Cox
@@ -490,7 +490,7 @@ def _taught(models: Sequence[Candidate], alike: bool, counts: npt.NDArray[np.int
     """What a fusion in function space learns: see `fedbayes.fusion.teacher.Teacher`."""
     first, size = models[0], sum(model.parameters for model in models)
     alone = [predictor(model.likelihood, model.draw) for model in models]
-    teacher = Teacher(alone, class_shares(counts), offsets=class_offsets(counts))
+    teacher = Teacher(alone, counts=counts)
     return _answering(teacher, size, first.preprocessing, _whose(models, alike))
 
 

@@ -69,7 +69,7 @@ def _own_network(path: Path, run: RunFolder, preprocessing: Preprocessing) -> tu
     """
     config = run.config().on("cpu").model_copy(update={"precision": "float32"})
     method = config.build_method()
-    if method.models == "global":
+    if method.models.headline == "global":
         raise ModelError(
             f"{path} is the private state of a client, and no network: under {method.name} clients "
             "keep none of their own as weights"

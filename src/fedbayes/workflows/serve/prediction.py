@@ -63,7 +63,7 @@ def predict_file(
     rows: int = 10_000,
     watch: Callable[[float], None] = lambda share: None,
 ) -> Predicted:
-    """Predict every row of a file or a query, or every picture of a folder, in its order.
+    """Predict each row of a file or query, or each image of a folder, in order.
 
     Columns that the model does not know (ids, and the label if it is there) are written as they
     are, before the predictions; see `fedbayes.likelihoods.answers` for these.
@@ -88,6 +88,14 @@ def predict_file(
 
     Raises:
         FedbayesError: a file cannot be read or written, or does not fit the model.
+
+    Example:
+        >>> import fedbayes, numpy as np, pathlib, tempfile
+        >>> from sklearn.datasets import load_digits
+        >>> run, folder = fedbayes.run(data="digits", rounds=1), pathlib.Path(tempfile.mkdtemp())
+        >>> np.savez(folder / "new.npz", x=load_digits().images[:3, None])
+        >>> fedbayes.predict_file(run.folder, folder / "new.npz", folder / "out.csv").rows
+        3
     """
     out = Path(out)
     writable(out, "the predictions", OUTPUTS, [] if query else [Path(inputs)])

@@ -4,7 +4,7 @@ import warnings
 from pathlib import Path
 
 from fedbayes.errors import FedbayesWarning, ModelError, RunError
-from fedbayes.reports.result import Result
+from fedbayes.reports.result import StoredRun
 from fedbayes.runs.trained import Member, TrainedModel, together
 from fedbayes.storage.folder import RunFolder
 from fedbayes.workflows.serve.evaluation_set import of_card
@@ -19,22 +19,28 @@ def load(
     temperature: bool = True,
     trusted: frozenset[str] = frozenset(),
 ) -> TrainedModel:
-    """A model for predictions, from the folder of a run that has ended or from a file.
+    """Load a model for predictions, from a run folder or a model file.
 
     Args:
         *paths: run folders, files of weights or `.pt2` programs with a card, as `fedbayes export`
             writes them. Several predict together: the mean of their predictive distributions.
-        client: name or index of a client, for its own model in place of a run's global one.
+        client: name or index of a client, for its own model instead of the global one.
         site: name or index of the client of whose rows the conformal threshold is to be.
-        conformal: whether sets and intervals are those of `fedbayes conformal`, where a single
-            model was calibrated by it; of several together there is no threshold.
+        conformal: whether sets and intervals are conformal, where a single model was calibrated by
+            `fedbayes calibrate --method conformal`; several models together have no threshold.
         temperature: whether probabilities are at the temperature of a single run or file, where it
             has one; several together have none.
         trusted: what may be imported if a model file names it, as `package.module:name`.
 
     Raises:
-        FedbayesError: a model cannot be read, says not what its inputs are, or predicts something
-            else than the first one.
+        FedbayesError: a model cannot be read, does not describe its inputs, or has another target
+            than the first one.
+
+    Example:
+        >>> import fedbayes
+        >>> run = fedbayes.run(data="digits", rounds=1)
+        >>> len(fedbayes.load(run.folder).classes_)
+        10
     """
     if not paths:
         raise ModelError("there is no model to load; name a run folder or a model file")
@@ -59,7 +65,9 @@ def _one(
 ) -> TrainedModel:
     if path.is_dir():
         RunFolder(path).require_run()
-        return Result(path).trained(client, site=site, conformal=conformal, temperature=temperature)
+        return StoredRun(path).trained(
+            client, site=site, conformal=conformal, temperature=temperature
+        )
     if not path.exists():
         raise ModelError(f"there is no run folder and no model file {path}")
     if client is not None or site is not None:
@@ -74,7 +82,7 @@ def _one(
     if threshold is not None and found.means and threshold.score == "quantile":
         warnings.warn(
             f"{path} gives means alone, so its conformal threshold, which is of quantiles, has no "
-            "effect; fedbayes conformal --score residual makes one that a program can use",
+            "effect. Run fedbayes calibrate --method conformal --score residual for one of means",
             FedbayesWarning,
             stacklevel=3,
         )

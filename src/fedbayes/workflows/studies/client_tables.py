@@ -35,7 +35,7 @@ _FEATURES = (
     "standardize",
 )
 """Settings of how columns become inputs of a network."""
-_PARTS = ("test", "official_test", "limit_test", "test_counts", "min_samples")
+_PARTS = ("test", "official_test", "limit_test", "test_counts", "min_samples", "validation")
 """Settings of how rows are divided into parts, all of which count here."""
 
 
@@ -65,7 +65,7 @@ def client_tables(
     group: str | None = None,
     categories: Sequence[str] = (),
 ) -> ClientTables:
-    """Read the clients' tables.
+    """Read the table of each client.
 
     Args:
         files: a table of all clients' rows, whose column `settings.group` says whose they are; or
@@ -80,6 +80,13 @@ def client_tables(
     Raises:
         DataError: a file cannot be read, or has no such column.
         ConfigError: a setting has no effect on such data.
+
+    Example:
+        >>> import fedbayes, pandas as pd, pathlib, tempfile
+        >>> file = pathlib.Path(tempfile.mkdtemp()) / "patients.csv"
+        >>> pd.DataFrame({"site": ["north", "south"], "age": [40, 50]}).to_csv(file, index=False)
+        >>> list(fedbayes.client_tables([file], group="site").tables)
+        ['north', 'south']
     """
     paths = [Path(file) for file in ([files] if isinstance(files, Path | str) else files)]
     settings = DataSettings(path=paths[0] if paths else None) if settings is None else settings
@@ -107,6 +114,7 @@ def client_tables(
         tables = _by_group(_read(next(iter(found.values())), read), settings.group, where)
     else:
         tables = {name: _read(file, read) for name, file in found.items()}
+    tables = _others(tables, settings)
     first = next(iter(tables.values()))
     drop = list(settings.drop)
     for setting, column in (("drop", c) for c in settings.drop):
@@ -199,6 +207,23 @@ def _by_group(table: Any, group: str | None, path: str) -> dict[str, Any]:
         warnings.warn(note, FedbayesWarning, stacklevel=3)
     parts = table.drop(columns=group).groupby(index, sort=True)
     return {names[int(k)]: part.reset_index(drop=True) for k, part in parts}
+
+
+def _others(tables: dict[str, Any], settings: DataSettings) -> dict[str, Any]:
+    """The tables of all clients but those that the settings leave out.
+
+    Raises:
+        DataError: there is no such client, or none is left.
+    """
+    if unknown := [name for name in settings.exclude if name not in tables]:
+        raise DataError(
+            f"data.exclude names {listed(unknown)}, and there is no such client; there are "
+            f"{listed(tables)}"
+        )
+    kept = {name: table for name, table in tables.items() if name not in settings.exclude}
+    if not kept:
+        raise DataError("data.exclude names every client; leave one at least")
+    return kept
 
 
 def _require(table: Any, column: str, setting: str, path: str) -> None:

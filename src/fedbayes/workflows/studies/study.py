@@ -65,7 +65,7 @@ class StudySite:
 
 @dataclass(frozen=True)
 class Study:
-    """What is fitted to the tables of clients, wherever they are; `fedbayes glm`, `survival`."""
+    """What is fitted to the tables of clients, wherever they are; `fedbayes stats`."""
 
     place: StudySite
     columns: Mapping[str, Any]
@@ -142,7 +142,7 @@ class Study:
         place, least = self.place, int(self.columns["min_count"])
         if place.secure and self.by_client:
             raise ConfigError(
-                "--by-client tells each client's own fit, which --secure is there to hide; leave "
+                "--per-client tells each client's own fit, which --secure is there to hide; leave "
                 "one of them out"
             )
         if place.secure and place.superlink is None and place.engine == "sequential":

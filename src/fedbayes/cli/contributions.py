@@ -1,0 +1,47 @@
+"""`contributions`: what each client adds to a model."""
+
+from typing import Annotated
+
+import rich
+import typer
+from rich.table import Table
+
+from fedbayes.cli.app import Console, app
+from fedbayes.cli.options import RunFolder
+from fedbayes.core.files import json_text
+
+
+@app.command()
+def contributions(
+    folder: RunFolder,
+    orders: Annotated[
+        int, typer.Option(min=2, help="Random orders of clients, where there are more than ten.")
+    ] = 200,
+    as_json: Annotated[
+        bool, typer.Option("--json", help="Print the contributions as JSON alone on stdout.")
+    ] = False,
+) -> None:
+    """Measure what each client adds to a model: leave-one-out and Shapley values."""
+    with rich.get_console().status("loading PyTorch") as status:
+        from dataclasses import asdict
+
+        from fedbayes.workflows.clients.contributions import contributions as measured
+
+        found = measured(
+            folder, orders, lambda done, every: status.update(f"{done:,} of {every:,} sets")
+        )
+    if as_json:
+        print(json_text(asdict(found)))
+        return
+    head, *rows = found.table()
+    table = Table(*head, pad_edge=False, box=None)
+    for row in rows:
+        table.add_row(*row)
+    Console().print(table)
+    Console().print(found.note, markup=False, highlight=False, soft_wrap=True)
+    Console().print(
+        f"wrote {folder / 'contributions.json'}, which fedbayes report shows",
+        markup=False,
+        highlight=False,
+        soft_wrap=True,
+    )

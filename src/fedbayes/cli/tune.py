@@ -1,0 +1,150 @@
+"""`tune`: settings of methods, chosen on validation rows."""
+
+import warnings
+from pathlib import Path
+from typing import Annotated
+
+import rich
+import typer
+from rich.table import Table
+
+from fedbayes.cli.app import Console, app
+from fedbayes.cli.options import (
+    Alpha,
+    BatchSize,
+    ClientFraction,
+    Clients,
+    ClientsPerRound,
+    DataDir,
+    DataPartition,
+    DataSet,
+    Device,
+    Engine,
+    Epochs,
+    Jobs,
+    Model,
+    Optimizer,
+    Rounds,
+    Seed,
+    SettingsCommand,
+    Track,
+    Workers,
+    complete_setting,
+    overrides,
+)
+from fedbayes.core.files import json_text
+from fedbayes.errors import FedbayesWarning
+
+
+@app.command(cls=SettingsCommand)
+def tune(
+    config: Annotated[
+        Path | None, typer.Argument(help="TOML file with settings.", exists=True)
+    ] = None,
+    methods: Annotated[
+        str, typer.Option(help="Methods between commas, as in `fedbayes compare`.")
+    ] = "fedavg",
+    budget: Annotated[
+        int | None, typer.Option(min=1, help="Runs of each method. Default: 10.")
+    ] = None,
+    minutes: Annotated[
+        float | None,
+        typer.Option(help="Minutes of training of each method, instead of --budget."),
+    ] = None,
+    search: Annotated[
+        str, typer.Option(help="random, or halving: many short runs, the best of which go on.")
+    ] = "random",
+    validation: Annotated[
+        float, typer.Option(help="Share of each client's training rows to judge by.")
+    ] = 0.2,
+    jobs: Jobs = 1,
+    out: Annotated[
+        Path, typer.Option("--out", "-o", help="Folder for runs, configs and the plot.")
+    ] = Path("tuned"),
+    dataset: DataSet = None,
+    model: Model = None,
+    clients: Clients = None,
+    clients_per_round: ClientsPerRound = None,
+    client_fraction: ClientFraction = None,
+    rounds: Rounds = None,
+    epochs: Epochs = None,
+    batch_size: BatchSize = None,
+    optimizer: Optimizer = None,
+    partition: DataPartition = None,
+    alpha: Alpha = None,
+    engine: Engine = None,
+    workers: Workers = None,
+    device: Device = None,
+    seed: Seed = None,
+    data_dir: DataDir = None,
+    track: Track = None,
+    settings: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--set",
+            "-s",
+            help="A setting, or a range of one: training.lr=0.01..1, or a list of values, "
+            "method.proximal=[0.01,1].",
+            metavar="KEY=VALUE",
+            autocompletion=complete_setting,
+        ),
+    ] = None,
+    as_json: Annotated[
+        bool, typer.Option("--json", help="Print the chosen settings as JSON alone on stdout.")
+    ] = False,
+) -> None:
+    """Choose settings on clients' validation rows, with the same budget for every method."""
+    given = overrides(
+        settings,
+        dataset=dataset,
+        model=model,
+        clients=clients,
+        clients_per_round=clients_per_round,
+        client_fraction=client_fraction,
+        rounds=rounds,
+        epochs=epochs,
+        batch_size=batch_size,
+        optimizer=optimizer,
+        partition=partition,
+        alpha=alpha,
+        engine=engine,
+        workers=workers,
+        device=device,
+        seed=seed,
+        data_dir=data_dir,
+    )
+    console = rich.get_console()
+    with console.status("loading PyTorch"):
+        from fedbayes.workflows.experiments.tuning import TuneSearch
+        from fedbayes.workflows.experiments.variants import variants
+
+        found = TuneSearch(out, variants(methods), config, given, share=validation)
+    for note in found.notes:
+        warnings.warn(note, FedbayesWarning, stacklevel=2)
+    try:
+        made = found.run(
+            console,
+            budget=budget,
+            minutes=minutes,
+            search=search,  # type: ignore[arg-type]
+            jobs=jobs,
+            track=track or (),
+        )
+    except KeyboardInterrupt:
+        console.print("stopped; the same command resumes it", highlight=False)
+        raise typer.Exit(130) from None
+    if as_json:
+        print(json_text(made.summary))
+        return
+    head, *rows = made.cells()
+    table = Table(*head, pad_edge=False, box=None)
+    for row in rows:
+        table.add_row(*row)
+    Console().print(table)
+    names = ", ".join(file.name for file in made.files)
+    for line in (
+        f"budget of each method: {made.budget}, judged on {made.share:.0%} of the training rows",
+        f"wrote into {out}: {names}",
+        f"compare them on test rows: fedbayes compare --tuned {out / 'tuned.json'}",
+    ):
+        Console().print(line, markup=False, highlight=False, soft_wrap=True)

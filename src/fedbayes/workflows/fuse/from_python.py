@@ -1,0 +1,217 @@
+"""`fedbayes.fuse`: fusion of files, networks or weights from Python, as the command does it."""
+
+import copy
+import json
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, fields
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import nn
+
+from fedbayes.core.brief import Brief
+from fedbayes.core.lazy import place_of
+from fedbayes.core.tensors import Tensors
+from fedbayes.errors import ConfigError, ModelError
+from fedbayes.fusion import Fusion
+from fedbayes.fusion import fuse as fuse_weights
+from fedbayes.models import ModelSettings, read_model
+from fedbayes.workflows.serve.evaluation_set import is_program
+from fedbayes.workflows.serve.model_files import ModelFiles
+
+Model = Path | str | nn.Module | Mapping[str, torch.Tensor]
+"""A model file, a network, or its `state_dict`."""
+
+
+@dataclass(frozen=True, repr=False)
+class FusedModel(Brief):
+    """A model that was fused from files or networks.
+
+    Example:
+        >>> import fedbayes
+        >>> from torch.nn import Linear, ReLU, Sequential
+        >>> nets = [Sequential(Linear(4, 6), ReLU(), Linear(6, 3)) for _ in range(2)]
+        >>> fused = fedbayes.fuse(nets, method="average", shape=(4,))
+        >>> nets[0].load_state_dict(fused.weights)
+        <All keys matched successfully>
+    """
+
+    path: Path
+    """The file of the fused model."""
+    weights: Tensors
+    """Its `state_dict`; empty for a `.pt2` program."""
+    summary: dict[str, Any]
+    """What `fedbayes fuse --json` prints."""
+    notes: tuple[str, ...] = ()
+    keep: object = field(default=None, compare=False)
+    """A temporary folder, which lives as long as this object."""
+
+
+def fuse(
+    models: Sequence[Model] | Mapping[str, Model],
+    *,
+    method: str = "auto",
+    out: Path | str | None = None,
+    counts: npt.ArrayLike | Path | str | None = None,
+    seed: int = 0,
+    watch: Callable[[str], None] | None = None,
+    **options: Any,
+) -> FusedModel | Fusion:
+    """Fuse models that were trained separately into one, as `fedbayes fuse` does.
+
+    Args:
+        models: model files, networks (`torch.nn.Module`) of one architecture, or `state_dict`s of
+            fully connected networks; a list, or a dict by name.
+        method: a method of `fedbayes fuse`. `auto`: fusion in function space if the inputs of the
+            models are known (from their files, or from `shape`), else `gpi-fnm`.
+        out: the file of the fused model; a temporary one by default. For files and networks.
+        counts: number of training samples of each model and class [S, K], or its JSON file.
+        seed: of synthetic inputs, or of the order of the models.
+        watch: called with the name of each step.
+        **options: options of the command (`shape=(1, 28, 28)`, `inputs="strokes"`, `width=0.5`)
+            and settings of the method (`gamma=5.0`).
+
+    Returns:
+        For files and networks a `FusedModel` with the file and its weights; for `state_dict`s a
+        `Fusion` with the assignment of neurons.
+
+    Raises:
+        ModelError: the models cannot be read, or do not fit each other.
+        ConfigError: there is no such method, or an option has no effect on it.
+
+    Example:
+        >>> import fedbayes
+        >>> from torch.nn import Linear, ReLU, Sequential
+        >>> nets = [Sequential(Linear(4, 6), ReLU(), Linear(6, 3)) for _ in range(2)]
+        >>> fedbayes.fuse([net.state_dict() for net in nets], method="average").sizes
+        [6]
+        >>> sorted(fedbayes.fuse(nets, method="average", shape=(4,)).weights)
+        ['0.bias', '0.weight', '2.bias', '2.weight']
+    """
+    named = models if isinstance(models, Mapping) else {str(k): m for k, m in enumerate(models)}
+    kinds = {_kind(name, model) for name, model in named.items()}
+    if len(kinds) > 1:
+        raise ModelError(f"the models are {' and '.join(sorted(kinds))}. Give models of one kind")
+    if kinds <= {"state_dicts"}:
+        if out is not None:
+            raise ConfigError("out has no effect on state_dicts. Leave it out, or give files")
+        chosen: Any = "gpi-fnm" if method == "auto" else method
+        weights: Any = named
+        return fuse_weights(
+            weights,
+            method=chosen,
+            counts=counts,  # type: ignore[arg-type]
+            seed=seed,
+            watch=watch,
+            **options,
+        )
+    from fedbayes.workflows.fuse.job import FusionJob, ignore
+
+    own = {one.name for one in fields(FusionJob)}
+    job = {name: value for name, value in options.items() if name in own}
+    settings = {name: value for name, value in options.items() if name not in own}
+    folder = TemporaryDirectory(prefix="fedbayes-")
+    place = Path(folder.name)
+    if kinds == {"networks"}:
+        networks = {name: model for name, model in named.items() if isinstance(model, nn.Module)}
+        paths = _written(networks, place)
+        first = next(iter(networks.values()))
+        job.setdefault("model", ModelSettings(name=place_of(first)))
+        if job.get("shape") is not None:
+            job.setdefault("classes", _outputs(first, job["shape"]))
+    else:
+        paths = [Path(str(model)) for model in named.values()]
+        if isinstance(job.get("model"), str):
+            job["model"] = ModelSettings(name=job["model"])
+    trusted = [job["model"].name] if job.get("model") is not None else []
+    for name in ("like", "test", "state", "show_inputs", "select", "report", "picture"):
+        if job.get(name) is not None:
+            job[name] = Path(job[name])
+    target = place / "fused.safetensors" if out is None else Path(out)
+    done = FusionJob(
+        paths,
+        target,
+        method=None if method == "auto" else method,
+        settings=settings,
+        counts=_counts(counts, paths, place),
+        seed=seed,
+        files=ModelFiles([name for name in trusted if ":" in name]),
+        **job,
+    ).run(watch or ignore)
+    return FusedModel(
+        target,
+        {} if is_program(target) else read_model(target)[0],
+        done.summary,
+        done.notes,
+        folder if out is None else None,
+    )
+
+
+def _kind(name: str, model: object) -> str:
+    """What a model is given as.
+
+    Raises:
+        ModelError: it is something else.
+    """
+    if isinstance(model, Path | str):
+        return "files"
+    if isinstance(model, nn.Module):
+        return "networks"
+    if isinstance(model, Mapping):
+        return "state_dicts"
+    raise ModelError(
+        f"model {name} is a {type(model).__name__}. Give a model file, a torch.nn.Module or a "
+        "state_dict"
+    )
+
+
+def _written(networks: Mapping[str, nn.Module], folder: Path) -> list[Path]:
+    """Files with the weights of networks.
+
+    Raises:
+        ModelError: they are of different architectures.
+    """
+    first_name, first = next(iter(networks.items()))
+    shapes = {name: tensor.shape for name, tensor in first.state_dict().items()}
+    paths = []
+    for number, (name, network) in enumerate(networks.items()):
+        state = network.state_dict()
+        if {key: tensor.shape for key, tensor in state.items()} != shapes:
+            raise ModelError(
+                f"networks {first_name} and {name} have different weights. Export them with "
+                "torch.export.save to .pt2 files, and fuse these"
+            )
+        paths.append(folder / f"{number}.pt")
+        torch.save({key: tensor.detach().cpu() for key, tensor in state.items()}, paths[-1])
+    return paths
+
+
+def _outputs(network: nn.Module, shape: Sequence[int]) -> int:
+    """The number of outputs of a network for inputs of a shape.
+
+    Raises:
+        ModelError: it does not take such inputs.
+    """
+    copied = copy.deepcopy(network).cpu().eval()
+    try:
+        with torch.no_grad():
+            return int(copied(torch.zeros(1, *shape)).shape[-1])
+    except (RuntimeError, IndexError, TypeError) as error:
+        raise ModelError(
+            f"the network does not take inputs of shape {tuple(shape)}: {error}. Check shape"
+        ) from None
+
+
+def _counts(
+    counts: npt.ArrayLike | Path | str | None, paths: Sequence[Path], folder: Path
+) -> Path | None:
+    """A file of counts."""
+    if counts is None or isinstance(counts, Path | str):
+        return None if counts is None else Path(counts)
+    path = folder / "counts.json"
+    path.write_text(json.dumps(np.asarray(counts).tolist()))
+    return path
