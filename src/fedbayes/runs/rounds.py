@@ -128,6 +128,6 @@ class Rounds(Generic[Step]):
         raise RoundsInVain(
             f"for {most} rounds in a row every report was rejected, or the update was undone; the "
             f"last time: {self.why}. If the clients are honest, training diverges (a smaller "
-            "training.lr may do), or bounds are too narrow (aggregation.max_change, "
+            "learning rate may do, training.lr), or bounds are too narrow (aggregation.max_change, "
             "aggregation.max_weight)"
         )
