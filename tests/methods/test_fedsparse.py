@@ -401,7 +401,8 @@ def pruned(l0, rounds=60, then=None, seed=0):
             if then is not None and step.number == rounds // 2:
                 later = simulation.method.model_copy(update={"l0": then})
                 simulation.method = later
-                simulation._engine = Sequential(replace(simulation.runtime, method=later))
+                simulation.rounds.runtime = replace(simulation.runtime, method=later)
+                simulation._engine = Sequential(simulation.rounds.runtime)
         return simulation.summary()["sparsity"]
 
 

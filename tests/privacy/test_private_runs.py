@@ -120,7 +120,8 @@ def test_epsilon_is_of_the_rounds_as_they_were_run(tmp_path):
     record = RunFolder(folder).progress().privacy
     assert [s.noise for s in record.spent(2)] == [0.1, 0.1]
     with Simulation(None, folder) as simulation:
-        simulation.config = simulation.config.model_copy(update={"privacy": Privacy(noise=10.0)})
+        config = simulation.config.model_copy(update={"privacy": Privacy(noise=10.0)})
+        simulation.config = simulation.rounds.config = config
         list(simulation)
         summary = simulation.summary()
     spent = [Spent(z, members=(0,)) for z in (0.1, 0.1, 10.0)]
@@ -136,7 +137,8 @@ def test_rounds_without_noise_leave_no_epsilon(tmp_path):
         with Simulation(config) as simulation:
             steps = iter(simulation)
             for privacy in (before, after):
-                simulation.config = config.model_copy(update={"privacy": privacy})
+                changed = config.model_copy(update={"privacy": privacy})
+                simulation.config = simulation.rounds.config = changed
                 next(steps)
             summary = simulation.summary()
         assert summary["epsilon"] is None

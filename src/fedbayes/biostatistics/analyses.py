@@ -320,13 +320,9 @@ def meta_analysis(
         }
     )
     answers = exchange.each("fit", {"wanted": same.model_dump(), "family": family, "ties": ties})
-    fits, left_out = {}, {}
-    for name, answer in answers.items():
-        own = _own_fit(name, answer)
-        if own.none:
-            left_out[name] = own.none
-        else:
-            fits[name] = own
+    own = {name: _own_fit(name, answer) for name, answer in answers.items()}
+    fits = {name: fit for name, fit in own.items() if not fit.none}
+    left_out = {name: fit.none for name, fit in own.items() if fit.none}
     if len(fits) < 2:
         why = "; ".join(f"{name}: {reason}" for name, reason in left_out.items())
         if len(answers) < 2:

@@ -253,31 +253,46 @@ FULL = {ENOSPC, EDQUOT, EFBIG}
 _NEW = os.O_WRONLY | os.O_CREAT | os.O_EXCL
 
 
-def write_beside(path: Path, data: bytes) -> None:
+def write_beside(
+    path: Path, data: bytes, *, private: bool = False, durable: bool = False, keep: bool = False
+) -> None:
     """Write a file so that it is there whole or not at all, whenever the process is killed.
 
     In a folder that is closed to others, so is the file.
+
+    Args:
+        path: the file.
+        data: what it is to hold.
+        private: close it to others in any folder.
+        durable: have it on the disk itself before it is there.
+        keep: let a file stay that another process has put there meanwhile.
     """
-    with written_whole(path) as file:
+    with written_whole(path, private=private, keep=keep) as file:
         file.write(data)
+        if durable:
+            file.flush()
+            os.fsync(file.fileno())
 
 
 @contextmanager
-def written_whole(path: Path) -> Iterator[BinaryIO]:
+def written_whole(path: Path, *, private: bool = False, keep: bool = False) -> Iterator[BinaryIO]:
     """A file to be written piece by piece, as `write_beside` does: it takes the place of what is
     at the path when the block ends, and where the block raises, nothing is left of it.
     """
     beside = path.with_name(f".{path.name}.{os.getpid()}")
-    mode = 0o666 & stat.S_IMODE(path.parent.stat().st_mode)
+    mode = 0 if private else 0o666 & stat.S_IMODE(path.parent.stat().st_mode)
     try:
         try:
             number = os.open(beside, _NEW, mode | 0o600)
         except FileExistsError:  # left by a process of this number that was killed, or laid there
             beside.unlink()
             number = os.open(beside, _NEW, mode | 0o600)
-        with os.fdopen(number, "wb") as file:
+        with os.fdopen(number, "wb") as file, naming(path):
             yield file
-        beside.replace(path)
+        if keep and _linked(beside, path):
+            beside.unlink()
+        else:
+            beside.replace(path)
     except BaseException as error:
         beside.unlink(missing_ok=True)
         # The system does not say which file is full, and names the one beside where it may not be.
@@ -286,3 +301,14 @@ def written_whole(path: Path) -> Iterator[BinaryIO]:
         ):
             error.filename = str(path)
         raise
+
+
+def _linked(beside: Path, path: Path) -> bool:
+    """Give a file a second name that no file has yet; False where the file system has no links."""
+    try:
+        os.link(beside, path)
+    except FileExistsError:
+        return True
+    except OSError:
+        return False
+    return True

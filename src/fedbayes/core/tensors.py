@@ -8,7 +8,7 @@ flat dict and back, so that every state of every method is stored in one way.
 import functools
 import math
 import operator
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import MISSING, fields, is_dataclass
 from typing import Any, NamedTuple, TypeVar, get_type_hints
 
@@ -22,6 +22,10 @@ Tensors = dict[str, Tensor]
 
 State = TypeVar("State")
 Value = TypeVar("Value")
+
+
+PREDICTED = 1000
+"""Samples that are predicted at a time, where nobody says how many."""
 
 
 class Samples(NamedTuple):
@@ -42,6 +46,11 @@ class Samples(NamedTuple):
     def to(self, device: torch.device | str) -> "Samples":
         """The same samples on another device."""
         return Samples(self.x.to(device), self.y.to(device))
+
+    def batches(self, size: int) -> Iterator["Samples"]:
+        """The samples, so many at a time, in their order; none of no samples."""
+        for first in range(0, len(self.y), size):
+            yield Samples(self.x[first : first + size], self.y[first : first + size])
 
 
 def to(tensors: Tensors, device: torch.device | str) -> Tensors:

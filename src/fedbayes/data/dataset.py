@@ -147,20 +147,13 @@ def build_dataset(
         >>> data.samples, data.classes
         (4, ('no', 'yes'))
     """
-    if len(x) == 0:
-        raise DataError(f"{name}: there are no samples in it")
-    if len(x) != len(y) or (groups is not None and len(groups) != len(y)):
-        raise DataError(f"{name}: {len(x):,} samples do not match {len(y):,} labels")
     if isinstance(target, tuple):
         target = Target("class", target)
-    classes = target.names
-    if target.kind == "class" and len(classes) < 2:
-        only = f"and there is only '{classes[0]}'" if classes else "and there is none"
-        raise DataError(f"{name}: at least two classes are needed, {only}")
-    if official_train is not None and not 0 < official_train < len(x):
-        raise DataError(f"{name}: its official training or test part is empty")
+    if len(x) != len(y) or (groups is not None and len(groups) != len(y)):
+        raise DataError(f"{name}: {len(x):,} samples do not match {len(y):,} labels")
+    _check_arrays(name, x, target, official_train)
     _refuse_infinite(name, x, features)
-    facts: dict[str, Any] = {"classes": classes}
+    facts: dict[str, Any] = {"classes": target.names}
     if tokens is not None:
         facts["tokens"] = [tokens.digest, tokens.length]
     if statistics is not None:
@@ -173,6 +166,8 @@ def build_dataset(
         facts |= {"kind": target.kind, "names": target.names}
     if any(column.kind not in ("number", "boolean") for column in columns):
         facts["columns"] = [(column.name, column.kind, column.categories) for column in columns]
+    facts |= {"features": features, "group_names": group_names}
+    facts |= {"official_train": official_train, "scale": scale}
     groups = None if groups is None else np.asarray(groups, np.int64)
     training = np.arange(official_train or len(x))
     mean, std = moments(x, training, scale) if statistics is None else statistics
@@ -191,16 +186,7 @@ def build_dataset(
         mean=mean,
         std=std,
         scale=scale,
-        digest=_digest(
-            (x, y, groups),
-            {
-                **facts,
-                "features": features,
-                "group_names": group_names,
-                "official_train": official_train,
-                "scale": scale,
-            },
-        ),
+        digest=_digest((x, y, groups), facts),
         features=features,
         columns=columns,
         notes=notes,
@@ -208,6 +194,22 @@ def build_dataset(
         tokens=tokens,
         decimal=decimal,
     )
+
+
+def _check_arrays(name: str, x: Array, target: Target, official_train: int | None) -> None:
+    """See that there are samples, in all parts, and something to tell apart.
+
+    Raises:
+        DataError: there are not.
+    """
+    classes = target.names
+    if len(x) == 0:
+        raise DataError(f"{name}: there are no samples in it")
+    if target.kind == "class" and len(classes) < 2:
+        only = f"and there is only '{classes[0]}'" if classes else "and there is none"
+        raise DataError(f"{name}: at least two classes are needed, {only}")
+    if official_train is not None and not 0 < official_train < len(x):
+        raise DataError(f"{name}: its official training or test part is empty")
 
 
 def _digest(arrays: Sequence[Array | None], facts: dict[str, Any]) -> str:

@@ -1,8 +1,6 @@
 """Which client holds which rows of a pool, for training and for testing."""
 
 import io
-import os
-import tempfile
 import warnings
 from collections.abc import Collection
 from dataclasses import dataclass
@@ -12,7 +10,7 @@ import numpy as np
 
 from fedbayes.core import seeds
 from fedbayes.core.brief import Brief
-from fedbayes.core.files import NPZ_ERRORS, naming, read_bytes
+from fedbayes.core.files import NPZ_ERRORS, read_bytes
 from fedbayes.core.wording import describe, listed
 from fedbayes.data.dataset import Dataset, Rows
 from fedbayes.data.holdout import DEFAULT_FRACTION, deal_official, own_fraction, rows_needed
@@ -95,25 +93,9 @@ class Partition(Brief):
         )
         return file.getvalue()
 
-    def save(self, path: Path) -> None:
-        """Write to an `.npz` file, next to it first, so that a kill leaves no half of it."""
-        with tempfile.NamedTemporaryFile(
-            dir=path.parent, prefix=f".{path.name}-", delete=False
-        ) as file:
-            beside = Path(file.name)
-            try:
-                file.write(self.dump())
-                file.flush()
-                with naming(path):
-                    os.fsync(file.fileno())
-                beside.replace(path)
-            except BaseException:
-                beside.unlink(missing_ok=True)
-                raise
-
     @classmethod
     def load(cls, path: Path, data: bytes | None = None) -> "Partition":
-        """Read what `save` wrote.
+        """Read what `dump` gave.
 
         Args:
             path: The file.

@@ -1,12 +1,12 @@
 """A picture of who holds which classes, or what targets."""
 
 import io
-import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from fedbayes.core.files import write_beside
 from fedbayes.data.dataset import Array, Rows
 from fedbayes.data.federated import FederatedData
 from fedbayes.errors import RunError
@@ -159,10 +159,7 @@ def save_figure(figure: "Figure", path: Path) -> None:
             f"the picture {path}: the suffix says the format; name a file that ends in "
             f"{', '.join(PICTURES[:-1])} or {PICTURES[-1]}"
         )
-    content = drawn(figure, form[1:])
-    beside = path.with_name(f".{path.name}.{os.getpid()}")
-    beside.write_bytes(content)
-    beside.replace(path)
+    write_beside(path, drawn(figure, form[1:]))
 
 
 def drawn(figure: "Figure", form: str) -> bytes:

@@ -227,46 +227,8 @@ class DataSettings(SourceSettings):
 
     @model_validator(mode="after")
     def _agree(self) -> "DataSettings":
-        if self.generator is not None or self.name == GENERATOR:
-            self._check_generator()
-        elif self.test == "clients":
-            raise ValueError(
-                "test = 'clients' holds out whole clients of a generator, whose number has no end; "
-                "choose official or a fraction"
-            )
-        elif self.name not in (*BUILT_IN, "own") and not self.of_factory:
-            if Path(self.name).suffix or Path(self.name).exists():
-                raise ValueError(
-                    f"there is no data set '{self.name}'; a file or folder of your own is given as "
-                    f"path, and not as name: --set data.path={self.name}"
-                )
-            like = did_you_mean(self.name, BUILT_IN)
-            raise ValueError(
-                f"there is no data set '{self.name}'{like}; choose one of {', '.join(BUILT_IN)}, "
-                "give the path of your own, or name your own factory as package.module:factory"
-            )
-        if self.missing == "drop" and self.of_factory:
-            raise ValueError(
-                f"missing = 'drop' has no effect on what {self.name} gives; leave such rows out "
-                "there"
-            )
-        if self.missing == "indicate" and self.name != "own":
-            raise ValueError("missing = 'indicate' is for your own tables; choose impute or drop")
-        if self.name == "own" and self.path is None and self.query is None:
-            raise ValueError("name = 'own' needs the path of your own data; give path too")
-        if holds_password(self.database):  # said without the URL
-            raise ValueError(
-                "a password in database would end in run folders; leave it out, and set "
-                "FEDBAYES_DATABASE_PASSWORD, or the whole URL in FEDBAYES_DATABASE"
-            )
-        if self.path is not None and self.query is not None:
-            raise ValueError("path and query exclude one another; leave one of them out")
-        if self.name != "own" and (self.path is not None or self.query is not None):
-            given = f"path = {self.path}" if self.query is None else "query"
-            raise ValueError(
-                f"name = '{self.name}' and {given} do not go together: your own data "
-                "has name = 'own', a built-in set needs no path"
-            )
+        self._check_name()
+        self._check_source()
         if self.arguments and not (self.of_factory or self.generator):
             raise ValueError(f"arguments are for your own factory; {self.name} takes none")
         if self.keep and (self.path is None or self.more or not self.suffix or self.path.is_dir()):
@@ -292,6 +254,52 @@ class DataSettings(SourceSettings):
         if self.class_counts is not None:
             self._check_counts(self.class_counts)
         return self
+
+    def _check_name(self) -> None:
+        """See that there is such a data set."""
+        if self.generator is not None or self.name == GENERATOR:
+            self._check_generator()
+        elif self.test == "clients":
+            raise ValueError(
+                "test = 'clients' holds out whole clients of a generator, whose number has no end; "
+                "choose official or a fraction"
+            )
+        elif self.name not in (*BUILT_IN, "own") and not self.of_factory:
+            if Path(self.name).suffix or Path(self.name).exists():
+                raise ValueError(
+                    f"there is no data set '{self.name}'; a file or folder of your own is given as "
+                    f"path, and not as name: --set data.path={self.name}"
+                )
+            like = did_you_mean(self.name, BUILT_IN)
+            raise ValueError(
+                f"there is no data set '{self.name}'{like}; choose one of {', '.join(BUILT_IN)}, "
+                "give the path of your own, or name your own factory as package.module:factory"
+            )
+
+    def _check_source(self) -> None:
+        """See that it is said once where the data are, and as they can be read."""
+        if self.missing == "drop" and self.of_factory:
+            raise ValueError(
+                f"missing = 'drop' has no effect on what {self.name} gives; leave such rows out "
+                "there"
+            )
+        if self.missing == "indicate" and self.name != "own":
+            raise ValueError("missing = 'indicate' is for your own tables; choose impute or drop")
+        if self.name == "own" and self.path is None and self.query is None:
+            raise ValueError("name = 'own' needs the path of your own data; give path too")
+        if holds_password(self.database):  # said without the URL
+            raise ValueError(
+                "a password in database would end in run folders; leave it out, and set "
+                "FEDBAYES_DATABASE_PASSWORD, or the whole URL in FEDBAYES_DATABASE"
+            )
+        if self.path is not None and self.query is not None:
+            raise ValueError("path and query exclude one another; leave one of them out")
+        if self.name != "own" and (self.path is not None or self.query is not None):
+            given = f"path = {self.path}" if self.query is None else "query"
+            raise ValueError(
+                f"name = '{self.name}' and {given} do not go together: your own data "
+                "has name = 'own', a built-in set needs no path"
+            )
 
     @property
     def suffix(self) -> str:

@@ -14,30 +14,26 @@ from torch import Tensor
 from fedbayes.config.config import Config
 from fedbayes.config.given import objects, renamed
 from fedbayes.contracts import AnyMethod, Federation, RoundContext
-from fedbayes.contracts.returned import started, stopped
+from fedbayes.contracts.returned import started
 from fedbayes.core.by_client import ByClient
 from fedbayes.core.lazy import in_memory, own, place_of
-from fedbayes.core.tensors import Tensors, pack, to, unpack
+from fedbayes.core.tensors import PREDICTED, Tensors, pack, to, unpack
 from fedbayes.data import FederatedData, Preprocessing
 from fedbayes.errors import FedbayesWarning, RunError
 from fedbayes.federation.engines.sequential import Sequential
 from fedbayes.federation.privacy import keys
 from fedbayes.federation.privacy.noise import Secret
 from fedbayes.federation.privacy.spending import Spending
-from fedbayes.federation.round import Rules, run_round
 from fedbayes.federation.stages.weights import ReportWeights
 from fedbayes.likelihoods.temperature import sampled_at
 from fedbayes.runs.build import build_federation, build_likelihood, build_network, build_run
 from fedbayes.runs.calibration import fitted
 from fedbayes.runs.checks import check, remarks
-from fedbayes.runs.cohorts import cohort_of
-from fedbayes.runs.lines import round_line, wasted_round
+from fedbayes.runs.lines import round_line
 from fedbayes.runs.personal import none_kept, own_model
-from fedbayes.runs.privacy import mechanism, needs_secret, run_summary
+from fedbayes.runs.privacy import needs_secret, run_summary
+from fedbayes.runs.rounds import Rounds
 from fedbayes.storage.folder import Metrics
-
-ROWS = 1000
-"""Samples that are predicted at a time."""
 
 _ONE_AT_A_TIME = threading.Lock()
 """PyTorch's global random state, which networks are built with, is the process's."""
@@ -86,60 +82,31 @@ class FittedClients:
         check(config, method, run, data)
         for remark in remarks(config, method, run, data):
             warnings.warn(remark, FedbayesWarning, stacklevel=6)
+        engine = Sequential(runtime)
+        secret, start = _secret(config), started(method, method.init(run))
         weights = ReportWeights.of(method, config.aggregation.max_weight, ByClient())
-        secret, record, failed = _secret(config), Spending.empty(), 0
-        engine, server = Sequential(runtime), started(method, method.init(run))
-        for number in range(1, config.rounds + 1):
+
+        def step(number: int) -> None:
             began = time.perf_counter()
-            cohort = cohort_of(config, run, secret, number)
-            result = run_round(
-                run,
-                method,
-                server,
-                engine,
-                self.states,
-                number=number,
-                cohort=cohort,
-                rules=Rules(
-                    config.aggregation,
-                    config.compression,
-                    mechanism(config, run, record, secret, number=number, cohort=cohort),
-                    1 if method.reports.pooled else config.min_reports,
-                    runtime.stages,
-                ),
-                weights=weights,
-            )
-            server = unpack(method.server_state, pack(result.server))
-            record = result.privacy or record
-            model = method.model(server, run)
-            seconds = time.perf_counter() - began
-            line = round_line(result, {}, model, run.network, seconds)
+            result = rounds.run(number, engine, rounds.cohort(number))
+            rounds.take(result)
+            model = method.model(rounds.server, run)
+            line = round_line(result, {}, model, run.network, time.perf_counter() - began)
+            rounds.count(line)
             self.lines.append(line)
-            failed = failed + 1 if wasted_round(line) else 0
-            self._require_sound(failed)
-            if stopped(server):
-                break
+
+        rounds = Rounds(
+            config, runtime, secret, start, self.states, weights, Spending.empty(), step
+        )
+        for _ in rounds:
+            pass
         if all(line["skipped"] for line in self.lines):
             raise RunError(f"no round had an update: {_why(self.lines[-1])}")
-        self.privacy = run_summary(config, record, len(self.lines))
+        self.privacy = run_summary(config, rounds.privacy, len(self.lines))
         if runtime.held_out:
-            model, most = method.model(server, run), config.aggregation.max_weight
+            model, most = method.model(rounds.server, run), config.aggregation.max_weight
             self.temperature = fitted(runtime, model, len(self.lines), engine, most).temperature
-        return server
-
-    def _require_sound(self, failed: int) -> None:
-        """See that rounds come to something.
-
-        Raises:
-            RunError: for `stop_refused` rounds in a row they did not.
-        """
-        config = self.config
-        if config.stop_refused and failed >= config.stop_refused and not config.privacy.noise:
-            raise RunError(
-                f"for {failed} rounds in a row every report was rejected, or the update was "
-                f"undone; the last time: {wasted_round(self.lines[-1])}. Training diverges: a "
-                'smaller learning rate may do, as in training={"lr": 0.01}'
-            )
+        return rounds.server
 
     @cached_property
     def run(self) -> Federation:
@@ -223,7 +190,7 @@ class FittedClients:
             draw = sampled_at(run.likelihood, draw, self.temperature if client is None else None)
             pieces = [
                 ask(draw(self.preprocessing.apply(part).to(run.network.device)).double()).cpu()
-                for part in torch.split(torch.as_tensor(x), ROWS)
+                for part in torch.split(torch.as_tensor(x), PREDICTED)
             ]
         return torch.cat(pieces)
 

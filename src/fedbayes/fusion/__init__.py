@@ -2,7 +2,7 @@
 
 This is the mathematics: matching (`dense.py`, `graph_matching.py`), averages by posteriors
 (`posteriors.py`) or in one order of units (`permutation.py`), and least squares in function space
-(`function.py`). A new way to fuse is a file here and a command's name for it in `workflows/fuse/`.
+(`function.py`). A new way to fuse is a file here and a row in `workflows/fuse/methods.py`.
 Model files, options and reports belong to `workflows/fuse/`.
 """
 

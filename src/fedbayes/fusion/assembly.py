@@ -13,7 +13,7 @@ from torch import Tensor
 
 from fedbayes.core.tensors import Tensors
 from fedbayes.fusion.choice import UnitChoice
-from fedbayes.fusion.donors import Donor
+from fedbayes.fusion.donors import TracedNetwork
 from fedbayes.fusion.shares import Shares
 from fedbayes.models.resize import placed
 
@@ -60,7 +60,9 @@ class Origins:
         chosen: of the groups.
     """
 
-    def __init__(self, own: Donor, donors: Sequence[Donor], chosen: Sequence[UnitChoice]) -> None:
+    def __init__(
+        self, own: TracedNetwork, donors: Sequence[TracedNetwork], chosen: Sequence[UnitChoice]
+    ) -> None:
         self._own, self._donors, self._chosen = own, donors, chosen
         self._placed = placed([(one.group, one.order) for one in chosen])
         self._outputs = {
@@ -108,7 +110,11 @@ class Origins:
 
 
 def assembled(
-    own: Donor, donors: Sequence[Donor], origins: Origins, shares: Shares, anchor: int
+    own: TracedNetwork,
+    donors: Sequence[TracedNetwork],
+    origins: Origins,
+    shares: Shares,
+    anchor: int,
 ) -> Tensors:
     """The fused network's first weights.
 

@@ -15,7 +15,7 @@ from functools import cached_property, partial
 import torch
 from torch import Tensor
 
-from fedbayes.fusion.donors import Donor
+from fedbayes.fusion.donors import TracedNetwork
 from fedbayes.fusion.merging import Members, merge
 from fedbayes.fusion.shares import Shares
 from fedbayes.models.steps import kind
@@ -47,7 +47,7 @@ class UnitChoice:
         return replace(self, members=None)
 
     def alone(self, slot: int) -> tuple[int, int, float]:
-        """Donor, unit and share of a chosen unit by itself."""
+        """TracedNetwork, unit and share of a chosen unit by itself."""
         return int(self.donor[slot]), int(self.unit[slot]), 1.0
 
     @cached_property
@@ -66,7 +66,7 @@ class UnitChoice:
 
 
 def choose(
-    donors: Sequence[Donor],
+    donors: Sequence[TracedNetwork],
     orders: Sequence[tuple[Group, list[int]]],
     draw: Callable[[int], Tensor],
     batches: int,
@@ -184,7 +184,7 @@ def pivots(factor: Tensor, cells: Tensor, room: Mapping[int, int]) -> list[int]:
 
 
 def activations(
-    donors: Sequence[Donor],
+    donors: Sequence[TracedNetwork],
     groups: Sequence[Group],
     draw: Callable[[int], Tensor],
     batches: int,
@@ -229,7 +229,7 @@ def activations(
 
 
 def _looked(
-    donor: Donor,
+    donor: TracedNetwork,
     groups: Sequence[Group],
     x: Tensor,
     part: Callable[[Tensor], Tensor],

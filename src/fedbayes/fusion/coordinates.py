@@ -15,7 +15,7 @@ import numpy.typing as npt
 from torch import Tensor
 
 from fedbayes.errors import ModelError
-from fedbayes.fusion.donors import Donor
+from fedbayes.fusion.donors import TracedNetwork
 from fedbayes.models.units import Group
 
 Array = npt.NDArray[np.float64]
@@ -79,7 +79,7 @@ class Coordinates:
         ModelError: units have more entries in one network than in another, or free axes differ.
     """
 
-    def __init__(self, donors: Sequence[Donor], names: Sequence[str]) -> None:
+    def __init__(self, donors: Sequence[TracedNetwork], names: Sequence[str]) -> None:
         self.donors = donors
         self.layers = list(donors[0].groups)
         """Groups by their layer; elsewhere they are numbers in this order."""
@@ -221,7 +221,7 @@ class Coordinates:
         return found[0]
 
 
-def _entries(donor: Donor, layers: Sequence[str]) -> dict[Key, PlacedEntries]:
+def _entries(donor: TracedNetwork, layers: Sequence[str]) -> dict[Key, PlacedEntries]:
     """Of all axes of a network's tensors."""
     found = {}
     for name, tensor in donor.tensors.items():

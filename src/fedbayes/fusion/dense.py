@@ -180,35 +180,10 @@ def fuse_layers(
     """The same for networks that are lists of layers already."""
     if not models:
         raise ModelError("there are no models to fuse")
+    if isinstance(settings, Combination):
+        return _combined(models, settings, counts)
     begin = perf_counter()
     first = next(iter(models.values()))
-    if isinstance(settings, Combination):
-        samples = np.ones(len(models)) if counts is None else counts.sum(axis=1)
-        if len(samples) != len(models) or not samples.sum() > 0:
-            raise ModelError(f"the counts are of {len(samples)} models; there are {len(models)}")
-        alpha = samples / samples.sum()
-        if settings.alpha != "mean":
-            alpha = factors(settings.alpha, settings.c, samples, normalized=settings.normalized)
-        combined = combination(list(models.values()), alpha.tolist())
-        if combined is None:
-            raise ModelError("the models differ in their shapes, so they have no average")
-        if not all(bool(torch.isfinite(t).all()) for t in _state_dict(combined).values()):
-            raise ModelError(
-                f"with {settings.alpha} factors and c = {settings.c:g} the weights overflow; "
-                "choose a smaller c"
-            )
-        sizes = [len(layer.weight) for layer in combined[:-1]]
-        own = [np.arange(size) for size in sizes]
-        return Fusion(
-            _state_dict(combined),
-            combined,
-            sizes,
-            dict.fromkeys(models, own),
-            None,
-            settings,
-            "average" if settings.alpha == "mean" else "combined",
-            perf_counter() - begin,
-        )
     biased = any(layer.bias is not None for layers in models.values() for layer in layers)
     matching = match_networks(
         [_plain(layers, biased) for layers in models.values()],
@@ -232,6 +207,33 @@ def fuse_layers(
         method="gpi-fnm" if settings.epsilon else "pfnm",
         seconds=perf_counter() - begin,
     )
+
+
+def _combined(
+    models: Mapping[str, Layers], settings: Combination, counts: npt.NDArray[np.float64] | None
+) -> Fusion:
+    """A linear combination; arguments and errors as for `fuse_layers`."""
+    begin = perf_counter()
+    samples = np.ones(len(models)) if counts is None else counts.sum(axis=1)
+    if len(samples) != len(models) or not samples.sum() > 0:
+        raise ModelError(f"the counts are of {len(samples)} models; there are {len(models)}")
+    alpha = samples / samples.sum()
+    if settings.alpha != "mean":
+        alpha = factors(settings.alpha, settings.c, samples, normalized=settings.normalized)
+    combined = combination(list(models.values()), alpha.tolist())
+    if combined is None:
+        raise ModelError("the models differ in their shapes, so they have no average")
+    weights = _state_dict(combined)
+    if not all(bool(torch.isfinite(t).all()) for t in weights.values()):
+        raise ModelError(
+            f"with {settings.alpha} factors and c = {settings.c:g} the weights overflow; "
+            "choose a smaller c"
+        )
+    sizes = [len(layer.weight) for layer in combined[:-1]]
+    own = {name: [np.arange(size) for size in sizes] for name in models}
+    method = "average" if settings.alpha == "mean" else "combined"
+    seconds = perf_counter() - begin
+    return Fusion(weights, combined, sizes, own, None, settings, method, seconds)
 
 
 def coordinate_average(models: Sequence[Layers]) -> list[DenseLayer] | None:

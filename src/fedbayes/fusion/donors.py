@@ -16,11 +16,12 @@ FEW = 8
 
 
 @dataclass(frozen=True)
-class Donor:
-    """A network of the wanted graph, maybe of other widths."""
+class TracedNetwork:
+    """A network of the wanted graph, maybe of other widths, with its tensors and its trace."""
 
     client: int
-    """Its place among the clients."""
+    """Its place among the clients; -1 of the wanted network itself."""
+    module: nn.Module
     steps: Steps
     tensors: Tensors
     """Parameters and buffers by name."""
@@ -46,7 +47,7 @@ def find_donors(
     like: nn.Module,
     example: Tensor,
     say: Callable[[str], None],
-) -> tuple[Donor, list[Donor]]:
+) -> tuple[TracedNetwork, list[TracedNetwork]]:
     """The wanted network as it stands, and the clients that compute as it does.
 
     Where none does, the wanted network is its own donor: its units stay, whatever they are.
@@ -69,7 +70,9 @@ def find_donors(
     if small is None or not small.alike(steps):
         small, few = steps, example
     units = steps.units()
-    own = Donor(-1, steps, clean(like), {g.layer: g for g in units.groups}, units.across)
+    own = TracedNetwork(
+        -1, like, steps, clean(like), {g.layer: g for g in units.groups}, units.across
+    )
     shapes = {name: tensor.shape for name, tensor in own.tensors.items()}
     donors = []
     for number, client in enumerate(clients):
@@ -77,7 +80,7 @@ def find_donors(
         if {name: t.shape for name, t in tensors.items()} == shapes and same_function(
             small, client, few
         ):
-            donors.append(Donor(number, steps, tensors, own.groups, own.across))
+            donors.append(TracedNetwork(number, client, steps, tensors, own.groups, own.across))
             continue
         donor = _other_widths(number, client, tensors, own, example)
         if donor is not None:
@@ -95,8 +98,8 @@ def find_donors(
 
 
 def _other_widths(
-    number: int, client: nn.Module, tensors: Tensors, own: Donor, example: Tensor
-) -> Donor | None:
+    number: int, client: nn.Module, tensors: Tensors, own: TracedNetwork, example: Tensor
+) -> TracedNetwork | None:
     """A client as a donor, if it differs from the wanted network in widths alone."""
     try:
         steps = Steps(client, example)
@@ -115,7 +118,7 @@ def _other_widths(
             return None
     free = {axis.tensor for g in own.groups.values() for axis in _axes(g)}
     same = all(t.shape == own.tensors[n].shape for n, t in tensors.items() if n not in free)
-    return Donor(number, steps, tensors, groups, own.across) if same else None
+    return TracedNetwork(number, client, steps, tensors, groups, own.across) if same else None
 
 
 def _axes(group: Group) -> tuple[Axis, ...]:

@@ -8,7 +8,7 @@ No data are asked for, and no permutation of units is left to be found.
 """
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from time import perf_counter
@@ -19,6 +19,7 @@ from torch import Tensor, nn
 
 from fedbayes.core.brief import Brief
 from fedbayes.core.tensors import parameter_count
+from fedbayes.core.wording import listed
 from fedbayes.errors import ConfigError, ModelError
 from fedbayes.fusion.calibration import NAMES, FusedCalibration, calibrate, check_calibration
 from fedbayes.fusion.distillation import DistillationProgress, Distilled, distill
@@ -159,10 +160,7 @@ def fuse_functions(
     require_gradients(networks, few)
     if settings.posterior is not None:
         check_calibration(like, teacher, samples, few, settings.posterior)
-    sought = _seeking(teacher, kept, settings)
-    solved_on: Draws = Augmented(sought) if settings.augment else sought
-    if settings.balance:
-        sought = solved_on = CachedInputs(_balanced(teacher, solved_on, counts))
+    sought, solved_on = _inputs(teacher, kept, settings, counts)
     notes: list[str] = []
     begin = perf_counter()
     batches = math.ceil(settings.draws / CHUNK)
@@ -191,34 +189,17 @@ def fuse_functions(
             module, teacher, sought, settings.distillation, state=state, watch=progress
         )
         seconds["distillation"] = perf_counter() - begin
-        if distilled.diverged:
-            notes.append(
-                f"training end to end broke off, with the network of step {distilled.step}: "
-                f"{distilled.ended}"
-            )
         module = distilled.module
         outputs = held_out.outputs(module)
     calibration = None
     if settings.posterior is not None and samples is not None:
         begin = perf_counter()
         say("finding how sure it is")
-        calibration = calibrate(
-            module,
-            teacher,
-            sought,
-            batches,
-            round(sum(samples)),
-            lambda network: held_out.likeness(held_out.outputs(network)).divergence,
-            settings.posterior,
-        )
+        many = round(sum(samples))
+        far = held_out.divergence
+        calibration = calibrate(module, teacher, sought, batches, many, far, settings.posterior)
         seconds["posterior"] = perf_counter() - begin
-        if isinstance(calibration.gaussian, AllLayers) and calibration.gaussian.fixed:
-            notes.append(_held(calibration.gaussian.fixed))
-        if calibration.idle:
-            notes.append(
-                f"{NAMES[settings.posterior]} brings the fused network no nearer to what the "
-                "models say together than a temperature alone: they are as sure as it is"
-            )
+    notes += _notes(distilled, calibration, settings)
     return FunctionFusion(
         module.eval(),
         solved,
@@ -234,13 +215,28 @@ def fuse_functions(
     )
 
 
-def _held(fixed: Sequence[str]) -> str:
-    """What to say of parameters that a posterior of all layers holds fixed."""
-    more = f" and {len(fixed) - 3} more" if len(fixed) > 3 else ""
-    return (
-        "the posterior is of dense layers and convolutions that have Kronecker factors; held fixed "
-        f"where they are: {', '.join(fixed[:3])}{more}"
-    )
+def _notes(
+    distilled: Distilled | None, calibration: FusedCalibration | None, settings: FunctionSettings
+) -> Iterator[str]:
+    """What to say of training end to end and of a posterior."""
+    if distilled is not None and distilled.diverged:
+        yield (
+            f"training end to end broke off, with the network of step {distilled.step}: "
+            f"{distilled.ended}"
+        )
+    if calibration is None or settings.posterior is None:
+        return
+    gaussian = calibration.gaussian
+    if isinstance(gaussian, AllLayers) and gaussian.fixed:
+        yield (
+            "the posterior is of dense layers and convolutions that have Kronecker factors; held "
+            f"fixed where they are: {listed(gaussian.fixed, 3)}"
+        )
+    if calibration.idle:
+        yield (
+            f"{NAMES[settings.posterior]} brings the fused network no nearer to what the models "
+            "say together than a temperature alone: they are as sure as it is"
+        )
 
 
 def teacher_of(
@@ -275,6 +271,17 @@ def teacher_of(
     else:
         teacher = Teacher(networks, (samples / samples.sum()).float(), likelihood, names)
     return teacher, samples.tolist()
+
+
+def _inputs(
+    teacher: Teacher, draws: Draws, settings: FunctionSettings, counts: npt.ArrayLike | None
+) -> tuple[Draws, Draws]:
+    """Draws to train end to end on, and those that layers are solved on."""
+    sought = _seeking(teacher, draws, settings)
+    solved_on: Draws = Augmented(sought) if settings.augment else sought
+    if settings.balance:
+        sought = solved_on = CachedInputs(_balanced(teacher, solved_on, counts))
+    return sought, solved_on
 
 
 def _seeking(teacher: Teacher, draws: Draws, settings: FunctionSettings) -> Draws:
@@ -332,6 +339,10 @@ class HeldOut:
         """Of another network, [n, K]."""
         function = frozen(network)
         return torch.cat([function(x) for x in self.inputs])
+
+    def divergence(self, network: nn.Module) -> float:
+        """KL(teacher ‖ network) in nats."""
+        return self.likeness(self.outputs(network)).divergence
 
     def likeness(self, outputs: Tensor) -> Likeness:
         """How far a network of these outputs says what the teacher says."""

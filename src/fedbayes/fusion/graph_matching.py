@@ -33,7 +33,7 @@ from fedbayes.core.brief import Brief
 from fedbayes.core.tensors import Tensors, parameter_count
 from fedbayes.errors import ModelError
 from fedbayes.fusion.coordinates import Array, Coordinates, Indices, Key, Matched, Places
-from fedbayes.fusion.donors import Donor
+from fedbayes.fusion.donors import TracedNetwork
 from fedbayes.fusion.evidence import EntryEvidence
 from fedbayes.fusion.one_graph import fixed_numbers, idle_tensors, of_one_graph
 from fedbayes.fusion.widths import computes, recorded
@@ -150,14 +150,13 @@ def match_graph(
     """
     begin = perf_counter()
     names = list(clients)
-    like = next(iter(clients.values()), None)
-    if like is None:
+    if not clients:
         raise ModelError("there are no networks to match")
-    own, donors = of_one_graph(clients, like, example)
-    work = _Graph(own, donors, names, settings, counts, fixed_numbers(own, like, example))
+    own, donors = of_one_graph(clients, example)
+    work = _Graph(own, donors, names, settings, counts, fixed_numbers(own, example))
     found = work.best(seed, watch or (lambda _: None))
-    idle = idle_tensors(list(clients.values()), set(own.tensors))
-    module = work.assemble(like, found.layers, example, idle)
+    idle = idle_tensors(donors, set(own.tensors))
+    module = work.assemble(found.layers, example, idle)
     groups = [
         GroupMatching(work.coordinates.layers[number], places, work.fixed[number], spent)
         for number, places, spent in zip(work.order, found.layers, found.seconds, strict=True)
@@ -180,8 +179,8 @@ class _Graph(Passes[Places]):
 
     def __init__(
         self,
-        own: Donor,
-        donors: Sequence[Donor],
+        own: TracedNetwork,
+        donors: Sequence[TracedNetwork],
         names: Sequence[str],
         settings: MatchingSettings,
         counts: Array | None,
@@ -242,9 +241,7 @@ class _Graph(Passes[Places]):
             total += float((objective.curvature(precisions, prior) * sums**2).sum())
         return total
 
-    def assemble(
-        self, like: nn.Module, layers: Sequence[Places], example: Tensor, idle: Tensors
-    ) -> nn.Module:
+    def assemble(self, layers: Sequence[Places], example: Tensor, idle: Tensors) -> nn.Module:
         """The fused network, as `match_networks` has it of fully connected ones.
 
         As published, weights are posterior means; after alternating, means over the clients that
@@ -258,7 +255,7 @@ class _Graph(Passes[Places]):
             (self.own_group(number), self._stand_ins(number, places))
             for number, places in zip(self.order, layers, strict=True)
         ]
-        if not computes(like, units, example):
+        if not computes(self.own, units, example):
             sizes = ", ".join(f"{group.layer}: {len(order)}" for group, order in units)
             raise ModelError(f"the network's own code does not bear these widths together: {sizes}")
         there = placed(units)
@@ -276,7 +273,7 @@ class _Graph(Passes[Places]):
             for axis, place in there.get(name, {}).items():
                 values = values.take(self._standing((name, axis), place, matched), axis=axis)
             fresh[name] = torch.from_numpy(np.asarray(values)).to(old.dtype)
-        module = with_weights(like, fresh | idle)
+        module = with_weights(self.own.module, fresh | idle)
         recorded(self.own, module, units, example)
         return module
 

@@ -10,7 +10,7 @@ from torch.fx import Node
 from fedbayes.core.tensors import Tensors
 from fedbayes.errors import ModelError
 from fedbayes.fusion.assembly import OUTPUT, Origin, Origins
-from fedbayes.fusion.donors import Donor
+from fedbayes.fusion.donors import TracedNetwork
 from fedbayes.models.steps import Steps, kind
 
 PLACES = 4096
@@ -82,7 +82,7 @@ class Fit:
 
 
 def fits(
-    steps: Steps, origins: Origins, tensors: Tensors, own: Donor, donors: bool
+    steps: Steps, origins: Origins, tensors: Tensors, own: TracedNetwork, donors: bool
 ) -> tuple[list[Fit], list[str]]:
     """Layers to solve for, inputs to outputs, and weights of operations that cannot be.
 

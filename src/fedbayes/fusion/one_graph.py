@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from fedbayes.core.tensors import Tensors
 from fedbayes.errors import ModelError
 from fedbayes.fusion.combining import combine
-from fedbayes.fusion.donors import Donor, find_donors
+from fedbayes.fusion.donors import TracedNetwork, find_donors
 from fedbayes.fusion.widths import bears
 from fedbayes.models.resize import widened
 from fedbayes.models.steps import clean
@@ -17,8 +17,8 @@ from fedbayes.models.units import require_inputs_kept
 
 
 def of_one_graph(
-    clients: Mapping[str, nn.Module], like: nn.Module, example: Tensor
-) -> tuple[Donor, list[Donor]]:
+    clients: Mapping[str, nn.Module], example: Tensor
+) -> tuple[TracedNetwork, list[TracedNetwork]]:
     """The first network and all of them, as they were traced.
 
     Raises:
@@ -36,7 +36,8 @@ def of_one_graph(
                     "--method function asks networks alone"
                 )
     require_inputs_kept(clients, example)
-    own, donors = find_donors(list(clients.values()), like, example, lambda _: None)
+    networks = list(clients.values())
+    own, donors = find_donors(networks, networks[0], example, lambda _: None)
     known = {donor.client for donor in donors}
     for number, (name, client) in enumerate(clients.items()):
         if number not in known:
@@ -47,7 +48,7 @@ def of_one_graph(
     return _used(own), [_used(donor) for donor in donors]
 
 
-def _difference(own: Donor, client: nn.Module) -> str:
+def _difference(own: TracedNetwork, client: nn.Module) -> str:
     """What of a network keeps it from the graph of another: tensors of no units, if it is these."""
     tensors, untouched = clean(client), own.steps.units().untouched
     axes = (a for g in own.groups.values() for a in (*g.owned, *g.readers, *g.running))
@@ -60,15 +61,15 @@ def _difference(own: Donor, client: nn.Module) -> str:
     return ""
 
 
-def _used(donor: Donor) -> Donor:
+def _used(donor: TracedNetwork) -> TracedNetwork:
     """A network with the tensors alone that its operations name, each once though shared."""
     names = set(donor.steps.names.values())
     return replace(donor, tensors={n: t for n, t in donor.tensors.items() if n in names})
 
 
-def idle_tensors(clients: Sequence[nn.Module], used: Collection[str]) -> Tensors:
+def idle_tensors(donors: Sequence[TracedNetwork], used: Collection[str]) -> Tensors:
     """The mean of what networks hold beside the tensors of their operations: learnt noise, say."""
-    tensors = [clean(client) for client in clients]
+    tensors = [clean(donor.module) for donor in donors]
     first = tensors[0]
     shared = {first[name].data_ptr() for name in used}
     names = [
@@ -80,7 +81,7 @@ def idle_tensors(clients: Sequence[nn.Module], used: Collection[str]) -> Tensors
     return combine([{name: own[name] for name in names} for own in tensors], mean)
 
 
-def fixed_numbers(own: Donor, like: nn.Module, example: Tensor) -> dict[str, str]:
+def fixed_numbers(own: TracedNetwork, example: Tensor) -> dict[str, str]:
     """Of each group, why its number of units stays; empty if it need not."""
     found, free = {}, []
     for layer, group in own.groups.items():
@@ -92,8 +93,8 @@ def fixed_numbers(own: Donor, like: nn.Module, example: Tensor) -> dict[str, str
             found[layer] = group.mixed or ("frozen weights read it" if group.frozen_readers else "")
         if not found[layer] and not group.output:
             free.append((group, widened(group.count, group.cells, 2)))
-    if not bears(own, like, free, example):
+    if not bears(own, free, example):
         for group, twice in free:
-            if not bears(own, like, [(group, twice)], example):
+            if not bears(own, [(group, twice)], example):
                 found[group.layer] = "the network's own code bears no other number"
     return found

@@ -21,7 +21,7 @@ from torch import Tensor, nn
 from fedbayes.errors import ConfigError, ModelError
 from fedbayes.fusion.assembly import Origins, assembled, whole_tensors
 from fedbayes.fusion.choice import choose
-from fedbayes.fusion.donors import Donor, find_donors
+from fedbayes.fusion.donors import TracedNetwork, find_donors
 from fedbayes.fusion.layers import fits
 from fedbayes.fusion.shares import Shares
 from fedbayes.fusion.solver import Solver
@@ -96,24 +96,13 @@ def regress(
         raise ModelError("there are no models to fuse")
     example = draw(0)
     own, donors = find_donors(clients, like, example, say)
-    with torch.no_grad():
-        wide, taught = own.steps.outputs(own.tensors, example), teacher(example)
-    if wide.shape != taught.shape:
-        raise ModelError(
-            f"the wanted network gives outputs of shape {tuple(wide.shape)} where the clients "
-            f"together give {tuple(taught.shape)}"
-        )
-    shares = _shares(teacher, donors, len(clients), wide.shape[-1])
-    weight = list(samples) if samples is not None else None
-    weights = [
-        shares.table[i].sum().item() if weight is None else weight[donor.client]
-        for i, donor in enumerate(donors)
-    ]
-    anchor = max(range(len(donors)), key=weights.__getitem__)
+    taught = _taught(own, teacher, example)
+    shares = _shares(teacher, donors, len(clients), taught.shape[-1])
+    anchor = _anchor(shares, donors, samples)
     untouched = own.steps.units().untouched
     if untouched and own is not donors[0]:
         say(f"{WHOLE}: {whole_tensors(untouched)}")
-    wanted = orders(own, donors, widths, like, example, say)
+    wanted = orders(own, donors, widths, example, say)
     chosen, whole = choose(donors, wanted, draw, batches, shares, anchor, units != "chosen")
     if whole:
         say(f"units of one client alone: {', '.join(whole)}")
@@ -145,16 +134,42 @@ def regress(
             if progress is not None and solver is solvers[0]:
                 progress(f"solving {fit.name}")
             solver.solve(fit, ridge)
-    fused, *others = (with_weights(like, solver.tensors) for solver in solvers)
-    if not merged:
-        return fused
-    for alone in others:
+    networks = [with_weights(like, solver.tensors) for solver in solvers]
+    nearest = networks[0]
+    if len(networks) > 1:
         unseen = [draw(batches + number) for number in range(UNSEEN)]
-        far, far_alone = _far([fused, alone], teacher, unseen)
-        if far_alone <= far:
-            return alone
-    say(f"neurons are merged from several clients' in {', '.join(merged)}")
-    return fused
+        far = _far(networks, teacher, unseen)
+        nearest = networks[far[1] <= far[0]]
+    if merged and nearest is networks[0]:
+        say(f"neurons are merged from several clients' in {', '.join(merged)}")
+    return nearest
+
+
+def _anchor(
+    shares: Shares, donors: Sequence[TracedNetwork], samples: Sequence[float] | None
+) -> int:
+    """Place of the donor that what no unit can be followed through is taken from."""
+    weights = [
+        shares.table[i].sum().item() if samples is None else samples[donor.client]
+        for i, donor in enumerate(donors)
+    ]
+    return max(range(len(donors)), key=weights.__getitem__)
+
+
+@torch.no_grad()
+def _taught(own: TracedNetwork, teacher: Teacher, example: Tensor) -> Tensor:
+    """What the teacher says of a batch, of which the wanted network gives as many outputs.
+
+    Raises:
+        ModelError: it does not.
+    """
+    wide, taught = own.steps.outputs(own.tensors, example), teacher(example)
+    if wide.shape != taught.shape:
+        raise ModelError(
+            f"the wanted network gives outputs of shape {tuple(wide.shape)} where the clients "
+            f"together give {tuple(taught.shape)}"
+        )
+    return taught
 
 
 @torch.no_grad()
@@ -167,13 +182,15 @@ def _far(networks: Sequence[nn.Module], teacher: Teacher, unseen: Sequence[Tenso
     return [float(divergence(each, taught, likelihood)) for each in outputs]
 
 
-def _shares(teacher: Teacher, donors: Sequence[Donor], clients: int, outputs: int) -> Shares:
+def _shares(
+    teacher: Teacher, donors: Sequence[TracedNetwork], clients: int, outputs: int
+) -> Shares:
     """Of donors in outputs."""
     of_classes = isinstance(teacher.likelihood(outputs), Classes)
     return Shares(_table(teacher, donors, clients, outputs), of_classes)
 
 
-def _table(teacher: Teacher, donors: Sequence[Donor], clients: int, classes: int) -> Tensor:
+def _table(teacher: Teacher, donors: Sequence[TracedNetwork], clients: int, classes: int) -> Tensor:
     """As in `Shares`."""
     if donors[0].client < 0:
         return torch.ones(1, classes)

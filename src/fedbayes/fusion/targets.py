@@ -13,7 +13,7 @@ from torch import Tensor
 from torch.fx import Node
 
 from fedbayes.fusion.assembly import FREE
-from fedbayes.fusion.donors import Donor
+from fedbayes.fusion.donors import TracedNetwork
 from fedbayes.fusion.layers import Fit, bundles
 from fedbayes.fusion.patches import picked
 from fedbayes.fusion.shares import Shares
@@ -41,7 +41,7 @@ class Targets:
         self,
         fits: Sequence[Fit],
         steps: Steps,
-        donors: Sequence[Donor],
+        donors: Sequence[TracedNetwork],
         anchor: int,
         shares: Shares,
         teacher: Teacher,

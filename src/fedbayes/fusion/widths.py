@@ -6,7 +6,7 @@ import torch
 from torch import Tensor, nn
 
 from fedbayes.errors import ConfigError, ModelError
-from fedbayes.fusion.donors import Donor
+from fedbayes.fusion.donors import TracedNetwork
 from fedbayes.models.resize import Placed, placed, resized, widened
 from fedbayes.models.steps import Steps, clean
 from fedbayes.models.units import Group, evaluating
@@ -20,10 +20,9 @@ Orders = list[tuple[Group, list[int]]]
 
 
 def orders(
-    own: Donor,
-    donors: Sequence[Donor],
+    own: TracedNetwork,
+    donors: Sequence[TracedNetwork],
     widths: Widths,
-    like: nn.Module,
     example: Tensor,
     say: Callable[[str], None],
 ) -> Orders:
@@ -38,7 +37,6 @@ def orders(
         own: the wanted network.
         donors: whose units there are.
         widths: as told.
-        like: the wanted network.
         example: a batch of inputs.
         say: called where a width is another than was told.
 
@@ -65,10 +63,10 @@ def orders(
         elif not isinstance(width, int) and len(order) < 0.99 * width * group.count - 1:
             say(f"{layer}: {len(order)} units, all that there are")
         found.append((group, order))
-    return _borne(found, own, like, example, isinstance(widths, Mapping), say)
+    return _borne(found, own, example, isinstance(widths, Mapping), say)
 
 
-def _limited(group: Group, order: Sequence[int], donors: Sequence[Donor]) -> list[int]:
+def _limited(group: Group, order: Sequence[int], donors: Sequence[TracedNetwork]) -> list[int]:
     """No more units of a cell than there are."""
     there = [cell for donor in donors for cell in donor.groups[group.layer].cells]
     kept: list[int] = []
@@ -80,8 +78,7 @@ def _limited(group: Group, order: Sequence[int], donors: Sequence[Donor]) -> lis
 
 def _borne(
     found: Orders,
-    own: Donor,
-    like: nn.Module,
+    own: TracedNetwork,
     example: Tensor,
     told: bool,
     say: Callable[[str], None],
@@ -91,7 +88,7 @@ def _borne(
     """
 
     def borne(units: Orders) -> bool:
-        return computes(like, units, example) if told else bears(own, like, units, example)
+        return computes(own, units, example) if told else bears(own, units, example)
 
     if borne(found):
         return found
@@ -113,31 +110,31 @@ def _borne(
     return result
 
 
-def computes(like: nn.Module, units: Orders, example: Tensor) -> bool:
+def computes(own: TracedNetwork, units: Orders, example: Tensor) -> bool:
     """Whether a network's own code bears these widths: outputs are of the shape that they have."""
     changed = [(group, order) for group, order in units if order != list(range(group.count))]
     if not changed:
         return True
     try:
         with torch.no_grad():
-            answer = resized(like, changed)(example)
-            return bool(answer.shape == evaluating(like)(example).shape)
+            answer = resized(own.module, changed)(example)
+            return bool(answer.shape == evaluating(own.module)(example).shape)
     except Exception:  # whatever a module of somebody's own may raise
         return False
 
 
-def bears(own: Donor, like: nn.Module, units: Orders, example: Tensor) -> bool:
+def bears(own: TracedNetwork, units: Orders, example: Tensor) -> bool:
     """Whether a network's own code computes the same at these widths, its units laid out alike."""
-    if not computes(like, units, example):
+    if not computes(own, units, example):
         return False
     try:
-        recorded(own, resized(like, units), units, example)
+        recorded(own, resized(own.module, units), units, example)
     except ModelError:
         return False
     return True
 
 
-def recorded(own: Donor, module: nn.Module, found: Orders, example: Tensor) -> Steps:
+def recorded(own: TracedNetwork, module: nn.Module, found: Orders, example: Tensor) -> Steps:
     """The operations of the fused network at its widths.
 
     Args:

@@ -151,10 +151,8 @@ def _draws(
 def _mean_loss(loss: Callable[[Samples], Tensor], samples: Samples, batch_size: int) -> float:
     """Mean over samples of a loss, piece by piece."""
     total = 0.0
-    for x, y in zip(
-        torch.split(samples.x, batch_size), torch.split(samples.y, batch_size), strict=True
-    ):
-        total += len(y) * float(loss(Samples(x, y)))
+    for batch in samples.batches(batch_size):
+        total += len(batch.y) * float(loss(batch))
     return total / len(samples.y)
 
 

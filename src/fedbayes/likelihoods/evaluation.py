@@ -44,17 +44,15 @@ def evaluate(
 
     if not len(samples.y):
         return {}
-    outputs = (draw(x) for x in torch.split(samples.x, batch_size))
     if likelihood.coupled:
         parts = [*sizes] or [len(samples.y)]
-        split = torch.split(torch.cat(list(outputs), dim=1), parts, dim=1)
+        outputs = [draw(batch.x) for batch in samples.batches(batch_size)]
+        split = torch.split(torch.cat(outputs, dim=1), parts, dim=1)
         each = zip(split, torch.split(samples.y, parts), strict=True)
         pieces = [piece(draws, y) for draws, y in each if len(y)]
     else:
-        pieces = [
-            piece(draws, y)
-            for draws, y in zip(outputs, torch.split(samples.y, batch_size), strict=True)
-        ]
+        batches = samples.batches(batch_size)
+        pieces = [piece(draw(batch.x), batch.y) for batch in batches]
     return {name: torch.cat([piece[name] for piece in pieces]).cpu() for name in pieces[0]}
 
 

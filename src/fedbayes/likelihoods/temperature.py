@@ -19,7 +19,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from fedbayes.core.plausible import LARGEST, check_count
-from fedbayes.core.tensors import Samples, Tensors
+from fedbayes.core.tensors import PREDICTED, Samples, Tensors
 from fedbayes.errors import DataError, MessageError
 from fedbayes.likelihoods.base import Classes, Likelihood, finite
 from fedbayes.likelihoods.multilabel import Multilabel
@@ -33,8 +33,6 @@ _ROUNDING = 1e-9
 """Part of its sums by which what a client says may contradict itself."""
 _BATCH = 200
 """Samples of which the grid is computed at a time."""
-_PIECE = 1000
-"""Samples that are predicted at a time."""
 
 
 @dataclass(frozen=True)
@@ -210,8 +208,7 @@ def sums_of(
         draw: inputs [n, ...] to outputs [draws, n, width].
         samples: on the device of the network.
     """
-    pieces = zip(torch.split(samples.x, _PIECE), torch.split(samples.y, _PIECE), strict=True)
-    found = (temperature_sums(likelihood, draw(x), y) for x, y in pieces if len(y))
+    found = (temperature_sums(likelihood, draw(x), y) for x, y in samples.batches(PREDICTED))
     return reduce(add, found, TemperatureSums.nothing())
 
 

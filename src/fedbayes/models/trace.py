@@ -52,6 +52,11 @@ class Field:
     """The parameter and its axis, if the value is a view of one."""
 
 
+Named = tuple[frozenset[int], Field, tuple[int, ...], int]
+"""A field of an operand: the letters of a product that it is on, itself, the letters of its axes,
+and which operand it is of."""
+
+
 @dataclass(frozen=True)
 class Flow:
     """A value of the forward pass; axes that no field has are the same for every unit."""
@@ -216,7 +221,7 @@ class Trace:
 
     def _cluster(
         self,
-        cluster: list[tuple[frozenset[int], Field, tuple[int, ...], int]],
+        cluster: Sequence[Named],
         letters: set[int],
         operands: Sequence[tuple[Flow, Sequence[int]]],
         out: Sequence[int],
@@ -245,21 +250,7 @@ class Trace:
         if not common or widest[0] != letters:
             self._refuse_all(atoms, f"{reason} combines axes in a way that is not followed")
             return None
-        alike = all(item[0] == letters for item in cluster)
-        wide = widest[2]
-        reduced: Atoms | None = None
-        merged = widest[1].atoms
-        for _, f, named, _ in cluster:
-            if alike:
-                turned = np.transpose(f.atoms, [named.index(letter) for letter in wide])
-                merged = turned if reduced is None else self.same(merged, turned)
-                reduced = merged
-                continue
-            keep = [letter for letter in named if letter in common]
-            gone = [place for place, letter in enumerate(named) if letter not in common]
-            part = self.along(f.atoms, gone)
-            part = np.transpose(part, [keep.index(letter) for letter in sorted(common)])
-            reduced = part if reduced is None else self.same(reduced, part)
+        wide, merged = widest[2], self._merged(cluster, letters, common, widest)
         if product:
             zero = (
                 any(f.zero for f in values)
@@ -280,6 +271,30 @@ class Trace:
             wide = tuple(left)
         source = sources[0] if len(operands) == 1 and sources else None
         return Field(tuple(list(out).index(letter) for letter in wide), merged, zero, source)
+
+    def _merged(
+        self,
+        cluster: Sequence[Named],
+        letters: set[int],
+        common: frozenset[int],
+        widest: Named,
+    ) -> Atoms:
+        """The atoms of fields on the same letters, made the same along these."""
+        alike = all(item[0] == letters for item in cluster)
+        reduced: Atoms | None = None
+        merged = widest[1].atoms
+        for _, f, named, _ in cluster:
+            if alike:
+                turned = np.transpose(f.atoms, [named.index(letter) for letter in widest[2]])
+                merged = turned if reduced is None else self.same(merged, turned)
+                reduced = merged
+                continue
+            keep = [letter for letter in named if letter in common]
+            gone = [place for place, letter in enumerate(named) if letter not in common]
+            part = self.along(f.atoms, gone)
+            part = np.transpose(part, [keep.index(letter) for letter in sorted(common)])
+            reduced = part if reduced is None else self.same(reduced, part)
+        return merged
 
     def _refuse_all(self, atoms: Iterable[Atoms], reason: str) -> None:
         self.untouchable.extend((found, reason) for found in atoms)

@@ -270,56 +270,21 @@ def deepened(run: RunFolder, record: Record) -> Record:
     Raises:
         RunError: the newest checkpoint is damaged.
     """
-    settings, rounds, notes = record.settings, record.rounds, list(record.notes)
+    settings, notes = record.settings, list(record.notes)
     reference = is_reference(settings.get("engine"), settings.get("data.name"))
     fields: dict[str, Any] = {"reference": reference}
     likelihood, progress = None, None
-    own = [settings[key] for key in _NAMES if ":" in str(settings.get(key, ""))]
     try:
-        preprocessing = run.preprocessing()
-        if preprocessing is not None:
-            fields |= {"classes": preprocessing.classes, "target": preprocessing.target}
-            if ":" not in str(settings.get("task.likelihood", "")):
-                likelihood = _likelihood(settings, preprocessing.target)
-                fields |= {
-                    "metric": likelihood.metric,
-                    "higher_is_better": likelihood.higher_is_better,
-                }
+        likelihood = _add_target(run, settings, fields)
     except FedbayesError as error:
         notes.append(f"what is predicted is not known: {error}")
     if (known := run.inventory()) is not None and known.headline:
         fields["whose"], _, fields["metric"] = known.headline.partition("_")
         fields["higher_is_better"] = known.higher_is_better
     try:
-        division, names = run.partition(), run.client_names()
-        if division is not None:
-            fields |= {"clients": division.names}
-            if reference:  # the division is of the server's rows
-                fields |= reported_sizes(run, len(division.names))
-            else:
-                fields |= {
-                    "train_sizes": np.diff(division.train_offsets),
-                    "test_sizes": np.diff(division.test_offsets),
-                }
-        if "target" in fields and not record.between:
-            fields["between"] = _between(run.metrics(), names, fields["target"])
+        _add_division(run, record, fields)
         progress = run.progress()
-        if progress is not None and likelihood is not None:
-            each = progress.clients.each(likelihood)
-            values = {names[c]: found[likelihood.metric] for c, found in each.items()}
-            fields["values"] = {name: v for name, v in values.items() if math.isfinite(v)}
-            if without := len(values) - len(fields["values"]):
-                notes.append(
-                    f"{without} of {len(values)} clients are not in the chart of clients: their "
-                    f"{likelihood.metric} is undefined, or not finite"
-                )
-        elif progress is not None:
-            notes.append(f"no metrics of clients: {_untold(settings['task.likelihood'])}")
-        elif rounds:
-            notes.append(
-                "no metrics of clients: it has no checkpoint in checkpoints/, which would say too "
-                "whether its other files are whole"
-            )
+        notes += _add_values(run, record, likelihood, progress, fields)
     except FedbayesError as error:
         notes.append(f"no metrics of clients: {error}")
     try:
@@ -332,47 +297,122 @@ def deepened(run: RunFolder, record: Record) -> Record:
     except FedbayesError as error:
         notes.append(f"what clients contribute is not told: {error}")
     try:
-        if text := run.free_changes():
-            notes.append(text)
-        run.refuse_changed_config()
-        if function := settings.get("data.generator"):
-            raise RunError(_untold(str(function)))
-        if ":" in str(of_data := settings.get("data.name", "")):
-            raise RunError(_untold(str(of_data)))
-        config = _built_in(run, own).on("auto")
-        data = stored_data(config, run)
-        fields |= {"clients": data.partition.names, "classes": data.classes, "target": data.target}
-        if reference:
-            notes.append(
-                "predictions are of the server's reference table, which is no client's; what is "
-                "told of clients they reported"
-            )
-        else:
-            fields |= {
-                "train_sizes": data.train_sizes(),
-                "test_sizes": data.test_sizes(),
-                "counts": data.counts() if data.classes else None,
-            }
-        if own:
-            raise RunError(_untold(own[0]))
-        method = config.build_method()
-        fields["whose"] = method.models.headline
-        if not method.models.has_global:
-            notes.append(f"under {method.name} only clients have models: there is no global one")
-        runtime = build_runtime(config, data, quiet=True)
-        model = _model(run, runtime, progress)
-        if model is not None and data.test_total:
-            bind_frozen(run, runtime.run.network)
-            fields |= _predicted(runtime, data, model, record.temperature)
-            lost = data.test_total - int(fields["confusion"].sum()) if "confusion" in fields else 0
-            if lost:
-                notes.append(f"{lost} predictions of the global model are not finite")
+        _add_predictions(run, record, progress, fields, notes)
     except FedbayesError as error:
         missing = "predictions of the global model"
         if "classes" not in fields:
             missing = f"split, no {missing}"
         notes.append(f"no {missing}: {error}")
     return replace(record, notes=tuple(notes), **fields)
+
+
+def _add_target(
+    run: RunFolder, settings: Mapping[str, Any], fields: dict[str, Any]
+) -> Likelihood | None:
+    """What is predicted, and its likelihood if that is no code of somebody's own."""
+    preprocessing = run.preprocessing()
+    if preprocessing is None:
+        return None
+    fields |= {"classes": preprocessing.classes, "target": preprocessing.target}
+    if ":" in str(settings.get("task.likelihood", "")):
+        return None
+    likelihood = _likelihood(settings, preprocessing.target)
+    fields |= {"metric": likelihood.metric, "higher_is_better": likelihood.higher_is_better}
+    return likelihood
+
+
+def _add_division(run: RunFolder, record: Record, fields: dict[str, Any]) -> None:
+    """Names and sizes of clients, and how metrics differ between them."""
+    division, names = run.partition(), run.client_names()
+    if division is not None:
+        fields |= {"clients": division.names}
+        if fields["reference"]:  # the division is of the server's rows
+            fields |= reported_sizes(run, len(division.names))
+        else:
+            fields |= {
+                "train_sizes": np.diff(division.train_offsets),
+                "test_sizes": np.diff(division.test_offsets),
+            }
+    if "target" in fields and not record.between:
+        fields["between"] = _between(run.metrics(), names, fields["target"])
+
+
+def _add_values(
+    run: RunFolder,
+    record: Record,
+    likelihood: Likelihood | None,
+    progress: Progress | None,
+    fields: dict[str, Any],
+) -> list[str]:
+    """The headline metric of each client's own model; notes on what lacks."""
+    if progress is not None and likelihood is not None:
+        names, each = run.client_names(), progress.clients.each(likelihood)
+        values = {names[c]: found[likelihood.metric] for c, found in each.items()}
+        fields["values"] = {name: v for name, v in values.items() if math.isfinite(v)}
+        if without := len(values) - len(fields["values"]):
+            return [
+                f"{without} of {len(values)} clients are not in the chart of clients: their "
+                f"{likelihood.metric} is undefined, or not finite"
+            ]
+    elif progress is not None:
+        return [f"no metrics of clients: {_untold(record.settings['task.likelihood'])}"]
+    elif record.rounds:
+        return [
+            "no metrics of clients: it has no checkpoint in checkpoints/, which would say too "
+            "whether its other files are whole"
+        ]
+    return []
+
+
+def _add_predictions(
+    run: RunFolder,
+    record: Record,
+    progress: Progress | None,
+    fields: dict[str, Any],
+    notes: list[str],
+) -> None:
+    """What the data tell, and what the global model predicts of them.
+
+    Raises:
+        FedbayesError: the data are not here, or it takes code of somebody's own.
+    """
+    settings = record.settings
+    own = [settings[key] for key in _NAMES if ":" in str(settings.get(key, ""))]
+    if text := run.free_changes():
+        notes.append(text)
+    run.refuse_changed_config()
+    if function := settings.get("data.generator"):
+        raise RunError(_untold(str(function)))
+    if ":" in str(of_data := settings.get("data.name", "")):
+        raise RunError(_untold(str(of_data)))
+    config = _built_in(run, own).on("auto")
+    data = stored_data(config, run)
+    fields |= {"clients": data.partition.names, "classes": data.classes, "target": data.target}
+    if fields["reference"]:
+        notes.append(
+            "predictions are of the server's reference table, which is no client's; what is "
+            "told of clients they reported"
+        )
+    else:
+        fields |= {
+            "train_sizes": data.train_sizes(),
+            "test_sizes": data.test_sizes(),
+            "counts": data.counts() if data.classes else None,
+        }
+    if own:
+        raise RunError(_untold(own[0]))
+    method = config.build_method()
+    fields["whose"] = method.models.headline
+    if not method.models.has_global:
+        notes.append(f"under {method.name} only clients have models: there is no global one")
+    runtime = build_runtime(config, data, quiet=True)
+    model = _model(run, runtime, progress)
+    if model is not None and data.test_total:
+        bind_frozen(run, runtime.run.network)
+        fields |= _predicted(runtime, data, model, record.temperature)
+        lost = data.test_total - int(fields["confusion"].sum()) if "confusion" in fields else 0
+        if lost:
+            notes.append(f"{lost} predictions of the global model are not finite")
 
 
 def _calibrated(summary: Metrics) -> dict[str, Any]:

@@ -189,6 +189,43 @@ def _heat(chart: Heat) -> str:
     written = chart.by == "row" and rows <= MOST_WRITTEN
     room = _room(left + columns * (digits * 6.4 + 3) + 20)
     parts = [f'<rect class="empty" width="100%" height="{height:.1f}"/>']
+    cells, stops = _heat_cells(chart, tall, wide, by, room if written else "")
+    parts += cells
+    every = math.ceil(13 / tall)
+    for i, name in enumerate(row_names):
+        if i % every == 0:
+            said = clipped(name, int((left - 26) / LETTER))
+            parts.append(
+                f'<text x="-6" y="{tall * (i + 0.5) + 4:.1f}" text-anchor="end">{said}</text>'
+            )
+    parts.append(
+        f'<text transform="translate({16 - left:.0f} {height / 2:.0f}) rotate(-90)" '
+        f'text-anchor="middle">{escape(row_label)}</text>'
+    )
+    longest = max(map(len, names))
+    upright = columns * (longest * LETTER + 6) > 190 and longest > 1
+    below = 10 + (min(22, longest) * LETTER if upright else 12)
+    parts += _column_names(names, wide, height, upright)
+    parts.append(f'<rect class="frame" width="100%" height="{height:.1f}"/>')
+    svg = plot(chart.title, height, parts, stops, left=left, below=below)
+    whole = chart.row_label if chart.by == "row" else chart.column_label
+    said = f"share of the {whole}'s samples" + ("; numbers are samples" if written else "")
+    return framed(svg, "", label, left) + str(heat_key(said))
+
+
+def _heat_cells(
+    chart: Heat, tall: float, wide: float, by: Sequence[int], written: str
+) -> tuple[list[str], list[Stop]]:
+    """Cells of a table of counts, and what is said of each under the pointer.
+
+    Args:
+        chart: the counts.
+        tall: height of a cell.
+        wide: its width, in per cent.
+        by: sum of each row or column, which shares are of.
+        written: class of the numbers in cells; empty for none.
+    """
+    parts: list[str] = []
     stops: list[Stop] = []
     for i, counts in enumerate(chart.counts):
         for j, count in enumerate(counts):
@@ -204,7 +241,7 @@ def _heat(chart: Heat) -> str:
             middle = (wide * (j + 0.5) / 100, tall * (i + 0.5))
             if written:
                 parts.append(
-                    f'<text class="{room}" x="{100 * middle[0]:.2f}%" y="{middle[1] + 4:.1f}" '
+                    f'<text class="{written}" x="{100 * middle[0]:.2f}%" y="{middle[1] + 4:.1f}" '
                     f'text-anchor="middle" style="fill: {on}">{count}</text>'
                 )
             text = (
@@ -212,20 +249,12 @@ def _heat(chart: Heat) -> str:
                 f"{count:,} samples, {share:.1%}"
             )
             stops.append((round(middle[0], 4), middle[1], text))
-    every = math.ceil(13 / tall)
-    for i, name in enumerate(row_names):
-        if i % every == 0:
-            said = clipped(name, int((left - 26) / LETTER))
-            parts.append(
-                f'<text x="-6" y="{tall * (i + 0.5) + 4:.1f}" text-anchor="end">{said}</text>'
-            )
-    parts.append(
-        f'<text transform="translate({16 - left:.0f} {height / 2:.0f}) rotate(-90)" '
-        f'text-anchor="middle">{escape(row_label)}</text>'
-    )
-    longest = max(map(len, names))
-    upright = columns * (longest * LETTER + 6) > 190 and longest > 1
-    below = 10 + (min(22, longest) * LETTER if upright else 12)
+    return parts, stops
+
+
+def _column_names(names: Sequence[str], wide: float, height: float, upright: bool) -> list[str]:
+    """Names below columns of this width in per cent, of many some."""
+    parts, columns = [], len(names)
     step = math.ceil(columns / MOST_NAMED)
     for j, name in enumerate(names):
         if j % step:
@@ -241,11 +270,7 @@ def _heat(chart: Heat) -> str:
             f"{escape(name)}</text>"
         )
         parts.append(text)
-    parts.append(f'<rect class="frame" width="100%" height="{height:.1f}"/>')
-    svg = plot(chart.title, height, parts, stops, left=left, below=below)
-    whole = chart.row_label if chart.by == "row" else chart.column_label
-    said = f"share of the {whole}'s samples" + ("; numbers are samples" if written else "")
-    return framed(svg, "", label, left) + str(heat_key(said))
+    return parts
 
 
 def _without_prefix(names: Sequence[str], label: str) -> tuple[list[str], str]:

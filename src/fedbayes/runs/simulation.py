@@ -17,7 +17,7 @@ from threadpoolctl import threadpool_limits
 
 from fedbayes.config.config import Config
 from fedbayes.contracts import AnyMethod, Federation, Models
-from fedbayes.contracts.returned import started, stopped
+from fedbayes.contracts.returned import started
 from fedbayes.core.brief import Brief
 from fedbayes.core.by_client import ByClient
 from fedbayes.core.devices import repeatable
@@ -39,7 +39,7 @@ from fedbayes.federation.engines import (
 )
 from fedbayes.federation.ledger import Ledger
 from fedbayes.federation.privacy import keys
-from fedbayes.federation.round import Round, Rules, run_round
+from fedbayes.federation.round import Round
 from fedbayes.federation.stages.weights import ReportWeights
 from fedbayes.runs.build import (
     build_data,
@@ -50,17 +50,16 @@ from fedbayes.runs.build import (
 )
 from fedbayes.runs.calibration import Calibrator
 from fedbayes.runs.checks import check, remarks
-from fedbayes.runs.cohorts import cohort_of
 from fedbayes.runs.evaluator import Evaluator
 from fedbayes.runs.lines import (
     evaluation_line,
     of_noise_alone,
     round_line,
     troubles_of,
-    wasted_round,
 )
 from fedbayes.runs.precision import choose
-from fedbayes.runs.privacy import identified, mechanism, round_summary, secret_of
+from fedbayes.runs.privacy import identified, round_summary, secret_of
+from fedbayes.runs.rounds import Rounds, RoundsInVain
 from fedbayes.runs.summary import summarize
 from fedbayes.runs.turns import RoundPlan, Scheduler, states_needed
 from fedbayes.storage.activity import EVALUATING, TRAINING, Activity, Notify, unnoticed
@@ -148,8 +147,6 @@ class Simulation(Brief):
         self._told = notify
         self.temporary: object = None
         """Keeps a temporary folder as long as it lives; None where the folder is the user's."""
-        self.stop = False
-        """Set it to end after the round under way."""
         self._engine: Engine | None = None
         self._start_engine = engine
         self._client_keys: Callable[[], Mapping[int, bytes]] = dict
@@ -319,11 +316,7 @@ class Simulation(Brief):
         record = identified(checkpoint.privacy, self.config)
         timing = self._turns.take_up(checkpoint)
         self.progress: Progress = replace(checkpoint, privacy=record, timing=timing)
-        self._secret = secret_of(record, self.config)
-        self._wasted_rounds = 0  # rounds in a row that came to nothing, in this process
         self._saved = checkpoint.round
-        self.server: Any = unpack(self.method.server_state, checkpoint.server)
-        self._weights = self._weights_after(checkpoint)
         self.folder.drop_metrics_after(checkpoint.round)
         lines = self.folder.metrics()
         self._standing = BestTracker(
@@ -332,13 +325,23 @@ class Simulation(Brief):
             self.likelihood.higher_is_better,
             self.config.stop_min_improvement,
         ).after_all(lines)
-        self.stopped: str = lines[-1].get("stopped", "") if lines else ""
-        """Why the headline metric ended the run before its last round; empty if it did not."""
         self.best: Progress | None = None
         """The state after the best round so far, where its checkpoint is kept."""
         if self._keeps_best:
             self._take_up_best(lines)
         self.states = ClientStates(self.folder.clients, checkpoint.states)
+        self.rounds = Rounds(
+            self.config,
+            self.runtime,
+            secret_of(record, self.config),
+            unpack(self.method.server_state, checkpoint.server),
+            self.states,
+            self._weights_after(checkpoint),
+            record,
+            self._step,
+            checkpoint.round,
+            lines[-1].get("stopped", "") if lines else "",
+        )
         self.states.round = checkpoint.round
         self.states.move_older()
         self.states.check()
@@ -445,9 +448,15 @@ class Simulation(Brief):
         """Run the rounds that remain. After the last one the summary is written."""
         if not self.over and not self.stop:
             self.folder.reopen()
-        while not self.over and not self.stop:
-            yield self._step(self.progress.round + 1)
-            self._require_sound_rounds()
+        try:
+            yield from self.rounds
+        except RoundsInVain as error:
+            if self._saved < self.progress.round:
+                self.checkpoint()
+            raise RunError(
+                f"{self.folder.path}: {error}. `resume` tries as many rounds again; "
+                "stop_refused = 0 goes on whatever comes"
+            ) from None
         if self._saved < self.progress.round:
             self.checkpoint()
         self._tidy()
@@ -519,35 +528,29 @@ class Simulation(Brief):
             f"too few good reports came{_reasons(metrics)}"
         )
 
-    def _require_sound_rounds(self) -> None:
-        """See that rounds come to something.
-
-        Raises:
-            RunError: for `stop_refused` rounds in a row every report was rejected, or the update
-                undone.
-        """
-        most = self.config.stop_refused
-        if self.over or not most or self._wasted_rounds < most or self.config.privacy.noise:
-            return  # with noise every round has an update, whoever reports
-        if self._saved < self.progress.round:
-            self.checkpoint()
-        raise RunError(
-            f"{self.folder.path}: for {most} rounds in a row every report was rejected, or the "
-            f"update was undone; the last time: {wasted_round(self._last)}. If the clients are "
-            "honest, training diverges (a smaller training.lr may do), or bounds are too narrow "
-            "(aggregation.max_change, aggregation.max_weight). `resume` tries as many rounds "
-            "again; stop_refused = 0 goes on whatever comes"
-        )
+    @property
+    def server(self) -> Any:
+        """The server's state."""
+        return self.rounds.server
 
     @property
     def over(self) -> bool:
         """Whether no round remains to be run."""
-        return self._over(self.progress.round, self.server)
+        return self.rounds.over
 
-    def _over(self, number: int, server: Any) -> bool:
-        """Whether round `number` was the last."""
-        done = number >= self.config.rounds or bool(self.stopped)
-        return done or bool(stopped(server))
+    @property
+    def stopped(self) -> str:
+        """Why the headline metric ended the run before its last round; empty if it did not."""
+        return self.rounds.stopped
+
+    @property
+    def stop(self) -> bool:
+        """Set it to end after the round under way."""
+        return self.rounds.stop
+
+    @stop.setter
+    def stop(self, stop: bool) -> None:
+        self.rounds.stop = stop
 
     def _step(self, number: int) -> Step:
         """Run a round, evaluate the result, and put it on record.
@@ -585,8 +588,8 @@ class Simulation(Brief):
         for client, state in states.items():
             self.states[client] = state
         self.progress = replace(self.progress, clients=earlier.clients, weights=earlier.weights)
-        self._weights = self._weights_after(self.progress)
-        ledger = Ledger(weights=self._weights)
+        self.rounds.weights = self._weights_after(self.progress)
+        ledger = Ledger(weights=self.rounds.weights)
         planned = RoundPlan([], self.progress.timing)
         step = self._complete(
             Round(1, server, [], ledger), planned, time.perf_counter(), self._seconds_evaluating
@@ -605,9 +608,7 @@ class Simulation(Brief):
             evaluating: seconds that evaluations had taken by then.
         """
         number = result.number
-        packed = pack(result.server)
-        # As it would be after a resume, down to the order of the names.
-        self.server = unpack(self.method.server_state, packed)
+        packed = self.rounds.take(result)
         model = self.method.model(self.server, self.run)
         found = self._measured(model, result)
         missed: dict[int, str] = {}
@@ -617,7 +618,7 @@ class Simulation(Brief):
                 found, missed = self._copied(model, found)
         evaluating = self._seconds_evaluating - evaluating
         seconds = max(0.0, time.perf_counter() - began - evaluating)
-        result, past, first = found.result, self.progress, self._weights.first
+        result, past, first = found.result, self.progress, self.rounds.weights.first
         self.progress = replace(
             past,
             round=number,
@@ -654,7 +655,7 @@ class Simulation(Brief):
         """What is known of the model of a round, where it is due; and whether it was the last."""
         number = result.number
         clients = self.progress.clients.after(result.ledger.scores)
-        last = self._over(number, self.server)
+        last = self.over
         told = self._evaluator.measures(last)
         evaluates = last or self._evaluator.due(number)
         evaluated = self._evaluated(model, number, told) if evaluates else None
@@ -665,7 +666,7 @@ class Simulation(Brief):
         line = {**evaluation_line(self.likelihood, evaluated, own), "round": number}
         if not last and self._stands_still(line):
             last = True
-            self.stopped = (
+            self.rounds.stopped = (
                 f"no better {self.headline.replace('_', ' ')} in {self.config.stop_after} "
                 "evaluations"
             )
@@ -734,40 +735,14 @@ class Simulation(Brief):
             self._notify(Activity(TRAINING, number, min(done, size), size))
 
         heard(0)
-        return run_round(
-            self.run,
-            self.method,
-            self.server,
-            engine,
-            self.states,
-            number=number,
-            cohort=cohort,
-            rules=Rules(
-                self.config.aggregation,
-                self.config.compression,
-                mechanism(
-                    self.config,
-                    self.run,
-                    self.progress.privacy,
-                    self._secret,
-                    number=number,
-                    cohort=cohort,
-                ),
-                1 if self.method.reports.pooled else self.config.min_reports,
-                self.runtime.stages,
-            ),
-            weights=self._weights,
-            past=planned.past,
-            on_progress=heard,
-        )
+        return self.rounds.run(number, engine, cohort, past=planned.past, on_progress=heard)
 
     def _record(self, metrics: Metrics) -> None:
         """Write the line of the round that has just ended, and a checkpoint where one is due."""
         number = self.progress.round
         self.folder.add_metrics(metrics)
         self._heartbeat.round_ended()
-        self._last = metrics
-        self._wasted_rounds = self._wasted_rounds + 1 if wasted_round(metrics) else 0
+        self.rounds.count(metrics)
         self._standing = self._standing.after(metrics)
         best = self._keeps_best and self._standing.best_round == number
         if best:
@@ -878,7 +853,7 @@ class Simulation(Brief):
 
     def cohort_of(self, number: int) -> list[int]:
         """The clients of a synchronous round, whoever is there."""
-        return cohort_of(self.config, self.run, self._secret, number)
+        return self.rounds.cohort(number)
 
     def summary(self) -> Metrics:
         """What came of the rounds so far."""

@@ -29,6 +29,23 @@ _BEST = (*sorted(GLOBAL), "metrics", "local_accuracy", "sparsity", "model_parame
 """Metrics of the best round; those of the last have the same names less `best_`."""
 
 
+_SCORES = ("global_accuracy", "global_nll", "global_ece", "class_accuracy")
+"""Metrics of the global model that stand by themselves."""
+
+
+def _troubles(simulation: "Simulation", lines: list[Metrics]) -> Metrics:
+    """What became of reports that did not count."""
+    return {
+        "refused_reports": simulation.progress.refused,
+        "refused_clients": _refused(simulation, lines),
+        "lost_reports": sum(len(line.get("lost", {})) for line in lines),
+        "losses": troubles_of(lines, "refused", "lost"),
+        "troubles": troubles_of(lines, "troubles"),
+        "outliers": troubles_of(lines, "outliers"),
+        "skipped_rounds": sum(line["skipped"] for line in lines),
+    }
+
+
 def summarize(simulation: "Simulation") -> Metrics:
     """The summary of a run after the rounds that it had so far."""
     config, progress, method = simulation.config, simulation.progress, simulation.method
@@ -58,10 +75,7 @@ def summarize(simulation: "Simulation") -> Metrics:
         "seed": config.seed,
         "precision": config.precision,
         "settings_chosen": config.settings_chosen,
-        "global_accuracy": last.get("global_accuracy"),
-        "global_nll": last.get("global_nll"),
-        "global_ece": last.get("global_ece"),
-        "class_accuracy": last.get("class_accuracy"),
+        **{name: last.get(name) for name in _SCORES},
         "local_accuracy": local.get("accuracy"),
         "metrics": {
             "global": last["metrics"]["global"] if last else {},
@@ -79,13 +93,7 @@ def summarize(simulation: "Simulation") -> Metrics:
         "link_down": sum(line.get("link_down", 0) for line in lines),
         "link_up": sum(line.get("link_up", 0) for line in lines),
         **_best(simulation, lines),
-        "refused_reports": progress.refused,
-        "refused_clients": _refused(simulation, lines),
-        "lost_reports": sum(len(line.get("lost", {})) for line in lines),
-        "losses": troubles_of(lines, "refused", "lost"),
-        "troubles": troubles_of(lines, "troubles"),
-        "outliers": troubles_of(lines, "outliers"),
-        "skipped_rounds": sum(line["skipped"] for line in lines),
+        **_troubles(simulation, lines),
         **_label_noise(simulation),
         **_attack(simulation, before),
         **({"noise_rounds": noise} if (noise := _noise_rounds(config, lines)) is not None else {}),

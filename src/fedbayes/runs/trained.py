@@ -12,6 +12,7 @@ from torch import Tensor
 
 from fedbayes.contracts import Sampler
 from fedbayes.core.brief import Brief
+from fedbayes.core.tensors import PREDICTED
 from fedbayes.core.wording import describe
 from fedbayes.data import Preprocessing
 from fedbayes.data.dataset import Array
@@ -29,8 +30,6 @@ from fedbayes.likelihoods.hazards import Hazards
 
 LEVEL = 0.9
 """Probability that a number is in its interval, unless said otherwise."""
-_BATCH = 1000
-"""Samples that are predicted at a time."""
 
 
 class Member(NamedTuple):
@@ -343,7 +342,7 @@ class TrainedModel(Brief):
 
     def _draws(self, raw: Sequence[Tensor]) -> Iterator[Tensor]:
         """Outputs of all members together, [draws, n, width], some samples at a time."""
-        for batch in zip(*(torch.split(part, _BATCH) for part in raw), strict=True):
+        for batch in zip(*(torch.split(part, PREDICTED) for part in raw), strict=True):
             yield joined([m.draw(part) for m, part in zip(self.members, batch, strict=True)])
 
     def level(self, asked: float | None) -> float | None:

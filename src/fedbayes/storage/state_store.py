@@ -7,7 +7,7 @@ import time
 from dataclasses import dataclass
 from pathlib import Path
 
-from fedbayes.core.files import flush
+from fedbayes.core.files import flush, write_beside
 from fedbayes.errors import EngineError
 
 HALF = 3600.0
@@ -62,11 +62,7 @@ class StateStore:
         owner = _read_ticket(ticket)[0] if ticket else secrets.token_hex(8)
         self.folder.mkdir(parents=True, exist_ok=True, mode=0o700)
         path = self._path(owner, client, number)
-        beside = path.with_name(f".{path.name}.{secrets.token_hex(4)}")
-        beside.touch(mode=0o600)
-        beside.write_bytes(state)
-        flush(beside)
-        beside.replace(path)
+        write_beside(path, state, private=True, durable=True)
         flush(self.folder)
         self._remove_halves()
         if ticket and not self.keep_all:

@@ -4,7 +4,6 @@ They lie in the user's state folder (on Linux `fedbayes/noise` in $XDG_STATE_HOM
 ~/.local/state), one for each run, readable by the user alone, until the run is over.
 """
 
-import os
 import re
 import secrets
 from hashlib import sha256
@@ -12,7 +11,7 @@ from pathlib import Path
 
 import platformdirs
 
-from fedbayes.core.files import naming
+from fedbayes.core.files import write_beside
 from fedbayes.errors import RunError
 from fedbayes.federation.privacy.noise import Secret
 
@@ -51,7 +50,8 @@ def secret(run: str) -> Secret:
     try:
         path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
         if not path.exists():
-            _write(path, secrets.token_bytes(_SIZE))
+            # Of two processes, the first one's stays.
+            write_beside(path, secrets.token_bytes(_SIZE), private=True, durable=True, keep=True)
         key = path.read_bytes()
     except OSError as error:
         raise RunError(f"cannot keep the secret of the noise in {path}: {error}") from None
@@ -66,26 +66,6 @@ def secret(run: str) -> Secret:
 def forget(run: str) -> None:
     """Remove the secret of a run: from then on nobody can take its noise off."""
     key_file(run).unlink(missing_ok=True)
-
-
-def _write(path: Path, key: bytes) -> None:
-    """Write a secret whole or not at all; of two processes, the first one's stays."""
-    beside = path.with_name(f".{path.name}.{secrets.token_hex(4)}")
-    descriptor = os.open(beside, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
-    try:
-        with os.fdopen(descriptor, "wb") as file:
-            file.write(key)
-            file.flush()
-            with naming(path):
-                os.fsync(file.fileno())
-        try:
-            os.link(beside, path)
-        except FileExistsError:
-            pass
-        except OSError:  # a file system without links
-            beside.replace(path)
-    finally:
-        beside.unlink(missing_ok=True)
 
 
 def public(seed: int) -> Secret:

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from fedbayes.contracts import Federation, Sampler
 from fedbayes.core.brief import Brief
-from fedbayes.core.tensors import Samples
+from fedbayes.core.tensors import PREDICTED, Samples
 from fedbayes.errors import ConfigError, FedbayesWarning
 from fedbayes.likelihoods import Classes, Likelihood, Numeric
 from fedbayes.likelihoods.conformal import (
@@ -33,8 +33,6 @@ from fedbayes.likelihoods.conformal_shift import (
 from fedbayes.storage.calibrations import CONFORMAL
 from fedbayes.workflows.calibrate.ended_run import EndedRun
 from fedbayes.workflows.calibrate.held_out import check_counted, check_share, divided
-
-_BATCH = 1000
 
 
 @dataclass(frozen=True)
@@ -204,7 +202,7 @@ class _Halves:
         columns = 1 if isinstance(run.likelihood, Classes) else run.likelihood.target.columns
         found = [torch.empty(0, columns, dtype=torch.float64)]
         labels = samples.y[first]
-        for part in torch.split(first, _BATCH) if rows else ():
+        for part in torch.split(first, PREDICTED) if rows else ():
             x, y = (values[part].to(run.network.device) for values in samples)
             tossed = None if coins is None else coins[part]
             found.append(scores(run.likelihood, draw(x), y, kind, level, tossed).cpu())
@@ -219,7 +217,7 @@ class _Halves:
     def test(self, found: Conformal, likelihood: Likelihood) -> "_Tested":
         """Which of the other rows' targets are inside, and how large the sets are."""
         inside, sizes = [], []
-        for part in torch.split(torch.arange(len(self.rest.y)), _BATCH):
+        for part in torch.split(torch.arange(len(self.rest.y)), PREDICTED):
             if not len(part):
                 continue
             x, y = self.rest.x[part], self.rest.y[part]

@@ -6,11 +6,11 @@ from pathlib import Path
 from typing import Literal
 
 import numpy as np
-import torch
 from torch import Tensor
 
 from fedbayes.contracts import Federation, Sampler
 from fedbayes.core.brief import Brief
+from fedbayes.core.tensors import PREDICTED
 from fedbayes.data import FederatedData
 from fedbayes.errors import ConfigError, RunError
 from fedbayes.likelihoods.hazards import (
@@ -25,7 +25,6 @@ from fedbayes.likelihoods.hazards import (
 from fedbayes.storage.calibrations import HAZARDS
 from fedbayes.workflows.calibrate.ended_run import EndedRun
 
-_BATCH = 1000
 _ROUNDING = 1e-9
 """By which a quotient of times may be off, and is a whole number all the same."""
 
@@ -151,8 +150,8 @@ class _Side:
         for samples in (data.train(client), data.test(client)):
             y = samples.y.double().numpy().copy()
             y[:, 0] = _as_written(samples.y[:, 0].numpy(), coarsen)
-            pieces = torch.split(samples.x.to(run.network.device), _BATCH)
-            found = [run.likelihood.mean(draw(x).double())[:, 0].cpu() for x in pieces if len(x)]
+            batches = samples.to(run.network.device).batches(PREDICTED)
+            found = [run.likelihood.mean(draw(x).double())[:, 0].cpu() for x, _ in batches]
             parts.append((_joined(found), y))
         (risk, y), test = parts
         return cls(data.names[client], *(test if rows == "test" else (risk, y)), *test)

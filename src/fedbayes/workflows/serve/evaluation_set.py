@@ -476,34 +476,7 @@ def _new_rows(
     With a card, columns and labels are found by the names of the training's; without, by the
     settings.
     """
-    settings = config.data
-    asked = settings.model_fields_set - {"name"}
-    used = {"path", "dir", "label", "group", "split", "missing", "scale", "sheet"}
-    used |= {"processor", "size", "crop", *WRITTEN}
-    if card is None:
-        used = set(SourceSettings.model_fields)
-    idle = sorted(asked - used)
-    if idle:
-        by = f", with the features and classes that {source} names" if card is not None else ""
-        raise ConfigError(f"data.{idle[0]} has no effect here: all rows are used{by}; leave it out")
-    kinds = config.target_kinds
-    read: dict[str, Any] = {name: getattr(settings, name) for name in asked}
-    if card is not None:
-        before = card.preprocessing
-        kinds = (before.target.kind,)
-        read["classes"] = before.classes
-        if has_columns(path):
-            label = [before.label or "label"] if before.classes else before.target.names
-            written = {n: card.data[n] for n in WRITTEN if n in card.data and n != "decimal"}
-            read = {"label": label, **_of_kind(path, written), **read, **_columns_of(before)}
-    try:
-        dataset = _loaded(read, kinds, card)
-    except ValidationError as error:
-        raise ConfigError(f"data: {error.errors()[0]['msg']}") from None
-    except ColumnError as error:
-        if card is None or error.setting != "features":
-            raise
-        raise absent_feature(path, source, error) from None
+    dataset = _read_rows(config, path, card, source)
     for note in dataset.notes:
         warnings.warn(note, FedbayesWarning, stacklevel=3)
     last = dataset.official_train or dataset.samples
@@ -541,6 +514,38 @@ def _new_rows(
     silent = _beside_card(card, preprocessing, scaling)
     what = f"{kind} of {path}"
     return EvaluationSet(samples, what, preprocessing, whose, likelihood, silent=silent)
+
+
+def _read_rows(config: Config, path: Path, card: Card | None, source: str) -> Dataset:
+    """A user's own data, as far as it is said how they are read; arguments as for `_new_rows`."""
+    settings = config.data
+    asked = settings.model_fields_set - {"name"}
+    used = {"path", "dir", "label", "group", "split", "missing", "scale", "sheet"}
+    used |= {"processor", "size", "crop", *WRITTEN}
+    if card is None:
+        used = set(SourceSettings.model_fields)
+    idle = sorted(asked - used)
+    if idle:
+        by = f", with the features and classes that {source} names" if card is not None else ""
+        raise ConfigError(f"data.{idle[0]} has no effect here: all rows are used{by}; leave it out")
+    kinds = config.target_kinds
+    read: dict[str, Any] = {name: getattr(settings, name) for name in asked}
+    if card is not None:
+        before = card.preprocessing
+        kinds = (before.target.kind,)
+        read["classes"] = before.classes
+        if has_columns(path):
+            label = [before.label or "label"] if before.classes else before.target.names
+            written = {n: card.data[n] for n in WRITTEN if n in card.data and n != "decimal"}
+            read = {"label": label, **_of_kind(path, written), **read, **_columns_of(before)}
+    try:
+        return _loaded(read, kinds, card)
+    except ValidationError as error:
+        raise ConfigError(f"data: {error.errors()[0]['msg']}") from None
+    except ColumnError as error:
+        if card is None or error.setting != "features":
+            raise
+        raise absent_feature(path, source, error) from None
 
 
 def _of_kind(path: Path, written: dict[str, Any]) -> dict[str, Any]:

@@ -6,15 +6,17 @@ import warnings
 from dataclasses import dataclass, replace
 from importlib.util import find_spec
 from pathlib import Path
-from typing import TypeVar
+from typing import Self, TypeVar
 
 import torch
 from torch import Tensor, nn
 
+from fedbayes.contracts import AnyMethod, Federation
 from fedbayes.core.brief import Brief
 from fedbayes.core.files import writable, write_beside
-from fedbayes.core.tensors import parameter_count
+from fedbayes.core.tensors import Tensors, parameter_count
 from fedbayes.data import FederatedData, Preprocessing, pixel_order
+from fedbayes.data.dataset import Rows
 from fedbayes.errors import FedbayesError, FedbayesWarning, RunError
 from fedbayes.likelihoods import Classes, Likelihood, Predictor, predictor
 from fedbayes.likelihoods.categorical import Categorical
@@ -103,103 +105,156 @@ def export(
     suffix = path.suffix.lower()
     if suffix == ".onnx":
         _require_onnx()
-    run.require_run()
-    rounds = run.best_round() or run.summary()["rounds"]
-    run.refuse_changed_config()  # before anything that it names is imported
-    config = run.config().on("cpu").model_copy(update={"precision": "float32"})
-    method = config.build_method()
-    if client is None:
-        require_global(run, method)
-        chosen, name = None, ""
-    else:
-        chosen = run.find_client(client)
-        name = run.client_names()[chosen]
-    data, trouble = _data(run)
-    stored = run.preprocessing()
-    if stored is None and data is None:
-        raise RunError(
-            f"{folder} is of an older version, which kept no preprocessing, and its data are not "
-            f"here: {trouble}"
-        )
-    preprocessing: Preprocessing = stored or data.preprocessing  # type: ignore[union-attr]
-    cool = read_temperature(run, personal=client is not None)
-    conformal, hazards = _calibration(CONFORMAL, run, name), _calibration(HAZARDS, run, name)
-    card = Card.of(config, preprocessing, rounds, name)
-    card = replace(card, conformal=conformal, hazards=hazards, temperature=cool)
-    kept = stored_run(run, config, preprocessing)
-    network, likelihood = kept.network, kept.likelihood
-    model = run.model() if chosen is None else own_weights(run, method, kept, chosen)
-    weights = network.whole(model)
+    source = _Source.open(run, client)
+    network, likelihood = source.run.network, source.run.likelihood
+    weights = network.whole(source.model)
     size = parameter_count(network.parameters(weights))
     if suffix in WEIGHTS and not small:
-        write_model(path, weights, card)
+        write_model(path, weights, source.card)
         return Export(path, size, size, 0.0)
     if weights.keys() != network.start.keys():
         raise RunError(
-            f"the model of {folder} ({method.name}) is not one network, as a program and --compact "
-            "need; export its weights, as in -o model.safetensors"
+            f"the model of {folder} ({source.method.name}) is not one network, as a program and "
+            "--compact need; export its weights, as in -o model.safetensors"
         )
-    whole = with_weights(network.module, weights)
-    order = None
-    if preprocessing.permuted and chosen is not None:
-        order = pixel_order(config.seed, chosen, preprocessing.shape)
-    raw, seen, tried = _samples(data, trouble, preprocessing, chosen)
-    module = whole
+    module = whole = with_weights(network.module, weights)
+    raw, seen, tried = source.samples()
     if small:
         example = seen[:1].expand(2, *seen.shape[1:])  # one sample may be all there is
         module = compact(network.module, weights, find_units(whole, example).groups, seen)
+    card, content, answer = source.card, b"", Tensor()
+    inside = None if suffix in WEIGHTS or card.conformal is not None else card.temperature
     if suffix in WEIGHTS:
-        content, answer = b"", _detached(_answering(module, likelihood), seen)
-        inside = None
+        answer = _detached(_answering(module, likelihood), seen)
     else:
-        inside = cool if conformal is None else None
-        if cool != inside:
-            warnings.warn(
-                f"{path.name} has a conformal threshold, which is of the model's own "
-                f"probabilities, so they are without the temperature {cool:.4g}: fedbayes predict "
-                "adds it, and whoever runs the program elsewhere divides logits by it",
-                FedbayesWarning,
-                stacklevel=2,
-            )
-        answering = _answering(module, likelihood, inside)
-        standardize = preprocessing.module(order, checked=suffix != ".onnx" and _within(raw, card))
-        program = nn.Sequential(standardize, answering).eval()
-        inputs = _inputs(preprocessing, chosen is not None)
-        outputs = program_outputs(likelihood)
-        if inside is not None:
-            outputs += f"; at the temperature {inside:.4g} of its calibration"
-            card = replace(card, temperature=None)
-        card = replace(card, inputs=inputs, outputs=outputs)
-        write = _onnx if suffix == ".onnx" else _program
-        content, answer = write(program, card, raw)
+        card, content, answer = source.program(path, _answering(module, likelihood, inside), raw)
     wanted = _detached(_answering(whole, likelihood, inside), seen)
     difference = _difference(wanted[: len(answer)], answer, likelihood)
-    if content:
-        write_beside(path, content)
-    else:
-        write_model(path, module.state_dict(), card)
-    if content and preprocessing.permuted and chosen is None:
-        warnings.warn(
-            f"clients of {preprocessing.dataset} see pixels in an order of their own; this "
-            "program wants each sample in the order of its client",
-            FedbayesWarning,
-            stacklevel=2,
-        )
     left = sum(parameter.numel() for parameter in module.parameters())
-    cards: tuple[Path, ...] = ()
-    if content:
-        results = measured(kept, method.draws(model, kept), data, chosen, cool)
+    if not content:
+        write_model(path, module.state_dict(), card)
+        return Export(path, size, left, difference, tried)
+    write_beside(path, content)
+    cards = source.cards(path, card, left)
+    return Export(path, size, left, difference, tried, cards, card.expects)
+
+
+@dataclass(frozen=True)
+class _Source:
+    """A run that has ended, and which of its models is exported."""
+
+    folder: RunFolder
+    method: AnyMethod
+    client: int | None
+    """Whose own network it is; None: the global model."""
+    data: FederatedData | None
+    trouble: str
+    """Why there are no data."""
+    run: Federation
+    model: Tensors
+    card: Card
+    """Of a file of weights."""
+    order: Rows | None
+    """In which the client sees pixels, if they have one of their own."""
+
+    @classmethod
+    def open(cls, run: RunFolder, client: str | int | None) -> Self:
+        """Arguments and errors as for `export`."""
+        run.require_run()
+        rounds = run.best_round() or run.summary()["rounds"]
+        run.refuse_changed_config()  # before anything that it names is imported
+        config = run.config().on("cpu").model_copy(update={"precision": "float32"})
+        method = config.build_method()
+        chosen, name = None, ""
+        if client is None:
+            require_global(run, method)
+        else:
+            chosen = run.find_client(client)
+            name = run.client_names()[chosen]
+        data, trouble = _data(run)
+        stored = run.preprocessing()
+        if stored is None and data is None:
+            raise RunError(
+                f"{run.path} is of an older version, which kept no preprocessing, and its data are "
+                f"not here: {trouble}"
+            )
+        seen: Preprocessing = stored or data.preprocessing  # type: ignore[union-attr]
+        card = replace(
+            Card.of(config, seen, rounds, name),
+            temperature=read_temperature(run, personal=client is not None),
+            conformal=_calibration(CONFORMAL, run, name),
+            hazards=_calibration(HAZARDS, run, name),
+        )
+        kept = stored_run(run, config, seen)
+        model = run.model() if chosen is None else own_weights(run, method, kept, chosen)
+        order = None
+        if seen.permuted and chosen is not None:
+            order = pixel_order(config.seed, chosen, seen.shape)
+        return cls(run, method, chosen, data, trouble, kept, model, card, order)
+
+    def samples(self) -> tuple[Tensor, Tensor, str]:
+        """Samples to try a model on, raw and as the network sees them, and what they are."""
+        trouble, data, seen = self.trouble, self.data, self.card.preprocessing
+        if data is not None:
+            start, stop = 0, data.test_total
+            if self.client is not None:
+                start, stop = data.test_range(self.client)
+            stop = min(stop, start + TRIED)
+            if stop > start:
+                raw = data.raw_test(start, stop, permute=self.client is None)
+                return raw, data.test_union(start, stop).x, f"{stop - start} test samples"
+            trouble = "there are no test samples"
+        raw = seen.example(TRIED, torch.Generator().manual_seed(0))
+        return raw, seen.apply(raw), f"{TRIED} random inputs ({trouble})"
+
+    def program(self, path: Path, answering: nn.Module, raw: Tensor) -> tuple[Card, bytes, Tensor]:
+        """A program of raw samples: its card, its file, and what it answers.
+
+        Args:
+            path: the file, of a format of programs.
+            answering: what it computes of standardized samples.
+            raw: samples to record it on.
+        """
+        card, seen = self.card, self.card.preprocessing
+        outputs = program_outputs(self.run.likelihood)
+        if card.conformal is not None and card.temperature is not None:
+            warnings.warn(
+                f"{path.name} has a conformal threshold, which is of the model's own "
+                f"probabilities, so they are without the temperature {card.temperature:.4g}: "
+                "fedbayes predict adds it, and whoever runs the program elsewhere divides logits "
+                "by it",
+                FedbayesWarning,
+                stacklevel=3,
+            )
+        elif card.temperature is not None:
+            outputs += f"; at the temperature {card.temperature:.4g} of its calibration"
+            card = replace(card, temperature=None)
+        if seen.permuted and self.client is None:
+            warnings.warn(
+                f"clients of {seen.dataset} see pixels in an order of their own; this program "
+                "wants each sample in the order of its client",
+                FedbayesWarning,
+                stacklevel=3,
+            )
+        onnx = path.suffix.lower() == ".onnx"
+        standardize = seen.module(self.order, checked=not onnx and _within(raw, self.card))
+        card = replace(card, inputs=_inputs(seen, self.client is not None), outputs=outputs)
+        program = nn.Sequential(standardize, answering).eval()
+        return card, *(_onnx if onnx else _program)(program, card, raw)
+
+    def cards(self, path: Path, card: Card, parameters: int) -> tuple[Path, ...]:
+        """Write the cards beside a program of so many parameters."""
+        draws = self.method.draws(self.model, self.run)
         told = facts(
             card,
-            run.summary(),
+            self.folder.summary(),
             path.name,
-            parameters=left,
-            results=results,
-            conformal=conformal,
-            clients=run.client_names(),
+            parameters=parameters,
+            results=measured(self.run, draws, self.data, self.client, self.card.temperature),
+            conformal=card.conformal,
+            clients=self.folder.client_names(),
         )
-        cards = write_cards(path, told)
-    return Export(path, size, left, difference, tried, cards, card.expects if content else "")
+        return write_cards(path, told)
 
 
 Found = TypeVar("Found")
@@ -261,23 +316,6 @@ def _data(run: RunFolder) -> tuple[FederatedData | None, str]:
         return stored_data(run.config(), run), ""
     except FedbayesError as error:
         return None, str(error)
-
-
-def _samples(
-    data: FederatedData | None, trouble: str, preprocessing: Preprocessing, client: int | None
-) -> tuple[Tensor, Tensor, str]:
-    """Samples to try a model on, raw and as the network sees them, and what they are."""
-    if data is not None:
-        start, stop = 0, data.test_total
-        if client is not None:
-            start, stop = data.test_range(client)
-        stop = min(stop, start + TRIED)
-        if stop > start:
-            raw = data.raw_test(start, stop, permute=client is None)
-            return raw, data.test_union(start, stop).x, f"{stop - start} test samples"
-        trouble = "there are no test samples"
-    raw = preprocessing.example(TRIED, torch.Generator().manual_seed(0))
-    return raw, preprocessing.apply(raw), f"{TRIED} random inputs ({trouble})"
 
 
 def _inputs(preprocessing: Preprocessing, own: bool) -> str:

@@ -3,6 +3,7 @@
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from math import prod
 from pathlib import Path
 
@@ -165,25 +166,59 @@ def _of_weights(
     if not cut and not opened.fits:
         named = None  # as of LeNet-5 and of another network of as many layers
     network.adopt(weights if named is None else named)
-    plain = given is not None or card is None or card.client or card.fused
-    if named is not None and plain:
-
-        def rebuild(tensors: Tensors) -> Sampler:
-            own = _network(settings, preprocessing, likelihood)
-            own.adopt(tensors)
-            return _raw(single_draw(tensors, own), preprocessing)
+    rebuild: Callable[[Tensors], Sampler]
+    if named is not None and (given is not None or card is None or card.client or card.fused):
+        rebuild = partial(_network_draws, settings, preprocessing, likelihood)
     elif card is not None and given is None:
-        card.require_trusted("method.name")
-        config = Config.create(method=card.method)
-        method = config.build_method()
-        run = build_run(config, network, preprocessing, likelihood, 1)
-
-        def rebuild(tensors: Tensors) -> Sampler:
-            return _raw(method.draws(tensors, run), preprocessing)
+        rebuild = partial(_method_draws, card, network, preprocessing, likelihood)
     else:
         raise replace(opened, named=None).unlike()
     named = weights if named is None else named
     draw = rebuild(named)
+    _try_out(draw, preprocessing, name, settings)
+    plain = named.keys() == wanted.keys()
+    if plain and settings.name == "mlp" and settings.hidden and likelihood.head() is None:
+        layers = dense_layers(named, name)
+        return Candidate(draw, likelihood, count, preprocessing, whose, layers)
+    mixed = (named, rebuild) if plain else (None, None)
+    return Candidate(draw, likelihood, count, preprocessing, whose, None, *mixed)
+
+
+def _network_draws(
+    settings: ModelSettings, preprocessing: Preprocessing, likelihood: Likelihood, weights: Tensors
+) -> Sampler:
+    """A network with weights, of raw samples."""
+    own = _network(settings, preprocessing, likelihood)
+    own.adopt(weights)
+    return _raw(single_draw(weights, own), preprocessing)
+
+
+def _method_draws(
+    card: Card,
+    network: Network,
+    preprocessing: Preprocessing,
+    likelihood: Likelihood,
+    model: Tensors,
+) -> Sampler:
+    """The model of the method that a card names, of raw samples.
+
+    Raises:
+        ModelError: it is code of somebody's own, which nobody trusts.
+    """
+    card.require_trusted("method.name")
+    config = Config.create(method=card.method)
+    run = build_run(config, network, preprocessing, likelihood, 1)
+    return _raw(config.build_method().draws(model, run), preprocessing)
+
+
+def _try_out(
+    draw: Sampler, preprocessing: Preprocessing, name: str, settings: ModelSettings
+) -> None:
+    """See that a model gives outputs.
+
+    Raises:
+        ModelError: its weights do not fit.
+    """
     try:
         with torch.no_grad():
             draw(preprocessing.example(2, torch.Generator().manual_seed(0)))
@@ -192,12 +227,6 @@ def _of_weights(
             f"{name} does not fit model {settings.name!r}: {str(error).splitlines()[0]}. Weights "
             "that were cut (--compact) may fit no longer; a .pt2 does"
         ) from None
-    plain = named.keys() == wanted.keys()
-    if plain and settings.name == "mlp" and settings.hidden and likelihood.head() is None:
-        layers = dense_layers(named, name)
-        return Candidate(draw, likelihood, count, preprocessing, whose, layers)
-    mixed = (named, rebuild) if plain else (None, None)
-    return Candidate(draw, likelihood, count, preprocessing, whose, None, *mixed)
 
 
 def _seen(

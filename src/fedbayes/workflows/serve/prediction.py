@@ -3,7 +3,7 @@
 import gzip
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import cache
 from io import TextIOWrapper
 from pathlib import Path
@@ -113,46 +113,66 @@ def predict_file(
             f"what {model.source} reads has no columns to keep beside predictions; leave out "
             "--keep-inputs"
         )
-    level = model.level(level)
-    count = missing = broken = 0
-    added: list[str] = []
-    classes: set[str] = set()
-    odd: list[Unknown] = []
+    level, done = model.level(level), _Counted()
     try:
         kinds = _kinds(model, inputs, query) if keep_inputs else {}
         with _writing(out, kinds, safe_csv) as write:
             for piece in read:
                 raw, unknown = _encode(model, piece, read.where)
                 found = model.columns(raw, level, piece.start)
-                odd += [replace(one, first=one.first + piece.start) for one in unknown]
+                done.odd += [replace(one, first=one.first + piece.start) for one in unknown]
                 kept = piece.kept
                 if keep_inputs and hasattr(piece.x, "columns"):
                     kept = kept.join(piece.x.reset_index(drop=True))
                 model.refuse_taken(kept.columns, found, read.where)
                 write(kept, found)
-                added = list(found)
-                count += len(piece.x)
-                missing += _rows_with_gaps(piece.x)
-                broken += _not_finite(found)
-                classes |= set(found.get("predicted", ())) - {""}
+                done.add(piece, found)
                 if read.share is not None:
                     watch(read.share)
     except ColumnError as error:
         raise absent_feature(read.where, model.source, error) from None
-    notes = [*dict.fromkeys(read.notes), *(one.told(read.where) for one in _summed(odd))]
-    if missing:
-        notes.append(
-            f"{read.where}: {missing:,} of {count:,} rows have an empty cell that the model reads; "
-            "a quantity is taken for the mean of the training rows"
-        )
-    if len(classes) == 1 and count >= _MANY:
-        notes.append(
-            f"all {count:,} rows are predicted {next(iter(classes))!r}: if the other classes are "
-            "rare, look at the probabilities, or choose a --threshold"
-        )
-    if broken:
-        notes.append(f"{read.where}: the model predicts nothing finite of {broken:,} rows")
-    return Predicted(out, count, tuple(added), level, missing, broken, tuple(notes))
+    notes = (*dict.fromkeys(read.notes), *done.notes(read.where))
+    return Predicted(out, done.rows, done.added, level, done.missing, done.broken, notes)
+
+
+@dataclass
+class _Counted:
+    """What was predicted so far."""
+
+    rows: int = 0
+    missing: int = 0
+    """Rows with an empty cell."""
+    broken: int = 0
+    """Rows of which nothing finite is predicted."""
+    added: tuple[str, ...] = ()
+    """Columns."""
+    classes: set[str] = field(default_factory=set)
+    odd: list[Unknown] = field(default_factory=list)
+
+    def add(self, piece: Piece, found: Answers) -> None:
+        """Count the predictions of a piece."""
+        self.added = tuple(found)
+        self.rows += len(piece.x)
+        self.missing += _rows_with_gaps(piece.x)
+        self.broken += _not_finite(found)
+        self.classes |= set(found.get("predicted", ())) - {""}
+
+    def notes(self, where: str) -> list[str]:
+        """What a user should know of them."""
+        told = [one.told(where) for one in _summed(self.odd)]
+        if self.missing:
+            told.append(
+                f"{where}: {self.missing:,} of {self.rows:,} rows have an empty cell that the "
+                "model reads; a quantity is taken for the mean of the training rows"
+            )
+        if len(self.classes) == 1 and self.rows >= _MANY:
+            told.append(
+                f"all {self.rows:,} rows are predicted {next(iter(self.classes))!r}: if the other "
+                "classes are rare, look at the probabilities, or choose a --threshold"
+            )
+        if self.broken:
+            told.append(f"{where}: the model predicts nothing finite of {self.broken:,} rows")
+        return told
 
 
 def _read(

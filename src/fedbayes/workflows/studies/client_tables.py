@@ -93,22 +93,7 @@ def client_tables(
     if group is not None:
         settings = settings.model_copy(update={"group": group})
     given = settings.model_fields_set
-    if settings.missing in ("impute", "indicate"):
-        raise ConfigError(
-            f"data.missing = {settings.missing!r} has no effect here, since imputed values would "
-            "count as if they had been seen; fill them in first, or leave such rows out with "
-            "--drop-missing"
-        )
-    if idle := [name for name in _FEATURES if name in given]:
-        raise ConfigError(
-            f"data.{idle[0]} has no effect here: it is of how columns become inputs of a network. "
-            "Regressions take numbers as they are, and text as categories; leave it out"
-        )
-    if settings.label_noise:
-        raise ConfigError(
-            "data.label_noise has no effect here: it is of labels that networks train on; leave it "
-            "out"
-        )
+    _refuse_idle(settings)
     if parts := [f"data.{name}" for name in _PARTS if name in given]:
         warnings.warn(
             f"every row counts, whatever part it is of: {listed(parts)} is not looked at",
@@ -117,14 +102,7 @@ def client_tables(
         )
     if not paths and settings.path is None and settings.query is None:
         return _built_in(settings, seed)
-    idle = [name for name in _DIVIDING if name in given]
-    if "partition" in idle and settings.partition in ("natural", "default"):
-        idle.remove("partition")
-    if idle:
-        raise ConfigError(
-            f"data.{idle[0]} has no effect here: the rows of a client are those of its file, or of "
-            "its value in the column that --group (data.group) names; leave it out"
-        )
+    _refuse_division(settings)
     if not paths and settings.path is not None:
         paths = [settings.path, *settings.more]
     read = settings.model_copy(update={"categorical": (*settings.categorical, *categories)})
@@ -156,6 +134,46 @@ def client_tables(
         settings.missing == "drop",
         settings.group or "" if len(found) < 2 else "",
     )
+
+
+def _refuse_idle(settings: DataSettings) -> None:
+    """See that no setting is of networks.
+
+    Raises:
+        ConfigError: one is.
+    """
+    if settings.missing in ("impute", "indicate"):
+        raise ConfigError(
+            f"data.missing = {settings.missing!r} has no effect here, since imputed values would "
+            "count as if they had been seen; fill them in first, or leave such rows out with "
+            "--drop-missing"
+        )
+    if idle := [name for name in _FEATURES if name in settings.model_fields_set]:
+        raise ConfigError(
+            f"data.{idle[0]} has no effect here: it is of how columns become inputs of a network. "
+            "Regressions take numbers as they are, and text as categories; leave it out"
+        )
+    if settings.label_noise:
+        raise ConfigError(
+            "data.label_noise has no effect here: it is of labels that networks train on; leave it "
+            "out"
+        )
+
+
+def _refuse_division(settings: DataSettings) -> None:
+    """See that no setting divides rows that are divided already.
+
+    Raises:
+        ConfigError: one does.
+    """
+    idle = [name for name in _DIVIDING if name in settings.model_fields_set]
+    if "partition" in idle and settings.partition in ("natural", "default"):
+        idle.remove("partition")
+    if idle:
+        raise ConfigError(
+            f"data.{idle[0]} has no effect here: the rows of a client are those of its file, or of "
+            "its value in the column that --group (data.group) names; leave it out"
+        )
 
 
 def _read(path: Path, settings: DataSettings) -> Any:
