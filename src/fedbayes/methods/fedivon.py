@@ -28,6 +28,7 @@ from fedbayes.contracts import (
     nll,
     sgd,
 )
+from fedbayes.contracts.changes import norm
 from fedbayes.contracts.drawn import (
     expected_loss,
     refuse_weight_decay,
@@ -191,6 +192,15 @@ class FedIvon(Averaged, Method[FedIvonServer, Stateless, Sum]):
         for name, precision in part(dense(report.tensors), "precision").items():
             if bool((precision <= 0).any()):
                 raise MessageError(f"a precision of {name!r} is not positive")
+
+    def origin(self, server: FedIvonServer, run: Federation) -> Tensors:
+        """Precisions are measured from the server's, and shifts from zero."""
+        return named("precision", server.precision)
+
+    def ordinary(self, server: FedIvonServer, run: Federation) -> dict[str, float]:
+        """A client's precisions times means may be as large as a few times the server's."""
+        shift = [server.precision[n].double() * m.double() for n, m in server.mean.items()]
+        return super().ordinary(server, run) | {"shift": norm(shift)}
 
     def update(
         self, server: FedIvonServer, reports: Sum, at: RoundContext
