@@ -65,7 +65,7 @@ class FedDyn(Averaged, Method[FedDynServer, PersonalTensors, Sum]):
 
     published = UNIFORM
     name = "feddyn"
-    summary = "a regularizer for each client that aligns the clients' optima"
+    summary = "a regularizer that aligns the clients' optima"
     paper = "Acar et al. 2021"
     server_state = FedDynServer
     client_state = PersonalTensors

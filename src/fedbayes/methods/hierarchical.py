@@ -50,7 +50,7 @@ class PopulationServer:
 
 
 @dataclass(frozen=True)
-class _Layer:
+class _RandomLayer:
     """The last layer of a network, whose weights are random."""
 
     path: str
@@ -464,7 +464,7 @@ class _Population:
         return torch.cholesky_solve(scaled, torch.linalg.cholesky(even))
 
 
-def _last(run: Federation) -> _Layer:
+def _last(run: Federation) -> _RandomLayer:
     """The last layer of the network.
 
     Raises:
@@ -490,11 +490,13 @@ def _last(run: Federation) -> _Layer:
     if missing := [n for n in names if n not in network.initial]:
         raise ModelError(f"hierarchical needs a last layer that trains, and {missing[0]} is frozen")
     width, inputs = network.initial[names[0]].shape
-    return _Layer(path, width, inputs + biased, names[0], names[1] if biased else None, noise)
+    return _RandomLayer(path, width, inputs + biased, names[0], names[1] if biased else None, noise)
 
 
 @torch.no_grad()
-def _features(layer: _Layer, model: Tensors, x: Tensor, run: Federation) -> tuple[Tensor, Tensor]:
+def _features(
+    layer: _RandomLayer, model: Tensors, x: Tensor, run: Federation
+) -> tuple[Tensor, Tensor]:
     """What the last layer sees [n, inputs], and outputs that others append [n, more]; float64."""
     network, found = run.network, list[tuple[Tensor, Tensor]]()
     weights = {n: t for n, t in model.items() if n in network.initial}
@@ -516,7 +518,7 @@ def _features(layer: _Layer, model: Tensors, x: Tensor, run: Federation) -> tupl
 
 
 def _posterior(
-    layer: _Layer,
+    layer: _RandomLayer,
     features: Tensor,
     more: Tensor,
     y: Tensor,
@@ -569,7 +571,7 @@ def _posterior(
     return flat, covariance, float(-likelihood.log_prob(f, y).mean())
 
 
-def _curvature(layer: _Layer, features: Tensor, outer: Tensor) -> Tensor:
+def _curvature(layer: _RandomLayer, features: Tensor, outer: Tensor) -> Tensor:
     """Σ_i Λ_i ⊗ h_i h_iᵀ [d, d], where negative curvature of outputs counts as none."""
     outer = _even(outer)
     if bool((torch.linalg.eigvalsh(outer) < -1e-9).any()):
@@ -584,7 +586,7 @@ def _curvature(layer: _Layer, features: Tensor, outer: Tensor) -> Tensor:
     return whole.reshape(layer.size, layer.size)
 
 
-def _variances(layer: _Layer, features: Tensor, covariance: Tensor) -> Tensor:
+def _variances(layer: _RandomLayer, features: Tensor, covariance: Tensor) -> Tensor:
     """Covariances of the outputs of each sample [n, K, K]."""
     width, inputs = layer.outputs, layer.inputs
     blocks = covariance.reshape(width, inputs, width, inputs).permute(1, 0, 2, 3)
