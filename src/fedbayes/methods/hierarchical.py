@@ -138,7 +138,7 @@ class Hierarchical(Method[PopulationServer, PersonalTensors, Sum]):
     rank: Annotated[int, Only("covariance", "low-rank")] = Field(
         5, ge=1, description="columns of U in Σ = D + UUᵀ"
     )
-    prior_std: float = Field(
+    prior_std: Annotated[float, Chosen()] = Field(
         1.0, gt=0, description="standard deviation of the population before the first round"
     )
     predictions: int = Field(
@@ -149,9 +149,13 @@ class Hierarchical(Method[PopulationServer, PersonalTensors, Sum]):
     )
 
     def recommended(self, known: Known) -> dict[str, Any]:
-        """A full covariance of few weights, and else the diagonal."""
-        size = _last(known.run).size
-        return {**sgd(known), "method.covariance": "full" if size <= _FULL else "diagonal"}
+        """A full covariance of few weights, and else the diagonal; outputs that start moderate."""
+        layer = _last(known.run)
+        return {
+            **sgd(known),
+            "method.covariance": "full" if layer.size <= _FULL else "diagonal",
+            "method.prior_std": float(f"{min(1.0, 2 / layer.inputs**0.5):.2g}"),
+        }
 
     def check(self, run: Federation) -> None:
         """The last layer is linear, and not too large; its targets have a curvature.
