@@ -154,7 +154,7 @@ def test_every_method_takes_every_likelihood(table, method, likelihood):
     whose = ("global", "local")
     if not METHODS[method].models.has_global:
         whose = ("local",)
-    elif method in ("fedpa", "qfedavg", "fedpm"):  # no networks of clients
+    elif method in ("fedpa", "qfedavg", "fedpm", "fens"):  # no networks of clients
         whose = ("global",)
     # Beside them those of what differs between clients, such as `global_worst`.
     assert {table.partition("_")[0] for table in last} == set(whose)

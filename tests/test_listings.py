@@ -60,8 +60,8 @@ def test_settings(cli, monkeypatch):
     for asked in (("method.fedprox",), ("method", "--method", "fedprox")):
         keys = [row["key"] for row in json.loads(cli("settings", *asked, "--json"))]
         assert keys == ["method.name", "method.preset", "method.weighting", "method.proximal"]
-    own = json.loads(cli("settings", "method.examples.pfedme:PFedMe.strength", "--json"))
-    assert [row["key"] for row in own] == ["method.strength"]
+    own = json.loads(cli("settings", "method.examples.fedexp:FedExP.epsilon", "--json"))
+    assert [row["key"] for row in own] == ["method.epsilon"]
     whole = cli("settings")
     assert max(map(len, whole.splitlines())) <= 80
     assert "data.path unset  (path)" in whole

@@ -379,6 +379,11 @@ class TestFedIvon(MethodContract):
     parameters: ClassVar = {"predictions": 3}
 
 
+class TestFens(MethodContract):
+    method = "fens"
+    settings: ClassVar = {"cohort": 4}
+
+
 class TestLocal(MethodContract):
     method = "local"
 

@@ -29,6 +29,7 @@ OTHERS = {
     "pfedbayes": {"training": {"optimizer": "adam", "lr": 0.003}},
     "fedpa": {"training": {"lr": 0.05, "epochs": 3}},
     "fedgvi": {"training": {"optimizer": "adam", "lr": 0.003}},
+    "fedpm": {"training": {"optimizer": "adam", "lr": 0.1}},
     "pfnm": {"model": {"name": "mlp", "init": "normal"}},
     "gpi-fnm": {"model": {"name": "mlp", "init": "normal"}},
 }

@@ -19,8 +19,8 @@ def test_labels_names_and_settings():
     assert wide.settings == ("model.hidden=[50,60]", "training.lr=0.05")
     assert settled(Config.create(), wide).model.hidden == (50, 60)
     assert other == Variant("fedprox", "fedprox")
-    own = "own=examples.pfedme:PFedMe:strength=2"
-    assert variants(own) == [Variant("own", "examples.pfedme:PFedMe", ("method.strength=2",))]
+    own = "own=examples.fedexp:FedExP:epsilon=2"
+    assert variants(own) == [Variant("own", "examples.fedexp:FedExP", ("method.epsilon=2",))]
 
 
 def test_commas_and_colons_in_brackets_or_quotes_are_of_a_setting():

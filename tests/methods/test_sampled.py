@@ -8,11 +8,13 @@ import torch
 
 import fedbayes
 from fedbayes.contracts import Report, ReportList, Stateless, Sum
+from fedbayes.contracts.personal import PersonalTensors
 from fedbayes.core.messages import encode
 from fedbayes.errors import MessageError
 from fedbayes.methods.fald import Fald, effective_size, r_hat
 from fedbayes.methods.fedivon import FedIvon, FedIvonServer
 from fedbayes.methods.fedpm import FedPm, _fixed
+from fedbayes.methods.fens import MIXER, Fens, FensServer
 from tests.methods.places import at, network, rounds, run_of, samples
 
 PLAIN = {"optimizer": "sgd"}
@@ -193,3 +195,51 @@ def test_fedivon_finds_the_variational_optimum_of_a_quadratic():
     assert float(precision.mean()) == pytest.approx(wanted, rel=0.1)
     mean = report.tensors["shift/1.weight"] / precision
     assert float(mean.mean()) == pytest.approx(count * h * target / wanted, rel=0.1)
+
+
+def ensemble(net, count=3):
+    """A server's ensemble of networks that differ, and an aggregator that is no mean."""
+    rng = torch.Generator().manual_seed(2)
+    networks = {n: torch.randn(count, *t.shape, generator=rng) for n, t in net.initial.items()}
+    return FensServer(net.initial, torch.rand(count, 3, generator=rng), networks)
+
+
+def test_fens_mixes_the_outputs_of_networks():
+    """Once by hand; and one step of the aggregator is one of a linear model of these outputs."""
+    net, data = network(), samples(6)
+    run = run_of(net, clients=3, cohort=3, batch_size=6, **PLAIN)
+    server, method = ensemble(net), Fens(mixer_lr=0.3, mixer_epochs=1)
+    outputs = torch.stack(
+        [
+            data.x @ w.T + b
+            for w, b in zip(server.networks["1.weight"], server.networks["1.bias"], strict=True)
+        ]
+    )
+    mixer = server.mixer.clone().requires_grad_()
+    mixed = sum(mixer[k] * outputs[k] for k in range(3))
+    drawn = method.draws(method.model(server, run), run)(data.x)
+    torch.testing.assert_close(drawn[0], mixed.detach())
+    (slope,) = torch.autograd.grad(torch.nn.functional.cross_entropy(mixed, data.y), mixer)
+    place = at(run, round=2)
+    message = method.message(server, place)
+    report, client, _ = method.local(message, PersonalTensors(), data, place)
+    torch.testing.assert_close(report.tensors[MIXER], mixer.detach() - 0.3 * slope)
+    later = method.message(server, at(run, round=3))
+    assert list(later) == [MIXER]
+    again, _, _ = method.local(later, client, data, at(run, round=2))
+    assert torch.equal(again.tensors[MIXER], report.tensors[MIXER])
+    missed, _, _ = method.local(later, PersonalTensors(), data, at(run, round=3))
+    assert torch.equal(missed.tensors[MIXER], server.mixer)
+
+
+def test_fens_starts_at_the_mean_of_the_networks_that_came():
+    net = network()
+    run, method, reports = run_of(net, clients=3, cohort=3, **PLAIN), Fens(), ReportList()
+    for client in (0, 2):
+        reports.add(client, Report({n: t + client for n, t in net.initial.items()}, 1.0 + client))
+    server, _ = method.update(method.init(run), reports, at(run))
+    assert server.mixer.tolist() == [[0.5] * 3, [0.0] * 3, [0.5] * 3]
+    x = samples(4).x
+    found = method.draws(method.model(server, run), run)(x)[0]
+    both = [net({n: t + k for n, t in net.initial.items()}, x) for k in (0, 2)]
+    torch.testing.assert_close(found, (both[0] + both[1]) / 2)

@@ -60,6 +60,7 @@ METHODS: Mapping[str, "type[AnyMethod]"] = Catalogue(
         "fedpm": ("fedpm", "FedPm"),
         "fald": ("fald", "Fald"),
         "fedivon": ("fedivon", "FedIvon"),
+        "fens": ("fens", "Fens"),
         "local": ("local", "Local"),
         "global": ("centralized", "Global"),
     },

@@ -72,7 +72,7 @@ class FedDyn(Averaged, Method[FedDynServer, PersonalTensors, Sum]):
 
     name = "feddyn"
     about = About(
-        "a regularizer for each client that aligns the clients' optima",
+        "a regularizer that aligns the clients' optima",
         "Acar et al. 2021",
         published=UNIFORM,
     )

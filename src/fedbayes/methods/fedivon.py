@@ -29,6 +29,7 @@ from fedbayes.contracts import (
     nll,
     sgd,
 )
+from fedbayes.contracts.changes import norm
 from fedbayes.contracts.drawn import (
     expected_loss,
     refuse_weight_decay,
@@ -50,6 +51,11 @@ class FedIvonServer:
 
     mean: Tensors
     precision: Tensors
+
+
+def _length(method: Any, server: FedIvonServer, run: Federation) -> float:
+    """The norm of precisions times means: a client's may be a few times as large."""
+    return norm(server.precision[n].double() * m.double() for n, m in server.mean.items())
 
 
 class FedIvon(Averaged, Method[FedIvonServer, Stateless, Sum]):
@@ -75,7 +81,10 @@ class FedIvon(Averaged, Method[FedIvonServer, Stateless, Sum]):
     )
     server_state = FedIvonServer
     reports = Reports(
-        {"precision": Part(exact=True), "shift": Part(origin="zero", exact=True, range=65536.0)}
+        {
+            "precision": Part(exact=True),
+            "shift": Part(origin="zero", exact=True, range=65536.0, typical=_length),
+        }
     )
 
     samples: int = Field(1, ge=1, description="Monte-Carlo samples of a training step")
@@ -194,6 +203,10 @@ class FedIvon(Averaged, Method[FedIvonServer, Stateless, Sum]):
         for name, precision in part(dense(report.tensors), "precision").items():
             if bool((precision <= 0).any()):
                 raise MessageError(f"a precision of {name!r} is not positive")
+
+    def origin(self, server: FedIvonServer, run: Federation) -> Tensors:
+        """Precisions are measured from the server's, and shifts from zero."""
+        return named("precision", server.precision)
 
     def update(
         self, server: FedIvonServer, reports: Sum, at: RoundContext

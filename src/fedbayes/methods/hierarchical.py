@@ -51,7 +51,7 @@ class PopulationServer:
 
 
 @dataclass(frozen=True)
-class _MixedLayer:
+class _RandomLayer:
     """The last layer of a network, whose weights are random."""
 
     path: str
@@ -141,7 +141,7 @@ class Hierarchical(Method[PopulationServer, PersonalTensors, Sum]):
     rank: Annotated[int, Only("covariance", "low-rank")] = Field(
         5, ge=1, description="columns of U in Σ = D + UUᵀ"
     )
-    prior_std: float = Field(
+    prior_std: Annotated[float, Chosen()] = Field(
         1.0, gt=0, description="standard deviation of the population before the first round"
     )
     predictions: int = Field(
@@ -152,9 +152,13 @@ class Hierarchical(Method[PopulationServer, PersonalTensors, Sum]):
     )
 
     def recommended(self, known: Known) -> dict[str, Any]:
-        """A full covariance of few weights, and else the diagonal."""
-        size = _last(known.run).size
-        return {**sgd(known), "method.covariance": "full" if size <= _FULL else "diagonal"}
+        """A full covariance of few weights, and else the diagonal; outputs that start moderate."""
+        layer = _last(known.run)
+        return {
+            **sgd(known),
+            "method.covariance": "full" if layer.size <= _FULL else "diagonal",
+            "method.prior_std": float(f"{min(1.0, 2 / layer.inputs**0.5):.2g}"),
+        }
 
     def check(self, run: Federation) -> None:
         """The last layer is linear, and not too large; its targets have a curvature.
@@ -467,7 +471,7 @@ class _Population:
         return torch.cholesky_solve(scaled, torch.linalg.cholesky(even))
 
 
-def _last(run: Federation) -> _MixedLayer:
+def _last(run: Federation) -> _RandomLayer:
     """The last layer of the network.
 
     Raises:
@@ -493,12 +497,12 @@ def _last(run: Federation) -> _MixedLayer:
     if missing := [n for n in names if n not in network.initial]:
         raise ModelError(f"hierarchical needs a last layer that trains, and {missing[0]} is frozen")
     width, inputs = network.initial[names[0]].shape
-    return _MixedLayer(path, width, inputs + biased, names[0], names[1] if biased else None, noise)
+    return _RandomLayer(path, width, inputs + biased, names[0], names[1] if biased else None, noise)
 
 
 @torch.no_grad()
 def _features(
-    layer: _MixedLayer, model: Tensors, x: Tensor, run: Federation
+    layer: _RandomLayer, model: Tensors, x: Tensor, run: Federation
 ) -> tuple[Tensor, Tensor]:
     """What the last layer sees [n, inputs], and outputs that others append [n, more]; float64."""
     network, found = run.network, list[tuple[Tensor, Tensor]]()
@@ -521,7 +525,7 @@ def _features(
 
 
 def _posterior(
-    layer: _MixedLayer,
+    layer: _RandomLayer,
     features: Tensor,
     more: Tensor,
     y: Tensor,
@@ -574,7 +578,7 @@ def _posterior(
     return flat, covariance, float(-likelihood.log_prob(f, y).mean())
 
 
-def _curvature(layer: _MixedLayer, features: Tensor, outer: Tensor) -> Tensor:
+def _curvature(layer: _RandomLayer, features: Tensor, outer: Tensor) -> Tensor:
     """Σ_i Λ_i ⊗ h_i h_iᵀ [d, d], where negative curvature of outputs counts as none."""
     outer = _even(outer)
     if bool((torch.linalg.eigvalsh(outer) < -1e-9).any()):
@@ -589,7 +593,7 @@ def _curvature(layer: _MixedLayer, features: Tensor, outer: Tensor) -> Tensor:
     return whole.reshape(layer.size, layer.size)
 
 
-def _variances(layer: _MixedLayer, features: Tensor, covariance: Tensor) -> Tensor:
+def _variances(layer: _RandomLayer, features: Tensor, covariance: Tensor) -> Tensor:
     """Covariances of the outputs of each sample [n, K, K]."""
     width, inputs = layer.outputs, layer.inputs
     blocks = covariance.reshape(width, inputs, width, inputs).permute(1, 0, 2, 3)

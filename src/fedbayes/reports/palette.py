@@ -99,6 +99,7 @@ METHODS: dict[str, tuple[int, str]] = {
     "fedpm": (PINK, "X"),
     "fald": (BROWN, "v"),
     "fedivon": (BROWN, "P"),
+    "fens": (BROWN, "X"),
     "local": (GREY, "v"),
     "global": (WINE, "D"),
     "ensemble": (GREY, "o"),

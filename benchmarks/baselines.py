@@ -1,6 +1,6 @@
 """FedNova and FedBN beside FedAvg, on data that they are made for: three seeds of each.
 
-    python -m examples.compare
+    python benchmarks/baselines.py
 
 Unequal steps, where no model suits all: a linear regression of eight clients with 20 to 640
 samples, whose slopes differ with their sizes. Pooled training shows what could be reached. Unequal
@@ -71,7 +71,7 @@ def main() -> None:
         unequal_clients(folder / "slopes.npz")
         show(
             "Unequal steps, where no model suits all",
-            ["fedavg", "examples.fednova:FedNova", "global"],
+            ["fedavg", "fednova", "global"],
             {"global rmse": "rmse of the global model", "global r2": "its R²"},
             rounds=40,
             data={"path": str(folder / "slopes.npz")},
@@ -81,7 +81,7 @@ def main() -> None:
         )
         show(
             "Unequal steps, where one model suits all",
-            ["fedavg", "examples.fednova:FedNova"],
+            ["fedavg", "fednova"],
             {"global accuracy": "accuracy of the global model", "global nll": "its nll (nats)"},
             rounds=20,
             data={"name": "digits", "clients": 10, "partition": "dirichlet", "alpha": 0.2},
@@ -91,12 +91,12 @@ def main() -> None:
         shifted_digits(folder / "devices.npz")
         show(
             "Shifted features",
-            ["fedavg", "local", "examples.fedbn:FedBN"],
+            ["fedavg", "local", "fedbn"],
             {"local accuracy": "clients' own models", "global accuracy": "the global model"},
             rounds=20,
             data={"path": str(folder / "devices.npz"), "samples_per_client": 60},
             training={"epochs": 2, "batch_size": 16, "lr": 0.05},
-            model={"name": "examples.fedbn:network"},
+            model={"hidden": [64], "norm": "batch"},
         )
 
 
