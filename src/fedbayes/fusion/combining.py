@@ -23,6 +23,8 @@ class Merging:
     """The first of them."""
     example: Tensor
     """Inputs [n, ...], as they see them."""
+    start: Tensors | None = None
+    """Weights that all clients started from, where a method asks for them."""
 
 
 @dataclass(frozen=True)

@@ -1,5 +1,6 @@
 """How networks are fused in function space, with the names that the command line uses."""
 
+from pathlib import Path
 from typing import Literal, Self
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
@@ -106,3 +107,22 @@ class FunctionSettings(Settings):
         "are: last-layer: of that; kronecker: of all dense layers and convolutions; none: a "
         "temperature alone",
     )
+
+
+class TaskVectorSettings(Settings):
+    """How changes since the start become one.
+
+    Examples:
+        >>> from fedbayes.fusion.settings import TaskVectorSettings
+        >>> TaskVectorSettings(base="start.safetensors", density=0.1).density
+        0.1
+    """
+
+    base: Path | None = Field(
+        None, description="file of the network that all clients started from; required"
+    )
+    density: float = Field(
+        0.2, gt=0, le=1, description="share of each network's changes that is kept"
+    )
+    scale: float = Field(1.0, gt=0, description="factor of the change that is added to the start")
+    drop_seed: int = Field(0, ge=0, description="seed of the changes that dare drops")

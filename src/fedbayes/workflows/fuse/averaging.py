@@ -14,6 +14,7 @@ from fedbayes.fusion.combining import MergedWeights, Merging
 from fedbayes.models.resize import with_weights
 from fedbayes.models.steps import stored
 from fedbayes.storage.card import Card
+from fedbayes.workflows.fuse.client_models import read_silos
 from fedbayes.workflows.fuse.job import Fused, FusionJob, checked
 from fedbayes.workflows.fuse.methods import FUSIONS, SELECTING
 from fedbayes.workflows.fuse.posterior_files import FROM_FILES, read_posterior, sent_counts
@@ -60,8 +61,13 @@ def networks(job: FusionJob, name: str, watch: Callable[[str], None], _: object)
         warnings.warn(FROM_FILES, FedbayesWarning, stacklevel=3)
     alpha = (samples / samples.sum()).tolist()
     watch(f"fusing by {name}")
+    states = [stored(one) for one in clients]
+    base = getattr(settings, "base", None)
+    if base is not None:  # in the order of layers and classes of the first network
+        both = read_silos([job.models[0], base], job.model, job.seen, job.like, job.files)
+        base = stored(list(both.networks.values())[-1])
     found: MergedWeights = merge(
-        Merging([stored(one) for one in clients], alpha, clients[0], silos.example()), settings
+        Merging(states, alpha, clients[0], silos.example(), base), settings
     )
     weights = silos.written(dict(with_weights(clients[0], found.weights).state_dict()))
     return _written(job, name, weights, silos.card, found.told, begin, found.weights)

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pydantic import BaseModel
 
 from fedbayes.fusion.posterior_settings import AveragingSettings
-from fedbayes.fusion.settings import FunctionSettings
+from fedbayes.fusion.settings import FunctionSettings, TaskVectorSettings
 from fedbayes.inference.combination import Combination
 from fedbayes.matching import MatchingSettings
 
@@ -111,6 +111,20 @@ FUSIONS: Mapping[str, FusionKind] = {
         (),
         AveragingSettings,
         merge="posteriors:kfac",
+    ),
+    "ties": FusionKind(
+        "changes since a common start, trimmed, of the sign that most have",
+        "averaging:networks",
+        ("counts", *NETWORK),
+        TaskVectorSettings,
+        merge="task_vectors:ties",
+    ),
+    "dare": FusionKind(
+        "changes since a common start, most of them dropped at random",
+        "averaging:networks",
+        ("counts", *NETWORK),
+        TaskVectorSettings,
+        merge="task_vectors:dare",
     ),
     "permute": FusionKind(
         "average of units in one order",
