@@ -306,7 +306,7 @@ def test_a_run_that_broke_off_is_judged_as_the_others(tmp_path):
     settings = ["data.name=diabetes", "data.clients=3", "model.hidden=[4]", "training.lr=0.01"]
     asked = [*settings, "rounds=6", "stop_refused=2"]
     honest, broken = grid(tmp_path, ["nan:start=3:clients=3"], overrides=asked).run()
-    assert "every report was refused" in broken.trouble
+    assert "every report was rejected" in broken.trouble
     assert broken.value == pytest.approx(honest.value, rel=1)
     assert not broken.higher_is_better
     assert not honest.higher_is_better

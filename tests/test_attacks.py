@@ -398,7 +398,7 @@ def test_no_attacked_run_is_taken_for_an_honest_one(tmp_path, capsys):
     card = Card.load(text, "the model")
     assert (card.attack["kind"], card.attack["clients"]) == ("nan", 2)
     (record,) = gather([tmp_path / "run"])
-    assert "2 hostile clients: attack nan from round 1 on" in record.notes
+    assert "2 malicious clients: attack nan from round 1 on" in record.notes
 
 
 @pytest.mark.slow

@@ -74,8 +74,8 @@ def test_every_command_exists_and_has_these_options():
     named = {service: asked(service)[0] for service in SERVICES}
     assert named == {
         "keys": "keys",
-        "hub": "hub",
-        "admit": "admit",
+        "hub": "superlink",
+        "admit": "register",
         "node-0": "node",
         "node-1": "node",
         "node-2": "node",

@@ -166,7 +166,8 @@ def test_each_client_may_predict_with_its_own_model():
 @pytest.mark.parametrize("method", sorted(METHODS))
 def test_every_method_fits_and_predicts(method):
     warnings.simplefilter("ignore", FedbayesWarning)
-    model = FederatedClassifier(method, rounds=1, n_clients=2, model={"hidden": [4]})
+    network = {"hidden": [4]} | ({"norm": "batch"} if method == "fedbn" else {})
+    model = FederatedClassifier(method, rounds=1, n_clients=2, model=network)
     model.fit(X[:80], Y[:80])
     client = None if METHODS[method]().models.has_global else 0
     proba = model.predict_proba(X[:10], client=client)

@@ -13,7 +13,7 @@ from fedbayes.methods import METHODS, ivon_admm
 from tests.methods.places import at, network, run_of
 
 META = torch.device("meta")
-LOOK = ("combined", "fedfuse")
+LOOK = ("combined", "fedfuse", "qfedavg")
 """Methods that look at values where they state a problem, and `meta` has none."""
 ELSEWHERE = ("global", "gpi-fnm", "pfnm")
 

@@ -209,7 +209,8 @@ def idle(
 
     Args:
         table: the settings.
-        prefix: its place, with a dot at the end.
+        prefix: its place, with a dot at the end. A method fills in what is unset, and knows then
+            what does nothing (`Method.remarks`).
         resolved: what became of settings of it that were left to be found, by key.
 
     Yields:
@@ -226,7 +227,7 @@ def idle(
                 continue
             key = prefix + mark.other
             beside = (resolved or {}).get(key, getattr(table, mark.other))
-            if not mark.holds(beside):
+            if not mark.holds(beside) and not (beside is None and prefix == "method."):
                 yield (
                     f"{prefix}{name} has no effect: {key} is {_word(beside)}, and has to be "
                     f"{mark.wanted} for it"

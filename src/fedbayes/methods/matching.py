@@ -26,7 +26,7 @@ from fedbayes.contracts import (
     adam,
 )
 from fedbayes.core import seeds
-from fedbayes.core.fields import Chosen
+from fedbayes.core.fields import Chosen, idle
 from fedbayes.core.messages import Message, dense
 from fedbayes.core.tensors import Samples, Tensors
 from fedbayes.errors import ConfigError, ModelError
@@ -127,9 +127,13 @@ class GpiFnm(MatchingSettings, ClassCountedMethod[MatchingServer]):
 
     def remarks(self, run: Federation) -> list[str]:
         """Where no passes begin, it does not matter where."""
-        if self.warm or self.settled(run).alternations:
-            return []
-        return ["method.warm has no effect: there are no passes (method.alternations is 0)"]
+        settled = self.settled(run)
+        notes = list(idle(settled, "method."))
+        if not (self.warm or settled.alternations):
+            notes.append(
+                "method.warm has no effect: there are no passes (method.alternations is 0)"
+            )
+        return notes
 
     def check(self, run: Federation) -> None:
         """Fully connected networks with a hidden layer, all of it trained; shares need classes.

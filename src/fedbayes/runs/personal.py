@@ -93,7 +93,9 @@ def own_model(method: AnyMethod, server: Any, state: bytes, at: RoundContext) ->
 
 
 def none_kept(method: AnyMethod) -> str:
-    """That clients have no models of their own, and under which methods they have, in words."""
+    """Why clients have no models of their own, and under which methods they have, in words."""
+    if method.models is not Models.GLOBAL:
+        return f"no layer of this network stays with the clients under {method.name}"
     return f"clients under {method.name} keep none between rounds; under {_keepers()} they do"
 
 
