@@ -12,7 +12,7 @@ its own; the others judge. Rules are those of `fedbayes.fusion.teacher.Teacher`:
 - `chain`: the stationary distribution, with T = 1 and 0.4 deviations;
 - `both`: their geometric mean, the teacher without temperatures of clients;
 - `sum, T_s`, `chain, T_s`, `both, T_s`: likewise after each client's outputs are divided by its
-  temperature; `chain, T_s` is the teacher with temperatures.
+  temperature, the chain at T = 1; `both, T_s` is the teacher with temperatures.
 """
 
 import argparse
@@ -104,8 +104,8 @@ def measured(
         "chain": stationary(soft, counts).log(),
         "both": Teacher(functions, counts=counts).of(list(f)),
         "sum, T_s": added_up(cold, counts),
-        "chain, T_s": Teacher(functions, counts=counts, temperatures=warmth).of(list(f)),
-        "both, T_s": (added_up(cold, counts) + stationary(cold, counts).log()) / 2,
+        "chain, T_s": stationary(cold, counts).log(),
+        "both, T_s": Teacher(functions, counts=counts, temperatures=warmth).of(list(f)),
     }
     return {
         name: (float((log.argmax(-1) == y).float().mean()), float(functional.cross_entropy(log, y)))

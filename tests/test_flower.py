@@ -34,7 +34,6 @@ from fedbayes.flower.node import Node, complaint
 from fedbayes.flower.poller import LinkError
 from fedbayes.flower.roster import Roster
 from fedbayes.flower.wire import HELLO, TRAIN, bytes_record, read_reply, write_question
-from fedbayes.storage import state_store
 from fedbayes.storage.state_store import StateStore
 from fedbayes.workflows.serve.evaluation_set import find_tests
 from fedbayes.workflows.serve.model_evaluation import compare, open_model
@@ -187,20 +186,16 @@ def test_what_two_checkpoints_name_is_there_in_asynchronous_rounds(turns, every)
 
 def test_a_state_is_on_the_disk_before_it_counts_and_halves_go(tmp_path, monkeypatch):
     flushed = []
-    monkeypatch.setattr(
-        state_store, "flush", lambda path: flushed.append((path.name, sorted(tmp_path.iterdir())))
-    )
+    monkeypatch.setattr(os, "fsync", lambda number: flushed.append(sorted(tmp_path.iterdir())))
     old, new = tmp_path / ".a-5-1.safetensors.1f", tmp_path / ".a-5-2.safetensors.2f"
     for half in (old, new):
         half.write_bytes(b"half")
     os.utime(old, (0, 0))
     store = StateStore(tmp_path)
     ticket = store.save(b"state", None, 5, 1)
-    (half, before), (folder, after) = flushed
+    before, after = flushed  # of the file, and of the folder
     (path,) = set(after) - {old, new}
-    assert half.startswith(f".{path.name}.")
     assert path not in before
-    assert folder == tmp_path.name
     assert sorted(tmp_path.iterdir()) == sorted([new, path])
     (tmp_path / f"{path.stem} (copy).safetensors").write_bytes(b"of its user")
     for number in (2, 3, 4):

@@ -88,34 +88,29 @@ def softmax(f):
     return e / e.sum(-1, keepdims=True)
 
 
-def test_with_counts_it_is_the_geometric_mean_of_the_chain_and_a_sum_of_logits():
+@pytest.mark.parametrize("temperatures", [None, [1.0, 2.5, 0.7]])
+def test_with_counts_it_is_the_geometric_mean_of_the_chain_and_a_sum_of_logits(temperatures):
     """Both formulas, one input at a time; frequencies of the sum have one more sample of each."""
     clients, x = networks(), torch.randn(6, 4)
-    teacher, samples = teacher_of(dict(zip("abc", clients, strict=True)), COUNTS, None)
+    named = dict(zip("abc", clients, strict=True))
+    teacher, samples = teacher_of(named, COUNTS, None, temperatures)
     assert samples == [53, 41, 50]
     found = teacher(x).log_softmax(1)
     shares, more = class_shares(COUNTS).double().numpy(), np.array(COUNTS) + 1
     for row in range(len(x)):
         f = np.array([client(x[row]).tolist() for client in clients])
+        if temperatures:
+            f /= np.array(temperatures)[:, None]
         deviations = f.std(1).clip(min=0.1 * f.std(1).max())
         deviation = np.prod(deviations ** shares.mean(1))
         total, warmth = np.log(more.sum(0) / more.sum()), 1 + 0.6 * deviation
         for s in range(3):
             level = warmth * np.log(np.exp(f[s] / warmth).sum())
             total += shares[s] * (f[s] - level - np.log(more[s] / more[s].sum()))
-        stationary = chain(softmax(f / (1 + 0.4 * deviation)), COUNTS, 0.01)
+        softer = 1 if temperatures else 1 + 0.4 * deviation
+        stationary = chain(softmax(f / softer), COUNTS, 0.01)
         wanted = np.log(softmax((total + np.log(stationary)) / 2))
         np.testing.assert_allclose(found[row].tolist(), wanted, atol=1e-4)
-
-
-def test_clients_with_temperatures_are_the_chain():
-    clients, x, warmth = networks(), torch.randn(6, 4), [1.0, 2.5, 0.7]
-    teacher = Teacher(clients, counts=COUNTS, temperatures=warmth)
-    found = teacher(x).softmax(1)
-    for row in range(len(x)):
-        f = np.array([client(x[row]).tolist() for client in clients])
-        wanted = chain(softmax(f / np.array(warmth)[:, None]), COUNTS, 0.01)
-        np.testing.assert_allclose(found[row].tolist(), wanted, atol=1e-5)
 
 
 @pytest.mark.parametrize("seed", range(5))
@@ -126,24 +121,18 @@ def test_exact_clients_are_exactly_the_posterior_of_all_samples(seed):
     counts = rng.integers(1, 50, (3, 4)) * (rng.random((3, 4)) < 0.7)
     counts[0] += 1  # a client that connects the classes
     own = [torch.tensor(given.T * row + 1e-300).log() for row in counts]
-    clients = [lambda x, f=f: f[x.long()] for f in own]
     pooled = softmax(np.log(given.T * counts.sum(0)))
     q = stationary(torch.stack(own), torch.tensor(counts), restart=1e-9)
     np.testing.assert_allclose(q.numpy(), pooled, atol=1e-6)
-    close = Teacher(clients, counts=counts, temperatures=np.ones(3))(torch.arange(5)).softmax(1)
-    np.testing.assert_allclose(close.numpy(), pooled, atol=0.1)
 
 
-def test_the_smallest_case_in_which_a_sum_of_logits_is_wrong():
-    """Three exact clients; the posterior is (.168, .457, .374)."""
+def test_three_exact_clients_of_two_classes_each():
+    """No client has all classes; the posterior is (.168, .457, .374)."""
     counts = np.array([[90, 10, 0], [10, 0, 90], [0, 90, 10]])
     pooled = torch.tensor([0.168, 0.457, 0.374], dtype=torch.float64)
     own = torch.stack([(pooled * torch.tensor(row) + 1e-300).log() for row in counts])[:, None]
     q = stationary(own, torch.tensor(counts), restart=1e-9)
     torch.testing.assert_close(q[0], pooled / pooled.sum(), rtol=0, atol=1e-6)
-    clients = [lambda x, f=f: f.float().expand(len(x), 3) for f in own[:, 0]]
-    taught = Teacher(clients, counts=counts, temperatures=torch.ones(3))
-    assert int(taught(torch.zeros(1, 3)).argmax()) == 1
 
 
 def test_a_temperature_takes_the_place_of_larger_outputs():
