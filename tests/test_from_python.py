@@ -15,7 +15,7 @@ from torch import nn
 
 import fedbayes
 from fedbayes.config.config import Config
-from fedbayes.contracts import PointEstimate, Weights
+from fedbayes.contracts import PointEstimate, Reports, Weights
 from fedbayes.core import lazy
 from fedbayes.errors import (
     ConfigError,
@@ -552,7 +552,7 @@ def test_a_parameter_in_the_place_of_the_contract_is_refused(name):
 
 
 @pytest.mark.filterwarnings("ignore:Field name")
-@pytest.mark.parametrize("name", ["name", "summary", "reports"])
+@pytest.mark.parametrize("name", ["name", "about", "reports"])
 def test_an_attribute_with_a_type_is_no_parameter(name):
     with pytest.raises(
         ConfigError, match=f"'{name}', and methods have an attribute.*without a type"
@@ -566,7 +566,7 @@ def test_a_parameter_may_be_changed_by_a_derived_class():
         weighting: str = "uniform"
 
     assert Uniform().share == 0.9
-    assert not Uniform().weighted
+    assert not Reports.of(Uniform()).weighted
 
 
 def test_what_a_class_lacks_is_told():
@@ -694,6 +694,7 @@ def public_objects(table, place):
     yield fedbayes.meta_analysis(sites, "dose", ["age"])
     networks = [nn.Sequential(nn.Linear(9, 40), nn.ReLU(), nn.Linear(40, 5)) for _ in range(3)]
     yield fedbayes.fuse([network.state_dict() for network in networks])
+    yield fedbayes.fuse(networks, method="average", shape=(9,))
     yield fedbayes.compare("fedavg,fedprox", place, seeds=1, **SMALL)
     yield fedbayes.run_seeds(seeds=1, **SMALL)
     yield fedbayes.FederatedClassifier("fedprox", model={"hidden": [5]})
