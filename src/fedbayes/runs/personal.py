@@ -101,7 +101,7 @@ def none_kept(method: AnyMethod) -> str:
 
 def _keepers() -> str:
     own = (Models.PERSONAL, Models.BOTH)
-    return " and ".join(name for name, kind in METHODS.items() if kind.models in own)
+    return " and ".join(name for name, kind in METHODS.items() if kind().models in own)
 
 
 def own_weights(
