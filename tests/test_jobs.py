@@ -152,7 +152,7 @@ def test_every_method_takes_every_likelihood(table, method, likelihood):
         lines = [step.metrics["metrics"] for step in simulation]
     last = lines[-1]
     whose = ("global", "local")
-    if not METHODS[method]().models.has_global:
+    if not simulation.method.models.has_global:
         whose = ("local",)
     elif method in ("fedpa", "qfedavg", "fedpm", "fens"):  # no networks of clients
         whose = ("global",)
