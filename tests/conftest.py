@@ -45,10 +45,16 @@ VARIANTS = {
     *("TestFedDropConvolutional", "TestVirtualSideBySide", "TestVirtualWithoutClientNetworks"),
     *("TestPviOneByOne", "TestFedLapWithoutCovariances", "TestFedGviBeta", "TestIvonAdmmOfMeans"),
     *("TestGpiFnmAlternating", "TestFedFuseOfRates", "TestFedPaLangevin", "TestFedBeDistilled"),
-    *("TestReptile", "TestFedAvgM", "TestFedYogi", "TestPfnm", "TestFedEP"),
+    *("TestReptile", "TestFedAvgM", "TestFedYogi", "TestPfnm", "TestFedEP", "TestHierarchicalFull"),
+    *("TestFedNova", "TestQFedAvg", "TestMoon", "TestApfl", "TestPFedMe", "TestPerFedAvg"),
+    *("TestFedPer", "TestFedRep", "TestFedBN", "TestFald", "TestFedIvon", "TestFens"),
 }
 """Contracts of methods under other settings, or that share their code with another."""
-KIN = {"fedprox", "reptile", "fedavgm", "fedyogi", "fedep", "fedpa", "pfnm", "scaffold-fedsparse"}
+KIN = {
+    *("fedprox", "reptile", "fedavgm", "fedyogi", "fedep", "fedpa", "pfnm", "scaffold-fedsparse"),
+    *("fednova", "qfedavg", "moon", "apfl", "pfedme", "perfedavg", "fedper", "fedrep", "fedbn"),
+    *("fald", "fedivon", "fens"),
+}
 """Methods that share their code with others: tests of all methods try them when asked."""
 LONG = {
     "test_every_method_takes_every_likelihood": r"quantile|multilabel|cox|fedfuse|combined",
