@@ -25,6 +25,7 @@ from fedbayes.cli import (  # noqa: F401, I001
     biostatistics,
     data,
     listing,
+    doctor,
 )
 from fedbayes.cli.app import app, main
 
