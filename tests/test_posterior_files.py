@@ -7,6 +7,8 @@ import numpy as np
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
+from scipy.optimize import minimize_scalar
+from torch.nn import functional
 
 import fedbayes
 from fedbayes.core.seals import sealed
@@ -20,6 +22,7 @@ from fedbayes.likelihoods import build_likelihood
 from fedbayes.models import MLP, read_model
 from fedbayes.storage.card import Card
 from fedbayes.testing import assert_identical
+from fedbayes.workflows.fuse import network_fusing
 from fedbayes.workflows.fuse.posterior_files import read_posterior, write_posterior
 from tests.command_line import command
 from tests.test_network_fusing import Tied
@@ -349,3 +352,50 @@ def test_tensors_that_layers_share_are_counted_once(tmp_path, capsys):
     assert command(*asked, "--model", "tests.test_network_fusing:tied") == 0
     count = sum(parameter.numel() for parameter in Tied(3).parameters())
     assert f": {count} weights, the diagonal" in " ".join(capsys.readouterr().out.split())
+
+
+def test_a_temperature_is_the_best_on_rows_that_were_kept(client, capsys, monkeypatch):
+    folder, module, samples = client
+    for weight in module.parameters():
+        weight.data *= 4  # overconfident
+    tensors = [parameter.detach().clone() for parameter in module.parameters()]
+    names = ["in.weight", "in.bias", "out.weight", "out.bias"]
+    save_file(dict(zip(names, tensors, strict=True)), folder / "m.safetensors")
+    with torch.no_grad():
+        f = module(samples.x[:30]).double()
+    y = torch.where(torch.arange(30) % 3 > 0, f.argmax(1), samples.y[:30])  # two of three right
+    np.savez(folder / "kept.npz", x=samples.x[:30].numpy(), y=y.numpy())
+    asked = ["posterior", folder / "m.safetensors", "--data", folder / "data.npz", "--mean", "0"]
+    files = [folder / f"client{number}.safetensors" for number in range(2)]
+    for out in files:
+        kept = ("--temperature", folder / "kept.npz")
+        assert command(*asked, "--std", "1", *kept, "-o", out) == 0
+    assert "temperature" in capsys.readouterr().out
+    best = minimize_scalar(
+        lambda log: float(functional.cross_entropy(f / np.exp(log), y)),
+        bounds=(-3, 4),
+        method="bounded",
+        options={"xatol": 1e-8},
+    )
+    assert read_posterior(files[0])[0].temperature == pytest.approx(np.exp(best.x), rel=1e-3)
+    seen = []
+    teach = network_fusing.teacher_of
+    monkeypatch.setattr(network_fusing, "teacher_of", lambda *a: seen.append(a[3]) or teach(*a))
+    small = ("--mean", "0", "--std", "1", "--set", "draws=256", "--minutes", "0")
+    fuse = ["fuse", *files, "-o", folder / "g.safetensors", "--method", "function", *small]
+    assert command(*fuse) == 0
+    assert seen == [[pytest.approx(np.exp(best.x), rel=1e-3)] * 2]
+    assert command(*asked, "--std", "1", "-o", files[1]) == 0
+    capsys.readouterr()
+    assert command(*fuse) == 0
+    assert seen[1] is None
+    assert "1 of 2 files have a temperature, so none is used" in capsys.readouterr().err
+
+
+def test_a_temperature_that_is_none_is_rejected(client):
+    folder, module, samples = client
+    found = posterior(module, THREE, samples)
+    for warmth in (0.0, -1.0, float("nan"), float("inf")):
+        write_posterior(folder / "c.safetensors", replace(found, temperature=warmth))
+        with pytest.raises(ModelError, match="temperature that is no number above 0"):
+            read_posterior(folder / "c.safetensors")

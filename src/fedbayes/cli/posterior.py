@@ -50,6 +50,14 @@ def posterior(
             min=1, help="Largest number of inputs or outputs of a layer with Kronecker factors."
         ),
     ] = 5000,
+    temperature: Annotated[
+        Path | None,
+        typer.Option(
+            help="Rows of the client that the model did not train on, to fit a temperature to. "
+            "fuse needs it to weigh overconfident clients.",
+            exists=True,
+        ),
+    ] = None,
     seed: Annotated[int, typer.Option(help="Seed of the sampled targets.")] = 0,
     settings: Setting = None,
     as_json: Json = False,
@@ -68,6 +76,7 @@ def posterior(
         numbers("--std", std),
         CurvatureSettings(draws=draws, largest=largest),
         seed,
+        temperature,
     )
     with rich.get_console().status("reading") as status:
         done = job.run(lambda count, total: status.update(f"{count:,} of {total:,} samples"))
@@ -77,7 +86,8 @@ def posterior(
     Console().print(
         f"wrote {out}: {done['parameters']:,} weights, the diagonal of their Fisher matrix, and "
         f"factors of {len(done['layers'])} layers, of {done['samples']:,} samples; "
-        f"{done['bytes'] / 1e6:,.1f} MB",
+        f"{done['bytes'] / 1e6:,.1f} MB"
+        + (f"; temperature {done['temperature']:.3f}" if done["temperature"] is not None else ""),
         highlight=False,
         soft_wrap=True,
     )

@@ -109,6 +109,7 @@ def fuse_functions(
     draws: Draws,
     *,
     counts: npt.ArrayLike | None = None,
+    temperatures: npt.ArrayLike | None = None,
     likelihood: Likelihood | None = None,
     widths: Widths = 1.0,
     settings: FunctionSettings | None = None,
@@ -125,6 +126,8 @@ def fuse_functions(
         draws: inputs, as networks see them (`fedbayes.inputs.Inputs`).
         counts: training samples of each client and class [S, K], in the order of the clients; or
             of each client [S].
+        temperatures: of each client's predictions [S], fitted to rows that it did not train on;
+            with counts of classes.
         likelihood: what outputs mean; a class for each by default.
         widths: see `fedbayes.fusion.regression.regress`.
         settings: how.
@@ -152,7 +155,7 @@ def fuse_functions(
         torch.Size([5, 2])
     """
     settings, say = settings or FunctionSettings(), watch or (lambda text: None)
-    teacher, samples = teacher_of(clients, counts, likelihood)
+    teacher, samples = teacher_of(clients, counts, likelihood, temperatures)
     kept = CachedInputs(draws)
     few = kept.batch(-1, CHUNK)[:2]
     networks = {**clients, "the wanted network": like}

@@ -79,6 +79,8 @@ class Posterior(Brief):
     """By layer; those of which there are any."""
     diagonal: Tensors
     """The mean over samples of squared gradients, by trained parameter."""
+    temperature: float | None = None
+    """Of its predictions, fitted to rows that it did not train on; None where it has none."""
 
 
 def regmean(posteriors: Sequence[Posterior], settings: AveragingSettings | None = None) -> Tensors:

@@ -45,7 +45,7 @@ from fedbayes.workflows.fuse.frontier import (
 from fedbayes.workflows.fuse.function_settings import function_settings
 from fedbayes.workflows.fuse.fusion_report import PAGES, FusionResult, told, write_report
 from fedbayes.workflows.fuse.job import PROGRAM, Fused, FusionJob
-from fedbayes.workflows.fuse.posterior_files import FROM_FILES, sent_counts
+from fedbayes.workflows.fuse.posterior_files import FROM_FILES, sent_counts, sent_temperatures
 from fedbayes.workflows.serve.export import program_file
 from fedbayes.workflows.serve.model_files import (
     ModelFiles,
@@ -112,7 +112,9 @@ class NetworkFusion:
             counts = counts[:, 0]
         test, short = self._test(silos), silos.short
         networks = {short[path]: network for path, network in silos.networks.items()}
-        teacher, _ = teacher_of(networks, counts, silos.likelihood)
+        by_class = counts is not None and counts.ndim == 2
+        temperatures = sent_temperatures(job.models, job.files) if by_class else None
+        teacher, _ = teacher_of(networks, counts, silos.likelihood, temperatures)
         scale = SizeTradeoff(teacher, CachedInputs(inputs), test)
         fusions: dict[float, FunctionFusion] = {}
         for width in widths:
@@ -121,6 +123,7 @@ class NetworkFusion:
                 silos.like,
                 inputs,
                 counts=counts,
+                temperatures=temperatures,
                 likelihood=silos.likelihood,
                 widths=width,
                 settings=self.settings,

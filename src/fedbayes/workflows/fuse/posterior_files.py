@@ -1,5 +1,6 @@
 """Posteriors in files: what a client computes beside its weights, on its own data, and sends."""
 
+import math
 import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
@@ -17,11 +18,13 @@ from fedbayes.core.files import read_bytes, writable, write_beside
 from fedbayes.core.messages import decode_file, metadata
 from fedbayes.core.seals import check_seal, sealed
 from fedbayes.core.tensors import Samples, Tensors, named, parameter_count, part
-from fedbayes.errors import FedbayesWarning, MessageError, ModelError
+from fedbayes.errors import DataError, FedbayesWarning, MessageError, ModelError
 from fedbayes.fusion.curvature import posterior
 from fedbayes.fusion.posterior_settings import CurvatureSettings
 from fedbayes.fusion.posteriors import KroneckerFactors, Posterior
+from fedbayes.fusion.teacher import frozen
 from fedbayes.likelihoods import Likelihood
+from fedbayes.likelihoods.temperature import has_temperature, temperature_sums
 from fedbayes.models import (
     CARD,
     POSTERIOR,
@@ -37,6 +40,7 @@ from fedbayes.workflows.serve.model_files import ModelFiles, read_with_card
 VERSION = "1"
 """Of the form of the files."""
 FORMATS = (".safetensors",)
+_BATCH = 1000
 
 
 @dataclass(frozen=True)
@@ -56,6 +60,8 @@ class PosteriorJob:
     """What they were divided by then."""
     settings: CurvatureSettings = field(default_factory=CurvatureSettings)
     seed: int = 0
+    temperature: Path | None = None
+    """Rows of the client that the model did not train on, to fit a temperature to."""
 
     def run(self, watch: Callable[[int, int], None] | None = None) -> dict[str, Any]:
         """Compute and write it.
@@ -69,7 +75,8 @@ class PosteriorJob:
         Raises:
             FedbayesError: what is wrong with an option or a file.
         """
-        writable(self.out, "the posterior", FORMATS, [self.model, self.data])
+        read = [path for path in (self.model, self.data, self.temperature) if path is not None]
+        writable(self.out, "the posterior", FORMATS, read)
         of_network = [entry for entry in self.given if entry.strip().startswith("model.")]
         chosen = Config.load(None, of_network).model if of_network else None
         found = find_training(self.model, self.data, self.given, (self.mean, self.std))
@@ -87,15 +94,40 @@ class PosteriorJob:
         module, names = open_module(
             weights, card, chosen, seen.shape, found.likelihood, str(self.model)
         )
+        fitted = None if self.temperature is None else self._temperature(module, found.likelihood)
         rng = seeds.torch_rng(self.seed, "curvature")
         result = posterior(module, found.likelihood, samples, self.settings, rng=rng, watch=watch)
+        result = replace(result, temperature=fitted)
         size = write_posterior(self.out, _renamed(result, names), card)
         return {
             "samples": result.samples,
             "layers": list(_renamed(result, names).factors),
             "parameters": parameter_count(stored(module)),
             "bytes": size,
+            "temperature": fitted,
         }
+
+    def _temperature(self, module: nn.Module, likelihood: Likelihood) -> float:
+        """The temperature of the client's predictions on rows that it did not train on.
+
+        Raises:
+            ModelError: predictions have none, or no temperature is the best.
+        """
+        if not has_temperature(likelihood):
+            raise ModelError(
+                f"--temperature {self.temperature}: a model of the likelihood {likelihood.name} "
+                "has no temperature. Leave the option out"
+            )
+        assert self.temperature is not None
+        scaling = (self.mean, self.std)
+        found = find_training(self.model, self.temperature, self.given, scaling)
+        rows = found.preprocessing.apply(found.samples.x)
+        with torch.no_grad():
+            outputs = torch.cat([frozen(module)(some) for some in torch.split(rows, _BATCH)])
+        try:
+            return temperature_sums(likelihood, outputs[None], found.samples.y).temperature()
+        except DataError as error:
+            raise ModelError(f"--temperature {self.temperature}: {error}") from None
 
 
 def open_module(
@@ -175,6 +207,8 @@ def write_posterior(path: Path, found: Posterior, card: Card | None = None) -> i
     }
     if found.counts is not None:
         tensors["counts"] = found.counts
+    if found.temperature is not None:
+        tensors["temperature"] = torch.tensor(found.temperature, dtype=torch.float64)
     text = {POSTERIOR: VERSION, **kept_order(found.weights)}
     text |= {} if card is None else {CARD: card.dump()}
     data = sealed(tensors, text)
@@ -231,6 +265,9 @@ def read_posterior(path: Path, files: ModelFiles | None = None) -> tuple[Posteri
         or int(counts.sum()) != int(samples)
     ):
         raise ModelError(f"{path} has counts of classes that do not add to its samples")
+    warmth = content.get("temperature")
+    if warmth is not None and (warmth.ndim or not 0 < float(warmth) < math.inf):
+        raise ModelError(f"{path} has a temperature that is no number above 0")
     weights, diagonal = part(content, "weights"), part(content, "diagonal")
     inputs, outputs = part(content, "inputs"), part(content, "outputs")
     if inputs.keys() != outputs.keys():
@@ -247,7 +284,8 @@ def read_posterior(path: Path, files: ModelFiles | None = None) -> tuple[Posteri
         if not _is_moment(moment):
             raise ModelError(f"{path}: a factor of {name!r} is no matrix of second moments")
     factors = {name: KroneckerFactors(inputs[name], outputs[name]) for name in inputs}
-    found = Posterior(weights, int(samples), counts, factors, diagonal)
+    temperature = None if warmth is None else float(warmth)
+    found = Posterior(weights, int(samples), counts, factors, diagonal, temperature)
     order = files.orders.get(path)
     return found if order is None else order.posterior(found), card
 
@@ -282,6 +320,26 @@ def sent_counts(
     if len({len(row) for row in found}) > 1:
         raise ModelError("the files have counts of other numbers of classes")
     return np.stack(found)
+
+
+def sent_temperatures(paths: Sequence[Path], files: ModelFiles) -> list[float] | None:
+    """The temperature of each client [S], where all files are posteriors that have one.
+
+    Raises:
+        ModelError: a file is damaged.
+    """
+    if any(is_program(path) or not is_posterior(path) for path in paths):
+        return None
+    found = [read_posterior(path, files)[0].temperature for path in paths]
+    there = [one for one in found if one is not None]
+    if there and len(there) < len(found):
+        warnings.warn(
+            f"{len(there)} of {len(found)} files have a temperature, so none is used. Give all "
+            "clients one: fedbayes posterior --temperature",
+            FedbayesWarning,
+            stacklevel=2,
+        )
+    return there if len(there) == len(found) else None
 
 
 def is_posterior(path: Path) -> bool:
