@@ -1,4 +1,4 @@
-"""What clients say to the server, and how it is reduced."""
+"""The reports of clients, and how the server reduces them."""
 
 from collections.abc import Callable, Collection
 from dataclasses import dataclass, field

@@ -49,10 +49,10 @@ def has_seal(data: bytes) -> bool:
 
 
 def check_seal(data: bytes) -> None:
-    """See that a file is what it was when it was sealed; nothing is said of one without a seal.
+    """Check that a file is unchanged since it was sealed; a file without a seal passes.
 
     Raises:
-        MessageError: it is not.
+        MessageError: the file has changed.
     """
     found = _seal_of(data)
     if found is None:

@@ -253,9 +253,11 @@ class ClientRuntime:
         )
 
     def evaluate(self, evaluation: Evaluation) -> Tensors:
-        """Terms of the scores of a global model on some rows of the union of the test sets, its
-        predictions of them as far as metrics need them, and terms of the success of an attack that
-        aims at some of them.
+        """Evaluate a global model on some rows of the union of the test sets.
+
+        Returns:
+            Terms of its scores; its predictions, as far as metrics need them; and terms of the
+            success of an attack that aims at some of the rows.
         """
         device = self.run.network.device
         model = to(decode_file(evaluation.model), device)

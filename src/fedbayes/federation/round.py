@@ -145,7 +145,7 @@ def run_round(
         weights: what reports weigh; those of the ones that count are noted there.
         past: where clients of the cohort started, in an asynchronous round. Their reports count as
             if they had been learnt from `server`, and bytes are counted when clients start.
-        on_progress: is told, client by client, how many of the cohort are done.
+        on_progress: called after each client with the number of clients that are done.
 
     Raises:
         EngineError: every client was lost, and the round is not private.

@@ -253,7 +253,7 @@ def rounds_of(run: RunFolder, label: str) -> Record:
             fields["whose"], _, fields["metric"] = headline.partition("_")
             if (best := summary.get("best_round", rounds)) != rounds:
                 notes.append(
-                    f"what is told of models is of the last round; the saved one is of round {best}"
+                    f"metrics of models are of the last round; the saved model is of round {best}"
                 )
         except FedbayesError as error:
             notes.append(f"how it ended is not known: {error}")
@@ -390,8 +390,8 @@ def _add_predictions(
     fields |= {"clients": data.partition.names, "classes": data.classes, "target": data.target}
     if fields["reference"]:
         notes.append(
-            "predictions are of the server's reference table, which is no client's; what is "
-            "told of clients they reported"
+            "predictions are of the server's reference table, which is no client's; clients "
+            "reported their own metrics"
         )
     else:
         fields |= {

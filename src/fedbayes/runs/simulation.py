@@ -124,7 +124,7 @@ class Simulation(Brief):
 
     Raises:
         FedbayesError: something is wrong with the settings, the folder or the data; also where
-            those of the runs next to it were others.
+            the runs to be compared with it had others.
 
     Examples:
         >>> import fedbayes

@@ -1,7 +1,7 @@
 """What a run is busy with, in a small file of its folder while it goes: for `report --watch`.
 
 The file is replaced once a second by a thread of its own, so rounds never wait for it, and is
-removed when the process ends. One that a killed process left is told by its age.
+removed when the process ends. The age of the file shows whether a killed process left it.
 """
 
 import os

@@ -174,7 +174,7 @@ class GlobalEvaluation:
     """What became of the clients' answers, where they tried it; None where they did not."""
 
     def on_reference(self) -> Self:
-        """The same of a server's reference rows, which are no client's: nothing is told of each."""
+        """Return the scores on a server's reference rows, which are no client's, in total only."""
         rows = int(self.clients.sums["count"].sum())
         line = {**self.line, REFERENCE_ROWS: rows}
         return replace(self, clients=ClientScores(), line=line)

@@ -61,7 +61,7 @@ _EXACT = 1e30
 
 
 def norms_compared(report: Report, declared: Reports, run: Federation) -> dict[str, float]:
-    """The norms by which outlying reports are told apart, by tensor or part (`Part.compared`)."""
+    """Return the norms that distinguish outlying reports, by tensor or part (`Part.compared`)."""
     trained, squares = run.network.split()[0], dict[str, float]()
     for name, tensor in dense(report.tensors).items():
         part = part_of(name, tensor.dtype, run.network, trained)
@@ -73,7 +73,7 @@ def norms_compared(report: Report, declared: Reports, run: Federation) -> dict[s
 
 
 def median(values: list[float]) -> float:
-    """The middle value, the lower of two: of two clients one may be hostile."""
+    """Return the middle value, the lower of two: of two clients one may be malicious."""
     return sorted(values)[(len(values) - 1) // 2]
 
 

@@ -3,7 +3,7 @@
     METHOD/RULE/ATTACK/          runs under all seeds, as `seed_runs` has them
     METHOD/RULE/ATTACK/seed-0/   a run folder; ATTACK is none for the honest run
 
-Runs that have ended are not run again, so the same call goes on where it was broken off, and a call
+Runs that have ended are not run again. So the same call resumes after an interruption, and a call
 with more attacks, methods, rules or seeds adds to what is there.
 """
 
@@ -63,7 +63,7 @@ class AttackCell:
 
 @dataclass(frozen=True)
 class AttackedRun:
-    """What came of a run, attacked or honest."""
+    """The result of a run, attacked or honest."""
 
     seed: int
     value: float | None = None
@@ -80,7 +80,7 @@ class AttackedRun:
 
 @dataclass(repr=False)
 class AttackResult(Brief):
-    """What came of the runs of a cell."""
+    """The results of the runs of a cell."""
 
     cell: AttackCell
     runs: list[AttackedRun]
@@ -115,7 +115,7 @@ class AttackGrid(Grid[tuple[AttackCell, int]]):
 
     Args:
         folder: where the run folders are.
-        attacks: what is tried beside the honest run; as in `Cell`.
+        attacks: attacks to run in addition to the honest run; as in `AttackCell`.
         methods: likewise; the config's own if None.
         rules: likewise.
         config: TOML file with the settings of all.

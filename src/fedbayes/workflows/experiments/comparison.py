@@ -1,4 +1,4 @@
-"""What methods come to side by side: means and deviations over seeds, and what they tell apart."""
+"""Methods side by side: means and standard deviations over seeds, and significant differences."""
 
 import math
 import statistics
@@ -410,5 +410,5 @@ _HEADS = {
     "error_auroc_information": "AUROC errors, mutual information",
     "ood_auroc_information": "AUROC OOD, mutual information",
     "aurc": "area under risk-coverage",
-    "accuracy_at_80": "accuracy of the surest 80 %",
+    "accuracy_at_80": "accuracy of the most confident 80 %",
 }

@@ -1,4 +1,4 @@
-"""The runs of a grid, one after the other or side by side in processes."""
+"""The runs of a grid, sequentially or in parallel processes."""
 
 import json
 import subprocess
@@ -25,7 +25,7 @@ _Seen = TypeVar("_Seen", contravariant=True)
 
 
 class Watch(Protocol[_Seen]):
-    """Is told how far a grid is, from any thread."""
+    """Receives the progress of a grid, from any thread."""
 
     def begun(self, cell: _Seen) -> None:
         """A run begins, or goes on."""
@@ -44,7 +44,7 @@ def run_grid(
 
     Args:
         grid: the runs.
-        watch: is told how far it is.
+        watch: called with the progress.
         jobs: runs at a time, each in a process of its own if there are several.
         track: names of trackers.
 

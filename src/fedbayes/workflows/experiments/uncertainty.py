@@ -1,5 +1,5 @@
-"""What the global model of a run that has ended is worth beside its accuracy: how well its
-uncertainty tells errors from right answers, and inputs of another kind from its own.
+"""Quality of the uncertainty of a run's global model: how well it distinguishes wrong from right
+predictions, and out-of-distribution inputs from its own.
 """
 
 import math
@@ -33,7 +33,7 @@ _POINTS = 101
 
 @dataclass(frozen=True)
 class UncertaintyReport:
-    """The global model of a run on its test samples, and on foreign inputs."""
+    """The global model of a run on its test samples, and on out-of-distribution (OOD) inputs."""
 
     asked: str
     """The foreign inputs that were asked for."""
@@ -60,11 +60,11 @@ def trial_file(folder: RunFolder) -> Path:
 
 
 def try_model(folder: Path, asked: str) -> UncertaintyReport:
-    """Try the global model of a run, unless that has been done, and keep what came of it.
+    """Evaluate the global model of a run, unless that has been done, and keep the result.
 
     Args:
         folder: of a run that has ended, with its data.
-        asked: foreign inputs, as `foreign_inputs` takes them.
+        asked: OOD inputs, as `foreign_inputs` takes them.
 
     Raises:
         FedbayesError: the data are not here, or there are no such inputs.
@@ -105,12 +105,11 @@ def try_model(folder: Path, asked: str) -> UncertaintyReport:
 
 
 def standing_trial(folder: RunFolder, asked: str, file: str) -> UncertaintyReport | None:
-    """The trial of a run that was kept, if it is of its model as it is now, and of such foreign
-    inputs; None otherwise.
+    """Return the stored evaluation of a run, if its model and the OOD inputs are unchanged.
 
     Args:
         folder: of a run that has ended.
-        asked: foreign inputs, as `foreign_inputs` takes them.
+        asked: OOD inputs, as `foreign_inputs` takes them.
         file: digest of their file, as `foreign_file` has it.
     """
     known = stored_trial(folder)

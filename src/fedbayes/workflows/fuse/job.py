@@ -29,7 +29,7 @@ Kind = TypeVar("Kind", bound=BaseModel)
 
 @dataclass(frozen=True)
 class Fused:
-    """What came of a fusion, as it is told."""
+    """The result of a fusion, as it is reported."""
 
     summary: dict[str, Any]
     """For JSON."""
@@ -125,7 +125,7 @@ class FusionJob:
 
     @property
     def seen(self) -> Seen:
-        """What is said of inputs and outputs."""
+        """The description of inputs and outputs."""
         return Seen(self.shape, self.mean, self.std, self.classes)
 
     def silos(self) -> ClientModels:

@@ -51,7 +51,7 @@ _OF_POSTERIORS = "average by files of fedbayes posterior"
 
 FUSIONS: Mapping[str, FusionKind] = {
     "function": FusionKind(
-        "what networks say, any kind of them",
+        "by the predictions of networks of any kind",
         "network_fusing:fuse_networks",
         ("counts", *NETWORK, *_FUNCTION, *_WRITTEN),
         FunctionSettings,

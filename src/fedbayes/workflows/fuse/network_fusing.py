@@ -92,7 +92,7 @@ class NetworkFusion:
 
     @property
     def bound(self) -> float:
-        """Nats from the teacher that a free width may end at."""
+        """The largest KL divergence to the teacher, in nats, that a free width may end at."""
         return BOUND if self.job.bound is None else self.job.bound
 
     def run(

@@ -241,7 +241,7 @@ _SEVERAL = ("features", "categories")
 
 
 def _refuse_group(columns: Mapping[str, Any], tables: ClientTables) -> None:
-    """See that no column is the one that says whose a row is, which clients' tables are without.
+    """See that no column is the one that names a row's client, which clients' tables are without.
 
     Raises:
         ConfigError: one is.
@@ -254,8 +254,8 @@ def _refuse_group(columns: Mapping[str, Any], tables: ClientTables) -> None:
             continue
         otherwise = "; for a baseline of each client's own there is --strata client"
         raise ConfigError(
-            f"{name} names '{group}', the column that says whose a row is (--group), which "
-            "clients' tables are then without; give the file a second column of the same values "
+            f"{name} names '{group}', the column of clients (--group), which clients' tables do "
+            "not contain; give the file a second column of the same values "
             f"and name that{otherwise if name == 'strata' else ''}"
         )
 
