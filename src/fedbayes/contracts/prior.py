@@ -22,7 +22,7 @@ class Prior:
     kind: Literal["precision", "inverse scale", "precision of the slab"]
     """λ of N(w, 1/λ), of Lap(w, 1/λ), or of the slab N(w, 1/λ) of weights whose gate is open."""
     strength: float
-    """It: λ beside the client's summed loss; λ / N_s beside its mean loss."""
+    """λ relative to the client's summed loss; λ / N_s is relative to its mean loss."""
 
 
 @dataclass(frozen=True)

@@ -35,7 +35,7 @@ class Ledger:
     scores: dict[int, Scores] = field(default_factory=dict)
     """Of each client whose report counted: scores of its own model; empty without test samples."""
     refused: dict[int, str] = field(default_factory=dict)
-    """Clients whose report was refused, and why."""
+    """Clients whose report was rejected, and why."""
     lost: dict[int, str] = field(default_factory=dict)
     """Clients of whom no report came, and why."""
     troubles: dict[int, str] = field(default_factory=dict)

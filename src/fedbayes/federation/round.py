@@ -66,7 +66,7 @@ class Round:
     outliers: dict[int, str] = field(default_factory=dict)
     """Clients whose networks were unlike the others, and how."""
     reported: Info = field(default_factory=dict)
-    """What clients say of their work, on average: nothing of it is known to be true."""
+    """Metrics that clients report of their work, on average; the server cannot verify them."""
     info: Info = field(default_factory=dict)
     """What the server's update says of itself."""
     privacy: Spending | None = None

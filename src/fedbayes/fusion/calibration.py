@@ -45,7 +45,7 @@ class FusedCalibration:
     """A fused network with a posterior of its weights, and with a temperature alone."""
 
     module: nn.Module
-    """The network whose logits know how sure they are, in evaluation mode."""
+    """The network with calibrated logits, in evaluation mode."""
     gaussian: LastLayer | AllLayers
     """The posterior."""
     samples: int

@@ -51,7 +51,7 @@ class GateScale(BaseModel):
     scale: Annotated[Scale, Chosen()] = Field(
         "paper",
         description="what thresholds are learnt in: v, as in the paper, or logits, in which a "
-        "step is small next to the margin and l0 decides",
+        "step is small relative to the margin and l0 decides",
     )
     temperature: float | None = Field(
         None, gt=0, description="T, of the gates' probabilities; none: 0.001 (paper), 0.05 (logits)"

@@ -265,7 +265,7 @@ def _overflowed(report: Report) -> bool:
 
 
 _LARGEST = float(torch.finfo(torch.float32).max)
-"""In place of an infinite metric or loss."""
+"""Instead of an infinite metric or loss."""
 _RECEIVED = ("metric", "loss", "overflowed")
 """What a client says besides its weights."""
 

@@ -151,10 +151,10 @@ class Record:
 
 
 SPENT_ROUNDS = 12
-"""Rounds at most whose ε is told, evenly spaced."""
+"""Largest number of rounds whose ε is reported, evenly spaced."""
 
 Watch = Callable[[str], object]
-"""Is told which run is being read."""
+"""Called with the run that is being read."""
 
 
 def gather(folders: Sequence[Path], watch: Watch = lambda _: None) -> list[Record]:

@@ -811,7 +811,7 @@ class Simulation(Brief):
 
         Args:
             model: as the method gives it.
-            measures: metrics next to the likelihood's own, as `likelihoods.measures.fitting` gives
+            measures: metrics besides the likelihood's own, as `likelihoods.measures.fitting` gives
                 them. Those of `auto` are of each client alone where there are at most
                 `runs.evaluator.MOST_UNASKED`.
         """

@@ -68,7 +68,7 @@ class Card(Brief):
     task: dict[str, Any] = field(default_factory=dict)
     """The `[task]` table of its config, its likelihood by name; empty before 0.2: classes."""
     frozen: str = ""
-    """Digest of the frozen weights that the model was trained next to, where its file leaves them
+    """Digest of the frozen weights that the model was trained with, where its file leaves them
     out (`Network.constants_digest`); empty if it holds the whole network."""
     attack: dict[str, Any] = field(default_factory=dict)
     """The `[attack]` table of its config; empty of an honest run."""

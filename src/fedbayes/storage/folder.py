@@ -80,7 +80,7 @@ Metrics = dict[str, Any]
 """A line of `metrics.jsonl`."""
 
 _objects: dict[Path, dict[str, str]] = {}
-"""Of run folders that this process began, or that it was told of: what Python objects are called
+"""Of run folders that this process began or knows of: what Python objects are called
 here (`lazy.own`), by their names in the config."""
 
 
@@ -139,7 +139,7 @@ class RunFolder(os.PathLike[str]):
 
     @property
     def _of_rounds(self) -> list[Path]:
-        """What only a run that had rounds leaves next to its checkpoints."""
+        """What only a run that had rounds leaves besides its checkpoints."""
         return [self.metrics_file, self.summary_file, self.model_file, self.clients]
 
     def require_vacant(self) -> None:

@@ -25,7 +25,7 @@ ACTIVITY_FILE = "activity.json"
 BEAT = 1.0
 """Seconds between two beats."""
 MOST_NAMES = 50
-"""Clients that are named in it; of more, the number is told."""
+"""Largest number of clients that it names; of more, it has the number."""
 
 
 @dataclass(frozen=True)

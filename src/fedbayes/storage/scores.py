@@ -167,7 +167,7 @@ class GlobalEvaluation:
     clients: ClientScores
     """The same model on each client's test samples."""
     line: dict[str, Any]
-    """What a line of `metrics.jsonl` says next to `metrics`: for classes `global_accuracy`,
+    """What a line of `metrics.jsonl` says in addition to `metrics`: for classes `global_accuracy`,
     `global_nll`, `global_ece`, `class_accuracy`; else `global_nll`. Under an attack that aims at
     test samples its `attack_success` too."""
     asked: Asked | None = None

@@ -142,9 +142,9 @@ def size_of(run: Federation) -> float:
 class NormBound:
     """The stage that lets reports pass once they are known to be within bounds.
 
-    A report whose change is short next to the server's own passes at once. The others wait until
-    the cohort was heard, and pass then, in the order that they came: so the order depends on the
-    reports alone. What waits is in memory up to a limit, then in a file.
+    A report whose change is short relative to the server's own passes at once. The others wait
+    until the whole cohort has reported, and then pass in the order of arrival: so the order depends
+    on the reports alone. Waiting reports are in memory up to a limit, then in a file.
 
     Args:
         settings: the `[aggregation]` table.

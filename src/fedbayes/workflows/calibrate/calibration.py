@@ -143,7 +143,7 @@ def _by_column(name: str, found: Trust, values: Sequence[float]) -> dict[str, fl
 
 
 COVERAGES = (0.5, 0.8, 0.9)
-"""Shares of predictions, the surest, whose accuracy is told."""
+"""Shares of the most confident predictions whose accuracy is reported."""
 _SHOWN = (0.5, 0.8, 0.9, 0.95)
 """Levels of intervals in a summary, of those that there are."""
 

@@ -43,7 +43,7 @@ _BATCH = 1000
 """Rows that are predicted at a time."""
 
 Told = Callable[[int, int], object]
-"""Is told how many sets were valued, and of how many at most."""
+"""Called with the number of sets that were valued, and the largest number."""
 
 
 def contributions(

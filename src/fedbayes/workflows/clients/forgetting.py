@@ -442,8 +442,8 @@ class Withdrawal:
             )
         if self.way == "factor":
             found.append(
-                f"the other clients' factors were trained next to that of {name}. {rounds} rounds "
-                "without it move them toward what retraining from the beginning gives"
+                f"the other clients' factors were trained together with that of {name}. {rounds} "
+                "rounds without it move them toward what retraining from the beginning gives"
             )
         if odd:
             found.append(

@@ -35,9 +35,9 @@ HONEST = "none"
 RULES = ("mean", "median", "trimmed-mean", "krum")
 """The rules of aggregation that are tried unless others are named."""
 _REPORTS = {"trimmed-mean": (2, 1), "krum": (2, 3)}
-"""Reports that a rule needs: so many for each hostile one, and so many more."""
+"""Reports that a rule needs: a number for each malicious one, and a number more."""
 _REASONS = 3
-"""Of reports that did not count, the most that are told of a run."""
+"""Largest number of rejected reports to list for a run."""
 
 
 @dataclass(frozen=True)
@@ -73,7 +73,7 @@ class AttackedRun:
     hostile: list[int] = field(default_factory=list)
     """Clients that attacked."""
     refused: dict[str, int] = field(default_factory=dict)
-    """Clients of whom reports were refused, and how many."""
+    """Clients whose reports were rejected, and the number of these."""
     trouble: str = ""
     """Why there is no such run, or it ended before its time."""
 
@@ -240,7 +240,7 @@ class AttackGrid(Grid[tuple[AttackCell, int]]):
 
 
 def _told(run: RunFolder, seed: int, headline: str, trouble: str) -> AttackedRun:
-    """What a run folder tells; of a run that broke off, its last round."""
+    """The result in a run folder; of an interrupted run, its last round."""
     if run.summary_file.exists():
         summary = run.summary()
         value = flat(summary).get(headline)

@@ -18,7 +18,7 @@ from fedbayes.workflows.experiments.method_grid import MethodGrid, RunResult
 from fedbayes.workflows.experiments.variants import Variant
 
 LEVEL = 0.05
-"""Probability of a paired t-test below which a method is told apart from the best."""
+"""Probability of a paired t-test below which a method differs from the best."""
 SHOWN = ("nll", "ece", "brier", "crps")
 """Metrics of the global model in the table, behind the headline."""
 BEHIND = ("error_auroc", "ood_auroc", "bytes", "seconds")
@@ -77,7 +77,7 @@ class Compared(Brief):
     """Names of the metrics of the table, those that some method has."""
     rows: tuple[ComparisonRow, ...]
     foreign: str
-    """What the foreign inputs are; empty if there are none."""
+    """Description of the OOD inputs; empty if there are none."""
 
     @property
     def labels(self) -> list[str]:

@@ -21,7 +21,7 @@ from fedbayes.workflows.experiments.uncertainty import try_model
 
 CellT = TypeVar("CellT")
 Told = Callable[[int, int], object]
-"""Is told of a round that is complete: its number, and how many there are."""
+"""Called after a round with its number, and the number of rounds."""
 
 
 @dataclass(frozen=True)

@@ -19,7 +19,7 @@ from fedbayes.workflows.experiments.grid import CellT, Grid, GridJob, Told
 from fedbayes.workflows.experiments.grid_worker import in_words
 
 _SAID = 500
-"""Characters of what a process said last that are told if it dies."""
+"""Number of last characters of a process's output to report if it dies."""
 
 _Seen = TypeVar("_Seen", contravariant=True)
 
@@ -85,7 +85,7 @@ def _one_by_one(
 
 
 class _Process:
-    """A worker process, started when there is work, and anew if it died."""
+    """A worker process, started when there is work, and again if it died."""
 
     def __init__(self, threads: int) -> None:
         self._threads = threads

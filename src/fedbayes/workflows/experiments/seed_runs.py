@@ -38,7 +38,7 @@ if TYPE_CHECKING:
     import pandas as pd
 
 COSTS = ("rounds", "bytes_down", "bytes_up", "seconds")
-"""What a summary has beside its metrics of which there are mean and standard deviation."""
+"""Entries of a summary, besides its metrics, that have mean and standard deviation."""
 
 _FREE = set(FREE) - {
     "stop_after",

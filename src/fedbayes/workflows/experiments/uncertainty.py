@@ -36,21 +36,21 @@ class UncertaintyReport:
     """The global model of a run on its test samples, and on out-of-distribution (OOD) inputs."""
 
     asked: str
-    """The foreign inputs that were asked for."""
+    """The OOD inputs that were asked for."""
     model: str = ""
     """Digest of the model; empty where there is no global one."""
     file: str = ""
-    """Digest of the file of foreign inputs; empty if they are none of a file."""
+    """Digest of the file of OOD inputs; empty if they are from no file."""
     foreign: str = ""
-    """What the foreign inputs are, in words; empty if there are none."""
+    """Description of the OOD inputs; empty if there are none."""
     metrics: dict[str, float] = field(default_factory=dict)
     """`brier` or `crps`; AUROC of uncertainties for errors, `error_auroc` of the entropy and
-    `error_auroc_information`, and for foreign inputs, `ood_auroc` and `ood_auroc_information`;
-    `aurc`, and `accuracy_at_80` of the surest 80 %. What is undefined is left out."""
+    `error_auroc_information`, and for OOD inputs, `ood_auroc` and `ood_auroc_information`;
+    `aurc`, and `accuracy_at_80` of the most confident 80 %. What is undefined is left out."""
     reliability: tuple[tuple[float, float, int], ...] = ()
     """Mean confidence, accuracy and number of samples of bins with enough of them."""
     selective: tuple[float, ...] = ()
-    """Accuracy of the surest samples, at coverages 0.01, 0.02, … 1; empty but for classes."""
+    """Accuracy of the most confident samples, at coverages 0.01, 0.02, … 1; for classes only."""
     format: str = FORMAT
 
 
@@ -145,7 +145,7 @@ def _measures(likelihood: Likelihood) -> tuple[str, ...]:
 
 @torch.no_grad()
 def _unsure(likelihood: Likelihood, draw: Sampler, x: Tensor, device: torch.device) -> Tensors:
-    """How unsure a model is of these inputs."""
+    """How uncertain a model is of these inputs."""
     each = [unsure(likelihood, draw(part.to(device))) for part in torch.split(x, PIECE)]
     return {name: torch.cat([one[name] for one in each]).cpu() for name in each[0]}
 

@@ -76,7 +76,7 @@ class FusionJob:
     width: float | Literal["free"] | None = None
     """In that of `like`, 1 by default; free: the least of `frontier` within `bound`."""
     bound: float | None = None
-    """Nats from the teacher that a free width may end at."""
+    """Largest KL divergence to the teacher, in nats, that a free width may end at."""
     frontier: Sequence[float] = ()
     """Widths to try."""
     test: Path | None = None

@@ -244,7 +244,7 @@ class _Source:
         return card, *(_onnx if onnx else _program)(program, card, raw)
 
     def cards(self, path: Path, card: Card, parameters: int) -> tuple[Path, ...]:
-        """Write the cards beside a program of so many parameters."""
+        """Write the cards next to a program with this number of parameters."""
         draws = self.method.draws(self.model, self.run)
         told = facts(
             card,

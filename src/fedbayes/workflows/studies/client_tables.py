@@ -54,7 +54,7 @@ class ClientTables(Brief):
     drop_missing: bool = False
     """Whether the settings leave rows with missing values out."""
     group: str = ""
-    """The column that said whose a row is, which the tables no longer have."""
+    """The column that named the client of a row, which the tables do not contain."""
 
 
 def client_tables(
