@@ -454,8 +454,8 @@ class Simulation(Brief):
             if self._saved < self.progress.round:
                 self.checkpoint()
             raise RunError(
-                f"{self.folder.path}: {error}. `resume` tries as many rounds again; "
-                "stop_refused = 0 goes on whatever comes"
+                f"{self.folder.path}: {error}. Run `resume` to try the same number of rounds "
+                "again, or set stop_refused = 0 to continue without this rule"
             ) from None
         if self._saved < self.progress.round:
             self.checkpoint()
