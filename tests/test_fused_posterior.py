@@ -97,7 +97,7 @@ def test_it_is_said_where_it_changes_nothing():
     network = networks()["n0"]
     clients = {"a": network, "b": network}
     fusion = fuse_functions(clients, network, INPUTS, counts=[[5, 5, 5]] * 2, settings=WITH)
-    assert any("no closer" in note for note in fusion.notes)
+    assert any("no nearer" in note for note in fusion.notes)
     x = INPUTS.batch(9, 50)
     with torch.no_grad():
         torch.testing.assert_close(

@@ -234,7 +234,7 @@ def _notes(
         )
     if calibration.idle:
         yield (
-            f"{NAMES[settings.posterior]} brings the fused network no closer to the ensemble "
+            f"{NAMES[settings.posterior]} brings the fused network no nearer to the ensemble "
             "prediction than a temperature alone: both are equally confident"
         )
 
