@@ -192,9 +192,9 @@ def _docstrings(node: ast.AST, path: Path) -> Iterator[Prose]:
         text = ast.get_docstring(node, clean=True)
         if text:
             line = node.body[0].lineno
-            text = text.partition("\nExample:")[0]
-            # Each argument is a sentence of its own.
-            text = re.sub(r"\n {4}(\*{0,2}\w+):", r"\n\n\1:", text)
+            text = re.split(r"\nExamples?:", text)[0]
+            # Each argument is a sentence of its own; its name is no prose.
+            text = re.sub(r"\n {4}\*{0,2}\w+:", "\n\n`x`:", text)
             yield Prose(f"{path.relative_to(ROOT)}:{line}", text)
         if isinstance(node, ast.FunctionDef):
             return

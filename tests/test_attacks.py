@@ -478,7 +478,7 @@ def test_a_label_flip_goes_with_secure_aggregation(tmp_path):
 def test_settings_without_effect_are_told(tmp_path):
     with pytest.warns(FedbayesWarning, match="attack.std has no effect"):
         Simulation(config({"kind": "sign-flip", "std": 2.0}), tmp_path / "std").close()
-    with pytest.warns(FedbayesWarning, match=r"1 hostile of 6 .* the paper's z is -0.25"):
+    with pytest.warns(FedbayesWarning, match=r"1 malicious of 6 .* the paper's z is -0.25"):
         Simulation(config({"kind": "little-is-enough"}), tmp_path / "z").close()
 
 

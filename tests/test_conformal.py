@@ -440,7 +440,7 @@ def test_thresholds_that_are_replaced_by_those_of_other_models_are_told(runs, tm
 def test_a_folder_that_cannot_be_written_is_told_before_anything_is_counted(runs, monkeypatch):
     monkeypatch.setattr(os, "access", lambda path, mode: False)
     monkeypatch.setattr("fedbayes.workflows.calibrate.ended_run.stored_data", None)
-    with pytest.raises(RunError, match=r"cannot write into .*classes, and what is found of a run"):
+    with pytest.raises(RunError, match=r"cannot write into .*classes, where calibrations are kept"):
         calibrate_conformal(runs[0] / "classes", 0.9)
 
 

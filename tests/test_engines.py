@@ -130,7 +130,7 @@ def test_an_engine_that_cannot_aggregate_in_secret_is_refused():
 def test_an_engine_of_another_command_names_it(tmp_path):
     with (
         Simulation(config("flower"), tmp_path / "run") as simulation,
-        pytest.raises(EngineError, match=r"`fedbayes federate CONFIG`, go on with .* resume"),
+        pytest.raises(EngineError, match=r"`fedbayes federate CONFIG`, or resume with .* resume"),
     ):
         next(iter(simulation))
 

@@ -698,7 +698,7 @@ def test_training_that_diverges_loses_nothing_and_is_told(tmp_path, capsys):
     more = [word for entry in asked for word in ("--set", f"function.{entry}")]
     where = ("--mean", "0", "-o", out, "--report", report)
     assert command("fuse", *files, "--method", "function", *more, *where) == 0
-    assert "training end to end broke off" in " ".join(capsys.readouterr().err.split())
+    assert "training end to end stopped early" in " ".join(capsys.readouterr().err.split())
     checks = json.loads(report.read_text())["distillation"]["checks"]
     assert checks[-1][1] is None
     assert out.exists()

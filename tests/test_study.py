@@ -253,7 +253,7 @@ def test_the_outcome_is_the_column_label_where_none_is_named(patients, file, cap
         (["patients.csv", "--group", "hospital", "--features", "agee"], "did you mean 'age'?"),
         (
             ["patients.csv", "--group", "hospital", "--features", "age,hospital"],
-            "features names 'hospital', the column that says whose a row is (--group)",
+            "features names 'hospital', the column of clients (--group)",
         ),
         (["patients.csv", "--per-client"], "There is one client alone: fit its rows without"),
         (["patients.csv", "--group", "hospital", "--level", "95"], "--level is 95"),

@@ -111,7 +111,7 @@ class MethodContract:
     parameters: ClassVar[dict[str, Any]] = {}
     """Parameters of the method."""
     data: ClassVar[dict[str, Any]] = {"name": "digits", "partition": "iid", "limit": 400}
-    """The `[data]` table of the runs, next to the number of clients."""
+    """The `[data]` table of the runs, besides the number of clients."""
     task: ClassVar[dict[str, Any]] = {}
     """The `[task]` table of the runs: a likelihood, and its settings."""
     settings: ClassVar[dict[str, Any]] = {}

@@ -429,17 +429,19 @@ def test_the_slab_of_open_gates_is_a_gaussian(kind):
     found = method.note(len(data.y), None).prior
     added = len(data.y) * (losses[0.07] - losses[0.0])
     torch.testing.assert_close(added, found.strength / 2 * squares)
-    assert "precision of the slab 0.63 beside the summed loss" in in_words(prior_of(method), [9])
+    assert "precision of the slab 0.63 relative to the summed loss" in in_words(
+        prior_of(method), [9]
+    )
     assert in_words(prior_of(kind()), [9]) == ""
 
 
 def test_the_start_of_a_run_says_what_its_prior_is():
     method = FedProx(proximal=0.01)
     said = in_words(prior_of(method), [30, 610, 0])
-    assert "precision 0.3 to 6.1 beside the summed loss" in said
-    assert "0.01 beside its mean loss" in said
+    assert "precision 0.3 to 6.1 relative to the summed loss" in said
+    assert "0.01 relative to its mean loss" in said
     said = in_words(prior_of(Mixture(precision=10)), [20, 100])
-    assert "precision 10 beside the summed loss of a client, 0.1 to 0.5 beside" in said
+    assert "precision 10 relative to the summed loss of a client, 0.1 to 0.5 relative" in said
     assert (
         in_words(prior_of(FedAvg()), [20]) == in_words(prior_of(FedProx(proximal=0.0)), [20]) == ""
     )

@@ -408,7 +408,7 @@ def _refuse_missing(wanted: Wanted, told: Told) -> None:
         for client, entry in told.items():
             if infinite := entry.columns[column].infinite:
                 raise DataError(
-                    f"client {client}: column '{column}' is infinite in {infinite:,} rows; mend "
+                    f"client {client}: column '{column}' is infinite in {infinite:,} rows; fix "
                     "them, or leave the column out"
                 )
     rows, whole = (sum(getattr(t, key) for t in told.values()) for key in ("rows", "whole"))
@@ -463,7 +463,7 @@ def _term(column: str, wanted: Wanted, told: Told) -> Term:
         text = next(client for client, kind in kinds.items() if kind == "text")
         number = next(client for client, kind in kinds.items() if kind != "text")
         raise DataError(
-            f"column '{column}' holds text at client {text} and numbers at client {number}; mend "
+            f"column '{column}' holds text at client {text} and numbers at client {number}; fix "
             "it, or name it as a category"
         )
     return Term(column=column, flag=set(kinds.values()) == {"flag"})

@@ -1,8 +1,8 @@
 """Outcomes of generalized linear models with their canonical links.
 
-With the canonical link the gradient of the log-likelihood is Σ w (y − μ) x and its negative
-Hessian Σ w v(μ) x xᵀ, so Newton's method is iteratively reweighted least squares (McCullagh and
-Nelder 1989, section 2.5).
+With the canonical link the gradient of the log-likelihood is Σ w (y − μ) x. Its negative Hessian is
+Σ w v(μ) x xᵀ. So Newton's method is iteratively reweighted least squares (McCullagh and Nelder
+1989, section 2.5).
 """
 
 from collections.abc import Callable

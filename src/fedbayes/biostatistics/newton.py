@@ -143,7 +143,7 @@ def _slack(here: NewtonEvaluation) -> float:
 
 
 def _refined(here: NewtonEvaluation) -> NewtonEvaluation:
-    """The maximum of a quadratic log-likelihood, from a point next to it: what was lost by rounding
+    """The maximum of a quadratic log-likelihood, from a point near it: what was lost by rounding
     on the way there is in the gradient, and needs no further question.
     """
     step = _step(here)
@@ -173,7 +173,7 @@ def _climb(
 
 
 def vanished(information: Array, start: Array, step: Array, rows: float) -> bool:
-    """Whether the information along a step is next to none of what it was at the start, or could
+    """Whether the information along a step is almost none of what it was at the start, or could
     be: outcomes are then as good as certain in every row that it moves (fitted probabilities of 0
     or 1). Columns that nearly depend on one another have little information along it at both.
     """

@@ -58,11 +58,13 @@ def partial_likelihood(
 ) -> tuple[float, Array, Array]:
     """Log-likelihood, gradient [p] and negative Hessian [p, p].
 
-    With S = Σ w r, w r x, w r x xᵀ over who is at risk at an event time, D the same over the d rows
-    to which it happens there, w̄ their mean weight, and A_l = S − (l / d) D for l = 0 … d − 1
-    (Efron 1977; Breslow 1974 has D = 0),
+    The log-likelihood is that of Efron (1977):
 
-        log L = Σ_events w xβ − Σ_times w̄ Σ_l log A⁰_l.
+        log L = Σ_events w xβ − Σ_times w̄ Σ_l log A⁰_l,    A_l = S − (l / d) D,  l = 0 … d − 1.
+
+    - S holds Σ w r, Σ w r x and Σ w r x xᵀ over the rows at risk at an event time.
+    - D holds the same sums over the d rows with an event at that time; Breslow (1974) has D = 0.
+    - w̄ is the mean weight of these d rows.
 
     Args:
         at: coefficients [p].

@@ -69,11 +69,11 @@ Width = Annotated[
     ),
 ]
 Bound = Annotated[
-    float | None, typer.Option(min=0, help="Nats from the models together. Default: 0.05.")
+    float | None, typer.Option(min=0, help="KL divergence to the ensemble, in nats. Default: 0.05.")
 ]
 Frontier = Annotated[
     str | None,
-    typer.Option(help="Widths to try beside, as 0.5,1,2; see --picture.", metavar="X,X,X"),
+    typer.Option(help="More widths to try, as 0.5,1,2; see --picture.", metavar="X,X,X"),
 ]
 Test = Annotated[Path | None, typer.Option(help="NPZ with raw x and y to score networks on.")]
 Minutes = Annotated[
@@ -83,13 +83,13 @@ Minutes = Annotated[
 PosteriorKind = Annotated[
     str | None,
     typer.Option(
-        help="Predictions know how sure they are, by a Laplace approximation on the drawn "
-        "inputs: last-layer, or kronecker (all dense layers and convolutions; a prediction "
-        "goes there and back for each class); needs --counts, and a .pt2 to write."
+        help="Calibrate uncertainty by a Laplace approximation on the synthetic inputs: "
+        "last-layer, or kronecker (all dense layers and convolutions; a prediction takes a "
+        "forward and a backward pass per class). Needs --counts, and a .pt2 to write."
     ),
 ]
 State = Annotated[
-    Path | None, typer.Option(help="File that training end to end is kept in, and goes on from.")
+    Path | None, typer.Option(help="File that keeps training end to end, to resume it.")
 ]
 ShowInputs = Annotated[
     Path | None, typer.Option(help="PNG, SVG or PDF file of some of the inputs.")
@@ -191,7 +191,8 @@ def fuse(
         fused = job.run(
             status.update,
             lambda at: status.update(
-                f"training end to end: {at.share:.0%}, {at.divergence:.3g} nats from the teacher, "
+                f"training end to end: {at.share:.0%}, KL divergence to the teacher "
+                f"{at.divergence:.3g} nats, "
                 f"{at.left:.0f} s left"
             ),
         )

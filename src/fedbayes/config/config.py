@@ -48,7 +48,7 @@ LARGEST = 1e30
 
 
 DATA_CACHE = 1024
-"""MiB of clients' samples that stay on a GPU between rounds, if nothing else is said."""
+"""MiB of clients' samples that stay on a GPU between rounds, unless set."""
 
 
 def is_reference(engine: object, data: object) -> bool:
@@ -372,13 +372,13 @@ class Config(Settings):
         """The settings of a call from Python: a config, a TOML file, or keys of one.
 
         Raises:
-            ConfigError: it is none of them, or there are keys next to it; or as for `create`.
+            ConfigError: it is none of them, or there are keys besides it; or as for `create`.
         """
         if config is None:
             return cls.create(**whole(settings))
         if settings:
             raise ConfigError(
-                f"{', '.join(settings)} next to a config: it has all settings. Give keys alone, or "
+                f"{', '.join(settings)} with a config, which has all settings. Give keys alone, or "
                 "change those of a file by Config.load(file, ['rounds=5', 'training.lr=0.05'])"
             )
         if isinstance(config, str | Path):

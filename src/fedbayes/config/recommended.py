@@ -80,7 +80,7 @@ def _require_choosable(
 
 
 def _beside(training: LocalTraining, wanted: Mapping[str, Any]) -> dict[str, Any]:
-    """What is recommended next to what the user set of training."""
+    """What is recommended in addition to the user's settings of training."""
     found = dict(wanted)
     meant = found.get("training.optimizer")
     if ("optimizer" not in training.open or training.momentum) and meant != training.optimizer:

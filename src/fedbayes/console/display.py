@@ -73,7 +73,7 @@ class Display:
     Args:
         console: where; None shows nothing.
         busy: what goes on at the start.
-        title: what is said before the method's name.
+        title: words to print before the method's name.
     """
 
     def __init__(self, console: Console | None, busy: str = "starting", *, title: str = "") -> None:

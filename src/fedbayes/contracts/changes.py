@@ -262,8 +262,10 @@ def clipped(changes: Changes, clip: float) -> Changes:
 
 
 def shortened(tensors: Tensors, bound: float) -> Tensors:
-    """The tensors, shortened together until their L2 norm is at most `bound`; themselves if it is,
-    or if an entry is infinite, which no factor makes short: such a report is refused.
+    """Scale the tensors together until their L2 norm is at most `bound`.
+
+    Tensors that are short enough are returned unchanged. So are tensors with an infinite entry,
+    which no factor makes short; the server rejects such a report.
 
     Args:
         tensors: float64; NaN counts as zero.

@@ -18,7 +18,7 @@ COUNTS = "counts"
 
 
 class ClassCountedMethod(Method[ServerState, Stateless, ReportList]):
-    """Reports are gathered, weighted by samples, and hold `counts`, int64 [K], beside networks.
+    """A method that gathers reports, weighted by samples, of a network and `counts`, int64 [K].
 
     Examples:
         >>> from fedbayes.contracts import ClassCountedMethod

@@ -61,7 +61,7 @@ class KroneckerServer:
 
 PARTS = ("shift", "inputs", "outputs", "diagonal", "count")
 REACH = ("energy", "length")
-"""What a report has beside them, for its round alone."""
+"""What a report also has, for its round alone."""
 
 
 def _typical(part: str, method: object, server: KroneckerServer, run: Federation) -> float:

@@ -1,17 +1,18 @@
 """What a federated method is: a prior, a local inference, a message and an update.
 
-A method is a frozen bag of hyperparameters with pure functions over explicit state. One round
-of any method, as `fedbayes.federation.round` runs it:
+A method is a frozen set of hyperparameters with pure functions over explicit state. This is one
+round of any method, as `fedbayes.federation.round` runs it:
 
     message           = method.message(server, at)              the prior, sent to a client
     problem           = method.problem(message, client, …)      the E-step, stated
     solved            = at.solve(problem, method.loss(run), …)  the E-step, solved
     report, client, _ = method.report(solved, problem, …)       the client's answer
-    reports           = Sum() or Gathered(), fed one by one     what the M-step needs
+
+    reports           = Sum() or ReportList(), fed one by one   the input of the M-step
     server, _         = method.update(server, reports, at)      the M-step, on the server
 
-A whole method, with its declaration: federated averaging with a server that forgets. What it does
-not say has a default: the server sends its weights, clients train from them by the
+This is a whole method, with its declaration: federated averaging with a server that forgets. What
+it does not define has a default: the server sends its weights, clients train from them by the
 negative log-likelihood, and answer with weights.
 
     class Forgetful(Averaged, Method[Weights, Stateless, Sum]):
@@ -282,7 +283,7 @@ class Method(Choosable, Generic[ServerState, ClientState, Reduced], metaclass=_C
         return self
 
     def check(self, run: Federation) -> None:
-        """Refuse, before anything runs, training, network or likelihood that it cannot work with.
+        """Reject, before anything runs, training, network or likelihood that it cannot work with.
 
         Raises:
             ConfigError: says which setting, and what would do.
@@ -378,12 +379,12 @@ class Method(Choosable, Generic[ServerState, ClientState, Reduced], metaclass=_C
     def expected(self, message: Message, run: Federation) -> Message:
         """A pattern for the answer to `message`: names, shapes and types of a proper report.
 
-        A report that differs is refused. By default it looks like the message.
+        The server rejects a report that differs. By default it looks like the message.
         """
         return message
 
     def accept(self, server: ServerState, report: Report, run: Federation) -> str | None:
-        """Refuse a report with finite but invalid values, such as no honest client can have.
+        """Reject a report with finite but invalid values, such as no honest client can have.
 
         Args:
             server: the state that the client was sent a message of.

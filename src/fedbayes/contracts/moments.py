@@ -52,8 +52,9 @@ def retracted(client: MomentsClient, missed: Tensors) -> MomentsClient:
 class MomentMatching(PartitionedPosterior[MomentsClient]):
     """Clients infer a Gaussian of the tilted posterior, p(D_i | θ)^(1/T) p(θ)^(1/K) s(θ)/s_i(θ).
 
-    With its mean m, and the precision Λ_i that the data and the client's share of the prior add to
-    the cavity's (Λ, h), the refined factor has the precision Λ_i and the shift (Λ + Λ_i) m − h.
+    The Gaussian has the mean m, and the cavity has precision and shift (Λ, h). The data and the
+    client's share of the prior add the precision Λ_i to the cavity's. The refined factor then has
+    the precision Λ_i and the shift (Λ + Λ_i) m − h.
     """
 
     client_state = MomentsClient

@@ -49,7 +49,7 @@ class GaussianServer(Method[PosteriorState, ClientState, Sum]):
                 typical=lambda method, server, run: method.learnt(server, run)["precision"],
                 unless="fixed_precision",
                 uncompressed="an error of a precision moves a mean, which is divided by it, and an "
-                "error that is small next to the largest precision can be all of a small one",
+                "error that is small relative to the largest precision can be all of a small one",
             ),
             "shift": Part(
                 origin="zero",

@@ -25,7 +25,7 @@ class PersonalTensors:
 
 
 class PersonalModels(Averaged, Method[Weights, PersonalTensors, Sum]):
-    """A global model that is averaged as in FedAvg, and next to it a model of every client.
+    """A global model that is averaged as in FedAvg, and also a model of every client.
 
     Derived methods state the problem, and report the global weights where training ended. A client
     that was in no round predicts with the server's weights.
@@ -95,7 +95,7 @@ class PersonalLayers(PersonalModels):
         return Report(shared, self.weight(solved)), PersonalTensors(own), solved.info
 
     def model(self, server: Weights, run: Federation) -> Tensors:
-        """Return the shared layers, next to the initialization of the personal ones."""
+        """Return the shared layers, and the initialization of the personal ones."""
         return {**run.network.initial, **server.weights}
 
     def personal_model(

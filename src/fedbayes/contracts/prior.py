@@ -1,7 +1,7 @@
 """How strongly a method's prior draws clients to the server, in one unit for all methods.
 
-λ stands beside the mean loss of a client in some papers, beside the summed one in others. A
-client's posterior is p(D_s | φ) p(φ | w), so the prior's own λ is the one beside the summed loss.
+In some papers λ is relative to the mean loss of a client, in others to the summed loss. A client's
+posterior is p(D_s | φ) p(φ | w), so the prior's own λ is the one relative to the summed loss.
 """
 
 from collections.abc import Callable, Iterable
@@ -22,7 +22,7 @@ class Prior:
     kind: Literal["precision", "inverse scale", "precision of the slab"]
     """λ of N(w, 1/λ), of Lap(w, 1/λ), or of the slab N(w, 1/λ) of weights whose gate is open."""
     strength: float
-    """It: λ beside the client's summed loss; λ / N_s beside its mean loss."""
+    """λ relative to the client's summed loss; λ / N_s is relative to its mean loss."""
 
 
 @dataclass(frozen=True)
@@ -48,8 +48,8 @@ def in_words(prior: Callable[[int], Prior | None], sizes: Iterable[int]) -> str:
     summed = _range([one.strength for one, _ in found])
     mean = _range([one.strength / size for one, size in found])
     return (
-        f"prior around the server: {found[0][0].kind} {summed} beside the summed loss of a client, "
-        f"{mean} beside its mean loss"
+        f"prior around the server: {found[0][0].kind} {summed} relative to the summed loss of a "
+        f"client, {mean} relative to its mean loss"
     )
 
 

@@ -1,4 +1,4 @@
-"""What clients say to the server, and how it is reduced."""
+"""The reports of clients, and how the server reduces them."""
 
 from collections.abc import Callable, Collection
 from dataclasses import dataclass, field
@@ -113,9 +113,9 @@ class ReportList(Brief):
 
     reports: dict[int, Report] = field(default_factory=dict)
     middle: Middle = weighted_mean
-    """What an update that takes a middle has in place of a weighted mean."""
+    """What an update that takes a middle uses instead of a weighted mean."""
     refused: Collection[int] = ()
-    """Clients whose report of this round was refused: what they said earlier counts no more."""
+    """Clients whose report was rejected in this round: their earlier reports do not count."""
 
     def add(self, client: int, report: Report) -> None:
         """Keep the report of a client, under its number."""

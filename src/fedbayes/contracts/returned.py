@@ -1,4 +1,4 @@
-"""What functions of a method give, looked at, so that a slip in one is told in plain words."""
+"""Checks of the values that functions of a method return; errors name the function and the slip."""
 
 from collections.abc import Mapping
 from typing import Any

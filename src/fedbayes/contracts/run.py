@@ -53,7 +53,7 @@ class Federation(Brief):
     clips: Clips = field(default_factory=Clips)
     """How long the server lets changes be: `aggregation.clip` and `privacy.clips` of the config."""
     measures: tuple[str, ...] = ()
-    """Metrics that clients tell of their own models beside those of the likelihood: `metrics` of
+    """Metrics that clients tell of their own models besides those of the likelihood: `metrics` of
     the config, as `likelihoods.measures.fitting` gives them; none of `auto`."""
 
 

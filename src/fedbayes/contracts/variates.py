@@ -75,9 +75,10 @@ VARIATES = Reports(
 
 
 class ControlVariateMethod(Averaged, Method[AnyServer, Control, Sum], Generic[AnyServer]):
-    """What methods with control variates have in common: a client keeps c_s, and reports its change
-    as `control/…` beside its weights. The server keeps c, the mean of the c_s over all clients,
-    weighted as the weights are.
+    """What methods with control variates have in common.
+
+    A client keeps c_s. It reports its weights, and the change of c_s as `control/…`. The server
+    keeps c, the mean of the c_s over all clients, weighted as the weights are.
     """
 
     client_state = Control

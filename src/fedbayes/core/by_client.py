@@ -56,7 +56,7 @@ class ByClient:
             clients: indices, each once, int64 [k].
             columns: what is known of them, by name, [k, ...]. Of a column that is not here, rows
                 stay as they are.
-            empty: what a row holds in a column that nothing was said of, by name; else 0.
+            empty: by name, the value of a row in a column that was never set; 0 if not given.
         """
         if not len(clients):
             return self

@@ -169,11 +169,11 @@ class _OfPlace:
 
 
 Place = Annotated[str, _OfPlace()]
-"""`package.module:name`: a user's own, instead of one of the values next to it."""
+"""`package.module:name`: a user's own, instead of one of the listed values."""
 
 
 class Only:
-    """Marks a setting that has an effect only next to some values of another one of its table.
+    """Marks a setting that has an effect only with some values of another one of its table.
 
     Args:
         other: name of the other setting.

@@ -82,7 +82,7 @@ def open_npz(source: Path | BinaryIO) -> Any:
 MOST_TIMES = 1000
 """Bytes that an NPZ file may unpack to, as a multiple of its own: pictures are mostly zeros."""
 AT_LEAST = 1 << 28
-"""Bytes that any may unpack to next to that."""
+"""Bytes that any may unpack to in addition."""
 
 
 def _check_unpacked(path: Path) -> None:

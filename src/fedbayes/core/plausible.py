@@ -91,7 +91,7 @@ def check_categories(counts: Mapping[str, int], column: str, where: str) -> None
 
 
 def check_rows(rows: Mapping[str, int], most: float = MOST_ROWS) -> None:
-    """See that clients' numbers of rows are plausible, each by itself and next to the others.
+    """See that clients' numbers of rows are plausible, each by itself and relative to the others.
 
     Args:
         rows: by client.

@@ -76,7 +76,7 @@ def require(package: str, what: str, error: type[FedbayesError]) -> None:
 def _import_torchvision() -> None:
     """Import torchvision, which the others do if it is there.
 
-    One that was built for GPUs has no operators of its own next to a PyTorch without them, and its
+    One that was built for GPUs has no operators of its own with a PyTorch without them, and its
     import fails where it describes them. Nothing here uses these operators, so it goes without.
     """
     if find_spec("torchvision") is None:

@@ -2,7 +2,7 @@
 
 A *seal* is the SHA-256 digest of a file of tensors in its own header, taken with zeros in the
 place of the digest: whichever byte of the file is changed, the seal no longer fits. That of a table
-in JSON is the digest of what it holds next to the seal.
+in JSON is the digest of what it holds besides the seal.
 """
 
 import hashlib
@@ -49,10 +49,10 @@ def has_seal(data: bytes) -> bool:
 
 
 def check_seal(data: bytes) -> None:
-    """See that a file is what it was when it was sealed; nothing is said of one without a seal.
+    """Check that a file is unchanged since it was sealed; a file without a seal passes.
 
     Raises:
-        MessageError: it is not.
+        MessageError: the file has changed.
     """
     found = _seal_of(data)
     if found is None:
@@ -78,7 +78,7 @@ def sealed_table(content: Mapping[str, Any]) -> bytes:
 
 
 def unsealed_table(data: bytes) -> dict[str, Any]:
-    """What a table holds next to its seal.
+    """What a table holds besides its seal.
 
     Raises:
         ValueError: it is no table in JSON, or not what it was when it was sealed.

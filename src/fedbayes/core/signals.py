@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from types import FrameType
 
 ENDS = (signal.SIGTERM, *([signal.SIGHUP] if hasattr(signal, "SIGHUP") else []))
-"""Signals that ask a process to end, next to SIGINT: from a supervisor, or since its terminal is
+"""Signals that ask a process to end, besides SIGINT: from a supervisor, or since its terminal is
 gone."""
 
 

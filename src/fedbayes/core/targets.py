@@ -15,9 +15,12 @@ whether it is of an event or the last that is known."""
 class Target:
     """What is to be predicted, as the data have it.
 
-    Targets of n samples, `Samples.y`, are int64 [n] of class indices (class), float32 [n, labels]
-    of 0 and 1 (labels), float32 [n, columns] in their own unit (real, count), or float32 [n, 2] of
-    a time and of 1 for an event and 0 for censored (survival).
+    The kind decides the targets of n samples, `Samples.y`:
+
+    - `class`: int64 [n], indices of classes.
+    - `labels`: float32 [n, labels], 0 or 1.
+    - `real`, `count`: float32 [n, columns], in their own unit.
+    - `survival`: float32 [n, 2], a time, and 1 for an event or 0 for censored.
 
     Raises:
         DataError: the kind is unknown, names repeat, or center and scale do not fit the names.

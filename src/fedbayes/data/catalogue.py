@@ -95,7 +95,7 @@ def _without_gaps(dataset: Dataset, settings: DataSettings) -> list[str]:
 
 
 def _pretrained(settings: DataSettings) -> tuple[object, ...]:
-    """What decoded data depend on of a pretrained network, next to its name."""
+    """What decoded data depend on of a pretrained network, besides its name."""
     if settings.processor is None:
         return ()
     if settings.tokens is not None:

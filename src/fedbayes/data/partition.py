@@ -200,7 +200,7 @@ def _fraction(dataset: Dataset, settings: DataSettings) -> float | None:
     """The part of its own samples that a client tests on; None if others are for testing.
 
     Raises:
-        DataError: It is asked for next to a column that says which rows are for testing, or an
+        DataError: It is asked for besides a column that says which rows are for testing, or an
             official test part is asked for that is not there.
     """
     if settings.test_counts is not None:

@@ -283,7 +283,7 @@ class SourceSettings(Settings):
 
     @property
     def reading(self) -> str:
-        """All that the decoded data depend on, next to the files, as text."""
+        """All that the decoded data depend on, in addition to the files, as text."""
         settings = set(SourceSettings.model_fields) - ANY_SET
         how = f"{self.drops_incomplete} {self.tells_missing}"
         return f"{self.model_dump_json(include=settings)} {how}"

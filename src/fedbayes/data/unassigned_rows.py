@@ -99,7 +99,7 @@ def _groups(
     large = trained >= settings.min_samples
     notes = []
     if small := np.flatnonzero(~large & (sizes > 0)).tolist():
-        of_them = "" if fraction is None else ", next to those that it tests on"
+        of_them = "" if fraction is None else ", besides those that it tests on"
         notes.append(
             f"{len(small):,} of {len(sizes):,} groups are left out, since a client needs "
             f"{settings.min_samples} training samples{of_them}: "

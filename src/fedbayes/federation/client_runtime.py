@@ -54,7 +54,7 @@ class Task:
     """Of the last global model, where that is the message: a copy to keep, and no work."""
     evaluate: tuple[str, ...] | None = None
     """Where the message is a global model to be tried on the client's test samples, and no work:
-    the metrics that are asked for beside sums."""
+    the metrics that are asked for in addition to sums."""
     temperature: float | None = None
     """At which the global model is tried; None: as it is."""
     calibrate: bool = False
@@ -81,7 +81,7 @@ class ClientResult:
     trouble: str = ""
     """What went wrong before it came after all; empty if nothing did."""
     sent: int = 0
-    """Encoded bytes of what the client sent, where it sent something in place of the report."""
+    """Encoded bytes of what the client sent, where it sent something instead of the report."""
     exact: bool = False
     """Whether real numbers of the report are float64, whatever the server's are: a mean that is not
     rounded yet."""
@@ -111,7 +111,7 @@ class Evaluation:
     start: int
     stop: int
     measures: tuple[str, ...] = ()
-    """Metrics that need predictions, beside the sums that are always told."""
+    """Metrics that need predictions, in addition to the sums that clients always send."""
     temperature: float | None = None
     """Of the model's probabilities; None: as they are."""
 
@@ -149,7 +149,7 @@ class ClientRuntime:
     adversary: Adversary | None = None
     """Who trains on poisoned data, and what for; None in an honest run."""
     figures: bool = True
-    """Whether clients send metrics, scores and numbers of samples beside what they learnt."""
+    """Whether clients send metrics, scores and numbers of samples in addition to their updates."""
     evaluate_every: int = 1
     """Rounds between evaluations of clients' own models, as `due` has it."""
     compression: Compression = AS_IT_IS
@@ -253,9 +253,11 @@ class ClientRuntime:
         )
 
     def evaluate(self, evaluation: Evaluation) -> Tensors:
-        """Terms of the scores of a global model on some rows of the union of the test sets, its
-        predictions of them as far as metrics need them, and terms of the success of an attack that
-        aims at some of them.
+        """Evaluate a global model on some rows of the union of the test sets.
+
+        Returns:
+            Terms of its scores; its predictions, as far as metrics need them; and terms of the
+            success of an attack that aims at some of the rows.
         """
         device = self.run.network.device
         model = to(decode_file(evaluation.model), device)

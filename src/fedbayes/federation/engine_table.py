@@ -135,8 +135,8 @@ def start(name: str, simulation: Any) -> "Engine":
     kind = ENGINES[name]
     if not kind.start:
         raise EngineError(
-            f"the clients of engine {name!r} are on other machines: start with `{kind.launcher} "
-            f"CONFIG`, go on with `{kind.launcher} resume {simulation.folder.path}`"
+            f"the clients of engine {name!r} are on other machines. Start with `{kind.launcher} "
+            f"CONFIG`, or resume with `{kind.launcher} resume {simulation.folder.path}`"
         )
     engine: Engine = resolve_name(kind.start)(simulation)
     return engine

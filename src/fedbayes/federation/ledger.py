@@ -1,4 +1,4 @@
-"""The accounts of a round: who reported, what it weighed, who was refused or lost."""
+"""The accounts of a round: clients that reported, their weights, and rejected or lost reports."""
 
 from collections.abc import MutableMapping
 from dataclasses import dataclass, field
@@ -35,7 +35,7 @@ class Ledger:
     scores: dict[int, Scores] = field(default_factory=dict)
     """Of each client whose report counted: scores of its own model; empty without test samples."""
     refused: dict[int, str] = field(default_factory=dict)
-    """Clients whose report was refused, and why."""
+    """Clients whose report was rejected, and why."""
     lost: dict[int, str] = field(default_factory=dict)
     """Clients of whom no report came, and why."""
     troubles: dict[int, str] = field(default_factory=dict)
@@ -61,16 +61,16 @@ class Ledger:
         broadcast: ServerMessages,
         method: AnyMethod,
     ) -> Report | None:
-        """Account for what came of one client's task.
+        """Account for the result of one client's task.
 
         Args:
-            client: whose.
-            outcome: what came of it. Bytes of a task that never got there do not count as sent.
+            client: index of the client.
+            outcome: its result or failure. Bytes of a task that never arrived do not count as sent.
             broadcast: of the round.
-            method: which may refuse values that no client can have.
+            method: of the run, which may reject values that no client can have.
 
         Returns:
-            The report, if it is a proper one.
+            The report, if it is valid.
         """
         self.link_down += outcome.link_down
         self.link_up += outcome.link_up

@@ -66,7 +66,7 @@ class Round:
     outliers: dict[int, str] = field(default_factory=dict)
     """Clients whose networks were unlike the others, and how."""
     reported: Info = field(default_factory=dict)
-    """What clients say of their work, on average: nothing of it is known to be true."""
+    """Metrics that clients report of their work, on average; the server cannot verify them."""
     info: Info = field(default_factory=dict)
     """What the server's update says of itself."""
     privacy: Spending | None = None
@@ -145,7 +145,7 @@ def run_round(
         weights: what reports weigh; those of the ones that count are noted there.
         past: where clients of the cohort started, in an asynchronous round. Their reports count as
             if they had been learnt from `server`, and bytes are counted when clients start.
-        on_progress: is told, client by client, how many of the cohort are done.
+        on_progress: called after each client with the number of clients that are done.
 
     Raises:
         EngineError: every client was lost, and the round is not private.

@@ -27,18 +27,17 @@ class AsynchronousFlower(Flower):
         more: Callable[[Set[int]], Iterable[Task]],
         sent: Callable[[Task], object],
     ) -> Iterator[tuple[int, ClientResult | ClientFailure]]:
-        """The first so many reports of clients at work, and who was lost meanwhile, as they come.
+        """Yield the first `reports` reports, and the failures meanwhile, as they arrive.
 
-        Fewer come where the round's time is over. Clients that are still at work then stay so.
+        Fewer arrive when the round's time is over. Clients that are at work then continue.
 
         Args:
-            reports: that are wanted.
-            more: gives tasks of those that may start, of the clients that are connected; asked
-                again and again.
-            sent: is told of each task when it is sent for the first time.
+            reports: number of reports wanted.
+            more: returns the tasks that may start on connected clients; called again and again.
+            sent: called with each task when it is sent for the first time.
 
         Raises:
-            EngineError: the SuperLink was lost, or none ever was.
+            EngineError: the SuperLink was lost, or never connected.
         """
         self._resume()
         end, taken = time.monotonic() + self.timeout, 0

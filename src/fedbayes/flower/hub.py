@@ -75,9 +75,9 @@ async def _refuse(send: Send, status: int) -> None:
 def serve(
     folder: Path, nodes: tuple[str, int], port: int, ready: Callable[[], object] = lambda: None
 ) -> None:
-    """Run a SuperLink until it is told to end.
+    """Run a SuperLink until a signal ends it.
 
-    Nodes need an admitted key, runs the secret in `superexec.key`. What is going on is kept in
+    Nodes need an admitted key, runs the secret in `superexec.key`. The SuperLink keeps its state in
     `superlink.db`, which the owner alone can read.
 
     Args:

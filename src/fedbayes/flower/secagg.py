@@ -78,15 +78,16 @@ class Masking(Protocol):
 class SecureFlower(Flower):
     """Clients behind a Flower grid, of whose reports the server sees the sum.
 
-    Who is not there for the keys is lost for the round, and so is who drops out before its
-    masked report came. The sum opens if `plan.threshold` clients stay; if they do not, no report
-    of the round counts. A link that breaks ends the run with an error; it can be resumed.
+    A client that is absent when keys are exchanged is lost for the round. So is a client that drops
+    out before its masked report arrives. The sum opens if `plan.threshold` clients stay; if they do
+    not, no report of the round counts. A link that breaks ends the run with an error; it can be
+    resumed.
 
     Args:
         plan: the settings.
         connect, runtime, clients, timeout, poll, closing: as for `Flower`.
-        apart: whether the clients' data are elsewhere, so that nobody knows before the first round
-            how coarse the sum is next to their weights; it is told behind it then.
+        apart: whether the clients' data are elsewhere. Then nobody knows before the first round how
+            coarse the sum is relative to their weights, and a note says so after that round.
     """
 
     def __init__(

@@ -1,9 +1,9 @@
 """A SuperNode whose apps stay loaded: Flower's connection and state, and our processes.
 
-Flower's own SuperNode looks for messages every three seconds, hands each to a process that a third
-one starts, over a server on a port of its own, and looks for the answer twice a second. What it
-does with the SuperLink is done here by its own functions. What it does with the app is done by
-`WarmApps`, over a socket that nobody else can reach.
+Flower's own SuperNode looks for messages every three seconds. It passes each to a process that a
+third one starts, over a server on a port of its own, and looks for the answer twice a second. Here
+Flower's functions do the work with the SuperLink. `WarmApps` does the work with the app, over a
+socket that nobody else can reach.
 """
 
 import os
@@ -101,7 +101,7 @@ class SuperNode:
     """A node of a SuperLink.
 
     Args:
-        config: what its apps are told of it: `fedbayes.flower.node_config`.
+        config: the node's settings for its apps: `fedbayes.flower.node_config`.
         apps: the processes of its runs.
     """
 
@@ -111,7 +111,7 @@ class SuperNode:
         self._state = InMemoryNodeState(self._store)
 
     def serve(self, link: Connection) -> None:
-        """Answer messages until the process is told to end.
+        """Answer messages until a signal ends the process.
 
         Raises:
             EngineError: the way to the SuperLink ended for good.
@@ -194,11 +194,11 @@ class SuperNode:
 
 
 def serve(link: Connection, config: dict[str, Any], idle: float) -> None:
-    """Run a node until it is told to end.
+    """Run a node until a signal ends it.
 
     Args:
-        link: the way to its SuperLink.
-        config: what its apps are told of it: `fedbayes.flower.node_config`.
+        link: the connection to its SuperLink.
+        config: the node's settings for its apps: `fedbayes.flower.node_config`.
         idle: seconds without work after which the process of a run's app ends; 0: after every
             message.
     """

@@ -2,12 +2,17 @@
 
     python -m fedbayes.flower.warm_app DESCRIPTOR SECONDS
 
-`warm.py` starts it, and is at the other end of the socket that DESCRIPTOR numbers. What comes there
-are bytes: first the run and its app, then requests; `warm.py` says of which parts. The process ends
-when it had nothing to do for so many seconds, when the socket is closed, which it is too when the
-node is killed, and after an app that raised, since nothing is known then of what that left.
-It holds nothing that a next process would lack: what an app leaves for later messages is in the
-context, with the node, and private states are files.
+`warm.py` starts it, and is at the other end of the socket with the number DESCRIPTOR. The socket
+carries bytes: first the run and its app, then requests, in the parts that `warm.py` defines.
+
+The process ends in three cases:
+
+- It had nothing to do for SECONDS seconds.
+- The socket is closed, as it also is when the node is killed.
+- An app raised an error, since the state that it left is unknown.
+
+It holds nothing that a next process would lack. The node keeps the context, with all that an app
+leaves for later messages, and private states are files.
 """
 
 import os

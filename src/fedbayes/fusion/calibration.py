@@ -1,4 +1,4 @@
-"""How sure a fused network is, by a posterior of its weights, beside a temperature alone."""
+"""Calibration of a fused network by a posterior of its weights, compared with a temperature."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -45,7 +45,7 @@ class FusedCalibration:
     """A fused network with a posterior of its weights, and with a temperature alone."""
 
     module: nn.Module
-    """The network whose logits know how sure they are, in evaluation mode."""
+    """The network with calibrated logits, in evaluation mode."""
     gaussian: LastLayer | AllLayers
     """The posterior."""
     samples: int
@@ -72,11 +72,13 @@ def calibrate(
     measure: Callable[[nn.Module], float],
     of: PosteriorOf = "last-layer",
 ) -> FusedCalibration:
-    """A Laplace approximation (`fusion.laplace`, `fusion.kronecker`), as sure as the teacher is.
+    """Fit a Laplace approximation that is as confident as the teacher.
+
+    It is that of `fusion.laplace` or `fusion.kronecker`.
 
     Args:
-        module: the fused network, of a logit for each class.
-        teacher: what the clients say together.
+        module: the fused network, with a logit for each class.
+        teacher: the ensemble prediction of the clients.
         draws: inputs; those of numbers from 0 are taken as seen in training, and prior precision
             and temperature are found on held-out ones.
         batches: how many of the former.
@@ -131,7 +133,7 @@ def check_calibration(
 
     Args:
         like: a network of the wanted graph.
-        teacher: what the clients say together.
+        teacher: the ensemble prediction of the clients.
         samples: of each client; None if it is not known.
         x: inputs.
         of: which weights it is of.

@@ -1,10 +1,10 @@
-"""What a client computes beside its weights: how well its samples determine them.
+"""What a client computes in addition to its weights: how well its samples determine them.
 
 The Fisher matrix is of the network's own prediction, E over x of the client and y ~ p(y | x): at
 every sample vectors v with Σ v vᵀ = E_y[∇ log p(y | f) ∇ log p(y | f)ᵀ] are drawn back through the
-network from its outputs f. For a dense layer the gradient of its weight is g aᵀ with its input a
-and the gradient g of its output, for a convolution Σ_t g_t a_tᵀ over its patches, and the Fisher
-matrix is taken as E[Σ_t a_t a_tᵀ] ⊗ E[g gᵀ] (Martens and Grosse 2015; Grosse and Martens 2016).
+network from its outputs f. The gradient of a dense layer's weight is g aᵀ, with its input a and the
+gradient g of its output; for a convolution it is Σ_t g_t a_tᵀ over its patches. The Fisher matrix
+is approximated by E[Σ_t a_t a_tᵀ] ⊗ E[g gᵀ] (Martens and Grosse 2015; Grosse and Martens 2016).
 """
 
 import copy
@@ -209,10 +209,10 @@ def factored_layers(network: Network, largest: int) -> dict[str, tuple[int, int]
 
 
 def require_curvature(likelihood: Likelihood) -> None:
-    """Refuse likelihoods without a distribution, of which there is no Fisher matrix.
+    """Reject likelihoods without a distribution, which have no Fisher matrix.
 
     Raises:
-        ConfigError: of such a one.
+        ConfigError: the likelihood has no distribution.
     """
     if not isinstance(likelihood, Classes | Multilabel | Parametric):
         raise ConfigError(

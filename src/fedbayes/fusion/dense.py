@@ -87,7 +87,7 @@ def fuse(
     Args:
         models: `state_dict`s of MLPs, with names for errors and assignments (else "0", "1", …).
             Names of tensors are free; depth, inputs and outputs must agree, widths need not. A
-            model without biases beside models with biases counts as one whose biases are 0.
+            model without biases counts as one whose biases are 0 if other models have biases.
         method: `gpi-fnm`, `pfnm` (ε = 0), or, weight by weight, `average` or `combined`.
         counts: training samples of each model and class [S, K], in the order of the models; a
             model says nothing of classes that it never saw, and has the share of its samples in
@@ -99,7 +99,7 @@ def fuse(
 
     Raises:
         ModelError: the models cannot be fused, or the counts do not fit.
-        ConfigError: a setting is unknown, out of range, or has no effect beside the others.
+        ConfigError: a setting is unknown, out of range, or has no effect with the others.
 
     Examples:
         >>> import fedbayes
@@ -156,14 +156,14 @@ def fusion_settings(method: str, settings: Mapping[str, Any]) -> FusionSettings:
 
 
 def refuse_idle(settings: FusionSettings, varied: Collection[str] = ()) -> None:
-    """See that every setting that was given has an effect.
+    """Check that every setting that was given has an effect.
 
     Args:
         settings: of a fusion method.
-        varied: names of those that take other values yet.
+        varied: names of settings that take other values later.
 
     Raises:
-        ConfigError: one has none; says which, and beside what it would.
+        ConfigError: one has no effect; the message names it, and the settings with which it has.
     """
     for remark in () if varied else idle(settings):
         raise ConfigError(remark)

@@ -1,4 +1,4 @@
-"""End to end: a network learns what the teacher says of drawn inputs, from a start that is near."""
+"""End to end: a network learns the teacher's outputs on synthetic inputs, from a close start."""
 
 import copy
 import math
@@ -91,21 +91,21 @@ def distill(
     state: Path | None = None,
     watch: Callable[[DistillationProgress], object] | None = None,
 ) -> Distilled:
-    """Train a network to say what the teacher says: min E_{x ~ draws} D(teacher(x) ‖ student(x)).
+    """Train a network to predict as the teacher does: min E_{x ~ draws} D(teacher(x) ‖ student(x)).
 
     D is the squared error of centred logits over the teacher's variance, or the divergence of
-    predictions. Inputs are augmented anew in every pass over the draws, and the teacher is asked
-    then; what it says is used in `repeats` steps, for asking all clients costs more than a step.
-    The learning rate of Adam rises and falls once.
+    predictions. Every pass over the draws augments the inputs again and evaluates the teacher on
+    them. Its outputs are used in `repeats` steps, since evaluating all clients costs more than a
+    step. The learning rate of Adam rises and falls once.
 
     Args:
         student: where to start from; not changed.
-        teacher: what the clients say together.
+        teacher: the ensemble prediction of the clients.
         draws: inputs, as networks see them.
-        settings: how.
-        state: a file to go on from if it is there, and to write at each check. Without `minutes`
-            what was broken off ends bit for bit as if it had not been.
-        watch: told of every step.
+        settings: of the distillation.
+        state: a file to resume from if it is there, and to write at each check. Without `minutes`
+            an interrupted distillation ends with the same bits as an uninterrupted one.
+        watch: called with every step.
 
     Raises:
         ModelError: the student's outputs do not fit the teacher's, or are not finite.

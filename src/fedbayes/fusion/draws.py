@@ -62,12 +62,12 @@ class Augmented(Derived):
 
 
 class CachedInputs(Derived):
-    """Draws that are kept for whoever asks again, up to so many bytes; the rest is drawn anew.
+    """Draws that are kept in memory, up to a number of bytes; the rest is drawn again.
 
     Args:
         draws: where they come from.
-        memory: bytes that are kept at most.
-        device: where they are put; None: where they were drawn.
+        memory: largest number of bytes to keep.
+        device: where to keep them; None: where they were drawn.
     """
 
     def __init__(

@@ -1,10 +1,10 @@
 """Networks into one in function space: least squares layer by layer, then end to end.
 
-The fused network f is to say what the clients say together, t, on inputs of a prior p(x):
+The fused network f learns the ensemble prediction t of the clients on inputs from a prior p(x):
 
     min over f of E_{x ~ p} D(t(x) ‖ f(x)).
 
-No data are asked for, and no permutation of units is left to be found.
+This needs no data, and no permutation of units has to be found.
 """
 
 import math
@@ -197,7 +197,7 @@ def fuse_functions(
     calibration = None
     if settings.posterior is not None and samples is not None:
         begin = perf_counter()
-        say("finding how sure it is")
+        say("calibrating its uncertainty")
         many = round(sum(samples))
         far = held_out.divergence
         calibration = calibrate(module, teacher, sought, batches, many, far, settings.posterior)
@@ -224,7 +224,7 @@ def _notes(
     """What to say of training end to end and of a posterior."""
     if distilled is not None and distilled.diverged:
         yield (
-            f"training end to end broke off, with the network of step {distilled.step}: "
+            f"training end to end stopped early, with the network of step {distilled.step}: "
             f"{distilled.ended}"
         )
     if calibration is None or settings.posterior is None:
@@ -237,8 +237,8 @@ def _notes(
         )
     if calibration.idle:
         yield (
-            f"{NAMES[settings.posterior]} brings the fused network no nearer to what the models "
-            "say together than a temperature alone: they are as sure as it is"
+            f"{NAMES[settings.posterior]} brings the fused network no nearer to the ensemble "
+            "prediction than a temperature alone: both are equally confident"
         )
 
 

@@ -114,10 +114,14 @@ def match_graph(
 ) -> GraphMatching:
     """Fuse networks of one graph, of any widths, by matching their units.
 
-    A group keeps its number of units, and these only change places, where the number counts
-    (layer and group normalization), where units can be exchanged with some others alone, and where
-    the network's own code bears no other number. What belongs to no group (an LSTM, say) is the
-    mean of the clients', weight by weight. Running statistics are the means over owners.
+    In three cases a group keeps its number of units, and these only change places:
+
+    - The number counts, as in layer and group normalization.
+    - Units can be exchanged only with some of the others.
+    - The network's own code works with no other number.
+
+    Tensors that belong to no group (an LSTM, say) are the mean of the clients', weight by weight.
+    Running statistics are the means over owners.
 
     Where clients share nothing (a large γ0, with alternations), the fused network is theirs side by
     side: the ensemble by class share. Memory is some 32 bytes for each global coordinate of each

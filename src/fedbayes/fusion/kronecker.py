@@ -1,4 +1,4 @@
-"""How sure a fused network is: a Laplace approximation of all its layers on drawn inputs.
+"""Uncertainty of a fused network: a Laplace approximation of all its layers on synthetic inputs.
 
 The weights [o, d] of every dense layer and convolution, its bias as a column, get the Gaussian
 around them of precision
@@ -93,7 +93,7 @@ class Along(Brief):
 def all_layers(
     module: nn.Module, likelihood: Likelihood, draw: Draw, batches: int, samples: int
 ) -> AllLayers:
-    """The Laplace approximation of all layers of a network on drawn inputs.
+    """The Laplace approximation of all layers of a network on synthetic inputs.
 
     Memory is that of `fusion.curvature.posterior`, and 8 (2 d² + 2 o² + o d) bytes for a layer.
 
@@ -108,7 +108,10 @@ def all_layers(
         ModelError: no layer has factors, or there is nothing to go on.
     """
     if batches < 1 or samples < 1:
-        raise ModelError("a Laplace approximation needs drawn inputs, and the number of samples")
+        raise ModelError(
+            f"a Laplace approximation needs synthetic inputs and training samples, got {batches} "
+            f"batches and {samples} samples. Pass at least 1 of each"
+        )
     spectra = {}
     for name, both in _factors(module, likelihood, map(draw, range(batches))).items():
         a, right = torch.linalg.eigh(both.inputs.double())
@@ -189,11 +192,10 @@ def fitted_layers(
 
 
 class Linearized(nn.Module):
-    """A network whose logits know how sure they are by a posterior of all its layers: their softmax
-    is the predictive probability. Can be exported.
+    """A network with calibrated logits, by a posterior of all its layers. Can be exported.
 
-    A sample costs a pass there and back of as many copies as there are classes; samples are taken
-    one after the other.
+    The softmax of its logits is the predictive probability. A sample costs a forward and a backward
+    pass of as many copies as there are classes; samples are processed sequentially.
 
     Args:
         module: the network.

@@ -1,4 +1,4 @@
-"""How sure a fused network is: a Laplace approximation of its last layer on drawn inputs.
+"""Uncertainty of a fused network: a Laplace approximation of its last layer on synthetic inputs.
 
 The server has no data, but inputs x of a prior, and the number N of samples that the clients
 trained on. The last layer W [K, d], its bias as a column, reads the features h(x) and gets the
@@ -6,14 +6,14 @@ Gaussian around its weights of precision
 
     p + N E_x[Λ(x) ⊗ h hᵀ],    Λ(x) = E_{y ~ p(y | f)}[∇ log p(y | f) ∇ log p(y | f)ᵀ],
 
-whole (`full`), or with E[Λ] ⊗ E[h hᵀ] in place of the mean of products (`kron`; Ritter et al.
+whole (`full`), or with E[Λ] ⊗ E[h hᵀ] instead of the mean of products (`kron`; Ritter et al.
 2018). Its outputs are Gaussian then. Probabilities of classes follow pair by pair from MacKay's
 probit approximation (1992): every difference of two logits is divided by √(1 + π/8 · its variance),
 
     p_k ∝ 1 / Σ_j exp(−(f_k − f_j) / √(1 + π/8 · var(f_k − f_j))),
 
-which of two classes is his own (Lu, Ie and Sha 2020 have this form for more). That is a layer in
-place of the last one, so a calibrated network is a network, and can be exported. The prior
+which of two classes is his own (Lu, Ie and Sha 2020 have this form for more). This layer replaces
+the last one, so a calibrated network is a network, and can be exported. The prior
 precision p and a temperature are those whose predictions diverge the least from a teacher's on
 held-out draws.
 """
@@ -53,7 +53,7 @@ class LastLayer(Brief):
     """A Gaussian around the last layer of a network, of precision Q (λ + p) Qᵀ.
 
     With factors Q = V ⊗ U, where V are eigenvectors of E[Λ] and U of E[h hᵀ]. As named tensors
-    (`fedbayes.core.tensors.pack`) it can be stored beside the weights.
+    (`fedbayes.core.tensors.pack`) it can be stored together with the weights.
     """
 
     layer: str
@@ -88,7 +88,7 @@ class LastLayer(Brief):
         return (along * inverse) @ along.transpose(1, 2)
 
     def layer_of(self, linear: nn.Linear) -> "CalibratedLinear":
-        """The layer that gives calibrated logits in place of this one."""
+        """Return the layer that gives calibrated logits instead of this one."""
         inverse = 1 / (self.values + self.precision)
         if self.left.numel():
             return CalibratedLinear(
@@ -102,8 +102,7 @@ class LastLayer(Brief):
 
 
 class CalibratedLinear(nn.Module):
-    """A last layer whose logits know how sure they are: their softmax is the predictive
-    probability.
+    """A last layer with calibrated logits: their softmax is the predictive probability.
 
     Args:
         linear: the layer.
@@ -176,7 +175,7 @@ def last_layer(
     *,
     kind: Literal["full", "kron"] | None = None,
 ) -> LastLayer:
-    """The Laplace approximation of a network's last layer on drawn inputs.
+    """The Laplace approximation of a network's last layer on synthetic inputs.
 
     Args:
         module: the network; its outputs are those of its last linear layer.
@@ -191,7 +190,10 @@ def last_layer(
         ModelError: the network does not end with a linear layer, or there is nothing to go on.
     """
     if batches < 1 or samples < 1:
-        raise ModelError("a Laplace approximation needs drawn inputs, and the number of samples")
+        raise ModelError(
+            f"a Laplace approximation needs synthetic inputs and training samples, got {batches} "
+            f"batches and {samples} samples. Pass at least 1 of each"
+        )
     name, linear = find_last(module, draw(0))
     width, columns = linear.weight.shape
     biased = linear.bias is not None

@@ -36,7 +36,7 @@ ROUNDS = 10
 
 @dataclass(frozen=True)
 class Merged:
-    """Which units are merged, and what came of it."""
+    """Which units are merged, and the result."""
 
     slot: Tensor
     """Of each unit, the chosen one that it goes with, int64 [N]; -1: none."""

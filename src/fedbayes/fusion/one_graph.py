@@ -68,7 +68,7 @@ def _used(donor: TracedNetwork) -> TracedNetwork:
 
 
 def idle_tensors(donors: Sequence[TracedNetwork], used: Collection[str]) -> Tensors:
-    """The mean of what networks hold beside the tensors of their operations: learnt noise, say."""
+    """The mean of tensors that networks hold but their operations do not use: learnt noise, say."""
     tensors = [clean(donor.module) for donor in donors]
     first = tensors[0]
     shared = {first[name].data_ptr() for name in used}

@@ -1,4 +1,4 @@
-"""Settings of what clients compute beside their weights, and of what is fused from it."""
+"""Settings of the posterior statistics that clients compute, and of their fusion."""
 
 from typing import Literal
 

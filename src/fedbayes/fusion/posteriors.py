@@ -286,7 +286,7 @@ _Solve = Callable[[Sequence[KroneckerFactors], Sequence[Tensor], Sequence[float]
 def _by_layer(
     posteriors: Sequence[Posterior], solve: _Solve, other: Callable[[str, Tensor], Tensor]
 ) -> Tensors:
-    """Layers with factors solved for, weight and bias beside each other; all else by `other`."""
+    """Layers with factors solved for, weight and bias together; all else by `other`."""
     _check(posteriors)
     mean = _mean(posteriors)
     fused = dict(mean)

@@ -69,7 +69,7 @@ def regress(
         clients: their networks. Those with the graph of `like`, in whatever widths, give units;
             of others only the teacher's outputs count.
         like: the network whose graph the fused one has.
-        teacher: what the clients say together, in their order.
+        teacher: the ensemble prediction of the clients, in their order.
         draw: the i-th batch of inputs [n, *shape]; it is asked several times for each, and all
             batches have one size.
         batches: how many there are.

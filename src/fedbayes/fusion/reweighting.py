@@ -1,7 +1,7 @@
-"""Entropy balancing: draws are weighted such that their means are what clients say of their data.
+"""Entropy balancing: weights on draws, such that their means are those that clients report.
 
-Hainmueller (2012): of all weights w that meet Σ_i w_i g(x_i) = m, those with the least KL(w ‖ q)
-from base weights q are w_i ∝ q_i exp(λ·g(x_i)), and λ minimizes the convex dual
+Hainmueller (2012) takes, of all weights w with Σ_i w_i g(x_i) = m, those with the least KL(w ‖ q)
+from base weights q. They are w_i ∝ q_i exp(λ·g(x_i)), and λ minimizes the convex dual
 log Σ_i q_i exp(λ·(g(x_i) − m)).
 """
 

@@ -97,8 +97,8 @@ def learnt(
         inputs: what is drawn, as a setting names it.
         settings: of one cycle of the learning rate.
         at: the round.
-        cycles: one after the other; the mean of the networks at their ends is taken (stochastic
-            weight averaging).
+        cycles: number of cycles, run sequentially; the result is the mean of the networks at their
+            ends (stochastic weight averaging).
 
     Returns:
         The weights, and the divergence from the ensemble in nats of the start and of the last

@@ -36,7 +36,7 @@ class SeekingSettings(BaseModel):
 
 
 class DistillationSettings(BaseModel):
-    """How a network learns end to end what the teacher says of drawn inputs."""
+    """How a network learns the teacher's outputs on synthetic inputs, end to end."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
 
@@ -50,7 +50,7 @@ class DistillationSettings(BaseModel):
         0.1, ge=0, lt=1, description="share of the steps in which the learning rate rises"
     )
     draws: int = Field(
-        16_384, ge=1, description="different inputs; then they come again, augmented anew"
+        16_384, ge=1, description="different inputs; then they repeat, augmented again"
     )
     held_out: int = Field(2048, ge=1, description="inputs to watch the divergence on")
     checks: int = Field(20, ge=1, description="times that the divergence is looked at")
@@ -82,7 +82,7 @@ class FunctionSettings(Settings):
     units: Literal["auto", "chosen", "merged"] = Field(
         "auto",
         description="chosen: each from one client; merged: neurons also of several, as one; auto: "
-        "whichever is nearer to what the clients say together, which takes longer",
+        "whichever is closer to the ensemble prediction, which takes longer",
     )
     augment: bool = Field(
         True,
@@ -103,8 +103,8 @@ class FunctionSettings(Settings):
     )
     posterior: PosteriorOf | None = Field(
         None,
-        description="a Laplace approximation on the draws, so that predictions know how sure they "
-        "are: last-layer: of that; kronecker: of all dense layers and convolutions; none: a "
+        description="a Laplace approximation on the synthetic inputs, for calibrated uncertainty. "
+        "last-layer: of that layer; kronecker: of all dense layers and convolutions; none: a "
         "temperature alone",
     )
 

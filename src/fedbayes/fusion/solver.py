@@ -1,15 +1,15 @@
 """A fused network's layers, solved for one by one from the inputs up.
 
-The features of a layer are those of the fused network as far as it is solved; its targets are
-what the chosen units say in their own clients' networks, on the same inputs. A layer whose outputs
-are added to something known (a residual stream) makes up for what that lacks. The last layer is
+The features of a layer are those of the fused network as far as it is solved; its targets are the
+outputs of the chosen units in their own clients' networks, on the same inputs. A layer whose output
+is added to something known (a residual stream) makes up for what that lacks. The last layer is
 solved for the teacher's outputs. A normalization's scale and shift are solved for as well, its
 running statistics are the units' own, so that with all units of all clients nothing changes: they
 are part of what a client's network computes, and draws have others.
 
-Solved for is the change from the start. A `Pass` of the fused network through a batch stops at each
-layer and goes on with its new weights, so the work grows with the depth and not with its square. A
-pass that `memory` is not enough for begins again at the inputs.
+The solver computes the change from the start. A `Pass` of the fused network through a batch stops
+at each layer and continues from there once the layer is solved. So the work grows with the depth
+and not with its square. A pass that `memory` is not enough for begins again at the inputs.
 """
 
 from collections.abc import Callable

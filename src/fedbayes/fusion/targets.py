@@ -1,9 +1,9 @@
-"""What layers of a fused network are to say, heard from the donors.
+"""Targets of the layers of a fused network, recorded from the donors.
 
-A layer's targets are what its units say in their own clients' networks; these do not depend on the
-fused network. So all layers listen in one forward pass of each donor and batch, also those of other
-choices of units, as long as what they hear (outputs at some places) takes little memory; and in the
-end the same pass tells what the clients say together.
+A layer's targets are the outputs of its units in their own clients' networks; these do not depend
+on the fused network. So one forward pass of each donor and batch records the targets of all layers,
+also for other choices of units, as long as the recorded outputs take little memory. The same pass
+gives the ensemble prediction of the clients at its end.
 """
 
 from collections.abc import Callable, Iterable, Sequence
@@ -22,19 +22,19 @@ from fedbayes.models.steps import Steps
 
 
 class Targets:
-    """Targets of all layers, for whoever asks in their order.
+    """Targets of all layers, read in the order of the layers.
 
     Args:
         fits: the layers, of one choice of units or several.
         steps: of the fused network, whatever its units.
-        donors: whose units there are.
+        donors: the networks that the units are from.
         anchor: the donor of what comes from no client in particular.
         shares: of donors in outputs.
-        teacher: what the clients say together.
+        teacher: the ensemble prediction of the clients.
         taught: that of the first batch, [n, K].
         draw: batches of inputs by number.
         batches: how many there are.
-        memory: bytes of targets that are kept. What takes more is heard by layer and batch.
+        memory: bytes of targets to keep. Larger targets are recorded by layer and batch.
     """
 
     def __init__(

@@ -49,7 +49,10 @@ def temperature(outputs: Tensor, teacher_outputs: Tensor, likelihood: Classes) -
             f"{tuple(teacher_outputs.shape)}: the same, of one input at least, are wanted"
         )
     if not (torch.isfinite(outputs).all() and torch.isfinite(teacher_outputs).all()):
-        raise ModelError("outputs are not all finite, and no temperature mends them")
+        raise ModelError(
+            "outputs are not all finite, which no temperature can fix. Check the models for "
+            "infinite weights"
+        )
     f = outputs.double()
     scores = likelihood.normalized(f)
     p = likelihood.normalized(teacher_outputs.double()).exp()

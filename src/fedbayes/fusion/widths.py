@@ -26,23 +26,23 @@ def orders(
     example: Tensor,
     say: Callable[[str], None],
 ) -> Orders:
-    """The widths of all groups but the outputs.
+    """Return the widths of all groups but the outputs.
 
     Cells of a group (those of a group normalization, parts of a stream that grows) take the same
-    share, each rounded. No group becomes wider than all donors' units together. What the
-    network's own code does not bear stays as it is if all groups were to change, and is an error
-    if that group was named.
+    share, each rounded. No group becomes wider than all donors' units together. A group whose
+    width the network's own code fixes stays unchanged if the setting is for all groups. If the
+    setting names that group, it is an error.
 
     Args:
         own: the wanted network.
-        donors: whose units there are.
-        widths: as told.
+        donors: the networks that the units are from.
+        widths: as given.
         example: a batch of inputs.
-        say: called where a width is another than was told.
+        say: called with a warning where a width differs from the given one.
 
     Raises:
-        ConfigError: a width is none, or of no group.
-        ModelError: the network's own code does not bear a width that was told for one group.
+        ConfigError: a width is invalid, or names no group.
+        ModelError: the network's own code does not work with a width that was given for one group.
     """
     able = {layer: group for layer, group in own.groups.items() if not group.output}
     named = widths if isinstance(widths, Mapping) else {layer: float(widths) for layer in able}
@@ -59,7 +59,7 @@ def orders(
         there = sum(donor.groups[layer].count for donor in donors)
         order = _limited(group, widened(group.count, group.cells, min(times, there)), donors)
         if isinstance(width, int) and len(order) != width:
-            say(f"{layer}: {len(order)} units in place of {width}")
+            say(f"{layer}: {len(order)} units instead of {width}")
         elif not isinstance(width, int) and len(order) < 0.99 * width * group.count - 1:
             say(f"{layer}: {len(order)} units, all that there are")
         found.append((group, order))

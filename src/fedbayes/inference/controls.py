@@ -106,7 +106,7 @@ def bounded(own: Tensors, ratio: float, norms: Tensor) -> tuple[Tensors, Tensor,
 
 
 def require_plain_sgd(training: LocalTraining) -> None:
-    """Refuse optimizers whose path is not a sum of gradients.
+    """Reject optimizers whose path is not a sum of gradients.
 
     Raises:
         ConfigError: the optimizer is not SGD without momentum.

@@ -38,20 +38,20 @@ RATES: dict[Scale, _Rates] = {
 class GateScale(BaseModel):
     """The scale of gates: open with probability sigmoid((‖w_g‖₂ − τ_g)/T).
 
-    `paper`: what is learnt is v with τ = softplus(v), by Adamax at clients and server. One step of
-    the server is .0044 in τ, as much as the distance T logit .99 = .0046 of a gate from its
-    threshold at the start; and a logit beyond ±17 has no slope in float32.
+    `paper` learns v with τ = softplus(v), by Adamax at clients and server. One step of the server
+    is 0.0044 in τ, as much as the distance T logit 0.99 = 0.0046 of a gate from its threshold at
+    the start. A logit beyond ±17 has no slope in float32.
 
-    `logits`: what is learnt is τ/T, so that a step is one of the logit, at clients by Adamax that
-    moves gates by less than a full step where the slope is small, and at the server by stochastic
-    EM: θ ← θ + ρ (z̄ − θ), whose stationary point is that of Eq. 22. The server's gates follow
-    their probabilities and not the norms, and none is surer than it was at the start.
+    `logits` learns τ/T, so that a step is one of the logit. Clients use Adamax, which moves gates
+    by less than a full step where the slope is small. The server uses stochastic EM:
+    θ ← θ + ρ (z̄ − θ), whose stationary point is that of Eq. 22. The server's gates follow their
+    probabilities and not the norms, and none is more certain than it was at the start.
     """
 
     scale: Annotated[Scale, Chosen()] = Field(
         "paper",
         description="what thresholds are learnt in: v, as in the paper, or logits, in which a "
-        "step is small next to the margin and l0 decides",
+        "step is small relative to the margin and l0 decides",
     )
     temperature: float | None = Field(
         None, gt=0, description="T, of the gates' probabilities; none: 0.001 (paper), 0.05 (logits)"

@@ -16,8 +16,8 @@ from fedbayes.inference.settings import LocalTraining
 class Langevin:
     """The noise of stochastic gradient Langevin dynamics (Welling and Teh 2011).
 
-    Steps of rate η down the gradient of a mean loss ℓ, each followed by noise N(0, 2 η T / n), have
-    exp(−n ℓ / T) for their stationary distribution as η goes to 0.
+    Each step of rate η goes down the gradient of a mean loss ℓ and adds noise N(0, 2 η T / n). As η
+    goes to 0, the stationary distribution of these steps is exp(−n ℓ / T).
     """
 
     rng: torch.Generator
@@ -136,7 +136,7 @@ class _Windows:
 
 
 def require_langevin(training: LocalTraining) -> None:
-    """Refuse training whose steps Langevin noise does not make a sampler.
+    """Reject training whose steps Langevin noise does not make a sampler.
 
     Raises:
         ConfigError: it is not plain SGD over all steps.

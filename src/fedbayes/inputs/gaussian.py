@@ -27,11 +27,11 @@ STEPS = 50
 
 
 class GaussianInputs(InputPrior):
-    """Rows of a table: standard normal, or as the clients' sums say.
+    """Rows of a table: standard normal, or from the clients' sums.
 
-    Without categories the rows are N(mean, covariance), with some a Gaussian copula. Latent
-    correlations that no Gaussian has together are replaced by those of the nearest matrix whose
-    negative eigenvalues are 0, and this is said.
+    Without categories the rows are N(mean, covariance); with categories they follow a Gaussian
+    copula. If no Gaussian has the latent correlations together, the prior takes those of the
+    nearest matrix whose negative eigenvalues are 0, and a note says so.
 
     Args:
         shape: of one row, (D,).

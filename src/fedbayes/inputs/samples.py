@@ -36,7 +36,7 @@ MODES = {1: "L", 3: "RGB"}
 LABEL = "label"
 """A column of a table that is left out where it is one too many."""
 ASIDE = 5
-"""Of so many samples one is held out, to tell how far a network is from what clients say."""
+"""One of this number of samples is held out, to measure how far a network is from the ensemble."""
 FEWEST = 20
 """Samples of which some are held out."""
 MEMORY = 1 << 30

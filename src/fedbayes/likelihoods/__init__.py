@@ -8,7 +8,7 @@ A `Target` (`core/targets.py`) says what is predicted, and a `Likelihood` joins 
 Targets stay in their own unit everywhere: the network works in standardized units, and the
 likelihood maps. Scores are sums over samples, so they add over clients and processes. A metric that
 is no sum, such as AUROC, needs predictions: it is computed where they are, and a client sends its
-value next to its sums. Predictions are of draws, [draws, n, width]: one for single weights, several
+value besides its sums. Predictions are of draws, [draws, n, width]: one for single weights, several
 for an ensemble or a posterior, and every method is scored by the mixture. Where samples depend on
 one another (`Likelihood.coupled`, as for `cox`), they are evaluated together, client by client.
 """
@@ -169,7 +169,7 @@ def complete_likelihood(name: str, **settings: Any) -> dict[str, Any]:
     """The settings of a likelihood with defaults filled in, before there is a target.
 
     Raises:
-        ConfigError: as for `build_likelihood`; or there are settings next to `auto`, of which it
+        ConfigError: as for `build_likelihood`; or there are settings besides `auto`, of which it
             is not known yet whose they are.
     """
     if name == "auto":

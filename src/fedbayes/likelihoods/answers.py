@@ -28,33 +28,40 @@ def answers(
     start: int = 0,
     temperature: float | None = None,
 ) -> Answers:
-    """What draws of a model predict, as columns.
+    """Return the predictions of draws of a model, as columns.
 
-    Of classes `p_CLASS`, the probability of each, and `predicted`, the name of the most probable;
-    of
-    labels `p_LABEL`; of times of events `risk`, the log-risk, which is relative; of numbers `mean`,
-    and with a level `low` and `high`, the ends of the central interval (of several target columns
-    `mean_NAME` and so on). With several draws also, of probabilities `std_NAME`, their standard
-    deviation between draws, and in nats `entropy`, all that is unknown, and `mutual_information`,
-    the part of it that more data would remove (of labels, each by its name); of numbers `std`, the
-    standard deviation of the prediction, and `std_between`, the part of it between draws. With a
-    conformal threshold `set`, the names of the classes that hold the true one with the promised
-    probability, a tuple, most probable first; and `low` and `high` are the conformal interval's.
+    - Classes have `p_CLASS`, the probability of each, and `predicted`, the most probable class.
+    - Labels have `p_LABEL`, the probability of each.
+    - Times of events have `risk`, the relative log-risk.
+    - Numbers have `mean`, and with a level `low` and `high`, the ends of the central interval.
+      Several target columns have `mean_NAME` and so on.
+
+    Several draws add columns for uncertainty:
+
+    - Probabilities have `std_NAME`, their standard deviation between draws.
+    - They also have, in nats, `entropy`, the total uncertainty, and `mutual_information`, the part
+      that more data would remove. Labels have both for each label, by name.
+    - Numbers have `std`, the standard deviation of the prediction, and `std_between`, the part
+      between draws.
+
+    A conformal threshold adds `set` for classes: a tuple of names, most probable first, that holds
+    the true class with the probability of the level. For numbers, `low` and `high` are then the
+    ends of the conformal interval.
 
     Args:
         likelihood: what the outputs mean.
         draws: outputs under draws from a posterior, [draws, n, width].
         level: probability that a number is in its interval, above 0 and below 1; None for none.
         conformal: a threshold of this model, if there is one; its level counts.
-        start: samples before these, where they are some of many: of `adaptive-random` sets it says
-            with which coins.
-        temperature: of the probabilities of classes or labels, if they are calibrated; sets, and
-            what is told of the draws, are as without.
+        start: number of samples before these, if they are a part of many. It decides the random
+            numbers of `adaptive-random` sets.
+        temperature: of the probabilities of classes or labels, if they are calibrated. It does not
+            change sets, nor the columns for uncertainty.
 
     Returns:
-        The columns in this order, float32 of probabilities and float64 of numbers; NaN, and
-        nothing predicted, all classes in the set, where an output is not finite (of classes, but
-        for those that −∞ next to finite ones rules out).
+        The columns in this order: float32 for probabilities, float64 for numbers. Where an output
+        is not finite, values are NaN, nothing is predicted, and the set holds all classes. The
+        exception is −∞ for some classes if others are finite: it rules these classes out.
 
     Raises:
         ConfigError: the level is invalid, or the likelihood has no interval of it.

@@ -295,7 +295,7 @@ class Classes(Likelihood):
     def told(self, draws: Tensor) -> Tensor:
         """Samples of whose class every draw predicts something, bool [n].
 
-        An output of −inf next to finite ones rules a class out, and is a prediction; NaN, +inf, or
+        An output of −inf among finite ones rules a class out, and is a prediction; NaN, +inf, or
         nothing finite at all is none.
 
         Args:

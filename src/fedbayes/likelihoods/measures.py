@@ -188,7 +188,7 @@ MEASURES: Mapping[str, Measure] = {
     "c_index": Measure("share of pairs in the right order (Harrell's C)", _SURVIVAL, True),
     "nll": Measure("mean negative log-likelihood", (*_ANY, *_NUMBERS, *_SURVIVAL), False),
 }
-"""Every metric by its name; those without `value` are told by likelihoods themselves."""
+"""Every metric by its name; likelihoods themselves compute those without `value`."""
 
 
 HOW = "function(y, predicted)"
@@ -267,7 +267,7 @@ def check_names(names: Collection[str]) -> None:
         ConfigError: one is not, is named twice, or there are too many.
     """
     if AUTO in names and len(names) > 1:
-        raise ConfigError(f"metrics has {AUTO!r} next to others; name all, or {AUTO!r} alone")
+        raise ConfigError(f"metrics has {AUTO!r} and others; name all, or {AUTO!r} alone")
     if len(names) > MOST:
         raise ConfigError(f"metrics has {len(names)} names; at most {MOST}")
     twice = next((name for name in names if list(names).count(name) > 1), None)
@@ -279,7 +279,7 @@ def check_names(names: Collection[str]) -> None:
 
 
 def default_measures(likelihood: "Likelihood") -> tuple[str, ...]:
-    """Metrics that suit a likelihood, next to its own."""
+    """Metrics that suit a likelihood, in addition to its own."""
     target = likelihood.target
     if target.kind == "class" and target.classes == 2:
         wanted: tuple[str, ...] = (

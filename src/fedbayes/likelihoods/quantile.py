@@ -17,10 +17,13 @@ from fedbayes.likelihoods.numeric import Numeric, check_level, pinball
 class Quantile(Numeric):
     """Quantile regression: output q_τ of every level τ is the quantile of the target there.
 
-    The pinball loss ρ_τ(u) = u (τ − [u < 0]) is, but for constants, −log of the asymmetric
-    Laplace density p_τ(y) = τ (1 − τ) / s · exp(−ρ_τ((y − q_τ) / s)) (Koenker & Machado 1999),
-    here of the fixed scale s = noise · scale. Of several levels, log p is the mean of log p_τ over
-    levels: a composite likelihood, in which a sample counts once. Of one level it is a density.
+    The pinball loss is ρ_τ(u) = u (τ − [u < 0]). Up to constants it is −log of the asymmetric
+    Laplace density of Koenker & Machado (1999), with the fixed scale s = noise · scale:
+
+        p_τ(y) = τ (1 − τ) / s · exp(−ρ_τ((y − q_τ) / s)).
+
+    With several levels, log p is the mean of log p_τ over levels: a composite likelihood, in which
+    a sample counts once. With one level it is a density.
 
     The quantiles of several draws are averaged, and put in order where they cross (Chernozhukov
     et al. 2010).

@@ -71,11 +71,12 @@ class TemperatureSums:
         return 3 * POINTS + 2
 
     def check(self, where: str) -> None:
-        """See that rows can have these sums: as a function of 1 / T, −log p is convex, not below 0,
-        and its slope is what is said of it.
+        """Check that rows can have these sums.
+
+        As a function of 1 / T, −log p is convex and not below 0, and has the stated slope.
 
         Raises:
-            DataError: none can.
+            DataError: no rows can have them.
         """
         check_count(self.rows, "the number of rows", where)
         check_count(self.left_out, "the number of rows left out", where)

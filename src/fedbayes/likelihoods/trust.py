@@ -83,10 +83,9 @@ def examine(
         likelihood: of the targets.
         tests: models as inputs [n, ...] to outputs [draws, n, width], and samples of each; where
             the likelihood couples samples, those of one client.
-        measures: names of metrics next to its own, as `measures.fitting` gives them.
-        temperature: of probabilities; None: as they are. How uncertain predictions are, and which
-        part
-            of that is between draws, is told as without.
+        measures: names of metrics in addition to its own, as `measures.fitting` gives them.
+        temperature: of probabilities; None: as they are. It does not change the uncertainty of
+            predictions, nor the part of it between draws.
 
     Returns:
         Of all samples together, on the CPU; None if there are none.

@@ -12,9 +12,9 @@ unequal precisions too, where Eq. 11 is not. The others are the Beta-Bernoulli p
 up the costs of joining, g(1) = −2 log(γ0/S) and −weight · log(n/(S−n)) for each further member,
 and K_s is the number of atoms that client s alone owns. The paper's weight is 2.
 
-The last term is the paper's: from the Poisson probability of how many new atoms the last client
-has, in which atoms are interchangeable. But they are not, they are told apart by their weights:
-k of them have the density (γ0/S)^k e^(−γ0/S) Π h(θ), without k!. Then the terms Σ_i g(n_i) alone
+The last term is the paper's: from the Poisson probability of the number of new atoms of the last
+client, in which atoms are interchangeable. But their weights distinguish them: k of them have the
+density (γ0/S)^k e^(−γ0/S) Π h(θ), without k!. Then the terms Σ_i g(n_i) alone
 are, with weight 2 and without a cap, −2 log of the marginal of the process,
 Π_i γ0 (S − n_i)! (n_i − 1)! / S!, which is the same in whatever order the clients come. With the
 term it is not, and what is best for one client may raise the objective of all.
@@ -35,14 +35,14 @@ Array = npt.NDArray[np.float64]
 Indices = npt.NDArray[np.int64]
 
 NewAtoms = Literal["paper", "exchangeable"]
-"""What k new atoms of a client cost next to −2 k log(γ0/S): 2 log k!, or nothing."""
+"""The cost of k new atoms of a client in addition to −2 k log(γ0/S): 2 log k!, or nothing."""
 WIDE = 32
 """Coordinates of one precision from which they get a matrix product of their own."""
 
 
 @dataclass(frozen=True)
 class Objective:
-    """The numbers of the objective next to the Gaussians' means and precisions."""
+    """The numbers of the objective besides the Gaussians' means and precisions."""
 
     epsilon: float = 0.0
     """Weight ε of the KL term, Eq. 8, at least 0; 0 is PFNM."""

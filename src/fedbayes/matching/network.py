@@ -3,9 +3,9 @@
 A fully connected network of L hidden layers is a list of L + 1 weights [outputs, inputs] and
 biases [outputs]. An atom is a neuron of a hidden layer.
 
-Top down (Algorithm 2 of the GPI-FNM paper), an atom is its bias and its outgoing weights, placed
-on the global neurons of the layer above with zeros elsewhere, and in the lowest layer its
-incoming weights too. Upper layers are so matched by very little.
+Top down is Algorithm 2 of the GPI-FNM paper. An atom is its bias and its outgoing weights, placed
+on the global neurons of the layer above with zeros elsewhere. In the lowest layer it has its
+incoming weights too. So upper layers are matched by very little.
 
 Alternating takes the matching from there by coordinate descent on one objective for the whole
 network. Every global weight has the prior N(μ0, σ0²) and is observed once by each client that
@@ -14,11 +14,12 @@ owns both its ends, so
     Σ over weights and biases of f(b) u²  +  Σ over layers of the process' terms
 
 with f, b and u as in `costs`. Given the other layers, the part of it that one layer decides is
-the objective of `match_layer`, with atoms of incoming weights, bias and outgoing weights where a
-client observes only the coordinates of global neurons that it owns (precision 0 elsewhere). So
-every sweep over a layer's clients lowers the objective of the whole or leaves it. Class shares
-are taken relative to an equal share here, lest the few weights that lead to the outputs, which
-tell most of what a neuron does, count S times less than all others.
+the objective of `match_layer`. Its atoms have incoming weights, bias and outgoing weights. A client
+observes only the coordinates of global neurons that it owns (precision 0 elsewhere). So every sweep
+over a layer's clients lowers the objective of the whole or leaves it.
+
+Class shares are relative to an equal share here. Otherwise the few weights that lead to the outputs
+would count S times less than all others, although they say most about a neuron.
 """
 
 from collections.abc import Sequence

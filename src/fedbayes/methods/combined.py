@@ -178,7 +178,7 @@ class Combined(Combination, Method[CombinedServer, Stateless, ReportList]):
         return Report(tensors, float(solved.count)), client, info
 
     def accept(self, server: CombinedServer, report: Report, run: Federation) -> str | None:
-        """What is said of the combined model can be; a network may be missing."""
+        """Reject impossible statements about the combined model; a network may be missing."""
         received = {n: float(t) for n, t in part(dense(report.tensors), "received").items()}
         least, most = run.likelihood.possible
         if not least <= received["metric"] <= most:
@@ -265,7 +265,7 @@ def _overflowed(report: Report) -> bool:
 
 
 _LARGEST = float(torch.finfo(torch.float32).max)
-"""In place of an infinite metric or loss."""
+"""Instead of an infinite metric or loss."""
 _RECEIVED = ("metric", "loss", "overflowed")
 """What a client says besides its weights."""
 
@@ -278,8 +278,8 @@ def _word(watched: str, run: Federation) -> str:
 def amplification(weights: Tensors) -> float:
     """Orders of magnitude by which a network can amplify its inputs at most: log10 Π_l ‖W_l‖_∞.
 
-    The bound holds for layers one after another with activations that do not grow; biases are
-    left out. Normalization and shortcuts are not seen, so it is loose for residual networks.
+    The bound holds for sequential layers with activations that do not grow; biases are left out.
+    It ignores normalization and shortcuts, so it is loose for residual networks.
     """
     rows = [w.double().flatten(1).abs().sum(dim=1) for w in weights.values() if w.ndim > 1]
     return sum(float(row.max().log10()) for row in rows if row.numel())

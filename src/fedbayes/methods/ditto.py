@@ -51,7 +51,7 @@ class Ditto(PersonalModels):
     def personal_problem(
         self, message: Message, client: PersonalTensors, at: RoundContext
     ) -> Problem:
-        """Train the client's own model next to the server's weights."""
+        """Train the client's own model in addition to the server's weights."""
         network = at.run.network
         sent = network.prepare(dense(message))
         start = network.prepare(client.tensors) if client.tensors else sent

@@ -228,13 +228,15 @@ class FedBe(_Ensemble[ReportList]):
 
 
 class FedBeSums(_Ensemble[Sum]):
-    """The Gaussian of `fedbe` from sums: clients report φ_s and (φ_s − w)² beside it, w being what
-    they were sent, of which the server needs the means alone:
+    """The Gaussian of `fedbe` from sums.
+
+    Clients report φ_s and (φ_s − w)², where w are the weights from the server. The server needs
+    their means alone:
 
         w̄ = Σ r_s φ_s,   σ² = Σ r_s (φ_s − w)² − (w̄ − w)².
 
     So reports can be added in secret, bounded, and have noise. No client's network is in the
-    ensemble, and what goes up is twice as long.
+    ensemble, and reports are twice as long.
     """
 
     name = "fedbe-sums"

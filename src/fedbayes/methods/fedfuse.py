@@ -1,4 +1,6 @@
-"""Fusion in function space, round after round: the clients' ensemble, learnt on drawn inputs."""
+"""Fusion in function space in each round: the server learns the clients' ensemble on synthetic
+inputs.
+"""
 
 import torch
 from pydantic import Field
@@ -36,21 +38,21 @@ from fedbayes.likelihoods import Classes
 
 
 class FedFuse(ClassCountedMethod[Server]):
-    """The server averages the clients' networks, learns from there what they say together, and goes
-    on from between the two:
+    """Average the clients' networks, train toward their ensemble, and take a point between the two.
 
         w ← keep w̄ + (1 − keep) argmin_w E_{x ~ prior} D(t(x) ‖ f_w(x)),   w̄ = Σ n_s φ_s / Σ n_s.
 
-    As FedDF does, but on inputs that a prior draws, with no data at the server, from a teacher t
-    who knows how many samples of each class a client has, and held near the average: without that
-    rounds stand still, for an ensemble of clients that started from one network says hardly more
-    than that network. `keep = 1` would be FedAvg.
+    FedDF does the same with data at the server. Here a prior draws the inputs, so the server needs
+    no data. The teacher t knows how many samples of each class a client has.
+
+    The result stays near the average, or rounds make no progress: an ensemble of clients that
+    started from one network predicts hardly more than that network. `keep = 1` would be FedAvg.
     """
 
     name = "fedfuse"
     about = About(
         "the clients' ensemble, learnt on inputs that are drawn",
-        "after FedDF, Lin et al. 2020; drawn inputs and teacher: fusion in function space",
+        "after FedDF, Lin et al. 2020; synthetic inputs and teacher: fusion in function space",
     )
     server_state = Server
 
@@ -72,15 +74,15 @@ class FedFuse(ClassCountedMethod[Server]):
 
         Raises:
             ConfigError: they are not.
-            ModelError: a weight has the name of what clients report beside the network.
+            ModelError: a weight has the name of a tensor that clients report with the network.
         """
         super().check(run)
         check_inputs(self.name, self.inputs, run)
         taken = self.count_pattern(run).keys() & run.network.initial.keys()
         if taken:
             raise ModelError(
-                f"{self.name} reports {taken.pop()!r} beside the network, which has a weight of "
-                "that name; rename it, or set method.class_shares = false"
+                f"{self.name} reports {taken.pop()!r} in addition to the network, which has a "
+                "weight of that name. Rename the weight, or set method.class_shares = false"
             )
 
     def remarks(self, run: Federation) -> list[str]:

@@ -128,7 +128,7 @@ class FedLap(MomentMatching):
     def moments(
         self, problem: Problem, samples: Samples, at: RoundContext
     ) -> tuple[Solved, Tensors, Tensors, Info]:
-        """The mode, and the Fisher diagonal there beside the share of the prior."""
+        """The mode, and the Fisher diagonal there plus the share of the prior."""
         solved = at.solve(problem, self.loss(at.run), samples, validation=self.validation(at.run))
         precision: Tensors = dict(problem.given["share"])
         if self.covariance == "diagonal":
@@ -143,16 +143,18 @@ class Kronecker(SharedKroneckerPosterior):
 
     Clients' products A_k ⊗ B_k do not add to a product. K-FAC takes the expectation of a product
     for that of its factors, so that of pooled data is S = (Σ n_k A_k) ⊗ (Σ n_k B_k)/Σ n_k + δ,
-    whose factors add. It stands in for the sum, and each client has V = (S − δ)/K of it. Duals are
-    kept as gradients at w_g, u_k, for which the fixed point does not depend on S:
+    whose factors add. It replaces the sum, and each client has V = (S − δ)/K of it. The duals u_k
+    are gradients at w_g, for which the fixed point does not depend on S. A round is
 
-        w_k = argmin ℓ_k(w) + ⟨u_k, w − w_g⟩ + ½ (w − w_g)ᵀ (S − V) (w − w_g)
+        w_k = argmin ℓ_k(w) + ⟨u_k, w − w_g⟩ + ½ (w − w_g)ᵀ (S − V) (w − w_g),
+
         c_k = (S − V + n_k A_k ⊗ B_k) (w_k − w_g),    w_g ← w_g + S⁻¹ Σ_k c_k,
+
         u_k ← u_k + c_k − V (the change of w_g).
 
-    c_k is −∇ℓ_k(w_g) − u_k where losses are quadratic with that curvature, so a round is a Newton
-    step there. Σ u_k = δ w_g after every round. With H = Σ h_k, h_k a client's c_k of all rounds,
-    u_k = h_k − (H − δ w_g)/K: the server keeps H, a client h_k.
+    Where losses are quadratic with that curvature, c_k is −∇ℓ_k(w_g) − u_k, so a round is a Newton
+    step. Σ u_k = δ w_g after every round. A client keeps h_k, the sum of its c_k of all rounds, and
+    the server keeps H = Σ h_k. So u_k = h_k − (H − δ w_g)/K.
     """
 
     name = FedLap.name

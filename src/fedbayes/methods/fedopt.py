@@ -56,7 +56,7 @@ class Adaptive(GeneralizedFedAvg):
     with a second moment of τ² = `eps`² at the start. Adam as it is known (Kingma and Ba 2015)
     corrects both for where they start, by 1 − βᵗ in round t. So the first rounds' steps differ:
     without correction they are up to twice as long, or a tenth as long where drifts are small
-    beside `eps`.
+    relative to `eps`.
     """
 
     server_lr: Annotated[float, Chosen(), Tuned()] = Field(

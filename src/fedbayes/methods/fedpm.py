@@ -59,7 +59,7 @@ class FedPm(Method[FedPmServer, Stateless, ReportList]):
 
         α ← α + Σ_k m_k,   β ← β + Σ_k (1 − m_k),   θ = (α − 1)/(α + β − 2),
 
-    which start anew at α = β = 1 as soon as about all clients were heard. Clients start from
+    and resets them to α = β = 1 as soon as about all clients have reported. Clients start from
     s = logit θ. The model predicts by networks whose masks are drawn from θ.
     """
 
@@ -72,7 +72,7 @@ class FedPm(Method[FedPmServer, Stateless, ReportList]):
     reports = Reports({"bits": Part(origin="zero", exact=True)}, reduce="set")
 
     reset: int | None = Field(
-        None, ge=1, description="rounds after which α and β start anew; unset: clients by cohort"
+        None, ge=1, description="rounds after which α and β are reset; unset: clients by cohort"
     )
     predictions: int = Field(20, ge=1, description="masks drawn for a prediction")
 

@@ -285,11 +285,14 @@ class SpikeSlab(
     def loss(self, run: Federation) -> Loss:
         """The relaxed local loss on a batch (Eq. 41, as a minimum and with the ½ it lost).
 
-        nll(w_s ⊙ z) + Σ_g [λ0 n_g P_g + β H(P_g, θ_g)] + λ/2 Σ_j P_j (w_sj − w_j)², with
-        hard-concrete z, P = P(z > 0), the cross-entropy H, the mean nll of the batch, and n_g
-        the parameters of a group that the server sent. The paper's sum in H is over weights
-        (n_g H); with its β = 1e-4 that term would outweigh every λ0 of the paper and nothing
-        would be pruned, while once per gate gives the sparsities that it reports.
+            nll(w_s ⊙ z) + Σ_g [λ0 n_g P_g + β H(P_g, θ_g)] + λ/2 Σ_j P_j (w_sj − w_j)²
+
+        z is hard-concrete, P = P(z > 0), H the cross-entropy, nll the mean of the batch, and n_g
+        the number of parameters in a group that the server sent.
+
+        The paper's sum in H is over weights (n_g H). With its β = 1e-4 that term would outweigh
+        every λ0 of the paper, and nothing would be pruned. H once per gate gives the sparsities
+        that the paper reports.
         """
         likelihood, gated = nll(run), self._gated(run)
 
@@ -344,7 +347,7 @@ class SpikeSlab(
         return units.mask(weights, found), info
 
     def likely(self, solved: Solved, problem: Problem, at: RoundContext) -> Tensors:
-        """The trained weights with the gates open that are likelier open than not."""
+        """The trained weights, with the gates open whose probability to be open is above 0.5."""
         ended = solved.parameters
         thresholds = part(ended, "threshold")
         gated = self._gated(at.run)

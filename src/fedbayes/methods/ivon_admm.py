@@ -78,7 +78,7 @@ def _larger_penalty(method: "IvonAdmm", run: Federation) -> str:
 
 
 class IvonAdmm(GaussianServer[IvonServer, IvonClient]):
-    """ADMM over Gaussians in place of points (Möllenhoff et al. 2025), solved by IVON.
+    """ADMM over Gaussians instead of points (Möllenhoff et al. 2025), solved by IVON.
 
     With natural parameters λ of q and expectations μ a client minimizes
 
@@ -95,11 +95,11 @@ class IvonAdmm(GaussianServer[IvonServer, IvonClient]):
 
     A dual variable takes the precision off that a client's data have added. Where Hessians are not
     diagonal, it takes more off in some directions than there is, and a client's objective has no
-    minimum unless ρ is large. So with `damping` a client's means are drawn to the server's by that
-    precision as well, ½ Σ η_k (m_k − m)², which is nothing where all agree. Then the objective is
-    convex if the loss is, for any ρ.
-    With precisions that stay the prior's (`rate = 0`) it is federated ADMM with penalty
-    ρ/prior_std², of weights that are drawn with deviation `prior_std`.
+    minimum unless ρ is large. So `damping` also regularizes a client's means toward the server's
+    with that precision, ½ Σ η_k (m_k − m)², which is 0 where all agree. Then the objective is
+    convex if the loss is, for any ρ. With precisions that stay the prior's (`rate = 0`) it is
+    federated ADMM with penalty ρ/prior_std², of weights that are drawn with standard deviation
+    `prior_std`.
     """
 
     name = "ivon-admm"

@@ -55,9 +55,10 @@ class Laplace(Averaged, ServerSchedule, Method[LaplaceServer, Stateless, ReportL
     entries exactly equal to the server's; only the others are sent. The server takes the median of
     the clients, coordinate by coordinate (Eq. 46), or a step along the mean of the signs (Eq. 45).
 
-    Of a class that most clients lack, they outvote those that have it: where it is said to be so,
-    rows of the last layer are voted on by these alone. An optimizer along w − median, which is no
-    gradient of the paper, takes the median for the clients' mean in generalized FedAvg.
+    Clients that lack a class outvote those that have it if they are the majority. With `class_rows`
+    only clients with the class vote on its row of the last layer. A server optimizer takes steps
+    along w − median, which is no gradient of the paper: generalized FedAvg with the median instead
+    of the clients' mean.
     """
 
     name = "laplace"

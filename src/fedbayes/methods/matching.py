@@ -56,9 +56,9 @@ class GpiFnm(MatchingSettings, ClassCountedMethod[MatchingServer]):
     global size is free. Clients that do not take part in a round are matched by what they
     reported last.
 
-    The paper matches layers top down, anew in every round, with settings chosen on data. For
-    networks that are trained as there that falls apart over rounds (see the results), and a wide
-    prior with passes up and down the layers, from where every client's neurons were, does not.
+    The paper matches layers top down, from the beginning in every round, with settings chosen on
+    data. With networks trained as in the paper, accuracy falls over rounds (see the results). A
+    wide prior avoids that, with passes up and down the layers that start from the last assignments.
     """
 
     # Neurons of different networks are not measured from one another.

@@ -139,7 +139,7 @@ class PFedBayes(Averaged, Method[PFedBayesServer, PFedBayesClient, Sum]):
     def problem(
         self, message: Message, client: PFedBayesClient, samples: Samples, at: RoundContext
     ) -> Problem:
-        """Go on with the client's Gaussian (a newcomer: the global one) beside a copy of w."""
+        """Start from the client's Gaussian (a new client: the global one), and a copy of w."""
         network, sent = at.run.network, dense(message)
         mean, std = network.prepare(part(sent, "mean")), network.prepare(part(sent, "std"))
         spread = {name: s.log() for name, s in std.items()}

@@ -48,7 +48,7 @@ class PFedMe(PersonalModels):
     def problem(
         self, message: Message, client: PersonalTensors, samples: Samples, at: RoundContext
     ) -> Problem:
-        """Train θ from the server's weights, and its copy next to it."""
+        """Train θ from the server's weights, and a copy of them."""
         theta = at.run.network.prepare(dense(message))
         copy = {n: theta[n] for n in at.run.network.split()[0]}
         turn = {"turn/steps": torch.zeros((), device=at.run.network.device)}

@@ -163,8 +163,9 @@ class Virtual(VariationalFactor[VirtualClient]):
         return self.server_likelihood if self.server_trust is None else self.server_trust
 
     def remarks(self, run: Federation) -> list[str]:
-        """Settings of the server's network beside clients' own have no effect without these; and a
-        network that was never asked to predict is not to be trusted.
+        """Warn of settings that have no effect without clients' own networks.
+
+        Warn also of a server's network that was never trained to predict by itself.
         """
         notes = super().remarks(run)
         if not self.lateral:
@@ -319,8 +320,10 @@ class Virtual(VariationalFactor[VirtualClient]):
         return means_and_stds(posterior) | own | named("gate", client.gates)
 
     def draws(self, model: Tensors, run: Federation) -> Sampler:
-        """Outputs under draws from the posteriors: of the server's network alone, or of the
-        client's with the server's beside it where the model has both.
+        """Outputs under draws from the posteriors.
+
+        They are of the server's network alone, or of the client's together with the server's where
+        the model has both.
         """
         network = run.network
         shared, own = GaussianWeights(part(model, "mean"), part(model, "std")), None

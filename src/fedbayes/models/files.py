@@ -262,7 +262,7 @@ def _oddity(tensor: Tensor) -> str:
 
 
 def _state_dict(content: object) -> object:
-    """The `state_dict` of a checkpoint, which has an optimizer's state and metrics next to it."""
+    """The `state_dict` of a checkpoint, which also has an optimizer's state and metrics."""
     if isinstance(content, dict):
         for key in _STATE_DICTS:
             inner = content.get(key)
@@ -351,7 +351,7 @@ def _tie(module: nn.Module) -> None:
 
 
 def _refuse_pickles(data: bytes) -> None:
-    """See that a `.pt2` holds nothing but tensors next to its program: where it says that there is
+    """See that a `.pt2` holds nothing but tensors besides its program: where it says that there is
     more, or its parts do not load as tensors, `torch.export.load` would unpickle them.
 
     Raises:

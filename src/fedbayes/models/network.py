@@ -343,7 +343,7 @@ class Network(Brief):
 
         Args:
             weights: as they were stored; those that hold what is frozen are left as they are.
-            digest: of the frozen tensors that they were trained next to (`constants_digest`).
+            digest: of the frozen tensors that they were trained with (`constants_digest`).
             where: what to call them in errors.
 
         Raises:
@@ -353,7 +353,7 @@ class Network(Brief):
             return weights
         if digest != self.constants_digest:
             raise ModelError(
-                f"{where} holds only what was trained, next to frozen weights that are not those "
+                f"{where} holds only what was trained, with frozen weights that are not those "
                 "of "
                 f"the network built here (SHA-256 {digest[:12]}…, and here "
                 f"{self.constants_digest[:12] or 'none'}…); put the pretrained files, or the code "

@@ -77,7 +77,8 @@ class CNN(nn.Sequential):
     """Two 3 by 3 convolutions of 32 and 64 filters, each with pooling, and 622 units.
 
     On MNIST it has 1,020,868 parameters, about as many as the network of the Combined Learning
-    paper (1,020,554), of which no more is told. Inputs are images [n, channels, height, width].
+    paper (1,020,554), which gives no further details. Inputs are images
+    [n, channels, height, width].
     """
 
     def __init__(self, channels: int, height: int, width: int, classes: int) -> None:

@@ -25,7 +25,7 @@ from fedbayes.models.settings import ModelSettings
 
 @dataclass(frozen=True)
 class OpenedWeights:
-    """The weights of a file beside the network that settings build."""
+    """The weights of a file, compared with the network that settings build."""
 
     source: str
     """What to call the file in errors."""
@@ -76,7 +76,7 @@ def open_weights(
     *,
     frozen: str | None = None,
 ) -> OpenedWeights:
-    """Weights of a file beside the network that settings build.
+    """Compare the weights of a file with the network that settings build.
 
     Args:
         weights: as the file has them.

@@ -1,9 +1,9 @@
 """Networks of other widths: units of a group left out, or each of them several times.
 
-A group of units (`fedbayes.models.units`) lies on axes of many tensors. A new width is told by a
-list of the old units, in their order: where one is absent its entries go, where it stands twice
-its entries stand twice, side by side, on every axis that they are on. So a flattened map keeps
-its pixels together, heads of attention their rows, and layers go on fitting one another.
+A group of units (`fedbayes.models.units`) lies on axes of many tensors. A list of the old units, in
+their order, defines a new width. If a unit is absent, its entries go. If it appears twice, its
+entries appear twice, side by side, on every axis that they are on. So a flattened map keeps its
+pixels together, heads of attention keep their rows, and layers still fit one another.
 """
 
 import copy

@@ -1,13 +1,14 @@
 """Groups of units: which entries of which tensors belong to a unit, and what can be done to it.
 
-Methods that leave units out (sparse, dropped, cut away) ask here. A unit of a linear layer, or a
-filter of a convolution, owns its row of the weights, its bias, its scale and shift in a
-normalization that follows, and what else adds into the same place: a residual stream is one
-group, and so are the heads of attention. The columns that read it are known too, wherever they
-are. A depthwise filter is its channel's; a convolution in groups has units of one channel of each
-group, which keeps the groups of one size. All of it comes from a trace of the network
-(`fedbayes.models.trace`); nothing is told by hand. What the trace cannot follow is named with the
-reason and never touched.
+Methods that leave units out (sparse, dropped, cut away) use these groups. A unit is a unit of a
+linear layer or a filter of a convolution. It owns its row of the weights, its bias, its scale and
+shift in a normalization that follows, and all that adds into the same place. So a residual stream
+is one group, and so are the heads of attention. The columns that read a unit are known too,
+wherever they are. A depthwise filter belongs to its channel; a convolution in groups has units of
+one channel of each group, which keeps the groups of one size.
+
+All of it comes from a trace of the network (`fedbayes.models.trace`); no declaration is needed.
+Layers that the trace cannot follow are listed with the reason and never changed.
 
 `masks` says what is left of every tensor, `mask` makes it a message, `slice` the smaller network's
 weights, `zero` the whole with zeros, and `permute` the same function in another order; each is a

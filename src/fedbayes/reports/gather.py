@@ -151,10 +151,10 @@ class Record:
 
 
 SPENT_ROUNDS = 12
-"""Rounds at most whose ε is told, evenly spaced."""
+"""Largest number of rounds whose ε is reported, evenly spaced."""
 
 Watch = Callable[[str], object]
-"""Is told which run is being read."""
+"""Called with the run that is being read."""
 
 
 def gather(folders: Sequence[Path], watch: Watch = lambda _: None) -> list[Record]:
@@ -253,7 +253,7 @@ def rounds_of(run: RunFolder, label: str) -> Record:
             fields["whose"], _, fields["metric"] = headline.partition("_")
             if (best := summary.get("best_round", rounds)) != rounds:
                 notes.append(
-                    f"what is told of models is of the last round; the saved one is of round {best}"
+                    f"metrics of models are of the last round; the saved model is of round {best}"
                 )
         except FedbayesError as error:
             notes.append(f"how it ended is not known: {error}")
@@ -390,8 +390,8 @@ def _add_predictions(
     fields |= {"clients": data.partition.names, "classes": data.classes, "target": data.target}
     if fields["reference"]:
         notes.append(
-            "predictions are of the server's reference table, which is no client's; what is "
-            "told of clients they reported"
+            "predictions are of the server's reference table, which is no client's; clients "
+            "reported their own metrics"
         )
     else:
         fields |= {

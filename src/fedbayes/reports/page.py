@@ -66,7 +66,7 @@ COST = ("parameters", "sent down", "sent up", "seconds a round")
 """Columns of the table of runs that are no metrics of a model."""
 
 MORE = 5
-"""Metrics of each client next to the headline in the list of clients."""
+"""Metrics of each client besides the headline in the list of clients."""
 LISTED_CLIENTS = 24
 """Clients listed by name, of all runs together; of each run there are at least five."""
 LISTED_TROUBLES = 30

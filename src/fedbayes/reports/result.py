@@ -169,7 +169,7 @@ class StoredRun:
 
         Raises:
             RunError: there is none: under some methods only clients have models; or frozen weights
-                are not those that it was trained next to.
+                are not those that it was trained with.
         """
         model, progress = self.folder.model(), self.folder.progress()
         if progress is None or not progress.constants:
@@ -336,7 +336,7 @@ class StoredRun:
         names = self.folder.client_names()
         source, threshold = str(self.folder.path), None
         if client is not None and site is not None:
-            raise RunError("a client's own model has its own threshold: give no site next to it")
+            raise RunError("a client's own model has its own threshold: give no site with it")
         if site is not None and not conformal:
             raise RunError("a site chooses a conformal threshold, which is left out; leave it out")
         if conformal:

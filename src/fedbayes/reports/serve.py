@@ -129,7 +129,7 @@ class _Handler(BaseHTTPRequestHandler):
 
     def _answer(self, *, body: bool) -> None:
         if not self.server.is_us(self.headers.get("Host", "")):
-            text = "this page is told to who asks for it as 127.0.0.1 or localhost\n"
+            text = "unknown host name; open this page as 127.0.0.1 or localhost\n"
             self._send(HTTPStatus.FORBIDDEN, "text/plain", text, body)
             return
         follower, path = self.server.follower, self.path.partition("?")[0]

@@ -61,7 +61,7 @@ def prepare(config: Config, data: FederatedData, *, quiet: bool = False) -> None
     Args:
         config: the settings.
         data: the clients' data, which are changed.
-        quiet: whether nothing is said of whole numbers that are standardized.
+        quiet: whether to omit the warning that whole numbers are standardized.
     """
     if config.data.standardize == "off":
         data.keep(np.ones(data.preprocessing.shape[0], bool))
@@ -120,19 +120,19 @@ def stored_data(
     *,
     changed: Literal["warn", "refuse", "ignore", "elsewhere"] = "warn",
 ) -> FederatedData:
-    """The clients' data as the run folder has them divided and standardized.
+    """Return the clients' data, partitioned and standardized as the run folder has them.
 
-    The stored division is what counts: another version of a library may draw another one. Only
-    a run that was killed before it was written divides again.
+    The stored partition counts: another version of a library may draw another one. Only a run that
+    was killed before the partition was written draws it again.
 
     Args:
         config: of the run.
         folder: of the run.
-        changed: what to do where the data are no longer those that the run began with; elsewhere:
-            refuse, since those of another machine are.
+        changed: what to do if the data differ from those that the run began with. `elsewhere` is
+            for another machine, and raises an error for every difference.
 
     Raises:
-        RunError: the data have changed and that is rejected, or the model no longer fits them.
+        RunError: the data have changed and `changed` allows no change, or the model does not fit.
     """
     before = folder.preprocessing()
     statistics, target, columns = None, None, None
@@ -234,15 +234,15 @@ def _compare(before: Preprocessing, now: Dataset, folder: RunFolder, changed: st
 
 
 def build_likelihood(config: Config, target: Target, *, quiet: bool = False) -> Likelihood:
-    """The likelihood of a config for this target; one that was not named is said.
+    """Return the likelihood of a config for this target; a note names one that was chosen.
 
     Args:
         config: with the `[task]` table.
         target: what is to be predicted.
-        quiet: say nothing: another process, or an earlier call, has.
+        quiet: whether to omit the note, since another process or an earlier call has printed it.
 
     Raises:
-        ConfigError: it does not take such a target.
+        ConfigError: the likelihood does not take such a target.
     """
     settings = {key: value for key, value in config.task.items() if key != "likelihood"}
     likelihood = likelihoods.build_likelihood(config.task["likelihood"], target, **settings)
@@ -369,7 +369,7 @@ def build_federation(
         config: the settings.
         data: the clients' data.
         clients: how many there are in the federation; None: as many as the data are of.
-        quiet: whether nothing is said of the likelihood that was found: another process has.
+        quiet: whether to omit the note on the likelihood, since another process has printed it.
         choosing: whether settings that are left at `auto` are chosen: before a first round.
     """
     likelihood = build_likelihood(config, data.target, quiet=quiet)

@@ -50,7 +50,7 @@ def check(
         method: of the run.
         run: what no round changes.
         data: the clients' data.
-        adversary: the hostile clients, if there are any.
+        adversary: the malicious clients, if there are any.
 
     Raises:
         EngineError: what the engine needs is not installed.

@@ -34,7 +34,7 @@ def try_at_clients(
         run: what no round changes.
         model: as the method gives it.
         number: the round after which it is tried.
-        measures: metrics next to the likelihood's own.
+        measures: metrics in addition to the likelihood's own.
         most: test samples of a client that are believed, as of the weight of its reports: metrics
             over all samples are means by these numbers.
         temperature: at which it is tried; None: as it is.

@@ -50,8 +50,9 @@ class Evaluator:
         return own or self._method.reports.pooled or any(result.ledger.scores.values())
 
     def measures(self, last: bool) -> tuple[str, ...] | None:
-        """Metrics next to the likelihood's own that a round tells of the global model; None where
-        nothing is told of how metrics differ between clients either.
+        """Return the metrics of the global model in a round, in addition to the likelihood's own.
+
+        None if the round does not report how metrics differ between clients either.
         """
         likelihood = self._run.likelihood
         if AUTO in self._config.metrics and self._config.at_clients:

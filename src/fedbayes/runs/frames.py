@@ -11,7 +11,7 @@ if TYPE_CHECKING:
     import pandas as pd
 
 WHOSE = ("refused", "lost", "troubles", "outliers")
-"""Entries of a line that say of clients what went wrong: their number is told."""
+"""Entries of a line that list clients with errors: their number is reported."""
 OF_CLIENTS = ("by_client", "undefined")
 """Entries of a line that are metrics of each client: `clients_frame` has them."""
 

@@ -17,7 +17,7 @@ from fedbayes.models import Network
 EXACT = 2**24
 """Whole numbers above it are not exact in float32."""
 _ROWS = 32
-"""Samples that a network is tried on, next to those with the largest numbers."""
+"""Samples that a network is tried on, in addition to those with the largest numbers."""
 _SMALL = 3
 """Ids below it are tried too."""
 

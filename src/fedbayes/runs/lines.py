@@ -25,16 +25,15 @@ def evaluation_line(
     between: int = 0,
     recent: Collection[int] = (),
 ) -> Metrics:
-    """What a line says of the global model, if it was evaluated, and of the clients' own.
+    """Return the metrics of a line: of the global model, if it was evaluated, and of clients' own.
 
     Args:
         likelihood: of the targets.
         evaluated: the global model on all clients' test samples, and on each client's.
         clients: the clients' own models, each on its own test samples.
-        between: how many clients there are, to say how metrics differ between them; 0: it is not
-            said.
-        recent: clients that were evaluated in this round. Of many clients these alone are told of
-            one by one.
+        between: number of clients, to report how metrics differ between them; 0: not reported.
+        recent: clients that were evaluated in this round. If there are many clients, only these
+            are listed one by one.
     """
     local = clients.means(likelihood)
     line: Metrics = {} if evaluated is None else dict(evaluated.line)

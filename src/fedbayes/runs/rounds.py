@@ -1,4 +1,4 @@
-"""The rounds of a federation, one after the other, until a rule says that one was the last."""
+"""The rounds of a federation, run sequentially until a rule stops them."""
 
 from collections.abc import Callable, Iterator, MutableMapping
 from dataclasses import dataclass

@@ -124,7 +124,7 @@ class Simulation(Brief):
 
     Raises:
         FedbayesError: something is wrong with the settings, the folder or the data; also where
-            those of the runs next to it were others.
+            the runs to be compared with it had others.
 
     Examples:
         >>> import fedbayes
@@ -454,8 +454,8 @@ class Simulation(Brief):
             if self._saved < self.progress.round:
                 self.checkpoint()
             raise RunError(
-                f"{self.folder.path}: {error}. `resume` tries as many rounds again; "
-                "stop_refused = 0 goes on whatever comes"
+                f"{self.folder.path}: {error}. Run `resume` to try the same number of rounds "
+                "again, or set stop_refused = 0 to continue without this rule"
             ) from None
         if self._saved < self.progress.round:
             self.checkpoint()
@@ -811,7 +811,7 @@ class Simulation(Brief):
 
         Args:
             model: as the method gives it.
-            measures: metrics next to the likelihood's own, as `likelihoods.measures.fitting` gives
+            measures: metrics besides the likelihood's own, as `likelihoods.measures.fitting` gives
                 them. Those of `auto` are of each client alone where there are at most
                 `runs.evaluator.MOST_UNASKED`.
         """

@@ -70,7 +70,7 @@ class TrainedModel(Brief):
     hazards: Hazards | None = None
     """Of survival: the baseline hazard, where it was estimated."""
     times: tuple[float, ...] = ()
-    """Of survival: at which the probability is told that the event has not happened yet."""
+    """Of survival: times of the reported probability that the event has not happened yet."""
     temperature: float | None = None
     """That of the probabilities of classes or labels, where it was found."""
     threshold: float | None = None

@@ -22,7 +22,7 @@ class Activity:
 
 
 Notify = Callable[[Activity], object]
-"""Is told what a run is busy with, often; it must be quick, and changes nothing."""
+"""Called with what a run is busy with, often; it must be quick, and changes nothing."""
 
 
 def unnoticed(activity: Activity) -> None:

@@ -1,4 +1,4 @@
-"""What calibrates the model of a run, found of it afterwards: `calibration.json` beside it.
+"""Calibration of a run's model after its end, in `calibration.json` next to the model.
 
 A temperature, thresholds of conformal sets and baseline hazards are kept in one form, each with the
 digest of the models that it is of. Files of older runs have one of them each, and are read too.
@@ -64,7 +64,7 @@ class CalibrationKind(Generic[Found]):
     """What it is of one client, for errors."""
 
     def again(self, folder: RunFolder) -> str:
-        """The command that finds it anew for a run."""
+        """The command that computes it again for a run."""
         return shlex.join(["fedbayes", "calibrate", str(folder.path), "--method", self.name])
 
 
@@ -91,9 +91,9 @@ def calibrated_model(folder: RunFolder, *, personal: bool) -> str:
 def write_calibration(
     kind: CalibrationKind[Found], folder: RunFolder, found: StoredCalibration[Found]
 ) -> Path:
-    """Write what was found, in place of what is there; says so if that is of other models.
+    """Write a calibration, and replace an earlier one; a warning says if that is of other models.
 
-    What else the file holds stays; if it is damaged, a warning says that it is lost.
+    Other calibrations in the file stay; if the file is damaged, a warning says that they are lost.
     """
     path, older = folder.path / FILE, _older_file(kind, folder)
     tables: dict[str, Any] = {}
@@ -103,7 +103,7 @@ def write_calibration(
         tables |= _tables(path) if path.exists() else {}
     except (OSError, ValueError) as error:
         warnings.warn(
-            f"cannot read {path}: {error}; it is written anew, with the {kind.name} alone",
+            f"cannot read {path}: {error}; a new file replaces it, with the {kind.name} alone",
             FedbayesWarning,
             stacklevel=4,
         )
@@ -149,7 +149,7 @@ def read_calibration(
             stored = None if table is None else _form(kind).validate_python(table)
         except (OSError, ValueError) as error:
             reason = error.errors()[0]["msg"] if isinstance(error, ValidationError) else error
-            raise RunError(f"cannot read {source}: {reason}; make it anew: {again}") from None
+            raise RunError(f"cannot read {source}: {reason}; make it again: {again}") from None
         if stored is not None:
             break
     if stored is None or stored.personal != personal:
@@ -157,7 +157,7 @@ def read_calibration(
     if stored.model != calibrated_model(folder, personal=personal):
         warnings.warn(
             f"{source} ({kind.name}) is of another model than the run has now, so it is not used; "
-            f"make it anew: {again}",
+            f"make it again: {again}",
             FedbayesWarning,
             stacklevel=4,
         )

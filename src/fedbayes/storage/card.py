@@ -68,7 +68,7 @@ class Card(Brief):
     task: dict[str, Any] = field(default_factory=dict)
     """The `[task]` table of its config, its likelihood by name; empty before 0.2: classes."""
     frozen: str = ""
-    """Digest of the frozen weights that the model was trained next to, where its file leaves them
+    """Digest of the frozen weights that the model was trained with, where its file leaves them
     out (`Network.constants_digest`); empty if it holds the whole network."""
     attack: dict[str, Any] = field(default_factory=dict)
     """The `[attack]` table of its config; empty of an honest run."""
@@ -182,11 +182,11 @@ class Card(Brief):
             raise ModelError(f"the card of {self.source} is damaged: data.{place}") from None
 
     def require_trusted(self, key: str, *, way: str = "") -> None:
-        """See that nothing is imported, and no code run, because a stranger's file names it.
+        """Check that no stranger's file decides what is imported or run.
 
         Args:
             key: of the setting to be looked up, one of `OWN`.
-            way: what to do about it; by default how `fedbayes evaluate` and `predict` are told.
+            way: the remedy in the message; by default that of `fedbayes evaluate` and `predict`.
 
         Raises:
             ModelError: it is `package.module:name` in a file whose reader did not name it.

@@ -16,13 +16,13 @@ if TYPE_CHECKING:
     from fedbayes.likelihoods import Likelihood
 
 BETWEEN = ("mean", "worst", "spread")
-"""What is told of a metric over clients: tables such as `global_worst` of a line."""
+"""Statistics of a metric over clients: tables such as `global_worst` of a line."""
 
 
 MOST_LISTED = 1000
 """Clients of whom each has an entry in lines and summaries; of more, those that were evaluated."""
 CLIENT = "client"
-"""Beside metrics of some clients: their indices."""
+"""In addition to metrics of some clients: their indices."""
 
 
 @dataclass(frozen=True)

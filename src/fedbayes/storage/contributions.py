@@ -1,4 +1,4 @@
-"""Contributions of clients beside the model of a run: `contributions.json`."""
+"""Contributions of clients to the model of a run: `contributions.json`."""
 
 import shlex
 import warnings
@@ -83,7 +83,7 @@ def contributions_file(folder: RunFolder) -> Path:
 
 
 def write_contributions(folder: RunFolder, found: Contributions) -> Path:
-    """Write the contributions of a run, in place of those that are there."""
+    """Write the contributions of a run, and replace earlier ones."""
     path = contributions_file(folder)
     write_beside(path, sealed_table(_FORM.dump_python(found, mode="json")))
     return path

@@ -9,7 +9,7 @@ from fedbayes.core.files import flush
 
 
 class Flusher:
-    """Has the system write files to the disk itself, next to other work.
+    """Has the system write files to the disk itself, in parallel with other work.
 
     A rename that survives a power cut may be that of a file whose content does not. So what a new
     checkpoint replaces is removed only when the new one is on the disk, with all that it names.

@@ -1,27 +1,27 @@
-"""The run folder: everything that a run leaves on disk, and how it goes on after a kill.
+"""The run folder: everything that a run leaves on disk, and how a run resumes after a kill.
 
-    config.toml          all settings, resolved
-    partition.npz        which client has which rows; absent where a function gives them
-    preprocessing.json   what a network sees of a raw sample; names of classes and features
-    start.*              the weights that it started from, if they came from a file
-    data.*               the data, if they are kept here (data.keep), as those of a DataFrame are
-    metrics.jsonl        one line a round
-    checkpoints/         the state after a round; the newest one is where a resume starts, and
-                         next to it may be the best one, or all
-    clients/             private states of clients, one file each
-    versions/            in asynchronous rounds, states of the server that clients are at work from
-    model.safetensors    the global model, of the last round or of the best
-    summary.json         the result
-    SHA256SUMS           digests of the files of a run that has ended, for `sha256sum -c`
-    activity.json        what it is busy with, while it goes (see `fedbayes.storage.heartbeat`)
-    .lock                held by the process that resumes the run
+    config.toml          All settings, resolved.
+    partition.npz        Which client has which rows; absent where a function gives them.
+    preprocessing.json   What a network sees of a raw sample; names of classes and features.
+    start.*              The weights that it started from, if they came from a file.
+    data.*               The data, if they are kept here (data.keep), as those of a DataFrame are.
+    metrics.jsonl        One line per round.
+    checkpoints/         The state after a round. A resume starts from the newest one; the folder
+                         may also hold the best one, or all.
+    clients/             Private states of clients, one file each.
+    versions/            In asynchronous rounds, states of the server that clients are at work from.
+    model.safetensors    The global model, of the last round or of the best.
+    summary.json         The result.
+    SHA256SUMS           Digests of the files of a run that has ended, for `sha256sum -c`.
+    activity.json        Current work of the process (see `fedbayes.storage.heartbeat`).
+    .lock                Held by the process that resumes the run.
 
-A round counts once its checkpoint is there. Every file is written aside and renamed, and what
-an unfinished round left behind is removed when the run is resumed.
+A round counts once its checkpoint is there. Every file is written aside and renamed. A resumed run
+removes the files of an unfinished round.
 
 A checkpoint has a digest of itself, of each private state, of the lines of metrics so far, and of
 what stays as it is (see `fedbayes.storage.inventory`); `SHA256SUMS` has those of what is written at
-the end. What is read is compared with them, and where it differs nothing is gone on with.
+the end. Every read compares a file with its digest, and a file that differs raises an error.
 """
 
 import hashlib
@@ -80,7 +80,7 @@ Metrics = dict[str, Any]
 """A line of `metrics.jsonl`."""
 
 _objects: dict[Path, dict[str, str]] = {}
-"""Of run folders that this process began, or that it was told of: what Python objects are called
+"""Of run folders that this process began or knows of: what Python objects are called
 here (`lazy.own`), by their names in the config."""
 
 
@@ -139,15 +139,16 @@ class RunFolder(os.PathLike[str]):
 
     @property
     def _of_rounds(self) -> list[Path]:
-        """What only a run that had rounds leaves next to its checkpoints."""
+        """What only a run that had rounds leaves besides its checkpoints."""
         return [self.metrics_file, self.summary_file, self.model_file, self.clients]
 
     def require_vacant(self) -> None:
-        """See that no run is here yet, and no files that one left: a new run would go on from its
-        checkpoint, and keep its division of the data. And that one can be written here.
+        """Check that the folder is writable, and holds neither a run nor files of one.
+
+        A new run would otherwise resume from the old checkpoint, and keep the old partition.
 
         Raises:
-            RunError: there is one, or there are, or it cannot.
+            RunError: the folder holds a run or files of one, or cannot be written.
         """
         writable_folder(self.path, "the run folder")
         if self.config_file.exists():
@@ -348,10 +349,10 @@ class RunFolder(os.PathLike[str]):
             raise RunError(f"cannot read {self.config_file}: {error}") from None
 
     def refuse_changed_config(self) -> None:
-        """See that the run would be gone on with, and is told of, under the settings that it had.
+        """Check that the run would resume with the settings that it had, and report them.
 
         Raises:
-            RunError: a setting differs that changes what is computed; says which.
+            RunError: a setting differs that changes the results; the message names it.
         """
         bound = [how for key, how in self.config_changes().items() if not is_free(key)]
         if bound:
@@ -780,8 +781,8 @@ class RunFolder(os.PathLike[str]):
             data = read_bytes(self.summary_file)
         except FileNotFoundError:
             raise RunError(
-                f"the run in {self.path} has not ended, so it has no {self.summary_file.name}: go "
-                f"on with it: {self.resume_command}"
+                f"the run in {self.path} has not ended, so it has no {self.summary_file.name}. "
+                f"Resume it: {self.resume_command}"
             ) from None
         except OSError as error:
             raise RunError(f"cannot read {self.summary_file}: {error}") from None

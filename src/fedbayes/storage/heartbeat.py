@@ -1,7 +1,7 @@
 """What a run is busy with, in a small file of its folder while it goes: for `report --watch`.
 
 The file is replaced once a second by a thread of its own, so rounds never wait for it, and is
-removed when the process ends. One that a killed process left is told by its age.
+removed when the process ends. The age of the file shows whether a killed process left it.
 """
 
 import os
@@ -25,7 +25,7 @@ ACTIVITY_FILE = "activity.json"
 BEAT = 1.0
 """Seconds between two beats."""
 MOST_NAMES = 50
-"""Clients that are named in it; of more, the number is told."""
+"""Largest number of clients that it names; of more, it has the number."""
 
 
 @dataclass(frozen=True)

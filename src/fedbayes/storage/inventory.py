@@ -69,7 +69,7 @@ class Inventory:
     """Whether a higher value of it is a better one."""
 
     best: int = 0
-    """Round of the best checkpoint, which is kept next to this one; 0 if none is."""
+    """Round of the best checkpoint, which is kept in addition to this one; 0 if none is."""
 
     def dump(self) -> str:
         """As JSON."""

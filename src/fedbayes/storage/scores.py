@@ -167,14 +167,14 @@ class GlobalEvaluation:
     clients: ClientScores
     """The same model on each client's test samples."""
     line: dict[str, Any]
-    """What a line of `metrics.jsonl` says next to `metrics`: for classes `global_accuracy`,
+    """What a line of `metrics.jsonl` says in addition to `metrics`: for classes `global_accuracy`,
     `global_nll`, `global_ece`, `class_accuracy`; else `global_nll`. Under an attack that aims at
     test samples its `attack_success` too."""
     asked: Asked | None = None
     """What became of the clients' answers, where they tried it; None where they did not."""
 
     def on_reference(self) -> Self:
-        """The same of a server's reference rows, which are no client's: nothing is told of each."""
+        """Return the scores on a server's reference rows, which are no client's, in total only."""
         rows = int(self.clients.sums["count"].sum())
         line = {**self.line, REFERENCE_ROWS: rows}
         return replace(self, clients=ClientScores(), line=line)

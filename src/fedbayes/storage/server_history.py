@@ -19,8 +19,8 @@ _ROUND = "fedbayes-before-round"
 class ServerHistory:
     """The server's states before rounds, packed, one file each.
 
-    A state is written in the round in which clients start from it that do not report in it, and
-    goes when neither the last checkpoint nor the one before knows of anyone at work from it.
+    A round writes its state if clients start from it that do not report in the same round. A state
+    is removed when no client is at work from it by the last checkpoint and the one before.
 
     Args:
         folder: where the files are.

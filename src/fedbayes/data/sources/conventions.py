@@ -26,7 +26,7 @@ _PIECE = 1 << 20
 _FALLBACK = "cp1252"
 """The encoding of Western European files that are no UTF-8."""
 _OTHER_GROUPS = " '\u2019\u00a0\u202f"
-"""What separates thousands, next to the point or comma that does not separate decimals."""
+"""What separates thousands, besides the point or comma that does not separate decimals."""
 _OTHER = {".": ",", ",": "."}
 
 

@@ -302,7 +302,7 @@ def _of_hugging_face(data: Any, client: str, reading: _Reading) -> Iterator[tupl
         rest = [settings.tokens]
     if len(rest) != 1 and not all(_is_number(data.features[name]) for name in rest):
         raise DataError(
-            f"{who}: there are {listed(rest)} next to the label; leave one, by remove_columns, or "
+            f"{who}: there are {listed(rest)} besides the label; leave one, by remove_columns, or "
             "numbers alone; texts are named with data.tokens"
         )
     (labels,) = (data.features[name] for name in settings.label[:1])

@@ -11,7 +11,7 @@ from fedbayes.errors import DataError
 
 PARTS = ("train", "test")
 DROPPED = "are left out, since values are missing in them"
-"""What is said of such rows."""
+"""The note on such rows."""
 
 
 def parts_by_name(folder: Path, suffix: str | tuple[str, ...]) -> dict[str, list[Path]]:

@@ -54,7 +54,7 @@ def sort_pictures(folder: Path, files: Sequence[Path]) -> list[Picture]:
     either, or between the two.
 
     Raises:
-        DataError: folders are not as deep for all, or next to train and test there are others.
+        DataError: folders are not as deep for all, or there are others besides train and test.
     """
     if not files:
         raise DataError(f"{folder} holds no pictures ({', '.join(SUFFIXES)})")

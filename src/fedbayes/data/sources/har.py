@@ -64,7 +64,7 @@ def read_parquet(name: str, files: dict[str, list[Path]] | None) -> Dataset:
     rest = frame.drop(columns=[c for c in (*_LABELS, *_SUBJECTS) if c in frame.columns])
     features = rest.select_dtypes("number")
     if features.empty:
-        raise DataError(f"{where} has no columns of numbers next to label and subject")
+        raise DataError(f"{where} has no columns of numbers besides label and subject")
     names = tuple(str(column) for column in features.columns)
     x = features.to_numpy(np.float32)
     return _build(name, x, _activity(frame[label].to_numpy()), frame[subject].to_numpy(), names)

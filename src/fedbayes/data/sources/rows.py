@@ -33,7 +33,7 @@ class TableRows(NamedTuple):
     labels: Any
     """A table of the columns of labels."""
     groups: Array | None
-    """Whose each row is."""
+    """Client of each row."""
     testing: Array | None
     """Which rows are of the test part; None without one."""
     columns: tuple[Column, ...]

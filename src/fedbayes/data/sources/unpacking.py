@@ -12,7 +12,7 @@ from fedbayes.errors import DataError
 MOST_TIMES = 100
 """Bytes that a file may unpack to, as a multiple of its own."""
 AT_LEAST = 1 << 26
-"""Bytes that any file may unpack to next to that."""
+"""Bytes that any file may unpack to in addition."""
 _PIECE = 1 << 20
 _CELL = 8
 """Bytes of a number."""

@@ -240,7 +240,7 @@ def choose_columns(
         DataError: There are none, or some cannot be used; says why of each.
     """
     if not features:
-        raise DataError(f"{where} has no columns next to label, group, split and those to drop")
+        raise DataError(f"{where} has no columns besides label, group, split and those to drop")
     verdicts = [judge(frame[name], name, settings, where) for name in features]
     refused = [_whose(verdict, clients) for verdict in verdicts if verdict.refused]
     if refused:

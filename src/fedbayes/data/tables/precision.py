@@ -60,7 +60,7 @@ def _of(values: Array, name: str, where: str) -> Iterator[str]:
 
 
 def _suspicious(values: Array) -> bool:
-    """Whether float32 may have lost much: its steps are long next to what is left of the spread."""
+    """Whether float32 may have lost much: its steps are long relative to the remaining spread."""
     there = values[np.isfinite(values)]
     if not len(there):
         return False

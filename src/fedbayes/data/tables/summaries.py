@@ -67,7 +67,7 @@ class TableSummary(BaseModel):
     rows: Annotated[int, Field(ge=1, le=2**53)]
     columns: tuple[ColumnSummary, ...]
     target: tuple[ColumnSummary, ...] = ()
-    """Of what is predicted, if that is real numbers or counts; nothing is said of classes."""
+    """Of what is predicted, if that is real numbers or counts; empty for classes."""
 
     @model_validator(mode="after")
     def _of_rows(self) -> "TableSummary":

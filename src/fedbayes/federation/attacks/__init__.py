@@ -1,12 +1,12 @@
-"""Attacks: what hostile clients do to a federation, so that its defences can be measured.
+"""Attacks: what malicious clients do to a federation, so that its defences can be measured.
 
 One small class each (`Attack`), by name in `ATTACKS`; the `[attack]` table of a config chooses one.
 The names are known without importing PyTorch.
 
 A new attack is a class in the file of its kind and a line in `ATTACKS`; it knows neither methods
-nor engines. An `Adversary` says which clients are hostile and from which round on. `ClientRuntime`
-poisons the samples that they train on. `AdversarialEngine`, an engine around any other, rewrites
-what they report, from what the report adds (`contracts.changes`).
+nor engines. An `Adversary` decides which clients are malicious and from which round on.
+`ClientRuntime` poisons the samples that they train on. `AdversarialEngine`, an engine around any
+other, rewrites their reports, from the change that a report adds (`contracts.changes`).
 """
 
 from collections.abc import Mapping

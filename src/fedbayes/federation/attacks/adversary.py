@@ -23,18 +23,18 @@ wants, else 0; NaN if it is that anyway."""
 
 @dataclass(frozen=True)
 class Adversary:
-    """The hostile clients of a run, and what they do."""
+    """The malicious clients of a run, and what they do."""
 
     settings: AttackSettings
     """The `[attack]` table."""
     clients: frozenset[int]
-    """The hostile clients, the same in every round."""
+    """The malicious clients, the same in every round."""
 
     @classmethod
     def of(cls, settings: AttackSettings, seed: int, clients: int) -> Self | None:
-        """The adversary of a run; None of an honest one.
+        """Return the adversary of a run; None for an honest run.
 
-        With one hostile client more the others stay hostile.
+        With one more malicious client, the others stay malicious.
 
         Args:
             settings: the `[attack]` table.
@@ -42,7 +42,7 @@ class Adversary:
             clients: number of clients S.
 
         Raises:
-            ConfigError: more hostile clients than clients.
+            ConfigError: more malicious clients than clients.
         """
         if not settings.active:
             return None

@@ -13,7 +13,7 @@ from fedbayes.federation.attacks.shifts import changes, shifted
 
 @dataclass(frozen=True)
 class View:
-    """What a hostile client sees in a round.
+    """What a malicious client sees in a round.
 
     Examples:
         >>> from fedbayes.federation.attacks import View
@@ -32,7 +32,7 @@ class View:
     """Of each honest client of the round, what its report adds (as `changes`); empty unless the
     attack is one by `collusion`."""
     hostile: int = 1
-    """Number of hostile clients in the round, if the attack is one by `collusion`."""
+    """Number of malicious clients in the round, if the attack is one by `collusion`."""
 
     @property
     def rng(self) -> torch.Generator:
@@ -49,17 +49,17 @@ class View:
         return changes(self.method, report, self.server, self.at.run)
 
     def shifted(self, report: Report, wanted: Tensors) -> Report:
-        """The report of the same form that says these changes in place of its own.
+        """Return a report of the same form with these changes instead of its own.
 
         Args:
-            report: what it is made from; what it leaves out stays out.
-            wanted: as from `changes`; names that are missing stay as they are.
+            report: the report to start from; what it leaves out stays out.
+            wanted: as from `changes`; tensors whose names are missing stay as they are.
         """
         return shifted(report, self.changes(report), wanted)
 
 
 class Attack(BaseModel):
-    """What a hostile client does; fields are its parameters, functions are pure.
+    """What a malicious client does; fields are its parameters, functions are pure.
 
     An attack on data overrides `poison`: the client then trains honestly on what it returns. An
     attack on reports overrides `report`, which gets the client's honest answer. One may do both.
@@ -74,7 +74,8 @@ class Attack(BaseModel):
                 return view.shifted(report, {n: self.share * t for n, t in changes.items()})
 
     It is used as `kind = "my_module:Shrink"` in the `[attack]` table, its fields in
-    `[attack.arguments]`. What it returns is encoded and sent like any report, and may be refused.
+    `[attack.arguments]`. The engine encodes and sends its report like any other, and the server may
+    reject it.
 
     Examples:
         >>> from fedbayes.federation.attacks import Attack
@@ -96,13 +97,13 @@ class Attack(BaseModel):
     paper: ClassVar[str] = ""
     """Where it comes from."""
     collusion: ClassVar[bool] = False
-    """Whether hostile clients know the honest reports of the round before they send their own:
+    """Whether malicious clients know the honest reports of the round before they send their own:
     `View.honest`. The server's process then holds the reports of a whole round."""
     on_classes: ClassVar[bool] = False
     """Whether it is for targets that are classes alone."""
 
     def check(self, run: Federation, shape: tuple[int, ...]) -> None:
-        """Refuse, before anything runs, what it cannot attack.
+        """Reject, before anything runs, what it cannot attack.
 
         Args:
             run: what no round changes.
@@ -117,13 +118,13 @@ class Attack(BaseModel):
         """What a user should know before the first round, a sentence each.
 
         Args:
-            clients: number of hostile clients.
+            clients: number of malicious clients.
             cohort: number of clients in a round.
         """
         return []
 
     def poison(self, samples: Samples, run: Federation, rng: torch.Generator) -> Samples:
-        """The samples that a hostile client trains on, in place of its own.
+        """Return the samples that a malicious client trains on, instead of its own.
 
         Args:
             samples: its own.
@@ -133,7 +134,7 @@ class Attack(BaseModel):
         return samples
 
     def report(self, report: Report, view: View) -> Report:
-        """What a hostile client reports, in place of its honest answer."""
+        """Return what a malicious client reports, instead of its honest answer."""
         return report
 
     def triggered(self, samples: Samples) -> Samples | None:

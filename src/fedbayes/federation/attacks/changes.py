@@ -26,7 +26,7 @@ class Scaled(Attack):
 
 
 class SignFlip(Attack):
-    """Reports −scale · Δ in place of its change Δ."""
+    """Reports −scale · Δ instead of its change Δ."""
 
     summary = "the change turned around: −scale · Δ"
     paper = "Blanchard et al. 2017; Karimireddy et al. 2021"
@@ -40,7 +40,7 @@ class SignFlip(Attack):
 
 
 class Scaling(Scaled):
-    """Reports scale · Δ in place of its change Δ, to outweigh the others."""
+    """Reports scale · Δ instead of its change Δ, to outweigh the others."""
 
     summary = "the change made larger: scale · Δ"
     paper = "Bagdasaryan et al. 2020 (model replacement)"
@@ -49,9 +49,9 @@ class Scaling(Scaled):
 
 
 class GaussianNoise(Attack):
-    """Reports Gaussian noise in place of its change."""
+    """Reports Gaussian noise instead of its change."""
 
-    summary = "Gaussian noise in place of the change"
+    summary = "Gaussian noise instead of the change"
     paper = "Blanchard et al. 2017"
 
     std: float = Field(1.0, gt=0, description="standard deviation of the noise")

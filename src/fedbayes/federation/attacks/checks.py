@@ -19,10 +19,10 @@ def check(
     engine: str,
     secure: bool,
 ) -> None:
-    """See that an attack goes with the rest of the settings.
+    """Check that an attack goes with the rest of the settings.
 
     Args:
-        adversary: the hostile clients, and what they do.
+        adversary: the malicious clients, and what they do.
         method: of the run.
         run: what no round changes.
         shape: of one sample.
@@ -30,7 +30,7 @@ def check(
         secure: whether the server sees sums of reports alone.
 
     Raises:
-        ConfigError: it does not; the text says what would do.
+        ConfigError: it does not; the message names settings that work.
     """
     settings, attack = adversary.settings, adversary.attack
     kind, target = settings.kind, run.likelihood.target

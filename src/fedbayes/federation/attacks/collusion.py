@@ -16,9 +16,9 @@ from fedbayes.federation.attacks.base import Attack, View
 class LittleIsEnough(Attack):
     """Reports the honest mean plus z standard deviations, entry by entry: hidden in their spread.
 
-    z is the largest for which, among n reports of which m are hostile, enough honest ones are
-    farther from the mean to make up a majority with the hostile ones: Φ(z) = (n − m − s)/(n − m)
-    with s = ⌊n/2 + 1⌋ − m.
+    Of n reports m are malicious. z is the largest value at which enough honest reports are farther
+    from the mean to make up a majority with the malicious ones: Φ(z) = (n − m − s)/(n − m) with
+    s = ⌊n/2 + 1⌋ − m.
     """
 
     summary = "the honest mean plus z standard deviations (ALIE)"
@@ -28,7 +28,7 @@ class LittleIsEnough(Attack):
     z: float | None = Field(None, description="standard deviations; the paper's if unset")
 
     def report(self, report: Report, view: View) -> Report:
-        """The same for every hostile client, where the reports have the same entries."""
+        """Return one report for every malicious client, if the reports have the same entries."""
         z = largest_z(len(view.honest) + view.hostile, view.hostile) if self.z is None else self.z
         mean = _mean(view.honest)
         wanted = {
@@ -38,12 +38,12 @@ class LittleIsEnough(Attack):
         return view.shifted(report, _where_known(wanted, view.changes(report)))
 
     def remarks(self, clients: int, cohort: int) -> list[str]:
-        """That so few hostile clients have nowhere to hide."""
+        """Return a warning if there are too few malicious clients to hide among the honest ones."""
         z = largest_z(cohort, min(clients, cohort)) if self.z is None else self.z
         if self.z is not None or z > 0.1:
             return []
         return [
-            f"little-is-enough does next to nothing: with {min(clients, cohort)} hostile of "
+            f"little-is-enough does almost nothing: with {min(clients, cohort)} malicious of "
             f"{cohort} clients in a round the paper's z is {z:.2f}; set attack.z (1.5, say)"
         ]
 
@@ -58,7 +58,7 @@ class InnerProduct(Attack):
     scale: float = Field(0.5, description="ε")
 
     def report(self, report: Report, view: View) -> Report:
-        """The same for every hostile client, where the reports have the same entries."""
+        """Return one report for every malicious client, if the reports have the same entries."""
         wanted = {name: -self.scale * mean for name, mean in _mean(view.honest).items()}
         return view.shifted(report, _where_known(wanted, view.changes(report)))
 
@@ -83,7 +83,7 @@ class Stretch(Attack):
 
 
 def largest_z(reports: int, hostile: int) -> float:
-    """The paper's z for so many reports, of which so many are hostile."""
+    """Return the paper's z for n reports, of which m are malicious."""
     honest = reports - hostile
     supporters = floor(reports / 2 + 1) - hostile
     share = (honest - supporters) / honest if honest else 0.5

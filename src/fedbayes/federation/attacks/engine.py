@@ -1,4 +1,4 @@
-"""An engine whose hostile clients lie to the server."""
+"""An engine whose malicious clients lie to the server."""
 
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
@@ -17,10 +17,10 @@ from fedbayes.federation.stages.report_codec import Compressor, ReportCodec
 
 @dataclass(frozen=True)
 class AdversarialEngine:
-    """Runs the clients honestly on another engine, and re-writes the reports of the hostile ones.
+    """Runs the clients honestly on another engine, and rewrites the reports of malicious ones.
 
-    Outcomes pass as they come; only where hostile clients collude, they wait for all of the round.
-    What an honest client sends passes byte by byte.
+    Results pass as they arrive; where malicious clients collude, they wait for all of the round.
+    Reports of honest clients pass unchanged, byte by byte.
     """
 
     engine: Engine
@@ -37,7 +37,7 @@ class AdversarialEngine:
     """In how many bytes numbers are sent."""
 
     def train(self, tasks: Iterable[Task]) -> Iterator[ClientResult | ClientFailure]:
-        """Run the tasks; hostile clients answer with a lie."""
+        """Run the tasks; malicious clients answer with a lie."""
         asked: list[tuple[int, int]] = []
 
         def noted() -> Iterator[Task]:
@@ -80,7 +80,7 @@ class AdversarialEngine:
             if report is not None:
                 (liars if self._lies(view) else honest).append(view.changes(report))
         for outcome, view in zip(outcomes, views, strict=True):
-            # Where all are hostile, they imitate what they would have said themselves.
+            # Where all are malicious, they imitate what they would have said themselves.
             known = replace(view, honest=honest or liars, hostile=len(liars))
             yield self._answer(outcome, known)
 

@@ -1,4 +1,4 @@
-"""Attacks on the data that hostile clients train on."""
+"""Attacks on the data that malicious clients train on."""
 
 import torch
 from pydantic import Field
@@ -12,16 +12,16 @@ from fedbayes.federation.attacks.changes import Scaled
 
 
 class LabelFlip(Scaled):
-    """Trains on class C − 1 − y in place of y."""
+    """Trains on class C − 1 − y instead of y."""
 
-    summary = "trains on class C − 1 − y in place of y"
+    summary = "trains on class C − 1 − y instead of y"
     paper = "Tolpegin et al. 2020; Fang et al. 2020"
     on_classes = True
 
     share: float = Field(1.0, gt=0, le=1, description="share of the samples that are poisoned")
 
     def poison(self, samples: Samples, run: Federation, rng: torch.Generator) -> Samples:
-        """A share of the samples, drawn anew in every round, with their labels turned around."""
+        """Flip the labels of a share of the samples, drawn again in every round."""
         rows = _drawn(samples, self.share, rng)
         y = samples.y.clone()
         y[rows] = run.likelihood.target.classes - 1 - y[rows]
@@ -61,7 +61,7 @@ class Backdoor(Scaled):
             )
 
     def poison(self, samples: Samples, run: Federation, rng: torch.Generator) -> Samples:
-        """A share of the samples, drawn anew in every round, with the pattern and the target."""
+        """Add the pattern and the target to a share of the samples, drawn again in every round."""
         rows = _drawn(samples, self.share, rng)
         x, y = samples.x.clone(), samples.y.clone()
         x[rows] = self.marked(x[rows])

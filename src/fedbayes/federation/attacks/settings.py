@@ -13,7 +13,7 @@ from fedbayes.federation.attacks import ATTACKS, no_attack
 
 
 class AttackSettings(Settings):
-    """The `[attack]` table of a config: what some of the clients do in place of their part.
+    """The `[attack]` table of a config: what malicious clients do instead of honest training.
 
     Settings that are unset are as the attack has them (`fedbayes.federation.attacks`).
 
@@ -105,7 +105,7 @@ class AttackSettings(Settings):
         if self.arguments and ":" not in self.kind:
             raise ValueError(
                 "arguments are for an attack of your own, kind = 'package.module:Class'; "
-                f"those of {self.kind} stand beside kind"
+                f"set those of {self.kind} in [attack] itself, such as attack.scale"
             )
         return self
 
@@ -118,7 +118,7 @@ class AttackSettings(Settings):
         """Fields of the attack's class that are set, by name.
 
         Args:
-            known: fields of the class; others that are set beside it have no effect.
+            known: fields of the class; other fields that are set have no effect.
         """
         if ":" in self.kind:
             return self.arguments

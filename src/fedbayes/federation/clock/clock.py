@@ -33,8 +33,8 @@ class Lengths(NamedTuple):
 class Clock:
     """Who takes how long, and when who is there.
 
-    What a client takes for a task depends on the seed, the client, the round in which it starts and
-    the lengths of its messages alone, so it is the same in synchronous and in asynchronous rounds.
+    The time of a task depends on the seed, the client, the round in which it starts and the lengths
+    of its messages alone. So it is the same in synchronous and in asynchronous rounds.
 
     Args:
         settings: the `[clock]` table.

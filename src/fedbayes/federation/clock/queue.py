@@ -61,8 +61,8 @@ class Queue:
     Args:
         clock: how long they take.
         seed: of the run.
-        concurrency: clients at work at any time, as far as there are so many.
-        cyclic: whether clients of asynchronous rounds start one after the other, and are not drawn.
+        concurrency: clients at work at any time; fewer if fewer are available.
+        cyclic: whether clients of asynchronous rounds start in a fixed order, and are not drawn.
     """
 
     clock: Clock

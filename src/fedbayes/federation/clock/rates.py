@@ -5,7 +5,7 @@ import re
 from typing import Any
 
 FROM_FILE = "file"
-"""In place of a rate: clients' rates are in a file."""
+"""Instead of a rate: clients' rates are in a file."""
 UNITS = {
     "B/s": 1.0,
     "kB/s": 1e3,

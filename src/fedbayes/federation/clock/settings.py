@@ -137,8 +137,8 @@ class ClockSettings(Settings):
         if FROM_FILE in told.values() and self.speeds != "file":
             key = next(key for key, value in told.items() if value == FROM_FILE)
             raise ValueError(
-                f"{key} = 'file' is a column of clock.file, beside that of seconds: set "
-                "clock.speeds = 'file', or give a rate such as '20 MB/s'"
+                f"{key} = 'file' needs clock.file, which has a column for it and one for seconds. "
+                "Set clock.speeds = 'file', or give a rate such as '20 MB/s'"
             )
         return self
 

@@ -99,13 +99,12 @@ class SupportsAsync(Protocol):
         more: Callable[[Set[int]], Iterable[Task]],
         sent: Callable[[Task], object],
     ) -> Iterator[tuple[int, ClientResult | ClientFailure]]:
-        """The first so many reports, and who was lost meanwhile, as they come.
+        """Yield the first `reports` reports, and the failures meanwhile, as they arrive.
 
         Args:
-            reports: that are wanted; fewer come where time is over.
-            more: gives tasks of those that may start, of the clients that are connected; asked
-                again and again.
-            sent: is told of each task when it is sent for the first time.
+            reports: number of reports wanted; fewer arrive when the round's time is over.
+            more: returns the tasks that may start on connected clients; called again and again.
+            sent: called with each task when it is sent for the first time.
         """
 
     def at_hand(self) -> set[int]:

@@ -62,7 +62,7 @@ def outcome(reply: Header, blobs: list[bytes]) -> ClientResult:
 
 
 def failure(error: Exception) -> Header:
-    """The answer in place of one: what was raised, by its name if a user can mend it."""
+    """Return the answer to a question that failed: the error, by its name if a user can fix it."""
     known = isinstance(error, errors.FedbayesError)
     return {
         "error": type(error).__name__ if known else "",

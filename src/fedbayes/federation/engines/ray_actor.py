@@ -83,7 +83,7 @@ class ActorClients:
     def build(
         self, factory: str, files: Mapping[str, bytes], device: str | None, threads: int
     ) -> Header:
-        """Build the clients; a failure is told, not raised.
+        """Build the clients; return a failure instead of raising it.
 
         Args:
             factory: "package.module:function" of files and device, which gives the clients, and
@@ -105,7 +105,7 @@ class ActorClients:
     def answer(
         self, shared: bytes, questions: Sequence[tuple[Header, Sequence[bytes]]]
     ) -> list[Answer]:
-        """Answer questions; a failure is told, not raised.
+        """Answer questions; return a failure instead of raising it.
 
         Args:
             shared: the bytes that all of them have first.

@@ -65,7 +65,7 @@ def room(cluster: Cluster, needs: Mapping[str, float]) -> int:
 
 
 def spare(needs: Mapping[str, float]) -> int:
-    """How many actors of such needs there may be room for beside those who are there now."""
+    """Return for how many more actors of such needs there may be room."""
     return _fits(ray.available_resources(), needs)
 
 

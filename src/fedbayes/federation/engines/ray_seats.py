@@ -289,7 +289,7 @@ class ActorPool:
         if self.given_up == self.count:
             self._fail(EngineError(why))
         else:
-            self.notes.append(f"{why}. The run goes on with {self.count - self.given_up}")
+            self.notes.append(f"{why}. The run continues with {self.count - self.given_up}")
 
     def _fail(self, error: Exception) -> None:
         """End all that is to be done with an error."""

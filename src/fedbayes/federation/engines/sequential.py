@@ -1,4 +1,4 @@
-"""Clients one after the other in this process."""
+"""Clients run sequentially in this process."""
 
 from collections.abc import Iterable, Iterator
 from typing import Any

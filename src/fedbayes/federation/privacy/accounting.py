@@ -1,11 +1,11 @@
 """What rounds spend of privacy, added up.
 
-A round releases x + z·N(0, I), where x is the sum of the clients' changes in units of their
-bounds, so that a client moves it by at most 1, and z is the noise multiplier. Two federations are
+A round releases x + z·N(0, I). Here x is the sum of the clients' changes in units of their bounds,
+so that a client moves it by at most 1, and z is the noise multiplier. Two federations are
 neighbours by
 
 - *add or remove*: one has a client that the other lacks. A client that is not there adds nothing to
-  any sum, like one whose every report is lost or refused.
+  any sum, like one whose every report is lost or rejected.
 - *replace one*: all the data of one client are replaced by any other; that moves a sum by up to 2.
 
 Who is in a round is either known to whoever sees the models (a schedule that follows from the

@@ -57,8 +57,8 @@ def secret(run: str) -> Secret:
         raise RunError(f"cannot keep the secret of the noise in {path}: {error}") from None
     if len(key) != _SIZE:
         raise RunError(
-            f"the secret of the noise in {path} is damaged; remove it, and the run goes on with a "
-            "new one"
+            f"the secret of the noise in {path} is damaged. Remove it, and the run continues with "
+            "a new one"
         )
     return Secret(key)
 

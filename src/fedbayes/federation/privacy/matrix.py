@@ -2,8 +2,8 @@
 
 What is released are prefix sums A x of the rounds' sums x, A a lower triangle of ones. With
 A = B C, B (C x + z·Z) is as private as the Gaussian mechanism on C x, and is A (x + z·C⁻¹Z): round
-t has the noise z·(C⁻¹Z)_t in place of z·Z_t. With C = √A, the noise of a prefix sum grows like
-log t, in place of √t (Denisov et al. 2022; Henzinger et al. 2022; for bands Kalinin and Lampert
+t has the noise z·(C⁻¹Z)_t instead of z·Z_t. With C = √A, the noise of a prefix sum grows like
+log t instead of √t (Denisov et al. 2022; Henzinger et al. 2022; for bands Kalinin and Lampert
 2024).
 
 C is a lower triangular Toeplitz matrix with coefficients c ≥ 0, the same for any number of rounds:

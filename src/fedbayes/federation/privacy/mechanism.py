@@ -77,9 +77,9 @@ class Private:
 
     The mean is w + (Σ_s clip(φ_s − w) + N(0, P (z·C)²)) / B for P parts: each part is bounded by a
     C of its own, so what a client moves has a norm of √P at most, in units of the bounds. It is
-    divided by the size B that a cohort is to have. Who sends nothing, or what is refused, adds
-    zero; of which parts and entries there are nothing depends on reports. What is no real number
-    stays as it was.
+    divided by the size B that a cohort is to have. A client that sends nothing adds zero, and so
+    does a rejected report. The set of parts and entries does not depend on reports. Tensors that
+    are no real numbers stay unchanged.
     """
 
     def __init__(self, mechanism: Mechanism, way: ChangeCoordinates, pattern: Message) -> None:
@@ -291,6 +291,6 @@ def _refuse_running(network: Network) -> None:
     running = [n for n in shared if network.initial[n].is_floating_point()]
     if running:
         raise ConfigError(
-            f"privacy.noise would go on running statistics too ({running[0]!r}), and might make "
-            "a variance negative; use GroupNorm or LayerNorm in place of BatchNorm"
+            f"privacy.noise cannot protect running statistics ({running[0]!r}): noise might make "
+            "a variance negative. Use GroupNorm or LayerNorm instead of BatchNorm"
         )

@@ -8,7 +8,7 @@ from fedbayes.core.brief import Settings
 from fedbayes.core.fields import Only
 
 LEAST = 1e-6
-"""The least deviation of noise, beside which ε is beyond all meaning."""
+"""The least standard deviation of noise, below which ε has no meaning."""
 
 
 class Privacy(Settings):

@@ -1,7 +1,7 @@
 """What the server does with reports before a method whose reports add sees them.
 
-Clipping bounds what one client can move, and robust rules put something else in place of the mean.
-A method sees none of it: it asks for the sum of the reports and gets what the rule says.
+Clipping bounds the effect of one client, and robust rules replace the mean. A method sees none of
+it: it asks for the sum of the reports and gets the result of the rule.
 """
 
 from typing import Any
@@ -66,7 +66,7 @@ def check(
     least = {"trimmed-mean": 2 * settings.hostile + 1, "krum": 2 * settings.hostile + 3}
     if min_reports < least.get(settings.rule, 1):
         raise ConfigError(
-            f"aggregation.rule = {settings.rule!r} with hostile = {settings.hostile} needs "
+            f"aggregation.rule = {settings.rule!r} with `hostile = {settings.hostile}` needs "
             f"min_reports of at least {least[settings.rule]}; it is {min_reports}"
         )
 

@@ -61,7 +61,7 @@ _EXACT = 1e30
 
 
 def norms_compared(report: Report, declared: Reports, run: Federation) -> dict[str, float]:
-    """The norms by which outlying reports are told apart, by tensor or part (`Part.compared`)."""
+    """Return the norms that distinguish outlying reports, by tensor or part (`Part.compared`)."""
     trained, squares = run.network.split()[0], dict[str, float]()
     for name, tensor in dense(report.tensors).items():
         part = part_of(name, tensor.dtype, run.network, trained)
@@ -73,7 +73,7 @@ def norms_compared(report: Report, declared: Reports, run: Federation) -> dict[s
 
 
 def median(values: list[float]) -> float:
-    """The middle value, the lower of two: of two clients one may be hostile."""
+    """Return the middle value, the lower of two: of two clients one may be malicious."""
     return sorted(values)[(len(values) - 1) // 2]
 
 
@@ -142,9 +142,9 @@ def size_of(run: Federation) -> float:
 class NormBound:
     """The stage that lets reports pass once they are known to be within bounds.
 
-    A report whose change is short next to the server's own passes at once. The others wait until
-    the cohort was heard, and pass then, in the order that they came: so the order depends on the
-    reports alone. What waits is in memory up to a limit, then in a file.
+    A report whose change is short relative to the server's own passes at once. The others wait
+    until the whole cohort has reported, and then pass in the order of arrival: so the order depends
+    on the reports alone. Waiting reports are in memory up to a limit, then in a file.
 
     Args:
         settings: the `[aggregation]` table.

@@ -205,8 +205,8 @@ def check_scores(scores: Scores, likelihood: Likelihood, measures: Collection[st
     Args:
         scores: by name; nothing is taken on trust.
         likelihood: of the targets.
-        measures: names of the metrics that clients are asked for beside it. They may be NaN, where
-            they are undefined.
+        measures: names of the metrics that clients are asked for in addition to the likelihood's.
+            They may be NaN, where they are undefined.
 
     Raises:
         MessageError: names are missing or surplus, or values are those of no samples. The text

@@ -1,4 +1,4 @@
-"""What can be compressed: which methods, beside which settings."""
+"""Which methods and settings allow compression."""
 
 import torch
 

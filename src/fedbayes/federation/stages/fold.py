@@ -1,7 +1,7 @@
 """How the reports of a round become what the method's update gets.
 
 Either as they are, in the method's own reduction, or by way of their changes: each is bounded, and
-in place of their sum something else may stand. Methods see none of it.
+a robust rule may replace their sum. Methods see none of it.
 """
 
 from abc import ABC, abstractmethod

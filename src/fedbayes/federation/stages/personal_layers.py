@@ -24,9 +24,10 @@ from fedbayes.methods import METHODS
 def with_personal_layers(method: AnyMethod) -> AnyMethod:
     """The method, with the same settings, whose clients keep `Network.own` to themselves.
 
-    Server and messages are as if the network had no such tensors. A client trains its own beside
-    what the server sent and keeps them in its private state, so that only clients have models
-    (Li et al. 2021, FedBN: Federated Learning on Non-IID Features via Local Batch Normalization).
+    Server and messages are as if the network had no such tensors. A client trains its own together
+    with the tensors from the server, and keeps them in its private state. So only clients have
+    models (Li et al. 2021, FedBN: Federated Learning on Non-IID Features via Local Batch
+    Normalization).
     """
     base = type(method)
     state = make_dataclass(

@@ -1,9 +1,9 @@
 """Messages in fewer bytes: what is sent of a broadcast and of a report, and what arrives.
 
-Upward it is the change of a client from what it was sent that is compressed. The server adds what
-arrives of it to what it has itself: so nothing that the broadcast lost is lost for good, and a
-report is as ever to all that comes after it. Methods see none of this. What a client could not say
-stays in its private state, beside the method's (`client_runtime.write_state`).
+A client compresses its change from the broadcast that it received. The server adds the change that
+arrives to its own copy. So nothing that the broadcast lost is lost for good, and later stages get
+an ordinary report. Methods see none of this. The client keeps the part of its change that it did
+not send in its private state, together with the method's (`client_runtime.write_state`).
 """
 
 from dataclasses import dataclass, replace

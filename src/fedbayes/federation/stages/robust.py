@@ -1,7 +1,7 @@
-"""Robust middles of reports, in place of their mean.
+"""Robust middles of reports, instead of their mean.
 
 A rule works on the changes of reports (`contracts.changes`), part by part. The weights of the
-reports do not count, since a hostile client chooses its own.
+reports do not count, since a malicious client chooses its own.
 """
 
 from dataclasses import replace
@@ -19,9 +19,9 @@ from fedbayes.federation.stages.fold import ChangeReducer
 
 
 class Robust(ChangeReducer):
-    """Keeps all the changes, and has a robust middle of them in place of their mean.
+    """Keeps all the changes, and returns a robust middle of them instead of their mean.
 
-    An entry of which only some reports say something has the middle of those.
+    An entry that only some reports contain has the middle of those.
     """
 
     def __init__(

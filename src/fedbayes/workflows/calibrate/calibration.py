@@ -28,13 +28,13 @@ def trust(
     metrics: Sequence[str] = (AUTO,),
     temperature: bool = True,
 ) -> Trust:
-    """Try the global model of a run that has ended, or clients' own on their own test sets.
+    """Evaluate the global model of a run that has ended, or clients' own on their own test sets.
 
     Args:
         folder: the run folder.
         personal: every client's own model.
         client: the own model of this one, by name or index.
-        metrics: names of those beside the likelihood's own (`likelihoods.measures`).
+        metrics: names of metrics in addition to the likelihood's own (`likelihoods.measures`).
         temperature: whether probabilities are at the temperature of these models, if they have one.
 
     Raises:
@@ -87,18 +87,26 @@ def trust(
 
 
 def summary(found: Trust) -> dict[str, float]:
-    """Metrics by name, and what there is of calibration and uncertainty.
+    """Return metrics by name, with those of calibration and uncertainty.
 
-    Of probabilities the expected calibration error `ece`, the number of samples that it leaves out
-    since nothing was predicted of them (`not_predicted`), if there are any. Of classes the accuracy
-    of the surest share of predictions (`accuracy_at_0.8`), and the area under the share of wrong
-    ones over that share (`aurc`), by counts of confidence; with a posterior the mean entropy and
-    mutual information (nats) of right and wrong predictions, those that are none left out. Of
-    numbers the share of targets in the central intervals of each level (`coverage_0.9`), its mean
-    distance from the level (`coverage_error`), the median width of the interval of 90 %
-    (`width_0.9`), and the median standard deviation of predictions, with a posterior that between
-    draws too; of several target columns each by itself. None is told of right and wrong numbers: no
-    prediction is either.
+    Probabilities have:
+
+    - `ece`, the expected calibration error.
+    - `not_predicted`, the number of samples without a prediction, if there are any.
+
+    Classes also have:
+
+    - `accuracy_at_0.8`, the accuracy of the most confident share of predictions.
+    - `aurc`, the area under the error rate over that share, by counts of confidence.
+    - With a posterior, the mean entropy and mutual information (nats) of right and of wrong
+      predictions.
+
+    Numbers have, for each target column:
+
+    - `coverage_0.9`, the share of targets in the central interval of each level.
+    - `coverage_error`, its mean distance from the level.
+    - `width_0.9`, the median width of the interval of 90 %.
+    - The median standard deviation of predictions, and with a posterior that between draws.
     """
     metrics = dict(found.metrics)
     if found.calibration is not None:
@@ -135,14 +143,16 @@ def _by_column(name: str, found: Trust, values: Sequence[float]) -> dict[str, fl
 
 
 COVERAGES = (0.5, 0.8, 0.9)
-"""Shares of predictions, the surest, whose accuracy is told."""
+"""Shares of the most confident predictions whose accuracy is reported."""
 _SHOWN = (0.5, 0.8, 0.9, 0.95)
 """Levels of intervals in a summary, of those that there are."""
 
 
 def plot(found: Trust, path: Path) -> None:
-    """A reliability diagram of probabilities, beside it with a posterior the uncertainty of right
-    and wrong predictions; or of intervals of numbers how many targets are inside.
+    """Plot calibration.
+
+    Probabilities have a reliability diagram, and with a posterior a panel for the uncertainty of
+    right and wrong predictions. Numbers have the share of targets inside intervals.
 
     Raises:
         RunError: there is nothing to draw.

@@ -79,24 +79,25 @@ def calibrate_conformal(
     malicious: int = 0,
     prior: Mapping[str, float] | None = None,
 ) -> ConformalCalibration:
-    """Find thresholds for sets or intervals that hold the truth with a given probability, and
-    write them beside the model, where `fedbayes predict` looks for them.
+    """Find conformal thresholds for sets or intervals, and write them next to the model.
 
-    A share of each client's test rows, drawn from the run's seed, is counted; none of them trained
-    the model. The coverage that is told is of the others.
+    The sets or intervals hold the truth with a given probability; `fedbayes predict` reads their
+    thresholds. They are computed from a share of each client's test rows, drawn from the run's
+    seed. None of these rows trained the model. The reported coverage is that of the other test
+    rows.
 
     Args:
         folder: of a run that has ended, with its data.
-        level: the promised coverage, above 0 and below 1.
+        level: the guaranteed coverage, above 0 and below 1.
         score: its name, as in `fedbayes.likelihoods.conformal.SCORES`; `auto` by the likelihood.
         per_client: a threshold for each client too, from its rows alone.
-        personal: of every client's own model, each with a threshold from its rows alone, in place
-            of the global model.
+        personal: of every client's own model, each with a threshold from its rows alone, instead of
+            the global model.
         share: of each client's test rows that are counted.
         malicious: clients whose counts are left out, those that differ most from the others'
             within the classes.
         prior: shares of the classes among new rows, by name, where they are others than those of
-            the counted rows (label shift). The coverage that is told is weighted likewise.
+            the counted rows (label shift). The reported coverage is weighted likewise.
 
     Raises:
         FedbayesError: the run has not ended, has no such model, or predicts neither classes nor

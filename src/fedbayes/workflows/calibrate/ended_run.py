@@ -50,8 +50,8 @@ class EndedRun:
         folder.summary()  # it has ended
         if not os.access(folder.path, os.W_OK):
             raise RunError(
-                f"cannot write into {folder.path}, and what is found of a run is kept beside its "
-                "model; make the folder writable, or copy it and name the copy"
+                f"cannot write into {folder.path}, where calibrations are kept next to the run's "
+                "model. Make the folder writable, or copy it and name the copy"
             )
         folder.refuse_changed_config()  # before anything that it names is imported
         config = folder.config()
@@ -83,7 +83,7 @@ class EndedRun:
     def keep(
         self, kind: CalibrationKind[Found], common: Found, single: Mapping[int, Found]
     ) -> Path:
-        """Write what calibrates the models beside them.
+        """Write a calibration next to the models.
 
         Args:
             kind: of calibration.

@@ -64,15 +64,16 @@ def estimate_hazards(
     rows: Literal["train", "test"] = "train",
     coarsen: float = 0.0,
 ) -> Estimated:
-    """Estimate the baseline hazards of a run with the likelihood `cox`, and write them beside its
-    model, where `fedbayes predict --times` looks for them.
+    """Estimate the baseline hazards of a run with the likelihood `cox`.
+
+    They are written next to the run's model, where `fedbayes predict --times` looks for them.
 
     Args:
         folder: of a run that has ended, with its data.
         per_client: hazards of each client too, from its rows alone.
-        personal: of every client's own model, from its rows alone, in place of the global model.
-        rows: of which part of each client's they are. A model that knows its training rows by
-            heart foretells their events too well, and others' badly.
+        personal: of every client's own model, from its rows alone, instead of the global model.
+        rows: the part of each client's rows to use. An overfitted model predicts the events of its
+            training rows too well, and others' badly.
         coarsen: times are rounded up to multiples of this; 0 leaves them as they are.
 
     Raises:

@@ -1,4 +1,4 @@
-"""A share of each client's test rows, to calibrate by; the others tell what came of it."""
+"""A share of each client's test rows, to calibrate by; the other rows measure the result."""
 
 from pathlib import Path
 

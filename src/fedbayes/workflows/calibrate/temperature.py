@@ -54,14 +54,16 @@ class FittedTemperature(Brief):
 def calibrate_temperature(
     folder: Path | str, *, personal: bool = False, share: float = 0.5
 ) -> FittedTemperature:
-    """Find the temperature of the least negative log-likelihood of clients' held-out rows, from
-    their sums alone, and write it beside the model, where `fedbayes predict` looks for it.
+    """Fit the temperature of a run's model, and write it next to the model.
+
+    It has the least negative log-likelihood on clients' held-out rows, and needs their sums alone.
+    `fedbayes predict` reads it from there.
 
     Args:
         folder: of a run that has ended, with its data.
-        personal: one for all clients' own models, each on its client's rows, in place of the global
+        personal: one for all clients' own models, each on its client's rows, instead of the global
             model.
-        share: of each client's test rows that are counted; the others tell what came of it.
+        share: of each client's test rows that are counted; the other rows measure the result.
 
     Raises:
         FedbayesError: the run has not ended, has no such model, or predicts no classes; its data

@@ -43,7 +43,7 @@ _BATCH = 1000
 """Rows that are predicted at a time."""
 
 Told = Callable[[int, int], object]
-"""Is told how many sets were valued, and of how many at most."""
+"""Called with the number of sets that were valued, and the largest number."""
 
 
 def contributions(
@@ -57,7 +57,7 @@ def contributions(
     Args:
         folder: of a run that has ended, of a method with factors, such as PVI.
         orders: random orders of clients, where there are more than ten.
-        told: is told how far it is.
+        told: called with the progress.
 
     Raises:
         FedbayesError: the run has no such method, no validation rows, or no states of clients here.
@@ -202,7 +202,7 @@ def shapley(
         clients: all of them.
         orders: of clients that are drawn, where there are more than `EXACT`.
         seed: of these.
-        told: is told how far it is.
+        told: called with the progress.
 
     Returns:
         Of each client its value on each row [n], and the standard error of the mean over rows that

@@ -1,14 +1,14 @@
-"""Forget a client that withdraws: a new run that goes on without it.
+"""Forget a client that withdraws: a new run that continues without it.
 
 There are three ways, and a run takes the first that its method allows:
 
-    factor       the client's factor is divided out of the posterior (`Method.forget`), and rounds
-                 without the client move the other factors to where they belong then
-    checkpoint   rounds start again from the last checkpoint before the client's first update
-    start        rounds start again from the beginning, as if the client had never been there
+- `factor` divides the client's factor out of the posterior (`Method.forget`). Rounds without the
+  client then move the other factors to where they belong.
+- `checkpoint` starts rounds again from the last checkpoint before the client's first update.
+- `start` starts rounds again from the beginning, as if the client had never been there.
 
 The new run is made in a hidden folder, which is renamed once its first state is complete. From then
-on it is resumed like any run. `forgotten.json` in it says what was removed, and what cannot be.
+on it resumes like any run. Its `forgotten.json` lists what was removed, and what cannot be.
 """
 
 import os
@@ -166,7 +166,7 @@ def begin(
         client: its name, or its number.
         out: the new folder.
         rounds: as for `forget`.
-        notify: is told what takes long.
+        notify: called with the name of each step that takes long.
         **objects: as for `forget`.
 
     Raises:
@@ -268,7 +268,7 @@ class Withdrawal:
             place: an empty folder.
             out: the name that it gets.
             rounds: as for `forget`.
-            notify: is told what takes long.
+            notify: called with the name of each step that takes long.
         """
         more = self._rounds(rounds)
         config = self._settings(more if self.progress is None else 1 + more)
@@ -442,8 +442,8 @@ class Withdrawal:
             )
         if self.way == "factor":
             found.append(
-                f"the other clients' factors were trained next to that of {name}. {rounds} rounds "
-                "without it move them toward what retraining from the beginning gives"
+                f"the other clients' factors were trained together with that of {name}. {rounds} "
+                "rounds without it move them toward what retraining from the beginning gives"
             )
         if odd:
             found.append(

@@ -3,7 +3,7 @@
     METHOD/RULE/ATTACK/          runs under all seeds, as `seed_runs` has them
     METHOD/RULE/ATTACK/seed-0/   a run folder; ATTACK is none for the honest run
 
-Runs that have ended are not run again, so the same call goes on where it was broken off, and a call
+Runs that have ended are not run again. So the same call resumes after an interruption, and a call
 with more attacks, methods, rules or seeds adds to what is there.
 """
 
@@ -35,9 +35,9 @@ HONEST = "none"
 RULES = ("mean", "median", "trimmed-mean", "krum")
 """The rules of aggregation that are tried unless others are named."""
 _REPORTS = {"trimmed-mean": (2, 1), "krum": (2, 3)}
-"""Reports that a rule needs: so many for each hostile one, and so many more."""
+"""Reports that a rule needs: a number for each malicious one, and a number more."""
 _REASONS = 3
-"""Of reports that did not count, the most that are told of a run."""
+"""Largest number of rejected reports to list for a run."""
 
 
 @dataclass(frozen=True)
@@ -63,7 +63,7 @@ class AttackCell:
 
 @dataclass(frozen=True)
 class AttackedRun:
-    """What came of a run, attacked or honest."""
+    """The result of a run, attacked or honest."""
 
     seed: int
     value: float | None = None
@@ -73,14 +73,14 @@ class AttackedRun:
     hostile: list[int] = field(default_factory=list)
     """Clients that attacked."""
     refused: dict[str, int] = field(default_factory=dict)
-    """Clients of whom reports were refused, and how many."""
+    """Clients whose reports were rejected, and the number of these."""
     trouble: str = ""
     """Why there is no such run, or it ended before its time."""
 
 
 @dataclass(repr=False)
 class AttackResult(Brief):
-    """What came of the runs of a cell."""
+    """The results of the runs of a cell."""
 
     cell: AttackCell
     runs: list[AttackedRun]
@@ -115,7 +115,7 @@ class AttackGrid(Grid[tuple[AttackCell, int]]):
 
     Args:
         folder: where the run folders are.
-        attacks: what is tried beside the honest run; as in `Cell`.
+        attacks: attacks to run in addition to the honest run; as in `AttackCell`.
         methods: likewise; the config's own if None.
         rules: likewise.
         config: TOML file with the settings of all.
@@ -240,7 +240,7 @@ class AttackGrid(Grid[tuple[AttackCell, int]]):
 
 
 def _told(run: RunFolder, seed: int, headline: str, trouble: str) -> AttackedRun:
-    """What a run folder tells; of a run that broke off, its last round."""
+    """The result in a run folder; of an interrupted run, its last round."""
     if run.summary_file.exists():
         summary = run.summary()
         value = flat(summary).get(headline)

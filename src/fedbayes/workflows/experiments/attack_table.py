@@ -58,20 +58,22 @@ class AttackTable:
         return "\n".join([*lines, "", *self.notes]) + "\n"
 
     def json(self) -> list[dict[str, Any]]:
-        """All outcomes, one after the other."""
+        """Return all outcomes as one list."""
         return [{**(facts := asdict(o)).pop("cell"), **facts} for o in self._of.values()]
 
     @property
     def notes(self) -> list[str]:
-        """What the signs in the cells mean, as far as there are any; and why runs are missing or
-        broke off, a sentence each.
+        """Explain the signs in the cells, and why runs are missing or were interrupted.
+
+        Returns:
+            A sentence each.
         """
         cells = "".join(self._text(outcome) for outcome in self._of.values())
         signs = {
             "±": f"mean ± standard deviation over {len(self._seeds)} seeds",
             "▼": f"▼ more than {DROP:g} worse than the honest run",
             "%": "%: success of the attack",
-            "×": "×: clients of whom reports were refused",
+            "×": "×: clients whose reports the server rejected",
         }
         legend = "; ".join(meaning for sign, meaning in signs.items() if sign in cells)
         why: dict[str, dict[str, list[int]]] = {}

@@ -1,4 +1,4 @@
-"""What methods come to side by side: means and deviations over seeds, and what they tell apart."""
+"""Methods side by side: means and standard deviations over seeds, and significant differences."""
 
 import math
 import statistics
@@ -18,7 +18,7 @@ from fedbayes.workflows.experiments.method_grid import MethodGrid, RunResult
 from fedbayes.workflows.experiments.variants import Variant
 
 LEVEL = 0.05
-"""Probability of a paired t-test below which a method is told apart from the best."""
+"""Probability of a paired t-test below which a method differs from the best."""
 SHOWN = ("nll", "ece", "brier", "crps")
 """Metrics of the global model in the table, behind the headline."""
 BEHIND = ("error_auroc", "ood_auroc", "bytes", "seconds")
@@ -77,7 +77,7 @@ class Compared(Brief):
     """Names of the metrics of the table, those that some method has."""
     rows: tuple[ComparisonRow, ...]
     foreign: str
-    """What the foreign inputs are; empty if there are none."""
+    """Description of the OOD inputs; empty if there are none."""
 
     @property
     def labels(self) -> list[str]:
@@ -410,5 +410,5 @@ _HEADS = {
     "error_auroc_information": "AUROC errors, mutual information",
     "ood_auroc_information": "AUROC OOD, mutual information",
     "aurc": "area under risk-coverage",
-    "accuracy_at_80": "accuracy of the surest 80 %",
+    "accuracy_at_80": "accuracy of the most confident 80 %",
 }

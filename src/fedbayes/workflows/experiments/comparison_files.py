@@ -34,11 +34,11 @@ def write_comparison(
     said: Sequence[str],
     content: Mapping[str, Any],
 ) -> list[Path]:
-    """Write all files, in place of those that are there.
+    """Write all files, and replace those that are there.
 
     Args:
         grid: the runs.
-        outcomes: what came of them.
+        outcomes: their results.
         tables: their means.
         said: notes below the tables.
         content: all of it, as JSON has it.

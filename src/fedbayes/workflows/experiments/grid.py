@@ -21,7 +21,7 @@ from fedbayes.workflows.experiments.uncertainty import try_model
 
 CellT = TypeVar("CellT")
 Told = Callable[[int, int], object]
-"""Is told of a round that is complete: its number, and how many there are."""
+"""Called after a round with its number, and the number of rounds."""
 
 
 @dataclass(frozen=True)
@@ -65,14 +65,14 @@ class GridJob:
         return cls(words["name"], member, words["seed"], beside, words["foreign"])
 
     def run(self, track: Sequence[str], told: Told) -> None:
-        """Run it, or go on with it, and try its model.
+        """Start or resume it, and evaluate its model.
 
         Args:
             track: names of trackers.
-            told: is told of every round.
+            told: called after every round.
 
         Raises:
-            FedbayesError: what is wrong with it.
+            FedbayesError: the run fails; the message says why.
         """
         check(track)
 

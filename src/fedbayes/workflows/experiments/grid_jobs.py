@@ -1,4 +1,4 @@
-"""The runs of a grid, one after the other or side by side in processes."""
+"""The runs of a grid, sequentially or in parallel processes."""
 
 import json
 import subprocess
@@ -19,13 +19,13 @@ from fedbayes.workflows.experiments.grid import CellT, Grid, GridJob, Told
 from fedbayes.workflows.experiments.grid_worker import in_words
 
 _SAID = 500
-"""Characters of what a process said last that are told if it dies."""
+"""Number of last characters of a process's output to report if it dies."""
 
 _Seen = TypeVar("_Seen", contravariant=True)
 
 
 class Watch(Protocol[_Seen]):
-    """Is told how far a grid is, from any thread."""
+    """Receives the progress of a grid, from any thread."""
 
     def begun(self, cell: _Seen) -> None:
         """A run begins, or goes on."""
@@ -44,7 +44,7 @@ def run_grid(
 
     Args:
         grid: the runs.
-        watch: is told how far it is.
+        watch: called with the progress.
         jobs: runs at a time, each in a process of its own if there are several.
         track: names of trackers.
 
@@ -85,7 +85,7 @@ def _one_by_one(
 
 
 class _Process:
-    """A worker process, started when there is work, and anew if it died."""
+    """A worker process, started when there is work, and again if it died."""
 
     def __init__(self, threads: int) -> None:
         self._threads = threads

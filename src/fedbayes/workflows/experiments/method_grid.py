@@ -4,7 +4,7 @@
     CONFIG/METHOD/seed-0/   a run folder
 
 CONFIG is the name of the file with the settings, or of the data set where there is none. Runs that
-have ended are not run again, so the same call goes on where it was broken off, and a call with more
+have ended are not run again. So the same call resumes after an interruption, and a call with more
 methods, seeds, configs or rounds adds to what is there.
 """
 
@@ -47,7 +47,7 @@ class GridCell:
 
 @dataclass(frozen=True, repr=False)
 class RunResult(Brief):
-    """What came of a run."""
+    """The result of a run."""
 
     cell: GridCell
     summary: Metrics = field(default_factory=dict)

@@ -1,4 +1,4 @@
-"""Inputs unlike those that a model was trained on, to see whether it says that it is unsure."""
+"""Out-of-distribution inputs, to measure whether a model is uncertain of them."""
 
 from dataclasses import dataclass
 from pathlib import Path

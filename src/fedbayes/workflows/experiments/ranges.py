@@ -154,7 +154,7 @@ def declared_ranges(config: Config, given: Ranges) -> dict[str, Range]:
 
 
 def _works(table: BaseModel, field: FieldInfo) -> bool:
-    """Whether a setting has an effect next to the others of its table."""
+    """Whether a setting has an effect with the others of its table."""
     marks = [mark for mark in field.metadata if isinstance(mark, Only)]
     return all(mark.holds(getattr(table, mark.other)) for mark in marks)
 

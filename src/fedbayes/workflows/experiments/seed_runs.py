@@ -4,7 +4,7 @@
     seed-0/, …     the run folders
     seeds.json     mean and standard deviation of their metrics
 
-Runs that have ended are not run again, so the same call goes on where it was broken off, and a call
+Runs that have ended are not run again. So the same call resumes after an interruption, and a call
 with more seeds, or more rounds, adds to what is there.
 """
 
@@ -38,7 +38,7 @@ if TYPE_CHECKING:
     import pandas as pd
 
 COSTS = ("rounds", "bytes_down", "bytes_up", "seconds")
-"""What a summary has beside its metrics of which there are mean and standard deviation."""
+"""Entries of a summary, besides its metrics, that have mean and standard deviation."""
 
 _FREE = set(FREE) - {
     "stop_after",
@@ -256,9 +256,10 @@ class SeedRuns(Brief):
 
     @property
     def summary(self) -> Metrics:
-        """What came of the runs, by their own summaries: the seeds, and of each metric the values
-        in their order, the mean and the standard deviation (of a sample: the sum of squares over
-        one less than their number), which is None of a single run.
+        """Summarize the runs, by their own summaries: the seeds, and statistics of each metric.
+
+        Each metric has its values in the order of the seeds, their mean and their sample standard
+        deviation (n − 1 in the denominator; None for a single run).
 
         Raises:
             RunError: a run has not ended, or ended without an update.

@@ -1,18 +1,18 @@
 """Tune methods on clients' validation rows, with the same budget for each.
 
-    METHOD/trial-000/         a run with the recommended settings
-    METHOD/trial-001/, …      runs with settings drawn from the method's ranges
-    METHOD.toml               the config of a method with the settings that were best
-    tuned.json                settings, validation metrics, budget, ranges and all runs
-    tuned.svg                 the metric of every run over each setting
+    METHOD/trial-000/         A run with the recommended settings.
+    METHOD/trial-001/, …      Runs with settings drawn from the method's ranges.
+    METHOD.toml               The config of a method with the settings that were best.
+    tuned.json                Settings, validation metrics, budget, ranges and all runs.
+    tuned.svg                 The metric of every run over each setting.
 
 A share of each client's training rows takes the place of its test rows (`data.validation`), so no
 test row is ever read. Trial 7 of a method has the same settings whatever the budget is. Runs that
 have ended are not run again: the same call resumes the search, and a larger budget adds to it.
 
 Random search and successive halving need nothing but draws and folders. Optuna's samplers would
-keep their own state in a database next to the run folders, which a kill can leave behind them, and
-with a budget of some ten runs they draw most of these at random too. So there is no dependency.
+keep their own state in a database next to the run folders, which a kill can leave out of date. With
+a budget of some ten runs they draw most of these at random too. So there is no dependency.
 """
 
 import json
@@ -86,7 +86,7 @@ class TuneCell:
 
 @dataclass(frozen=True)
 class TuneTrial:
-    """What came of a run of the search."""
+    """The result of a run of the search."""
 
     number: int
     settings: dict[str, Any]
@@ -385,10 +385,10 @@ class TuneSearch:
         jobs: int = 1,
         track: Sequence[str] = (),
     ) -> Tuning:
-        """Search, or resume it, and write what came of it.
+        """Start or resume the search, and write its result.
 
         Args:
-            console: where it is shown; None shows nothing.
+            console: where to show progress; None shows nothing.
             budget: runs of each method.
             minutes: of training of each method, instead of a number of runs.
             search: `random`; or `halving`, successive halving, which stops most runs early.
@@ -583,7 +583,7 @@ def tune(
 
     Args:
         methods: as for `fedbayes.compare`.
-        folder: of the runs and of what comes of them, `tuned` if None. The same call resumes it.
+        folder: for the runs and the results, `tuned` if None. The same call resumes the search.
         out: the same by the name that it has on the command line.
         budget: runs of each method; 10 if None.
         minutes: of training of each method, instead of a number of runs.

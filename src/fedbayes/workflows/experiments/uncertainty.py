@@ -1,5 +1,5 @@
-"""What the global model of a run that has ended is worth beside its accuracy: how well its
-uncertainty tells errors from right answers, and inputs of another kind from its own.
+"""Quality of the uncertainty of a run's global model: how well it distinguishes wrong from right
+predictions, and out-of-distribution inputs from its own.
 """
 
 import math
@@ -33,24 +33,24 @@ _POINTS = 101
 
 @dataclass(frozen=True)
 class UncertaintyReport:
-    """The global model of a run on its test samples, and on foreign inputs."""
+    """The global model of a run on its test samples, and on out-of-distribution (OOD) inputs."""
 
     asked: str
-    """The foreign inputs that were asked for."""
+    """The OOD inputs that were asked for."""
     model: str = ""
     """Digest of the model; empty where there is no global one."""
     file: str = ""
-    """Digest of the file of foreign inputs; empty if they are none of a file."""
+    """Digest of the file of OOD inputs; empty if they are from no file."""
     foreign: str = ""
-    """What the foreign inputs are, in words; empty if there are none."""
+    """Description of the OOD inputs; empty if there are none."""
     metrics: dict[str, float] = field(default_factory=dict)
     """`brier` or `crps`; AUROC of uncertainties for errors, `error_auroc` of the entropy and
-    `error_auroc_information`, and for foreign inputs, `ood_auroc` and `ood_auroc_information`;
-    `aurc`, and `accuracy_at_80` of the surest 80 %. What is undefined is left out."""
+    `error_auroc_information`, and for OOD inputs, `ood_auroc` and `ood_auroc_information`;
+    `aurc`, and `accuracy_at_80` of the most confident 80 %. What is undefined is left out."""
     reliability: tuple[tuple[float, float, int], ...] = ()
     """Mean confidence, accuracy and number of samples of bins with enough of them."""
     selective: tuple[float, ...] = ()
-    """Accuracy of the surest samples, at coverages 0.01, 0.02, … 1; empty but for classes."""
+    """Accuracy of the most confident samples, at coverages 0.01, 0.02, … 1; for classes only."""
     format: str = FORMAT
 
 
@@ -60,11 +60,11 @@ def trial_file(folder: RunFolder) -> Path:
 
 
 def try_model(folder: Path, asked: str) -> UncertaintyReport:
-    """Try the global model of a run, unless that has been done, and keep what came of it.
+    """Evaluate the global model of a run, unless that has been done, and keep the result.
 
     Args:
         folder: of a run that has ended, with its data.
-        asked: foreign inputs, as `foreign_inputs` takes them.
+        asked: OOD inputs, as `foreign_inputs` takes them.
 
     Raises:
         FedbayesError: the data are not here, or there are no such inputs.
@@ -105,12 +105,11 @@ def try_model(folder: Path, asked: str) -> UncertaintyReport:
 
 
 def standing_trial(folder: RunFolder, asked: str, file: str) -> UncertaintyReport | None:
-    """The trial of a run that was kept, if it is of its model as it is now, and of such foreign
-    inputs; None otherwise.
+    """Return the stored evaluation of a run, if its model and the OOD inputs are unchanged.
 
     Args:
         folder: of a run that has ended.
-        asked: foreign inputs, as `foreign_inputs` takes them.
+        asked: OOD inputs, as `foreign_inputs` takes them.
         file: digest of their file, as `foreign_file` has it.
     """
     known = stored_trial(folder)
@@ -146,7 +145,7 @@ def _measures(likelihood: Likelihood) -> tuple[str, ...]:
 
 @torch.no_grad()
 def _unsure(likelihood: Likelihood, draw: Sampler, x: Tensor, device: torch.device) -> Tensors:
-    """How unsure a model is of these inputs."""
+    """How uncertain a model is of these inputs."""
     each = [unsure(likelihood, draw(part.to(device))) for part in torch.split(x, PIECE)]
     return {name: torch.cat([one[name] for one in each]).cpu() for name in each[0]}
 

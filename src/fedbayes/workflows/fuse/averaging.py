@@ -22,7 +22,7 @@ from fedbayes.workflows.serve.model_files import read_counts, write_model
 
 
 def posteriors(job: FusionJob, name: str, watch: Callable[[str], None], _: object) -> Fused:
-    """Fuse by what clients computed beside their weights; arguments as for `FusionJob.run`."""
+    """Fuse by the posterior statistics of the clients; arguments as for `FusionJob.run`."""
     begin, merge, settings = perf_counter(), *_row(job, name)
     watch("reading posteriors")
     job.files.card(job.models)  # with classes in one order

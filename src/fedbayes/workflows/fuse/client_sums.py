@@ -31,7 +31,7 @@ class SumsJob:
     given: Sequence[str] = ()
     """Settings of `[data]` and `[task]`: how the data are read."""
     categories: Sequence[str] = ()
-    """Features of which it is told how many rows have each value."""
+    """Features for which the number of rows with each value is sent."""
     least: int = LEAST
     """Rows that there must be."""
 

@@ -1,4 +1,4 @@
-"""What a fused network is worth against its size, beside the ensemble of the clients' networks."""
+"""Metrics of a fused network by its size, compared with the ensemble of the clients' networks."""
 
 import math
 import warnings
@@ -78,13 +78,13 @@ class SizeTradeoff:
     def fused(
         self, fusion: FunctionFusion, width: float, answering: nn.Module | None = None
     ) -> FrontierPoint:
-        """Of a fused network.
+        """Return the point of a fused network.
 
         Args:
-            fusion: it.
-            width: its own.
-            answering: what is written in place of the network, such as one with a temperature:
-                metrics are of its predictions.
+            fusion: the fused network.
+            width: its width.
+            answering: the network that is written instead, such as one with a temperature; metrics
+                are of its predictions.
         """
         mark = self._mark(f"fused, width {width:g}", fusion.module, fusion.likeness, width)
         if answering is None:
@@ -210,7 +210,7 @@ def draw_frontier(marks: Sequence[FrontierPoint]) -> "Figure":
     from matplotlib.figure import Figure
 
     metric = next(iter(marks[0].metrics), None)
-    rows = ["nats from the ensemble", *([words(metric)] if metric else [])]
+    rows = ["KL divergence to the ensemble (nats)", *([words(metric)] if metric else [])]
     figure = Figure(figsize=(10.0, 3.6 * len(rows)), layout="constrained")
     FigureCanvasAgg(figure)
     grid = figure.subplots(len(rows), 2, squeeze=False, sharey="row", sharex="col")

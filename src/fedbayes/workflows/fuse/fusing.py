@@ -186,7 +186,7 @@ def select(
         likelihood: what the outputs mean; classes, one for each output, by default.
         method: `gpi-fnm` or `pfnm`, whose ε stays 0.
         settings: the ones that stay fixed; they are not varied.
-        grid: values by setting, in place of those of `GRID`.
+        grid: values by setting, instead of those of `GRID`.
         max_neurons: models with a larger layer than this are not chosen.
         counts: training samples of each model and class [S, K].
         seed: of the order of models in sweeps.

@@ -1,4 +1,4 @@
-"""What is told of a fusion in function space: as JSON, and as a page for people."""
+"""The report of a fusion in function space: as JSON, and as a page for people."""
 
 import json
 import math
@@ -205,7 +205,8 @@ def told(outcome: FusionResult, job: FusionJob) -> Fused:
     return Fused(
         summary(outcome),
         f"function: {len(job.models)} models to one of {fusion.parameters:,} parameters in "
-        f"{sum(fusion.seconds.values()):.1f} s, on drawn inputs ({prior.name}: {prior.assumes})\n"
+        f"{sum(fusion.seconds.values()):.1f} s, on synthetic inputs "
+        f"({prior.name}: {prior.assumes})\n"
         f"{job.written(job.show_inputs)}{expects}",
         (*outcome.told, *fusion.notes),
         (_networks(fusion), *((_frontier(outcome),) if outcome.marks else ())),
@@ -214,7 +215,7 @@ def told(outcome: FusionResult, job: FusionJob) -> Fused:
 
 def _networks(fusion: FunctionFusion) -> Table:
     """How near the networks are to the teacher."""
-    table = Table("network", "parameters", "nats from the teacher", pad_edge=False)
+    table = Table("network", "parameters", "KL divergence to\nthe teacher (nats)", pad_edge=False)
     classes = not math.isnan(fusion.likeness.agreement)
     if classes:
         table.add_column("same class as the teacher\n(synthetic inputs)")

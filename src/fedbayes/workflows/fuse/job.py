@@ -29,7 +29,7 @@ Kind = TypeVar("Kind", bound=BaseModel)
 
 @dataclass(frozen=True)
 class Fused:
-    """What came of a fusion, as it is told."""
+    """The result of a fusion, as it is reported."""
 
     summary: dict[str, Any]
     """For JSON."""
@@ -76,7 +76,7 @@ class FusionJob:
     width: float | Literal["free"] | None = None
     """In that of `like`, 1 by default; free: the least of `frontier` within `bound`."""
     bound: float | None = None
-    """Nats from the teacher that a free width may end at."""
+    """Largest KL divergence to the teacher, in nats, that a free width may end at."""
     frontier: Sequence[float] = ()
     """Widths to try."""
     test: Path | None = None
@@ -125,7 +125,7 @@ class FusionJob:
 
     @property
     def seen(self) -> Seen:
-        """What is said of inputs and outputs."""
+        """The description of inputs and outputs."""
         return Seen(self.shape, self.mean, self.std, self.classes)
 
     def silos(self) -> ClientModels:

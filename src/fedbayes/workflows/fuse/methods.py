@@ -38,7 +38,7 @@ class FusionKind:
     settings: type[BaseModel] | None = None
     """Its own; those that are no tables are options of the command too."""
     dense: str = ""
-    """The job in place of that where all files are of fully connected networks."""
+    """The job instead of that where all files are of fully connected networks."""
     merge: str = ""
     """`module:function` in `fusion/` that several rows with one job differ by."""
     programs: bool = False
@@ -51,7 +51,7 @@ _OF_POSTERIORS = "average by files of fedbayes posterior"
 
 FUSIONS: Mapping[str, FusionKind] = {
     "function": FusionKind(
-        "what networks say, any kind of them",
+        "by the predictions of networks of any kind",
         "network_fusing:fuse_networks",
         ("counts", *NETWORK, *_FUNCTION, *_WRITTEN),
         FunctionSettings,

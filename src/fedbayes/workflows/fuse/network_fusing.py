@@ -59,7 +59,7 @@ UNTOLD = "samples as the networks see them that it was fused from"
 WIDTHS = (0.25, 0.5, 1.0, 2.0, 4.0)
 """That are tried where the width is free."""
 BOUND = 0.05
-"""Nats from the teacher, on held-out draws."""
+"""KL divergence to the teacher in nats, on held-out draws."""
 
 
 def fuse_networks(
@@ -92,7 +92,7 @@ class NetworkFusion:
 
     @property
     def bound(self) -> float:
-        """Nats from the teacher that a free width may end at."""
+        """The largest KL divergence to the teacher, in nats, that a free width may end at."""
         return BOUND if self.job.bound is None else self.job.bound
 
     def run(

@@ -1,4 +1,4 @@
-"""Posteriors in files: what a client computes beside its weights, on its own data, and sends."""
+"""Posteriors in files: the statistics that a client computes on its own data, and sends."""
 
 import math
 import warnings
@@ -138,12 +138,12 @@ def open_module(
     likelihood: Likelihood,
     source: str,
 ) -> tuple[nn.Module, dict[str, str]]:
-    """The network that weights are of, with these weights.
+    """Return the network that weights are of, with these weights.
 
     Args:
         weights: as a file has them.
         card: of the file.
-        settings: its network, in place of the one that the card names; without either it is fully
+        settings: its network, instead of the one that the card names; without either it is fully
             connected with ReLU.
         shape: of a sample.
         likelihood: what its outputs mean.

@@ -58,7 +58,7 @@ class EvaluationSet:
     trusted: frozenset[str] = frozenset()
     """What may be imported if a model file names it, as `package.module:name`."""
     clients: tuple[str, ...] = ()
-    """Names of the clients whose test rows these are, one after the other; none where it is not
+    """Names of the clients whose test rows these are, in order; none where it is not
     known."""
     sizes: tuple[int, ...] = ()
     """Rows of each of them."""
@@ -456,7 +456,7 @@ def _of_set(config: Config, card: Card | None, source: str, scaling: Stated) -> 
 def _beside_card(
     card: Card | None, preprocessing: Preprocessing, scaling: Stated | None
 ) -> Preprocessing | None:
-    """What models without a card see, next to a first one that may have one."""
+    """What models without a card see, with a first one that may have one."""
     if card is None:
         return preprocessing
     return stated(preprocessing, *scaling) if scaling is not None and any(scaling) else None

@@ -74,9 +74,10 @@ def export(
     """Write the global model of a run that has ended, or a client's own network.
 
     Every file has a card: what the network sees of a raw sample, names of classes and features,
-    and where the model comes from (see `fedbayes.storage.card`). Beside a program lie two more, for
-    people and programs that serve it: `m.pt2.card.md` and `m.pt2.card.json` tell its data, clients,
-    metrics, calibration and privacy (see `fedbayes.workflows.serve.model_card`).
+    and where the model comes from (see `fedbayes.storage.card`). A program has two more files next
+    to it, for people and programs that serve it: `m.pt2.card.md` and `m.pt2.card.json`. They
+    describe its data, clients, metrics, calibration and privacy (see
+    `fedbayes.workflows.serve.model_card`).
 
     Args:
         folder: the run folder.
@@ -84,11 +85,11 @@ def export(
             standardized samples; `.pt2` for a program that `torch.export.load` reads, or `.onnx`,
             which take raw samples.
         small: cut out the units that are all zero.
-        client: name or index of a client, for its own network in place of the global one.
+        client: name or index of a client, for its own network instead of the global one.
 
     Raises:
-        RunError: the run has not ended, its model is not one network (an ensemble, say) but must
-            be, it has no such model, or the path cannot be written or is a file of the run's own.
+        RunError: the run has not ended, it has no such model, or its model must be one network but
+            is not (an ensemble, say). Or the path cannot be written, or is a file of the run's own.
 
     Examples:
         >>> from pathlib import Path
@@ -243,7 +244,7 @@ class _Source:
         return card, *(_onnx if onnx else _program)(program, card, raw)
 
     def cards(self, path: Path, card: Card, parameters: int) -> tuple[Path, ...]:
-        """Write the cards beside a program of so many parameters."""
+        """Write the cards next to a program with this number of parameters."""
         draws = self.method.draws(self.model, self.run)
         told = facts(
             card,

@@ -169,8 +169,7 @@ def usage(name: str, preprocessing: Preprocessing) -> str:
 
 
 def write_cards(path: Path, found: Facts) -> tuple[Path, Path]:
-    """Write a card as JSON and as Markdown beside a model: `m.pt2.card.json`,
-    `m.pt2.card.md`.
+    """Write a card as JSON and as Markdown next to a model: `m.pt2.card.json`, `m.pt2.card.md`.
 
     Args:
         path: of the model.
@@ -287,7 +286,7 @@ def _trust(found: Facts) -> str:
     if conformal is not None:
         how = {
             "probability": "the set of classes whose −log probability is at most the threshold",
-            "adaptive": "classes from the likeliest on, as long as −log of the probability that is "
+            "adaptive": "classes, most probable first, while −log of the probability that is "
             "left is at most the threshold",
             "adaptive-random": "likewise, with a random share of the last class's own probability",
             "residual": "the mean less and plus the threshold",

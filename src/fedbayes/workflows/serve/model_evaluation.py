@@ -119,7 +119,7 @@ def open_model(
     Args:
         path: weights, or a `.pt2` program.
         tests: what it will be tried on.
-        settings: its network, in place of the one that its card names.
+        settings: its network, instead of the one that its card names.
 
     Raises:
         ModelError: it cannot be read, or is not of this network.
@@ -333,8 +333,8 @@ def compare(
         counts: training samples of each input and class [S, K]; with them, an ensemble weighted
             by class share too: p_k ∝ Σ_s (N_sk / Σ_s N_sk) p_sk, and one of log-probabilities
             freed of each client's frequencies of classes, as a fusion in function space learns it.
-        metrics: names of those beside a likelihood's own (`likelihoods.measures`); NaN where one is
-            undefined.
+        metrics: names of metrics in addition to a likelihood's own (`likelihoods.measures`); NaN
+            where one is undefined.
 
     Raises:
         ModelError: a model does not fit the data, or the counts do not fit the inputs.

@@ -39,9 +39,9 @@ from fedbayes.workflows.fuse.class_order import ClassOrder, class_order, refuse_
 
 
 def read_with_card(path: Path, trusted: Collection[str] = ()) -> tuple[Tensors, Card | None]:
-    """The weights in a model file, and what is said of them.
+    """Return the weights in a model file, and their card.
 
-    A client's state in the folder of a run has no card of its own: its run says as much.
+    A client's state in the folder of a run has no card of its own: its run has the same facts.
 
     Raises:
         ModelError: it holds no weights; or its card is damaged.
@@ -192,9 +192,9 @@ def require_several(models: Sequence[Path]) -> None:
 
 
 def shared_card(found: Mapping[Path, Card | None]) -> Card | None:
-    """The card of the first model, if all have one and see the same of a sample.
+    """Return the card of the first model, if all have one and see the same of a sample.
 
-    What sees other inputs cannot be fused: if two models say that they do, it is told.
+    Models that see other inputs cannot be fused: if the cards of two differ, a warning says so.
 
     Args:
         found: the cards of models, by their files.

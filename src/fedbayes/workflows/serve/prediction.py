@@ -71,20 +71,20 @@ def predict_file(
     Args:
         model: as `fedbayes.load` gives it, or the run folder or file that it takes.
         inputs: a `.csv`, `.csv.gz`, `.parquet` or `.xlsx` with the columns that the model reads,
-            or a `.npz` with an array `x` [n, ...], of which other arrays [n] are kept; a picture,
-            or a folder of pictures at any depth, of which the path below it is kept as `file`, and
-            the folder above each as `class` where all such are classes of the model; or, with a
-            query, the URL of a database as SQLAlchemy has it, without a password.
+            or a `.npz` with an array `x` [n, ...], of which other arrays [n] are kept. Or a
+            picture, or a folder of pictures at any depth: the path below it is kept as `file`, and
+            the folder above each as `class` where all such are classes of the model. With a query,
+            the URL of a database as SQLAlchemy has it, without a password.
         out: a `.csv`, `.csv.gz` or `.parquet`, there whole at the end or not at all.
-        query: a SQL query whose rows are predicted, in the order in which the database gives them;
-            what is kept of them becomes text.
+        query: a SQL query; its rows are predicted in the order of the database, and the columns
+            that are kept become text.
         sheet: of an `.xlsx` with several.
         level: as for `TrainedModel.predict_frame`.
         keep_inputs: write the features too.
         overwrite: whether `out` may be there already.
         safe_csv: put an apostrophe before text that spreadsheets would take for a formula.
         rows: that are read at a time; predictions do not depend on it.
-        watch: is told how much is done, of 1; nothing where that is not known.
+        watch: called with the share that is done, from 0 to 1, if that is known.
 
     Raises:
         FedbayesError: a file cannot be read or written, or does not fit the model.
@@ -110,7 +110,7 @@ def predict_file(
     read = _read(model, inputs, query, sheet, rows)
     if keep_inputs and not model.table:
         raise RunError(
-            f"what {model.source} reads has no columns to keep beside predictions; leave out "
+            f"the inputs of {model.source} have no columns to keep with predictions; leave out "
             "--keep-inputs"
         )
     level, done = model.level(level), _Counted()

@@ -54,7 +54,7 @@ class ClientTables(Brief):
     drop_missing: bool = False
     """Whether the settings leave rows with missing values out."""
     group: str = ""
-    """The column that said whose a row is, which the tables no longer have."""
+    """The column that named the client of a row, which the tables do not contain."""
 
 
 def client_tables(
@@ -68,12 +68,12 @@ def client_tables(
     """Read the table of each client.
 
     Args:
-        files: a table of all clients' rows, whose column `settings.group` says whose they are; or
+        files: a table of all clients' rows, whose column `settings.group` names the client; or
             several, one for each client, named after it. None: the data of the settings.
         settings: how the files are read, and what their columns are; every row counts, whichever
             part it is of.
-        seed: of the division of a built-in set.
-        group: the column that says whose a row is, in place of the settings'.
+        seed: of the partition of a built-in set.
+        group: the column that names the client of a row, instead of the settings'.
         categories: more columns that are categories than the settings name, so that codes such as
             01 are read as they are.
 

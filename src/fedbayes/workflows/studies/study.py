@@ -29,7 +29,7 @@ from fedbayes.workflows.studies.client_tables import ClientTables, client_tables
 TABLES = (".csv", ".json")
 """Formats of a result as a file."""
 Asked = Callable[[int, str], object]
-"""Is told the number of a round, and what is asked in it."""
+"""Called with the number of a round, and the question of the round."""
 
 
 _FITS: dict[str, Callable[..., Regression | Survival]] = {
@@ -48,7 +48,7 @@ class StudySite:
     settings: Sequence[str] = ()
     """Settings as `key=value`."""
     group: str | None = None
-    """The column that says whose a row is."""
+    """The column that names the client of a row."""
     engine: Literal["sequential", "flower-simulation"] = "sequential"
     superlink: str | None = None
     """HOST:PORT; the clients are nodes there."""
@@ -72,7 +72,7 @@ class Study:
     """Arguments of `glm`, `cox`, `kaplan_meier` or `meta_analysis`, but for the clients."""
     kind: Literal["glm", "cox", "km"]
     by_client: bool = False
-    """Whether each client's own fit is told, and a meta-analysis of them."""
+    """Whether to report each client's own fit, and a meta-analysis of them."""
     level: float = 0.95
     out: Path | None = None
     """File to write the result to."""
@@ -214,7 +214,7 @@ class Study:
 
 
 class _Told:
-    """A carrier whose questions are told of."""
+    """A carrier that reports its questions."""
 
     def __init__(self, carrier: Carrier, asked: Asked) -> None:
         self._carrier, self._asked, self._round = carrier, asked, 0
@@ -241,7 +241,7 @@ _SEVERAL = ("features", "categories")
 
 
 def _refuse_group(columns: Mapping[str, Any], tables: ClientTables) -> None:
-    """See that no column is the one that says whose a row is, which clients' tables are without.
+    """See that no column is the one that names a row's client, which clients' tables are without.
 
     Raises:
         ConfigError: one is.
@@ -254,8 +254,8 @@ def _refuse_group(columns: Mapping[str, Any], tables: ClientTables) -> None:
             continue
         otherwise = "; for a baseline of each client's own there is --strata client"
         raise ConfigError(
-            f"{name} names '{group}', the column that says whose a row is (--group), which "
-            "clients' tables are then without; give the file a second column of the same values "
+            f"{name} names '{group}', the column of clients (--group), which clients' tables do "
+            "not contain; give the file a second column of the same values "
             f"and name that{otherwise if name == 'strata' else ''}"
         )
 
