@@ -94,12 +94,15 @@ def own_model(method: AnyMethod, server: Any, state: bytes, at: RoundContext) ->
 
 def none_kept(method: AnyMethod) -> str:
     """That clients have no models of their own, and under which methods they have, in words."""
-    return f"clients under {method.name} keep none between rounds; under {_keepers()} they do"
+    keepers = [name for name, kind in METHODS.items() if keeps_own(kind)]
+    return (
+        f"clients under {method.name} keep none between rounds; under {listed(keepers, 20)} they do"
+    )
 
 
-def _keepers() -> str:
-    own = (Models.PERSONAL, Models.BOTH)
-    return " and ".join(name for name, kind in METHODS.items() if kind.models in own)
+def keeps_own(method: AnyMethod | type[AnyMethod]) -> bool:
+    """Whether clients of a method keep models of their own between rounds."""
+    return method.models in (Models.PERSONAL, Models.BOTH)
 
 
 def own_weights(
