@@ -106,7 +106,7 @@ def test_merged_neurons_of_noisy_copies_are_nearer_to_the_teacher():
         errors[units] = error(fused, teacher, inputs(example, 99, 500))
     assert errors["merged"] < 0.9 * errors["chosen"]
     assert errors["auto"] == errors["merged"]
-    assert said == ["neurons are merged from several clients' in 1, 3"] * 2
+    assert said == ["neurons of several clients are merged in layer 1, 3"] * 2
 
 
 def test_the_clients_say_once_what_both_choices_are_solved_for(monkeypatch):

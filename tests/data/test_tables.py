@@ -211,6 +211,29 @@ def test_files_of_several_clients_are_one_table_with_a_column_of_clients(tmp_pat
         load(several[0], more=(tmp_path / "other" / "north.csv",))
 
 
+def test_a_check_shows_the_first_and_the_last_day_and_the_ends_of_numbers_in_text(tmp_path):
+    days = pd.date_range("2021-06-01", periods=40, freq="17D")  # ends on 2023-03-26
+    frame = pd.DataFrame({"day": days.strftime("%d.%m.%Y"), "code": [f" {k}" for k in range(40)]})
+    frame.loc[3, "day"] = None
+    frame.assign(label=["x", "y"] * 20).to_parquet(tmp_path / "days.parquet")
+    asked = {"dates": ("day",), "date_format": "%d.%m.%Y", "numeric": ("code",)}
+    day, code, _ = check_table(DataSettings(path=tmp_path / "days.parquet", **asked)).columns
+    assert day.values == ("01.06.2021", "26.03.2023")
+    assert [value.strip() for value in code.values] == ["0", "39"]
+
+
+@pytest.mark.parametrize("decimal", [".", ","])
+def test_a_word_among_numbers_may_be_a_code_of_missing_values(tmp_path, decimal):
+    file = tmp_path / "codes.csv"
+    frame = pd.DataFrame({"a": [k + 0.25 for k in range(40)], "label": ["x", "y"] * 20})
+    frame.loc[[3, 9], "a"] = None
+    frame.to_csv(file, index=False, sep=";", decimal=decimal, na_rep="k.A.")
+    with pytest.raises(DataError, match=r"column 'a' holds .*'k\.A\.'.*na_values"):
+        load(file)
+    own = load(file, na_values=("k.A.",))
+    assert np.isnan(own.x[:, 0]).nonzero()[0].tolist() == [3, 9]
+
+
 @pytest.mark.parametrize(
     ("train", "test", "says"),
     [

@@ -30,7 +30,7 @@ from fedbayes.runs.build import build_federation, build_likelihood, build_networ
 from fedbayes.runs.calibration import fitted
 from fedbayes.runs.checks import check, remarks
 from fedbayes.runs.lines import round_line
-from fedbayes.runs.personal import none_kept, own_model
+from fedbayes.runs.personal import keeps_own, none_kept, own_model
 from fedbayes.runs.privacy import needs_secret, run_summary
 from fedbayes.runs.rounds import Rounds
 from fedbayes.storage.folder import Metrics
@@ -60,7 +60,7 @@ class FittedClients:
         """
         self.config = config
         self.preprocessing: Preprocessing = data.preprocessing
-        self.clients = data.clients
+        self.clients, self.names = data.clients, data.names
         self.states: dict[int, bytes] = {}
         """Clients' private states, encoded."""
         self.lines: list[Metrics] = []
@@ -157,11 +157,11 @@ class FittedClients:
                     "name the client whose model is to predict"
                 )
             return method.model(server, run)
+        if not keeps_own(method):
+            raise RunError(f"there are no models of single clients: {none_kept(method)}")
         if client not in self.states:
-            raise RunError(
-                f"client {client} has no model of its own: "
-                f"{'it was in no round' if self.states else none_kept(method)}"
-            )
+            name = self.names[client] if self.names else client
+            raise RunError(f"client {name} has no model of its own: it was in no round")
         own = own_model(
             method, server, self.states[client], RoundContext(run, len(self.lines) + 1, client)
         )

@@ -141,7 +141,7 @@ def regress(
         far = _far(networks, teacher, unseen)
         nearest = networks[far[1] <= far[0]]
     if merged and nearest is networks[0]:
-        say(f"neurons are merged from several clients' in {', '.join(merged)}")
+        say(f"neurons of several clients are merged in layer {', '.join(merged)}")
     return nearest
 
 

@@ -94,14 +94,17 @@ def own_model(method: AnyMethod, server: Any, state: bytes, at: RoundContext) ->
 
 def none_kept(method: AnyMethod) -> str:
     """Why clients have no models of their own, and under which methods they have, in words."""
-    if method.models is not Models.GLOBAL:
+    if keeps_own(method):
         return f"no layer of this network stays with the clients under {method.name}"
-    return f"clients under {method.name} keep none between rounds; under {_keepers()} they do"
+    keepers = [name for name, kind in METHODS.items() if keeps_own(kind())]
+    return (
+        f"clients under {method.name} keep none between rounds; under {listed(keepers, 20)} they do"
+    )
 
 
-def _keepers() -> str:
-    own = (Models.PERSONAL, Models.BOTH)
-    return " and ".join(name for name, kind in METHODS.items() if kind().models in own)
+def keeps_own(method: AnyMethod) -> bool:
+    """Whether clients of a method keep models of their own between rounds."""
+    return method.models in (Models.PERSONAL, Models.BOTH)
 
 
 def own_weights(

@@ -15,7 +15,7 @@ from fedbayes.data.sources.rows import choose_features, holds_pictures, testing_
 from fedbayes.data.sources.sql import WHERE, read_query
 from fedbayes.data.sources.tables import is_table, read_tables
 from fedbayes.data.suspicions import suspicions
-from fedbayes.data.tables.cells import values
+from fedbayes.data.tables.cells import code, values
 from fedbayes.data.tables.kinds import judge
 from fedbayes.errors import DataError
 
@@ -144,7 +144,8 @@ def _feature(column: Any, name: str, settings: SourceSettings, where: str) -> Co
     elif kind == "number" and look.distinct <= SHOWN and _whole(column) and look.distinct > 2:
         hint = "few different whole numbers: if they are codes, name it in categorical"
     if verdict.column.measured:
-        ends = [column.dropna().min(), column.dropna().max()] if look.distinct else []
+        coded = code(column.to_frame(name), [verdict.column], where)[:, 0]
+        ends = [column.iloc[find(coded)] for find in (np.nanargmin, np.nanargmax) if look.distinct]
         look = replace(look, values=tuple(_short(end) for end in ends))
     width = len(verdict.column.features)
     return replace(look, kind=kind, missing=verdict.missing, width=width, hint=hint)

@@ -1,5 +1,6 @@
 """What a column of the user's own table is taken for."""
 
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -27,6 +28,7 @@ ROWS_OF_CATEGORY = 2
 """Rows that each text has on average, if they are categories without a word."""
 FEW = 5
 """So many different texts may be categories, however few rows there are of each."""
+_COMMA_NUMBER = re.compile(r"\s*[+-]?\d+,\d+\s*")
 
 
 @dataclass(frozen=True)
@@ -129,8 +131,8 @@ def _by_cells(column: Any, name: str, settings: SourceSettings, where: str) -> C
             column,
             name,
             where,
-            "others are; fix it (a value that is not known is an empty cell), name it in "
-            "categorical if all are categories, or leave it out with drop",
+            "others are; fix it (a value that is not known is an empty cell, or named in "
+            "na_values), name it in categorical if all are categories, or leave it out with drop",
         )
     if {text.casefold() for text in names} == {"train", "test"}:
         raise DataError(
@@ -146,6 +148,13 @@ def _by_cells(column: Any, name: str, settings: SourceSettings, where: str) -> C
             "or drop"
         )
     rows = int(column.notna().sum())
+    if (word := _only_word(names)) and settings.decimal == "auto":
+        raise DataError(
+            f"{where}: column '{name}' holds numbers with decimal commas, such as "
+            f"{next(text for text in names if text != word)!r}, and {word!r}, which is none: if "
+            f"it means that the value is missing, name it in na_values. Or name the column in "
+            "categorical or drop"
+        )
     return _category(name, names, where, settings.max_categories, rows)
 
 
@@ -161,6 +170,12 @@ def _only_iso(column: Any, name: str, date_format: str, where: str) -> bool:
     if not texts.str.match(ISO_DATE).any():
         return False
     return bool(pd.to_datetime(texts, utc=True, errors="coerce", format=date_format).isna().all())
+
+
+def _only_word(names: Sequence[str]) -> str:
+    """The one text among numbers with decimal commas; empty if there is none or there are more."""
+    words = [text for text in names if not _COMMA_NUMBER.fullmatch(text)]
+    return words[0] if len(words) == 1 and len(names) > FEW else ""
 
 
 def _are_dates(names: Sequence[str]) -> bool:

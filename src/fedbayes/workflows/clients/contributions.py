@@ -69,8 +69,8 @@ def contributions(
     if type(method).forget is Method.forget:
         able = [name for name, kind in METHODS.items() if kind.forget is not Method.forget]
         raise RunError(
-            f"{ended.folder} learnt by {method.name}, which averages: what one client added cannot "
-            f"be told apart. Contributions are of {', '.join(able)}"
+            f"{ended.folder} learnt by {method.name}, which has no factor for each client: what "
+            f"one client added cannot be told apart. Contributions are of {', '.join(able)}"
         )
     if ENGINES[ended.config.engine].states != "run" or ended.config.privacy.noise:
         raise RunError(

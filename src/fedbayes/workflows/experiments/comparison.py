@@ -296,7 +296,7 @@ def _unlike(table: Compared) -> str:
     if not whole or len(whole) == len(table.rows):
         return ""
     return (
-        f"{table.task}: {listed(whole)} trained on all training rows and have no temperature; "
+        f"{table.task}: {listed(whole)} without a temperature, trained on all training rows; "
         "clients of the others held out a tenth to calibrate by. With calibration = 'none' "
         "all train on all rows."
     )
