@@ -10,6 +10,7 @@ from fedbayes import Config, Simulation, run
 from fedbayes.cli import app
 from fedbayes.config.config import schema, settings
 from fedbayes.errors import ConfigError, EngineError
+from fedbayes.federation import engine_table
 from fedbayes.federation.engine_table import ENGINES, EngineKind, takers
 from fedbayes.testing import assert_identical
 from tests.toy_engine import Backwards
@@ -22,7 +23,7 @@ TOY = EngineKind("clients from the last to the first", start="tests.toy_engine:s
 @pytest.fixture(autouse=True)
 def toy(monkeypatch):
     """One more row of the table."""
-    monkeypatch.setitem(ENGINES, "toy", TOY)
+    monkeypatch.setitem(engine_table._BUILT_IN, "toy", TOY)
 
 
 def config(engine, method="scaffold", **more):
@@ -111,13 +112,15 @@ def test_another_name_is_refused_with_those_that_there_are(engine, words):
 
 
 def test_a_schema_for_editors_has_the_names_that_are_shipped(monkeypatch):
-    monkeypatch.delitem(ENGINES, "toy")
+    monkeypatch.delitem(engine_table._BUILT_IN, "toy")
     engine = TypeAdapter(dict).validate_json(json.dumps(schema()))["properties"]["engine"]
     assert engine["enum"] == ["sequential", "workers", "ray", "flower-simulation", "flower"]
 
 
 def test_an_engine_that_rounds_otherwise_says_so(monkeypatch):
-    monkeypatch.setitem(ENGINES, "toy", EngineKind("x", start=TOY.start, exact=False))
+    monkeypatch.setitem(
+        engine_table._BUILT_IN, "toy", EngineKind("x", start=TOY.start, exact=False)
+    )
     with pytest.warns(UserWarning, match="engine 'toy' does not round as the others do"):
         Simulation(config("toy")).close()
 
