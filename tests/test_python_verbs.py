@@ -1,6 +1,5 @@
 """The verbs of the command line on results of runs, and predictions as scikit-learn has them."""
 
-import doctest
 import json
 import warnings
 
@@ -116,18 +115,3 @@ PUBLIC = [name for name in fedbayes.__all__ if not name.startswith("__")]
 @pytest.mark.parametrize("name", PUBLIC)
 def test_every_public_name_has_an_example(name):
     assert ">>> " in (getattr(fedbayes, name).__doc__ or ""), f"{name} has no example"
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("name", PUBLIC)
-def test_examples_of_docstrings_run(name):
-    one = getattr(fedbayes, name)
-    finder = doctest.DocTestFinder(exclude_empty=True)
-    runner = doctest.DocTestRunner(optionflags=doctest.ELLIPSIS | doctest.NORMALIZE_WHITESPACE)
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        for test in finder.find(one, name, globs={}):
-            if test.examples:
-                runner.run(test)
-    assert runner.tries
-    assert not runner.failures

@@ -12,4 +12,17 @@ class PointEstimate(Averaged, Method[ServerState, Stateless, Sum], Generic[Serve
     The server broadcasts its weights w, a client answers with its own, φ_s, found by gradients
     from w. Derived methods say how the server starts and updates, and may change the client's
     loss.
+
+    Examples:
+        >>> import fedbayes
+        >>> from fedbayes.contracts import PointEstimate, Weights
+        >>> class Mean(PointEstimate[Weights]):
+        ...     name, server_state = "mean", Weights
+        ...     def init(self, run):
+        ...         return Weights(run.network.initial)
+        ...     def update(self, server, reports, at):
+        ...         return Weights(reports.mean()), {}
+        >>> run = fedbayes.run(method=Mean(), rounds=1, clients=2, model={"hidden": [4]})
+        >>> run.summary["rounds"]
+        1
     """

@@ -109,9 +109,6 @@ def forget(
 ) -> "Result":
     """Make a run without a client that withdraws, and run it to its end.
 
-        new = fedbayes.forget("runs/mine", "north", out="runs/without-north")
-        print(new.folder / "forgotten.json")
-
     The run itself stays as it is. Under methods whose posterior is a product of factors, the
     client's factor is divided out in closed form, and a few rounds follow without the client. Other
     methods start again, from the last checkpoint without the client if one was kept.
@@ -134,6 +131,13 @@ def forget(
     Raises:
         FedbayesError: there is no such client, it is the only one, its factor is at a node, or the
             folder is not free.
+
+    Examples:
+        >>> import fedbayes
+        >>> run = fedbayes.run(method="pvi", clients=3, rounds=2, model={"hidden": [8]})
+        >>> new = fedbayes.forget(run, "client-0", out="without", rounds=1)
+        >>> new.summary["clients"]
+        2
     """
     before = Path(run.folder if isinstance(run, Result) else run)
     place, keep = either(folder=folder, out=out), None

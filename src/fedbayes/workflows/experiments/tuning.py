@@ -577,10 +577,6 @@ def tune(
 ) -> Tuning:
     """Choose settings of methods on validation rows, with the same budget for each.
 
-        found = fedbayes.tune("fedavg,fedprox", budget=8, data="digits", out="tuned")
-        print(found.summary)
-        fedbayes.compare(tuned="tuned/tuned.json", data="digits")
-
     Args:
         methods: as for `fedbayes.compare`.
         folder: for the runs and the results, `tuned` if None. The same call resumes the search.
@@ -600,6 +596,13 @@ def tune(
     Raises:
         FedbayesError: a setting or range is invalid, the folder holds runs with others, or no run
             of a method came to an end.
+
+    Examples:
+        >>> import fedbayes
+        >>> small = {"model": {"hidden": [8]}, "clients": 2, "rounds": 1}
+        >>> found = fedbayes.tune("fedavg,fedprox", budget=1, out="tuned", **small)
+        >>> [one.label for one in found.methods]
+        ['fedavg', 'fedprox']
     """
     place = either(folder=folder, out=out)
     given = (pair for pair in dotted(whole(settings)) if pair[1] not in ({}, None))
