@@ -59,7 +59,7 @@ class FedPm(Method[FedPmServer, Stateless, ReportList]):
 
         α ← α + Σ_k m_k,   β ← β + Σ_k (1 − m_k),   θ = (α − 1)/(α + β − 2),
 
-    which start again at α = β = 1 as soon as about all clients were heard. Clients start from
+    which start anew at α = β = 1 as soon as about all clients were heard. Clients start from
     s = logit θ. The model predicts by networks whose masks are drawn from θ.
     """
 
@@ -72,7 +72,7 @@ class FedPm(Method[FedPmServer, Stateless, ReportList]):
     reports = Reports({"bits": Part(origin="zero", exact=True)}, reduce="set")
 
     reset: int | None = Field(
-        None, ge=1, description="rounds after which α and β start again; unset: clients by cohort"
+        None, ge=1, description="rounds after which α and β start anew; unset: clients by cohort"
     )
     predictions: int = Field(20, ge=1, description="masks drawn for a prediction")
 
@@ -177,7 +177,7 @@ class FedPm(Method[FedPmServer, Stateless, ReportList]):
     ) -> tuple[FedPmServer, Info]:
         """Add the masks to the counts, and take the mode of each Beta posterior."""
         every = self.reset or ceil(at.run.clients / at.run.cohort)
-        again = (at.round - 1) % every == 0
+        anew = (at.round - 1) % every == 0
         alpha, beta, theta = Tensors(), Tensors(), Tensors()
         for name, before in server.theta.items():
             masks = [
@@ -186,8 +186,8 @@ class FedPm(Method[FedPmServer, Stateless, ReportList]):
             ]
             ones = torch.stack(masks).sum(dim=0).double()
             start = torch.ones_like(ones)
-            alpha[name] = (start if again else server.alpha[name]) + ones
-            beta[name] = (start if again else server.beta[name]) + len(masks) - ones
+            alpha[name] = (start if anew else server.alpha[name]) + ones
+            beta[name] = (start if anew else server.beta[name]) + len(masks) - ones
             theta[name] = ((alpha[name] - 1) / (alpha[name] + beta[name] - 2)).float()
         entries = sum(t.numel() for t in theta.values())
         kept = sum(float(t.sum()) for t in theta.values()) / entries
