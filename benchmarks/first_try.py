@@ -1,4 +1,4 @@
-"""What every method does with its defaults: the tables of docs/benchmarks/methods.md.
+"""What every method does with its defaults: the tables of docs/benchmarks/index.md.
 
     python benchmarks/first_try.py            # everything; about an hour on two cores
     python benchmarks/first_try.py --cases digits --methods pvi virtual

@@ -1,6 +1,6 @@
 """Wrong training labels: FedAvg, PVI and FedGVI on MNIST at 10 and at 3 clients.
 
-    python benchmarks/label_noise.py               # the table of docs/benchmarks/methods.md
+    python benchmarks/label_noise.py               # the table of docs/benchmarks/index.md
     python benchmarks/label_noise.py --choose      # the choice of settings, on validation data
     python benchmarks/label_noise.py --jobs 0      # measure nothing: what is there
 

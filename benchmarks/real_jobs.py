@@ -1,6 +1,6 @@
 """Real tables in several hands: each client alone, in federation, and all data in one place.
 
-    python benchmarks/real_jobs.py                       # the table of docs/benchmarks/tables.md
+    python benchmarks/real_jobs.py                       # the table of docs/benchmarks/index.md
     python benchmarks/real_jobs.py --data breast digits --seeds 3
 
 Breast cancer (scikit-learn) in 5 hospitals and digits at 10 clients are divided by Dirichlet

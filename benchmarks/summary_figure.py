@@ -1,4 +1,4 @@
-"""The figure of docs/benchmarks/index.md, from the tables of docs/benchmarks/methods.md.
+"""The figure of docs/benchmarks/index.md, from the tables on that page.
 
 python benchmarks/summary_figure.py
 """
@@ -24,10 +24,10 @@ def rows(text: str) -> dict[str, tuple[str, float, float]]:
 
 
 def main() -> None:
-    text = (DOCS / "benchmarks" / "methods.md").read_text()
+    text = (DOCS / "benchmarks" / "index.md").read_text()
     parts = {
-        "MNIST": re.search(r"^## MNIST .*?(?=^The methods ahead)", text, re.M | re.S),
-        "CIFAR-10": re.search(r"^## CIFAR-10 .*?(?=^## )", text, re.M | re.S),
+        "MNIST": re.search(r"^### MNIST .*?(?=^The methods ahead)", text, re.M | re.S),
+        "CIFAR-10": re.search(r"^### CIFAR-10 .*?(?=^### )", text, re.M | re.S),
     }
     figure, axes = plt.subplots(1, 2, figsize=(7.2, 3.8), layout="constrained")
     for axis, (title, part) in zip(axes, parts.items(), strict=True):

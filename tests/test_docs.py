@@ -1,6 +1,7 @@
 """The documentation does what it says: tutorials run, every method has its page."""
 
 import contextlib
+import json
 import re
 import shlex
 from pathlib import Path
@@ -10,17 +11,18 @@ import pytest
 from fedbayes.methods import METHODS
 from fedbayes.reports.palette import DARK, LIGHT, MARKERS, looks
 from tests.command_line import command
+from tests.language import prose_of
 
 DOCS = Path(__file__).parent.parent / "docs"
 BLOCK = re.compile(r"^```(\w+)(?: title=\"([^\"]+)\")?\n(.*?)^```$", re.DOTALL | re.MULTILINE)
 PAGES = [
     *(f"{f}/{p.name}" for f in ("start", "tutorials") for p in (DOCS / f).glob("*.md")),
-    *("howto/bytes.md", "howto/predict.md", "howto/sklearn.md"),
+    *("howto/predict.md", "methods/personal.md", "methods/sparse.md"),
 ]
 PAGES.remove("start/bayesian.md")  # which has nothing to run
 
 
-QUICK = {"start/install.md", "start/coming_from.md", "tutorials/method.md"}
+QUICK = {"start/install.md", "tutorials/method.md"}
 """Pages that are run every time; the others are among the slow tests."""
 
 
@@ -76,6 +78,35 @@ def test_the_own_method_keeps_the_contract(page, file, most, tmp_path):
     )
     assert done.returncode == 0, done.stdout
     assert "failed" not in done.stdout
+
+
+def test_the_site_is_short():
+    """At most 38 pages besides the API, and 35,000 words of prose outside the changelog.
+
+    Words stand outside code, tables, formulas, comments and what is made from the code.
+    """
+    pages = {
+        path: path.read_text() for path in (DOCS.parent / "CONTRIBUTING.md", *DOCS.rglob("*.md"))
+    }
+    pages |= {
+        path: "\n\n".join(
+            "".join(cell["source"])
+            for cell in json.loads(path.read_text())["cells"]
+            if cell["cell_type"] == "markdown"
+        )
+        for path in DOCS.rglob("*.ipynb")
+    }
+    left_out = (DOCS / "reference" / "api", DOCS / "findings")
+    texts = [
+        text for path, text in pages.items() if not any(path.is_relative_to(f) for f in left_out)
+    ]
+    assert len(texts) + 1 <= 38, "with the changelog"
+    count = 0
+    for text in texts:
+        prose = re.sub(r"`[^`\n]*`", "", re.sub(r"\$`[^`]*`\$", "", prose_of(text)))
+        # A formula is left as x.
+        count += sum(word != "x" for word in re.findall(r"[\w'’-]*[A-Za-z][\w'’-]*", prose))
+    assert count <= 35_000
 
 
 def test_every_method_has_its_section():

@@ -647,12 +647,13 @@ def test_the_page_does_what_it_says(tmp_path, monkeypatch, capsys):
 
     from fedbayes.inputs import PRIORS
 
-    page = (Path(__file__).parent.parent / "docs" / "reference" / "inputs.md").read_text()
+    whole = (Path(__file__).parent.parent / "docs" / "howto" / "fuse.md").read_text()
+    page = whole[whole.index("## Input priors") :]
     monkeypatch.chdir(tmp_path)
     names: dict[str, object] = {}
     for language, code in re.findall(r"^```(\w+)\n(.*?)^```$", page, re.DOTALL | re.MULTILINE):
         if language == "python":
-            exec(compile(code, "inputs.md", "exec"), names)
+            exec(compile(code, "fuse.md", "exec"), names)
         elif language == "json":
             (tmp_path / "example.json").write_text(code)
     assert capsys.readouterr().out.splitlines() == [
