@@ -11,6 +11,7 @@ from enum import StrEnum
 
 from fedbayes.config.config import Config
 from fedbayes.contracts import AnyMethod, Reports
+from fedbayes.core.wording import listed
 from fedbayes.errors import ConfigError
 from fedbayes.federation.engine_table import ENGINES
 from fedbayes.federation.stages.stage import Stage, find_stages
@@ -189,6 +190,6 @@ def check_features(config: Config, method: AnyMethod) -> None:
         if active and (why := refusals[feature]):
             able = [name for name, kind in METHODS.items() if not kind.reports.refusals[feature]]
             raise ConfigError(
-                f"{words} is not for {method.name}: {why}. It is for {', '.join(able)}; leave it "
+                f"{words} is not for {method.name}: {why}. It is for {listed(able)}; leave it "
                 "out, or choose another method.name"
             )

@@ -11,6 +11,7 @@ from numbers import Integral
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
+from weakref import WeakMethod
 
 import torch
 from threadpoolctl import threadpool_limits
@@ -338,7 +339,7 @@ class Simulation(Brief):
             self.states,
             self._weights_after(checkpoint),
             record,
-            self._step,
+            _held_weakly(self._step),
             checkpoint.round,
             lines[-1].get("stopped", "") if lines else "",
         )
@@ -870,3 +871,15 @@ def _reasons(metrics: list[Metrics]) -> str:
     reasons = Counter(entry["reason"] for entry in troubles_of(metrics, "refused", "lost"))
     most = "; ".join(f"{reason} ({count} times)" for reason, count in reasons.most_common(3))
     return f" ({most})" if most else ""
+
+
+def _held_weakly(step: Callable[[int], Step]) -> Callable[[int], Step]:
+    """A method of a simulation that does not keep it alive: an unused one ends its heartbeat."""
+    reference = WeakMethod(step)
+
+    def call(number: int) -> Step:
+        held = reference()
+        assert held is not None
+        return held(number)
+
+    return call
