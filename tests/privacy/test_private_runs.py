@@ -339,7 +339,7 @@ def test_every_method_whose_reports_add_can_be_private(method, parts):
             {"method": {"name": "virtual"}, "stop_after": 2, "evaluate_every": 1},
             "stop_after = 2 needs clients to say .* which privacy.metrics = 'off' rules out",
         ),
-        ({"model": {"name": "tests.toy_models:normalized"}}, "running statistics too .*GroupNorm"),
+        ({"model": {"name": "tests.toy_models:normalized"}}, "running statistics .*GroupNorm"),
         (
             {
                 "method": {"name": "global"},
