@@ -238,5 +238,5 @@ def test_networks_that_have_none_are_refused():
 
     with pytest.raises(ModelError, match="by those next to it"):
         check_layers(nn.Sequential(Beside(4, 4), nn.Linear(4, 3)), THREE, rows(0))
-    with pytest.raises(ModelError, match="number of samples"):
+    with pytest.raises(ModelError, match="and 0 samples"):
         all_layers(MLP(4, [5], 3), THREE, rows, 1, 0)

@@ -166,5 +166,5 @@ def test_the_last_layer_is_found_wherever_it_is():
     squashed = nn.Sequential(nn.Linear(4, 3), nn.Tanh())
     with pytest.raises(ModelError, match="does not end with a linear layer"):
         last_layer(squashed, THREE, draw, 1, 5)
-    with pytest.raises(ModelError, match="number of samples"):
+    with pytest.raises(ModelError, match="and 0 samples"):
         last_layer(alone, THREE, draw, 1, 0)

@@ -111,7 +111,7 @@ def test_rates_are_bytes_a_second(said, bytes_a_second):
         ([1], "give bytes a second"),
         ("20 MB", "of units B/s, kB/s, MB/s"),
         ("20 mb/s", "of units B/s, kB/s, MB/s"),
-        ("file", "column of clock.file.*set clock.speeds = 'file'"),
+        ("file", "needs clock.file.*Set clock.speeds = 'file'"),
         (1e300, "numbers are at most"),
     ],
 )
