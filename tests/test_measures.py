@@ -227,7 +227,7 @@ def test_metrics_of_other_targets_are_refused(likelihood, names, text):
         (["auroc@0.3"], "auroc has no threshold; sensitivity, specificity, f1"),
         (["f1@1.5"], "a probability above 0 and below 1"),
         (["f1@x"], "a probability"),
-        (["auto", "f1"], "'auto' next to others"),
+        (["auto", "f1"], "'auto' and others"),
         (["f1", "f1"], "twice"),
         ([f"f1@0.{n}" for n in range(10, 30)], "at most 16"),
     ],
