@@ -297,9 +297,9 @@ def test_a_report_says_that_its_models_are_the_last(tmp_path):
     run = fedbayes.run(jumpy(keep_checkpoints="best"), tmp_path / "best")
     fedbayes.run(jumpy(), tmp_path / "last")
     best, last = gather([tmp_path / "best", tmp_path / "last"])
-    words = f"the saved one is of round {run.summary['best_round']}"
+    words = f"the saved model is of round {run.summary['best_round']}"
     assert any(words in note for note in best.notes)
-    assert not any("saved one" in note for note in last.notes)
+    assert not any("saved model" in note for note in last.notes)
 
 
 def test_it_runs_on_flower_too(tmp_path):
