@@ -5,20 +5,32 @@ import sys
 from importlib import metadata
 
 import psutil
+import pytest
 import torch
 
 from fedbayes.workflows import doctor
 from tests.command_line import command
 
 
-def test_it_finds_this_machine(capsys):
+@pytest.fixture(autouse=True)
+def no_timing(monkeypatch):
+    monkeypatch.setattr(doctor, "_shares", lambda cores: {})
+
+
+@pytest.mark.slow
+def test_steps_are_timed_and_threads_given_back(monkeypatch):
+    monkeypatch.undo()
     threads = torch.get_num_threads()
+    assert all(0.05 < share < 20 for share in doctor._shares(2).values())
+    assert torch.get_num_threads() == threads
+
+
+def test_it_finds_this_machine(capsys):
     assert command("doctor", "--json") == 0
     found = json.loads(capsys.readouterr().out)
     assert 0 < found["machine"]["memory free"] < psutil.virtual_memory().total
     assert found["machine"]["Python"] == sys.version.split()[0]
     assert found["chosen"]["engine"] == "sequential"
-    assert torch.get_num_threads() == threads
     assert command("doctor") == 0
     out = capsys.readouterr().out
     assert found["machine"]["processor"].split()[0] in out
