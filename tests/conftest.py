@@ -58,7 +58,9 @@ KIN = {
 }
 """Methods that share their code with others: tests of all methods try them when asked."""
 LONG = {
-    "test_every_method_takes_every_likelihood": r"quantile|multilabel|cox|poisson|bernoulli|student|fedfuse|combined",
+    "test_every_method_takes_every_likelihood": (
+        r"quantile|multilabel|cox|poisson|bernoulli|student|fedfuse|combined"
+    ),
     "test_pages_can_be_read_at_any_width": r"^ten|^hundred|^regression|^wards|^gone|^surv|-dark",
     "test_on_paper": r"",
     "test_workers_end_with_the_run": r"",

@@ -102,7 +102,7 @@ def test_keys_are_the_users_alone_and_outside_of_run_folders(tmp_path, monkeypat
     assert secret.fingerprint != keys.secret(keys.new_id()).fingerprint
     assert [p.name for p in path.parent.iterdir() if p.name.startswith(".")] == []
     path.write_bytes(b"short")
-    with pytest.raises(RunError, match="damaged. Remove it"):
+    with pytest.raises(RunError, match=r"damaged\. Remove it"):
         keys.secret(run)
     with pytest.raises(RunError, match="id of the run"):
         keys.key_file("../../etc/passwd")
