@@ -20,8 +20,10 @@ from rich.markup import escape
 from rich.segment import Segment
 
 from fedbayes.cli.commands import Application, Commands
+from fedbayes.core import portable
 from fedbayes.core.files import FULL
 from fedbayes.core.here import only_own_modules
+from fedbayes.core.portable import NotPortableError
 from fedbayes.core.signals import ended_by, interrupt
 from fedbayes.errors import FedbayesError, FedbayesWarning, plain
 from fedbayes.version import __version__
@@ -73,6 +75,8 @@ class Console(rich.console.Console):
 def main() -> None:
     """Run the command line; a user's error becomes one plain message and exit status 2."""
     only_own_modules(_here())
+    if portable.asked() and not portable.started():
+        portable.restart()
     if isinstance(sys.stdout, TextIOWrapper):  # as Python has it for stderr
         sys.stdout.reconfigure(errors="backslashreplace")
     # One console for all that is shown while work goes on.
@@ -97,6 +101,8 @@ def main() -> None:
         context = getattr(error, "ctx", None)
         fail(f"{message} See {context.command_path} --help." if context else message)
     except FedbayesError as error:
+        if isinstance(error, NotPortableError):  # nothing is done yet
+            portable.restart()
         fail(str(error))
     except (MemoryError, RuntimeError) as error:  # of NumPy, and of PyTorch
         reason = str(error).partition("\n")[0]

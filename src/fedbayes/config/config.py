@@ -112,7 +112,17 @@ class Config(Settings):
     workers: Annotated[int, Only("engine", *takers("workers"))] = Field(
         2, ge=1, description="number of worker processes (engine workers)"
     )
-    threads: int = Field(1, ge=1, description="threads per process; results can depend on it")
+    threads: int = Field(
+        1,
+        ge=1,
+        description="threads per process; results can depend on it, unless bits = 'portable'",
+    )
+    bits: Literal["machine", "portable"] = Field(
+        "machine",
+        description="portable: the same bits on every x86 CPU with AVX2, with any number of "
+        "threads and every exact engine, in at most about twice the time; CPU and float32 only. "
+        "machine: the fastest kernels, whose last digits depend on CPU and threads",
+    )
     devices: Several[str] = Field(
         ("cpu",),
         description="cpu, cuda, cuda:1, or auto for all GPUs. With several devices, worker "
@@ -243,6 +253,21 @@ class Config(Settings):
                 raise ConfigError("device is the older name of devices; give devices alone")
             values = {"devices" if k == "device" else k: v for k, v in values.items()}
         return _of_cohort(tables(values))
+
+    @model_validator(mode="after")
+    def _check_bits(self) -> Self:
+        if self.bits == "portable":
+            if self.devices != ("cpu",):
+                raise ConfigError(
+                    f"bits = 'portable' is for the CPU, and devices is {', '.join(self.devices)}; "
+                    "set devices = 'cpu'"
+                )
+            if self.precision == "bf16":
+                raise ConfigError(
+                    "bits = 'portable' computes in float32, and precision is 'bf16', which differs "
+                    "by CPU; set precision = 'float32'"
+                )
+        return self
 
     @field_validator("devices")
     @classmethod

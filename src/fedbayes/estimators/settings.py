@@ -27,6 +27,7 @@ NEEDS_FOLDER = (
     "workers",
     "ray",
     "threads",
+    "bits",
     "evaluate_every",
     "evaluate_local_every",
     "evaluate_at",

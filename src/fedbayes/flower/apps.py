@@ -7,16 +7,15 @@ from datetime import datetime
 from functools import cache, partial
 from pathlib import Path
 
-import torch
 from flwr.app import Context, Message
 from flwr.clientapp import ClientApp
 from flwr.serverapp import Grid, ServerApp
 from platformdirs import user_data_path
 from rich.console import Console
-from threadpoolctl import threadpool_limits
 
 from fedbayes.config.config import Config
 from fedbayes.core.devices import choose_device, repeatable
+from fedbayes.core.portable import use_threads
 from fedbayes.errors import ConfigError, EngineError, FedbayesError
 from fedbayes.federation.client_runtime import ClientRuntime
 from fedbayes.federation.engine_table import ENGINES
@@ -98,8 +97,7 @@ def find_node(project: Path, context: Context) -> Node:
         where = Path(str(given["data-dir"])).expanduser().absolute()
         config = config.model_copy(update={"data": config.data.model_copy(update={"dir": where})})
     config = _with_weights(config, given.get("weights"))
-    torch.set_num_threads(config.threads)
-    threadpool_limits(config.threads, user_api="blas")
+    use_threads(config.threads)
     states = given.get("state") or user_data_path("fedbayes") / "nodes" / str(client)
 
     def runtime() -> ClientRuntime:

@@ -14,6 +14,7 @@ from fedbayes.config.config import Config
 from fedbayes.config.recommended import choose
 from fedbayes.contracts import Clips, Federation
 from fedbayes.core.devices import choose_device, repeatable
+from fedbayes.core.portable import require_portable
 from fedbayes.core.targets import Target
 from fedbayes.core.wording import describe, listed
 from fedbayes.data import (
@@ -372,6 +373,8 @@ def build_federation(
         quiet: whether to omit the note on the likelihood, since another process has printed it.
         choosing: whether settings that are left at `auto` are chosen: before a first round.
     """
+    if config.bits == "portable":
+        require_portable()
     likelihood = build_likelihood(config, data.target, quiet=quiet)
 
     def network(client: int | None = None) -> Network:

@@ -501,6 +501,11 @@ def _of_steps(training: LocalTraining, method: AnyMethod, rounds: int) -> list[s
 def _of_devices(config: Config, kind: str) -> list[str]:
     """What of the settings of devices does nothing, or lets numbers differ."""
     notes, count = [], len(config.devices)
+    if config.bits == "portable" and config.threads > 1:
+        notes.append(
+            f"threads = {config.threads} has no effect, since bits = 'portable' computes on one "
+            "thread per process; engine = 'workers' uses more cores with the same bits"
+        )
     if count > 1 and "devices" not in ENGINES[config.engine].settings:
         notes.append(
             f"devices names {count}, and engine {config.engine!r} takes the first alone, "

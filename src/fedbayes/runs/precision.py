@@ -32,7 +32,8 @@ def choose(
 ) -> tuple[Precision, str]:
     """The precision of a run whose config leaves it to be found.
 
-    It is float32 unless the user asked for speed (`deterministic = false`): a choice by the clock
+    It is float32 unless the user asked for speed (`deterministic = false`, and not
+    `bits = "portable"`): a choice by the clock
     may differ from one machine to the next, and with it all numbers. Then bf16 is tried where the
     machine has units for it (a GPU, or a CPU with AMX), the network is not small and the method can
     compute in it. It is chosen where a training step takes at most `CLEARLY` of float32's time.
@@ -49,7 +50,8 @@ def choose(
     """
     parameters = sum(t.numel() for t in run.network.initial.values())
     elsewhere = ENGINES[config.engine].states == "remote"
-    if config.deterministic or elsewhere or parameters < SMALL:
+    portable = config.bits == "portable"
+    if config.deterministic or portable or elsewhere or parameters < SMALL:
         return "float32", ""
     if not (has_units(run.network.device) and _takes_bf16(method, run)):
         return "float32", ""

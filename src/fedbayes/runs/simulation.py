@@ -13,9 +13,6 @@ from types import TracebackType
 from typing import Any, Self
 from weakref import WeakMethod
 
-import torch
-from threadpoolctl import threadpool_limits
-
 from fedbayes.config.config import Config
 from fedbayes.contracts import AnyMethod, Federation, Models
 from fedbayes.contracts.returned import started
@@ -23,6 +20,7 @@ from fedbayes.core.brief import Brief
 from fedbayes.core.by_client import ByClient
 from fedbayes.core.devices import repeatable
 from fedbayes.core.messages import encode
+from fedbayes.core.portable import require_portable, use_threads
 from fedbayes.core.tensors import Tensors, pack, unpack
 from fedbayes.data import choose_scheme
 from fedbayes.errors import FedbayesWarning, RunError
@@ -183,6 +181,8 @@ class Simulation(Brief):
             self.folder.refuse_lost_files()
             self.folder.check_start()
         self.config = config or self.folder.config()
+        if self.config.bits == "portable":
+            require_portable()
         if rounds is not None:
             self.config = self._longer(rounds)
 
@@ -225,9 +225,7 @@ class Simulation(Brief):
 
     def _borrow(self) -> None:
         """What the run takes of this process until it is closed."""
-        self._threads = torch.get_num_threads()
-        torch.set_num_threads(self.config.threads)
-        self._blas = threadpool_limits(self.config.threads, user_api="blas")
+        self._threads_back = use_threads(self.config.threads)
         self._put_back = repeatable(self.network.device, self.config.deterministic)
 
     def _begin(self, config: Config | None, rounds: int | None) -> None:
@@ -441,8 +439,7 @@ class Simulation(Brief):
         self._flusher.close()
         self._heartbeat.close()
         self.folder.unlock()
-        torch.set_num_threads(self._threads)
-        self._blas.restore_original_limits()
+        self._threads_back()
         self._put_back()
 
     def __iter__(self) -> Iterator[Step]:

@@ -13,7 +13,7 @@ from typing import Any
 
 import ray
 
-from fedbayes.core import here
+from fedbayes.core import here, portable
 from fedbayes.core.devices import CUBLAS
 from fedbayes.core.messages import decode_file
 from fedbayes.core.tensors import Tensors
@@ -239,6 +239,7 @@ def _options(needs: Mapping[str, float], threads: int) -> dict[str, Any]:
                 **INLINE,
                 **here.variables(),
                 "OMP_NUM_THREADS": str(threads),
+                **portable.inherited(),
                 "PYTHONPATH": os.pathsep.join(_own_places()),
             }
         },

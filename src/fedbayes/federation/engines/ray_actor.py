@@ -17,6 +17,7 @@ from pkgutil import resolve_name
 from typing import Any
 
 from fedbayes.core.here import FOLDER
+from fedbayes.core.portable import use_threads
 from fedbayes.federation.engines.questions import Header, failure, handle
 from fedbayes.version import __version__
 
@@ -92,10 +93,8 @@ class ActorClients:
             device: that the clients compute on; None: the one that the config names.
             threads: that they compute with.
         """
-        import torch
-
         try:
-            torch.set_num_threads(threads)
+            use_threads(threads)
             self._clients = resolve_name(factory)(files, device)
             gc.freeze()  # what was imported stays: collections need not look at it again
         except Exception as error:

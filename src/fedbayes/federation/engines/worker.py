@@ -17,8 +17,7 @@ from collections.abc import Sequence
 from pkgutil import resolve_name
 from typing import IO
 
-import torch
-
+from fedbayes.core.portable import use_threads
 from fedbayes.core.signals import ENDS
 from fedbayes.federation.client_runtime import ClientRuntime
 from fedbayes.federation.engines.questions import Header, failure, handle
@@ -61,7 +60,7 @@ def main() -> None:
     requests, replies = sys.stdin.buffer, os.fdopen(os.dup(1), "wb")
     os.dup2(2, 1)
     header, blobs = read(requests)
-    torch.set_num_threads(header["threads"])
+    use_threads(header["threads"])
     runtime: ClientRuntime | None = None
     last = b""
     while True:

@@ -16,6 +16,7 @@ from typing import Any, TypeVar
 import psutil
 from joblib import cpu_count
 
+from fedbayes.core import portable
 from fedbayes.core.devices import CUBLAS, find_devices
 from fedbayes.core.here import variables
 from fedbayes.core.messages import decode_file
@@ -80,6 +81,7 @@ def environment(threads: int) -> dict[str, str]:
         **variables(),
         "PYTHONPATH": os.pathsep.join(path or str(Path.cwd()) for path in sys.path),
         "OMP_NUM_THREADS": str(threads),
+        **portable.inherited(),
     }
 
 
