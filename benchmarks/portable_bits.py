@@ -4,7 +4,7 @@
     python benchmarks/portable_bits.py --kills 1000     # also kills a run so many times
 
 Each row runs the same federation with every value of ATEN_CPU_CAPABILITY, with 1, 2 and 4 threads
-and on every exact engine, each in its own process, and compares the digests of all final weights.
+and on every exact engine, each in its own process, and compares the digests of the final models.
 The exit status is 1 if a digest differs. `machine` counts the digests of the same runs without the
 setting, and the last column is the median time of a run relative to them, one thread each.
 """
@@ -22,6 +22,8 @@ import tempfile
 import time
 from pathlib import Path
 
+from fedbayes.core import portable
+
 CASES = {
     "fedavg, MLP": [],
     "fedavg, LeNet-5": ["model.name=lenet5"],
@@ -36,11 +38,8 @@ ENGINES = ("workers", "ray", "flower-simulation")
 
 
 def digest(folder: Path) -> str:
-    """Of all weights that a run ends with."""
-    found = sorted([folder / "model.safetensors", *folder.glob("clients/*.safetensors")])
-    return hashlib.sha256(
-        b"".join(each.read_bytes() for each in found if each.exists())
-    ).hexdigest()
+    """Of the model that a run ends with."""
+    return hashlib.sha256((folder / "model.safetensors").read_bytes()).hexdigest()
 
 
 def run(folder: Path, settings: list[str], level: str = "avx512", threads: int = 1) -> float:
@@ -48,7 +47,8 @@ def run(folder: Path, settings: list[str], level: str = "avx512", threads: int =
     sets = [part for each in settings for part in ("--set", each)]
     subprocess.run(
         [sys.executable, "-m", "fedbayes", "run", *sets, "--out", str(folder)],
-        env=os.environ | {"ATEN_CPU_CAPABILITY": level, "OMP_NUM_THREADS": str(threads)},
+        env={name: value for name, value in os.environ.items() if name not in portable.VARIABLES}
+        | {"ATEN_CPU_CAPABILITY": level, "OMP_NUM_THREADS": str(threads)},
         check=True,
         stdout=subprocess.DEVNULL,
         stderr=subprocess.DEVNULL,
@@ -138,8 +138,6 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    from fedbayes.core import portable
-
     if not portable.started() and "--kills" in sys.argv:
         portable.restart()
     main()
