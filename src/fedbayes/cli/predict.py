@@ -63,6 +63,13 @@ def predict(
             help="Use the own model of this client, by name or number, instead of the global model."
         ),
     ] = None,
+    adapt: Annotated[
+        Path | None,
+        typer.Option(
+            help="Labeled rows of a client that took no part: adapt the model of the run to them, "
+            "for methods with personal models."
+        ),
+    ] = None,
     level: Annotated[
         float | None,
         typer.Option(help="Probability of the interval from low to high. Default: 0.9."),
@@ -121,6 +128,8 @@ def predict(
     require_files(models, folders=True)
     if "://" not in inputs:
         require_files([Path(inputs)], folders=True)
+    if adapt is not None:
+        require_files([adapt], folders=True)
     if out.exists() and not overwrite:
         raise RunError(f"{out} exists already. Name another file, or add --overwrite")
     from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeElapsedColumn
@@ -143,6 +152,7 @@ def predict(
         conformal=not no_conformal,
         temperature=not no_temperature,
         trusted=trusted,
+        adapt=adapt,
     )
     if times:
         model = model.foretelling(_numbers(times))

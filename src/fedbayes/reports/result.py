@@ -12,7 +12,7 @@ from torch import Tensor
 from fedbayes.config.config import Config
 from fedbayes.console.notebook import sparkline
 from fedbayes.core.brief import table
-from fedbayes.core.tensors import Tensors, to, unpack
+from fedbayes.core.tensors import Samples, Tensors, to, unpack
 from fedbayes.data import Preprocessing, pixel_order
 from fedbayes.data.dataset import Array
 from fedbayes.errors import RunError
@@ -21,7 +21,7 @@ from fedbayes.likelihoods.temperature import sampled_at
 from fedbayes.runs.build import build_likelihood, stored_data, stored_run
 from fedbayes.runs.frames import clients_frame, rounds_frame, troubles_frame
 from fedbayes.runs.outcome import outcome_rows
-from fedbayes.runs.personal import own_models, require_global
+from fedbayes.runs.personal import adapted_model, own_models, require_global
 from fedbayes.runs.trained import Member, TrainedModel
 from fedbayes.storage.best_tracker import flat
 from fedbayes.storage.calibrations import (
@@ -318,6 +318,7 @@ class StoredRun:
         site: str | int | None = None,
         conformal: bool = True,
         temperature: bool = True,
+        adapt: Samples | None = None,
     ) -> TrainedModel:
         """The model as it predicts, without its run.
 
@@ -329,10 +330,18 @@ class StoredRun:
                 conformal` has calibrated the run.
             temperature: whether probabilities are at the run's temperature, or that of `fedbayes
                 calibrate --method temperature`, where there is one.
+            adapt: raw samples of a client that took no part; the model is adapted to them (see
+                `fedbayes.runs.personal.adapted_model`).
 
         Raises:
-            RunError: the run has no threshold of such a client, though it was calibrated.
+            RunError: the run has no threshold of such a client, though it was calibrated; or it
+                cannot be adapted.
         """
+        if adapt is not None:
+            cool = read_temperature(self.folder, personal=True) if temperature else None
+            members = (Member(self.draws(adapt=adapt), self.preprocessing, self.config.data),)
+            source = f"the adapted model of {self.folder.path}"
+            return TrainedModel(members, self.likelihood, source, temperature=cool)
         names = self.folder.client_names()
         source, threshold = str(self.folder.path), None
         if client is not None and site is not None:
@@ -372,17 +381,26 @@ class StoredRun:
             temperature=cool,
         )
 
-    def draws(self, client: str | int | None = None) -> "RawPredictor":
+    def draws(
+        self, client: str | int | None = None, *, adapt: Samples | None = None
+    ) -> "RawPredictor":
         """A model as a function from raw samples to what its network says, [draws, n, width], for
         `likelihood`: a posterior, or an ensemble, has several draws.
 
         Args:
             client: as for `predictor`, and so are the errors.
+            adapt: as for `trained`.
         """
         preprocessing, method = self.preprocessing, self.config.build_method()
         run = stored_run(self.folder, self.config, preprocessing)
         order = None
-        if client is None:
+        if adapt is not None:
+            if preprocessing.permuted:
+                raise RunError("a new client of permuted pixels has no known order of them")
+            device = run.network.device
+            seen = Samples(preprocessing.apply(adapt.x).to(device), adapt.y.to(device))
+            model = adapted_model(self.folder, method, run, seen)
+        elif client is None:
             require_global(self.folder, method)
             model = self.model
         else:

@@ -4,12 +4,15 @@ from collections.abc import Iterator
 from typing import Any
 
 from fedbayes.contracts import AnyMethod, Federation, Models, RoundContext
-from fedbayes.core.tensors import Tensors, unpack
+from fedbayes.contracts.returned import answered
+from fedbayes.core import seeds
+from fedbayes.core.tensors import Samples, Tensors, unpack
 from fedbayes.core.wording import listed
 from fedbayes.errors import MessageError, RunError
 from fedbayes.federation.client_runtime import read_state
 from fedbayes.federation.engine_table import ENGINES
 from fedbayes.methods import METHODS
+from fedbayes.runs.build import build_network
 from fedbayes.storage.folder import NO_UPDATE, RunFolder
 from fedbayes.storage.private_states import ClientStates
 from fedbayes.storage.state_store import StateStore
@@ -90,6 +93,51 @@ def own_model(method: AnyMethod, server: Any, state: bytes, at: RoundContext) ->
     message = {name: t.to(device) for name, t in method.message(server, at).items()}
     own, _ = read_state(state, method, device)
     return method.personal_model(message, None, own, at.run)
+
+
+def adapted_model(
+    folder: RunFolder, method: AnyMethod, run: Federation, samples: Samples
+) -> Tensors:
+    """The model of a new client, which took no part, adapted to some of its rows.
+
+    It trains as the others did, against the last state of the server, and sends nothing: as many
+    times as a client took part on average.
+
+    Args:
+        folder: the run folder.
+        method: of the run.
+        run: what no round changed.
+        samples: rows of the client, standardized, on the network's device.
+
+    Returns:
+        The model, as `Method.draws` takes it.
+
+    Raises:
+        RunError: clients keep no models of their own under this method, or there is no checkpoint.
+    """
+    progress = folder.progress(folder.best_round())
+    if progress is None:
+        raise RunError(f"{folder.path} has no checkpoint")
+    if not keeps_own(method):
+        raise RunError(f"{folder.path} cannot be adapted to a new client: {none_kept(method)}")
+    server: Any = unpack(method.server_state, progress.server)
+    config, shape, likelihood = folder.config(), tuple(samples.x.shape[1:]), run.likelihood
+    at = RoundContext(
+        run,
+        progress.round + 1,
+        run.clients,
+        own_network=lambda: build_network(config, shape, likelihood, run.clients),
+    )
+    message = {n: t.to(run.network.device) for n, t in method.message(server, at).items()}
+    state = method.join(at)
+    place = {"round": at.round, "client": run.clients}
+    with seeds.global_rng(run.seed, "layers", **place, device=run.network.device):
+        for _ in range(max(1, round(progress.round * run.cohort / run.clients))):
+            _, state, _ = answered(method, method.local(message, state, samples, at))
+    model = method.personal_model(message, None, state, run)
+    if model is None:
+        raise RunError(f"{folder.path} cannot be adapted to a new client: {none_kept(method)}")
+    return model
 
 
 def none_kept(method: AnyMethod) -> str:

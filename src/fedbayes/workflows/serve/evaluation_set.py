@@ -228,8 +228,8 @@ def find_training(
     to test on.
 
     Args:
-        model: the client's network, which may say how its samples are standardized; None if it
-            does not matter.
+        model: the client's network, or a run folder, which may say how its samples are
+            standardized; None if it does not matter.
         path: its data.
         given: settings, of which those of `[data]` say how they are read.
         scaling: what a network without a card sees, as for `find_tests`; None: it does not matter,
@@ -239,7 +239,8 @@ def find_training(
         FedbayesError: what cannot be read, or does not fit.
     """
     trusted = named_by(given)
-    card, source = (None, "") if model is None else _known(model, None, trusted)
+    run = model if model is not None and model.is_dir() else None
+    card, source = (None, "") if model is None else _known(model, run, trusted)
     if scaling is not None:
         card, source, scaling = _scaling(card, source, *scaling)
     if card is not None and any(scaling or ()):

@@ -7,7 +7,7 @@ from fedbayes.errors import FedbayesWarning, ModelError, RunError
 from fedbayes.reports.result import StoredRun
 from fedbayes.runs.trained import Member, TrainedModel, together
 from fedbayes.storage.folder import RunFolder
-from fedbayes.workflows.serve.evaluation_set import of_card
+from fedbayes.workflows.serve.evaluation_set import find_training, of_card
 from fedbayes.workflows.serve.model_evaluation import open_model
 
 
@@ -18,6 +18,7 @@ def load(
     conformal: bool = True,
     temperature: bool = True,
     trusted: frozenset[str] = frozenset(),
+    adapt: Path | str | None = None,
 ) -> TrainedModel:
     """Load a model for predictions, from a run folder or a model file.
 
@@ -31,6 +32,8 @@ def load(
         temperature: whether probabilities are at the temperature of a single run or file, where it
             has one; several together have none.
         trusted: what may be imported if a model file names it, as `package.module:name`.
+        adapt: file with labeled rows of a client that took no part; the model of the run, whose
+            method has personal models, is adapted to them.
 
     Raises:
         FedbayesError: a model cannot be read, does not describe its inputs, or has another target
@@ -48,11 +51,24 @@ def load(
         raise ModelError("a model is named twice; it counts once")
     if site is not None and len(paths) > 1:
         raise RunError("a site chooses the threshold of one run; several models have none together")
+    if adapt is not None:
+        if client is not None or site is not None:
+            raise RunError("--adapt is for a client that took no part; leave out --client, --site")
+        if len(paths) > 1 or not Path(paths[0]).is_dir():
+            raise RunError("--adapt is for one run folder, since it trains as its clients did")
+        return _adapted(Path(paths[0]), Path(adapt), temperature)
     if len(paths) > 1:
         conformal = temperature = False
     return together(
         [_one(Path(path), client, site, conformal, temperature, trusted) for path in paths]
     )
+
+
+def _adapted(run: Path, rows: Path, temperature: bool) -> TrainedModel:
+    """The model of a run, adapted to rows of a new client."""
+    RunFolder(run).require_run()
+    found = find_training(run, rows, ())
+    return StoredRun(run).trained(temperature=temperature, adapt=found.samples)
 
 
 def _one(
