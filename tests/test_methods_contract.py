@@ -384,6 +384,25 @@ class TestFens(MethodContract):
     settings: ClassVar = {"cohort": 4}
 
 
+@pytest.mark.slow
+class TestFedLpa(MethodContract):
+    method = "fedlpa"
+    parameters: ClassVar = {"largest": 12}
+
+
+@pytest.mark.slow
+class TestPredBayes(MethodContract):
+    method = "predbayes"
+    parameters: ClassVar = {"samples": 2}
+    settings: ClassVar = {"cohort": 4}
+
+
+@pytest.mark.slow
+class TestPredBayesDistilled(MethodContract):
+    method = "predbayes"
+    parameters: ClassVar = {"samples": 2, "inputs": "auto", "steps": 4, "drawn": 64}
+
+
 class TestLocal(MethodContract):
     method = "local"
 

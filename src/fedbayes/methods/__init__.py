@@ -61,6 +61,8 @@ METHODS: Mapping[str, "type[AnyMethod]"] = Catalogue(
         "fald": ("fald", "Fald"),
         "fedivon": ("fedivon", "FedIvon"),
         "fens": ("fens", "Fens"),
+        "fedlpa": ("fedlpa", "FedLpa"),
+        "predbayes": ("predbayes", "PredBayes"),
         "local": ("local", "Local"),
         "global": ("centralized", "Global"),
     },

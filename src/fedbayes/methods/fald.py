@@ -21,10 +21,10 @@ from fedbayes.contracts import (
     Stateless,
     Sum,
     Tree,
-    nll,
     sgd,
 )
 from fedbayes.contracts.drawn import refuse_weight_decay, require_weights_alone
+from fedbayes.contracts.run import with_prior
 from fedbayes.core.fields import Chosen
 from fedbayes.core.messages import Message
 from fedbayes.core.tensors import Samples, Tensors, named, part
@@ -109,15 +109,7 @@ class Fald(PointEstimate[FaldServer]):
 
     def loss(self, run: Federation) -> Loss:
         """The negative log-likelihood plus the prior's share of it."""
-        likelihood = nll(run)
-
-        def loss(parameters: Tensors, batch: Samples, given: Tree, noise: Tree) -> Tensor:
-            value = likelihood(parameters, batch, given, noise)
-            squares = torch.stack([w.square().sum() for w in parameters.values()]).sum()
-            energy: Tensor = value + squares / (2 * self.prior_std**2 * given["total"])
-            return energy
-
-        return loss
+        return with_prior(run, self.prior_std)
 
     def update(self, server: FaldServer, reports: Sum, at: RoundContext) -> tuple[FaldServer, Info]:
         """Average, and keep a draw after burn-in."""

@@ -100,6 +100,8 @@ METHODS: dict[str, tuple[int, str]] = {
     "fald": (BROWN, "v"),
     "fedivon": (BROWN, "P"),
     "fens": (BROWN, "X"),
+    "fedlpa": (BROWN, "<"),
+    "predbayes": (PINK, "<"),
     "local": (GREY, "v"),
     "global": (WINE, "D"),
     "ensemble": (GREY, "o"),
