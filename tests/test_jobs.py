@@ -154,8 +154,8 @@ def test_every_method_takes_every_likelihood(table, method, likelihood):
     whose = ("global", "local")
     if not simulation.method.models.has_global:
         whose = ("local",)
-    elif method in ("fedpa", "qfedavg", "fedpm", "fens", "predbayes"):  # no networks of clients
-        whose = ("global",)
+    elif method in ("fedpa", "qfedavg", "fedpm", "fens", "predbayes", "qlsd"):
+        whose = ("global",)  # no networks of clients
     # Beside them those of what differs between clients, such as `global_worst`.
     assert {table.partition("_")[0] for table in last} == set(whose)
     for metrics in last.values():

@@ -403,6 +403,12 @@ class TestPredBayesDistilled(MethodContract):
     parameters: ClassVar = {"samples": 2, "inputs": "auto", "steps": 4, "drawn": 64}
 
 
+@pytest.mark.slow
+class TestQlsd(MethodContract):
+    method = "qlsd"
+    parameters: ClassVar = {"burn_in": 0.0}
+
+
 class TestLocal(MethodContract):
     method = "local"
 

@@ -63,6 +63,7 @@ METHODS: Mapping[str, "type[AnyMethod]"] = Catalogue(
         "fens": ("fens", "Fens"),
         "fedlpa": ("fedlpa", "FedLpa"),
         "predbayes": ("predbayes", "PredBayes"),
+        "qlsd": ("qlsd", "Qlsd"),
         "local": ("local", "Local"),
         "global": ("centralized", "Global"),
     },

@@ -27,7 +27,7 @@ from fedbayes.contracts import (
     sgd,
     single_draw,
 )
-from fedbayes.contracts.drawn import refuse_weight_decay, require_weights_alone
+from fedbayes.contracts.drawn import refuse_weight_decay, require_weights_alone, sampler_over
 from fedbayes.contracts.run import with_prior
 from fedbayes.core.fields import Chosen, Only
 from fedbayes.core.messages import Message, dense
@@ -381,18 +381,9 @@ def combined(likelihood: Likelihood, every: Tensor, shares: Tensor, beta: float)
 
 def _outputs(run: Federation, networks: Tensors, x: Tensor) -> Tensor:
     """Outputs of all networks, [clients, samples, n, width]."""
-    clients, samples = next(iter(networks.values())).shape[:2]
-    return torch.stack(
-        [
-            torch.stack(
-                [
-                    run.network(run.network.prepare({n: t[k, i] for n, t in networks.items()}), x)
-                    for i in range(samples)
-                ]
-            )
-            for k in range(clients)
-        ]
-    )
+    clients = len(next(iter(networks.values())))
+    every = [{n: t[k] for n, t in networks.items()} for k in range(clients)]
+    return torch.stack([sampler_over(one, run.network)(x) for one in every])
 
 
 NLL = "nll/beta"

@@ -102,6 +102,7 @@ METHODS: dict[str, tuple[int, str]] = {
     "fens": (BROWN, "X"),
     "fedlpa": (BROWN, "<"),
     "predbayes": (PINK, "<"),
+    "qlsd": (INDIGO, "<"),
     "local": (GREY, "v"),
     "global": (WINE, "D"),
     "ensemble": (GREY, "o"),
