@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from dataclasses import replace
 from functools import partial
-from typing import Any
+from typing import Annotated, Any
 
 import torch
 from pydantic import Field
@@ -29,6 +29,7 @@ from fedbayes.contracts import (
 from fedbayes.contracts.drawn import refuse_weight_decay, require_weights_alone
 from fedbayes.contracts.natural import KNOWN_STD
 from fedbayes.contracts.run import with_prior
+from fedbayes.core.fields import Chosen
 from fedbayes.core.messages import Message, dense
 from fedbayes.core.tensors import Samples, Tensors, part
 from fedbayes.errors import MessageError, ModelError
@@ -74,7 +75,9 @@ class FedLpa(Method[Weights, Stateless, ReportList]):
         weighted=True,
     )
 
-    prior_std: float = Field(1.0, gt=0, description="s, standard deviation of the prior")
+    prior_std: Annotated[float, Chosen()] = Field(
+        1.0, gt=0, description="s, standard deviation of the prior"
+    )
     largest: int = Field(
         1000,
         ge=1,
@@ -89,9 +92,15 @@ class FedLpa(Method[Weights, Stateless, ReportList]):
     )
 
     def recommended(self, known: Known) -> dict[str, Any]:
-        """About 300 steps of SGD, in one round or in all of them together."""
+        """About 300 steps of SGD, in one round or in all together; a strict prior of numbers, which
+        networks that fit them too well say with confidence.
+        """
         steps = max(20, 300 // known.run.rounds)
-        return {**sgd(known), "training.epochs": max(2, round(steps / known.epoch))}
+        return {
+            **sgd(known),
+            "training.epochs": max(2, round(steps / known.epoch)),
+            "method.prior_std": 0.1 if known.real else 0.5,
+        }
 
     def check(self, run: Federation) -> None:
         """Weights are all that changes in training, and predictions have a Fisher matrix.

@@ -66,7 +66,7 @@ class Qlsd(Chain, Method[ChainServer, Stateless, ReportList]):
     def recommended(self, known: Known) -> dict[str, Any]:
         """A long step, and a temperature that leaves the data their say."""
         return {
-            **sgd(known, lr=0.5),
+            **sgd(known, lr=0.7),
             "training.epochs": 1,
             "method.temperature": known.tempered(0.2),
         }
