@@ -25,11 +25,11 @@ WHOLE = 64 * 40 + 40 + 40 * 20 + 20 + 20 * 10 + 10
 REST = WHOLE - 64 * 40 - 40
 SEVERAL = {"mixture", "pvi", "fedgvi", "ivon-admm", "fedlap", "fedep", "pfedbayes", "fedbe"}
 SEVERAL |= {"fedbe-sums", "hierarchical", "fedpm", "fald", "fedivon", "fens"}
+SEVERAL |= {"predbayes", "qlsd"}
 """Methods whose models are several networks, or means and deviations."""
-TWOFOLD = SEVERAL - {"fedbe", "fedbe-sums", "hierarchical", "fedpm", "fald", "fens"} | {
-    "scaffold",
-    "scaffold-fedsparse",
-}
+TWOFOLD = SEVERAL - {"fedbe", "fedbe-sums", "hierarchical", "fedpm", "fald", "fens"}
+TWOFOLD -= {"predbayes", "qlsd"}
+TWOFOLD |= {"scaffold", "scaffold-fedsparse"}
 """Methods that send two numbers for a weight."""
 
 

@@ -144,7 +144,7 @@ def test_every_method_takes_every_likelihood(table, method, likelihood):
         task=task,
         **settings(table, *TASKS[likelihood]),
     )
-    if method in ("fedlap", "fedep") and likelihood in ("quantile", "cox"):
+    if method in ("fedlap", "fedep", "fedlpa") and likelihood in ("quantile", "cox"):
         with pytest.raises(ConfigError, match="no distribution to take the Fisher matrix of"):
             Simulation(config)
         return
@@ -154,8 +154,8 @@ def test_every_method_takes_every_likelihood(table, method, likelihood):
     whose = ("global", "local")
     if not simulation.method.models.has_global:
         whose = ("local",)
-    elif method in ("fedpa", "qfedavg", "fedpm", "fens"):  # no networks of clients
-        whose = ("global",)
+    elif method in ("fedpa", "qfedavg", "fedpm", "fens", "predbayes", "qlsd"):
+        whose = ("global",)  # no networks of clients
     # Beside them those of what differs between clients, such as `global_worst`.
     assert {table.partition("_")[0] for table in last} == set(whose)
     for metrics in last.values():

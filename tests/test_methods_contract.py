@@ -384,6 +384,31 @@ class TestFens(MethodContract):
     settings: ClassVar = {"cohort": 4}
 
 
+@pytest.mark.slow
+class TestFedLpa(MethodContract):
+    method = "fedlpa"
+    parameters: ClassVar = {"largest": 12}
+
+
+@pytest.mark.slow
+class TestPredBayes(MethodContract):
+    method = "predbayes"
+    parameters: ClassVar = {"samples": 2}
+    settings: ClassVar = {"cohort": 4}
+
+
+@pytest.mark.slow
+class TestPredBayesDistilled(MethodContract):
+    method = "predbayes"
+    parameters: ClassVar = {"samples": 2, "inputs": "auto", "steps": 4, "drawn": 64}
+
+
+@pytest.mark.slow
+class TestQlsd(MethodContract):
+    method = "qlsd"
+    parameters: ClassVar = {"burn_in": 0.0}
+
+
 class TestLocal(MethodContract):
     method = "local"
 

@@ -8,14 +8,17 @@ import torch
 
 import fedbayes
 from fedbayes.contracts import Report, ReportList, Stateless, Sum
+from fedbayes.contracts.chain import effective_size, r_hat
 from fedbayes.contracts.personal import PersonalTensors
 from fedbayes.core.messages import encode
 from fedbayes.errors import MessageError
-from fedbayes.methods.fald import Fald, effective_size, r_hat
+from fedbayes.methods.fald import Fald
 from fedbayes.methods.fedivon import FedIvon, FedIvonServer
 from fedbayes.methods.fedpm import FedPm, _fixed
 from fedbayes.methods.fens import MIXER, Fens, FensServer
+from fedbayes.methods.qlsd import Qlsd, _read
 from tests.methods.places import at, network, rounds, run_of, samples
+from tests.methods.test_moments import linear_run, pooled, regressions
 
 PLAIN = {"optimizer": "sgd"}
 
@@ -243,3 +246,59 @@ def test_fens_starts_at_the_mean_of_the_networks_that_came():
     found = method.draws(method.model(server, run), run)(x)[0]
     both = [net({n: t + k for n, t in net.initial.items()}, x) for k in (0, 2)]
     torch.testing.assert_close(found, (both[0] + both[1]) / 2)
+
+
+def test_qlsd_draws_the_posterior_of_all_rows():
+    """Mean and covariance of the chain on a linear regression, at any division of rows."""
+    data = [*regressions(orthogonal=False), *regressions(1, rows=7, orthogonal=False, seed=5)]
+    mean, precision = pooled(data)
+    method, run = Qlsd(), replace(linear_run(clients=4, cohort=4, lr=0.05), rounds=10_000)
+    server, found = method.init(run), []
+    for number in range(1, 4501):  # before burn-in ends
+        reports = ReportList()
+        for client, own in enumerate(data):
+            place = at(run, client=client, round=number)
+            message = method.message(server, place)
+            reports.add(client, method.local(message, Stateless(), own, place)[0])
+        server, _ = method.update(server, reports, at(run, round=number))
+        found.append(server.weights["0.weight"][0])
+    drawn, wanted = torch.stack(found[500:]), torch.linalg.inv(precision)
+    std = wanted.diagonal().sqrt()
+    assert float(((drawn.mean(0) - mean) / std).abs().max()) < 0.25
+    assert float(((torch.cov(drawn.T) - wanted) / torch.outer(std, std)).abs().max()) < 0.25
+
+
+def test_qlsd_sends_gradients_that_are_right_on_average():
+    """Of one byte a number, off by less than a step, in the mean the gradient of all rows."""
+    net, data = network(), samples(40)
+    method, run = Qlsd(), run_of(network(), clients=2, cohort=2, batch_size=16, **PLAIN)
+    start = {n: t.clone().requires_grad_() for n, t in net.initial.items()}
+    loss = torch.nn.functional.cross_entropy(net(start, data.x), data.y)
+    wanted = dict(zip(start, torch.autograd.grad(loss, list(start.values())), strict=True))
+    read = {n: [] for n in wanted}
+    for number in range(1, 401):
+        place = at(run, round=number)
+        report, _, info = method.local(
+            method.message(method.init(run), place), Stateless(), data, place
+        )
+        assert report.weight == 40
+        assert info["loss"] == pytest.approx(float(loss.detach()), rel=1e-5)
+        for name in wanted:
+            assert report.tensors[f"code/{name}"].dtype == torch.int8
+            read[name].append(_read(report.tensors, name))
+    for name, slope in wanted.items():
+        every, step = torch.stack(read[name]), float(slope.abs().max()) / 127
+        assert float((every - slope).abs().max()) < step * 1.001
+        assert float((every.mean(0) - slope).abs().max()) < 4 * step / 2 / math.sqrt(400)
+    weights = sum(t.numel() for t in wanted.values())
+    sent = sum(t.numel() * t.element_size() for t in report.tensors.values())
+    assert sent == weights + 4 * len(wanted)
+
+
+def test_qlsd_says_that_epochs_have_no_effect_and_rejects_negative_steps():
+    run = run_of(network(), epochs=3, **PLAIN)
+    assert "have no effect" in Qlsd().remarks(run)[0]
+    assert not Qlsd().remarks(run_of(network(), epochs=1, **PLAIN))
+    bad = Report({"step/1.bias": torch.tensor(-1.0)})
+    with pytest.raises(MessageError, match="negative"):
+        Qlsd().accept(Qlsd().init(run), bad, run)

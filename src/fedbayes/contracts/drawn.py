@@ -128,6 +128,18 @@ def sampler_of(
     return around(mean, lambda rng: _move(std, rng), network, count, linearized=linearized)
 
 
+def sampler_over(networks: Tensors, network: Network) -> Sampler:
+    """Outputs [draws, n, width] of networks whose weights are stacked, [draws, ...] by name.
+
+    Args:
+        networks: the weights.
+        network: theirs.
+    """
+    count = len(next(iter(networks.values())))
+    every = [network.prepare({n: t[k] for n, t in networks.items()}) for k in range(count)]
+    return lambda x: torch.stack([network(weights, x) for weights in every])
+
+
 def around(
     mean: Tensors,
     moves: Callable[[torch.Generator], Tensors],

@@ -8,9 +8,9 @@ import torch
 from fedbayes.contracts.changes import Clips
 from fedbayes.core import seeds
 from fedbayes.core.brief import Brief
-from fedbayes.core.tensors import Samples
+from fedbayes.core.tensors import Samples, Tensors
 from fedbayes.data.preprocessing import Preprocessing
-from fedbayes.inference.problem import Loss, Problem, Solved
+from fedbayes.inference.problem import Loss, Problem, Solved, Tree
 from fedbayes.inference.settings import LocalTraining
 from fedbayes.inference.solve import solve
 from fedbayes.likelihoods import Likelihood
@@ -139,5 +139,28 @@ def nll(run: Federation, *, training: bool = True) -> Loss:
     def loss(parameters: object, batch: Samples, given: object, noise: object) -> torch.Tensor:
         outputs = network(parameters, batch.x, training=training)  # type: ignore[arg-type]
         return likelihood.nll(outputs, batch.y)
+
+    return loss
+
+
+def with_prior(run: Federation, std: float, *, training: bool = True) -> Loss:
+    """The mean negative log-likelihood plus a share of a Gaussian prior: ‖w‖²/(2 s² n).
+
+    Args:
+        run: network and likelihood.
+        std: s, the standard deviation of each weight.
+        training: as for `nll`.
+
+    Returns:
+        A loss that is given n as `total`: the rows of the federation, or a client's own times the
+        number of clients that share the prior.
+    """
+    likelihood = nll(run, training=training)
+
+    def loss(parameters: Tensors, batch: Samples, given: Tree, noise: Tree) -> torch.Tensor:
+        value = likelihood(parameters, batch, given, noise)
+        squares = torch.stack([w.square().sum() for w in parameters.values()]).sum()
+        energy: torch.Tensor = value + squares / (2 * std**2 * given["total"])
+        return energy
 
     return loss

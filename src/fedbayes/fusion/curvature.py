@@ -142,7 +142,7 @@ def curvature_at(
     """What a client's samples say of a network's weights, as `posterior` has it, on the CPU."""
     network = at.run.network
     return posterior(
-        with_weights(network.module, network.whole(weights)),
+        _module(network, weights),
         at.run.likelihood,
         samples.to("cpu"),
         settings,
@@ -196,7 +196,7 @@ def factored_layers(network: Network, largest: int) -> dict[str, tuple[int, int]
         raise ModelError(
             "which layers have Kronecker factors is found with a sample; give its shape"
         )
-    module = with_weights(network.module, network.whole(network.initial))
+    module = _module(network, network.initial)
     sums = _Sums(module, largest, None)
     rng = torch.Generator().manual_seed(0)
     kind = next(module.parameters()).dtype
@@ -206,6 +206,14 @@ def factored_layers(network: Network, largest: int) -> dict[str, tuple[int, int]
         for name in sums.layers
         if name in sums.outputs
     }
+
+
+def _module(network: Network, weights: Tensors) -> nn.Module:
+    """The network with these weights, what is frozen frozen."""
+    module = with_weights(network.module, network.whole(weights))
+    for name, parameter in module.named_parameters():
+        parameter.requires_grad_(name not in network.constants)
+    return module
 
 
 def require_curvature(likelihood: Likelihood) -> None:

@@ -194,20 +194,57 @@ def kfac(posteriors: Sequence[Posterior], settings: AveragingSettings | None = N
             return torch.zeros_like(changes[0])
         # In units of the mean diagonal, since gradients may be far below 1.
         pairs = [((one.outputs.double() / size).to(kind), one.inputs.to(kind)) for one in factors]
-        right = weighted_sum(
-            [b @ w.to(kind) @ a for (b, a), w in zip(pairs, changes, strict=True)], n
-        )
-
-        def apply(m: Tensor) -> Tensor:
-            m = m.to(kind)
-            return prior * m + weighted_sum([b @ m @ a for b, a in pairs], n)
-
-        return conjugate_gradients(
-            apply, right, _near(pairs, n, prior), settings.tolerance, settings.iterations
+        return product_mode(
+            pairs,
+            [w.to(kind) for w in changes],
+            n,
+            prior,
+            tolerance=settings.tolerance,
+            iterations=settings.iterations,
         )
 
     rest = settings.precision_of("fisher")
     return _by_layer(posteriors, solve, lambda name, mean: _diagonal(posteriors, name, mean, rest))
+
+
+def product_mode(
+    pairs: Sequence[tuple[Tensor, Tensor]],
+    means: Sequence[Tensor],
+    n: Sequence[float],
+    prior: float,
+    *,
+    tolerance: float,
+    iterations: int,
+) -> Tensor:
+    """The mode of a product of Gaussians of one layer: Σ_s n_s B_s (M − M_s) A_s + p M = 0.
+
+    Args:
+        pairs: B_s [o, o] and A_s [d, d].
+        means: M_s [o, d], of the same type.
+        n: n_s.
+        prior: p, the precision of one more Gaussian around 0.
+        tolerance: as for `conjugate_gradients`.
+        iterations: as for `conjugate_gradients`.
+
+    Returns:
+        M [o, d], float64.
+
+    Examples:
+        >>> import torch
+        >>> from fedbayes.fusion.posteriors import product_mode
+        >>> pairs = [(torch.eye(1), torch.eye(1)), (torch.eye(1), 2 * torch.eye(1))]
+        >>> means = [torch.zeros(1, 1), torch.full((1, 1), 6.0)]
+        >>> product_mode(pairs, means, [1.0, 1.0], 1.0, tolerance=1e-6, iterations=9)
+        tensor([[3.]], dtype=torch.float64)
+    """
+    right = weighted_sum([b @ m @ a for (b, a), m in zip(pairs, means, strict=True)], n)
+    kind = pairs[0][0].dtype
+
+    def apply(m: Tensor) -> Tensor:
+        m = m.to(kind)
+        return prior * m + weighted_sum([b @ m @ a for b, a in pairs], n)
+
+    return conjugate_gradients(apply, right, _near(pairs, n, prior), tolerance, iterations)
 
 
 def conjugate_gradients(

@@ -81,18 +81,23 @@ def weights_in(module: nn.Module, run: Federation) -> Tensors:
     return {name: state[name].cpu() for name in run.network.initial}
 
 
+def ensemble_of(networks: Sequence[Tensors], run: Federation) -> Teacher:
+    """What an ensemble of networks with these weights predicts on average."""
+    return Teacher([_function(weights, run) for weights in networks], None, run.likelihood)
+
+
 def learnt(
-    ensemble: Sequence[Tensors],
+    teacher: Teacher,
     start: Tensors,
     inputs: str,
     settings: DistillationSettings,
     at: RoundContext,
     cycles: int = 1,
 ) -> tuple[Tensors, Info]:
-    """A network that learns what the ensemble predicts on average.
+    """A network that learns what a teacher predicts.
 
     Args:
-        ensemble: weights of its networks.
+        teacher: the joint prediction of networks.
         start: weights to start from.
         inputs: what is drawn, as a setting names it.
         settings: of one cycle of the learning rate.
@@ -101,10 +106,9 @@ def learnt(
             ends (stochastic weight averaging).
 
     Returns:
-        The weights, and the divergence from the ensemble in nats of the start and of the last
+        The weights, and the divergence from the teacher in nats of the start and of the last
         cycle's end on held-out inputs.
     """
-    teacher = Teacher([_function(weights, at.run) for weights in ensemble], None, at.run.likelihood)
     module, ends, told = module_with(start, at.run), list[Tensors](), Info()
     for cycle in range(cycles):
         found = distill(module, teacher, draws_of_round(inputs, at, cycle), settings)

@@ -1,12 +1,9 @@
 """FALD: federated averaging Langevin dynamics, whose server draws from the posterior."""
 
-from dataclasses import dataclass, field, replace
-from math import isfinite
-from typing import Annotated, Any
+from dataclasses import replace
+from typing import Any
 
 import torch
-from pydantic import Field
-from torch import Tensor
 
 from fedbayes.contracts import (
     About,
@@ -17,32 +14,20 @@ from fedbayes.contracts import (
     PointEstimate,
     Problem,
     RoundContext,
-    Sampler,
     Stateless,
     Sum,
     Tree,
-    nll,
     sgd,
 )
+from fedbayes.contracts.chain import Chain, ChainServer
 from fedbayes.contracts.drawn import refuse_weight_decay, require_weights_alone
-from fedbayes.core.fields import Chosen
+from fedbayes.contracts.run import with_prior
 from fedbayes.core.messages import Message
-from fedbayes.core.tensors import Samples, Tensors, named, part
+from fedbayes.core.tensors import Samples, Tensors
 from fedbayes.inference.sampling import Langevin, require_langevin
 
 
-@dataclass(frozen=True)
-class FaldServer:
-    """The chain's last state, and the draws that were kept of it."""
-
-    weights: Tensors
-    draws: Tensors = field(default_factory=dict)
-    """Weights after the rounds that count, [draws, ...], oldest first."""
-    track: Tensor = field(default_factory=lambda: torch.zeros(0, _TRACKED, dtype=torch.float64))
-    """Projections of the weights on fixed directions after each of these rounds, float64."""
-
-
-class Fald(PointEstimate[FaldServer]):
+class Fald(Chain, PointEstimate[ChainServer]):
     """Federated averaging Langevin dynamics (Plassier et al. 2023, Algorithm 1; Deng et al. 2021).
 
     In every step a client goes down the gradient of its mean loss ℓ_k, and adds noise,
@@ -51,10 +36,7 @@ class Fald(PointEstimate[FaldServer]):
 
     with N = Σ n_k. The server averages with p_k = n_k/N. The noise of the mean then has the
     variance 2 η T/N. With one local step, rounds are Langevin dynamics of the posterior of all N
-    rows under the prior N(0, s²), at the temperature T. The model predicts by the mean over draws
-    that the server keeps after `burn_in` of the rounds. Two numbers say whether these suffice:
-    split R̂ (Gelman et al. 2013), which comes to 1, and the effective sample size, each of the
-    worst of 16 fixed random projections of the weights.
+    rows under the prior N(0, s²), at the temperature T.
     """
 
     name = "fald"
@@ -62,16 +44,7 @@ class Fald(PointEstimate[FaldServer]):
         "Langevin dynamics over rounds, whose draws predict",
         "Plassier et al. 2023; Deng et al. 2021",
     )
-    server_state = FaldServer
-
-    temperature: Annotated[float, Chosen()] = Field(
-        1.0, ge=0, description="T of the posterior; 1 is Bayes' rule, 0 has no noise"
-    )
-    prior_std: float = Field(1.0, gt=0, description="s, standard deviation of the prior")
-    burn_in: float = Field(
-        0.5, ge=0, lt=1, description="share of the rounds before the first draw is kept"
-    )
-    keep: int = Field(20, ge=1, description="most draws that the server keeps, the last ones")
+    server_state = ChainServer
 
     def recommended(self, known: Known) -> dict[str, Any]:
         """Plain steps, and a temperature that leaves the data their say."""
@@ -88,9 +61,9 @@ class Fald(PointEstimate[FaldServer]):
         refuse_weight_decay(self.name, run)
         require_weights_alone(self.name, run)
 
-    def init(self, run: Federation) -> FaldServer:
+    def init(self, run: Federation) -> ChainServer:
         """Start at the network's initialization."""
-        return FaldServer(run.network.initial)
+        return ChainServer(run.network.initial)
 
     def problem(
         self, message: Message, client: Stateless, samples: Samples, at: RoundContext
@@ -109,80 +82,10 @@ class Fald(PointEstimate[FaldServer]):
 
     def loss(self, run: Federation) -> Loss:
         """The negative log-likelihood plus the prior's share of it."""
-        likelihood = nll(run)
+        return with_prior(run, self.prior_std)
 
-        def loss(parameters: Tensors, batch: Samples, given: Tree, noise: Tree) -> Tensor:
-            value = likelihood(parameters, batch, given, noise)
-            squares = torch.stack([w.square().sum() for w in parameters.values()]).sum()
-            energy: Tensor = value + squares / (2 * self.prior_std**2 * given["total"])
-            return energy
-
-        return loss
-
-    def update(self, server: FaldServer, reports: Sum, at: RoundContext) -> tuple[FaldServer, Info]:
+    def update(
+        self, server: ChainServer, reports: Sum, at: RoundContext
+    ) -> tuple[ChainServer, Info]:
         """Average, and keep a draw after burn-in."""
-        weights = reports.mean()
-        if at.round <= self.burn_in * at.run.rounds:
-            return FaldServer(weights), {}
-        draws = {
-            n: torch.cat([server.draws[n], w[None]] if server.draws else [w[None]])[-self.keep :]
-            for n, w in weights.items()
-        }
-        track = torch.cat([server.track, _projected(weights)[None]])
-        info = {"draws": float(len(track)), "r_hat": r_hat(track), "ess": effective_size(track)}
-        kept = {name: value for name, value in info.items() if isfinite(value)}
-        return FaldServer(weights, draws, track), kept
-
-    def model(self, server: FaldServer, run: Federation) -> Tensors:
-        """Return the draws; before the first one, the weights."""
-        return named("draw", server.draws or {n: w[None] for n, w in server.weights.items()})
-
-    def draws(self, model: Tensors, run: Federation) -> Sampler:
-        """Outputs of the networks that were drawn."""
-        network, drawn = run.network, part(model, "draw") or {n: t[None] for n, t in model.items()}
-        count = len(next(iter(drawn.values())))
-        every = [network.prepare({n: t[k] for n, t in drawn.items()}) for k in range(count)]
-        return lambda x: torch.stack([network(weights, x) for weights in every])
-
-
-def r_hat(track: Tensor) -> float:
-    """Split R̂ of the worst column of a chain [draws, columns]; NaN for fewer than four draws."""
-    half = len(track) // 2
-    if half < 2:
-        return float("nan")
-    halves = torch.stack([track[:half], track[-half:]])
-    within = halves.var(dim=1).mean(dim=0)
-    between = half * halves.mean(dim=1).var(dim=0)
-    return float((((half - 1) / half * within + between / half) / within).sqrt().max())
-
-
-def effective_size(track: Tensor) -> float:
-    """Effective sample size of the worst column [draws, columns], by Geyer's monotone sequence.
-
-    NaN for fewer than four draws.
-    """
-    count = len(track)
-    if count < 4:
-        return float("nan")
-    centred = track - track.mean(dim=0)
-    spectrum = torch.fft.rfft(centred, n=2 * count, dim=0).abs().square()
-    covariance = torch.fft.irfft(spectrum, n=2 * count, dim=0)[:count] / count
-    correlation = covariance / covariance[0]
-    pairs = correlation[: count // 2 * 2].reshape(-1, 2, track.shape[1]).sum(dim=1)
-    positive = (pairs > 0).to(torch.float64).cumprod(dim=0)
-    total = (torch.cummin(pairs, dim=0).values * positive).sum(dim=0)
-    return float((count / (2 * total - 1).clamp_min(1 / count)).min())
-
-
-def _projected(weights: Tensors) -> Tensor:
-    """The weights along fixed random directions, float64 [_TRACKED]."""
-    rng = torch.Generator().manual_seed(0)
-    found = torch.zeros(_TRACKED, dtype=torch.float64)
-    for tensor in weights.values():
-        flat = tensor.cpu().double().flatten()
-        found += torch.randn(_TRACKED, len(flat), generator=rng).double() @ flat
-    return found
-
-
-_TRACKED = 16
-"""Directions along which the chain is watched."""
+        return self.kept(server, reports.mean(), at)

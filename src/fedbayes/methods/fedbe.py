@@ -34,7 +34,7 @@ from fedbayes.core.fields import Only
 from fedbayes.core.messages import Message, dense
 from fedbayes.core.tensors import Tensors, named, part
 from fedbayes.fusion.combining import combine
-from fedbayes.fusion.rounds import check_inputs, input_remarks, learnt
+from fedbayes.fusion.rounds import check_inputs, ensemble_of, input_remarks, learnt
 from fedbayes.fusion.settings import DistillationSettings
 
 
@@ -131,8 +131,8 @@ class _Ensemble(Averaged, Method[FedBeServer, Stateless, Reduced], Generic[Reduc
                 lr=self.server_lr,
                 held_out=_HELD_OUT,
             )
-            ensemble = list(self.ensemble(_model(server), at.run))
-            weights, told = learnt(ensemble, weights, self.inputs, settings, at, self.cycles)
+            teacher = ensemble_of(list(self.ensemble(_model(server), at.run)), at.run)
+            weights, told = learnt(teacher, weights, self.inputs, settings, at, self.cycles)
             info |= told
         if self.predicts == "single":
             return FedBeServer(weights), info

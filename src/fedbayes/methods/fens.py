@@ -27,7 +27,7 @@ from fedbayes.contracts import (
     nll,
     sgd,
 )
-from fedbayes.contracts.drawn import require_weights_alone
+from fedbayes.contracts.drawn import require_weights_alone, sampler_over
 from fedbayes.contracts.personal import PersonalTensors, solved_apart
 from fedbayes.core.messages import Message, dense
 from fedbayes.core.tensors import Samples, Tensors, named, part
@@ -237,9 +237,7 @@ def _width(run: Federation) -> int:
 
 def _outputs(network: Network, networks: Tensors, x: Tensor) -> Tensor:
     """Outputs of each network, [clients, n, outputs]."""
-    count = len(next(iter(networks.values())))
-    every = [network.prepare({n: t[k] for n, t in networks.items()}) for k in range(count)]
-    return torch.stack([network(weights, x) for weights in every])
+    return sampler_over(networks, network)(x)
 
 
 def _mixed(every: Tensor, mixer: Tensor) -> Tensor:
