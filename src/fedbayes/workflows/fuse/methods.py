@@ -20,7 +20,7 @@ NETWORK = ("model", "shape", "classes", "mean", "std")
 SELECTING = ("select", "grid", "max_neurons")
 _FUNCTION = (
     *("like", "inputs", "sums", "width", "bound", "frontier", "test", "minutes", "posterior"),
-    *("state", "show_inputs"),
+    *("state", "show_inputs", "temperature_data"),
 )
 _WRITTEN = ("report", "picture")
 

@@ -124,8 +124,9 @@ class PosteriorJob:
         rows = found.preprocessing.apply(found.samples.x)
         with torch.no_grad():
             outputs = torch.cat([frozen(module)(some) for some in torch.split(rows, _BATCH)])
+        sums = temperature_sums(likelihood, outputs[None], found.samples.y)
         try:
-            return temperature_sums(likelihood, outputs[None], found.samples.y).temperature()
+            return sums.with_prior().temperature()
         except DataError as error:
             raise ModelError(f"--temperature {self.temperature}: {error}") from None
 
@@ -322,24 +323,21 @@ def sent_counts(
     return np.stack(found)
 
 
-def sent_temperatures(paths: Sequence[Path], files: ModelFiles) -> list[float] | None:
-    """The temperature of each client [S], where all files are posteriors that have one.
+def sent_temperatures(paths: Sequence[Path], files: ModelFiles) -> list[float | None]:
+    """The temperature of each client [S]: that of its posterior, else that of its card.
 
     Raises:
         ModelError: a file is damaged.
     """
-    if any(is_program(path) or not is_posterior(path) for path in paths):
-        return None
-    found = [read_posterior(path, files)[0].temperature for path in paths]
-    there = [one for one in found if one is not None]
-    if there and len(there) < len(found):
-        warnings.warn(
-            f"{len(there)} of {len(found)} files have a temperature, so none is used. Give all "
-            "clients one: fedbayes posterior --temperature",
-            FedbayesWarning,
-            stacklevel=2,
-        )
-    return there if len(there) == len(found) else None
+    found: list[float | None] = []
+    for path in paths:
+        if is_program(path):
+            found.append(None)
+            continue
+        sent = read_posterior(path, files)[0].temperature if is_posterior(path) else None
+        card = files[path][1]
+        found.append(card.temperature if sent is None and card is not None else sent)
+    return found
 
 
 def is_posterior(path: Path) -> bool:
