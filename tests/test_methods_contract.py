@@ -384,6 +384,23 @@ class TestFens(MethodContract):
     settings: ClassVar = {"cohort": 4}
 
 
+class TestGaussianHead(MethodContract):
+    method = "gaussian-head"
+
+
+@pytest.mark.slow
+class TestGaussianHeadLinear(MethodContract):
+    method = "gaussian-head"
+    parameters: ClassVar = {"head": "lda", "prior_rows": 20.0}
+    settings: ClassVar = {"cohort": 3, "model": {"name": "tests.toy_models:residual"}}
+
+
+@pytest.mark.slow
+class TestGaussianHeadQuadratic(MethodContract):
+    method = "gaussian-head"
+    parameters: ClassVar = {"head": "qda"}
+
+
 class TestLocal(MethodContract):
     method = "local"
 

@@ -61,6 +61,7 @@ METHODS: Mapping[str, "type[AnyMethod]"] = Catalogue(
         "fald": ("fald", "Fald"),
         "fedivon": ("fedivon", "FedIvon"),
         "fens": ("fens", "Fens"),
+        "gaussian-head": ("gaussian_head", "GaussianHeadMethod"),
         "local": ("local", "Local"),
         "global": ("centralized", "Global"),
     },

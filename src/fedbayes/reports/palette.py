@@ -100,6 +100,7 @@ METHODS: dict[str, tuple[int, str]] = {
     "fald": (BROWN, "v"),
     "fedivon": (BROWN, "P"),
     "fens": (BROWN, "X"),
+    "gaussian-head": (BROWN, "<"),
     "local": (GREY, "v"),
     "global": (WINE, "D"),
     "ensemble": (GREY, "o"),
