@@ -24,9 +24,17 @@ from tests.toy_models import pretrained
 WHOLE = 64 * 40 + 40 + 40 * 20 + 20 + 20 * 10 + 10
 REST = WHOLE - 64 * 40 - 40
 SEVERAL = {"mixture", "pvi", "fedgvi", "ivon-admm", "fedlap", "fedep", "pfedbayes", "fedbe"}
-SEVERAL |= {"fedbe-sums", "hierarchical", "fedpm", "fald", "fedivon", "fens"}
+SEVERAL |= {"fedbe-sums", "hierarchical", "fedpm", "fald", "fedivon", "fens", "gaussian-head"}
 """Methods whose models are several networks, or means and deviations."""
-TWOFOLD = SEVERAL - {"fedbe", "fedbe-sums", "hierarchical", "fedpm", "fald", "fens"} | {
+TWOFOLD = SEVERAL - {
+    "fedbe",
+    "fedbe-sums",
+    "hierarchical",
+    "fedpm",
+    "fald",
+    "fens",
+    "gaussian-head",
+} | {
     "scaffold",
     "scaffold-fedsparse",
 }

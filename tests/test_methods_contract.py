@@ -420,7 +420,7 @@ NOISE = {"gpi-fnm": "each", "pfnm": 0.5}
 """Deviations that are no parameters behind the network, for methods that have no place for them."""
 
 
-@pytest.mark.parametrize("name", METHODS)
+@pytest.mark.parametrize("name", [name for name in METHODS if name != "gaussian-head"])
 def test_every_method_keeps_its_promises_on_a_regression(name, tmp_path):
     """On diabetes with Gaussian noise, whose deviation is learnt where it can be."""
     contract = MethodContract()

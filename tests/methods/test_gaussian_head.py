@@ -257,10 +257,10 @@ def test_reports_that_no_rows_have_are_rejected():
         report, server = told[0], simulation.server
         method.accept(server, report, run)
         for name, change, words in (
-            ("counts/rows", lambda t: t - 0.5, "shares of classes"),
-            ("counts/rows", lambda t: 2 * t, "shares of classes"),
-            ("products/features", lambda t: t / 10, "no second moments"),
-            ("products/features", lambda t: t + torch.triu(torch.ones(12, 12)), "no second"),
+            ("counts/rows", lambda t: t - 0.5, "counts of classes"),
+            ("counts/rows", lambda t: 2 * t, "counts of classes"),
+            ("products/features", lambda t: t / 10, "squares are less"),
+            ("products/features", lambda t: t + torch.triu(torch.ones(12, 12)), "not symmetric"),
         ):
             bad = Report({**report.tensors, name: change(report.tensors[name])}, report.weight)
             with pytest.raises(MessageError, match=words):

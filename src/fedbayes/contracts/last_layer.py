@@ -11,7 +11,7 @@ from fedbayes.errors import ModelError
 
 
 @dataclass(frozen=True)
-class LastLayer:
+class FinalLayer:
     """A linear layer whose outputs are the network's."""
 
     path: str
@@ -70,14 +70,14 @@ class LastLayer:
         if not found or found[-1][0].ndim != 2:
             raise ModelError(f"the last layer {self.path!r} does not see one row for each sample")
         if bool(outputs[:, : self.outputs].any()):  # of a layer of zeros
-            raise ModelError("the outputs of the network must be those of its last layer")
+            raise ModelError("the method needs a network whose outputs are those of its last layer")
         seen = torch.cat([one[0] for one in found]).double().cpu()
         if self.bias is not None:
             seen = torch.cat([seen, torch.ones(len(seen), 1, dtype=torch.float64)], dim=1)
         return seen, outputs[:, self.outputs :].double().cpu()
 
 
-def last_layer(run: Federation, method: str, other: str) -> LastLayer:
+def last_layer(run: Federation, method: str, other: str) -> FinalLayer:
     """The last layer of the network of a run.
 
     Args:
@@ -102,4 +102,4 @@ def last_layer(run: Federation, method: str, other: str) -> LastLayer:
     if missing := [n for n in names if n not in network.initial]:
         raise ModelError(f"{method} needs a last layer that trains, and {missing[0]} is frozen")
     width, inputs = network.initial[names[0]].shape
-    return LastLayer(path, width, inputs + biased, names[0], names[1] if biased else None)
+    return FinalLayer(path, width, inputs + biased, names[0], names[1] if biased else None)

@@ -30,6 +30,8 @@ from fedbayes.core.brief import Brief
 
 GRID = torch.logspace(-2, 6, 81, dtype=torch.float64)
 """Values of n₀ of which the most probable is taken."""
+ROUNDING = 1e-9
+"""Part of its sums by which a client may contradict itself."""
 _LEAST = 1e-12
 """Least mean variance of features."""
 
@@ -70,6 +72,27 @@ class Moments(Brief):
     def times(self, factor: float) -> "Moments":
         """With every row counted so many times."""
         return Moments(self.counts * factor, self.sums * factor, self.products * factor)
+
+    def trouble(self, rows: float) -> str:
+        """Why no rows, of which there are so many, have these sums; empty if some may."""
+        counts, sums, products = self.counts, self.sums, self.products
+        wide = (*sums.shape[1:], *sums.shape[1:])
+        shapes = ((1, *wide), (len(counts), *wide)) if counts.ndim == 1 else ()
+        if sums.ndim != 2 or len(sums) != len(counts) or products.shape not in shapes:
+            return "their shapes do not fit"
+        if any(t.dtype != torch.float64 or not t.isfinite().all() for t in vars(self).values()):
+            return "they are not finite numbers of 64 bits"
+        if bool((counts < 0).any()) or abs(float(counts.sum()) - rows) > ROUNDING * rows:
+            return f"counts of classes are negative, or do not add to {rows:g}"
+        squares = products.diagonal(dim1=1, dim2=2)
+        least = sums.square() / counts.clamp_min(1e-300)[:, None]
+        least = least if len(products) > 1 else least.sum(0, keepdim=True)
+        room = ROUNDING * float(squares.abs().max())
+        if bool((squares < least - room).any()):
+            return "squares are less than those of the means"
+        if not torch.allclose(products, products.mT, rtol=0, atol=room):
+            return "products are not symmetric"
+        return ""
 
     @property
     def shared(self) -> "Moments":

@@ -21,7 +21,7 @@ from fedbayes.contracts import (
     Sum,
     single_draw,
 )
-from fedbayes.contracts.last_layer import LastLayer, last_layer
+from fedbayes.contracts.last_layer import FinalLayer, last_layer
 from fedbayes.core.fields import unused
 from fedbayes.core.messages import Message, dense
 from fedbayes.core.tensors import Samples, Tensors, named, pack, part, unpack
@@ -69,7 +69,7 @@ class GaussianHeadMethod(Method[HeadServer, Stateless, Sum]):
 
     name = "gaussian-head"
     about = About(
-        "discriminant analysis of frozen features, from sums of one round",
+        "discriminant analysis of frozen features, by sums",
         "Fisher 1936; Murphy 2007",
     )
     server_state = HeadServer
@@ -82,6 +82,7 @@ class GaussianHeadMethod(Method[HeadServer, Stateless, Sum]):
                 exact=True,
                 range=4096.0,
                 joint="a middle of matrices entry by entry is no covariance",
+                uncompressed="covariances are differences of its sums, which must be exact",
             ),
         },
         weighted=True,
@@ -188,24 +189,13 @@ class GaussianHeadMethod(Method[HeadServer, Stateless, Sum]):
         Raises:
             MessageError: no rows have them.
         """
-        told = dense(report.tensors)
-        counts, products = told["counts/rows"], told["products/features"]
-        if bool((counts < 0).any()) or abs(float(counts.sum()) - 1) > _ROUNDING:
-            raise MessageError("its shares of classes are negative, or do not add to 1")
-        squares = products.diagonal(dim1=1, dim2=2)
-        least = told["sums/features"].square() / counts.clamp_min(1e-300)[:, None]
-        least = least if len(products) > 1 else least.sum(0, keepdim=True)
-        room = _ROUNDING * float(squares.abs().max())
-        if bool((squares < least - room).any()) or not torch.allclose(
-            products, products.mT, rtol=0, atol=room
-        ):
-            raise MessageError("its means of products are no second moments of its means")
+        if trouble := _moments(dense(report.tensors)).trouble(1.0):
+            raise MessageError(f"no rows have its sums: {trouble}")
 
     def update(self, server: HeadServer, reports: Sum, at: RoundContext) -> tuple[HeadServer, Info]:
         """Take the posterior given all sums."""
         run, count = at.run, reports.clients
-        told = reports.tensors
-        fresh = Moments(told["counts/rows"], told["sums/features"], told["products/features"])
+        fresh = _moments(reports.tensors)
         whole = count == run.clients
         sums = fresh
         if not whole and server.sums:
@@ -254,7 +244,7 @@ class GaussianHeadMethod(Method[HeadServer, Stateless, Sum]):
 
         return outputs
 
-    def _layer(self, run: Federation) -> LastLayer:
+    def _layer(self, run: Federation) -> FinalLayer:
         return last_layer(run, self.name, "fedavg")
 
     def _groups(self, run: Federation) -> int:
@@ -262,14 +252,17 @@ class GaussianHeadMethod(Method[HeadServer, Stateless, Sum]):
         return run.likelihood.target.classes if self.head == "qda" else 1
 
 
-def _columns(layer: LastLayer) -> int:
+def _columns(layer: FinalLayer) -> int:
     """D, the number of features."""
     return layer.inputs - (layer.bias is not None)
+
+
+def _moments(told: Tensors) -> Moments:
+    """The sums in a report, or in the sum of reports."""
+    return Moments(told["counts/rows"], told["sums/features"], told["products/features"])
 
 
 _MOST = 2**26
 """Numbers in the products that a client sends, half a gigabyte."""
 _BATCH = 1000
 """Rows of which features are held at a time."""
-_ROUNDING = 1e-9
-"""Part of its sums by which a report may contradict itself."""

@@ -28,7 +28,7 @@ from fedbayes.contracts import (
     sgd,
 )
 from fedbayes.contracts.drawn import refuse_weight_decay
-from fedbayes.contracts.last_layer import LastLayer, last_layer
+from fedbayes.contracts.last_layer import FinalLayer, last_layer
 from fedbayes.contracts.personal import PersonalTensors
 from fedbayes.core.fields import Chosen, Only
 from fedbayes.core.messages import Message, dense
@@ -52,7 +52,7 @@ class PopulationServer:
 
 
 @dataclass(frozen=True)
-class _RandomLayer(LastLayer):
+class _RandomLayer(FinalLayer):
     """The last layer of a network, whose weights are random."""
 
     noise: str | None = None
