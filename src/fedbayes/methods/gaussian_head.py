@@ -140,8 +140,8 @@ class GaussianHeadMethod(Method[HeadServer, Stateless, Sum]):
         below = [n for n in run.network.split()[0] if n not in layer.names]
         if below:
             notes.append(
-                f"gaussian-head trains no layer: {listed(below, 3)} stay as they start. Give "
-                "pretrained ones with model.weights, or a network whose lower layers are frozen"
+                f"gaussian-head trains no layer: {listed(below, 3)} stay as they start, and so do "
+                "features. Better ones are pretrained, with model.trains = 'head'"
             )
         if run.cohort < run.clients:
             notes.append(
