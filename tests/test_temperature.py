@@ -350,6 +350,9 @@ def test_a_client_that_is_alone_has_a_temperature_by_its_validation_rows(tmp_pat
     for path, wanted in zip(files, found, strict=True):
         assert read_with_card(path)[1].temperature == pytest.approx(wanted, rel=1e-5)
     assert read_with_card(sorted(without.clients.glob("*.safetensors"))[0])[1].temperature is None
+    copied = tmp_path / "copied.safetensors"
+    copied.write_bytes(files[0].read_bytes())  # which no run describes
+    assert read_with_card(copied)[0].keys() == read_with_card(files[0])[0].keys()
     export(folder, tmp_path / "c.safetensors", client=1)
     x = data.raw_test(0, 4)
     wanted = run.trained(1).predict_proba(x)
