@@ -1,4 +1,4 @@
-"""The clients' networks together, by rule: accuracy and NLL of the teacher alone.
+"""The clients' networks together, by rule: accuracy, NLL and ECE of the teacher alone.
 
     python benchmarks/fusion_teacher.py fedfisher-0.1 mnist-mlp digits --keep validation
 
@@ -28,6 +28,7 @@ from fusion_rounds import FusionCase
 from torch import Tensor, nn
 from torch.nn import functional
 
+from fedbayes.core.metrics import calibrate
 from fedbayes.core.targets import Target
 from fedbayes.core.tensors import Samples
 from fedbayes.errors import DataError
@@ -87,8 +88,8 @@ def temperatures(f: Tensor, y: Tensor, counts: Tensor, rng: torch.Generator) -> 
 
 def measured(
     networks: Sequence[nn.Module], counts: Tensor, test: Samples, seed: int
-) -> dict[str, tuple[float, float]]:
-    """Accuracy and NLL by rule."""
+) -> dict[str, tuple[float, float, float]]:
+    """Accuracy, NLL and ECE by rule."""
     functions = [frozen(network) for network in networks]
     with torch.no_grad():
         said = [torch.cat([f(part) for part in test.x.split(500)]) for f in functions]
@@ -107,10 +108,12 @@ def measured(
         "chain, T_s": stationary(cold, counts).log(),
         "both, T_s": Teacher(functions, counts=counts, temperatures=warmth).of(list(f)),
     }
-    return {
-        name: (float((log.argmax(-1) == y).float().mean()), float(functional.cross_entropy(log, y)))
-        for name, log in rules.items()
-    }
+    found = {}
+    for name, log in rules.items():
+        confidence, chosen = log.softmax(-1).max(-1)
+        right, nll = chosen == y, float(functional.cross_entropy(log, y))
+        found[name] = float(right.float().mean()), nll, calibrate(confidence, right).error
+    return found
 
 
 def federations(
@@ -140,13 +143,13 @@ def main() -> None:
     torch.set_num_threads(given.threads)
     lines = []
     for name in given.cases:
-        found: dict[str, list[tuple[float, float]]] = defaultdict(list)
+        found: dict[str, list[tuple[float, float, float]]] = defaultdict(list)
         for seed in given.seeds:
             for federation in federations(name, seed, given.keep.absolute()):
-                for teacher, pair in measured(*federation, seed).items():
-                    found[teacher].append(pair)
+                for teacher, three in measured(*federation, seed).items():
+                    found[teacher].append(three)
         means = {teacher: np.mean(pairs, axis=0) for teacher, pairs in found.items()}
-        told = {rule: f"{right:.3f}, {nll:.2f}" for rule, (right, nll) in means.items()}
+        told = {rule: "{:.3f}, {:.2f}, {:.3f}".format(*three) for rule, three in means.items()}
         lines.append({"case": name} | told)
     print(markdown(pd.DataFrame(lines)))
 

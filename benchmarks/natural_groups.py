@@ -68,13 +68,17 @@ def newcomers(simulation, rounds):
     for fold in range(FOLDS):
         held = range(fold, simulation.data.clients, FOLDS)
         others = [k for k in range(simulation.data.clients) if k not in held]
-        population = method.model(fitted(simulation, others, rounds)[0], run)
+        server, _ = fitted(simulation, others, rounds)
+        at = RoundContext(run, rounds + 1, len(others))
+        message = method.message(server, at)
         for client in held:
             samples = simulation.data.train(client)
             for own in OWN_ROWS:
                 rows = Samples(samples.x[:own], samples.y[:own])
-                adapted = method.adapted(population, rows, run) if own else population
-                models[own][client] = adapted
+                state = method.join(at)
+                if own:
+                    _, state, _ = method.local(message, state, rows, at)
+                models[own][client] = method.personal_model(message, None, state, run)
     return {own: scores(simulation, found) for own, found in models.items()}
 
 

@@ -55,7 +55,7 @@ VARIANTS = {
 KIN = {
     *("fedprox", "reptile", "fedavgm", "fedyogi", "fedep", "fedpa", "pfnm", "scaffold-fedsparse"),
     *("fednova", "qfedavg", "moon", "apfl", "pfedme", "perfedavg", "fedper", "fedrep", "fedbn"),
-    *("fald", "fedivon", "fens", "fedlpa", "predbayes", "qlsd"),
+    *("fald", "fedivon", "fens", "fedlpa", "predbayes", "qlsd", "gaussian-head"),
 }
 """Methods that share their code with others: tests of all methods try them when asked."""
 LONG = {

@@ -111,7 +111,7 @@ def test_a_huge_report_counts_as_if_its_client_had_not_been_there(method):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("method", TRAINED)
+@pytest.mark.parametrize("method", [name for name in TRAINED if name != "gaussian-head"])
 @pytest.mark.parametrize("lie", [{"value": 3e38}, {"value": -1e30}, {"weight": 2.0**53}])
 @pytest.mark.filterwarnings("ignore::fedbayes.errors.FedbayesWarning")
 def test_every_method_ends_as_without_a_huge_liar(method, lie):

@@ -144,6 +144,10 @@ def test_every_method_takes_every_likelihood(table, method, likelihood):
         task=task,
         **settings(table, *TASKS[likelihood]),
     )
+    if method == "gaussian-head" and likelihood not in ("bernoulli", "categorical"):
+        with pytest.raises(ConfigError, match="gaussian-head predicts classes"):
+            Simulation(config)
+        return
     if method in ("fedlap", "fedep", "fedlpa") and likelihood in ("quantile", "cox"):
         with pytest.raises(ConfigError, match="no distribution to take the Fisher matrix of"):
             Simulation(config)
@@ -154,7 +158,7 @@ def test_every_method_takes_every_likelihood(table, method, likelihood):
     whose = ("global", "local")
     if not simulation.method.models.has_global:
         whose = ("local",)
-    elif method in ("fedpa", "qfedavg", "fedpm", "fens", "predbayes", "qlsd"):
+    elif method in ("fedpa", "qfedavg", "fedpm", "fens", "predbayes", "qlsd", "gaussian-head"):
         whose = ("global",)  # no networks of clients
     # Beside them those of what differs between clients, such as `global_worst`.
     assert {table.partition("_")[0] for table in last} == set(whose)

@@ -8,6 +8,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 from scipy.optimize import minimize_scalar
+from sklearn.discriminant_analysis import LinearDiscriminantAnalysis
 from torch.nn import functional
 
 import fedbayes
@@ -372,7 +373,7 @@ def test_a_temperature_is_the_best_on_rows_that_were_kept(client, capsys, monkey
         assert command(*asked, "--std", "1", *kept, "-o", out) == 0
     assert "temperature" in capsys.readouterr().out
     best = minimize_scalar(
-        lambda log: float(functional.cross_entropy(f / np.exp(log), y)),
+        lambda log: float(30 * functional.cross_entropy(f / np.exp(log), y)) + 2 * log**2,
         bounds=(-3, 4),
         method="bounded",
         options={"xatol": 1e-8},
@@ -388,8 +389,8 @@ def test_a_temperature_is_the_best_on_rows_that_were_kept(client, capsys, monkey
     assert command(*asked, "--std", "1", "-o", files[1]) == 0
     capsys.readouterr()
     assert command(*fuse) == 0
-    assert seen[1] is None
-    assert "1 of 2 files have a temperature, so none is used" in capsys.readouterr().err
+    assert seen[1] == [seen[0][0], None]
+    assert "client1 without one count as they are" in capsys.readouterr().err
 
 
 def test_a_temperature_that_is_none_is_rejected(client):
@@ -399,3 +400,53 @@ def test_a_temperature_that_is_none_is_rejected(client):
         write_posterior(folder / "c.safetensors", replace(found, temperature=warmth))
         with pytest.raises(ModelError, match="temperature that is no number above 0"):
             read_posterior(folder / "c.safetensors")
+
+
+def test_a_gaussian_head_of_files_is_that_of_all_rows(client, capsys):
+    """Linear discriminants of scikit-learn on the features of all clients' rows together."""
+    folder, *_ = client
+    rng = np.random.default_rng(1)
+    y = rng.integers(0, 3, 400)
+    x = (rng.normal(size=(400, 6)) + np.eye(3, 6)[y]).astype(np.float32)
+    owner, files = np.minimum(y, rng.integers(0, 3, 400)), []
+    asked = ["posterior", folder / "m.safetensors", "--mean", "0", "--std", "1"]
+    for number in range(3):
+        rows = owner == number
+        np.savez(folder / f"{number}.npz", x=x[rows], y=y[rows])
+        files.append(folder / f"with{number}.safetensors")
+        told = ("--set", "data.classes=[0,1,2]")
+        data = ("--data", folder / f"{number}.npz", *told)
+        assert command(*asked, *data, "--head", "-o", files[-1]) == 0
+    assert "sums of 5 features by class" in " ".join(capsys.readouterr().out.split())
+    fuse = ["fuse", "--method", "gaussian-head", "-o", folder / "g.safetensors"]
+    strength = ("--prior-rows", "1e-9", "--mean-rows", "1e-9")
+    assert command(*fuse, *files, *strength) == 0
+    fused, before = load_file(folder / "g.safetensors"), load_file(folder / "m.safetensors")
+    for name in ("in.weight", "in.bias"):
+        assert torch.equal(fused[name], before[name])
+    with torch.no_grad():
+        h = torch.relu(torch.tensor(x) @ before["in.weight"].T + before["in.bias"]).double().numpy()
+    wanted = LinearDiscriminantAnalysis(solver="lsqr").fit(h, y)
+    found = h @ fused["out.weight"].double().numpy().T + fused["out.bias"].double().numpy()
+    counts = np.bincount(y)
+    found += np.log(wanted.priors_) - np.log((counts + 1) / (counts + 1).sum())
+    np.testing.assert_allclose(found, wanted.decision_function(h), atol=1e-4)
+    assert command(*fuse, *files) == 0  # of the most probable strength
+    # What files must have.
+    assert command(*asked, "--data", folder / "0.npz", *told, "-o", folder / "c.safetensors") == 0
+    capsys.readouterr()
+    assert command(*fuse, files[0], folder / "c.safetensors") == 2
+    assert "posterior --head" in " ".join(capsys.readouterr().err.split())
+    other = {name: 2 * t if name == "in.bias" else t for name, t in before.items()}
+    save_file(other, folder / "o.safetensors")
+    asked[1] = folder / "o.safetensors"
+    data = ("--data", folder / "0.npz", *told)
+    assert command(*asked, *data, "--head", "-o", folder / "c.safetensors") == 0
+    capsys.readouterr()
+    assert command(*fuse, files[0], folder / "c.safetensors") == 2
+    assert "'in.bias' of file 2 is not that of file 1" in " ".join(capsys.readouterr().err.split())
+    sent = read_posterior(files[0])[0]
+    bad = replace(sent.head["out"], counts=-sent.head["out"].counts)
+    write_posterior(folder / "c.safetensors", replace(sent, head={"out": bad}))
+    with pytest.raises(ModelError, match="counts of classes are negative"):
+        read_posterior(folder / "c.safetensors")

@@ -88,7 +88,7 @@ def softmax(f):
     return e / e.sum(-1, keepdims=True)
 
 
-@pytest.mark.parametrize("temperatures", [None, [1.0, 2.5, 0.7]])
+@pytest.mark.parametrize("temperatures", [None, [1.0, 2.5, 0.7], [None, 2.5, 0.7]])
 def test_with_counts_it_is_the_geometric_mean_of_the_chain_and_a_sum_of_logits(temperatures):
     """Both formulas, one input at a time; frequencies of the sum have one more sample of each."""
     clients, x = networks(), torch.randn(6, 4)
@@ -100,14 +100,15 @@ def test_with_counts_it_is_the_geometric_mean_of_the_chain_and_a_sum_of_logits(t
     for row in range(len(x)):
         f = np.array([client(x[row]).tolist() for client in clients])
         if temperatures:
-            f /= np.array(temperatures)[:, None]
+            f /= np.array([t or 1.0 for t in temperatures])[:, None]
         deviations = f.std(1).clip(min=0.1 * f.std(1).max())
         deviation = np.prod(deviations ** shares.mean(1))
         total, warmth = np.log(more.sum(0) / more.sum()), 1 + 0.6 * deviation
         for s in range(3):
             level = warmth * np.log(np.exp(f[s] / warmth).sum())
             total += shares[s] * (f[s] - level - np.log(more[s] / more[s].sum()))
-        softer = 1 if temperatures else 1 + 0.4 * deviation
+        known = np.array([bool(t) for t in temperatures or [None] * 3])
+        softer = np.where(known, 1, 1 + 0.4 * deviation)[:, None]
         stationary = chain(softmax(f / softer), COUNTS, 0.01)
         wanted = np.log(softmax((total + np.log(stationary)) / 2))
         np.testing.assert_allclose(found[row].tolist(), wanted, atol=1e-4)
@@ -143,12 +144,31 @@ def test_a_temperature_takes_the_place_of_larger_outputs():
     torch.testing.assert_close(found, wanted)
 
 
+@pytest.mark.parametrize("shares", [None, torch.tensor([0.2, 0.5, 0.3])])
+def test_without_counts_probabilities_at_temperatures_are_mixed(shares):
+    clients, x, warmth = networks(), torch.randn(6, 4), [0.5, None, 3.0]
+    found = Teacher(clients, shares, temperatures=warmth)(x).softmax(1)
+    parts = [(c(x) / (t or 1)).softmax(1) for c, t in zip(clients, warmth, strict=True)]
+    weights = [1 / 3] * 3 if shares is None else shares.tolist()
+    wanted = sum(w * p for w, p in zip(weights, parts, strict=True))
+    torch.testing.assert_close(found, wanted)
+
+
+def test_it_says_what_it_is_made_of():
+    named = {"names": ["a", "b", "c"]}
+    assert "none of which has a temperature" in Teacher(networks(), **named).told
+    told = Teacher(networks(), counts=COUNTS, temperatures=[0.5, None, 2], **named).told
+    assert "by counts of classes" in told
+    assert "temperatures of 0.5 to 2; b without one count as they are" in told
+
+
 @pytest.mark.parametrize("warmth", [[1.0, 2.0], [1.0, 0.0, 1.0], [1.0, float("nan"), 1.0]])
 def test_temperatures_that_do_not_fit_are_rejected(warmth):
     with pytest.raises(ModelError, match="each of the 3 clients needs one above 0"):
         Teacher(networks(), counts=COUNTS, temperatures=warmth)
-    with pytest.raises(ModelError, match="with counts of classes alone"):
-        Teacher(networks(), temperatures=[1.0, 1.0, 1.0])
+    gaussian = build_likelihood("gaussian", Target("real", ("y",), (0.0,), (1.0,)), noise=1.0)
+    with pytest.raises(ModelError, match="likelihood gaussian have no temperature"):
+        Teacher(networks(), None, gaussian, temperatures=[1.0, 1.0, 1.0])
     with pytest.raises(ModelError, match="shares or counts"):
         Teacher(networks(), class_shares(COUNTS), counts=COUNTS)
 

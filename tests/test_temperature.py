@@ -10,6 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy.optimize import minimize_scalar
 from scipy.special import log_softmax
+from torch.nn import functional
 
 import fedbayes
 from fedbayes.cli import main
@@ -27,13 +28,17 @@ from fedbayes.likelihoods.temperature import (
     cooled,
     temperature_sums,
 )
+from fedbayes.reports.result import StoredRun
 from fedbayes.runs.build import stored_data, stored_run
-from fedbayes.runs.personal import own_models
+from fedbayes.runs.personal import own_models, temperature_of
 from fedbayes.storage.calibrations import read_temperature
 from fedbayes.workflows.calibrate.calibration import trust
 from fedbayes.workflows.calibrate.held_out import divided
 from fedbayes.workflows.calibrate.temperature import calibrate_temperature
+from fedbayes.workflows.fuse import network_fusing
 from fedbayes.workflows.serve.export import export
+from fedbayes.workflows.serve.model_files import read_with_card
+from tests.command_line import command
 
 
 def likelihood_of(classes):
@@ -83,6 +88,21 @@ def test_sums_of_clients_give_the_optimum_of_all_rows(seed, rows, classes, sharp
     assert float(whole.nll[7]) == pytest.approx(loss(float(GRID[7])))
     assert whole.rows == rows
     assert len(whole.nll) + len(whole.slope) + len(whole.curvature) + 2 == whole.numbers
+
+
+@pytest.mark.parametrize("rows", [0, 3, 40])
+def test_with_a_prior_every_number_of_rows_has_a_temperature(rows):
+    """Also where all are right: log T is normal around 0, of deviation 0.5."""
+    likelihood, f, _ = example(3, 50, 4, 2.0)
+    f, y = f[:, :rows], f.mean(0)[:rows].argmax(1)
+    found = temperature_sums(likelihood, f, y).with_prior()
+    _, loss = pooled(likelihood, f, y.numpy())
+    best = minimize_scalar(lambda g: (loss(g) if rows else 0) + 2 * g**2, bounds=(-4, 4))
+    if rows:
+        assert found.temperature() == pytest.approx(math.exp(-best.x), rel=1e-5)
+    assert float(found.slope[100]) == pytest.approx(
+        float((found.nll[101] - found.nll[99]) / (GRID[101] - GRID[99])), rel=1e-2
+    )
 
 
 def test_slopes_and_curvatures_are_derivatives():
@@ -307,3 +327,76 @@ def test_predictions_are_at_the_temperature(ended, tmp_path, capsys, monkeypatch
     torch.testing.assert_close(alone.expectation(x).double(), after, rtol=1e-4, atol=1e-6)
     assert fedbayes.load(tmp_path / "model.safetensors", temperature=False).temperature is None
     done.path.unlink()
+
+
+def test_a_client_that_is_alone_has_a_temperature_by_its_validation_rows(tmp_path, capsys):
+    """In its file, in its export and in predictions, against SciPy; none without such rows."""
+    settings = {"method": "local", "rounds": 2, "data": {"clients": 2, "limit": 400}}
+    without = fedbayes.run(out=tmp_path / "without", **settings).folder
+    settings["data"] |= {"validation": 0.3}
+    folder = fedbayes.run(out=tmp_path / "run", **settings).folder
+    run = StoredRun(folder)
+    data = stored_data(run.config, folder)
+    kept, found = stored_run(folder, run.config, data.preprocessing), []
+    for client, model in own_models(folder, run.config.build_method(), kept):
+        x, y = data.test(client)
+        logits = kept.network(kept.network.prepare(model), x)[None]
+        _, loss = pooled(kept.likelihood, logits.detach(), y.numpy())
+        best = minimize_scalar(lambda g, of=loss: of(g) + 2 * g**2, bounds=(-3, 3))
+        found.append(math.exp(-best.x))
+        assert temperature_of(folder, client) == pytest.approx(found[-1], rel=1e-5)
+        assert temperature_of(without, client) is None
+    files = sorted(folder.clients.glob("*.safetensors"))
+    for path, wanted in zip(files, found, strict=True):
+        assert read_with_card(path)[1].temperature == pytest.approx(wanted, rel=1e-5)
+    assert read_with_card(sorted(without.clients.glob("*.safetensors"))[0])[1].temperature is None
+    copied = tmp_path / "copied.safetensors"
+    copied.write_bytes(files[0].read_bytes())  # which no run describes
+    assert read_with_card(copied)[0].keys() == read_with_card(files[0])[0].keys()
+    export(folder, tmp_path / "c.safetensors", client=1)
+    x = data.raw_test(0, 4)
+    wanted = run.trained(1).predict_proba(x)
+    np.testing.assert_allclose(fedbayes.load(tmp_path / "c.safetensors").predict_proba(x), wanted)
+    plain = np.log(run.trained(1, temperature=False).predict_proba(x)) / found[1]
+    np.testing.assert_allclose(wanted, np.exp(log_softmax(plain, axis=1)), rtol=1e-4)
+
+
+def test_evaluate_and_fuse_have_the_same_teacher(tmp_path, capsys, monkeypatch):
+    """Counts of a file, temperatures of clients' files, or those of rows that are given."""
+    given = {"clients": 2, "limit": 400, "validation": 0.3}
+    folder = fedbayes.run(method="local", rounds=2, data=given, out=tmp_path / "run").folder
+    files = sorted(folder.clients.glob("*.safetensors"))
+    (tmp_path / "counts.json").write_text(json.dumps([[20] * 10, [30] * 9 + [0]]))
+    seen, teach = [], network_fusing.teacher_of
+    monkeypatch.setattr(network_fusing, "teacher_of", lambda *a: seen.append(teach(*a)) or seen[-1])
+    counts = ("--counts", tmp_path / "counts.json")
+    fused = tmp_path / "f.safetensors"
+    small = ("--set", "draws=256", "--minutes", "0", "--json")
+    assert command("fuse", *files, "-o", fused, *counts, *small) == 0
+    notes = json.loads(capsys.readouterr().out)["notes"]
+    assert command("evaluate", fused, *files, "--run", folder, *counts, "--json") == 0
+    scores = {one["name"]: one for one in json.loads(capsys.readouterr().out)}
+    learnt = scores["ensemble, as fuse learns it"]
+    assert learnt["note"] in notes
+    assert "temperatures of" in learnt["note"]
+    data = stored_data(StoredRun(folder).config, folder)
+    tests = data.test_union(0, data.test_total)
+    log = seen[0][0](tests.x).log_softmax(-1)
+    assert learnt["nll"] == pytest.approx(float(functional.nll_loss(log, tests.y)), rel=1e-4)
+    # Rows of any client instead: those of a class count as often as the client has the class.
+    raw = data.raw_test(0, data.test_total)
+    np.savez(tmp_path / "rows.npz", x=raw.numpy(), y=tests.y.numpy())
+    rows = ("--temperature-data", tmp_path / "rows.npz")
+    assert command("fuse", *files, "-o", fused, *counts, *rows, *small) == 0
+    teacher = seen[1][0]
+    for client, shares in enumerate(np.array([[20.0] * 10, [30.0] * 9 + [0]])):
+        weights = shares[tests.y] / np.bincount(tests.y, minlength=10)[tests.y]
+        weights *= (weights > 0).sum() / weights.sum()
+        logs = teacher.clients[client](tests.x).double().log_softmax(-1).numpy()
+
+        def loss(g, logs=logs, weights=weights):
+            true = log_softmax(math.exp(g) * logs, axis=1)[np.arange(len(logs)), tests.y]
+            return -(weights * true).sum() + 2 * g**2
+
+        best = minimize_scalar(loss, bounds=(-3, 3), method="bounded", options={"xatol": 1e-9})
+        assert teacher.temperatures[client] == pytest.approx(math.exp(-best.x), rel=1e-4)

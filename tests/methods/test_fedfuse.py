@@ -1,19 +1,23 @@
 """FedFuse: the average, the ensemble learnt on drawn inputs, and the way between the two."""
 
+import warnings
 from dataclasses import replace
 
 import numpy as np
 import pandas as pd
 import pytest
 import torch
+from scipy.optimize import minimize_scalar
+from torch.nn import functional
 
 from fedbayes import Config, Simulation
 from fedbayes.contracts import Report, ReportList, RoundContext
 from fedbayes.core.targets import Target
-from fedbayes.errors import ConfigError, ModelError
+from fedbayes.errors import ConfigError, MessageError, ModelError
 from fedbayes.fusion.combining import combine
 from fedbayes.fusion.rounds import draws_of_round, module_with
 from fedbayes.likelihoods import build_likelihood
+from fedbayes.methods import fedfuse
 from fedbayes.methods.fedfuse import FedFuse
 from fedbayes.models import Network
 from fedbayes.models.networks import MLP
@@ -192,3 +196,49 @@ def test_real_rows_at_the_server_are_encoded_as_the_clients_are(tmp_path):
         rows = seen.apply(table.drop(columns="died").head(70))
         assert all(torch.isclose(row, rows, atol=1e-5).all(1).any() for row in drawn)
         assert len(list(simulation)) == 1
+
+
+@pytest.mark.parametrize("kept", ["calibration", "validation", "none"])
+def test_each_client_sends_the_temperature_of_rows_that_it_does_not_train_on(kept, monkeypatch):
+    """Against the minimum that SciPy finds of −log p and a normal prior of log T."""
+    seen, teach = [], fedfuse.teacher_of
+    monkeypatch.setattr(fedfuse, "teacher_of", lambda *a: seen.append(a) or teach(*a))
+    config = Config.create(
+        method={"name": "fedfuse", "steps": 2, "drawn": 64},
+        rounds=1,
+        data={"clients": 3, "limit": 600, "validation": 0.3 if kept == "validation" else 0},
+        calibration="temperature" if kept == "calibration" else "none",
+    )
+    with warnings.catch_warnings(record=True) as noted:
+        warnings.simplefilter("always")
+        with Simulation(config) as simulation:
+            runtime = simulation.runtime
+            list(simulation)
+            rows = [
+                runtime.parts(client)[1] if kept == "calibration" else runtime.data.test(client)
+                for client in range(3)
+            ]
+    told = any("no client has rows to fit a temperature to" in str(n.message) for n in noted)
+    assert told == (kept == "none")
+    networks, _, _, found = seen[0]
+    if kept == "none":
+        assert found == [None] * 3
+        return
+    for module, (x, y), warmth in zip(networks.values(), rows, found, strict=True):
+        with torch.no_grad():
+            f = module(x).double()
+
+        def loss(log, f=f, y=y):
+            return float(functional.cross_entropy(f / np.exp(log), y, reduction="sum")) + 2 * log**2
+
+        best = minimize_scalar(loss, bounds=(-3, 3), method="bounded", options={"xatol": 1e-8})
+        assert warmth == pytest.approx(np.exp(best.x), rel=1e-4)
+
+
+@pytest.mark.parametrize("warmth", [-1.0, 1e-9, 1e9])
+def test_a_temperature_that_no_client_fits_is_rejected(warmth):
+    net = network((5,))
+    method, run = FedFuse(class_shares=False), run_of(net)
+    report = Report({**net.initial, fedfuse.TEMPERATURE: torch.tensor(warmth)}, 3.0)
+    with pytest.raises(MessageError, match="its temperature is"):
+        method.accept(method.init(run), report, run)

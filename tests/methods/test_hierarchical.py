@@ -151,18 +151,6 @@ def test_draws_of_numbers_have_the_posteriors_moments():
     )
 
 
-def test_a_new_client_is_adapted_as_a_client_of_a_round():
-    """From the population, a few rows give the posterior that the E-step gives."""
-    run = run_of(network(dtype=torch.float64))
-    method = Hierarchical()
-    server, data = method.init(run), logistic(4)
-    message = method.message(server, at(run))
-    _, client, _ = method.local(message, PersonalTensors(), data, at(run))
-    adapted = method.adapted(method.model(server, run), data, run)
-    for name in ("mean", "covariance"):
-        torch.testing.assert_close(adapted[f"last/{name}"], client.tensors[name])
-
-
 def test_low_rank_is_factor_analysis():
     """Weights with one factor, known without doubt: Σ comes to their covariance, by sums alone."""
     loading = torch.tensor([[2.0], [-1.0], [0.5], [0.0], [1.0]]).double()

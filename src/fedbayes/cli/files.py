@@ -80,9 +80,10 @@ def evaluate(
     from fedbayes.config.config import Config
     from fedbayes.runs.outcome import between_clients
     from fedbayes.storage.client_spread import BALANCED, as_summary, balanced_leads, one_class
+    from fedbayes.workflows.fuse.posterior_files import sent_counts
     from fedbayes.workflows.serve.evaluation_set import find_tests
     from fedbayes.workflows.serve.model_evaluation import compare, open_models
-    from fedbayes.workflows.serve.model_files import read_counts
+    from fedbayes.workflows.serve.model_files import ModelFiles, read_counts
 
     given = overrides(settings, dataset=dataset, data_dir=data_dir, model=network)
     of_network = [entry for entry in given if entry.strip().startswith("model.")]
@@ -94,11 +95,14 @@ def evaluate(
         mean=numbers("--mean", mean),
         std=numbers("--std", std),
     )
+    table = sent_counts(files, ModelFiles(tests.trusted)) if files else None
+    if counts is not None:
+        table = read_counts(counts, files)
     scores = compare(
         open_models(paths, tests, chosen),
         tests,
         inputs=[str(file) for file in files],
-        counts=read_counts(counts, files) if counts is not None else None,
+        counts=table,
         metrics=named(metrics),
     )
     if as_json:
@@ -127,6 +131,9 @@ def evaluate(
         ),
     ]
     Console().print(*_tables(cells, Console()), sep="\n")
+    for score in scores:
+        if score.note:
+            Console().print(f"{score.name}: {score.note}", highlight=False, soft_wrap=True)
     for score in scores if tests.clients else ():
         told = between_clients(as_summary(score.metrics, score.clients, tests.likelihood))
         if told is not None:

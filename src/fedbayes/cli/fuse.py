@@ -76,6 +76,13 @@ Frontier = Annotated[
     typer.Option(help="More widths to try, as 0.5,1,2; see --picture.", metavar="X,X,X"),
 ]
 Test = Annotated[Path | None, typer.Option(help="NPZ with raw x and y to score networks on.")]
+TemperatureData = Annotated[
+    Path | None,
+    typer.Option(
+        help="NPZ with raw x and y that no model trained on, to fit a temperature of each to. "
+        "Default: the temperatures in the files."
+    ),
+]
 Minutes = Annotated[
     float | None,
     typer.Option(min=0, help="For training end to end; 0: least squares alone."),
@@ -138,6 +145,7 @@ def fuse(
     bound: Bound = None,
     frontier: Frontier = None,
     test: Test = None,
+    temperature_data: TemperatureData = None,
     minutes: Minutes = None,
     posterior: PosteriorKind = None,
     state: State = None,
@@ -150,7 +158,7 @@ def fuse(
     as_json: Json = False,
 ) -> None:
     """Fuse models that were trained apart into one, in one go."""
-    require_files([*models, counts, like, test, select, *(sums or [])])
+    require_files([*models, counts, like, test, temperature_data, select, *(sums or [])])
     from fedbayes.workflows.fuse.fusing import read_grid
     from fedbayes.workflows.fuse.job import FusionJob
     from fedbayes.workflows.serve.model_files import ModelFiles
@@ -175,6 +183,7 @@ def fuse(
         bound=bound,
         frontier=() if frontier is None else _numbers("--frontier", frontier, float),
         test=test,
+        temperature_data=temperature_data,
         minutes=minutes,
         posterior=posterior,
         state=state,

@@ -58,6 +58,13 @@ def posterior(
             exists=True,
         ),
     ] = None,
+    head: Annotated[
+        bool,
+        typer.Option(
+            "--head",
+            help="Add sums of the last layer's inputs by class, for fuse --method gaussian-head.",
+        ),
+    ] = False,
     seed: Annotated[int, typer.Option(help="Seed of the sampled targets.")] = 0,
     settings: Setting = None,
     as_json: Json = False,
@@ -77,6 +84,7 @@ def posterior(
         CurvatureSettings(draws=draws, largest=largest),
         seed,
         temperature,
+        head,
     )
     with rich.get_console().status("reading") as status:
         done = job.run(lambda count, total: status.update(f"{count:,} of {total:,} samples"))
@@ -87,7 +95,8 @@ def posterior(
         f"wrote {out}: {done['parameters']:,} weights, the diagonal of their Fisher matrix, and "
         f"factors of {len(done['layers'])} layers, of {done['samples']:,} samples; "
         f"{done['bytes'] / 1e6:,.1f} MB"
-        + (f"; temperature {done['temperature']:.3f}" if done["temperature"] is not None else ""),
+        + (f"; temperature {done['temperature']:.3f}" if done["temperature"] is not None else "")
+        + (f"; sums of {done['features']:,} features by class" if head else ""),
         highlight=False,
         soft_wrap=True,
     )

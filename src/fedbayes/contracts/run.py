@@ -14,6 +14,7 @@ from fedbayes.inference.problem import Loss, Problem, Solved, Tree
 from fedbayes.inference.settings import LocalTraining
 from fedbayes.inference.solve import solve
 from fedbayes.likelihoods import Likelihood
+from fedbayes.likelihoods.temperature import has_temperature, sums_of
 from fedbayes.models import Network
 
 
@@ -61,6 +62,10 @@ def _no_network() -> Network:
     raise TypeError("only a client has a network of its own")
 
 
+def _no_rows() -> Samples | None:
+    return None
+
+
 @dataclass(frozen=True, repr=False)
 class RoundContext(Brief):
     """A place in a run: a round, and a client where it is about one.
@@ -87,6 +92,25 @@ class RoundContext(Brief):
     """Builds a network with an initialization that is this client's own."""
     held_out: Samples | None = None
     """Training samples set aside for early stopping, if the config asks for it."""
+    calibration: Callable[[], Samples | None] = _no_rows
+    """Gives labelled samples of this client that it does not train on, for a temperature of its own
+    predictions; None where there are none."""
+
+    def temperature(self, draw: Callable[[torch.Tensor], torch.Tensor]) -> float:
+        """The temperature of the client's own predictions, by samples that it does not train on.
+
+        Args:
+            draw: from inputs [n, ...] to outputs [draws, n, width], such as `single_draw` gives.
+
+        Returns:
+            T above 0, under the prior of `TemperatureSums.with_prior`; 0 where the client has no
+            such samples, or predictions of its likelihood have no temperature.
+        """
+        likelihood, rows = self.run.likelihood, self.calibration()
+        if rows is None or not has_temperature(likelihood):
+            return 0.0
+        sums = sums_of(likelihood, draw, rows)
+        return sums.with_prior().temperature() if sums.rows else 0.0
 
     def rng(self, purpose: str) -> torch.Generator:
         """The generator of this client in this round for one purpose, on the CPU."""

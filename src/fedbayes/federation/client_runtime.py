@@ -161,6 +161,8 @@ class ClientRuntime:
     held_out: float = 0.0
     """Share of a client's training samples that it does not train on, at most `MOST_HELD_OUT` of
     them: the global model's temperature is fitted on them (`calibrating`)."""
+    validates: bool = False
+    """Whether test samples of clients are validation rows (`data.validation`)."""
 
     evaluating: dict[str, float] = field(default_factory=lambda: {"seconds": 0.0}, compare=False)
     """`seconds` that went into evaluating clients' own models so far."""
@@ -348,7 +350,20 @@ class ClientRuntime:
             client=task.client,
             own_network=lambda: self.own_network(task.client),
             held_out=held_out,
+            calibration=lambda: self._calibration(task.client),
         )
+
+    def _calibration(self, client: int) -> Samples | None:
+        """Samples for a temperature of a client's own model: those that it holds out for the
+        global one's; else its validation rows.
+        """
+        if self.held_out:
+            found = self.parts(client)[1].to(self.run.network.device)
+        elif self.validates:
+            found = self._test(client)
+        else:
+            return None
+        return found if len(found.y) else None
 
     def _state(self, task: Task, device: torch.device) -> tuple[Any, Tensors]:
         """The client's private state, and what it could not say.

@@ -29,7 +29,7 @@ from fedbayes.fusion.regression import regress
 from fedbayes.fusion.reweighting import Balanced
 from fedbayes.fusion.seeking import Seeker
 from fedbayes.fusion.settings import FunctionSettings
-from fedbayes.fusion.teacher import Teacher, divergence, frozen
+from fedbayes.fusion.teacher import Teacher, Temperatures, divergence, frozen
 from fedbayes.fusion.widths import Widths
 from fedbayes.likelihoods import Classes, Likelihood
 from fedbayes.models.steps import stored
@@ -109,7 +109,7 @@ def fuse_functions(
     draws: Draws,
     *,
     counts: npt.ArrayLike | None = None,
-    temperatures: npt.ArrayLike | None = None,
+    temperatures: Temperatures | None = None,
     likelihood: Likelihood | None = None,
     widths: Widths = 1.0,
     settings: FunctionSettings | None = None,
@@ -126,8 +126,7 @@ def fuse_functions(
         draws: inputs, as networks see them (`fedbayes.inputs.Inputs`).
         counts: training samples of each client and class [S, K], in the order of the clients; or
             of each client [S].
-        temperatures: of each client's predictions [S], fitted to rows that it did not train on;
-            with counts of classes.
+        temperatures: of each client's predictions [S]; see `fedbayes.fusion.teacher.Temperatures`.
         likelihood: what outputs mean; a class for each by default.
         widths: see `fedbayes.fusion.regression.regress`.
         settings: how.
@@ -246,7 +245,7 @@ def teacher_of(
     clients: Mapping[str, nn.Module],
     counts: npt.ArrayLike | None,
     likelihood: Likelihood | None,
-    temperatures: npt.ArrayLike | None = None,
+    temperatures: Temperatures | None = None,
 ) -> tuple[Teacher, list[float] | None]:
     """The clients' networks together, and the samples of each.
 
@@ -263,7 +262,7 @@ def teacher_of(
     if not networks:
         raise ModelError("there are no models to fuse")
     if counts is None:
-        return Teacher(networks, None, likelihood, names), None
+        return Teacher(networks, None, likelihood, names, None, temperatures), None
     table = torch.as_tensor(counts, dtype=torch.float64)
     samples = table.reshape(len(table), -1).sum(1)
     if len(samples) != len(networks) or not samples.sum() > 0:
@@ -272,7 +271,8 @@ def teacher_of(
     if table.ndim == 2 and table.shape[1] > 1 and of_classes:
         teacher = Teacher(networks, None, likelihood, names, table, temperatures)
     else:
-        teacher = Teacher(networks, (samples / samples.sum()).float(), likelihood, names)
+        shares = (samples / samples.sum()).float()
+        teacher = Teacher(networks, shares, likelihood, names, None, temperatures)
     return teacher, samples.tolist()
 
 

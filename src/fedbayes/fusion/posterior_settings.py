@@ -75,3 +75,27 @@ class AveragingSettings(Settings):
     def precision_of(self, method: Literal["regmean", "fisher", "kfac"]) -> float:
         """That of a method, its own by default."""
         return PRECISION[method] if self.precision is None else self.precision
+
+
+class HeadSettings(Settings):
+    """How strong the prior of a Gaussian head is; see `fedbayes.inference.gaussian_head`.
+
+    Examples:
+        >>> from fedbayes.fusion.posterior_settings import HeadSettings
+        >>> HeadSettings(prior_rows=20).prior_rows
+        20.0
+    """
+
+    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
+
+    prior_rows: float | None = Field(
+        None,
+        gt=0,
+        description="rows that the prior of the covariance counts as (gaussian-head); by default "
+        "as many as make the sums most probable",
+    )
+    mean_rows: float = Field(
+        0.01,
+        gt=0,
+        description="rows that the prior of the means of classes counts as (gaussian-head)",
+    )

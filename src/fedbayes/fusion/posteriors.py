@@ -12,7 +12,7 @@ FedFisher, Jhunjhunwala et al. 2024), or as A_s ⊗ I (`regmean`, Jin et al. 202
 
 import warnings
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor
@@ -22,6 +22,7 @@ from fedbayes.core.tensors import Tensors
 from fedbayes.errors import FedbayesWarning, ModelError
 from fedbayes.fusion.combining import combine, weighted_sum
 from fedbayes.fusion.posterior_settings import AveragingSettings
+from fedbayes.inference.gaussian_head import Moments
 
 
 @dataclass(frozen=True, repr=False)
@@ -81,6 +82,8 @@ class Posterior(Brief):
     """The mean over samples of squared gradients, by trained parameter."""
     temperature: float | None = None
     """Of its predictions, fitted to rows that it did not train on; None where it has none."""
+    head: dict[str, Moments] = field(default_factory=dict)
+    """Sums of what its last layer reads, by the name of that layer; empty where it sent none."""
 
 
 def regmean(posteriors: Sequence[Posterior], settings: AveragingSettings | None = None) -> Tensors:

@@ -1,6 +1,7 @@
 """The clients' networks together: the teacher of a fusion in function space."""
 
 import copy
+import math
 import warnings
 from collections.abc import Callable, Sequence
 
@@ -9,14 +10,19 @@ import torch
 from torch import Tensor, nn
 
 from fedbayes.core.targets import Target
+from fedbayes.core.wording import listed
 from fedbayes.errors import ModelError
 from fedbayes.likelihoods import Classes, Likelihood
 from fedbayes.likelihoods.categorical import Categorical
+from fedbayes.likelihoods.temperature import at_temperature, has_temperature
 from fedbayes.matching import network as matched
 from fedbayes.models.layout import by_portions
 
 Function = Callable[[Tensor], Tensor]
 """From inputs [n, ...] to outputs [n, K], in evaluation mode; without gradients of weights."""
+
+Temperatures = Sequence[float | None] | Tensor
+"""Of each client's predictions [S], fitted to rows that it did not train on; None: it has none."""
 
 SOFTNESS, SOFTNESS_OF_CHAIN = 0.6, 0.4
 """Temperature of clients without one of their own, above 1, for each unit that their outputs
@@ -64,7 +70,7 @@ class Teacher:
         likelihood: what outputs mean; a class for each output by default.
         names: of the clients, for errors.
         counts: samples of each client and class, [S, K]; instead of shares.
-        temperatures: of each client, fitted to rows that it did not train on, [S]; with counts.
+        temperatures: see `Temperatures`; without counts outputs are divided by them, too.
 
     Raises:
         ModelError: a client's weights are not finite, or shares or temperatures do not fit.
@@ -85,7 +91,7 @@ class Teacher:
         likelihood: Likelihood | None = None,
         names: Sequence[str] = (),
         counts: npt.ArrayLike | Tensor | None = None,
-        temperatures: npt.ArrayLike | Tensor | None = None,
+        temperatures: Temperatures | None = None,
     ) -> None:
         if not clients:
             raise ModelError("a teacher needs the network of one client at least")
@@ -106,18 +112,33 @@ class Teacher:
             self._check_shares(shares)
         self.temperatures = self._checked(temperatures)
 
-    def _checked(self, temperatures: npt.ArrayLike | Tensor | None) -> Tensor | None:
+    def _checked(self, temperatures: Temperatures | None) -> tuple[float | None, ...]:
         if temperatures is None:
-            return None
-        found = torch.as_tensor(temperatures, dtype=torch.float32)
-        if self.counts is None:
-            raise ModelError("temperatures of clients have an effect with counts of classes alone")
-        if found.shape != (len(self.clients),) or not (found > 0).all():
+            return (None,) * len(self.clients)
+        found = tuple(None if t is None else float(t) for t in temperatures)
+        given = [t for t in found if t is not None]
+        if len(found) != len(self.clients) or not all(0 < t < math.inf for t in given):
             raise ModelError(
-                f"temperatures are {found.tolist()}; each of the {len(self.clients)} clients needs "
-                "one above 0"
+                f"temperatures are {list(found)}; each of the {len(self.clients)} clients needs "
+                "one above 0, or None"
             )
+        kind = self._likelihood
+        if given and kind is not None and not has_temperature(kind):
+            raise ModelError(f"predictions of the likelihood {kind.name} have no temperature")
         return found
+
+    @property
+    def told(self) -> str:
+        """What the prediction is made of, in a sentence for users."""
+        by = "counts of classes" if self.counts is not None else "shares"
+        how = f"ensemble prediction by {by}" if self.shares is not None else "mean prediction"
+        given = [t for t in self.temperatures if t is not None]
+        if not given:
+            return f"the teacher is the {how} of the models, none of which has a temperature"
+        without = [n for n, t in zip(self.names, self.temperatures, strict=True) if t is None]
+        span = " to ".join(dict.fromkeys(f"{t:.3g}" for t in (min(given), max(given))))
+        left = f"; {listed(without, 3)} without one count as they are" if without else ""
+        return f"the teacher is the {how} of the models at temperatures of {span}{left}"
 
     def _check_shares(self, shares: Tensor) -> None:
         if len(shares) != len(self.clients):
@@ -158,6 +179,13 @@ class Teacher:
                 "see whether inputs are scaled as its training data"
             )
         kind = self.likelihood(draws.shape[-1])
+        if any(self.temperatures):
+            draws = torch.stack(
+                [
+                    f if t is None else at_temperature(kind, f[None], t)[0]
+                    for f, t in zip(draws, self.temperatures, strict=True)
+                ]
+            )
         if self.shares is None:
             return kind.pooled(draws, draws.new_full((len(draws),), 1 / len(draws)))
         if self.shares.ndim == 1:
@@ -175,10 +203,9 @@ class Teacher:
             return kind.outputs_of((shares[:, None] * scores).sum(0))
         counts = self.counts.to(draws.device)
         scores = scores - scores.mean(-1, keepdim=True)
-        if self.temperatures is not None:
-            scores = scores / self.temperatures.to(draws)[:, None, None]
         deviation = _deviation(scores, shares[:, None])
-        softer = 1 if self.temperatures is not None else 1 + SOFTNESS_OF_CHAIN * deviation
+        softness = [0.0 if t else SOFTNESS_OF_CHAIN for t in self.temperatures]
+        softer = 1 + torch.tensor(softness).to(draws)[:, None, None] * deviation
         chain = stationary(scores / softer, counts).log()
         temperature = 1 + SOFTNESS * deviation
         level = temperature * torch.logsumexp(scores / temperature, -1, keepdim=True)

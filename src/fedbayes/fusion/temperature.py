@@ -1,15 +1,17 @@
 """The temperature at which a network is as sure as its teacher."""
 
 import math
+from collections.abc import Callable
 
+import numpy as np
+import numpy.typing as npt
 import torch
 from torch import Tensor, nn
 
+from fedbayes.core.tensors import Samples
 from fedbayes.errors import ModelError
-from fedbayes.likelihoods import Classes
-
-LIMIT = 100.0
-"""Temperatures are between 1 / LIMIT and LIMIT."""
+from fedbayes.likelihoods import Classes, Likelihood
+from fedbayes.likelihoods.temperature import LIMIT, TemperatureSums, sums_of
 
 
 class TemperatureScaled(nn.Module):
@@ -65,3 +67,39 @@ def temperature(outputs: Tensor, teacher_outputs: Tensor, likelihood: Classes) -
         else:
             high = middle
     return math.exp(-(low + high) / 2)
+
+
+def own_temperature(
+    network: Callable[[Tensor], Tensor],
+    likelihood: Likelihood,
+    samples: Samples,
+    counts: npt.NDArray[np.float64] | None = None,
+) -> float | None:
+    """The temperature of a network's predictions of samples that it was not trained on.
+
+    Args:
+        network: of inputs [n, ...] to outputs [n, K].
+        likelihood: of the outputs, one that has a temperature.
+        samples: of any clients.
+        counts: training samples of the network of each class, [K]: samples of a class then weigh
+            as much as it does among these. Without, all samples weigh alike.
+
+    Returns:
+        T under the prior of `TemperatureSums.with_prior`; None where no sample is of its classes.
+    """
+
+    def summed(chosen: Tensor) -> TemperatureSums:
+        return sums_of(
+            likelihood, lambda x: network(x)[None], Samples(samples.x[chosen], samples.y[chosen])
+        )
+
+    if counts is None:
+        sums = summed(torch.ones(len(samples.y), dtype=torch.bool))
+    else:
+        there = torch.bincount(samples.y, minlength=len(counts)).numpy()
+        own = np.where(there > 0, counts, 0)
+        weights = own / max(own.sum(), 1) * there[own > 0].sum() / np.maximum(there, 1)
+        sums = TemperatureSums.nothing()
+        for k in np.flatnonzero(own):
+            sums += summed(samples.y == int(k)).times(weights[k])
+    return sums.with_prior().temperature() if sums.rows else None

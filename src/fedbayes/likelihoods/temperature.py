@@ -31,6 +31,8 @@ GRID = torch.linspace(-math.log(LIMIT), math.log(LIMIT), POINTS, dtype=torch.flo
 """Logarithms of 1 / T at which sums are taken, 2.3 % apart."""
 _ROUNDING = 1e-9
 """Part of its sums by which what a client says may contradict itself."""
+PRIOR = 0.5
+"""Standard deviation of log T around 0 in the prior of a single client's temperature."""
 _BATCH = 200
 """Samples of which the grid is computed at a time."""
 
@@ -94,6 +96,19 @@ class TemperatureSums:
         convex = (least <= rise + room) & (rise <= most + room)
         if bool((self.nll < -room).any()) or not bool(convex.all()):
             raise DataError(f"{where}: no rows have these sums: −log p is convex in 1 / T")
+
+    def times(self, weight: float) -> "TemperatureSums":
+        """With every row counted so many times in the sums."""
+        sums = (self.nll * weight, self.slope * weight, self.curvature * weight)
+        return TemperatureSums(*sums, self.rows, self.left_out)
+
+    def with_prior(self, sd: float = PRIOR) -> "TemperatureSums":
+        """With −log of a normal prior of log T, so that few rows find a T near 1 and no endless
+        one.
+        """
+        z = GRID / sd
+        curvature = torch.full_like(z, 1 / sd**2)
+        return self + TemperatureSums(z.square() / 2, z / sd, curvature, 0, 0)
 
     def temperature(self) -> float:
         """The T of the least sum.

@@ -2,6 +2,8 @@
 inputs.
 """
 
+from dataclasses import replace
+
 import torch
 from pydantic import Field
 
@@ -10,17 +12,19 @@ from fedbayes.contracts import (
     ClassCountedMethod,
     Federation,
     Info,
+    Part,
     Problem,
     Report,
     ReportList,
     RoundContext,
     Solved,
     Stateless,
+    single_draw,
 )
 from fedbayes.contracts import Weights as Server
 from fedbayes.core.messages import Message, dense
 from fedbayes.core.tensors import Samples
-from fedbayes.errors import ModelError
+from fedbayes.errors import MessageError, ModelError
 from fedbayes.fusion.combining import combine
 from fedbayes.fusion.distillation import distill
 from fedbayes.fusion.draws import CachedInputs
@@ -35,6 +39,10 @@ from fedbayes.fusion.rounds import (
 from fedbayes.fusion.seeking import Seeker
 from fedbayes.fusion.settings import DistillationSettings, SeekingSettings
 from fedbayes.likelihoods import Classes
+from fedbayes.likelihoods.temperature import LIMIT, has_temperature
+
+TEMPERATURE = "temperature/own"
+"""Name of the temperature of a client's network in its report, float32 []; 0: it has none."""
 
 
 class FedFuse(ClassCountedMethod[Server]):
@@ -43,7 +51,8 @@ class FedFuse(ClassCountedMethod[Server]):
         w ← keep w̄ + (1 − keep) argmin_w E_{x ~ prior} D(t(x) ‖ f_w(x)),   w̄ = Σ n_s φ_s / Σ n_s.
 
     FedDF does the same with data at the server. Here a prior draws the inputs, so the server needs
-    no data. The teacher t knows how many samples of each class a client has.
+    no data. The teacher t knows how many samples of each class a client has, and the temperature
+    that the client fitted to rows that it does not train on (`RoundContext.calibration`).
 
     The result stays near the average, or rounds make no progress: an ensemble of clients that
     started from one network predicts hardly more than that network. `keep = 1` would be FedAvg.
@@ -55,6 +64,13 @@ class FedFuse(ClassCountedMethod[Server]):
         "after FedDF, Lin et al. 2020; synthetic inputs and teacher: fusion in function space",
     )
     server_state = Server
+    reports = replace(
+        ClassCountedMethod.reports,
+        parts={
+            **ClassCountedMethod.reports.parts,
+            "temperature": Part(origin="zero", exact=True),
+        },
+    )
 
     inputs: str = Field(
         "auto",
@@ -78,12 +94,27 @@ class FedFuse(ClassCountedMethod[Server]):
         """
         super().check(run)
         check_inputs(self.name, self.inputs, run)
-        taken = self.count_pattern(run).keys() & run.network.initial.keys()
+        taken = self._told(run).keys() & run.network.initial.keys()
         if taken:
             raise ModelError(
                 f"{self.name} reports {taken.pop()!r} in addition to the network, which has a "
-                "weight of that name. Rename the weight, or set method.class_shares = false"
+                "weight of that name. Rename the weight"
             )
+
+    def _told(self, run: Federation) -> Message:
+        """What a proper report holds in addition to the network."""
+        warmth = {TEMPERATURE: torch.zeros(())} if has_temperature(run.likelihood) else {}
+        return {**self.count_pattern(run), **warmth}
+
+    def accept(self, server: Server, report: Report, run: Federation) -> None:
+        """Counts are proper, and a temperature is one or 0."""
+        super().accept(server, report, run)
+        if (found := dense(report.tensors).get(TEMPERATURE)) is not None:
+            warmth = float(found)
+            if warmth and not 1 / LIMIT <= warmth <= LIMIT:
+                raise MessageError(
+                    f"its temperature is {warmth:g}; 0, or {1 / LIMIT:g} to {LIMIT:g}, is possible"
+                )
 
     def remarks(self, run: Federation) -> list[str]:
         """What inputs are taken for, and that there are no classes to seek."""
@@ -105,8 +136,8 @@ class FedFuse(ClassCountedMethod[Server]):
         return Server(run.network.initial)
 
     def expected(self, message: Message, run: Federation) -> Message:
-        """A network, and counts of classes."""
-        return {**message, **self.count_pattern(run)}
+        """A network, counts of classes, and a temperature."""
+        return {**message, **self._told(run)}
 
     def problem(
         self, message: Message, client: Stateless, samples: Samples, at: RoundContext
@@ -118,8 +149,11 @@ class FedFuse(ClassCountedMethod[Server]):
     def report(
         self, solved: Solved, problem: Problem, client: Stateless, at: RoundContext
     ) -> tuple[Report, Stateless, Info]:
-        """Report the network, and the samples of each class."""
+        """Report the network, the samples of each class, and the temperature of predictions."""
         tensors: Message = {**solved.parameters, **problem.given}
+        if has_temperature(at.run.likelihood):
+            draw = single_draw(solved.parameters, at.run.network)
+            tensors[TEMPERATURE] = torch.tensor(at.temperature(draw))
         return Report(tensors, float(solved.count)), client, solved.info
 
     def update(self, server: Server, reports: ReportList, at: RoundContext) -> tuple[Server, Info]:
@@ -136,7 +170,8 @@ class FedFuse(ClassCountedMethod[Server]):
             f"client {client}": module_with(state, run)
             for client, state in zip(found, states, strict=True)
         }
-        teacher, _ = teacher_of(clients, counts, run.likelihood)
+        warmth = [float(tensors.get(TEMPERATURE, 0)) or None for tensors in found.values()]
+        teacher, _ = teacher_of(clients, counts, run.likelihood, warmth)
         draws = draws_of_round(self.inputs, at)
         if self.seek and isinstance(run.likelihood, Classes):
             draws = CachedInputs(Seeker(draws, teacher, SeekingSettings(share=self.seek)))
@@ -148,6 +183,7 @@ class FedFuse(ClassCountedMethod[Server]):
         info = {
             "divergence_of_average": learnt.checks[0].divergence,
             "divergence": learnt.divergence,
+            "without_temperature": float(warmth.count(None)),
         }
         return Server(weights), info
 

@@ -5,7 +5,7 @@ from typing import Annotated, Any, Literal
 
 import torch
 from pydantic import Field
-from torch import Tensor, nn
+from torch import Tensor
 
 from fedbayes.contracts import (
     About,
@@ -28,6 +28,7 @@ from fedbayes.contracts import (
     sgd,
 )
 from fedbayes.contracts.drawn import refuse_weight_decay
+from fedbayes.contracts.last_layer import FinalLayer, last_layer
 from fedbayes.contracts.personal import PersonalTensors
 from fedbayes.core.fields import Chosen, Only
 from fedbayes.core.messages import Message, dense
@@ -51,42 +52,11 @@ class PopulationServer:
 
 
 @dataclass(frozen=True)
-class _RandomLayer:
+class _RandomLayer(FinalLayer):
     """The last layer of a network, whose weights are random."""
 
-    path: str
-    """Its module's name."""
-    outputs: int
-    inputs: int
-    """Inputs, with a constant 1 where it has a bias."""
-    weight: str
-    bias: str | None
-    noise: str | None
+    noise: str | None = None
     """Name of the log std of the Gaussian noise behind it, where that is learned."""
-
-    @property
-    def size(self) -> int:
-        """d, the number of its weights."""
-        return self.outputs * self.inputs
-
-    @property
-    def names(self) -> list[str]:
-        """Names of its tensors."""
-        return [self.weight, *([self.bias] if self.bias else [])]
-
-    def flat(self, weights: Tensors) -> Tensor:
-        """The weights of the layer as one vector [d], float64."""
-        matrix = weights[self.weight].double()
-        if self.bias is not None:
-            matrix = torch.cat([matrix, weights[self.bias].double()[:, None]], dim=1)
-        return matrix.reshape(-1)
-
-    def tensors(self, flat: Tensor, like: torch.dtype) -> Tensors:
-        """The inverse of `flat`."""
-        matrix = flat.reshape(self.outputs, self.inputs).to(like)
-        if self.bias is None:
-            return {self.weight: matrix}
-        return {self.weight: matrix[:, :-1].contiguous(), self.bias: matrix[:, -1].contiguous()}
 
 
 class Hierarchical(Method[PopulationServer, PersonalTensors, Sum]):
@@ -289,7 +259,7 @@ class Hierarchical(Method[PopulationServer, PersonalTensors, Sum]):
         """
         layer = _last(run)
         population = _Population(sent["mean/weights"].cpu(), _cpu(part(sent, "spread")))
-        features, more = _features(layer, sent, samples.x, run)
+        features, more = layer.features(sent, samples.x, run)
         mean, covariance, loss = _posterior(
             layer, features, more, samples.y, population, run, begin
         )
@@ -382,24 +352,6 @@ class Hierarchical(Method[PopulationServer, PersonalTensors, Sum]):
         assert layer.size == len(own["mean"])
         return {**shared, **named("last", own)}
 
-    def adapted(self, model: Tensors, samples: Samples, run: Federation) -> Tensors:
-        """Update a model with samples of one client: a population's model for a new client.
-
-        Args:
-            model: as `model` or `personal_model` gives it, which is the prior.
-            samples: rows of the client, at least one.
-            run: the run.
-
-        Returns:
-            A model of the same form: the posterior, with the shared layers as they are.
-        """
-        sent = {n: t for n, t in model.items() if "/" not in n}
-        sent |= {
-            "mean/weights": model["last/mean"],
-            "spread/covariance": model["last/covariance"],
-        }
-        return {**model, **named("last", self._inferred(sent, samples, run)[0])}
-
     def draws(self, model: Tensors, run: Federation) -> Sampler:
         """Outputs under N(φ̂, S): for classes one, probit-corrected, or else draws of weights."""
         layer, mean, covariance = _last(run), model["last/mean"], model["last/covariance"]
@@ -415,7 +367,7 @@ class Hierarchical(Method[PopulationServer, PersonalTensors, Sum]):
             moves = [m.reshape(matrix.shape) for m in torch.cat([drawn, -drawn])]
 
         def outputs(x: Tensor) -> Tensor:
-            features, more = _features(layer, model, x, run)
+            features, more = layer.features(model, x, run)
             f = features @ matrix.T
             if classes:
                 found = torch.cat(
@@ -477,51 +429,11 @@ def _last(run: Federation) -> _RandomLayer:
     Raises:
         ModelError: it is no linear layer that trains.
     """
-    network = run.network
-    path = next(reversed(network.layers), "")
-    module = network.module.get_submodule(path)
-    noise = next(
-        (f"{n}.log_std" for n, m in network.module.named_modules() if isinstance(m, LearntNoise)),
-        None,
-    )
+    modules = run.network.module.named_modules()
+    noise = next((f"{n}.log_std" for n, m in modules if isinstance(m, LearntNoise)), None)
     if run.likelihood.name != "gaussian":
         noise = None  # its scale is trained like the layers below
-    if not isinstance(module, nn.Linear):
-        raise ModelError(
-            f"hierarchical needs a last layer that is linear, got {type(module).__name__} "
-            f"({path or 'the network'}). Choose another network, or method.name = 'fedrep'"
-        )
-    biased = module.bias is not None
-    start = f"{path}." if path else ""
-    names = [f"{start}weight", *([f"{start}bias"] if biased else [])]
-    if missing := [n for n in names if n not in network.initial]:
-        raise ModelError(f"hierarchical needs a last layer that trains, and {missing[0]} is frozen")
-    width, inputs = network.initial[names[0]].shape
-    return _RandomLayer(path, width, inputs + biased, names[0], names[1] if biased else None, noise)
-
-
-@torch.no_grad()
-def _features(
-    layer: _RandomLayer, model: Tensors, x: Tensor, run: Federation
-) -> tuple[Tensor, Tensor]:
-    """What the last layer sees [n, inputs], and outputs that others append [n, more]; float64."""
-    network, found = run.network, list[tuple[Tensor, Tensor]]()
-    weights = {n: t for n, t in model.items() if n in network.initial}
-    like = {n: torch.zeros_like(network.initial[n]) for n in layer.names}
-    module = network.module.get_submodule(layer.path)
-    hook = module.register_forward_hook(lambda _, i, o: found.append((i[0], o)))
-    try:
-        outputs = network(network.prepare({**weights, **like}), x)
-    finally:
-        hook.remove()
-    if not found or found[-1][0].ndim != 2:
-        raise ModelError(f"the last layer {layer.path!r} does not see one row for each sample")
-    if bool(outputs[:, : layer.outputs].any()):  # of a layer of zeros
-        raise ModelError("hierarchical needs a network whose outputs are those of its last layer")
-    seen = torch.cat([one[0] for one in found]).double().cpu()
-    if layer.bias is not None:
-        seen = torch.cat([seen, torch.ones(len(seen), 1, dtype=torch.float64)], dim=1)
-    return seen, outputs[:, layer.outputs :].double().cpu()
+    return _RandomLayer(**vars(last_layer(run, "hierarchical", "fedrep")), noise=noise)
 
 
 def _posterior(

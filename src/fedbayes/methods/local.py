@@ -18,6 +18,7 @@ from fedbayes.contracts import (
     RoundContext,
     Solved,
     Weights,
+    single_draw,
 )
 from fedbayes.core.messages import Message
 from fedbayes.core.tensors import Samples, Tensors
@@ -28,12 +29,15 @@ class LocalClient:
     """The client's own weights."""
 
     weights: Tensors
+    temperature: float = 0.0
+    """Of its predictions, by its validation rows; 0 where it has none."""
 
 
 class Local(Method[Weights, LocalClient, ReportList]):
     """Every client trains alone and nothing is sent: the lower bound of sharing.
 
-    There is no global model: none is evaluated or saved.
+    There is no global model: none is evaluated or saved. With `data.validation` a client fits a
+    temperature to its validation rows, which its file for `fedbayes fuse` then has.
     """
 
     name = "local"
@@ -69,8 +73,10 @@ class Local(Method[Weights, LocalClient, ReportList]):
     def report(
         self, solved: Solved, problem: Problem, client: LocalClient, at: RoundContext
     ) -> tuple[Report, LocalClient, Info]:
-        """Report nothing and keep the weights."""
-        return Report({}), LocalClient(solved.parameters), solved.info
+        """Report nothing, and keep the weights and a temperature."""
+        weights = solved.parameters
+        temperature = at.temperature(single_draw(weights, at.run.network))
+        return Report({}), LocalClient(weights, temperature), solved.info
 
     def update(
         self, server: Weights, reports: ReportList, at: RoundContext

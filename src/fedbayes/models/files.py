@@ -20,7 +20,7 @@ from torch.nn import functional
 from fedbayes.core.files import read_bytes, require_files
 from fedbayes.core.messages import decode_file, metadata
 from fedbayes.core.seals import check_seal
-from fedbayes.core.tensors import Tensors, part
+from fedbayes.core.tensors import Tensors, named, part
 from fedbayes.errors import MessageError, ModelError, RunError
 
 PICKLED = (".pt", ".pth", ".bin", ".ckpt")
@@ -130,8 +130,9 @@ def read_model(path: Path) -> tuple[Tensors, str]:
     card = getattr(content, CARD, "") if pickled else metadata(data).get(CARD, "")
     kind: type[dict[str, Tensor]] = OrderedDict
     if not pickled:
-        if POSTERIOR in metadata(data):
-            content = part(content, "weights")
+        own = part(content, "weights")
+        if POSTERIOR in metadata(data) or content.keys() - named("weights", own) <= {"temperature"}:
+            content = own  # as of a client's state
         order = _kept_order(metadata(data).get(ORDER, ""), content)
         kind = OrderedDict if order else dict
         content = {name: content[name] for name in order or sorted(content, key=_natural)}

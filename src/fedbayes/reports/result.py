@@ -21,7 +21,7 @@ from fedbayes.likelihoods.temperature import sampled_at
 from fedbayes.runs.build import build_likelihood, stored_data, stored_run
 from fedbayes.runs.frames import clients_frame, rounds_frame, troubles_frame
 from fedbayes.runs.outcome import outcome_rows
-from fedbayes.runs.personal import adapted_model, own_models, require_global
+from fedbayes.runs.personal import adapted_model, own_models, require_global, temperature_of
 from fedbayes.runs.trained import Member, TrainedModel
 from fedbayes.storage.best_tracker import flat
 from fedbayes.storage.calibrations import (
@@ -213,7 +213,7 @@ class StoredRun:
         Raises:
             RunError: there is no global model, or the client has none of its own.
         """
-        cool = read_temperature(self.folder, personal=client is not None)
+        cool = self._temperature(client)
         return predictor(self.likelihood, sampled_at(self.likelihood, self.draws(client), cool))
 
     def interval(self, x: Any, level: float = 0.9, client: str | int | None = None) -> Interval:
@@ -361,7 +361,7 @@ class StoredRun:
         if client is not None:
             source = f"the model of client {client} of {source}"
         members = (Member(self.draws(client), self.preprocessing, self.config.data),)
-        cool = read_temperature(self.folder, personal=client is not None) if temperature else None
+        cool = self._temperature(client) if temperature else None
         hazards = None
         if self.likelihood.target.kind == "survival":
             whose = client if site is None else site
@@ -380,6 +380,11 @@ class StoredRun:
             hazards=hazards,
             temperature=cool,
         )
+
+    def _temperature(self, client: str | int | None) -> float | None:
+        """Of the global model, or of a client's own."""
+        chosen = None if client is None else self.folder.find_client(client)
+        return temperature_of(self.folder, chosen)
 
     def draws(
         self, client: str | int | None = None, *, adapt: Samples | None = None

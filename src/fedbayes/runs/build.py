@@ -398,6 +398,7 @@ def build_federation(
         stages=find_stages(config.stages),
         data_cache=config.data_cache_bytes(shared.device.type),
         held_out=0.0 if no_temperature(config, method, likelihood) else SHARE,
+        validates=config.data.validation > 0,
     )
 
 

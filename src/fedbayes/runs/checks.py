@@ -26,8 +26,10 @@ from fedbayes.federation.stages.report_codec import Compressor
 from fedbayes.inference.schedules import ServerSchedule
 from fedbayes.inference.settings import LocalTraining
 from fedbayes.likelihoods.measures import AUTO, fitting
+from fedbayes.likelihoods.temperature import has_temperature
 from fedbayes.models.others import TextNetwork
 from fedbayes.models.settings import NAMES
+from fedbayes.runs.calibration import no_temperature
 from fedbayes.runs.needs import check_features, check_needs
 from fedbayes.runs.networks import check_batches, remarks_on_network
 from fedbayes.runs.privacy import PUBLIC, needs_secret
@@ -323,6 +325,7 @@ def remarks(
         *_of_reports(config, method, run, data),
         *_of_cohorts(config, method, run),
         *_of_own_models(config, method),
+        *_of_temperatures(config, method, run),
         *_of_attacks(config, adversary, run),
         *(_coupled(config, method, run.likelihood.name, data) if run.likelihood.coupled else []),
         *idle(config, resolved={"data.partition": scheme}),
@@ -402,6 +405,18 @@ def _of_own_models(config: Config, method: AnyMethod) -> list[str]:
             f"metrics are of the global model alone: clients tell none of their own, since {silent}"
         )
     return notes
+
+
+def _of_temperatures(config: Config, method: AnyMethod, run: Federation) -> list[str]:
+    """Whether clients have temperatures of their own, where a method takes these."""
+    why = no_temperature(config, method, run.likelihood)
+    takes = "temperature" in Reports.of(method).parts and has_temperature(run.likelihood)
+    if not (takes and why) or config.data.validation:
+        return []
+    return [
+        f"no client has rows to fit a temperature to, so {method.name} takes their outputs as they "
+        f"are: {why}"
+    ]
 
 
 def _of_attacks(config: Config, adversary: Adversary | None, run: Federation) -> list[str]:

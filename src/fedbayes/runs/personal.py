@@ -6,6 +6,7 @@ from typing import Any
 from fedbayes.contracts import AnyMethod, Federation, Models, RoundContext
 from fedbayes.contracts.returned import answered
 from fedbayes.core import seeds
+from fedbayes.core.messages import decode_file
 from fedbayes.core.tensors import Samples, Tensors, unpack
 from fedbayes.core.wording import listed
 from fedbayes.errors import MessageError, RunError
@@ -13,8 +14,10 @@ from fedbayes.federation.client_runtime import read_state
 from fedbayes.federation.engine_table import ENGINES
 from fedbayes.methods import METHODS
 from fedbayes.runs.build import build_network
+from fedbayes.storage.calibrations import read_temperature
 from fedbayes.storage.folder import NO_UPDATE, RunFolder
 from fedbayes.storage.private_states import ClientStates
+from fedbayes.storage.progress import Progress
 from fedbayes.storage.state_store import StateStore
 
 
@@ -41,14 +44,7 @@ def own_models(
         RunError: there is no checkpoint, the states are elsewhere or damaged, or the client has
             no model of its own.
     """
-    progress = folder.progress(folder.best_round())
-    if progress is None:
-        raise RunError(f"{folder.path} has no checkpoint")
-    if number is not None and client is not None:
-        row = progress.states.row(client)
-        if row is None or int(progress.states.columns["round"][row]) != number:
-            progress = folder.progress(number)
-            assert progress is not None
+    progress = _progress(folder, client, number)
     place = ENGINES[folder.config().engine].states
     if place == "remote":
         raise RunError(f"the clients' own models of {folder.path} are with their nodes")
@@ -61,9 +57,7 @@ def own_models(
         )
     any_model = False
     for number in states if client is None else [client]:
-        state = states[number]
-        if place == "nodes":
-            state = StateStore(folder.path / "nodes" / str(number)).load(state, number)
+        state = _state(folder, states, number)
         try:
             model = own_model(method, server, state, RoundContext(run, progress.round + 1, number))
         except MessageError as error:
@@ -75,6 +69,57 @@ def own_models(
             yield number, model
     if not any_model:
         raise RunError(f"{folder.path} has no models of single clients: {none_kept(method)}")
+
+
+def _progress(folder: RunFolder, client: int | None, number: int | None) -> Progress:
+    """The checkpoint that names a client's state of a round; the one that counts by default.
+
+    Raises:
+        RunError: there is none.
+    """
+    progress = folder.progress(folder.best_round())
+    if progress is None:
+        raise RunError(f"{folder.path} has no checkpoint")
+    if number is not None and client is not None:
+        row = progress.states.row(client)
+        if row is None or int(progress.states.columns["round"][row]) != number:
+            progress = folder.progress(number)
+            assert progress is not None
+    return progress
+
+
+def _state(folder: RunFolder, states: ClientStates, client: int) -> bytes:
+    """The private state of a client, from where its engine keeps it."""
+    state = states[client]
+    if ENGINES[folder.config().engine].states == "nodes":
+        return StateStore(folder.path / "nodes" / str(client)).load(state, client)
+    return state
+
+
+def temperature_of(
+    folder: RunFolder, client: int | None, number: int | None = None
+) -> float | None:
+    """The temperature of the global model of a run, or of a client's own; None where there is none.
+
+    That of `fedbayes calibrate` comes first. A client's own is the field `temperature` of its
+    private state, 0 where it has none (see `RoundContext.temperature`).
+
+    Args:
+        folder: the run folder.
+        client: whose model it is of; None for the global one.
+        number: the round that its private state is of, instead of the one that counts.
+
+    Raises:
+        RunError: a file is damaged.
+    """
+    found = read_temperature(folder, personal=client is not None)
+    if found is not None or client is None:
+        return found
+    states = ClientStates(folder.clients, _progress(folder, client, number).states)
+    if client not in states or ENGINES[folder.config().engine].states == "remote":
+        return None
+    told = decode_file(_state(folder, states, client)).get("temperature")
+    return None if told is None or told.numel() > 1 else float(told) or None
 
 
 def own_model(method: AnyMethod, server: Any, state: bytes, at: RoundContext) -> Tensors | None:

@@ -10,6 +10,7 @@ from fedbayes.core.tensors import Tensors
 from fedbayes.core.wording import describe, listed
 from fedbayes.errors import ModelError
 from fedbayes.fusion.posteriors import KroneckerFactors, Posterior
+from fedbayes.inference.gaussian_head import Moments
 from fedbayes.likelihoods.categorical import Categorical
 from fedbayes.likelihoods.multilabel import Multilabel
 from fedbayes.models import dense_layers, named_as
@@ -45,6 +46,10 @@ class ClassOrder:
             counts=None if found.counts is None else found.counts[self.index],
             factors=factors,
             diagonal=self.weights(found.diagonal),
+            head={
+                layer: Moments(own.counts[self.index], own.sums[self.index], own.products)
+                for layer, own in found.head.items()
+            },
         )
 
 

@@ -128,7 +128,8 @@ def fuse(
         if isinstance(job.get("model"), str):
             job["model"] = ModelSettings(name=job["model"])
     trusted = [job["model"].name] if job.get("model") is not None else []
-    for name in ("like", "test", "state", "show_inputs", "select", "report", "picture"):
+    paths_of = ("like", "test", "temperature_data", "state", "show_inputs", "select", "report")
+    for name in (*paths_of, "picture"):
         if job.get(name) is not None:
             job[name] = Path(job[name])
     target = place / "fused.safetensors" if out is None else Path(out)

@@ -81,6 +81,9 @@ class FusionJob:
     """Widths to try."""
     test: Path | None = None
     """NPZ file with raw samples to score networks on."""
+    temperature_data: Path | None = None
+    """NPZ file likewise that no model trained on, to fit the temperature of each to; by default
+    that in its file."""
     minutes: float | None = None
     """Of training end to end; 0: none."""
     posterior: str | None = None
@@ -232,6 +235,7 @@ class FusionJob:
             "the state": (self.state, ()),
         }
         inputs = [*self.models, self.counts, *self.sums, self.test, self.like, self.select]
+        inputs.append(self.temperature_data)
         written: dict[Path, str] = {}
         for what, (path, formats) in outputs.items():
             if path is None:

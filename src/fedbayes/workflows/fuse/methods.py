@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 from pydantic import BaseModel
 
-from fedbayes.fusion.posterior_settings import AveragingSettings
+from fedbayes.fusion.posterior_settings import AveragingSettings, HeadSettings
 from fedbayes.fusion.settings import FunctionSettings, TaskVectorSettings
 from fedbayes.inference.combination import Combination
 from fedbayes.matching import MatchingSettings
@@ -20,7 +20,7 @@ NETWORK = ("model", "shape", "classes", "mean", "std")
 SELECTING = ("select", "grid", "max_neurons")
 _FUNCTION = (
     *("like", "inputs", "sums", "width", "bound", "frontier", "test", "minutes", "posterior"),
-    *("state", "show_inputs"),
+    *("state", "show_inputs", "temperature_data"),
 )
 _WRITTEN = ("report", "picture")
 
@@ -111,6 +111,13 @@ FUSIONS: Mapping[str, FusionKind] = {
         (),
         AveragingSettings,
         merge="posteriors:kfac",
+    ),
+    "gaussian-head": FusionKind(
+        "a Gaussian head on shared layers, by files of fedbayes posterior --head",
+        "averaging:posteriors",
+        (),
+        HeadSettings,
+        merge="heads:gaussian_head",
     ),
     "ties": FusionKind(
         "changes since a common start, trimmed, of the sign that most have",

@@ -25,9 +25,10 @@ from fedbayes.fusion.laplace import LastLayer
 from fedbayes.fusion.regression import WHOLE
 from fedbayes.fusion.settings import FunctionSettings
 from fedbayes.fusion.teacher import frozen
-from fedbayes.fusion.temperature import TemperatureScaled
+from fedbayes.fusion.temperature import TemperatureScaled, own_temperature
 from fedbayes.inputs import InputPrior, Inputs, build_prior, plot_inputs
 from fedbayes.inputs.picture import require_picture
+from fedbayes.likelihoods.temperature import has_temperature
 from fedbayes.storage.card import (
     PROGRAM_INPUTS,
     Card,
@@ -110,11 +111,12 @@ class NetworkFusion:
         counts, notes = counts_of(job.counts, job.models, silos, job.files)
         if counts is not None and counts.shape[1] == 1:
             counts = counts[:, 0]
-        test, short = self._test(silos), silos.short
+        test, short = self._samples(job.test, silos), silos.short
         networks = {short[path]: network for path, network in silos.networks.items()}
-        by_class = counts is not None and counts.ndim == 2
-        temperatures = sent_temperatures(job.models, job.files) if by_class else None
+        temperatures = self._temperatures(silos, counts)
         teacher, _ = teacher_of(networks, counts, silos.likelihood, temperatures)
+        if has_temperature(silos.likelihood):
+            notes = (*notes, teacher.told)
         scale = SizeTradeoff(teacher, CachedInputs(inputs), test)
         fusions: dict[float, FunctionFusion] = {}
         for width in widths:
@@ -142,7 +144,7 @@ class NetworkFusion:
             inputs,
             self._marks(scale, fusions, networks, counts, watch),
             self._trust(fusions[chosen], scale),
-            self._sent(counts, notes),
+            self._sent(counts, temperatures),
             (
                 *notes,
                 *prior.notes,
@@ -153,12 +155,35 @@ class NetworkFusion:
         )
         return replace(outcome, expects=self._write(outcome, silos))
 
-    def _test(self, silos: ClientModels) -> Samples | None:
-        """Samples to score networks on, as they see them."""
-        if self.job.test is None:
+    def _samples(self, path: Path | None, silos: ClientModels) -> Samples | None:
+        """Labelled samples of a file, as the networks see them."""
+        if path is None:
             return None
         seen = silos.preprocessing
-        return read_samples(self.job.test, seen, seen.target, unit=silos.card is None)
+        return read_samples(path, seen, seen.target, unit=silos.card is None)
+
+    def _temperatures(
+        self, silos: ClientModels, counts: npt.NDArray[np.int64] | None
+    ) -> list[float | None]:
+        """Of each model: fitted to the file of `temperature_data`, or as its own file says.
+
+        Raises:
+            ModelError: there is such a file, and predictions have no temperature.
+        """
+        job, kind = self.job, silos.likelihood
+        samples = self._samples(job.temperature_data, silos)
+        if not has_temperature(kind):
+            if samples is not None:
+                raise ModelError(
+                    f"--temperature-data has no effect: models of the likelihood {kind.name} have "
+                    "no temperature. Leave it out"
+                )
+            return [None] * len(job.models)
+        if samples is None:
+            return sent_temperatures(job.models, job.files)
+        rows = counts if counts is not None and counts.ndim == 2 else [None] * len(job.models)
+        networks = map(frozen, silos.networks.values())
+        return [own_temperature(n, kind, samples, c) for n, c in zip(networks, rows, strict=True)]
 
     def _marks(
         self,
@@ -181,15 +206,18 @@ class NetworkFusion:
             *scale.clients(networks, sizes),
         ]
 
-    def _sent(self, counts: npt.NDArray[np.int64] | None, notes: Sequence[str]) -> tuple[str, ...]:
+    def _sent(
+        self, counts: npt.NDArray[np.int64] | None, temperatures: Sequence[float | None]
+    ) -> tuple[str, ...]:
         """What clients sent, in words."""
         job = self.job
         sent = {
             "their weights": True,
             "counts of samples": counts is not None,
+            "temperatures": any(temperatures) and job.temperature_data is None,
             "sums of rows": bool(job.sums),
-            "curvatures of their weights, which are not used": bool(notes)
-            or sent_counts(job.models, job.files) is not None,
+            "curvatures of their weights, which are not used": sent_counts(job.models, job.files)
+            is not None,
         }
         return tuple(what for what, given in sent.items() if given)
 
@@ -289,7 +317,8 @@ class NetworkFusion:
         answering = self._cooled(fusion)
         if found is not None:
             method["posterior"], answering = str(self.settings.posterior), found.module
-        expects = write_network(self.job.out, fusion.module, silos, method, answering)
+        warmth = fusion.temperature
+        expects = write_network(self.job.out, fusion.module, silos, method, answering, warmth)
         if self.job.show_inputs is not None:
             plot_inputs(prior, self.job.show_inputs, seed=self.job.seed)
         if self.job.picture is not None:
@@ -334,6 +363,7 @@ def write_network(
     silos: ClientModels,
     method: Mapping[str, str],
     answering: nn.Module | None = None,
+    temperature: float = 1.0,
 ) -> str:
     """Write a fused network: weights, or a `.pt2` program of raw samples.
 
@@ -343,6 +373,7 @@ def write_network(
         silos: what it was fused from.
         method: how, for the file's card.
         answering: what a program computes in its place, by a temperature or a posterior.
+        temperature: of the network, which the card of weights says.
 
     Returns:
         What a program takes, in words; empty for weights.
@@ -360,6 +391,7 @@ def write_network(
     )
     if path.suffix.lower() != PROGRAM:
         weights = silos.written(dict(network.state_dict()))
+        card = card if temperature == 1 else replace(card, temperature=temperature)
         write_model(path, weights, card if silos.told else None)
         return ""
     inputs = PROGRAM_INPUTS if silos.told else UNTOLD

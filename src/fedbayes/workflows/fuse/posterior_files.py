@@ -5,7 +5,7 @@ import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -17,12 +17,14 @@ from fedbayes.core import seeds
 from fedbayes.core.files import read_bytes, writable, write_beside
 from fedbayes.core.messages import decode_file, metadata
 from fedbayes.core.seals import check_seal, sealed
-from fedbayes.core.tensors import Samples, Tensors, named, parameter_count, part
+from fedbayes.core.tensors import Samples, Tensors, named, pack, parameter_count, part
 from fedbayes.errors import DataError, FedbayesWarning, MessageError, ModelError
 from fedbayes.fusion.curvature import posterior
+from fedbayes.fusion.heads import head_moments
 from fedbayes.fusion.posterior_settings import CurvatureSettings
 from fedbayes.fusion.posteriors import KroneckerFactors, Posterior
 from fedbayes.fusion.teacher import frozen
+from fedbayes.inference.gaussian_head import Moments
 from fedbayes.likelihoods import Likelihood
 from fedbayes.likelihoods.temperature import has_temperature, temperature_sums
 from fedbayes.models import (
@@ -41,6 +43,7 @@ VERSION = "1"
 """Of the form of the files."""
 FORMATS = (".safetensors",)
 _BATCH = 1000
+Found = TypeVar("Found")
 
 
 @dataclass(frozen=True)
@@ -62,6 +65,8 @@ class PosteriorJob:
     seed: int = 0
     temperature: Path | None = None
     """Rows of the client that the model did not train on, to fit a temperature to."""
+    head: bool = False
+    """Whether sums of what the last layer reads are in the file, by class."""
 
     def run(self, watch: Callable[[int, int], None] | None = None) -> dict[str, Any]:
         """Compute and write it.
@@ -97,7 +102,8 @@ class PosteriorJob:
         fitted = None if self.temperature is None else self._temperature(module, found.likelihood)
         rng = seeds.torch_rng(self.seed, "curvature")
         result = posterior(module, found.likelihood, samples, self.settings, rng=rng, watch=watch)
-        result = replace(result, temperature=fitted)
+        head = dict([head_moments(module, found.likelihood, samples)]) if self.head else {}
+        result = replace(result, temperature=fitted, head=head)
         size = write_posterior(self.out, _renamed(result, names), card)
         return {
             "samples": result.samples,
@@ -105,6 +111,7 @@ class PosteriorJob:
             "parameters": parameter_count(stored(module)),
             "bytes": size,
             "temperature": fitted,
+            "features": sum(own.sums.shape[1] for own in head.values()),
         }
 
     def _temperature(self, module: nn.Module, likelihood: Likelihood) -> float:
@@ -124,8 +131,9 @@ class PosteriorJob:
         rows = found.preprocessing.apply(found.samples.x)
         with torch.no_grad():
             outputs = torch.cat([frozen(module)(some) for some in torch.split(rows, _BATCH)])
+        sums = temperature_sums(likelihood, outputs[None], found.samples.y)
         try:
-            return temperature_sums(likelihood, outputs[None], found.samples.y).temperature()
+            return sums.with_prior().temperature()
         except DataError as error:
             raise ModelError(f"--temperature {self.temperature}: {error}") from None
 
@@ -182,14 +190,15 @@ def _renamed(found: Posterior, names: dict[str, str]) -> Posterior:
     def of(name: str) -> str:
         return names.get(name, name)
 
+    def layers(table: dict[str, Found]) -> dict[str, Found]:
+        return {of(f"{n}.weight").removesuffix(".weight"): own for n, own in table.items()}
+
     return replace(
         found,
         weights={of(name): tensor for name, tensor in found.weights.items()},
         diagonal={of(name): tensor for name, tensor in found.diagonal.items()},
-        factors={
-            of(f"{layer}.weight").removesuffix(".weight"): factors
-            for layer, factors in found.factors.items()
-        },
+        factors=layers(found.factors),
+        head=layers(found.head),
     )
 
 
@@ -203,6 +212,11 @@ def write_posterior(path: Path, found: Posterior, card: Card | None = None) -> i
         **named("inputs", {layer: f.inputs for layer, f in found.factors.items()}),
         **named("outputs", {layer: f.outputs for layer, f in found.factors.items()}),
         **named("diagonal", found.diagonal),
+        **{
+            f"head/{n}/{layer}": t
+            for layer, own in found.head.items()
+            for n, t in pack(own).items()
+        },
         "samples": torch.tensor(found.samples),
     }
     if found.counts is not None:
@@ -285,9 +299,29 @@ def read_posterior(path: Path, files: ModelFiles | None = None) -> tuple[Posteri
             raise ModelError(f"{path}: a factor of {name!r} is no matrix of second moments")
     factors = {name: KroneckerFactors(inputs[name], outputs[name]) for name in inputs}
     temperature = None if warmth is None else float(warmth)
-    found = Posterior(weights, int(samples), counts, factors, diagonal, temperature)
+    head = _head(part(content, "head"), path, int(samples))
+    found = Posterior(weights, int(samples), counts, factors, diagonal, temperature, head)
     order = files.orders.get(path)
     return found if order is None else order.posterior(found), card
+
+
+def _head(told: Tensors, path: Path, samples: int) -> dict[str, Moments]:
+    """Sums of features by the name of a layer, checked.
+
+    Raises:
+        ModelError: no features have them.
+    """
+    found: dict[str, Moments] = {}
+    for layer in {name.partition("/")[2] for name in told}:
+        own = {n.partition("/")[0]: t for n, t in told.items() if n.partition("/")[2] == layer}
+        if own.keys() != {"counts", "sums", "products"}:
+            raise ModelError(f"{path} lacks some sums of features of {layer!r}")
+        moments = found[layer] = Moments(own["counts"], own["sums"], own["products"])
+        if trouble := moments.trouble(samples):
+            raise ModelError(f"{path}: sums of features of {layer!r}: {trouble}")
+    if len(found) > 1:
+        raise ModelError(f"{path} has sums of features of several layers; one is the last")
+    return found
 
 
 FROM_FILES = "counts of samples are those in the files"
@@ -322,24 +356,21 @@ def sent_counts(
     return np.stack(found)
 
 
-def sent_temperatures(paths: Sequence[Path], files: ModelFiles) -> list[float] | None:
-    """The temperature of each client [S], where all files are posteriors that have one.
+def sent_temperatures(paths: Sequence[Path], files: ModelFiles) -> list[float | None]:
+    """The temperature of each client [S]: that of its posterior, else that of its card.
 
     Raises:
         ModelError: a file is damaged.
     """
-    if any(is_program(path) or not is_posterior(path) for path in paths):
-        return None
-    found = [read_posterior(path, files)[0].temperature for path in paths]
-    there = [one for one in found if one is not None]
-    if there and len(there) < len(found):
-        warnings.warn(
-            f"{len(there)} of {len(found)} files have a temperature, so none is used. Give all "
-            "clients one: fedbayes posterior --temperature",
-            FedbayesWarning,
-            stacklevel=2,
-        )
-    return there if len(there) == len(found) else None
+    found: list[float | None] = []
+    for path in paths:
+        if is_program(path):
+            found.append(None)
+            continue
+        sent = read_posterior(path, files)[0].temperature if is_posterior(path) else None
+        card = files[path][1]
+        found.append(card.temperature if sent is None and card is not None else sent)
+    return found
 
 
 def is_posterior(path: Path) -> bool:

@@ -26,13 +26,12 @@ from fedbayes.models.compact import compact
 from fedbayes.models.resize import with_weights
 from fedbayes.models.units import find_units
 from fedbayes.runs.build import stored_data, stored_run
-from fedbayes.runs.personal import own_weights, require_global
+from fedbayes.runs.personal import own_weights, require_global, temperature_of
 from fedbayes.storage.calibrations import (
     CONFORMAL,
     HAZARDS,
     CalibrationKind,
     read_calibration,
-    read_temperature,
 )
 from fedbayes.storage.card import PROGRAM_INPUTS, Card, program_outputs
 from fedbayes.storage.folder import RunFolder
@@ -182,7 +181,7 @@ class _Source:
         seen: Preprocessing = stored or data.preprocessing  # type: ignore[union-attr]
         card = replace(
             Card.of(config, seen, rounds, name),
-            temperature=read_temperature(run, personal=client is not None),
+            temperature=temperature_of(run, chosen),
             conformal=_calibration(CONFORMAL, run, name),
             hazards=_calibration(HAZARDS, run, name),
         )

@@ -43,6 +43,7 @@ from fedbayes.models.open import open_weights
 from fedbayes.runs.build import build_run
 from fedbayes.runs.trained import joined
 from fedbayes.storage.card import Card
+from fedbayes.workflows.fuse.posterior_files import is_posterior, read_posterior
 from fedbayes.workflows.serve.evaluation_set import (
     EvaluationSet,
     is_program,
@@ -51,6 +52,9 @@ from fedbayes.workflows.serve.evaluation_set import (
     trained_in,
 )
 from fedbayes.workflows.serve.model_files import read_with_card
+
+UNIFORM = "ensemble, uniform"
+"""The mean of the predictive distributions of models."""
 
 
 @dataclass(frozen=True)
@@ -68,6 +72,8 @@ class Score:
     """By whose numbers they were standardized."""
     clients: dict[str, dict[str, float]] = field(default_factory=dict)
     """Its metrics on the rows of each client, by name, where it is known whose rows they are."""
+    note: str = ""
+    """What a user should know of it."""
 
 
 @dataclass(frozen=True)
@@ -91,6 +97,8 @@ class Candidate:
     """Whether it gives predictive means alone, which have no likelihood."""
     temperature: float | None = None
     """Of its probabilities, which `draw` is without; None where there is none."""
+    note: str = ""
+    """What a user should know of it."""
 
 
 def open_models(
@@ -114,7 +122,7 @@ def open_models(
 def open_model(
     path: Path, tests: EvaluationSet, settings: ModelSettings | None = None
 ) -> Candidate:
-    """A model from a file, with the temperature that its card tells.
+    """A model from a file, with the temperature that its posterior or its card tells.
 
     Args:
         path: weights, or a `.pt2` program.
@@ -128,6 +136,8 @@ def open_model(
         return _program(path, tests)
     stored, card = read_with_card(path, tests.trusted)
     found = _of_weights(str(path), stored, card, tests, settings)
+    if is_posterior(path) and (sent := read_posterior(path)[0].temperature) is not None:
+        return replace(found, temperature=sent)
     return found if card is None else replace(found, temperature=card.temperature)
 
 
@@ -331,8 +341,9 @@ def compare(
         inputs: names of those models that were fused: their average (where their shapes agree)
             and their ensemble (the mean of their predictive distributions) are tried as well.
         counts: training samples of each input and class [S, K]; with them, an ensemble weighted
-            by class share too: p_k ∝ Σ_s (N_sk / Σ_s N_sk) p_sk, and one of log-probabilities
-            freed of each client's frequencies of classes, as a fusion in function space learns it.
+            by class share too: p_k ∝ Σ_s (N_sk / Σ_s N_sk) p_sk.
+            With them, or with temperatures of inputs, there is also the teacher of a fusion in
+            function space (`fedbayes.fusion.teacher.Teacher`). Without both that is the ensemble.
         metrics: names of metrics in addition to a likelihood's own (`likelihoods.measures`); NaN
             where one is undefined.
 
@@ -366,11 +377,14 @@ def compare(
             candidates["average of the inputs"] = replace(
                 first, draw=average, layers=None, weights=None, rebuild=None, temperature=None
             )
-        candidates["ensemble, uniform"] = _ensemble(fused, alike)
+        candidates[UNIFORM] = _ensemble(fused, alike)
         if counts is not None:
             shares = class_shares(counts)
             candidates["ensemble, by class share"] = _ensemble(fused, alike, shares)
-            candidates["ensemble, as fuse learns it"] = _taught(fused, alike, counts)
+        if target.classes:
+            taught = _taught(fused, inputs, alike, counts)
+            uniform = counts is None and all(one.temperature is None for one in fused)
+            candidates[UNIFORM if uniform else "ensemble, as fuse learns it"] = taught
     asked = {name: _asked(name, one, metrics) for name, one in candidates.items()}
     return [_score(name, one, tests, asked[name]) for name, one in candidates.items()]
 
@@ -407,7 +421,7 @@ def _score(name: str, one: Candidate, tests: EvaluationSet, asked: tuple[str, ..
         if tests.sizes[number]
     }
     rows = len(tests.samples.y)
-    return Score(name, metrics(found), one.parameters, rows, one.standardized, clients)
+    return Score(name, metrics(found), one.parameters, rows, one.standardized, clients, one.note)
 
 
 def _check(name: str, model: Candidate, tests: EvaluationSet) -> None:
@@ -486,12 +500,19 @@ def _ensemble(models: Sequence[Candidate], alike: bool, shares: Tensor | None = 
     return Candidate(draw, first.likelihood, size, first.preprocessing, whose)
 
 
-def _taught(models: Sequence[Candidate], alike: bool, counts: npt.NDArray[np.int64]) -> Candidate:
+def _taught(
+    models: Sequence[Candidate],
+    names: Sequence[str],
+    alike: bool,
+    counts: npt.NDArray[np.int64] | None,
+) -> Candidate:
     """What a fusion in function space learns: see `fedbayes.fusion.teacher.Teacher`."""
     first, size = models[0], sum(model.parameters for model in models)
     alone = [predictor(model.likelihood, model.draw) for model in models]
-    teacher = Teacher(alone, counts=counts)
-    return _answering(teacher, size, first.preprocessing, _whose(models, alike))
+    warmth = [model.temperature for model in models]
+    teacher = Teacher(alone, None, None, [Path(name).name for name in names], counts, warmth)
+    found = _answering(teacher, size, first.preprocessing, _whose(models, alike))
+    return replace(found, note=teacher.told)
 
 
 def _whose(models: Sequence[Candidate], alike: bool) -> str:

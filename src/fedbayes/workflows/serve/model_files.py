@@ -31,7 +31,7 @@ from fedbayes.federation.engine_table import ENGINES
 from fedbayes.models import CARD, DenseLayer, dense_layers, read_model
 from fedbayes.models.files import kept_order
 from fedbayes.runs.build import stored_run
-from fedbayes.runs.personal import own_weights
+from fedbayes.runs.personal import own_weights, temperature_of
 from fedbayes.storage.card import Card
 from fedbayes.storage.folder import RunFolder
 from fedbayes.storage.private_states import folder_of_states
@@ -91,9 +91,10 @@ def _own_network(path: Path, run: RunFolder, preprocessing: Preprocessing) -> tu
     network = kept.network
     whole = network.whole(weights)
     order = {name: place for place, name in enumerate(network.module.state_dict())}
+    card = Card.of(config, preprocessing, int(number), names[int(client)])
     return (
         {name: whole[name] for name in sorted(whole, key=lambda name: order.get(name, len(order)))},
-        Card.of(config, preprocessing, int(number), names[int(client)]),
+        replace(card, temperature=temperature_of(run, int(client), int(number))),
     )
 
 
