@@ -199,8 +199,7 @@ class FusionJob:
         if self.method in methods:
             return str(self.method)
         if self.method is not None:
-            known = FUSIONS.keys() | ADAPTERS.keys()
-            if self.method in known:
+            if self.method in FUSIONS.keys() | ADAPTERS.keys():
                 kinds = "LoRA adapters", "whole networks"
                 which, these = kinds if self.method in ADAPTERS else kinds[::-1]
                 raise ConfigError(
