@@ -157,16 +157,21 @@ def _padded(part: Tensor, rank: int, axis: int) -> Tensor:
 
 def svd(changes: LayerChanges, settings: AdapterSettings) -> LowRank:
     """The nearest of the rank to Σ_s α_s ΔW_s, whatever the inputs are."""
-    joined = cat(changes, settings)
-    return _truncated(joined.b, joined.a, changes.rank)
+    b, right = _sum(changes)
+    return _truncated(b, right, changes.rank)
 
 
-def cat(changes: LayerChanges, settings: AdapterSettings) -> LowRank:
+def cat(changes: LayerChanges, settings: None = None) -> LowRank:
     """Σ_s α_s ΔW_s exactly: factors side by side, and so of the sum of the ranks."""
+    b, right = _sum(changes)
+    return LowRank(_padded(right, changes.rank, 0), _padded(b, changes.rank, 1))
+
+
+def _sum(changes: LayerChanges) -> tuple[Tensor, Tensor]:
+    """Factors [out, R] and [R, in] of Σ_s α_s ΔW_s."""
     found = changes.changed
     rows = [share * one.scale * one.a.double() for share, one, _ in found]
-    a, b = torch.cat(rows), torch.cat([one.b.double() for _, one, _ in found], 1)
-    return LowRank(_padded(a, changes.rank, 0), _padded(b, changes.rank, 1))
+    return torch.cat([one.b.double() for _, one, _ in found], 1), torch.cat(rows)
 
 
 def average(changes: LayerChanges, settings: None = None) -> LowRank:

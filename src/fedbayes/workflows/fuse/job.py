@@ -170,12 +170,9 @@ class FusionJob:
         Raises:
             ModelError: some are adapters and others are not, or a file cannot be read.
         """
-        if self.method in FUSIONS.keys() - ADAPTERS.keys() and not any(
-            path.is_dir() for path in self.models
-        ):
+        other = self.method is not None and self.method not in ADAPTERS
+        if other and not any(path.is_dir() for path in self.models):
             return FUSIONS  # by the weights of whole networks, whatever trained of them
-        if self.method not in ADAPTERS.keys() | {None}:
-            return FUSIONS
         whole = [path for path in self.models if not is_adapter(path, self.files)]
         if some := [path for path in self.models if path not in whole]:
             if whole:
@@ -200,11 +197,11 @@ class FusionJob:
             return str(self.method)
         if self.method is not None:
             if self.method in FUSIONS.keys() | ADAPTERS.keys():
-                kinds = "LoRA adapters", "whole networks"
+                adapters = "LoRA adapters (folders of PEFT, or files of clients with lora)"
+                kinds = (adapters, "whole networks")
                 which, these = kinds if self.method in ADAPTERS else kinds[::-1]
                 raise ConfigError(
-                    f"{self.method} fuses {which} (folders of PEFT, or clients' files of a "
-                    f"federation with model.trains = 'lora'), and these are {these}; choose "
+                    f"{self.method} fuses {which}, and these are {these}; choose "
                     f"{', '.join(methods)}"
                 )
             raise ConfigError(
