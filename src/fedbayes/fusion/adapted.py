@@ -128,6 +128,7 @@ def second_moments(
     mask: Mask,
     constant: frozenset[str] = frozenset(),
     watch: Callable[[int], object] = lambda done: None,
+    outputs: list[Tensor] | None = None,
 ) -> dict[str, Tensor]:
     """E[x xᵀ] of the inputs of layers, over all tokens that count, float64 [in, in].
 
@@ -138,6 +139,7 @@ def second_moments(
         mask: which tokens count.
         constant: layers whose inputs get a 1 behind them [in + 1, in + 1], as biases want it.
         watch: called with the batches done.
+        outputs: takes up what the network answers.
     """
     totals: dict[str, Tensor] = {}
     counts = dict.fromkeys(layers, 0)
@@ -157,7 +159,9 @@ def second_moments(
     with _watching(within(network), layers, add):
         for done, x in enumerate(batches, 1):
             given[0] = mask(x)
-            network(x)
+            said = network(x)
+            if outputs is not None:
+                outputs.append(said)
             watch(done)
     for name in layers:
         if name not in totals:
@@ -183,6 +187,39 @@ def _watching(
     finally:
         for hook in hooks:
             hook.remove()
+
+
+@torch.no_grad()
+def last_layer(
+    network: nn.Module, layers: Sequence[str], batches: Sequence[Tensor]
+) -> tuple[str, Tensor, Tensor] | None:
+    """The layer among some that gives the outputs of a network, with its inputs [n, in] and
+    outputs [n, K] of batches; None if there is none, or it answers for every token.
+
+    Args:
+        network: in evaluation mode.
+        layers: names of dense layers.
+        batches: inputs of the network.
+    """
+    seen: dict[str, Tensor] = {}
+    given, said, found = [], [], ""
+    for x in batches:
+        with _watching(within(network), layers, seen.__setitem__):
+            outputs: Tensor = network(x)
+        found = next((n for n in layers if _gives(network, n, seen.get(n), outputs)), "")
+        if not found:
+            return None
+        given.append(seen[found])
+        said.append(outputs)
+    return found, torch.cat(given), torch.cat(said)
+
+
+def _gives(network: nn.Module, name: str, x: Tensor | None, outputs: Tensor) -> bool:
+    """Whether a layer gives the outputs at its inputs."""
+    if x is None or x.ndim != 2:
+        return False
+    own: Tensor = within(network).get_submodule(name)(x)
+    return own.shape == outputs.shape and torch.equal(own, outputs)
 
 
 def portions(x: Tensor) -> list[Tensor]:

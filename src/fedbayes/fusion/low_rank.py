@@ -276,3 +276,21 @@ def solved(
     right = sum(share * w.double() @ (one + more) for share, one, w in pairs)
     found: Tensor = torch.linalg.solve(total + more, right, left=False)
     return found
+
+
+def nearer(inputs: Tensor, missing: Tensor, ridge: float) -> Tensor:
+    """What to add to a last layer's weight and bias for outputs that lack something.
+
+    Args:
+        inputs: of the layer, [n, in].
+        missing: from its outputs, [n, K].
+        ridge: toward no change, of the mean diagonal of the second moments.
+
+    Returns:
+        float64 [K, in + 1], the bias last.
+    """
+    x = torch.cat([inputs.double(), inputs.new_ones(len(inputs), 1).double()], 1)
+    moments = x.T @ x / len(x)
+    moments.diagonal().add_(float(ridge * moments.diagonal().mean()) + _TINY)
+    found: Tensor = torch.linalg.solve(moments, x.T @ missing.double() / len(x)).T
+    return found

@@ -20,6 +20,7 @@ from fedbayes.fusion.adapted import (
     PORTION,
     adapted,
     changes_of,
+    last_layer,
     portions,
     second_moments,
     widths,
@@ -28,12 +29,13 @@ from fedbayes.fusion.adapted import (
 from fedbayes.fusion.distillation import DistillationProgress, distill
 from fedbayes.fusion.draws import CachedInputs
 from fedbayes.fusion.function import teacher_of
-from fedbayes.fusion.low_rank import LayerChanges, LowRank, solved
+from fedbayes.fusion.low_rank import LayerChanges, LowRank, nearer, solved
 from fedbayes.fusion.settings import AdapterInputSettings
 from fedbayes.fusion.teacher import Teacher, frozen
 from fedbayes.inputs import InputPrior, Inputs, build_prior
 from fedbayes.inputs.texts import text_inputs
 from fedbayes.likelihoods import Likelihood, build_likelihood
+from fedbayes.likelihoods.categorical import Categorical
 from fedbayes.models import ModelSettings, build
 from fedbayes.models.others import (
     LanguageNetwork,
@@ -205,7 +207,13 @@ class _AdapterFusion:
     def _base(self) -> BaseNetwork:
         """The frozen network, and inputs of it."""
         self.watch("loading the base network")
-        return open_base(self.adapters, self.job, self.settings)
+        found = open_base(self.adapters, self.job, self.settings)
+        if found.speaks and self.job.minutes:
+            raise ConfigError(
+                "--minutes has no effect on a language model, of which least squares is all: its "
+                "answers for every token take too much memory; leave it out"
+            )
+        return found
 
     def _clients(self, base: BaseNetwork) -> list[nn.Module]:
         """The clients' networks, which share its weights."""
@@ -223,17 +231,28 @@ class _AdapterFusion:
                 raise ModelError(
                     f"the layer {layer} is not dense; fuse by svd, which needs no inputs"
                 )
-        self.watch("drawing inputs")
         number = math.ceil(self.settings.draws / PORTION)
-        batches = [base.inputs.batch(place, PORTION) for place in range(number)]
+        drawing, batches = _Pace("drawing inputs", self.watch, number), []
+        for place in range(number):
+            batches.append(base.inputs.batch(place, PORTION))
+            drawing.step(place)
         groups = _groups(wanted, [widths(inside.get_submodule(n))[1] for n in wanted], len(clients))
-        pace = _Pace(self.watch, len(groups) * len(clients) * number)
+        pace = _Pace("least squares", self.watch, len(groups) * len(clients) * number)
         layers, saved = {}, dict(saved)
-        ridge = self.settings.ridge
+        ridge, said = self.settings.ridge, [list[Tensor]() for _ in clients]
         for group in groups:
+            known = base.speaks or bool(said[0])
             moments = [
-                second_moments(client, group, batches, base.mask, frozenset(heads), pace.step)
-                for client in clients
+                second_moments(
+                    client,
+                    group,
+                    batches,
+                    base.mask,
+                    frozenset(heads),
+                    pace.step,
+                    None if known else own,
+                )
+                for client, own in zip(clients, said, strict=True)
             ]
             for layer in group:
                 own = [one.pop(layer) for one in moments]
@@ -241,7 +260,41 @@ class _AdapterFusion:
                     saved |= self._head(inside.get_submodule(layer), layer, own, ridge)
                 else:
                     layers[layer] = self._merged(layer, own)
+        if heads and said[0]:
+            saved |= self._taught(base, clients, layers, saved, heads, batches, said)
         return layers, saved
+
+    def _taught(
+        self,
+        base: BaseNetwork,
+        clients: Sequence[nn.Module],
+        layers: Mapping[str, LowRank],
+        saved: Tensors,
+        heads: Sequence[str],
+        batches: Sequence[Tensor],
+        said: Sequence[Sequence[Tensor]],
+    ) -> Tensors:
+        """The last layer moved by least squares to what the clients say together, which counts of
+        classes are part of.
+        """
+        network = adapted(base.module, layers, saved, "the fused adapter")
+        found = last_layer(network, heads, batches)
+        if found is None:
+            return {}
+        name, inputs, outputs = found
+        teacher = self._teacher(base, clients)
+        missing = teacher.of([torch.cat(list(own)) for own in said]) - outputs
+        if isinstance(teacher.likelihood(outputs.shape[-1]), Categorical):
+            missing = missing - missing.mean(1, keepdim=True)
+        more = nearer(inputs, missing, self.settings.ridge)
+        weight, bias = f"{name}.weight", f"{name}.bias"
+        moved = {weight: saved[weight] + more[:, :-1].reshape(saved[weight].shape)}
+        return moved | ({bias: saved[bias] + more[:, -1]} if bias in saved else {})
+
+    def _teacher(self, base: BaseNetwork, clients: Sequence[nn.Module]) -> Teacher:
+        """The clients together."""
+        named = dict(zip([one.source for one in self.adapters], clients, strict=True))
+        return teacher_of(named, self.counts, base.likelihood)[0]
 
     def _heads(self, inside: nn.Module) -> list[str]:
         """Dense layers that clients trained whole."""
@@ -283,15 +336,11 @@ class _AdapterFusion:
     ) -> tuple[dict[str, LowRank], Tensors, dict[str, float]]:
         """End to end, if it brings the network nearer to the teacher, and scores."""
         fused = adapted(base.module, layers, saved, "the fused adapter")
-        names = [one.source for one in self.adapters]
-        named = dict(zip(names, clients, strict=True))
-        teacher, _ = teacher_of(named, self.counts, base.likelihood)
+        teacher = self._teacher(base, clients)
         held_out = portions(base.inputs.batch(-1, HELD_OUT))
-        networks = {**named, "fused, least squares": fused}
+        networks = {"fused, least squares": fused}
         training = getattr(self.settings, "distillation", None)
-        if training is not None and base.speaks:
-            training = None  # a pass back through all tokens of a vocabulary takes too long
-        if training is not None:
+        if training is not None and not base.speaks:
             self.watch("training end to end")
             known = CachedInputs(base.inputs)
             found = distill(fused, teacher, known, training, watch=self.progress)
@@ -313,8 +362,8 @@ class _AdapterFusion:
 class _Pace:
     """Tells of the time that is left, and ends what would take too long."""
 
-    def __init__(self, watch: Watch, steps: int) -> None:
-        self.watch, self.steps = watch, steps
+    def __init__(self, what: str, watch: Watch, steps: int) -> None:
+        self.what, self.watch, self.steps = what, watch, steps
         self.done, self.begin = 0, perf_counter()
 
     def step(self, done: int) -> None:
@@ -328,11 +377,10 @@ class _Pace:
         left = each * (self.steps - self.done)
         if left > LONGEST:
             raise ConfigError(
-                f"least squares on these inputs would take {left / 3600:.1f} hours; take fewer "
-                "(--draws 128), shorter texts (--length 16), or "
-                "--method svd"
+                f"{self.what} would take {left / 3600:.1f} hours; take fewer (--draws 128), "
+                "shorter texts (--length 16), or --method svd"
             )
-        self.watch(f"least squares: {self.done / self.steps:.0%}, {left:.0f} s left")
+        self.watch(f"{self.what}: {self.done / self.steps:.0%}, {left:.0f} s left")
 
 
 def _groups(layers: Sequence[str], inputs: Sequence[int], clients: int) -> list[list[str]]:
@@ -353,21 +401,23 @@ def _groups(layers: Sequence[str], inputs: Sequence[int], clients: int) -> list[
 def divergences(
     networks: Mapping[str, nn.Module], teacher: Teacher, held_out: Sequence[Tensor]
 ) -> dict[str, float]:
-    """KL(teacher ‖ network) of each network in nats, the mean over held-out answers.
+    """KL(teacher ‖ network) in nats of each client and network, the mean over held-out answers.
 
     Args:
-        networks: by name.
+        networks: by name, besides the clients.
         teacher: the clients together.
         held_out: inputs, in batches.
     """
     functions = {name: frozen(one, name) for name, one in networks.items()}
-    totals, count = dict.fromkeys(networks, 0.0), 0
+    totals, count = dict.fromkeys([*teacher.names, *networks], 0.0), 0
     for x in held_out:
-        taught = teacher(x)
+        said = dict(zip(teacher.names, (client(x) for client in teacher.clients), strict=True))
+        taught = teacher.of(list(said.values()))
         kind = teacher.likelihood(taught.shape[-1])
         count += len(taught)
-        for name, function in functions.items():
-            totals[name] += float(kind.divergence(taught, function(x)).double().sum())
+        said |= {name: function(x) for name, function in functions.items()}
+        for name, outputs in said.items():
+            totals[name] += float(kind.divergence(taught, outputs).double().sum())
     return {name: total / count for name, total in totals.items()}
 
 
