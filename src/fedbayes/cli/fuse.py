@@ -57,8 +57,9 @@ InputsOf = Annotated[
     str | None,
     typer.Option(
         help="What inputs look like: leaves (photographs), strokes (writing), noise, gaussian "
-        "(tables), module:function of your own, or a folder, NPZ, Parquet or CSV file of "
-        "real ones. Default: by the shape."
+        "(tables), texts (drawn by the base network), module:function of your own, or a "
+        "folder, NPZ, Parquet or CSV file of real ones, of texts also FILE.csv:COLUMN. "
+        "Default: by the shape."
     ),
 ]
 Sums = Annotated[

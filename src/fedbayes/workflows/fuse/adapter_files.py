@@ -22,6 +22,8 @@ from fedbayes.models.open import open_weights
 from fedbayes.models.others import ImageNetwork, TextNetwork
 from fedbayes.models.settings import OTHERS
 from fedbayes.storage.card import Card
+from fedbayes.workflows.fuse.posterior_files import is_posterior
+from fedbayes.workflows.serve.evaluation_set import is_program
 from fedbayes.workflows.serve.model_files import ModelFiles, write_model
 
 CONFIG = "adapter_config.json"
@@ -74,14 +76,11 @@ def is_adapter(path: Path, files: ModelFiles) -> bool:
     """Whether a path is of an adapter: a folder, or a client's file of a federation with LoRA."""
     if path.is_dir():
         return True
-    if path.suffix.lower() == ".pt2":
+    if is_program(path) or is_posterior(path):
         return False
     card = files[path][1]
-    return card is not None and card.model.get("trains") == "lora" and _named(card)
-
-
-def _named(card: Card) -> bool:
-    return card.model.get("name") in OTHERS
+    own = {} if card is None else card.model
+    return own.get("trains") == "lora" and own.get("name") in OTHERS
 
 
 def read_adapters(paths: Sequence[Path], files: ModelFiles) -> list[Adapter]:
