@@ -9,19 +9,28 @@ import torch
 from torch import nn
 
 import fedbayes
-from fedbayes.errors import ConfigError, FedbayesError, ModelError
+from fedbayes.errors import ConfigError, ModelError
 from fedbayes.fusion import low_rank
 from fedbayes.fusion.adapted import adapted, second_moments
 from fedbayes.fusion.low_rank import LayerChanges, LowRank, least_squares
 from fedbayes.fusion.settings import AdapterFunctionSettings, AdapterSettings, AdapterTaskSettings
+from fedbayes.inputs import build_prior
 from fedbayes.models import read_weights
 from fedbayes.models.network import digest_of
 from fedbayes.models.others import token_mask
+from fedbayes.workflows.fuse.adapter_fusing import _Pace
 from tests.command_line import command
-from tests.others import WORDS, available, write_text_network, write_texts
+from tests.others import (
+    WORDS,
+    available,
+    write_image_network,
+    write_text_network,
+    write_texts,
+)
 
 if not (available("transformers") and available("peft")):
     pytest.skip("the extra hf is not installed", allow_module_level=True)
+CLOSE = {"rtol": 1e-3, "atol": 1e-3}
 QUERY, VALUE = (f"bert.encoder.layer.0.attention.self.{name}" for name in ("query", "value"))
 
 
@@ -277,6 +286,69 @@ def test_function_writes_what_it_scored(bert, adapters, tmp_path, capsys):
     assert found["divergence"]["fused, least squares"] == pytest.approx(float(gap), rel=0.2)
 
 
+def test_a_twin_changes_nothing(bert, adapters, tmp_path):
+    """With its head too: the fused network is the network of both."""
+    twin = shutil.copytree(adapters[0], tmp_path / "twin")
+    options = ["--draws", "128", "--length", "12", "--minutes", "0"]
+    out = fuse([adapters[0], twin], tmp_path / "out", *options)
+    x = ids()
+    wanted = logits(loaded(bert, adapters[0]), x).log_softmax(1)
+    torch.testing.assert_close(logits(loaded(bert, out), x).log_softmax(1), wanted, **CLOSE)
+
+
+def test_the_last_layer_learns_what_counts_say(bert, adapters, tmp_path, capsys):
+    """Class counts are part of the teacher, and so of the head."""
+    counts = tmp_path / "counts.json"
+    counts.write_text("[[90, 5, 5], [5, 5, 90]]")
+    options = ["--draws", "256", "--length", "12", "--minutes", "0", "--json"]
+    capsys.readouterr()
+    assert command("fuse", *adapters, "-o", tmp_path / "o", "--counts", counts, *options) == 0
+    far = json.loads(capsys.readouterr().out)["divergence"]
+    assert far["fused, least squares"] < 0.2 * min(far[str(one)] for one in adapters)
+
+
+def test_networks_of_images(tmp_path):
+    """From dead leaves, scaled by the network's processor."""
+    from peft import LoraConfig, PeftModel, get_peft_model
+    from transformers import AutoModelForImageClassification
+
+    vit = write_image_network(tmp_path / "vit")
+    found = []
+    for seed in (1, 2):
+        net = AutoModelForImageClassification.from_pretrained(vit)
+        settings = LoraConfig(
+            r=2, target_modules=["q_proj", "v_proj", "query", "value"],
+            modules_to_save=["classifier"],
+        )  # fmt: skip
+        net = get_peft_model(net, settings)
+        rng = torch.Generator().manual_seed(seed)
+        with torch.no_grad():
+            for parameter in net.parameters():
+                if parameter.requires_grad:
+                    parameter.copy_(0.3 * torch.randn(parameter.shape, generator=rng))
+        net.save_pretrained(tmp_path / str(seed))
+        found.append(tmp_path / str(seed))
+    out = fuse(found, tmp_path / "out", "--draws", "64", "--minutes", "0", "--rank", "3")
+    mine, *each = (
+        PeftModel.from_pretrained(AutoModelForImageClassification.from_pretrained(vit), f).eval()
+        for f in (out, *found)
+    )
+    leaves = build_prior("leaves", (3, 16, 16))
+    x = (leaves.draw(64, np.random.default_rng(1)) - 0.5) / 0.5  # as the processor has it
+    with torch.no_grad():
+        said = [net(pixel_values=x).logits for net in (mine, *each)]
+    pooled = (said[1].softmax(1) + said[2].softmax(1)) / 2
+    gaps = [float((pooled * (pooled.log() - f.log_softmax(1))).sum(1).mean()) for f in said]
+    assert gaps[0] < 0.5 * min(gaps[1:])
+
+
+def test_what_would_take_hours_is_told():
+    pace = _Pace("least squares", lambda text: None, 10**9)
+    pace.begin -= 1
+    with pytest.raises(ConfigError, match=r"would take \d+.\d hours.*--draws 128.*--method svd"):
+        pace.step(1)
+
+
 def test_end_to_end_only_brings_it_nearer(bert, adapters, tmp_path, capsys):
     scores = []
     for minutes in ("0", "0.1"):
@@ -377,4 +449,3 @@ def test_settings_have_bounds():
     scales = LayerChanges("query", [change(2), change(2, scale=2.0)], [0.5, 0.5], 2)
     with pytest.raises(ModelError, match="scaled by 1, 2"):
         low_rank.average(scales, None)
-    assert issubclass(ConfigError, FedbayesError)
