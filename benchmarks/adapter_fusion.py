@@ -35,8 +35,8 @@ WAYS: dict[str, dict[str, Any]] = {
     "ties": {"method": "ties"},
     "dare": {"method": "dare"},
     "regmean": {"method": "regmean"},
-    "function, drawn tokens": {"inputs": "texts", "minutes": 0},
-    "function, texts of a file": {"minutes": 0},
+    "function, drawn tokens": {"inputs": "texts"},
+    "function, texts of a file": {},
     "the same, end to end": {"minutes": 2.0},
 }
 

@@ -188,8 +188,7 @@ class AdapterFunctionSettings(AdapterInputSettings):
     """
 
     distillation: DistillationSettings | None = Field(
-        default_factory=lambda: DistillationSettings(
-            steps=10**9, batch_size=32, draws=1024, held_out=256, checks=10, minutes=5.0
-        ),
-        description="factors and heads end to end from there; none: least squares alone",
+        default_factory=lambda: None,
+        description="factors and heads end to end from there, kept if they are nearer to the "
+        "ensemble; by default none, unless there are --minutes",
     )

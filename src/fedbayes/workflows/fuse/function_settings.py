@@ -16,6 +16,11 @@ from fedbayes.workflows.fuse.job import checked
 
 TABLE = "function."
 TRAINING = "function.distillation."
+SHORT = {
+    **{"steps": 10**9, "minutes": 5.0, "batch_size": 32},
+    **{"draws": 1024, "held_out": 256, "checks": 10},
+}
+"""How adapters are trained end to end where nothing else is said: their networks are large."""
 (POSTERIORS,) = (row.choices for row in rows(FunctionSettings) if row.key == "posterior")
 
 
@@ -69,12 +74,8 @@ def adapter_settings(
     known = [row for row in known if row.key != TRAINING[:-1]]
     found = checked(AdapterFunctionSettings, table, TABLE, known)
     distillation = None
-    if minutes != 0:
-        own = AdapterFunctionSettings().distillation
-        assert own is not None
-        distillation = checked(
-            DistillationSettings, {**own.model_dump(), **training}, TRAINING, known
-        )
+    if training:
+        distillation = checked(DistillationSettings, {**SHORT, **training}, TRAINING, known)
     return found.model_copy(update={"distillation": distillation})
 
 
