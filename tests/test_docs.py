@@ -6,6 +6,7 @@ import re
 import shlex
 from pathlib import Path
 
+import click
 import pytest
 
 from fedbayes.methods import METHODS
@@ -271,7 +272,8 @@ def test_commands_in_the_pages_are_known():
             second = FORMER_COMMANDS.get(f"{name} {rest[0]}", rest)[0]
             inner = inner.commands[second if second in inner.commands else "run"]
             name = f"{name} {inner.name}"
-        options = {option for parameter in inner.params for option in parameter.opts}
+        taken = inner.get_params(click.Context(inner))  # settings of fusion methods too
+        options = {option for parameter in taken for option in parameter.opts}
         options |= FORMER_OPTIONS.get(name, {}).keys()
         assert {word for word in rest if re.fullmatch(r"--?[a-z][\w-]*", word)} <= options, words
         if "--method" in rest and name == "run":

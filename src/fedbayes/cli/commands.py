@@ -59,7 +59,10 @@ EXAMPLES = {
         "fedbayes export runs/first --out model.safetensors",
         "fedbayes export runs/first --out model.pt2",
     ),
-    "fuse": ("fedbayes fuse north.safetensors south.safetensors --out fused.safetensors",),
+    "fuse": (
+        "fedbayes fuse north.safetensors south.safetensors --out fused.safetensors",
+        "fedbayes fuse north_adapter/ south_adapter/ --out merged_adapter/ --rank 8",
+    ),
     "posterior": ("fedbayes posterior model.safetensors --data mine.csv --out mine.safetensors",),
     "sums": ("fedbayes sums model.safetensors --data mine.csv --out sums.json",),
     "report": (

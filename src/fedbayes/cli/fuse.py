@@ -15,8 +15,14 @@ from fedbayes.errors import ConfigError
 if TYPE_CHECKING:
     from fedbayes.models import ModelSettings
 
-Models = Annotated[list[Path], typer.Argument(help="Model files: .safetensors, .pt.")]
-Out = Annotated[Path, typer.Option("--out", "-o", help="Fused model to write.")]
+Models = Annotated[
+    list[Path],
+    typer.Argument(help="Model files: .safetensors, .pt; or LoRA adapters: folders of PEFT."),
+]
+Out = Annotated[
+    Path,
+    typer.Option("--out", "-o", help="Fused model to write: a file; of LoRA adapters a folder."),
+]
 Method = Annotated[str | None, typer.Option("--method", "-m", help="How models are fused.")]
 Counts = Annotated[
     Path | None, typer.Option(help="JSON: samples of each class that each model saw.")
@@ -51,8 +57,9 @@ InputsOf = Annotated[
     str | None,
     typer.Option(
         help="What inputs look like: leaves (photographs), strokes (writing), noise, gaussian "
-        "(tables), module:function of your own, or a folder, NPZ, Parquet or CSV file of "
-        "real ones. Default: by the shape."
+        "(tables), texts (drawn by the base network), module:function of your own, or a "
+        "folder, NPZ, Parquet or CSV file of real ones, of texts also FILE.csv:COLUMN. "
+        "Default: by the shape."
     ),
 ]
 Sums = Annotated[
@@ -158,7 +165,8 @@ def fuse(
     as_json: Json = False,
 ) -> None:
     """Fuse models that were trained apart into one, in one go."""
-    require_files([*models, counts, like, test, temperature_data, select, *(sums or [])])
+    require_files(models, folders=True)
+    require_files([counts, like, test, temperature_data, select, *(sums or [])])
     from fedbayes.workflows.fuse.fusing import read_grid
     from fedbayes.workflows.fuse.job import FusionJob
     from fedbayes.workflows.serve.model_files import ModelFiles

@@ -201,19 +201,22 @@ class FusionCommand(Command):
         """The command's own options and those that settings give, each with its default in the
         help; methods are those of the table.
         """
-        from fedbayes.workflows.fuse.methods import FUSIONS
+        from fedbayes.workflows.fuse.methods import ADAPTERS, FUSIONS
 
         own = super().get_params(ctx)
         taken = {option.name for option in own}
         methods = "; ".join(f"{name}: {kind.summary}" for name, kind in FUSIONS.items())
+        adapters = "; ".join(f"{name}: {kind.summary}" for name, kind in ADAPTERS.items())
         for option in own:
             if option.name == "method" and isinstance(option, TyperOption):
                 option.help = (
                     f"{methods}. Default: function, where what goes into the networks is known "
-                    "from their files or --shape; else gpi-fnm."
+                    f"from their files or --shape; else gpi-fnm. LoRA adapters: {adapters}. "
+                    "Default: function."
                 )
         fields: dict[str, list[FieldInfo]] = {}
-        for settings in dict.fromkeys(kind.settings for kind in FUSIONS.values()):
+        kinds = (*FUSIONS.values(), *ADAPTERS.values())
+        for settings in dict.fromkeys(kind.settings for kind in kinds):
             known = {} if settings is None else settings.model_fields
             if not any(field.default_factory for field in known.values()):  # no tables in it
                 for name in known.keys() - taken:
@@ -247,7 +250,7 @@ def _of_setting(name: str, fields: "list[FieldInfo]") -> TyperOption:
         type=click.BOOL if kinds == {bool} else kind,
         is_flag=kinds == {bool},
         default=None,
-        help=" ".join(words),
+        help=" ".join(dict.fromkeys(words)),
         show_default=False,
         expose_value=False,
         callback=keep,

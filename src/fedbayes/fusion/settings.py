@@ -109,7 +109,17 @@ class FunctionSettings(Settings):
     )
 
 
-class TaskVectorSettings(Settings):
+class KeptChanges(Settings):
+    """How much of changes since the start is kept."""
+
+    density: float = Field(
+        0.2, gt=0, le=1, description="share of each network's changes that is kept"
+    )
+    scale: float = Field(1.0, gt=0, description="factor of the change that is added to the start")
+    drop_seed: int = Field(0, ge=0, description="seed of the changes that dare drops")
+
+
+class TaskVectorSettings(KeptChanges):
     """How changes since the start become one.
 
     Examples:
@@ -121,8 +131,64 @@ class TaskVectorSettings(Settings):
     base: Path | None = Field(
         None, description="file of the network that all clients started from; required"
     )
-    density: float = Field(
-        0.2, gt=0, le=1, description="share of each network's changes that is kept"
+
+
+class AdapterSettings(Settings):
+    """How low-rank adapters become one.
+
+    Examples:
+        >>> from fedbayes.fusion.settings import AdapterSettings
+        >>> AdapterSettings(rank=8).rank
+        8
+    """
+
+    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
+
+    rank: int | None = Field(
+        None,
+        ge=1,
+        description="rank of the fused adapter; by default the largest of the adapters",
     )
-    scale: float = Field(1.0, gt=0, description="factor of the change that is added to the start")
-    drop_seed: int = Field(0, ge=0, description="seed of the changes that dare drops")
+
+
+class AdapterTaskSettings(AdapterSettings, KeptChanges):
+    """How adapters become one by TIES or DARE, of whole changes B A.
+
+    Examples:
+        >>> from fedbayes.fusion.settings import AdapterTaskSettings
+        >>> AdapterTaskSettings(density=0.1).scale
+        1.0
+    """
+
+
+class AdapterInputSettings(AdapterSettings):
+    """How adapters become one on inputs of their network's layers."""
+
+    base: str | None = Field(
+        None,
+        description="base network of adapters that do not name one which is here: a folder, or a "
+        "name on the Hugging Face hub",
+    )
+    draws: int = Field(
+        1024, ge=64, description="inputs that adapters are compared on, in batches of 64"
+    )
+    length: int = Field(
+        64, ge=3, description="tokens of a drawn text at most, where files do not say"
+    )
+    ridge: float = Field(1e-3, ge=0, description="of the mean diagonal of normal equations")
+
+
+class AdapterFunctionSettings(AdapterInputSettings):
+    """How adapters become one in function space.
+
+    Examples:
+        >>> from fedbayes.fusion.settings import AdapterFunctionSettings
+        >>> AdapterFunctionSettings(rank=4).draws
+        1024
+    """
+
+    distillation: DistillationSettings | None = Field(
+        default_factory=lambda: None,
+        description="factors and heads end to end from there, kept if they are nearer to the "
+        "ensemble; by default none, unless there are --minutes",
+    )

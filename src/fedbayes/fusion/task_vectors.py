@@ -27,13 +27,7 @@ def ties(merging: Merging, settings: TaskVectorSettings) -> MergedWeights:
         ModelError: there is no start, or it is of another graph.
     """
     start, changes = _changes(merging)
-    kept = [_trimmed(change, settings.density) for change in changes]
-    alpha = torch.tensor(merging.alpha, dtype=torch.float64)[:, None]
-    stacked = torch.stack(kept)
-    sign = (alpha * stacked).sum(0).sign()
-    counted = alpha * ((stacked.sign() == sign) & (sign != 0))
-    mean = (counted * stacked).sum(0) / counted.sum(0).clamp_min(torch.finfo(torch.float64).tiny)
-    agree = float((counted > 0).sum() / (stacked != 0).sum().clamp_min(1))
+    mean, agree = elected(changes, merging.alpha, settings.density)
     return _moved(merging, start, settings.scale * mean, {"share_of_changes_that_agree": agree})
 
 
@@ -52,11 +46,37 @@ def dare(merging: Merging, settings: TaskVectorSettings) -> MergedWeights:
     """
     start, changes = _changes(merging)
     rng = seeds.torch_rng(settings.drop_seed, "dropped changes")
-    total = torch.zeros_like(changes[0])
-    for share, change in zip(merging.alpha, changes, strict=True):
-        kept = torch.rand(change.shape, generator=rng, dtype=torch.float64) < settings.density
-        total += share / settings.density * change * kept
+    total = dropped(changes, merging.alpha, settings.density, rng)
     return _moved(merging, start, settings.scale * total, {})
+
+
+def elected(
+    changes: Sequence[Tensor], alpha: Sequence[float], density: float
+) -> tuple[Tensor, float]:
+    """The mean of trimmed changes of the sign that most have, and how many agree with it.
+
+    Args:
+        changes: of the networks, float64 [n] each.
+        alpha: their shares.
+        density: share of the entries that is kept.
+    """
+    shares = torch.tensor(alpha, dtype=torch.float64)[:, None]
+    stacked = torch.stack([_trimmed(change, density) for change in changes])
+    sign = (shares * stacked).sum(0).sign()
+    counted = shares * ((stacked.sign() == sign) & (sign != 0))
+    mean = (counted * stacked).sum(0) / counted.sum(0).clamp_min(torch.finfo(torch.float64).tiny)
+    return mean, float((counted > 0).sum() / (stacked != 0).sum().clamp_min(1))
+
+
+def dropped(
+    changes: Sequence[Tensor], alpha: Sequence[float], density: float, rng: torch.Generator
+) -> Tensor:
+    """The sum, by shares, of changes of which a share `density` is kept and divided by it."""
+    total = torch.zeros_like(changes[0])
+    for share, change in zip(alpha, changes, strict=True):
+        kept = torch.rand(change.shape, generator=rng, dtype=torch.float64) < density
+        total += share / density * change * kept
+    return total
 
 
 def _changes(merging: Merging) -> tuple[Tensors, list[Tensor]]:

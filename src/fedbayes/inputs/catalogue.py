@@ -18,6 +18,7 @@ PRIORS: dict[str, str] = {
     "strokes": "writing: pen strokes, light on a dark ground",
     "noise": "signals or textures: 1/f^a noise",
     "gaussian": "rows of a table: standard normal, or as the clients' sums say",
+    "texts": "texts: as the networks' base draws them itself; for networks of texts",
 }
 """Names of input priors, and what they are for."""
 AXES = {"leaves": (3,), "strokes": (3,), "noise": (1, 2, 3), "gaussian": (1,)}
@@ -117,6 +118,11 @@ def _built(
         return drawn[name](shape)
     if name == "gaussian":
         return GaussianInputs(shape, sums)
+    if name == "texts":
+        raise ConfigError(
+            f"'texts' are for pretrained networks of texts, and an input is of {size(shape)}; "
+            "choose another prior"
+        )
     if Path(name).exists():
         return RealSamples(Path(name), shape, features, columns)
     if ":" in name:

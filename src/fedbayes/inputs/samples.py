@@ -69,9 +69,13 @@ class RealSamples(InputPrior):
         features: Sequence[str] = (),
         columns: Sequence[Column] = (),
     ) -> None:
-        super().__init__(shape)
         notes: list[str] = []
-        self._x = _read(path, shape, tuple(features), tuple(columns), notes)
+        self._take(_read(path, shape, tuple(features), tuple(columns), notes), path, notes)
+
+    def _take(self, x: Array, path: Path, notes: list[str]) -> None:
+        """Take samples, of which some are set aside."""
+        super().__init__(x.shape[1:])
+        self._x = x
         self._rows = self._aside = np.arange(len(self._x))
         if len(self._x) >= FEWEST:
             order = np.random.default_rng(0).permutation(len(self._x))

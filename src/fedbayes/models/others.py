@@ -6,7 +6,7 @@ import torch
 from torch import Tensor, nn
 
 from fedbayes.core import pretrained
-from fedbayes.errors import ModelError
+from fedbayes.errors import FedbayesError, ModelError
 from fedbayes.models.settings import ModelSettings
 
 
@@ -27,14 +27,28 @@ class TextNetwork(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         """Token ids [n, length], of any type, to outputs [n, width]."""
         ids = x.long()
-        given = ids >= 0  # as `PADDING` is not
-        # Something must be attended to, even in a text without a token.
-        first = torch.arange(ids.shape[1], device=ids.device) == 0
         answer = self.network(
-            input_ids=torch.where(given, ids, self.pad), attention_mask=(given | first).long()
+            input_ids=torch.where(ids >= 0, ids, self.pad),
+            attention_mask=token_mask(x).long(),
         )
         outputs: Tensor = answer.logits
         return outputs
+
+
+def token_mask(x: Tensor) -> Tensor:
+    """Which of the token ids [n, length] are attended to, bool: not `PADDING`; and the first one,
+    since something must be, even in a text without a token.
+    """
+    first = torch.arange(x.shape[1], device=x.device) == 0
+    return (x >= 0) | first
+
+
+class LanguageNetwork(TextNetwork):
+    """A language model of `transformers`, which answers for every token that counts."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Token ids [n, length], of any type, to logits [tokens that count, vocabulary]."""
+        return super().forward(x)[token_mask(x)]
 
 
 class ImageNetwork(nn.Module):
@@ -177,6 +191,61 @@ def _check_shape(task: str, config: Any, shape: tuple[int, ...], name: str) -> N
             f"those of this data are {' x '.join(map(str, shape))}; its own processor makes them "
             "fit where they come from files (data.processor), or choose data.size"
         )
+
+
+def language_model(
+    name: str, error: type[FedbayesError], kind: str = ""
+) -> tuple[LanguageNetwork, bool] | None:
+    """The language model of a pretrained network, and whether it is causal; None if it has none.
+
+    Args:
+        name: of the network on the hub, or its folder.
+        error: class of errors to be raised.
+        kind: `causal` or `masked`; either by default.
+
+    Raises:
+        FedbayesError: of the given class; it cannot be loaded.
+    """
+    pretrained.require("transformers", "texts", error)
+    import transformers
+    from transformers.models.auto import modeling_auto
+
+    def configure(place: str, **options: Any) -> Any:
+        return transformers.AutoConfig.from_pretrained(place, trust_remote_code=False, **options)
+
+    config = pretrained.load("the network", name, configure, error)
+    kinds: list[tuple[str, Any, Any]] = [
+        (
+            "masked",
+            modeling_auto.MODEL_FOR_MASKED_LM_MAPPING,
+            transformers.AutoModelForMaskedLM,
+        ),
+        (
+            "causal",
+            modeling_auto.MODEL_FOR_CAUSAL_LM_MAPPING,
+            transformers.AutoModelForCausalLM,
+        ),
+    ]
+    for word, known, loads in kinds:
+        if type(config) not in known or (kind and kind != word):
+            continue
+
+        def loader(place: str, loads: Any = loads, **options: Any) -> Any:
+            return loads.from_pretrained(
+                place,
+                trust_remote_code=False,
+                dtype=torch.float32,
+                output_loading_info=True,
+                **options,
+            )
+
+        found, about = pretrained.load("the language model", name, loader, error)
+        if about["missing_keys"]:  # its head is not in the files: its weights are random
+            continue
+        text = config.get_text_config()
+        pad = 0 if text.pad_token_id is None else text.pad_token_id
+        return LanguageNetwork(found.eval(), pad, text.vocab_size), word == "causal"
+    return None
 
 
 def _timm(

@@ -20,6 +20,7 @@ from fedbayes.errors import ConfigError, ModelError
 from fedbayes.fusion import Fusion
 from fedbayes.fusion import fuse as fuse_weights
 from fedbayes.models import ModelSettings, read_model
+from fedbayes.workflows.fuse.adapter_files import TENSORS
 from fedbayes.workflows.serve.evaluation_set import is_program
 from fedbayes.workflows.serve.model_files import ModelFiles
 
@@ -64,11 +65,12 @@ def fuse(
     """Fuse models that were trained separately into one, as `fedbayes fuse` does.
 
     Args:
-        models: model files, networks (`torch.nn.Module`) of one architecture, or `state_dict`s of
-            fully connected networks; a list, or a dict by name.
+        models: model files, folders of LoRA adapters (PEFT), networks (`torch.nn.Module`) of one
+            architecture, or `state_dict`s of fully connected networks; a list, or a dict by name.
         method: a method of `fedbayes fuse`. `auto`: fusion in function space if the inputs of the
             models are known (from their files, or from `shape`), else `gpi-fnm`.
-        out: the file of the fused model; a temporary one by default. For files and networks.
+        out: the file of the fused model, or of adapters the folder; a temporary one by default.
+            For files and networks.
         counts: number of training samples of each model and class [S, K], or its JSON file.
         seed: of synthetic inputs, or of the order of the models.
         watch: called with the name of each step.
@@ -132,7 +134,8 @@ def fuse(
     for name in (*paths_of, "picture"):
         if job.get(name) is not None:
             job[name] = Path(job[name])
-    target = place / "fused.safetensors" if out is None else Path(out)
+    own_name = "fused" if any(path.is_dir() for path in paths) else "fused.safetensors"
+    target = place / own_name if out is None else Path(out)
     done = FusionJob(
         paths,
         target,
@@ -145,11 +148,16 @@ def fuse(
     ).run(watch or ignore)
     return FusedModel(
         target,
-        {} if is_program(target) else read_model(target)[0],
+        {} if is_program(target) else read_model(_tensors(target))[0],
         done.summary,
         done.notes,
         folder if out is None else None,
     )
+
+
+def _tensors(path: Path) -> Path:
+    """The file of weights of what was written: of adapters it is in a folder."""
+    return path / TENSORS[0] if path.is_dir() else path
 
 
 def _kind(name: str, model: object) -> str:

@@ -3,13 +3,24 @@
 from collections.abc import Mapping
 from typing import Any
 
+from pydantic import BaseModel
+
 from fedbayes.config.settings import rows
 from fedbayes.errors import ConfigError
-from fedbayes.fusion.settings import DistillationSettings, FunctionSettings
+from fedbayes.fusion.settings import (
+    AdapterFunctionSettings,
+    DistillationSettings,
+    FunctionSettings,
+)
 from fedbayes.workflows.fuse.job import checked
 
 TABLE = "function."
 TRAINING = "function.distillation."
+SHORT = {
+    **{"steps": 10**9, "minutes": 5.0, "batch_size": 32},
+    **{"draws": 1024, "held_out": 256, "checks": 10},
+}
+"""How adapters are trained end to end where nothing else is said: their networks are large."""
 (POSTERIORS,) = (row.choices for row in rows(FunctionSettings) if row.key == "posterior")
 
 
@@ -27,17 +38,7 @@ def function_settings(
         ConfigError: there is no such setting, it is out of range, or it has no effect.
     """
     table = dict(given)
-    way = "such as function.distillation.lr; without training end to end: --minutes 0"
-    training = _table(table, "distillation", way)
-    if minutes == 0 and training:
-        raise ConfigError(
-            f"{TRAINING}{next(iter(training))} has no effect with --minutes 0: there is no training"
-        )
-    if minutes:
-        for name in ("steps", "minutes"):
-            if name in training:
-                raise ConfigError(f"{TRAINING}{name} and --minutes exclude each other")
-        training |= {"steps": 10**9, "minutes": minutes}
+    training = _training(table, minutes)
     if posterior is not None:
         if posterior not in POSTERIORS:
             raise ConfigError(f"--posterior {posterior}: there is {', '.join(POSTERIORS)}")
@@ -50,6 +51,52 @@ def function_settings(
     return checked(FunctionSettings, table, TABLE, known).model_copy(
         update={"distillation": distillation}
     )
+
+
+def adapter_settings(
+    kind: type[BaseModel], given: Mapping[str, Any], minutes: float | None = None
+) -> BaseModel:
+    """How adapters become one.
+
+    Args:
+        kind: of the settings of a method.
+        given: settings by name, those of a table in a table.
+        minutes: of training end to end; 0: none.
+
+    Raises:
+        ConfigError: there is no such setting, it is out of range, or it has no effect.
+    """
+    table = dict(given)
+    if kind is not AdapterFunctionSettings:
+        return checked(kind, table)
+    training = _training(table, minutes)
+    known = [*rows(kind, TABLE), *rows(DistillationSettings, TRAINING)]
+    known = [row for row in known if row.key != TRAINING[:-1]]
+    found = checked(AdapterFunctionSettings, table, TABLE, known)
+    distillation = None
+    if training:
+        distillation = checked(DistillationSettings, {**SHORT, **training}, TRAINING, known)
+    return found.model_copy(update={"distillation": distillation})
+
+
+def _training(table: dict[str, Any], minutes: float | None) -> dict[str, Any]:
+    """The settings of training end to end that were given, taken out.
+
+    Raises:
+        ConfigError: they have no effect.
+    """
+    way = "such as function.distillation.lr; without training end to end: --minutes 0"
+    training = _table(table, "distillation", way)
+    if minutes == 0 and training:
+        raise ConfigError(
+            f"{TRAINING}{next(iter(training))} has no effect with --minutes 0: there is no training"
+        )
+    if minutes:
+        for name in ("steps", "minutes"):
+            if name in training:
+                raise ConfigError(f"{TRAINING}{name} and --minutes exclude each other")
+        training |= {"steps": 10**9, "minutes": minutes}
+    return training
 
 
 def _table(given: dict[str, Any], name: str, way: str) -> dict[str, Any]:

@@ -13,8 +13,9 @@ from fedbayes.core.files import writable
 from fedbayes.data.plot import PICTURES
 from fedbayes.errors import ConfigError, ModelError, RunError, did_you_mean
 from fedbayes.models import ModelSettings, dense_layers
+from fedbayes.workflows.fuse.adapter_files import is_adapter
 from fedbayes.workflows.fuse.client_models import ClientModels, Seen, read_silos
-from fedbayes.workflows.fuse.methods import FUSIONS, NETWORK, FusionKind, hearers
+from fedbayes.workflows.fuse.methods import ADAPTERS, FUSIONS, NETWORK, FusionKind, hearers
 from fedbayes.workflows.serve.evaluation_set import is_program
 from fedbayes.workflows.serve.model_files import WEIGHTS, ModelFiles, require_several
 
@@ -117,12 +118,14 @@ class FusionJob:
         Raises:
             FedbayesError: what is wrong with an option or a file.
         """
-        name = self._name()
-        kind = FUSIONS[name]
-        self._refuse_idle(name, kind)
-        job = kind.dense if kind.dense and self._dense() else kind.job
-        self._check_paths(kind)
+        methods = self._methods()
+        name = self._name(methods)
+        kind = methods[name]
+        self._refuse_idle(name, kind, methods)
         require_several(self.models)
+        job = kind.dense if kind.dense and self._dense() else kind.job
+        if methods is FUSIONS:
+            self._check_paths(kind)
         found: Fused = resolve_name(f"{__package__}.{job}")(self, name, watch, progress)
         return found
 
@@ -164,28 +167,60 @@ class FusionJob:
         value = getattr(self, name)
         return value is not None and value != () and value != {} and value != []
 
-    def _name(self) -> str:
+    def _methods(self) -> Mapping[str, FusionKind]:
+        """The methods that there are of such models: adapters, or whole networks.
+
+        Raises:
+            ModelError: some are adapters and others are not, or a file cannot be read.
+        """
+        other = self.method is not None and self.method not in ADAPTERS
+        if other and not any(path.is_dir() for path in self.models):
+            return FUSIONS  # by the weights of whole networks, whatever trained of them
+        whole = [path for path in self.models if not is_adapter(path, self.files)]
+        if some := [path for path in self.models if path not in whole]:
+            if whole:
+                raise ModelError(
+                    f"{some[0]} is a LoRA adapter and {whole[0]} is not; fuse adapters, or whole "
+                    "networks"
+                )
+            return ADAPTERS
+        return FUSIONS
+
+    def _name(self, methods: Mapping[str, FusionKind]) -> str:
         """The method, in whose place the options or the files decide where none is named.
+
+        Args:
+            methods: those that there are.
 
         Raises:
             ConfigError: there is no such method.
             ModelError: a file cannot be read.
         """
-        if self.method in FUSIONS:
+        if self.method in methods:
             return str(self.method)
         if self.method is not None:
+            if self.method in FUSIONS.keys() | ADAPTERS.keys():
+                adapters = "LoRA adapters (folders of PEFT, or files of clients with lora)"
+                kinds = (adapters, "whole networks")
+                which, these = kinds if self.method in ADAPTERS else kinds[::-1]
+                raise ConfigError(
+                    f"{self.method} fuses {which}, and these are {these}; choose "
+                    f"{', '.join(methods)}"
+                )
             raise ConfigError(
-                f"no fusion is called {self.method!r}{did_you_mean(self.method, tuple(FUSIONS))}; "
-                f"choose {', '.join(FUSIONS)}"
+                f"no fusion is called {self.method!r}{did_you_mean(self.method, tuple(methods))}; "
+                f"choose {', '.join(methods)}"
             )
+        if methods is ADAPTERS:
+            return "function"
         given = self._given - {"counts", "report", "picture"} | self.settings.keys()
         for name in ("function", "gpi-fnm"):
-            if any(name in hearers(one) for one in given):
+            if any(name in hearers(option) for option in given):
                 return name
         known = all(is_program(path) or self.files[path][1] is not None for path in self.models)
         return "function" if known else "gpi-fnm"
 
-    def _refuse_idle(self, name: str, kind: FusionKind) -> None:
+    def _refuse_idle(self, name: str, kind: FusionKind, methods: Mapping[str, FusionKind]) -> None:
         """See that no option or setting was given that the method does not hear.
 
         Raises:
@@ -193,10 +228,14 @@ class FusionJob:
         """
         own = set() if kind.settings is None else set(kind.settings.model_fields)
         for one in (*self._given - set(kind.options), *self.settings.keys() - own):
-            if others := hearers(one):
+            if others := hearers(one, methods):
                 raise ConfigError(
                     f"{_option(one)} has no effect on {name}: it is of {', '.join(others)}"
                 )
+            if methods is ADAPTERS and hearers(one):
+                raise ConfigError(f"{_option(one)} has no effect on LoRA adapters; leave it out")
+            if one in self._given or hearers(one, ADAPTERS):
+                raise ConfigError(f"{_option(one)} has an effect on LoRA adapters alone")
             these = ", ".join(sorted(own))
             raise ConfigError(
                 f"{name} has no setting {one}{did_you_mean(one, tuple(own))}; there are settings "

@@ -11,7 +11,14 @@ from dataclasses import dataclass
 from pydantic import BaseModel
 
 from fedbayes.fusion.posterior_settings import AveragingSettings, HeadSettings
-from fedbayes.fusion.settings import FunctionSettings, TaskVectorSettings
+from fedbayes.fusion.settings import (
+    AdapterFunctionSettings,
+    AdapterInputSettings,
+    AdapterSettings,
+    AdapterTaskSettings,
+    FunctionSettings,
+    TaskVectorSettings,
+)
 from fedbayes.inference.combination import Combination
 from fedbayes.matching import MatchingSettings
 
@@ -143,10 +150,65 @@ FUSIONS: Mapping[str, FusionKind] = {
 """Every method by its name."""
 
 
-def hearers(name: str) -> list[str]:
+_ADAPTERS = "adapter_fusing:fuse_adapters"
+ADAPTERS: Mapping[str, FusionKind] = {
+    "function": FusionKind(
+        "least squares on the inputs of layers, at the wanted rank",
+        _ADAPTERS,
+        ("counts", "inputs", "sums", "minutes"),
+        AdapterFunctionSettings,
+        merge="low_rank:least_squares",
+    ),
+    "regmean": FusionKind(
+        "the same, cut to the rank without a look at inputs",
+        _ADAPTERS,
+        ("counts", "inputs", "sums"),
+        AdapterInputSettings,
+        merge="low_rank:regmean",
+    ),
+    "svd": FusionKind(
+        "mean of B A, cut to the rank",
+        _ADAPTERS,
+        ("counts",),
+        AdapterSettings,
+        merge="low_rank:svd",
+    ),
+    "cat": FusionKind(
+        "mean of B A exactly, of the sum of the ranks",
+        _ADAPTERS,
+        ("counts",),
+        merge="low_rank:cat",
+    ),
+    "linear": FusionKind(
+        "sums of A and of B by roots of shares, as PEFT has it",
+        _ADAPTERS,
+        ("counts",),
+        merge="low_rank:linear",
+    ),
+    "average": FusionKind("means of A and of B", _ADAPTERS, ("counts",), merge="low_rank:average"),
+    "ties": FusionKind(
+        "TIES of B A, cut to the rank",
+        _ADAPTERS,
+        ("counts",),
+        AdapterTaskSettings,
+        merge="low_rank:ties",
+    ),
+    "dare": FusionKind(
+        "DARE of B A, cut to the rank",
+        _ADAPTERS,
+        ("counts",),
+        AdapterTaskSettings,
+        merge="low_rank:dare",
+    ),
+}
+"""Every method of LoRA adapters by its name; those of `FUSIONS` with the same one are of whole
+networks."""
+
+
+def hearers(name: str, methods: Mapping[str, FusionKind] = FUSIONS) -> list[str]:
     """Methods that hear an option or a setting."""
     return [
         method
-        for method, kind in FUSIONS.items()
+        for method, kind in methods.items()
         if name in kind.options or (kind.settings and name in kind.settings.model_fields)
     ]

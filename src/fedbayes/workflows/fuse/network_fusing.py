@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 from fedbayes.core.files import write_beside
 from fedbayes.core.tensors import Samples
+from fedbayes.data import Preprocessing
 from fedbayes.errors import ConfigError, ModelError
 from fedbayes.fusion.distillation import DistillationProgress
 from fedbayes.fusion.draws import CachedInputs
@@ -28,7 +29,9 @@ from fedbayes.fusion.teacher import frozen
 from fedbayes.fusion.temperature import TemperatureScaled, own_temperature
 from fedbayes.inputs import InputPrior, Inputs, build_prior, plot_inputs
 from fedbayes.inputs.picture import require_picture
+from fedbayes.inputs.texts import text_inputs
 from fedbayes.likelihoods.temperature import has_temperature
+from fedbayes.models import ModelSettings
 from fedbayes.storage.card import (
     PROGRAM_INPUTS,
     Card,
@@ -428,18 +431,10 @@ def drawn(
         ConfigError: there is no such prior.
         DataError: samples or sums cannot be read, or do not fit.
     """
-    seen = silos.preprocessing
-    prior = build_prior(
-        name,
-        seen.shape,
-        sums=sums_of_clients(sums, seen.features) if sums else None,
-        features=seen.features,
-        columns=seen.columns,
-    )
-    inputs = Inputs.seen(prior, seen, seed, sums=bool(sums))
+    prior, inputs = drawn_for(silos.preprocessing, silos.settings, name, sums, seed)
     if silos.programs and silos.card is not None:
         Inputs.seen(prior, silos.card.preprocessing, seed, sums=bool(sums))  # they see the same
-    if silos.programs and prior.name == "gaussian" and not sums and len(seen.shape) == 1:
+    if silos.programs and prior.name == "gaussian" and not sums and len(prior.shape) == 1:
         if silos.card is None:
             raise ConfigError(
                 "programs take rows in units that are not known here; give the clients' sums "
@@ -450,3 +445,40 @@ def drawn(
         mean = -torch.tensor(own.mean) * own.scale * std
         inputs = Inputs(prior, mean, std, seed)
     return prior, inputs
+
+
+def drawn_for(
+    seen: Preprocessing,
+    network: ModelSettings | None,
+    name: str,
+    sums: Sequence[Path] = (),
+    seed: int = 0,
+) -> tuple[InputPrior, Inputs]:
+    """A prior for the inputs of a network that sees samples so, and its draws as it sees them.
+
+    Raises:
+        ConfigError: there is no such prior.
+        DataError: samples or sums cannot be read, or do not fit.
+    """
+    prior: InputPrior
+    if seen.tokens is not None:
+        if sums:
+            raise ConfigError("sums of rows have no effect on networks of texts; leave them out")
+        own = None if network is None else network.pretrained
+        tokens = seen.tokens
+        prior = text_inputs(
+            name,
+            own or tokens.tokenizer,
+            tokens.length,
+            tokenizer=tokens.tokenizer,
+            column=tokens.column,
+        )
+        return prior, Inputs.seen(prior, seen, seed)
+    prior = build_prior(
+        name,
+        seen.shape,
+        sums=sums_of_clients(sums, seen.features) if sums else None,
+        features=seen.features,
+        columns=seen.columns,
+    )
+    return prior, Inputs.seen(prior, seen, seed, sums=bool(sums))

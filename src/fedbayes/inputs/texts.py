@@ -1,0 +1,293 @@
+"""Texts as inputs: token sequences that a pretrained network draws itself, or texts of a file."""
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from fedbayes.core import pretrained
+from fedbayes.core.files import read_text
+from fedbayes.core.pretrained import PADDING
+from fedbayes.core.wording import listed
+from fedbayes.data.source_settings import SourceSettings
+from fedbayes.data.sources.own import SUFFIXES
+from fedbayes.data.sources.tables import read_tables
+from fedbayes.errors import ConfigError, DataError, did_you_mean
+from fedbayes.inputs.prior import InputPrior
+from fedbayes.inputs.samples import RealSamples
+from fedbayes.models.others import LanguageNetwork, language_model
+
+TEXTS = "texts"
+"""Name of the prior."""
+STEPS = 8
+"""Passes in which a masked language model fills a text."""
+SHORTEST = 3
+"""Tokens of a drawn text, without special ones."""
+_PORTION = 64
+
+
+class TextPrior(InputPrior):
+    """Token sequences that a pretrained network draws itself.
+
+    A causal language model draws one token after the other. A masked one starts from masks and
+    fills a share of them in each of `STEPS` passes, in a random order. Lengths are uniform from
+    `SHORTEST` to the longest; special tokens are where the tokenizer puts them. A network without a
+    language model in its files draws nothing itself: then tokens are independent, and the k-th of
+    the vocabulary has a probability proportional to 1 / (k + 3) (Zipf's law; vocabularies are
+    ordered by frequency).
+
+    Args:
+        network: name of the pretrained network, or its folder.
+        length: of a sequence, with special tokens.
+        tokenizer: name of another network whose tokenizer it has.
+
+    Raises:
+        ConfigError: the length has no room for a text, or the network cannot be loaded.
+    """
+
+    name = TEXTS
+
+    def __init__(self, network: str, length: int, tokenizer: str | None = None) -> None:
+        super().__init__((length,))
+        words: Any = pretrained.tokenizer(tokenizer or network, ConfigError)
+        self._before, self._after = _special(words)
+        self._most = length - len(self._before) - len(self._after)
+        if self._most < SHORTEST:
+            raise ConfigError(
+                f"texts of {length} tokens have no room for {SHORTEST} next to the special ones; "
+                "take longer ones (length, or data.max_tokens)"
+            )
+        found = language_model(network, ConfigError)
+        self._network: LanguageNetwork | None = None if found is None else found[0]
+        self._causal = found is not None and found[1]
+        self._mask = words.mask_token_id
+        if self._network is not None and not self._causal and self._mask is None:
+            self._network = None
+        vocabulary = len(words) if self._network is None else self._network.vocabulary
+        self._kept = torch.ones(vocabulary, dtype=torch.bool)
+        self._kept[[token for token in words.all_special_ids if token < vocabulary]] = False
+        self._kept[len(words) :] = False
+        self._start = words.bos_token_id
+        if self._network is None:
+            self.assumes = (
+                "independent tokens by Zipf's law over the vocabulary, of uniform lengths: not "
+                "sentences"
+            )
+            self.notes = (
+                f"{network} has no language model that could draw texts, so inputs are independent "
+                "tokens by their frequency; --inputs FILE takes real texts, which are better",
+            )
+        else:
+            kind = "causal" if self._causal else "masked"
+            self.assumes = f"texts that the base network draws as a {kind} language model"
+
+    def draw(self, count: int, rng: np.random.Generator) -> Tensor:
+        """Token ids with `PADDING` behind them, float32 [count, length]."""
+        lengths = torch.from_numpy(rng.integers(SHORTEST, self._most + 1, count))
+        torch_rng = torch.Generator().manual_seed(int(rng.integers(2**62)))
+        if self._network is None:
+            ids = self._frequent(count, torch_rng)
+        else:
+            way = self._causally if self._causal else self._masked
+            parts = [way(self._network, each, torch_rng) for each in torch.split(lengths, _PORTION)]
+            ids = torch.cat(parts)
+        texts = torch.full((count, *self.shape), PADDING, dtype=torch.float32)
+        for row, (tokens, length) in enumerate(zip(ids, lengths.tolist(), strict=True)):
+            own = [*self._before, *tokens[:length].tolist(), *self._after]
+            own = [token for token in own if token != PADDING]
+            texts[row, : len(own)] = torch.tensor(own, dtype=torch.float32)
+        return texts
+
+    def _frequent(self, count: int, rng: torch.Generator) -> Tensor:
+        """Independent tokens [count, most]."""
+        plain = self._kept.nonzero().flatten()
+        weights = 1 / (torch.arange(len(plain), dtype=torch.float64) + 3)
+        drawn = torch.multinomial(weights, count * self._most, replacement=True, generator=rng)
+        return plain[drawn].reshape(count, self._most)
+
+    def _tokens(self, logits: Tensor, rng: torch.Generator, also: int | None = None) -> Tensor:
+        """A token of each row of logits, none of them special but `also`."""
+        kept = self._kept.clone()
+        if also is not None:
+            kept[also] = True
+        chances = logits.float().masked_fill(~kept, -torch.inf).softmax(-1)
+        return torch.multinomial(chances, 1, generator=rng).flatten()
+
+    @torch.no_grad()
+    def _masked(self, model: LanguageNetwork, lengths: Tensor, rng: torch.Generator) -> Tensor:
+        """Tokens [n, most] of a masked language model."""
+        first, places = len(self._before), torch.arange(self._most)
+        x = torch.full((len(lengths), self.shape[0]), PADDING)
+        for row, length in enumerate(lengths.tolist()):
+            own = [*self._before, *[self._mask] * length, *self._after]
+            x[row, : len(own)] = torch.tensor(own)
+        inner = x[:, first : first + self._most]
+        # A place is filled in the pass that a uniform number says.
+        turn = (torch.rand(inner.shape, generator=rng) * STEPS).long()
+        for step in range(STEPS):
+            now = (turn == step) & (places < lengths[:, None])
+            if not now.any():
+                continue
+            logits = _logits(model, x)[:, first : first + self._most]
+            inner[now] = self._tokens(logits[now], rng)
+        return inner
+
+    @torch.no_grad()
+    def _causally(self, model: LanguageNetwork, lengths: Tensor, rng: torch.Generator) -> Tensor:
+        """Tokens [n, most] of a causal language model; `PADDING` behind the end of a text."""
+        count = len(lengths)
+        start = self._before or ([] if self._start is None else [self._start])
+        given = torch.tensor([start] * count, dtype=torch.long).reshape(count, len(start))
+        drawn: list[Tensor] = []
+        if not start:  # nothing says how texts begin
+            drawn.append(self._tokens(torch.zeros(count, len(self._kept)), rng))
+            given = drawn[0][:, None]
+        end = getattr(model.network.config, "eos_token_id", None)
+        end = end[0] if isinstance(end, list) else end
+        over, past = torch.zeros(count, dtype=torch.bool), None
+        while len(drawn) < int(lengths.max()):
+            answer: Any = model.network(input_ids=given, past_key_values=past, use_cache=True)
+            past = answer.past_key_values
+            token = self._tokens(answer.logits[:, -1], rng, end if len(drawn) >= SHORTEST else None)
+            over |= token == end if end is not None else False
+            given = token[:, None]
+            drawn.append(torch.where(over, PADDING, token))
+        found = torch.stack(drawn, 1)
+        return torch.nn.functional.pad(found, (0, self._most - found.shape[1]), value=PADDING)
+
+
+def _logits(model: LanguageNetwork, x: Tensor) -> Tensor:
+    """Of all tokens, [n, length, vocabulary]."""
+    answer: Any = model.network(
+        input_ids=torch.where(x >= 0, x, model.pad), attention_mask=(x >= 0).long()
+    )
+    logits: Tensor = answer.logits
+    return logits
+
+
+def _special(words: Any) -> tuple[list[int], list[int]]:
+    """Tokens that a tokenizer puts before and behind a text."""
+    plain = words(words.decode([_plain(words)]), add_special_tokens=False)["input_ids"]
+    whole = words(words.decode([_plain(words)]))["input_ids"]
+    for place in range(len(whole) - len(plain) + 1):
+        if whole[place : place + len(plain)] == plain:
+            return whole[:place], whole[place + len(plain) :]
+    return [], []
+
+
+def _plain(words: Any) -> int:
+    """A token that is not special, from the middle of the vocabulary."""
+    special = set(words.all_special_ids)
+    middle = len(words) // 2
+    return next(token for token in range(middle, len(words)) if token not in special)
+
+
+class TextSamples(RealSamples):
+    """Unlabelled texts that somebody has, as tokens; one in five is held out.
+
+    Args:
+        path: texts, one a line, or a table (`.csv`, `.parquet`) with a column of texts.
+        column: of the table; by default the only one with texts.
+        tokenizer: name of the network whose tokenizer is taken, or its folder.
+        length: tokens of a text at most; longer ones are cut.
+
+    Raises:
+        DataError: there are no texts, or the file cannot be read.
+    """
+
+    name = "texts of a file"
+
+    def __init__(self, path: Path, column: str | None, tokenizer: str, length: int) -> None:
+        notes: list[str] = []
+        texts = _read_texts(path, column, notes)
+        words: Any = pretrained.tokenizer(tokenizer, DataError)
+        rows = words(texts, truncation=True, max_length=length)["input_ids"]
+        ids = np.full((len(rows), length), PADDING, np.float32)
+        for row, tokens in enumerate(rows):
+            ids[row, : len(tokens)] = tokens
+        cut = sum(len(tokens) == length for tokens in rows)
+        if cut:
+            notes.append(f"{path}: {cut:,} of {len(rows):,} texts fill all {length} tokens")
+        self._take(ids, path, notes)
+        self.assumes = f"as {len(rows):,} unlabelled texts of {path.name}"
+
+
+def _read_texts(path: Path, column: str | None, notes: list[str]) -> list[str]:
+    """Texts of a file."""
+    if not path.name.lower().endswith(SUFFIXES):
+        if column is not None:
+            raise DataError(f"{path} is no table, and has no column {column!r}; leave it out")
+        try:
+            lines = [line.strip() for line in read_text(path).splitlines()]
+        except (OSError, ValueError) as error:
+            raise DataError(f"cannot read the texts {path}: {error}") from None
+        texts = [line for line in lines if line]
+        if not texts:
+            raise DataError(f"{path} has no line with a text")
+        return texts
+    if path.suffix.lower() == ".npz":
+        raise DataError(f"{path} holds numbers; texts are one a line, or a column of a table")
+    frame, _ = read_tables({"train": [path]}, SourceSettings(), notes)
+    worded = [name for name in frame.columns if _are_words(frame[name])]
+    if column is None and len(worded) != 1:
+        raise DataError(
+            f"{path} has {len(worded)} columns of texts ({listed(worded) or 'none'}); name one, as "
+            f"--inputs {path}:{worded[0] if worded else 'COLUMN'}"
+        )
+    column = worded[0] if column is None else column
+    if column not in frame.columns:
+        raise DataError(
+            f"{path} has no column {column!r}{did_you_mean(column, frame.columns)}; it has "
+            f"{listed(frame.columns)}"
+        )
+    cells = list(frame[column])
+    texts = [cell for cell in cells if isinstance(cell, str) and cell.strip()]
+    if not texts:
+        raise DataError(f"{path}: the column {column!r} has no texts")
+    if len(texts) < len(cells):
+        notes.append(f"{path}: {len(cells) - len(texts):,} rows without a text are left out")
+    return texts
+
+
+def _are_words(cells: Any) -> bool:
+    """Whether a column has texts of several words: names of classes are none."""
+    return any(isinstance(cell, str) and " " in cell.strip() for cell in cells)
+
+
+def text_inputs(
+    name: str | None,
+    network: str,
+    length: int,
+    *,
+    tokenizer: str | None = None,
+    column: str | None = None,
+) -> InputPrior:
+    """What `--inputs` says of a network of texts.
+
+    Args:
+        name: `texts`, a file, or `FILE:COLUMN`; `texts` by default.
+        network: name of the pretrained network, or its folder.
+        length: tokens of a text.
+        tokenizer: name of another network whose tokenizer it has.
+        column: of a table, where the name has none.
+
+    Raises:
+        ConfigError: it is another prior.
+        DataError: there is no such file, or it has no texts.
+    """
+    if name in (None, "auto", TEXTS):
+        return TextPrior(network, length, tokenizer)
+    assert name is not None
+    path, _, own = name.rpartition(":")
+    if Path(name).is_file():
+        path, own = name, ""
+    if not Path(path).is_file():
+        raise ConfigError(
+            f"--inputs {name}: the network takes texts; give {TEXTS}, or a file of texts, one a "
+            "line or as FILE.csv:COLUMN"
+        )
+    found = Path(path)
+    table = found.name.lower().endswith(SUFFIXES)
+    return TextSamples(found, own or (column if table else None), tokenizer or network, length)

@@ -1,0 +1,510 @@
+"""LoRA adapters of one frozen network made one, from files to a folder of PEFT or a file."""
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pkgutil import resolve_name
+from time import perf_counter
+from typing import Any
+
+import numpy as np
+import torch
+from rich.table import Table
+from torch import Tensor, nn
+
+from fedbayes.core import pretrained
+from fedbayes.core.targets import Target
+from fedbayes.core.tensors import Tensors
+from fedbayes.errors import ConfigError, ModelError
+from fedbayes.fusion.adapted import (
+    PORTION,
+    adapted,
+    changes_of,
+    last_layer,
+    portions,
+    second_moments,
+    widths,
+    within,
+)
+from fedbayes.fusion.distillation import DistillationProgress, distill
+from fedbayes.fusion.draws import CachedInputs
+from fedbayes.fusion.function import teacher_of
+from fedbayes.fusion.low_rank import LayerChanges, LowRank, nearer, solved
+from fedbayes.fusion.settings import AdapterInputSettings
+from fedbayes.fusion.teacher import Teacher, frozen
+from fedbayes.inputs import InputPrior, Inputs, build_prior
+from fedbayes.inputs.texts import text_inputs
+from fedbayes.likelihoods import Likelihood, build_likelihood
+from fedbayes.likelihoods.categorical import Categorical
+from fedbayes.models import ModelSettings, build
+from fedbayes.models.others import (
+    LanguageNetwork,
+    TextNetwork,
+    build_other,
+    language_model,
+    token_mask,
+)
+from fedbayes.storage.formatting import number
+from fedbayes.workflows.fuse.adapter_files import Adapter, check_out, read_adapters, write_adapter
+from fedbayes.workflows.fuse.function_settings import adapter_settings
+from fedbayes.workflows.fuse.job import Fused, FusionJob
+from fedbayes.workflows.fuse.methods import ADAPTERS
+from fedbayes.workflows.fuse.network_fusing import drawn_for
+from fedbayes.workflows.serve.model_files import read_counts
+
+HELD_OUT = 256
+"""Inputs that networks are compared on with the teacher."""
+LONGEST = 3600.0
+"""Seconds that least squares may take, by the time of the first inputs."""
+MEMORY = 2 * 2**30
+"""Bytes of second moments that are kept; with more, inputs go through the networks again."""
+Watch = Callable[[str], None]
+
+
+@dataclass(frozen=True)
+class BaseNetwork:
+    """The frozen network of adapters, and what goes into it."""
+
+    module: nn.Module
+    """From inputs, as it sees them, to outputs."""
+    inputs: Inputs
+    prior: InputPrior
+    likelihood: Likelihood | None
+    """What its outputs mean; None: a class for each."""
+
+    @property
+    def texts(self) -> bool:
+        """Whether its inputs are tokens."""
+        return isinstance(self.module, TextNetwork)
+
+    @property
+    def speaks(self) -> bool:
+        """Whether it is a language model, with an answer for every token."""
+        return isinstance(self.module, LanguageNetwork)
+
+    def mask(self, x: Tensor) -> Tensor | None:
+        """Which tokens of inputs count."""
+        return token_mask(x) if self.texts else None
+
+
+def fuse_adapters(
+    job: FusionJob,
+    name: str,
+    watch: Watch,
+    progress: Callable[[DistillationProgress], object],
+) -> Fused:
+    """Fuse adapters; arguments and errors as for `FusionJob.run`."""
+    return _AdapterFusion(job, name, watch, progress).run()
+
+
+class _AdapterFusion:
+    """A fusion of adapters under way."""
+
+    def __init__(
+        self,
+        job: FusionJob,
+        name: str,
+        watch: Watch,
+        progress: Callable[[DistillationProgress], object],
+    ) -> None:
+        self.job, self.name, self.watch, self.progress = job, name, watch, progress
+        self.kind = ADAPTERS[name]
+        self.settings: Any = (
+            None
+            if self.kind.settings is None
+            else adapter_settings(self.kind.settings, job.settings, job.minutes)
+        )
+        watch("reading adapters")
+        self.adapters = read_adapters(job.models, job.files)
+        check_out(job.out, self.adapters, job.models)
+        self.layers = sorted({layer for one in self.adapters for layer in one.layers})
+        self.rank = self._rank()
+        table = None if job.counts is None else read_counts(job.counts, job.models)
+        self.counts = table[:, 0] if table is not None and table.shape[1] == 1 else table
+        sizes = np.ones(len(self.adapters)) if table is None else table.sum(1).astype(float)
+        self.alpha: list[float] = (sizes / sizes.sum()).tolist()
+
+    def run(self) -> Fused:
+        """Fuse and write."""
+        begin = perf_counter()
+        on_inputs = isinstance(self.settings, AdapterInputSettings)
+        base = self._base() if on_inputs else None
+        clients = [] if base is None else self._clients(base)
+        saved = self._saved()
+        if base is None:
+            layers = {layer: self._merged(layer, ()) for layer in self.layers}
+        else:
+            layers, saved = self._on_inputs(base, clients, saved)
+        seconds = perf_counter() - begin
+        scores: dict[str, float] = {}
+        notes = () if base is None else base.prior.notes
+        if base is not None:
+            layers, saved, scores = self._finish(base, clients, layers, saved)
+        self.watch("writing")
+        file = write_adapter(self.job.out, self.adapters, layers, saved, self.rank, self.name)
+        size = sum(t.numel() for t in saved.values()) + sum(
+            one.a.numel() + one.b.numel() for one in layers.values()
+        )
+        whole = perf_counter() - begin
+        summary: dict[str, Any] = {"method": self.name, "rank": self.rank, "parameters": size}
+        summary |= {"layers": len(layers), "bytes": file.stat().st_size, "seconds": whole}
+        if scores:
+            summary |= {"divergence": scores, "least_squares_seconds": seconds}
+        return Fused(
+            summary,
+            f"{self.name}: {len(self.adapters)} adapters to one of rank {self.rank}, {size:,} "
+            f"parameters in {len(layers)} layers, in {whole:.1f} s\n{self.job.written()}",
+            notes,
+            (_table(scores),) if scores else (),
+        )
+
+    def _rank(self) -> int:
+        """That of the fused adapter.
+
+        Raises:
+            ConfigError: it is more than the adapters have together.
+        """
+        ranks = [one.rank for one in self.adapters]
+        if self.name == "cat":
+            return max(
+                sum(one.layers[layer].rank for one in self.adapters if layer in one.layers)
+                for layer in self.layers
+            )
+        wanted = getattr(self.settings, "rank", None)
+        if wanted is None:
+            return max(ranks)
+        changes = [one.layers[n] for one in self.adapters for n in one.layers]
+        widest = max(min(len(one.b), one.a.shape[1]) for one in changes)
+        most = min(sum(ranks), widest)
+        if self.name in ("ties", "dare"):  # entry by entry, so that ranks do not add
+            most = widest
+        if wanted > most:
+            raise ConfigError(
+                f"--rank {wanted}: the adapters have the ranks {', '.join(map(str, ranks))} in "
+                f"layers of up to {widest}, so more than {most} has no effect; give {most} or less"
+            )
+        return int(wanted)
+
+    def _merged(self, layer: str, moments: Sequence[Tensor]) -> LowRank:
+        """The fused change of a layer."""
+        own = [one.layers.get(layer) for one in self.adapters]
+        changes = LayerChanges(layer, own, self.alpha, self.rank, moments)
+        merge = resolve_name(f"fedbayes.fusion.{self.kind.merge}")
+        found: LowRank = merge(changes, self.settings)
+        return found
+
+    def _saved(self) -> Tensors:
+        """The mean of what was trained besides the layers."""
+        found: Tensors = {}
+        for name, like in self.adapters[0].saved.items():
+            each = zip(self.alpha, self.adapters, strict=True)
+            found[name] = sum(
+                (share * one.saved[name].double() for share, one in each),
+                torch.zeros(like.shape, dtype=torch.float64),
+            )
+        return found
+
+    def _base(self) -> BaseNetwork:
+        """The frozen network, and inputs of it."""
+        self.watch("loading the base network")
+        found = open_base(self.adapters, self.job, self.settings)
+        if found.speaks and self.job.minutes:
+            raise ConfigError(
+                "--minutes has no effect on a language model, of which least squares is all: its "
+                "answers for every token take too much memory; leave it out"
+            )
+        return found
+
+    def _clients(self, base: BaseNetwork) -> list[nn.Module]:
+        """The clients' networks, which share its weights."""
+        return [adapted(base.module, one.layers, one.saved, one.source) for one in self.adapters]
+
+    def _on_inputs(
+        self, base: BaseNetwork, clients: Sequence[nn.Module], saved: Tensors
+    ) -> tuple[dict[str, LowRank], Tensors]:
+        """Changes and heads by least squares on inputs."""
+        inside = within(base.module)
+        heads = self._heads(inside)
+        wanted = [*self.layers, *heads]
+        for layer in self.layers:
+            if widths(inside.get_submodule(layer)) == (0, 0):
+                raise ModelError(
+                    f"the layer {layer} is not dense; fuse by svd, which needs no inputs"
+                )
+        number = math.ceil(self.settings.draws / PORTION)
+        drawing, batches = _Pace("drawing inputs", self.watch, number), []
+        for place in range(number):
+            batches.append(base.inputs.batch(place, PORTION))
+            drawing.step(place)
+        groups = _groups(wanted, [widths(inside.get_submodule(n))[1] for n in wanted], len(clients))
+        pace = _Pace("least squares", self.watch, len(groups) * len(clients) * number)
+        layers, saved = {}, dict(saved)
+        ridge, said = self.settings.ridge, [list[Tensor]() for _ in clients]
+        for group in groups:
+            known = base.speaks or bool(said[0])
+            moments = [
+                second_moments(
+                    client,
+                    group,
+                    batches,
+                    base.mask,
+                    frozenset(heads),
+                    pace.step,
+                    None if known else own,
+                )
+                for client, own in zip(clients, said, strict=True)
+            ]
+            for layer in group:
+                own = [one.pop(layer) for one in moments]
+                if layer in heads:
+                    saved |= self._head(inside.get_submodule(layer), layer, own, ridge)
+                else:
+                    layers[layer] = self._merged(layer, own)
+        if heads and said[0]:
+            saved |= self._taught(base, clients, layers, saved, heads, batches, said)
+        return layers, saved
+
+    def _taught(
+        self,
+        base: BaseNetwork,
+        clients: Sequence[nn.Module],
+        layers: Mapping[str, LowRank],
+        saved: Tensors,
+        heads: Sequence[str],
+        batches: Sequence[Tensor],
+        said: Sequence[Sequence[Tensor]],
+    ) -> Tensors:
+        """The last layer moved by least squares to what the clients say together, which counts of
+        classes are part of.
+        """
+        network = adapted(base.module, layers, saved, "the fused adapter")
+        found = last_layer(network, heads, batches)
+        if found is None:
+            return {}
+        name, inputs, outputs = found
+        teacher = self._teacher(base, clients)
+        missing = teacher.of([torch.cat(list(own)) for own in said]) - outputs
+        if isinstance(teacher.likelihood(outputs.shape[-1]), Categorical):
+            missing = missing - missing.mean(1, keepdim=True)
+        more = nearer(inputs, missing, self.settings.ridge)
+        weight, bias = f"{name}.weight", f"{name}.bias"
+        moved = {weight: saved[weight] + more[:, :-1].reshape(saved[weight].shape)}
+        return moved | ({bias: saved[bias] + more[:, -1]} if bias in saved else {})
+
+    def _teacher(self, base: BaseNetwork, clients: Sequence[nn.Module]) -> Teacher:
+        """The clients together."""
+        named = dict(zip([one.source for one in self.adapters], clients, strict=True))
+        return teacher_of(named, self.counts, base.likelihood)[0]
+
+    def _heads(self, inside: nn.Module) -> list[str]:
+        """Dense layers that clients trained whole."""
+        found = []
+        for name in self.adapters[0].saved:
+            layer, _, part = name.rpartition(".")
+            if part == "weight" and isinstance(inside.get_submodule(layer), nn.Linear):
+                found.append(layer)
+        return found
+
+    def _head(
+        self, layer: nn.Module, name: str, moments: Sequence[Tensor], ridge: float
+    ) -> Tensors:
+        """A dense layer that answers as those of the clients, each on its own inputs."""
+        names = [f"{name}.weight"] + ([f"{name}.bias"] if layer.bias is not None else [])
+        joined = []
+        for one in self.adapters:
+            parts = [one.saved[part].double() for part in names if part in one.saved]
+            if len(parts) == 1:  # without a bias of its own, nothing of it is constant
+                parts.append(torch.zeros(len(parts[0]), dtype=torch.float64))
+            joined.append(torch.cat([parts[0], parts[1][:, None]], 1))
+        has_bias = names[-1] in self.adapters[0].saved and len(names) > 1
+        if not has_bias:
+            joined = [one[:, :-1] for one in joined]
+            moments = [one[:-1, :-1] for one in moments]
+        found = solved(joined, moments, self.alpha, ridge)
+        return (
+            dict(zip(names, (found[:, :-1], found[:, -1]), strict=True))
+            if has_bias
+            else {names[0]: found}
+        )
+
+    def _finish(
+        self,
+        base: BaseNetwork,
+        clients: Sequence[nn.Module],
+        layers: dict[str, LowRank],
+        saved: Tensors,
+    ) -> tuple[dict[str, LowRank], Tensors, dict[str, float]]:
+        """End to end, if it brings the network nearer to the teacher, and scores."""
+        fused = adapted(base.module, layers, saved, "the fused adapter")
+        teacher = self._teacher(base, clients)
+        held_out = portions(base.inputs.batch(-1, HELD_OUT))
+        networks = {"fused, least squares": fused}
+        training = getattr(self.settings, "distillation", None)
+        if training is not None and not base.speaks:
+            self.watch("training end to end")
+            known = CachedInputs(base.inputs)
+            found = distill(fused, teacher, known, training, watch=self.progress)
+            if found.step:
+                networks["fused"] = found.module
+        self.watch("comparing with the models together")
+        scores = divergences(networks, teacher, held_out)
+        best = networks.get("fused", fused)
+        if best is not fused and scores["fused"] > scores["fused, least squares"]:
+            best = fused
+            del scores["fused"]
+        if best is not fused:
+            layers = changes_of(best)
+            own = dict(within(best).named_parameters())
+            saved = {name: own[name].detach() for name in saved}
+        return layers, saved, scores
+
+
+class _Pace:
+    """Tells of the time that is left, and ends what would take too long."""
+
+    def __init__(self, what: str, watch: Watch, steps: int) -> None:
+        self.what, self.watch, self.steps = what, watch, steps
+        self.done, self.begin = 0, perf_counter()
+
+    def step(self, done: int) -> None:
+        """After a batch.
+
+        Raises:
+            ConfigError: the others would take hours.
+        """
+        self.done += 1
+        each = (perf_counter() - self.begin) / self.done
+        left = each * (self.steps - self.done)
+        if left > LONGEST:
+            raise ConfigError(
+                f"{self.what} would take {left / 3600:.1f} hours; take fewer (--draws 128), "
+                "shorter texts (--length 16), or --method svd"
+            )
+        self.watch(f"{self.what}: {self.done / self.steps:.0%}, {left:.0f} s left")
+
+
+def _groups(layers: Sequence[str], inputs: Sequence[int], clients: int) -> list[list[str]]:
+    """Layers whose second moments fit into `MEMORY` together, in order."""
+    groups: list[list[str]] = [[]]
+    kept = 0
+    for layer, width in zip(layers, inputs, strict=True):
+        size = 8 * clients * (width + 1) ** 2
+        if groups[-1] and kept + size > MEMORY:
+            groups.append([])
+            kept = 0
+        groups[-1].append(layer)
+        kept += size
+    return groups
+
+
+@torch.no_grad()
+def divergences(
+    networks: Mapping[str, nn.Module], teacher: Teacher, held_out: Sequence[Tensor]
+) -> dict[str, float]:
+    """KL(teacher ‖ network) in nats of each client and network, the mean over held-out answers.
+
+    Args:
+        networks: by name, besides the clients.
+        teacher: the clients together.
+        held_out: inputs, in batches.
+    """
+    functions = {name: frozen(one, name) for name, one in networks.items()}
+    totals, count = dict.fromkeys([*teacher.names, *networks], 0.0), 0
+    for x in held_out:
+        said = dict(zip(teacher.names, (client(x) for client in teacher.clients), strict=True))
+        taught = teacher.of(list(said.values()))
+        kind = teacher.likelihood(taught.shape[-1])
+        count += len(taught)
+        said |= {name: function(x) for name, function in functions.items()}
+        for name, outputs in said.items():
+            totals[name] += float(kind.divergence(taught, outputs).double().sum())
+    return {name: total / count for name, total in totals.items()}
+
+
+def _table(scores: Mapping[str, float]) -> Table:
+    table = Table("network", "nats from the teacher", pad_edge=False)
+    for name, far in scores.items():
+        table.add_row(name, number(far))
+    return table
+
+
+def open_base(
+    adapters: Sequence[Adapter], job: FusionJob, settings: AdapterInputSettings
+) -> BaseNetwork:
+    """The frozen network of adapters.
+
+    Raises:
+        ModelError: it is not here, or is for something else than texts or images.
+        ConfigError: there is no such input prior.
+        DataError: samples cannot be read.
+    """
+    first = adapters[0]
+    if first.card is not None and first.settings is not None:
+        card = first.card
+        plain = first.settings.model_copy(update={"trains": "head"})
+        shape, outputs = card.preprocessing.shape, card.likelihood.outputs
+        module = build(plain, shape, outputs, seed=0).module
+        prior, inputs = drawn_for(
+            card.preprocessing, first.settings, job.inputs or "auto", job.sums, job.seed
+        )
+        return BaseNetwork(module, inputs, prior, card.likelihood)
+    name = settings.base or first.base
+    if not name:
+        raise ModelError(
+            f"{first.source} does not name its base network; name it with --base, or fuse by svd"
+        )
+    if first.config.get("task_type") == "CAUSAL_LM":
+        found = language_model(name, ModelError, "causal")
+        if found is None:
+            raise ModelError(f"{name} is no causal language model, as {first.source} wants")
+        prior = text_inputs(job.inputs, name, _length(found[0].network, settings.length))
+        return BaseNetwork(found[0], _plain(prior, job.seed), prior, None)
+    return _classifier(first, name, job, settings)
+
+
+def _length(network: nn.Module, wanted: int) -> int:
+    """Tokens of a text: what is wanted, as far as the network takes it."""
+    config: Any = network.config
+    most = getattr(config.get_text_config(), "max_position_embeddings", None)
+    return wanted if most is None else min(wanted, int(most))
+
+
+def _plain(prior: InputPrior, seed: int) -> Inputs:
+    """Inputs that networks see as they are drawn."""
+    return Inputs(prior, torch.zeros(()), torch.ones(()), seed)
+
+
+def _classifier(
+    first: Adapter, name: str, job: FusionJob, settings: AdapterInputSettings
+) -> BaseNetwork:
+    """A base network of texts or images with a head, whose size the adapter says."""
+    pretrained.require("transformers", "a base network", ModelError)
+    import transformers
+
+    def configure(place: str, **options: Any) -> Any:
+        return transformers.AutoConfig.from_pretrained(place, trust_remote_code=False, **options)
+
+    config = pretrained.load("the base network", name, configure, ModelError)
+    sizes = [len(t) for t in first.saved.values() if t.ndim == 2]
+    outputs = min(sizes) if sizes else config.num_labels
+    own = ModelSettings(name="transformers", pretrained=name, trains="head")
+    channels, side = getattr(config, "num_channels", None), getattr(config, "image_size", None)
+    if side is not None and channels is not None:
+        sides = (side, side) if isinstance(side, int) else tuple(side)
+        module = build_other(own, (channels, *sides), outputs)
+        processor = pretrained.image_processor(name, ModelError)
+        prior = build_prior(job.inputs or "auto", (channels, *sides))
+        mean, std = torch.tensor(processor.image_mean), torch.tensor(processor.image_std)
+        inputs = Inputs(prior, mean, std, job.seed)
+    else:
+        most = getattr(config.get_text_config(), "max_position_embeddings", None)
+        length = settings.length if most is None else min(settings.length, most)
+        module = build_other(own, (length,), outputs)
+        prior = text_inputs(job.inputs, name, length)
+        inputs = _plain(prior, job.seed)
+    if outputs == 1:
+        raise ModelError(
+            f"{first.source} predicts one number, and its unit is not known; fuse by svd"
+        )
+    target = Target("class", tuple(map(str, range(outputs))))
+    return BaseNetwork(module, inputs, prior, build_likelihood("auto", target))
