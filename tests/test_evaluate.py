@@ -138,6 +138,17 @@ def test_counts_that_do_not_fit(tmp_path, content):
         read_counts(path, [tmp_path / "a.pt", tmp_path / "b.pt"])
 
 
+def test_a_fused_model_among_its_inputs_is_an_error(tmp_path, monkeypatch, capsys):
+    run = tmp_path / "run"
+    fedbayes.run(method="local", data={"clients": 2}, rounds=1, folder=run, progress=False)
+    files, fused = sorted((run / "clients").iterdir()), tmp_path / "fused.safetensors"
+    assert cli(monkeypatch, capsys, "fuse", *files, "-o", fused, "--method", "average")[0] == 0
+    code, _, told = cli(monkeypatch, capsys, "evaluate", *files, fused, "--run", run)
+    assert code == 2
+    assert f"Name {fused} first" in " ".join(told.split())
+    assert cli(monkeypatch, capsys, "evaluate", fused, *files, "--run", run)[0] == 0
+
+
 def test_a_model_counts_once(tmp_path):
     save_file(MLP(64, [3], 10).state_dict(), tmp_path / "a.safetensors")
     with pytest.raises(ModelError, match="named twice"):

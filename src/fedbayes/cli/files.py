@@ -81,7 +81,7 @@ def evaluate(
     from fedbayes.runs.outcome import between_clients
     from fedbayes.storage.client_spread import BALANCED, as_summary, balanced_leads, one_class
     from fedbayes.workflows.fuse.posterior_files import sent_counts
-    from fedbayes.workflows.serve.evaluation_set import find_tests
+    from fedbayes.workflows.serve.evaluation_set import find_tests, is_program
     from fedbayes.workflows.serve.model_evaluation import compare, open_models
     from fedbayes.workflows.serve.model_files import ModelFiles, read_counts
 
@@ -95,7 +95,15 @@ def evaluate(
         mean=numbers("--mean", mean),
         std=numbers("--std", std),
     )
-    table = sent_counts(files, ModelFiles(tests.trusted)) if files else None
+    known = ModelFiles(tests.trusted)
+    cards = {path: known[path][1] for path in paths if files and not is_program(path)}
+    fused = [path for path, card in cards.items() if card is not None and card.fused]
+    if fused and model in cards and model not in fused:
+        raise RunError(
+            f"{fused[0]} was fused, and the files after {model} are those that it was fused from. "
+            f"Name {fused[0]} first"
+        )
+    table = sent_counts(files, known) if files else None
     if counts is not None:
         table = read_counts(counts, files)
     scores = compare(

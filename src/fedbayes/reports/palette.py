@@ -103,7 +103,7 @@ METHODS: dict[str, tuple[int, str]] = {
     "fedlpa": (BROWN, "<"),
     "predbayes": (PINK, "<"),
     "qlsd": (INDIGO, "<"),
-    "gaussian-head": (BROWN, "*"),
+    "gaussian-head": (INDIGO, "^"),
     "local": (GREY, "v"),
     "global": (WINE, "D"),
     "ensemble": (GREY, "o"),
