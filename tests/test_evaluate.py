@@ -138,15 +138,26 @@ def test_counts_that_do_not_fit(tmp_path, content):
         read_counts(path, [tmp_path / "a.pt", tmp_path / "b.pt"])
 
 
-def test_a_fused_model_among_its_inputs_is_an_error(tmp_path, monkeypatch, capsys):
+def test_fused_models_are_compared_with_their_inputs_in_any_order(tmp_path, monkeypatch, capsys):
     run = tmp_path / "run"
     fedbayes.run(method="local", data={"clients": 2}, rounds=1, folder=run, progress=False)
     files, fused = sorted((run / "clients").iterdir()), tmp_path / "fused.safetensors"
     assert cli(monkeypatch, capsys, "fuse", *files, "-o", fused, "--method", "average")[0] == 0
-    code, _, told = cli(monkeypatch, capsys, "evaluate", *files, fused, "--run", run)
-    assert code == 2
-    assert f"Name {fused} first" in " ".join(told.split())
-    assert cli(monkeypatch, capsys, "evaluate", fused, *files, "--run", run)[0] == 0
+    other = tmp_path / "other.safetensors"
+    assert cli(monkeypatch, capsys, "fuse", *files, "-o", other, "--method", "permute")[0] == 0
+    page, found = tmp_path / "page.html", []
+    for order in ([*files, fused, other], [fused, *files, other], [other, fused, *files]):
+        given = ["evaluate", *order, "--run", run, "--json", "--report", page]
+        code, out, _ = cli(monkeypatch, capsys, *given)
+        assert code == 0
+        found.append({one["name"]: one["nll"] for one in json.loads(out)})
+    assert found[0] == found[1] == found[2]
+    assert found[0]["average of the inputs"] == pytest.approx(found[0][str(fused)])
+    told = page.read_text()
+    assert all(f'data-value="{name}"' in told for name in found[0])
+    assert "fused by average" in told
+    code, _, err = cli(monkeypatch, capsys, "evaluate", fused, "--run", run, "--report", "page.txt")
+    assert (code, "FILE.html" in err) == (2, True)
 
 
 def test_a_model_counts_once(tmp_path):

@@ -22,7 +22,7 @@ from fedbayes.cli.options import (
     numbers,
     overrides,
 )
-from fedbayes.core.files import json_text, require_files
+from fedbayes.core.files import json_text, require_files, write_beside
 from fedbayes.errors import FedbayesWarning, ModelError, RunError
 from fedbayes.storage.formatting import number, words
 
@@ -35,7 +35,9 @@ def evaluate(
     ],
     inputs: Annotated[
         list[Path] | None,
-        typer.Argument(help="Models that it was fused from, for comparison."),
+        typer.Argument(
+            help="Models that it was fused from, for comparison; and other fused models."
+        ),
     ] = None,
     dataset: DataSet = None,
     counts: Annotated[
@@ -62,6 +64,7 @@ def evaluate(
     metrics: Metrics = "auto",
     data_dir: DataDir = None,
     settings: Setting = None,
+    report: Annotated[Path | None, typer.Option(help="HTML page that compares the models.")] = None,
     as_json: Json = False,
 ) -> None:
     """Evaluate a run or a model on test samples, or on new rows (--set data.path=FILE)."""
@@ -75,6 +78,8 @@ def evaluate(
     paths = [model, *files]
     if len({str(path) for path in paths}) < len(paths):
         raise ModelError("a model is named twice. Name each model once")
+    if report is not None and report.suffix.lower() not in (".html", ".htm"):
+        raise RunError(f"--report writes an HTML page, and {report} is not one; name it FILE.html")
     from dataclasses import asdict
 
     from fedbayes.config.config import Config
@@ -97,12 +102,9 @@ def evaluate(
     )
     known = ModelFiles(tests.trusted)
     cards = {path: known[path][1] for path in paths if files and not is_program(path)}
-    fused = [path for path, card in cards.items() if card is not None and card.fused]
-    if fused and model in cards and model not in fused:
-        raise RunError(
-            f"{fused[0]} was fused, and the files after {model} are those that it was fused from. "
-            f"Name {fused[0]} first"
-        )
+    fused = {path for path, card in cards.items() if card is not None and card.fused}
+    if fused:  # they may be several, in any place; the others are what they were fused from
+        files = [path for path in paths if path not in fused]
     table = sent_counts(files, known) if files else None
     if counts is not None:
         table = read_counts(counts, files)
@@ -113,6 +115,11 @@ def evaluate(
         counts=table,
         metrics=named(metrics),
     )
+    if report is not None:
+        from fedbayes.reports.models import render
+
+        kinds = {str(path): cards[path] for path in cards}
+        write_beside(report, render(scores, kinds, tests.what, scores[0].standardized).encode())
     if as_json:
         flat = [{"name": s.name, **s.metrics, **asdict(s)} for s in scores]
         print(json_text([{k: v for k, v in s.items() if k != "metrics"} for s in flat]))
