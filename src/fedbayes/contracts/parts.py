@@ -170,7 +170,7 @@ class Reports:
 
     @property
     def refusals(self) -> Mapping[str, str]:
-        """Why each feature of a round is not for such reports; empty where it is.
+        """Why each feature of a round does not support such reports; empty if it does.
 
         Examples:
             >>> from fedbayes.contracts import Reports

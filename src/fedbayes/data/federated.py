@@ -74,8 +74,8 @@ class FederatedData(Brief):
         for rows in (partition.train, partition.test):
             if len(rows) and rows.max() >= dataset.samples:
                 raise DataError(
-                    f"the partition names row {rows.max()}, but {dataset.name} has only "
-                    f"{dataset.samples} samples: it is the partition of another data set"
+                    f"the partition contains row {rows.max()}, but {dataset.name} has only "
+                    f"{dataset.samples} samples. Use the partition of this data set"
                 )
         dataset, self.wrong_labels = with_label_noise(
             dataset, partition.train, label_noise, seed, owner=owner
@@ -239,8 +239,8 @@ class FederatedData(Brief):
                 if (column == column[0]).all():
                     raise DataError(
                         f"{self.dataset.name}: the target '{name}' is {column[0]:g} in all "
-                        f"{len(rows):,} training rows, so there is nothing to learn; set label to "
-                        "another column"
+                        f"{len(rows):,} training rows, so there is nothing to learn. Set "
+                        "data.label to another column"
                     )
         return standardized(target, self.dataset.y, rows)
 
@@ -286,8 +286,8 @@ def _refuse_empty(dataset: Dataset, partition: Partition) -> None:
     if empty:
         names = listed(f"'{partition.names[client]}'" for client in empty)
         raise DataError(
-            f"{dataset.name}: no training sample of client {names} has a value (all are missing), "
-            "so nothing can be learnt of them; leave these clients out, or fix their data"
+            f"{dataset.name}: the training samples of client {names} have only missing values. "
+            "Leave these clients out (data.exclude), or correct their data"
         )
 
 

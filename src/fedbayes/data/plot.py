@@ -156,7 +156,7 @@ def save_figure(figure: "Figure", path: Path) -> None:
     form = path.suffix.lower()
     if form not in PICTURES:
         raise RunError(
-            f"the picture {path}: the suffix says the format; name a file that ends in "
+            f"the picture {path}: unknown format. Use a file name that ends in "
             f"{', '.join(PICTURES[:-1])} or {PICTURES[-1]}"
         )
     write_beside(path, drawn(figure, form[1:]))

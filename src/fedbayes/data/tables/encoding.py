@@ -123,11 +123,13 @@ class Unknown:
         rows = f"in {self.rows:,} {'row' if self.rows == 1 else 'rows'}{first}"
         column = f"{where}{': ' if where else ''}column '{self.column.name}'"
         if self.empty and self.column.measured:  # training rows may have been, under "impute"
-            return f"{column} is empty {rows}, and no feature says so; taken as the mean"
+            return (
+                f"{column} is empty {rows}, and the model has no feature for gaps; the mean is used"
+            )
         what = "is empty" if self.empty else "has a category"
         return (
-            f"{column} {what}, as in no training row, {rows}; taken as 0 in all features of the "
-            "column"
+            f"{column} {what}, unlike all training rows, {rows}; all features of the column are "
+            "set to 0"
         )
 
 

@@ -79,8 +79,8 @@ def _tell_empty(dataset: Dataset, rows: Rows) -> None:
     names = [column.name for column in dataset.columns] or dataset.features
     which = [f"'{names[k]}'" if names else f"feature {k}" for k in np.flatnonzero(empty)]
     warnings.warn(
-        f"{dataset.name}: no training row has a value of {listed(which)}, so nothing can be learnt "
-        "of that; leave it out" + (" with data.drop" if names else ""),
+        f"{dataset.name}: no training row has a value of {listed(which)}. Leave it out with "
+        "data.drop" + (" with data.drop" if names else ""),
         FedbayesWarning,
         stacklevel=4,
     )
