@@ -119,12 +119,12 @@ def main() -> None:
         odd = re.search(r"[^\s<>|'\"]*[\udc80-\udcff][^\s<>|'\"]*", error.object)
         if odd is None:
             raise
-        fail(f"{odd[0]!r}: such a name is not UTF-8; rename it")
+        fail(f"{odd[0]!r}: its name is not UTF-8. Rename it")
     except OSError as error:
         if error.filename is None and _unwritable():
             if error.errno == EPIPE:  # as Click has it, where whoever read has gone
                 sys.exit(1)
-            fail(f"standard output cannot be written: {error.strerror}; send it elsewhere")
+            fail(f"cannot write to standard output: {error.strerror}. Redirect it elsewhere")
         if error.filename is None and error.errno not in FULL:
             raise
         fail(f"{error.filename or 'the run folder'}: {error.strerror}")

@@ -25,8 +25,8 @@ def forget(
         int | None,
         typer.Option(
             min=0,
-            help="Rounds without the client. Default: 10 where its factor is removed in closed "
-            "form, else as many as the run had since the state that training starts again from.",
+            help="Rounds without the client. Default: 10 if its factor is removed in closed "
+            "form, else the rounds of the run since the state from which training restarts.",
         ),
     ] = None,
     track: Track = None,

@@ -210,9 +210,8 @@ class FusionCommand(Command):
         for option in own:
             if option.name == "method" and isinstance(option, TyperOption):
                 option.help = (
-                    f"{methods}. Default: function, where what goes into the networks is known "
-                    f"from their files or --shape; else gpi-fnm. LoRA adapters: {adapters}. "
-                    "Default: function."
+                    f"{methods}. Default: function if the files or --shape describe the inputs, "
+                    f"else gpi-fnm. LoRA adapters: {adapters}. Default: function."
                 )
         fields: dict[str, list[FieldInfo]] = {}
         kinds = (*FUSIONS.values(), *ADAPTERS.values())

@@ -66,8 +66,8 @@ def predict(
     adapt: Annotated[
         Path | None,
         typer.Option(
-            help="Labeled rows of a client that took no part: adapt the model of the run to them, "
-            "for methods with personal models."
+            help="Labeled rows of a new client: adapt the model of the run to them, for methods "
+            "with personal models."
         ),
     ] = None,
     level: Annotated[

@@ -74,8 +74,8 @@ def _require_choosable(
     known += [f"method.{name}" for name in method.choosable()]
     if unknown := [key for key in wanted if key not in known]:
         raise ConfigError(
-            f"{method.name} recommends {', '.join(unknown)}, which no run can choose; mark fields "
-            f"with fedbayes.core.fields.Chosen(). There are {', '.join(known)}"
+            f"{method.name} recommends {', '.join(unknown)}, which a run cannot choose. Mark "
+            f"fields with fedbayes.core.fields.Chosen(). Possible: {', '.join(known)}"
         )
 
 

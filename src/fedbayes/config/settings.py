@@ -183,9 +183,9 @@ def unknown(key: str, settings: Sequence[SettingRow]) -> str:
     like = get_close_matches(last, known, n=1) or [w for w in known if len(last) > 3 and last in w]
     close = [place + word for word in like]
     if guesses := elsewhere or close or (not known and get_close_matches(key, keys, n=1)):
-        return f"{key} is no setting (did you mean {' or '.join(map(repr, guesses))}?)"
+        return f"{key} is not a setting (did you mean {' or '.join(map(repr, guesses))}?)"
     there = "there is" if len(known) == 1 else "there are"
-    return f"{key} is no setting; here {there} {', '.join(known) or 'none'}"
+    return f"{key} is not a setting; here {there} {', '.join(known) or 'none'}"
 
 
 def explain(
@@ -231,7 +231,7 @@ def _line(
         first = matching[0] if matching else settings[0]
         example = value if isinstance(value, str) and first.choices else first.default
         return (
-            f"{key or 'config'} is {_shown(value)}; it is a table, of settings such as "
+            f"{key or 'config'} is {_shown(value)}; give a table with settings such as "
             f"{first.key} = {_shown(example)}"
         )
     if field and get_origin(field.annotation) is dict and error["loc"][len(path) :]:

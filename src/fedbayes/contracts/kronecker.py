@@ -79,8 +79,10 @@ _SUM = Part(
     origin="zero",
     tracked=True,
     range=65536.0,
-    joint="a middle of matrices entry by entry is no curvature; set method.covariance = 'diagonal'",
-    uncompressed="sums of second moments with errors are none, and a Newton step divides by them",
+    joint="an entrywise median of curvature matrices is not a curvature. Set method.covariance = "
+    "'diagonal'",
+    uncompressed="a Newton step divides by second moments, and compression errors can make them "
+    "invalid",
 )
 """A part of which the server keeps the sum."""
 
@@ -187,7 +189,7 @@ class SharedKroneckerPosterior(Method[KroneckerServer, CurvatureSums, Sum]):
             entries = total.diagonal() if key in ("inputs", "outputs") else total
             least = -1e-4 * (1 + sums[name].abs().max())
             if key != "shift" and bool((entries < least).any()):
-                raise MessageError(f"it takes more curvature off {name!r} than there is")
+                raise MessageError(f"it removes more curvature from {name!r} than there is")
 
     def update(
         self, server: KroneckerServer, reports: Sum, at: RoundContext

@@ -39,19 +39,21 @@ class MeanField(VariationalFactor[MeanFieldClient]):
     samples: int = Field(1, ge=1, description="Monte-Carlo samples of a training step")
     predictions: int = Field(20, ge=1, description="Monte-Carlo samples of a prediction")
     divergence: Literal["kl", "renyi"] = Field(
-        "kl", description="from the cavity and the prior: Kullback-Leibler, or Rényi's of order α"
+        "kl",
+        description="divergence from the cavity and the prior: Kullback-Leibler, or "
+        "Rényi's of order α",
     )
     alpha: Annotated[float, Only("divergence", "renyi")] = Field(
         2.5,
         gt=0,
-        description="order of Rényi's divergence: towards 1 it is KL, below 1 the posterior is "
-        "wider, above narrower",
+        description="order of Rényi's divergence. Near 1 it is KL; below 1 the posterior is "
+        "wider, above 1 narrower",
     )
 
     @model_validator(mode="after")
     def _order(self) -> Self:
         if self.divergence == "renyi" and self.alpha == 1:
-            raise ValueError("Rényi's divergence of order 1 is KL; set divergence = 'kl'")
+            raise ValueError("Rényi's divergence of order 1 is KL. Set divergence = 'kl'")
         return self
 
     def join(self, at: RoundContext) -> MeanFieldClient:

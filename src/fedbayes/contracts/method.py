@@ -211,7 +211,7 @@ class _Checked(ModelMetaclass):
         parameters = {n for n, kind in own.items() if "ClassVar" not in str(kind)}
         for flag in (_DECLARED_NOW.keys() & namespace.keys()) - parameters:
             raise ConfigError(
-                f"the method {name} sets {flag}, which has no effect; declare "
+                f"the method {name} sets {flag}, which has no effect. Declare "
                 f"{_DECLARED_NOW[flag]} instead (see fedbayes.contracts.parts)"
             )
         return super().__new__(cls, name, bases, namespace, **more)
@@ -251,8 +251,8 @@ class Method(Choosable, Generic[ServerState, ClientState, Reduced], metaclass=_C
 
     preset: Literal["recommended", "published"] = Field(
         "recommended",
-        description="what settings are that are left at auto: recommended, so that a first run "
-        "learns; or published",
+        description="values of settings at auto: recommended, which work in a first run; or "
+        "published",
     )
 
     @classmethod
@@ -496,8 +496,8 @@ def weights_of(server: Any) -> Tensors:
     """
     if not hasattr(server, "weights"):
         raise ConfigError(
-            f"the server's state {type(server).__name__} has no field `weights`; give it one, or "
-            "define what depends on it: message, problem, report and model"
+            f"the server's state {type(server).__name__} has no field `weights`. Add one, or "
+            "define message, problem, report and model"
         )
     return {**server.weights, **getattr(server, "buffers", {})}
 
@@ -511,7 +511,7 @@ def units_remarks(name: str, network: Network, touched: Collection[Gateable]) ->
         touched: groups whose units it may leave out.
     """
     reasons = {
-        group.layer: group.whole_because or "the network's code counts on its width"
+        group.layer: group.whole_because or "the network's code depends on its width"
         for group in network.groups
         if not group.output and group not in touched
     }
@@ -522,8 +522,8 @@ def units_remarks(name: str, network: Network, touched: Collection[Gateable]) ->
     if not touched:
         sentences.insert(
             0,
-            f"{name} finds no units in this network that it could leave out: messages are as "
-            "long as the whole network",
+            f"{name} finds no units of this network to leave out, so messages contain the whole "
+            "network",
         )
     return sentences
 

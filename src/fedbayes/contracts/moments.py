@@ -63,17 +63,21 @@ class MomentMatching(PartitionedPosterior[MomentsClient]):
     kl_weight: Annotated[float, Chosen(), Tuned(times=30)] = Field(
         1.0,
         gt=0,
-        description="T of the tempered likelihood p(D_i | θ)^(1/T): 1 is the posterior, less "
-        "trusts data more",
+        description="T of the tempered likelihood p(D_i | θ)^(1/T). 1: the posterior. A smaller "
+        "value gives the data more weight",
     )
     predictions: int = Field(
-        20, ge=1, description="draws from the posterior in a prediction, where it has a covariance"
+        20,
+        ge=1,
+        description="number of posterior samples of a prediction, if the posterior has "
+        "a covariance",
     )
 
     predictive: Literal["linearized", "sampled"] = Field(
         "linearized",
-        description="network under a draw: linear in its weights around their means, as Laplace's "
-        "approximation takes it, or as it is, which needs stds that are small",
+        description="network of a posterior sample: linear in its weights around their means, as "
+        "in Laplace's approximation, or the network itself, which needs small standard "
+        "deviations",
     )
 
     def remarks(self, run: Federation) -> list[str]:

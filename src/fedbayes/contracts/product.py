@@ -67,8 +67,8 @@ class PartitionedPosterior(GaussianServer[PosteriorServer, FactorState]):
         None,
         gt=0,
         le=1,
-        description="share of a factor's change that is made in a round; none: 1 by the number "
-        "of clients in it, since each assumes that the others stand still",
+        description="share of a factor's change that a round applies. none: 1 / number of "
+        "clients of the round, because each assumes that the others do not change",
     )
 
     def check(self, run: Federation) -> None:

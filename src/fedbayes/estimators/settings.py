@@ -58,10 +58,10 @@ def config_of(parameters: Mapping[str, Any], *, seed: int, given: bool) -> Confi
     data = {"partition": "natural"} if given else _partition(parameters)
     for key in settings:
         if key in OWN:
-            raise ConfigError(f"settings has {key!r}, which is set by {OWN[key]}")
+            raise ConfigError(f"settings has {key!r}. Set it with {OWN[key]} instead")
         if key in NEEDS_FOLDER:
             raise ConfigError(
-                f"settings has {key!r}, which has no effect in memory; fedbayes.run takes it"
+                f"settings has {key!r}, which has no effect in memory. Use fedbayes.run"
             )
     return Config.create(
         seed=seed,
@@ -102,7 +102,7 @@ def nested(settings: Mapping[str, Any] | None) -> dict[str, Any]:
     if settings is None:
         return {}
     if not isinstance(settings, Mapping):
-        raise ConfigError(f"settings is {settings!r}; give a dict of settings")
+        raise ConfigError(f"settings is {settings!r}. Give a dict of settings")
     tables: dict[str, Any] = {}
     for key, value in settings.items():
         *path, last = str(key).split(".")
@@ -110,7 +110,7 @@ def nested(settings: Mapping[str, Any] | None) -> dict[str, Any]:
         for part in path:
             place = place.setdefault(part, {})
             if not isinstance(place, dict):
-                raise ConfigError(f"settings has {key!r}, but {part} is no table")
+                raise ConfigError(f"settings has {key!r}, but {part} is not a table")
         if last in place:
             raise ConfigError(f"settings has {key!r} twice")
         place[last] = dict(value) if isinstance(value, Mapping) else value
@@ -130,7 +130,7 @@ def _partition(parameters: Mapping[str, Any]) -> dict[str, Any]:
             raise ConfigError(f"partition has {key!r}; it takes {', '.join(allowed)}")
     if partition.get("partition") in ("natural", "default"):
         raise ConfigError(
-            f"partition is {partition['partition']!r}, and there are no clients to divide by: give "
-            "fit an array of clients, or choose iid or dirichlet"
+            f"partition is {partition['partition']!r}, but fit got no clients. Give fit an array "
+            "of clients, or choose iid or dirichlet"
         )
     return {"clients": parameters["n_clients"], **partition}

@@ -705,9 +705,8 @@ class RunFolder(os.PathLike[str]):
     def _check_sum(self, path: Path, data: bytes, sums: Mapping[str, str] | None) -> None:
         if sums is not None and sums.get(path.name) != digest(data):
             raise RunError(
-                f"{path} is damaged, or {self.sums_file.name} next to it is: it is not what the "
-                "run "
-                f"left at its end. {self._anew}"
+                f"{path} or {self.sums_file.name} next to it is damaged: their checksums differ. "
+                f"{self._anew}"
             )
 
     def keep_connection(self, options: Iterable[str]) -> None:
