@@ -126,8 +126,8 @@ class Rounds(Generic[Step]):
         if self.over or not most or self.vain < most or self.config.privacy.noise:
             return  # with noise every round has an update, whoever reports
         raise RoundsInVain(
-            f"for {most} rounds in a row every report was rejected, or the update was undone; the "
-            f"last time: {self.why}. If the clients are honest, training diverges (a smaller "
-            "learning rate may do, training.lr), or bounds are too narrow (aggregation.max_change, "
+            f"in {most} consecutive rounds all updates were rejected or undone, the last time: "
+            f"{self.why}. If the clients are honest, training diverges (set a smaller "
+            "training.lr), or bounds are too small (aggregation.max_change, "
             "aggregation.max_weight)"
         )
