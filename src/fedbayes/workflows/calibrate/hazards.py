@@ -102,7 +102,7 @@ def estimate_hazards(
     place, run = ended.folder, ended.run
     if run.likelihood.target.kind != "survival":
         raise ConfigError(
-            f"hazards need a survival likelihood, and {run.likelihood.name} of {place.path} is none"
+            f"hazards need a survival likelihood, got {run.likelihood.name} in {place.path}"
         )
     ended.note_no_noise("the sums behind hazards")
     sides = {
