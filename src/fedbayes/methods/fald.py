@@ -41,7 +41,7 @@ class Fald(Chain, PointEstimate[ChainServer]):
 
     name = "fald"
     about = About(
-        "Langevin dynamics over rounds, whose draws predict",
+        "Langevin dynamics over rounds; predictions average its samples",
         "Plassier et al. 2023; Deng et al. 2021",
     )
     server_state = ChainServer

@@ -99,8 +99,8 @@ class Fens(Averaged, Method[FensServer, PersonalTensors, ReportList]):
         if run.cohort == run.clients:
             return []
         return [
-            f"the ensemble of fens has the networks of the {run.cohort} clients of round 1 alone, "
-            "and all of them are sent in every round. Leave clients_per_round out"
+            f"the ensemble of fens contains only the networks of the {run.cohort} clients of "
+            "round 1. Leave clients_per_round out"
         ]
 
     def init(self, run: Federation) -> FensServer:

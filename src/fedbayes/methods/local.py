@@ -48,7 +48,7 @@ class Local(Method[Weights, LocalClient, ReportList]):
     models = Models.PERSONAL
 
     start: Literal["own", "common"] = Field(
-        "own", description="whether clients start from weights of their own or from common ones"
+        "own", description="whether clients start from their own weights or from common ones"
     )
 
     def init(self, run: Federation) -> Weights:

@@ -50,7 +50,7 @@ class Qlsd(Chain, Method[ChainServer, Stateless, ReportList]):
 
     name = "qlsd"
     about = About(
-        "Langevin steps at the server, by gradients of one byte",
+        "Langevin steps at the server with one-byte gradients",
         "Vono et al. 2022",
     )
     server_state = ChainServer

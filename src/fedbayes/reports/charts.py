@@ -142,10 +142,10 @@ def coverage_curve(found: Coverage, run: int = 0) -> Lines:
         "coverage",
         "Coverage of intervals",
         "probability of a central interval",
-        "share of targets inside",
+        "share of targets inside the interval",
         [ChartCurve(run, list(found.levels), list(found.inside))],
-        "Below the dashed line intervals are too narrow: the model is overconfident. Intervals of "
-        "counts hold somewhat more than their probability.",
+        "Below the dashed line intervals are too narrow: the model is overconfident. Intervals "
+        "of counts contain slightly more than their probability.",
         styles=f"mean distance from the dashed line {found.error:.4f}",
         diagonal=True,
     )
@@ -184,7 +184,7 @@ def diagram(calibration: Calibration, run: int = 0) -> Reliability:
     if len(bins) < before:
         note += f"; drawn with bins of fewer than {least} samples merged"
     if calibration.untold:
-        note += f"; without {calibration.untold} samples of which nothing was predicted"
+        note += f"; without {calibration.untold} samples that have no prediction"
     note += "."
     return Reliability("reliability", "Reliability diagram", [run], bins, calibration.error, note)
 

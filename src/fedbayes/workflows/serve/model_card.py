@@ -222,7 +222,7 @@ def markdown(found: Facts) -> str:
         _data(data),
         "## Metrics",
         _metrics(found),
-        "## Calibration and privacy",
+        "## Uncertainty",
         _trust(found),
         "## Privacy",
         _privacy(found["privacy"]),
