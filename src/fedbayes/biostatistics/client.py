@@ -37,7 +37,7 @@ class TableClient:
     def __init__(self, frame: "pd.DataFrame", least: int = 0) -> None:
         frame = frame.rename(columns=normal)
         if len(twice := frame.columns[frame.columns.duplicated()]):
-            raise DataError(f"a client's table has two columns '{twice[0]}'; rename one of them")
+            raise DataError(f"a client's table has two columns '{twice[0]}'. Rename one of them")
         # As in tables for networks, a blank cell is an empty one, and no category.
         self._frame, self._least = frame.apply(without_blanks), least
         self._coded: tuple[Coding, Design] | None = None
@@ -53,7 +53,7 @@ class TableClient:
             handler = _ANSWERS[question.told["ask"]]
             return handler(self, question.told, dict(question.numbers))
         except (KeyError, TypeError, ValidationError) as error:
-            raise MessageError(f"it was asked what it does not know: {error}") from None
+            raise MessageError(f"unknown question: {error}") from None
 
     def wanted(self, told: Mapping[str, Any]) -> Wanted:
         """The columns that a question is of, with this client's own least number of rows."""
@@ -159,7 +159,7 @@ class LocalClients:
 
     def __init__(self, clients: Mapping[str, TableClient]) -> None:
         if not clients:
-            raise DataError("there are no clients; give each one's table")
+            raise DataError("there are no clients. Give the table of each client")
         self._clients = dict(clients)
 
     @property

@@ -73,15 +73,15 @@ class Node:
             return write_reply(runtime.tried(task))
         if self.plan(runtime.run) is not None:
             raise EngineError(
-                "it reports under secure aggregation alone (secure.enabled), and the server asked "
-                "for its report without masks"
+                "it needs secure aggregation (secure.enabled), but the server requested its "
+                "update without masks"
             )
         return write_reply(self.work(task, runtime))
 
     def _require_own(self, task: Task) -> None:
         if task.client != self.client:
             raise EngineError(
-                f"a task for client {task.client} came to the node of client {self.client}"
+                f"the node of client {self.client} got a task for client {task.client}"
             )
 
     def keep(self, task: Task) -> ClientResult:
@@ -138,5 +138,5 @@ def complaint(error: FedbayesError, message: Message) -> Message:
     text = str(error)
     if isinstance(error, DataError):
         logging.getLogger("flwr").error("%s", error)
-        text = "its data cannot be used; its own log says why"
+        text = "its data cannot be used; see its own log"
     return Message(write_complaint(text), reply_to=message)

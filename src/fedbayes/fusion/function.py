@@ -231,13 +231,13 @@ def _notes(
     gaussian = calibration.gaussian
     if isinstance(gaussian, AllLayers) and gaussian.fixed:
         yield (
-            "the posterior is of dense layers and convolutions that have Kronecker factors; held "
-            f"fixed where they are: {listed(gaussian.fixed, 3)}"
+            "the posterior covers dense layers and convolutions with Kronecker factors; fixed "
+            f"are {listed(gaussian.fixed, 3)}"
         )
     if calibration.idle:
         yield (
-            f"{NAMES[settings.posterior]} brings the fused network no nearer to the ensemble "
-            "prediction than a temperature alone: both are equally confident"
+            f"{NAMES[settings.posterior]} does not improve on a temperature alone: both are "
+            "equally confident"
         )
 
 
@@ -266,7 +266,7 @@ def teacher_of(
     table = torch.as_tensor(counts, dtype=torch.float64)
     samples = table.reshape(len(table), -1).sum(1)
     if len(samples) != len(networks) or not samples.sum() > 0:
-        raise ModelError(f"the counts are of {len(samples)} models; there are {len(networks)}")
+        raise ModelError(f"the counts have {len(samples)} models; there are {len(networks)}")
     of_classes = likelihood is None or isinstance(likelihood, Classes)
     if table.ndim == 2 and table.shape[1] > 1 and of_classes:
         teacher = Teacher(networks, None, likelihood, names, table, temperatures)
@@ -307,8 +307,8 @@ def _balanced(teacher: Teacher, draws: Draws, counts: npt.ArrayLike | None) -> B
     table = torch.as_tensor(0 if counts is None else counts, dtype=torch.float64)
     if table.ndim != 2 or table.shape[1] < 2:
         raise ConfigError(
-            "balance takes inputs by counts of classes, and there are none; give the samples of "
-            "each client and class, or leave it out"
+            "balance needs counts of classes, and there are none. Give the samples of each "
+            "client and class, or leave it out"
         )
     classes = table.shape[1]
 
@@ -391,4 +391,4 @@ def check_width(widths: Widths) -> None:
     """
     values = [widths] if isinstance(widths, int | float) else list(widths.values())
     if not all(math.isfinite(value) and value > 0 for value in values):
-        raise ConfigError(f"widths are above 0, as 1 or 0.5; not {widths}")
+        raise ConfigError(f"widths must be above 0, such as 1 or 0.5; got {widths}")

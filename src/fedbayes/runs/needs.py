@@ -118,7 +118,9 @@ def _of_cohorts(config: Config, method: AnyMethod) -> Iterator[Setting]:
     yield Setting(method.name, method.reports.pooled, (Need.FIXED,))
     yield Setting("clock.speeds", clock.ticks, denies={Need.SECRET: "reveals them by its times"})
     absent = clock.ticks and clock.availability != "always" and not waits.active
-    yield Setting("clock.availability", absent, denies={Need.CHOICE: "leaves it to the availability of clients"})
+    yield Setting(
+        "clock.availability", absent, denies={Need.CHOICE: "leaves it to their availability"}
+    )
     apart = {
         Need.TOGETHER: "combines updates of clients that started at different times",
         Need.CHANCE: "fills buffers by the speed of clients",
@@ -134,7 +136,9 @@ def _of_metrics(config: Config, method: AnyMethod) -> Iterator[Setting]:
     """Metrics that clients send, and malicious clients."""
     evaluating = "evaluate_at" in ENGINES[config.engine].settings
     attack = f"attack.kind = {config.attack.kind!r}"
-    yield Setting(attack, config.attack.active, (Need.WAITING,), {Need.HONEST: "makes some malicious"})
+    yield Setting(
+        attack, config.attack.active, (Need.WAITING,), {Need.HONEST: "has malicious ones"}
+    )
     yield Setting(
         "evaluate_at = 'clients'",
         config.evaluate_at == "clients" and evaluating,
