@@ -104,7 +104,7 @@ def test_more_seeds_add_to_what_is_there(seeded, tmp_path):
 def test_a_folder_of_an_earlier_layout_is_an_error(tmp_path):
     place = tmp_path / "fedavg" / "mean" / "none"
     run(Config.load(None, [*SMALL, "rounds=1"]), place)
-    with pytest.raises(RunError, match=r"none already holds a single run; choose another folder"):
+    with pytest.raises(RunError, match=r"none already has a single run\. Choose another folder"):
         grid(tmp_path, ["nan"])
 
 
@@ -126,7 +126,7 @@ def test_what_has_ended_is_not_run_again(tmp_path):
     said = StringIO()
     more = grid(tmp_path, ["nan", "huge"]).run(Console(file=said, width=200))
     first, second = said.getvalue().splitlines()
-    assert first == "2 of 3 runs have ended before, and are kept"
+    assert first == "2 of 3 runs had already ended, and are reused"
     value = f"{more[2].value:.4f}"
     assert second.startswith(f"1 of 1: fedavg, mean, huge, seed 0: global accuracy {value}, in ")
     assert len(more) == 3
@@ -226,7 +226,7 @@ def test_why_a_run_came_to_nothing_is_told_again(tmp_path):
         ({"attacks": ["nan"], "rules": ["medial"]}, "aggregation.rule is 'medial'"),
         ({"attacks": ["nan", "nan"]}, "named twice"),
         ({"attacks": ["nan:x"]}, "cannot find the attack 'nan:x'"),
-        ({"attacks": ["scale=3:nan"]}, "is no name with settings"),
+        ({"attacks": ["scale=3:nan"]}, "is not a name with settings"),
         ({"attacks": ["backdoor:shade=3"]}, "attack.shade is no setting"),
     ],
 )
@@ -299,7 +299,7 @@ def test_the_command_prints_draws_and_writes(tmp_path, capsys, monkeypatch):
     assert all(0 <= o["value"] <= 1 for o in found)
     assert len(found[1]["runs"][0]["hostile"]) == 2
     assert command("attack", "--plot", "p.bmp") == 2
-    assert "the suffix says the format" in capsys.readouterr().err
+    assert "unknown format" in capsys.readouterr().err
 
 
 def test_a_run_that_broke_off_is_judged_as_the_others(tmp_path):

@@ -333,13 +333,13 @@ def test_weights_are_one_where_a_method_does_not_weight():
     weights = ReportWeights.of(FedAvg(weighting="uniform"))
     report = Report({}, 1.0)
     assert weights.believed(0, report) == (1.0, "")
-    with pytest.raises(MessageError, match="weight is 7; under this method all reports have"):
+    with pytest.raises(MessageError, match="weight is 7; with this method all updates have"):
         weights.believed(0, Report({}, 7.0))
 
 
 def test_a_weight_is_at_most_what_is_believed_and_what_it_was_at_first():
     weights = ReportWeights.of(FedAvg(), 100.0, ByClient())
-    with pytest.raises(MessageError, match=r"at most 100 is believed \(aggregation.max_weight\)"):
+    with pytest.raises(MessageError, match=r"the limit is 100 \(aggregation\.max_weight\)"):
         weights.believed(1, Report({}, 101.0))
     assert weights.believed(1, Report({}, 40.0)) == (40.0, "")
     weights.counted(1, 40.0)
@@ -370,7 +370,7 @@ def test_a_client_cannot_grow_and_a_resume_remembers(tmp_path):
     with Simulation(None, tmp_path / "cut") as simulation:
         simulation._engine = Tampering(Sequential(simulation.runtime), tamper)
         lines = [step.metrics for step in simulation]
-    assert all("counts as that" in line["troubles"]["1"] for line in lines)
+    assert all("is used" in line["troubles"]["1"] for line in lines)
     honest = run(config)
     assert_identical(pack(simulation.server), pack(honest.server()))
 
@@ -379,7 +379,7 @@ def test_a_uniform_mean_is_not_moved_by_a_weight():
     config = small(method="fedavg", rounds=1)
     config = config.model_copy(update={"method": {"name": "fedavg", "weighting": "uniform"}})
     _, lines = attacked(config, lying(1, weight=50.0))
-    assert "all reports have weight 1" in lines[0]["refused"]["1"]
+    assert "all updates have weight 1" in lines[0]["refused"]["1"]
 
 
 class Unsound(FedAvg):

@@ -193,7 +193,7 @@ def test_without_calibration_clients_train_on_all_rows(run):
         ({"data": {"name": "diabetes", "clients": 2}}, "the likelihood gaussian has none"),
         ({"method": {"name": "local"}}, "local has no global model"),
         ({"privacy": {"noise": 1.0}, "aggregation": {"clip": 1.0}}, "sums would have no noise"),
-        ({"data": {"clients": 2, "limit": 60}}, "and it takes 20"),
+        ({"data": {"clients": 2, "limit": 60}}, "and 20 are needed"),
     ],
 )
 def test_where_there_is_no_temperature(changes, why, tmp_path, recwarn):

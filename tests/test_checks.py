@@ -177,7 +177,7 @@ def test_a_model_that_is_sure_is_no_liar():
         (LABELS, scores(LABELS, true_positives=-1.0), "'true_positives' is -1"),
         (REAL, scores(REAL, absolute_error__age=-1.0), "'absolute_error/age' is -1"),
         (REAL, scores(REAL, squared_error__age=-1.0), "'squared_error/age' is -1"),
-        (REAL, scores(REAL, offset__age=1e300), "more than float32 can give"),
+        (REAL, scores(REAL, offset__age=1e300), "beyond float32"),
     ],
 )
 def test_scores_that_a_client_made_up_are_refused(likelihood, made_up, words):
@@ -196,12 +196,12 @@ def test_names_that_a_client_made_up_are_shown_as_they_are_and_cut():
 @pytest.mark.parametrize(
     ("said", "words"),
     [
-        ({str(number): 1.0 for number in range(65)}, "its metrics are too many: 65, at most 64"),
-        ({"x" * 101: 1.0}, "is no name"),
+        ({str(number): 1.0 for number in range(65)}, "it has too many metrics: 65, at most 64"),
+        ({"x" * 101: 1.0}, "is not a name"),
         ({"\x1b[2J": 1.0}, r"'\\x1b\[2J' is no name"),
-        ({"loss": "low"}, "'loss' is no number"),
-        ({"loss": [1.0]}, "'loss' is no number"),
-        ({"loss": 10**400}, "'loss' is no number of 64 bits"),
+        ({"loss": "low"}, "'loss' is not a number"),
+        ({"loss": [1.0]}, "'loss' is not a number"),
+        ({"loss": 10**400}, "'loss' is not a 64-bit number"),
     ],
 )
 def test_figures_of_a_client_are_few_numbers_of_short_names(said, words):

@@ -244,7 +244,7 @@ def test_tables_of_seconds_and_spells(tmp_path):
 @pytest.mark.parametrize(
     ("text", "words"),
     [
-        ("client,seconds\na,1\nb,2\n", "says nothing of client c"),
+        ("client,seconds\na,1\nb,2\n", "has no row for client c"),
         ("client,seconds\na,1\na,2\n", "line 3: client 'a' comes twice"),
         ("client,seconds\na,0\n", "line 2: seconds is '0'; a time is above 0"),
         ("client,seconds\na,fast\n", "line 2: seconds is 'fast'; it must be a number"),
@@ -252,7 +252,7 @@ def test_tables_of_seconds_and_spells(tmp_path):
         ("client,seconds\na,1e16\n", "line 2: seconds is '1e16'; .* at most 1e\\+15"),
         ("client,seconds\na,-1\n", "line 2: seconds is '-1'; a time is above 0"),
         ("client,seconds\na\n", "line 2: seconds is missing"),
-        ("client,seconds\nd,1\n", "line 2: no client is called 'd'"),
+        ("client,seconds\nd,1\n", "line 2: unknown client 'd'. The clients"),
         ("client,time\na,1\n", "has no column seconds"),
         ("", "has no column client, seconds"),
     ],
@@ -267,7 +267,7 @@ def test_a_wrong_table_is_named_with_its_line(tmp_path, text, words):
 @pytest.mark.parametrize(
     ("rows", "words"),
     [
-        ("a,3,3", r"from 3 to 3; it begins before it ends, in \[0, 10\]"),
+        ("a,3,3", r"from 3 to 3\. It must begin before it ends, in \[0, 10\]"),
         ("a,3,11", r"from 3 to 11"),
         ("a,0,4\na,3,5\nb,0,1\nc,0,1", "client 'a' overlap at 3"),
     ],

@@ -91,7 +91,7 @@ def test_a_liar_is_found_whatever_the_shares_of_classes_are(lie):
         assert outlying(counts, 1) == [3]
         assert outlying(counts[::-1], 1) == [1]
         assert outlying(counts, 0) == []
-    with pytest.raises(ConfigError, match="give at most 2"):
+    with pytest.raises(ConfigError, match=r"be honest\. Give at most 2"):
         outlying(counts, 3)
 
 

@@ -100,7 +100,7 @@ DECLARED = {
         Reports({"weights": WEIGHTS, "control": replace(TRACKED, retract=lambda c, missed: c)}),
         "nothing of .* is taken back",
     ),
-    "whole": (FedDrop, Reports(), "has to be whole"),
+    "whole": (FedDrop, Reports(), "must be complete"),
     "compressible": (
         Pvi,
         Reports(

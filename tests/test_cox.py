@@ -280,7 +280,7 @@ def test_times_that_float32_cannot_tell_apart_are_said(tmp_path):
     frame = rossi(tmp_path)
     frame["week"] = 1e9 + frame["week"]
     frame.to_csv(tmp_path / "rossi.csv", index=False)
-    with pytest.warns(FedbayesWarning, match="times in 'week' are as others"):
+    with pytest.warns(FedbayesWarning, match="times in 'week' equal others"):
         Simulation(Config.create(**settings_of(tmp_path)))
 
 

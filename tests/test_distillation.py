@@ -290,7 +290,7 @@ def test_a_cycle_is_as_long_as_there_is_time():
 
     chosen = settings(steps=10**7, minutes=0.02, patience=None)
     found = distill(nn.Linear(4, 3), linear_teacher(), inputs(Gauss((4,))), chosen, watch=watch)
-    assert found.ended in ("all steps done", "the time is over")
+    assert found.ended in ("all steps done", "time limit reached")
     assert shares[-1] > 0.8
     assert all(a <= b for a, b in itertools.pairwise(shares))
     assert 0.9 < seconds[-1] < 10
@@ -300,7 +300,7 @@ def test_what_had_no_more_time_goes_on_when_it_is_given_some(tmp_path):
     teacher, draws, state = linear_teacher(), inputs(Gauss((4,))), tmp_path / "state"
     student = nn.Linear(4, 3)
     late = distill(student, teacher, draws, settings(minutes=1e-6), state=state)
-    assert late.ended == "the time is over"
+    assert late.ended == "time limit reached"
     again = distill(student, teacher, draws, settings(minutes=1e-6), state=state)
     assert len(again.checks) == len(late.checks)
     found = distill(student, teacher, draws, settings(minutes=1), state=state)

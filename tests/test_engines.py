@@ -121,7 +121,7 @@ def test_an_engine_that_rounds_otherwise_says_so(monkeypatch):
     monkeypatch.setitem(
         engine_table._BUILT_IN, "toy", EngineKind("x", start=TOY.start, exact=False)
     )
-    with pytest.warns(UserWarning, match="engine 'toy' does not round as the others do"):
+    with pytest.warns(UserWarning, match="engine 'toy' rounds differently"):
         Simulation(config("toy")).close()
 
 

@@ -144,7 +144,7 @@ def test_mistakes_are_told(tmp_path, capsys):
         assert command("export", *arguments) == 2
         return " ".join(capsys.readouterr().err.split())
 
-    assert "not one network" in told(folder, "--compact", "-o", out)
+    assert "not a single network" in told(folder, "--compact", "-o", out)
     assert not out.exists()
     assert "nowhere" in told(tmp_path / "nowhere", "-o", out)
     assert "there is no folder" in told(folder, "-o", tmp_path / "no" / "model.pt")

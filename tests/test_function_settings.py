@@ -56,7 +56,7 @@ def test_minutes():
         (["function.lr=1"], None, "did you mean 'function.distillation.lr'"),
         (["function.distillation.lrs=1"], None, "did you mean 'function.distillation.lr'"),
         (["function.distillation.loss=nll"], None, "auto | logits | kl"),
-        (["function.distillation=0"], None, "is a table of settings, such as .*--minutes 0"),
+        (["function.distillation=0"], None, r"is a table\. Set its keys, such as .*--minutes 0"),
         (["function.distillation.lr=1"], 0, "lr has no effect with --minutes 0"),
         (["function.distillation.steps=1"], 1, "steps and --minutes exclude each other"),
     ],

@@ -360,7 +360,7 @@ def test_a_tensor_that_two_layers_share_stays_one():
     nets = {str(s): Tied() for s in range(3)}
     found = match_graph(nets, UNEVEN, torch.zeros(2, 4, dtype=torch.int64), counts=np.ones((3, 7)))
     assert found.module.e.weight is found.module.h.weight
-    assert any("counts of classes tell nothing" in note for note in found.notes)
+    assert any("counts of classes have no effect" in note for note in found.notes)
 
 
 def test_what_no_operation_reads_is_averaged():
@@ -395,9 +395,9 @@ def broken():
     ("nets", "counts", "words"),
     [
         (lambda: {}, None, "no networks"),
-        (lambda: {"a": wide(5), "b": MLP(6, [5], 3)}, None, "b is not of the graph of a"),
+        (lambda: {"a": wide(5), "b": MLP(6, [5], 3)}, None, "b has another graph than a"),
         (lambda: {"a": wide(5), "b": wide(6)}, None, "b has 6 units in '0' and a has 5"),
-        (lambda: {"a": MLP(6, [], 3), "b": MLP(6, [], 3)}, None, "no units that could be matched"),
+        (lambda: {"a": MLP(6, [], 3), "b": MLP(6, [], 3)}, None, "units that can be matched"),
         (lambda: {"a": wide(5), "b": broken()}, None, r"'0\.weight' of b are not all finite"),
         (lambda: {"a": wide(5), "b": wide(5)}, np.ones((2, 4)), r"\(2, 3\) is wanted"),
         (lambda: {"a": wide(5), "b": wide(5)}, -np.ones((2, 3)), "at least 0"),

@@ -35,7 +35,7 @@ def asked(*tables):
 def test_each_alone_is_fine_and_both_are_not(one, other):
     check_needs(*asked(one))
     check_needs(*asked(FLOWER | other))
-    with pytest.raises(ConfigError, match=r"needs .*, which .*; have one or the other"):
+    with pytest.raises(ConfigError, match=r"needs .*, but .* .*\. Use only one of them"):
         check_needs(*asked(one, other))
 
 

@@ -277,11 +277,11 @@ def test_networks_of_other_widths_and_a_wider_program(photos, tmp_path):
 @pytest.mark.parametrize(
     ("options", "words"),
     [
-        (("--width", "0"), "widths are above 0"),
+        (("--width", "0"), "widths must be above 0"),
         (("--width", "wide"), "give numbers"),
         (("--width", "2"), "write a program"),
         (("--width", "free", "--bound", "-1"), "-1"),
-        (("--bound", "1"), "no effect but on --width free"),
+        (("--bound", "1"), "only with --width free"),
         (("--mean", "1,2"), "2 numbers"),
         (("--std", "0"), "above 0"),
         (("--inputs", "leafs"), "did you mean 'leaves'"),
@@ -315,7 +315,7 @@ def test_mistakes_are_told_and_write_nothing(options, words, photos, tmp_path, c
         ("permute", ("--width", "2"), "--width has no effect on permute"),
         ("kfac", ("--shape", "3,8,8"), "--shape has no effect on kfac"),
         ("regmean", ("--counts", "c.json"), "there is no file c.json"),
-        ("fisher", (), "holds weights alone"),
+        ("fisher", (), "has only weights"),
     ],
 )
 def test_averages_refuse_what_has_no_effect(
@@ -340,7 +340,7 @@ def test_a_picture_that_cannot_be_is_refused_before_anything_is_fused(
     films = ("--shape", "1,2,2,2", "--mean", "0", "--std", "1", "--method", "function")
     asked = (*films, "--inputs", "tests.test_inputs:ramps", "--show-inputs", tmp_path / "x.png")
     assert command("fuse", *models, "-o", tmp_path / "g.pt", *asked) == 2
-    assert "no picture of inputs of 1 x 2 x 2 x 2" in " ".join(capsys.readouterr().err.split())
+    assert "inputs of 1 x 2 x 2 x 2" in " ".join(capsys.readouterr().err.split())
 
 
 def test_files_that_do_not_fit_are_named(photos, tmp_path, capsys):
@@ -775,7 +775,7 @@ def test_networks_that_write_over_their_inputs_are_refused(inputs, tmp_path, cap
             torch.save(Shifting(size, 3).state_dict(), paths[-1])
         asked = ("--model", "tests.test_network_fusing:shifting", "--shape", shape, "--classes", 3)
         assert command("fuse", *paths, "-o", tmp_path / "g.pt", *asked, *SMALL) == 2
-        assert "writes over its inputs" in capsys.readouterr().err
+        assert "changes its inputs" in capsys.readouterr().err
     assert not (tmp_path / "g.pt").exists()
 
 
@@ -810,7 +810,9 @@ def pair(shape, classes):
 
 def test_networks_of_several_outputs_are_refused(inputs, tmp_path, capsys):
     nets = {"a": MLP(6, [5], 3), "b": Pair(6, 3)}
-    with pytest.raises(ModelError, match=r"^b gives a tuple; wanted are its outputs alone"):
+    with pytest.raises(
+        ModelError, match=r"^b returns a tuple\. Let forward return only its outputs"
+    ):
         fuse_functions(nets, nets["a"], inputs, settings=QUICK)
     paths = [tmp_path / "a.pt", tmp_path / "b.pt"]
     for path in paths:
@@ -845,7 +847,7 @@ def test_networks_without_gradients_are_told(inputs):
     assert fuse_functions(nets, nets["a"], inputs, settings=QUICK).parameters
     counts = [[5, 0, 1], [2, 3, 4]]
     moved = FunctionSettings(draws=512, seeking=SeekingSettings(share=0.5))
-    with pytest.raises(ModelError, match="which a network does not have; leave seeking out"):
+    with pytest.raises(ModelError, match=r"which a network does not have\. Leave seeking out"):
         fuse_functions(nets, nets["a"], inputs, counts=counts, settings=moved)
 
 
@@ -854,7 +856,7 @@ def test_labels_of_no_class_are_told_before_anything_is_fused(photos, tmp_path, 
     np.savez(test, x=np.zeros((5, 3, 8, 8), np.float32), y=np.arange(5))
     assert command("fuse", *photos, "-o", out, *OF_EYES, *SMALL, "--test", test) == 2
     said = capsys.readouterr().err
-    assert "a label is 4, and the models tell 4 classes, 0 to 3" in said
+    assert "a label is 4, but the models have 4 classes, 0 to 3" in said
     assert not out.exists()
 
 
@@ -955,7 +957,7 @@ def test_a_fusion_on_guessed_inputs_warns_and_names_the_options(photos, tmp_path
         assert command("fuse", *photos, "-o", out, *OF_EYES, *SMALL, *more) == 0
         said = " ".join("".join(capsys.readouterr()).split())
         assert ("warning: the scores are on synthetic inputs only" in said) == warned
-        assert ("--test scores it on real samples; --inputs" in said) == warned
+        assert ("Score it on real samples with --test; --inputs" in said) == warned
 
 
 def test_a_program_says_what_it_takes_and_rejects_images_that_are_standardized(
@@ -972,7 +974,7 @@ def test_a_program_says_what_it_takes_and_rejects_images_that_are_standardized(
     x[0, 0, 0, 0] = torch.nan  # a missing value is no error
     torch.testing.assert_close(program(x)[1:], before[1:])
     for odd in ((x.nan_to_num() - 0.5) / 0.25, x.nan_to_num() * 255):
-        with pytest.raises(RuntimeError, match="values outside of 0 to 1"):
+        with pytest.raises(RuntimeError, match="outside of 0 to 1"):
             program(odd)
     # Fused again, it is a network as any other.
     again = tmp_path / "again.pt2"

@@ -264,13 +264,16 @@ def test_code_that_comes_with_a_network_is_never_run(bert, tmp_path):
 @pytest.mark.parametrize(
     ("change", "reason"),
     [
-        ({"model": {"lora_targets": ["nothing"]}}, "model.lora_targets, of query, key, value"),
+        (
+            {"model": {"lora_targets": ["nothing"]}},
+            "model.lora_targets to some of query, key, value",
+        ),
         ({"model": {"task": "image-classification"}}, "sequence-classification"),
-        ({"data": {"max_tokens": 40}}, "set it to 32 or less"),
+        ({"data": {"max_tokens": 40}}, "Set it to 32 or less"),
         ({"data": {"tokens": "words"}}, "no column 'words'"),
-        ({"model": {"name": "mlp", "pretrained": "x"}}, "set name too"),
+        ({"model": {"name": "mlp", "pretrained": "x"}}, "Set name too"),
         ({"model": {"pretrained": None}}, "needs the name of a network"),
-        ({"model": {"batch_norm": "local"}}, "freezes the network's"),
+        ({"model": {"batch_norm": "local"}}, "freezes it. Leave"),
         ({"model": {"batch_norm": "frozen"}}, "no batch normalization"),
         ({"model": {"name": "mlp"}}, "tokens"),
         ({"data": {"tokens": None, "drop": ["note"]}}, "data.tokens"),

@@ -74,7 +74,7 @@ def test_means_are_met_wherever_they_can_be(seed, features):
 
 def test_means_that_no_weights_meet_are_told():
     g = torch.tensor([[0.0, 0.0], [1.0, 1.0], [2.0, 2.0]])
-    with pytest.raises(DataError, match=r"size is to be 3 and lies between 0 and 2"):
+    with pytest.raises(DataError, match="size must be 3, but samples are between 0 and 2"):
         entropy_balance(g, torch.tensor([3.0, 1.0]), names=["size", "colour"])
     with pytest.raises(DataError, match=r"all means together: .*colour"):
         entropy_balance(g, torch.tensor([0.5, 1.5]), names=["size", "colour"])

@@ -88,7 +88,7 @@ def test_a_second_run_does_not_overwrite_the_first(tmp_path, capsys):
     assert command("run", *SMALL, "--rounds", 1, "-o", tmp_path / "r") == 0
     before = (tmp_path / "r" / "summary.json").read_bytes()
     assert command("run", *SMALL, "--rounds", 1, "-o", tmp_path / "r") == 2
-    assert "already holds a run" in capsys.readouterr().err
+    assert "already has a run" in capsys.readouterr().err
     assert (tmp_path / "r" / "summary.json").read_bytes() == before
 
 
@@ -100,7 +100,7 @@ def test_a_second_run_does_not_overwrite_the_first(tmp_path, capsys):
         (["run", "--cohort", "99"], "there are 10 clients"),
         (["run", "--model", "cnn"], "use model 'mlp'"),
         (["resume", "absent"], "Directory 'absent' does not exist"),
-        (["methods", "nonsense"], "no method is called"),
+        (["methods", "nonsense"], "unknown method"),
     ],
 )
 def test_mistakes_get_one_plain_message(tmp_path, arguments, words, capsys):

@@ -260,7 +260,7 @@ def test_rounds_that_tell_nothing_do_not_count():
             "stop_after = 3 compares metrics of the",
         ),
         ({"keep_checkpoints": "best", "evaluate_every": 0}, "keep_checkpoints = 'best'"),
-        ({"stop_min_improvement": 0.1}, "give stop_after too"),
+        ({"stop_min_improvement": 0.1}, "Set stop_after too"),
         ({"stop_after": 0}, "stop_after"),
     ],
 )
@@ -360,5 +360,5 @@ def test_a_run_that_diverged_says_so(tmp_path):
     config = Config.create(rounds=3, method={"name": "ivon-admm"}, training={"lr": 5.0}, **settings)
     simulation = Simulation(config, tmp_path / "r")
     list(simulation)
-    with pytest.warns(FedbayesWarning, match="training diverged: .* at the end, and had"):
+    with pytest.warns(FedbayesWarning, match="training diverged: with at the end, and had"):
         simulation.require_an_update()

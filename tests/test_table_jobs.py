@@ -198,16 +198,16 @@ def test_summaries_that_do_not_belong_together_are_refused(place):
         text.replace('"rows": 45', '"rows": 1'),
     ):
         (place / "bad.json").write_text(damaged)
-        with pytest.raises(DataError, match=r"bad\.json holds no summary of a table"):
+        with pytest.raises(DataError, match="bad.json is not a summary of a table"):
             read_summary(place / "bad.json")
-    with pytest.raises(ConfigError, match="summaries is for your own data"):
+    with pytest.raises(ConfigError, match="summaries works only with your own data"):
         Config.create(data={"name": "digits", "summaries": ["s0.json"]})
 
 
 def test_few_rows_and_rare_categories_are_said_or_left_out(place, capsys):
     patients(12).to_csv("few.csv", index=False)
     assert run("data", "summarize", "few.csv", "-o", "few.json") == 2
-    assert "9 training rows, and sums of so few nearly say" in capsys.readouterr().err
+    assert "9 training rows, and sums of few rows nearly reveal them" in capsys.readouterr().err
     assert not (place / "few.json").exists()
     frame = patients(100)
     frame.loc[:0, "ward"] = "isolation"
@@ -268,7 +268,7 @@ def test_check_says_what_becomes_of_every_column(place, capsys):
         ({"age": [1.0] * 59 + [1e300]}, (), "age", "infinite, or too large .* in row 60 "),
         ({"part": ["train", "validation"] * 30}, ("data.split=part",), "part", "'validation' in"),
         ({"part": ["train", None] * 30}, ("data.split=part",), "part", "30 of 60 rows have no"),
-        ({"part": ["test"] * 60}, ("data.split=part",), "part", "training part is empty"),
+        ({"part": ["test"] * 60}, ("data.split=part",), "part", "training rows. Leave data."),
         ({"label": ["lived"] * 60}, (), "label", "at least two"),
     ],
 )
@@ -363,7 +363,7 @@ def test_a_run_keeps_its_columns_and_goes_on_with_them(place, capsys):
     capsys.readouterr()
     assert run("evaluate", "m.safetensors", "--json", "-s", "data.path=new.csv") == 0
     said = capsys.readouterr()
-    assert "'ward' has a category, as in no training row, in 40 rows" in said.err
+    assert "'ward' has a category, unlike all training rows, in 40 rows" in said.err
     truth = new.label.map(whole.preprocessing.classes.index).to_numpy()
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
@@ -374,12 +374,12 @@ def test_a_run_keeps_its_columns_and_goes_on_with_them(place, capsys):
         said = json.loads(capsys.readouterr().out)
         columns = {column["name"]: column for column in said["columns"]}
         assert said["width"] == whole.preprocessing.shape[0]
-        assert "in no training row, in 40 rows (first in row 1)" in columns["ward"]["hint"]
+        assert "all training rows, in 40 rows (first in row 1)" in columns["ward"]["hint"]
     new.assign(ward=["", *["spa"] * 39]).to_csv("both.csv", index=False)
     assert run("data", "check", "both.csv", "--like", "whole", "--json") == 0
     hints = [column["hint"] for column in json.loads(capsys.readouterr().out)["columns"]]
     (hint,) = (hint for hint in hints if "'ward'" in hint)
-    assert "'ward' is empty, as in no training row, in 1 row (first in row 1)" in hint
+    assert "'ward' is empty, unlike all training rows, in 1 row (first in row 1)" in hint
     assert "'ward' has a category, as in no training row, in 39 rows (first in row 2)" in hint
     new.to_csv("semi.csv", index=False, sep=";", decimal=",")
     assert run("data", "check", "semi.csv", "--json") == 0

@@ -85,17 +85,20 @@ def test_settings_on_the_command_line(tmp_path):
 @pytest.mark.parametrize(
     ("task", "says"),
     [
-        ({"likelihood": "gausian"}, r"no likelihood is called 'gausian' \(did you mean 'gaussian'"),
+        ({"likelihood": "gausian"}, r"unknown likelihood .*'gausian' \(did you mean 'gaussian'"),
         ({"likelihood": 3}, "task.likelihood is 3; it must be a string"),
-        ({"likelihood": "gaussian", "nois": 1}, r"task.nois is no setting.*did you mean 'noise'"),
+        (
+            {"likelihood": "gaussian", "nois": 1},
+            r"task.nois is not a setting \(did you mean 'noise'",
+        ),
         ({"likelihood": "gaussian", "noise": -1}, "task.noise is -1"),
         ({"likelihood": "gaussian", "target": 1}, "task.target is no setting"),
         ({"noise": "each"}, "task.noise is a setting of gaussian, .* not of auto; choose"),
         ({"name": "gaussian"}, "task.name is no setting"),
         ({"nothing": 1}, "task.nothing is no setting"),
         ({"likelihood": "no.such:Thing"}, "cannot find the likelihood"),
-        ({"likelihood": "math:pi"}, "no class derived from"),
-        (3, "task is 3; it is a table, of settings such as task.likelihood"),
+        ({"likelihood": "math:pi"}, "not a class derived from"),
+        (3, "task is 3; give a table with settings such as task.likelihood"),
     ],
 )
 def test_mistakes_name_the_key(task, says):
@@ -168,7 +171,7 @@ def test_a_run_keeps_its_target(tmp_path):
     folder = RunFolder(tmp_path / "run")
     folder.create(config, first.partition, first.preprocessing)
     file.write_text("x,label\n" + "".join(f"{k},{k % 5}\n" for k in range(40)))
-    with pytest.warns(FedbayesWarning, match="some of their values or labels are others"):
+    with pytest.warns(FedbayesWarning, match="some values or labels have changed"):
         again = stored_data(config, folder)
     assert again.target == first.target
     with pytest.raises(RunError, match=r"targets were real: label, and are class: 0, 1, 2, 3, 4"):
@@ -197,7 +200,7 @@ def test_weights_of_another_target_are_said(tmp_path, monkeypatch):
     card = Card.of(classes, build_data(classes).preprocessing, 1)
     monkeypatch.setattr(build, "read_model", lambda file: ({}, card.dump()))
     with pytest.warns(
-        FedbayesWarning, match="trained for the classes 0, 1, 2, 3, and these are re"
+        FedbayesWarning, match="trained for the classes 0, 1, 2, 3, but these data are re"
     ):
         build.note_start(real, build_data(real).preprocessing)
 

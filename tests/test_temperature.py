@@ -136,8 +136,8 @@ def test_where_no_temperature_is_the_best():
     likelihood = likelihood_of(3)
     right = torch.eye(3).double()[None]
     for f, y, words in (
-        (right, torch.arange(3), "is the true one in all 3 counted rows"),
-        (right, torch.tensor([1, 2, 0]), "no better than by chance"),
+        (right, torch.arange(3), "is correct in all 3 counted rows"),
+        (right, torch.tensor([1, 2, 0]), "not better than chance"),
         (right[:, :0], torch.arange(0), "no row was counted"),
     ):
         with pytest.raises(DataError, match=words):
@@ -253,7 +253,7 @@ def test_a_temperature_of_another_model_is_not_used(ended, recwarn):
         sealed_table({}),
     ):
         done.path.write_bytes(content)
-        with pytest.raises(RunError, match="make it again: fedbayes calibrate"):
+        with pytest.raises(RunError, match="Create it again: fedbayes calibrate"):
             read_temperature(folder)
     done.path.write_bytes(sealed_table(known | {"format": "later"}))
     with pytest.raises(RunError, match="is of another version"):
@@ -281,7 +281,7 @@ def test_the_command(ended, capsys, monkeypatch):
         (["--share", "0.2"], "Add --method temperature or conformal"),
         (["--temperature", "--client", "0"], "--client has no effect with --method temperature"),
         (["--temperature", "--share", "1.5"], "a share of 1.5"),
-        (["--temperature", "--personal"], "has no models of single clients"),
+        (["--temperature", "--personal"], "has no own models of clients"),
     ):
         status, told = call(place, *asked)
         assert status == 2
@@ -291,7 +291,7 @@ def test_the_command(ended, capsys, monkeypatch):
 
 def test_numbers_have_no_temperature(tmp_path):
     run = fedbayes.run(rounds=1, data={"name": "diabetes", "clients": 2}, folder=tmp_path / "run")
-    with pytest.raises(ConfigError, match="is for probabilities of classes"):
+    with pytest.raises(ConfigError, match="needs probabilities of classes"):
         calibrate_temperature(run.folder.path)
 
 
@@ -376,7 +376,7 @@ def test_evaluate_and_fuse_have_the_same_teacher(tmp_path, capsys, monkeypatch):
     notes = json.loads(capsys.readouterr().out)["notes"]
     assert command("evaluate", fused, *files, "--run", folder, *counts, "--json") == 0
     scores = {one["name"]: one for one in json.loads(capsys.readouterr().out)}
-    learnt = scores["ensemble, as fuse learns it"]
+    learnt = scores["ensemble that fuse learns"]
     assert learnt["note"] in notes
     assert "temperatures of" in learnt["note"]
     data = stored_data(StoredRun(folder).config, folder)

@@ -177,7 +177,7 @@ def test_a_method_that_will_save_nothing_says_so(method):
         "data": {"name": "digits", "clients": 2, "limit": 60, "partition": "iid"},
         "method": {"name": method},
     }
-    with pytest.warns(FedbayesWarning, match="no units in this network"):
+    with pytest.warns(FedbayesWarning, match="no units of this network"):
         fedbayes.run(model={"name": "tests.toy_models:rolled"}, **settings)
     with warnings.catch_warnings():
         warnings.simplefilter("error", FedbayesWarning)

@@ -55,16 +55,16 @@ def test_a_file_says_the_same(tmp_path):
     [
         ("fedavgg", "did you mean 'fedavg'"),
         ("", "names none"),
-        ("fedavg,fedavg", "a label of its own"),
-        ("a b=fedavg,a_b=fedprox", "a label of its own"),
-        ("fedavg:training.lr=0.1:x", "is no name with settings"),
+        ("fedavg,fedavg", "another label"),
+        ("a b=fedavg,a_b=fedprox", "another label"),
+        ("fedavg:training.lr=0.1:x", "is not a name with settings"),
         ("fedavg:data.alpha=1", "sets data.alpha, which all methods"),
         ("fedavg:seed=1", "sets seed, which all methods"),
         ("fedavg:damping=1", "method.damping is a parameter of"),
         ("nothing.toml", "there is no file of methods"),
         ("fedavg:model.hidden=[20,fedprox", r"a bracket that is not closed: \] is missing"),
-        ("..=fedavg", r"'\.\.' is no label for tables and folders; give fedavg one"),
-        ("=fedavg", "'' is no label"),
+        ("..=fedavg", r"'..' is not a valid label\. Give fedavg a label"),
+        ("=fedavg", "'' is not a valid label"),
     ],
 )
 def test_mistakes_are_named(text, words):

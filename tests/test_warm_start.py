@@ -90,8 +90,8 @@ def test_other_inputs_and_classes_are_told(tmp_path):
     with pytest.warns(FedbayesWarning) as notes:
         Simulation(warm(first.folder.model_file, data={**data, "path": tmp_path / "b.npz"}))
     told = " ".join(str(note.message) for note in notes)
-    assert "for the classes x, y, and these are y, z" in told
-    assert "standardized by other numbers" in told
+    assert "for the classes x, y, but these data are y, z" in told
+    assert "with another standardization" in told
 
 
 def test_the_same_classes_or_features_in_another_order_are_refused(tmp_path):
@@ -117,5 +117,5 @@ def test_the_same_classes_or_features_in_another_order_are_refused(tmp_path):
 
 
 def test_a_network_that_is_frozen_whole_is_refused():
-    with pytest.raises(ModelError, match="no parameter that is trained"):
+    with pytest.raises(ModelError, match="no trainable parameter"):
         fedbayes.run(**{**SMALL, "model": {"name": "tests.toy_models:stone"}})

@@ -221,7 +221,7 @@ def test_who_is_in_a_round_by_secret_coins_is_not_told(quick, monkeypatch, tmp_p
     assert {pulse.work.working for pulse in pulses} == {()}
     record = rounds_of(RunFolder(tmp_path / "r"), "r")
     told = dict(now.now(record, replace(pulses[0], process=os.getpid()), 0.0).details)
-    assert told["at work"] == "1 clients, whose names are secret"
+    assert told["at work"] == "1 clients with secret names"
 
 
 # What engines tell
@@ -339,7 +339,7 @@ def test_a_run_is_followed_from_before_it_is_there_to_its_end(quick, tmp_path):
             accuracies = [line["global_accuracy"] for line in simulation.folder.metrics()]
             assert rows == [["r", 1, accuracies[0]], ["r", 2, accuracies[1]]]
         assert until(lambda: state()["state"] == "stopped")
-        assert "no process is at work on it after 2 of 4 rounds" in state()["line"]
+        assert "no process is running it after 2 of 4 rounds" in state()["line"]
         assert state()["line"].endswith(f"resume with: fedbayes resume {folder}")
         fedbayes.resume(folder)
         until(lambda: state()["state"] == "ended")
@@ -440,7 +440,7 @@ def test_troubles_are_those_of_the_lines(tmp_path):
             counted.setdefault(f"client-{client}", []).append((line["round"], reason))
     assert counted
     assert {t.client: (t.what, t.times, t.last, t.reason) for t in troubles([record])} == {
-        name: ("report refused", len(found), *found[-1]) for name, found in counted.items()
+        name: ("report rejected", len(found), *found[-1]) for name, found in counted.items()
     }
     page = render([record])
     assert "Troubles with clients" in page
@@ -477,7 +477,7 @@ def test_the_page_and_the_state_are_all_that_is_served(run):
         assert files
         for path in (*files, f"../{run.name}/config.toml", "%2e%2e/x", "state/", "r"):
             status, _, text = get(server, f"/{path}")
-            assert (status, text) == (404, "there is / and /state alone\n"), path
+            assert (status, text) == (404, "only / and /state exist"), path
         status, headers, page = get(server)
         assert status == 200
         assert headers["Content-Type"] == "text/html; charset=utf-8"

@@ -119,7 +119,7 @@ def test_a_page_grows_in_place_and_keeps_what_was_done_to_it(browser, tmp_path):
         # A line that comes above moves the page by its height, so that what is read stays.
         assert all(abs(down - 400) < 60 for _, down in seen)
         table = ask(browser, "document.getElementById('troubles').textContent")
-        assert "report refused" in table
+        assert "report rejected" in table
         assert browser.get_log("browser") == []
 
 

@@ -214,10 +214,10 @@ def test_categories_are_the_same_however_a_reader_takes_them(tmp_path):
         ({"code": ["1", "2", "x"] * 100}, {}, r"'code' holds what is no number \('x' in row 3"),
         ({"when": ["31.03.2020", "01.04.2020"] * 150}, {"dates": "when"}, "'31.03.2020' in row 1"),
         ({"when": 43921}, {"dates": "when"}, r"no date written as 2020-03-31 \('43921' in row 1"),
-        ({"fold": ["train", "test", "test"] * 100}, {}, "says train and test"),
+        ({"fold": ["train", "test", "test"] * 100}, {}, "has the values train and test"),
         ({}, {"numeric": "sex"}, r"'sex' holds what is no number \('.' in row 1, of 300"),
         ({}, {"numeric": "sexx"}, r"no column 'sexx' \(did you mean 'sex'\?\); set numeric to"),
-        ({"age (missing)": 1.0}, {}, r"two features would be called 'age \(missing\)'"),
+        ({"age (missing)": 1.0}, {}, r"two features would have the name 'age \(missing\)'"),
         ({}, {"scale": 2.0}, "scale has no effect"),
         ({}, {"sheet": "first"}, "has no sheets"),
     ],
@@ -234,7 +234,7 @@ def test_a_column_that_cannot_be_used_says_why(tmp_path, change, asked, says):
         ({"categorical": "label"}, "categorical and label both name 'label'"),
         ({"categorical": "a", "text": "a"}, "text and categorical both name 'a'"),
         ({"numeric": "a", "drop": "a"}, "numeric and drop both name 'a'"),
-        ({"numeric": "a", "features": ("b",)}, "numeric names 'a', which features leaves out"),
+        ({"numeric": "a", "features": ("b",)}, "numeric lists 'a', which features does not."),
         ({"dates": ("a", "a")}, "dates names 'a' twice"),
     ],
 )
@@ -398,10 +398,10 @@ def test_columns_of_which_float32_keeps_too_little_are_named(tmp_path):
     table |= {"year": 2020, "far": rows * 1e9, "gap": [None, *rows[1:]], "y": rows % 2}
     pd.DataFrame(table).to_csv(tmp_path / "t.csv", index=False)
     found = load_dataset(DataSettings(path=tmp_path / "t.csv", label=["y"]))
-    notes = [note for note in found.notes if "is stored to within" in note]
+    notes = [note for note in found.notes if "has a rounding error of" in note]
     assert len(notes) == 2
-    assert "'since' is stored to within" in notes[0]
-    assert "'at' is stored to within" in notes[1]
+    assert "'since' has a rounding error of" in notes[0]
+    assert "'at' has a rounding error of" in notes[1]
 
 
 def test_truth_values_as_text_where_a_table_is_of_numbers_alone(tmp_path):

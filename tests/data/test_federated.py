@@ -98,7 +98,9 @@ def test_gaps_that_are_imputed_are_not_said_to_be_of_no_training_row(tmp_path):
     rows = [f"{'' if k % 3 else k},{'xyz'[k % 3]},{k % 2}" for k in range(60)]
     (tmp_path / "t.csv").write_text("\n".join(["a,site,label", *rows]))
     asked = {"path": tmp_path / "t.csv", "missing": "impute", "partition": "iid", "clients": 2}
-    with pytest.warns(FedbayesWarning, match="column 'a' is empty in 40 rows, and no feature"):
+    with pytest.warns(
+        FedbayesWarning, match="column 'a' is empty in 40 rows, and the model has no feature"
+    ):
         federate(load_dataset(DataSettings(**asked)), **asked)
 
 

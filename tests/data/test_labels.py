@@ -57,7 +57,7 @@ def test_what_is_no_class_is_refused(tmp_path, label, says):
 )
 def test_numbers_that_may_be_counts_are_told(tmp_path, values, kinds, told):
     dataset = load(tmp_path, np.resize(np.arange(values), 200), kinds=kinds)
-    assert any("taken for classes" in note for note in dataset.notes) == told
+    assert any("read as classes" in note for note in dataset.notes) == told
 
 
 @pytest.mark.parametrize("classes", [62, 100])
@@ -86,7 +86,7 @@ def test_white_space_and_case_of_names_are_said(tmp_path):
     assert own.classes == ("Benign", "benign", "malignant")
     space, case = own.notes
     assert "'benign ' is read as 'benign'" in space
-    assert case.endswith("Benign, benign differ in upper and lower case alone, and are 2 classes")
+    assert case.endswith("Benign, benign differ only in upper and lower case, and are 2 classes")
 
 
 def test_reading_alone_says_nothing(tmp_path):

@@ -51,7 +51,7 @@ def test_a_table_is_taken_by_the_names_of_its_columns():
 def test_blanks_around_names_of_columns_do_not_count_as_in_a_file():
     frame = pd.DataFrame(RAW, columns=[" age", "dose \t"])
     assert torch.equal(TABLE.apply(frame), SEEN)
-    with pytest.raises(DataError, match="two columns of one name"):
+    with pytest.raises(DataError, match="two columns with the same name"):
         TABLE.apply(frame.assign(age=1.0))
     blank = dataclasses.replace(TABLE, features=("age ", "dose"))  # the model's own, as of an array
     frame.columns = pd.Index(["age ", " dose"])
@@ -96,7 +96,7 @@ def test_pixels_that_were_scaled_already_are_noticed():
     )
     expected = torch.full((3, 1, 2, 2), (128 / 255 - 0.5) / 0.1)
     torch.testing.assert_close(image.apply(torch.full((3, 2, 2), 128)), expected)
-    with pytest.warns(FedbayesWarning, match="go up to 255"):
+    with pytest.warns(FedbayesWarning, match="have values up to 255"):
         image.apply(torch.full((3, 1, 2, 2), 0.5))
     with pytest.raises(DataError, match="wants"):
         image.apply(torch.ones(3, 2, 1, 2))

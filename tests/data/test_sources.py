@@ -106,9 +106,9 @@ def test_fashion_mnist_as_on_the_hub(tmp_path):
     [
         (lambda content: content[:-3], "bytes for an array of 30 x 28 x 28"),
         (lambda content: content + b"0", "bytes for an array of 30 x 28 x 28"),
-        (lambda content: b"\0\0\x0d\3" + content[4:], "does not begin as an IDX file of 3 axes"),
-        (lambda content: content[:9], "does not begin as an IDX file of 3 axes"),
-        (lambda content: b"", "does not begin as an IDX file of 3 axes"),
+        (lambda content: b"\0\0\x0d\3" + content[4:], "is not an IDX file of bytes with 3 axes"),
+        (lambda content: content[:9], "is not an IDX file of bytes with 3 axes"),
+        (lambda content: b"", "is not an IDX file of bytes with 3 axes"),
     ],
 )
 @pytest.mark.parametrize("end", ["", ".gz"])
@@ -127,10 +127,10 @@ def test_idx_files_that_do_not_fit_together(tmp_path):
     settings = DataSettings(name="mnist", dir=tmp_path)
     write_mnist(folder)
     write_idx(folder / "t10k-labels-idx1-ubyte", np.zeros(7))
-    with pytest.raises(DataError, match="holds 8 images, of which 7 have labels"):
+    with pytest.raises(DataError, match="has 8 images, but 7 labels"):
         load_dataset(settings)
     write_idx(folder / "t10k-labels-idx1-ubyte", np.full(8, 10))
-    with pytest.raises(DataError, match="label 10 lies outside of its 10 classes"):
+    with pytest.raises(DataError, match="label 10 is outside of its 10 classes"):
         load_dataset(settings)
     write_idx(folder / "t10k-images-idx3-ubyte", grey(8, 14))
     with pytest.raises(DataError, match=r"28 x 28 in .* and 14 x 14 in"):

@@ -36,8 +36,8 @@ def test_columns_that_say_the_label(frame):
     frame["nearly"] = frame.code
     frame.loc[0, "nearly"] = 1 - frame.loc[0, "nearly"]
     said = of(frame, "code", "copy", "nearly")
-    assert "code: it has one value for each class" in said
-    assert "copy: it has one value for each class" in said
+    assert "code: its values determine" in said
+    assert "copy: its values determine" in said
     assert "nearly:" not in said
 
 

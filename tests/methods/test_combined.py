@@ -298,7 +298,7 @@ def test_fusion_by_combination(tmp_path, capsys):
     new = tmp_path / "new.safetensors"
     huge = ["--method", "combined", "--alpha", "exp", "--c", "1000"]
     assert command("fuse", *paths, "-o", new, *huge) == 2
-    assert "the weights overflow; choose a smaller c" in " ".join(capsys.readouterr().err.split())
+    assert "the weights overflow. Choose a smaller c" in " ".join(capsys.readouterr().err.split())
     assert not new.exists()
 
 

@@ -155,7 +155,7 @@ def test_linear_regression_ends_at_the_pooled_mean_where_averaging_does_not():
 
 def test_refusals_and_remarks():
     net = network((5,))
-    with pytest.raises(ConfigError, match=r"leave training\.patience away"):
+    with pytest.raises(ConfigError, match=r"Leave training\.patience out"):
         FedPa().check(run_of(net, patience=2))
     with pytest.raises(ConfigError, match="Langevin"):
         FedPa(sampler="langevin").check(run_of(net, optimizer="adam"))

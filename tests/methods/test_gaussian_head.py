@@ -268,7 +268,7 @@ def test_reports_that_no_rows_have_are_rejected():
 
 
 def test_it_says_what_it_cannot():
-    with pytest.raises(ConfigError, match="predicts classes, and the likelihood is gaussian"):
+    with pytest.raises(ConfigError, match="predicts classes, but the likelihood is gaussian"):
         Simulation(Config.create(method="gaussian-head", data={"name": "diabetes"}))
     no_bias = {"name": "tests.methods.test_gaussian_head:no_bias"}
     with pytest.raises(ConfigError, match="need a bias"):

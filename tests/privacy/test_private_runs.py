@@ -142,7 +142,7 @@ def test_rounds_without_noise_leave_no_epsilon(tmp_path):
                 next(steps)
             summary = simulation.summary()
         assert summary["epsilon"] is None
-        assert "no ε holds" in summary["privacy"]["notes"][0]
+        assert "ε is not valid" in summary["privacy"]["notes"][0]
         json.dumps(summary, allow_nan=False)
 
 
@@ -177,14 +177,14 @@ def test_a_resumed_run_draws_other_noise_and_goes_on_without_its_secret(tmp_path
 
 def test_a_run_that_can_be_repeated_says_so(tmp_path):
     config = Config.create(**settings(privacy={"noise": 1.0, "repeatable": True}))
-    with pytest.warns(UserWarning, match="who knows that can take it off"):
+    with pytest.warns(UserWarning, match="who knows the seed can remove it"):
         whole = run(config, tmp_path / "whole")
     with pytest.warns(UserWarning, match="who knows"), Simulation(config, tmp_path / "cut") as cut:
         next(iter(cut))
     resumed = resume(tmp_path / "cut")
     for name, weights in whole.model.items():
         assert torch.equal(resumed.model[name], weights)
-    assert "noise follows from the seed" in whole.summary["privacy"]["notes"][0]
+    assert "the seed determines the noise, so anyone" in whole.summary["privacy"]["notes"][0]
 
 
 def test_correlated_noise_goes_on_after_a_kill(tmp_path):
@@ -330,7 +330,7 @@ def test_every_method_whose_reports_add_can_be_private(method, parts):
         ({"method": {"name": "global"}, "aggregation": {}}, "privacy.noise is not for global"),
         ({"privacy": {"noise": 1.0, "mechanism": "matrix"}, "sampling": "poisson"}, "schedule"),
         ({"privacy": {"noise": 1.0, "clips": {"control": 1.0}}}, "names 'control'; .* weights"),
-        ({"privacy": {"noise": 5.0, "quantile": 0.5}}, "spent by the counts"),
+        ({"privacy": {"noise": 5.0, "quantile": 0.5}}, "too small for the counts"),
         (
             {"method": {"name": "virtual"}, "privacy": {"noise": 0.5, "quantile": 0.5}},
             "virtual needs its clients.* which privacy.quantile moves",

@@ -388,7 +388,7 @@ def _require(column: str, wanted: Wanted, names: Mapping[str, list[str]]) -> Non
     if role == "features":
         what = "which is one of the features"
         if having is not None:
-            what = f"which client {having} has: leave it out (--drop {column}), or add it at all clients"
+            what = f"which client {having} has: leave it out (--drop {column}), or add it to all"
     raise ColumnError(
         f"client {lacking} has no column '{column}'{like}, {what}; it has "
         f"{', '.join(names[lacking][:30])}",

@@ -111,7 +111,7 @@ def _borne(
 
 
 def computes(own: TracedNetwork, units: Orders, example: Tensor) -> bool:
-    """Whether a network's own code supports these widths: outputs are of the shape that they have."""
+    """Whether a network's own code supports these widths, so that outputs keep their shape."""
     changed = [(group, order) for group, order in units if order != list(range(group.count))]
     if not changed:
         return True
