@@ -154,7 +154,7 @@ def test_robust_rules_withstand_what_ruins_the_mean():
         ),
         (
             {"aggregation": {"clip": 1.0}, "method": {"name": "global"}},
-            "not for global: all its data",
+            "not work with global: it pools all data",
         ),
     ],
 )

@@ -342,7 +342,7 @@ def test_what_reports_that_add_are_is_said_of_every_method():
 @pytest.mark.parametrize(
     ("changes", "words"),
     [
-        ({"method": {"name": "pfnm"}}, "not for pfnm: reports do not add .* It is for .*fedavg"),
+        ({"method": {"name": "pfnm"}}, "not work with pfnm: an update .* It works with .*fedavg"),
         ({"method": {"name": "fedsparse"}}, "not for fedsparse"),
         ({"method": {"name": "global"}}, "all data"),
         ({"method": {"name": "scaffold"}}, "scaffold cannot scale down old"),
@@ -351,9 +351,9 @@ def test_what_reports_that_add_are_is_said_of_every_method():
         ({"min_reports": 3}, "min_reports = 3, but a buffer has 2 reports"),
         (
             {"engine": "flower", "sampling": "cyclic"},
-            "which async.* whoever is free",
+            "but async.* takes whichever client is free",
         ),
-        ({"sampling": "poisson"}, "needs it to be secret who is in a round, which clock.speeds"),
+        ({"sampling": "poisson"}, "needs secret cohorts, but clock.speeds"),
         (
             {
                 "sampling": "cyclic",

@@ -429,7 +429,7 @@ OWN = "tests.toy_attacks:Shrink"
         ({"attack": {"kind": "backdoor", "size": 8}}, "attack.size is 8, and a sample has 8 × 8"),
         ({"attack": {"kind": "nan"}, "method": {"name": "global"}}, "global pools all data"),
         ({"attack": {"kind": "nan"}, "method": {"name": "local"}}, "those of local are empty"),
-        ({"attack": {"kind": "nan"}, "engine": "flower"}, "other people's"),
+        ({"attack": {"kind": "nan"}, "engine": "flower"}, "works only in simulations"),
         (
             {
                 "attack": {"kind": "sign-flip"},

@@ -198,7 +198,7 @@ def test_names_that_a_client_made_up_are_shown_as_they_are_and_cut():
     [
         ({str(number): 1.0 for number in range(65)}, "it has too many metrics: 65, at most 64"),
         ({"x" * 101: 1.0}, "is not a name"),
-        ({"\x1b[2J": 1.0}, r"'\\x1b\[2J' is no name"),
+        ({"\x1b[2J": 1.0}, r"'\\x1b\[2J' is not a name"),
         ({"loss": "low"}, "'loss' is not a number"),
         ({"loss": [1.0]}, "'loss' is not a number"),
         ({"loss": 10**400}, "'loss' is not a 64-bit number"),

@@ -531,7 +531,7 @@ def test_methods_take_part_or_say_why_not(name):
             warnings.simplefilter("ignore", FedbayesWarning)
             Simulation(config).close()
         return
-    with pytest.raises(ConfigError, match=f"compression is not for {name}: .*It is for fedavg"):
+    with pytest.raises(ConfigError, match=f"compression is not for {name}: .*It works with fedavg"):
         Simulation(config)
 
 

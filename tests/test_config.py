@@ -233,7 +233,7 @@ def test_overrides_change_a_file(tmp_path):
         ({"rounds": 0}, "rounds is 0; expected integer >= 1"),
         ({"cohort": 0}, "cohort is 0"),
         ({"cohort": 1.5}, "cohort is 1.5.*fraction"),
-        ({"method": {"name": "fedavgg"}}, "no method is called 'fedavgg'.*'fedavg'"),
+        ({"method": {"name": "fedavgg"}}, "unknown method 'fedavgg'.*'fedavg'"),
         ({"method": {"name": "fedprox", "prox": 1}}, "method.prox is no setting.*proximal"),
         ({"method": {"name": "fedprox", "proximal": -1}}, "method.proximal is -1"),
         (
@@ -260,7 +260,7 @@ def test_overrides_change_a_file(tmp_path):
             "training.gamma is not a setting; here there are optimizer, lr",
         ),
         ({"proximal": 1, "method": {"name": "fedprox"}}, "did you mean 'method.proximal'"),
-        ({"method": {"lr": 1}}, "method.lr is no setting .did you mean 'training.lr'"),
+        ({"method": {"lr": 1}}, "method.lr is not a setting .did you mean 'training.lr'"),
         ({"cohort": "ten"}, "^cohort is 'ten'; expected number. Give clients_per_round"),
         ({"cohort": []}, r"^cohort is \[\]; expected number"),
         ({"cohort": int}, "^cohort is .*; expected number"),
@@ -305,7 +305,7 @@ def test_files_that_are_none(tmp_path):
     with pytest.raises(ConfigError, match="not valid TOML"):
         Config.load(bad)
     bad.write_bytes(b"\xff\xfe\x00")
-    with pytest.raises(ConfigError, match="not valid TOML: it is no text in UTF-8"):
+    with pytest.raises(ConfigError, match="not valid TOML: it is not UTF-8 text"):
         Config.load(bad)
 
 
@@ -422,7 +422,7 @@ for arguments in sys.argv[1:]:
                 "privacy": {"noise": 1.0, "repeatable": True},
                 "aggregation": {"clip": 1.0, "outliers": "leave-out"},
             },
-            "aggregation.outliers has no effect: with noise no report is measured by others",
+            "aggregation.outliers has no effect: with noise, updates are not compared",
         ),
         (
             {
@@ -470,7 +470,7 @@ for arguments in sys.argv[1:]:
         ),
         (
             {"training": {"patience": 1, "validation": 0.2, "epochs": 1}},
-            "training.epochs is 1, and what training.validation sets aside is trained on by nobody",
+            "training.epochs is 1, and no client trains on the samples of training.validation",
         ),
         (
             {"method": {"name": "feddrop", "conv_rate": 0.2}},

@@ -267,7 +267,7 @@ def test_a_round_that_was_chosen_by_test_rows_is_said(runs, tmp_path):
     folder, _ = runs
     config = fedbayes.Result(folder / "classes").config
     fedbayes.run(config.model_copy(update={"stop_after": 1}), tmp_path / "run")
-    with pytest.warns(UserWarning, match="was chosen by the test rows that are counted"):
+    with pytest.warns(UserWarning, match="the same test rows chose the round"):
         calibrate_conformal(tmp_path / "run", 0.9)
 
 
@@ -432,7 +432,9 @@ def test_thresholds_that_are_replaced_by_those_of_other_models_are_told(runs, tm
     calibrate_conformal(copy, 0.9)
     with warnings.catch_warnings(action="error"):
         calibrate_conformal(copy, 0.8)
-    words = "was for the global, and is now for clients' own models. Predictions of the global"
+    words = (
+        "was for the global model, and is now for clients' own models. Predictions of the global"
+    )
     with pytest.warns(FedbayesWarning, match=words):
         calibrate_conformal(copy, 0.9, personal=True)
 
@@ -441,7 +443,7 @@ def test_a_folder_that_cannot_be_written_is_told_before_anything_is_counted(runs
     monkeypatch.setattr(os, "access", lambda path, mode: False)
     monkeypatch.setattr("fedbayes.workflows.calibrate.ended_run.stored_data", None)
     with pytest.raises(
-        RunError, match="cannot write into .*classes, where calibrations are stored"
+        RunError, match=r"cannot write into .*classes, where calibrations are stored"
     ):
         calibrate_conformal(runs[0] / "classes", 0.9)
 
@@ -455,7 +457,8 @@ def test_what_is_not_calibrated_is_told(runs, tmp_path):
     path = run / "calibration.json"
     path.write_text(path.read_text().replace('"level": 0.9', '"level": 0.95'))
     with pytest.raises(
-        RunError, match=r"cannot read .*calibration\.json: it is not what was written"
+        RunError,
+        match=r"cannot read .*calibration\.json: its content does not match what was written",
     ):
         fedbayes.load(run)
     calibrate_conformal(run, 0.9)

@@ -399,7 +399,7 @@ def test_a_notebook_is_told_what_went_wrong(outputs):
     assert told[0] == "… 22 earlier lines"
     assert len(told) == 6
     assert told[1].startswith("round 5: client 1 refused: ")
-    assert told[-2] == "round 5: too few good reports: the global model is as before"
+    assert told[-2] == "round 5: too few valid updates: the global model is unchanged"
     assert told[-1].startswith("interrupted: ")
     assert sparkline([math.nan, 1.0]) == ""
 

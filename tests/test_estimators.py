@@ -155,7 +155,7 @@ def test_each_client_may_predict_with_its_own_model():
     assert (own.predict(X, client="north") == own.predict(X, client="west")).mean() < 0.2
     both = FederatedClassifier(**quick).fit(X, y, clients=SITE)
     assert both.score(X, y) < 0.8
-    with pytest.raises(RunError, match=r"^there are no models of single .* between rounds; under "):
+    with pytest.raises(RunError, match=r"^clients have no own models: .* between rounds under "):
         both.predict(X, client="north")
     with pytest.raises(ValueError, match="no client 'east'; there are north, south, west"):
         own.predict(X, client="east")
@@ -164,7 +164,7 @@ def test_each_client_may_predict_with_its_own_model():
     few = FederatedClassifier("local", **quick | {"rounds": 1}, clients_per_round=1)
     few.fit(X, y, clients=SITE)
     absent = next(site for k, site in enumerate(few.clients_) if k not in few._federation.states)
-    with pytest.raises(RunError, match=f"client {absent} has no model of its own: it was in no r"):
+    with pytest.raises(RunError, match=f"client {absent} has no own model: it was in no r"):
         few.predict(X, client=absent)
 
 

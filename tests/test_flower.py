@@ -720,7 +720,7 @@ def test_a_node_that_cannot_keep_its_copy_is_named(tmp_path, monkeypatch):
         method={"name": "combined", "alpha": "mean"},
         engine="flower-simulation",
     )
-    with pytest.warns(FedbayesWarning, match="1 of 3 clients did not get their copy"):
+    with pytest.warns(FedbayesWarning, match="1 of 3 clients did not get a copy"):
         ended = run(config, tmp_path / "run")
     assert "the disk is full" in ended.metrics[-1]["without_copy"]["1"]
     assert not (tmp_path / "run" / "nodes" / "1" / "model.safetensors").exists()

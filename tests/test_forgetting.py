@@ -300,7 +300,7 @@ def test_what_cannot_be_forgotten(tmp_path):
     one = fedbayes.run(method="pvi", rounds=1, clients=1, model={"hidden": []}, out=tmp_path / "o")
     with pytest.raises(RunError, match="the only client"):
         fedbayes.forget(one, 0, out=tmp_path / "b")
-    with pytest.raises(RunError, match="fused again"):
+    with pytest.raises(RunError, match="run fedbayes fuse again"):
         fedbayes.forget(before.folder.model_file, 0, out=tmp_path / "b")
 
 

@@ -99,7 +99,7 @@ def test_words_stand_for_tables():
     assert config == whole
     assert Config.create(data="mine.csv").data.path == Path("mine.csv").absolute()
     assert Config.create(data=Path("digits")).data.path == Path("digits").absolute()
-    with pytest.raises(ConfigError, match=r"no data set 'mnits' \(did you mean 'mnist'"):
+    with pytest.raises(ConfigError, match=r"unknown data set 'mnits' \(did you mean 'mnist'"):
         Config.create(data="mnits")
 
 
@@ -208,7 +208,9 @@ def test_other_processes_need_a_file(engine, tmp_path):
     if engine == "ray":
         pytest.importorskip("ray")
     for given in ({"model": Net()}, {"method": own_method()}, {"metrics": [lambda y, p: 0.0]}):
-        with pytest.raises(ConfigError, match=r"__main__.*Move the class or function to a file"):
+        with pytest.raises(
+            ConfigError, match=r"__main__.*Move the class or function to its own file"
+        ):
             fedbayes.run(**given, engine=engine, out=tmp_path / "run", **SMALL)
         assert not (tmp_path / "run").exists()
 
@@ -420,7 +422,7 @@ def test_an_own_sampling_chooses_the_clients(tmp_path):
                 "privacy": {"noise": 1.0, "repeatable": True},
                 "aggregation": {"clip": 1.0},
             },
-            "privacy.noise needs cohorts that are drawn for each round, which sampling",
+            "privacy.noise needs randomly sampled cohorts, but sampling",
         ),
         ({"training": {"optimizer": f"{PLACE}:nothing"}}, "NoneType, which has no step"),
         ({"training": {"optimizer": "torch.optim:LBFGS"}}, "took no step.*closure"),

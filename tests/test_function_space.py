@@ -175,7 +175,7 @@ def test_layers_that_are_not_solved_for_are_named(make, shape, left):
     module, said, example = make(), [], torch.zeros(2, *shape)
     teacher = teacher_of([module] * 2, 4)
     regress([module] * 2, make(), teacher, lambda i: inputs(example, i), 1, watch=said.append)
-    assert f"not solved for, with their clients' own weights: {left}" in said
+    assert f"not fitted, with their clients' own weights: {left}" in said
 
 
 @pytest.mark.slow

@@ -602,7 +602,7 @@ def test_samples_that_are_none(tmp_path):
     (tmp_path / "text.txt").write_text("no")
     for name, said in {
         "two.npz": "has no array x",
-        "scaled.npz": "as they were before scaling",
+        "scaled.npz": "Give unscaled images",
         "words.npz": "must be numbers",
         "other.npz": "2 samples of 1 x 4 x 4, but an input is 1 x 3 x 3",
         "holes.npz": "every sample has a value that is missing",
@@ -657,7 +657,7 @@ def test_the_page_does_what_it_says(tmp_path, monkeypatch, capsys):
         elif language == "json":
             (tmp_path / "example.json").write_text(code)
     assert capsys.readouterr().out.splitlines() == [
-        "(\"inputs are drawn from 'leaves': an image of 3 channels is taken for a photograph\",)",
+        "(\"inputs are sampled from 'leaves': an image of 3 channels is read as a photograph\",)",
         "a Gaussian copula, from sums of 400 rows; categories: grade",
     ]
     assert (tmp_path / "leaves.png").stat().st_size > 10_000

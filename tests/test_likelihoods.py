@@ -742,7 +742,7 @@ def test_settings_are_completed_before_there_is_a_target():
 @pytest.mark.parametrize(
     ("name", "target", "chosen", "words"),
     [
-        ("gausian", ONE, {}, "'gausian' (did you mean 'gaussian'?); there are auto, categorical"),
+        ("gausian", ONE, {}, "'gausian' (did you mean 'gaussian'?). Choose auto, categorical"),
         ("gaussian", ONE, {"noize": 1}, "task.noize is not a setting of"),
         ("poisson", COUNT, {"noise": 1}, "task.noise is not a setting of"),
         ("gaussian", ONE, {"noise": -1}, "task.noise is -1; input should be greater than 0"),

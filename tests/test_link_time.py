@@ -157,7 +157,7 @@ def test_rates_of_a_file_stand_next_to_seconds(tmp_path):
 def test_a_spread_of_no_rates_is_named():
     with pytest.warns(
         FedbayesWarning,
-        match=r"clock\.rate_spread has no effect: clock\.download and clock\.upload set no median rate",
+        match=r"clock.rate_spread has no effect.* no median rate",
     ):
         Simulation(config(clock={"speeds": "equal", "rate_spread": 1.0})).close()
 
@@ -166,7 +166,10 @@ def test_a_spread_of_no_rates_is_named():
     ("text", "words"),
     [
         ("client,seconds\na,1\n", "has no column upload"),
-        ("client,upload\na,0\n", "line 2: upload is '0'; a rate is 0.001 bytes per second or more"),
+        (
+            "client,upload\na,0\n",
+            "line 2: upload is '0'; a rate must be 0.001 bytes per second or more",
+        ),
         ("client,upload\na,slow\n", "line 2: upload is 'slow'; give bytes a second"),
         ("client,upload\na,1 furlong/s\n", "line 2: upload is '1 furlong/s'; of units"),
         ("client,upload\na,\n", "line 2: upload is missing"),

@@ -230,10 +230,10 @@ def test_files_that_are_no_models(tmp_path):
         read_weights(tmp_path / "absent.safetensors")
     for name in ("bad.safetensors", "bad.pt"):
         (tmp_path / name).write_bytes(b"nonsense")
-        with pytest.raises(ModelError, match=f"{name} is damaged or no model"):
+        with pytest.raises(ModelError, match=f"{name} is damaged or not a model"):
             read_weights(tmp_path / name)
     (tmp_path / "trash.pt").write_bytes(b"hello")
-    with pytest.raises(ModelError, match="no model: it does not begin as PyTorch's files do"):
+    with pytest.raises(ModelError, match="not a model: it does not begin like a PyTorch file"):
         read_weights(tmp_path / "trash.pt")
     torch.save([1, 2], tmp_path / "list.pt")
     with pytest.raises(ModelError, match="has no tensors"):
@@ -244,7 +244,7 @@ def test_files_that_are_no_models(tmp_path):
     torch.save(MLP(2, [3], 2), tmp_path / "whole.pt")
     with pytest.raises(
         ModelError,
-        match=r"whole.pt contains a pickled .*MLP, and unpickling it would run code from the file\. Save only its weights",
+        match=r"whole.pt contains a pickled .*MLP.* Save only its weights",
     ):
         read_weights(tmp_path / "whole.pt")
 

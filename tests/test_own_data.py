@@ -333,7 +333,7 @@ def test_own_tables_are_encoded_as_the_federations(wards, tmp_path):
     seen = build_data(wards).preprocessing
     frame = ward_rows(40, 1).assign(sex=[f"s{k}" for k in range(39)] + ["f"], age=50)
     frame.to_csv(tmp_path / "mine.csv", index=False)
-    with pytest.warns(FedbayesWarning, match="'sex' has a category, as in no .* in 39 rows;"):
+    with pytest.warns(FedbayesWarning, match="'sex' has a category, unlike all .* in 39 rows;"):
         mine = own_data(wards, tmp_path / "mine.csv", seen.public())
     assert mine.shape == seen.shape
     assert mine.preprocessing.same_inputs(seen)

@@ -96,7 +96,7 @@ def test_rows_of_one_client():
     with pytest.raises(DataError, match="c has 60,001 rows, and the median client has 60"):
         check_rows({"a": 60, "b": 60, "c": 60_001})
     with pytest.raises(
-        DataError, match="a has 61 rows, and the limit is 60 .aggregation.max_weight"
+        DataError, match=r"a has 61 rows, and the limit is 60 \.aggregation\.max_weight"
     ):
         check_rows({"a": 61, "b": 1}, 60)
 
@@ -196,7 +196,9 @@ def test_sums_for_a_temperature_agree_with_their_slopes(factor):
     sharp = temperature_sums(likelihood(), 1e6 * draws, torch.zeros(80, dtype=torch.int64))
     sharp.check("ward")  # of a network that is far too sure
     told.slope.mul_(factor)
-    with pytest.raises(DataError, match=r"^ward: (no rows have|its sums are not finite)"):
+    with pytest.raises(
+        DataError, match=r"^ward: (these sums are impossible|its sums are not finite)"
+    ):
         told.check("ward")
 
 

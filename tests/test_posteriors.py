@@ -496,7 +496,7 @@ def test_refusals_of_posteriors_that_do_not_fit():
     with pytest.raises(ModelError, match=r"'a\.bias' of shape \(5,\)"):
         combine([one.weights, wide], [0.5, 0.5])
     del wide["a.bias"]
-    with pytest.raises(ModelError, match="one of them has 'a.bias'"):
+    with pytest.raises(ModelError, match=r"one of them has 'a\.bias'"):
         combine([one.weights, wide], [0.5, 0.5])
 
 

@@ -116,7 +116,7 @@ def test_bad_pictures_leave_nothing(tmp_path, pictures):
     (tmp_path / "empty").mkdir()
     with pytest.raises(DataError, match=r"empty contains no pictures \(.png"):
         fedbayes.predict_file(model, tmp_path / "empty", out)
-    with pytest.raises(DataError, match="such folder or picture: .*absent.png"):
+    with pytest.raises(DataError, match=r"such folder or picture: .*absent\.png"):
         fedbayes.predict_file(model, tmp_path / "absent.png", out)
     with pytest.raises(RunError, match="no columns to keep"):
         fedbayes.predict_file(model, folder, out, keep_inputs=True)
@@ -125,7 +125,7 @@ def test_bad_pictures_leave_nothing(tmp_path, pictures):
 
 def test_models_that_read_no_such_pictures(tmp_path, pictures, stays):
     model = fedbayes.load(stays[0] / "run")
-    with pytest.raises(DataError, match=r"reads samples of \d+ numbers, which are none"):
+    with pytest.raises(DataError, match=r"reads samples of \d+ numbers"):
         fedbayes.predict_file(model, pictures / "photos", tmp_path / "o.csv")
     fedbayes.run(folder=tmp_path / "digits", data={"clients": 2}, rounds=1)
     model = fedbayes.load(tmp_path / "digits")

@@ -27,7 +27,7 @@ def run(tmp_path_factory):
 
 def test_where_no_run_is_it_is_said(tmp_path):
     for folder in (tmp_path, tmp_path / "none"):
-        with pytest.raises(RunError, match="is not a run folder: it has no config.toml"):
+        with pytest.raises(RunError, match=r"is not a run folder: it has no config\.toml"):
             fedbayes.Result(folder)
 
 

@@ -166,7 +166,7 @@ def test_a_new_run_takes_nothing_over_from_an_old_one(run, tmp_path, name):
     take = shutil.copytree if (run / name).is_dir() else shutil.copy
     take(run / name, tmp_path / "run" / name)
     before = contents(tmp_path / "run")
-    with pytest.raises(RunError, match=f"holds files of another run, {name}.*no config.toml"):
+    with pytest.raises(RunError, match=f"has files of another run, {name}.*no config.toml"):
         fedbayes.run(folders.config(), tmp_path / "run")
     assert contents(tmp_path / "run") == before
 
@@ -325,7 +325,7 @@ def test_a_file_system_without_locks_is_told(tmp_path, monkeypatch):
 def test_a_second_run_into_one_folder_finds_the_first(tmp_path):
     """Both have seen an empty folder; only one goes on."""
     first = Simulation(folders.config(), tmp_path / "a run")
-    way = f"already holds a run.*`fedbayes resume '{tmp_path / 'a run'}'`"
+    way = f"already has a run.*`fedbayes resume '{tmp_path / 'a run'}'`"
     with pytest.raises(RunError, match=way):
         Simulation(folders.config(), tmp_path / "a run")
     first.close()
@@ -542,7 +542,7 @@ def test_a_line_behind_the_end_of_a_run_is_told_and_never_sealed(copy, run):
 
 def test_a_run_that_has_not_ended_is_told_with_the_way_on(copy, tmp_path):
     (copy / "model.safetensors").unlink()
-    words = rf"model.safetensors is gone; write it again: fedbayes resume {copy}"
+    words = rf"model.safetensors no longer exists. Write it again: fedbayes resume {copy}"
     for use in (trust, lambda folder: export(folder, tmp_path / "x.pt")):
         with pytest.raises(RunError, match=words):
             use(copy)

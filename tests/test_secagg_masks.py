@@ -140,7 +140,7 @@ def test_a_flower_that_masks_otherwise_is_refused(monkeypatch):
         other.setattr(secaggplus_utils, "pseudo_rand_gen", lambda key, shape: [])
         with pytest.raises(
             EngineError,
-            match=r"version creates masks differently from 1\.41 and 1\.42\. Install one of these for secure aggregation: pip install 'flwr>=1\.41,<1\.43",
+            match=r"creates masks differently .*flwr>=1\.41,<1\.43",
         ):
             with_masks(name)
     with pytest.raises(EngineError, match="version creates masks differently"):
@@ -189,7 +189,7 @@ def test_a_client_in_a_federation_refuses_to_open_one_report(monkeypatch):
         return honest(self, grid, context, state)
 
     monkeypatch.setattr(workflow, "unmask_stage", greedy)
-    words = "client 3: its node says: the server says of a client both that it stayed and"
+    words = "client 3: its node says: the server requested both secrets of a client"
     with pytest.raises(EngineError, match=words):
         run(settings())
 

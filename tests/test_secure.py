@@ -439,19 +439,22 @@ def test_noise_goes_on_the_sum_with_the_same_epsilon():
             {"engine": "workers"},
             "needs engine = 'flower-simulation' or `fedbayes federate`; engine is 'workers'",
         ),
-        ({"method": {"name": "gpi-fnm"}}, "not for gpi-fnm: the server needs every single report"),
+        (
+            {"method": {"name": "gpi-fnm"}},
+            "not work with gpi-fnm: the server needs the update of each client",
+        ),
         (
             {"method": {"name": "fedsparse"}},
-            "not for fedsparse: reports leave out entries",
+            "not work with fedsparse: clients leave out entries",
         ),
         ({"method": {"name": "laplace"}}, "not for laplace"),
         (
             {"method": {"name": "pvi"}, "aggregation": {"clip": 3.0}},
             "pvi needs its clients.* which aggregation.clip under secure.enabled",
         ),
-        ({"method": {"name": "global"}}, "not for global: all its data are in one place"),
+        ({"method": {"name": "global"}}, "not work with global: it pools all data"),
         ({"method": {"name": "local"}}, "not for local"),
-        ({"aggregation": {"rule": "median"}}, "aggregation.rule = 'median' needs to see single"),
+        ({"aggregation": {"rule": "median"}}, "aggregation.rule = 'median' needs single updates"),
         ({"cohort": 2}, "cohort of at least 3 clients; it is 2"),
         ({"secure": {"shares": 5}}, "secure.shares is 5; give an odd number, at most the cohort"),
         ({"secure": {"shares": 3, "threshold": 3}}, "secure.threshold is 3"),
@@ -469,7 +472,7 @@ def test_what_cannot_be_is_refused_before_anything_runs(changes, words, tmp_path
 
 def test_integers_of_a_model_are_refused():
     initial = {"weight": torch.zeros(3), "batches": torch.tensor(3)}
-    with pytest.raises(ConfigError, match="'batches' of this model has torch.int64"):
+    with pytest.raises(ConfigError, match=r"'batches' of this model has torch\.int64"):
         check(Secure(enabled=True), initial, engine="flower-simulation", cohort=4)
 
 
@@ -574,7 +577,7 @@ def test_a_grid_that_is_coarse_beside_the_weights_is_told(most):
         assert not told
         assert error < 1e-4
         return
-    (found,) = re.findall(r"be off by (\S+) in a round, and with max_weight = 38 by (\S+)", *told)
+    (found,) = re.findall(r"be off by (\S+) in a round; with max_weight = 38 by (\S+)", *told)
     assert sizes.max() == 38
     assert 1e-4 < error < 1.1 * float(found[0])
     assert float(found[1]) < 1e-5

@@ -221,7 +221,9 @@ def test_weights_to_start_from_are_the_same_for_all_seeds(tmp_path):
     with pytest.raises(RunError, match=f"seed 2: {weights} has changed since"):
         fedbayes.run_seeds(config, seeds=3, folder=tmp_path / "seeds")
     weights.unlink()
-    with pytest.raises(RunError, match=r"No such file.*seed-[01]/start.safetensors is a copy"):
+    with pytest.raises(
+        RunError, match=r"No such file.*from the copy .*seed-[01]/start.safetensors"
+    ):
         fedbayes.run_seeds(config, seeds=3, folder=tmp_path / "seeds")
     assert not (tmp_path / "seeds" / "seed-2").exists()
     shutil.copy(tmp_path / "seeds" / "seed-1" / "start.safetensors", weights)  # as it says

@@ -111,7 +111,7 @@ def test_worker_processes_have_the_stages_too():
                 "privacy": {"noise": 1.0},
                 "aggregation": {"clip": 1.0},
             },
-            "privacy.noise rules out",
+            "privacy.noise excludes them",
         ),
     ],
 )

@@ -198,7 +198,7 @@ def test_summaries_that_do_not_belong_together_are_refused(place):
         text.replace('"rows": 45', '"rows": 1'),
     ):
         (place / "bad.json").write_text(damaged)
-        with pytest.raises(DataError, match="bad.json is not a summary of a table"):
+        with pytest.raises(DataError, match=r"bad\.json is not a summary of a table"):
             read_summary(place / "bad.json")
     with pytest.raises(ConfigError, match="summaries works only with your own data"):
         Config.create(data={"name": "digits", "summaries": ["s0.json"]})
@@ -380,7 +380,7 @@ def test_a_run_keeps_its_columns_and_goes_on_with_them(place, capsys):
     hints = [column["hint"] for column in json.loads(capsys.readouterr().out)["columns"]]
     (hint,) = (hint for hint in hints if "'ward'" in hint)
     assert "'ward' is empty, unlike all training rows, in 1 row (first in row 1)" in hint
-    assert "'ward' has a category, as in no training row, in 39 rows (first in row 2)" in hint
+    assert "'ward' has a category, unlike all training rows, in 39 rows (first in row 2)" in hint
     new.to_csv("semi.csv", index=False, sep=";", decimal=",")
     assert run("data", "check", "semi.csv", "--json") == 0
     apart = json.loads(capsys.readouterr().out)["notes"]

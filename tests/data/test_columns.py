@@ -106,7 +106,7 @@ def test_formats_hold_the_same_data(tmp_path):
 def test_unseen_categories_are_zeros_and_said(tmp_path):
     data = federated(write(patients(), tmp_path / "t.csv"))
     new = patients(6, seed=1).assign(ward="spa")
-    with pytest.warns(FedbayesWarning, match=r"'ward' has a category, as in no .* in 6 rows"):
+    with pytest.warns(FedbayesWarning, match=r"'ward' has a category, unlike all .* in 6 rows"):
         seen = data.preprocessing.apply(new)
     ward = [k for k, name in enumerate(data.preprocessing.features) if name.startswith("ward")]
     assert not seen[:, ward].any()
@@ -359,7 +359,7 @@ def test_the_row_and_client_of_an_infinite_number_are_named(tmp_path, bad):
     """`sample 0` was counted from 0, and behind the rows of the training part."""
     (tmp_path / "t.csv").write_text(f"x,ward,label\n1,a,u\n{bad},b,v\n2,a,u\n")
     with pytest.raises(
-        DataError, match=r"t.csv: .*'x' is infinite.*row 2 .*row 2 is of client 'b'"
+        DataError, match=r"t.csv: .*'x' is infinite.*row 2 .*row 2 belongs to client 'b'"
     ):
         load_dataset(DataSettings(path=tmp_path / "t.csv", group="ward"))
 
@@ -371,7 +371,7 @@ def test_a_client_with_other_things_in_a_column_is_named(tmp_path):
     file = write(frame, tmp_path / "t.csv")
     with pytest.raises(
         DataError,
-        match=rf"'crp' .*'high' in row {row + 1}, .* \(row {row + 1} is of client 'south'",
+        match=rf"'crp' .*'high' in row {row + 1}, .* \(row {row + 1} belongs to client 'south'",
     ):
         load_dataset(DataSettings(path=file, group="site"))
 

@@ -248,7 +248,7 @@ def test_flat_units_do_not_make_ids_of_numbers(module, squash):
 def test_ids_beyond_an_embedding_are_an_error_before_the_first_round(module):
     with pytest.raises(
         DataError,
-        match=r"ids up to 49 \(.*\); its embeddings have 9 rows\. They need one more row than the largest id, and ids of 0 or more",
+        match=r"ids up to 49 .* 9 rows\. .* ids of 0 or more",
     ):
         federated(module, lambda n: np.tile(np.arange(30, 50)[:, None], (1, 3)), "few_rows")
 

@@ -143,7 +143,7 @@ def test_rows_that_a_scheme_leaves_over(asked, says):
 def test_test_counts_leave_the_official_test_part_out():
     asked = {"partition": "counts", "class_counts": [[9, 9, 9]] * 2, "test_counts": (2, 2, 2)}
     _, said = notes(pool(labels(100), official=80), **asked)
-    assert said[0].startswith("20 of 80 samples are in no client's share")
+    assert said[0].startswith("20 of 80 samples are not assigned to a client")
     assert said[1].startswith("the official test part of 20 samples is not used")
 
 
@@ -171,7 +171,7 @@ def test_a_split_and_a_fraction_exclude_one_another(tmp_path):
     frame["part"] = ["train"] * 40 + ["test"] * 20
     frame.to_csv(tmp_path / "t.csv", index=False)
     asked = {"path": tmp_path / "t.csv", "split": "part", "test": 0.25, "clients": 3}
-    with pytest.raises(DataError, match=r"split = 'part' .* says which 20 rows .* leave test out"):
+    with pytest.raises(DataError, match=r"split = 'part' .* .* Leave data.test out"):
         notes(load_dataset(DataSettings(**asked)), **asked)
     frame.assign(part="train").to_csv(tmp_path / "t.csv", index=False)
     part, (note,) = notes(load_dataset(DataSettings(**asked)), **asked)

@@ -152,7 +152,7 @@ def test_arrays(tmp_path, shape, dtype, seen, scale):
     [
         ({}, {"label": "species"}, "Set label to one of a, b"),
         ({}, {"label": "kind", "group": "farm"}, "set group"),
-        ({}, {"label": "kind"}, "column 'part' says train and test.*drop"),
+        ({}, {"label": "kind"}, "column 'part' has the values train and test.*drop"),
         ({}, {"label": "kind", "split": "site"}, "neither train nor test"),
         (
             {"a": np.inf},

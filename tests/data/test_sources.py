@@ -308,7 +308,9 @@ def test_a_set_that_is_nowhere_says_where_to_get_it(tmp_path, no_hub, monkeypatc
     with pytest.raises(DataError, match=rf"uoft-cs/cifar100.*{tmp_path / 'cifar100'}"):
         load_dataset(DataSettings(name="cifar100", dir=tmp_path))
     for name, source in (("vehicle", "Massachusetts"), ("einstein", "kaggle")):
-        with pytest.raises(DataError, match=f"{name}: neither dir nor FEDBAYES_DATA.*{source}"):
+        with pytest.raises(
+            DataError, match=f"{name}: neither data.dir nor FEDBAYES_DATA.*{source}"
+        ):
             load_dataset(DataSettings(name=name))
     with pytest.raises(DataError, match="no folder"):
         load_dataset(DataSettings(name="mnist", dir=tmp_path / "nowhere"))

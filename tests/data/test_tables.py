@@ -165,7 +165,7 @@ def test_a_setting_without_effect_is_refused(tmp_path):
         load(tmp_path / "t.npz", group="group")
     FRAME.to_csv(tmp_path / "t.csv", index=False)
     for name in ("t.npz", "t.csv"):
-        with pytest.raises(DataError, match=f"{name} holds no pictures in files, so data.size has"):
+        with pytest.raises(DataError, match=f"{name} has no picture files, so data.size has"):
             load(tmp_path / name, size=8)
     (note,) = load(tmp_path / "t.npz").notes
     assert "the array 'group' is not read (did you mean 'groups'?)" in note

@@ -155,7 +155,7 @@ def test_a_likelihood_decides_on_few_values(tmp_path):
 @pytest.mark.parametrize(
     ("value", "kinds", "says"),
     [
-        (-1, COUNT, r"'label' is -1 in row 4 \(of 1 such rows\), which is no whole number from 0"),
+        (-1, COUNT, r"'label' is -1 in row 4 \(1 such rows\), which is not a whole number from 0"),
         (0.5, COUNT, "0.5 in row 4"),
         (2**25, COUNT, "not a whole number from 0 to 16,777,216"),
         (2, LABELS, "2 in row 4.*neither 0 nor 1"),
@@ -342,7 +342,7 @@ def real_pool(n=90, official=None, groups=None, kind="real"):
     ],
 )
 def test_what_divides_classes_is_refused(kind, asked):
-    says = rf"partition = '{asked['partition']}' divides classes.*set data.partition = 'iid'"
+    says = rf"partition = '{asked['partition']}' needs classes.*Set data.partition = 'iid'"
     with pytest.raises(DataError, match=says):
         partition(real_pool(kind=kind), DataSettings(**asked), 0)
 

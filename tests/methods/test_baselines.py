@@ -50,7 +50,7 @@ def fedavg():
     return final("fedavg").model
 
 
-@pytest.mark.filterwarnings("ignore:fedbn is FedAvg")
+@pytest.mark.filterwarnings("ignore:fedbn has no effect")
 @pytest.mark.parametrize(
     "method",
     [

@@ -172,7 +172,7 @@ def test_clients_with_too_few_steps_for_samples_are_counted_before_the_first_rou
         "training": {"batch_size": 20},
         "method": {"name": "fedpa", "burn_in_rounds": 1},
     }
-    with pytest.warns(FedbayesWarning, match="3 of 4 clients answer as in federated averaging"):
+    with pytest.warns(FedbayesWarning, match="3 of 4 clients use federated averaging"):
         Simulation(Config.published(**config)).close()
     config["training"]["epochs"] = 4
     with warnings.catch_warnings():

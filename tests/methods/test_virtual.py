@@ -395,7 +395,7 @@ def test_reports_that_no_client_can_have_are_refused():
         for n, t in report.tensors.items()
         for t in [server.posterior.precision[name] if n == f"precision/{name}" else t]
     }
-    with pytest.raises(MessageError, match=f"takes more precision off '{name}'"):
+    with pytest.raises(MessageError, match=f"removes more precision from '{name}'"):
         method.accept(server, Report(taken), place.run)
     # Each takes less than all, both together more.
     half = {n: 0.6 * t if n == f"precision/{name}" else 0 * t for n, t in taken.items()}

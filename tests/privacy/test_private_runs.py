@@ -319,7 +319,7 @@ def test_every_method_whose_reports_add_can_be_private(method, parts):
         ({"aggregation": {}}, "needs aggregation.clip"),
         (
             {"aggregation": {"clip": 1.0, "rule": "median"}},
-            "'median' needs to see single reports, which privacy.noise",
+            "'median' needs single updates, but privacy.noise",
         ),
         ({"checkpoint_every": 2}, "checkpoint_every = 1"),
         ({"method": {"name": "pfnm"}}, "not for pfnm: reports are not"),
@@ -337,7 +337,7 @@ def test_every_method_whose_reports_add_can_be_private(method, parts):
         ),
         (
             {"method": {"name": "virtual"}, "stop_after": 2, "evaluate_every": 1},
-            "stop_after = 2 needs clients to say .* which privacy.metrics = 'off' rules out",
+            "stop_after = 2 needs test metrics .* but privacy.metrics = 'off' excludes them",
         ),
         ({"model": {"name": "tests.toy_models:normalized"}}, "running statistics .*GroupNorm"),
         (
