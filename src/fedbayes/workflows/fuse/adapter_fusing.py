@@ -423,7 +423,7 @@ def divergences(
 
 
 def _table(scores: Mapping[str, float]) -> Table:
-    table = Table("network", "KL divergence to the teacher, nats", pad_edge=False)
+    table = Table("network", "KL divergence to\nthe teacher (nats)", pad_edge=False)
     for name, far in scores.items():
         table.add_row(name, number(far))
     return table
