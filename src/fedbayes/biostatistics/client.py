@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 
 class TableClient:
-    """The rows of one client; what it says of them are sums.
+    """The rows of one client, which it summarizes as sums.
 
     Args:
         frame: its table.
@@ -43,7 +43,7 @@ class TableClient:
         self._coded: tuple[Coding, Design] | None = None
 
     def answer(self, question: Packet) -> Packet:
-        """What it says to a question.
+        """Its answer to a question.
 
         Raises:
             MessageError: it is no question.
@@ -61,7 +61,7 @@ class TableClient:
         return wanted.model_copy(update={"least": max(wanted.least, self._least)})
 
     def rows(self, told: Mapping[str, Any]) -> Design:
-        """Its rows, coded as a question says; they are coded once.
+        """Its rows, coded for a question; they are coded once.
 
         Raises:
             EngineError: they are fewer than it speaks of.
@@ -82,7 +82,7 @@ class TableClient:
         return describe(self._frame, wanted)
 
     def fit(self, told: Mapping[str, Any]) -> Packet:
-        """A regression of its own rows alone; why there is none in its place."""
+        """A regression of only its own rows, or the reason why there is none."""
         wanted = self.wanted(told["wanted"])
         exchange = Exchange(LocalClients({"its own": self}))
         try:

@@ -110,7 +110,7 @@ class Wanted(BaseModel):
 
     @property
     def binary(self) -> str:
-        """The column that says whether the event happened, if there is one."""
+        """The column of the event, if there is one."""
         return self.outcome if self.two_valued else self.event
 
     @property
@@ -162,13 +162,13 @@ Level = Annotated[str, Field(max_length=LONGEST_CATEGORY)]
 
 
 class Named(BaseModel):
-    """What a client says of its table."""
+    """A client's description of its table."""
 
     columns: list[str]
 
 
 class CodedColumn(BaseModel):
-    """What a client says of one column."""
+    """A client's description of one column."""
 
     kind: Literal["number", "flag", "text", "date", "empty"]
     missing: int = Field(ge=0, le=MOST_ROWS)
@@ -180,7 +180,7 @@ class CodedColumn(BaseModel):
 
 
 class ColumnDescription(BaseModel):
-    """What a client says of the columns that are used."""
+    """A client's description of the columns in use."""
 
     rows: int = Field(ge=0, le=MOST_ROWS)
     whole: int = Field(ge=0, le=MOST_ROWS)
@@ -200,7 +200,7 @@ Told = Mapping[str, ColumnDescription]
 
 
 def explained(column: str, happened: str) -> str:
-    """What an analysis is of, as in `status = dead`; the column alone if that is 1, or no event."""
+    """The outcome of an analysis, as in `status = dead`; only the column if the value is 1."""
     return column if happened in ("", "1", "True") else f"{column} = {happened}"
 
 
@@ -247,7 +247,7 @@ def tell_names(frame: "pd.DataFrame") -> Packet:
 
 
 def describe(frame: "pd.DataFrame", wanted: Wanted) -> Packet:
-    """A client's answer: what the columns are that an analysis uses.
+    """A client's answer: a description of the columns of an analysis.
 
     Args:
         frame: its table.

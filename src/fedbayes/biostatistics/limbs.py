@@ -23,7 +23,7 @@ _MANTISSA = 53
 
 @dataclass(frozen=True)
 class Limbs:
-    """How numbers of so many clients become limbs; the same at all of them and at the server."""
+    """Conversion of the numbers of `n` clients to limbs, the same at clients and server."""
 
     clients: int
 

@@ -59,7 +59,7 @@ class Console(rich.console.Console):
         super().__init__(emoji=False, **options)
 
     def print(self, *objects: Any, markup: bool | None = None, **options: Any) -> None:
-        """Print tables and the like, or text as it is: a bracket in it is one, and no style."""
+        """Print tables, or text without interpreting brackets as styles."""
         if markup is None and all(isinstance(one, str) for one in objects):
             markup = False
         super().print(*objects, markup=markup, **options)
@@ -67,7 +67,7 @@ class Console(rich.console.Console):
     def render(
         self, renderable: RenderableType, options: ConsoleOptions | None = None
     ) -> Iterable[Segment]:
-        """The pieces of what is printed, without control characters of its own."""
+        """The printed pieces, without control characters."""
         for segment in super().render(renderable, options):
             yield segment if segment.control else Segment(plain(segment.text), segment.style)
 

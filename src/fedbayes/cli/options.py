@@ -171,7 +171,7 @@ class SettingsCommand(Command):
         return {name: known[key] for name, key in _KEYS.items() if key in known}
 
     def get_params(self, ctx: click.Context) -> list[click.Parameter]:
-        """The options, with help from the settings; without words of its own, theirs alone."""
+        """The options; those without help get it from the settings."""
         known = self.settings()
         options: list[click.Parameter] = []
         for option in super().get_params(ctx):
@@ -262,7 +262,7 @@ def named(text: str) -> list[str]:
 
 
 def numbers(option: str, text: str | None) -> tuple[float, ...]:
-    """Numbers from the command line with commas between them; none if there is no text.
+    """Numbers from the command line, separated by commas; empty without text.
 
     Raises:
         ConfigError: they are none.
@@ -292,7 +292,7 @@ def shares(option: str, text: str) -> dict[str, float]:
 
 
 def overrides(settings: list[str] | None, **options: str | float | Path | None) -> list[str]:
-    """The options that were given, as `key=value`, and what `--set` says.
+    """The given options as `key=value`, and those of `--set`.
 
     Args:
         settings: of `--set`.

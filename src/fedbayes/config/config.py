@@ -52,8 +52,8 @@ DATA_CACHE = 1024
 
 
 def is_reference(engine: object, data: object) -> bool:
-    """Whether a server with data of its own has a reference table alone, by the names of the engine
-    and of the data.
+    """Whether a server with its own data has only a reference table, by the names of the engine and
+    of the data.
     """
     known = isinstance(engine, str) and engine in ENGINES
     return known and ENGINES[str(engine)].states == "remote" and data == "own"
@@ -468,9 +468,7 @@ class Config(Settings):
         return with_personal_layers(method)
 
     def reopened(self) -> Self:
-        """The settings as they were before any was chosen: what was chosen is `auto` again, unless
-        it was changed since.
-        """
+        """The settings with `auto` restored for those that were chosen and not changed since."""
         values = self.model_dump()
         for key, value in self.settings_chosen.items():
             table, _, name = key.partition(".")
@@ -479,8 +477,8 @@ class Config(Settings):
         return type(self).create(**{**values, "settings_chosen": {}})
 
     def closed(self) -> Self:
-        """The settings with the defaults of the classes for those that are open, or with published
-        values if the preset says so.
+        """The settings with class defaults for open ones, or published values with the preset
+        `published`.
         """
         method = self.named_method()
         method = method.with_chosen(method.about.published if method.preset == "published" else {})
@@ -488,7 +486,7 @@ class Config(Settings):
         return self.model_copy(update={"training": self.training.with_chosen({}), "method": table})
 
     def chosen_as(self, before: "Config") -> Self:
-        """The settings, with what was chosen in a run for those that are open here."""
+        """The settings, with the values that a run chose for open ones."""
         values, chosen = self.reopened().model_dump(), {}
         for key, value in before.settings_chosen.items():
             table, _, name = key.partition(".")
@@ -525,7 +523,7 @@ class Config(Settings):
         return self.model_copy(update={"devices": (device,)})
 
     def as_found(self, before: "Config") -> Self:
-        """The same settings, with what is left to be found as a run found it.
+        """The same settings, with the values that a run found for open ones.
 
         Args:
             before: the stored settings of the run.
@@ -545,7 +543,7 @@ class Config(Settings):
         return fraction if self.clients_per_round is None else self.clients_per_round
 
     def cohort_size(self, clients: int) -> int:
-        """How many of so many clients take part in a round, at least one.
+        """Number of clients of a round, at least one.
 
         Raises:
             ConfigError: more than there are.
@@ -781,8 +779,7 @@ def complete_task(table: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def no_setting(key: str, known: Sequence[SettingRow], method: str, likelihood: str = "auto") -> str:
-    """That there is no such setting; of a parameter of other methods, or a setting of other
-    likelihoods, which these are.
+    """The error for an unknown setting; it lists methods or likelihoods that have it.
 
     Args:
         key: as in `--set`.
@@ -854,7 +851,7 @@ def _read(file: Path) -> dict[str, Any]:
 
 
 def assign(settings: dict[str, Any], override: str) -> None:
-    """Apply one `a.b=value`; the value is TOML, or else taken as a string.
+    """Apply one `a.b=value`; the value is TOML, or a string if it is not valid TOML.
 
     Raises:
         ConfigError: it is none, or a part of the key is no table.

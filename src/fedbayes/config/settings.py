@@ -148,7 +148,7 @@ def _key(name: str) -> str:
 
 
 def toml(settings: Sequence[SettingRow], values: Mapping[str, Any], table: str = "") -> str:
-    """A table with every setting; one that is unset is a comment that says what it is.
+    """A table with every setting; unset ones are comments with their description.
 
     Args:
         settings: those that there are.
@@ -174,7 +174,7 @@ def toml(settings: Sequence[SettingRow], values: Mapping[str, Any], table: str =
 
 
 def unknown(key: str, settings: Sequence[SettingRow]) -> str:
-    """That there is no such setting, which is like it, or else which there are in its table."""
+    """The error for an unknown setting, with a similar one or those of its table."""
     keys = [row.key for row in settings]
     table, _, last = key.rpartition(".")
     place = f"{table}." if table else ""

@@ -51,7 +51,7 @@ class ClassCountedMethod(Method[ServerState, Stateless, ReportList]):
             )
 
     def counts_classes(self, run: Federation) -> bool:
-        """Whether clients tell their samples of each class."""
+        """Whether clients send their samples of each class."""
         return _by_class(run) if self.class_shares == "auto" else self.class_shares
 
     def count_pattern(self, run: Federation) -> Message:

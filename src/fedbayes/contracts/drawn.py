@@ -15,7 +15,7 @@ from fedbayes.models import Network
 
 
 def require_weights_alone(name: str, run: Federation) -> None:
-    """See that a network's trained weights can be random: nothing else may change in training.
+    """Check that a network's trained weights can be random: nothing else may change in training.
 
     Args:
         name: of the method.

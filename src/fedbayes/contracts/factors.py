@@ -38,7 +38,7 @@ class VariationalFactor(PartitionedPosterior[FactorState]):
     )
 
     def recommended(self, known: Known) -> dict[str, Any]:
-        """Adam, and a KL term that leaves the data their say.
+        """Adam, and a KL weight that lets the model fit the data.
 
         Where clients are in few rounds, more of a change is made in each, so that the server has
         half of a factor at the end; but no more than three times the usual share.
@@ -74,7 +74,7 @@ class VariationalFactor(PartitionedPosterior[FactorState]):
     def taken_out(
         self, message: Message, client: FactorState, samples: Samples, at: RoundContext
     ) -> tuple[Tensors, Tree]:
-        """Where training starts, and what a loss is given of the others' factors and the prior.
+        """The start of training, and the terms of the other factors and the prior in the loss.
 
         Returns:
             `mean` and `log_precision` of each weight by name; and in float64 `cavity`, `factor`

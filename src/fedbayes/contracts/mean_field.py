@@ -76,7 +76,7 @@ class MeanField(VariationalFactor[MeanFieldClient]):
         return self._free_energy(run, training=True)
 
     def validation(self, run: Federation) -> Loss:
-        """The loss term of the free energy alone, without dropout."""
+        """Only the loss term of the free energy, without dropout."""
         return self._free_energy(run, training=False)
 
     def _free_energy(self, run: Federation, *, training: bool) -> Loss:
@@ -111,7 +111,7 @@ class MeanField(VariationalFactor[MeanFieldClient]):
     def personal_model(
         self, message: Message, report: Report | None, client: MeanFieldClient, run: Federation
     ) -> Tensors | None:
-        """The posterior as the client refined it; between rounds there is none of its own."""
+        """The posterior after the client's update; between rounds a client has none."""
         if report is None:
             return None
         return means_and_stds(self.known(message, report).to(run.network.device, torch.float32))

@@ -99,7 +99,7 @@ class Models(StrEnum):
 
 @dataclass(frozen=True)
 class About:
-    """What lists and presets say of a method."""
+    """The description of a method in lists and presets."""
 
     summary: str = ""
     """One line for the list of methods."""
@@ -276,7 +276,7 @@ class Method(Choosable, Generic[ServerState, ClientState, Reduced], metaclass=_C
             )
 
     def weight(self, solved: Solved) -> float:
-        """The weight of a report: its training samples where reports are weighted, or else 1."""
+        """The weight of a report: its training samples if reports are weighted, else 1."""
         return float(solved.count) if Reports.of(self).weighted else 1.0
 
     def variant(self) -> "AnyMethod":
@@ -305,14 +305,14 @@ class Method(Choosable, Generic[ServerState, ClientState, Reduced], metaclass=_C
         return adam(known) if known.pretrained else sgd(known)
 
     def remarks(self, run: Federation) -> list[str]:
-        """What a user should know before the first round of how the method takes to a network:
-        a layer that it leaves out, say. A sentence each.
+        """Notes on the network before the first round, such as a layer that the method leaves out.
+        A sentence each.
         """
         return []
 
     def note(self, samples: int, run: Federation) -> ClientNote:
-        """What a user should know of a client of so many training samples: the prior around the
-        server, and whether it has too few for what the method is for. Nothing by default.
+        """A note on a client with this number of training samples: its prior, and whether it has
+        too few. Nothing by default.
         """
         return ClientNote()
 
@@ -419,7 +419,9 @@ class Method(Choosable, Generic[ServerState, ClientState, Reduced], metaclass=_C
         }
 
     def chart(self, server: ServerState, run: Federation) -> Chart:
-        """Between what a report changes and coordinates that add; by default changes are such."""
+        """The map between changes of a report and coordinates that can be added; by default the
+        identity.
+        """
         return Chart()
 
     def forget(
@@ -456,7 +458,7 @@ class Method(Choosable, Generic[ServerState, ClientState, Reduced], metaclass=_C
         """The M-step: the server's new state from at least one report."""
 
     def model(self, server: ServerState, run: Federation) -> Tensors:
-        """The global model as it is saved and evaluated: by default the server's weights."""
+        """The global model to save and evaluate: by default the server's weights."""
         return weights_of(server)
 
     def personal_model(
@@ -503,7 +505,7 @@ def weights_of(server: Any) -> Tensors:
 
 
 def units_remarks(name: str, network: Network, touched: Collection[Gateable]) -> list[str]:
-    """What a method that leaves units out says of a network in which it cannot everywhere.
+    """Notes of a method that leaves units out on layers where it cannot.
 
     Args:
         name: the method.

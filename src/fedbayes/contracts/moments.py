@@ -81,11 +81,11 @@ class MomentMatching(PartitionedPosterior[MomentsClient]):
     )
 
     def remarks(self, run: Federation) -> list[str]:
-        """Few rounds of a client say little."""
+        """A note if clients take part in few rounds."""
         return few_rounds(self.name, run)
 
     def recommended(self, known: Known) -> dict[str, Any]:
-        """Adam, and a prior that leaves the data their say."""
+        """Adam, and a prior that lets the model fit the data."""
         return {**adam(known, lr=0.003), "method.kl_weight": known.tempered(0.06)}
 
     def join(self, at: RoundContext) -> MomentsClient:
@@ -138,7 +138,7 @@ class MomentMatching(PartitionedPosterior[MomentsClient]):
 
     def loss(self, run: Federation) -> Loss:
         """The tilted posterior's energy per sample, times T; under SGD, whose steps are followed by
-        the cavity's, the likelihood alone.
+        the cavity's, only the likelihood.
         """
         likelihood = nll(run)
         if implicit(run):
@@ -209,7 +209,7 @@ class MomentMatching(PartitionedPosterior[MomentsClient]):
     def personal_model(
         self, message: Message, report: Report | None, client: MomentsClient, run: Federation
     ) -> Tensors | None:
-        """The posterior as the client refined it; between rounds there is none of its own."""
+        """The posterior after the client's update; between rounds a client has none."""
         if report is None:
             return None
         known = self.known(message, report).to(run.network.device, torch.float32)

@@ -85,7 +85,7 @@ class GaussianServer(Method[PosteriorState, ClientState, Sum]):
         }
 
     def check(self, run: Federation) -> None:
-        """Trained weights alone are random; nothing else may change in training.
+        """Only trained weights are random; nothing else may change in training.
 
         Raises:
             ModelError: the network has buffers, such as running means.
@@ -146,7 +146,7 @@ class GaussianServer(Method[PosteriorState, ClientState, Sum]):
         )
 
     def changed_by(self, tensors: Tensors) -> NaturalGaussian:
-        """The change that a report's tensors say, or a sum of them, float64."""
+        """The change in a report's tensors, or in a sum of them, float64."""
         shift = {n: t.double() for n, t in part(tensors, "shift").items()}
         if self.fixed_precision:
             return NaturalGaussian({n: torch.zeros_like(h) for n, h in shift.items()}, shift)

@@ -149,7 +149,7 @@ class Reports:
         return found
 
     def starts_at_server(self, name: str) -> bool:
-        """Whether changes of a part are measured from what the server has; no if it is none."""
+        """Whether changes of a part are measured from the server's state."""
         found = self.parts.get(name) or NETWORK.get(name)
         return found is not None and found.origin == "server"
 
@@ -223,7 +223,7 @@ class Reports:
 
     @property
     def joint(self) -> str:
-        """Why no middle can be taken entry by entry, in words; empty if one can."""
+        """A message why there is no entrywise median; empty if there is one."""
         return next((p.joint for p in self.parts.values() if p.joint), "")
 
     @property

@@ -72,7 +72,7 @@ class PartitionedPosterior(GaussianServer[PosteriorServer, FactorState]):
     )
 
     def check(self, run: Federation) -> None:
-        """Weights alone are inferred, and the prior is all that draws them.
+        """Only weights are inferred, and only the prior regularizes them.
 
         Raises:
             ModelError: the network has buffers, such as running means.
@@ -86,7 +86,7 @@ class PartitionedPosterior(GaussianServer[PosteriorServer, FactorState]):
         return PosteriorServer(standard(run.network.initial, self.prior_std))
 
     def split(self, message: Message, client: FactorState, at: RoundContext) -> Split:
-        """The posterior that came, by what is the client's and what is the others'."""
+        """The received posterior, split into the client's factor and the others."""
         run, posterior = at.run, self.posterior_of(message)
         prior = standard(posterior.precision, self.prior_std) ** (1 / run.clients)
         prior = prior.to(run.network.device, torch.float64)

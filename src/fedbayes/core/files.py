@@ -124,7 +124,7 @@ def json_text(content: Any, *, indent: int | None = None) -> str:
 
 
 def parse_json(text: str | bytes) -> Any:
-    """What JSON says.
+    """The value of JSON text.
 
     Raises:
         ValueError: it is invalid, or nested so deeply that no file of ours is.
@@ -142,7 +142,7 @@ def parse_json(text: str | bytes) -> Any:
 
 
 def parse_toml(text: str) -> dict[str, Any]:
-    """What TOML says.
+    """The table of TOML text.
 
     Raises:
         ValueError: it is invalid, or nested so deeply that no file of ours is.

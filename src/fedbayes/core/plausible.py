@@ -114,7 +114,7 @@ def check_rows(rows: Mapping[str, int], most: float = MOST_ROWS) -> None:
 
 
 def check_moments(clients: Mapping[str, PlausibleMoments], columns: Sequence[str]) -> None:
-    """See that no client alone decides by what all rows are standardized.
+    """Check that no single client decides the standardization of all rows.
 
     A client is compared with the rows of all others: it may move the mean by `MOST_SHIFT` of their
     standard deviations, and widen that `MOST_SPREAD`-fold. Of two clients nobody knows which is

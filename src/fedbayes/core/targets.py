@@ -13,7 +13,7 @@ whether it is of an event or the last that is known."""
 
 @dataclass(frozen=True)
 class Target:
-    """What is to be predicted, as the data have it.
+    """The target of predictions, with its kind and names.
 
     The kind decides the targets of n samples, `Samples.y`:
 

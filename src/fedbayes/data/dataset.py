@@ -245,7 +245,7 @@ def moments(x: Array, rows: Rows, scale: float) -> tuple[Array, Array]:
 
 
 def deviations(x: Array, rows: Rows) -> tuple[Array, Array, Array]:
-    """Count, mean and sum of squared deviations from it, of what was observed in some rows.
+    """Count, mean and sum of squared deviations from it, of the observed values in some rows.
 
     Args:
         x: Samples [N, ...]; the first axis of a sample is its channel or feature.

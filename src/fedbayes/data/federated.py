@@ -110,7 +110,7 @@ class FederatedData(Brief):
         }
 
     def keep(self, features: Array, ids: tuple[float, ...] = ()) -> None:
-        """Leave features as they are, and do not standardize them.
+        """Leave features unchanged, without standardization.
 
         Args:
             features: Whether each feature, or channel, is left so [C].
@@ -130,7 +130,7 @@ class FederatedData(Brief):
 
     @property
     def division(self) -> Partition | None:
-        """What a run keeps of who holds which rows of a pool; None where there is no pool."""
+        """The rows of each client as a run stores them; None without a pool."""
         return self.partition
 
     @property
@@ -169,8 +169,8 @@ class FederatedData(Brief):
         return len(self.partition.test)
 
     def train(self, client: int) -> Samples:
-        """Training samples of a client: x float32 [n, ...]; y int64 [n] if it is classes, else
-        float32 [n, T].
+        """Training samples of a client: x float32 [n, ...]; y int64 [n] for classes, else float32
+        [n, T].
         """
         offsets = self.partition.train_offsets
         return self._gather(
@@ -292,6 +292,6 @@ def _refuse_empty(dataset: Dataset, partition: Partition) -> None:
 
 
 def pixel_order(seed: int, client: int, shape: tuple[int, ...]) -> Rows:
-    """The order in which a client sees its pixels, where each has one of its own [pixels]."""
+    """The order in which a client sees its pixels, if each has its own [pixels]."""
     rng = seeds.numpy_rng(seed, "pixels", client=client)
     return rng.permutation(int(np.prod(shape)))

@@ -47,7 +47,7 @@ def numbers(values: Any, who: str) -> Array:
 
 
 def plain(values: Any) -> Any:
-    """Tensors, or a list of them, as arrays; all else as it is."""
+    """Tensors, or a list of them, as arrays; other values unchanged."""
     if hasattr(values, "detach"):
         return values.detach().cpu().numpy()
     if isinstance(values, list | tuple) and len(values) and hasattr(values[0], "detach"):
@@ -84,7 +84,7 @@ def names_of(values: Any, who: str) -> tuple[str, ...]:
 
 
 def channels_of(shape: Sequence[int]) -> Channels:
-    """Where the channels of a sample are, by its shape alone.
+    """The axis of the channels of a sample, by its shape.
 
     [H, W] of at least 8 by 8 is an image without a channel if one side is at most a third longer
     than the other: others are signals or sequences. In [H, W, C] channels are
@@ -148,7 +148,7 @@ class Narrowing:
         self._mean = self._squares = self._error = np.zeros(0)
 
     def add(self, x: Array) -> Array:
-        """Samples [n, ...] as float32; images of 8 bits [n, C, H, W] as they are."""
+        """Samples [n, ...] as float32; 8-bit images [n, C, H, W] unchanged."""
         if x.dtype == np.uint8 and x.ndim == 4:
             return x
         with np.errstate(over="ignore"):
@@ -178,7 +178,7 @@ class Narrowing:
         self._count = total
 
     def notes(self, names: Sequence[str], where: str) -> list[str]:
-        """What to say of features of which float32 keeps too little.
+        """Notes on features for which float32 is too coarse.
 
         Args:
             names: Of the features; none: they are numbered.

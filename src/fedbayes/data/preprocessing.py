@@ -135,8 +135,8 @@ class Preprocessing(Brief):
         return TypeAdapter(Preprocessing).dump_json(self, indent=2) + b"\n"
 
     def public(self) -> "Preprocessing":
-        """The same without what tells of the data that its numbers are of: their name, digest and
-        number of samples. What nodes get, so that those that bring their own data agree.
+        """The same without the name, digest and number of samples of its data. What nodes get, so
+        that those that bring their own data agree.
         """
         return replace(self, dataset="", digest="", samples=0)
 

@@ -44,7 +44,7 @@ def group_by_client(rows: Rows, client: Rows, names: tuple[str, ...]) -> Divisio
 
 
 def choose_scheme(dataset: Dataset, settings: DataSettings) -> str:
-    """The scheme that divides a data set: the one asked for, or the default for this set."""
+    """The scheme that divides a data set: the requested one, or the default of this set."""
     if settings.partition != "default":
         return settings.partition
     if settings.generator is not None:
@@ -57,7 +57,7 @@ def choose_scheme(dataset: Dataset, settings: DataSettings) -> str:
 def divide(
     dataset: Dataset, pool: Rows, settings: DataSettings, needed: int, seed: int
 ) -> Division:
-    """Divide rows of a data set as the settings say.
+    """Divide the rows of a data set according to the settings.
 
     Args:
         dataset: The pool of samples.

@@ -40,7 +40,7 @@ _ONE_AT_A_TIME = threading.Lock()
 
 
 class FittedClients:
-    """What a federation has learnt, and what it takes to predict with it.
+    """The models of a federation, with their predictions.
 
     It can be pickled; the network is built again where it is loaded. Several threads may predict.
     """
@@ -171,7 +171,7 @@ class FittedClients:
 
     @torch.no_grad()
     def predict(self, x: Any, ask: Callable[[Tensor], Tensor], client: int | None = None) -> Tensor:
-        """What a model says of samples, the global one at its temperature.
+        """Predictions of a model, for the global one with its temperature.
 
         Args:
             x: raw samples [n, ...], NaN for missing values.

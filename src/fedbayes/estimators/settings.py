@@ -44,7 +44,7 @@ NEEDS_FOLDER = (
 
 
 def config_of(parameters: Mapping[str, Any], *, seed: int, given: bool) -> Config:
-    """The settings that an estimator's parameters stand for.
+    """The settings of an estimator's parameters.
 
     Args:
         parameters: of the constructor, by name.
@@ -77,8 +77,7 @@ def config_of(parameters: Mapping[str, Any], *, seed: int, given: bool) -> Confi
 
 
 def table(parameters: Mapping[str, Any], name: str, key: str = "") -> dict[str, Any]:
-    """A parameter as a table of settings: a mapping, nothing, or a word or Python object that
-    stands for one key.
+    """A parameter as a table of settings, from a mapping, nothing, or the value of one key.
 
     Raises:
         ConfigError: it is something else.

@@ -39,7 +39,7 @@ Found = TypeVar("Found")
 
 @dataclass(frozen=True)
 class Node:
-    """One client where its data are: what a ClientApp works with."""
+    """One client at its site, used by a ClientApp."""
 
     client: int
     runtime: Callable[[], ClientRuntime]
@@ -49,7 +49,9 @@ class Node:
     """The numbers of secure aggregation by the settings that it was given; None: there is none."""
 
     def answer(self, message: Message) -> Message:
-        """Do what a message asks for. What the user can fix is answered in plain words."""
+        """Process a message and return the answer. What the user can fix is answered in plain
+        words.
+        """
         if message.metadata.message_type == HELLO:
             note_question(message.content)
             return Message(write_hello(self.client), reply_to=message)

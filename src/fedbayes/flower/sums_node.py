@@ -69,7 +69,7 @@ def read_packet(data: bytes) -> Packet:
 
 @dataclass(frozen=True)
 class SumsNode:
-    """One client where its table is: what a ClientApp works with."""
+    """One client at the site of its table, used by a ClientApp."""
 
     number: int
     table: Callable[[tuple[str, ...]], TableClient]
@@ -78,7 +78,9 @@ class SumsNode:
     """Whether it says sums under secure aggregation alone."""
 
     def answer(self, message: Message) -> Message:
-        """Do what a message asks for. What the user can fix is answered in plain words."""
+        """Process a message and return the answer. What the user can fix is answered in plain
+        words.
+        """
         if message.metadata.message_type == HELLO:
             note_question(message.content)
             return Message(write_hello(self.number), reply_to=message)

@@ -40,7 +40,7 @@ class AdaptedLayer(nn.Module):
 def adapted(
     base: nn.Module, changes: Mapping[str, LowRank], saved: Tensors, source: str
 ) -> nn.Module:
-    """A network that shares the weights of another, which stay as they are.
+    """A network that shares the unchanged weights of another.
 
     Args:
         base: the network, or a module that has it as `network`.

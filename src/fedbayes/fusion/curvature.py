@@ -52,7 +52,7 @@ def posterior(
     watch: Callable[[int, int], None] | None = None,
     parts: Parts = "all",
 ) -> Posterior:
-    """The weights of a network, and what its client's samples say of them.
+    """The weights of a network, and their curvature on its client's samples.
 
     Dense layers and convolutions that are no wider than `largest` and not in groups get Kronecker
     factors; all trained parameters get the diagonal of the Fisher matrix.
@@ -139,7 +139,7 @@ def summed_diagonal(
 def curvature_at(
     weights: Tensors, samples: Samples, settings: CurvatureSettings, at: RoundContext, parts: Parts
 ) -> Posterior:
-    """What a client's samples say of a network's weights, as `posterior` has it, on the CPU."""
+    """The curvature of a network at a client's samples, as for `posterior`, on the CPU."""
     network = at.run.network
     return posterior(
         _module(network, weights),
@@ -157,7 +157,7 @@ def layer_factors(
     batches: Iterable[Tensor],
     settings: CurvatureSettings | None = None,
 ) -> dict[str, KroneckerFactors]:
-    """The Kronecker factors of a network's layers alone, as `posterior` has them.
+    """Only the Kronecker factors of a network's layers, as for `posterior`.
 
     Args:
         module: the network; not changed.

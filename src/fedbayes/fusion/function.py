@@ -46,7 +46,7 @@ Say = Callable[[str], object]
 
 @dataclass(frozen=True, repr=False)
 class Likeness(Brief):
-    """How far a network says what the teacher says, on held-out draws."""
+    """Agreement of a network with the teacher, on held-out inputs."""
 
     divergence: float
     """KL(teacher ‖ network) in nats, the mean."""
@@ -56,7 +56,7 @@ class Likeness(Brief):
 
 @dataclass(frozen=True, repr=False)
 class TeacherAgreement(Brief):
-    """How far a network says what each of the S clients says, and in the last row the teacher."""
+    """Agreement of a network with each of the S clients, and in the last row with the teacher."""
 
     divergence: Tensor
     """KL(client ‖ network) in nats, the mean over held-out draws [S + 1]."""
@@ -117,7 +117,7 @@ def fuse_functions(
     watch: Say | None = None,
     progress: Callable[[DistillationProgress], object] | None = None,
 ) -> FunctionFusion:
-    """Fuse networks that were trained apart into one that says what they say together.
+    """Fuse separately trained networks into one that predicts like their ensemble.
 
     Args:
         clients: their networks, by name. Those with the graph of `like` give units; of others only
@@ -321,7 +321,7 @@ def _balanced(teacher: Teacher, draws: Draws, counts: npt.ArrayLike | None) -> B
 
 
 class HeldOut:
-    """What the clients and the teacher say of held-out draws; each client is asked once.
+    """Predictions of the clients and the teacher on held-out inputs, computed once per client.
 
     Args:
         teacher: of the clients.
@@ -348,7 +348,7 @@ class HeldOut:
         return self.likeness(self.outputs(network)).divergence
 
     def likeness(self, outputs: Tensor) -> Likeness:
-        """How far a network of these outputs says what the teacher says."""
+        """Agreement of a network with these outputs with the teacher."""
         far = float(divergence(outputs, self.taught, self.likelihood))
         if not isinstance(self.likelihood, Classes):
             return Likeness(far, math.nan)
@@ -356,7 +356,7 @@ class HeldOut:
         return Likeness(far, float(same.float().mean()))
 
     def agreement(self, outputs: Tensor) -> TeacherAgreement:
-        """How far a network of these outputs says what each client, and the teacher, says."""
+        """Agreement of a network with these outputs with each client, and with the teacher."""
         each, kind = [*self.clients, self.taught], self.likelihood
         far = torch.stack([divergence(outputs, own, kind) for own in each])
         none = far.new_zeros(len(each), 0)

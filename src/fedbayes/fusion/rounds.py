@@ -18,7 +18,7 @@ from fedbayes.models.resize import with_weights
 
 
 def check_inputs(name: str, inputs: str, run: Federation) -> InputPrior:
-    """See that networks can be asked about single inputs, and that such can be drawn.
+    """Check that networks can predict single inputs, and that inputs can be sampled.
 
     Args:
         name: of the method.
@@ -42,7 +42,7 @@ def check_inputs(name: str, inputs: str, run: Federation) -> InputPrior:
 
 
 def input_prior(inputs: str, run: Federation) -> InputPrior:
-    """What inputs are taken for."""
+    """The input prior."""
     seen = run.preprocessing
     return build_prior(inputs, seen.shape, features=seen.features, columns=seen.columns)
 
@@ -54,7 +54,7 @@ def input_remarks(name: str, inputs: str, run: Federation) -> list[str]:
 
 
 def draws_of_round(inputs: str, at: RoundContext, cycle: int = 0) -> Draws:
-    """The inputs of a round, as networks see them, on their device, kept for whoever asks again.
+    """The inputs of a round in the form that networks expect, on their device, cached.
 
     Args:
         inputs: what is drawn, as a setting names it.

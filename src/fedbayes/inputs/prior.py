@@ -54,7 +54,7 @@ class InputPrior(ABC):
         """So many inputs, float32 [count, *shape]."""
 
     def augmented(self, x: Tensor, rng: torch.Generator) -> Tensor:
-        """Other inputs that the prior draws as often, made of some of its own; the same by default.
+        """Augmented inputs with the same distribution; unchanged by default.
 
         Args:
             x: inputs [n, *shape].

@@ -96,7 +96,7 @@ class RealSamples(InputPrior):
         return other
 
     def draw(self, count: int, rng: np.random.Generator) -> Tensor:
-        """As `InputPrior.draw`; with repetition where more are asked for than there are."""
+        """As `InputPrior.draw`, with repetition if there are too few samples."""
         rows = self._rows[rng.choice(len(self._rows), count, replace=count > len(self._rows))]
         x = torch.from_numpy(self._x[rows].astype(np.float32))
         return x / 255 if self._x.dtype == np.uint8 else x

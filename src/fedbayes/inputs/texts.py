@@ -266,7 +266,7 @@ def text_inputs(
     tokenizer: str | None = None,
     column: str | None = None,
 ) -> InputPrior:
-    """What `--inputs` says of a network of texts.
+    """The input prior of `--inputs` for a network of texts.
 
     Args:
         name: `texts`, a file, or `FILE:COLUMN`; `texts` by default.

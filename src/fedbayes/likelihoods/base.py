@@ -89,9 +89,7 @@ class Likelihood(BaseModel):
 
     @property
     def least_nll(self) -> float:
-        """What the mean of −log p(y) cannot be below, roughly: densities have no bound, but what
-        numbers can say of a column has.
-        """
+        """An approximate lower bound of the mean of −log p(y), from the precision of numbers."""
         if "nll" in self.nonnegative:
             return -ROUNDING
         return -MOST_LOG_DENSITY * max(1, self.target.columns)
@@ -144,7 +142,7 @@ class Likelihood(BaseModel):
         return torch.logsumexp(each, dim=0) - math.log(len(draws))
 
     def metrics(self, scores: Mapping[str, float]) -> dict[str, float]:
-        """Metrics from the sums of `terms`; NaN where there are no samples."""
+        """Metrics from the sums of `terms`; NaN without samples."""
         return {"nll": mean_of(scores, "nll")}
 
     def pooled(self, draws: Tensor, weights: Tensor) -> Tensor:
@@ -239,7 +237,7 @@ class Classes(Likelihood):
         return other
 
     def nll(self, f: Tensor, y: Tensor) -> Tensor:
-        """What training minimizes: the mean of −log p(y | f), or as `reweighted` says."""
+        """The training loss: the mean of −log p(y | f), or that of `reweighted`."""
         log_prob = self.log_prob(f, y)
         loss = -log_prob
         if self._focal:

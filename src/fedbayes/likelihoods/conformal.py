@@ -66,7 +66,7 @@ class Conformal:
 
     @property
     def too_few(self) -> bool:
-        """Whether so few rows were counted that there is no threshold of the level."""
+        """Whether there are too few rows for a threshold of the level."""
         return _rank(self.level, self.rows) > self.rows
 
     def fits(self, likelihood: Likelihood) -> bool:
@@ -217,7 +217,7 @@ def count(found: Tensor) -> Tensor:
 
 
 def check_counts(counts: Tensor, columns: int, rows: int, where: str) -> None:
-    """See that counts of scores that a client sends are of its rows.
+    """Check that the counts of scores of a client match its number of rows.
 
     Args:
         counts: as `count` gives them.

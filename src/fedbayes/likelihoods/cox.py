@@ -90,7 +90,8 @@ class Cox(Likelihood):
         return self.log_prob(self.mean(draws.double()), y.double())
 
     def mean(self, draws: Tensor) -> Tensor:
-        """The mean log-risk over draws, [n, 1]: relative, so that differences alone say something.
+        """The mean log-risk over samples, [n, 1]; it is relative, so only differences are
+        meaningful.
 
         Args:
             draws: outputs under draws from a posterior, [draws, n, 1].

@@ -104,7 +104,8 @@ def at_risk(risk: Array, y: Array, times: Array) -> Array:
 
 
 def check_events(times: Array, counts: Array, rows: int, where: str) -> None:
-    """See that a client's events are of its rows: at rising times, and no more than there are.
+    """Check that a client's events match its rows: increasing times, and at most its number of
+    rows.
 
     Args:
         times: distinct times of events [K].

@@ -296,7 +296,7 @@ def default_measures(likelihood: "Likelihood") -> tuple[str, ...]:
 
 
 def fitting(names: Iterable[str], likelihood: "Likelihood") -> tuple[str, ...]:
-    """The metrics of these names that a likelihood does not tell by itself.
+    """The metrics of these names that a likelihood does not compute itself.
 
     Args:
         names: as a config has them; `auto` stands for those of `default_measures`.
@@ -357,7 +357,7 @@ _IN_WORDS = {
 
 @lru_cache(maxsize=8)
 def own_metrics(likelihood: "Likelihood") -> frozenset[str]:
-    """Names of the metrics that a likelihood tells by itself."""
+    """Names of the metrics that a likelihood computes itself."""
     from fedbayes.likelihoods.base import example_scores
 
     return frozenset(likelihood.metrics(example_scores(likelihood)))

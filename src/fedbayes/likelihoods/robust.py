@@ -44,7 +44,7 @@ def density_power(likelihood: Likelihood, f: Tensor, y: Tensor, beta: float) -> 
 
 
 def require_probabilities(likelihood: Likelihood) -> None:
-    """See that a likelihood says probabilities, and no densities.
+    """Check that a likelihood gives probabilities, not densities.
 
     Raises:
         ConfigError: it does not.

@@ -39,7 +39,7 @@ _BATCH = 200
 
 @dataclass(frozen=True)
 class TemperatureSums:
-    """What a client says of its held-out rows; the sums of several clients add."""
+    """A client's sums over its held-out rows; sums of several clients can be added."""
 
     nll: Tensor
     """Sum of −log p of the true class at each point of `GRID`, float64 [POINTS]."""
@@ -98,7 +98,7 @@ class TemperatureSums:
             raise DataError(f"{where}: these sums are impossible: −log p is convex in 1 / T")
 
     def times(self, weight: float) -> "TemperatureSums":
-        """With every row counted so many times in the sums."""
+        """The sums with every row counted `n` times."""
         sums = (self.nll * weight, self.slope * weight, self.curvature * weight)
         return TemperatureSums(*sums, self.rows, self.left_out)
 

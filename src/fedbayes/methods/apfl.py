@@ -48,7 +48,7 @@ class Apfl(PersonalModels):
     alpha_lr: float = Field(0.1, ge=0, description="learning rate of α_k. 0: α_k is fixed")
 
     def check(self, run: Federation) -> None:
-        """Weights can be mixed, and what else changes in training cannot.
+        """Only weights can be mixed; nothing else may change in training.
 
         Raises:
             ModelError: the network has buffers, such as running means.

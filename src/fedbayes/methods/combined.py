@@ -36,7 +36,7 @@ from fedbayes.likelihoods import evaluate, total
 
 @dataclass(frozen=True)
 class CombinedServer:
-    """The combined model, and what the coordinator decides by."""
+    """The combined model, and the quantities for the coordinator's decision."""
 
     weights: Tensors
     buffers: Tensors
@@ -132,7 +132,7 @@ class Combined(Combination, Method[CombinedServer, Stateless, ReportList]):
         ]
 
     def check(self, run: Federation) -> None:
-        """Factors that are to be normalized have a sum above 0.
+        """Factors to normalize must have a sum above 0.
 
         Raises:
             ConfigError: they have not.
@@ -167,7 +167,9 @@ class Combined(Combination, Method[CombinedServer, Stateless, ReportList]):
     def report(
         self, solved: Solved, problem: Problem, client: Stateless, at: RoundContext
     ) -> tuple[Report, Stateless, Info]:
-        """Report the weights if they are finite, and what the combined model is worth here."""
+        """Report the weights if they are finite, and the metric of the combined model at this
+        client.
+        """
         weights, received = solved.parameters, problem.given["received"]
         overflowed = not all(bool(torch.isfinite(w).all()) for w in weights.values())
         sent = {**received, "overflowed": torch.tensor(overflowed, dtype=torch.float64)}
@@ -195,7 +197,7 @@ class Combined(Combination, Method[CombinedServer, Stateless, ReportList]):
     def update(
         self, server: CombinedServer, reports: ReportList, at: RoundContext
     ) -> tuple[CombinedServer, Info]:
-        """Combine the models; say if the rounds are to end.
+        """Combine the models, and decide whether to stop.
 
         A client whose training overflowed has no model; if that is half of them, there is no
         further round.

@@ -40,7 +40,7 @@ from fedbayes.fusion.settings import DistillationSettings
 
 @dataclass(frozen=True)
 class FedBeServer:
-    """What goes out, and the distribution that predicts; none before the first update."""
+    """The network to send, and the distribution that predicts; none before the first update."""
 
     weights: Tensors
     """Of the network that clients get."""
@@ -197,7 +197,7 @@ class FedBe(_Ensemble[ReportList]):
     def update(
         self, server: FedBeServer, reports: ReportList, at: RoundContext
     ) -> tuple[FedBeServer, Info]:
-        """Fit the distribution, and let what goes out learn its ensemble."""
+        """Fit the distribution, and distill its ensemble into the network to send."""
         found = [dense(report.tensors) for report in reports.reports.values()]
         sizes = torch.tensor([r.weight for r in reports.reports.values()], dtype=torch.float64)
         shares = sizes / sizes.sum()
@@ -254,7 +254,7 @@ class FedBeSums(_Ensemble[Sum]):
     )
 
     def expected(self, message: Message, run: Federation) -> Message:
-        """A network, and squares of what is trained."""
+        """A network, and squares of its trained weights."""
         trained = run.network.split()[0]
         return {**message, **named("square", {name: message[name] for name in trained})}
 
@@ -272,7 +272,7 @@ class FedBeSums(_Ensemble[Sum]):
     def update(
         self, server: FedBeServer, reports: Sum, at: RoundContext
     ) -> tuple[FedBeServer, Info]:
-        """Fit the Gaussian, and let what goes out learn its ensemble.
+        """Fit the Gaussian, and distill its ensemble into the network to send.
 
         A variance below 0, of noise or of rounding, counts as 0.
         """

@@ -71,7 +71,7 @@ class FedEP(MomentMatching):
         return {**chosen, **sgd(known)} if self.inference == "sgld" else chosen
 
     def check(self, run: Federation) -> None:
-        """Weights alone are inferred, by a Fisher matrix or by plain steps.
+        """Only weights are inferred, by a Fisher matrix or by plain steps.
 
         Raises:
             ModelError: the network has buffers, such as running means.

@@ -119,7 +119,7 @@ class FedFuse(ClassCountedMethod[Server]):
                 )
 
     def remarks(self, run: Federation) -> list[str]:
-        """What inputs are taken for, and that there are no classes to seek."""
+        """Notes on the synthetic inputs, and on `seek` without classes."""
         notes = input_remarks(self.name, self.inputs, run)
         if 4 * run.cohort <= run.clients:
             notes.append(

@@ -114,7 +114,7 @@ class FedIvon(Averaged, Method[FedIvonServer, Stateless, Sum]):
         }
 
     def check(self, run: Federation) -> None:
-        """Trained weights alone are random; nothing else may change in training.
+        """Only trained weights are random; nothing else may change in training.
 
         Raises:
             ModelError: the network has buffers, such as running means.

@@ -98,7 +98,7 @@ class FedL1(Averaged, ServerOptimizer, Method[FedL1Server, Stateless, Sum]):
         return self._sparse({**server.weights, **server.buffers}, self._groups(at.run))
 
     def price(self, weights: int) -> float:
-        """λ of a group of so many weights, which is also its threshold."""
+        """λ of a group with `weights` weights, which is also its threshold."""
         return self.l1 * sqrt(weights) if self.by_size else self.l1
 
     def _above(self, weights: Tensors, groups: tuple[Group, ...]) -> units.Masks:

@@ -116,7 +116,7 @@ class FedLap(MomentMatching):
         return self.covariance == "none"
 
     def check(self, run: Federation) -> None:
-        """Weights alone are inferred, and covariances need a Fisher matrix.
+        """Only weights are inferred, and covariances need a Fisher matrix.
 
         Raises:
             ModelError: the network has buffers, such as running means.
@@ -291,7 +291,7 @@ class Kronecker(SharedKroneckerPosterior):
     def report(
         self, solved: Solved, problem: Problem, client: CurvatureSums, at: RoundContext
     ) -> tuple[Report, CurvatureSums, Info]:
-        """Report what is to be added to the sums, damped; keep what was added.
+        """Report the damped change of the sums, and store it.
 
         Args:
             solved: its parameters are `weights/…`, w_k, and the client's own terms of the sums.

@@ -70,7 +70,7 @@ class FedPa(ServerOptimizer, GeneralizedFedAvg):
         return sgd(known) if self.sampler == "langevin" else super().recommended(known)
 
     def check(self, run: Federation) -> None:
-        """Samples are of all steps, and Langevin dynamics has plain ones.
+        """Samples use all steps, and Langevin dynamics needs plain ones.
 
         Raises:
             ConfigError: training ends by patience, or its optimizer makes no sampler.
@@ -147,5 +147,5 @@ class FedPa(ServerOptimizer, GeneralizedFedAvg):
     def personal_model(
         self, message: Message, report: Report | None, client: Stateless, run: Federation
     ) -> Tensors | None:
-        """None: a report is no network that the client would predict with."""
+        """None, because a report is not a network for predictions."""
         return None

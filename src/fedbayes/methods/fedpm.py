@@ -83,7 +83,7 @@ class FedPm(Method[FedPmServer, Stateless, ReportList]):
         return adam(known, lr=0.1, steps=60) | {"training.lr": 0.1}
 
     def check(self, run: Federation) -> None:
-        """Weights can be fixed at random, and nothing else changes in training.
+        """Weights must be fixed at random, and nothing else may change in training.
 
         Raises:
             ModelError: the network has buffers, or no weight with two axes.

@@ -468,7 +468,7 @@ class FedSparse(SpikeSlab[FedSparseServer, Stateless]):
     def report(
         self, solved: Solved, problem: Problem, client: Stateless, at: RoundContext
     ) -> tuple[Report, Stateless, Info]:
-        """Report what a sample of the gates lets through."""
+        """Report the weights whose gates are open in a sample."""
         tensors, info = self.sampled(solved, problem, at)
         return Report(tensors, self.weight(solved)), client, info
 

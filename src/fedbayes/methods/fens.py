@@ -164,7 +164,7 @@ class Fens(Averaged, Method[FensServer, PersonalTensors, ReportList]):
     def local(
         self, message: Message, client: PersonalTensors, samples: Samples, at: RoundContext
     ) -> tuple[Report, PersonalTensors, Info]:
-        """Train a network in round 1, or else the aggregator."""
+        """Train a network in round 1, and the aggregator in later rounds."""
         if MIXER not in message:
             return super().local(message, client, samples, at)
         kept = PersonalTensors(part(dense(message), "network") or client.tensors)

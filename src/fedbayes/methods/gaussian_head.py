@@ -230,7 +230,7 @@ class GaussianHeadMethod(Method[HeadServer, Stateless, Sum]):
     def personal_model(
         self, message: Message, report: Report | None, client: Stateless, run: Federation
     ) -> None:
-        """None: a client has no head of its own."""
+        """None, because a client has no own head."""
         return
 
     def draws(self, model: Tensors, run: Federation) -> Sampler:

@@ -124,7 +124,7 @@ class Hierarchical(Method[PopulationServer, PersonalTensors, Sum]):
     )
 
     def recommended(self, known: Known) -> dict[str, Any]:
-        """A full covariance of few weights, and else the diagonal; outputs that start moderate."""
+        """A full covariance for few weights, else a diagonal; small initial outputs."""
         layer = _last(known.run)
         return {
             **sgd(known),

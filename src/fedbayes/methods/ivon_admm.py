@@ -148,7 +148,7 @@ class IvonAdmm(GaussianServer[IvonServer, IvonClient]):
     )
 
     def recommended(self, known: Known) -> dict[str, Any]:
-        """Variational online Newton: the rate is of its own steps, which grow with a client's
+        """Variational online Newton: its learning rate, for steps that grow with a client's
         samples. The penalty is by the clients of a round, where those are not all.
         """
         run = known.run
@@ -241,7 +241,7 @@ class IvonAdmm(GaussianServer[IvonServer, IvonClient]):
         return self._lagrangian(run, training=True)
 
     def validation(self, run: Federation) -> Loss:
-        """The negative log-likelihood alone, without dropout."""
+        """Only the negative log-likelihood, without dropout."""
         return self._lagrangian(run, training=False)
 
     def _lagrangian(self, run: Federation, *, training: bool) -> Loss:
@@ -291,7 +291,7 @@ class IvonAdmm(GaussianServer[IvonServer, IvonClient]):
             raise MessageError(f"{error}; {_larger_penalty(self, run)}") from None
 
     def update(self, server: IvonServer, reports: Sum, at: RoundContext) -> tuple[IvonServer, Info]:
-        """Add to the dual variables; the posterior is between what they and the clients say."""
+        """Update the dual variables, and combine them with the clients' posteriors."""
         before, run = server.posterior, at.run
         total = self.changed_by(reports.tensors)
         rho = self.penalty(run)
@@ -305,7 +305,7 @@ class IvonAdmm(GaussianServer[IvonServer, IvonClient]):
     def personal_model(
         self, message: Message, report: Report | None, client: IvonClient, run: Federation
     ) -> Tensors | None:
-        """The client's posterior q_k; between rounds there is none of its own."""
+        """The client's posterior q_k; between rounds a client has none."""
         if report is None:
             return None
         return means_and_stds(self.known(message, report).to(run.network.device, torch.float32))

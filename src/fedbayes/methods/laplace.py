@@ -163,7 +163,7 @@ class Laplace(Averaged, ServerSchedule, Method[LaplaceServer, Stateless, ReportL
         )
 
     def expected(self, message: Message, run: Federation) -> Message:
-        """Weights, and if asked for which classes a client has."""
+        """Weights, and with `class_rows` the classes of a client."""
         if not self.class_rows:
             return message
         none = torch.zeros(1, dtype=torch.int64).expand(run.likelihood.target.classes)

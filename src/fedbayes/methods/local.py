@@ -61,7 +61,7 @@ class Local(Method[Weights, LocalClient, ReportList]):
         return LocalClient(network.initial)
 
     def message(self, server: Weights, at: RoundContext) -> Message:
-        """Nothing: clients hear nothing of one another."""
+        """Nothing: clients do not communicate."""
         return {}
 
     def problem(

@@ -119,7 +119,7 @@ class GpiFnm(MatchingSettings, ClassCountedMethod[MatchingServer]):
         return {**trained, "method.form": "wide" if wide else "published"}
 
     def note(self, samples: int, run: Federation) -> ClientNote:
-        """Few samples leave neurons near their start, where they are no other client's."""
+        """A note if few samples leave neurons near their start, where they match no others."""
         if samples >= FEWEST:
             return ClientNote()
         why = f"have fewer than {FEWEST} samples: few of their neurons match those of others"

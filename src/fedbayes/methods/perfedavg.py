@@ -53,7 +53,7 @@ class PerFedAvg(PersonalModels):
     )
 
     def check(self, run: Federation) -> None:
-        """Weights can be adapted inside a loss, and what else changes in training cannot.
+        """Only weights can be adapted inside a loss; nothing else may change in training.
 
         Raises:
             ModelError: the network has buffers, such as running means.

@@ -113,7 +113,7 @@ class PFedBayes(Averaged, Method[PFedBayesServer, PFedBayesClient, Sum]):
         return adam(known)
 
     def check(self, run: Federation) -> None:
-        """Trained weights alone are random; nothing else may change in training.
+        """Only trained weights are random; nothing else may change in training.
 
         Raises:
             ModelError: the network has buffers, such as running means.
@@ -130,7 +130,7 @@ class PFedBayes(Averaged, Method[PFedBayesServer, PFedBayesClient, Sum]):
         )
 
     def join(self, at: RoundContext) -> PFedBayesClient:
-        """Nothing of its own, until its first round."""
+        """No own state until its first round."""
         return PFedBayesClient({}, {})
 
     def message(self, server: PFedBayesServer, at: RoundContext) -> Message:

@@ -125,7 +125,7 @@ class PredBayes(Method[PredBayesServer, Stateless, ReportList]):
     )
 
     def recommended(self, known: Known) -> dict[str, Any]:
-        """All training is in one round, and a temperature leaves the data their say."""
+        """All training in one round, and a temperature that lets the model fit the data."""
         tempered = min(1.0, 0.2 * known.samples / max(known.weights, 1))
         return {
             **sgd(known, lr=0.5),
@@ -134,7 +134,7 @@ class PredBayes(Method[PredBayesServer, Stateless, ReportList]):
         }
 
     def check(self, run: Federation) -> None:
-        """Langevin dynamics has plain steps, of trained weights alone.
+        """Langevin dynamics needs plain steps of only trained weights.
 
         Raises:
             ConfigError: the optimizer makes no sampler, there is weight decay, or inputs cannot be
@@ -148,7 +148,7 @@ class PredBayes(Method[PredBayesServer, Stateless, ReportList]):
             check_inputs(self.name, self.inputs, run)
 
     def remarks(self, run: Federation) -> list[str]:
-        """What inputs are taken for; and who is in the ensemble, and chooses β."""
+        """Notes on the synthetic inputs, the clients of the ensemble and the choice of β."""
         notes = [] if self.inputs is None else input_remarks(self.name, self.inputs, run)
         if run.cohort < run.clients:
             notes.append(

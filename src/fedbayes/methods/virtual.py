@@ -256,7 +256,7 @@ class Virtual(VariationalFactor[VirtualClient]):
         return self._free_energy(run, training=True)
 
     def validation(self, run: Federation) -> Loss:
-        """The likelihood term of the free energy alone, without dropout."""
+        """Only the likelihood term of the free energy, without dropout."""
         return self._free_energy(run, training=False)
 
     def _free_energy(self, run: Federation, *, training: bool) -> Loss:

@@ -154,7 +154,7 @@ def _kept_order(text: str, tensors: Tensors) -> list[str]:
 
 
 def kept_order(weights: Tensors) -> dict[str, str]:
-    """What the metadata of a safetensors file say of the order of weights, if they have one."""
+    """The order of weights in the metadata of a safetensors file, if they have one."""
     return {ORDER: json.dumps(list(weights))} if _ordered(weights) else {}
 
 

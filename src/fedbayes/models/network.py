@@ -320,7 +320,7 @@ class Network(Brief):
         }
 
     def require_unwritten(self) -> None:
-        """See that training wrote to no buffer that is taken for a constant.
+        """Check that training wrote to no buffer that is treated as a constant.
 
         Raises:
             ModelError: it did, though not in the pass that was tried before the first round.

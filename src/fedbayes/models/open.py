@@ -45,7 +45,7 @@ class OpenedWeights:
         )
 
     def unlike(self) -> ModelError:
-        """The error that says how they are of another network."""
+        """The error for weights of another network."""
         found = self.weights if self.named is None else self.named
         told = unlike(found, self.network.start)
         return ModelError(f"{self.source} has no weights of model {self.settings.name!r}: {told}")

@@ -65,7 +65,7 @@ class ImageNetwork(nn.Module):
 
 
 def build_other(settings: ModelSettings, shape: tuple[int, ...], outputs: int) -> nn.Module:
-    """A pretrained network with a head of this width; of it trains what the settings say.
+    """A pretrained network with a head of this width; the settings choose its trainable part.
 
     Args:
         settings: the `[model]` table.

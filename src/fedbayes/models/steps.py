@@ -99,7 +99,7 @@ class Steps:
         return program_units(self._program)
 
     def run(self, tensors: Tensors, x: Tensor) -> Iterator[GraphStep]:
-        """One forward pass; whoever has seen enough stops asking.
+        """One forward pass, operation by operation.
 
         Args:
             tensors: parameters and buffers by name.
@@ -149,7 +149,7 @@ class Steps:
         return any(kind(node).startswith(("view", "as_strided", "set")) for node in self.nodes)
 
     def outputs(self, tensors: Tensors, x: Tensor) -> Tensor:
-        """What the network says of a batch."""
+        """The outputs of the network for a batch."""
         found = x
         for step in self.run(tensors, x):
             if step.node is self.output:

@@ -161,7 +161,7 @@ def require_registered(
     shape: tuple[int, ...],
     name: str,
 ) -> None:
-    """See that what a network computes follows from its `state_dict`.
+    """Check that the outputs of a network depend only on its `state_dict`.
 
     It is built twice more under different seeds, one of the two is used, and gets the state of
     the other. Then both must compute the same. One has the seed of the network itself, and so the

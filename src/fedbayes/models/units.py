@@ -343,7 +343,7 @@ WRITES_OVER = (
 
 
 def require_inputs_kept(networks: Mapping[str, nn.Module], x: Tensor) -> None:
-    """See that networks leave their inputs as they are.
+    """Check that networks do not change their inputs.
 
     Args:
         networks: by name; left in evaluation mode.
@@ -361,7 +361,7 @@ def require_inputs_kept(networks: Mapping[str, nn.Module], x: Tensor) -> None:
 
 
 def require_gradients(networks: Mapping[str, nn.Module], x: Tensor) -> None:
-    """See that networks have gradients in evaluation mode, where dropout hands on what it gets.
+    """Check that networks have gradients in evaluation mode, without dropout.
 
     Args:
         networks: by name; left in evaluation mode.

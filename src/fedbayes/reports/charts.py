@@ -152,7 +152,7 @@ def coverage_curve(found: Coverage, run: int = 0) -> Lines:
 
 
 def diagram(calibration: Calibration, run: int = 0) -> Reliability:
-    """A reliability diagram whose bins have enough samples each to say something.
+    """A reliability diagram whose bins have enough samples.
 
     Bins under `LEAST_SAMPLES` or `LEAST_SHARE` of the samples are merged with the neighbour that
     has fewer; the calibration error stays that of the bins as they are defined.
@@ -216,7 +216,7 @@ def filled(chart: Chart) -> bool:
 
 
 def telling(chart: Chart) -> bool:
-    """Whether a chart says more than the table of runs.
+    """Whether a chart shows more than the table of runs.
 
     The sparsity and the size of a model that stay as they are do not.
     """

@@ -19,7 +19,7 @@ Bins = Sequence[tuple[float, float, int]]
 
 @dataclass(frozen=True)
 class Series:
-    """What a method's runs tell, by seed."""
+    """The results of a method's runs, by seed."""
 
     label: str
     method: str

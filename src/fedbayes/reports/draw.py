@@ -253,7 +253,7 @@ def _heat(axes: "Axes", chart: Heat) -> None:
 
 
 def reliability(axes: "Axes", chart: Reliability, look: Look = PLAIN, name: str = "") -> None:
-    """Accuracy over confidence, and under it how many samples each point stands for.
+    """Accuracy over confidence, and below it the number of samples of each point.
 
     Args:
         axes: gives its place to the two parts.

@@ -137,7 +137,7 @@ def _of(group: _Group, curves: Sequence[ChartCurve]) -> list[ChartCurve]:
 
 
 def over_bytes(records: Sequence[Record]) -> list[Chart]:
-    """The headline metric over what was sent up to then, to clients and back."""
+    """The headline metric over the bytes sent until then, to clients and back."""
     unit, factor = _unit(
         max((_sent(record)[-1] for record in records if record.metrics), default=0)
     )
@@ -292,7 +292,7 @@ def seconds(records: Sequence[Record]) -> list[Chart]:
 
 
 def privacy(records: Sequence[Record]) -> list[Chart]:
-    """What was spent of privacy, over rounds; nothing where only the last round tells."""
+    """The privacy budget over rounds; empty if only the last round has it."""
     curves = []
     for run, record in enumerate(records):
         if len(record.spent) < 2:
@@ -427,7 +427,7 @@ def predictions(records: Sequence[Record]) -> list[Chart]:
 
 
 def coverage(records: Sequence[Record]) -> list[Chart]:
-    """How many targets lie in predictive intervals, of each global model."""
+    """Share of targets in predictive intervals, for each global model."""
     known = [(run, record.coverage) for run, record in enumerate(records) if record.coverage]
     if not known:
         return []

@@ -35,7 +35,7 @@ from fedbayes.storage.scores import CLIENT_ROWS
 
 @dataclass(frozen=True)
 class Record:
-    """One run, as far as its folder tells it."""
+    """One run, with the information of its folder."""
 
     label: str
     """Its name among the others: the folder's, with as many of its parents as it takes."""
@@ -196,7 +196,7 @@ def refuse_no_run(run: RunFolder) -> None:
 
 
 def labels_of(folders: Sequence[Path]) -> list[str]:
-    """The shortest ends of the paths that tell the folders apart."""
+    """The shortest path suffixes that distinguish the folders."""
     paths = [folder.resolve() for folder in folders]
     for path, count in Counter(paths).items():
         if count > 1:
@@ -211,7 +211,7 @@ def labels_of(folders: Sequence[Path]) -> list[str]:
 
 
 def rounds_of(run: RunFolder, label: str) -> Record:
-    """What the lines of a run's rounds and its summary tell; quick.
+    """The information of a run's rounds and its summary; fast.
 
     Raises:
         RunError: its config or its lines are damaged.
@@ -261,7 +261,7 @@ def rounds_of(run: RunFolder, label: str) -> Record:
 
 
 def deepened(run: RunFolder, record: Record) -> Record:
-    """With what a run's data, its clients and its model tell; that may take a while.
+    """The record with information of the data, the clients and the model; this may take a while.
 
     Args:
         run: the run folder.

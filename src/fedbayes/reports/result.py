@@ -41,14 +41,14 @@ RawPredictor = Callable[[Any], Tensor]
 
 
 class Interval(NamedTuple):
-    """Where targets lie, in their own unit, [n, columns] each."""
+    """Prediction intervals in the unit of the target, [n, columns] each."""
 
     low: Tensor
     high: Tensor
 
 
 class StoredRun:
-    """A run that has ended, as its folder tells it."""
+    """A finished run, read from its folder."""
 
     def __init__(self, folder: Path | str, keep: object = None) -> None:
         self.folder = RunFolder(Path(folder))
@@ -167,7 +167,7 @@ class StoredRun:
 
     @property
     def model(self) -> Tensors:
-        """The global model, with what is frozen in its network.
+        """The global model, including frozen weights.
 
         Raises:
             RunError: there is none: under some methods only clients have models; or frozen weights
@@ -219,7 +219,7 @@ class StoredRun:
         return predictor(self.likelihood, sampled_at(self.likelihood, self.draws(client), cool))
 
     def interval(self, x: Any, level: float = 0.9, client: str | int | None = None) -> Interval:
-        """Where numbers lie that are predicted for raw samples.
+        """Prediction intervals for raw samples.
 
         Args:
             x: samples, as for `predictor`.
@@ -391,8 +391,8 @@ class StoredRun:
     def draws(
         self, client: str | int | None = None, *, adapt: Samples | None = None
     ) -> "RawPredictor":
-        """A model as a function from raw samples to what its network says, [draws, n, width], for
-        `likelihood`: a posterior, or an ensemble, has several draws.
+        """A model as a function from raw samples to outputs, [draws, n, width], for `likelihood`; a
+        posterior or an ensemble has several draws.
 
         Args:
             client: as for `predictor`, and so are the errors.

@@ -185,7 +185,7 @@ def _label(config: Config) -> str:
 
 
 def refuse_other_data(now: Dataset, folder: RunFolder) -> None:
-    """See that data are those of a run, which others are to be compared with.
+    """Check that data are the data of a run to compare with.
 
     Raises:
         RunError: they are others; names the run.

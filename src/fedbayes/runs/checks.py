@@ -45,7 +45,7 @@ def check(
     data: FederatedData,
     adversary: Adversary | None = None,
 ) -> None:
-    """See that a run can be what its config says.
+    """Check that a config is consistent and every setting has an effect.
 
     Args:
         config: the settings.

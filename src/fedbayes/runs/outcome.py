@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 
 def outcome(summary: "Metrics") -> Group:
-    """The summary as a table, and how metrics differ between clients where it tells that."""
+    """The summary as a table, with the spread of metrics over clients if it has one."""
     own = summary["headline"].partition("_")[0]
     shown = sorted(("global", "local"), key=own.__ne__)
     between = [table for whose in shown if (table := between_clients(summary, whose))]

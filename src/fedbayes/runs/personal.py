@@ -186,7 +186,7 @@ def adapted_model(
 
 
 def none_kept(method: AnyMethod) -> str:
-    """Why clients have no models of their own, and under which methods they have, in words."""
+    """A message why clients have no own models, with the methods that have them."""
     if keeps_own(method):
         return f"no layer of this network stays with the clients under {method.name}"
     keepers = [name for name, kind in METHODS.items() if keeps_own(kind())]
@@ -196,7 +196,7 @@ def none_kept(method: AnyMethod) -> str:
 
 
 def keeps_own(method: AnyMethod) -> bool:
-    """Whether clients of a method keep models of their own between rounds."""
+    """Whether clients of a method keep their own models between rounds."""
     return method.models in (Models.PERSONAL, Models.BOTH)
 
 

@@ -392,7 +392,7 @@ class Simulation(Brief):
 
     @property
     def kept(self) -> Progress:
-        """The state whose model is saved: the best where it is kept, else the last."""
+        """The state whose model is saved: the best if it is kept, else the last."""
         return self.best or self.progress
 
     @property
@@ -432,7 +432,7 @@ class Simulation(Brief):
             self.close()
 
     def close(self) -> None:
-        """End the workers and give back what the run borrowed of this process."""
+        """Stop the workers and restore the settings of this process."""
         if self._engine is not None:
             self._engine.close()
             self._engine = None
@@ -492,8 +492,8 @@ class Simulation(Brief):
         return time.perf_counter() - began
 
     def require_an_update(self) -> None:
-        """See that a run that has ended had an update, and say so if most rounds had none, or
-        one of noise alone, or if training diverged.
+        """Check that a finished run had an update, and add notes on rounds without one or with only
+        noise, and on divergence.
 
         Raises:
             RunError: no round had one, so that the model is the untrained start.
@@ -822,12 +822,12 @@ class Simulation(Brief):
 
     def local_accuracy(self) -> float | None:
         """Mean over clients of the accuracy of the model each last reported, on its own test set;
-        None where there are no classes or no test samples.
+        None without classes or test samples.
         """
         return self.progress.clients.means(self.likelihood).get("accuracy")
 
     def at_work(self) -> AtWork:
-        """What goes on at the clients now; for other threads too."""
+        """The current work of the clients; also for other threads."""
         return at_work(self._engine)
 
     def work(self) -> Work:
@@ -850,7 +850,7 @@ class Simulation(Brief):
         self._told(activity)
 
     def cohort_of(self, number: int) -> list[int]:
-        """The clients of a synchronous round, whoever is there."""
+        """The clients of a synchronous round, including absent ones."""
         return self.rounds.cohort(number)
 
     def summary(self) -> Metrics:

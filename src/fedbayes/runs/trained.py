@@ -130,7 +130,7 @@ class TrainedModel(Brief):
         return found[0]
 
     def foretelling(self, times: Sequence[float]) -> "TrainedModel":
-        """The same model, which also tells probabilities of survival, `survival_TIME`.
+        """The same model, which also predicts survival probabilities, `survival_TIME`.
 
         Args:
             times: in the unit of the target; the event has happened by then, or not.
@@ -315,7 +315,7 @@ class TrainedModel(Brief):
         return raw, list(odd.values())
 
     def columns(self, raw: Sequence[Tensor], level: float | None, start: int = 0) -> Answers:
-        """Predictions alone, by column.
+        """Only the predictions, by column.
 
         Args:
             raw: samples, as `encode` gives them.

@@ -33,7 +33,7 @@ def read_target(
     where: str,
     notes: list[str],
 ) -> tuple[Array, Target]:
-    """What the labels are, and the labels as that: int64 [N] of classes, else float32 [N, T].
+    """The kind of the labels, and the labels: int64 [N] for classes, else float32 [N, T].
 
     Where it is left to the labels, one column is of classes if it can be, and else a real
     target; several are labels if they hold 0 and 1 alone, and else a real target.

@@ -128,7 +128,7 @@ def testing_rows(
 def choose_features(
     frame: Any, settings: SourceSettings, where: str, notes: list[str], *, labelled: bool = True
 ) -> tuple[str, ...]:
-    """Names of the columns that are to be features.
+    """Names of the columns to use as features.
 
     Args:
         frame: The table.

@@ -20,7 +20,7 @@ WHERE = "the query"
 
 
 def read_query(settings: SourceSettings) -> Any:
-    """The rows of a query as a frame, in an order of their own: the same rows are the same data.
+    """The rows of a query as a sorted frame, so that the same rows are the same data.
 
     The query runs in a transaction that is rolled back.
 

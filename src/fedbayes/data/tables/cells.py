@@ -21,7 +21,7 @@ _ONCE_NUMBER = re.compile(r"[0-9]+\.0")
 
 
 def code(frame: Any, columns: Sequence[Column], where: str) -> Array:
-    """A table as it is stored: see `fedbayes.data.tables.columns`.
+    """A table in its stored form: see `fedbayes.data.tables.columns`.
 
     Args:
         frame: the table; other columns are ignored.
@@ -44,7 +44,7 @@ def code(frame: Any, columns: Sequence[Column], where: str) -> Array:
 
 
 def is_numeric(column: Any) -> bool:
-    """Whether a column of a table holds numbers alone, or nothing."""
+    """Whether a column of a table has only numbers, or no values."""
     import pandas as pd
 
     kind = pd.api.types.infer_dtype(column, skipna=True)
@@ -52,7 +52,7 @@ def is_numeric(column: Any) -> bool:
 
 
 def as_numbers(column: Any, name: str, where: str, way: str, *, texts: bool = False) -> Any:
-    """A column of a table as numbers, missing values as they are.
+    """A column of a table as numbers; missing values stay missing.
 
     Args:
         column: The column.
@@ -102,7 +102,7 @@ def no_number(column: Any, name: str, where: str, way: str) -> CellError:
 
 
 def cell(column: Any, row: int) -> str:
-    """A cell in words."""
+    """A cell as text of a message."""
     value = column.iloc[row]
     if np.isscalar(value) or hasattr(value, "year"):
         return f"'{str(value)[:40]}'"

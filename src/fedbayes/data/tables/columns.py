@@ -63,7 +63,7 @@ class Column:
 
 
 def plain(columns: Iterable[Column]) -> bool:
-    """Whether the columns are numbers alone, which networks see as they are."""
+    """Whether the columns are only numbers, which networks see unchanged."""
     return all(column.kind in ("number", "boolean") and not column.gaps for column in columns)
 
 
@@ -90,7 +90,7 @@ def flags(columns: Iterable[Column]) -> list[str]:
 
 
 def described(columns: Iterable[Column]) -> str:
-    """Names of columns, and what they are where that is no number."""
+    """Names of columns, with their kind if it is not a number."""
     return listed(
         f"{column.name} ({column.kind})"
         if column.kind in ("date", "category", "text")

@@ -88,8 +88,8 @@ def fit(columns: Sequence[Column], coded: Array, rows: Rows) -> tuple[Column, ..
 
 
 def spread(values: Array, columns: Sequence[Column], other: float) -> Array:
-    """Numbers of coded columns [C] as those of encoded ones [W]: `other` where a feature is no
-    quantity.
+    """Numbers of coded columns [C] as those of encoded ones [W]: `other` if a feature is not a
+    number.
     """
     found, at = [], 0
     for column in columns:
@@ -113,7 +113,7 @@ class Unknown:
     """The row of the first of them, from 0."""
 
     def told(self, where: str = "", *, numbered: bool = True) -> str:
-        """What to say of them, and of what is taken in their place.
+        """A message about them, and about the values used instead.
 
         Args:
             where: what the rows are of.

@@ -22,7 +22,7 @@ def fitted(
     columns: tuple[Column, ...] | None = None,
     label: str = "",
 ) -> Preprocessing:
-    """What a network sees of samples: sums, counts and sets of categories over rows say it.
+    """The encoding of samples for a network, from sums, counts and categories over rows.
 
     Args:
         dataset: the samples.

@@ -47,7 +47,7 @@ class KindGuess:
 
 
 def judge(column: Any, name: str, settings: SourceSettings, where: str) -> KindGuess:
-    """Say what a column of a table is, by the settings or else by its cells.
+    """Decide the kind of a column of a table, by the settings or by its cells.
 
     Numbers, booleans and dates are what they are. Text is of dates if all of it is written as in
     ISO 8601, of categories if it has few different values, and otherwise not usable: free text and
@@ -248,7 +248,7 @@ def choose_columns(
     notes: list[str],
     clients: Any = None,
 ) -> tuple[Column, ...]:
-    """What becomes of the columns of a table that are to be features.
+    """The encoding of the columns of a table that are features.
 
     Args:
         frame: The table.

@@ -166,7 +166,7 @@ def read_summary(path: Path) -> TableSummary:
 def check_summaries(
     several: Sequence[TableSummary], names: Sequence[str], most: float = MOST_ROWS
 ) -> None:
-    """See that no client's summary decides alone how columns are encoded for all.
+    """Check that no single client's summary decides the encoding of columns.
 
     Args:
         several: of the same columns, as those that `add_summaries` takes.

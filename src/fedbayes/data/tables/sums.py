@@ -34,7 +34,7 @@ Vector = npt.NDArray[np.float64]
 
 @dataclass(frozen=True, repr=False)
 class Sums(Brief):
-    """Sums over the rows of a table: those of two tables are added, and say no row of either.
+    """Sums over the rows of a table, which can be added for several tables.
 
     Examples:
         >>> import numpy as np
@@ -185,7 +185,7 @@ def add_sums(several: Sequence[Sums], names: Sequence[str] = ()) -> Sums:
 
 
 def check_sums(several: Sequence[Sums], names: Sequence[str]) -> None:
-    """See that no client's sums decide alone what rows look like.
+    """Check that no single client's sums decide the distribution of rows.
 
     Args:
         several: each client's.

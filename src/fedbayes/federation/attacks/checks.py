@@ -19,7 +19,7 @@ def check(
     engine: str,
     secure: bool,
 ) -> None:
-    """Check that an attack goes with the rest of the settings.
+    """Check that an attack works with the other settings.
 
     Args:
         adversary: the malicious clients, and what they do.

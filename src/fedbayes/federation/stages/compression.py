@@ -15,7 +15,7 @@ def check(
     aggregation: Aggregation,
     initial: Tensors,
 ) -> None:
-    """See that messages can be compressed as is asked for.
+    """Check that messages can be compressed with these settings.
 
     Args:
         settings: the `[compression]` table.

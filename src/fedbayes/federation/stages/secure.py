@@ -140,7 +140,7 @@ def check(
     engine: str,
     cohort: int,
 ) -> None:
-    """See that what is asked for can be done.
+    """Check the settings of secure aggregation.
 
     Args:
         settings: the `[secure]` table.
