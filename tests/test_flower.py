@@ -455,7 +455,7 @@ def test_a_hello_that_does_not_end_costs_only_its_own_node(over):
 
 def test_what_is_wrong_with_data_stays_in_the_nodes_own_log(caplog):
     asked = Message(RecordDict(), 1, TRAIN)
-    said = complaint(DataError("column 'name' holds what is no number: 'Erika'"), asked)
+    said = complaint(DataError("column 'name' is wrong: 'Erika'"), asked)
     with pytest.raises(EngineError, match="its data cannot be used; see its own log") as told:
         read_reply(said.content)
     assert "Erika" not in str(told.value)

@@ -311,7 +311,7 @@ BAD = {
     ),
     "text": (
         lambda f: f.assign(age=f.age.astype(object).where(f.index != 20, "old")),
-        r"column 'age' holds what is no number \('old' in row 21",
+        r"column 'age' has 1 cell that is not a number \('old' in row 21",
     ),
     "infinite": (
         lambda f: f.assign(age=f.age.where(f.index != 20, np.inf)),
@@ -333,7 +333,7 @@ def test_bad_tables_leave_nothing(tmp_path, classes, place, patients, kind, suff
     change, words = BAD[kind]
     if kind == "text" and suffix == ".parquet":
         change = lambda f: f.assign(age=f.age.astype(str).where(f.index != 20, "old"))  # noqa: E731
-        words = "column 'age' holds what is no number"
+        words = "column 'age' has"
     inputs = write(tmp_path / f"bad{suffix}", change, patients)
     with pytest.raises(DataError, match=words) as error:
         predict(tmp_path, place / "classes", inputs, rows=8)
@@ -584,7 +584,7 @@ def test_dates_in_two_formats_are_read_as_in_training(tmp_path, monkeypatch, cap
     assert cli(monkeypatch, capsys, *check)[0] == 0
     frame.loc[8, "day"] = "soon"
     frame.to_csv(file, index=False)
-    with pytest.raises(DataError, match=r"'day' holds what is no date written as 2020.*row 9"):
+    with pytest.raises(DataError, match=r"'day' has text that is not a date written as 2020.*row 9"):
         find_tests(model, None, [f"data.path={file}"])
     frame.loc[8, "day"] = "31.03.2020"  # the format that other columns have; ISO dates beside it
     frame.to_csv(file, index=False)
@@ -613,7 +613,7 @@ def test_what_training_did_not_have_is_told_once(mixed, tmp_path, monkeypatch, c
     new.to_csv(tmp_path / "new.csv", index=False)
     code, _, err = cli(monkeypatch, capsys, *arguments, "--chunk", 10, "--overwrite")
     assert code == 2
-    assert "column 'seen' holds what is no date" in " ".join(err.split())
+    assert "column 'seen' has text that is not a date" in " ".join(err.split())
     assert "'soon' in row 34" in " ".join(err.split())
 
 

@@ -188,7 +188,7 @@ def broken():
     ("factory", "reason"),
     [
         ("raises", "KeyError.*no such file"),
-        ("number", "returned a int; wanted is a dict"),
+        ("number", "returned a int. Return a dict"),
         ("nothing", "cannot find the data"),
         ("other_shapes", "client 'b': samples are 2 of float32, and those of .*client 'a' 4"),
         ("infinite", "client 'b': the samples have values that are infinite"),

@@ -95,9 +95,9 @@ def deep(folder):
 @pytest.mark.parametrize(
     ("make", "reason"),
     [
-        (damaged, r"b/2\.png: .*fix it"),
+        (damaged, r"b/2\.png: .* Replace it"),
         (deep, r"b/2\.png has more than 8 bits"),
-        (lambda f: draw(f, ["a/1.png", "2.png"]), r"2\.png lies not in the folder of a class"),
+        (lambda f: draw(f, ["a/1.png", "2.png"]), r"2\.png is not in the folder of a class"),
         (lambda f: draw(f, ["a/b/c/d/1.png"]), "too deep"),
         (lambda f: draw(f, ["a/1.png", "x/a/2.png"]), "at different depths. Put all"),
         (lambda f: draw(f, ["train/a/1.png", "val/a/2.png"]), "in neither train nor test"),

@@ -115,7 +115,7 @@ def test_digits_that_float32_loses_are_told_by_all_sources(module, tmp_path):
     assert "feature 1 is rounded to" in note
     x = np.concatenate([x for x, _ in made.values()])
     np.savez(tmp_path / "a.npz", x=x, y=np.arange(len(x)) % 2)
-    assert "feature 1 is stored" in load_dataset(DataSettings(path=tmp_path / "a.npz")).notes[0]
+    assert "feature 1 is rounded" in load_dataset(DataSettings(path=tmp_path / "a.npz")).notes[0]
     frames = {k: (pd.DataFrame(x, columns=NAMES), y) for k, (x, y) in made.items()}
     assert "'b' has a rounding error of" in load(module, frames).notes[0]
 
@@ -156,7 +156,7 @@ def test_frames_with_columns_of_any_type(module):
     assert load(module, numbered).features == ("0", "1", "2")
     for odd, words in (
         ({"a": (frame, y), "b": (frame.rename(columns={"c": "d"}), y)}, "column 'c' is not in"),
-        ({"a": (frame.assign(sex="f"), y)}, r"'sex' holds what is no number \('f' in row 1"),
+        ({"a": (frame.assign(sex="f"), y)}, r"'sex' has .* cells that are not numbers \(first 'f' in row 1"),
         ({"a": frame}, "no column 'label'; set data.label to one of a, b, c"),
     ):
         with pytest.raises(DataError, match=words):

@@ -129,7 +129,7 @@ def test_official_test_rows_of_no_client():
     [
         ({"partition": "shards", "clients": 7}, "left over by 7 x 2 shards"),
         ({"partition": "dirichlet-equal", "clients": 7}, "left over, because 7 clients"),
-        ({"partition": "counts", "class_counts": [[3, 3, 3], [2, 0, 1]]}, "class_counts would"),
+        ({"partition": "counts", "class_counts": [[3, 3, 3], [2, 0, 1]]}, "by class_counts"),
     ],
 )
 def test_rows_that_a_scheme_leaves_over(asked, says):

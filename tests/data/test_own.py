@@ -151,13 +151,13 @@ def test_arrays(tmp_path, shape, dtype, seen, scale):
     ("change", "asked", "says"),
     [
         ({}, {"label": "species"}, "Set label to one of a, b"),
-        ({}, {"label": "kind", "group": "farm"}, "set group"),
+        ({}, {"label": "kind", "group": "farm"}, "Set group"),
         ({}, {"label": "kind"}, "column 'part' has the values train and test.*drop"),
         ({}, {"label": "kind", "split": "site"}, "neither train nor test"),
         (
             {"a": np.inf},
             {"label": "kind", "split": "part"},
-            "column 'a' is infinite, or too large for float32, in row 1 .of 40",
+            "column 'a' is infinite, or too large for float32, in row 1 .40",
         ),
         (
             {"kind": None},
@@ -166,7 +166,7 @@ def test_arrays(tmp_path, shape, dtype, seen, scale):
         ),
         ({"kind": "oak"}, {"label": "kind", "split": "part"}, "two classes"),
         ({"part": "train"}, {"label": "kind", "split": "part"}, None),
-        ({"part": "test"}, {"label": "kind", "split": "part"}, "part is empty"),
+        ({"part": "test"}, {"label": "kind", "split": "part"}, "no training rows"),
         ({"site": None}, {"label": "kind", "split": "part", "group": "site"}, "no group"),
     ],
 )

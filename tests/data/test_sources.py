@@ -312,7 +312,7 @@ def test_a_set_that_is_nowhere_says_where_to_get_it(tmp_path, no_hub, monkeypatc
             DataError, match=f"{name}: neither data.dir nor FEDBAYES_DATA.*{source}"
         ):
             load_dataset(DataSettings(name=name))
-    with pytest.raises(DataError, match="no folder"):
+    with pytest.raises(DataError, match="folder not found"):
         load_dataset(DataSettings(name="mnist", dir=tmp_path / "nowhere"))
     monkeypatch.setenv("FEDBAYES_DATA", str(tmp_path / "nowhere"))
     with pytest.raises(DataError, match="FEDBAYES_DATA"):

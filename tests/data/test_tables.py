@@ -89,7 +89,7 @@ def test_columns_of_odd_types_that_are_numbers(tmp_path):
         ("a,b,label\n", "t.csv has no rows"),
         ("a,a,label\n1,2,x\n", "two columns 'a'"),
         ("a,b,label\n0,1,2,x\n1,3,4,y\n", "more values than its first line has names"),
-        ("a,b,label\n1,2,x\n2,?,y\n3,?,y\n", r"column 'b' .*\('\?' in row 2, of 2 such rows\)"),
+        ("a,b,label\n1,2,x\n2,?,y\n3,?,y\n", r"column 'b' has 2 cells .*\(first '\?' in row 2\)"),
         ("a,b,label\n1,2,x\n2,3\n", "1 of 2 rows have no label"),
         ("a,b,label\n1,2,x\n2,3,x\n", "two classes are needed, and there is only 'x'"),
         ("label\nx\ny\n", "no columns besides label"),
@@ -121,7 +121,7 @@ def test_messages_have_words_and_no_python(tmp_path):
     with pytest.raises(DataError, match="exactly one of y0, y1, y2, y3 is 1 in every row"):
         load(tmp_path / "t.npz")
     FRAME.assign(photo=[{"bytes": b"", "path": None}] * 12).to_parquet(tmp_path / "t.parquet")
-    with pytest.raises(DataError, match=r"pictures.*set features = \['photo'\]"):
+    with pytest.raises(DataError, match=r"pictures.*Set data.features = \['photo'\]"):
         load(tmp_path / "t.parquet")
     FRAME.assign(part=["train", None] * 6).to_csv(tmp_path / "t.csv", index=False)
     with pytest.raises(DataError, match="6 of 12 rows have no value in column 'part'"):

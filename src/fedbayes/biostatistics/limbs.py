@@ -23,7 +23,7 @@ _MANTISSA = 53
 
 @dataclass(frozen=True)
 class Limbs:
-    """Conversion of the numbers of `n` clients to limbs, the same at clients and server."""
+    """Conversion of the numbers of `clients` clients to limbs, the same at clients and server."""
 
     clients: int
 
