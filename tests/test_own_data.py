@@ -256,7 +256,10 @@ def test_own_targets_may_be_all_the_same(prices, tmp_path):
     ("text", "words"),
     [
         ("rent,rooms,levy\n1.5,2,3.5\n2.5,3,1.5\n", r"no column 'tax'"),
-        ("rent,rooms,tax\n1.5,2,low\n2.5,3,1.5\n", r"column 'tax' has 1 cell that is not a number \('low'"),
+        (
+            "rent,rooms,tax\n1.5,2,low\n2.5,3,1.5\n",
+            r"column 'tax' has 1 cell that is not a number \('low'",
+        ),
         ("rent,rooms,tax\n1.5,2,\n2.5,3,1.5\n", "have no label, first row 1"),
     ],
 )
@@ -344,10 +347,14 @@ def test_own_tables_are_encoded_as_the_federations(wards, tmp_path):
     frame["age"] = frame.age.astype(object)
     frame.loc[4, "age"] = "old"
     frame.to_csv(tmp_path / "mine.csv", index=False)
-    with pytest.raises(DataError, match=r"'age' has 1 cell that is not a number \('old' in row 5\)"):
+    with pytest.raises(
+        DataError, match=r"'age' has 1 cell that is not a number \('old' in row 5\)"
+    ):
         own_data(wards, tmp_path / "mine.csv", seen.public())
     ward_rows(40, 1).assign(born="soon").to_csv(tmp_path / "mine.csv", index=False)
-    with pytest.raises(DataError, match=r"'born' has text that is not a date .*'soon' in row 1; 40"):
+    with pytest.raises(
+        DataError, match=r"'born' has text that is not a date .*'soon' in row 1; 40"
+    ):
         own_data(wards, tmp_path / "mine.csv", seen.public())
 
 

@@ -584,7 +584,9 @@ def test_dates_in_two_formats_are_read_as_in_training(tmp_path, monkeypatch, cap
     assert cli(monkeypatch, capsys, *check)[0] == 0
     frame.loc[8, "day"] = "soon"
     frame.to_csv(file, index=False)
-    with pytest.raises(DataError, match=r"'day' has text that is not a date written as 2020.*row 9"):
+    with pytest.raises(
+        DataError, match=r"'day' has text that is not a date written as 2020.*row 9"
+    ):
         find_tests(model, None, [f"data.path={file}"])
     frame.loc[8, "day"] = "31.03.2020"  # the format that other columns have; ISO dates beside it
     frame.to_csv(file, index=False)

@@ -529,7 +529,7 @@ def _each(change: Callable[..., Tensor], *trees: Any) -> Any:
     if isinstance(first, list | tuple):
         items = [_each(change, *parts) for parts in zip(*trees, strict=True)]
         return type(first)(*items) if hasattr(first, "_fields") else type(first)(items)
-    raise TypeError(f"a problem holds tensors in dicts, lists and tuples, not {first!r}")
+    raise TypeError(f"a problem needs tensors in dicts, lists and tuples, got {first!r}")
 
 
 def _pairs(one: Any, two: Any, place: str = "") -> Iterator[tuple[str, tuple[Tensor, Tensor]]]:

@@ -211,9 +211,17 @@ def test_categories_are_the_same_however_a_reader_takes_them(tmp_path):
     [
         ({"id": [f"P{k}" for k in range(300)]}, {}, r"'id' has 300 different texts.*drop"),
         ({"id": [f"P{k % 200}" for k in range(300)]}, {}, "'id' has 200 different texts"),
-        ({"code": ["1", "2", "x"] * 100}, {}, r"'code' has 100 cells that are not numbers \(first 'x' in row 3"),
+        (
+            {"code": ["1", "2", "x"] * 100},
+            {},
+            r"'code' has 100 cells that are not numbers \(first 'x' in row 3",
+        ),
         ({"when": ["31.03.2020", "01.04.2020"] * 150}, {"dates": "when"}, "'31.03.2020' in row 1"),
-        ({"when": 43921}, {"dates": "when"}, r"not a date written as 2020-03-31 \('43921' in row 1"),
+        (
+            {"when": 43921},
+            {"dates": "when"},
+            r"not a date written as 2020-03-31 \('43921' in row 1",
+        ),
         ({"fold": ["train", "test", "test"] * 100}, {}, "has the values train and test"),
         ({}, {"numeric": "sex"}, r"'sex' has 300 cells that are not numbers \(first '.' in row 1"),
         ({}, {"numeric": "sexx"}, r"no column 'sexx' \(did you mean 'sex'\?\)\. Set numeric to"),
@@ -386,7 +394,9 @@ def test_truth_values_as_text_are_those_of_a_csv(tmp_path, kind):
     texts = frame.assign(smoker=frame.smoker.map({True: "True", False: "false "}).astype(kind))
     np.testing.assert_array_equal(data.preprocessing.encode(texts)[0], by_csv)
     odd = frame.assign(smoker=frame.smoker.where(frame.index != 6, "perhaps"))
-    with pytest.raises(DataError, match=r"'smoker' has 1 cell that is not a number \('perhaps' in row 7"):
+    with pytest.raises(
+        DataError, match=r"'smoker' has 1 cell that is not a number \('perhaps' in row 7"
+    ):
         data.preprocessing.encode(odd)
 
 
@@ -418,7 +428,9 @@ def test_truth_values_as_text_where_a_table_is_of_numbers_alone(tmp_path):
     asked = DataSettings(path=path, **reading(data.preprocessing.table))
     np.testing.assert_array_equal(load_dataset(asked).x, found)
     odd = texts.assign(smoker=texts.smoker.where(texts.index != 6, "perhaps"))
-    with pytest.raises(DataError, match=r"'smoker' has 1 cell that is not a number \('perhaps' in row 7"):
+    with pytest.raises(
+        DataError, match=r"'smoker' has 1 cell that is not a number \('perhaps' in row 7"
+    ):
         data.preprocessing.encode(odd)
     ages = frame.assign(age=frame.age.astype(str).where(frame.index != 2, "true"))
     with pytest.raises(DataError, match=r"'age' has .* not .* \(.*'true' in row 3"):

@@ -156,7 +156,10 @@ def test_frames_with_columns_of_any_type(module):
     assert load(module, numbered).features == ("0", "1", "2")
     for odd, words in (
         ({"a": (frame, y), "b": (frame.rename(columns={"c": "d"}), y)}, "column 'c' is not in"),
-        ({"a": (frame.assign(sex="f"), y)}, r"'sex' has .* cells that are not numbers \(first 'f' in row 1"),
+        (
+            {"a": (frame.assign(sex="f"), y)},
+            r"'sex' has .* cells that are not numbers \(first 'f' in row 1",
+        ),
         ({"a": frame}, "no column 'label'; set data.label to one of a, b, c"),
     ):
         with pytest.raises(DataError, match=words):

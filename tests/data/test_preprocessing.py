@@ -40,7 +40,7 @@ def test_a_table_is_taken_by_the_names_of_its_columns():
     assert torch.equal(TABLE.apply(frame.convert_dtypes()), SEEN)
     with pytest.raises(DataError, match="no column 'dose'"):
         TABLE.apply(frame[["age"]])
-    with pytest.raises(DataError, match="'age' has .* not "):
+    with pytest.raises(DataError, match=r"'age' has .* not "):
         TABLE.apply(frame.assign(age="old"))
     with pytest.raises(DataError, match="infinite"):
         TABLE.apply(frame.assign(age=np.inf))

@@ -132,7 +132,9 @@ def test_identifiers_are_neither(tmp_path):
     file = table(tmp_path, label=[f"p-{k}" for k in range(300)])
     with pytest.raises(DataError, match="identifiers, not classes"):
         load(file)
-    with pytest.raises(DataError, match=r"column 'label' has .* not numbers \(first 'p-0' in row 1"):
+    with pytest.raises(
+        DataError, match=r"column 'label' has .* not numbers \(first 'p-0' in row 1"
+    ):
         load(file, REAL)
 
 

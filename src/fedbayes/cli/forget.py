@@ -31,7 +31,7 @@ def forget(
     ] = None,
     track: Track = None,
     as_json: Annotated[
-        bool, typer.Option("--json", help="Print the summary of the new run as JSON alone.")
+        bool, typer.Option("--json", help="Print the summary of the new run only as JSON.")
     ] = False,
 ) -> None:
     """Remove a client from a run: a new run without it, and a list of what cannot be removed."""

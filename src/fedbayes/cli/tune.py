@@ -90,7 +90,7 @@ def tune(
         ),
     ] = None,
     as_json: Annotated[
-        bool, typer.Option("--json", help="Print the chosen settings as JSON alone on stdout.")
+        bool, typer.Option("--json", help="Print the chosen settings only as JSON on stdout.")
     ] = False,
 ) -> None:
     """Choose settings on clients' validation rows, with the same budget for every method."""

@@ -171,7 +171,7 @@ def require_files(paths: Iterable[Path | None], *, folders: bool = False) -> Non
         if path is None or (path.exists() and (folders or not path.is_dir())):
             continue
         if not path.is_dir():
-            raise RunError(f"not found: {path}")
+            raise RunError(f"file {'or folder ' if folders else ''}not found: {path}")
         models = sorted(path.glob("*.safetensors"))
         which = ", ".join(map(str, models[:3])) or "none ends in .safetensors"
         raise RunError(f"{path} is a folder. Give a model file in it ({which})")

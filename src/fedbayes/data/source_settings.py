@@ -129,7 +129,7 @@ class SourceSettings(Settings):
     )
     categorical: Several[str] = Field(
         (),
-        description="Own tables: columns that are categories, even if they hold numbers. Each "
+        description="Own tables: columns that are categories, even if they have numbers. Each "
         "category becomes a feature, 0 or 1. Default: text columns with at most max_categories "
         "values and on average two rows for each value.",
     )

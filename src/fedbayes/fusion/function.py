@@ -235,10 +235,7 @@ def _notes(
             f"are {listed(gaussian.fixed, 3)}"
         )
     if calibration.idle:
-        yield (
-            f"{NAMES[settings.posterior]} does not improve on a temperature alone: both are "
-            "equally confident"
-        )
+        yield (f"{NAMES[settings.posterior]} gives no better confidence than a temperature")
 
 
 def teacher_of(

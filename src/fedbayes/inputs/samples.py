@@ -82,7 +82,7 @@ class RealSamples(InputPrior):
             self._aside, self._rows = np.split(order, [len(order) // ASIDE])
         else:
             notes.append(
-                f"{path}: {len(self._x)} samples are too few to hold any out, so divergences are "
+                f"{path}: {len(self._x)} samples are too few for held-out ones, so divergences are "
                 "measured on the inputs of the fit"
             )
         self.notes = tuple(notes)

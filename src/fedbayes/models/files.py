@@ -494,7 +494,7 @@ def dense_layers(weights: Tensors, source: str) -> list[DenseLayer]:
                     f"{source}: {name!r} has type {tensor.dtype}, not a float of 16 bits or more"
                 )
             if tensor is not None and not torch.isfinite(tensor).all():
-                raise ModelError(f"{source}: {name!r} holds NaN or infinite values")
+                raise ModelError(f"{source}: {name!r} has NaN or infinite values")
     return _chained(layers, source, ordered=_ordered(weights))
 
 

@@ -201,7 +201,7 @@ def require_registered(
     except RuntimeError as error:
         raise ModelError(
             f"model {name!r} has a different architecture each time it is built: "
-            f"{str(error).splitlines()[-1].strip()}. Let it depend only on its arguments"
+            f"{str(error).splitlines()[-1].strip()}. It must depend only on its arguments"
         ) from None
     same = True
     for training in (False, True):

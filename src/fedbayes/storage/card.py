@@ -197,7 +197,7 @@ class Card(Brief):
             way = way or f"If you trust it, add --set {key}={name}"
             raise ModelError(
                 f"{self.source} needs the code {key} = {name!r}, and fedbayes never runs code "
-                f"only because a file names it. {way}"
+                f"only because a file lists it. {way}"
             )
 
     @classmethod

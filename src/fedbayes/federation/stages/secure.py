@@ -187,7 +187,7 @@ def _check_sizes(settings: Secure, cohort: int) -> None:
         )
     if settings.levels is not None and settings.levels * cohort >= MODULUS:
         raise ConfigError(
-            f"secure.levels is {settings.levels}; with a cohort of {cohort} a sum can hold at most "
+            f"secure.levels is {settings.levels}; with a cohort of {cohort} the limit is "
             f"{(MODULUS - 1) // cohort}"
         )
 

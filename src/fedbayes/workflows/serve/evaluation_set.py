@@ -208,7 +208,7 @@ def _silent(
         return own, "by --mean and --std"
     if x.dtype.kind == "f" and bool(np.isnan(x).any()):
         raise DataError(
-            f"{dataset.name}: values are missing, and the model does not say how to impute them. "
+            f"{dataset.name}: values are missing, and the model has no rule to impute them. "
             "Give --mean (used for missing values) and --std, or leave such rows out with --set "
             "data.missing=drop"
         )
@@ -636,8 +636,7 @@ def _fit(dataset: Dataset, before: Preprocessing, name: str) -> None:
         way = ""
         if what == SCALE and dataset.name == "own":
             way = (
-                f". If the file has the same raw numbers as the training had, which are divided by "
-                f"{then} to lie about within 0 and 1, say so with --set data.scale={then}; if they "
-                "were divided already, multiply them first"
+                f". Set data.scale={then} if the file has the same raw numbers as the training; "
+                "if its numbers are already scaled, multiply them first"
             )
         raise ModelError(f"{name} has {what} {now}; the model was trained on {then}{way}")

@@ -144,7 +144,7 @@ class ModelFiles:
         return shared_card({path: self[path][1] for path in paths})
 
 
-_ALONE = "To fuse it, save its weights alone, without a card: torch.save(weights, 'FILE.pt')"
+_ALONE = "To fuse it, save only its weights, without a card: torch.save(weights, 'FILE.pt')"
 
 
 def read_models(
