@@ -343,12 +343,12 @@ def test_what_reports_that_add_are_is_said_of_every_method():
     ("changes", "words"),
     [
         ({"method": {"name": "pfnm"}}, "not work with pfnm: an update .* It works with .*fedavg"),
-        ({"method": {"name": "fedsparse"}}, "not for fedsparse"),
+        ({"method": {"name": "fedsparse"}}, "not work with fedsparse"),
         ({"method": {"name": "global"}}, "all data"),
         ({"method": {"name": "scaffold"}}, "scaffold cannot scale down old"),
         ({"clock": {}}, "needs a clock"),
         ({"asynchronous": {"buffer": 7}}, "but there are 6 clients"),
-        ({"min_reports": 3}, "min_reports = 3, but a buffer has 2 reports"),
+        ({"min_reports": 3}, "min_reports = 3, but a buffer has 2 updates"),
         (
             {"engine": "flower", "sampling": "cyclic"},
             "but async.* takes whichever client is free",
@@ -360,13 +360,13 @@ def test_what_reports_that_add_are_is_said_of_every_method():
                 "asynchronous": {},
                 "clock": {"speeds": "equal", "availability": "share"},
             },
-            "sampling = 'cyclic' needs to choose .* which clock.availability leaves",
+            "sampling = 'cyclic' needs a choice .* but clock.availability leaves",
         ),
         (
             {"engine": "flower-simulation", "secure": {"enabled": True}},
             "whose masks cancel",
         ),
-        ({"privacy": {"noise": 1.0}, "aggregation": {"clip": 1.0}}, "who is in a buffer"),
+        ({"privacy": {"noise": 1.0}, "aggregation": {"clip": 1.0}}, "fills buffers"),
         (
             {
                 "method": {"name": "pvi"},

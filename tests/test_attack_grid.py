@@ -224,10 +224,10 @@ def test_why_a_run_came_to_nothing_is_told_again(tmp_path):
         ({"attacks": ["sign-flop"]}, "did you mean 'sign-flip'"),
         ({"attacks": ["nan"], "methods": ["fedavgg"]}, "did you mean 'fedavg'"),
         ({"attacks": ["nan"], "rules": ["medial"]}, "aggregation.rule is 'medial'"),
-        ({"attacks": ["nan", "nan"]}, "named twice"),
+        ({"attacks": ["nan", "nan"]}, "listed twice"),
         ({"attacks": ["nan:x"]}, "cannot find the attack 'nan:x'"),
         ({"attacks": ["scale=3:nan"]}, "is not a name with settings"),
-        ({"attacks": ["backdoor:shade=3"]}, "attack.shade is no setting"),
+        ({"attacks": ["backdoor:shade=3"]}, "attack.shade is not a setting"),
     ],
 )
 def test_mistakes_are_told_before_anything_runs(tmp_path, lists, words):

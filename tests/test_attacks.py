@@ -424,9 +424,9 @@ OWN = "tests.toy_attacks:Shrink"
         ({"attack": {"kind": "nan", "start": 9}}, "attack.start is 9, but the run has 3 rounds"),
         (
             {"attack": {"kind": "backdoor", "target": 10}},
-            "attack.target is 10; the 10 classes are counted from 0",
+            "attack.target is 10, but the 10 classes are counted from 0",
         ),
-        ({"attack": {"kind": "backdoor", "size": 8}}, "attack.size is 8, and a sample has 8 × 8"),
+        ({"attack": {"kind": "backdoor", "size": 8}}, "attack.size is 8, but a sample has 8 × 8"),
         ({"attack": {"kind": "nan"}, "method": {"name": "global"}}, "global pools all data"),
         ({"attack": {"kind": "nan"}, "method": {"name": "local"}}, "those of local are empty"),
         ({"attack": {"kind": "nan"}, "engine": "flower"}, "works only in simulations"),

@@ -345,7 +345,7 @@ def test_a_weight_is_at_most_what_is_believed_and_what_it_was_at_first():
     weights.counted(1, 40.0)
     weight, why = weights.believed(1, Report({}, 50.0))
     assert weight == 40
-    assert "is 50, and was 40 when it first came" in why
+    assert "is 50, but was 40 in its first update" in why
     assert weights.believed(1, Report({}, 30.0)) == (30.0, "")
     weights.counted(1, 30.0)
     assert weights.first.clients.tolist() == [1]

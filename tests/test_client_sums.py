@@ -161,7 +161,7 @@ def test_the_way_out_of_a_single_gap_is_one_that_was_not_asked_for(silos, capsys
 @pytest.mark.parametrize(
     ("spoil", "said"),
     [
-        (lambda: None, "0.json is named twice"),
+        (lambda: None, "0.json is given twice"),
         (lambda: _other("1", ["dose", "age", "grade"]), "All clients need the same"),
         (lambda: [_other(n, ["age", "dose", "grade"]) for n in "01"], "'dose' instead of"),
     ],

@@ -245,7 +245,7 @@ def test_tables_of_seconds_and_spells(tmp_path):
     ("text", "words"),
     [
         ("client,seconds\na,1\nb,2\n", "has no row for client c"),
-        ("client,seconds\na,1\na,2\n", "line 3: client 'a' comes twice"),
+        ("client,seconds\na,1\na,2\n", "line 3: client 'a' occurs twice"),
         ("client,seconds\na,0\n", "line 2: seconds is '0'; a time must be above 0"),
         ("client,seconds\na,fast\n", "line 2: seconds is 'fast'; it must be a number"),
         ("client,seconds\na,nan\n", "line 2: seconds is 'nan'; it must be a number"),

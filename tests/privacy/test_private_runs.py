@@ -322,18 +322,18 @@ def test_every_method_whose_reports_add_can_be_private(method, parts):
             "'median' needs single updates, but privacy.noise",
         ),
         ({"checkpoint_every": 2}, "checkpoint_every = 1"),
-        ({"method": {"name": "pfnm"}}, "not for pfnm: reports are not"),
+        ({"method": {"name": "pfnm"}}, "not work with pfnm: its updates are not"),
         (
             {"method": {"name": "mixture"}},
-            "privacy.noise is not for mixture",
+            "privacy.noise does not work with mixture",
         ),
-        ({"method": {"name": "global"}, "aggregation": {}}, "privacy.noise is not for global"),
+        ({"method": {"name": "global"}, "aggregation": {}}, "privacy.noise does not work with global"),
         ({"privacy": {"noise": 1.0, "mechanism": "matrix"}, "sampling": "poisson"}, "schedule"),
-        ({"privacy": {"noise": 1.0, "clips": {"control": 1.0}}}, "names 'control'; .* weights"),
+        ({"privacy": {"noise": 1.0, "clips": {"control": 1.0}}}, "lists 'control', .* weights"),
         ({"privacy": {"noise": 5.0, "quantile": 0.5}}, "too small for the counts"),
         (
             {"method": {"name": "virtual"}, "privacy": {"noise": 0.5, "quantile": 0.5}},
-            "virtual needs its clients.* which privacy.quantile moves",
+            "virtual needs clients.* but privacy.quantile changes",
         ),
         (
             {"method": {"name": "virtual"}, "stop_after": 2, "evaluate_every": 1},
