@@ -278,7 +278,7 @@ def test_another_clock_is_refused_when_a_run_goes_on(tmp_path):
         for _ in simulation:
             simulation.stop = True
     table.write_text(table.read_text().replace("client-3,4", "client-3,5"))
-    with pytest.raises(RunError, match="the clock is not the one that the run began with"):
+    with pytest.raises(RunError, match="the clock has changed since the run began"):
         Simulation(None, tmp_path / "run")
 
 
@@ -385,7 +385,7 @@ def test_what_cannot_be_is_refused_with_the_reason(changes, words):
 
 
 def test_settings_without_effect_are_named():
-    with pytest.warns(UserWarning, match="not always 4 are at work: up to 3 have reports"):
+    with pytest.warns(UserWarning, match="fewer than 4 can be at work: up to 3 have updates"):
         Simulation(config(asynchronous={"buffer": 4})).close()
     quiet = {"clock": {"spread": 2.0}, "asynchronous": {"longest": 3}}
     with pytest.warns(FedbayesWarning) as told:

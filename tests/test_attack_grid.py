@@ -142,12 +142,12 @@ def test_rules_that_a_method_does_not_take_are_told(tmp_path):
     table = AttackTable(outcomes)
     (note,) = [note for note in table.notes if "pfnm" in note.partition(":")[0]]
     assert note.startswith("pfnm, median: ")
-    assert "reports are not averaged" in note
+    assert "its updates are not averaged" in note
     assert "| `pfnm` | median | – | – |" in table.markdown()
 
 
 def test_a_grid_of_which_nothing_runs_is_an_error(tmp_path):
-    with pytest.raises(RunError, match="reports are not averaged"):
+    with pytest.raises(RunError, match="its updates are not averaged"):
         grid(tmp_path, ["nan"], methods=["pfnm"], rules=["median"]).run()
 
 
@@ -306,7 +306,7 @@ def test_a_run_that_broke_off_is_judged_as_the_others(tmp_path):
     settings = ["data.name=diabetes", "data.clients=3", "model.hidden=[4]", "training.lr=0.01"]
     asked = [*settings, "rounds=6", "stop_refused=2"]
     honest, broken = grid(tmp_path, ["nan:start=3:clients=3"], overrides=asked).run()
-    assert "every report was rejected" in broken.trouble
+    assert "were rejected" in broken.trouble
     assert broken.value == pytest.approx(honest.value, rel=1)
     assert not broken.higher_is_better
     assert not honest.higher_is_better

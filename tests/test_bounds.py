@@ -434,11 +434,14 @@ def test_a_round_without_an_update_counts_no_scores():
 def test_rounds_that_all_come_to_nothing_end_the_run_and_a_resume_tries_again(tmp_path):
     config = small("tests.test_bounds:Unsound", rounds=9, stop_refused=3)
     config = config.model_copy(update={"method": {**config.method, "bad": -1}})
-    with pytest.raises(RunError, match=r"for 3 rounds in a row .*stop_refused = 0"):
+    with pytest.raises(
+        RunError,
+        match=r"in 3 consecutive rounds all updates were rejected or undone, the last time: .*stop_refused = 0",
+    ):
         run(config, tmp_path)
     with Simulation(None, tmp_path) as simulation:
         assert simulation.progress.round == 3
-    with pytest.raises(RunError, match="for 3 rounds in a row"):
+    with pytest.raises(RunError, match="in 3 consecutive rounds all updates were"):
         resume(tmp_path)
     with Simulation(None, tmp_path) as simulation:
         assert simulation.progress.round == 6
@@ -448,7 +451,7 @@ def test_a_run_of_refused_reports_ends_with_an_error():
     def all_lie(task, outcome):
         return lying(task.client, first=2)(task, outcome)
 
-    with pytest.raises(RunError, match="for 5 rounds in a row every report was rejected"):
+    with pytest.raises(RunError, match="in 5 consecutive rounds all updates were rejected"):
         attacked(small(rounds=9, cohort=1), all_lie)
 
 

@@ -63,16 +63,16 @@ def test_a_sparse_report_passes():
     [
         (b"nonsense", "not a message"),
         (encode({"a": torch.ones(2, 3)}), "missing 'weight'; more none"),
-        (encode(good(b=torch.ones(1))), "missing none; more 'b'"),
+        (encode(good(b=torch.ones(1))), "missing none; extra 'b'"),
         (encode(good(a=torch.ones(3, 2))), "'a' has shape"),
         (encode(good(a=torch.ones(2, 3).double())), "'a' has type"),
-        (encode(good(a=torch.full((2, 3), torch.nan))), "'a' holds NaN"),
-        (encode(good(a=torch.full((2, 3), torch.inf))), "'a' holds NaN or inf"),
+        (encode(good(a=torch.full((2, 3), torch.nan))), "'a' contains NaN"),
+        (encode(good(a=torch.full((2, 3), torch.inf))), "'a' contains NaN or infinite"),
         (encode_report(Report(good(), -3.0)), "weight is -3"),
         (encode_report(Report(good(), 0.0)), "weight is 0"),
         (encode_report(Report(good(), float("inf"))), "weight is inf"),
         (encode_report(Report(good(), 1e300)), "weight is 1e\\+300"),
-        (encode(good() | {"c": torch.zeros(10_000)}), "40,... bytes; at most"),
+        (encode(good() | {"c": torch.zeros(10_000)}), "40,... bytes; the limit is"),
         (encode(good() | {"/weight": torch.ones(2)}), "not a float64 scalar"),
         (
             encode(
@@ -86,7 +86,7 @@ def test_a_sparse_report_passes():
                     a=Masked.keep(torch.full((2, 3), torch.nan), {(0,): torch.ones(2, dtype=bool)})
                 )
             ),
-            "'a' holds NaN",
+            "'a' contains NaN",
         ),
     ],
 )

@@ -137,7 +137,7 @@ def test_outputs_that_are_not_one_for_each_class_are_not_reordered(tmp_path):
     for path, names in zip(files, (("no", "yes"), ("yes", "no")), strict=True):
         state = MLP(6, [5], 1).state_dict()
         write_model(path, state, card_of(names, likelihood="bernoulli"))
-    with pytest.raises(ModelError, match="bernoulli has no output for each"):
+    with pytest.raises(ModelError, match="bernoulli has no output per class"):
         ModelFiles().card(files)
 
 

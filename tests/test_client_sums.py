@@ -141,7 +141,7 @@ def test_a_value_of_one_row_is_told_of(silos, capsys):
     frame.to_csv("0.csv", index=False)
     assert sums(0, "--category", "grade") == 0
     said = " ".join(capsys.readouterr().err.split())
-    assert "1 of the 4 values of 'grade' is of one row each" in said
+    assert "1 of the 4 values of 'grade' is in only one row" in said
 
 
 def test_the_way_out_of_a_single_gap_is_one_that_was_not_asked_for(silos, capsys):
@@ -154,7 +154,7 @@ def test_the_way_out_of_a_single_gap_is_one_that_was_not_asked_for(silos, capsys
     assert "'dose (missing)' is of one row" in said
     assert "--category" not in said
     assert command(*asked, "--set", "data.missing=impute") == 0
-    assert "of one row" not in " ".join(capsys.readouterr().err.split())
+    assert "in only one row" not in " ".join(capsys.readouterr().err.split())
     assert read_sums(_path("a")).features == ("age", "grade", "dose")
 
 

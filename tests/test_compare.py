@@ -79,7 +79,7 @@ def test_a_folder_of_a_run_is_none_for_others(tmp_path):
     """Two kinds of things in one folder, and a report would be of both."""
     place = tmp_path / "run"
     place.mkdir()
-    for name, words in (("config.toml", "holds a run"), ("seeds.toml", "runs of several seeds")):
+    for name, words in (("config.toml", "has a run"), ("seeds.toml", "runs of several seeds")):
         (place / name).write_text("")
         with pytest.raises(RunError, match=words):
             grid(place)
@@ -321,7 +321,7 @@ def test_one_failure_leaves_the_others(tmp_path):
     fine, other = told["methods"]
     assert fine["global_accuracy"]["mean"] > 0
     assert other["global_accuracy"] is None
-    assert "reports are not averaged" in other["troubles"]["0"]
+    assert "its updates are not averaged" in other["troubles"]["0"]
     assert told["notes"][-1].startswith("digits, pfnm, seed 0, 1: aggregation.rule")
     assert any(row["trouble"] for row in csv.DictReader(io.StringIO(runs_csv(outcomes))))
 
@@ -573,7 +573,7 @@ def test_a_table_is_of_runs_on_the_same_data(jobs, tmp_path):
         (["--methods", "fedavgg"], "did you mean 'fedavg'"),
         (["model.safetensors"], "fedbayes evaluate"),
         (["--methods", "fedavg", "--method", "fedprox"], "--method and --methods"),
-        (["--methods", "fedavg", "--ood", "strange"], "--ood strange is none"),
+        (["--methods", "fedavg", "--ood", "strange"], "--ood strange is unknown"),
         (["--methods", "fedavg", "--set", "data.clents=2"], "did you mean 'data.clients'"),
         (["nothing.toml"], "Path 'nothing.toml' does not exist"),
     ],

@@ -493,11 +493,11 @@ def test_messages_of_strangers_are_refused(place):
         ("int8", {name: lambda t: t[:-1]}, "has shape"),
         ("bf16", {name: lambda t: t.float()}, "has type"),
         ("bf16", {name: lambda t: t * math.nan}, "NaN or infinite"),
-        ("top-k", {f"/places/{name}": None}, "places of .* are missing"),
+        ("top-k", {f"/places/{name}": None}, "positions of .* are missing"),
         ("top-k", {f"/places/{name}": lambda t: t[:-1]}, "are not 1,920 of 19,200"),
         ("top-k", {f"/places/{name}": torch.zeros_like}, "are not 1,920 of 19,200"),
         ("top-k", {f"/places/{name}": lambda t: torch.full_like(t, 255)}, "are not 1,920"),
-        ("top-k", {f"/places/{name}": lambda t: t.int()}, "places of .* are missing"),
+        ("top-k", {f"/places/{name}": lambda t: t.int()}, "positions of .* are missing"),
         ("random-k", {name: lambda t: t[:-1]}, "has shape"),
     ]
     for up, parts, words in bad:

@@ -345,7 +345,7 @@ def test_cohorts():
     assert Config.create(cohort=0.001).cohort_size(100) == 1
     assert Config.create(cohort=1).cohort_size(100) == 1
     assert Config.create(cohort=1.0).cohort_size(100) == 100
-    with pytest.raises(ConfigError, match="there are 5"):
+    with pytest.raises(ConfigError, match="Choose 5"):
         Config.create(cohort=6).cohort_size(5)
 
 

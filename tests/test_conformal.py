@@ -476,7 +476,7 @@ def test_what_is_not_calibrated_is_told(runs, tmp_path):
             fedbayes.load(run)
     for old, new in (("probability", "residual"), ('"threshold": [', '"threshold": [1.5,')):
         rewrite(text.replace(old, new))
-        with pytest.raises(ModelError, match="is of another target"):
+        with pytest.raises(ModelError, match="has another target"):
             fedbayes.load(run)
     path.unlink()
     with pytest.raises(ConfigError, match="share of 1"):

@@ -46,7 +46,7 @@ def test_device_is_the_older_name_of_devices():
     assert config(devices="cuda:0,cuda:1").devices == ("cuda:0", "cuda:1")
     assert config(devices=["cuda:0", "cuda:1"]).device == "cuda:0"
     assert Config.create().device == "cpu"
-    with pytest.raises(ConfigError, match="older name of devices"):
+    with pytest.raises(ConfigError, match="former name of devices"):
         Config.create(device="cpu", devices="cpu")
     with pytest.raises(ConfigError, match=r"devices is \[\]; there must be one"):
         Config.create(devices=[])
@@ -190,7 +190,7 @@ def test_a_client_that_a_device_has_no_memory_for_is_named(budget, times):
     hungry = {"name": f"{__name__}:Hungry", "times": times}
     with (
         Simulation(config(method=hungry, data_cache=budget)) as simulation,
-        pytest.raises(EngineError, match=r"client 0: cpu is out of memory in round 1; have fewer"),
+        pytest.raises(EngineError, match=r"client 0: cpu is out of memory in round 1\. Use fewer"),
     ):
         list(simulation)
     assert [0] * times == FAILED

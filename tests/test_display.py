@@ -391,7 +391,7 @@ def test_a_notebook_names_who_is_away(outputs, monkeypatch):
 
 
 def test_a_notebook_is_told_what_went_wrong(outputs):
-    with pytest.raises(RunError, match="5 rounds in a row"):
+    with pytest.raises(RunError, match="5 consecutive rounds all updates were"):
         fedbayes.run(small(rounds=9, training={"lr": 1e30, "epochs": 3}))
     (drawn,) = outputs
     told = drawn[-1]["text/plain"].splitlines()[2:]

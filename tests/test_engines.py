@@ -126,7 +126,7 @@ def test_an_engine_that_rounds_otherwise_says_so(monkeypatch):
 
 
 def test_an_engine_that_cannot_aggregate_in_secret_is_refused():
-    with pytest.raises(ConfigError, match=r"needs engine = .*; engine is 'toy'"):
+    with pytest.raises(ConfigError, match=r"needs engine = .* got engine 'toy'"):
         Simulation(config("toy", method="fedavg", secure={"enabled": True}))
 
 

@@ -193,7 +193,7 @@ def test_a_class_of_networks_is_drawn_by_the_seed():
         (nn.Linear, "called as factory"),
         (nn.LazyLinear(10), "lazy layers without shapes"),
         (nn.Sequential(nn.Flatten(), nn.Linear(64, 7)), "but the likelihood"),
-        (nn.Flatten(), "has no weights to train"),
+        (nn.Flatten(), "has no trainable weights. Set requires_grad"),
         (lambda shape: 1 / 0, "failed: ZeroDivisionError"),
     ],
 )
@@ -591,7 +591,7 @@ def test_what_a_class_lacks_is_told():
         server_state = Weights
 
     for kind, words in (
-        (Nameless, "Nameless has no name; write name = 'nameless' into the class"),
+        (Nameless, "Nameless has no name. Write name = 'nameless' into the class"),
         (Stateless, "Stateless has no server_state; write server_state = Weights"),
         (Unfinished, "Unfinished lacks init, update; define"),
         (Net, "derived from fedbayes.contracts.Method"),

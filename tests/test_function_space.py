@@ -284,7 +284,7 @@ def test_blocks_and_single_channels_of_other_widths(name):
             watch=said.append,
         )  # fmt: skip
         errors.append(error(fused, teacher, inputs(example, 99)))
-        kept = [f"{layer}: the network's own code does not bear 1 units; it stays at 2"
+        kept = [f"{layer}: the network's own code does not support 1 units; it stays at 2"
                 for layer in ("stem",) if name == "decoder" and width == 0.5]  # fmt: skip
         assert [text for text in said if "bear" in text] == kept
     assert errors[0] > errors[1] > errors[2]
@@ -335,7 +335,7 @@ def test_mistakes_are_told():
     told(ConfigError, "0 batches", batches=0)
     told(ModelError, "no models", clients=())
     told(ModelError, "batches of one size", draw=lambda i: inputs(example, i, 8 + i))
-    told(ModelError, r"outputs of shape \(48, 3\) where .* \(48, 4\)", like=MLP(6, [9], 3))
+    told(ModelError, r"outputs of shape \(48, 3\), but the ensemble \(48, 4\)", like=MLP(6, [9], 3))
     told(ModelError, "cannot be traced", like=Branch())
     told(ModelError, "not finite", draw=lambda i: inputs(example, i) * torch.nan)
     shuffle, image = ARCHITECTURES["shuffle"][0](), ARCHITECTURES["shuffle"][1]()

@@ -147,7 +147,7 @@ def test_average():
     [
         ({"sigma": 0}, "sigma = 0"),
         ({"popularity_cap": -1}, "popularity_cap"),
-        ({"temperature": 1}, "there are sigma"),
+        ({"temperature": 1}, "Choose sigma"),
         ({"method": "best"}, "choose gpi-fnm"),
         ({"method": "pfnm", "epsilon": 1.0}, "gpi-fnm"),
         ({"starts": 3}, "starts has no effect: alternations is 0"),
@@ -323,8 +323,8 @@ def test_select_prints_the_grid_and_keeps_the_best(files, silos, capsys):
         (["--report", "nowhere/r.json"], "no folder"),
         (["nan.pt"], "NaN"),
         (["broken.safetensors"], "damaged"),
-        (["a.safetensors"], "named twice"),
-        (["a.safetensors", "--method", "kfac"], "named twice"),
+        (["a.safetensors"], "given twice"),
+        (["a.safetensors", "--method", "kfac"], "given twice"),
         (["deep.pt"], "deep.pt has 3 layers"),
     ],
 )

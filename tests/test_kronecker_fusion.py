@@ -228,7 +228,8 @@ def test_networks_that_have_none_are_refused():
             return f if float(f.detach().abs().sum()) > 0 else 2 * f
 
     with pytest.raises(
-        ModelError, match=r"Sorted has no gradients that can be exported.*last layer"
+        ModelError,
+        match=r"Sorted has no gradients that can be exported, which a posterior of all layers needs \(.*\)\. Use last-layer",
     ):
         check_layers(Sorted(), THREE, rows(0))
 
@@ -236,7 +237,7 @@ def test_networks_that_have_none_are_refused():
         def forward(self, x):
             return super().forward(x - x.mean(0))
 
-    with pytest.raises(ModelError, match="by those next to it"):
+    with pytest.raises(ModelError, match="depend on its batch"):
         check_layers(nn.Sequential(Beside(4, 4), nn.Linear(4, 3)), THREE, rows(0))
     with pytest.raises(ModelError, match="and 0 samples"):
         all_layers(MLP(4, [5], 3), THREE, rows, 1, 0)

@@ -87,7 +87,7 @@ def test_numbered_names_are_those_of_a_list(clients, name):
     if name in plain:
         assert names.index(name) == plain.index(name)
     else:
-        with pytest.raises(ValueError, match="is not among"):
+        with pytest.raises(ValueError, match="is not one of"):
             names.index(name)
     assert names[1:-1] == plain[1:-1]
     assert list(names[:7]) == plain[:7]
@@ -331,7 +331,7 @@ def test_what_a_function_gives_is_refused_by_client_and_function(how, why):
         ("negative", ", client 7: the label -1 of sample 5 is negative"),
         (
             "huge",
-            ": the largest label is 500000, and of the 500,001 classes .* 3 occur",
+            r": the largest label is 500000, and only 3 of the 500,001 classes from 0 occur\. Number",
         ),
     ],
 )

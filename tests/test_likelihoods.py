@@ -753,7 +753,7 @@ def test_settings_are_completed_before_there_is_a_target():
         ("gaussian", COUNT, {}, "with real targets, but this target is of kind count. Choose pois"),
         ("poisson", ONE, {}, "choose gaussian or student-t or quantile"),
         ("multilabel", CASES["categorical"][0], {}, "choose categorical or bernoulli"),
-        ("bernoulli", CASES["categorical"][0], {}, "the target has 3; choose categorical"),
+        ("bernoulli", CASES["categorical"][0], {}, "the target has 3. Choose categorical"),
         ("gaussian", Target("real", ("price",)), {}, "needs center and scale of the target"),
         ("nowhere:Thing", ONE, {}, "cannot find the likelihood 'nowhere:Thing'"),
         ("math:sqrt", ONE, {}, "is not a class derived from fedbayes.likelihoods.Likelihood"),
@@ -770,7 +770,7 @@ def test_outputs_and_targets_of_other_widths_are_refused():
     likelihood = build_likelihood("gaussian", ONE)
     with pytest.raises(ModelError, match="has 1 outputs, but the likelihood gaussian needs 2"):
         likelihood.log_prob(torch.zeros(4, 1), torch.zeros(4, 1))
-    with pytest.raises(ModelError, match=r"shape \(4,\); \(4, 1\) is wanted"):
+    with pytest.raises(ModelError, match=r"shape \(4,\), expected \(4, 1\)"):
         likelihood.log_prob(torch.zeros(4, 2), torch.zeros(4))
 
 

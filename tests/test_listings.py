@@ -333,4 +333,4 @@ def test_lists_and_absent_files_need_no_pytorch():
     assert len(errors) == len(ABSENT)
     for error in errors:
         assert "absent" in error
-        assert "does not exist" in error or "there is no file" in error
+        assert "does not exist" in error or "file not found" in error

@@ -147,7 +147,7 @@ def test_a_small_file_takes_little_memory(tmp_path, monkeypatch):
         read_model(path)
     rows = Masked(torch.zeros(0), (300_000_000, 1), {(1,): torch.zeros(1, dtype=torch.bool)})
     path = tmp_path / "bomb.safetensors"
-    for whole, words in ((False, "its header is deflated"), (True, "'w' is sparse")):
+    for whole, words in ((False, "its header is compressed"), (True, "'w' is sparse")):
         path.write_bytes(encode({"w": rows}, plain=whole))
         with pytest.raises(ModelError, match=rf"bomb\.safetensors .*no model: .*{words}"):
             read_model(path)

@@ -412,7 +412,7 @@ def test_models_without_a_global_one_and_pooled_ones_tell_them(table, tmp_path):
 
 
 def test_what_cannot_be_told_is_refused_or_said(table):
-    with pytest.raises(ConfigError, match="metrics names rmse"):
+    with pytest.raises(ConfigError, match="metrics lists rmse"):
         fedbayes.run(**settings(table, metrics=["rmse"]))
     private = {"aggregation": {"clip": 1.0}, "privacy": {"noise": 1.0, "repeatable": True}}
     with pytest.warns(FedbayesWarning, match="of the global model alone.*privacy.metrics is off"):

@@ -60,7 +60,9 @@ def test_a_feature_is_for_a_method_if_its_reports_allow_it(name):
     }.items():
         config, method = asked(table, {"method": {"name": name}})
         if METHODS[name].reports.refusals[feature]:
-            with pytest.raises(ConfigError, match=f"is not for {name}: .* It works with fedavg"):
+            with pytest.raises(
+                ConfigError, match=f"does not work with {name}: .* It works with fedavg"
+            ):
                 check_features(config, method)
         else:
             check_features(config, method)

@@ -198,7 +198,7 @@ def test_tensors_that_layers_share_have_one_name_of_several(method, tmp_path, ca
     torch.save(parted, given[Tied][0])
     asked = ("--model", "tests.test_network_fusing:tied", "--shape", 6, "--classes", 3)
     assert command("fuse", *given[Tied], "-o", tmp_path / "g.pt", *asked, "--method", method) == 2
-    assert "holds no weights of model" in capsys.readouterr().err
+    assert "has no weights of model" in capsys.readouterr().err
 
 
 def untied(shape, classes):
@@ -279,7 +279,7 @@ def test_networks_of_other_widths_and_a_wider_program(photos, tmp_path):
     [
         (("--width", "0"), "widths must be above 0"),
         (("--width", "wide"), "give numbers"),
-        (("--width", "2"), "write a program"),
+        (("--width", "2"), "Write a program"),
         (("--width", "free", "--bound", "-1"), "-1"),
         (("--bound", "1"), "only with --width free"),
         (("--mean", "1,2"), "2 numbers"),
@@ -290,7 +290,7 @@ def test_networks_of_other_widths_and_a_wider_program(photos, tmp_path):
         (("--set", "rounds=3"), "settings of the model (model.KEY)"),
         (("--shape", "3,x"), "--shape 3,x: give numbers"),
         (("--shape", "3,8"), "fails on inputs of shape (3, 8)"),
-        (("--classes", "5"), "holds no weights"),
+        (("--classes", "5"), "has no weights"),
         (("--frontier", "1,2", "--state", "s.safetensors", "--minutes", "1"), "one width"),
         (("--picture", "f.txt"), "f.txt"),
         (("--state", "s.safetensors"), "--state has no effect with --minutes 0"),
@@ -314,7 +314,7 @@ def test_mistakes_are_told_and_write_nothing(options, words, photos, tmp_path, c
         ("permute", ("--picture", "p.png"), "--picture has no effect on permute"),
         ("permute", ("--width", "2"), "--width has no effect on permute"),
         ("kfac", ("--shape", "3,8,8"), "--shape has no effect on kfac"),
-        ("regmean", ("--counts", "c.json"), "there is no file c.json"),
+        ("regmean", ("--counts", "c.json"), "file not found: c.json"),
         ("fisher", (), "has only weights"),
     ],
 )
@@ -345,7 +345,7 @@ def test_a_picture_that_cannot_be_is_refused_before_anything_is_fused(
 
 def test_files_that_do_not_fit_are_named(photos, tmp_path, capsys):
     for change, words in (
-        ({"see.weight": torch.zeros(4, 1, 3, 3)}, "c1.pt holds no weights of model"),
+        ({"see.weight": torch.zeros(4, 1, 3, 3)}, "c1.pt has no weights of model"),
         ({"see.bias": torch.full((4,), torch.nan)}, "'see.bias' of c1 are not all finite"),
     ):
         torch.save({**torch.load(photos[0]), **change}, photos[1])
@@ -672,7 +672,7 @@ def test_real_samples_are_held_out(tmp_path):
     assert fitted | held == set(x[:, 0].tolist())
     np.savez(tmp_path / "few.npz", x=x[:3])
     (note,) = build_prior(str(tmp_path / "few.npz"), (2,)).notes
-    assert "too few to hold any out" in note
+    assert "too few for held-out ones" in note
 
 
 def test_multiplications_of_fused_kernels_are_counted():
@@ -726,10 +726,10 @@ def test_what_is_scored_is_what_is_written(photos, tmp_path):
     ("options", "words"),
     [
         (("--width", "1,2"), "give one number"),
-        (("--shape=-3,8,8",), "all lengths are 1 or more"),
+        (("--shape=-3,8,8",), "All lengths must be 1 or more"),
         (("--picture", "p.png", "--show-inputs", "p.png"), "the picture and the picture of inputs"),
         (("--minutes", "1", "--state", "g.safetensors"), "is to be the model and the state"),
-        (("--minutes", "1", "--state", "nowhere/s"), "there is no folder nowhere"),
+        (("--minutes", "1", "--state", "nowhere/s"), "folder not found: nowhere"),
     ],
 )
 def test_options_that_cannot_all_be_meant_are_told_first(
@@ -984,5 +984,7 @@ def test_a_program_says_what_it_takes_and_rejects_images_that_are_standardized(
     capsys.readouterr()
     # Without --mean and --std nobody knows what raw images are, and all are taken.
     assert command("fuse", *photos, "-o", out, *OF_EYES, *SMALL) == 0
-    assert "as the networks see them" in " ".join("".join(capsys.readouterr()).split())
+    assert "without standardization, because the files of" in " ".join(
+        "".join(capsys.readouterr()).split()
+    )
     assert read_program(out)[0](x * 255 - 100).shape == (4, 4)

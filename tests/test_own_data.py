@@ -132,7 +132,7 @@ def test_a_project_is_not_written_over(table, tmp_path):
     assert 'name = "federation-1st-try"' in (tmp_path / "1st-try" / "pyproject.toml").read_text()
     schema = read_schema(tmp_path / "1st-try" / "schema.json")
     assert schema == build_data(table).preprocessing.public()
-    with pytest.raises(RunError, match="is there already"):
+    with pytest.raises(RunError, match=r"already exists\. Choose"):
         write_project(tmp_path / "1st-try", table, build_data(table))
 
 
@@ -324,7 +324,7 @@ def test_a_node_names_the_sheet_of_its_own_file(wards, tmp_path):
         for sheet in ("one", "two")
     ]
     np.testing.assert_allclose(np.sort(ages[1]), np.sort(ages[0] + 5), rtol=1e-6)
-    with pytest.raises(DataError, match="has the sheets one, two; choose one"):
+    with pytest.raises(DataError, match=r"has the sheets one, two\. Choose one"):
         own_data(wards, tmp_path / "mine.xlsx", schema)
     frame.to_csv(tmp_path / "mine.csv", index=False)
     with pytest.raises(DataError, match="no sheets"):
@@ -418,7 +418,7 @@ def test_an_app_that_does_not_say_how_many_clients_there_are_is_refused(table, t
     file.write_text(file.read_text().replace("clients = 3", ""))
     given = {"client": 0, "data": str(table.data.path)}
     node = find_node(tmp_path / "p", SimpleNamespace(node_config=given, run_config={}))
-    with pytest.raises(ConfigError, match="how many clients there are"):
+    with pytest.raises(ConfigError, match="the number of clients"):
         node.runtime()
 
 

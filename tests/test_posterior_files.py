@@ -193,7 +193,7 @@ def test_samples_of_another_scale_have_a_way_in(client, capsys):
     asked = ["posterior", folder / "run" / "model.safetensors", "--data", folder / "digits.npz"]
     asked += ["-o", out]
     assert command(*asked) == 2
-    assert "say so with --set data.scale=16" in " ".join(capsys.readouterr().err.split())
+    assert "Set data.scale=16" in " ".join(capsys.readouterr().err.split())
     assert not out.exists()
     assert command(*asked, "--set", "data.scale=16") == 0
     module = MLP(64, [100], 10)
@@ -223,7 +223,7 @@ def test_a_network_of_ones_own_is_named(tmp_path, capsys):
     out.unlink()
     capsys.readouterr()
     assert command(*asked, "--model", "mlp") == 2
-    assert "holds no weights of model 'mlp'" in capsys.readouterr().err
+    assert "has no weights of model 'mlp'" in capsys.readouterr().err
     assert command(*asked) == 2
     assert "belongs to no linear layer" in capsys.readouterr().err
     assert not out.exists()
@@ -254,7 +254,7 @@ def test_code_that_a_file_names_is_run_if_it_is_named_too(client, capsys):
         (["--mean", "0", "--std", "1,2"], "--std has 2 numbers, and samples of 6"),
         (["--mean", "0", "--std", "0"], "be above 0"),
         (["--mean", "a", "--std", "1"], "--mean a: give it as 0.5"),
-        (["-o", "c.pt"], "name a file that ends in .safetensors"),
+        (["-o", "c.pt"], "Use a file name that ends in"),
         (["--data", "absent.npz"], "absent.npz"),
         (["--set", "data.groups=3"], "data.groups"),
         (["--draws", "0"], "draws"),
@@ -328,7 +328,7 @@ def _nan(tensors):
         (_crooked, "not a matrix of second moments"),
         (_infinite, "not a matrix of second moments"),
         (_below, "numbers of 0 or more"),
-        (_none, "does not say of how many samples"),
+        (_none, "has no number of samples"),
         (_more, "do not add to its samples"),
         (_half, "different layers"),
         (_nan, "NaN or infinite"),
@@ -398,7 +398,7 @@ def test_a_temperature_that_is_none_is_rejected(client):
     found = posterior(module, THREE, samples)
     for warmth in (0.0, -1.0, float("nan"), float("inf")):
         write_posterior(folder / "c.safetensors", replace(found, temperature=warmth))
-        with pytest.raises(ModelError, match="temperature that is no number above 0"):
+        with pytest.raises(ModelError, match="temperature that is not a number above 0"):
             read_posterior(folder / "c.safetensors")
 
 

@@ -181,7 +181,7 @@ def test_arrays_are_tried_by_a_model_of_a_table(place, run, new, tmp_path, capsy
     assert command(*given, f"data.path={place / 'new.csv'}") == 0
     assert command(*given, f"data.path={tmp_path / 'new.npz'}") == 0
     captured = capsys.readouterr()
-    assert "in the order of the model's: mean radius" in captured.err
+    assert "the order of the model's features is assumed: mean radius" in captured.err
     table, array = map(json.loads, captured.out.splitlines())
     assert table == array
     for name, words in (
@@ -215,7 +215,7 @@ def test_evaluate_says_what_it_cannot_use(place, run, tmp_path, capsys):
     pd.read_csv(place / "new.csv").drop(columns="mean area").to_csv(other, index=False)
     lacking = told(model, "--set", f"data.path={other}")
     assert "no column 'mean area', which the model of" in lacking
-    assert "set features" not in lacking
+    assert "combined with them. Set data.features" not in lacking
     (tmp_path / "m.onnx").touch()
     assert "which evaluate cannot run" in told(tmp_path / "m.onnx", "--set", new)
     pd.read_csv(place / "new.csv").assign(diagnosis="well").to_csv(other, index=False)
@@ -254,7 +254,7 @@ def test_without_a_card_inputs_are_raw_or_as_the_user_says(
     given = words[:6]
     for setting in ("data.limit=5", "data.partition=iid"):
         assert command("evaluate", tmp_path / "plain.safetensors", *given, "--set", setting) == 2
-        assert "has no effect here" in capsys.readouterr().err
+        assert "has no effect" in capsys.readouterr().err
 
 
 def test_export_without_the_data(place, run, new, tmp_path, capsys):
@@ -354,7 +354,7 @@ def test_a_suffix_that_names_no_format_is_refused(place, tmp_path, capsys):
         capsys.readouterr()
         assert command(*arguments) == 2, arguments
         told = " ".join(capsys.readouterr().err.split())
-        assert "name a file that ends in" in told
+        assert "Use a file name that ends in" in told
         assert formats in told
     assert not list(tmp_path.iterdir())
 
@@ -405,10 +405,13 @@ def test_models_that_are_not_there_are_told(alone, place, tmp_path, capsys):
         (("calibrate", place / "alone"), "Choose one with --client: A, B, C, D, E"),
         (("calibrate", place / "alone", "--temperature"), "Add --personal"),
         (("conformal", place / "alone"), "Add --personal"),
-        (("export", place / "alone", "-o", out, "--client", "F"), "no client 'F'; there are A, B"),
-        (("export", place / "run", "-o", out, "--client", "C"), "under fedavg keep none"),
-        (("calibrate", place / "run", "--client", "C"), "under fedavg keep none"),
-        (("calibrate", place / "alone", "--client", "C", "--personal"), "Give one of them"),
+        (
+            ("export", place / "alone", "-o", out, "--client", "F"),
+            "unknown client 'F'. The clients are A, B",
+        ),
+        (("export", place / "run", "-o", out, "--client", "C"), "under fedavg"),
+        (("calibrate", place / "run", "--client", "C"), "under fedavg"),
+        (("calibrate", place / "alone", "--client", "C", "--personal"), "Give only one of them"),
     ):
         capsys.readouterr()
         assert command(*arguments) == 2
@@ -513,7 +516,7 @@ def test_numbers_of_a_file_without_a_card_are_not_guessed(place, run, new, tmp_p
     numbers = ("--mean", "0.5", "--std", "2")
     for words, told in (
         ((carded, plain, *data), "does not describe its standardization, unlike the first"),
-        ((carded, *data, *numbers), "--mean and --std have no effect: the models say"),
+        ((carded, *data, *numbers), "--mean and --std have no effect: the models describe"),
         ((carded, *data, *numbers, "--run", place / "run"), "out --mean and --std"),
         ((plain, *data, "--mean", "1,2"), "--mean has 2 numbers, and samples of 30 have 30"),
         ((plain, *data, "--std", "0"), "be above 0"),
@@ -531,6 +534,6 @@ def test_numbers_of_a_file_without_a_card_are_not_guessed(place, run, new, tmp_p
     settings = (f"data.path={gaps}", "data.label=diagnosis", "data.missing=impute")
     words = ("evaluate", plain, *(word for one in settings for word in ("--set", one)))
     assert command(*words) == 2
-    assert "values are missing, and the model does not say" in capsys.readouterr().err
+    assert "values are missing, and the model has no rule" in capsys.readouterr().err
     assert command(*words, *numbers) == 0
     assert command(*words, "--set", "data.missing=drop") == 0

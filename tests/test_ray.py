@@ -255,7 +255,7 @@ def test_other_data_on_a_node_and_code_that_is_not_there_are_told(clients, tmp_p
     with Simulation(config("sequential", data=own), tmp_path / "run") as simulation:
         files = simulation.folder.fixed_files()
     table.write_text("a,b,label\n" + "\n".join(["6,4,1", *rows[1:]]) + "\n")
-    assert "the data here are not those of the run" in clients.build(BUILD, files, None, 1)["text"]
+    assert "these data are not the data of the run" in clients.build(BUILD, files, None, 1)["text"]
     table.unlink()
     failure = clients.build(BUILD, files, None, 1)
     assert (failure["error"], str(table) in failure["text"]) == ("DataError", True)

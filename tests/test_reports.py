@@ -222,15 +222,15 @@ def test_single_figures(figure, form, runs, tmp_path):
 def test_mistakes_are_named(runs, tmp_path, capsys):
     out = tmp_path / "report.html"
     assert command("report", tmp_path, "-o", out) == 2
-    assert "holds no run" in capsys.readouterr().err
+    assert "is not a run" in capsys.readouterr().err
     assert command("report", runs[0], runs[0], "-o", out) == 2
-    assert "named twice" in capsys.readouterr().err
+    assert "given twice" in capsys.readouterr().err
     assert command("report", runs[0], "-o", tmp_path / "no" / "x.html") == 2
     assert "no folder" in capsys.readouterr().err
     assert not out.exists()
     assert command("plot", runs[0], "-f", "beauty", "-o", tmp_path / "x.png") == 2
     told = " ".join(capsys.readouterr().err.split())
-    assert "there are headline" in told
+    assert "Choose headline" in told
     assert all(told.split().count(f"{name},") == 1 for name in FIGURES if name != "headline")
     assert command("plot", runs[0], "-o", tmp_path / "x.bmp") == 2
     assert ".svg" in capsys.readouterr().err

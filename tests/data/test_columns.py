@@ -172,7 +172,7 @@ def test_what_becomes_of_missing_values_does_not_matter_without_any(tmp_path, mi
 
 
 def test_rows_of_a_factory_are_left_out_there():
-    with pytest.raises(ValueError, match="missing = 'drop' has no effect on what mine:make gives"):
+    with pytest.raises(ValueError, match=r"missing = 'drop' has no effect on mine:make\. Leave"):
         DataSettings(name="mine:make", missing="drop")
 
 
@@ -344,7 +344,7 @@ def test_a_sheet_of_several_is_named(tmp_path):
     with pd.ExcelWriter(tmp_path / "t.xlsx") as book:
         patients().to_excel(book, sheet_name="rows", index=False)
         patients().to_excel(book, sheet_name="legend", index=False)
-    with pytest.raises(DataError, match="has the sheets rows, legend; choose one with sheet"):
+    with pytest.raises(DataError, match=r"has the sheets rows, legend\. Choose one with sheet"):
         load_dataset(DataSettings(path=tmp_path / "t.xlsx"))
     with pytest.raises(DataError, match=r"no sheet 'row' \(did you mean 'rows'\?\)"):
         load_dataset(DataSettings(path=tmp_path / "t.xlsx", sheet="row"))

@@ -63,7 +63,7 @@ def test_clients_and_parts_above_the_classes(pattern, folder):
     assert data.partition.names == ("a", "b")
     assert data.train_sizes().tolist() == [6, 6]
     assert data.test_sizes().tolist() == [3, 3]
-    assert any("the upper one is the client" in note for note in found.notes)
+    assert any("the upper one is read as the client" in note for note in found.notes)
 
 
 def test_pictures_are_resized_or_cut_from_the_middle(folder):

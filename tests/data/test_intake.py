@@ -91,7 +91,7 @@ def test_the_shape_decides_and_not_the_type(module, tmp_path, kind, shape, seen)
 
 
 def test_channels_that_are_not_there():
-    with pytest.raises(DataError, match=r"data\.channels is 'last', for samples of 3 axes"):
+    with pytest.raises(DataError, match=r"data\.channels is 'last', which needs samples of 3 axes"):
         arrange(np.zeros((4, 6, 6)), "last", "x")
     x, note = arrange(np.zeros((4, 5, 30)), "absent", "x")
     assert (x.shape, note) == ((4, 1, 5, 30), "")
@@ -155,12 +155,15 @@ def test_frames_with_columns_of_any_type(module):
     numbered = {"a": (frame.set_axis([0, 1, 2], axis=1), y)}
     assert load(module, numbered).features == ("0", "1", "2")
     for odd, words in (
-        ({"a": (frame, y), "b": (frame.rename(columns={"c": "d"}), y)}, "column 'c' is not in"),
+        (
+            {"a": (frame, y), "b": (frame.rename(columns={"c": "d"}), y)},
+            "column 'c' is missing from a client's table, unlike in",
+        ),
         (
             {"a": (frame.assign(sex="f"), y)},
             r"'sex' has .* cells that are not numbers \(first 'f' in row 1",
         ),
-        ({"a": frame}, "no column 'label'; set data.label to one of a, b, c"),
+        ({"a": frame}, "no column 'label'. Set data.label to one of a, b, c"),
     ):
         with pytest.raises(DataError, match=words):
             load(module, odd)

@@ -48,7 +48,7 @@ def test_groups_of_own_data_are_the_clients(hospitals, tmp_path):
     part, (note,) = notes(dataset, **hospitals)
     assert part.names == ("east", "west")
     assert "1 of 3 groups are left out" in note
-    assert "north (1 sample); min_samples = 1 keeps them" in note
+    assert "north (1 sample). data.min_samples = 1 keeps them" in note
     part, said = notes(dataset, **hospitals, min_samples=1)
     assert part.names == ("east", "north", "west")
     assert not said

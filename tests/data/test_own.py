@@ -71,7 +71,9 @@ def test_train_and_test_files_of_two_formats_are_refused(tmp_path, frame, other)
     numbers[:30].to_csv(tmp_path / "train.csv", index=False)
     numbers[30:].to_csv(tmp_path / "test.csv", index=False)
     (tmp_path / "test.csv").rename(tmp_path / f"test.{other}")
-    with pytest.raises(DataError, match=rf"has train\.csv and test\.{other}, .* of one format"):
+    with pytest.raises(
+        DataError, match=rf"has train\.csv and test\.{other}, .* need the same format"
+    ):
         load_dataset(DataSettings(path=tmp_path, label="kind"))
     (tmp_path / f"test.{other}").rename(tmp_path / "test.CSV")
     assert load_dataset(DataSettings(path=tmp_path, label="kind")).official_train == 30

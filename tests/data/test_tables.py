@@ -228,7 +228,7 @@ def test_a_word_among_numbers_may_be_a_code_of_missing_values(tmp_path, decimal)
     frame = pd.DataFrame({"a": [k + 0.25 for k in range(40)], "label": ["x", "y"] * 20})
     frame.loc[[3, 9], "a"] = None
     frame.to_csv(file, index=False, sep=";", decimal=decimal, na_rep="k.A.")
-    with pytest.raises(DataError, match=r"column 'a' holds .*'k\.A\.'.*na_values"):
+    with pytest.raises(DataError, match=r"column 'a' has .*'k\.A\.'.*na_values"):
         load(file)
     own = load(file, na_values=("k.A.",))
     assert np.isnan(own.x[:, 0]).nonzero()[0].tolist() == [3, 9]
@@ -304,7 +304,7 @@ def test_labels_with_zeros_are_found_among_classes_that_are_named(tmp_path):
     rows = [f"{k},{label}" for k, label in enumerate(["01", "02", "2"] * 4)]
     file.write_text("\n".join(["a,label", *rows]))
     assert load(file, classes=["1", "2"]).y.tolist() == [0, 1, 1] * 4
-    with pytest.raises(DataError, match="there is no class 2; there are 01, 02, 002"):
+    with pytest.raises(DataError, match=r"unknown class 2\. The classes are 01, 02, 002"):
         load(file, classes=["01", "02", "002"])
 
 

@@ -179,7 +179,7 @@ def test_digits_that_float32_loses_are_said(tmp_path):
     seconds = 1.6e9 + RNG.normal(size=50) * 60
     own = load(table(tmp_path, label=seconds), REAL)
     (note,) = own.notes
-    assert "subtract a constant" in note
+    assert "Subtract a constant" in note
 
 
 # Several columns.

@@ -46,7 +46,7 @@ PARTITIONS = {
     "one": lambda y: np.zeros(len(y), int),
     "by class": lambda y: y,
     "at random": lambda y: np.random.default_rng(1).integers(0, 7, len(y)),
-    "one row each": lambda y: np.arange(len(y)),
+    "one row": lambda y: np.arange(len(y)),
 }
 
 

@@ -204,7 +204,7 @@ def test_refusals():
     stack = nn.Sequential(nn.Linear(4, 4), nn.BatchNorm1d(4), nn.Linear(4, 3))
     with pytest.raises(
         ModelError,
-        match="pfedbayes needs a network that gradients train completely, but not .*running",
+        match=r"pfedbayes needs a network that gradients train completely, but not .*running",
     ):
         PFedBayes().check(run_of(Network(stack, shape=(4,))))
     half = network((5,))
