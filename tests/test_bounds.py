@@ -436,7 +436,7 @@ def test_rounds_that_all_come_to_nothing_end_the_run_and_a_resume_tries_again(tm
     config = config.model_copy(update={"method": {**config.method, "bad": -1}})
     with pytest.raises(
         RunError,
-        match=r"in 3 consecutive rounds all updates were rejected or undone, the last time: .*stop_refused = 0",
+        match=r"in 3 consecutive rounds .*stop_refused = 0",
     ):
         run(config, tmp_path)
     with Simulation(None, tmp_path) as simulation:

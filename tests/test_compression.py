@@ -531,7 +531,9 @@ def test_methods_take_part_or_say_why_not(name):
             warnings.simplefilter("ignore", FedbayesWarning)
             Simulation(config).close()
         return
-    with pytest.raises(ConfigError, match=f"compression is not for {name}: .*It works with fedavg"):
+    with pytest.raises(
+        ConfigError, match=f"compression does not work with {name}: .*It works with fedavg"
+    ):
         Simulation(config)
 
 
@@ -544,16 +546,19 @@ def test_methods_take_part_or_say_why_not(name):
                 "secure": {"enabled": True},
                 "compression": {"down": "bf16"},
             },
-            "compression needs to send .* which secure.enabled rules out",
+            "compression needs .* but secure.enabled adds",
         ),
-        ({"aggregation": {"rule": "median"}, "compression": {"up": "top-k"}}, "entry by entry"),
+        (
+            {"aggregation": {"rule": "median"}, "compression": {"up": "top-k"}},
+            "values for each entry",
+        ),
         (
             {
                 "method": {"name": "scaffold"},
                 "aggregation": {"clip": 1.0},
                 "compression": {"up": "int8"},
             },
-            "scaffold needs .* which aggregation.clip after compression.up",
+            "scaffold needs .* but aggregation.clip after compression.up",
         ),
         (
             {"method": {"name": "fedlap"}, "compression": {"up": "bf16"}},

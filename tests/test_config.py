@@ -227,18 +227,18 @@ def test_overrides_change_a_file(tmp_path):
     ("settings", "words"),
     [
         ({"round": 3}, r"round is not a setting \(did you mean 'rounds'\?\)"),
-        ({"training": {"learning_rate": 3}}, "training.learning_rate is no setting.*lr"),
+        ({"training": {"learning_rate": 3}}, "training.learning_rate is not a setting.*lr"),
         ({"training": {"optimizer": "lion"}}, "training.optimizer is 'lion'; expected sgd.*adamax"),
         ({"rounds": "many"}, "rounds is 'many'.*integer"),
         ({"rounds": 0}, "rounds is 0; expected integer >= 1"),
         ({"cohort": 0}, "cohort is 0"),
         ({"cohort": 1.5}, "cohort is 1.5.*fraction"),
         ({"method": {"name": "fedavgg"}}, "unknown method 'fedavgg'.*'fedavg'"),
-        ({"method": {"name": "fedprox", "prox": 1}}, "method.prox is no setting.*proximal"),
+        ({"method": {"name": "fedprox", "prox": 1}}, "method.prox is not a setting.*proximal"),
         ({"method": {"name": "fedprox", "proximal": -1}}, "method.proximal is -1"),
         (
             {"method": {"name": "local", "weighting": "uniform", "proximal": 1, "start": "x"}},
-            "(?s)weighting is a parameter of fedavg, fedprox, .*, not of local; choose the method "
+            "(?s)weighting is a parameter of fedavg, fedprox, .*, not of local. Choose the method "
             "with --method fedavg.*proximal is a parameter of fedprox, not of local",
         ),
         ({"method": {"name": "no.such:Method"}}, "cannot find the method"),
@@ -270,8 +270,8 @@ def test_overrides_change_a_file(tmp_path):
         ),
         ({"model": {"hidden": ["a", 5]}}, "^model.hidden has 'a'; expected integer, or list"),
         ({"rounds": {"x": 1}}, "^rounds is a table; expected integer >= 1$"),
-        ({"method": 3}, "^method is 3; it is a table.*method.name = 'fedavg'$"),
-        ({"data": 3}, "^data is 3; it is a table.*data.name = 'digits'$"),
+        ({"method": 3}, "^method is 3; give a table .*method.name = 'fedavg'$"),
+        ({"data": 3}, "^data is 3; give a table .*data.name = 'digits'$"),
         ({"a": {"b": {"c": 1}}}, "^a is not a setting; here there are seed, .*, method$"),
         ({"seed": np.array([1])}, r"^seed is \[1\]; expected integer >= 0$"),
     ],
@@ -395,7 +395,7 @@ for arguments in sys.argv[1:]:
         ),
         ({"data": {"partition": "iid", "alpha": 0.1}}, "data.alpha has no effect"),
         ({"training": {"steps": 3, "epochs": 5}}, "training.epochs has no effect"),
-        ({"training": {"decay": 0.5}}, "has to be exponential or step for it"),
+        ({"training": {"decay": 0.5}}, "must be exponential or step"),
         ({"privacy": {"delta": 0.1}}, "privacy.noise is 0.0, and must be set"),
         ({"training": {"min_improvement": 0.5}}, "training.patience is unset"),
         ({"workers": 7}, "workers has no effect: engine is sequential"),
@@ -438,7 +438,7 @@ for arguments in sys.argv[1:]:
                 "secure": {"enabled": True, "max_weight": 7.0},
                 "data": {"clients": 3},
             },
-            "secure.max_weight has no effect: under fedavg",
+            "secure.max_weight has no effect: with fedavg",
         ),
         *(
             ({"method": {"name": "global"}, **settings}, f"{words} has no effect: global pools all")

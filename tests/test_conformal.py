@@ -278,7 +278,7 @@ def test_scores_that_do_not_belong():
     assert choose_score(few, 0.9) == "residual"
     with pytest.raises(ConfigError, match="has no quantiles for an interval of 90%"):
         choose_score(few, 0.9, "quantile")
-    with pytest.raises(ConfigError, match="there are probability, adaptive, adaptive-random"):
+    with pytest.raises(ConfigError, match="Choose probability, adaptive, adaptive-random"):
         choose_score(CLASSES, 0.9, "residual")
     labels = build_likelihood("multilabel", Target("labels", ("x", "y")))
     with pytest.raises(ConfigError, match="multilabel predicts neither"):
@@ -468,7 +468,9 @@ def test_what_is_not_calibrated_is_told(runs, tmp_path):
         path.write_bytes(sealed_table(json.loads(text)))
 
     rewrite(text.replace('"model": "', '"model": "0'))
-    with pytest.warns(UserWarning, match=r"calibration\.json \(conformal\) is of another model"):
+    with pytest.warns(
+        UserWarning, match=r"calibration\.json \(conformal\) belongs to another model"
+    ):
         assert "set" not in fedbayes.load(run).predict_frame(frame)
     for old, new in (("probability", "luck"), ('"level": 0.9', '"level": 9')):
         rewrite(text.replace(old, new))
