@@ -87,7 +87,7 @@ def test_ensembles_by_hand(tests):
     frequencies = 0.01 * (had.sum(0) + 2) / (had + 1).sum()
     stationary = torch.linalg.solve(torch.eye(10) - 0.99 * chain, frequencies.expand(len(y), -1))
     learnt = ((freed.log_softmax(1) + stationary.log()) / 2).softmax(1).float()
-    found = ("uniform", uniform), ("by class share", weighted), ("that fuse learns", learnt)
+    found = ("uniform", uniform), ("by class share", weighted), ("as fuse learns it", learnt)
     for name, p in found:
         p = p / p.sum(1, keepdim=True)
         score = scores[f"ensemble, {name}"]

@@ -234,7 +234,7 @@ def test_mistakes_are_named(runs, tmp_path, capsys):
     assert all(told.split().count(f"{name},") == 1 for name in FIGURES if name != "headline")
     assert command("plot", runs[0], "-o", tmp_path / "x.bmp") == 2
     assert ".svg" in capsys.readouterr().err
-    with pytest.raises(RunError, match="its folders"):
+    with pytest.raises(RunError, match="the run folders in it"):
         gather([runs[0].parent])
 
 
@@ -307,7 +307,7 @@ def test_what_a_page_leaves_out_is_said_where_it_is_written(runs, tmp_path, caps
         assert command(call[0], folder, *call[1:], "-o", out) == 0
         told = " ".join(capsys.readouterr().err.split())
         assert "note: cut:" in told
-        assert "is not what the run was made with" in told
+        assert "differs from the config of the run in" in told
         assert "more. Restore it" in told
         assert len(told) < 3000
         assert out.exists()

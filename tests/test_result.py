@@ -118,7 +118,7 @@ def test_figures_are_those_of_the_command_and_notebooks_draw_them(run, tmp_path)
         run.plot("headlin")
     with pytest.raises(RunError, match="there are 1 names of 2 runs"):
         run.plot("loss", other.folder.path, names=["a"])
-    with pytest.raises(RunError, match="named twice"):
+    with pytest.raises(RunError, match="given twice"):
         run.plot("loss", run)
 
 

@@ -83,10 +83,10 @@ def test_means_that_no_weights_meet_are_told():
 @pytest.mark.parametrize(
     ("features", "wanted", "base", "match"),
     [
-        (torch.ones(3, 2), torch.ones(3), None, "belong together"),
+        (torch.ones(3, 2), torch.ones(3), None, "Give \[n, d\]"),
         (torch.ones(3, 2), torch.full((2,), torch.nan), None, "finite"),
         (torch.ones(3, 2), torch.ones(2), -torch.ones(3), "at least 0"),
-        (torch.ones(0, 2), torch.ones(2), None, "belong together"),
+        (torch.ones(0, 2), torch.ones(2), None, "Give \[n, d\]"),
     ],
 )
 def test_what_does_not_fit_is_refused(features, wanted, base, match):
@@ -149,5 +149,5 @@ def test_draws_of_a_fusion_are_balanced_by_the_counts(monkeypatch):
         far[balance] = np.abs(seen["mean"].numpy() - wanted).max()
     assert far[True] < 0.01 < 0.05 < far[False]
     for table in (None, [45, 55]):
-        with pytest.raises(ConfigError, match="by counts of classes, and there are none"):
+        with pytest.raises(ConfigError, match="needs counts of classes, and there are none"):
             function.fuse_functions(clients, clients["a"], draws, counts=table, settings=chosen)

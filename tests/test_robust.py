@@ -254,7 +254,7 @@ def test_a_clipped_mixture_moves_no_centre_by_more_than_the_bound():
 
 
 def test_methods_with_a_middle_of_their_own_say_so():
-    with pytest.raises(ConfigError, match=r"it takes the clients' median"):
+    with pytest.raises(ConfigError, match="the server uses the median"):
         Simulation(config("laplace", aggregation={"rule": "median"}))
     with pytest.raises(ConfigError, match=r"aggregation.outliers"):
         Simulation(config("pfnm", aggregation={"rule": "median"}))

@@ -271,7 +271,7 @@ def test_a_cohort_of_one_is_not_one_of_all(tmp_path):
 
 def test_settings_that_change_no_number_may_change_and_it_is_said(copy, run):
     edit(copy, "rounds = 4", "rounds = 5")
-    with pytest.warns(FedbayesWarning, match="rounds was 4, and is 5"):
+    with pytest.warns(FedbayesWarning, match="rounds was 4, and is now 5"):
         longer = fedbayes.resume(copy)
     assert len(longer.metrics) == 5
     assert folders.timeless(copy)[:4] == folders.timeless(run)
@@ -281,7 +281,7 @@ def test_two_processes_never_write_one_run(copy):
     with Simulation(None, copy):
         code = f"import fedbayes; fedbayes.resume({str(copy)!r})"
         other = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
-        assert f"process {os.getpid()} is at work on the run in {copy}" in other.stderr
+        assert f"process {os.getpid()} already uses the run in {copy}" in other.stderr
         with pytest.raises(RunError, match="this process itself is at work"):
             Simulation(None, copy)
         Result(copy)  # reading needs no lock

@@ -92,10 +92,10 @@ def test_settings_on_the_command_line(tmp_path):
             r"task.nois is not a setting \(did you mean 'noise'",
         ),
         ({"likelihood": "gaussian", "noise": -1}, "task.noise is -1"),
-        ({"likelihood": "gaussian", "target": 1}, "task.target is no setting"),
+        ({"likelihood": "gaussian", "target": 1}, "task.target is not a setting"),
         ({"noise": "each"}, "task.noise is a setting of gaussian, .* not of auto; choose"),
-        ({"name": "gaussian"}, "task.name is no setting"),
-        ({"nothing": 1}, "task.nothing is no setting"),
+        ({"name": "gaussian"}, "task.name is not a setting"),
+        ({"nothing": 1}, "task.nothing is not a setting"),
         ({"likelihood": "no.such:Thing"}, "cannot find the likelihood"),
         ({"likelihood": "math:pi"}, "not a class derived from"),
         (3, "task is 3; give a table with settings such as task.likelihood"),
@@ -112,7 +112,7 @@ def test_a_likelihood_of_ones_own():
     likelihood = build_likelihood(config, REAL)
     assert isinstance(likelihood, Narrow)
     assert likelihood.depth == 4
-    with pytest.raises(ConfigError, match=r"task.dept is no setting"):
+    with pytest.raises(ConfigError, match=r"task\.dept is not a setting"):
         Config.create(task={"likelihood": f"{__name__}:Narrow", "dept": 4})
 
 

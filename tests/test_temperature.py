@@ -239,7 +239,7 @@ def test_a_temperature_of_another_model_is_not_used(ended, recwarn):
         return known | {"temperature": known["temperature"] | values}
 
     done.path.write_bytes(sealed_table(with_changed(model="another")))
-    with pytest.warns(FedbayesWarning, match="is of another model than the run has now"):
+    with pytest.warns(FedbayesWarning, match="belongs to another model than the run has now"):
         assert read_temperature(folder) is None
     hotter = {"temperature": 2 * done.temperature, "rows": done.counted}
     seal = written.keys() - known.keys()
@@ -256,7 +256,7 @@ def test_a_temperature_of_another_model_is_not_used(ended, recwarn):
         with pytest.raises(RunError, match="Create it again: fedbayes calibrate"):
             read_temperature(folder)
     done.path.write_bytes(sealed_table(known | {"format": "later"}))
-    with pytest.raises(RunError, match="is of another version"):
+    with pytest.raises(RunError, match="has another version"):
         read_temperature(folder)
     done.path.unlink()
     assert read_temperature(folder) is None
@@ -376,7 +376,7 @@ def test_evaluate_and_fuse_have_the_same_teacher(tmp_path, capsys, monkeypatch):
     notes = json.loads(capsys.readouterr().out)["notes"]
     assert command("evaluate", fused, *files, "--run", folder, *counts, "--json") == 0
     scores = {one["name"]: one for one in json.loads(capsys.readouterr().out)}
-    learnt = scores["ensemble that fuse learns"]
+    learnt = scores["ensemble, as fuse learns it"]
     assert learnt["note"] in notes
     assert "temperatures of" in learnt["note"]
     data = stored_data(StoredRun(folder).config, folder)

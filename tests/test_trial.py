@@ -218,7 +218,7 @@ def test_foreign_inputs_are_what_they_are_called(ended):
 @pytest.mark.data
 def test_a_data_set_without_an_order_of_pixels_is_none(ended):
     config = ended.config()
-    with pytest.raises(DataError, match="sees its pixels in an order of its own"):
+    with pytest.raises(DataError, match="its pixel order depends on the"):
         foreign_inputs(stored_data(config, ended), config.data, "permuted-mnist")
 
 
@@ -241,7 +241,7 @@ def test_rows_of_a_file_are_foreign_inputs(tmp_path):
             pd.DataFrame({"b": [9, 8], "a": [50 + shift, 60]}).to_excel(
                 file, sheet_name=sheet, index=False
             )
-    with pytest.raises(DataError, match="sheets May, June #2; choose one"):
+    with pytest.raises(DataError, match=r"sheets May, June #2\. Choose one"):
         foreign_inputs(data, config.data, str(book))
     for sheet, first in (("May", 50.0), ("June #2", 51.0)):
         x = foreign_inputs(data, config.data, f"{book}#{sheet}").x

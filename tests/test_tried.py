@@ -161,7 +161,7 @@ def test_more_samples_than_a_report_may_weigh_are_not_believed(wards, tmp_path, 
     monkeypatch.setattr(ClientRuntime, "tried", tried)
     with pytest.warns(FedbayesWarning, match="1 of 3 clients did not evaluate"):
         summary, lines = federated(tmp_path, wards)
-    assert "at most 1,000,000 are believed" in lines[-1]["not_evaluated"]["2"]
+    assert "the limit is 1,000,000. Combine" in lines[-1]["not_evaluated"]["2"]
     assert summary["global_accuracy"] > 0.6
 
 

@@ -171,7 +171,7 @@ def test_on_the_command_line(tmp_path, capsys):
     assert set(only) == {"method", "settings", "validation"}
     assert only["settings"]["training.lr"] in (0.1, 0.3)
     assert command(*place, "--budget", 2, "--minutes", 1) == 2
-    assert "give one of them" in capsys.readouterr().err
+    assert "Give one of them" in capsys.readouterr().err
     assert command(*place, "--methods", "fedavg", "-s", "training.typo=0.1..1") == 2
     assert "training.typo" in capsys.readouterr().err
 

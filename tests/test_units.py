@@ -112,7 +112,7 @@ def test_outputs_are_those_that_compute_last():
 
 
 def test_a_network_without_a_shape_says_what_is_missing():
-    with pytest.raises(ModelError, match="give its shape"):
+    with pytest.raises(ModelError, match="Give its shape"):
         Network(MLP(4, [3], 2)).groups  # noqa: B018
 
 

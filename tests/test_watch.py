@@ -374,7 +374,7 @@ def test_seeds_are_followed_as_they_begin(quick, tmp_path):
     (tmp_path / "seeds" / "seed-0").rename(tmp_path / "others" / "a")
     with pytest.raises(RunError, match="Give the run folders in it"):
         Follower([tmp_path / "others"])
-    with pytest.raises(RunError, match="named twice"):
+    with pytest.raises(RunError, match="given twice"):
         Follower([tmp_path / "r", tmp_path / "r"])
 
 

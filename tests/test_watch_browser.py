@@ -148,7 +148,7 @@ def test_every_state_of_a_run_can_be_read(width, theme, browser, tmp_path):
             )
             keep_picture(browser, f"watch-{width}-{theme}")
             check_texts(browser, width)
-        until(lambda: "no process is at work on it" in live())
+        until(lambda: "no process is running it" in live())
         check_texts(browser, width)
         with Simulation(None, folder) as simulation:
             list(simulation)

@@ -384,7 +384,7 @@ def compare(
         if target.classes:
             taught = _taught(fused, inputs, alike, counts)
             uniform = counts is None and all(one.temperature is None for one in fused)
-            candidates[UNIFORM if uniform else "ensemble that fuse learns"] = taught
+            candidates[UNIFORM if uniform else "ensemble, as fuse learns it"] = taught
     asked = {name: _asked(name, one, metrics) for name, one in candidates.items()}
     return [_score(name, one, tests, asked[name]) for name, one in candidates.items()]
 
