@@ -83,10 +83,10 @@ def test_means_that_no_weights_meet_are_told():
 @pytest.mark.parametrize(
     ("features", "wanted", "base", "match"),
     [
-        (torch.ones(3, 2), torch.ones(3), None, "Give \[n, d\]"),
+        (torch.ones(3, 2), torch.ones(3), None, "Give .n, d."),
         (torch.ones(3, 2), torch.full((2,), torch.nan), None, "finite"),
         (torch.ones(3, 2), torch.ones(2), -torch.ones(3), "at least 0"),
-        (torch.ones(0, 2), torch.ones(2), None, "Give \[n, d\]"),
+        (torch.ones(0, 2), torch.ones(2), None, "Give .n, d."),
     ],
 )
 def test_what_does_not_fit_is_refused(features, wanted, base, match):

@@ -81,7 +81,7 @@ Bound = Annotated[
 ]
 Frontier = Annotated[
     str | None,
-    typer.Option(help="More widths to try, such as 0.5,1,2. See --plot.", metavar="X,X,X"),
+    typer.Option(help="More widths to try, such as 0.5,1,2. See --picture.", metavar="X,X,X"),
 ]
 Test = Annotated[Path | None, typer.Option(help="NPZ with raw x and y to score networks on.")]
 TemperatureData = Annotated[
