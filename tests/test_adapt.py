@@ -90,7 +90,7 @@ def test_the_command_writes_predictions_or_nothing(place, tmp_path, capsys):
     out, own = tmp_path / "p.csv", place / "own.csv"
     given = ["predict", folder, place / "new.csv", "-o", out]
     assert command(*given, "--adapt", tmp_path / "none.csv") == 2
-    assert "file not found" in capsys.readouterr().err
+    assert "not found" in capsys.readouterr().err
     assert command(*given, "--adapt", own, "--client", "s1") == 2
     assert "Leave out --client" in capsys.readouterr().err
     assert not out.exists()

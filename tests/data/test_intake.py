@@ -117,7 +117,7 @@ def test_digits_that_float32_loses_are_told_by_all_sources(module, tmp_path):
     np.savez(tmp_path / "a.npz", x=x, y=np.arange(len(x)) % 2)
     assert "feature 1 is rounded" in load_dataset(DataSettings(path=tmp_path / "a.npz")).notes[0]
     frames = {k: (pd.DataFrame(x, columns=NAMES), y) for k, (x, y) in made.items()}
-    assert "'b' has a rounding error of" in load(module, frames).notes[0]
+    assert "'b' is rounded to" in load(module, frames).notes[0]
 
 
 def test_what_is_lost_is_that_of_all_batches_together():

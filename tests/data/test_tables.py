@@ -127,7 +127,7 @@ def test_messages_have_words_and_no_python(tmp_path):
     with pytest.raises(DataError, match="6 of 12 rows have no value in column 'part'"):
         load(tmp_path / "t.csv", split="part")
     np.savez(tmp_path / "t.npz", x=np.full((2, 3, 4), np.inf), y=np.arange(2))
-    with pytest.raises(DataError, match="sample 0 has an infinite value at position 0, 0;"):
+    with pytest.raises(DataError, match="sample 0 has an infinite value at position 0, 0"):
         load(tmp_path / "t.npz")
 
 
