@@ -481,7 +481,7 @@ def test_what_is_not_calibrated_is_told(runs, tmp_path):
         with pytest.raises(ModelError, match="has another target"):
             fedbayes.load(run)
     path.unlink()
-    with pytest.raises(ConfigError, match="share of 1"):
+    with pytest.raises(ConfigError, match="rows is 1"):
         calibrate_conformal(run, share=1.0)
     calibrate_conformal(run, 0.9, share=0.01)
     calibrate_conformal(run, 0.985, share=0.01)

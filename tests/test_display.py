@@ -398,7 +398,7 @@ def test_a_notebook_is_told_what_went_wrong(outputs):
     # Five rounds of four reports refused and no update, and why it ended: five lines of them.
     assert told[0] == "… 22 earlier lines"
     assert len(told) == 6
-    assert told[1].startswith("round 5: client 1 refused: ")
+    assert told[1].startswith("round 5: report of client 1 rejected: ")
     assert told[-2] == "round 5: too few valid updates: the global model is unchanged"
     assert told[-1].startswith("interrupted: ")
     assert sparkline([math.nan, 1.0]) == ""

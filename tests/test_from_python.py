@@ -411,8 +411,8 @@ def test_an_own_sampling_chooses_the_clients(tmp_path):
 @pytest.mark.parametrize(
     ("settings", "words"),
     [
-        ({"sampling": f"{PLACE}:too_many"}, "gave 5 clients, where size is 4"),
-        ({"sampling": f"{PLACE}:twice"}, "gave a client twice in round 1"),
+        ({"sampling": f"{PLACE}:too_many"}, "returned 5 clients, where size is 4"),
+        ({"sampling": f"{PLACE}:twice"}, "returned a client twice in round 1"),
         ({"sampling": f"{PLACE}:fails"}, r"KeyError: 'nobody' \(toy_functions.py, line"),
         ({"sampling": f"{PLACE}:lacking"}, "cannot find the sampling"),
         ({"sampling": "math:pi"}, "is a float. Give a function"),
@@ -624,7 +624,7 @@ def test_what_functions_of_a_method_return_is_looked_at():
             return dict(run.network.initial)
 
     for kind, words in (
-        (Alone, r"update of the method half gave a Weights; return .*\(Weights\), metrics"),
+        (Alone, r"update of the method half returned a Weights. Return .*\(Weights\), metrics"),
         (Swapped, "update of the method half gave a dict for the server's state"),
         (Pair, "report of the method half returned a tuple of 2. Return a Report"),
         (Nothing, "local of the method half gave a NoneType"),

@@ -45,7 +45,7 @@ def test_minutes():
 @pytest.mark.parametrize(
     ("entries", "minutes", "words"),
     [
-        (["function.drawn=5"], None, "function.drawn is no setting.*'function.draws'"),
+        (["function.drawn=5"], None, "function.drawn is not a setting.*'function.draws'"),
         (["function.draws=5"], None, "function.draws is 5; expected integer >= 64"),
         (["function.seeking.share=2"], None, "function.seeking.share is 2; expected number"),
         (
