@@ -193,7 +193,7 @@ def test_a_class_of_networks_is_drawn_by_the_seed():
         (nn.Linear, "called as factory"),
         (nn.LazyLinear(10), "lazy layers without shapes"),
         (nn.Sequential(nn.Flatten(), nn.Linear(64, 7)), "but the likelihood"),
-        (nn.Flatten(), "has no trainable weights. Set requires_grad"),
+        (nn.Flatten(), "has no trainable weights"),
         (lambda shape: 1 / 0, "failed: ZeroDivisionError"),
     ],
 )
@@ -625,7 +625,7 @@ def test_what_functions_of_a_method_return_is_looked_at():
 
     for kind, words in (
         (Alone, r"update of the method half returned a Weights. Return .*\(Weights\), metrics"),
-        (Swapped, "update of the method half gave a dict for the server's state"),
+        (Swapped, "update of the method half returned a dict for the server's state"),
         (Pair, "report of the method half returned a tuple of 2. Return a Report"),
         (Nothing, "local of the method half gave a NoneType"),
         (Started, "init of the method half gave a dict"),

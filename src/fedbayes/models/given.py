@@ -29,7 +29,7 @@ def start_file(module: nn.Module) -> Path:
             "through it before, or give its class"
         )
     if not module.state_dict():
-        raise ModelError(f"the network {type(module).__name__} has no weights to train")
+        raise ModelError(f"the network {type(module).__name__} has no trainable weights")
     weights = {name: tensor.detach().cpu() for name, tensor in module.state_dict().items()}
     content = encode(weights, plain=True)
     file = Path(_folder().name) / f"{digest(content)[:16]}.safetensors"
