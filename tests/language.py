@@ -57,10 +57,46 @@ PHRASES = {
 }
 """Patterns in lower case, and what to write instead. Each is a whole word or phrase."""
 
-_PATTERNS = [
-    (re.compile(rf"(?<![\w`-])(?:{pattern})(?![\w`-])", re.IGNORECASE), instead)
-    for pattern, instead in PHRASES.items()
-]
+SHOWN_PHRASES = {
+    r"(?<!there )(?:is|are|was|were) no (?!longer|more\b)\w+": "is not a, are not",
+    r"holds?(?! out| shares)": "has, contains, stores",
+    r"what is no|which is none": "that is not a",
+    r"whoever": "anyone who",
+    r"(?:says?|tells?) nothing|nothing of": "does not describe, has no",
+    r"stands? (?:in|for)": "occurs in, means",
+    r"comes? (?:at|to nothing)": "connects to, fails",
+    r"lies?": "is",
+    r"as (?:it is|they are)": "unchanged",
+    r"taken (?:for|as)": "read as, used as",
+    r"go(?:es)? (?:with|together)": "works with",
+    r"exclude one another": "exclude each other",
+    r"(?:is|are) wanted|wanted (?:is|are)": "expected",
+    r"(?:is|are) believed": "the limit is",
+    r"(?:is|are) for (?!a sum|another)": "works only with",
+    r"(?:has|have) to be": "must be",
+    r"ask(?:s|ed)? for": "requested, needs",
+    r"(?:is|are) of (?!type|kind|several kinds)": "has, belongs to",
+    r"(?<!with each )(?<!one of them )alone": "only",
+    r"mentions?|spoke|speaks?": "lists, describes",
+    r"let it": "return, use",
+    r"in its place|take (?:it|them) back": "instead, restore",
+    r"make it again": "create it again",
+    r"draws? .{1,20} otherwise|otherwise than": "differently from",
+    r"names? (?:one|it|them|another|two|some)": "give, list, choose",
+    r"say (?:it|so|which|how|what)": "give, set",
+}
+"""Patterns for what the program prints: messages, help texts and settings."""
+
+
+def _compiled(phrases: dict[str, str]) -> list[tuple[re.Pattern[str], str]]:
+    return [
+        (re.compile(rf"(?<![\w`.-])(?:{pattern})(?![\w`-])", re.IGNORECASE), instead)
+        for pattern, instead in phrases.items()
+    ]
+
+
+_PATTERNS = _compiled(PHRASES)
+_SHOWN_PATTERNS = _compiled(SHOWN_PHRASES)
 
 
 @dataclass(frozen=True)
@@ -84,12 +120,14 @@ class Prose:
 
     where: str
     text: str
+    shown: bool = False
+    """Whether the program prints it."""
 
 
 def findings(prose: Prose) -> Iterator[Finding]:
     """The phrases and the sentences of a text that break the rules."""
     text = re.sub(r"`[^`]*`", "`x`", prose.text)
-    for pattern, instead in _PATTERNS:
+    for pattern, instead in (*_PATTERNS, *(_SHOWN_PATTERNS if prose.shown else ())):
         for found in pattern.finditer(text):
             yield Finding(prose.where, found[0], f"write: {instead}")
     for sentence in sentences(text):
@@ -152,10 +190,10 @@ def helps() -> Iterator[Prose]:
     from fedbayes.cli import app
 
     def below(command: click.Command, name: str) -> Iterator[Prose]:
-        yield Prose(name, command.help or "")
+        yield Prose(name, command.help or "", shown=True)
         for parameter in command.get_params(click.Context(command, info_name=name)):
             text = getattr(parameter, "help", None) or ""
-            yield Prose(f"{name} {parameter.opts[0]}", _without_choices(text))
+            yield Prose(f"{name} {parameter.opts[0]}", _without_choices(text), shown=True)
         for inner, one in getattr(command, "commands", {}).items():
             yield from below(one, f"{name} {inner}")
 
@@ -173,11 +211,11 @@ def described() -> Iterator[Prose]:
     from fedbayes.config.listing import built_in
 
     for row in settings(None):
-        yield Prose(f"setting {row.key}", _without_choices(row.description))
+        yield Prose(f"setting {row.key}", _without_choices(row.description), shown=True)
     for name, one in built_in().items():
-        yield Prose(f"method {name}", one.summary)
+        yield Prose(f"method {name}", one.summary, shown=True)
         for row in one.parameters:
-            yield Prose(f"method {name}, {row.key}", row.description)
+            yield Prose(f"method {name}, {row.key}", row.description, shown=True)
 
 
 def docstrings(paths: list[Path]) -> Iterator[Prose]:
@@ -205,20 +243,23 @@ def _docstrings(node: ast.AST, path: Path) -> Iterator[Prose]:
 
 
 def messages(paths: list[Path]) -> Iterator[Prose]:
-    """The literal texts of errors that are raised, and of warnings."""
+    """The literal texts of three words or more, docstrings apart."""
     for path in paths:
-        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
-            if not isinstance(node, ast.Call) or not node.args:
-                continue
-            name = ast.unparse(node.func).rpartition(".")[2]
-            if name.endswith("Error") or name in ("warn", "fail"):
-                text = "".join(_literals(node.args[0]))
-                if text:
-                    yield Prose(f"{path.relative_to(ROOT)}:{node.lineno}", text)
+        tree = ast.parse(path.read_text(encoding="utf-8"))
+        nodes = list(ast.walk(tree))
+        apart = {id(node.value) for node in nodes if isinstance(node, ast.Expr)}
+        for node in nodes:
+            if isinstance(node, ast.JoinedStr):
+                apart.update(id(inner) for inner in ast.walk(node) if inner is not node)
+        for node in nodes:
+            if isinstance(node, ast.JoinedStr | ast.Constant) and id(node) not in apart:
+                text = "".join(_literals(node))
+                if len(text.split()) > 2 and "://" not in text:
+                    yield Prose(f"{path.relative_to(ROOT)}:{node.lineno}", text, shown=True)
 
 
 def _literals(node: ast.AST) -> Iterator[str]:
-    """The texts of an expression in their order; a value stands as one word."""
+    """The texts of a literal in their order; a value counts as one word."""
     if isinstance(node, ast.Constant) and isinstance(node.value, str):
         yield node.value
     elif isinstance(node, ast.JoinedStr):
@@ -227,13 +268,6 @@ def _literals(node: ast.AST) -> Iterator[str]:
                 yield str(part.value)
             else:
                 yield "x"
-    elif isinstance(node, ast.BinOp):
-        yield from _literals(node.left)
-        yield from _literals(node.right)
-    elif isinstance(node, ast.IfExp):
-        yield from _literals(node.body)
-        yield ". "
-        yield from _literals(node.orelse)
 
 
 def former_names(prose: Prose) -> Iterator[Finding]:

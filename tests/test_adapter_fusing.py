@@ -415,7 +415,7 @@ def test_what_cannot_be_fused_is_told_by_name(bert, adapters, tmp_path, capsys):
     (half / "adapter_model.safetensors").unlink()
     assert "has no adapter_model.safetensors" in refused(capsys, north, half, *out)
     assert "rank" in refused(capsys, north, south, *out, "--rank", "0")
-    assert "no effect; give 6 or less" in refused(capsys, north, south, *out, "--rank", "7")
+    assert "no effect. Give 6 or less" in refused(capsys, north, south, *out, "--rank", "7")
     assert "--rank has no effect on cat" in refused(
         capsys, north, south, *out, "-m", "cat", "--rank", "4"
     )
@@ -423,7 +423,7 @@ def test_what_cannot_be_fused_is_told_by_name(bert, adapters, tmp_path, capsys):
     assert "--width has no effect on LoRA adapters" in refused(
         capsys, north, south, *out, "--width", "2"
     )
-    assert "become a folder" in refused(capsys, north, south, "-o", tmp_path / "x.safetensors")
+    assert "to a folder" in refused(capsys, north, south, "-o", tmp_path / "x.safetensors")
     assert "would replace one of the inputs" in refused(capsys, north, south, "-o", south)
     headless = write_adapter(bert, tmp_path / "headless", 4, task="FEATURE_EXTRACTION")
     assert "modules_to_save" in refused(capsys, north, headless, *out, "-m", "svd")
@@ -437,7 +437,7 @@ def test_methods_of_adapters_name_them_for_other_files(tmp_path, capsys):
         torch.save(nn.Linear(3, 2).state_dict(), tmp_path / f"{name}.pt")
     files = (tmp_path / "a.pt", tmp_path / "b.pt", "-o", tmp_path / "c.pt")
     assert "svd fuses LoRA adapters" in refused(capsys, *files, "-m", "svd")
-    assert "an effect on LoRA adapters alone" in refused(capsys, *files, "--rank", "3")
+    assert "only with LoRA adapters. Leave it out" in refused(capsys, *files, "--rank", "3")
 
 
 def test_settings_have_bounds():

@@ -150,11 +150,11 @@ def test_robust_rules_withstand_what_ruins_the_mean():
         ({"aggregation": {"rule": "trimmed-mean", "hostile": 1}}, "min_reports of at least 3"),
         (
             {"aggregation": {"rule": "median"}, "method": {"name": "pfnm"}},
-            "reports are not averaged",
+            "its updates are not averaged",
         ),
         (
             {"aggregation": {"clip": 1.0}, "method": {"name": "global"}},
-            "not for global: all its data",
+            "not work with global: it pools all data",
         ),
     ],
 )

@@ -278,7 +278,7 @@ def test_another_clock_is_refused_when_a_run_goes_on(tmp_path):
         for _ in simulation:
             simulation.stop = True
     table.write_text(table.read_text().replace("client-3,4", "client-3,5"))
-    with pytest.raises(RunError, match="the clock is not the one that the run began with"):
+    with pytest.raises(RunError, match="the clock has changed since the run began"):
         Simulation(None, tmp_path / "run")
 
 
@@ -342,38 +342,38 @@ def test_what_reports_that_add_are_is_said_of_every_method():
 @pytest.mark.parametrize(
     ("changes", "words"),
     [
-        ({"method": {"name": "pfnm"}}, "not for pfnm: reports do not add .* It is for .*fedavg"),
-        ({"method": {"name": "fedsparse"}}, "not for fedsparse"),
-        ({"method": {"name": "global"}}, "all its data are in one place"),
-        ({"method": {"name": "scaffold"}}, "scaffold adds reports whole alone"),
+        ({"method": {"name": "pfnm"}}, "not work with pfnm: an update .* It works with .*fedavg"),
+        ({"method": {"name": "fedsparse"}}, "not work with fedsparse"),
+        ({"method": {"name": "global"}}, "all data"),
+        ({"method": {"name": "scaffold"}}, "scaffold cannot scale down old"),
         ({"clock": {}}, "needs a clock"),
         ({"asynchronous": {"buffer": 7}}, "but there are 6 clients"),
-        ({"min_reports": 3}, "min_reports = 3, but a buffer has 2 reports"),
+        ({"min_reports": 3}, "min_reports = 3, but a buffer has 2 updates"),
         (
             {"engine": "flower", "sampling": "cyclic"},
-            "which async.* whoever is free",
+            "but async.* takes whichever client is free",
         ),
-        ({"sampling": "poisson"}, "needs it to be secret who is in a round, which clock.speeds"),
+        ({"sampling": "poisson"}, "needs secret cohorts, but clock.speeds"),
         (
             {
                 "sampling": "cyclic",
                 "asynchronous": {},
                 "clock": {"speeds": "equal", "availability": "share"},
             },
-            "sampling = 'cyclic' needs to choose .* which clock.availability leaves",
+            "sampling = 'cyclic' needs a choice .* but clock.availability leaves",
         ),
         (
             {"engine": "flower-simulation", "secure": {"enabled": True}},
             "whose masks cancel",
         ),
-        ({"privacy": {"noise": 1.0}, "aggregation": {"clip": 1.0}}, "who is in a buffer"),
+        ({"privacy": {"noise": 1.0}, "aggregation": {"clip": 1.0}}, "fills buffers"),
         (
             {
                 "method": {"name": "pvi"},
                 "asynchronous": {"buffer": 2, "staleness": "constant"},
                 "aggregation": {"clip": 1.0},
             },
-            "it would shorten what the client keeps whole",
+            "would clip different changes. Leave",
         ),
         ({"clock": {"speeds": "file"}}, "needs clock.file"),
         ({"clock": {"speeds": "equal", "availability": "file"}}, "needs clock.spells"),
@@ -385,7 +385,7 @@ def test_what_cannot_be_is_refused_with_the_reason(changes, words):
 
 
 def test_settings_without_effect_are_named():
-    with pytest.warns(UserWarning, match="not always 4 are at work: up to 3 have reports"):
+    with pytest.warns(UserWarning, match="fewer than 4 can be at work: up to 3 have updates"):
         Simulation(config(asynchronous={"buffer": 4})).close()
     quiet = {"clock": {"spread": 2.0}, "asynchronous": {"longest": 3}}
     with pytest.warns(FedbayesWarning) as told:

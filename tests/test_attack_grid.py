@@ -104,7 +104,7 @@ def test_more_seeds_add_to_what_is_there(seeded, tmp_path):
 def test_a_folder_of_an_earlier_layout_is_an_error(tmp_path):
     place = tmp_path / "fedavg" / "mean" / "none"
     run(Config.load(None, [*SMALL, "rounds=1"]), place)
-    with pytest.raises(RunError, match=r"none already holds a single run; choose another folder"):
+    with pytest.raises(RunError, match=r"none already has a single run\. Choose another folder"):
         grid(tmp_path, ["nan"])
 
 
@@ -126,7 +126,7 @@ def test_what_has_ended_is_not_run_again(tmp_path):
     said = StringIO()
     more = grid(tmp_path, ["nan", "huge"]).run(Console(file=said, width=200))
     first, second = said.getvalue().splitlines()
-    assert first == "2 of 3 runs have ended before, and are kept"
+    assert first == "2 of 3 runs had already ended, and are reused"
     value = f"{more[2].value:.4f}"
     assert second.startswith(f"1 of 1: fedavg, mean, huge, seed 0: global accuracy {value}, in ")
     assert len(more) == 3
@@ -142,12 +142,12 @@ def test_rules_that_a_method_does_not_take_are_told(tmp_path):
     table = AttackTable(outcomes)
     (note,) = [note for note in table.notes if "pfnm" in note.partition(":")[0]]
     assert note.startswith("pfnm, median: ")
-    assert "reports are not averaged" in note
+    assert "its updates are not averaged" in note
     assert "| `pfnm` | median | – | – |" in table.markdown()
 
 
 def test_a_grid_of_which_nothing_runs_is_an_error(tmp_path):
-    with pytest.raises(RunError, match="reports are not averaged"):
+    with pytest.raises(RunError, match="its updates are not averaged"):
         grid(tmp_path, ["nan"], methods=["pfnm"], rules=["median"]).run()
 
 
@@ -224,10 +224,10 @@ def test_why_a_run_came_to_nothing_is_told_again(tmp_path):
         ({"attacks": ["sign-flop"]}, "did you mean 'sign-flip'"),
         ({"attacks": ["nan"], "methods": ["fedavgg"]}, "did you mean 'fedavg'"),
         ({"attacks": ["nan"], "rules": ["medial"]}, "aggregation.rule is 'medial'"),
-        ({"attacks": ["nan", "nan"]}, "named twice"),
+        ({"attacks": ["nan", "nan"]}, "listed twice"),
         ({"attacks": ["nan:x"]}, "cannot find the attack 'nan:x'"),
-        ({"attacks": ["scale=3:nan"]}, "is no name with settings"),
-        ({"attacks": ["backdoor:shade=3"]}, "attack.shade is no setting"),
+        ({"attacks": ["scale=3:nan"]}, "is not a name with settings"),
+        ({"attacks": ["backdoor:shade=3"]}, "attack.shade is not a setting"),
     ],
 )
 def test_mistakes_are_told_before_anything_runs(tmp_path, lists, words):
@@ -299,14 +299,14 @@ def test_the_command_prints_draws_and_writes(tmp_path, capsys, monkeypatch):
     assert all(0 <= o["value"] <= 1 for o in found)
     assert len(found[1]["runs"][0]["hostile"]) == 2
     assert command("attack", "--plot", "p.bmp") == 2
-    assert "the suffix says the format" in capsys.readouterr().err
+    assert "unknown format" in capsys.readouterr().err
 
 
 def test_a_run_that_broke_off_is_judged_as_the_others(tmp_path):
     settings = ["data.name=diabetes", "data.clients=3", "model.hidden=[4]", "training.lr=0.01"]
     asked = [*settings, "rounds=6", "stop_refused=2"]
     honest, broken = grid(tmp_path, ["nan:start=3:clients=3"], overrides=asked).run()
-    assert "every report was rejected" in broken.trouble
+    assert "were rejected" in broken.trouble
     assert broken.value == pytest.approx(honest.value, rel=1)
     assert not broken.higher_is_better
     assert not honest.higher_is_better

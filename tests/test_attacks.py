@@ -424,19 +424,19 @@ OWN = "tests.toy_attacks:Shrink"
         ({"attack": {"kind": "nan", "start": 9}}, "attack.start is 9, but the run has 3 rounds"),
         (
             {"attack": {"kind": "backdoor", "target": 10}},
-            "attack.target is 10; the 10 classes are counted from 0",
+            "attack.target is 10, but the 10 classes are counted from 0",
         ),
-        ({"attack": {"kind": "backdoor", "size": 8}}, "attack.size is 8, and a sample has 8 × 8"),
+        ({"attack": {"kind": "backdoor", "size": 8}}, "attack.size is 8, but a sample has 8 × 8"),
         ({"attack": {"kind": "nan"}, "method": {"name": "global"}}, "global pools all data"),
         ({"attack": {"kind": "nan"}, "method": {"name": "local"}}, "those of local are empty"),
-        ({"attack": {"kind": "nan"}, "engine": "flower"}, "other people's"),
+        ({"attack": {"kind": "nan"}, "engine": "flower"}, "works only in simulations"),
         (
             {
                 "attack": {"kind": "sign-flip"},
                 "engine": "flower-simulation",
                 "secure": {"enabled": True},
             },
-            "with secure.enabled nobody sees one",
+            "which secure.enabled hides.",
         ),
         (
             {
@@ -444,13 +444,13 @@ OWN = "tests.toy_attacks:Shrink"
                 "engine": "flower-simulation",
                 "secure": {"enabled": True},
             },
-            "leave attack.scale at 1",
+            "Leave attack.scale at 1",
         ),
-        ({"attack": {"kind": "nan", "arguments": {"a": 1}}}, "arguments are for an attack"),
+        ({"attack": {"kind": "nan", "arguments": {"a": 1}}}, "arguments works only with"),
         ({"attack": {"kind": OWN, "arguments": {"shar": 1}}}, "did you mean 'share'"),
         ({"attack": {"kind": OWN, "arguments": {"share": "x"}}}, "attack.arguments.share is 'x'"),
         ({"attack": {"kind": "tests.toy_attacks:Absent"}}, "cannot find the attack"),
-        ({"attack": {"kind": "tests.toy_methods:Median"}}, "no class derived from fedbayes"),
+        ({"attack": {"kind": "tests.toy_methods:Median"}}, "not a class derived from fedbayes"),
     ],
 )
 def test_what_cannot_be_is_refused(tmp_path, changes, words):
@@ -466,7 +466,7 @@ def test_targets_without_classes_have_no_labels_to_poison(tmp_path, kind):
     rows = rng.normal(size=(60, 3))
     table.write_text("a,b,label\n" + "".join(f"{a:.3f},{b:.3f},{y:.3f}\n" for a, b, y in rows))
     changes = {"data": {"path": str(table), "clients": 3}, "rounds": 1}
-    with pytest.raises(ConfigError, match="needs classes, and the target is of kind real"):
+    with pytest.raises(ConfigError, match="needs classes, but the target is of kind real"):
         Simulation(Config.create(**changes, attack={"kind": kind}), tmp_path / "run")
 
 
@@ -493,7 +493,7 @@ def test_settings_without_effect_are_told(tmp_path):
         ({"aggregation": {"outliers": "leave-out"}}, "fedavg compares no networks"),
         (
             {"aggregation": {"max_weight": 9.0}, "method": {"weighting": "uniform"}},
-            "all reports have weight 1",
+            "all updates have weight 1",
         ),
     ],
 )
@@ -547,7 +547,7 @@ def test_a_report_that_leaves_entries_out_is_refused_where_reports_are_whole(tmp
     ended = run(config({"kind": "tests.toy_attacks:Silent"}, **more), tmp_path)
     for line in ended.metrics:
         for why in line["refused"].values():
-            assert "which has to be whole" in why
+            assert "which must be complete" in why
     assert any(line["refused"] for line in ended.metrics)
 
 

@@ -147,7 +147,7 @@ def test_offsets_may_be_large_where_their_exponential_is_of_no_count(cancer):
     assert np.isfinite(found.null_deviance)
     assert found.null_deviance == pytest.approx(-2 * found.null_loglik)
     sure = parted(cancer.assign(sure=np.where(cancer.many, -80.0, 80.0)), 3)
-    with pytest.raises(DataError, match="the coefficients of intercept grow without end"):
+    with pytest.raises(DataError, match="the coefficients of intercept grow without bound"):
         glm(sure, "many", ["age"], family="binomial", offset="sure")
     with pytest.raises(DataError, match=r"client site 0: the offset is above 500 .* logarithm"):
         glm(clients, "pnodes", ["age"], family="poisson", offset="before")
@@ -383,25 +383,25 @@ BASE = pd.DataFrame(
         ({"c": "u"}, {}, "column 'c' is 'u' in all rows"),
         ({"y": 1}, {}, "'y' is '1' in all 12 rows"),
         ({"y": BASE.n}, {}, "client s0: column 'y' has [34] different values"),
-        ({"a": BASE.y + 0.25 * BASE.a}, {}, "coefficients of a.* grow without end.*separation"),
+        ({"a": BASE.y + 0.25 * BASE.a}, {}, "coefficients of a.* grow without bound.*separation"),
         ({"c": np.where(BASE.y == 1, "u", "v")}, {}, "'y' always happens in the 6 rows with c=u"),
         ({"a": [np.inf, *BASE.a[1:]]}, {}, "client s0: column 'a' is infinite in 1 rows"),
         ({"a": [None, *BASE.a[1:]]}, {}, r"1 of 'a' \(s0: 1\).*--drop-missing"),
-        ({"when": pd.Timestamp("2024-01-01")}, {}, "'when' holds dates"),
+        ({"when": pd.Timestamp("2024-01-01")}, {}, "'when' has dates"),
         ({"y": -BASE.n}, {"family": "poisson"}, "'y' is negative in 4 rows"),
         ({"w": -1.0}, {"weights": "w"}, "'w' has negative weights"),
         ({"w": 0.0}, {"exposure": "w", "family": "poisson", "outcome": "n"}, "no logarithm"),
-        ({}, {"features": ["a", "y"]}, "features names 'y'"),
+        ({}, {"features": ["a", "y"]}, "features lists 'y'"),
         ({}, {"features": ["d"]}, r"client s0 has no column 'd'.*features"),
         ({}, {"outcome": "age"}, r"client s0 has no column 'age'.*outcome"),
         ({}, {"happened": "3"}, "'y' is never '3'"),
         ({}, {"references": {"c": "w"}}, "no category 'w'"),
-        ({}, {"references": {"a": "1"}}, "'a' holds numbers"),
-        ({}, {"drop": ["d"]}, "drop names 'd'"),
-        ({}, {"min_count": 9}, "client s0: it has 6 rows.*fewer than 9"),
+        ({}, {"references": {"a": "1"}}, "'a' has numbers"),
+        ({}, {"drop": ["d"]}, "drop lists 'd'"),
+        ({}, {"min_count": 9}, "client s0: it has 6 complete rows.* 9"),
         ({}, {"min_count": 4}, "client s0: fewer than 4 of its rows have c="),
         ({"t": list("abcdefghijkl")}, {"outcome": "n", "family": "gaussian"}, "cannot be"),
-        ({}, {"family": "gamma"}, "no family 'gamma'"),
+        ({}, {"family": "gamma"}, "unknown family 'gamma'"),
     ],
 )  # fmt: skip
 def test_what_cannot_be_fitted_is_said_with_its_columns(change, options, words):
@@ -449,13 +449,13 @@ def test_tables_that_no_file_could_hold_are_refused():
     twice = pd.concat([BASE[["y", "a"]], BASE[["a"]]], axis=1)
     with pytest.raises(DataError, match="two columns 'a'"):
         glm({"s0": twice}, "y")
-    with pytest.raises(DataError, match="s0: column 'c' holds no single values"):
+    with pytest.raises(DataError, match="s0: column 'c' has cells with several values"):
         glm({"s0": BASE.assign(c=[[1]] * 12)}, "n", ["c"])
 
 
 def test_columns_that_differ_between_clients_are_named():
     other = BASE[6:].assign(a=[f"{value} mg" for value in BASE.a[6:]])
-    with pytest.raises(DataError, match="'a' holds text at client s1 and numbers at client s0"):
+    with pytest.raises(DataError, match="'a' has text at client s1 and numbers at client s0"):
         glm({"s0": BASE[:6], "s1": other}, "y", ["a"], family="binomial")
     with pytest.raises(ColumnError, match=r"client s1 has no column 'a' \(did you mean 'A'\?\)"):
         glm({"s0": BASE[:6], "s1": BASE[6:].rename(columns={"a": "A"})}, "y", ["a"])
@@ -471,13 +471,13 @@ def test_columns_that_differ_between_clients_are_named():
 
 def test_monotone_survival_is_refused():
     table = pd.DataFrame({"t": np.arange(1.0, 13), "d": 1, "x": -np.arange(12.0), "z": BASE.a})
-    with pytest.raises(DataError, match=r"coefficients of x grow without end.*monotone"):
+    with pytest.raises(DataError, match=r"coefficients of x grow without bound.*monotone"):
         cox({"s0": table[::2], "s1": table[1::2]}, "t", "d")
     with pytest.raises(DataError, match="'t' is negative in 6 rows"):
         kaplan_meier({"s0": table.assign(t=-table.t)[:6]}, "t", "d")
     with pytest.raises(DataError, match="'d' is '0' in all 12 rows"):
         cox({"s0": table.assign(d=0)}, "t", "d")
-    with pytest.raises(ConfigError, match="coarsen is inf; give 0 or a step"):
+    with pytest.raises(ConfigError, match=r"coarsen is inf\. Give 0, or a number"):
         kaplan_meier({"s0": table}, "t", "d", coarsen=math.inf)
 
 
@@ -489,7 +489,7 @@ def test_a_client_without_a_whole_row_adds_nothing(cancer):
     found = glm(clients | {"empty": empty}, "many", columns, **given)
     assert (found.estimates == glm(clients, "many", columns, **given).estimates).all()
     assert found.dropped["empty"] == 5
-    with pytest.raises(DataError, match="no row has all values"):
+    with pytest.raises(DataError, match=r"no row is complete\. Leave"):
         glm({"empty": empty}, "many", columns, **given)
 
 
@@ -503,7 +503,7 @@ def test_an_intercept_alone_is_the_mean(cancer):
 
 def test_coefficients_have_names_of_their_own():
     table = BASE.rename(columns={"a": "intercept"})
-    with pytest.raises(DataError, match="two coefficients would be called 'intercept'"):
+    with pytest.raises(DataError, match="two coefficients would have the name 'intercept'"):
         glm({"s0": table}, "y", ["intercept"], family="binomial")
 
 
@@ -574,7 +574,7 @@ def test_outcomes_and_columns_are_read_alike_whatever_their_type():
     parts = {f"s{k}": frame.iloc[k::3].reset_index(drop=True) for k in range(3)}
     expected = glm(parts, 1, [0], family="binomial")
     assert expected.names == ("intercept", "0")
-    with pytest.raises(ConfigError, match="give each column one name"):
+    with pytest.raises(ConfigError, match="Give each column one name"):
         glm(parts, ("a", "y"), [0])
     for coded in (bool, "boolean", "Int64", float):
         mixed = {**parts, "s1": parts["s1"].assign(**{"y": parts["s1"][1].astype(coded)})}
@@ -593,11 +593,11 @@ def test_groups_that_are_coded_in_two_ways_are_named():
     frame = pd.DataFrame({"x": np.arange(40.0) % 7, "y": np.arange(40.0) % 5, "g": [0, 1] * 20})
     parts = {"a": frame[:20], "b": frame[20:].assign(g=frame.g[20:].astype(bool))}
     with pytest.raises(
-        DataError, match=r"'g' holds true and false at client b, and 0 and 1 at .* a"
+        DataError, match="'g' has true and false at client b, and 0 and 1 at client a"
     ):
         glm(parts, "y", ["x", "g"], categories=["g"])
     days = pd.date_range("2020-01-01", periods=40).strftime("%d.%m.%Y")
-    with pytest.raises(DataError, match="column 'day' holds dates"):
+    with pytest.raises(DataError, match="column 'day' has dates"):
         glm({"a": frame.assign(day=days)}, "y", ["x", "day"])
 
 
@@ -606,5 +606,5 @@ def test_names_in_two_forms_of_unicode_are_one():
     other = frame.rename(columns={"größe": unicodedata.normalize("NFD", "größe")})
     found = glm({"a": frame[:20], "b": other[20:]}, "y")
     assert found.names == ("intercept", "größe")
-    with pytest.raises(DataError, match="two clients are called 'größe'"):
+    with pytest.raises(DataError, match="two clients have the name 'größe'"):
         glm({"größe": frame[:20], other.columns[1]: frame[20:]}, "y")

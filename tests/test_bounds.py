@@ -333,19 +333,19 @@ def test_weights_are_one_where_a_method_does_not_weight():
     weights = ReportWeights.of(FedAvg(weighting="uniform"))
     report = Report({}, 1.0)
     assert weights.believed(0, report) == (1.0, "")
-    with pytest.raises(MessageError, match="weight is 7; under this method all reports have"):
+    with pytest.raises(MessageError, match="weight is 7; with this method all updates have"):
         weights.believed(0, Report({}, 7.0))
 
 
 def test_a_weight_is_at_most_what_is_believed_and_what_it_was_at_first():
     weights = ReportWeights.of(FedAvg(), 100.0, ByClient())
-    with pytest.raises(MessageError, match=r"at most 100 is believed \(aggregation.max_weight\)"):
+    with pytest.raises(MessageError, match=r"the limit is 100 \(aggregation\.max_weight\)"):
         weights.believed(1, Report({}, 101.0))
     assert weights.believed(1, Report({}, 40.0)) == (40.0, "")
     weights.counted(1, 40.0)
     weight, why = weights.believed(1, Report({}, 50.0))
     assert weight == 40
-    assert "is 50, and was 40 when it first came" in why
+    assert "is 50, but was 40 in its first update" in why
     assert weights.believed(1, Report({}, 30.0)) == (30.0, "")
     weights.counted(1, 30.0)
     assert weights.first.clients.tolist() == [1]
@@ -370,7 +370,7 @@ def test_a_client_cannot_grow_and_a_resume_remembers(tmp_path):
     with Simulation(None, tmp_path / "cut") as simulation:
         simulation._engine = Tampering(Sequential(simulation.runtime), tamper)
         lines = [step.metrics for step in simulation]
-    assert all("counts as that" in line["troubles"]["1"] for line in lines)
+    assert all("is used" in line["troubles"]["1"] for line in lines)
     honest = run(config)
     assert_identical(pack(simulation.server), pack(honest.server()))
 
@@ -379,7 +379,7 @@ def test_a_uniform_mean_is_not_moved_by_a_weight():
     config = small(method="fedavg", rounds=1)
     config = config.model_copy(update={"method": {"name": "fedavg", "weighting": "uniform"}})
     _, lines = attacked(config, lying(1, weight=50.0))
-    assert "all reports have weight 1" in lines[0]["refused"]["1"]
+    assert "all updates have weight 1" in lines[0]["refused"]["1"]
 
 
 class Unsound(FedAvg):
@@ -434,11 +434,14 @@ def test_a_round_without_an_update_counts_no_scores():
 def test_rounds_that_all_come_to_nothing_end_the_run_and_a_resume_tries_again(tmp_path):
     config = small("tests.test_bounds:Unsound", rounds=9, stop_refused=3)
     config = config.model_copy(update={"method": {**config.method, "bad": -1}})
-    with pytest.raises(RunError, match=r"for 3 rounds in a row .*stop_refused = 0"):
+    with pytest.raises(
+        RunError,
+        match=r"in 3 consecutive rounds .*stop_refused = 0",
+    ):
         run(config, tmp_path)
     with Simulation(None, tmp_path) as simulation:
         assert simulation.progress.round == 3
-    with pytest.raises(RunError, match="for 3 rounds in a row"):
+    with pytest.raises(RunError, match="in 3 consecutive rounds all updates were"):
         resume(tmp_path)
     with Simulation(None, tmp_path) as simulation:
         assert simulation.progress.round == 6
@@ -448,7 +451,7 @@ def test_a_run_of_refused_reports_ends_with_an_error():
     def all_lie(task, outcome):
         return lying(task.client, first=2)(task, outcome)
 
-    with pytest.raises(RunError, match="for 5 rounds in a row every report was rejected"):
+    with pytest.raises(RunError, match="in 5 consecutive rounds all updates were rejected"):
         attacked(small(rounds=9, cohort=1), all_lie)
 
 

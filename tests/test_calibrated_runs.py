@@ -190,10 +190,13 @@ def test_without_calibration_clients_train_on_all_rows(run):
 @pytest.mark.parametrize(
     ("changes", "why"),
     [
-        ({"data": {"name": "diabetes", "clients": 2}}, "the likelihood gaussian has none"),
+        (
+            {"data": {"name": "diabetes", "clients": 2}},
+            "the likelihood gaussian has no temperature",
+        ),
         ({"method": {"name": "local"}}, "local has no global model"),
         ({"privacy": {"noise": 1.0}, "aggregation": {"clip": 1.0}}, "sums would have no noise"),
-        ({"data": {"clients": 2, "limit": 60}}, "and it takes 20"),
+        ({"data": {"clients": 2, "limit": 60}}, "and 20 are needed"),
     ],
 )
 def test_where_there_is_no_temperature(changes, why, tmp_path, recwarn):
@@ -352,7 +355,7 @@ def test_sums_of_strangers_are_checked():
         ({**good, "sums": good["sums"] + torch.inf}, "sums"),
         ({**good, "sums": good["sums"] - 1}, "sums"),
         ({**good, "counts": torch.tensor([-1, 0])}, "sums"),
-        ({**good, "counts": torch.tensor([11, 0])}, "at most 10 are believed"),
+        ({**good, "counts": torch.tensor([11, 0])}, "the limit is 10. Combine"),
         ({**good, "sums": torch.zeros(3, 100 * POINTS)}, "at most"),
     ):
         with pytest.raises(MessageError, match=words_):

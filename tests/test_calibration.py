@@ -74,7 +74,7 @@ def test_what_is_not_a_number_is_neither_right_nor_sure():
         found = examine(likelihood, [(lambda x: x[None], Samples(f, y))])
         assert found.calibration.error == clean.calibration.error
         assert found.calibration.untold == (1 if kind is Categorical else 2)
-        assert "nothing was predicted" in diagram(found.calibration).note
+        assert "no prediction" in diagram(found.calibration).note
         assert summary(found)["not_predicted"] == found.calibration.untold
         assert "not_predicted" not in summary(clean)
 
@@ -247,4 +247,6 @@ def test_no_personal_models(tmp_path, capsys):
         folder=tmp_path / "run",
     )
     assert command("calibrate", tmp_path / "run", "--personal") == 2
-    assert "clients under fedavg keep none" in " ".join(capsys.readouterr().err.split())
+    assert "clients keep no model between rounds under fedavg, but" in " ".join(
+        capsys.readouterr().err.split()
+    )

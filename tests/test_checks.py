@@ -63,16 +63,16 @@ def test_a_sparse_report_passes():
     [
         (b"nonsense", "not a message"),
         (encode({"a": torch.ones(2, 3)}), "missing 'weight'; more none"),
-        (encode(good(b=torch.ones(1))), "missing none; more 'b'"),
+        (encode(good(b=torch.ones(1))), "missing none; extra 'b'"),
         (encode(good(a=torch.ones(3, 2))), "'a' has shape"),
         (encode(good(a=torch.ones(2, 3).double())), "'a' has type"),
-        (encode(good(a=torch.full((2, 3), torch.nan))), "'a' holds NaN"),
-        (encode(good(a=torch.full((2, 3), torch.inf))), "'a' holds NaN or inf"),
+        (encode(good(a=torch.full((2, 3), torch.nan))), "'a' contains NaN"),
+        (encode(good(a=torch.full((2, 3), torch.inf))), "'a' contains NaN or infinite"),
         (encode_report(Report(good(), -3.0)), "weight is -3"),
         (encode_report(Report(good(), 0.0)), "weight is 0"),
         (encode_report(Report(good(), float("inf"))), "weight is inf"),
         (encode_report(Report(good(), 1e300)), "weight is 1e\\+300"),
-        (encode(good() | {"c": torch.zeros(10_000)}), "40,... bytes; at most"),
+        (encode(good() | {"c": torch.zeros(10_000)}), "40,... bytes; the limit is"),
         (encode(good() | {"/weight": torch.ones(2)}), "not a float64 scalar"),
         (
             encode(
@@ -86,7 +86,7 @@ def test_a_sparse_report_passes():
                     a=Masked.keep(torch.full((2, 3), torch.nan), {(0,): torch.ones(2, dtype=bool)})
                 )
             ),
-            "'a' holds NaN",
+            "'a' contains NaN",
         ),
     ],
 )
@@ -159,25 +159,25 @@ def test_a_model_that_is_sure_is_no_liar():
 @pytest.mark.parametrize(
     ("likelihood", "made_up", "words"),
     [
-        (CLASSES, {"count": 1.0, "nll": 1.0}, "missing confidence, correct; more none"),
-        (CLASSES, scores(CLASSES, x=1.0), "missing none; more 'x'"),
+        (CLASSES, {"count": 1.0, "nll": 1.0}, "missing confidence, correct; extra none"),
+        (CLASSES, scores(CLASSES, x=1.0), "missing none; extra 'x'"),
         (CLASSES, scores(CLASSES, **{str(i) * 99: 1.0 for i in range(64)}), "and 61 more"),
-        (CLASSES, scores(CLASSES, count=0.0), "of 0.0 samples"),
-        (CLASSES, scores(CLASSES, count=-3.0), "of -3.0 samples"),
-        (CLASSES, scores(CLASSES, count=2.5), "of 2.5 samples"),
-        (CLASSES, scores(CLASSES, count=math.nan), "of nan samples"),
-        (CLASSES, scores(CLASSES, count=math.inf), "of inf samples"),
+        (CLASSES, scores(CLASSES, count=0.0), "have 0.0 samples"),
+        (CLASSES, scores(CLASSES, count=-3.0), "have -3.0 samples"),
+        (CLASSES, scores(CLASSES, count=2.5), "have 2.5 samples"),
+        (CLASSES, scores(CLASSES, count=math.nan), "have nan samples"),
+        (CLASSES, scores(CLASSES, count=math.inf), "have inf samples"),
         (CLASSES, scores(CLASSES, nll=math.nan), "'nll' is nan"),
         (CLASSES, scores(CLASSES, nll=-math.inf), "'nll' is -inf"),
-        (CLASSES, scores(CLASSES, correct=6.0), "'correct' is 6 of 5 samples"),
-        (CLASSES, scores(CLASSES, correct=-1.0), "'correct' is -1 of 5 samples"),
-        (CLASSES, scores(CLASSES, confidence=math.inf), "'confidence' is inf of 5 samples"),
-        (LABELS, scores(LABELS, exact_match=7.0), "'exact_match' is 7 of 5 samples"),
+        (CLASSES, scores(CLASSES, correct=6.0), "'correct' is 6 for 5 samples"),
+        (CLASSES, scores(CLASSES, correct=-1.0), "'correct' is -1 for 5 samples"),
+        (CLASSES, scores(CLASSES, confidence=math.inf), "'confidence' is inf for 5 samples"),
+        (LABELS, scores(LABELS, exact_match=7.0), "'exact_match' is 7 for 5 samples"),
         (CLASSES, scores(CLASSES, nll=-1e30), "'nll' is -1e\\+30; it cannot be negative"),
         (LABELS, scores(LABELS, true_positives=-1.0), "'true_positives' is -1"),
         (REAL, scores(REAL, absolute_error__age=-1.0), "'absolute_error/age' is -1"),
         (REAL, scores(REAL, squared_error__age=-1.0), "'squared_error/age' is -1"),
-        (REAL, scores(REAL, offset__age=1e300), "more than float32 can give"),
+        (REAL, scores(REAL, offset__age=1e300), "beyond float32"),
     ],
 )
 def test_scores_that_a_client_made_up_are_refused(likelihood, made_up, words):
@@ -196,12 +196,12 @@ def test_names_that_a_client_made_up_are_shown_as_they_are_and_cut():
 @pytest.mark.parametrize(
     ("said", "words"),
     [
-        ({str(number): 1.0 for number in range(65)}, "its metrics are too many: 65, at most 64"),
-        ({"x" * 101: 1.0}, "is no name"),
-        ({"\x1b[2J": 1.0}, r"'\\x1b\[2J' is no name"),
-        ({"loss": "low"}, "'loss' is no number"),
-        ({"loss": [1.0]}, "'loss' is no number"),
-        ({"loss": 10**400}, "'loss' is no number of 64 bits"),
+        ({str(number): 1.0 for number in range(65)}, "it has too many metrics: 65, at most 64"),
+        ({"x" * 101: 1.0}, "is not a name"),
+        ({"\x1b[2J": 1.0}, r"'\\x1b\[2J' is not a name"),
+        ({"loss": "low"}, "'loss' is not a number"),
+        ({"loss": [1.0]}, "'loss' is not a number"),
+        ({"loss": 10**400}, "'loss' is not a 64-bit number"),
     ],
 )
 def test_figures_of_a_client_are_few_numbers_of_short_names(said, words):

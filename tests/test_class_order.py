@@ -137,7 +137,7 @@ def test_outputs_that_are_not_one_for_each_class_are_not_reordered(tmp_path):
     for path, names in zip(files, (("no", "yes"), ("yes", "no")), strict=True):
         state = MLP(6, [5], 1).state_dict()
         write_model(path, state, card_of(names, likelihood="bernoulli"))
-    with pytest.raises(ModelError, match="bernoulli has no output for each"):
+    with pytest.raises(ModelError, match="bernoulli has no output per class"):
         ModelFiles().card(files)
 
 
@@ -146,7 +146,7 @@ def test_networks_whose_code_is_not_trusted_are_not_run(tmp_path):
     for path, names in zip(files, (NAMES, OTHER), strict=True):
         model = {"name": "tests.absent:network"}
         write_model(path, MLP(6, [5], 3).state_dict(), card_of(names, model=model))
-    with pytest.raises(ModelError, match="no code is run because a file names it"):
+    with pytest.raises(ModelError, match="fedbayes never runs code only because a file names it"):
         ModelFiles().card(files)
     with warnings.catch_warnings():
         warnings.simplefilter("error", FedbayesWarning)
@@ -161,4 +161,4 @@ def test_programs_in_another_order_are_named_with_the_way_out(tmp_path, capsys):
     assert command("fuse", *files, "-o", tmp_path / "c.pt2", "--method", "match") == 2
     told = " ".join(capsys.readouterr().err.split())
     assert f"{files[1]} predicts the classes cow, ant, bee; {files[0]} the classes ant" in told
-    assert "give files of weights" in told
+    assert "Give files of weights" in told

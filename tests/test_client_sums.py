@@ -72,7 +72,7 @@ def test_sums_of_clients_add_to_those_of_all_rows(silos, capsys):
     options = ("-o", "g.pt2", "--minutes", "0", "--report", "r.json", "--show-inputs", "x.png")
     assert command("fuse", *files, *options, *several) == 0
     told = json.loads(_path("r").read_text())
-    assert told["inputs"]["assumes"] == "a Gaussian copula, by sums of 95 rows; categories: grade"
+    assert told["inputs"]["assumes"] == "a Gaussian copula, from sums of 95 rows; categories: grade"
     assert told["sent"] == ["their weights", "sums of rows"]
 
 
@@ -111,7 +111,7 @@ def test_few_rows_are_allowed_where_they_are_asked_for(silos, capsys):
     assert "--min-rows" in capsys.readouterr().err
     assert not _path(0).exists()
     assert sums(0, "--min-rows", "3") == 0
-    assert "no more rows than features" in " ".join(capsys.readouterr().err.split())
+    assert "most as many rows as features" in " ".join(capsys.readouterr().err.split())
     assert read_sums(_path(0)).count == 3
 
 
@@ -123,7 +123,7 @@ def test_few_rows_are_allowed_where_they_are_asked_for(silos, capsys):
         ("--data 0.csv -o s.json", "has no column 'label'"),
         ("0.safetensors --data 0.csv -o s.json --category age", "30 different values in 30 rows"),
         ("0.safetensors --data 0.csv -o s.json --category grad", "did you mean 'grade'"),
-        ("--data images.npz -o s.json", "sums are of rows of a table"),
+        ("--data images.npz -o s.json", "sums need rows of a table"),
         ("--data 0.csv -o 0.csv", "ends in .json"),
     ],
 )
@@ -141,7 +141,7 @@ def test_a_value_of_one_row_is_told_of(silos, capsys):
     frame.to_csv("0.csv", index=False)
     assert sums(0, "--category", "grade") == 0
     said = " ".join(capsys.readouterr().err.split())
-    assert "1 of the 4 values of 'grade' is of one row each" in said
+    assert "1 of the 4 values of 'grade' is in only one row" in said
 
 
 def test_the_way_out_of_a_single_gap_is_one_that_was_not_asked_for(silos, capsys):
@@ -154,16 +154,16 @@ def test_the_way_out_of_a_single_gap_is_one_that_was_not_asked_for(silos, capsys
     assert "'dose (missing)' is of one row" in said
     assert "--category" not in said
     assert command(*asked, "--set", "data.missing=impute") == 0
-    assert "of one row" not in " ".join(capsys.readouterr().err.split())
+    assert "in only one row" not in " ".join(capsys.readouterr().err.split())
     assert read_sums(_path("a")).features == ("age", "grade", "dose")
 
 
 @pytest.mark.parametrize(
     ("spoil", "said"),
     [
-        (lambda: None, "0.json is named twice"),
-        (lambda: _other("1", ["dose", "age", "grade"]), "every client's are to be of the same"),
-        (lambda: [_other(n, ["age", "dose", "grade"]) for n in "01"], "'dose' where they see"),
+        (lambda: None, "0.json is given twice"),
+        (lambda: _other("1", ["dose", "age", "grade"]), "All clients need the same"),
+        (lambda: [_other(n, ["age", "dose", "grade"]) for n in "01"], "'dose' instead of"),
     ],
 )
 def test_sums_that_do_not_belong_together_are_refused(silos, capsys, spoil, said):

@@ -208,7 +208,7 @@ def test_spells_that_are_too_short_to_tell_are_refused(changes):
             turn = queue.buffer(number, now, under_way, 1)
             now, under_way = turn.now, turn.under_way
 
-    with pytest.raises(ConfigError, match=r"cannot tell any more when a spell of \S+ seconds ends"):
+    with pytest.raises(ConfigError, match=r"cannot resolve a spell of \S+ seconds"):
         rounds()
 
 
@@ -244,15 +244,15 @@ def test_tables_of_seconds_and_spells(tmp_path):
 @pytest.mark.parametrize(
     ("text", "words"),
     [
-        ("client,seconds\na,1\nb,2\n", "says nothing of client c"),
-        ("client,seconds\na,1\na,2\n", "line 3: client 'a' comes twice"),
-        ("client,seconds\na,0\n", "line 2: seconds is '0'; a time is above 0"),
+        ("client,seconds\na,1\nb,2\n", "has no row for client c"),
+        ("client,seconds\na,1\na,2\n", "line 3: client 'a' occurs twice"),
+        ("client,seconds\na,0\n", "line 2: seconds is '0'; a time must be above 0"),
         ("client,seconds\na,fast\n", "line 2: seconds is 'fast'; it must be a number"),
         ("client,seconds\na,nan\n", "line 2: seconds is 'nan'; it must be a number"),
         ("client,seconds\na,1e16\n", "line 2: seconds is '1e16'; .* at most 1e\\+15"),
-        ("client,seconds\na,-1\n", "line 2: seconds is '-1'; a time is above 0"),
+        ("client,seconds\na,-1\n", "line 2: seconds is '-1'; a time must be above 0"),
         ("client,seconds\na\n", "line 2: seconds is missing"),
-        ("client,seconds\nd,1\n", "line 2: no client is called 'd'"),
+        ("client,seconds\nd,1\n", "line 2: unknown client 'd'. The clients"),
         ("client,time\na,1\n", "has no column seconds"),
         ("", "has no column client, seconds"),
     ],
@@ -267,7 +267,7 @@ def test_a_wrong_table_is_named_with_its_line(tmp_path, text, words):
 @pytest.mark.parametrize(
     ("rows", "words"),
     [
-        ("a,3,3", r"from 3 to 3; it begins before it ends, in \[0, 10\]"),
+        ("a,3,3", r"from 3 to 3\. It must begin before it ends, in \[0, 10\]"),
         ("a,3,11", r"from 3 to 11"),
         ("a,0,4\na,3,5\nb,0,1\nc,0,1", "client 'a' overlap at 3"),
     ],

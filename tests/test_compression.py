@@ -493,11 +493,11 @@ def test_messages_of_strangers_are_refused(place):
         ("int8", {name: lambda t: t[:-1]}, "has shape"),
         ("bf16", {name: lambda t: t.float()}, "has type"),
         ("bf16", {name: lambda t: t * math.nan}, "NaN or infinite"),
-        ("top-k", {f"/places/{name}": None}, "places of .* are missing"),
+        ("top-k", {f"/places/{name}": None}, "positions of .* are missing"),
         ("top-k", {f"/places/{name}": lambda t: t[:-1]}, "are not 1,920 of 19,200"),
         ("top-k", {f"/places/{name}": torch.zeros_like}, "are not 1,920 of 19,200"),
         ("top-k", {f"/places/{name}": lambda t: torch.full_like(t, 255)}, "are not 1,920"),
-        ("top-k", {f"/places/{name}": lambda t: t.int()}, "places of .* are missing"),
+        ("top-k", {f"/places/{name}": lambda t: t.int()}, "positions of .* are missing"),
         ("random-k", {name: lambda t: t[:-1]}, "has shape"),
     ]
     for up, parts, words in bad:
@@ -531,7 +531,9 @@ def test_methods_take_part_or_say_why_not(name):
             warnings.simplefilter("ignore", FedbayesWarning)
             Simulation(config).close()
         return
-    with pytest.raises(ConfigError, match=f"compression is not for {name}: .*It is for fedavg"):
+    with pytest.raises(
+        ConfigError, match=f"compression does not work with {name}: .*It works with fedavg"
+    ):
         Simulation(config)
 
 
@@ -544,16 +546,19 @@ def test_methods_take_part_or_say_why_not(name):
                 "secure": {"enabled": True},
                 "compression": {"down": "bf16"},
             },
-            "compression needs to send .* which secure.enabled rules out",
+            "compression needs .* but secure.enabled adds",
         ),
-        ({"aggregation": {"rule": "median"}, "compression": {"up": "top-k"}}, "entry by entry"),
+        (
+            {"aggregation": {"rule": "median"}, "compression": {"up": "top-k"}},
+            "values for each entry",
+        ),
         (
             {
                 "method": {"name": "scaffold"},
                 "aggregation": {"clip": 1.0},
                 "compression": {"up": "int8"},
             },
-            "scaffold needs .* which aggregation.clip after compression.up",
+            "scaffold needs .* but aggregation.clip after compression.up",
         ),
         (
             {"method": {"name": "fedlap"}, "compression": {"up": "bf16"}},
@@ -564,7 +569,7 @@ def test_methods_take_part_or_say_why_not(name):
                 "method": {"name": "fedlap", "covariance": "none"},
                 "compression": {"up": "bf16", "down": "bf16"},
             },
-            "compression.down is not for fedlap",
+            "compression.down does not work with fedlap",
         ),
         ({"compression": {"up": "zip"}}, "compression.up is 'zip'"),
         ({"compression": {"up": "top-k", "share": 0}}, "compression.share is 0"),
@@ -578,14 +583,14 @@ def test_what_does_not_go_together_is_refused(more, words):
 def test_settings_without_effect_are_said(tmp_path):
     with pytest.warns(FedbayesWarning, match="compression.share has no effect"):
         Simulation(asked(compression={"up": "int8", "share": 0.2})).close()
-    with pytest.warns(FedbayesWarning, match="biased towards what changes most"):
+    with pytest.warns(FedbayesWarning, match="biased"):
         Simulation(asked(compression={"up": "top-k", "error_feedback": False})).close()
     again = {"method": {"name": "fedlap", "covariance": "none"}}
     with pytest.warns(FedbayesWarning, match="compression.error_feedback has no effect"):
         Simulation(asked(**again, compression={"up": "int8", "error_feedback": False})).close()
     np.savez(tmp_path / "own.npz", x=np.eye(40, 6), y=np.arange(40) % 2)
     own = {"path": tmp_path / "own.npz", "clients": 4, "partition": "iid"}
-    with pytest.warns(FedbayesWarning, match="it is of tensors of 64 real numbers or more"):
+    with pytest.warns(FedbayesWarning, match="it needs tensors of 64 real numbers or more"):
         Simulation(asked(data=own, compression={"down": "bf16"})).close()
 
 

@@ -64,12 +64,12 @@ def test_arguments_of_any_form_are_the_same_in_a_stored_config(arguments):
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        ({"a": None}, "model.arguments: a is None, which a config cannot hold; leave it out"),
+        ({"a": None}, "model.arguments: a is None, which a config cannot store. Leave it out"),
         ({"a": {"b": [1, {"c": None}]}}, "model.arguments: a.b[1].c is None"),
-        ({"a": [1.0, float("inf")]}, "model.arguments: a[1] is inf; numbers are finite"),
-        ({"a": {1: 2}}, "model.arguments: a has the key 1; keys are text"),
-        ({"a": np.float32(1)}, "model.arguments: a is a float32, which a config cannot hold"),
-        ({"a": nn.ReLU}, "model.arguments: a is a type, which a config cannot hold"),
+        ({"a": [1.0, float("inf")]}, "model.arguments: a[1] is inf; numbers of"),
+        ({"a": {1: 2}}, "model.arguments: a has the key 1; keys of"),
+        ({"a": np.float32(1)}, "model.arguments: a is a float32, which a config cannot store."),
+        ({"a": nn.ReLU}, "model.arguments: a is a type, which a config cannot store."),
     ],
 )
 def test_arguments_that_no_config_can_hold_are_refused(arguments, words):
@@ -226,38 +226,41 @@ def test_overrides_change_a_file(tmp_path):
 @pytest.mark.parametrize(
     ("settings", "words"),
     [
-        ({"round": 3}, r"round is no setting \(did you mean 'rounds'\?\)"),
-        ({"training": {"learning_rate": 3}}, "training.learning_rate is no setting.*lr"),
+        ({"round": 3}, r"round is not a setting \(did you mean 'rounds'\?\)"),
+        ({"training": {"learning_rate": 3}}, "training.learning_rate is not a setting.*lr"),
         ({"training": {"optimizer": "lion"}}, "training.optimizer is 'lion'; expected sgd.*adamax"),
         ({"rounds": "many"}, "rounds is 'many'.*integer"),
         ({"rounds": 0}, "rounds is 0; expected integer >= 1"),
         ({"cohort": 0}, "cohort is 0"),
         ({"cohort": 1.5}, "cohort is 1.5.*fraction"),
-        ({"method": {"name": "fedavgg"}}, "no method is called 'fedavgg'.*'fedavg'"),
-        ({"method": {"name": "fedprox", "prox": 1}}, "method.prox is no setting.*proximal"),
+        ({"method": {"name": "fedavgg"}}, "unknown method 'fedavgg'.*'fedavg'"),
+        ({"method": {"name": "fedprox", "prox": 1}}, "method.prox is not a setting.*proximal"),
         ({"method": {"name": "fedprox", "proximal": -1}}, "method.proximal is -1"),
         (
             {"method": {"name": "local", "weighting": "uniform", "proximal": 1, "start": "x"}},
-            "(?s)weighting is a parameter of fedavg, fedprox, .*, not of local; choose the method "
+            "(?s)weighting is a parameter of fedavg, fedprox, .*, not of local. Choose the method "
             "with --method fedavg.*proximal is a parameter of fedprox, not of local",
         ),
         ({"method": {"name": "no.such:Method"}}, "cannot find the method"),
-        ({"method": {"name": "fedbayes.models:MLP"}}, "no class derived from"),
+        ({"method": {"name": "fedbayes.models:MLP"}}, "not a class derived from"),
         ({"method": {"name": 3}}, "must be a string"),
         ({"data": {"name": "mnits"}}, "mnits.*did you mean 'mnist'"),
-        ({"model": {"name": "lenet"}}, "no model is called 'lenet' .did you mean 'lenet5'"),
+        ({"model": {"name": "lenet"}}, "'lenet' .did you mean 'lenet5'"),
         ({"engine": "wrkers"}, r"engine is 'wrkers' \(did you mean 'workers'\?\); expected"),
-        ({"lr": 0.1}, r"^lr is no setting \(did you mean 'training.lr'\?\)$"),
+        ({"lr": 0.1}, r"^lr is not a setting \(did you mean 'training.lr'\?\)$"),
         ({"name": "x"}, "'data.name' or 'model.name' or 'method.name'"),
-        ({"methd": {"name": "fedprox"}}, r"^methd is no setting \(did you mean 'method'\?\)$"),
+        ({"methd": {"name": "fedprox"}}, r"^methd is not a setting \(did you mean 'method'\?\)$"),
         (
             {"training": {"lrr": 1}},
-            r"^training.lrr is no setting \(did you mean 'training.lr'\?\)$",
+            r"^training.lrr is not a setting \(did you mean 'training.lr'\?\)$",
         ),
         ({"data": {"shards": 3}}, r"data.shards is .*did you mean 'data.shards_per_client'\?\)$"),
-        ({"training": {"gamma": 1}}, "training.gamma is no setting; here there are optimizer, lr,"),
+        (
+            {"training": {"gamma": 1}},
+            "training.gamma is not a setting; here there are optimizer, lr",
+        ),
         ({"proximal": 1, "method": {"name": "fedprox"}}, "did you mean 'method.proximal'"),
-        ({"method": {"lr": 1}}, "method.lr is no setting .did you mean 'training.lr'"),
+        ({"method": {"lr": 1}}, "method.lr is not a setting .did you mean 'training.lr'"),
         ({"cohort": "ten"}, "^cohort is 'ten'; expected number. Give clients_per_round"),
         ({"cohort": []}, r"^cohort is \[\]; expected number"),
         ({"cohort": int}, "^cohort is .*; expected number"),
@@ -267,9 +270,9 @@ def test_overrides_change_a_file(tmp_path):
         ),
         ({"model": {"hidden": ["a", 5]}}, "^model.hidden has 'a'; expected integer, or list"),
         ({"rounds": {"x": 1}}, "^rounds is a table; expected integer >= 1$"),
-        ({"method": 3}, "^method is 3; it is a table.*method.name = 'fedavg'$"),
-        ({"data": 3}, "^data is 3; it is a table.*data.name = 'digits'$"),
-        ({"a": {"b": {"c": 1}}}, "^a is no setting; here there are seed, .*, method$"),
+        ({"method": 3}, "^method is 3; give a table .*method.name = 'fedavg'$"),
+        ({"data": 3}, "^data is 3; give a table .*data.name = 'digits'$"),
+        ({"a": {"b": {"c": 1}}}, "^a is not a setting; here there are seed, .*, method$"),
         ({"seed": np.array([1])}, r"^seed is \[1\]; expected integer >= 0$"),
     ],
 )
@@ -281,9 +284,9 @@ def test_errors_name_the_key(settings, words):
 @pytest.mark.parametrize(
     ("overrides", "words"),
     [
-        (["rounds"], "^rounds has no value; write key=value"),
-        (["method.proximal"], "^method.proximal has no value; write key=value"),
-        (["=3"], "is no setting; write key=value"),
+        (["rounds"], "^rounds has no value. Write key=value"),
+        (["method.proximal"], "^method.proximal has no value. Write key=value"),
+        (["=3"], "is not a setting. Write key=value"),
         (["method.proximal=0.1"], "^method.proximal is a parameter of fedprox, not of fedavg"),
         (["rounds="], "rounds= has no value"),
         (["rounds=3", "rounds.x=1"], "rounds is not a table"),
@@ -295,14 +298,14 @@ def test_overrides_that_are_none(overrides, words):
 
 
 def test_files_that_are_none(tmp_path):
-    with pytest.raises(ConfigError, match="no config file"):
+    with pytest.raises(ConfigError, match="config file"):
         Config.load(tmp_path / "absent.toml")
     bad = tmp_path / "bad.toml"
     bad.write_text("rounds = = 3")
     with pytest.raises(ConfigError, match="not valid TOML"):
         Config.load(bad)
     bad.write_bytes(b"\xff\xfe\x00")
-    with pytest.raises(ConfigError, match="not valid TOML: it is no text in UTF-8"):
+    with pytest.raises(ConfigError, match="not valid TOML: it is not UTF-8 text"):
         Config.load(bad)
 
 
@@ -342,7 +345,7 @@ def test_cohorts():
     assert Config.create(cohort=0.001).cohort_size(100) == 1
     assert Config.create(cohort=1).cohort_size(100) == 1
     assert Config.create(cohort=1.0).cohort_size(100) == 100
-    with pytest.raises(ConfigError, match="there are 5"):
+    with pytest.raises(ConfigError, match="Choose 5"):
         Config.create(cohort=6).cohort_size(5)
 
 
@@ -372,7 +375,7 @@ for arguments in sys.argv[1:]:
         "run --metod fedavg": "--method",
         "settings trainin": "training",
         "data show mnits": "mnist",
-        "data show bc.csv": "given as path, and not as name: --set data.path=bc.csv",
+        "data show bc.csv": "as data.path: --set data.path=bc.csv",
         "federate run --set rouds=1": "rounds",
     }
     done = subprocess.run([sys.executable, "-c", code, *mistakes], capture_output=True, text=True)
@@ -392,8 +395,8 @@ for arguments in sys.argv[1:]:
         ),
         ({"data": {"partition": "iid", "alpha": 0.1}}, "data.alpha has no effect"),
         ({"training": {"steps": 3, "epochs": 5}}, "training.epochs has no effect"),
-        ({"training": {"decay": 0.5}}, "has to be exponential or step for it"),
-        ({"privacy": {"delta": 0.1}}, "privacy.noise is 0.0, and has to be set for it"),
+        ({"training": {"decay": 0.5}}, "must be exponential or step"),
+        ({"privacy": {"delta": 0.1}}, "privacy.noise is 0.0, and must be set"),
         ({"training": {"min_improvement": 0.5}}, "training.patience is unset"),
         ({"workers": 7}, "workers has no effect: engine is sequential"),
         ({"method": {"name": "laplace", "server_lr": 0.5}}, "method.server_lr has no effect"),
@@ -411,7 +414,7 @@ for arguments in sys.argv[1:]:
         ),
         (
             {"method": {"name": "gpi-fnm", "starts": 3}},
-            "method.starts has no effect: method.alternations is 0, and has to be set",
+            "method.starts has no effect: method.alternations is 0, and must be set",
         ),
         (
             {
@@ -419,14 +422,14 @@ for arguments in sys.argv[1:]:
                 "privacy": {"noise": 1.0, "repeatable": True},
                 "aggregation": {"clip": 1.0, "outliers": "leave-out"},
             },
-            "aggregation.outliers has no effect: with noise no report is measured by others",
+            "aggregation.outliers has no effect: with noise, updates are not compared",
         ),
         (
             {
                 "privacy": {"noise": 1.0, "repeatable": True},
                 "aggregation": {"clip": 1.0, "max_weight": 5.0},
             },
-            "aggregation.max_weight bounds no weight: with noise all reports have weight 1",
+            "aggregation.max_weight has no effect: with noise all updates have weight 1",
         ),
         (
             {
@@ -435,7 +438,7 @@ for arguments in sys.argv[1:]:
                 "secure": {"enabled": True, "max_weight": 7.0},
                 "data": {"clients": 3},
             },
-            "secure.max_weight bounds no weight: under fedavg",
+            "secure.max_weight has no effect: with fedavg",
         ),
         *(
             ({"method": {"name": "global"}, **settings}, f"{words} has no effect: global pools all")
@@ -460,15 +463,18 @@ for arguments in sys.argv[1:]:
             ({"sampling": sampling}, f"sampling = '{sampling}' has no effect: all clients are")
             for sampling in ("cyclic", "poisson")
         ),
-        ({"aggregation": {"rule": "median"}}, "of 2 reports a round it is their mean"),
-        ({"training": {"patience": 2, "epochs": 3}}, "it may after epoch 3, and training.epochs"),
+        ({"aggregation": {"rule": "median"}}, "with 2 updates per round it is their mean"),
+        (
+            {"training": {"patience": 2, "epochs": 3}},
+            "it can stop after epoch 3, and training.epochs",
+        ),
         (
             {"training": {"patience": 1, "validation": 0.2, "epochs": 1}},
-            "training.epochs is 1, and what training.validation sets aside is trained on by nobody",
+            "training.epochs is 1, and no client trains on the samples of training.validation",
         ),
         (
             {"method": {"name": "feddrop", "conv_rate": 0.2}},
-            "method.conv_rate has no effect: this network has no filters that can be dropped",
+            "method.conv_rate has no effect: this network has no filters to drop",
         ),
         (
             {"training": {"schedule": "step", "decay": 0.5}, "rounds": 10},

@@ -91,7 +91,7 @@ def test_a_liar_is_found_whatever_the_shares_of_classes_are(lie):
         assert outlying(counts, 1) == [3]
         assert outlying(counts[::-1], 1) == [1]
         assert outlying(counts, 0) == []
-    with pytest.raises(ConfigError, match="give at most 2"):
+    with pytest.raises(ConfigError, match=r"be honest\. Give at most 2"):
         outlying(counts, 3)
 
 
@@ -116,5 +116,5 @@ def test_of_a_run(tmp_path, capsys):
     assert 0.5 < told["all"]["coverage"][0] <= 1
     assert command("calibrate", run.folder, "-m", "conformal", "--prior", "1:0.5") == 2
     assert "give it as a=0.2,b=0.8" in capsys.readouterr().err
-    with pytest.raises(ConfigError, match="its rows alone"):
+    with pytest.raises(ConfigError, match=r"its rows\. Leave"):
         calibrate_conformal(run.folder, personal=True, malicious=1)

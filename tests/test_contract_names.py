@@ -29,7 +29,7 @@ def test_a_method_meets_few_names():
 @pytest.mark.parametrize("name", module._DECLARED_NOW)
 def test_a_former_name_says_what_to_write_instead(name):
     assert name not in public()
-    with pytest.raises(ConfigError, match=f"sets {name}, which has no effect; declare") as told:
+    with pytest.raises(ConfigError, match=f"sets {name}, which has no effect. Declare") as told:
         type("Mine", (PointEstimate[Weights],), {name: "", "__module__": __name__})
     assert module._DECLARED_NOW[name] in str(told.value)
 

@@ -98,9 +98,9 @@ DECLARED = {
     "never retracted": (
         Scaffold,
         Reports({"weights": WEIGHTS, "control": replace(TRACKED, retract=lambda c, missed: c)}),
-        "nothing of .* is taken back",
+        ".* is not restored",
     ),
-    "whole": (FedDrop, Reports(), "has to be whole"),
+    "whole": (FedDrop, Reports(), "must be complete"),
     "compressible": (
         Pvi,
         Reports(

@@ -228,7 +228,7 @@ def test_notes_say_what_is_at_risk(tmp_path):
         return [str(one.message) for one in found if "risk sets" in str(one.message)]
 
     (note,) = said()
-    assert "a batch, of 32 rows" in note
+    assert "a batch of 32 rows" in note
     assert said(training={"batch_size": 500}) == []
     (note,) = said(training={"batch_size": 500}, method={"name": "global"})
     assert "of several clients" in note
@@ -237,7 +237,7 @@ def test_notes_say_what_is_at_risk(tmp_path):
 @pytest.mark.parametrize(
     ("change", "label", "text"),
     [
-        ({}, ["week"], "label names 1 columns"),
+        ({}, ["week"], "label lists 1 columns"),
         ({}, ["arrest", "week"], "'week' is .* neither 1 .event. nor 0"),
         ({"week": -1}, ["week", "arrest"], "'week' is -1 in row 1 .* no time"),
         ({"week": np.inf}, ["week", "arrest"], "'week' is inf in row 1"),
@@ -258,7 +258,9 @@ def test_labels_that_are_no_times_of_events_are_refused(tmp_path, change, label,
 
 def test_what_needs_a_distribution_is_refused(tmp_path):
     rossi(tmp_path)
-    with pytest.raises(ConfigError, match=r"fedfuse asks .* the likelihood cox"):
+    with pytest.raises(
+        ConfigError, match="fedfuse needs predictions of single inputs, but the likelihood cox"
+    ):
         Simulation(Config.create(**settings_of(tmp_path, method={"name": "fedfuse"})))
     for wrong in (lambda f: make().pooled(f, torch.ones(2) / 2), lambda f: make().divergence(f, f)):
         with pytest.raises(ConfigError, match="log-risks are relative"):
@@ -280,7 +282,7 @@ def test_times_that_float32_cannot_tell_apart_are_said(tmp_path):
     frame = rossi(tmp_path)
     frame["week"] = 1e9 + frame["week"]
     frame.to_csv(tmp_path / "rossi.csv", index=False)
-    with pytest.warns(FedbayesWarning, match="times in 'week' are as others"):
+    with pytest.warns(FedbayesWarning, match="times in 'week' equal others"):
         Simulation(Config.create(**settings_of(tmp_path)))
 
 

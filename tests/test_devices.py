@@ -46,7 +46,7 @@ def test_device_is_the_older_name_of_devices():
     assert config(devices="cuda:0,cuda:1").devices == ("cuda:0", "cuda:1")
     assert config(devices=["cuda:0", "cuda:1"]).device == "cuda:0"
     assert Config.create().device == "cpu"
-    with pytest.raises(ConfigError, match="older name of devices"):
+    with pytest.raises(ConfigError, match="former name of devices"):
         Config.create(device="cpu", devices="cpu")
     with pytest.raises(ConfigError, match=r"devices is \[\]; there must be one"):
         Config.create(devices=[])
@@ -55,9 +55,9 @@ def test_device_is_the_older_name_of_devices():
 @pytest.mark.parametrize(
     ("devices", "said"),
     [
-        (("cpu", "cdua"), "no device is called 'cdua' (did you mean 'cuda'?)"),
-        (("gpu",), "no device is called 'gpu' (did you mean 'cuda'?)"),
-        (("cuda:x",), "no device is called 'cuda:x'; there are cpu, auto, cuda"),
+        (("cpu", "cdua"), "'cdua' (did you mean 'cuda'?)"),
+        (("gpu",), "'gpu' (did you mean 'cuda'?)"),
+        (("cuda:x",), "'cuda:x'. Choose cpu, auto, cuda"),
         (("cpu", "cpu", "meta"), "several kinds (cpu, meta), which round differently"),
         (("meta",), "'meta' cannot be used"),
     ],
@@ -72,9 +72,9 @@ def test_devices_that_cannot_be_used_are_refused_before_there_is_a_folder(tmp_pa
 @pytest.mark.parametrize(
     ("gpus", "asked", "said"),
     [
-        (0, "cuda", "PyTorch sees no GPU here"),
-        (1, "cuda:1", "PyTorch sees one GPU here, cuda:0"),
-        (4, "cuda:7", "PyTorch sees 4 GPUs here, cuda:0 to cuda:3"),
+        (0, "cuda", "PyTorch finds no GPU"),
+        (1, "cuda:1", "PyTorch finds one GPU, cuda:0"),
+        (4, "cuda:7", "PyTorch finds 4 GPUs, cuda:0 to cuda:3"),
     ],
 )
 def test_a_gpu_that_is_not_there_is_refused(monkeypatch, gpus, asked, said):
@@ -112,11 +112,11 @@ def test_workers_take_devices_in_turn(monkeypatch):
 
 
 def test_devices_that_nobody_computes_on_are_told_of():
-    with pytest.warns(FedbayesWarning, match="engine 'sequential' takes the first alone"):
+    with pytest.warns(FedbayesWarning, match="engine 'sequential' uses only the first"):
         Simulation(config(devices=["cpu", "cpu"])).close()
-    with pytest.warns(FedbayesWarning, match="1 workers compute on the first 1 of them"):
+    with pytest.warns(FedbayesWarning, match=r"1 workers use only the first 1\. Set"):
         Simulation(config(devices=["cpu", "cpu"], engine="workers", workers=1)).close()
-    with pytest.warns(FedbayesWarning, match="deterministic has no effect: it is for GPUs"):
+    with pytest.warns(FedbayesWarning, match="deterministic has no effect: it works only on GPUs"):
         Simulation(config(deterministic=False)).close()
 
 
@@ -190,7 +190,7 @@ def test_a_client_that_a_device_has_no_memory_for_is_named(budget, times):
     hungry = {"name": f"{__name__}:Hungry", "times": times}
     with (
         Simulation(config(method=hungry, data_cache=budget)) as simulation,
-        pytest.raises(EngineError, match=r"client 0: cpu is out of memory in round 1; have fewer"),
+        pytest.raises(EngineError, match=r"client 0: cpu is out of memory in round 1\. Use fewer"),
     ):
         list(simulation)
     assert [0] * times == FAILED
@@ -221,7 +221,7 @@ class Random(FedAvg):
 def test_an_operation_that_varies_is_named():
     with (
         Simulation(config(method={"name": f"{__name__}:Random"})) as simulation,
-        pytest.raises(ModelError, match="cumsum_cuda_kernel computes other bits on every run"),
+        pytest.raises(ModelError, match="cumsum_cuda_kernel is not deterministic"),
     ):
         list(simulation)
 

@@ -391,15 +391,15 @@ def test_a_notebook_names_who_is_away(outputs, monkeypatch):
 
 
 def test_a_notebook_is_told_what_went_wrong(outputs):
-    with pytest.raises(RunError, match="5 rounds in a row"):
+    with pytest.raises(RunError, match="5 consecutive rounds all updates were"):
         fedbayes.run(small(rounds=9, training={"lr": 1e30, "epochs": 3}))
     (drawn,) = outputs
     told = drawn[-1]["text/plain"].splitlines()[2:]
     # Five rounds of four reports refused and no update, and why it ended: five lines of them.
     assert told[0] == "… 22 earlier lines"
     assert len(told) == 6
-    assert told[1].startswith("round 5: client 1 refused: ")
-    assert told[-2] == "round 5: too few good reports: the global model is as before"
+    assert told[1].startswith("round 5: report of client 1 rejected: ")
+    assert told[-2] == "round 5: too few valid updates: the global model is unchanged"
     assert told[-1].startswith("interrupted: ")
     assert sparkline([math.nan, 1.0]) == ""
 

@@ -290,7 +290,7 @@ def test_a_cycle_is_as_long_as_there_is_time():
 
     chosen = settings(steps=10**7, minutes=0.02, patience=None)
     found = distill(nn.Linear(4, 3), linear_teacher(), inputs(Gauss((4,))), chosen, watch=watch)
-    assert found.ended in ("all steps done", "the time is over")
+    assert found.ended in ("all steps done", "time limit reached")
     assert shares[-1] > 0.8
     assert all(a <= b for a, b in itertools.pairwise(shares))
     assert 0.9 < seconds[-1] < 10
@@ -300,7 +300,7 @@ def test_what_had_no_more_time_goes_on_when_it_is_given_some(tmp_path):
     teacher, draws, state = linear_teacher(), inputs(Gauss((4,))), tmp_path / "state"
     student = nn.Linear(4, 3)
     late = distill(student, teacher, draws, settings(minutes=1e-6), state=state)
-    assert late.ended == "the time is over"
+    assert late.ended == "time limit reached"
     again = distill(student, teacher, draws, settings(minutes=1e-6), state=state)
     assert len(again.checks) == len(late.checks)
     found = distill(student, teacher, draws, settings(minutes=1), state=state)
@@ -376,9 +376,9 @@ def test_kept_draws_are_those_that_were_drawn():
 
 def test_what_does_not_fit_is_refused(tmp_path):
     teacher, draws = linear_teacher(), inputs(Gauss((4,)))
-    with pytest.raises(ModelError, match=r"answers \(128, 5\) and the teacher \(128, 3\)"):
+    with pytest.raises(ModelError, match=r"returns \(128, 5\) and the teacher \(128, 3\)"):
         distill(nn.Linear(4, 5), teacher, draws, settings())
-    with pytest.raises(ModelError, match="no weights to train"):
+    with pytest.raises(ModelError, match=r"no trainable weights\. Set requires_grad"):
         distill(nn.Linear(4, 3).requires_grad_(False), teacher, draws, settings())
     spoilt = nn.Linear(4, 3)
     spoilt.weight.data[0, 0] = torch.inf
@@ -398,7 +398,7 @@ def test_states_of_others_and_damaged_ones_are_refused(tmp_path):
         (nn.Sequential(student), teacher, draws, settings()),
         (nn.Linear(4, 3), teacher, draws, settings()),
     ):
-        with pytest.raises(RunError, match="is of another distillation"):
+        with pytest.raises(RunError, match="belongs to another distillation"):
             distill(*given, state=state)
     data = bytearray(state.read_bytes())
     data[-3] ^= 1

@@ -121,12 +121,12 @@ def test_an_engine_that_rounds_otherwise_says_so(monkeypatch):
     monkeypatch.setitem(
         engine_table._BUILT_IN, "toy", EngineKind("x", start=TOY.start, exact=False)
     )
-    with pytest.warns(UserWarning, match="engine 'toy' does not round as the others do"):
+    with pytest.warns(UserWarning, match="engine 'toy' rounds differently"):
         Simulation(config("toy")).close()
 
 
 def test_an_engine_that_cannot_aggregate_in_secret_is_refused():
-    with pytest.raises(ConfigError, match=r"needs engine = .*; engine is 'toy'"):
+    with pytest.raises(ConfigError, match=r"needs engine = .* got engine 'toy'"):
         Simulation(config("toy", method="fedavg", secure={"enabled": True}))
 
 

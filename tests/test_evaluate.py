@@ -162,7 +162,7 @@ def test_fused_models_are_compared_with_their_inputs_in_any_order(tmp_path, monk
 
 def test_a_model_counts_once(tmp_path):
     save_file(MLP(64, [3], 10).state_dict(), tmp_path / "a.safetensors")
-    with pytest.raises(ModelError, match="named twice"):
+    with pytest.raises(ModelError, match="given twice"):
         read_models([tmp_path / "a.safetensors"] * 2)
 
 
@@ -248,7 +248,7 @@ def test_weights_of_other_names_are_told_with_the_way_out(tmp_path, monkeypatch,
     assert code == 2
     told = " ".join(err.split())
     assert "it has fc.bias (10), fc.weight (10 x 64), where 1.weight (100 x 64)" in told
-    assert "save the state_dict of the one that the config builds" in told
+    assert "save the state_dict of the network that the config builds" in told
 
 
 @pytest.mark.parametrize("scaled", [False, True])

@@ -144,10 +144,10 @@ def test_mistakes_are_told(tmp_path, capsys):
         assert command("export", *arguments) == 2
         return " ".join(capsys.readouterr().err.split())
 
-    assert "not one network" in told(folder, "--compact", "-o", out)
+    assert "not a single network" in told(folder, "--compact", "-o", out)
     assert not out.exists()
     assert "nowhere" in told(tmp_path / "nowhere", "-o", out)
-    assert "there is no folder" in told(folder, "-o", tmp_path / "no" / "model.pt")
+    assert "folder" in told(folder, "-o", tmp_path / "no" / "model.pt")
     model = folder / "model.safetensors"
     before = model.read_bytes()
     assert "would replace one of the inputs" in told(folder, "-o", model)
@@ -195,7 +195,7 @@ def test_programs_and_weights_of_every_network(tmp_path, capsys, model):
         assert score["accuracy"] == one["accuracy"]
     if model == "lenet5":
         assert command("evaluate", *plain, "--model", "cnn") == 2
-        assert "holds no weights of model 'cnn'" in capsys.readouterr().err
+        assert "has no weights of model 'cnn'" in capsys.readouterr().err
 
 
 def test_pixels_in_an_order_of_each_client(tmp_path, capsys, monkeypatch):

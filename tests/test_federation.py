@@ -210,7 +210,7 @@ def test_a_report_that_is_announced_and_never_sent_keeps_nobody_waiting(deployme
     assert process.wait(timeout=200) == 0, deployment.log("federate")
     ended = Result(deployment.folder / "run")
     assert [line["lost"].keys() for line in ended.metrics] == [{"0"}, {"0"}]
-    assert "not to the end" in ended.metrics[0]["lost"]["0"]
+    assert "completely" in ended.metrics[0]["lost"]["0"]
     assert same(ended.model, without(config, ended.summary["losses"]))
 
 
@@ -336,7 +336,7 @@ def test_a_node_with_another_clients_key_gets_no_tasks(secured):
     (line,) = Result(secured.folder / "run").metrics
     assert list(line["lost"]) == ["2"]
     said = " ".join(secured.log("federate").split())
-    assert "its key was admitted as client-2, and it says that it is client 0" in said
+    assert "its key was registered for client-2, but it says that it is client 0" in said
 
 
 def test_a_killed_node_with_a_key_comes_back(secured):

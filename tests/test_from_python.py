@@ -99,7 +99,7 @@ def test_words_stand_for_tables():
     assert config == whole
     assert Config.create(data="mine.csv").data.path == Path("mine.csv").absolute()
     assert Config.create(data=Path("digits")).data.path == Path("digits").absolute()
-    with pytest.raises(ConfigError, match=r"no data set 'mnits' \(did you mean 'mnist'"):
+    with pytest.raises(ConfigError, match=r"unknown data set 'mnits' \(did you mean 'mnist'"):
         Config.create(data="mnits")
 
 
@@ -123,9 +123,9 @@ def test_shorthands_are_the_settings_of_options():
     assert (training.lr, training.epochs, training.batch_size) == (0.2, 2, 8)
     assert (training.optimizer, config.devices) == ("adam", ("cpu",))
     assert config.task["likelihood"] == "categorical"
-    with pytest.raises(ConfigError, match=r"lr and training\.lr are one setting"):
+    with pytest.raises(ConfigError, match=r"lr and training\.lr are the same setting"):
         fedbayes.run(lr=0.1, training={"lr": 0.1})
-    with pytest.raises(ConfigError, match="folder and out are one argument"):
+    with pytest.raises(ConfigError, match="folder and out are the same argument"):
         fedbayes.run(None, "a", out="b")
 
 
@@ -192,8 +192,8 @@ def test_a_class_of_networks_is_drawn_by_the_seed():
     [
         (nn.Linear, "called as factory"),
         (nn.LazyLinear(10), "lazy layers without shapes"),
-        (nn.Sequential(nn.Flatten(), nn.Linear(64, 7)), "wanted, for the likelihood"),
-        (nn.Flatten(), "has no weights to train"),
+        (nn.Sequential(nn.Flatten(), nn.Linear(64, 7)), "but the likelihood"),
+        (nn.Flatten(), "has no trainable weights"),
         (lambda shape: 1 / 0, "failed: ZeroDivisionError"),
     ],
 )
@@ -208,7 +208,9 @@ def test_other_processes_need_a_file(engine, tmp_path):
     if engine == "ray":
         pytest.importorskip("ray")
     for given in ({"model": Net()}, {"method": own_method()}, {"metrics": [lambda y, p: 0.0]}):
-        with pytest.raises(ConfigError, match=r"__main__.*Move the class or function to a file"):
+        with pytest.raises(
+            ConfigError, match=r"__main__.*Move the class or function to its own file"
+        ):
             fedbayes.run(**given, engine=engine, out=tmp_path / "run", **SMALL)
         assert not (tmp_path / "run").exists()
 
@@ -241,7 +243,9 @@ def test_a_network_in_memory_is_asked_for_again(tmp_path):
     )
     assert said.split() == ["4", "(2,)"], said
     same(fedbayes.Result(place).folder.model(), whole.folder.model())
-    with pytest.raises(ConfigError, match=r"data\.clients of .* is 4, and settings stay"):
+    with pytest.raises(
+        ConfigError, match=r"data.clients of .* is 4, and resume cannot change settings\. Give"
+    ):
         fedbayes.resume(place, data={"clients": 3})
 
 
@@ -365,7 +369,7 @@ def test_comparisons_of_objects(table, tmp_path):
     assert one == pytest.approx(two, rel=1e-5)
     with pytest.raises(ConfigError, match=r"jobs.*cannot import"):
         fedbayes.compare([half], tmp_path / "e", jobs=2, **given)
-    with pytest.raises(ConfigError, match="foreign and ood are one argument"):
+    with pytest.raises(ConfigError, match="foreign and ood are the same argument"):
         fedbayes.compare("fedavg", foreign="none", ood="none")
 
 
@@ -407,23 +411,23 @@ def test_an_own_sampling_chooses_the_clients(tmp_path):
 @pytest.mark.parametrize(
     ("settings", "words"),
     [
-        ({"sampling": f"{PLACE}:too_many"}, "gave 5 clients, where size is 4"),
-        ({"sampling": f"{PLACE}:twice"}, "gave a client twice in round 1"),
+        ({"sampling": f"{PLACE}:too_many"}, "returned 5 clients, where size is 4"),
+        ({"sampling": f"{PLACE}:twice"}, "returned a client twice in round 1"),
         ({"sampling": f"{PLACE}:fails"}, r"KeyError: 'nobody' \(toy_functions.py, line"),
         ({"sampling": f"{PLACE}:lacking"}, "cannot find the sampling"),
-        ({"sampling": "math:pi"}, "is a float; give a function"),
+        ({"sampling": "math:pi"}, "is a float. Give a function"),
         (
             {
                 "sampling": f"{PLACE}:alternating",
                 "privacy": {"noise": 1.0, "repeatable": True},
                 "aggregation": {"clip": 1.0},
             },
-            "privacy.noise needs cohorts that are drawn for each round, which sampling",
+            "privacy.noise needs randomly sampled cohorts, but sampling",
         ),
         ({"training": {"optimizer": f"{PLACE}:nothing"}}, "NoneType, which has no step"),
         ({"training": {"optimizer": "torch.optim:LBFGS"}}, "took no step.*closure"),
         ({"training": {"optimizer": "torch.optim:Nadam"}}, "no attribute 'Nadam'"),
-        ({"metrics": [f"{PLACE}:words"]}, "gave a str; let it return one number"),
+        ({"metrics": [f"{PLACE}:words"]}, "returned a str. Return one number"),
         ({"metrics": [f"{PLACE}:fails"]}, "failed, called as function"),
         ({"sampling": "unifrom"}, "did you mean 'uniform'.*package.module:name"),
     ],
@@ -440,7 +444,7 @@ def test_an_own_partition_divides_the_rows():
         np.sort(np.concatenate([division.train_rows(c), division.test_rows(c)])) for c in range(5)
     ]
     np.testing.assert_array_equal(np.concatenate(rows), np.arange(1794))  # of 1,797
-    with pytest.raises(DataError, match=r"gave a row to client 5; data\.clients is 5"):
+    with pytest.raises(DataError, match=r"assigned a row to client 5\. data\.clients is 5"):
         fedbayes.run(partition=f"{PLACE}:outside", clients=5, rounds=1)
 
 
@@ -489,7 +493,7 @@ def test_clients_per_round_and_client_fraction():
         {"cohort": 2, "clients_per_round": 2},
         {"clients_per_round": 2, "client_fraction": 0.5},
     ):
-        with pytest.raises(ConfigError, match="both say how many clients are in a round"):
+        with pytest.raises(ConfigError, match="both set the number of clients per round"):
             Config.create(**pair)
     for settings in (
         {"clients_per_round": 0},
@@ -538,7 +542,7 @@ def test_options_of_run_are_shorthands(tmp_path, capsys):
         assert command("run", *option, "--set", setting) == 2
         assert f"{option[0]} and --set {setting} both set" in capsys.readouterr().err
     assert command("run", "--client-fraction", 0.5, "--clients-per-round", 2) == 2
-    assert "both say how many clients" in capsys.readouterr().err
+    assert "both set the number of clients" in capsys.readouterr().err
 
 
 # --- the contract of a method ----------------------------------------------------------------
@@ -587,7 +591,7 @@ def test_what_a_class_lacks_is_told():
         server_state = Weights
 
     for kind, words in (
-        (Nameless, "Nameless has no name; write name = 'nameless' into the class"),
+        (Nameless, "Nameless has no name. Write name = 'nameless' into the class"),
         (Stateless, "Stateless has no server_state; write server_state = Weights"),
         (Unfinished, "Unfinished lacks init, update; define"),
         (Net, "derived from fedbayes.contracts.Method"),
@@ -620,9 +624,9 @@ def test_what_functions_of_a_method_return_is_looked_at():
             return dict(run.network.initial)
 
     for kind, words in (
-        (Alone, r"update of the method half gave a Weights; return .*\(Weights\), metrics"),
-        (Swapped, "update of the method half gave a dict for the server's state"),
-        (Pair, "report of the method half gave a tuple of 2; return a Report"),
+        (Alone, r"update of the method half returned a Weights. Return .*\(Weights\), metrics"),
+        (Swapped, "update of the method half returned a dict for the server's state"),
+        (Pair, "report of the method half returned a tuple of 2. Return a Report"),
         (Nothing, "local of the method half gave a NoneType"),
         (Started, "init of the method half gave a dict"),
     ):
@@ -655,7 +659,7 @@ def test_param_groups_of_all_parameters():
     assert moved == {
         "first.weight": False, "first.bias": False, "last.weight": True, "last.bias": True
     }  # fmt: skip
-    with pytest.raises(ConfigError, match="param_groups names 'lst', and no parameter begins so"):
+    with pytest.raises(ConfigError, match="param_groups lists 'lst', but no parameter begins with"):
         fedbayes.run(method=Wrong, model=net, **SMALL)
 
 

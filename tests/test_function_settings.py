@@ -45,7 +45,7 @@ def test_minutes():
 @pytest.mark.parametrize(
     ("entries", "minutes", "words"),
     [
-        (["function.drawn=5"], None, "function.drawn is no setting.*'function.draws'"),
+        (["function.drawn=5"], None, "function.drawn is not a setting.*'function.draws'"),
         (["function.draws=5"], None, "function.draws is 5; expected integer >= 64"),
         (["function.seeking.share=2"], None, "function.seeking.share is 2; expected number"),
         (
@@ -56,7 +56,7 @@ def test_minutes():
         (["function.lr=1"], None, "did you mean 'function.distillation.lr'"),
         (["function.distillation.lrs=1"], None, "did you mean 'function.distillation.lr'"),
         (["function.distillation.loss=nll"], None, "auto | logits | kl"),
-        (["function.distillation=0"], None, "is a table of settings, such as .*--minutes 0"),
+        (["function.distillation=0"], None, r"is a table\. Set its keys, such as .*--minutes 0"),
         (["function.distillation.lr=1"], 0, "lr has no effect with --minutes 0"),
         (["function.distillation.steps=1"], 1, "steps and --minutes exclude each other"),
     ],

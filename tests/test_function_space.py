@@ -83,7 +83,7 @@ def test_all_units_of_all_clients_are_the_teacher(name):
         modules, make(), teacher, lambda i: inputs(example, i), 2, widths=2.0, watch=said.append
     )
     assert error(fused, teacher, inputs(example, 99)) < 1e-4
-    unsolved = "not solved for, with their clients' own weights: groups.weight, deep.weight"
+    unsolved = "not fitted, with their clients' own weights: groups.weight, deep.weight"
     assert (unsolved in said) == (name == "decoder")
     count = sum(p.numel() for p in fused.parameters())
     assert count > sum(p.numel() for p in modules[0].parameters())
@@ -160,7 +160,7 @@ def test_vectors_that_are_looked_up_stay_as_they_are():
     teacher = teacher_of(modules, 11)
     fused = regress(modules, Vocabulary(), teacher, draw, 3, widths=2.0, watch=said.append)
     assert error(fused, lambda x: sum(module(x) for module in modules), draw(9)) < 1e-4
-    assert "not solved for, with their clients' own weights: words.weight" in said
+    assert "not fitted, with their clients' own weights: words.weight" in said
 
 
 @pytest.mark.parametrize(
@@ -175,7 +175,7 @@ def test_layers_that_are_not_solved_for_are_named(make, shape, left):
     module, said, example = make(), [], torch.zeros(2, *shape)
     teacher = teacher_of([module] * 2, 4)
     regress([module] * 2, make(), teacher, lambda i: inputs(example, i), 1, watch=said.append)
-    assert f"not solved for, with their clients' own weights: {left}" in said
+    assert f"not fitted, with their clients' own weights: {left}" in said
 
 
 @pytest.mark.slow
@@ -230,11 +230,11 @@ def test_clients_of_other_widths_and_other_graphs():
 
     said = []
     fused = regress([other, other], wide, teacher_of([other] * 2, 4), draw, 20, watch=said.append)
-    assert any("no client has the wanted network's graph" in text for text in said)
+    assert any("no client has the graph of the fused network, so" in text for text in said)
     torch.testing.assert_close(fused[1].weight.sort(0)[0], wide[1].weight.sort(0)[0])
     x, target = draw(0), other(draw(0)).detach()
     with torch.no_grad():
-        assert (fused(x) - target).norm() < 0.7 * target.norm(), "its outputs are solved for"
+        assert (fused(x) - target).norm() < 0.7 * target.norm(), "its outputs are fitted. Start"
 
 
 def test_filters_of_single_channels_are_least_squares_channel_by_channel():
@@ -284,7 +284,7 @@ def test_blocks_and_single_channels_of_other_widths(name):
             watch=said.append,
         )  # fmt: skip
         errors.append(error(fused, teacher, inputs(example, 99)))
-        kept = [f"{layer}: the network's own code does not bear 1 units; it stays at 2"
+        kept = [f"{layer}: the network's own code does not support 1 units; it stays at 2"
                 for layer in ("stem",) if name == "decoder" and width == 0.5]  # fmt: skip
         assert [text for text in said if "bear" in text] == kept
     assert errors[0] > errors[1] > errors[2]
@@ -302,7 +302,7 @@ def test_other_numbers_of_groups_are_other_graphs():
     teacher = teacher_of(clients, 4)
     regress(clients, network(2), teacher, lambda i: inputs(example, i), 2, watch=said.append)
     assert any("1 of 2 clients have other graphs" in text for text in said)
-    with pytest.raises(ModelError, match="b is not of the graph of a"):
+    with pytest.raises(ModelError, match="b has another graph than a"):
         match_graph(dict(zip("ab", clients, strict=True)), MatchingSettings(), example)
 
 
@@ -330,18 +330,18 @@ def test_mistakes_are_told():
         with pytest.raises(kind, match=match):
             regress(clients, like, said, draw, batches, **more)
 
-    told(ConfigError, "no group of units 'body'; there are 1", widths={"body": 3})
-    told(ConfigError, "-1.0 is no width for '1'", widths=-1.0)
+    told(ConfigError, "unknown group of units 'body'. Choose 1", widths={"body": 3})
+    told(ConfigError, "-1.0 is not a width for '1'", widths=-1.0)
     told(ConfigError, "0 batches", batches=0)
     told(ModelError, "no models", clients=())
     told(ModelError, "batches of one size", draw=lambda i: inputs(example, i, 8 + i))
-    told(ModelError, r"outputs of shape \(48, 3\) where .* \(48, 4\)", like=MLP(6, [9], 3))
+    told(ModelError, r"outputs of shape \(48, 3\), but the ensemble \(48, 4\)", like=MLP(6, [9], 3))
     told(ModelError, "cannot be traced", like=Branch())
     told(ModelError, "not finite", draw=lambda i: inputs(example, i) * torch.nan)
     shuffle, image = ARCHITECTURES["shuffle"][0](), ARCHITECTURES["shuffle"][1]()
     told(
         ModelError,
-        "stem: the network's own code lays 16 units out otherwise than 8",
+        "stem: the network's own code uses 16 units differently from 8",
         draw=lambda i: inputs(image, i),
         like=shuffle,
         clients=[shuffle] * 2,
@@ -351,7 +351,7 @@ def test_mistakes_are_told():
     stiff = Stiff()
     told(
         ModelError,
-        "does not bear 12 units; leave it at 6",
+        "does not support 12 units; leave it at 6",
         like=stiff,
         clients=[stiff] * 2,
         said=teacher_of([stiff] * 2, 4),

@@ -69,7 +69,7 @@ def test_mistakes_say_the_way_out(clients):
         fedbayes.fuse([clients[0], network(0)])
     with pytest.raises(ModelError, match=r"different weights\. Export them"):
         fedbayes.fuse([network(0), Sequential(Linear(2, 3))])
-    with pytest.raises(ConfigError, match="no fusion is called 'avrage'"):
+    with pytest.raises(ConfigError, match="unknown fusion method 'avrage'"):
         fedbayes.fuse(clients, method="avrage")
     with pytest.raises(ConfigError, match="out has no effect on state_dicts"):
         fedbayes.fuse([network(0).state_dict()] * 2, out="x.pt")

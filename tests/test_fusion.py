@@ -147,7 +147,7 @@ def test_average():
     [
         ({"sigma": 0}, "sigma = 0"),
         ({"popularity_cap": -1}, "popularity_cap"),
-        ({"temperature": 1}, "there are sigma"),
+        ({"temperature": 1}, "Choose sigma"),
         ({"method": "best"}, "choose gpi-fnm"),
         ({"method": "pfnm", "epsilon": 1.0}, "gpi-fnm"),
         ({"starts": 3}, "starts has no effect: alternations is 0"),
@@ -219,8 +219,8 @@ def test_held_out_samples_are_raw_where_the_models_say_how_they_are_standardized
     for trial, other in zip(one["trials"], two["trials"], strict=True):
         assert trial == {**other, "nll": pytest.approx(other["nll"], rel=1e-4)}
     assert max(trial["accuracy"] for trial in one["trials"]) > 0.65
-    assert "raw.npz are taken as raw, and standardized" in notes[0]
-    assert "seen.npz are taken as the networks see them" in notes[1]
+    assert "raw.npz are read as raw samples, and standardized" in notes[0]
+    assert "seen.npz are used without standardization, because the files of" in notes[1]
 
 
 def test_missing_values_are_for_raw_samples_alone(silos, tmp_path, capsys):
@@ -314,7 +314,7 @@ def test_select_prints_the_grid_and_keeps_the_best(files, silos, capsys):
         (["--select", "bad.npz"], "x [n, ...]"),
         (["--select", "wide.npz"], "65 features"),
         (["--grid", "gamma=1"], "--select"),
-        (["--select", "val.npz", "--grid", "iterations=1"], "the grid is over"),
+        (["--select", "val.npz", "--grid", "iterations=1"], "choose"),
         (["--select", "val.npz", "--grid", "gamma=a"], "gamma=0.5"),
         (["--method", "average", "--select", "val.npz"], "no settings to select"),
         (["--method", "average"], "no average"),
@@ -323,8 +323,8 @@ def test_select_prints_the_grid_and_keeps_the_best(files, silos, capsys):
         (["--report", "nowhere/r.json"], "no folder"),
         (["nan.pt"], "NaN"),
         (["broken.safetensors"], "damaged"),
-        (["a.safetensors"], "named twice"),
-        (["a.safetensors", "--method", "kfac"], "named twice"),
+        (["a.safetensors"], "given twice"),
+        (["a.safetensors", "--method", "kfac"], "given twice"),
         (["deep.pt"], "deep.pt has 3 layers"),
     ],
 )

@@ -113,10 +113,10 @@ def test_what_is_no_request_or_too_long_a_one_is_turned_away():
 
 
 def test_what_a_hub_needs_is_said_before_it_starts(tmp_path, capsys):
-    with pytest.raises(RunError, match=r"has no ca\.crt; make keys with: fedbayes federate keys"):
+    with pytest.raises(RunError, match=r"has no ca.crt\. Create keys with: fedbayes federate keys"):
         hub.serve(tmp_path, ("127.0.0.1", 9092), 8000)
     make_keys(tmp_path / "keys", ["localhost"], clients=0)
-    with pytest.raises(EngineError, match="port 8000, where the rest is"):
+    with pytest.raises(EngineError, match="port 8000 is"):
         hub.serve(tmp_path / "keys", ("0.0.0.0", 8000), 8000)
     for address in ("9092", "0.0.0.0", "0.0.0.0:0", "0.0.0.0:99999", "a b:9092", "x:y"):
         with pytest.raises(EngineError, match="write HOST:PORT"):
@@ -146,7 +146,7 @@ def test_a_damaged_file_of_the_hub_is_named(name, tmp_path, monkeypatch):
 
 def test_the_port_of_nodes_is_named_when_runs_are_started_there(listening):
     link = SuperLink(f"127.0.0.1:{listening('127.0.0.1', 404)}")
-    with pytest.raises(LinkError, match="is this the port of nodes alone"):
+    with pytest.raises(LinkError, match="is not the port for nodes; use"):
         link.check()
 
 
@@ -290,7 +290,7 @@ def test_keys_are_admitted_for_their_clients():
         Identity.of(NodeInfo(name=name)).number for name in ("ward client-2", "client-0", "ward")
     ]
     assert numbers == [2, 0, None]
-    with pytest.warns(FedbayesWarning, match="say it with --client NUMBER"):
+    with pytest.warns(FedbayesWarning, match=r"used\. Give it with --client NUMBER"):
         assert key_names([ward], []) == {ward: "ward"}
     for wrong in ([1], [1, 1], [1, 2, 3]):
         with pytest.raises(EngineError, match="2 different numbers"):
@@ -396,7 +396,7 @@ def test_a_superlink_at_every_interface_is_warned_of(tmp_path):
         process = deployment.federate("--set", "round_timeout=1", "--out", tmp_path / "run")
         process.wait(timeout=100)
         words = " ".join(deployment.log("federate").split())
-        assert "can start runs, which nodes execute, and admit keys of their own" in words
+        assert "can start runs, which nodes execute, and register keys" in words
         assert "fedbayes federate superlink" in words
 
 

@@ -109,7 +109,7 @@ def test_balanced_weights_find_the_rare_class(rare, plain):
 
 def test_rare_classes_are_noted_wherever_the_rows_are_from(rare):
     frame = pd.read_csv(rare / "t.csv")
-    with pytest.warns(FedbayesWarning, match="of the training rows are of class 'yes'"):
+    with pytest.warns(FedbayesWarning, match="of the training rows have class 'yes'"):
         FederatedClassifier(rounds=1).fit(frame[["a", "b"]], frame.died, clients=frame.site)
 
 
@@ -122,14 +122,14 @@ def test_a_model_that_predicts_one_class_is_said_to(rare, capsys):
     given = [word for one in [*words, "model.hidden=[]"] for word in ("--set", one)]
     assert command("run", *given, "--out", rare / "one") == 0
     said = " ".join("".join(capsys.readouterr()).split())
-    assert "of the training rows are of class 'yes': accuracy says little of it" in said
+    assert "of the training rows have class 'yes', so accuracy is not informative; use" in said
     assert "the global model predicts one class for all test rows" in said
     assert said.index("global balanced accuracy") < said.index("global accuracy")
     model, data = rare / "one" / "model.safetensors", f"data.path={rare / 'noise.csv'}"
     assert command("evaluate", model, "--set", data) == 0
     said = " ".join("".join(capsys.readouterr()).split())
     assert "predicts one class for all rows" in said
-    assert "holds the very data that the model" in said
+    assert "has the training data of the model" in said
     assert said.index("balanced accuracy") < said.index("accuracy")
     assert command("predict", rare / "one", rare / "new.csv", "-o", rare / "one.csv") == 0
     assert "all 1,200 rows are predicted 'no'" in capsys.readouterr().err
@@ -138,7 +138,7 @@ def test_a_model_that_predicts_one_class_is_said_to(rare, capsys):
 @pytest.mark.parametrize(
     ("settings", "told"),
     [
-        ({"training": {"class_weights": (1.0, 2.0)}}, "2 numbers, and there are 10 classes"),
+        ({"training": {"class_weights": (1.0, 2.0)}}, "2 numbers, but there are 10 classes"),
         (
             {"data": {"name": "diabetes"}, "training": {"class_weights": "balanced"}},
             "training.class_weights has no effect: the likelihood gaussian",
@@ -195,7 +195,7 @@ def test_thresholds_of_predict(rare, plain, tmp_path, capsys):
     )
     assert json.loads(capsys.readouterr().out)["threshold"] == 0.3
     for words, told in (
-        ("1.5", "a probability is between 0 and 1"),
+        ("1.5", "a probability between 0 and 1"),
         ("cost", "give a number such as 0.2, youden, or cost:C"),
         ("cost:-1", "above 0"),
     ):

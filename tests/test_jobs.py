@@ -149,7 +149,7 @@ def test_every_method_takes_every_likelihood(table, method, likelihood):
             Simulation(config)
         return
     if method in ("fedlap", "fedep", "fedlpa") and likelihood in ("quantile", "cox"):
-        with pytest.raises(ConfigError, match="no distribution to take the Fisher matrix of"):
+        with pytest.raises(ConfigError, match="no distribution, so it has no Fisher matrix for"):
             Simulation(config)
         return
     with Simulation(config) as simulation:

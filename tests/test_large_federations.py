@@ -87,7 +87,7 @@ def test_numbered_names_are_those_of_a_list(clients, name):
     if name in plain:
         assert names.index(name) == plain.index(name)
     else:
-        with pytest.raises(ValueError, match="is not among"):
+        with pytest.raises(ValueError, match="is not one of"):
             names.index(name)
     assert names[1:-1] == plain[1:-1]
     assert list(names[:7]) == plain[:7]
@@ -176,7 +176,7 @@ def test_lines_tell_of_the_clients_of_a_round_alone(tmp_path):
     told = [one["accuracy"] for one in summary["global"].values()]
     assert told == last["accuracy"]
     assert np.mean(told) == pytest.approx(run.summary["metrics"]["global_mean"]["accuracy"])
-    with pytest.raises(RunError, match="1,000,000 clients whose samples a function gives"):
+    with pytest.raises(RunError, match="1,000,000 clients with generated samples"):
         run.frame("clients")
     assert list(run.frame("troubles").columns) == ["round", "client", "what", "reason"]
 
@@ -299,17 +299,20 @@ def test_a_function_that_has_changed_is_noticed(tmp_path, monkeypatch):
     [
         ("raises", r"the function failed: KeyError: 'no such shard' \(toy_clients.py, line \d+\)"),
         ("ends", "the function failed: SystemExit: no shard"),
-        ("nothing", r"it gave a NoneType; wanted is a pair \(x, y\)"),
+        ("nothing", r"it returned a NoneType\. Return a pair \(x, y\)"),
         ("NaN", r"x is NaN in sample 3 at \(0,\)"),
-        ("narrow", "x of a sample has the shape 3, and of client .* 4; all clients' are alike"),
+        (
+            "narrow",
+            r"x of a sample has the shape 3, and of client .* 4\. All clients need the same shape",
+        ),
         ("bytes", "x of a sample has the shape 4 x 4, and of client"),
-        ("outside", r"the label 7 of sample 5 is none of 0 to 1 \(the classes 0, 1\)"),
-        ("negative", "the label -1 of sample 5 is negative; classes are whole numbers from 0 on"),
+        ("outside", r"the label 7 of sample 5 is not in 0 to 1 \(the classes 0, 1\)"),
+        ("negative", "the label -1 of sample 5 is negative. Classes must be whole numbers from 0"),
         ("fractions", "y holds real numbers, and that of client .* whole numbers"),
-        ("words", "y is of type .*, and holds no numbers"),
+        ("words", "y is of type .*, not numbers"),
         ("unequal", "8 samples and 7 targets"),
-        ("empty", "it gave no samples"),
-        ("single", "of its 1 samples 1 are left to train on, fewer than data.min_samples = 2"),
+        ("empty", "it returned no samples"),
+        ("single", "of its 1 samples 1 are left for training, fewer than data.min_samples = 2"),
         ("flat", "samples are single numbers"),
     ],
 )
@@ -328,7 +331,7 @@ def test_what_a_function_gives_is_refused_by_client_and_function(how, why):
         ("negative", ", client 7: the label -1 of sample 5 is negative"),
         (
             "huge",
-            ": the largest label is 500000, and of the 500,001 classes .* 3 occur",
+            r": the largest label is 500000, and only 3 of the 500,001 classes from 0 occur",
         ),
     ],
 )
@@ -341,9 +344,12 @@ def test_labels_that_are_no_classes_are_refused_before_a_network_is_built(how, w
 @pytest.mark.parametrize(
     ("function", "why"),
     [
-        ("unseeded", r"asked twice, it gave other samples .*default_rng\(\[seed, client\]\)"),
+        (
+            "unseeded",
+            r"it returned other samples at the second call.*default_rng\(\[seed, client\]\)",
+        ),
         ("absent", "cannot find data.generator 'tests.toy_clients:absent'"),
-        ("no_function", "is no function"),
+        ("no_function", "is not a function"),
     ],
 )
 def test_functions_that_do_not_do(function, why):
@@ -354,12 +360,12 @@ def test_functions_that_do_not_do(function, why):
 @pytest.mark.parametrize(
     ("data", "why"),
     [
-        ({"clients": None}, "say how many with clients"),
-        ({"partition": "iid"}, "partition divides or reads a set of samples"),
-        ({"limit": 5}, "limit divides or reads"),
-        ({"test": "official"}, "of a generator it is a fraction, or 'clients'"),
-        ({"name": "mnist"}, "exclude one another"),
-        ({"generator": None, "test": "clients"}, "holds out whole clients of a generator"),
+        ({"clients": None}, "Set data.clients"),
+        ({"partition": "iid"}, "partition has no effect on a generator"),
+        ({"limit": 5}, "limit has no effect on a generator"),
+        ({"test": "official"}, "For a generator, set a fraction or 'clients'"),
+        ({"name": "mnist"}, "exclude each other"),
+        ({"generator": None, "test": "clients"}, "works only with a generator"),
         ({"generator": None, "name": "generator"}, "needs generator"),
     ],
 )
@@ -371,9 +377,9 @@ def test_settings_that_do_not_go_together(data, why):
 def test_what_needs_all_clients_is_refused(tmp_path):
     with pytest.raises(ConfigError, match="pools the samples of all clients"):
         fedbayes.run(config(method={"name": "global"}, cohort=1.0), tmp_path / "pooled")
-    with pytest.raises(ConfigError, match="a node for each client, and there are 1,000,000"):
+    with pytest.raises(ConfigError, match="a node for each of 1,000,000"):
         fedbayes.run(config(engine="flower-simulation"), tmp_path / "nodes")
-    with pytest.raises(ConfigError, match=r"clock\.by_samples needs to know how many samples"):
+    with pytest.raises(ConfigError, match=r"clock\.by_samples needs the number of samples"):
         fedbayes.run(config(clock={"speeds": "equal", "by_samples": True}), tmp_path / "clock")
     assert not (tmp_path / "pooled").exists()
     assert not (tmp_path / "nodes").exists()

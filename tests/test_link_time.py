@@ -98,21 +98,21 @@ def test_rates_are_bytes_a_second(said, bytes_a_second):
 @pytest.mark.parametrize(
     ("said", "words"),
     [
-        ("0 MB/s", "a rate is 0.001 bytes a second or more"),
-        (1e-4, "a rate is 0.001 bytes a second or more"),
-        (-3, "a rate is 0.001 bytes a second or more"),
-        ("fast", "give bytes a second"),
-        ("", "give bytes a second"),
-        ("nan", "give bytes a second"),
-        ("inf MB/s", "give bytes a second"),
-        (float("nan"), "give bytes a second"),
-        ("1e400", "give bytes a second"),
-        (True, "give bytes a second"),
-        ([1], "give bytes a second"),
+        ("0 MB/s", "a rate must be 0.001 bytes per second or more"),
+        (1e-4, "a rate must be 0.001 bytes per second or more"),
+        (-3, "a rate must be 0.001 bytes per second or more"),
+        ("fast", "give bytes per second"),
+        ("", "give bytes per second"),
+        ("nan", "give bytes per second"),
+        ("inf MB/s", "give bytes per second"),
+        (float("nan"), "give bytes per second"),
+        ("1e400", "give bytes per second"),
+        (True, "give bytes per second"),
+        ([1], "give bytes per second"),
         ("20 MB", "of units B/s, kB/s, MB/s"),
         ("20 mb/s", "of units B/s, kB/s, MB/s"),
         ("file", "needs clock.file.*Set clock.speeds = 'file'"),
-        (1e300, "numbers are at most"),
+        (1e300, "the largest number is"),
     ],
 )
 def test_what_is_no_rate_is_refused_by_its_key(said, words):
@@ -155,7 +155,10 @@ def test_rates_of_a_file_stand_next_to_seconds(tmp_path):
 
 
 def test_a_spread_of_no_rates_is_named():
-    with pytest.warns(FedbayesWarning, match=r"clock.rate_spread has no effect.* give none"):
+    with pytest.warns(
+        FedbayesWarning,
+        match=r"clock.rate_spread has no effect.* no median rate",
+    ):
         Simulation(config(clock={"speeds": "equal", "rate_spread": 1.0})).close()
 
 
@@ -163,14 +166,17 @@ def test_a_spread_of_no_rates_is_named():
     ("text", "words"),
     [
         ("client,seconds\na,1\n", "has no column upload"),
-        ("client,upload\na,0\n", "line 2: upload is '0'; a rate is 0.001 bytes a second or more"),
+        (
+            "client,upload\na,0\n",
+            "line 2: upload is '0'; a rate must be 0.001 bytes per second or more",
+        ),
         ("client,upload\na,slow\n", "line 2: upload is 'slow'; give bytes a second"),
         ("client,upload\na,1 furlong/s\n", "line 2: upload is '1 furlong/s'; of units"),
         ("client,upload\na,\n", "line 2: upload is missing"),
         ("client,upload\na,1,2\n", "line 2: it has more cells than there are columns"),
         ("client,upload,upload\na,1,2\n", "has the column upload twice"),
-        ("client,upload\na,1\nb,2\n", "says nothing of client c"),
-        ("client,upload\na,1\na,2\n", "line 3: client 'a' comes twice"),
+        ("client,upload\na,1\nb,2\n", "has no row for client c"),
+        ("client,upload\na,1\na,2\n", "line 3: client 'a' occurs twice"),
     ],
 )
 def test_wrong_rates_of_a_file_are_named_with_their_line(tmp_path, text, words):
@@ -308,7 +314,7 @@ def test_other_rates_are_refused_when_a_run_goes_on(tmp_path):
         for _ in simulation:
             simulation.stop = True
     table.write_text(table.read_text().replace("client-3,1,4", "client-3,1,5"))
-    with pytest.raises(RunError, match=r"clients' seconds, rates or spells .* have changed"):
+    with pytest.raises(RunError, match=r"see clock\.file and clock\.spells\. Restore"):
         Simulation(None, tmp_path / "run")
 
 

@@ -226,7 +226,7 @@ def test_an_output_that_is_full_is_told(unbuffered, words):
         )
     assert (done.returncode, done.stderr) == (
         2,
-        "error: standard output cannot be written: No space left on device; send it elsewhere\n",
+        "error: cannot write to standard output: No space left on device. Redirect it elsewhere\n",
     )
 
 
@@ -243,7 +243,7 @@ def test_a_name_of_other_bytes_is_told(monkeypatch, capsys, tmp_path):
         main()
     assert stop.value.code == 2
     assert capsys.readouterr().err.splitlines()[-1] == (
-        f"error: '{tmp_path}/caf\\udce9.csv': such a name is not UTF-8; rename it"
+        f"error: '{tmp_path}/caf\\udce9.csv': its name is not UTF-8. Rename it"
     )
 
 
@@ -333,4 +333,4 @@ def test_lists_and_absent_files_need_no_pytorch():
     assert len(errors) == len(ABSENT)
     for error in errors:
         assert "absent" in error
-        assert "does not exist" in error or "there is no file" in error
+        assert "does not exist" in error or "file not found" in error

@@ -152,7 +152,7 @@ def test_schedules():
 
 
 def test_settings_that_make_no_sense():
-    with pytest.raises(ValidationError, match="momentum is for"):
+    with pytest.raises(ValidationError, match="momentum works only with"):
         LocalTraining(optimizer="adam", momentum=0.5)
     with pytest.raises(ValidationError):
         LocalTraining(lr=0)

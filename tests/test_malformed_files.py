@@ -46,7 +46,7 @@ def test_a_malformed_config_is_told(tmp_path, text, words):
 
 @pytest.mark.parametrize("value", ["[" * 5000 + "]" * 5000, "9" * 5000])
 def test_a_malformed_override_is_told_by_its_key(value):
-    with pytest.raises(ConfigError, match=r"^rounds is no value of TOML"):
+    with pytest.raises(ConfigError, match=r"^rounds is not a TOML value"):
         Config.load(None, [f"rounds={value}"])
 
 
@@ -73,11 +73,11 @@ def test_a_device_without_values_is_refused():
 @pytest.mark.parametrize(
     ("make", "words"),
     [
-        (lambda t: t.to_sparse(), "sparse or nested; save it as a dense tensor"),
+        (lambda t: t.to_sparse(), "sparse or nested. Save it as a dense tensor"),
         (lambda t: t.to_sparse_csr(), "sparse or nested"),
         (lambda t: t.to("meta"), "on device 'meta', which has no values"),
-        (lambda t: t.to(torch.float8_e4m3fn), "torch.float8_e4m3fn, not floating of 16 bits"),
-        (lambda t: t.to(torch.complex64), "torch.complex64, not floating"),
+        (lambda t: t.to(torch.float8_e4m3fn), "torch.float8_e4m3fn, not a float of 16 bits"),
+        (lambda t: t.to(torch.complex64), "torch.complex64, not a float"),
     ],
 )
 @pytest.mark.filterwarnings("ignore")
@@ -106,7 +106,7 @@ def test_pipes_are_not_waited_for(tmp_path):
         (read_samples, DataError),
         (fedbayes.data.Partition.load, DataError),
     ):
-        with pytest.raises(kind, match=r"pipe.*a pipe or a device, and no file"):
+        with pytest.raises(kind, match=r"pipe.*a pipe or a device, not a file"):
             read(path)
     os.mkfifo(tmp_path / "config.toml")
     with pytest.raises((ConfigError, RunError), match=r"config.toml"):
@@ -141,11 +141,13 @@ def test_a_small_file_takes_little_memory(tmp_path, monkeypatch):
     assert not loaded
     monkeypatch.undo()
     path.write_bytes(saved({"w": torch.zeros(1).expand(300_000_000)}))
-    with pytest.raises(ModelError, match=r"bomb\.pt .*claim to hold tensors of 1,200,000,000"):
+    with pytest.raises(
+        ModelError, match=r"bomb\.pt bytes claim to contain tensors of 1,200,000,000"
+    ):
         read_model(path)
     rows = Masked(torch.zeros(0), (300_000_000, 1), {(1,): torch.zeros(1, dtype=torch.bool)})
     path = tmp_path / "bomb.safetensors"
-    for whole, words in ((False, "its header is deflated"), (True, "'w' is sparse")):
+    for whole, words in ((False, "its header is compressed"), (True, "'w' is sparse")):
         path.write_bytes(encode({"w": rows}, plain=whole))
         with pytest.raises(ModelError, match=rf"bomb\.safetensors .*no model: .*{words}"):
             read_model(path)
@@ -177,7 +179,7 @@ def test_nobody_is_told_to_unpickle(tmp_path, content):
 def test_an_empty_model_is_told(tmp_path):
     for name in ("m.safetensors", "m.pt"):
         (tmp_path / name).touch()
-        with pytest.raises(ModelError, match=rf"{name} is damaged or no model"):
+        with pytest.raises(ModelError, match=rf"{name} is damaged or not a model"):
             read_model(tmp_path / name)
 
 

@@ -226,7 +226,7 @@ def test_a_client_whose_data_grow_counts_as_it_was_and_is_not_refused():
         lines = [step.metrics for step in simulation]
         latest = simulation.server.latest["1/counts"]
     assert [line["refused"] for line in lines] == [{}, {}]
-    assert "counts as that" in lines[1]["troubles"]["1"]
+    assert "is used" in lines[1]["troubles"]["1"]
     assert torch.equal(latest, counts[0])
 
 

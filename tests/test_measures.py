@@ -207,11 +207,11 @@ def test_pieces_come_to_what_the_whole_does(sizes, seed):
 @pytest.mark.parametrize(
     ("likelihood", "names", "text"),
     [
-        (TWO, ("rmse",), "metrics names rmse, which is for real numbers or counts"),
+        (TWO, ("rmse",), "metrics lists rmse, which is for real numbers or counts"),
         (FOUR, ("sensitivity",), "sensitivity, which is for two classes, and there are 4"),
         (FOUR, ("f1@0.3",), "f1@0.3, which is for two classes"),
         (REAL, ("auroc",), "there are crps, rmse, mae, r2, nll"),
-        (REAL, ("pinball",), "told by other likelihoods"),
+        (REAL, ("pinball",), "available for other likelihoods"),
         (build_likelihood("quantile", REAL.target), ("crps",), "with a distribution"),
     ],
 )
@@ -412,7 +412,7 @@ def test_models_without_a_global_one_and_pooled_ones_tell_them(table, tmp_path):
 
 
 def test_what_cannot_be_told_is_refused_or_said(table):
-    with pytest.raises(ConfigError, match="metrics names rmse"):
+    with pytest.raises(ConfigError, match="metrics lists rmse"):
         fedbayes.run(**settings(table, metrics=["rmse"]))
     private = {"aggregation": {"clip": 1.0}, "privacy": {"noise": 1.0, "repeatable": True}}
     with pytest.warns(FedbayesWarning, match="of the global model alone.*privacy.metrics is off"):
@@ -438,7 +438,7 @@ def test_files_are_tried_by_metrics(asked, capsys):
     shown = capsys.readouterr().out
     assert "worst client" in shown
     assert "positive: yes" in shown
-    assert "undefined, and in no mean: west" in " ".join(shown.split())
+    assert "undefined, and excluded from means: west" in " ".join(shown.split())
     assert command("evaluate", model, "--run", folder, "--metrics", "crps") != 0
     assert "crps, which is for real numbers" in capsys.readouterr().err
 

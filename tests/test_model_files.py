@@ -192,11 +192,13 @@ def test_nothing_is_unpickled(tmp_path, capsys):
     with pytest.raises(ModelError, match="would run code"):
         read_program(path)
     assert "code from a file was run" not in capsys.readouterr().out
-    with pytest.raises(ModelError, match=r"is a program.* take a file of weights") as caught:
+    with pytest.raises(
+        ModelError, match=r"is a program, whose weights cannot be read\. Give a file of weights"
+    ) as caught:
         read_weights(path)
     assert "a .pt2" not in str(caught.value)
     torch.save(MLP(2, [3], 2).state_dict(), path)
-    with pytest.raises(ModelError, match="holds no program"):
+    with pytest.raises(ModelError, match="has no program"):
         read_program(path)
     torch.jit.script(MLP(2, [3], 2)).save(tmp_path / "script.pt")
     with pytest.raises(ModelError, match="TorchScript archive"):
@@ -211,7 +213,10 @@ def state(**changes):
 @pytest.mark.parametrize(
     ("weights", "words"),
     [
-        (Named([4, 4, 4, 4]).state_dict() | {"hidden.weight": torch.zeros(4, 5)}, "do not chain"),
+        (
+            Named([4, 4, 4, 4]).state_dict() | {"hidden.weight": torch.zeros(4, 5)},
+            "do not fit together",
+        ),
         (state(conv=torch.zeros(2, 2, 2)), "'conv' of shape .2, 2, 2. belongs to no linear"),
         ({"w": torch.zeros(2, 2)}, "1 linear layers"),
         (state(**{"1.weight": torch.full((5, 4), torch.nan)}), "'1.weight' holds NaN"),
@@ -224,32 +229,39 @@ def test_what_cannot_be_matched_is_told(weights, words):
 
 
 def test_files_that_are_no_models(tmp_path):
-    with pytest.raises(ModelError, match="there is no file"):
+    with pytest.raises(ModelError, match=r"file .*not found"):
         read_weights(tmp_path / "absent.safetensors")
     for name in ("bad.safetensors", "bad.pt"):
         (tmp_path / name).write_bytes(b"nonsense")
-        with pytest.raises(ModelError, match=f"{name} is damaged or no model"):
+        with pytest.raises(ModelError, match=f"{name} is damaged or not a model"):
             read_weights(tmp_path / name)
     (tmp_path / "trash.pt").write_bytes(b"hello")
-    with pytest.raises(ModelError, match="no model: it does not begin as PyTorch's files do"):
+    with pytest.raises(ModelError, match="not a model: it does not begin like a PyTorch file"):
         read_weights(tmp_path / "trash.pt")
     torch.save([1, 2], tmp_path / "list.pt")
-    with pytest.raises(ModelError, match="holds no tensors"):
+    with pytest.raises(ModelError, match="has no tensors"):
         read_weights(tmp_path / "list.pt")
     torch.save({"a": 3}, tmp_path / "numbers.pt")
     with pytest.raises(ModelError, match="'a' is no tensor"):
         read_weights(tmp_path / "numbers.pt")
     torch.save(MLP(2, [3], 2), tmp_path / "whole.pt")
-    with pytest.raises(ModelError, match=r"whole.pt holds a pickled .*MLP .*save its weights"):
+    with pytest.raises(
+        ModelError,
+        match=r"whole.pt contains a pickled .*MLP.* Save only its weights",
+    ):
         read_weights(tmp_path / "whole.pt")
 
 
 def test_of_a_folder_its_models_are_named(tmp_path):
-    with pytest.raises(ModelError, match=r"is a folder; name .*none ends in .safetensors"):
+    with pytest.raises(
+        ModelError, match=r"is a folder\. Give a model file in it \(.*none ends in .safetensors"
+    ):
         read_weights(tmp_path)
     save_file(MLP(4, [6], 3).state_dict(), tmp_path / "model.safetensors")
     for read in (read_weights, read_program):
-        with pytest.raises(ModelError, match=r"is a folder; name .*/model\.safetensors\)"):
+        with pytest.raises(
+            ModelError, match=r"is a folder\. Give a model file in it \(.*/model.safetensors\)"
+        ):
             read(tmp_path)
 
 
@@ -260,7 +272,7 @@ def test_what_is_unlike_a_network_is_told_with_names_and_shapes():
     assert "it has fc1.weight (5 x 4), fc1.bias (5), fc3.weight (3 x 5) and 1 more" in told
     assert "where 1.weight (5 x 4), 1.bias (5), 3.weight (3 x 5) and 1 more are wanted" in told
     assert "save the state_dict" in told
-    assert "it has 4.bias (2) besides" in unlike({**wanted, "4.bias": torch.zeros(2)}, wanted)
+    assert "it also has 4.bias (2)" in unlike({**wanted, "4.bias": torch.zeros(2)}, wanted)
     wider = MLP(4, [5], 2).state_dict()
     assert "it has 3.weight (2 x 5), 3.bias (2), where 3.weight (3 x 5)" in unlike(wider, wanted)
     few = {name: tensor for name, tensor in wanted.items() if name != "3.bias"}
@@ -281,7 +293,7 @@ def test_a_model_in_parts_is_joined_by_its_index(tmp_path):
         assert all(torch.equal(found[name], weights[name]) for name in weights)
     for odd, words in (
         ({"x.weight": places["b.weight"]}, "has no tensor 'x.weight'"),
-        ({"x.weight": "../other.safetensors"}, "which is no file next to it"),
+        ({"x.weight": "../other.safetensors"}, "which is not a file next to it"),
         ({"x.weight": "absent.safetensors"}, "absent.safetensors"),
         ([], "it has no weight_map"),
     ):

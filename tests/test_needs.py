@@ -35,7 +35,7 @@ def asked(*tables):
 def test_each_alone_is_fine_and_both_are_not(one, other):
     check_needs(*asked(one))
     check_needs(*asked(FLOWER | other))
-    with pytest.raises(ConfigError, match=r"needs .*, which .*; have one or the other"):
+    with pytest.raises(ConfigError, match=r"needs .*, but .* .*\. Use only one of them"):
         check_needs(*asked(one, other))
 
 
@@ -60,7 +60,9 @@ def test_a_feature_is_for_a_method_if_its_reports_allow_it(name):
     }.items():
         config, method = asked(table, {"method": {"name": name}})
         if METHODS[name].reports.refusals[feature]:
-            with pytest.raises(ConfigError, match=f"is not for {name}: .* It is for fedavg"):
+            with pytest.raises(
+                ConfigError, match=f"does not work with {name}: .* It works with fedavg"
+            ):
                 check_features(config, method)
         else:
             check_features(config, method)

@@ -198,7 +198,7 @@ def test_tensors_that_layers_share_have_one_name_of_several(method, tmp_path, ca
     torch.save(parted, given[Tied][0])
     asked = ("--model", "tests.test_network_fusing:tied", "--shape", 6, "--classes", 3)
     assert command("fuse", *given[Tied], "-o", tmp_path / "g.pt", *asked, "--method", method) == 2
-    assert "holds no weights of model" in capsys.readouterr().err
+    assert "has no weights of model" in capsys.readouterr().err
 
 
 def untied(shape, classes):
@@ -277,11 +277,11 @@ def test_networks_of_other_widths_and_a_wider_program(photos, tmp_path):
 @pytest.mark.parametrize(
     ("options", "words"),
     [
-        (("--width", "0"), "widths are above 0"),
+        (("--width", "0"), "widths must be above 0"),
         (("--width", "wide"), "give numbers"),
-        (("--width", "2"), "write a program"),
+        (("--width", "2"), "Write a program"),
         (("--width", "free", "--bound", "-1"), "-1"),
-        (("--bound", "1"), "no effect but on --width free"),
+        (("--bound", "1"), "only with --width free"),
         (("--mean", "1,2"), "2 numbers"),
         (("--std", "0"), "above 0"),
         (("--inputs", "leafs"), "did you mean 'leaves'"),
@@ -290,7 +290,7 @@ def test_networks_of_other_widths_and_a_wider_program(photos, tmp_path):
         (("--set", "rounds=3"), "settings of the model (model.KEY)"),
         (("--shape", "3,x"), "--shape 3,x: give numbers"),
         (("--shape", "3,8"), "fails on inputs of shape (3, 8)"),
-        (("--classes", "5"), "holds no weights"),
+        (("--classes", "5"), "has no weights"),
         (("--frontier", "1,2", "--state", "s.safetensors", "--minutes", "1"), "one width"),
         (("--picture", "f.txt"), "f.txt"),
         (("--state", "s.safetensors"), "--state has no effect with --minutes 0"),
@@ -314,8 +314,8 @@ def test_mistakes_are_told_and_write_nothing(options, words, photos, tmp_path, c
         ("permute", ("--picture", "p.png"), "--picture has no effect on permute"),
         ("permute", ("--width", "2"), "--width has no effect on permute"),
         ("kfac", ("--shape", "3,8,8"), "--shape has no effect on kfac"),
-        ("regmean", ("--counts", "c.json"), "there is no file c.json"),
-        ("fisher", (), "holds weights alone"),
+        ("regmean", ("--counts", "c.json"), "file not found: c.json"),
+        ("fisher", (), "has only weights"),
     ],
 )
 def test_averages_refuse_what_has_no_effect(
@@ -340,12 +340,12 @@ def test_a_picture_that_cannot_be_is_refused_before_anything_is_fused(
     films = ("--shape", "1,2,2,2", "--mean", "0", "--std", "1", "--method", "function")
     asked = (*films, "--inputs", "tests.test_inputs:ramps", "--show-inputs", tmp_path / "x.png")
     assert command("fuse", *models, "-o", tmp_path / "g.pt", *asked) == 2
-    assert "no picture of inputs of 1 x 2 x 2 x 2" in " ".join(capsys.readouterr().err.split())
+    assert "inputs of 1 x 2 x 2 x 2" in " ".join(capsys.readouterr().err.split())
 
 
 def test_files_that_do_not_fit_are_named(photos, tmp_path, capsys):
     for change, words in (
-        ({"see.weight": torch.zeros(4, 1, 3, 3)}, "c1.pt holds no weights of model"),
+        ({"see.weight": torch.zeros(4, 1, 3, 3)}, "c1.pt has no weights of model"),
         ({"see.bias": torch.full((4,), torch.nan)}, "'see.bias' of c1 are not all finite"),
     ):
         torch.save({**torch.load(photos[0]), **change}, photos[1])
@@ -672,7 +672,7 @@ def test_real_samples_are_held_out(tmp_path):
     assert fitted | held == set(x[:, 0].tolist())
     np.savez(tmp_path / "few.npz", x=x[:3])
     (note,) = build_prior(str(tmp_path / "few.npz"), (2,)).notes
-    assert "too few to hold any out" in note
+    assert "too few for held-out ones" in note
 
 
 def test_multiplications_of_fused_kernels_are_counted():
@@ -726,10 +726,10 @@ def test_what_is_scored_is_what_is_written(photos, tmp_path):
     ("options", "words"),
     [
         (("--width", "1,2"), "give one number"),
-        (("--shape=-3,8,8",), "all lengths are 1 or more"),
+        (("--shape=-3,8,8",), "All lengths must be 1 or more"),
         (("--picture", "p.png", "--show-inputs", "p.png"), "the picture and the picture of inputs"),
         (("--minutes", "1", "--state", "g.safetensors"), "is to be the model and the state"),
-        (("--minutes", "1", "--state", "nowhere/s"), "there is no folder nowhere"),
+        (("--minutes", "1", "--state", "nowhere/s"), "folder not found: nowhere"),
     ],
 )
 def test_options_that_cannot_all_be_meant_are_told_first(
@@ -775,7 +775,7 @@ def test_networks_that_write_over_their_inputs_are_refused(inputs, tmp_path, cap
             torch.save(Shifting(size, 3).state_dict(), paths[-1])
         asked = ("--model", "tests.test_network_fusing:shifting", "--shape", shape, "--classes", 3)
         assert command("fuse", *paths, "-o", tmp_path / "g.pt", *asked, *SMALL) == 2
-        assert "writes over its inputs" in capsys.readouterr().err
+        assert "changes its inputs" in capsys.readouterr().err
     assert not (tmp_path / "g.pt").exists()
 
 
@@ -810,7 +810,9 @@ def pair(shape, classes):
 
 def test_networks_of_several_outputs_are_refused(inputs, tmp_path, capsys):
     nets = {"a": MLP(6, [5], 3), "b": Pair(6, 3)}
-    with pytest.raises(ModelError, match=r"^b gives a tuple; wanted are its outputs alone"):
+    with pytest.raises(
+        ModelError, match=r"^b returns a tuple\. Let forward return only its outputs"
+    ):
         fuse_functions(nets, nets["a"], inputs, settings=QUICK)
     paths = [tmp_path / "a.pt", tmp_path / "b.pt"]
     for path in paths:
@@ -845,7 +847,7 @@ def test_networks_without_gradients_are_told(inputs):
     assert fuse_functions(nets, nets["a"], inputs, settings=QUICK).parameters
     counts = [[5, 0, 1], [2, 3, 4]]
     moved = FunctionSettings(draws=512, seeking=SeekingSettings(share=0.5))
-    with pytest.raises(ModelError, match="which a network does not have; leave seeking out"):
+    with pytest.raises(ModelError, match=r"which a network does not have\. Leave seeking out"):
         fuse_functions(nets, nets["a"], inputs, counts=counts, settings=moved)
 
 
@@ -854,7 +856,7 @@ def test_labels_of_no_class_are_told_before_anything_is_fused(photos, tmp_path, 
     np.savez(test, x=np.zeros((5, 3, 8, 8), np.float32), y=np.arange(5))
     assert command("fuse", *photos, "-o", out, *OF_EYES, *SMALL, "--test", test) == 2
     said = capsys.readouterr().err
-    assert "a label is 4, and the models tell 4 classes, 0 to 3" in said
+    assert "a label is 4, but the models have 4 classes, 0 to 3" in said
     assert not out.exists()
 
 
@@ -955,7 +957,7 @@ def test_a_fusion_on_guessed_inputs_warns_and_names_the_options(photos, tmp_path
         assert command("fuse", *photos, "-o", out, *OF_EYES, *SMALL, *more) == 0
         said = " ".join("".join(capsys.readouterr()).split())
         assert ("warning: the scores are on synthetic inputs only" in said) == warned
-        assert ("--test scores it on real samples; --inputs" in said) == warned
+        assert ("Score it on real samples with --test; --inputs" in said) == warned
 
 
 def test_a_program_says_what_it_takes_and_rejects_images_that_are_standardized(
@@ -972,7 +974,7 @@ def test_a_program_says_what_it_takes_and_rejects_images_that_are_standardized(
     x[0, 0, 0, 0] = torch.nan  # a missing value is no error
     torch.testing.assert_close(program(x)[1:], before[1:])
     for odd in ((x.nan_to_num() - 0.5) / 0.25, x.nan_to_num() * 255):
-        with pytest.raises(RuntimeError, match="values outside of 0 to 1"):
+        with pytest.raises(RuntimeError, match="outside of 0 to 1"):
             program(odd)
     # Fused again, it is a network as any other.
     again = tmp_path / "again.pt2"
@@ -982,5 +984,7 @@ def test_a_program_says_what_it_takes_and_rejects_images_that_are_standardized(
     capsys.readouterr()
     # Without --mean and --std nobody knows what raw images are, and all are taken.
     assert command("fuse", *photos, "-o", out, *OF_EYES, *SMALL) == 0
-    assert "as the networks see them" in " ".join("".join(capsys.readouterr()).split())
+    assert "without standardization, because the files of" in " ".join(
+        "".join(capsys.readouterr()).split()
+    )
     assert read_program(out)[0](x * 255 - 100).shape == (4, 4)

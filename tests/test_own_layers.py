@@ -106,5 +106,5 @@ def test_methods_without_whole_averages_are_refused(method):
         fedbayes.run(**settings(method={"name": method}))
     with pytest.raises(ConfigError, match="path"):
         fedbayes.run(**settings(method={"name": "scaffold", "control": "gradient"}))
-    with pytest.raises(ModelError, match="no batch normalization"):
+    with pytest.raises(ModelError, match="no trainable batch normalization"):
         fedbayes.run(**settings(model={"batch_norm": "local"}))

@@ -66,7 +66,7 @@ def test_state_outside_the_state_dict_is_named(kind, path, tmp_path):
 
 def test_another_architecture_each_time_is_refused():
     own = ModelSettings(name="tests.toy_networks:other_each_time")
-    with pytest.raises(ModelError, match="another architecture each time"):
+    with pytest.raises(ModelError, match="a different architecture each time"):
         build(own, (6,), 3, seed=1)
 
 
@@ -119,7 +119,7 @@ def test_seeds_reach_all_global_generators():
 
 
 def test_layers_that_draw_in_evaluation_too_are_seeded_and_named(tmp_path):
-    with pytest.warns(FedbayesWarning, match="draws random numbers in evaluation too"):
+    with pytest.warns(FedbayesWarning, match="uses random numbers in evaluation"):
         first = fedbayes.run(None, tmp_path / "1", **settings("Noisy"))
     torch.rand(7)
     again = fedbayes.run(None, tmp_path / "2", **settings("Noisy"))
@@ -190,7 +190,7 @@ def test_a_flag_that_training_sets_is_sent(tmp_path):
     [
         ("ComplexWeights", "parameter 'spectrum'.* is complex.*view_as_complex"),
         ("ComplexState", "buffer 'mean'.* is complex and changes"),
-        ("Extremes", "buffer 'largest'.* changes in training and starts at NaN or infinite"),
+        ("Extremes", "buffer 'largest' changes in training and starts with NaN or infinite"),
     ],
 )
 def test_tensors_that_cannot_be_averaged_are_named(kind, words):

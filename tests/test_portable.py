@@ -35,7 +35,7 @@ def test_kernels_and_threads_do_not_change_a_bit(tmp_path):
     one, _ = digest(tmp_path / "one")
     other, said = digest(tmp_path / "other", "--set", "threads=2", level="default", threads=2)
     assert one == other
-    assert "threads = 2 has no effect, since bits = 'portable'" in " ".join(said.split())
+    assert "threads = 2 has no effect, because bits = 'portable'" in " ".join(said.split())
 
 
 @pytest.mark.slow
@@ -57,7 +57,7 @@ def test_a_process_that_was_not_started_so_is_told_how(tmp_path, monkeypatch):
 @pytest.mark.parametrize(
     ("settings", "words"),
     [
-        ({"devices": "cuda"}, "bits = 'portable' is for the CPU, and devices is cuda"),
+        ({"devices": "cuda"}, "bits = 'portable' needs the CPU, and devices is cuda"),
         ({"precision": "bf16"}, "computes in float32, and precision is 'bf16'"),
     ],
 )
@@ -73,7 +73,7 @@ def test_a_cpu_without_avx2_is_an_error(monkeypatch):
     with pytest.raises(ConfigError, match="needs a CPU with AVX2 and FMA, and PyTorch computes"):
         portable.require_portable()
     monkeypatch.setattr("platform.machine", lambda: "arm64")
-    with pytest.raises(ConfigError, match="for x86 CPUs with AVX2, and this one is arm64"):
+    with pytest.raises(ConfigError, match="an x86 CPU with AVX2, and this one is arm64"):
         portable.require_portable()
 
 

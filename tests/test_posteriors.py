@@ -314,7 +314,7 @@ def test_networks_that_answer_a_sample_by_others_are_told(first, shape):
     network = nn.Sequential(first(), nn.Flatten(), nn.LazyLinear(4))
     x = torch.randn(9, *shape)
     network(x)
-    with pytest.raises(ModelError, match="by those next to it, and a posterior sums up gradients"):
+    with pytest.raises(ModelError, match="depend on its batch, and a posterior sums up gradients"):
         posterior(network, CLASSES, classes(x))
 
 
@@ -484,7 +484,7 @@ def test_refusals_of_posteriors_that_do_not_fit():
     with pytest.raises(ModelError, match="no posteriors"):
         kfac([])
     less = Posterior(two.weights, 5, None, {}, two.diagonal)
-    with pytest.raises(ModelError, match="posterior 1 is of other layers"):
+    with pytest.raises(ModelError, match="posterior 1 has other layers"):
         kfac([one, less])
     none = Posterior(two.weights, 0, None, two.factors, two.diagonal)
     with pytest.raises(ModelError, match="of no samples"):
@@ -496,7 +496,7 @@ def test_refusals_of_posteriors_that_do_not_fit():
     with pytest.raises(ModelError, match=r"'a\.bias' of shape \(5,\)"):
         combine([one.weights, wide], [0.5, 0.5])
     del wide["a.bias"]
-    with pytest.raises(ModelError, match=r"one of them alone has 'a\.bias'"):
+    with pytest.raises(ModelError, match=r"one of them has 'a\.bias'"):
         combine([one.weights, wide], [0.5, 0.5])
 
 

@@ -52,7 +52,7 @@ def test_without_determinism_it_is_what_is_clearly_faster(machine, share, wanted
     for number in range(2):
         place = tmp_path / f"{number}"
         if wanted == "bf16":
-            with pytest.warns(FedbayesWarning, match=f"auto' is bf16 here: .* takes {share:.2f}"):
+            with pytest.warns(FedbayesWarning, match=f"auto' chose bf16: .* takes {share:.2f}"):
                 simulation = Simulation(config, place)
         else:
             simulation = Simulation(config, place)

@@ -41,7 +41,10 @@ def test_classes_are_predicted_as_scikit_learn_does(digits):
     loaded = fedbayes.load(digits.folder)
     np.testing.assert_array_equal(loaded.predict_proba(x), p)
     assert (loaded.predict(x) == labels).all()
-    with pytest.raises(ConfigError, match=r"predict_interval is for numbers.*predict_proba"):
+    with pytest.raises(
+        ConfigError,
+        match=r"predict_interval needs numbers.*predict_proba",
+    ):
         digits.predict_interval(x)
 
 
@@ -56,7 +59,7 @@ def test_numbers_have_intervals(numbers):
     assert (mean < narrow[1]).all()
     low, high = numbers.interval(x, 0.5)
     np.testing.assert_allclose(narrow, [low[:, 0], high[:, 0]])
-    with pytest.raises(ConfigError, match="predict_proba is for classes"):
+    with pytest.raises(ConfigError, match="predict_proba needs classes"):
         numbers.predict_proba(x)
 
 

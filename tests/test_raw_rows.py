@@ -167,7 +167,7 @@ def test_new_rows_are_standardized_as_in_training(
     assert f"all {len(few)} rows of" in capsys.readouterr().out
     patients = f"data.path={place / 'patients.csv'}"
     assert command("evaluate", *given, "--set", patients) == 0
-    assert "the very data" in capsys.readouterr().err
+    assert "the training data" in capsys.readouterr().err
 
 
 def test_arrays_are_tried_by_a_model_of_a_table(place, run, new, tmp_path, capsys):
@@ -181,7 +181,7 @@ def test_arrays_are_tried_by_a_model_of_a_table(place, run, new, tmp_path, capsy
     assert command(*given, f"data.path={place / 'new.csv'}") == 0
     assert command(*given, f"data.path={tmp_path / 'new.npz'}") == 0
     captured = capsys.readouterr()
-    assert "in the order of the model's: mean radius" in captured.err
+    assert "the order of the model's features is assumed: mean radius" in captured.err
     table, array = map(json.loads, captured.out.splitlines())
     assert table == array
     for name, words in (
@@ -191,7 +191,7 @@ def test_arrays_are_tried_by_a_model_of_a_table(place, run, new, tmp_path, capsy
         assert command(*given, f"data.path={tmp_path / name}") == 2
         told = capsys.readouterr().err
         assert words in " ".join(told.split())
-        assert "get it again" not in told
+        assert "Get it again" not in told
 
 
 def test_evaluate_says_what_it_cannot_use(place, run, tmp_path, capsys):
@@ -202,7 +202,7 @@ def test_evaluate_says_what_it_cannot_use(place, run, tmp_path, capsys):
         assert command("evaluate", *arguments) == 2
         return " ".join(capsys.readouterr().err.split())
 
-    assert "name what to try it on" in told(model)
+    assert "data. Give test data" in told(model)
     assert "limit has no effect" in told(model, "--set", new, "--set", "data.limit=10")
     assert "no effect on the test sets" in told(
         model, "--run", place / "run", "--set", "data.label=x"
@@ -215,9 +215,9 @@ def test_evaluate_says_what_it_cannot_use(place, run, tmp_path, capsys):
     pd.read_csv(place / "new.csv").drop(columns="mean area").to_csv(other, index=False)
     lacking = told(model, "--set", f"data.path={other}")
     assert "no column 'mean area', which the model of" in lacking
-    assert "set features" not in lacking
+    assert "combined with them. Set data.features" not in lacking
     (tmp_path / "m.onnx").touch()
-    assert "ONNX, which evaluate does not run" in told(tmp_path / "m.onnx", "--set", new)
+    assert "which evaluate cannot run" in told(tmp_path / "m.onnx", "--set", new)
     pd.read_csv(place / "new.csv").assign(diagnosis="well").to_csv(other, index=False)
     assert "well" in told(model, "--set", f"data.path={other}")
     assert "images of at least" in told(model, "--model", "lenet5", "--set", new)
@@ -254,7 +254,7 @@ def test_without_a_card_inputs_are_raw_or_as_the_user_says(
     given = words[:6]
     for setting in ("data.limit=5", "data.partition=iid"):
         assert command("evaluate", tmp_path / "plain.safetensors", *given, "--set", setting) == 2
-        assert "has no effect here" in capsys.readouterr().err
+        assert "has no effect" in capsys.readouterr().err
 
 
 def test_export_without_the_data(place, run, new, tmp_path, capsys):
@@ -321,7 +321,7 @@ def test_results_on_data_that_changed_come_with_a_note(short, capsys):
         told = " ".join(capsys.readouterr().err.split())
         assert told.count("the data have changed since") == 1, arguments
     run = fedbayes.Result(folder)
-    with pytest.warns(FedbayesWarning, match="some of their values"):
+    with pytest.warns(FedbayesWarning, match="some values"):
         build.stored_data(run.config, run.folder)
     with warnings.catch_warnings():
         warnings.simplefilter("error", FedbayesWarning)
@@ -354,7 +354,7 @@ def test_a_suffix_that_names_no_format_is_refused(place, tmp_path, capsys):
         capsys.readouterr()
         assert command(*arguments) == 2, arguments
         told = " ".join(capsys.readouterr().err.split())
-        assert "name a file that ends in" in told
+        assert "Use a file name that ends in" in told
         assert formats in told
     assert not list(tmp_path.iterdir())
 
@@ -401,14 +401,17 @@ def test_a_client_has_its_own_model(alone, place, new, tmp_path, capsys):
 def test_models_that_are_not_there_are_told(alone, place, tmp_path, capsys):
     out = tmp_path / "m.safetensors"
     for arguments, words in (
-        (("export", place / "alone", "-o", out), "Name one with --client: A, B, C, D, E"),
-        (("calibrate", place / "alone"), "Name one with --client: A, B, C, D, E"),
+        (("export", place / "alone", "-o", out), "Choose one with --client: A, B, C, D, E"),
+        (("calibrate", place / "alone"), "Choose one with --client: A, B, C, D, E"),
         (("calibrate", place / "alone", "--temperature"), "Add --personal"),
         (("conformal", place / "alone"), "Add --personal"),
-        (("export", place / "alone", "-o", out, "--client", "F"), "no client 'F'; there are A, B"),
-        (("export", place / "run", "-o", out, "--client", "C"), "under fedavg keep none"),
-        (("calibrate", place / "run", "--client", "C"), "under fedavg keep none"),
-        (("calibrate", place / "alone", "--client", "C", "--personal"), "Give one of them"),
+        (
+            ("export", place / "alone", "-o", out, "--client", "F"),
+            "unknown client 'F'. The clients are A, B",
+        ),
+        (("export", place / "run", "-o", out, "--client", "C"), "under fedavg"),
+        (("calibrate", place / "run", "--client", "C"), "under fedavg"),
+        (("calibrate", place / "alone", "--client", "C", "--personal"), "Give only one of them"),
     ):
         capsys.readouterr()
         assert command(*arguments) == 2
@@ -460,10 +463,12 @@ def test_a_private_state_that_is_no_network_is_refused(tmp_path, capsys):
     )
     state = next((tmp_path / "run" / "clients").iterdir())
     assert command("evaluate", state, "--run", tmp_path / "run") == 2
-    assert "no network: under scaffold" in " ".join(capsys.readouterr().err.split())
+    assert "a network: with scaffold" in " ".join(capsys.readouterr().err.split())
     config = fedbayes.Config.create(method={"name": "local"}, engine="flower-simulation")
     (tmp_path / "run" / "config.toml").write_text(config.dump())
-    with pytest.raises(ModelError, match="with their nodes; take a client's network with fedbayes"):
+    with pytest.raises(
+        ModelError, match=r"at their nodes\. Export a client's network with fedbayes"
+    ):
         read_with_card(state)
 
 
@@ -493,13 +498,13 @@ def test_what_was_standardized_otherwise_is_not_fused_in_silence(place, alone, t
     third = tmp_path / "other" / "model.safetensors"
     assert command("fuse", files[0], third, "-o", tmp_path / "none.pt") == 2
     said = " ".join(capsys.readouterr().err.split())
-    assert "standardized otherwise" in said
-    assert "the models do not all say that they see the same inputs" in said
+    assert "different standardizations" in said
+    assert "the files do not show that all models have the same inputs" in said
     assert command("fuse", files[0], third, "-o", fused, "-m", "gpi-fnm") == 0
-    assert "standardized otherwise" in " ".join(capsys.readouterr().err.split())
+    assert "different standardizations" in " ".join(capsys.readouterr().err.split())
     assert not read_model(fused)[1]
     assert command("evaluate", files[0], third, "--set", new) == 0
-    assert "by other numbers" in " ".join(capsys.readouterr().err.split())
+    assert "another standardization" in " ".join(capsys.readouterr().err.split())
 
 
 def test_numbers_of_a_file_without_a_card_are_not_guessed(place, run, new, tmp_path, capsys):
@@ -510,11 +515,11 @@ def test_numbers_of_a_file_without_a_card_are_not_guessed(place, run, new, tmp_p
     data = ("--set", f"data.path={place / 'new.csv'}")
     numbers = ("--mean", "0.5", "--std", "2")
     for words, told in (
-        ((carded, plain, *data), "does not say how its inputs were standardized, as the first"),
-        ((carded, *data, *numbers), "--mean and --std have no effect: the models say"),
-        ((carded, *data, *numbers, "--run", place / "run"), "and so do --mean and --std"),
+        ((carded, plain, *data), "does not describe its standardization, unlike the first"),
+        ((carded, *data, *numbers), "--mean and --std have no effect: the models describe"),
+        ((carded, *data, *numbers, "--run", place / "run"), "out --mean and --std"),
         ((plain, *data, "--mean", "1,2"), "--mean has 2 numbers, and samples of 30 have 30"),
-        ((plain, *data, "--std", "0"), "its numbers are above 0"),
+        ((plain, *data, "--std", "0"), "be above 0"),
     ):
         label = ("--set", "data.label=diagnosis", "--set", "data.group=hospital")
         assert command("evaluate", *words, *(() if words[0] is carded else label)) == 2
@@ -529,6 +534,6 @@ def test_numbers_of_a_file_without_a_card_are_not_guessed(place, run, new, tmp_p
     settings = (f"data.path={gaps}", "data.label=diagnosis", "data.missing=impute")
     words = ("evaluate", plain, *(word for one in settings for word in ("--set", one)))
     assert command(*words) == 2
-    assert "values are missing, and the model does not say" in capsys.readouterr().err
+    assert "values are missing, and the model has no rule" in capsys.readouterr().err
     assert command(*words, *numbers) == 0
     assert command(*words, "--set", "data.missing=drop") == 0

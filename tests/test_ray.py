@@ -133,8 +133,11 @@ def test_messages_of_several_megabytes_arrive(tmp_path, width):
 @pytest.mark.parametrize(
     ("address", "words"),
     [
-        ("ray://head:10001", r"Ray Client is not for this.*ray start --address"),
-        ("head", r"write local, auto, or HOST:PORT"),
+        (
+            "ray://head:10001",
+            r"Ray Client is not supported.*ray start --address",
+        ),
+        ("head", "Write local, auto, or HOST:PORT"),
         ("no-such-host.invalid:6379", r"no Ray answers at no-such-host.invalid:6379"),
     ],
 )
@@ -198,7 +201,7 @@ def test_room_is_counted_node_by_node(settings, nodes, count):
     [
         ({"gpus": 2}, "ray.gpus is 2"),
         ({"cpus": 0}, "ray.cpus is 0"),
-        ({"resources": {"GPU": 1}}, "GPU is set by ray.gpus"),
+        ({"resources": {"GPU": 1}}, "GPU with ray.gpus"),
         ({"actor": 3}, "did you mean 'ray.actors'"),
     ],
 )
@@ -252,7 +255,7 @@ def test_other_data_on_a_node_and_code_that_is_not_there_are_told(clients, tmp_p
     with Simulation(config("sequential", data=own), tmp_path / "run") as simulation:
         files = simulation.folder.fixed_files()
     table.write_text("a,b,label\n" + "\n".join(["6,4,1", *rows[1:]]) + "\n")
-    assert "the data here are not those of the run" in clients.build(BUILD, files, None, 1)["text"]
+    assert "these data are not the data of the run" in clients.build(BUILD, files, None, 1)["text"]
     table.unlink()
     failure = clients.build(BUILD, files, None, 1)
     assert (failure["error"], str(table) in failure["text"]) == ("DataError", True)
@@ -332,7 +335,7 @@ def test_a_run_whose_cluster_is_lost_goes_on_on_another_one(tmp_path):
         _, troubles = driver.communicate(timeout=PATIENCE)
         assert driver.returncode in (1, 2), troubles
         if driver.returncode == 2:  # by itself
-            assert "`fedbayes resume` goes on" in " ".join(troubles.split())
+            assert "`fedbayes resume` to continue" in " ".join(troubles.split())
     stored = folder / "config.toml"
     stored.write_text(stored.read_text().replace(nodes.address, "local"))
     with pytest.warns(FedbayesWarning, match="ray.address was .*, and is 'local'"):
@@ -438,7 +441,7 @@ def test_a_cluster_that_wants_a_token_says_so(tmp_path, monkeypatch):
         for name in nodes.variables:
             monkeypatch.delenv(name, raising=False)
         monkeypatch.setenv("HOME", str(tmp_path))
-        with pytest.raises(EngineError, match=r"wants a token: set RAY_AUTH_MODE=token"):
+        with pytest.raises(EngineError, match=r"needs a token\. Set RAY_AUTH_MODE=token"):
             cluster.connect(nodes.address, PATIENCE)
 
 

@@ -84,7 +84,7 @@ def test_reports_import_nothing_that_a_folder_names(own, tmp_path):
     assert record.metrics[-1]["round"] == 4
     assert record.counts is not None, "the split is told by the data alone"
     assert record.confusion is None
-    assert any("a report imports none" in note for note in record.notes)
+    assert any("a report does not import. Use" in note for note in record.notes)
     write_page([folder], tmp_path / "r.html")
     plot([folder], "headline", tmp_path / "f.png")
     assert fedbayes.Result(folder).summary["method"] == "ownmod:Mine"

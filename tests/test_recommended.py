@@ -117,7 +117,7 @@ def test_settings_changed_since_are_not_reopened():
 
 
 def test_a_recommendation_that_is_no_setting_is_an_error():
-    with pytest.raises(ConfigError, match=r"recommends training\.learning_rate, which no run"):
+    with pytest.raises(ConfigError, match=r"recommends training\.learning_rate, which a run"):
         started(method={"name": f"{__name__}:Wrong"})
 
 

@@ -222,19 +222,19 @@ def test_single_figures(figure, form, runs, tmp_path):
 def test_mistakes_are_named(runs, tmp_path, capsys):
     out = tmp_path / "report.html"
     assert command("report", tmp_path, "-o", out) == 2
-    assert "holds no run" in capsys.readouterr().err
+    assert "is not a run" in capsys.readouterr().err
     assert command("report", runs[0], runs[0], "-o", out) == 2
-    assert "named twice" in capsys.readouterr().err
+    assert "given twice" in capsys.readouterr().err
     assert command("report", runs[0], "-o", tmp_path / "no" / "x.html") == 2
     assert "no folder" in capsys.readouterr().err
     assert not out.exists()
     assert command("plot", runs[0], "-f", "beauty", "-o", tmp_path / "x.png") == 2
     told = " ".join(capsys.readouterr().err.split())
-    assert "there are headline" in told
+    assert "Choose headline" in told
     assert all(told.split().count(f"{name},") == 1 for name in FIGURES if name != "headline")
     assert command("plot", runs[0], "-o", tmp_path / "x.bmp") == 2
     assert ".svg" in capsys.readouterr().err
-    with pytest.raises(RunError, match="its folders"):
+    with pytest.raises(RunError, match="the run folders in it"):
         gather([runs[0].parent])
 
 
@@ -265,7 +265,7 @@ def test_absent_data_leave_the_rest(runs, tmp_path):
     assert "Accuracy by class" not in render([whole]), "the confusion matrix tells it"
     (folder / "preprocessing.json").write_text("{")
     (record,) = gather([folder])
-    assert any("what is predicted is not known" in note for note in record.notes)
+    assert any("the target is unknown" in note for note in record.notes)
     assert [name for name, _ in record.by_class()] == [str(label) for label in range(10)]
 
 
@@ -279,7 +279,7 @@ def test_damaged_folders_are_told_as_far_as_they_go(runs, tmp_path):
     records = gather([folder, runs[1]])
     assert "Global accuracy over rounds" in render(records)
     notes = " ".join(records[0].notes)
-    assert "how it ended is not known" in notes
+    assert "the end of the run is unknown" in notes
     assert "no metrics of clients" in notes
     (folder / "summary.json").write_text("[]")
     (folder / "partition.npz").write_bytes((runs[0] / "partition.npz").read_bytes())
@@ -292,7 +292,7 @@ def test_damaged_folders_are_told_as_far_as_they_go(runs, tmp_path):
     assert record.train_sizes.tolist() == record.counts.sum(axis=1).tolist()
     assert "no round is complete" in render([record])
     (folder / "metrics.jsonl").write_text("[1, 2]\n")
-    with pytest.raises(RunError, match="line 1 is damaged: it is no table"):
+    with pytest.raises(RunError, match="line 1 is damaged: it is not a table"):
         gather([folder])
 
 
@@ -307,8 +307,8 @@ def test_what_a_page_leaves_out_is_said_where_it_is_written(runs, tmp_path, caps
         assert command(call[0], folder, *call[1:], "-o", out) == 0
         told = " ".join(capsys.readouterr().err.split())
         assert "note: cut:" in told
-        assert "is not what the run was made with" in told
-        assert " more. Take it back" in told
+        assert "differs from the config of the run in" in told
+        assert "more. Restore it" in told
         assert len(told) < 3000
         assert out.exists()
 

@@ -27,7 +27,7 @@ def run(tmp_path_factory):
 
 def test_where_no_run_is_it_is_said(tmp_path):
     for folder in (tmp_path, tmp_path / "none"):
-        with pytest.raises(RunError, match=r"holds no run: there is no config\.toml"):
+        with pytest.raises(RunError, match=r"is not a run folder: it has no config\.toml"):
             fedbayes.Result(folder)
 
 
@@ -58,7 +58,9 @@ def test_a_frame_of_clients_has_each_ones_metrics(run):
     assert whole == pytest.approx(run.summary["global_accuracy"], rel=1e-12)
     assert frame["refused"].tolist() == [0] * 4
     assert len(run.frame("troubles")) == 0
-    with pytest.raises(RunError, match="no frame 'client'; there are rounds, clients and troubles"):
+    with pytest.raises(
+        RunError, match=r"unknown frame 'client'\. Choose rounds, clients or troubles"
+    ):
         run.frame("client")
 
 
@@ -112,11 +114,11 @@ def test_figures_are_those_of_the_command_and_notebooks_draw_them(run, tmp_path)
     run.plot("confusion").savefig(tmp_path / "two.png", dpi=200)
     one, two = (imread(tmp_path / name) for name in ("one.png", "two.png"))
     np.testing.assert_array_equal(one, two)
-    with pytest.raises(RunError, match="no figure 'headlin'"):
+    with pytest.raises(RunError, match="unknown figure 'headlin'"):
         run.plot("headlin")
     with pytest.raises(RunError, match="there are 1 names of 2 runs"):
         run.plot("loss", other.folder.path, names=["a"])
-    with pytest.raises(RunError, match="named twice"):
+    with pytest.raises(RunError, match="given twice"):
         run.plot("loss", run)
 
 

@@ -74,7 +74,7 @@ def test_means_are_met_wherever_they_can_be(seed, features):
 
 def test_means_that_no_weights_meet_are_told():
     g = torch.tensor([[0.0, 0.0], [1.0, 1.0], [2.0, 2.0]])
-    with pytest.raises(DataError, match=r"size is to be 3 and lies between 0 and 2"):
+    with pytest.raises(DataError, match="size must be 3, but samples are between 0 and 2"):
         entropy_balance(g, torch.tensor([3.0, 1.0]), names=["size", "colour"])
     with pytest.raises(DataError, match=r"all means together: .*colour"):
         entropy_balance(g, torch.tensor([0.5, 1.5]), names=["size", "colour"])
@@ -83,10 +83,10 @@ def test_means_that_no_weights_meet_are_told():
 @pytest.mark.parametrize(
     ("features", "wanted", "base", "match"),
     [
-        (torch.ones(3, 2), torch.ones(3), None, "belong together"),
+        (torch.ones(3, 2), torch.ones(3), None, "Give .n, d."),
         (torch.ones(3, 2), torch.full((2,), torch.nan), None, "finite"),
         (torch.ones(3, 2), torch.ones(2), -torch.ones(3), "at least 0"),
-        (torch.ones(0, 2), torch.ones(2), None, "belong together"),
+        (torch.ones(0, 2), torch.ones(2), None, "Give .n, d."),
     ],
 )
 def test_what_does_not_fit_is_refused(features, wanted, base, match):
@@ -149,5 +149,5 @@ def test_draws_of_a_fusion_are_balanced_by_the_counts(monkeypatch):
         far[balance] = np.abs(seen["mean"].numpy() - wanted).max()
     assert far[True] < 0.01 < 0.05 < far[False]
     for table in (None, [45, 55]):
-        with pytest.raises(ConfigError, match="by counts of classes, and there are none"):
+        with pytest.raises(ConfigError, match="needs counts of classes, and there are none"):
             function.fuse_functions(clients, clients["a"], draws, counts=table, settings=chosen)

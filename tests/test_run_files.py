@@ -143,14 +143,16 @@ def test_what_was_found_of_a_lost_or_damaged_model_is_not_read(copy):
     with pytest.raises(RunError, match=r"model\.safetensors is damaged"):
         fedbayes.load(copy)
     (copy / "model.safetensors").unlink()
-    with pytest.raises(RunError, match=r"model\.safetensors is gone; write it again: fedbayes res"):
+    with pytest.raises(
+        RunError, match=r"model.safetensors no longer exists\. Write it again: fedbayes res"
+    ):
         fedbayes.load(copy)
 
 
 def test_a_lost_checkpoint_starts_nothing_anew(copy):
     before = {p.name: p.read_bytes() for p in (copy / "clients").iterdir()}
     checkpoint(copy).unlink()
-    with pytest.raises(RunError, match="holds no checkpoint, but the run had rounds"):
+    with pytest.raises(RunError, match="has no checkpoint, but the run had rounds"):
         fedbayes.resume(copy)
     assert {p.name: p.read_bytes() for p in (copy / "clients").iterdir()} == before
 
@@ -164,7 +166,7 @@ def test_a_new_run_takes_nothing_over_from_an_old_one(run, tmp_path, name):
     take = shutil.copytree if (run / name).is_dir() else shutil.copy
     take(run / name, tmp_path / "run" / name)
     before = contents(tmp_path / "run")
-    with pytest.raises(RunError, match=f"holds files of another run, {name}.*no config.toml"):
+    with pytest.raises(RunError, match=f"has files of another run, {name}.*no config.toml"):
         fedbayes.run(folders.config(), tmp_path / "run")
     assert contents(tmp_path / "run") == before
 
@@ -269,7 +271,7 @@ def test_a_cohort_of_one_is_not_one_of_all(tmp_path):
 
 def test_settings_that_change_no_number_may_change_and_it_is_said(copy, run):
     edit(copy, "rounds = 4", "rounds = 5")
-    with pytest.warns(FedbayesWarning, match="rounds was 4, and is 5"):
+    with pytest.warns(FedbayesWarning, match="rounds was 4, and is now 5"):
         longer = fedbayes.resume(copy)
     assert len(longer.metrics) == 5
     assert folders.timeless(copy)[:4] == folders.timeless(run)
@@ -279,7 +281,7 @@ def test_two_processes_never_write_one_run(copy):
     with Simulation(None, copy):
         code = f"import fedbayes; fedbayes.resume({str(copy)!r})"
         other = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
-        assert f"process {os.getpid()} is at work on the run in {copy}" in other.stderr
+        assert f"process {os.getpid()} already uses the run in {copy}" in other.stderr
         with pytest.raises(RunError, match="this process itself is at work"):
             Simulation(None, copy)
         Result(copy)  # reading needs no lock
@@ -316,14 +318,14 @@ def test_a_file_system_without_locks_is_told(tmp_path, monkeypatch):
         raise NotImplementedError
 
     monkeypatch.setattr(FileLock, "acquire", refuse)
-    with pytest.raises(RunError, match="has no locks"):
+    with pytest.raises(RunError, match="has no file locks"):
         RunLock(tmp_path)
 
 
 def test_a_second_run_into_one_folder_finds_the_first(tmp_path):
     """Both have seen an empty folder; only one goes on."""
     first = Simulation(folders.config(), tmp_path / "a run")
-    way = f"already holds a run.*`fedbayes resume '{tmp_path / 'a run'}'`"
+    way = f"already has a run.*`fedbayes resume '{tmp_path / 'a run'}'`"
     with pytest.raises(RunError, match=way):
         Simulation(folders.config(), tmp_path / "a run")
     first.close()
@@ -421,7 +423,7 @@ def test_a_torn_checkpoint_leaves_the_one_before(tmp_path):
         shutil.copytree(tmp_path / "run", tmp_path / "cut")
     assert RunFolder(tmp_path / "cut").rounds() == [2, 3]
     checkpoint(tmp_path / "cut").write_bytes(b"")
-    with pytest.raises(RunError, match="remove it, to go on from round 2, whose"):
+    with pytest.raises(RunError, match="remove it, to resume from round 2, whose"):
         fedbayes.resume(tmp_path / "cut")
     checkpoint(tmp_path / "cut").unlink()
     fedbayes.resume(tmp_path / "cut")
@@ -476,7 +478,7 @@ def test_lines_that_somebody_else_wrote_are_told(tmp_path):
         next(steps)
         with (tmp_path / "run" / "metrics.jsonl").open("a") as file:
             file.write(json.dumps({"round": 9}) + "\n")
-        with pytest.raises(RunError, match="was changed while the run went on"):
+        with pytest.raises(RunError, match="was changed during the run"):
             next(steps)
 
 
@@ -540,7 +542,7 @@ def test_a_line_behind_the_end_of_a_run_is_told_and_never_sealed(copy, run):
 
 def test_a_run_that_has_not_ended_is_told_with_the_way_on(copy, tmp_path):
     (copy / "model.safetensors").unlink()
-    words = rf"model.safetensors is gone; write it again: fedbayes resume {copy}"
+    words = rf"model.safetensors no longer exists. Write it again: fedbayes resume {copy}"
     for use in (trust, lambda folder: export(folder, tmp_path / "x.pt")):
         with pytest.raises(RunError, match=words):
             use(copy)

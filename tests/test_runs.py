@@ -88,7 +88,7 @@ def test_a_second_run_does_not_overwrite_the_first(tmp_path, capsys):
     assert command("run", *SMALL, "--rounds", 1, "-o", tmp_path / "r") == 0
     before = (tmp_path / "r" / "summary.json").read_bytes()
     assert command("run", *SMALL, "--rounds", 1, "-o", tmp_path / "r") == 2
-    assert "already holds a run" in capsys.readouterr().err
+    assert "already has a run" in capsys.readouterr().err
     assert (tmp_path / "r" / "summary.json").read_bytes() == before
 
 
@@ -100,7 +100,7 @@ def test_a_second_run_does_not_overwrite_the_first(tmp_path, capsys):
         (["run", "--cohort", "99"], "there are 10 clients"),
         (["run", "--model", "cnn"], "use model 'mlp'"),
         (["resume", "absent"], "Directory 'absent' does not exist"),
-        (["methods", "nonsense"], "no method is called"),
+        (["methods", "nonsense"], "unknown method"),
     ],
 )
 def test_mistakes_get_one_plain_message(tmp_path, arguments, words, capsys):
@@ -220,7 +220,7 @@ def test_private_states_are_looked_for_where_they_are(method, tmp_path):
         text = file.read_text().replace("rounds = 1\n", "rounds = 2\n")
         file.write_text(text.replace(f'engine = "{before}"', f'engine = "{after}"'))
         if method == "scaffold" and after != alike:
-            with pytest.raises(RunError, match=f"2 clients of .* where engine '{before}' keeps"):
+            with pytest.raises(RunError, match=f"2 clients of .* of engine '{before}' keeps"):
                 fedbayes.resume(folder)
         else:
             assert fedbayes.resume(folder).summary["rounds"] == 2
@@ -463,7 +463,7 @@ def test_a_run_that_learnt_nothing_does_not_end_well(tmp_path):
     diverging = ["--set", "training.lr=1e30", "--set", "training.epochs=3"]
     done = fedbayes_cli(*arguments, *diverging, check=2)
     assert "no round of" in done.stderr
-    assert "holds NaN or infinite values" in done.stderr
+    assert "contains NaN or infinite values" in done.stderr
     assert json.loads((tmp_path / "r" / "summary.json").read_text())["stopped_reason"] == (
         "no round had an update"
     )

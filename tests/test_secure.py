@@ -285,7 +285,7 @@ def test_a_round_that_too_many_leave_is_lost_in_plain_words_and_the_run_goes_on(
     lost = ended.metrics[1]["lost"]
     assert {lost["1"], lost["2"]} == {"its node says: the ward is on fire"}
     assert lost["0"] == lost["3"]
-    assert lost["0"].startswith("secure aggregation came to nothing: ")
+    assert lost["0"].startswith("secure aggregation failed:")
     assert lost["0"].endswith("3 are needed")
     assert ended.metrics[1]["bytes_up"] == 0
     skipped = open_sum(config).model_copy(update={"min_reports": 3})
@@ -348,7 +348,7 @@ def test_false_shares_cost_at_most_the_round(shares, failing):
     failing({1}, Stage.UNMASK, how=changed(Key.SHARE_LIST, shares))
     (line,) = rounds(settings())
     assert line["skipped"] == bool(line["lost"])
-    assert all("came to nothing" in reason for reason in line["lost"].values())
+    assert all("failed" in reason for reason in line["lost"].values())
 
 
 def test_a_spoilt_sum_is_told_and_changes_nothing(failing):
@@ -439,21 +439,24 @@ def test_noise_goes_on_the_sum_with_the_same_epsilon():
             {"engine": "workers"},
             "needs engine = 'flower-simulation' or `fedbayes federate`; engine is 'workers'",
         ),
-        ({"method": {"name": "gpi-fnm"}}, "not for gpi-fnm: the server needs every single report"),
+        (
+            {"method": {"name": "gpi-fnm"}},
+            "not work with gpi-fnm: the server needs the update of each client",
+        ),
         (
             {"method": {"name": "fedsparse"}},
-            "not for fedsparse: reports leave out entries",
+            "not work with fedsparse: clients leave out entries",
         ),
         ({"method": {"name": "laplace"}}, "not for laplace"),
         (
             {"method": {"name": "pvi"}, "aggregation": {"clip": 3.0}},
             "pvi needs its clients.* which aggregation.clip under secure.enabled",
         ),
-        ({"method": {"name": "global"}}, "not for global: all its data are in one place"),
-        ({"method": {"name": "local"}}, "not for local"),
-        ({"aggregation": {"rule": "median"}}, "aggregation.rule = 'median' needs to see single"),
-        ({"cohort": 2}, "cohort of at least 3 clients; it is 2"),
-        ({"secure": {"shares": 5}}, "secure.shares is 5; it must be odd and at most the cohort"),
+        ({"method": {"name": "global"}}, "not work with global: it pools all data"),
+        ({"method": {"name": "local"}}, "not work with local"),
+        ({"aggregation": {"rule": "median"}}, "aggregation.rule = 'median' needs single updates"),
+        ({"cohort": 2}, "cohort of at least 3 clients, got 2"),
+        ({"secure": {"shares": 5}}, "secure.shares is 5; give an odd number, at most the cohort"),
         ({"secure": {"shares": 3, "threshold": 3}}, "secure.threshold is 3"),
         ({"secure": {"threshold": 5}}, "secure.threshold is 5"),
         ({"secure": {"threshold": 1}}, "secure.threshold is 1"),
@@ -469,7 +472,7 @@ def test_what_cannot_be_is_refused_before_anything_runs(changes, words, tmp_path
 
 def test_integers_of_a_model_are_refused():
     initial = {"weight": torch.zeros(3), "batches": torch.tensor(3)}
-    with pytest.raises(ConfigError, match=r"'batches' of this model holds torch\.int64"):
+    with pytest.raises(ConfigError, match=r"'batches' of this model has torch\.int64"):
         check(Secure(enabled=True), initial, engine="flower-simulation", cohort=4)
 
 
@@ -505,7 +508,7 @@ def test_who_is_not_there_for_the_keys_is_lost_and_its_node_named(monkeypatch):
     ended = run(config)
     lost = ended.metrics[0]["lost"]
     assert list(lost) == ["3"]
-    assert lost["3"].startswith("it was not there for the keys of the round; node ")
+    assert lost["3"].startswith("it was not connected for the keys of the round; node")
     assert lost["3"].endswith("no data here")
     assert close(ended.model, without(open_sum(config), ended.summary["losses"]))
 
@@ -574,7 +577,7 @@ def test_a_grid_that_is_coarse_beside_the_weights_is_told(most):
         assert not told
         assert error < 1e-4
         return
-    (found,) = re.findall(r"be off by (\S+) in a round, and with max_weight = 38 by (\S+)", *told)
+    (found,) = re.findall(r"be off by (\S+) in a round; with max_weight = 38 by (\S+)", *told)
     assert sizes.max() == 38
     assert 1e-4 < error < 1.1 * float(found[0])
     assert float(found[1]) < 1e-5

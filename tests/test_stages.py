@@ -99,8 +99,8 @@ def test_worker_processes_have_the_stages_too():
 @pytest.mark.parametrize(
     ("settings", "words"),
     [
-        ({"stages": ["nowhere"]}, "no stage is called 'nowhere'"),
-        ({"stages": ["tests.test_stages:after_a_round"]}, "no class derived from"),
+        ({"stages": ["nowhere"]}, "unknown stage 'nowhere'. Give"),
+        ({"stages": ["tests.test_stages:after_a_round"]}, "not a class derived from"),
         (
             {"stages": [f"{__name__}:Halved"], "method": {"name": "scaffold"}},
             "scaffold needs its clients.* which the stage Halved changes",
@@ -111,7 +111,7 @@ def test_worker_processes_have_the_stages_too():
                 "privacy": {"noise": 1.0},
                 "aggregation": {"clip": 1.0},
             },
-            "privacy.noise rules out",
+            "privacy.noise excludes them",
         ),
     ],
 )

@@ -260,7 +260,7 @@ def test_rounds_that_tell_nothing_do_not_count():
             "stop_after = 3 compares metrics of the",
         ),
         ({"keep_checkpoints": "best", "evaluate_every": 0}, "keep_checkpoints = 'best'"),
-        ({"stop_min_improvement": 0.1}, "give stop_after too"),
+        ({"stop_min_improvement": 0.1}, "Set stop_after too"),
         ({"stop_after": 0}, "stop_after"),
     ],
 )
@@ -297,7 +297,7 @@ def test_a_report_says_that_its_models_are_the_last(tmp_path):
     run = fedbayes.run(jumpy(keep_checkpoints="best"), tmp_path / "best")
     fedbayes.run(jumpy(), tmp_path / "last")
     best, last = gather([tmp_path / "best", tmp_path / "last"])
-    words = f"the saved model is of round {run.summary['best_round']}"
+    words = f"the saved model is from round {run.summary['best_round']}"
     assert any(words in note for note in best.notes)
     assert not any("saved model" in note for note in last.notes)
 
@@ -344,7 +344,7 @@ def told(*values, whose="global"):
 @pytest.mark.parametrize("whose", ["global", "local"])
 def test_a_model_that_ends_far_worse_than_it_was_is_told_of(end, whose):
     said = divergence(told(3.0, 2.5, None, end, whose=whose))
-    assert f"of {end:.4g} at the end, and had 2.5 after round 2" in said
+    assert f"of {end:.4g} at the end, and was 2.5 after round 2" in said
 
 
 @pytest.mark.parametrize(
@@ -360,5 +360,5 @@ def test_a_run_that_diverged_says_so(tmp_path):
     config = Config.create(rounds=3, method={"name": "ivon-admm"}, training={"lr": 5.0}, **settings)
     simulation = Simulation(config, tmp_path / "r")
     list(simulation)
-    with pytest.warns(FedbayesWarning, match="training diverged: .* at the end, and had"):
+    with pytest.warns(FedbayesWarning, match="training diverged: with at the end, and had"):
         simulation.require_an_update()

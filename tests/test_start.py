@@ -33,11 +33,11 @@ def test_a_config_may_be_a_file_and_has_no_keys_beside_it(tmp_path):
     file.write_text("rounds = 1\n[data]\nclients = 3\n[model]\nhidden = [4]\n")
     for run in (fedbayes.run, lambda *given, **more: fedbayes.run_seeds(*given, seeds=1, **more)):
         for config in (file, str(file), Config.load(file)):
-            with pytest.raises(ConfigError, match=r"^rounds with a config"):
+            with pytest.raises(ConfigError, match=r"^rounds cannot be combined with a config"):
                 run(config, rounds=2)
         with pytest.raises(ConfigError, match="config is of type dict"):
             run({"rounds": 1})
-        with pytest.raises(ConfigError, match="there is no config file"):
+        with pytest.raises(ConfigError, match="config file"):
             run(tmp_path / "none.toml")
     assert fedbayes.run(str(file)).summary["clients"] == fedbayes.run(file).summary["clients"] == 3
 

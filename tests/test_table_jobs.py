@@ -126,7 +126,9 @@ def test_center_and_scale_of_a_target_are_of_the_clients_too(place):
     assert target.center[0] == exact.target[0].mean
     classes = patients(50)
     classes.to_csv("c.csv", index=False)
-    with pytest.raises(DataError, match="are of the target label, and this table has the classes"):
+    with pytest.raises(
+        DataError, match="describe the target label, and this table has the classes"
+    ):
         build_data(Config.create(data={**source, "path": "c.csv"}))
 
 
@@ -198,16 +200,16 @@ def test_summaries_that_do_not_belong_together_are_refused(place):
         text.replace('"rows": 45', '"rows": 1'),
     ):
         (place / "bad.json").write_text(damaged)
-        with pytest.raises(DataError, match=r"bad\.json holds no summary of a table"):
+        with pytest.raises(DataError, match=r"bad\.json is not a summary of a table"):
             read_summary(place / "bad.json")
-    with pytest.raises(ConfigError, match="summaries is for your own data"):
+    with pytest.raises(ConfigError, match="summaries works only with your own data"):
         Config.create(data={"name": "digits", "summaries": ["s0.json"]})
 
 
 def test_few_rows_and_rare_categories_are_said_or_left_out(place, capsys):
     patients(12).to_csv("few.csv", index=False)
     assert run("data", "summarize", "few.csv", "-o", "few.json") == 2
-    assert "9 training rows, and sums of so few nearly say" in capsys.readouterr().err
+    assert "9 training rows, and sums of few rows nearly reveal them" in capsys.readouterr().err
     assert not (place / "few.json").exists()
     frame = patients(100)
     frame.loc[:0, "ward"] = "isolation"
@@ -244,7 +246,7 @@ def test_check_says_what_becomes_of_every_column(place, capsys):
     assert columns["sex"]["missing"] == 10
     assert "60 different texts" in columns["id"]["refused"]
     assert "different whole number in every row" in columns["code"]["hint"]
-    assert "same in every row" in columns["born"]["hint"]
+    assert "same value in every row" in columns["born"]["hint"]
     assert not said["usable"]
     # What it says is what a run does.
     assert run("data", "check", "t.csv", "--json", "-s", "data.drop=id,site") == 0
@@ -254,11 +256,11 @@ def test_check_says_what_becomes_of_every_column(place, capsys):
     )
     assert said["width"] == build_data(config).shape[0]
     assert run("data", "check", "t.csv", "-o", "t.png", "-s", "data.drop=id") == 0
-    assert "a network would see 12 features" in capsys.readouterr().out
+    assert "12 features" in capsys.readouterr().out
     assert (place / "t.png").read_bytes().startswith(b"\x89PNG")
     assert run("data", "check", "t.csv", "-o", "t.txt") == 2
     assert run("data", "check", "t.csv", "-s", "data.label=outcome", "--json") == 1
-    assert "no column 'outcome'; say which" in capsys.readouterr().out
+    assert "no column 'outcome'. Choose the" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize(
@@ -268,7 +270,7 @@ def test_check_says_what_becomes_of_every_column(place, capsys):
         ({"age": [1.0] * 59 + [1e300]}, (), "age", "infinite, or too large .* in row 60 "),
         ({"part": ["train", "validation"] * 30}, ("data.split=part",), "part", "'validation' in"),
         ({"part": ["train", None] * 30}, ("data.split=part",), "part", "30 of 60 rows have no"),
-        ({"part": ["test"] * 60}, ("data.split=part",), "part", "training part is empty"),
+        ({"part": ["test"] * 60}, ("data.split=part",), "part", "training rows. Leave data."),
         ({"label": ["lived"] * 60}, (), "label", "at least two"),
     ],
 )
@@ -308,7 +310,7 @@ def test_rows_of_a_query_are_those_of_the_file(place, capsys, monkeypatch):
     ):
         with pytest.raises(DataError, match=says):
             load_dataset(DataSettings(query=query))
-    with pytest.raises(DataError, match=r"there is no file .*gone\.db"):
+    with pytest.raises(DataError, match=r"file .*not found: .*gone\.db"):
         load_dataset(DataSettings(query="select 1", database="sqlite:///gone.db"))
 
 
@@ -363,7 +365,7 @@ def test_a_run_keeps_its_columns_and_goes_on_with_them(place, capsys):
     capsys.readouterr()
     assert run("evaluate", "m.safetensors", "--json", "-s", "data.path=new.csv") == 0
     said = capsys.readouterr()
-    assert "'ward' has a category, as in no training row, in 40 rows" in said.err
+    assert "'ward' has a category, unlike all training rows, in 40 rows" in said.err
     truth = new.label.map(whole.preprocessing.classes.index).to_numpy()
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
@@ -374,13 +376,13 @@ def test_a_run_keeps_its_columns_and_goes_on_with_them(place, capsys):
         said = json.loads(capsys.readouterr().out)
         columns = {column["name"]: column for column in said["columns"]}
         assert said["width"] == whole.preprocessing.shape[0]
-        assert "in no training row, in 40 rows (first in row 1)" in columns["ward"]["hint"]
+        assert "all training rows, in 40 rows (first in row 1)" in columns["ward"]["hint"]
     new.assign(ward=["", *["spa"] * 39]).to_csv("both.csv", index=False)
     assert run("data", "check", "both.csv", "--like", "whole", "--json") == 0
     hints = [column["hint"] for column in json.loads(capsys.readouterr().out)["columns"]]
     (hint,) = (hint for hint in hints if "'ward'" in hint)
-    assert "'ward' is empty, as in no training row, in 1 row (first in row 1)" in hint
-    assert "'ward' has a category, as in no training row, in 39 rows (first in row 2)" in hint
+    assert "'ward' is empty, unlike all training rows, in 1 row (first in row 1)" in hint
+    assert "'ward' has a category, unlike all training rows, in 39 rows (first in row 2)" in hint
     new.to_csv("semi.csv", index=False, sep=";", decimal=",")
     assert run("data", "check", "semi.csv", "--json") == 0
     apart = json.loads(capsys.readouterr().out)["notes"]
@@ -389,14 +391,14 @@ def test_a_run_keeps_its_columns_and_goes_on_with_them(place, capsys):
     assert any("is read with semicolons between columns" in note for note in apart)
     new.drop(columns="label").assign(age="old").to_csv("bare.csv", index=False)
     assert run("data", "check", "bare.csv", "--like", "whole", "--json") == 1
-    assert "holds what is no number ('old' in row 1, of 40" in capsys.readouterr().out
+    assert "has 40 cells that are not numbers (first 'old' in row 1" in capsys.readouterr().out
     new.drop(columns="sex").to_csv("bare.csv", index=False)
     assert run("data", "check", "bare.csv", "--like", "whole") == 2
     assert "has no column 'sex'" in capsys.readouterr().err
     assert run("data", "check", "bare.csv", "--like", "all.csv") == 2
     new.assign(age="old").to_csv("new.csv", index=False)
     assert run("evaluate", "m.safetensors", "-s", "data.path=new.csv") == 2
-    assert "column 'age' holds what is no number ('old' in row 1" in capsys.readouterr().err
+    assert "that are not numbers (first 'old' in row 1" in capsys.readouterr().err
 
 
 @pytest.mark.slow

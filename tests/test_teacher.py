@@ -44,7 +44,7 @@ def test_a_client_without_samples_has_no_share():
 @pytest.mark.parametrize(
     ("counts", "clients", "match"),
     [
-        ([[1, 2], [3, 4]], 3, "counts are of 2 clients; there are 3"),
+        ([[1, 2], [3, 4]], 3, "counts have 2 clients; there are 3"),
         ([[1, -2]], None, "at least 0"),
         ([[1.0, float("nan")]], None, "at least 0"),
         ([[0, 0]], None, "not all of them 0"),
@@ -158,8 +158,8 @@ def test_it_says_what_it_is_made_of():
     named = {"names": ["a", "b", "c"]}
     assert "none of which has a temperature" in Teacher(networks(), **named).told
     told = Teacher(networks(), counts=COUNTS, temperatures=[0.5, None, 2], **named).told
-    assert "by counts of classes" in told
-    assert "temperatures of 0.5 to 2; b without one count as they are" in told
+    assert "needs counts of classes" in told
+    assert "temperatures of 0.5 to 2; b have no temperature" in told
 
 
 @pytest.mark.parametrize("warmth", [[1.0, 2.0], [1.0, 0.0, 1.0], [1.0, float("nan"), 1.0]])
@@ -285,16 +285,16 @@ def test_outputs_of_another_number_are_refused():
 
 def test_shares_that_do_not_fit_are_refused():
     clients = networks()
-    with pytest.raises(ModelError, match="shares are of 2 clients; there are 3"):
+    with pytest.raises(ModelError, match="shares have 2 clients; there are 3"):
         Teacher(clients, class_shares(COUNTS[:2]))
-    with pytest.raises(ModelError, match="shares are of 2 classes, and the networks tell 3"):
+    with pytest.raises(ModelError, match="shares have 2 classes, but the networks have 3"):
         Teacher(clients, class_shares([[1, 2]] * 3))(torch.randn(2, 4))
     with pytest.raises(ModelError, match="add to 1"):
         Teacher(clients, torch.ones(3, 3))
     kind = build_likelihood("gaussian", Target("real", ("y",), (0.0,), (1.0,)))
     with pytest.raises(ModelError, match="the likelihood gaussian has none"):
         Teacher(clients, class_shares(COUNTS), kind)
-    with pytest.raises(ModelError, match="one client at least"):
+    with pytest.raises(ModelError, match="one client's network"):
         Teacher([])
 
 

@@ -136,8 +136,8 @@ def test_where_no_temperature_is_the_best():
     likelihood = likelihood_of(3)
     right = torch.eye(3).double()[None]
     for f, y, words in (
-        (right, torch.arange(3), "is the true one in all 3 counted rows"),
-        (right, torch.tensor([1, 2, 0]), "no better than by chance"),
+        (right, torch.arange(3), "is correct in all 3 counted rows"),
+        (right, torch.tensor([1, 2, 0]), "not better than chance"),
         (right[:, :0], torch.arange(0), "no row was counted"),
     ):
         with pytest.raises(DataError, match=words):
@@ -239,7 +239,7 @@ def test_a_temperature_of_another_model_is_not_used(ended, recwarn):
         return known | {"temperature": known["temperature"] | values}
 
     done.path.write_bytes(sealed_table(with_changed(model="another")))
-    with pytest.warns(FedbayesWarning, match="is of another model than the run has now"):
+    with pytest.warns(FedbayesWarning, match="belongs to another model than the run has now"):
         assert read_temperature(folder) is None
     hotter = {"temperature": 2 * done.temperature, "rows": done.counted}
     seal = written.keys() - known.keys()
@@ -253,10 +253,10 @@ def test_a_temperature_of_another_model_is_not_used(ended, recwarn):
         sealed_table({}),
     ):
         done.path.write_bytes(content)
-        with pytest.raises(RunError, match="make it again: fedbayes calibrate"):
+        with pytest.raises(RunError, match="Create it again: fedbayes calibrate"):
             read_temperature(folder)
     done.path.write_bytes(sealed_table(known | {"format": "later"}))
-    with pytest.raises(RunError, match="is of another version"):
+    with pytest.raises(RunError, match="has another version"):
         read_temperature(folder)
     done.path.unlink()
     assert read_temperature(folder) is None
@@ -281,7 +281,7 @@ def test_the_command(ended, capsys, monkeypatch):
         (["--share", "0.2"], "Add --method temperature or conformal"),
         (["--temperature", "--client", "0"], "--client has no effect with --method temperature"),
         (["--temperature", "--share", "1.5"], "a share of 1.5"),
-        (["--temperature", "--personal"], "has no models of single clients"),
+        (["--temperature", "--personal"], "has no own models of clients"),
     ):
         status, told = call(place, *asked)
         assert status == 2
@@ -291,7 +291,7 @@ def test_the_command(ended, capsys, monkeypatch):
 
 def test_numbers_have_no_temperature(tmp_path):
     run = fedbayes.run(rounds=1, data={"name": "diabetes", "clients": 2}, folder=tmp_path / "run")
-    with pytest.raises(ConfigError, match="is for probabilities of classes"):
+    with pytest.raises(ConfigError, match="needs probabilities of classes"):
         calibrate_temperature(run.folder.path)
 
 

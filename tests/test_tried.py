@@ -137,7 +137,7 @@ def test_who_does_not_answer_is_left_out_by_name(wards, tmp_path, monkeypatch):
         return outcome
 
     monkeypatch.setattr(ClientRuntime, "tried", tried)
-    with pytest.warns(FedbayesWarning, match=r"1 of 3 clients did not try .*the disk is full"):
+    with pytest.warns(FedbayesWarning, match=r"1 of 3 clients did not evaluate .*the disk is full"):
         summary, lines = federated(tmp_path, wards)
     assert set(summary["per_client"]["global"]) >= {"client-0", "client-2"}
     assert lines[0]["not_evaluated"].keys() == {"1", "2"}
@@ -159,16 +159,16 @@ def test_more_samples_than_a_report_may_weigh_are_not_believed(wards, tmp_path, 
         return outcome
 
     monkeypatch.setattr(ClientRuntime, "tried", tried)
-    with pytest.warns(FedbayesWarning, match="1 of 3 clients did not try"):
+    with pytest.warns(FedbayesWarning, match="1 of 3 clients did not evaluate"):
         summary, lines = federated(tmp_path, wards)
-    assert "at most 1,000,000 are believed" in lines[-1]["not_evaluated"]["2"]
+    assert "the limit is 1,000,000. Combine" in lines[-1]["not_evaluated"]["2"]
     assert summary["global_accuracy"] > 0.6
 
 
 def test_what_does_not_go_together_is_refused():
     asked = {"engine": "flower-simulation", "evaluate_at": "clients", **DIGITS}
     for more, words in (
-        ({"secure": {"enabled": True}}, "needs clients to say .* which secure.enabled hides"),
+        ({"secure": {"enabled": True}}, "needs test metrics .* but secure.enabled hides"),
         ({"method": {"name": "local"}}, "local has none"),
         (
             {"attack": {"kind": "label-flip", "clients": 1}},
@@ -244,7 +244,7 @@ def test_a_reference_table_is_called_so_and_is_no_clients(wards, tmp_path):
     assert rows == lines[-1]["reference_rows"] < 80
     assert summary["global_accuracy"] == summary["metrics"]["global"]["accuracy"]
     text = shown(summary)
-    assert f"{rows} rows of the server's reference table, no client's" in text
+    assert f"{rows} rows of the server's reference table, not of clients" in text
     assert "client-0" not in text.split("clients' own models")[0]
     # What clients report of their own models, on their own rows, stays.
     assert set(summary["per_client"]["local"]) == {"client-0", "client-1", "client-2"}

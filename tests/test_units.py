@@ -112,7 +112,7 @@ def test_outputs_are_those_that_compute_last():
 
 
 def test_a_network_without_a_shape_says_what_is_missing():
-    with pytest.raises(ModelError, match="give its shape"):
+    with pytest.raises(ModelError, match="Give its shape"):
         Network(MLP(4, [3], 2)).groups  # noqa: B018
 
 
@@ -123,7 +123,7 @@ def test_code_that_counts_on_widths_is_not_narrowed():
     assert network.narrowing == (hidden,)
     with_drop = FedDrop().remarks(run_of(network))
     assert with_drop == [
-        "feddrop sends these layers whole: body (the network's code counts on its width)"
+        "feddrop sends these layers whole: body (the network's code depends on its width)"
     ]
 
 
@@ -177,7 +177,7 @@ def test_a_method_that_will_save_nothing_says_so(method):
         "data": {"name": "digits", "clients": 2, "limit": 60, "partition": "iid"},
         "method": {"name": method},
     }
-    with pytest.warns(FedbayesWarning, match="no units in this network"):
+    with pytest.warns(FedbayesWarning, match="no units of this network"):
         fedbayes.run(model={"name": "tests.toy_models:rolled"}, **settings)
     with warnings.catch_warnings():
         warnings.simplefilter("error", FedbayesWarning)
@@ -186,7 +186,7 @@ def test_a_method_that_will_save_nothing_says_so(method):
 
 def test_dropout_says_where_it_drops_nothing():
     settings = {"rounds": 1, "data": {"name": "digits", "clients": 2, "limit": 60}}
-    with pytest.warns(FedbayesWarning, match=r"drops nothing of all layers.*1 \(3\)"):
+    with pytest.warns(FedbayesWarning, match=r"drops no units of all layers.*1 \(3\)"):
         run = fedbayes.run(
             model={"hidden": [3]}, method={"name": "feddrop", "dense_rate": 0.3}, **settings
         )

@@ -213,7 +213,7 @@ def test_a_process_is_ended_when_nobody_waits_for_its_answer_any_more(runs):
     node = runs()
     process = node.ask(1)["process"]
     began = time.monotonic()
-    with pytest.raises(AppDied, match="nobody waits for its answer after 2 s"):
+    with pytest.raises(AppDied, match="its answer is no longer needed after 2 s"):
         node.ask(1, seconds=2.0, nap=300.0)
     assert time.monotonic() - began < 60
     assert gone(process)
@@ -345,9 +345,9 @@ def test_a_node_gives_messages_to_the_processes_and_sends_what_they_say(runs, mo
         ("client=-1", "client=0"),
         ("client=true", "client=0"),
         ("client=0 dta='x'", "unknown in the node config: dta"),
-        ("client=0 secure=1", "secure in the node config is true or false"),
-        ("client=0 data='x' query='y'", "exclude one another"),
-        ("client=0 query='y' sheet='May'", "sheet in the node config is of an Excel file"),
+        ("client=0 secure=1", "secure in the node config must be true or false"),
+        ("client=0 data='x' query='y'", "exclude each other"),
+        ("client=0 query='y' sheet='May'", "sheet in the node config needs an Excel file"),
         ("nowhere.toml", "nowhere.toml"),
     ],
 )
@@ -362,7 +362,9 @@ def test_what_a_node_needs_is_said_before_it_connects(tmp_path, capsys):
         return " ".join(capsys.readouterr().err.split())
 
     assert "--node-config" in refused("--insecure")
-    assert "say how the SuperLink is reached" in refused("--node-config", "client=0")
+    assert "the connection to the SuperLink is missing. Give" in refused(
+        "--node-config", "client=0"
+    )
     assert "write HOST:PORT" in refused(
         *("--node-config", "client=0", "--insecure", "--superlink", "9092")
     )

@@ -191,7 +191,7 @@ def test_a_word_that_a_kill_left_goes_with_the_next_one(tmp_path):
     told = now.now(record, pulse, 1.0)
     assert told.state == "stopped"
     assert told.line == (
-        f"process {child} ended without a word in {now._at(pulse)}; resume with: fedbayes resume "
+        f"process {child} stopped unexpectedly in {now._at(pulse)}; resume with: fedbayes resume "
         f"{tmp_path / 'r'}"
     )
     with Simulation(None, tmp_path / "r"):
@@ -221,7 +221,7 @@ def test_who_is_in_a_round_by_secret_coins_is_not_told(quick, monkeypatch, tmp_p
     assert {pulse.work.working for pulse in pulses} == {()}
     record = rounds_of(RunFolder(tmp_path / "r"), "r")
     told = dict(now.now(record, replace(pulses[0], process=os.getpid()), 0.0).details)
-    assert told["at work"] == "1 clients, whose names are secret"
+    assert told["at work"] == "1 clients with secret names"
 
 
 # What engines tell
@@ -339,7 +339,7 @@ def test_a_run_is_followed_from_before_it_is_there_to_its_end(quick, tmp_path):
             accuracies = [line["global_accuracy"] for line in simulation.folder.metrics()]
             assert rows == [["r", 1, accuracies[0]], ["r", 2, accuracies[1]]]
         assert until(lambda: state()["state"] == "stopped")
-        assert "no process is at work on it after 2 of 4 rounds" in state()["line"]
+        assert "no process is running it after 2 of 4 rounds" in state()["line"]
         assert state()["line"].endswith(f"resume with: fedbayes resume {folder}")
         fedbayes.resume(folder)
         until(lambda: state()["state"] == "ended")
@@ -372,9 +372,9 @@ def test_seeds_are_followed_as_they_begin(quick, tmp_path):
         )
     (tmp_path / "others").mkdir()
     (tmp_path / "seeds" / "seed-0").rename(tmp_path / "others" / "a")
-    with pytest.raises(RunError, match="name them as"):
+    with pytest.raises(RunError, match="Give the run folders in it"):
         Follower([tmp_path / "others"])
-    with pytest.raises(RunError, match="named twice"):
+    with pytest.raises(RunError, match="given twice"):
         Follower([tmp_path / "r", tmp_path / "r"])
 
 
@@ -416,7 +416,7 @@ def test_silence_is_told(tmp_path):
     pulse = Pulse(1, "elsewhere", 0.0, TRAINING, 3, 9, 1, 40, 61.0, 125.0, work)
     told = now.now(record, pulse, 5.0)
     assert told.state == "running"
-    assert told.line == "round 3 of 9: 1 of 40 clients are done, 1:06 elapsed, about 2:00 left"
+    assert told.line == "round 3 of 9: 1 of 40 clients have finished, 1:06 elapsed, about 2:00 left"
     assert dict(told.details) == {
         "at work": "a, b, c, d, e, f, g, h and 22 more",
         "away": "Ward 7: not connected; the round waits for it; B: not connected",
@@ -424,7 +424,7 @@ def test_silence_is_told(tmp_path):
     told = now.now(record, pulse, 75.0)
     assert told.state == "silent"
     assert told.line == (
-        "no sign of life for 1:15 of process 1 on elsewhere, in round 3 of 9; resume with: "
+        "no heartbeat for 1:15 of process 1 on elsewhere, in round 3 of 9; resume with: "
         "fedbayes "
         f"federate resume {tmp_path / 'r'} --superlink ward:8000 --root-certificates 'our CA.pem'"
     )
@@ -440,11 +440,11 @@ def test_troubles_are_those_of_the_lines(tmp_path):
             counted.setdefault(f"client-{client}", []).append((line["round"], reason))
     assert counted
     assert {t.client: (t.what, t.times, t.last, t.reason) for t in troubles([record])} == {
-        name: ("report refused", len(found), *found[-1]) for name, found in counted.items()
+        name: ("report rejected", len(found), *found[-1]) for name, found in counted.items()
     }
     page = render([record])
     assert "Troubles with clients" in page
-    assert f"<td>{next(iter(counted))}</td><td>report refused</td><td>2</td><td>3</td>" in page
+    assert f"<td>{next(iter(counted))}</td><td>report rejected</td><td>2</td><td>3</td>" in page
     assert "Troubles with clients" not in render([replace(record, metrics=[])])
 
 
@@ -477,7 +477,7 @@ def test_the_page_and_the_state_are_all_that_is_served(run):
         assert files
         for path in (*files, f"../{run.name}/config.toml", "%2e%2e/x", "state/", "r"):
             status, _, text = get(server, f"/{path}")
-            assert (status, text) == (404, "there is / and /state alone\n"), path
+            assert (status, text) == (404, "only / and /state exist"), path
         status, headers, page = get(server)
         assert status == 200
         assert headers["Content-Type"] == "text/html; charset=utf-8"
@@ -530,7 +530,7 @@ def test_ports_and_options_that_will_not_do(run, tmp_path, capsys):
     with served(run) as server:
         port = server.server_address[1]
         assert command("report", run, "--watch", "--port", port) == 2
-        assert f"port {port}: Address already in use; choose another --port" in said(capsys)
+        assert f"port {port}: Address already in use. Choose another --port" in said(capsys)
     assert command("report", run, "--watch", "-o", tmp_path / "x.html") == 2
     assert "Leave out one of them" in said(capsys)
     assert command("report", run, "--port", 8000, "--open") == 2

@@ -119,7 +119,7 @@ def test_a_page_grows_in_place_and_keeps_what_was_done_to_it(browser, tmp_path):
         # A line that comes above moves the page by its height, so that what is read stays.
         assert all(abs(down - 400) < 60 for _, down in seen)
         table = ask(browser, "document.getElementById('troubles').textContent")
-        assert "report refused" in table
+        assert "report rejected" in table
         assert browser.get_log("browser") == []
 
 
@@ -148,7 +148,7 @@ def test_every_state_of_a_run_can_be_read(width, theme, browser, tmp_path):
             )
             keep_picture(browser, f"watch-{width}-{theme}")
             check_texts(browser, width)
-        until(lambda: "no process is at work on it" in live())
+        until(lambda: "no process is running it" in live())
         check_texts(browser, width)
         with Simulation(None, folder) as simulation:
             list(simulation)

@@ -54,7 +54,7 @@ class ColumnError(DataError):
 
 
 class CellError(DataError):
-    """A cell of a table holds something else than its column should.
+    """A cell of a table does not match the type of its column.
 
     Args:
         text: the message.
@@ -83,7 +83,7 @@ class NetworkError(ModelError, RuntimeError):
 
 
 class MessageError(FedbayesError):
-    """Bytes are no message, or a message is not the one that was expected."""
+    """Bytes are not a message, or not the expected message."""
 
 
 class EngineError(FedbayesError):
@@ -95,7 +95,7 @@ class RunError(FedbayesError):
 
 
 def quoted(word: str) -> str:
-    """A word of a stranger's in quotes, for an error: its start alone, all of it printable."""
+    """The printable start of an untrusted word in quotes, for an error."""
     return repr(word if len(word) <= 60 else f"{word[:59]}…")
 
 
@@ -115,7 +115,5 @@ _CONTROLS = {
 
 
 def plain(text: str) -> str:
-    """Text that a terminal shows and never obeys: names of files and what is in them may hold
-    sequences that clear the screen or write over what was there.
-    """
+    """Text without terminal control sequences, which names and contents of files may have."""
     return text.translate(_CONTROLS)

@@ -32,7 +32,7 @@ def either(**places: Path | str | None) -> Path | str | None:
 
     given = [name for name, place in places.items() if place is not None]
     if len(given) > 1:
-        raise ConfigError(f"{' and '.join(given)} are one argument; give one of them")
+        raise ConfigError(f"{' and '.join(given)} are the same argument. Give one of them")
     return places[given[0]] if given else None
 
 

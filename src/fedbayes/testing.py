@@ -227,7 +227,7 @@ class MethodContract:
                 left = _moved(before, declared.retracted(after, said))
                 for name in names:
                     assert not torch.allclose(left[name], moved[name]), (
-                        f"nothing of {name!r} is taken back of a report that did not arrive"
+                        f"{name!r} is not restored after a lost report"
                     )
 
             if declared.refusals["compression"]:
@@ -271,9 +271,9 @@ class MethodContract:
             for stated in (other, one):
                 _value(loss, stated)
             assert torch.equal(first, _value(loss, one)), "the loss depends on what came before"
-            assert torch.equal(first, _value(method.loss(run), one)), "a loss made again differs"
+            assert torch.equal(first, _value(method.loss(run), one)), "a repeated loss differs"
             moved = loss(*one.arguments)
-            assert moved.shape == (), "the loss is no scalar"
+            assert moved.shape == (), "the loss is not a scalar"
             for place, (before, after) in _pairs(kept, one.arguments):
                 buffer = place.rpartition("/")[2] in run.network.buffers
                 assert buffer or torch.equal(before, after), f"the loss changed {place}"
@@ -529,7 +529,7 @@ def _each(change: Callable[..., Tensor], *trees: Any) -> Any:
     if isinstance(first, list | tuple):
         items = [_each(change, *parts) for parts in zip(*trees, strict=True)]
         return type(first)(*items) if hasattr(first, "_fields") else type(first)(items)
-    raise TypeError(f"a problem holds tensors in dicts, lists and tuples, not {first!r}")
+    raise TypeError(f"a problem needs tensors in dicts, lists and tuples, got {first!r}")
 
 
 def _pairs(one: Any, two: Any, place: str = "") -> Iterator[tuple[str, tuple[Tensor, Tensor]]]:

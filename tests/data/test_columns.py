@@ -106,7 +106,7 @@ def test_formats_hold_the_same_data(tmp_path):
 def test_unseen_categories_are_zeros_and_said(tmp_path):
     data = federated(write(patients(), tmp_path / "t.csv"))
     new = patients(6, seed=1).assign(ward="spa")
-    with pytest.warns(FedbayesWarning, match=r"'ward' has a category, as in no .* in 6 rows"):
+    with pytest.warns(FedbayesWarning, match=r"'ward' has a category, unlike all .* in 6 rows"):
         seen = data.preprocessing.apply(new)
     ward = [k for k, name in enumerate(data.preprocessing.features) if name.startswith("ward")]
     assert not seen[:, ward].any()
@@ -172,7 +172,7 @@ def test_what_becomes_of_missing_values_does_not_matter_without_any(tmp_path, mi
 
 
 def test_rows_of_a_factory_are_left_out_there():
-    with pytest.raises(ValueError, match="missing = 'drop' has no effect on what mine:make gives"):
+    with pytest.raises(ValueError, match=r"missing = 'drop' has no effect on mine:make\. Leave"):
         DataSettings(name="mine:make", missing="drop")
 
 
@@ -211,13 +211,21 @@ def test_categories_are_the_same_however_a_reader_takes_them(tmp_path):
     [
         ({"id": [f"P{k}" for k in range(300)]}, {}, r"'id' has 300 different texts.*drop"),
         ({"id": [f"P{k % 200}" for k in range(300)]}, {}, "'id' has 200 different texts"),
-        ({"code": ["1", "2", "x"] * 100}, {}, r"'code' holds what is no number \('x' in row 3"),
+        (
+            {"code": ["1", "2", "x"] * 100},
+            {},
+            r"'code' has 100 cells that are not numbers \(first 'x' in row 3",
+        ),
         ({"when": ["31.03.2020", "01.04.2020"] * 150}, {"dates": "when"}, "'31.03.2020' in row 1"),
-        ({"when": 43921}, {"dates": "when"}, r"no date written as 2020-03-31 \('43921' in row 1"),
-        ({"fold": ["train", "test", "test"] * 100}, {}, "says train and test"),
-        ({}, {"numeric": "sex"}, r"'sex' holds what is no number \('.' in row 1, of 300"),
-        ({}, {"numeric": "sexx"}, r"no column 'sexx' \(did you mean 'sex'\?\); set numeric to"),
-        ({"age (missing)": 1.0}, {}, r"two features would be called 'age \(missing\)'"),
+        (
+            {"when": 43921},
+            {"dates": "when"},
+            r"not a date written as 2020-03-31 \('43921' in row 1",
+        ),
+        ({"fold": ["train", "test", "test"] * 100}, {}, "has the values train and test"),
+        ({}, {"numeric": "sex"}, r"'sex' has 300 cells that are not numbers \(first '.' in row 1"),
+        ({}, {"numeric": "sexx"}, r"no column 'sexx' \(did you mean 'sex'\?\)\. Set numeric to"),
+        ({"age (missing)": 1.0}, {}, r"two features would have the name 'age \(missing\)'"),
         ({}, {"scale": 2.0}, "scale has no effect"),
         ({}, {"sheet": "first"}, "has no sheets"),
     ],
@@ -231,11 +239,11 @@ def test_a_column_that_cannot_be_used_says_why(tmp_path, change, asked, says):
 @pytest.mark.parametrize(
     ("asked", "says"),
     [
-        ({"categorical": "label"}, "categorical and label both name 'label'"),
-        ({"categorical": "a", "text": "a"}, "text and categorical both name 'a'"),
-        ({"numeric": "a", "drop": "a"}, "numeric and drop both name 'a'"),
-        ({"numeric": "a", "features": ("b",)}, "numeric names 'a', which features leaves out"),
-        ({"dates": ("a", "a")}, "dates names 'a' twice"),
+        ({"categorical": "label"}, "categorical and label both list 'label'"),
+        ({"categorical": "a", "text": "a"}, "text and categorical both list 'a'"),
+        ({"numeric": "a", "drop": "a"}, "numeric and drop both list 'a'"),
+        ({"numeric": "a", "features": ("b",)}, "numeric lists 'a', which features does not."),
+        ({"dates": ("a", "a")}, "dates lists 'a' twice"),
     ],
 )
 def test_settings_of_kinds_that_contradict(asked, says):
@@ -254,7 +262,7 @@ def test_dates_in_a_format_of_ones_own(tmp_path):
     # Dates of ISO 8601 have one meaning, and American ones another than those of the format.
     assert torch.equal(data.preprocessing.apply(frame), expected.preprocessing.apply(frame))
     american = frame.assign(admitted=pd.to_datetime(frame.admitted).dt.strftime("%m/%d/%Y"))
-    with pytest.raises(DataError, match=r"no date written as %d\.%m\.%Y .*in row 1, of 300"):
+    with pytest.raises(DataError, match=r"not a date written as %d\.%m\.%Y .*in row 1; 300"):
         data.preprocessing.apply(american)
 
 
@@ -269,7 +277,7 @@ def test_a_file_with_other_things_in_a_column_is_named(tmp_path):
         load_dataset(DataSettings(path=tmp_path))
     write(patients().assign(sex=1.0), tmp_path / "train-b.csv")
     with pytest.raises(
-        DataError, match=r"column 'sex' holds numbers \('1.0' in row 1\); it holds text"
+        DataError, match=r"column 'sex' has numbers \('1.0' in row 1\); it has text"
     ):
         load_dataset(DataSettings(path=tmp_path))
 
@@ -336,7 +344,7 @@ def test_a_sheet_of_several_is_named(tmp_path):
     with pd.ExcelWriter(tmp_path / "t.xlsx") as book:
         patients().to_excel(book, sheet_name="rows", index=False)
         patients().to_excel(book, sheet_name="legend", index=False)
-    with pytest.raises(DataError, match="has the sheets rows, legend; choose one with sheet"):
+    with pytest.raises(DataError, match=r"has the sheets rows, legend\. Choose one with sheet"):
         load_dataset(DataSettings(path=tmp_path / "t.xlsx"))
     with pytest.raises(DataError, match=r"no sheet 'row' \(did you mean 'rows'\?\)"):
         load_dataset(DataSettings(path=tmp_path / "t.xlsx", sheet="row"))
@@ -359,7 +367,7 @@ def test_the_row_and_client_of_an_infinite_number_are_named(tmp_path, bad):
     """`sample 0` was counted from 0, and behind the rows of the training part."""
     (tmp_path / "t.csv").write_text(f"x,ward,label\n1,a,u\n{bad},b,v\n2,a,u\n")
     with pytest.raises(
-        DataError, match=r"t.csv: .*'x' is infinite.*row 2 .*row 2 is of client 'b'"
+        DataError, match=r"t.csv: .*'x' is infinite.*row 2 .*row 2 belongs to client 'b'"
     ):
         load_dataset(DataSettings(path=tmp_path / "t.csv", group="ward"))
 
@@ -371,7 +379,7 @@ def test_a_client_with_other_things_in_a_column_is_named(tmp_path):
     file = write(frame, tmp_path / "t.csv")
     with pytest.raises(
         DataError,
-        match=rf"'crp' .*'high' in row {row + 1}, .* \(row {row + 1} is of client 'south'",
+        match=rf"'crp' .*'high' in row {row + 1}.* \(row {row + 1} belongs to client 'south'",
     ):
         load_dataset(DataSettings(path=file, group="site"))
 
@@ -386,7 +394,9 @@ def test_truth_values_as_text_are_those_of_a_csv(tmp_path, kind):
     texts = frame.assign(smoker=frame.smoker.map({True: "True", False: "false "}).astype(kind))
     np.testing.assert_array_equal(data.preprocessing.encode(texts)[0], by_csv)
     odd = frame.assign(smoker=frame.smoker.where(frame.index != 6, "perhaps"))
-    with pytest.raises(DataError, match=r"'smoker' holds what is no number \('perhaps' in row 7"):
+    with pytest.raises(
+        DataError, match=r"'smoker' has 1 cell that is not a number \('perhaps' in row 7"
+    ):
         data.preprocessing.encode(odd)
 
 
@@ -398,10 +408,10 @@ def test_columns_of_which_float32_keeps_too_little_are_named(tmp_path):
     table |= {"year": 2020, "far": rows * 1e9, "gap": [None, *rows[1:]], "y": rows % 2}
     pd.DataFrame(table).to_csv(tmp_path / "t.csv", index=False)
     found = load_dataset(DataSettings(path=tmp_path / "t.csv", label=["y"]))
-    notes = [note for note in found.notes if "is stored to within" in note]
+    notes = [note for note in found.notes if "has a rounding error of" in note]
     assert len(notes) == 2
-    assert "'since' is stored to within" in notes[0]
-    assert "'at' is stored to within" in notes[1]
+    assert "'since' has a rounding error of" in notes[0]
+    assert "'at' has a rounding error of" in notes[1]
 
 
 def test_truth_values_as_text_where_a_table_is_of_numbers_alone(tmp_path):
@@ -418,10 +428,12 @@ def test_truth_values_as_text_where_a_table_is_of_numbers_alone(tmp_path):
     asked = DataSettings(path=path, **reading(data.preprocessing.table))
     np.testing.assert_array_equal(load_dataset(asked).x, found)
     odd = texts.assign(smoker=texts.smoker.where(texts.index != 6, "perhaps"))
-    with pytest.raises(DataError, match=r"'smoker' holds what is no number \('perhaps' in row 7"):
+    with pytest.raises(
+        DataError, match=r"'smoker' has 1 cell that is not a number \('perhaps' in row 7"
+    ):
         data.preprocessing.encode(odd)
     ages = frame.assign(age=frame.age.astype(str).where(frame.index != 2, "true"))
-    with pytest.raises(DataError, match=r"'age' holds what is no number \('true' in row 3"):
+    with pytest.raises(DataError, match=r"'age' has .* not .* \(.*'true' in row 3"):
         data.preprocessing.encode(ages)
 
 
@@ -443,7 +455,7 @@ def test_one_category_in_several_spellings(names, categories, wanted):
 def test_the_row_of_a_bad_cell_is_told_whatever_the_rows_are_called():
     """Rows of a DataFrame may be called alike."""
     frame = pd.DataFrame({"a": ["1", "2", "x", "4"]}, index=[7, 7, 7, 7])
-    with pytest.raises(DataError, match=r"no number \('x' in row 3, of 1 such rows\)"):
+    with pytest.raises(DataError, match=r"1 cell that is not a number \('x' in row 3\)"):
         code(frame, [Column("a")], "the frame")
 
 

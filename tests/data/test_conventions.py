@@ -49,7 +49,7 @@ def test_thousands_and_decimals_of_a_file(tmp_path, write):
     own = load(tmp_path, write())
     np.testing.assert_array_equal(own.x, plain(tmp_path))
     assert own.decimal == ("," if write is german else ".")
-    assert any("thousands in groups in cost" in note for note in own.notes)
+    assert any("thousands separators in cost" in note for note in own.notes)
 
 
 @pytest.mark.parametrize("mark", [" ", "'", "\u00a0", "\u202f"])
@@ -148,7 +148,7 @@ def test_an_encoding_that_is_named(tmp_path):
     (tmp_path / "u.csv").write_bytes(text.encode("cp1250"))
     named = load_dataset(DataSettings(path=tmp_path / "u.csv", encoding="cp1250"))
     assert named.classes == ("y", "Łódź")
-    with pytest.raises(ValidationError, match="there is no encoding 'klingon'"):
+    with pytest.raises(ValidationError, match="unknown encoding 'klingon'"):
         DataSettings(path=tmp_path / "u.csv", encoding="klingon")
 
 
@@ -191,7 +191,7 @@ def test_several_rows_of_a_header(tmp_path):
     merged = "Labor,,Vital,,label\nCRP,Leuko,CRP,HF,\n1,5,3,4,x\n2,6,3,4,y\n"
     own = load(tmp_path, merged, header_rows=2)
     assert own.features == ("Labor CRP", "Labor Leuko", "Vital CRP", "Vital HF")
-    with pytest.raises(DataError, match="row 2 of the header holds numbers"):
+    with pytest.raises(DataError, match="row 2 of the header contains numbers"):
         load(tmp_path, "a,b,label\n1,2,x\n3,4,y\n", header_rows=2)
     head = pd.DataFrame([["age", "label"], ["years", None], [31, "x"], [42, "y"]])
     head.to_excel(tmp_path / "t.xlsx", header=False, index=False)
@@ -220,7 +220,7 @@ def test_settings_without_effect_are_errors(tmp_path):
             load_dataset(DataSettings(path=tmp_path / "t.parquet", **asked))
     with pytest.raises(ValidationError, match="both ','"):
         DataSettings(path=tmp_path / "t.csv", decimal=",", thousands=",")
-    with pytest.raises(ValidationError, match="na_values is for tables"):
+    with pytest.raises(ValidationError, match="na_values works only with tables"):
         DataSettings(name="own_module:factory", na_values=["?"])
 
 

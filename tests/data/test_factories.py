@@ -143,7 +143,7 @@ def test_a_report_calls_no_factory(tmp_path, monkeypatch):
     fedbayes.run(**settings, folder=tmp_path / "run")
     monkeypatch.setattr(f"{HERE}.arrays", lambda: pytest.fail("it was called"))
     (record,) = gather([tmp_path / "run"])
-    assert any("a report imports none" in note for note in record.notes)
+    assert any("a report does not import. Use" in note for note in record.notes)
 
 
 def lists():
@@ -188,10 +188,10 @@ def broken():
     ("factory", "reason"),
     [
         ("raises", "KeyError.*no such file"),
-        ("number", "returned a int; wanted is a dict"),
+        ("number", "returned a int. Return a dict"),
         ("nothing", "cannot find the data"),
         ("other_shapes", "client 'b': samples are 2 of float32, and those of .*client 'a' 4"),
-        ("infinite", "client 'b': there are infinite values"),
+        ("infinite", "client 'b': the samples have values that are infinite"),
         ("lengths", "12 samples and 5 labels"),
         ("words", "data.processor"),
         ("broken", "client 'a'.*OSError: lost"),
@@ -203,7 +203,7 @@ def test_what_a_factory_does_wrong_is_told(factory, reason):
 
 
 def test_settings_of_tables_are_refused():
-    with pytest.raises(ConfigError, match="group is for tables"):
+    with pytest.raises(ConfigError, match="group works only with tables"):
         fedbayes.Config.create(data={"name": f"{HERE}:arrays", "group": "x"})
-    with pytest.raises(ConfigError, match="arguments are for your own factory"):
+    with pytest.raises(ConfigError, match="arguments works only with your own factory"):
         fedbayes.Config.create(data={"arguments": {"a": 1}})

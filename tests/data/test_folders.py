@@ -63,7 +63,7 @@ def test_clients_and_parts_above_the_classes(pattern, folder):
     assert data.partition.names == ("a", "b")
     assert data.train_sizes().tolist() == [6, 6]
     assert data.test_sizes().tolist() == [3, 3]
-    assert any("the upper one is the client" in note for note in found.notes)
+    assert any("the upper one is read as the client" in note for note in found.notes)
 
 
 def test_pictures_are_resized_or_cut_from_the_middle(folder):
@@ -95,11 +95,11 @@ def deep(folder):
 @pytest.mark.parametrize(
     ("make", "reason"),
     [
-        (damaged, r"b/2\.png: .*fix it"),
+        (damaged, r"b/2\.png: .* Replace it"),
         (deep, r"b/2\.png has more than 8 bits"),
-        (lambda f: draw(f, ["a/1.png", "2.png"]), r"2\.png lies not in the folder of a class"),
+        (lambda f: draw(f, ["a/1.png", "2.png"]), r"2\.png is not in the folder of a class"),
         (lambda f: draw(f, ["a/b/c/d/1.png"]), "too deep"),
-        (lambda f: draw(f, ["a/1.png", "x/a/2.png"]), "not as deep in folders"),
+        (lambda f: draw(f, ["a/1.png", "x/a/2.png"]), "at different depths. Put all"),
         (lambda f: draw(f, ["train/a/1.png", "val/a/2.png"]), "in neither train nor test"),
         (lambda f: draw(f, ["test/a/1.png"]), "none in a folder train"),
         (lambda f: draw(f, ["a/1.png"]), "two classes"),

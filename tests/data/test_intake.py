@@ -91,7 +91,7 @@ def test_the_shape_decides_and_not_the_type(module, tmp_path, kind, shape, seen)
 
 
 def test_channels_that_are_not_there():
-    with pytest.raises(DataError, match=r"data\.channels is 'last', for samples of 3 axes"):
+    with pytest.raises(DataError, match=r"data\.channels is 'last', which needs samples of 3 axes"):
         arrange(np.zeros((4, 6, 6)), "last", "x")
     x, note = arrange(np.zeros((4, 5, 30)), "absent", "x")
     assert (x.shape, note) == ((4, 1, 5, 30), "")
@@ -112,12 +112,12 @@ def test_digits_that_float32_loses_are_told_by_all_sources(module, tmp_path):
 
     made = clients(wide)
     (note,) = load(module, made).notes
-    assert "feature 1 is stored to within" in note
+    assert "feature 1 is rounded to" in note
     x = np.concatenate([x for x, _ in made.values()])
     np.savez(tmp_path / "a.npz", x=x, y=np.arange(len(x)) % 2)
-    assert "feature 1 is stored" in load_dataset(DataSettings(path=tmp_path / "a.npz")).notes[0]
+    assert "feature 1 is rounded" in load_dataset(DataSettings(path=tmp_path / "a.npz")).notes[0]
     frames = {k: (pd.DataFrame(x, columns=NAMES), y) for k, (x, y) in made.items()}
-    assert "'b' is stored to within" in load(module, frames).notes[0]
+    assert "'b' is rounded to" in load(module, frames).notes[0]
 
 
 def test_what_is_lost_is_that_of_all_batches_together():
@@ -155,9 +155,15 @@ def test_frames_with_columns_of_any_type(module):
     numbered = {"a": (frame.set_axis([0, 1, 2], axis=1), y)}
     assert load(module, numbered).features == ("0", "1", "2")
     for odd, words in (
-        ({"a": (frame, y), "b": (frame.rename(columns={"c": "d"}), y)}, "column 'c' is not in"),
-        ({"a": (frame.assign(sex="f"), y)}, r"'sex' holds what is no number \('f' in row 1"),
-        ({"a": frame}, "no column 'label'; set data.label to one of a, b, c"),
+        (
+            {"a": (frame, y), "b": (frame.rename(columns={"c": "d"}), y)},
+            "column 'c' is missing from a client's table, unlike in",
+        ),
+        (
+            {"a": (frame.assign(sex="f"), y)},
+            r"'sex' has .* cells that are not numbers \(first 'f' in row 1",
+        ),
+        ({"a": frame}, "no column 'label'. Set data.label to one of a, b, c"),
     ):
         with pytest.raises(DataError, match=words):
             load(module, odd)
@@ -166,10 +172,10 @@ def test_frames_with_columns_of_any_type(module):
 def test_clients_without_samples_or_values_are_named(module):
     made = clients(lambda n: RNG.normal(size=(n, 3)))
     made["none"] = (np.zeros((0, 3)), np.zeros(0, int))
-    assert "'none' has no samples to train on and is left out" in load(module, made).notes[0]
+    assert "'none' has no training samples and is left out" in load(module, made).notes[0]
     made["blank"] = (np.full((20, 3), np.nan), np.arange(20) % 2)
     module.data = lambda: made
-    with pytest.raises(DataError, match="no training sample of client 'blank' has a value"):
+    with pytest.raises(DataError, match="the training samples of client 'blank' have only"):
         build_data(Config.create(data={"name": "own_intake:data"}))
 
 
@@ -246,7 +252,10 @@ def test_flat_units_do_not_make_ids_of_numbers(module, squash):
 
 
 def test_ids_beyond_an_embedding_are_an_error_before_the_first_round(module):
-    with pytest.raises(DataError, match=r"ids up to 49 .* 9 rows, .* no id may be negative"):
+    with pytest.raises(
+        DataError,
+        match=r"ids up to 49 .* 9 rows\. .* ids of 0 or more",
+    ):
         federated(module, lambda n: np.tile(np.arange(30, 50)[:, None], (1, 3)), "few_rows")
 
 

@@ -44,7 +44,7 @@ def test_a_regression_target_is_no_classes(tmp_path, suffix):
         ([f"patient-{k}" for k in range(300)], "identifiers"),
         (np.repeat(np.arange(50), 4), "50 different values in 200 rows"),
         (np.arange(1001).repeat(5), "1,001 different values"),
-        ([*range(99), "high"], "a number in 99 of 100 rows, and 'high' in row 100 is none"),
+        ([*range(99), "high"], "a number in 99 of 100 rows, but 'high' in row 100 is not."),
     ],
 )
 def test_what_is_no_class_is_refused(tmp_path, label, says):
@@ -57,7 +57,7 @@ def test_what_is_no_class_is_refused(tmp_path, label, says):
 )
 def test_numbers_that_may_be_counts_are_told(tmp_path, values, kinds, told):
     dataset = load(tmp_path, np.resize(np.arange(values), 200), kinds=kinds)
-    assert any("taken for classes" in note for note in dataset.notes) == told
+    assert any("read as classes" in note for note in dataset.notes) == told
 
 
 @pytest.mark.parametrize("classes", [62, 100])
@@ -77,7 +77,7 @@ def test_classes_that_are_named_keep_their_order(tmp_path, suffix):
     own = load(tmp_path, [3, 61, 0], suffix, classes=classes)
     assert own.classes == classes
     assert own.y.tolist() == [58, 0, 61]
-    with pytest.raises(DataError, match="no class 62; there are 61, 60"):
+    with pytest.raises(DataError, match=r"unknown class 62\. The classes are 61, 60"):
         load(tmp_path, [3, 62], suffix, classes=classes)
 
 
@@ -86,7 +86,7 @@ def test_white_space_and_case_of_names_are_said(tmp_path):
     assert own.classes == ("Benign", "benign", "malignant")
     space, case = own.notes
     assert "'benign ' is read as 'benign'" in space
-    assert case.endswith("Benign, benign differ in upper and lower case alone, and are 2 classes")
+    assert case.endswith("Benign, benign differ only in upper and lower case, and are 2 classes")
 
 
 def test_reading_alone_says_nothing(tmp_path):

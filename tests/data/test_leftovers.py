@@ -48,7 +48,7 @@ def test_groups_of_own_data_are_the_clients(hospitals, tmp_path):
     part, (note,) = notes(dataset, **hospitals)
     assert part.names == ("east", "west")
     assert "1 of 3 groups are left out" in note
-    assert "north (1 sample); min_samples = 1 keeps them" in note
+    assert "north (1 sample). data.min_samples = 1 keeps them" in note
     part, said = notes(dataset, **hospitals, min_samples=1)
     assert part.names == ("east", "north", "west")
     assert not said
@@ -118,7 +118,7 @@ def test_official_test_rows_of_no_client():
     part, (small, empty, test) = notes(dataset, partition="natural")
     assert part.names == ("g0",)
     assert "g1 (1 sample)" in small
-    assert "1 of 3 groups are left out, since none of their samples" in empty
+    assert "1 of 3 groups are left out, because they have no training samples" in empty
     assert test.startswith("4 of 6 official test samples are left out")
     assert test.endswith("g1, g2")
     assert len(part.test) == 2
@@ -128,8 +128,8 @@ def test_official_test_rows_of_no_client():
     ("asked", "says"),
     [
         ({"partition": "shards", "clients": 7}, "left over by 7 x 2 shards"),
-        ({"partition": "dirichlet-equal", "clients": 7}, "left over, since 7 clients"),
-        ({"partition": "counts", "class_counts": [[3, 3, 3], [2, 0, 1]]}, "class_counts would"),
+        ({"partition": "dirichlet-equal", "clients": 7}, "left over, because 7 clients"),
+        ({"partition": "counts", "class_counts": [[3, 3, 3], [2, 0, 1]]}, "by class_counts"),
     ],
 )
 def test_rows_that_a_scheme_leaves_over(asked, says):
@@ -143,7 +143,7 @@ def test_rows_that_a_scheme_leaves_over(asked, says):
 def test_test_counts_leave_the_official_test_part_out():
     asked = {"partition": "counts", "class_counts": [[9, 9, 9]] * 2, "test_counts": (2, 2, 2)}
     _, said = notes(pool(labels(100), official=80), **asked)
-    assert said[0].startswith("20 of 80 samples are in no client's share")
+    assert said[0].startswith("20 of 80 samples are not assigned to a client")
     assert said[1].startswith("the official test part of 20 samples is not used")
 
 
@@ -159,7 +159,7 @@ def test_an_official_test_part_that_is_trained_on():
 def test_classes_that_test_rows_alone_have():
     y = np.concatenate([labels(60, 2), labels(20, 4)])
     _, (note,) = notes(pool(y, official=60), partition="iid", clients=3)
-    assert note == ("10 of 20 official test samples are of classes that no client trains on: 2, 3")
+    assert note == ("10 of 20 official test samples have classes that no client trains on: 2, 3")
     groups = np.concatenate([labels(60, 2), labels(20, 2)])
     _, said = notes(pool(y, official=60, groups=groups), partition="natural")
     assert said == [note]
@@ -171,7 +171,7 @@ def test_a_split_and_a_fraction_exclude_one_another(tmp_path):
     frame["part"] = ["train"] * 40 + ["test"] * 20
     frame.to_csv(tmp_path / "t.csv", index=False)
     asked = {"path": tmp_path / "t.csv", "split": "part", "test": 0.25, "clients": 3}
-    with pytest.raises(DataError, match=r"split = 'part' .* says which 20 rows .* leave test out"):
+    with pytest.raises(DataError, match=r"split = 'part' .* .* Leave data.test out"):
         notes(load_dataset(DataSettings(**asked)), **asked)
     frame.assign(part="train").to_csv(tmp_path / "t.csv", index=False)
     part, (note,) = notes(load_dataset(DataSettings(**asked)), **asked)
@@ -185,7 +185,7 @@ def test_a_split_and_a_fraction_exclude_one_another(tmp_path):
         ({"test": 0.3}, "with test = 0.3 the official test part is pooled"),
         (
             {"partition": "counts", "class_counts": [[9, 9, 9]], "test_counts": (2, 2, 2)},
-            "test_counts says which samples",
+            "test_counts chooses the test samples",
         ),
         ({}, None),
     ],

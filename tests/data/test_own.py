@@ -71,7 +71,9 @@ def test_train_and_test_files_of_two_formats_are_refused(tmp_path, frame, other)
     numbers[:30].to_csv(tmp_path / "train.csv", index=False)
     numbers[30:].to_csv(tmp_path / "test.csv", index=False)
     (tmp_path / "test.csv").rename(tmp_path / f"test.{other}")
-    with pytest.raises(DataError, match=rf"has train\.csv and test\.{other}, .* of one format"):
+    with pytest.raises(
+        DataError, match=rf"has train\.csv and test\.{other}, .* need the same format"
+    ):
         load_dataset(DataSettings(path=tmp_path, label="kind"))
     (tmp_path / f"test.{other}").rename(tmp_path / "test.CSV")
     assert load_dataset(DataSettings(path=tmp_path, label="kind")).official_train == 30
@@ -117,7 +119,7 @@ def test_raw_values_are_divided_by_what_is_said(tmp_path):
         np.testing.assert_array_equal(own.x.reshape(x.shape), x)
     with pytest.raises(ValidationError, match="greater than 0"):
         DataSettings(path=tmp_path / "d.npz", scale=0)
-    with pytest.raises(ValidationError, match="scale is for your own data"):
+    with pytest.raises(ValidationError, match="scale works only with your own data"):
         DataSettings(scale=16)
 
 
@@ -150,23 +152,23 @@ def test_arrays(tmp_path, shape, dtype, seen, scale):
 @pytest.mark.parametrize(
     ("change", "asked", "says"),
     [
-        ({}, {"label": "species"}, r"no column 'species'; set label to one of a, b"),
-        ({}, {"label": "kind", "group": "farm"}, "set group"),
-        ({}, {"label": "kind"}, "column 'part' says train and test.*drop"),
+        ({}, {"label": "species"}, "Set label to one of a, b"),
+        ({}, {"label": "kind", "group": "farm"}, "Set group"),
+        ({}, {"label": "kind"}, "column 'part' has the values train and test.*drop"),
         ({}, {"label": "kind", "split": "site"}, "neither train nor test"),
         (
             {"a": np.inf},
             {"label": "kind", "split": "part"},
-            "column 'a' is infinite, or too large for float32, in row 1 .of 40",
+            "column 'a' is infinite, or too large for float32, in row 1 .40",
         ),
         (
             {"kind": None},
             {"label": "kind", "split": "part"},
-            "40 rows have no label, the first of them row 1",
+            "40 rows have no label, first row 1",
         ),
         ({"kind": "oak"}, {"label": "kind", "split": "part"}, "two classes"),
         ({"part": "train"}, {"label": "kind", "split": "part"}, None),
-        ({"part": "test"}, {"label": "kind", "split": "part"}, "part is empty"),
+        ({"part": "test"}, {"label": "kind", "split": "part"}, "no training rows"),
         ({"site": None}, {"label": "kind", "split": "part", "group": "site"}, "no group"),
     ],
 )
@@ -199,7 +201,7 @@ def test_no_file_of_samples_advises_to_unpickle(tmp_path):
         lambda: build_prior(str(file), (2,)),
         lambda: read_samples(file),
     )
-    for content, words in ((b"text", "it is no .npz"), (bare.getvalue(), "without a name")):
+    for content, words in ((b"text", "it is not a .npz"), (bare.getvalue(), "without a name")):
         file.write_bytes(content)
         for read in readers:
             with pytest.raises(DataError, match=words) as refused:
@@ -237,7 +239,7 @@ def test_nothing_to_read(tmp_path):
 @pytest.mark.parametrize(
     ("asked", "says"),
     [
-        ({"name": "imagenet"}, "choose one of digits"),
+        ({"name": "imagenet"}, "Choose one of digits"),
         ({"name": "own"}, "path"),
         ({"name": "mnist", "path": "x.csv"}, "path"),
         ({"test": 1.5}, "between 0 and 1"),

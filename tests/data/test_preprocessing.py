@@ -40,7 +40,7 @@ def test_a_table_is_taken_by_the_names_of_its_columns():
     assert torch.equal(TABLE.apply(frame.convert_dtypes()), SEEN)
     with pytest.raises(DataError, match="no column 'dose'"):
         TABLE.apply(frame[["age"]])
-    with pytest.raises(DataError, match="'age' holds what is no number"):
+    with pytest.raises(DataError, match=r"'age' has .* not "):
         TABLE.apply(frame.assign(age="old"))
     with pytest.raises(DataError, match="infinite"):
         TABLE.apply(frame.assign(age=np.inf))
@@ -51,7 +51,7 @@ def test_a_table_is_taken_by_the_names_of_its_columns():
 def test_blanks_around_names_of_columns_do_not_count_as_in_a_file():
     frame = pd.DataFrame(RAW, columns=[" age", "dose \t"])
     assert torch.equal(TABLE.apply(frame), SEEN)
-    with pytest.raises(DataError, match="two columns of one name"):
+    with pytest.raises(DataError, match="two columns with the same name"):
         TABLE.apply(frame.assign(age=1.0))
     blank = dataclasses.replace(TABLE, features=("age ", "dose"))  # the model's own, as of an array
     frame.columns = pd.Index(["age ", " dose"])
@@ -60,7 +60,7 @@ def test_blanks_around_names_of_columns_do_not_count_as_in_a_file():
 
 @pytest.mark.parametrize("kind", [list, lambda rows: np.array(rows, dtype=object)])
 def test_rows_of_several_lengths_are_told(kind):
-    with pytest.raises(DataError, match=r"invalid samples|not all of one shape"):
+    with pytest.raises(DataError, match=r"invalid samples|different shapes"):
         TABLE.apply(kind([[1.0, 2.0], [3.0]]))
     assert TABLE.apply([[1.0, -1.0], [3.0, -1.0]]).tolist() == [[-1.0, 0.0], [0.0, 0.0]]
 
@@ -96,9 +96,9 @@ def test_pixels_that_were_scaled_already_are_noticed():
     )
     expected = torch.full((3, 1, 2, 2), (128 / 255 - 0.5) / 0.1)
     torch.testing.assert_close(image.apply(torch.full((3, 2, 2), 128)), expected)
-    with pytest.warns(FedbayesWarning, match="go up to 255"):
+    with pytest.warns(FedbayesWarning, match="have values up to 255"):
         image.apply(torch.full((3, 1, 2, 2), 0.5))
-    with pytest.raises(DataError, match="wants"):
+    with pytest.raises(DataError, match="expects"):
         image.apply(torch.ones(3, 2, 1, 2))
     order = np.array([3, 1, 0, 2])
     x = torch.randint(256, (5, 1, 2, 2))

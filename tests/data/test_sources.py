@@ -106,9 +106,9 @@ def test_fashion_mnist_as_on_the_hub(tmp_path):
     [
         (lambda content: content[:-3], "bytes for an array of 30 x 28 x 28"),
         (lambda content: content + b"0", "bytes for an array of 30 x 28 x 28"),
-        (lambda content: b"\0\0\x0d\3" + content[4:], "does not begin as an IDX file of 3 axes"),
-        (lambda content: content[:9], "does not begin as an IDX file of 3 axes"),
-        (lambda content: b"", "does not begin as an IDX file of 3 axes"),
+        (lambda content: b"\0\0\x0d\3" + content[4:], "is not an IDX file of bytes with 3 axes"),
+        (lambda content: content[:9], "is not an IDX file of bytes with 3 axes"),
+        (lambda content: b"", "is not an IDX file of bytes with 3 axes"),
     ],
 )
 @pytest.mark.parametrize("end", ["", ".gz"])
@@ -127,10 +127,10 @@ def test_idx_files_that_do_not_fit_together(tmp_path):
     settings = DataSettings(name="mnist", dir=tmp_path)
     write_mnist(folder)
     write_idx(folder / "t10k-labels-idx1-ubyte", np.zeros(7))
-    with pytest.raises(DataError, match="holds 8 images, of which 7 have labels"):
+    with pytest.raises(DataError, match="has 8 images, but 7 labels"):
         load_dataset(settings)
     write_idx(folder / "t10k-labels-idx1-ubyte", np.full(8, 10))
-    with pytest.raises(DataError, match="label 10 lies outside of its 10 classes"):
+    with pytest.raises(DataError, match="label 10 is outside of its 10 classes"):
         load_dataset(settings)
     write_idx(folder / "t10k-images-idx3-ubyte", grey(8, 14))
     with pytest.raises(DataError, match=r"28 x 28 in .* and 14 x 14 in"):
@@ -308,9 +308,11 @@ def test_a_set_that_is_nowhere_says_where_to_get_it(tmp_path, no_hub, monkeypatc
     with pytest.raises(DataError, match=rf"uoft-cs/cifar100.*{tmp_path / 'cifar100'}"):
         load_dataset(DataSettings(name="cifar100", dir=tmp_path))
     for name, source in (("vehicle", "Massachusetts"), ("einstein", "kaggle")):
-        with pytest.raises(DataError, match=f"{name}: neither dir nor FEDBAYES_DATA.*{source}"):
+        with pytest.raises(
+            DataError, match=f"{name}: neither data.dir nor FEDBAYES_DATA.*{source}"
+        ):
             load_dataset(DataSettings(name=name))
-    with pytest.raises(DataError, match="no folder"):
+    with pytest.raises(DataError, match="folder not found"):
         load_dataset(DataSettings(name="mnist", dir=tmp_path / "nowhere"))
     monkeypatch.setenv("FEDBAYES_DATA", str(tmp_path / "nowhere"))
     with pytest.raises(DataError, match="FEDBAYES_DATA"):

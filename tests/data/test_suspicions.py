@@ -36,8 +36,8 @@ def test_columns_that_say_the_label(frame):
     frame["nearly"] = frame.code
     frame.loc[0, "nearly"] = 1 - frame.loc[0, "nearly"]
     said = of(frame, "code", "copy", "nearly")
-    assert "code: it has one value for each class" in said
-    assert "copy: it has one value for each class" in said
+    assert "code: its values determine" in said
+    assert "copy: its values determine" in said
     assert "nearly:" not in said
 
 
@@ -55,7 +55,7 @@ def test_repeated_rows_are_counted_though_an_id_differs(frame):
 @pytest.mark.parametrize("value", [-999, 9999])
 def test_numbers_that_stand_for_missing_ones(frame, value):
     frame.loc[:4, "age"] = value
-    assert f"age: '{value}' stands in 5 of 200 rows" in of(frame)
+    assert f"age: '{value}' occurs in 5 of 200 rows" in of(frame)
     frame["score"] = np.arange(200) % 100  # 99 is one of many
     frame["dose"] = np.where(np.arange(200) % 2, 0, -1)
     said = of(frame, "score", "dose")

@@ -100,7 +100,7 @@ def test_a_label_that_is_no_class_is_real(tmp_path, suffix):
     np.testing.assert_array_equal(own.y, y[:, None].astype(np.float32))
     (note,) = own.notes
     assert "214 different values in 442 rows" in note
-    assert "a real target and not classes" in note
+    assert "a real target. If" in note
     # What was asked for need not be said.
     asked = load(file, REAL)
     assert (asked.target, asked.notes) == (own.target, ())
@@ -132,7 +132,9 @@ def test_identifiers_are_neither(tmp_path):
     file = table(tmp_path, label=[f"p-{k}" for k in range(300)])
     with pytest.raises(DataError, match="identifiers, not classes"):
         load(file)
-    with pytest.raises(DataError, match=r"column 'label' holds what is no number \('p-0' in row 1"):
+    with pytest.raises(
+        DataError, match=r"column 'label' has .* not numbers \(first 'p-0' in row 1"
+    ):
         load(file, REAL)
 
 
@@ -148,23 +150,23 @@ def test_a_likelihood_decides_on_few_values(tmp_path):
     # Of the kinds that it takes, the one that the labels have by themselves comes first.
     assert load(file, ("real", "class")).target.kind == "class"
     assert load(file, ("count", "real")).target.kind == "real"
-    with pytest.raises(DataError, match="leave classes out"):
+    with pytest.raises(DataError, match=r"Leave data\.classes out"):
         load(file, REAL, classes=("1", "2", "3", "5"))
 
 
 @pytest.mark.parametrize(
     ("value", "kinds", "says"),
     [
-        (-1, COUNT, r"'label' is -1 in row 4 \(of 1 such rows\), which is no whole number from 0"),
+        (-1, COUNT, r"'label' is -1 in row 4 \(1 such rows\), which is not a whole number from 0"),
         (0.5, COUNT, "0.5 in row 4"),
-        (2**25, COUNT, "no whole number from 0 to 16,777,216"),
+        (2**25, COUNT, "not a whole number from 0 to 16,777,216"),
         (2, LABELS, "2 in row 4.*neither 0 nor 1"),
         (1e39, REAL, r"1e\+39 in row 4.*too large for float32"),
         (np.inf, REAL, "inf in row 4"),
         (np.inf, COUNT, "inf in row 4"),
-        (np.nan, REAL, "1 of 12 rows have no label, the first of them row 4"),
+        (np.nan, REAL, "1 of 12 rows have no label, first row 4"),
         (np.nan, (), "row 4"),
-        ("many", REAL, r"'many' in row 4, of 1 such rows\); encode it as numbers"),
+        ("many", REAL, r"'many' in row 4\)\. Encode it as numbers"),
     ],
 )
 def test_what_is_not_of_the_kind_is_refused_by_its_row(tmp_path, value, kinds, says):
@@ -177,7 +179,7 @@ def test_digits_that_float32_loses_are_said(tmp_path):
     seconds = 1.6e9 + RNG.normal(size=50) * 60
     own = load(table(tmp_path, label=seconds), REAL)
     (note,) = own.notes
-    assert "subtract a constant" in note
+    assert "Subtract a constant" in note
 
 
 # Several columns.
@@ -193,16 +195,16 @@ def test_columns_of_zero_and_one_are_labels(tmp_path):
         assert own.features == ("x",)
         np.testing.assert_array_equal(own.y, y)
     (note,) = own.notes
-    assert "labels, any of which may hold" in note
+    assert "labels that do not exclude each" in note
     # The order of the settings is that of the columns.
     swapped = load(file, label=["snow", "rain"], drop="wind")
     np.testing.assert_array_equal(swapped.y, y[:, [2, 0]])
     real = load(file, REAL, label=["rain", "wind", "snow"])
     assert real.target.kind == "real"
     np.testing.assert_allclose(real.target.center, y.mean(0))
-    with pytest.raises(DataError, match=r"label names 3 columns \(rain, wind, snow\)"):
+    with pytest.raises(DataError, match=r"label lists 3 columns \(rain, wind, snow\)"):
         load(file, ("class",), label=["rain", "wind", "snow"])
-    with pytest.raises(DataError, match="label names 2 columns"):
+    with pytest.raises(DataError, match="label lists 2 columns"):
         load(file, label=["rain", "wind"], drop="snow", classes=("0", "1"))
 
 
@@ -236,9 +238,9 @@ def test_a_label_that_never_changes_is_said(tmp_path):
 @pytest.mark.parametrize(
     ("asked", "says"),
     [
-        ({"label": ["y", "y"]}, "label names 'y' twice"),
-        ({"label": ["y", "z"], "features": ["x", "z"]}, "features names 'z', which is the label"),
-        ({"label": ["y"], "group": "y"}, "label and group both name 'y'"),
+        ({"label": ["y", "y"]}, "label lists 'y' twice"),
+        ({"label": ["y", "z"], "features": ["x", "z"]}, "features lists 'z', which is the label"),
+        ({"label": ["y"], "group": "y"}, "label and group are both 'y'"),
         ({"label": []}, "label"),
     ],
 )
@@ -248,7 +250,7 @@ def test_settings_of_labels(tmp_path, asked, says):
 
 
 def test_an_absent_column_of_labels_is_named(tmp_path):
-    with pytest.raises(DataError, match=r"no column 'high'.*set label to one of"):
+    with pytest.raises(DataError, match=r"no column 'high'.*\. Set label to one of"):
         load(table(tmp_path, low=[1.5, 2.5]), label="low,high")
 
 
@@ -342,7 +344,7 @@ def real_pool(n=90, official=None, groups=None, kind="real"):
     ],
 )
 def test_what_divides_classes_is_refused(kind, asked):
-    says = rf"partition = '{asked['partition']}' divides classes.*set data.partition = 'iid'"
+    says = rf"partition = '{asked['partition']}' needs classes.*Set data.partition = 'iid'"
     with pytest.raises(DataError, match=says):
         partition(real_pool(kind=kind), DataSettings(**asked), 0)
 
@@ -375,7 +377,7 @@ def test_own_groups_are_the_clients(diabetes):
     data, said = divided(load(**{"file": diabetes, "label": "target", "group": "site"}), **asked)
     assert data.partition.names == ("east", "north", "west")
     assert len(said) == 1
-    assert "a real target and not classes" in said[0]
+    assert "a real target. If" in said[0]
     with pytest.raises(DataError, match="partition = 'iid'"):
         divided(load(diabetes, label="target", group="site"), **asked, clients=5)
 
@@ -460,5 +462,5 @@ def test_boxes_are_percentiles(monkeypatch):
 
 def test_warnings_are_of_the_package(diabetes):
     dataset = load(diabetes, label="target", drop="site")
-    with pytest.warns(FedbayesWarning, match="a real target and not classes"):
+    with pytest.warns(FedbayesWarning, match=r"a real target\. If"):
         partition(dataset, DataSettings(path=diabetes, partition="iid"), 0)

@@ -96,7 +96,7 @@ def test_windows_hold_the_iterates_of_plain_steps(averaged):
 
 def test_refusals():
     problem = Problem({"w": torch.ones(3)})
-    with pytest.raises(ConfigError, match="come to 1 samples"):
+    with pytest.raises(ConfigError, match="give 1 samples"):
         sampled(problem, solver(rows(), 0.1, steps=5), ["w"], burn_in=2, every=2)
     require_langevin(LocalTraining(lr=0.3, epochs=4))
     for settings in ({"optimizer": "adam"}, {"momentum": 0.9}, {"weight_decay": 0.1}):

@@ -50,7 +50,7 @@ def test_factors(name, wanted):
     [
         ("linear", "expected|must be one of constant, exponential, step, cosine, or package"),
         ("nowhere:schedule", "cannot find the schedule 'nowhere:schedule'"),
-        (f"{__name__}:ending", "gives 0 in round 4 of 4"),
+        (f"{__name__}:ending", "returns 0 in round 4 of 4"),
         (f"{__name__}:broken", "fails in round 3 of 4: ZeroDivisionError"),
     ],
 )

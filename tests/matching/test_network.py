@@ -180,7 +180,7 @@ def test_what_does_not_fit_is_named():
         ([good, random_network(rng, [5, 4, 3], bias=False)], None, "biases"),
         ([random_network(rng, [5, 3])] * 2, None, "no hidden layer"),
         ([good, random_network(rng, [5, 0, 3])], None, "without neurons"),
-        ([good, good], np.ones((2, 4)), "counts are of shape"),
+        ([good, good], np.ones((2, 4)), "counts have shape"),
         ([good, good], -np.ones((2, 3)), "at least 0"),
     ]
     for networks, counts, words in cases:

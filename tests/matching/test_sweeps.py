@@ -78,7 +78,7 @@ def test_without_growth_clients_have_as_many_atoms():
     atoms, precisions, mean, prior = random_problem(
         np.random.default_rng(0), clients=2, sizes=[4, 5]
     )
-    with pytest.raises(ModelError, match="unlike numbers of atoms"):
+    with pytest.raises(ModelError, match="different numbers of atoms"):
         match(atoms, precisions, mean, prior, Objective(), growing=False)
 
 

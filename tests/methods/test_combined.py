@@ -292,13 +292,13 @@ def test_fusion_by_combination(tmp_path, capsys):
         torch.testing.assert_close(tensor, expected)
     capsys.readouterr()
     assert command("fuse", *paths, "-o", out, "--method", "combined", "--sigma", "2") == 2
-    assert "it is of match, gpi-fnm, pfnm" in " ".join(capsys.readouterr().err.split())
+    assert "It works with match, gpi-fnm, pfnm" in " ".join(capsys.readouterr().err.split())
     assert command("fuse", *paths, "-o", out, "--alpha", "cube", "--method", "combined") == 2
     assert "alpha" in capsys.readouterr().err
     new = tmp_path / "new.safetensors"
     huge = ["--method", "combined", "--alpha", "exp", "--c", "1000"]
     assert command("fuse", *paths, "-o", new, *huge) == 2
-    assert "the weights overflow; choose a smaller c" in " ".join(capsys.readouterr().err.split())
+    assert "the weights overflow. Choose a smaller c" in " ".join(capsys.readouterr().err.split())
     assert not new.exists()
 
 

@@ -155,7 +155,7 @@ def test_linear_regression_ends_at_the_pooled_mean_where_averaging_does_not():
 
 def test_refusals_and_remarks():
     net = network((5,))
-    with pytest.raises(ConfigError, match=r"leave training\.patience away"):
+    with pytest.raises(ConfigError, match=r"Leave training\.patience out"):
         FedPa().check(run_of(net, patience=2))
     with pytest.raises(ConfigError, match="Langevin"):
         FedPa(sampler="langevin").check(run_of(net, optimizer="adam"))
@@ -172,7 +172,7 @@ def test_clients_with_too_few_steps_for_samples_are_counted_before_the_first_rou
         "training": {"batch_size": 20},
         "method": {"name": "fedpa", "burn_in_rounds": 1},
     }
-    with pytest.warns(FedbayesWarning, match="3 of 4 clients answer as in federated averaging"):
+    with pytest.warns(FedbayesWarning, match="3 of 4 clients use federated averaging"):
         Simulation(Config.published(**config)).close()
     config["training"]["epochs"] = 4
     with warnings.catch_warnings():

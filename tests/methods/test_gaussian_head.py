@@ -46,7 +46,7 @@ PARTITIONS = {
     "one": lambda y: np.zeros(len(y), int),
     "by class": lambda y: y,
     "at random": lambda y: np.random.default_rng(1).integers(0, 7, len(y)),
-    "one row each": lambda y: np.arange(len(y)),
+    "one row": lambda y: np.arange(len(y)),
 }
 
 
@@ -268,7 +268,7 @@ def test_reports_that_no_rows_have_are_rejected():
 
 
 def test_it_says_what_it_cannot():
-    with pytest.raises(ConfigError, match="predicts classes, and the likelihood is gaussian"):
+    with pytest.raises(ConfigError, match="predicts classes, but the likelihood is gaussian"):
         Simulation(Config.create(method="gaussian-head", data={"name": "diabetes"}))
     no_bias = {"name": "tests.methods.test_gaussian_head:no_bias"}
     with pytest.raises(ConfigError, match="need a bias"):

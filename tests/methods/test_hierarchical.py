@@ -172,7 +172,7 @@ def test_networks_that_do_not_fit_are_named():
         Hierarchical(covariance="low-rank", rank=15).check(run_of(network()))
     squashed = Network(nn.Sequential(nn.Linear(4, 3), nn.Softmax(dim=1)), shape=(4,))
     method, run = Hierarchical(), run_of(squashed)
-    with pytest.raises(ModelError, match="outputs are those of its last layer"):
+    with pytest.raises(ModelError, match="outputs of its last layer"):
         method.local(
             method.message(method.init(run), at(run)), PersonalTensors(), logistic(), at(run)
         )

@@ -358,7 +358,7 @@ def test_clients_that_cannot_answer_are_counted_before_the_first_round(thinning)
         calibration="none",
         method={"name": "fedep", "inference": "sgld", "thinning": thinning},
     )
-    with pytest.warns(FedbayesWarning, match=f"{thinning} of 2 clients cannot answer, which ends"):
+    with pytest.warns(FedbayesWarning, match=f"{thinning} of 2 clients take too few steps"):
         simulation = Simulation(config)
     with simulation, pytest.raises(ConfigError, match="client 0 takes 5 steps in a round"):
         list(simulation)

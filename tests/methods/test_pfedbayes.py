@@ -202,7 +202,10 @@ def test_a_client_keeps_its_posterior_and_a_newcomer_has_the_global_one():
 
 def test_refusals():
     stack = nn.Sequential(nn.Linear(4, 4), nn.BatchNorm1d(4), nn.Linear(4, 3))
-    with pytest.raises(ModelError, match=r"pfedbayes has no place .* running"):
+    with pytest.raises(
+        ModelError,
+        match=r"pfedbayes needs a network that gradients train completely, but not .*running",
+    ):
         PFedBayes().check(run_of(Network(stack, shape=(4,))))
     half = network((5,))
     half.precision = "bf16"

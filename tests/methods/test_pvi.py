@@ -146,7 +146,7 @@ def test_plain_gradient_steps_are_warned_of(method):
             with Simulation(config):
                 pass
         told = " ".join(str(one.message) for one in caught)
-        assert ("set training.optimizer = 'adam'" in told) == said
+        assert ("Set training.optimizer = 'adam'" in told) == said
 
 
 def test_few_rounds_are_said():

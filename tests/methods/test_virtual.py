@@ -123,10 +123,10 @@ def test_without_std_it_is_the_network_itself():
 def test_what_is_no_stack_is_refused():
     with pytest.raises(ModelError, match="GroupNorm"):
         stack(ResNet20(3, 10))
-    with pytest.raises(ModelError, match="no stack"):
+    with pytest.raises(ModelError, match="not a stack"):
         stack(nn.Linear(3, 2))
     for odd in ({"groups": 2}, {"dilation": 2}, {"padding": 1, "padding_mode": "circular"}):
-        with pytest.raises(ModelError, match="neither groups nor dilation"):
+        with pytest.raises(ModelError, match="with groups, dilation"):
             stack(nn.Sequential(nn.Conv2d(2, 4, 3, **odd)))
     for padded in ({"padding": "same"}, {"padding": 1, "stride": 2}):
         assert stack(nn.Sequential(nn.Conv2d(2, 4, 3, **padded)))
@@ -395,7 +395,7 @@ def test_reports_that_no_client_can_have_are_refused():
         for n, t in report.tensors.items()
         for t in [server.posterior.precision[name] if n == f"precision/{name}" else t]
     }
-    with pytest.raises(MessageError, match=f"takes more precision off '{name}'"):
+    with pytest.raises(MessageError, match=f"removes more precision from '{name}'"):
         method.accept(server, Report(taken), place.run)
     # Each takes less than all, both together more.
     half = {n: 0.6 * t if n == f"precision/{name}" else 0 * t for n, t in taken.items()}

@@ -254,7 +254,7 @@ def test_weights_of_networks_without_units_are_gated():
 
 
 def test_what_gates_cannot_do_is_said():
-    with pytest.warns(FedbayesWarning, match=r"but its last layer: method\.output_gates"):
+    with pytest.warns(FedbayesWarning, match=r"only a last layer\. Set method\.output_gates"):
         fedbayes.run(method={"name": "fedsparse", "gates": "weights"}, rounds=1, **REGRESSION)
     method = {"name": "fedsparse", "gates": "weights", "output_gates": True}
     with pytest.warns(FedbayesWarning, match=r"of 640 gates start below 0\.99.*'logits'"):

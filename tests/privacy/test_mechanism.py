@@ -249,7 +249,7 @@ def test_a_step_of_the_bound_is_that_of_the_paper():
 
 def test_counts_cannot_cost_more_than_there_is():
     assert multipliers(Privacy(noise=2.0), 3, 10) == (2.0, math.inf)
-    with pytest.raises(ConfigError, match="spent by the counts alone"):
+    with pytest.raises(ConfigError, match="too small for the counts"):
         multipliers(Privacy(noise=2.0, quantile=0.5), 1, 10)
     split, counts = multipliers(Privacy(noise=2.0, quantile=0.5, count_noise=8.0), 4, 10)
     assert split**-2 + counts**-2 == pytest.approx(2.0**-2)

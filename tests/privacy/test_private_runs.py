@@ -77,7 +77,10 @@ def test_a_round_is_released_with_noise_whoever_fails(failing):
 
 
 def test_a_run_of_noise_alone_says_so(tmp_path):
-    with pytest.warns(FedbayesWarning, match=r"3 of 3 rounds of .* noise alone: .*NaN.*21 times"):
+    with pytest.warns(
+        FedbayesWarning,
+        match="3 of 3 rounds of .* had only noise: no update was accepted.*NaN.*21 times",
+    ):
         result = run(method=absent(*range(7)), folder=tmp_path / "lost", **settings())
     assert result.summary["noise_rounds"] == 3
     with warnings.catch_warnings():
@@ -142,7 +145,7 @@ def test_rounds_without_noise_leave_no_epsilon(tmp_path):
                 next(steps)
             summary = simulation.summary()
         assert summary["epsilon"] is None
-        assert "no ε holds" in summary["privacy"]["notes"][0]
+        assert "ε is not valid" in summary["privacy"]["notes"][0]
         json.dumps(summary, allow_nan=False)
 
 
@@ -177,14 +180,14 @@ def test_a_resumed_run_draws_other_noise_and_goes_on_without_its_secret(tmp_path
 
 def test_a_run_that_can_be_repeated_says_so(tmp_path):
     config = Config.create(**settings(privacy={"noise": 1.0, "repeatable": True}))
-    with pytest.warns(UserWarning, match="who knows that can take it off"):
+    with pytest.warns(UserWarning, match="who knows the seed can remove it"):
         whole = run(config, tmp_path / "whole")
     with pytest.warns(UserWarning, match="who knows"), Simulation(config, tmp_path / "cut") as cut:
         next(iter(cut))
     resumed = resume(tmp_path / "cut")
     for name, weights in whole.model.items():
         assert torch.equal(resumed.model[name], weights)
-    assert "noise follows from the seed" in whole.summary["privacy"]["notes"][0]
+    assert "the seed determines the noise, so anyone" in whole.summary["privacy"]["notes"][0]
 
 
 def test_correlated_noise_goes_on_after_a_kill(tmp_path):
@@ -319,25 +322,28 @@ def test_every_method_whose_reports_add_can_be_private(method, parts):
         ({"aggregation": {}}, "needs aggregation.clip"),
         (
             {"aggregation": {"clip": 1.0, "rule": "median"}},
-            "'median' needs to see single reports, which privacy.noise",
+            "'median' needs single updates, but privacy.noise",
         ),
         ({"checkpoint_every": 2}, "checkpoint_every = 1"),
-        ({"method": {"name": "pfnm"}}, "not for pfnm: reports are not"),
+        ({"method": {"name": "pfnm"}}, "not work with pfnm: its updates are not"),
         (
             {"method": {"name": "mixture"}},
-            "privacy.noise is not for mixture",
+            "privacy.noise does not work with mixture",
         ),
-        ({"method": {"name": "global"}, "aggregation": {}}, "privacy.noise is not for global"),
+        (
+            {"method": {"name": "global"}, "aggregation": {}},
+            "privacy.noise does not work with global",
+        ),
         ({"privacy": {"noise": 1.0, "mechanism": "matrix"}, "sampling": "poisson"}, "schedule"),
-        ({"privacy": {"noise": 1.0, "clips": {"control": 1.0}}}, "names 'control'; .* weights"),
-        ({"privacy": {"noise": 5.0, "quantile": 0.5}}, "spent by the counts"),
+        ({"privacy": {"noise": 1.0, "clips": {"control": 1.0}}}, "lists 'control', .* weights"),
+        ({"privacy": {"noise": 5.0, "quantile": 0.5}}, "too small for the counts"),
         (
             {"method": {"name": "virtual"}, "privacy": {"noise": 0.5, "quantile": 0.5}},
-            "virtual needs its clients.* which privacy.quantile moves",
+            "virtual needs clients.* but privacy.quantile changes",
         ),
         (
             {"method": {"name": "virtual"}, "stop_after": 2, "evaluate_every": 1},
-            "stop_after = 2 needs clients to say .* which privacy.metrics = 'off' rules out",
+            "stop_after = 2 needs test metrics .* but privacy.metrics = 'off' excludes them",
         ),
         ({"model": {"name": "tests.toy_models:normalized"}}, "running statistics .*GroupNorm"),
         (
@@ -377,7 +383,7 @@ def test_the_least_noise_has_an_epsilon():
     ("changes", "words"),
     [
         ({"stop_refused": 2}, "stop_refused has no effect"),
-        ({"aggregation": {"clip": 1.0, "max_change": 7.0}}, "no report is measured by others"),
+        ({"aggregation": {"clip": 1.0, "max_change": 7.0}}, "updates are not compared"),
         (
             {
                 "engine": "flower-simulation",

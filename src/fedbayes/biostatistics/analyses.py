@@ -76,9 +76,9 @@ def glm(
         ['intercept', 'age']
     """
     if family not in FAMILIES:
-        raise ConfigError(f"there is no family {family!r}; choose one of {', '.join(FAMILIES)}")
+        raise ConfigError(f"unknown family {family!r}. Choose one of {', '.join(FAMILIES)}")
     if happened and family != "binomial":
-        raise ConfigError(f"happened has no effect on family = {family!r}; leave it out")
+        raise ConfigError(f"happened has no effect on family = {family!r}. Leave it out")
     _one_kind_of_weights(weights, sample_weight)
     wanted = Wanted(
         outcome=outcome,
@@ -155,7 +155,7 @@ def cox(
         ['age']
     """
     if ties not in ("efron", "breslow"):
-        raise ConfigError(f"there are no ties {ties!r}; choose efron or breslow")
+        raise ConfigError(f"unknown ties {ties!r}. Choose efron or breslow")
     way = carrier(clients, min_count)
     _one_kind_of_weights(weights, sample_weight)
     wanted = _survival(
@@ -326,8 +326,8 @@ def meta_analysis(
     if len(fits) < 2:
         why = "; ".join(f"{name}: {reason}" for name, reason in left_out.items())
         if len(answers) < 2:
-            why = "There is one client alone: fit its rows without --per-client (glm or cox)"
-        raise DataError(f"fewer than two clients have a fit of their own. {why}")
+            why = "There is only one client. Fit its rows without --per-client (glm or cox)"
+        raise DataError(f"fewer than two clients have their own fit. {why}")
     intercept = () if family == "cox" else ("intercept",)
     coefficients = {}
     for term in (*intercept, *coding.names):
@@ -361,7 +361,7 @@ def _own_fit(name: str, answer: Packet) -> _OwnFit:
         values = [(float(estimate), float(error)) for estimate, error in pairs]
         terms = dict(zip(own.names, values, strict=True))
     except (ValidationError, ValueError, TypeError):
-        raise MessageError(f"client {name} did not say what was asked: fit") from None
+        raise MessageError(f"the answer of client {name} is incomplete: fit") from None
     return own.model_copy(update={"terms": terms})
 
 
@@ -374,13 +374,13 @@ def carrier(clients: Clients, least: int = 0) -> Carrier:
     if isinstance(clients, Mapping):
         names = [normal(name) for name in clients]
         if twice := next((name for name in names if names.count(name) > 1), None):
-            raise DataError(f"two clients are called '{twice}'; give each a name of its own")
+            raise DataError(f"two clients have the name '{twice}'. Give each its own name")
         tables = zip(names, clients.values(), strict=True)
         return LocalClients({name: TableClient(table, least) for name, table in tables})
     if not hasattr(clients, "ask"):
         raise DataError(
-            f"clients is of type {type(clients).__name__}; give a DataFrame for each client by its "
-            "name, as in dict(list(table.groupby('site'))), or client_tables(files).tables"
+            f"clients is of type {type(clients).__name__}. Give a DataFrame for each client by "
+            "its name, as in dict(list(table.groupby('site'))), or client_tables(files).tables"
         )
     return clients
 
@@ -393,8 +393,8 @@ def _one_kind_of_weights(weights: str, sample_weight: str) -> None:
     """
     if weights and sample_weight:
         raise ConfigError(
-            f"weights = {weights!r} says how many rows each stands for, and sample_weight = "
-            f"{sample_weight!r} how much each counts; leave one of them out"
+            f"weights = {weights!r} are numbers of rows and sample_weight = {sample_weight!r} are "
+            "sampling weights. Leave one of them out"
         )
 
 
@@ -416,7 +416,7 @@ def _survival(
 ) -> Wanted:
     """What a survival analysis uses; `more` are other fields of `Wanted`."""
     if not 0 <= coarsen < math.inf:
-        raise ConfigError(f"coarsen is {coarsen:g}; give 0 or a step of times")
+        raise ConfigError(f"coarsen is {coarsen:g}. Give 0, or a number above 0")
     return Wanted(
         time=time,
         event=event,

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 
 class TableClient:
-    """The rows of one client; what it says of them are sums.
+    """The rows of one client, which it summarizes as sums.
 
     Args:
         frame: its table.
@@ -37,13 +37,13 @@ class TableClient:
     def __init__(self, frame: "pd.DataFrame", least: int = 0) -> None:
         frame = frame.rename(columns=normal)
         if len(twice := frame.columns[frame.columns.duplicated()]):
-            raise DataError(f"a client's table has two columns '{twice[0]}'; rename one of them")
+            raise DataError(f"a client's table has two columns '{twice[0]}'. Rename one of them")
         # As in tables for networks, a blank cell is an empty one, and no category.
         self._frame, self._least = frame.apply(without_blanks), least
         self._coded: tuple[Coding, Design] | None = None
 
     def answer(self, question: Packet) -> Packet:
-        """What it says to a question.
+        """Its answer to a question.
 
         Raises:
             MessageError: it is no question.
@@ -53,7 +53,7 @@ class TableClient:
             handler = _ANSWERS[question.told["ask"]]
             return handler(self, question.told, dict(question.numbers))
         except (KeyError, TypeError, ValidationError) as error:
-            raise MessageError(f"it was asked what it does not know: {error}") from None
+            raise MessageError(f"unknown question: {error}") from None
 
     def wanted(self, told: Mapping[str, Any]) -> Wanted:
         """The columns that a question is of, with this client's own least number of rows."""
@@ -61,7 +61,7 @@ class TableClient:
         return wanted.model_copy(update={"least": max(wanted.least, self._least)})
 
     def rows(self, told: Mapping[str, Any]) -> Design:
-        """Its rows, coded as a question says; they are coded once.
+        """Its rows, coded for a question; they are coded once.
 
         Raises:
             EngineError: they are fewer than it speaks of.
@@ -82,7 +82,7 @@ class TableClient:
         return describe(self._frame, wanted)
 
     def fit(self, told: Mapping[str, Any]) -> Packet:
-        """A regression of its own rows alone; why there is none in its place."""
+        """A regression of only its own rows, or the reason why there is none."""
         wanted = self.wanted(told["wanted"])
         exchange = Exchange(LocalClients({"its own": self}))
         try:
@@ -159,7 +159,7 @@ class LocalClients:
 
     def __init__(self, clients: Mapping[str, TableClient]) -> None:
         if not clients:
-            raise DataError("there are no clients; give each one's table")
+            raise DataError("there are no clients. Give the table of each client")
         self._clients = dict(clients)
 
     @property

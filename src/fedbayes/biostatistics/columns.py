@@ -53,8 +53,8 @@ def _as_name(value: object) -> object:
     """
     if isinstance(value, tuple):
         raise ConfigError(
-            f"a column is called {value}; give each column one name, as in "
-            "table.columns = table.columns.map('_'.join)"
+            f"a column has the name {value}. Give each column one name, as in table.columns = "
+            "table.columns.map('_'.join)"
         )
     return normal(value) if isinstance(value, str | Real) else value
 
@@ -110,7 +110,7 @@ class Wanted(BaseModel):
 
     @property
     def binary(self) -> str:
-        """The column that says whether the event happened, if there is one."""
+        """The column of the event, if there is one."""
         return self.outcome if self.two_valued else self.event
 
     @property
@@ -162,13 +162,13 @@ Level = Annotated[str, Field(max_length=LONGEST_CATEGORY)]
 
 
 class Named(BaseModel):
-    """What a client says of its table."""
+    """A client's description of its table."""
 
     columns: list[str]
 
 
 class CodedColumn(BaseModel):
-    """What a client says of one column."""
+    """A client's description of one column."""
 
     kind: Literal["number", "flag", "text", "date", "empty"]
     missing: int = Field(ge=0, le=MOST_ROWS)
@@ -180,7 +180,7 @@ class CodedColumn(BaseModel):
 
 
 class ColumnDescription(BaseModel):
-    """What a client says of the columns that are used."""
+    """A client's description of the columns in use."""
 
     rows: int = Field(ge=0, le=MOST_ROWS)
     whole: int = Field(ge=0, le=MOST_ROWS)
@@ -191,7 +191,7 @@ class ColumnDescription(BaseModel):
     def _of_rows(self) -> "ColumnDescription":
         counts = [n for c in self.columns.values() for n in (c.missing, c.infinite)]
         if max([self.whole, *counts]) > self.rows:
-            raise ValueError("it counts more rows than there are")
+            raise ValueError("its counts exceed its number of rows")
         return self
 
 
@@ -200,7 +200,7 @@ Told = Mapping[str, ColumnDescription]
 
 
 def explained(column: str, happened: str) -> str:
-    """What an analysis is of, as in `status = dead`; the column alone if that is 1, or no event."""
+    """The outcome of an analysis, as in `status = dead`; only the column if the value is 1."""
     return column if happened in ("", "1", "True") else f"{column} = {happened}"
 
 
@@ -211,7 +211,9 @@ def texts(column: "pd.Series[Any]") -> "pd.Series[Any]":
     try:
         index, distinct = pd.factorize(column.astype(object))
     except TypeError:  # lists and the like have no hash
-        raise DataError(f"column '{column.name}' holds no single values; leave it out") from None
+        raise DataError(
+            f"column '{column.name}' has cells with several values. Leave it out"
+        ) from None
     names = np.array([*map(name_of, distinct), np.nan], object)
     return pd.Series(names[index], index=column.index, dtype=object)
 
@@ -245,7 +247,7 @@ def tell_names(frame: "pd.DataFrame") -> Packet:
 
 
 def describe(frame: "pd.DataFrame", wanted: Wanted) -> Packet:
-    """A client's answer: what the columns are that an analysis uses.
+    """A client's answer: a description of the columns of an analysis.
 
     Args:
         frame: its table.
@@ -259,8 +261,7 @@ def describe(frame: "pd.DataFrame", wanted: Wanted) -> Packet:
     rows = used[~missing.any(axis=1)]
     if len(rows) < wanted.least:
         raise EngineError(
-            f"it has {len(rows):,} rows with all values, and says nothing of fewer than "
-            f"{wanted.least:,}"
+            f"it has {len(rows):,} complete rows, and the minimum is {wanted.least:,}"
         )
     told = {}
     for name in wanted.used:
@@ -287,8 +288,8 @@ def _levels(column: "pd.Series[Any]", name: str, wanted: Wanted, grouping: bool)
         return len(counts)
     if name != wanted.binary and len(counts) and counts.min() < wanted.least:
         raise EngineError(
-            f"fewer than {wanted.least:,} of its rows have {name}={counts.idxmin()}; join rare "
-            "categories to others, or leave the column out"
+            f"fewer than {wanted.least:,} of its rows have {name}={counts.idxmin()}. Combine rare "
+            "categories, or leave the column out"
         )
     return list(ordered(set(counts.index)))
 
@@ -317,7 +318,7 @@ def agree(
     told = exchange.words("columns", {"wanted": wanted.model_dump()}, ColumnDescription)
     for client, described in told.items():
         if set(described.columns) != set(wanted.used):
-            raise MessageError(f"client {client} spoke of other columns than were asked for")
+            raise MessageError(f"client {client} answered for columns that were not requested")
     _refuse_missing(wanted, told)
     terms = tuple(_term(column, wanted, told) for column in wanted.features)
     group = wanted.strata or wanted.by
@@ -333,7 +334,7 @@ def agree(
             _number(column, role, told)
     all_names = ("intercept", *coding.names)
     if twice := [name for name in all_names if all_names.count(name) > 1]:
-        raise DataError(f"two coefficients would be called '{twice[0]}'; rename a column")
+        raise DataError(f"two coefficients would have the name '{twice[0]}'. Rename a column")
     rows = {name: t.whole for name, t in told.items()}
     dropped = {name: t.rows - t.whole for name, t in told.items()}
     return ColumnAgreement(coding=coding, rows=rows, dropped=dropped)
@@ -356,13 +357,13 @@ def _with_features(
     for column in drop:
         if column not in known:
             like = did_you_mean(column, known)
-            raise ColumnError(f"drop names '{column}', which is no column{like}", column, "drop")
+            raise ColumnError(f"drop lists '{column}', which is not a column{like}", column, "drop")
     taken = {getattr(wanted, role) for role in ROLES} | set(drop)
     if wanted.features:
         both = [column for column in wanted.features if column in taken]
         if both:
             raise DataError(
-                f"features names '{both[0]}', which is the outcome or has another part; leave it "
+                f"features lists '{both[0]}', which is the outcome or has another role. Leave it "
                 "out of features"
             )
     elif every:
@@ -371,7 +372,7 @@ def _with_features(
     for column in (*wanted.categories, *(column for column, _ in wanted.references)):
         if column not in wanted.features:
             like = did_you_mean(column, wanted.features)
-            raise DataError(f"'{column}' is called a category, but is no feature{like}")
+            raise DataError(f"'{column}' is listed as a category, but is not a feature{like}")
     return wanted
 
 
@@ -383,11 +384,11 @@ def _require(column: str, wanted: Wanted, names: Mapping[str, list[str]]) -> Non
     having = next((client for client in names if column in names[client]), None)
     role = next((role for role in ROLES if getattr(wanted, role) == column), "features")
     like = did_you_mean(column, names[lacking])
-    what = f"which {role} names"
+    what = f"which {role} lists"
     if role == "features":
         what = "which is one of the features"
         if having is not None:
-            what = f"which client {having} has: leave it out (--drop {column}), or give it to all"
+            what = f"which client {having} has: leave it out (--drop {column}), or add it to all"
     raise ColumnError(
         f"client {lacking} has no column '{column}'{like}, {what}; it has "
         f"{', '.join(names[lacking][:30])}",
@@ -408,8 +409,8 @@ def _refuse_missing(wanted: Wanted, told: Told) -> None:
         for client, entry in told.items():
             if infinite := entry.columns[column].infinite:
                 raise DataError(
-                    f"client {client}: column '{column}' is infinite in {infinite:,} rows; fix "
-                    "them, or leave the column out"
+                    f"client {client}: column '{column}' is infinite in {infinite:,} rows. "
+                    "Correct them, or leave the column out"
                 )
     rows, whole = (sum(getattr(t, key) for t in told.values()) for key in ("rows", "whole"))
     if lacking and not wanted.drop_missing:
@@ -419,7 +420,7 @@ def _refuse_missing(wanted: Wanted, told: Told) -> None:
             "fill the values in first"
         )
     if not whole:
-        raise DataError("no row has all values; leave out the columns that are mostly empty")
+        raise DataError("no row is complete. Leave out the columns that are mostly empty")
 
 
 def _kinds(column: str, told: Told) -> dict[str, str]:
@@ -432,8 +433,7 @@ def _number(column: str, role: str, told: Told) -> None:
     for client, kind in _kinds(column, told).items():
         if kind not in ("number", "flag"):
             raise DataError(
-                f"client {client}: column '{column}', which is the {role}, holds {kind} and not "
-                "numbers"
+                f"client {client}: column '{column}', which is the {role}, has {kind}, not numbers"
             )
 
 
@@ -441,7 +441,7 @@ def _term(column: str, wanted: Wanted, told: Told) -> Term:
     kinds = _kinds(column, told)
     if "date" in kinds.values():
         raise DataError(
-            f"column '{column}' holds dates; make a number of them, such as days since a date, or "
+            f"column '{column}' has dates. Convert them to numbers, such as days since a date, or "
             "leave it out"
         )
     if column in wanted.categories or set(kinds.values()) == {"text"}:
@@ -449,22 +449,22 @@ def _term(column: str, wanted: Wanted, told: Told) -> Term:
         reference = dict(wanted.references).get(column)
         if reference is not None and reference not in levels:
             like = did_you_mean(reference, levels)
-            raise DataError(f"'{column}' has no category {reference!r}{like} to refer to")
+            raise DataError(f"'{column}' has no category {reference!r}{like} for the reference")
         if len(levels) < 2:
             raise DataError(
-                f"column '{column}' is {levels[0]!r} in all rows and explains nothing; leave it out"
+                f"column '{column}' is {levels[0]!r} in all rows and explains nothing. Leave it out"
             )
         if reference is not None:
             levels = (reference, *(level for level in levels if level != reference))
         return Term(column=column, levels=levels)
     if column in dict(wanted.references):
-        raise DataError(f"'{column}' holds numbers; name it as a category to choose a reference")
+        raise DataError(f"'{column}' has numbers. List it as a category to choose a reference")
     if "text" in kinds.values():
         text = next(client for client, kind in kinds.items() if kind == "text")
         number = next(client for client, kind in kinds.items() if kind != "text")
         raise DataError(
-            f"column '{column}' holds text at client {text} and numbers at client {number}; fix "
-            "it, or name it as a category"
+            f"column '{column}' has text at client {text} and numbers at client {number}. Correct "
+            "it, or list it as a category"
         )
     return Term(column=column, flag=set(kinds.values()) == {"flag"})
 
@@ -477,7 +477,7 @@ def _union(column: str, told: Told) -> tuple[str, ...]:
         if isinstance(own, int):
             raise DataError(
                 f"column '{column}' has {own:,} different texts at client {client}, and a "
-                f"category has at most {MOST_LEVELS}; leave it out (--drop {column}), or name it "
+                f"category has at most {MOST_LEVELS}. Leave it out (--drop {column}), or list it "
                 f"as a category (--category {column})"
             )
         levels[client] = own
@@ -485,15 +485,15 @@ def _union(column: str, told: Told) -> tuple[str, ...]:
         (one, here), (other, there) = apart
         raise DataError(
             f"column '{column}' has the category {here!r} at client {one}, which at client "
-            f"{other} is {there!r}; write it alike for all, with a letter where programs take "
-            "codes for numbers, as in c01"
+            f"{other} is {there!r}. Write it the same way at all clients, with a letter if "
+            "programs read codes as numbers, as in c01"
         )
     truths = next((c for c, own in levels.items() if set(own) & {"True", "False"}), None)
     numbers = next((c for c, own in levels.items() if own and set(own) <= {"0", "1"}), None)
     if truths is not None and numbers is not None:
         raise DataError(
-            f"column '{column}' holds true and false at client {truths}, and 0 and 1 at client "
-            f"{numbers}; write it alike for all"
+            f"column '{column}' has true and false at client {truths}, and 0 and 1 at client "
+            f"{numbers}. Write it the same way at all clients"
         )
     return ordered({level for own in levels.values() for level in own})
 
@@ -531,35 +531,39 @@ def _happened(wanted: Wanted, told: Told, *, never: bool) -> str:
     many = next((c for c, e in entries.items() if isinstance(e.levels, int)), None)
     if many is not None:
         raise DataError(
-            f"client {many}: column '{column}' has {entries[many].levels:,} different values, "
-            "and an event happens or does not: two values"
+            f"client {many}: column '{column}' has {entries[many].levels:,} different values, but "
+            "an event needs two values"
         )
     levels = _union(column, told)
     if len(levels) == 1:
         if one := _happens_always_or_never(wanted, levels[0], never=never):
             return one
-        way = "say which value means that the event happened (--event-value)" if never else ""
+        way = "Give the value that means an event with --event-value" if never else ""
         raise DataError(
-            f"'{column}' is {levels[0]!r} in all {sum(t.whole for t in told.values()):,} rows, "
-            f"so there is nothing to explain; {way or 'take another column'}"
+            f"'{column}' is {levels[0]!r} in all {sum(t.whole for t in told.values()):,} rows, so "
+            f"there is nothing to explain. {way or 'take another column'}"
         )
     if len(levels) > 2:
         same = alike(levels)
-        cases = f": {' and '.join(same[0])} differ in case alone; write them alike" if same else ""
+        cases = (
+            f": {' and '.join(same[0])} differ only in case. Write them the same way"
+            if same
+            else ""
+        )
         raise DataError(f"'{column}' has the values {', '.join(levels)}; an event has two{cases}")
     if wanted.happened:
         asked = wanted.happened
         asked = asked if asked in levels else truth_as_number(asked)
         if asked not in levels:
             raise DataError(
-                f"'{column}' is never {wanted.happened!r}; its values are {', '.join(levels)}"
+                f"'{column}' is never {wanted.happened!r}. Its values are {', '.join(levels)}"
             )
         return asked
     if set(levels) <= {"0", "1"}:
         return levels[-1]
     if any(kind in ("number", "flag") for kind in _kinds(column, told).values()):
         raise DataError(
-            f"'{column}' has the values {' and '.join(levels)}, not 0 and 1; say which of them "
-            f"means that the event happened (--event-value {levels[-1]})"
+            f"'{column}' has the values {' and '.join(levels)}, not 0 and 1. Give the value that "
+            f"means an event (--event-value {levels[-1]})"
         )
     return levels[-1]

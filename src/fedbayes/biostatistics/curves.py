@@ -138,8 +138,8 @@ class Survival(Brief):
     """Numbers that the client which sent most has sent."""
 
     def frame(self, level: float = 0.95) -> "pd.DataFrame":
-        """A DataFrame with a row for each group and event time; of a group without events one at
-        time 0, with no number at risk, which no client was asked for.
+        """A DataFrame with a row for each group and event time; a group without events has one at
+        time 0, without a number at risk.
 
         Args:
             level: of the confidence intervals.
@@ -170,7 +170,7 @@ class Survival(Brief):
         return pd.concat(frames, ignore_index=True)
 
     def heading(self) -> str:
-        """In a line, what the curves are of."""
+        """A heading of one line for the curves."""
         return (
             f"time to {explained(self.event, self.happened)}: {sum(self.rows.values()):,} rows of "
             f"{len(self.rows)} clients"

@@ -64,7 +64,7 @@ def design(frame: "pd.DataFrame", coding: Coding) -> Design:
     wanted = coding.wanted
     rows = frame.dropna(subset=list(wanted.used)) if wanted.used else frame
     if len(rows) < len(frame) and not wanted.drop_missing:
-        raise EngineError("values are missing that were there before")
+        raise EngineError("values are missing that were present before")
     count = len(rows)
     blocks = [_block(rows, term) for term in coding.terms]
     y = np.zeros(count)
@@ -88,13 +88,14 @@ def design(frame: "pd.DataFrame", coding: Coding) -> Design:
         if (exposure <= 0).any():
             raise DataError(
                 f"the exposure '{wanted.exposure}' is 0 or negative in "
-                f"{int((exposure <= 0).sum()):,} rows, and has no logarithm there"
+                f"{int((exposure <= 0).sum()):,} rows, and has no logarithm"
             )
         offset = offset + np.log(exposure)
     if wanted.counts and (offset > _LARGEST).any():
         raise DataError(
             f"the offset is above {_LARGEST:g} in {int((offset > _LARGEST).sum()):,} rows, and "
-            "expected counts are multiplied by its exponential; it may want a logarithm"
+            "expected counts are multiplied by its exponential. Use its logarithm if it is an "
+            "exposure"
         )
     return Design(
         x=np.concatenate([np.zeros((count, 0)), *blocks], axis=1),
@@ -112,8 +113,8 @@ def _numbers(rows: "pd.DataFrame", column: str) -> Array:
     far = np.abs(values) > _FAR
     if far.any():
         raise DataError(
-            f"column '{column}' is {values[far][0]:g} in a row, too large for sums of squares (of "
-            f"{int(far.sum()):,} rows beyond {_FAR:g}); give it in another unit, or fix it"
+            f"column '{column}' is {values[far][0]:g} in a row, too large for sums of squares "
+            f"({int(far.sum()):,} rows beyond {_FAR:g}). Give it in another unit, or correct it"
         )
     return values
 
@@ -124,7 +125,7 @@ def _block(rows: "pd.DataFrame", term: Term) -> Array:
         return _numbers(rows, term.column)[:, None]
     values = texts(rows[term.column])
     if not values.isin(term.levels).all():
-        raise EngineError(f"column '{term.column}' has a category that was not there before")
+        raise EngineError(f"column '{term.column}' has a new category")
     columns = [(values == level).to_numpy(np.float64) for level in term.levels[1:]]
     return np.stack(columns, axis=1)
 
@@ -136,8 +137,8 @@ def _times(rows: "pd.DataFrame", coding: Coding) -> Array:
     time = _numbers(rows, wanted.time)
     if (time < 0).any():
         raise DataError(
-            f"the time '{wanted.time}' is negative in {int((time < 0).sum()):,} rows; times count "
-            "from the start of each one's observation"
+            f"the time '{wanted.time}' is negative in {int((time < 0).sum()):,} rows. Times must "
+            "count from the start of the observation"
         )
     if wanted.coarsen:
         time = np.ceil(time / wanted.coarsen - 1e-9) * wanted.coarsen
@@ -154,8 +155,8 @@ def _entries(rows: "pd.DataFrame", coding: Coding, time: Array) -> Array | None:
     if (late := entry >= time).any():
         raise DataError(
             f"the entry time '{wanted.entry}' is not before '{wanted.time}' in "
-            f"{int(late.sum()):,} rows, which are then never observed; correct them, or leave them "
-            "out"
+            f"{int(late.sum()):,} rows, which are then never observed. Correct them, or leave "
+            "them out"
         )
     return entry
 

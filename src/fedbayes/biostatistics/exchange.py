@@ -97,7 +97,7 @@ class Exchange:
             try:
                 found[name] = kind.model_validate(answer.told)
             except ValidationError:
-                raise MessageError(f"client {name} did not say what was asked: {ask}") from None
+                raise MessageError(f"the answer of client {name} is incomplete: {ask}") from None
         return found
 
     def sum(
@@ -129,7 +129,7 @@ class Exchange:
         for name, answer in answers.items():
             found = {key: np.shape(array) for key, array in answer.numbers.items()}
             if found != dict(shapes):
-                raise MessageError(f"client {name} answered with other sums than were asked for")
+                raise MessageError(f"client {name} answered with sums that were not requested")
             arrays = answer.numbers.values()
             if finite and not all((np.abs(array) <= LARGEST).all() for array in arrays):
                 raise MessageError(

@@ -14,11 +14,11 @@ from fedbayes.errors import DataError
 
 _INFINITE = {
     "gaussian": "",
-    "binomial": "These columns tell outcomes apart without an error: fitted probabilities reach 0 "
-    "or 1 (separation), so that no finite coefficient is the most likely one; leave one of them "
-    "out, or join categories.",
-    "poisson": "Some values of these columns have counts of 0 alone, so that no finite coefficient "
-    "is the most likely one; leave one of them out, or join categories.",
+    "binomial": "These columns separate the outcomes: fitted probabilities reach 0 or 1 "
+    "(separation), so no finite coefficients maximize the likelihood. Leave one of them out, "
+    "or combine categories.",
+    "poisson": "Some values of these columns have only counts of 0, so no finite coefficients "
+    "maximize the likelihood. Leave one of them out, or combine categories.",
 }
 
 
@@ -88,7 +88,7 @@ def fit_glm(
     p = len(agreed.coding.names) + 1
     if scales.total <= p:
         raise DataError(
-            f"{p} coefficients cannot be fitted to {scales.total:g} rows; take fewer features"
+            f"{p} coefficients cannot be fitted to {scales.total:g} rows. Use fewer features"
         )
     outcome = (scales.y_mean, scales.y_scale) if family == "gaussian" else (0.0, 1.0)
     numbers = {"center": scales.mean, "scale": scales.scale, "outcome": np.array(outcome)}
@@ -120,7 +120,7 @@ def _check_outcome(scales: ColumnMoments, family: str, outcome: str) -> None:
     if family != "binomial" and scales.y_scale == 0:
         raise DataError(
             f"the outcome '{outcome}' is {scales.y_mean:g} in all rows, so there is nothing to "
-            "explain; take another column"
+            "explain. Choose another column"
         )
 
 
@@ -155,7 +155,8 @@ def refuse_empty_levels(
                 raise DataError(
                     f"'{outcome}' {'never' if never else 'always'} happens in the {count:,.0f} "
                     f"rows with {term.column}={level} (separation), so its coefficient is "
-                    f"infinite; join the category with another one, or leave '{term.column}' out"
+                    f"infinite. Combine the category with another one, or leave '{term.column}' "
+                    "out"
                 )
 
 

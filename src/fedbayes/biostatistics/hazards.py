@@ -22,9 +22,9 @@ if TYPE_CHECKING:
 Ties = Literal["efron", "breslow"]
 
 _INFINITE = (
-    "Whoever has the largest (or smallest) value is always the next to whom it happens (monotone "
-    "likelihood), so that no finite coefficient is the most likely one; leave one of the columns "
-    "out, or join categories."
+    "The next event is always at the largest (or smallest) value (monotone likelihood), so no "
+    "finite coefficients maximize the likelihood. Leave one of the columns out, or combine "
+    "categories."
 )
 _FLAT = 1e-11
 """Variance of a column among those at risk, of 1 among all, that is none but for rounding."""
@@ -54,7 +54,7 @@ def fit_cox(
     agreed = agree(exchange, wanted, drop)
     coding, p = agreed.coding, len(agreed.coding.names)
     if not p:
-        raise DataError("there are no features; for a curve without them use kaplan_meier")
+        raise DataError("there are no features. Use kaplan_meier for a curve without features")
     scales = moments(exchange, coding)
     refuse_empty_levels(agreed, scales, all_too=False, outcome=wanted.event)
     numbers = {"center": scales.mean, "scale": scales.scale}
@@ -68,7 +68,7 @@ def fit_cox(
         cohort = _Cohort(exchange, coding, numbers, times, ties)
         evaluate = cohort.evaluate
     within = " of its stratum" if strata_by_client or wanted.strata else ""
-    flat = f"is the same in all who are at risk at an event{within}, so hazards tell nothing of it"
+    flat = f"is the same for everyone at risk at each event{within}, so it has no effect on hazards"
     least = _FLAT * scales.y_sum
     first, best = maximize(evaluate, np.zeros(p), coding.names, _INFINITE, least, flat)
     covariance: Array = np.asarray(np.linalg.inv(best.information), np.float64)

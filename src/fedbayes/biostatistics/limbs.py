@@ -23,7 +23,7 @@ _MANTISSA = 53
 
 @dataclass(frozen=True)
 class Limbs:
-    """How numbers of so many clients become limbs; the same at all of them and at the server."""
+    """Conversion of the numbers of `clients` clients to limbs, the same at clients and server."""
 
     clients: int
 
@@ -106,9 +106,13 @@ class Limbs:
         most = self.clients * 2.0**self.bits
         whole = np.rint(sums)
         if not (np.abs(sums) <= most).all() or np.abs(sums - whole).max() > 1e-3:
-            raise MessageError("the sum cannot be of honest answers: some client spoilt it")
+            raise MessageError(
+                "the sum is impossible for honest answers: a client sent invalid numbers"
+            )
         if not 0 <= whole[0] <= self.clients:
-            raise MessageError("the sum cannot be of honest answers: some client spoilt it")
+            raise MessageError(
+                "the sum is impossible for honest answers: a client sent invalid numbers"
+            )
         limbs = whole[1:].astype(np.int64).astype(object).reshape(self.count, -1)
         base = np.array([1 << (self.bits * k) for k in range(self.count)], object)
         values = np.array(base @ limbs / (1 << _BELOW), np.float64)

@@ -135,7 +135,7 @@ class MetaAnalysis(Brief):
         return pd.DataFrame(rows)
 
     def heading(self) -> str:
-        """In a line, what was fitted to what."""
+        """A heading of one line for the fit."""
         sites = ", ".join(f"{name} ({count:,} rows)" for name, count in self.rows.items())
         return f"fits of {explained(self.outcome, self.happened)} by {sites}, put together"
 

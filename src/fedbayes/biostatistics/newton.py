@@ -86,8 +86,8 @@ def maximize(
     first = here = evaluate(start)
     if not np.isfinite(here.loglik):
         raise DataError(
-            "the log-likelihood is not finite at the start: some value of the outcome, the offset "
-            "or the weights is far too large; fix it"
+            "the log-likelihood is not finite at the start: a value of the outcome, the offset "
+            "or the weights is far too large. Correct it"
         )
     if not len(start):
         return first, here
@@ -115,16 +115,16 @@ def maximize(
         ways = np.abs(step) * [name != "intercept" for name in names]
         far = [name for name, way in zip(names, ways, strict=True) if way > 0.1 * ways.max()]
         raise DataError(
-            f"the fit does not settle: the coefficients of {', '.join(far or names)} grow without "
-            f"end. {infinite}"
+            f"the fit does not converge: the coefficients of {', '.join(far or names)} grow "
+            f"without bound. {infinite}"
         )
     if solved and here.gradient @ step / 2 < _slack(here):
         return first, here  # as far up as float64 tells
     number, involved = condition(here.information, names)
     raise DataError(
-        f"the fit does not settle within {MOST_STEPS} rounds. The condition number of the columns "
-        f"is {number:.2g}, above all by {', '.join(involved)}; leave one of them out (--drop), or "
-        "give them in another unit"
+        f"the fit does not converge within {MOST_STEPS} rounds. The condition number of the "
+        f"columns is {number:.2g}, mainly because of {', '.join(involved)}. Leave one of them out "
+        "(--drop), or give them in another unit"
     )
 
 
@@ -206,14 +206,14 @@ def refuse_dependent(information: Array, names: Sequence[str], least: float, fla
     own = np.diag(information)
     none = [name for name, size in zip(names, own, strict=True) if not size > least]
     if none:
-        raise DataError(f"{', '.join(none)} {flat}; leave it out (--drop)")
+        raise DataError(f"{', '.join(none)} {flat}. Leave it out (--drop)")
     number, involved = condition(information, names)
     if number < _MOST:
         return
     raise DataError(
-        f"{', '.join(involved)} depend on one another: each is a linear combination of the "
-        f"others within rounding (condition number {number:.2g}), so their coefficients are not "
-        "determined; leave one of them out (--drop)"
+        f"{', '.join(involved)} depend on one another: each is a linear combination of the others "
+        f"within rounding (condition number {number:.2g}), so their coefficients are not "
+        "determined. Leave one of them out (--drop)"
     )
 
 
@@ -224,5 +224,5 @@ def of_condition(number: float, involved: Sequence[str]) -> str:
     return (
         f"{', '.join(involved)} nearly depend on one another: the condition number of the columns "
         f"is {number:.2g}. Their standard errors are large, and only their sum or difference is "
-        "known well; leave one of them out (--drop) if each is to be interpreted"
+        "estimated well. Leave one of them out (--drop) to interpret the others"
     )

@@ -159,7 +159,7 @@ class Regression(Brief):
         return "\n".join(lines)
 
     def heading(self) -> str:
-        """In a line, what was fitted to what."""
+        """A heading of one line for the fit."""
         kind = {"gaussian": "linear", "binomial": "logistic", "poisson": "Poisson"}
         name = "Cox" + (f" ({self.ties} ties)" if self.ties else "")
         name = kind.get(self.model, name)

@@ -54,7 +54,7 @@ def event_times(
         for name, answer in answers.items():
             times = answer.numbers.get(str(group))
             if times is None or times.ndim != 1 or not np.isfinite(times).all():
-                raise MessageError(f"client {name} did not say its event times")
+                raise MessageError(f"client {name} did not send its event times")
             own.append(times)
         by_group.append(np.unique(np.concatenate(own)))
     if shared:

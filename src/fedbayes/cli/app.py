@@ -59,7 +59,7 @@ class Console(rich.console.Console):
         super().__init__(emoji=False, **options)
 
     def print(self, *objects: Any, markup: bool | None = None, **options: Any) -> None:
-        """Print tables and the like, or text as it is: a bracket in it is one, and no style."""
+        """Print tables, or text without interpreting brackets as styles."""
         if markup is None and all(isinstance(one, str) for one in objects):
             markup = False
         super().print(*objects, markup=markup, **options)
@@ -67,7 +67,7 @@ class Console(rich.console.Console):
     def render(
         self, renderable: RenderableType, options: ConsoleOptions | None = None
     ) -> Iterable[Segment]:
-        """The pieces of what is printed, without control characters of its own."""
+        """The printed pieces, without control characters."""
         for segment in super().render(renderable, options):
             yield segment if segment.control else Segment(plain(segment.text), segment.style)
 
@@ -119,12 +119,12 @@ def main() -> None:
         odd = re.search(r"[^\s<>|'\"]*[\udc80-\udcff][^\s<>|'\"]*", error.object)
         if odd is None:
             raise
-        fail(f"{odd[0]!r}: such a name is not UTF-8; rename it")
+        fail(f"{odd[0]!r}: its name is not UTF-8. Rename it")
     except OSError as error:
         if error.filename is None and _unwritable():
             if error.errno == EPIPE:  # as Click has it, where whoever read has gone
                 sys.exit(1)
-            fail(f"standard output cannot be written: {error.strerror}; send it elsewhere")
+            fail(f"cannot write to standard output: {error.strerror}. Redirect it elsewhere")
         if error.filename is None and error.errno not in FULL:
             raise
         fail(f"{error.filename or 'the run folder'}: {error.strerror}")

@@ -51,7 +51,7 @@ Reference = Annotated[
         help="Reference category of a column. Default: the first.",
     ),
 ]
-Drop = Annotated[list[str] | None, typer.Option("--drop", help="Columns that are no features.")]
+Drop = Annotated[list[str] | None, typer.Option("--drop", help="Columns that are not features.")]
 EventValue = Annotated[
     str,
     typer.Option(
@@ -83,7 +83,9 @@ Time = Annotated[
 Event = Annotated[str, typer.Option("--event", help="Column: whether the event happened.")]
 Coarsen = Annotated[
     float,
-    typer.Option("--coarsen", min=0.0, help="Round times up to multiples of this. 0: as they are."),
+    typer.Option(
+        "--coarsen", min=0.0, help="Round times up to multiples of this. 0: do not round."
+    ),
 ]
 Entry = Annotated[
     str,
@@ -246,7 +248,7 @@ def cox(
     }
     if per_client:
         if strata:
-            raise ConfigError("--strata has no effect with --per-client; leave one of them out")
+            raise ConfigError("--strata has no effect with --per-client. Leave one of them out")
         columns["family"] = "cox"
     else:
         columns["strata"] = strata
@@ -328,16 +330,16 @@ def _place(
 
     if noise is not None:
         raise ConfigError(
-            "--noise is not offered: sums of a fit have no bounded sensitivity, and standard "
-            "errors would not know of the noise (docs/howto/biostatistics.md says why); --secure "
-            "hides each client's sums, --min-count and --coarsen those of few rows"
+            "--noise is not available: sums of a fit have no bounded sensitivity, and standard "
+            "errors would ignore the noise (see docs/howto/biostatistics.md). --secure hides "
+            "each client's sums, --min-count and --coarsen those of few rows"
         )
     if engine not in ("sequential", "flower-simulation"):
         raise ConfigError(f"--engine {engine}: choose sequential or flower-simulation")
     if superlink is None and (certificates is not None or insecure or secret is not None):
         raise ConfigError(
-            "--root-certificates, --insecure and --superexec-secret are for "
-            "--superlink; leave them out"
+            "--root-certificates, --insecure and --superexec-secret work only with --superlink. "
+            "Leave them out"
         )
     return StudySite(
         files=files or (),

@@ -176,9 +176,7 @@ def _measure(
     from fedbayes.workflows.calibrate.calibration import plot, summary, trust
 
     if personal and client is not None:
-        raise RunError(
-            "--personal is for all clients and --client for one client. Give one of them"
-        )
+        raise RunError("--personal uses all clients, --client one client. Give only one of them")
     if picture is not None:
         writable(picture, "the plot", PICTURES)
     found = trust(folder, personal=personal, client=client, metrics=named(metrics))
@@ -210,7 +208,7 @@ def _temperature(folder: Path, as_json: bool, **options: Any) -> dict[str, Any]:
     result = asdict(found) | {"path": str(found.path)}
     if as_json:
         return result
-    counted = f"{found.counted:,} rows of the clients, {found.numbers:,} sums from each"
+    counted = f"{found.counted:,} rows of the clients, {found.numbers:,} sums per client"
     Console().print(f"temperature {found.temperature:.4f}, from {counted}", highlight=False)
     if found.before is not None and found.after is not None:
         table = Table(f"on {found.tested:,} other rows", "before", "after", pad_edge=False)
@@ -228,8 +226,8 @@ def _temperature(folder: Path, as_json: bool, **options: Any) -> dict[str, Any]:
     Console().print(f"wrote {found.path}; predict uses it", highlight=False, soft_wrap=True)
     if found.replaced is not None:
         Console().print(
-            f"it replaces the temperature {found.replaced:.4f}, which the run fitted at its end: "
-            "predict and export use the new one, summary.json and reports keep the old one",
+            f"it replaces the temperature {found.replaced:.4f} of the end of the run. predict and "
+            "export use the new one; summary.json and reports keep the old one",
             highlight=False,
             soft_wrap=True,
         )
@@ -255,7 +253,7 @@ def _conformal(folder: Path, as_json: bool, **options: Any) -> dict[str, Any]:
     Console().print(table)
     if short := [name for name, one in found.clients.items() if not one.bounded]:
         warnings.warn(
-            f"too few rows for a level of {100 * found.level:g}%: sets hold all classes and "
+            f"too few rows for a level of {100 * found.level:g}%: sets contain all classes and "
             f"intervals are infinite for {', '.join(short[:5])}{' …' if short[5:] else ''}",
             FedbayesWarning,
             stacklevel=2,

@@ -248,7 +248,7 @@ def _examples(lines: tuple[str, ...]) -> str | None:
 
 
 class Application(typer.Typer):
-    """A Typer application whose commands are `Command` unless they say otherwise."""
+    """A Typer application whose commands are `Command` by default."""
 
     def command(
         self, name: str | None = None, *, cls: type[TyperCommand] | None = Command, **options: Any

@@ -15,10 +15,11 @@ from fedbayes.core.files import json_text
 def contributions(
     folder: RunFolder,
     orders: Annotated[
-        int, typer.Option(min=2, help="Random orders of clients, where there are more than ten.")
+        int,
+        typer.Option(min=2, help="Number of random orders of clients, if there are more than ten."),
     ] = 200,
     as_json: Annotated[
-        bool, typer.Option("--json", help="Print the contributions as JSON alone on stdout.")
+        bool, typer.Option("--json", help="Print the contributions only as JSON on stdout.")
     ] = False,
 ) -> None:
     """Measure what each client adds to a model: leave-one-out and Shapley values."""

@@ -110,12 +110,12 @@ def data_show(
     if config.data.label_noise:
         about += (
             f"label noise: {data.wrong_labels:,} training labels "
-            f"({data.wrong_labels / sizes.sum():.1%}) are of another class than in the data\n"
+            f"({data.wrong_labels / sizes.sum():.1%}) are of a class other than in the data\n"
         )
     if len(data.owners) < data.clients:
         about += (
-            f"these are the {len(data.owners):,} of {data.clients:,} clients that are looked at "
-            "before the first round (data.test_clients)\n"
+            f"these are the {len(data.owners):,} of {data.clients:,} clients that are read before "
+            "the first round (data.test_clients)\n"
         )
     Console().print(
         f"{title}: {sizes.sum():,} training samples ({sizes.min():,} to {sizes.max():,} a client), "
@@ -138,8 +138,8 @@ def data_check(
     schema: Annotated[
         Path | None,
         typer.Option(
-            help="Run folder, Flower project or model file. The command checks whether the table "
-            "has its columns."
+            help="Run folder, Flower project or model file. The command checks the table for its "
+            "columns."
         ),
     ] = None,
     settings: Setting = None,
@@ -154,7 +154,7 @@ def data_check(
             "a generator returns arrays, which have no columns. Use fedbayes data show"
         )
     if config.data.name != "own":
-        raise ConfigError("no table is named. Run fedbayes data check FILE")
+        raise ConfigError("the table is missing. Run fedbayes data check FILE")
     from fedbayes.core.files import writable
     from fedbayes.data.plot import PICTURES
     from fedbayes.data.tables.check import check_table
@@ -183,7 +183,7 @@ def data_check(
 def _show_check(check: "TableCheck", picture: Path | None) -> None:
     table = Table("column", "taken as", "missing", "values", "features", pad_edge=False)
     for look in check.columns:
-        kind = "[red]refused[/red]" if look.refused else escape(look.kind)
+        kind = "[red]not usable[/red]" if look.refused else escape(look.kind)
         if look.role != "feature":
             kind = f"{look.role}: {kind}" if kind else look.role
         between = " … " if look.kind in ("number", "date", "boolean") else ", "
@@ -203,9 +203,9 @@ def _show_check(check: "TableCheck", picture: Path | None) -> None:
     said.append(
         f"{check.rows:,} rows; "
         + (
-            f"{len(check.refused)} of {len(check.columns)} columns cannot be used so"
+            f"{len(check.refused)} of {len(check.columns)} columns are not usable"
             if check.refused
-            else f"a network would see {check.width:,} features of each"
+            else f"{check.width:,} features for the network"
         )
     )
     said += [f"picture: {picture}"] if picture else []
@@ -246,8 +246,8 @@ def data_summarize(
         print(json_text(done))
         return
     Console().print(
-        f"wrote {out}: sums and counts of {done['rows']:,} rows of {len(done['columns']):,} "
-        "columns, and no row",
+        f"wrote {out}: sums and counts of {done['rows']:,} rows and {len(done['columns']):,} "
+        "columns. It contains no single row",
         highlight=False,
         soft_wrap=True,
     )

@@ -55,8 +55,9 @@ def evaluate(
         str | None,
         typer.Option(
             "--model",
-            help="Network of files that do not describe it, as in a config; set its settings with "
-            "--set model.KEY=VALUE. Default: fully connected, by the shapes of the weights.",
+            help="Network of files that do not describe it, as in a config. Change its settings "
+            "with --set model.KEY=VALUE. Default: fully connected, by the shapes of the "
+            "weights.",
         ),
     ] = None,
     mean: Mean = None,
@@ -74,10 +75,10 @@ def evaluate(
     require_files([model, *files, counts])
     require_files([run], folders=True)
     if counts is not None and not files:
-        raise RunError("--counts has no effect without inputs. Name the inputs after the model")
+        raise RunError("--counts has no effect without inputs. Give the inputs after the model")
     paths = [model, *files]
     if len({str(path) for path in paths}) < len(paths):
-        raise ModelError("a model is named twice. Name each model once")
+        raise ModelError("a model is given twice. Give each model once")
     if report is not None and report.suffix.lower() not in (".html", ".htm"):
         raise RunError(f"--report writes an HTML page, and {report} is not one; name it FILE.html")
     from dataclasses import asdict

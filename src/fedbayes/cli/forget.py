@@ -25,13 +25,13 @@ def forget(
         int | None,
         typer.Option(
             min=0,
-            help="Rounds without the client. Default: 10 where its factor is removed in closed "
-            "form, else as many as the run had since the state that training starts again from.",
+            help="Rounds without the client. Default: 10 if its factor is removed in closed "
+            "form, else the rounds of the run since the state from which training restarts.",
         ),
     ] = None,
     track: Track = None,
     as_json: Annotated[
-        bool, typer.Option("--json", help="Print the summary of the new run as JSON alone.")
+        bool, typer.Option("--json", help="Print the summary of the new run only as JSON.")
     ] = False,
 ) -> None:
     """Remove a client from a run: a new run without it, and a list of what cannot be removed."""

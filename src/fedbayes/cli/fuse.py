@@ -23,9 +23,10 @@ Out = Annotated[
     Path,
     typer.Option("--out", "-o", help="Fused model to write: a file; of LoRA adapters a folder."),
 ]
-Method = Annotated[str | None, typer.Option("--method", "-m", help="How models are fused.")]
+Method = Annotated[str | None, typer.Option("--method", "-m", help="Fusion method.")]
 Counts = Annotated[
-    Path | None, typer.Option(help="JSON: samples of each class that each model saw.")
+    Path | None,
+    typer.Option(help="JSON file: number of training samples of each class for each model."),
 ]
 FusionSeed = Annotated[int, typer.Option(help="Seed of inputs, or of the order of models.")]
 FusionSetting = Annotated[
@@ -33,7 +34,7 @@ FusionSetting = Annotated[
     typer.Option(
         "--set",
         "-s",
-        help="A setting of the method, as in precision=0.1, or of the network, as in "
+        help="A setting of the method, such as precision=0.1, or of the network, such as "
         "model.hidden=[32].",
         metavar="KEY=VALUE",
     ),
@@ -42,37 +43,37 @@ NetworkOf = Annotated[
     str | None,
     typer.Option(
         "--model",
-        help="Network of files that do not say theirs, as in a config; its settings with "
+        help="Network of files that do not describe it, as in a config. Change its settings with "
         "--set model.KEY=VALUE.",
     ),
 ]
 Like = Annotated[
-    Path | None, typer.Option(help="Model whose network the fused one has; the first.")
+    Path | None, typer.Option(help="Model whose network the fused one has. Default: the first.")
 ]
 Shape = Annotated[str | None, typer.Option(help="Shape of one input, as 3,32,32.", metavar="N,N,N")]
 Classes = Annotated[
-    int | None, typer.Option(min=1, help="Number of outputs. Default: as --counts says.")
+    int | None, typer.Option(min=1, help="Number of outputs. Default: from --counts.")
 ]
 InputsOf = Annotated[
     str | None,
     typer.Option(
-        help="What inputs look like: leaves (photographs), strokes (writing), noise, gaussian "
-        "(tables), texts (drawn by the base network), module:function of your own, or a "
-        "folder, NPZ, Parquet or CSV file of real ones, of texts also FILE.csv:COLUMN. "
+        help="Source of the synthetic inputs: leaves (photographs), strokes (writing), noise, "
+        "gaussian (tables), texts (from the base network), your own module:function, or real "
+        "samples: a folder, NPZ, Parquet or CSV file, for texts also FILE.csv:COLUMN. "
         "Default: by the shape."
     ),
 ]
 Sums = Annotated[
     list[Path] | None,
     typer.Option(
-        help="JSON of fedbayes sums, for gaussian inputs; once for each client that sent some."
+        help="JSON file of fedbayes sums, for gaussian inputs. Repeat it for each client."
     ),
 ]
 Width = Annotated[
     str | None,
     typer.Option(
-        help="Of the fused network, in that of one model; free: the least that is within "
-        "--bound of the models together. Default: 1."
+        help="Width of the fused network relative to one model. free: the smallest width within "
+        "--bound of the ensemble. Default: 1."
     ),
 ]
 Bound = Annotated[
@@ -80,30 +81,30 @@ Bound = Annotated[
 ]
 Frontier = Annotated[
     str | None,
-    typer.Option(help="More widths to try, as 0.5,1,2; see --picture.", metavar="X,X,X"),
+    typer.Option(help="More widths to try, such as 0.5,1,2. See --picture.", metavar="X,X,X"),
 ]
 Test = Annotated[Path | None, typer.Option(help="NPZ with raw x and y to score networks on.")]
 TemperatureData = Annotated[
     Path | None,
     typer.Option(
-        help="NPZ with raw x and y that no model trained on, to fit a temperature of each to. "
-        "Default: the temperatures in the files."
+        help="NPZ with raw x and y that no model trained on, to fit the temperature of each "
+        "model. Default: the temperatures in the files."
     ),
 ]
 Minutes = Annotated[
     float | None,
-    typer.Option(min=0, help="For training end to end; 0: least squares alone."),
+    typer.Option(min=0, help="Minutes of training end to end. 0: only least squares."),
 ]
 PosteriorKind = Annotated[
     str | None,
     typer.Option(
         help="Calibrate uncertainty by a Laplace approximation on the synthetic inputs: "
         "last-layer, or kronecker (all dense layers and convolutions; a prediction takes a "
-        "forward and a backward pass per class). Needs --counts, and a .pt2 to write."
+        "forward and a backward pass per class). Needs --counts, and a .pt2 file as output."
     ),
 ]
 State = Annotated[
-    Path | None, typer.Option(help="File that keeps training end to end, to resume it.")
+    Path | None, typer.Option(help="File with the state of training end to end, to resume it.")
 ]
 ShowInputs = Annotated[
     Path | None, typer.Option(help="PNG, SVG or PDF file of some of the inputs.")
@@ -112,7 +113,7 @@ Select = Annotated[
     Path | None,
     typer.Option(
         help="NPZ with x and y: choose settings on it by a grid. x is raw if all models are "
-        "files of fedbayes with the same standardization, else as the networks see it.",
+        "files of fedbayes with the same standardization, else standardized as in training.",
     ),
 ]
 Grid = Annotated[
@@ -122,12 +123,10 @@ Grid = Annotated[
 MaxNeurons = Annotated[
     int | None, typer.Option(min=1, help="Largest layer that --select may choose.")
 ]
-Report = Annotated[
-    Path | None, typer.Option(help="JSON file for the full report, or an HTML page of it.")
-]
+Report = Annotated[Path | None, typer.Option(help="JSON or HTML file for the full report.")]
 Picture = Annotated[
     Path | None,
-    typer.Option(help="PNG, SVG or PDF file: shared neurons, or sizes and likeness."),
+    typer.Option(help="PNG, SVG or PDF file of shared neurons, or of sizes and divergences."),
 ]
 
 
@@ -240,10 +239,14 @@ def _settings(options: dict[str, Any], entries: list[str]) -> tuple[dict[str, An
             assign(found, entry)
     table = found.pop("function", {})
     if not isinstance(table, dict):
-        raise ConfigError(f"function = {table!r}: it is a table of settings, as function.draws")
+        raise ConfigError(
+            f"function = {table!r}: it is a table. Set its keys, such as function.draws"
+        )
     found = {**table, **found}
     for name in options.keys() & found.keys():
-        raise ConfigError(f"--{name.replace('_', '-')} and --set {name} say the same; give one")
+        raise ConfigError(
+            f"--{name.replace('_', '-')} and --set {name} are the same setting. Give one of them"
+        )
     return {**options, **found}, of_model
 
 
@@ -277,7 +280,7 @@ def _width(text: str | None) -> float | Literal["free"] | None:
         return text  # type: ignore[return-value]
     found = _numbers("--width", text, float)
     if len(found) > 1:
-        raise ConfigError(f"--width {text}: give one number; several are for --frontier")
+        raise ConfigError(f"--width {text}: give one number. Several numbers need --frontier")
     return float(found[0])
 
 

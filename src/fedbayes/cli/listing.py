@@ -150,7 +150,7 @@ def settings(
     if not found and key:
         what, names = {"task": ("likelihood", LIKELIHOODS)}.get(table, (table, METHODS))
         if table in ("method", "task") and (close := did_you_mean(rest, names)):
-            raise ConfigError(f"{key} is no setting, and {rest!r} no {what}{close}")
+            raise ConfigError(f"unknown setting {key}: {rest!r} is not a {what}{close}")
         raise ConfigError(config.no_setting(key, known, method, likelihood))
     if as_json:
         from dataclasses import asdict

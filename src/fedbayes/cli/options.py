@@ -171,7 +171,7 @@ class SettingsCommand(Command):
         return {name: known[key] for name, key in _KEYS.items() if key in known}
 
     def get_params(self, ctx: click.Context) -> list[click.Parameter]:
-        """The options, with help from the settings; without words of its own, theirs alone."""
+        """The options; those without help get it from the settings."""
         known = self.settings()
         options: list[click.Parameter] = []
         for option in super().get_params(ctx):
@@ -210,9 +210,8 @@ class FusionCommand(Command):
         for option in own:
             if option.name == "method" and isinstance(option, TyperOption):
                 option.help = (
-                    f"{methods}. Default: function, where what goes into the networks is known "
-                    f"from their files or --shape; else gpi-fnm. LoRA adapters: {adapters}. "
-                    "Default: function."
+                    f"{methods}. Default: function if the files or --shape describe the inputs, "
+                    f"else gpi-fnm. LoRA adapters: {adapters}. Default: function."
                 )
         fields: dict[str, list[FieldInfo]] = {}
         kinds = (*FUSIONS.values(), *ADAPTERS.values())
@@ -263,7 +262,7 @@ def named(text: str) -> list[str]:
 
 
 def numbers(option: str, text: str | None) -> tuple[float, ...]:
-    """Numbers from the command line with commas between them; none if there is no text.
+    """Numbers from the command line, separated by commas; empty without text.
 
     Raises:
         ConfigError: they are none.
@@ -293,7 +292,7 @@ def shares(option: str, text: str) -> dict[str, float]:
 
 
 def overrides(settings: list[str] | None, **options: str | float | Path | None) -> list[str]:
-    """The options that were given, as `key=value`, and what `--set` says.
+    """The given options as `key=value`, and those of `--set`.
 
     Args:
         settings: of `--set`.

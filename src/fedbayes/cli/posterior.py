@@ -24,7 +24,8 @@ def posterior(
         ),
     ],
     out: Annotated[
-        Path, typer.Option("--out", "-o", help="File to write: .safetensors, includes the weights.")
+        Path,
+        typer.Option("--out", "-o", help="File to write: .safetensors. It includes the weights."),
     ],
     network: Annotated[
         str | None,
@@ -135,7 +136,7 @@ def sums(
         return
     Console().print(
         f"wrote {out}: sums of {done['rows']:,} rows of {len(done['features']):,} features. They "
-        "contain means, variances and correlations, and no single row",
+        "contain means, variances and correlations, but no single row",
         highlight=False,
         soft_wrap=True,
     )

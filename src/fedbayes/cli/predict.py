@@ -66,8 +66,8 @@ def predict(
     adapt: Annotated[
         Path | None,
         typer.Option(
-            help="Labeled rows of a client that took no part: adapt the model of the run to them, "
-            "for methods with personal models."
+            help="Labeled rows of a new client: adapt the model of the run to them, for methods "
+            "with personal models."
         ),
     ] = None,
     level: Annotated[
@@ -131,7 +131,7 @@ def predict(
     if adapt is not None:
         require_files([adapt], folders=True)
     if out.exists() and not overwrite:
-        raise RunError(f"{out} exists already. Name another file, or add --overwrite")
+        raise RunError(f"{out} exists already. Give another file, or add --overwrite")
     from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeElapsedColumn
 
     from fedbayes.workflows.serve.decision import decide

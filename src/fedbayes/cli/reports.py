@@ -78,7 +78,7 @@ def _watch(folders: list[Path], host: str | None, port: int | None, *, show: boo
             Console().print(f"watch at {server.url}", highlight=False, soft_wrap=True)
             if not server.is_local:
                 console.print(
-                    "[yellow]note:[/yellow] everyone who can reach this machine can see the page, "
+                    "[yellow]note:[/yellow] everyone who can reach this machine can see the page "
                     "with the clients' names and metrics",
                     highlight=False,
                     markup=True,

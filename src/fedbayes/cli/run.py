@@ -55,7 +55,7 @@ def run(
     files: Annotated[
         list[Path] | None,
         typer.Argument(
-            help="TOML file with settings, or tables to train on; each of several tables is a "
+            help="TOML file with settings, or tables to train on. Each of several tables is a "
             "client.",
             exists=True,
         ),
@@ -301,7 +301,7 @@ def reproduce(
         ),
     ] = None,
     seeds: Annotated[
-        int | None, typer.Option(min=1, help="Number of seeds; a verdict needs three.")
+        int | None, typer.Option(min=1, help="Number of seeds. A verdict needs three.")
     ] = None,
     out: Annotated[Path, typer.Option("--out", "-o", help="Folder for results.")] = Path(
         "reproduced"

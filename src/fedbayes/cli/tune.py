@@ -52,10 +52,10 @@ def tune(
         typer.Option(help="Minutes of training of each method, instead of --budget."),
     ] = None,
     search: Annotated[
-        str, typer.Option(help="random, or halving: many short runs, the best of which go on.")
+        str, typer.Option(help="random, or halving: many short runs, of which the best continue.")
     ] = "random",
     validation: Annotated[
-        float, typer.Option(help="Share of each client's training rows to judge by.")
+        float, typer.Option(help="Share of each client's training rows used for validation.")
     ] = 0.2,
     jobs: Jobs = 1,
     out: Annotated[
@@ -90,7 +90,7 @@ def tune(
         ),
     ] = None,
     as_json: Annotated[
-        bool, typer.Option("--json", help="Print the chosen settings as JSON alone on stdout.")
+        bool, typer.Option("--json", help="Print the chosen settings only as JSON on stdout.")
     ] = False,
 ) -> None:
     """Choose settings on clients' validation rows, with the same budget for every method."""
@@ -131,7 +131,7 @@ def tune(
             track=track or (),
         )
     except KeyboardInterrupt:
-        console.print("stopped; the same command resumes it", highlight=False)
+        console.print("stopped; run the same command again to resume", highlight=False)
         raise typer.Exit(130) from None
     if as_json:
         print(json_text(made.summary))
@@ -143,8 +143,8 @@ def tune(
     Console().print(table)
     names = ", ".join(file.name for file in made.files)
     for line in (
-        f"budget of each method: {made.budget}, judged on {made.share:.0%} of the training rows",
+        f"budget of each method: {made.budget}, evaluated on {made.share:.0%} of the training rows",
         f"wrote into {out}: {names}",
-        f"compare them on test rows: fedbayes compare --tuned {out / 'tuned.json'}",
+        f"compare them on the test rows: fedbayes compare --tuned {out / 'tuned.json'}",
     ):
         Console().print(line, markup=False, highlight=False, soft_wrap=True)

@@ -52,8 +52,8 @@ DATA_CACHE = 1024
 
 
 def is_reference(engine: object, data: object) -> bool:
-    """Whether a server with data of its own has a reference table alone, by the names of the engine
-    and of the data.
+    """Whether a server with its own data has only a reference table, by the names of the engine and
+    of the data.
     """
     known = isinstance(engine, str) and engine in ENGINES
     return known and ENGINES[str(engine)].states == "remote" and data == "own"
@@ -209,7 +209,7 @@ class Config(Settings):
     data: DataSettings = DataSettings()
     task: dict[str, Any] = Field(
         default_factory=lambda: {"likelihood": "auto"},
-        description="the likelihood of what is predicted, and its settings",
+        description="the likelihood of the target, and its settings",
     )
     model: ModelSettings = ModelSettings()
     training: LocalTraining = LocalTraining()
@@ -250,7 +250,7 @@ class Config(Settings):
             return values
         if "device" in values:
             if "devices" in values:
-                raise ConfigError("device is the older name of devices; give devices alone")
+                raise ConfigError("device is the former name of devices. Give only devices")
             values = {"devices" if k == "device" else k: v for k, v in values.items()}
         return _of_cohort(tables(values))
 
@@ -259,13 +259,13 @@ class Config(Settings):
         if self.bits == "portable":
             if self.devices != ("cpu",):
                 raise ConfigError(
-                    f"bits = 'portable' is for the CPU, and devices is {', '.join(self.devices)}; "
-                    "set devices = 'cpu'"
+                    f"bits = 'portable' needs the CPU, and devices is {', '.join(self.devices)}. "
+                    "Set devices = 'cpu'"
                 )
             if self.precision == "bf16":
                 raise ConfigError(
-                    "bits = 'portable' computes in float32, and precision is 'bf16', which differs "
-                    "by CPU; set precision = 'float32'"
+                    "bits = 'portable' computes in float32, and precision is 'bf16'. Set "
+                    "precision = 'float32'"
                 )
         return self
 
@@ -273,7 +273,7 @@ class Config(Settings):
     @classmethod
     def _check_devices(cls, devices: tuple[str, ...]) -> tuple[str, ...]:
         if not devices:
-            raise ValueError("there must be one at least")
+            raise ValueError("give at least one")
         return devices
 
     @field_validator("clients_per_round", mode="before")
@@ -291,7 +291,7 @@ class Config(Settings):
     @model_validator(mode="after")
     def _check_stop(self) -> Self:
         if self.stop_min_improvement and self.stop_after is None:
-            raise ValueError("stop_min_improvement is for stop_after; give stop_after too")
+            raise ValueError("stop_min_improvement works only with stop_after. Set stop_after too")
         return self
 
     @field_validator("task")
@@ -314,7 +314,7 @@ class Config(Settings):
         places = [place if ":" in place else installed("stages", place) for place in stages]
         if "" in places:
             raise ConfigError(
-                f"no stage is called {stages[places.index('')]!r}; name a class of your own as "
+                f"unknown stage {stages[places.index('')]!r}. Give your own class as "
                 "package.module:Class"
             )
         return tuple(places)
@@ -342,7 +342,7 @@ class Config(Settings):
             table.update(completed)
         for key, value in _numbers(self.model_dump(mode="json")):
             if abs(value) > LARGEST:
-                raise ValueError(f"{key} is {value:g}; numbers are at most {LARGEST:g}")
+                raise ValueError(f"{key} is {value:g}; the largest number is {LARGEST:g}")
         return self
 
     @classmethod
@@ -403,8 +403,8 @@ class Config(Settings):
             return cls.create(**whole(settings))
         if settings:
             raise ConfigError(
-                f"{', '.join(settings)} with a config, which has all settings. Give keys alone, or "
-                "change those of a file by Config.load(file, ['rounds=5', 'training.lr=0.05'])"
+                f"{', '.join(settings)} cannot be combined with a config. Give only keys, or "
+                "change a file with Config.load(file, ['rounds=5', 'training.lr=0.05'])"
             )
         if isinstance(config, str | Path):
             return cls.load(Path(config))
@@ -468,9 +468,7 @@ class Config(Settings):
         return with_personal_layers(method)
 
     def reopened(self) -> Self:
-        """The settings as they were before any was chosen: what was chosen is `auto` again, unless
-        it was changed since.
-        """
+        """The settings with `auto` restored for those that were chosen and not changed since."""
         values = self.model_dump()
         for key, value in self.settings_chosen.items():
             table, _, name = key.partition(".")
@@ -479,8 +477,8 @@ class Config(Settings):
         return type(self).create(**{**values, "settings_chosen": {}})
 
     def closed(self) -> Self:
-        """The settings with the defaults of the classes for those that are open, or with published
-        values if the preset says so.
+        """The settings with class defaults for open ones, or published values with the preset
+        `published`.
         """
         method = self.named_method()
         method = method.with_chosen(method.about.published if method.preset == "published" else {})
@@ -488,7 +486,7 @@ class Config(Settings):
         return self.model_copy(update={"training": self.training.with_chosen({}), "method": table})
 
     def chosen_as(self, before: "Config") -> Self:
-        """The settings, with what was chosen in a run for those that are open here."""
+        """The settings, with the values that a run chose for open ones."""
         values, chosen = self.reopened().model_dump(), {}
         for key, value in before.settings_chosen.items():
             table, _, name = key.partition(".")
@@ -525,7 +523,7 @@ class Config(Settings):
         return self.model_copy(update={"devices": (device,)})
 
     def as_found(self, before: "Config") -> Self:
-        """The same settings, with what is left to be found as a run found it.
+        """The same settings, with the values that a run found for open ones.
 
         Args:
             before: the stored settings of the run.
@@ -545,7 +543,7 @@ class Config(Settings):
         return fraction if self.clients_per_round is None else self.clients_per_round
 
     def cohort_size(self, clients: int) -> int:
-        """How many of so many clients take part in a round, at least one.
+        """Number of clients of a round, at least one.
 
         Raises:
             ConfigError: more than there are.
@@ -565,7 +563,7 @@ COHORT = ("cohort", "clients_per_round", "client_fraction")
 def _refuse_several(names: Sequence[str]) -> None:
     if len(names) > 1:
         raise ConfigError(
-            f"{' and '.join(names)} both say how many clients are in a round; give one of them"
+            f"{' and '.join(names)} both set the number of clients per round. Give one of them"
         )
 
 
@@ -600,7 +598,7 @@ def _of_cohort(settings: dict[str, Any], *, quiet: bool = False) -> dict[str, An
     if cohort == 1 and not quiet:
         means = "one client a round" if whole else "all clients in every round"
         warnings.warn(
-            f"cohort = {cohort} means {means}. Give {name} = {cohort}, which cannot be mistaken",
+            f"cohort = {cohort} means {means}. Give {name} = {cohort}, which is unambiguous",
             FedbayesWarning,
             stacklevel=2,
         )
@@ -720,13 +718,13 @@ def find_method(name: str) -> "type[AnyMethod]":
         if not isinstance(value, str if attribute == "name" else type):
             shown = repr(example) if attribute == "name" else example
             raise ConfigError(
-                f"the method {kind.__name__} has no {attribute}; write {attribute} = {shown} into "
+                f"the method {kind.__name__} has no {attribute}. Write {attribute} = {shown} into "
                 "the class, without a type"
             )
     if missing := sorted(kind.__abstractmethods__):
         raise ConfigError(
-            f"the method {kind.__name__} lacks {', '.join(missing)}; define what is missing, or "
-            "derive it from fedbayes.contracts.PointEstimate, which has most of it"
+            f"the method {kind.__name__} lacks {', '.join(missing)}. Define them, or derive the "
+            "class from fedbayes.contracts.PointEstimate, which has most of them"
         )
     return kind
 
@@ -781,8 +779,7 @@ def complete_task(table: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def no_setting(key: str, known: Sequence[SettingRow], method: str, likelihood: str = "auto") -> str:
-    """That there is no such setting; of a parameter of other methods, or a setting of other
-    likelihoods, which these are.
+    """The error for an unknown setting; it lists methods or likelihoods that have it.
 
     Args:
         key: as in `--set`.
@@ -796,8 +793,8 @@ def no_setting(key: str, known: Sequence[SettingRow], method: str, likelihood: s
         if not owners or parameter == "target":
             return unknown(key, known)
         return (
-            f"{key} is a setting of {', '.join(owners)}, not of {likelihood}; choose the "
-            f"likelihood with task.likelihood={owners[0]}, or leave it out"
+            f"{key} is a setting of {', '.join(owners)}, not of {likelihood}. Choose the "
+            f"likelihood with task.likelihood={owners[0]}, or leave the setting out"
         )
     if table != "method":
         return unknown(key, known)
@@ -805,8 +802,8 @@ def no_setting(key: str, known: Sequence[SettingRow], method: str, likelihood: s
     if not owners:
         return unknown(key, known)
     return (
-        f"{key} is a parameter of {', '.join(owners)}, not of {method}; choose the method with "
-        f"--method {owners[0]} or method.name, or leave it out"
+        f"{key} is a parameter of {', '.join(owners)}, not of {method}. Choose the method with "
+        f"--method {owners[0]} or method.name, or leave the parameter out"
     )
 
 
@@ -825,8 +822,8 @@ def _numbers(value: Any, key: str = "") -> Iterator[tuple[str, float]]:
 
 def _no_method(name: str) -> ConfigError:
     return ConfigError(
-        f"no method is called {name!r}{did_you_mean(name, METHODS)}; there are "
-        f"{', '.join(METHODS)}, or your own as package.module:Class"
+        f"unknown method {name!r}{did_you_mean(name, METHODS)}. Choose {', '.join(METHODS)}, or "
+        "your own as package.module:Class"
     )
 
 
@@ -846,7 +843,7 @@ def _read(file: Path) -> dict[str, Any]:
     try:
         return parse_toml(read_text(file))
     except FileNotFoundError:
-        raise ConfigError(f"there is no config file {file}") from None
+        raise ConfigError(f"config file not found: {file}") from None
     except OSError as error:
         raise ConfigError(f"cannot read the config {file}: {error.strerror or error}") from None
     except ValueError as error:
@@ -854,24 +851,24 @@ def _read(file: Path) -> dict[str, Any]:
 
 
 def assign(settings: dict[str, Any], override: str) -> None:
-    """Apply one `a.b=value`; the value is TOML, or else taken as a string.
+    """Apply one `a.b=value`; the value is TOML, or a string if it is not valid TOML.
 
     Raises:
         ConfigError: it is none, or a part of the key is no table.
     """
     key, equals, text = override.partition("=")
     if key and not equals:
-        raise ConfigError(f"{key} has no value; write key=value, as in training.lr=0.05")
+        raise ConfigError(f"{key} has no value. Write key=value, as in training.lr=0.05")
     if not key:
-        raise ConfigError(f"{override!r} is no setting; write key=value, as in training.lr=0.05")
+        raise ConfigError(f"{override!r} is not a setting. Write key=value, as in training.lr=0.05")
     if not text.strip():
-        raise ConfigError(f"{override} has no value; leave it out for the default")
+        raise ConfigError(f"{override} has no value. Leave it out for the default")
     try:
         value = parse_toml(f"value = {text}")["value"]
     except tomllib.TOMLDecodeError:
         value = text
     except ValueError as error:
-        raise ConfigError(f"{key} is no value of TOML: {error}") from None
+        raise ConfigError(f"{key} is not a TOML value: {error}") from None
     key = key.strip()
     if key in COHORT:  # of which a config has one
         for other in COHORT:

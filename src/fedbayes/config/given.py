@@ -60,9 +60,9 @@ def whole(settings: Mapping[str, Any]) -> dict[str, Any]:
         name, _, key = SHORTHANDS[short].partition(".")
         table = found.setdefault(name, {})
         if not isinstance(table, Mapping):
-            raise ConfigError(f"{name} is {table!r}, and {short} is a setting of it; give a table")
+            raise ConfigError(f"{name} is {table!r}, but {short} is a setting of it. Give a table")
         if key in table:
-            raise ConfigError(f"{short} and {name}.{key} are one setting; give one of them")
+            raise ConfigError(f"{short} and {name}.{key} are the same setting. Give one of them")
         found[name] = {**table, key: _plain(settings[short])}
     return found
 
@@ -121,8 +121,8 @@ def refuse_objects(settings: Mapping[str, Any], where: str) -> None:
         raise ConfigError(
             f"{key} is {name}, a Python object of this process: it is defined in the script or "
             f"notebook itself (__main__), within a function, or is an instance. {where} cannot "
-            f"import it. Move the class or function to a file of its own, such as mine.py, and "
-            f"import it from there (from mine import {name}), or compute in this process alone"
+            "import it. Move the class or function to its own file, such as mine.py, and import "
+            f"it from there (from mine import {name}), or compute only in this process"
         )
 
 

@@ -16,7 +16,7 @@ RATES = {"sgd": 0.1, "adam": 0.003, "amsgrad": 0.003, "adamax": 0.006}
 
 
 def choose(config: Config, run: Federation, data: FederatedData) -> Config:
-    """The settings with nothing left at `auto`; what was chosen is in `settings_chosen`.
+    """The settings with a value for each `auto`; chosen values are in `settings_chosen`.
 
     With `method.preset = "published"` that are published values, else what the method recommends
     for this network, likelihood and these clients.
@@ -74,8 +74,8 @@ def _require_choosable(
     known += [f"method.{name}" for name in method.choosable()]
     if unknown := [key for key in wanted if key not in known]:
         raise ConfigError(
-            f"{method.name} recommends {', '.join(unknown)}, which no run can choose; mark fields "
-            f"with fedbayes.core.fields.Chosen(). There are {', '.join(known)}"
+            f"{method.name} recommends {', '.join(unknown)}, which a run cannot choose. Mark "
+            f"fields with fedbayes.core.fields.Chosen(). Possible: {', '.join(known)}"
         )
 
 

@@ -148,7 +148,7 @@ def _key(name: str) -> str:
 
 
 def toml(settings: Sequence[SettingRow], values: Mapping[str, Any], table: str = "") -> str:
-    """A table with every setting; one that is unset is a comment that says what it is.
+    """A table with every setting; unset ones are comments with their description.
 
     Args:
         settings: those that there are.
@@ -174,7 +174,7 @@ def toml(settings: Sequence[SettingRow], values: Mapping[str, Any], table: str =
 
 
 def unknown(key: str, settings: Sequence[SettingRow]) -> str:
-    """That there is no such setting, which is like it, or else which there are in its table."""
+    """The error for an unknown setting, with a similar one or those of its table."""
     keys = [row.key for row in settings]
     table, _, last = key.rpartition(".")
     place = f"{table}." if table else ""
@@ -183,9 +183,9 @@ def unknown(key: str, settings: Sequence[SettingRow]) -> str:
     like = get_close_matches(last, known, n=1) or [w for w in known if len(last) > 3 and last in w]
     close = [place + word for word in like]
     if guesses := elsewhere or close or (not known and get_close_matches(key, keys, n=1)):
-        return f"{key} is no setting (did you mean {' or '.join(map(repr, guesses))}?)"
+        return f"{key} is not a setting (did you mean {' or '.join(map(repr, guesses))}?)"
     there = "there is" if len(known) == 1 else "there are"
-    return f"{key} is no setting; here {there} {', '.join(known) or 'none'}"
+    return f"{key} is not a setting; here {there} {', '.join(known) or 'none'}"
 
 
 def explain(
@@ -231,7 +231,7 @@ def _line(
         first = matching[0] if matching else settings[0]
         example = value if isinstance(value, str) and first.choices else first.default
         return (
-            f"{key or 'config'} is {_shown(value)}; it is a table, of settings such as "
+            f"{key or 'config'} is {_shown(value)}; give a table with settings such as "
             f"{first.key} = {_shown(example)}"
         )
     if field and get_origin(field.annotation) is dict and error["loc"][len(path) :]:

@@ -391,18 +391,21 @@ def _time(metrics: "Metrics") -> str:
 
 def _troubles(metrics: "Metrics") -> list[str]:
     """What went wrong in a round, a line each."""
-    lines = [f"client {client} refused: {reason}" for client, reason in metrics["refused"].items()]
+    lines = [
+        f"report of client {client} rejected: {reason}"
+        for client, reason in metrics["refused"].items()
+    ]
     lines += [f"client {client} lost: {reason}" for client, reason in metrics["lost"].items()]
     lines += [
-        f"client {client} reported after trouble: {reason}"
+        f"client {client} answered after a problem: {reason}"
         for client, reason in metrics.get("troubles", {}).items()
     ]
     lines += [
-        f"client {client} is unlike the others: {reason}"
+        f"client {client} is an outlier: {reason}"
         for client, reason in metrics.get("outliers", {}).items()
     ]
     if undone := metrics.get("undone"):
-        lines.append(f"{undone}: the update is undone, the global model as before")
+        lines.append(f"{undone}: the update is undone, and the global model is unchanged")
     elif metrics["skipped"]:
-        lines.append("too few good reports: the global model is as before")
+        lines.append("too few valid updates: the global model is unchanged")
     return lines

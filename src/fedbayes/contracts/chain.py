@@ -39,9 +39,11 @@ class Chain(BaseModel):
     )
     prior_std: float = Field(1.0, gt=0, description="s, standard deviation of the prior")
     burn_in: float = Field(
-        0.5, ge=0, lt=1, description="share of the rounds before the first draw is kept"
+        0.5, ge=0, lt=1, description="share of the rounds before the first sample is kept"
     )
-    keep: int = Field(20, ge=1, description="most draws that the server keeps, the last ones")
+    keep: int = Field(
+        20, ge=1, description="largest number of samples that the server keeps (the last ones)"
+    )
 
     def kept(
         self, server: ChainServer, weights: Tensors, at: RoundContext

@@ -29,7 +29,7 @@ Changes = dict[str, Tensors]
 
 @dataclass
 class Total:
-    """Changes, summed: what is left of reports once each was bounded."""
+    """The sum of the bounded changes of reports."""
 
     changes: Changes = field(default_factory=dict)
     """Sum over clients of weight times change, float64; an entry that nobody spoke of is 0."""
@@ -122,7 +122,7 @@ class ChangeCoordinates:
         return min(self.origins, key=lambda each: float(squared_distance(found, each, trained)))
 
     def changes(self, report: Report) -> Changes:
-        """What a report adds, by part, each of which is bounded by a norm of its own.
+        """The changes of a report by part, each with its own norm bound.
 
         Trained weights are the part `weights`, other real tensors of the network `buffers`,
         integers `counters`, and what is called `part/name` the part of that name.

@@ -33,8 +33,8 @@ class ClassCountedMethod(Method[ServerState, Stateless, ReportList]):
 
     class_shares: Literal["auto"] | bool = Field(
         "auto",
-        description="clients tell their samples of each class, which weights their outputs; auto: "
-        "where outputs are of classes",
+        description="whether clients send their samples of each class, which weight their "
+        "outputs. auto: if outputs are classes",
     )
 
     def check(self, run: Federation) -> None:
@@ -45,13 +45,13 @@ class ClassCountedMethod(Method[ServerState, Stateless, ReportList]):
         """
         if self.class_shares is True and not _by_class(run):
             raise ConfigError(
-                f"{self.name} weights clients' outputs by their samples of each class, and under "
-                f"the likelihood {run.likelihood.name} there is no output for each class; set "
+                f"{self.name} weights clients' outputs by their samples of each class, but the "
+                f"likelihood {run.likelihood.name} has no output for each class. Set "
                 "method.class_shares = false"
             )
 
     def counts_classes(self, run: Federation) -> bool:
-        """Whether clients tell their samples of each class."""
+        """Whether clients send their samples of each class."""
         return _by_class(run) if self.class_shares == "auto" else self.class_shares
 
     def count_pattern(self, run: Federation) -> Message:
@@ -77,7 +77,7 @@ class ClassCountedMethod(Method[ServerState, Stateless, ReportList]):
             raise MessageError("its counts of classes are negative")
         if (total := sum(counts.tolist())) > report.weight:
             raise MessageError(
-                f"its counts of classes come to {total}, and its weight is {report.weight:g}"
+                f"its counts of classes sum to {total}, and its weight is {report.weight:g}"
             )
 
 

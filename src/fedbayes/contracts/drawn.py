@@ -15,7 +15,7 @@ from fedbayes.models import Network
 
 
 def require_weights_alone(name: str, run: Federation) -> None:
-    """See that a network's trained weights can be random: nothing else may change in training.
+    """Check that a network's trained weights can be random: nothing else may change in training.
 
     Args:
         name: of the method.
@@ -26,11 +26,11 @@ def require_weights_alone(name: str, run: Federation) -> None:
         ConfigError: it is to compute in bf16.
     """
     if run.network.precision != "float32":
-        raise ConfigError(f"{name} computes in float32; leave precision as it is")
+        raise ConfigError(f"{name} computes in float32. Leave precision out")
     if fixed := sorted(run.network.buffers):
         raise ModelError(
-            f"{name} has no place for what no gradient trains: {', '.join(fixed)}; set "
-            "model.batch_norm = 'frozen', or take a network without running statistics"
+            f"{name} needs a network that gradients train completely, but not {', '.join(fixed)}. "
+            "Set model.batch_norm = 'frozen', or choose a network without running statistics"
         )
 
 
@@ -47,8 +47,8 @@ def refuse_weight_decay(name: str, run: Federation) -> None:
     """
     if run.training.weight_decay:
         raise ConfigError(
-            f"{name} has a prior of its own; training.weight_decay would be another, of which the "
-            "server knows nothing: leave it 0"
+            f"{name} has its own prior, and training.weight_decay would add another. Set "
+            "training.weight_decay = 0"
         )
 
 

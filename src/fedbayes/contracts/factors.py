@@ -24,19 +24,21 @@ class VariationalFactor(PartitionedPosterior[FactorState]):
     """
 
     start_std: float = Field(
-        0.03, gt=0, description="of the weights where training starts; small, or nothing is learnt"
+        0.03,
+        gt=0,
+        description="standard deviation of the weights where training starts. It must be small",
     )
 
     damping: Annotated[float | None, Chosen()] = Field(
         None,
         gt=0,
         le=1,
-        description="share of a factor's change that is made in a round; none: 1 by the number "
-        "of clients in it, since each assumes that the others stand still",
+        description="share of a factor's change that a round applies. none: 1 / number of "
+        "clients of the round, because each assumes that the others do not change",
     )
 
     def recommended(self, known: Known) -> dict[str, Any]:
-        """Adam, and a KL term that leaves the data their say.
+        """Adam, and a KL weight that lets the model fit the data.
 
         Where clients are in few rounds, more of a change is made in each, so that the server has
         half of a factor at the end; but no more than three times the usual share.
@@ -59,13 +61,12 @@ class VariationalFactor(PartitionedPosterior[FactorState]):
         heard = 1 - (1 - (self.damping or 1 / run.cohort)) ** rounds
         if run.cohort < run.clients and heard < 0.6:
             notes.append(
-                f"a client is in {rounds:.2g} of {run.rounds} rounds on average, in which the "
-                f"server learns {heard:.0%} of its factor; with more rounds it learns more of it"
+                f"a client is in {rounds:.2g} of {run.rounds} rounds on average, which give "
+                f"{heard:.0%} of its factor. Use more rounds for more of it"
             )
         if run.training.optimizer == "sgd":
             notes.append(
-                f"{self.name} trains means and log-precisions, whose gradients are of very unlike "
-                "sizes: under sgd it mostly learns little, or diverges; set training.optimizer = "
+                f"{self.name} learns little with SGD, or diverges. Set training.optimizer = "
                 "'adam' and a small training.lr, such as 0.003"
             )
         return notes
@@ -73,7 +74,7 @@ class VariationalFactor(PartitionedPosterior[FactorState]):
     def taken_out(
         self, message: Message, client: FactorState, samples: Samples, at: RoundContext
     ) -> tuple[Tensors, Tree]:
-        """Where training starts, and what a loss is given of the others' factors and the prior.
+        """The start of training, and the terms of the other factors and the prior in the loss.
 
         Returns:
             `mean` and `log_precision` of each weight by name; and in float64 `cavity`, `factor`

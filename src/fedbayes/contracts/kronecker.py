@@ -30,7 +30,7 @@ Moves = Callable[[torch.Generator], Tensors]
 
 @dataclass(frozen=True)
 class CurvatureSums:
-    """What the server keeps, or a client of its own: sums over clients, float64.
+    """Sums over clients, float64, at the server; at a client, its own.
 
     Without tensors before the client's first report.
     """
@@ -79,8 +79,10 @@ _SUM = Part(
     origin="zero",
     tracked=True,
     range=65536.0,
-    joint="a middle of matrices entry by entry is no curvature; set method.covariance = 'diagonal'",
-    uncompressed="sums of second moments with errors are none, and a Newton step divides by them",
+    joint="an entrywise median of curvature matrices is not a curvature. Set method.covariance = "
+    "'diagonal'",
+    uncompressed="a Newton step divides by second moments, and compression errors can make them "
+    "invalid",
 )
 """A part of which the server keeps the sum."""
 
@@ -159,7 +161,7 @@ class SharedKroneckerPosterior(Method[KroneckerServer, CurvatureSums, Sum]):
         return {n: t for key, each in every.items() for n, t in named(key, each).items()}
 
     def metric_of(self, told: Tensors) -> Metric:
-        """S − δ, what the pool's data say, by a server's message or by what one is made of."""
+        """S − δ, the curvature of all data, from a server's message or its parts."""
         double = {n: t.double() for n, t in told.items()}
         share = 1 / self.temper
         each = share / max(float(told["count/samples"]), _LEAST)
@@ -187,7 +189,7 @@ class SharedKroneckerPosterior(Method[KroneckerServer, CurvatureSums, Sum]):
             entries = total.diagonal() if key in ("inputs", "outputs") else total
             least = -1e-4 * (1 + sums[name].abs().max())
             if key != "shift" and bool((entries < least).any()):
-                raise MessageError(f"it takes more curvature off {name!r} than there is")
+                raise MessageError(f"it removes more curvature from {name!r} than there is")
 
     def update(
         self, server: KroneckerServer, reports: Sum, at: RoundContext
@@ -249,7 +251,7 @@ class SharedKroneckerPosterior(Method[KroneckerServer, CurvatureSums, Sum]):
     def personal_model(
         self, message: Message, report: Report | None, client: CurvatureSums, run: Federation
     ) -> Tensors | None:
-        """The posterior as the report moves it; between rounds there is none of its own."""
+        """The posterior after the report; between rounds a client has none."""
         if report is None:
             return None
         came, change = dense(message), {n: t.double() for n, t in dense(report.tensors).items()}
@@ -288,7 +290,7 @@ _LEAST = 1e-12
 
 
 def reach(layers: Collection[str], moved: Tensors, change: Tensors) -> Tensors:
-    """How far a step goes by layer, and by weight where there is none.
+    """The length of a step by layer, or by weight without layers.
 
     Args:
         layers: that have Kronecker factors.

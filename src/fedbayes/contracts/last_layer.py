@@ -68,9 +68,11 @@ class FinalLayer:
         finally:
             hook.remove()
         if not found or found[-1][0].ndim != 2:
-            raise ModelError(f"the last layer {self.path!r} does not see one row for each sample")
+            raise ModelError(f"the last layer {self.path!r} does not get one row per sample")
         if bool(outputs[:, : self.outputs].any()):  # of a layer of zeros
-            raise ModelError("the method needs a network whose outputs are those of its last layer")
+            raise ModelError(
+                "the method needs a network that returns the outputs of its last layer"
+            )
         seen = torch.cat([one[0] for one in found]).double().cpu()
         if self.bias is not None:
             seen = torch.cat([seen, torch.ones(len(seen), 1, dtype=torch.float64)], dim=1)

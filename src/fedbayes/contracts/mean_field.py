@@ -39,19 +39,21 @@ class MeanField(VariationalFactor[MeanFieldClient]):
     samples: int = Field(1, ge=1, description="Monte-Carlo samples of a training step")
     predictions: int = Field(20, ge=1, description="Monte-Carlo samples of a prediction")
     divergence: Literal["kl", "renyi"] = Field(
-        "kl", description="from the cavity and the prior: Kullback-Leibler, or Rényi's of order α"
+        "kl",
+        description="divergence from the cavity and the prior: Kullback-Leibler, or "
+        "Rényi's of order α",
     )
     alpha: Annotated[float, Only("divergence", "renyi")] = Field(
         2.5,
         gt=0,
-        description="order of Rényi's divergence: towards 1 it is KL, below 1 the posterior is "
-        "wider, above narrower",
+        description="order of Rényi's divergence. Near 1 it is KL; below 1 the posterior is "
+        "wider, above 1 narrower",
     )
 
     @model_validator(mode="after")
     def _order(self) -> Self:
         if self.divergence == "renyi" and self.alpha == 1:
-            raise ValueError("Rényi's divergence of order 1 is KL; set divergence = 'kl'")
+            raise ValueError("Rényi's divergence of order 1 is KL. Set divergence = 'kl'")
         return self
 
     def join(self, at: RoundContext) -> MeanFieldClient:
@@ -74,7 +76,7 @@ class MeanField(VariationalFactor[MeanFieldClient]):
         return self._free_energy(run, training=True)
 
     def validation(self, run: Federation) -> Loss:
-        """The loss term of the free energy alone, without dropout."""
+        """Only the loss term of the free energy, without dropout."""
         return self._free_energy(run, training=False)
 
     def _free_energy(self, run: Federation, *, training: bool) -> Loss:
@@ -109,7 +111,7 @@ class MeanField(VariationalFactor[MeanFieldClient]):
     def personal_model(
         self, message: Message, report: Report | None, client: MeanFieldClient, run: Federation
     ) -> Tensors | None:
-        """The posterior as the client refined it; between rounds there is none of its own."""
+        """The posterior after the client's update; between rounds a client has none."""
         if report is None:
             return None
         return means_and_stds(self.known(message, report).to(run.network.device, torch.float32))

@@ -99,7 +99,7 @@ class Models(StrEnum):
 
 @dataclass(frozen=True)
 class About:
-    """What lists and presets say of a method."""
+    """The description of a method in lists and presets."""
 
     summary: str = ""
     """One line for the list of methods."""
@@ -211,7 +211,7 @@ class _Checked(ModelMetaclass):
         parameters = {n for n, kind in own.items() if "ClassVar" not in str(kind)}
         for flag in (_DECLARED_NOW.keys() & namespace.keys()) - parameters:
             raise ConfigError(
-                f"the method {name} sets {flag}, which has no effect; declare "
+                f"the method {name} sets {flag}, which has no effect. Declare "
                 f"{_DECLARED_NOW[flag]} instead (see fedbayes.contracts.parts)"
             )
         return super().__new__(cls, name, bases, namespace, **more)
@@ -251,8 +251,8 @@ class Method(Choosable, Generic[ServerState, ClientState, Reduced], metaclass=_C
 
     preset: Literal["recommended", "published"] = Field(
         "recommended",
-        description="what settings are that are left at auto: recommended, so that a first run "
-        "learns; or published",
+        description="values of settings at auto: recommended, which work in a first run; or "
+        "published",
     )
 
     @classmethod
@@ -276,7 +276,7 @@ class Method(Choosable, Generic[ServerState, ClientState, Reduced], metaclass=_C
             )
 
     def weight(self, solved: Solved) -> float:
-        """The weight of a report: its training samples where reports are weighted, or else 1."""
+        """The weight of a report: its training samples if reports are weighted, else 1."""
         return float(solved.count) if Reports.of(self).weighted else 1.0
 
     def variant(self) -> "AnyMethod":
@@ -305,14 +305,14 @@ class Method(Choosable, Generic[ServerState, ClientState, Reduced], metaclass=_C
         return adam(known) if known.pretrained else sgd(known)
 
     def remarks(self, run: Federation) -> list[str]:
-        """What a user should know before the first round of how the method takes to a network:
-        a layer that it leaves out, say. A sentence each.
+        """Notes on the network before the first round, such as a layer that the method leaves out.
+        A sentence each.
         """
         return []
 
     def note(self, samples: int, run: Federation) -> ClientNote:
-        """What a user should know of a client of so many training samples: the prior around the
-        server, and whether it has too few for what the method is for. Nothing by default.
+        """A note on a client with this number of training samples: its prior, and whether it has
+        too few. Nothing by default.
         """
         return ClientNote()
 
@@ -419,7 +419,9 @@ class Method(Choosable, Generic[ServerState, ClientState, Reduced], metaclass=_C
         }
 
     def chart(self, server: ServerState, run: Federation) -> Chart:
-        """Between what a report changes and coordinates that add; by default changes are such."""
+        """The map between changes of a report and coordinates that can be added; by default the
+        identity.
+        """
         return Chart()
 
     def forget(
@@ -456,7 +458,7 @@ class Method(Choosable, Generic[ServerState, ClientState, Reduced], metaclass=_C
         """The M-step: the server's new state from at least one report."""
 
     def model(self, server: ServerState, run: Federation) -> Tensors:
-        """The global model as it is saved and evaluated: by default the server's weights."""
+        """The global model to save and evaluate: by default the server's weights."""
         return weights_of(server)
 
     def personal_model(
@@ -496,14 +498,14 @@ def weights_of(server: Any) -> Tensors:
     """
     if not hasattr(server, "weights"):
         raise ConfigError(
-            f"the server's state {type(server).__name__} has no field `weights`; give it one, or "
-            "define what depends on it: message, problem, report and model"
+            f"the server's state {type(server).__name__} has no field `weights`. Add one, or "
+            "define message, problem, report and model"
         )
     return {**server.weights, **getattr(server, "buffers", {})}
 
 
 def units_remarks(name: str, network: Network, touched: Collection[Gateable]) -> list[str]:
-    """What a method that leaves units out says of a network in which it cannot everywhere.
+    """Notes of a method that leaves units out on layers where it cannot.
 
     Args:
         name: the method.
@@ -511,7 +513,7 @@ def units_remarks(name: str, network: Network, touched: Collection[Gateable]) ->
         touched: groups whose units it may leave out.
     """
     reasons = {
-        group.layer: group.whole_because or "the network's code counts on its width"
+        group.layer: group.whole_because or "the network's code depends on its width"
         for group in network.groups
         if not group.output and group not in touched
     }
@@ -522,8 +524,8 @@ def units_remarks(name: str, network: Network, touched: Collection[Gateable]) ->
     if not touched:
         sentences.insert(
             0,
-            f"{name} finds no units in this network that it could leave out: messages are as "
-            "long as the whole network",
+            f"{name} finds no units of this network to leave out, so messages contain the whole "
+            "network",
         )
     return sentences
 

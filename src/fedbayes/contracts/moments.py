@@ -63,25 +63,29 @@ class MomentMatching(PartitionedPosterior[MomentsClient]):
     kl_weight: Annotated[float, Chosen(), Tuned(times=30)] = Field(
         1.0,
         gt=0,
-        description="T of the tempered likelihood p(D_i | θ)^(1/T): 1 is the posterior, less "
-        "trusts data more",
+        description="T of the tempered likelihood p(D_i | θ)^(1/T). 1: the posterior. A smaller "
+        "value gives the data more weight",
     )
     predictions: int = Field(
-        20, ge=1, description="draws from the posterior in a prediction, where it has a covariance"
+        20,
+        ge=1,
+        description="number of posterior samples of a prediction, if the posterior has "
+        "a covariance",
     )
 
     predictive: Literal["linearized", "sampled"] = Field(
         "linearized",
-        description="network under a draw: linear in its weights around their means, as Laplace's "
-        "approximation takes it, or as it is, which needs stds that are small",
+        description="network of a posterior sample: linear in its weights around their means, as "
+        "in Laplace's approximation, or the network itself, which needs small standard "
+        "deviations",
     )
 
     def remarks(self, run: Federation) -> list[str]:
-        """Few rounds of a client say little."""
+        """A note if clients take part in few rounds."""
         return few_rounds(self.name, run)
 
     def recommended(self, known: Known) -> dict[str, Any]:
-        """Adam, and a prior that leaves the data their say."""
+        """Adam, and a prior that lets the model fit the data."""
         return {**adam(known, lr=0.003), "method.kl_weight": known.tempered(0.06)}
 
     def join(self, at: RoundContext) -> MomentsClient:
@@ -134,7 +138,7 @@ class MomentMatching(PartitionedPosterior[MomentsClient]):
 
     def loss(self, run: Federation) -> Loss:
         """The tilted posterior's energy per sample, times T; under SGD, whose steps are followed by
-        the cavity's, the likelihood alone.
+        the cavity's, only the likelihood.
         """
         likelihood = nll(run)
         if implicit(run):
@@ -205,7 +209,7 @@ class MomentMatching(PartitionedPosterior[MomentsClient]):
     def personal_model(
         self, message: Message, report: Report | None, client: MomentsClient, run: Federation
     ) -> Tensors | None:
-        """The posterior as the client refined it; between rounds there is none of its own."""
+        """The posterior after the client's update; between rounds a client has none."""
         if report is None:
             return None
         known = self.known(message, report).to(run.network.device, torch.float32)

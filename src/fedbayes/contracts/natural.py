@@ -48,8 +48,8 @@ class GaussianServer(Method[PosteriorState, ClientState, Sum]):
                 range=65536.0,
                 typical=lambda method, server, run: method.learnt(server, run)["precision"],
                 unless="fixed_precision",
-                uncompressed="an error of a precision moves a mean, which is divided by it, and an "
-                "error that is small relative to the largest precision can be all of a small one",
+                uncompressed="means are divided by precisions, so a small compression error of a "
+                "precision can change a mean much",
             ),
             "shift": Part(
                 origin="zero",
@@ -64,7 +64,10 @@ class GaussianServer(Method[PosteriorState, ClientState, Sum]):
         1.0, gt=0, description="standard deviation of the Gaussian priors p(θ) and p(φ)"
     )
     kl_weight: Annotated[float, Chosen(), Tuned(times=30)] = Field(
-        1.0, gt=0, description="factor of the KL terms; 1 is the free energy, less trusts data more"
+        1.0,
+        gt=0,
+        description="factor of the KL terms. 1: the free energy. A smaller value "
+        "gives the data more weight",
     )
 
     @property
@@ -82,7 +85,7 @@ class GaussianServer(Method[PosteriorState, ClientState, Sum]):
         }
 
     def check(self, run: Federation) -> None:
-        """Trained weights alone are random; nothing else may change in training.
+        """Only trained weights are random; nothing else may change in training.
 
         Raises:
             ModelError: the network has buffers, such as running means.
@@ -143,7 +146,7 @@ class GaussianServer(Method[PosteriorState, ClientState, Sum]):
         )
 
     def changed_by(self, tensors: Tensors) -> NaturalGaussian:
-        """The change that a report's tensors say, or a sum of them, float64."""
+        """The change in a report's tensors, or in a sum of them, float64."""
         shift = {n: t.double() for n, t in part(tensors, "shift").items()}
         if self.fixed_precision:
             return NaturalGaussian({n: torch.zeros_like(h) for n, h in shift.items()}, shift)
@@ -156,7 +159,9 @@ class GaussianServer(Method[PosteriorState, ClientState, Sum]):
         changes = part(dense(report.tensors), "precision")
         for name, change in changes.items():
             if bool((server.posterior.precision[name] + change <= 0).any()):
-                raise MessageError(f"it takes more precision off {name!r} than the posterior has")
+                raise MessageError(
+                    f"it removes more precision from {name!r} than the posterior has"
+                )
 
     def chart(self, server: PosteriorState, run: Federation) -> Chart:
         """Changes of precisions, and of shifts beyond those that leave the means where they are: so
@@ -197,8 +202,8 @@ def few_rounds(name: str, run: Federation) -> list[str]:
     if run.cohort == run.clients or rounds >= SEVERAL:
         return []
     return [
-        f"a client is in {rounds:.2g} of {run.rounds} rounds on average; with so few, and few "
-        f"classes for each client, averaging was more accurate than {name} in our tests"
+        f"a client is in {rounds:.2g} of {run.rounds} rounds on average. With so few, and few "
+        f"classes per client, averaging was more accurate than {name} in our tests"
     ]
 
 

@@ -143,13 +143,13 @@ class Reports:
             return replace(NETWORK[name], compared=self.parts["weights"].compared)
         if found is None:
             raise ConfigError(
-                f"reports have a part {name!r} that the method does not declare; add it to its "
+                f"reports have a part {name!r} that the method does not declare. Add it to "
                 f"`reports`, which declares {', '.join(self.parts)}"
             )
         return found
 
     def starts_at_server(self, name: str) -> bool:
-        """Whether changes of a part are measured from what the server has; no if it is none."""
+        """Whether changes of a part are measured from the server's state."""
         found = self.parts.get(name) or NETWORK.get(name)
         return found is not None and found.origin == "server"
 
@@ -170,7 +170,7 @@ class Reports:
 
     @property
     def refusals(self) -> Mapping[str, str]:
-        """Why each feature of a round is not for such reports; empty where it is.
+        """Why each feature of a round does not support such reports; empty if it does.
 
         Examples:
             >>> from fedbayes.contracts import Reports
@@ -179,20 +179,24 @@ class Reports:
         """
         adds, parts = self.reduce == "mean", self.parts
         if self.pooled:
-            return dict.fromkeys(FEATURES, "all its data are in one place, and nothing is sent")
+            return dict.fromkeys(FEATURES, "it pools all data, and sends nothing")
         sparse = next((name for name, p in parts.items() if p.mask != "none"), "")
         chosen = any(p.mask == "chosen" for p in parts.values())
-        single = "" if adds else "the server needs every single report"
-        lost = "its clients keep what they reported, and are not told what of it arrived"
+        single = "" if adds else "the server needs the update of each client, not only their sum"
+        lost = "its clients store what they sent, and do not know what compression changed"
         kept = any(p.tracked and p.retract is None for p in parts.values())
         return {
-            "secure sums": single or (sparse and f"reports leave out entries of the {sparse}"),
+            "secure sums": single or (sparse and f"clients leave out entries of the {sparse}"),
             "compression": next((p.uncompressed for p in parts.values() if p.uncompressed), "")
-            or ("" if adds else "its reports do not add, so errors would not average out")
+            or (
+                ""
+                if adds
+                else "its updates are not added, so compression errors do not average out"
+            )
             or (lost if kept else ""),
             "robust rules": "" if self.reduce != "set" else self._instead,
             "noise": single,
-            "asynchronous rounds": "reports do not add to a later state of the server"
+            "asynchronous rounds": "an update cannot be added to a later state of the server"
             if chosen or not adds
             else "",
         }
@@ -201,11 +205,9 @@ class Reports:
     def _instead(self) -> str:
         """Why robust rules are not for reports that are all needed, and what is in their place."""
         if any(p.missing == "unchanged" for p in self.parts.values()):
-            return "it takes the clients' median, or the mean of their signs, as it is"
-        return "reports are not averaged" + (
-            "; aggregation.outliers = 'leave-out' leaves out networks unlike the others"
-            if self.compared
-            else ""
+            return "the server uses the median or the mean sign of the updates, not their sum"
+        return "its updates are not averaged" + (
+            "; aggregation.outliers = 'leave-out' rejects outlier networks" if self.compared else ""
         )
 
     @property
@@ -221,7 +223,7 @@ class Reports:
 
     @property
     def joint(self) -> str:
-        """Why no middle can be taken entry by entry, in words; empty if one can."""
+        """A message why there is no entrywise median; empty if there is one."""
         return next((p.joint for p in self.parts.values() if p.joint), "")
 
     @property

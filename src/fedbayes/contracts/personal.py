@@ -129,7 +129,7 @@ def solved_apart(
     *,
     epochs: int | None = None,
 ) -> Solved:
-    """Solve a second problem of the same round, with random numbers of its own.
+    """Solve a second problem of the same round, with its own random numbers.
 
     Args:
         at: the client and the round.

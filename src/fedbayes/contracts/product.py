@@ -67,12 +67,12 @@ class PartitionedPosterior(GaussianServer[PosteriorServer, FactorState]):
         None,
         gt=0,
         le=1,
-        description="share of a factor's change that is made in a round; none: 1 by the number "
-        "of clients in it, since each assumes that the others stand still",
+        description="share of a factor's change that a round applies. none: 1 / number of "
+        "clients of the round, because each assumes that the others do not change",
     )
 
     def check(self, run: Federation) -> None:
-        """Weights alone are inferred, and the prior is all that draws them.
+        """Only weights are inferred, and only the prior regularizes them.
 
         Raises:
             ModelError: the network has buffers, such as running means.
@@ -86,7 +86,7 @@ class PartitionedPosterior(GaussianServer[PosteriorServer, FactorState]):
         return PosteriorServer(standard(run.network.initial, self.prior_std))
 
     def split(self, message: Message, client: FactorState, at: RoundContext) -> Split:
-        """The posterior that came, by what is the client's and what is the others'."""
+        """The received posterior, split into the client's factor and the others."""
         run, posterior = at.run, self.posterior_of(message)
         prior = standard(posterior.precision, self.prior_std) ** (1 / run.clients)
         prior = prior.to(run.network.device, torch.float64)

@@ -63,12 +63,12 @@ class Known:
         return max(ceil(self.median / self.run.training.batch_size), 1)
 
     def epochs(self, steps: int) -> int:
-        """Epochs in which a client takes about so many steps, at least 2 and at most 20."""
+        """Epochs for about `steps` steps at a client, at least 2 and at most 20."""
         return min(max(round(steps / self.epoch), 2), 20)
 
 
 def sgd(known: Known, *, lr: float = 0.2, steps: int = 20) -> dict[str, Any]:
-    """Plain SGD at the clients: about so many steps, at this learning rate.
+    """Plain SGD at the clients, with about this number of steps and this learning rate.
 
     Examples:
         >>> from pathlib import Path
@@ -90,8 +90,7 @@ def sgd(known: Known, *, lr: float = 0.2, steps: int = 20) -> dict[str, Any]:
 
 
 def adam(known: Known, *, lr: float = 0.01, steps: int = 20) -> dict[str, Any]:
-    """Adam at the clients, for what plain steps of one size do not suit: means and log-precisions
-    of Gaussian weights, say.
+    """Adam at the clients, for parameters of different scales, such as means and log-precisions.
 
     Examples:
         >>> from pathlib import Path

@@ -13,7 +13,7 @@ from fedbayes.core.tensors import Tensors, add_to
 
 @dataclass(frozen=True, repr=False)
 class Report(Brief):
-    """What a client says to the server at the end of its E-step.
+    """The message of a client to the server at the end of its E-step.
 
     Examples:
         >>> import torch

@@ -63,7 +63,7 @@ def _check(method: AnyMethod, function: str, value: Any, parts: Mapping[str, typ
     else:
         given = f"a {type(value).__name__}"
         given += f" of {len(value)}" if isinstance(value, tuple) else ""
-    hint = " An empty dict, {}, is no metrics." if "metrics" in parts else ""
+    hint = " Return an empty dict, {}, for no metrics." if "metrics" in parts else ""
     raise ConfigError(
-        f"{function} of the method {method.name} gave {given}; return {wanted}.{hint}"
+        f"{function} of the method {method.name} returned {given}. Return {wanted}.{hint}"
     )

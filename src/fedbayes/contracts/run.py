@@ -59,7 +59,7 @@ class Federation(Brief):
 
 
 def _no_network() -> Network:
-    raise TypeError("only a client has a network of its own")
+    raise TypeError("only clients have their own networks")
 
 
 def _no_rows() -> Samples | None:

@@ -89,7 +89,7 @@ class ControlVariateMethod(Averaged, Method[AnyServer, Control, Sum], Generic[An
         None,
         gt=0,
         description="largest norm of a client's variate c_s, as a multiple of the median norm of "
-        "those of the last round; a longer one is shortened; none: no bound, as published",
+        "the last round. Larger ones are scaled down. none: no bound, as published",
     )
 
     def recommended(self, known: Known) -> dict[str, Any]:

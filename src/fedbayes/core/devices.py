@@ -32,8 +32,8 @@ def find_devices(names: Sequence[str]) -> tuple[torch.device, ...]:
     kinds = sorted({device.type for device in found})
     if len(kinds) > 1:
         raise ConfigError(
-            f"devices are of several kinds ({', '.join(kinds)}), which round differently: numbers "
-            "would depend on which of them was idle; name devices of one kind"
+            f"devices are of several kinds ({', '.join(kinds)}), which round differently, so "
+            "results would depend on which was idle. Give devices of one kind"
         )
     return tuple(found)
 
@@ -51,8 +51,8 @@ def choose_device(name: str) -> torch.device:
         torch.zeros(1, device=device).item()  # of `meta`, there are no values
     except torch.OutOfMemoryError:
         raise ConfigError(
-            f"device {name!r} has no memory left: other processes hold it; end them, or name "
-            "another device"
+            f"device {name!r} has no memory left, because other processes use it. End them, or "
+            "choose another device"
         ) from None
     except (RuntimeError, AssertionError) as error:
         raise ConfigError(f"device {name!r} cannot be used: {_first_line(error)}") from None
@@ -92,14 +92,14 @@ def _find(name: str) -> list[torch.device]:
         near = "cuda" if kind == "gpu" else kind
         like = "" if kind in NAMES else did_you_mean(near, NAMES)
         raise ConfigError(
-            f"no device is called {name!r}{like}; there are cpu, auto, cuda, and with a number "
-            "cuda:0, cuda:1 and so on"
+            f"unknown device {name!r}{like}. Choose cpu, auto, cuda, or with a number cuda:0, "
+            "cuda:1 and so on"
         ) from None
     if device.type == "cuda" and (device.index or 0) >= gpus:
-        there = {0: "PyTorch sees no GPU here", 1: "PyTorch sees one GPU here, cuda:0"}.get(
-            gpus, f"PyTorch sees {gpus} GPUs here, cuda:0 to cuda:{gpus - 1}"
+        there = {0: "PyTorch finds no GPU", 1: "PyTorch finds one GPU, cuda:0"}.get(
+            gpus, f"PyTorch finds {gpus} GPUs, cuda:0 to cuda:{gpus - 1}"
         )
-        raise ConfigError(f"device {name!r} cannot be used: {there}; 'cpu' and 'auto' work")
+        raise ConfigError(f"device {name!r} cannot be used: {there}. Use 'cpu' or 'auto'")
     # A GPU without a number is the first: CUDA sets no current device without one.
     return [torch.device("cuda", device.index or 0) if device.type == "cuda" else device]
 

@@ -229,8 +229,8 @@ def idle(
             beside = (resolved or {}).get(key, getattr(table, mark.other))
             if not mark.holds(beside) and not (beside is None and prefix == "method."):
                 yield (
-                    f"{prefix}{name} has no effect: {key} is {_word(beside)}, and has to be "
-                    f"{mark.wanted} for it"
+                    f"{prefix}{name} has no effect: {key} is {_word(beside)}, and must be "
+                    f"{mark.wanted}"
                 )
 
 
@@ -271,21 +271,21 @@ def _require_storable(value: Any, place: str) -> None:
     if isinstance(value, dict):
         for key, item in value.items():
             if not isinstance(key, str):
-                raise ValueError(f"{place} has the key {key!r}; keys are text in a config")
+                raise ValueError(f"{place} has the key {key!r}; keys of a config must be text")
             _require_storable(item, f"{place}.{key}")
     elif isinstance(value, list | tuple):
         for number, item in enumerate(value):
             _require_storable(item, f"{place}[{number}]")
     elif value is None:
         raise ValueError(
-            f"{place} is None, which a config cannot hold; leave it out, for its default"
+            f"{place} is None, which a config cannot store. Leave it out for its default"
         )
     elif isinstance(value, float) and not isfinite(value):
-        raise ValueError(f"{place} is {value}; numbers are finite in a config")
+        raise ValueError(f"{place} is {value}; numbers of a config must be finite")
     elif not isinstance(value, str | bool | int | float):
         raise ValueError(
-            f"{place} is a {type(value).__name__}, which a config cannot hold; give text, numbers, "
-            "true or false, lists or tables of these"
+            f"{place} is a {type(value).__name__}, which a config cannot store. Give text, "
+            "numbers, true or false, or lists or tables of these"
         )
 
 

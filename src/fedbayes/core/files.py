@@ -39,7 +39,7 @@ def read_bytes(path: Path) -> bytes:
     # What a shell puts in a file's place, as in <(zcat config.gz), is open already.
     given = path.is_relative_to("/dev/fd") or path.is_relative_to("/proc/self/fd")
     if not (stat.S_ISREG(kind) or stat.S_ISDIR(kind) or given):
-        raise OSError(EINVAL, "it is a pipe or a device, and no file", str(path))
+        raise OSError(EINVAL, "it is a pipe or a device, not a file", str(path))
     return path.read_bytes()
 
 
@@ -54,7 +54,7 @@ def read_text(path: Path) -> str:
     try:
         return data.decode()
     except UnicodeDecodeError:
-        raise ValueError("it is no text in UTF-8") from None
+        raise ValueError("it is not UTF-8 text") from None
 
 
 def open_npz(source: Path | BinaryIO) -> Any:
@@ -73,9 +73,9 @@ def open_npz(source: Path | BinaryIO) -> Any:
     except ValueError as error:
         if "allow_pickle" not in str(error):
             raise
-        raise ValueError("it is no .npz, as numpy.savez writes it") from None
+        raise ValueError("it is not a .npz file of numpy.savez") from None
     if isinstance(found, np.ndarray):
-        raise ValueError("it is one array without a name; numpy.savez writes arrays by name")
+        raise ValueError("it is a single array without a name. Write it with numpy.savez")
     return found
 
 
@@ -99,8 +99,8 @@ def _check_unpacked(path: Path) -> None:
     most = MOST_TIMES * path.stat().st_size + AT_LEAST
     if size > most:
         raise ValueError(
-            f"it unpacks to {size:,} bytes, and {most:,} are read of a file of its size; if it is "
-            "what it should be, write it with numpy.savez, which does not pack it"
+            f"it unpacks to {size:,} bytes, and the limit for its size is {most:,}. If the file "
+            "is correct, write it with numpy.savez, which does not compress"
         )
 
 
@@ -124,7 +124,7 @@ def json_text(content: Any, *, indent: int | None = None) -> str:
 
 
 def parse_json(text: str | bytes) -> Any:
-    """What JSON says.
+    """The value of JSON text.
 
     Raises:
         ValueError: it is invalid, or nested so deeply that no file of ours is.
@@ -134,7 +134,7 @@ def parse_json(text: str | bytes) -> Any:
     except RecursionError:
         raise ValueError("it is nested too deeply") from None
     except UnicodeDecodeError:
-        raise ValueError("it is no text in UTF-8") from None
+        raise ValueError("it is not UTF-8 text") from None
     except ValueError as error:
         if "int_max_str_digits" in str(error):
             raise ValueError("it has a number of thousands of digits") from None
@@ -142,7 +142,7 @@ def parse_json(text: str | bytes) -> Any:
 
 
 def parse_toml(text: str) -> dict[str, Any]:
-    """What TOML says.
+    """The table of TOML text.
 
     Raises:
         ValueError: it is invalid, or nested so deeply that no file of ours is.
@@ -171,10 +171,10 @@ def require_files(paths: Iterable[Path | None], *, folders: bool = False) -> Non
         if path is None or (path.exists() and (folders or not path.is_dir())):
             continue
         if not path.is_dir():
-            raise RunError(f"there is no file {'or folder ' if folders else ''}{path}")
+            raise RunError(f"file {'or folder ' if folders else ''}not found: {path}")
         models = sorted(path.glob("*.safetensors"))
         which = ", ".join(map(str, models[:3])) or "none ends in .safetensors"
-        raise RunError(f"{path} is a folder; name a model's file in it ({which})")
+        raise RunError(f"{path} is a folder. Give a model file in it ({which})")
 
 
 def writable(
@@ -193,18 +193,18 @@ def writable(
             path is a folder or one of the inputs.
     """
     if path.is_dir():
-        raise RunError(f"{what} {path} is a folder; name a file")
+        raise RunError(f"{what} {path} is a folder. Give a file name")
     if formats and not path.name.lower().endswith(tuple(formats)):
         raise RunError(
-            f"{what} {path}: the suffix says the format; name a file that ends in "
+            f"{what} {path}: unknown format. Use a file name that ends in "
             f"{', '.join(formats[:-1])}{' or ' if formats[1:] else ''}{formats[-1]}"
         )
     if not path.parent.is_dir():
-        raise RunError(f"{what} {path}: there is no folder {path.parent}")
+        raise RunError(f"{what} {path}: folder not found: {path.parent}")
     if not os.access(path.parent, os.W_OK):
         raise RunError(f"{what} {path}: cannot write into {path.parent}")
     if path.resolve() in {given.resolve() for given in inputs if given is not None}:
-        raise RunError(f"{what} {path} would replace one of the inputs; name another file")
+        raise RunError(f"{what} {path} would replace one of the inputs. Give another file name")
 
 
 def writable_folder(path: Path, what: str) -> None:
@@ -221,7 +221,8 @@ def writable_folder(path: Path, what: str) -> None:
     if not os.path.isdir(there):  # noqa: PTH112 (Path.is_dir raises where it may not look)
         raise RunError(
             f"{what} {path}: {there} is "
-            f"{'a link to what is no folder' if there.is_symlink() else 'no folder'}; name another"
+            f"{'a link to what is no folder' if there.is_symlink() else 'no folder'}. Give "
+            "another name"
         )
     if not os.access(there, os.W_OK | os.X_OK):
         raise RunError(f"{what} {path}: cannot write into {there}")

@@ -125,7 +125,7 @@ def own(place: str) -> Any:
     module, _, name = place.partition(":")
     parts = (*module.split("."), *name.split("."))
     if not all(part.isidentifier() for part in parts):
-        raise ImportError("it is written as package.module:name")
+        raise ImportError("write it as package.module:name")
     try:
         with resolving(module):
             return resolve_name(place)
@@ -154,8 +154,8 @@ def raised(error: BaseException, place: str) -> str:
 
 
 GIVE_AGAIN = (
-    "it is a Python object of the process that started the run. Give it to fedbayes.resume again, "
-    "as in resume(folder, model=net), or move it to a file of its own and name it there "
+    "it is a Python object of the process that started the run. Give it to fedbayes.resume "
+    "again, as in resume(folder, model=net), or move it to its own file and give it by name "
     "(package.module:name)"
 )
 
@@ -190,7 +190,7 @@ def own_function(place: str, what: str, how: str) -> Any:
     found = named(place, what)
     if not callable(found):
         raise ConfigError(
-            f"the {what} {place!r} is a {type(found).__name__}; give a function, called as {how}"
+            f"the {what} {place!r} is a {type(found).__name__}. Give a function, called as {how}"
         )
     return found
 
@@ -241,5 +241,5 @@ def own_class(place: str, base: Any, what: str) -> Any:
     found = named(place, what)
     if not (isinstance(found, type) and issubclass(found, base)):
         public = base.__module__.rpartition(".")[0]
-        raise ConfigError(f"{place!r} is no class derived from {public}.{base.__name__}")
+        raise ConfigError(f"{place!r} is not a class derived from {public}.{base.__name__}")
     return found

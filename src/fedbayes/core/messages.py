@@ -317,7 +317,7 @@ def decode_file(data: bytes, *, plain: bool = False) -> Tensors:
         MessageError: the bytes are not such a file. No other error leaves here.
     """
     if plain and len(data) >= 8 and data[7] & 0x80:
-        raise MessageError("not a file of safetensors: its header is deflated")
+        raise MessageError("not a safetensors file: its header is compressed")
     message = decode(data, longest_header=SHORT_HEADER + (4 if plain else 32) * len(data))
     for name, item in message.items():
         if isinstance(item, Masked):
@@ -340,7 +340,7 @@ def _split(data: bytes, longest: int) -> tuple[bytes, memoryview]:
     try:
         header = stream.decompress(view[8:end], longest)
     except zlib.error:
-        raise MessageError("not a message: its header cannot be inflated") from None
+        raise MessageError("not a message: its header cannot be decompressed") from None
     if not stream.eof or stream.unused_data:
         raise MessageError("not a message: its header is cut off or too long")
     return header, view[end:]
@@ -389,7 +389,7 @@ def _sparse(name: str, values: Tensor, pieces: dict[str, FilePart]) -> Masked:
     alive *= prod(shape[axis] for axis in free)
     if alive != len(values):
         raise MessageError(
-            f"not a message: the masks of {quoted(name)} keep {alive} values, "
-            f"{len(values)} were sent"
+            f"not a message: the masks of {quoted(name)} keep {alive} values, but {len(values)} "
+            "were sent"
         )
     return Masked(values, shape, _Packed(shape, packed))

@@ -189,7 +189,7 @@ class Confidences:
 
 @dataclass(frozen=True)
 class Coverage:
-    """How often targets lie in their central predictive intervals.
+    """The share of targets in their central predictive intervals.
 
     Examples:
         >>> from fedbayes.core.metrics import Coverage
@@ -215,7 +215,7 @@ class Coverage:
 
 @dataclass(frozen=True)
 class Uncertainty:
-    """What a posterior says of its predictions, in nats per sample, [n] each.
+    """Uncertainty of a posterior's predictions, in nats per sample, [n] each.
 
     Examples:
         >>> import torch

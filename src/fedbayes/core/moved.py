@@ -41,7 +41,7 @@ class _Moved(MetaPathFinder, Loader):
 
     def create_module(self, spec: ModuleSpec) -> ModuleType:
         now = f"fedbayes.{MOVED[spec.name.removeprefix('fedbayes.')]}"
-        warnings.warn(f"{spec.name} is now {now}; import it from there", FutureWarning, 2)
+        warnings.warn(f"{spec.name} is now {now}. Import it from there", FutureWarning, 2)
         # A new object with the same contents: the import system marks the one that it is given.
         module = ModuleType(spec.name)
         vars(module).update({n: v for n, v in vars(import_module(now)).items() if n[:2] != "__"})

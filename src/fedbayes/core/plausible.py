@@ -68,7 +68,7 @@ def check_number(value: float, what: str, where: str) -> None:
         DataError: it is not.
     """
     if not abs(value) <= LARGEST:  # nor is NaN
-        raise DataError(f"{where}: {what} is {value:g}, beyond float32; rescale the column")
+        raise DataError(f"{where}: {what} is {value:g}, beyond float32. Rescale the column")
 
 
 def check_categories(counts: Mapping[str, int], column: str, where: str) -> None:
@@ -79,14 +79,14 @@ def check_categories(counts: Mapping[str, int], column: str, where: str) -> None
     """
     if len(counts) > MOST_CATEGORIES:
         raise DataError(
-            f"{where}: the column '{column}' has {len(counts):,} categories, and at most "
-            f"{MOST_CATEGORIES:,} are believed; join rare ones to others, or drop the column"
+            f"{where}: the column '{column}' has {len(counts):,} categories, and the limit is "
+            f"{MOST_CATEGORIES:,}. Combine rare categories, or drop the column"
         )
     longest = max(counts, key=len, default="")
     if len(longest) > LONGEST_CATEGORY:
         raise DataError(
             f"{where}: a category of the column '{column}' has {len(longest):,} characters: "
-            f"{quoted(longest)}; at most {LONGEST_CATEGORY:,} are believed"
+            f"{quoted(longest)}. The limit is {LONGEST_CATEGORY:,}"
         )
 
 
@@ -104,17 +104,17 @@ def check_rows(rows: Mapping[str, int], most: float = MOST_ROWS) -> None:
     middle = float(np.median(list(rows.values())))
     for name, count in rows.items():
         if not 0 <= count <= most:
-            raise DataError(f"{name} is of {count:,} rows, of at most {most:,.0f} {limit}")
+            raise DataError(f"{name} has {count:,} rows, and the limit is {most:,.0f} {limit}")
         if len(rows) > 2 and count > MOST_TIMES_ROWS * middle > 0:
             raise DataError(
-                f"{name} is of {count:,} rows, and the median client's are {middle:,.0f}; at most "
-                f"{MOST_TIMES_ROWS:,} times as many are believed, since means over all rows would "
-                "be that client's alone. Leave it out, or sum up small clients' tables together"
+                f"{name} has {count:,} rows, and the median client has {middle:,.0f}; the limit "
+                f"is {MOST_TIMES_ROWS:,} times the median. Leave it out, or summarize small "
+                "clients' tables together"
             )
 
 
 def check_moments(clients: Mapping[str, PlausibleMoments], columns: Sequence[str]) -> None:
-    """See that no client alone decides by what all rows are standardized.
+    """Check that no single client decides the standardization of all rows.
 
     A client is compared with the rows of all others: it may move the mean by `MOST_SHIFT` of their
     standard deviations, and widen that `MOST_SPREAD`-fold. Of two clients nobody knows which is
@@ -153,9 +153,10 @@ def check_moments(clients: Mapping[str, PlausibleMoments], columns: Sequence[str
             said = (
                 f"{name}: the column '{columns[place]}' has mean {one.mean[place]:g} and standard "
                 f"deviation {one.std[place]:g} over {one.count[place]:,.0f} rows, and the other "
-                f"clients' {others.mean[place]:g} and {std[place]:g}; it would decide alone how "
-                "the column is standardized for all. See that its unit is the same (fedbayes data "
-                "check names odd values), drop the column, or leave that client out"
+                f"clients' {others.mean[place]:g} and {std[place]:g}; it would dominate the "
+                "standardization of this column for all clients. Check that its unit is the same "
+                "(fedbayes data check lists odd values), drop the column, or leave that client "
+                "out"
             )
     if said:
         raise DataError(said)
@@ -168,4 +169,4 @@ def check_count(value: float, what: str, where: str) -> None:
         DataError: it is not.
     """
     if not (math.isfinite(value) and 0 <= value <= MOST_ROWS and float(value).is_integer()):
-        raise DataError(f"{where}: {what} is {value:g}, which is no number of rows")
+        raise DataError(f"{where}: {what} is {value:g}, which is not a number of rows")

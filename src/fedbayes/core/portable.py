@@ -70,13 +70,13 @@ def require_portable() -> None:
 
     if platform.machine().lower() not in ("x86_64", "amd64"):
         raise ConfigError(
-            f"bits = 'portable' is for x86 CPUs with AVX2, and this one is {platform.machine()}; "
-            "set bits = 'machine'"
+            f"bits = 'portable' needs an x86 CPU with AVX2, and this one is {platform.machine()}. "
+            "Set bits = 'machine'"
         )
     if not torch.backends.mkl.is_available():  # type: ignore[no-untyped-call]
         raise ConfigError(
-            "bits = 'portable' needs a PyTorch with MKL, as the wheels on PyPI for x86 are; "
-            "install one of these, or set bits = 'machine'"
+            "bits = 'portable' needs PyTorch with MKL, such as the x86 wheels on PyPI. Install "
+            "one of these, or set bits = 'machine'"
         )
     if not started():
         words = " ".join(f"{name}='{value}'" for name, value in VARIABLES.items())
@@ -88,7 +88,7 @@ def require_portable() -> None:
     if level != "AVX2":
         raise ConfigError(
             f"bits = 'portable' needs a CPU with AVX2 and FMA, and PyTorch computes with {level} "
-            "here; use another machine, or set bits = 'machine'"
+            "on this machine. Use another machine, or set bits = 'machine'"
         )
 
 

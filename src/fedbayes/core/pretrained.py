@@ -100,9 +100,8 @@ def _importing(what: str, error: type[FedbayesError]) -> Iterator[None]:
         while cause.__cause__ is not None:
             cause = cause.__cause__
         raise error(
-            f"{what} cannot import what it needs: {_in_short(cause)}. Packages may be of versions "
-            "that do not "
-            "go together, torch and torchvision for example; install both from one place"
+            f"{what} cannot be imported: {_in_short(cause)}. Packages may have incompatible "
+            "versions, such as torch and torchvision. Install both from the same source"
         ) from broken
 
 
@@ -131,7 +130,7 @@ def load(
     if folder.is_dir():
         place, options = str(folder), {"revision": None, "local_files_only": True}
     elif folder.is_absolute() or name.startswith((".", "~")):
-        raise error(f"there is no folder {name} to load {what} from; fix the path")
+        raise error(f"folder not found: {name}, to load {what}. Correct the path")
     else:
         silent = unreachable()
         options["local_files_only"] = bool(silent)
@@ -148,21 +147,19 @@ def _told(what: str, name: str, broken: Exception, folder: bool, silent: str) ->
     reason = _in_short(broken)
     if "trust_remote_code" in str(broken):
         return (
-            f"{what} {name} comes with code of its own, which is never run here. Take one that "
-            "the package knows; or wrap it in a factory of your own (model.name = "
-            "package.module:factory)"
+            f"{what} {name} needs its own code, which fedbayes never runs. Choose one that the "
+            "package supports, or write a factory (model.name = package.module:factory)"
         )
     if folder:
         return f"cannot load {what} from the folder {name}: {reason}"
     if silent:
         where = name.partition("@")[0]
-        way = f"hf download {where} --local-dir FOLDER; then give the FOLDER"
+        way = f"hf download {where} --local-dir FOLDER, and give the FOLDER"
         if "/" not in where:  # of timm, which has its own names for what is on the hub
             way = "load it once by its name, and copy the cache (HF_HOME)"
         return (
             f"cannot load {what} {name}: the Hugging Face hub does not answer ({silent}), and "
-            "there is no copy of it in its cache here, nor a folder of this name. Where there is a "
-            f"network: {way}"
+            f"there is no cached copy or folder of this name. On a machine with a network: {way}"
         )
     return f"cannot load {what} {name} from the Hugging Face hub: {reason}"
 
@@ -276,5 +273,6 @@ def require_timm_name(name: str, error: type[FedbayesError]) -> None:
     if not timm.is_model(name):
         like = did_you_mean(name.partition(".")[0], timm.list_models())
         raise error(
-            f"timm has no network {name!r}{like}; timm.list_models('*part*') in Python names them"
+            f"timm has no network {name!r}{like}. List them in Python with "
+            "timm.list_models('*part*')"
         )

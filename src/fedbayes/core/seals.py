@@ -62,7 +62,7 @@ def check_seal(data: bytes) -> None:
     content.update(_BLANK.encode())
     content.update(memoryview(data)[end:])
     if content.hexdigest() != found[1].decode():
-        raise MessageError("its content is not what its digest says")
+        raise MessageError("its content does not match its digest")
 
 
 def _seal_of(data: bytes) -> re.Match[bytes] | None:
@@ -86,5 +86,5 @@ def unsealed_table(data: bytes) -> dict[str, Any]:
     content = parse_json(data)
     seal = content.pop(SEAL, None) if isinstance(content, dict) else None
     if seal is None or seal != digest(json_text(content).encode()):
-        raise ValueError("it is not what was written")
+        raise ValueError("its content does not match what was written")
     return dict(content)

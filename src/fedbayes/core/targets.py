@@ -13,7 +13,7 @@ whether it is of an event or the last that is known."""
 
 @dataclass(frozen=True)
 class Target:
-    """What is to be predicted, as the data have it.
+    """The target of predictions, with its kind and names.
 
     The kind decides the targets of n samples, `Samples.y`:
 
@@ -52,7 +52,7 @@ class Target:
             raise DataError(f"{twice!r} is the name of two parts of a {self.kind} target")
         if self.kind == "survival" and len(self.names) != 2:
             raise DataError(
-                f"a survival target has two columns, time and event, and not {len(self.names)}"
+                f"a survival target has two columns, time and event, not {len(self.names)}"
             )
         for word, values in (("center", self.center), ("scale", self.scale)):
             if values and len(values) != len(self.names):

@@ -108,7 +108,9 @@ def _places(header: bytes, most: int) -> tuple[_Place, ...]:
     for name in sorted(entries):
         dtype, size, shape, start, stop = _entry(name, entries[name])
         if start + size * prod(shape) != stop:
-            raise MessageError(f"not a message: {quoted(name)} has other bytes than its shape")
+            raise MessageError(
+                f"not a message: {quoted(name)} has a number of bytes that does not match its shape"
+            )
         found.append((name, dtype, shape, start, stop))
     spans = sorted((start, stop) for *_, start, stop in found)
     if any(stop != start for (_, stop), (start, _) in pairwise([(0, 0), *spans])):
@@ -131,7 +133,7 @@ def parse(header: bytes, most: int) -> dict[str, object]:
     if header.count(b"{") + header.count(b"[") > _BRACKETS * (most + 1) or header.count(
         b","
     ) > _COMMAS * (most + 1):
-        raise MessageError(f"not a message: its header is of more than {most:,} parts")
+        raise MessageError(f"not a message: its header has more than {most:,} parts")
     try:
         text = header.decode()
         found, end = _JSON.raw_decode(text)
@@ -140,7 +142,7 @@ def parse(header: bytes, most: int) -> dict[str, object]:
     except (ValueError, RecursionError) as error:
         raise MessageError(f"not a message: its header is not JSON ({str(error)[:80]})") from None
     if type(found) is not dict or text[end:].strip(" \n\r\t"):
-        raise MessageError("not a message: its header is no table of names")
+        raise MessageError("not a message: its header is not a table of names")
     return found
 
 
@@ -153,7 +155,7 @@ def load(name: str, part: FilePart) -> Tensor:
     dtype, shape, data = part
     stored, other = _STORED[dtype]
     if dtype is torch.bool and np.frombuffer(data, "u1").max(initial=0) > 1:
-        raise MessageError(f"not a message: {quoted(name)} holds truth values beyond 0 and 1")
+        raise MessageError(f"not a message: {quoted(name)} has boolean values other than 0 and 1")
     found = torch.tensor(np.ndarray(shape, stored, data))
     return found.view(dtype) if other else found
 
@@ -167,7 +169,7 @@ def _unique(pairs: Sequence[tuple[str, object]]) -> dict[str, object]:
 
 
 def _no_number(word: str) -> object:
-    raise ValueError(f"{word} is no number")
+    raise ValueError(f"{word} is not a number")
 
 
 _JSON = json.JSONDecoder(object_pairs_hook=_unique, parse_constant=_no_number)

@@ -154,8 +154,9 @@ def pack(state: object) -> Tensors:
             flat[field.name] = torch.tensor(value, dtype=_SCALARS[type(value)])
         else:
             raise TypeError(
-                f"{type(state).__name__}.{field.name} is a {type(value).__name__}; a state holds "
-                "tensors, dicts of tensors, dataclasses of these, plain bool, int, float and str"
+                f"{type(state).__name__}.{field.name} is a {type(value).__name__}; a state can "
+                "have tensors, dicts of tensors, dataclasses of these, plain bool, int, float "
+                "and str"
             )
     return flat
 

@@ -15,7 +15,7 @@ def listed(names: Iterable[object], most: int = 10, between: str = ", ") -> str:
 
 
 def describe(target: Target) -> str:
-    """What is to be predicted, as in `the classes 0, 1` and `real: age`."""
+    """A description of the target, as in `the classes 0, 1` and `real: age`."""
     if target.kind == "class":
         return f"the classes {listed(target.names)}"
     return f"{_KINDS[target.kind]}: {listed(target.names)}"

@@ -69,8 +69,8 @@ def cached(name: str, key: str, build: Callable[[], Dataset]) -> Dataset:
         _keep(built, place)
     except OSError as error:
         raise DataError(
-            f"cannot write decoded data to {place.parent}: {error.strerror or error}; "
-            f"free some space, or name another folder in {ENVIRONMENT}"
+            f"cannot write decoded data to {place.parent}: {error.strerror or error}. Free some "
+            f"space, or set another folder in {ENVIRONMENT}"
         ) from error
     kept = _open(place)
     return built if kept is None else kept

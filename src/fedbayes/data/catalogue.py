@@ -49,8 +49,8 @@ def _load(settings: DataSettings, kinds: Sequence[str]) -> Dataset:
     """As `load_dataset`, without what is to be said of settings that have no effect."""
     if settings.generator is not None:
         raise DataError(
-            f"{settings.generator} gives the samples of one client at a time, and they are never "
-            "all in one place; name a set, a file, or your own factory"
+            f"{settings.generator} gives the samples of one client at a time, so they are never "
+            "all in one place. Give a data set, a file, or your own factory"
         )
     if settings.of_factory:
         return read_factory(settings, kinds)
@@ -77,7 +77,7 @@ def _load(settings: DataSettings, kinds: Sequence[str]) -> Dataset:
     except DataError as error:
         if place is None or folder is not None:
             raise
-        raise DataError(f"{error}. It was looked for in {place} first") from error
+        raise DataError(f"{error}. fedbayes searched {place} first") from error
     if permuted:
         return replace(dataset, name=settings.name, permuted=True)
     return dataset
@@ -132,14 +132,14 @@ def data_folder(folder: Path | None) -> Path | None:
     """
     named = folder or (Path(os.environ[ENVIRONMENT]) if os.environ.get(ENVIRONMENT) else None)
     if named is not None and not named.is_dir():
-        raise DataError(f"there is no folder {named}; fix dir, or {ENVIRONMENT}")
+        raise DataError(f"folder not found: {named}. Correct data.dir or {ENVIRONMENT}")
     return named
 
 
 def _absent(known: KnownSource, folder: Path | None) -> str:
-    looked = f"not in {folder}" if folder else f"neither dir nor {ENVIRONMENT} names a data folder"
+    looked = f"not in {folder}" if folder else f"neither data.dir nor {ENVIRONMENT} is set"
     return (
-        f"{known.entry.name}: {looked}, and it is not on the Hugging Face hub; get it from "
-        f"{known.entry.source}, put it into a folder '{known.folder}', and name the parent of "
-        f"that with dir or {ENVIRONMENT}"
+        f"{known.entry.name}: {looked}, and it is not on the Hugging Face hub. Get it from "
+        f"{known.entry.source}, put it into a folder '{known.folder}', and set data.dir or "
+        f"{ENVIRONMENT} to the parent folder"
     )

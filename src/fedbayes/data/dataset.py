@@ -173,7 +173,7 @@ def build_dataset(
     mean, std = moments(x, training, scale) if statistics is None else statistics
     if len(mean) != x.shape[1]:
         raise DataError(
-            f"{name}: its pictures have {x.shape[1]} channels, and the processor is for {len(mean)}"
+            f"{name}: its images have {x.shape[1]} channels, and the processor expects {len(mean)}"
         )
     return Dataset(
         name=name,
@@ -204,7 +204,7 @@ def _check_arrays(name: str, x: Array, target: Target, official_train: int | Non
     """
     classes = target.names
     if len(x) == 0:
-        raise DataError(f"{name}: there are no samples in it")
+        raise DataError(f"{name}: it has no samples")
     if target.kind == "class" and len(classes) < 2:
         only = f"and there is only '{classes[0]}'" if classes else "and there is none"
         raise DataError(f"{name}: at least two classes are needed, {only}")
@@ -245,7 +245,7 @@ def moments(x: Array, rows: Rows, scale: float) -> tuple[Array, Array]:
 
 
 def deviations(x: Array, rows: Rows) -> tuple[Array, Array, Array]:
-    """Count, mean and sum of squared deviations from it, of what was observed in some rows.
+    """Count, mean and sum of squared deviations from it, of the observed values in some rows.
 
     Args:
         x: Samples [N, ...]; the first axis of a sample is its channel or feature.
@@ -304,6 +304,6 @@ def _refuse_infinite(name: str, x: Array, features: tuple[str, ...]) -> None:
         position = ", ".join(str(int(index)) for index in place[1:])
         where = f"column '{features[place[1]]}'" if features else f"position {position}"
         raise DataError(
-            f"{name}: sample {int(place[0])} has an infinite value at {where}; "
-            "replace it, or leave it empty to have it imputed"
+            f"{name}: sample {int(place[0])} has an infinite value at {where}. Replace it, or "
+            "leave it empty to impute it"
         )

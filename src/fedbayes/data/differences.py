@@ -9,7 +9,7 @@ from fedbayes.data.tokens import Tokens
 
 
 class Described(Protocol):
-    """What says of what kind samples are: a data set, or a model's preprocessing."""
+    """A description of samples: a data set, or a model's preprocessing."""
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -17,7 +17,7 @@ class Described(Protocol):
 
     @property
     def scale(self) -> float:
-        """What a raw sample is divided by before all else."""
+        """The number by which raw samples are divided first."""
 
     @property
     def features(self) -> tuple[str, ...]:
@@ -29,7 +29,7 @@ class Described(Protocol):
 
     @property
     def target(self) -> Target:
-        """What is to be predicted."""
+        """The target."""
 
     @property
     def tokens(self) -> Tokens | None:
@@ -37,7 +37,7 @@ class Described(Protocol):
 
 
 class Difference(NamedTuple):
-    """In what two kinds of samples differ, in words for a message."""
+    """A difference of two kinds of samples, as text of a message."""
 
     what: str
     """SHAPE, SCALE, FEATURES, TOKENS, CLASSES or TARGETS."""
@@ -58,7 +58,7 @@ TOKENS = "tokens of"
 def differences(
     first: Described, second: Described, *, may_lack_names: bool = False
 ) -> list[Difference]:
-    """In what the second kind of samples differs from the first; empty if they are alike.
+    """The differences of the second kind of samples from the first; empty if there are none.
 
     Center and scale of a real target do not count: they are of certain rows.
 

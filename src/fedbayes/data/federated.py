@@ -74,8 +74,8 @@ class FederatedData(Brief):
         for rows in (partition.train, partition.test):
             if len(rows) and rows.max() >= dataset.samples:
                 raise DataError(
-                    f"the partition names row {rows.max()}, but {dataset.name} has only "
-                    f"{dataset.samples} samples: it is the partition of another data set"
+                    f"the partition contains row {rows.max()}, but {dataset.name} has only "
+                    f"{dataset.samples} samples. Use the partition of this data set"
                 )
         dataset, self.wrong_labels = with_label_noise(
             dataset, partition.train, label_noise, seed, owner=owner
@@ -110,7 +110,7 @@ class FederatedData(Brief):
         }
 
     def keep(self, features: Array, ids: tuple[float, ...] = ()) -> None:
-        """Leave features as they are, and do not standardize them.
+        """Leave features unchanged, without standardization.
 
         Args:
             features: Whether each feature, or channel, is left so [C].
@@ -130,7 +130,7 @@ class FederatedData(Brief):
 
     @property
     def division(self) -> Partition | None:
-        """What a run keeps of who holds which rows of a pool; None where there is no pool."""
+        """The rows of each client as a run stores them; None without a pool."""
         return self.partition
 
     @property
@@ -169,8 +169,8 @@ class FederatedData(Brief):
         return len(self.partition.test)
 
     def train(self, client: int) -> Samples:
-        """Training samples of a client: x float32 [n, ...]; y int64 [n] if it is classes, else
-        float32 [n, T].
+        """Training samples of a client: x float32 [n, ...]; y int64 [n] for classes, else float32
+        [n, T].
         """
         offsets = self.partition.train_offsets
         return self._gather(
@@ -239,8 +239,8 @@ class FederatedData(Brief):
                 if (column == column[0]).all():
                     raise DataError(
                         f"{self.dataset.name}: the target '{name}' is {column[0]:g} in all "
-                        f"{len(rows):,} training rows, so there is nothing to learn; set label to "
-                        "another column"
+                        f"{len(rows):,} training rows, so there is nothing to learn. Set "
+                        "data.label to another column"
                     )
         return standardized(target, self.dataset.y, rows)
 
@@ -286,12 +286,12 @@ def _refuse_empty(dataset: Dataset, partition: Partition) -> None:
     if empty:
         names = listed(f"'{partition.names[client]}'" for client in empty)
         raise DataError(
-            f"{dataset.name}: no training sample of client {names} has a value (all are missing), "
-            "so nothing can be learnt of them; leave these clients out, or fix their data"
+            f"{dataset.name}: the training samples of client {names} have only missing values. "
+            "Leave these clients out (data.exclude), or correct their data"
         )
 
 
 def pixel_order(seed: int, client: int, shape: tuple[int, ...]) -> Rows:
-    """The order in which a client sees its pixels, where each has one of its own [pixels]."""
+    """The order in which a client sees its pixels, if each has its own [pixels]."""
     rng = seeds.numpy_rng(seed, "pixels", client=client)
     return rng.permutation(int(np.prod(shape)))

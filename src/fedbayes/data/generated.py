@@ -90,7 +90,7 @@ class GeneratedData(FederatedData):
             DataError: the samples of so many clients are never in one place.
         """
         raise DataError(
-            f"{self._generator.name} gives samples client by client, and no method may pool them"
+            f"{self._generator.name} gives samples client by client, so no method can pool them"
         )
 
     def _samples(self, client: int, rows: Rows) -> Samples:

@@ -34,7 +34,7 @@ def own_fraction(
 
 
 def held_out(sizes: Rows, fraction: float) -> Rows:
-    """Number of test rows of clients that have so many rows [S]."""
+    """Number of test rows of clients with these numbers of rows [S]."""
     wanted = np.rint(sizes * fraction).astype(np.int64)
     return np.where(sizes < 2, 0, np.clip(wanted, 1, np.maximum(sizes - 1, 1)))
 

@@ -42,12 +42,12 @@ def numbers(values: Any, who: str) -> Array:
     except (ValueError, TypeError, RuntimeError) as error:
         raise DataError(f"{who}: samples are not all numbers of one shape: {error}") from None
     if found.dtype.kind not in "iufb":
-        raise DataError(f"{who}: samples are of type {found.dtype}, and not numbers")
+        raise DataError(f"{who}: samples are of type {found.dtype}, not numbers")
     return found
 
 
 def plain(values: Any) -> Any:
-    """Tensors, or a list of them, as arrays; all else as it is."""
+    """Tensors, or a list of them, as arrays; other values unchanged."""
     if hasattr(values, "detach"):
         return values.detach().cpu().numpy()
     if isinstance(values, list | tuple) and len(values) and hasattr(values[0], "detach"):
@@ -79,12 +79,12 @@ def names_of(values: Any, who: str) -> tuple[str, ...]:
     """
     names = tuple(normal(name).strip() for name in getattr(values, "columns", ()))
     if twice := next((name for name in names if names.count(name) > 1), None):
-        raise DataError(f"{who}: two columns are called '{twice}'; rename one of them")
+        raise DataError(f"{who}: two columns have the name '{twice}'. Rename one of them")
     return names
 
 
 def channels_of(shape: Sequence[int]) -> Channels:
-    """Where the channels of a sample are, by its shape alone.
+    """The axis of the channels of a sample, by its shape.
 
     [H, W] of at least 8 by 8 is an image without a channel if one side is at most a third longer
     than the other: others are signals or sequences. In [H, W, C] channels are
@@ -115,9 +115,7 @@ def arrange(x: Array, channels: Channels, where: str) -> tuple[Array, str]:
         DataError: Samples have no such axis.
     """
     if x.ndim < 2:
-        raise DataError(
-            f"{where}: samples are single numbers; each is to have at least one dimension"
-        )
+        raise DataError(f"{where}: samples are single numbers. Each needs at least one dimension")
     shape = x.shape[1:]
     found = channels_of(shape) if channels == "auto" else channels
     if found == "first":
@@ -125,20 +123,20 @@ def arrange(x: Array, channels: Channels, where: str) -> tuple[Array, str]:
     wanted = 3 if found == "last" else 2
     if len(shape) != wanted:
         raise DataError(
-            f"{where}: data.channels is '{found}', for samples of {wanted} axes, and a sample is "
-            f"{size(shape)}; leave it out"
+            f"{where}: data.channels is '{found}', which needs samples of {wanted} axes, and a "
+            f"sample is {size(shape)}. Leave it out"
         )
     if found == "last":
         x = np.ascontiguousarray(np.moveaxis(x, -1, 1))
-        how = f"images with channels last, and become {size(x.shape[1:])}"
+        how = f"images with channels last, and reordered to {size(x.shape[1:])}"
     else:
         x = x[:, None]
-        how = "images without a channel, and get one"
+        how = "images without a channel, and given one"
     if channels != "auto":
         return x, ""
     return x, (
-        f"{where}: samples of {size(shape)} are taken for {how}; data.channels = 'first' leaves "
-        "them as they are"
+        f"{where}: samples of {size(shape)} are read as {how}; data.channels = 'first' leaves "
+        "them unchanged"
     )
 
 
@@ -150,7 +148,7 @@ class Narrowing:
         self._mean = self._squares = self._error = np.zeros(0)
 
     def add(self, x: Array) -> Array:
-        """Samples [n, ...] as float32; images of 8 bits [n, C, H, W] as they are."""
+        """Samples [n, ...] as float32; 8-bit images [n, C, H, W] unchanged."""
         if x.dtype == np.uint8 and x.ndim == 4:
             return x
         with np.errstate(over="ignore"):
@@ -180,7 +178,7 @@ class Narrowing:
         self._count = total
 
     def notes(self, names: Sequence[str], where: str) -> list[str]:
-        """What to say of features of which float32 keeps too little.
+        """Notes on features for which float32 is too coarse.
 
         Args:
             names: Of the features; none: they are numbered.
@@ -194,7 +192,7 @@ class Narrowing:
             return []
         which = [f"'{names[k]}'" if len(names) == len(std) else f"feature {k}" for k in bad]
         return [
-            f"{where}: {listed(which)} {'is' if len(bad) == 1 else 'are'} stored to within "
-            f"{self._error[bad[0]]:.2g}, and the standard deviation is {std[bad[0]]:.2g}; subtract "
-            "a constant"
+            f"{where}: {listed(which)} {'is' if len(bad) == 1 else 'are'} rounded to "
+            f"{self._error[bad[0]]:.2g} in float32, with a standard deviation of "
+            f"{std[bad[0]]:.2g}. Subtract a constant"
         ]

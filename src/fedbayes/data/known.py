@@ -90,7 +90,7 @@ def _read_parquet(
     files = None if folder is None else parts_by_name(folder, ".parquet")
     if files is not None and layout.group is None and len(files) < len(PARTS):
         raise DataError(
-            f"{folder} needs train and test Parquet files, and has only {listed(files)}"
+            f"{folder} needs train and test Parquet files, but has only {listed(files)}"
         )
     return read_images(name, layout, files, hub)
 
@@ -170,12 +170,12 @@ _SETS = (
     KnownSource(
         Entry(
             "digits",
-            "handwritten digits, 8 x 8, 17 grey levels",
+            "handwritten digits, 8 x 8 pixels, 17 grey levels",
             1797,
             (1, 8, 8),
             10,
             "",
-            "scikit-learn, which brings it along",
+            "scikit-learn, which includes it",
         ),
         folder="",
         find=lambda folder: [],
@@ -184,12 +184,12 @@ _SETS = (
     KnownSource(
         Entry(
             "diabetes",
-            "progression of diabetes after a year, by ten measurements at its start",
+            "progression of diabetes after a year, from ten baseline measurements",
             442,
             (10,),
             0,
             "",
-            "scikit-learn, which brings it along",
+            "scikit-learn, which includes it",
         ),
         folder="",
         find=lambda folder: [],
@@ -198,7 +198,7 @@ _SETS = (
     _images("mnist", "handwritten digits", 70_000, (1, 28, 28), _MNIST, "ylecun/mnist"),
     _images(
         "permuted-mnist",
-        "handwritten digits, the pixels in an order of each client's own",
+        "handwritten digits with a different pixel order at each client",
         70_000,
         (1, 28, 28),
         _MNIST,

@@ -37,8 +37,8 @@ def with_label_noise(
         return dataset, 0
     if not dataset.classes:
         raise ConfigError(
-            f"data.label_noise = {share:g} replaces classes, and the target of {dataset.name} is "
-            f"{describe(dataset.target)}; leave it out"
+            f"data.label_noise = {share:g} replaces classes, but the target of {dataset.name} is "
+            f"{describe(dataset.target)}. Leave it out"
         )
     rng = seeds.numpy_rng(seed, "label noise", client=owner)
     chosen = rng.random(dataset.samples)[rows] < share

@@ -40,7 +40,7 @@ class Numbered(Sequence[str]):
         """The number of the client of this name."""
         number = self._number(value)
         if number is None or number not in range(self._clients)[start:stop]:
-            raise ValueError(f"{value!r} is not among the clients")
+            raise ValueError(f"{value!r} is not one of the clients")
         return number
 
     def _number(self, name: object) -> int | None:

@@ -67,12 +67,12 @@ class Partition(Brief):
         """
         if unknown := [name for name in names if name not in self.names]:
             raise DataError(
-                f"data.exclude names {listed(unknown)}, and there is no such client; there are "
+                f"data.exclude lists unknown clients: {listed(unknown)}. The clients are "
                 f"{listed(self.names)}"
             )
         kept = [client for client, name in enumerate(self.names) if name not in names]
         if not kept:
-            raise DataError("data.exclude names every client; leave one at least")
+            raise DataError("data.exclude lists every client. Keep at least one")
         rows: dict[str, Rows] = {}
         for part, every in (("train", self.train_rows), ("test", self.test_rows)):
             own = [every(client) for client in kept]
@@ -107,7 +107,7 @@ class Partition(Brief):
         try:
             data = read_bytes(path) if data is None else data
         except FileNotFoundError as error:
-            raise DataError(f"there is no partition file {path}") from error
+            raise DataError(f"partition file not found: {path}") from error
         except OSError as error:
             raise DataError(f"cannot read the partition file {path}: {error.strerror}") from error
         try:
@@ -116,10 +116,10 @@ class Partition(Brief):
                 names = tuple(str(name) for name in file["names"])
         except NPZ_ERRORS as error:
             raise DataError(
-                f"the partition file {path} is damaged ({error}); make it again"
+                f"the partition file {path} is damaged ({error}). Create it again"
             ) from error
         if not _consistent(arrays, len(names)):
-            raise DataError(f"the partition file {path} contradicts itself; make it again")
+            raise DataError(f"the partition file {path} is inconsistent. Create it again")
         return cls(**arrays, names=names)
 
 
@@ -182,8 +182,8 @@ def partition(dataset: Dataset, settings: DataSettings, seed: int) -> Partition:
     _refuse_small(train, settings)
     if settings.partition == "default" and not (dataset.classes or scheme == "natural"):
         notes.append(
-            f"{dataset.name} is divided at random (partition = '{scheme}'), since its target has "
-            f"no classes to divide by ({describe(dataset.target)})"
+            f"{dataset.name} is divided at random (partition = '{scheme}'), because its target "
+            f"has no classes ({describe(dataset.target)})"
         )
     for note in (*dataset.notes, *notes):
         warnings.warn(note, FedbayesWarning, stacklevel=2)
@@ -208,17 +208,18 @@ def _fraction(dataset: Dataset, settings: DataSettings) -> float | None:
     if isinstance(settings.test, float):
         if settings.split is not None and dataset.official_train is not None:
             raise DataError(
-                f"test = {settings.test} and split = '{settings.split}' exclude one another, since "
-                f"that column says which {dataset.samples - dataset.official_train:,} rows are for "
-                "testing; leave test out, or name the column in drop and not in split"
+                f"data.test = {settings.test} and data.split = '{settings.split}' exclude each "
+                "other, because that column already chooses the test rows of "
+                f"{dataset.samples - dataset.official_train:,}. Leave data.test out, or use "
+                "data.drop instead of data.split"
             )
         return settings.test
     if dataset.official_train is not None:
         return None
     if settings.test == "official":
         raise DataError(
-            f"{dataset.name} has no official test part that suits a federation; "
-            f"set test to a fraction such as {DEFAULT_FRACTION}"
+            f"{dataset.name} has no official test part for a federation. Set data.test to a "
+            f"fraction such as {DEFAULT_FRACTION}"
         )
     return DEFAULT_FRACTION
 
@@ -234,9 +235,10 @@ def _pool_size(dataset: Dataset, settings: DataSettings, fraction: float | None)
         reason = (
             f"{dataset.name} has no official test part"
             if dataset.official_train is None
-            else "that part is tested on; with test a fraction clients test on samples of their own"
+            else "the official part is used for testing. With a fraction as data.test, clients "
+            "test on their own samples"
             if settings.test_counts is None
-            else "test_counts leaves that part out by itself"
+            else "test_counts already leaves that part out"
         )
         raise DataError(f"official_test = 'unread' has no effect here: {reason}")
     if dataset.official_train is not None and (fraction is None or unread):

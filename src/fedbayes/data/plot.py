@@ -148,7 +148,7 @@ def _bands(axes: "Axes", column: str, percentiles: Array) -> None:
 
 
 def save_figure(figure: "Figure", path: Path) -> None:
-    """Write a figure in the format that the file's suffix says, whole or not at all.
+    """Write a figure in the format of the file's suffix, completely or not at all.
 
     Raises:
         RunError: the suffix is of no format that there is.
@@ -156,7 +156,7 @@ def save_figure(figure: "Figure", path: Path) -> None:
     form = path.suffix.lower()
     if form not in PICTURES:
         raise RunError(
-            f"the picture {path}: the suffix says the format; name a file that ends in "
+            f"the picture {path}: unknown format. Use a file name that ends in "
             f"{', '.join(PICTURES[:-1])} or {PICTURES[-1]}"
         )
     write_beside(path, drawn(figure, form[1:]))
@@ -188,7 +188,7 @@ def plain_numbers(axis: "Axis") -> None:
 
 
 def literally(figure: "Figure") -> None:
-    """Write names in a figure as they are: two $ in one are no formula, as Matplotlib has it."""
+    """Write names in a figure literally: two $ in one are not a formula."""
     from matplotlib.text import Text
 
     axes = [axis for panel in figure.axes for axis in (panel.xaxis, panel.yaxis)]
@@ -205,7 +205,7 @@ def literally(figure: "Figure") -> None:
 
 
 def in_legend(name: str) -> str:
-    """A name as it is given to a legend, which leaves out those that begin with _."""
+    """A name for a legend, which would leave out those that begin with _."""
     return f" {name}" if name.startswith("_") else name
 
 

@@ -135,8 +135,8 @@ class Preprocessing(Brief):
         return TypeAdapter(Preprocessing).dump_json(self, indent=2) + b"\n"
 
     def public(self) -> "Preprocessing":
-        """The same without what tells of the data that its numbers are of: their name, digest and
-        number of samples. What nodes get, so that those that bring their own data agree.
+        """The same without the name, digest and number of samples of its data. What nodes get, so
+        that those that bring their own data agree.
         """
         return replace(self, dataset="", digest="", samples=0)
 
@@ -183,11 +183,11 @@ class Preprocessing(Brief):
         raw = self.raw(x)
         if raw.dtype.is_floating_point:
             if torch.isinf(raw).any():
-                raise DataError("there are infinite values among the samples; NaN means missing")
+                raise DataError("the samples have infinite values. Use NaN for missing values")
             if self.scale > 1 and raw.numel() and 0 < float(raw.nan_to_num().abs().max()) <= 1:
                 warnings.warn(
-                    f"all values lie between -1 and 1, but raw samples of this model go up to "
-                    f"{self.scale:g}: give them as they are, and not scaled",
+                    "all values are between -1 and 1, but raw samples of this model have values "
+                    f"up to {self.scale:g}. Give unscaled samples",
                     FedbayesWarning,
                     stacklevel=3,
                 )
@@ -208,7 +208,7 @@ class Preprocessing(Brief):
         except TypeError as error:
             raise DataError(f"invalid samples, not numbers: {error}") from None
         except ValueError as error:  # lists of several lengths
-            raise DataError(f"the samples are not all of one shape: {error}") from None
+            raise DataError(f"the samples have different shapes: {error}") from None
         if raw.dtype == torch.bool or raw.dtype.is_complex:
             raw = raw.to(torch.float32)
         if raw.dtype == torch.uint8 and self.bounds == (0.0, 1.0) and self.scale == 1:  # pixels
@@ -220,7 +220,7 @@ class Preprocessing(Brief):
         if len(shape) == 3 and (shape[2], *shape[:2]) == self.shape:  # channels last
             return raw.movedim(-1, 1)
         raise DataError(
-            f"the samples are of shape {tuple(raw.shape)}; this model wants "
+            f"the samples have shape {tuple(raw.shape)}; this model expects "
             f"({', '.join(map(str, ('n', *self.shape)))})"
             f"{', or a DataFrame with its features as columns' if self.features else ''}"
         )
@@ -242,7 +242,7 @@ class Preprocessing(Brief):
         if self.tokens is not None:
             return self._texts(frame, self.tokens, where), []
         if not self.features:
-            raise DataError("this model has no named features; give its samples as an array")
+            raise DataError("this model has no feature names. Give its samples as an array")
         # As in reading a CSV file, blanks around a name do not count.
         wanted = [column.name for column in self.table]
         own = set(wanted)
@@ -252,7 +252,7 @@ class Preprocessing(Brief):
             raise DataError(f"{where} has no column {', '.join(map(repr, absent))}")
         frame = frame[wanted]
         if frame.shape[1] != len(wanted):
-            raise DataError(f"{where} has two columns of one name")
+            raise DataError(f"{where} has two columns with the same name")
         coded = code(frame, self.table, where)
         return encode(coded, self.table), unknown(coded, self.columns)
 
@@ -261,7 +261,7 @@ class Preprocessing(Brief):
         found = [column for column in frame.columns if str(column).strip() == tokens.column]
         if len(found) != 1:
             count = f"{len(found)} columns" if found else "no column"
-            raise DataError(f"{where} has {count} '{tokens.column}', which is to have the texts")
+            raise DataError(f"{where} has {count} '{tokens.column}', the column with the texts")
         ids: Array = tokens.encode(list(frame[found[0]]), where)
         return ids.astype(np.float32)
 
@@ -330,8 +330,8 @@ class _Standardize(nn.Module):
             odd = ((x < low - slack) | (x > high + slack)).any()
             torch._assert_async(  # which exported programs keep
                 ~odd,
-                f"there are values outside of {low:g} to {high:g}: this program takes raw images "
-                "and standardizes them itself",
+                f"values are outside of {low:g} to {high:g}. Give raw images: this program "
+                "standardizes them itself",
             )
         # A cast would tie an exported program to the type of its example.
         x = torch.zeros_like(x, dtype=torch.float32).copy_(x)

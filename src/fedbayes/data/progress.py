@@ -6,7 +6,7 @@ from contextlib import contextmanager
 
 @contextmanager
 def progress(description: str, total: int | None) -> Iterator[Callable[[int], None]]:
-    """A bar on Rich's console while work goes on; yields a function that advances it.
+    """A progress bar on Rich's console; yields a function that advances it.
 
     A command line makes that console standard error; within a live display the bar stands below it.
 

@@ -44,7 +44,7 @@ def group_by_client(rows: Rows, client: Rows, names: tuple[str, ...]) -> Divisio
 
 
 def choose_scheme(dataset: Dataset, settings: DataSettings) -> str:
-    """The scheme that divides a data set: the one asked for, or the default for this set."""
+    """The scheme that divides a data set: the requested one, or the default of this set."""
     if settings.partition != "default":
         return settings.partition
     if settings.generator is not None:
@@ -57,7 +57,7 @@ def choose_scheme(dataset: Dataset, settings: DataSettings) -> str:
 def divide(
     dataset: Dataset, pool: Rows, settings: DataSettings, needed: int, seed: int
 ) -> Division:
-    """Divide rows of a data set as the settings say.
+    """Divide the rows of a data set according to the settings.
 
     Args:
         dataset: The pool of samples.
@@ -77,14 +77,14 @@ def divide(
     if scheme != "iid" and not dataset.classes and not own:
         ways = "'iid'" if dataset.groups is None else "'iid' or 'natural'"
         raise DataError(
-            f"{dataset.name}: partition = '{scheme}' divides classes, and its target has none "
-            f"({describe(dataset.target)}); set data.partition = {ways}"
+            f"{dataset.name}: partition = '{scheme}' needs classes, but the target is "
+            f"{describe(dataset.target)}. Set data.partition = {ways}"
         )
     clients = settings.clients or len(settings.class_counts or ()) or DEFAULT_CLIENTS
     if clients > len(pool):
         raise DataError(
-            f"{dataset.name}: {len(pool)} samples do not suffice for {clients} clients; "
-            "use fewer clients"
+            f"{dataset.name}: {len(pool)} samples are not enough for {clients} clients. Use fewer "
+            "clients"
         )
     rng = seeds.numpy_rng(seed, "partition")
     if own:
@@ -108,14 +108,14 @@ def _own(place: str, y: Array, clients: int, rng: np.random.Generator) -> Rows:
     found = np.asarray(called(place, "partition", PARTITION, y.copy(), clients, rng))
     if found.shape != (len(y),) or found.dtype.kind not in "iu":
         raise DataError(
-            f"the partition {place!r} gave {found.dtype} of shape {found.shape}; let it return an "
-            f"integer for each of {len(y)} rows: the number of its client, or -1 for nobody"
+            f"the partition {place!r} returned {found.dtype} of shape {found.shape}. Return an "
+            f"integer for each of {len(y)} rows: the number of its client, or -1 for no client"
         )
     client = found.astype(np.int64)
     if len(odd := client[(client < -1) | (client >= clients)]):
         raise DataError(
-            f"the partition {place!r} gave a row to client {odd[0]}; data.clients is {clients}, so "
-            f"they are 0 to {clients - 1}, and -1 is nobody"
+            f"the partition {place!r} assigned a row to client {odd[0]}. data.clients is "
+            f"{clients}, so clients are 0 to {clients - 1}; -1 means no client"
         )
     return client
 
@@ -152,9 +152,9 @@ def _dirichlet(
             if sizes.min() >= needed:
                 return client
     raise DataError(
-        f"no draw of Dirichlet shares with alpha = {settings.alpha} gave each of {clients} "
-        f"clients {needed} of {len(labels)} samples; use fewer clients, a larger alpha, "
-        "balance = true, or a smaller min_samples"
+        f"no sampled Dirichlet partition with alpha = {settings.alpha} gave each of {clients} "
+        f"clients {needed} of {len(labels)} samples. Use fewer clients, a larger alpha, balance = "
+        "true, or a smaller min_samples"
     )
 
 
@@ -172,7 +172,7 @@ def _shards(
     each = settings.shards_per_client
     if clients * each > len(labels):
         raise DataError(
-            f"{len(labels)} samples cannot be cut into {clients} x {each} shards; use fewer "
+            f"{len(labels)} samples cannot be divided into {clients} x {each} shards. Use fewer "
             "clients or fewer shards_per_client"
         )
     rng = np.random.default_rng(int(rng.integers(2**63)))
@@ -237,8 +237,8 @@ def _by_counts(
     wanted = counts.sum(0) + np.array(settings.test_counts or 0)
     if (short := np.flatnonzero(wanted > there)).size:
         raise DataError(
-            f"class_counts and test_counts want {wanted[short[0]]} samples of class {short[0]}; "
-            f"there are {there[short[0]]}"
+            f"class_counts and test_counts need {wanted[short[0]]} samples of class {short[0]}, "
+            f"but there are {there[short[0]]}"
         )
     client = np.full(len(labels), -1)
     for label, column in enumerate(counts.T):
@@ -251,9 +251,9 @@ def _natural(dataset: Dataset, pool: Rows, settings: DataSettings, needed: int) 
     """One client per group; the first `clients` of those that hold enough rows."""
     if dataset.groups is None:
         raise DataError(
-            f"{dataset.name} has no natural clients; choose another partition, or a set that "
-            "has them: femnist (writers), har (subjects), vehicle (sensors), or your own data "
-            "with a group column"
+            f"{dataset.name} has no natural clients. Choose another partition, or a data set with "
+            "natural clients: femnist (writers), har (subjects), vehicle (sensors), or your own "
+            "data with a group column"
         )
     groups = dataset.groups[pool]
     known = groups >= 0
@@ -271,7 +271,7 @@ def _natural(dataset: Dataset, pool: Rows, settings: DataSettings, needed: int) 
         wanted = f", and clients is {settings.clients}" if settings.clients else ""
         raise DataError(
             f"{dataset.name} has {len(chosen)} groups of at least min_samples = "
-            f"{settings.min_samples} training samples{tested}{wanted}; use {', or '.join(ways)}"
+            f"{settings.min_samples} training samples{tested}{wanted}. Use {', or '.join(ways)}"
         )
     chosen = chosen[: settings.clients]
     client_of = np.full(len(dataset.group_names), -1)

@@ -54,8 +54,8 @@ class DataSettings(SourceSettings):
     generator: str | None = Field(
         None,
         description="Your own function, package.module:function, called as function(client, seed, "
-        "**arguments). It returns the samples (x, y) of one client on demand, for any number of "
-        "clients. It needs clients, and no other data set.",
+        "**arguments). It returns the samples (x, y) of one client on demand, for any number "
+        "of clients. It needs data.clients, and no other data set.",
     )
     test_clients: Annotated[int, Only("generator")] = Field(
         100,
@@ -74,26 +74,25 @@ class DataSettings(SourceSettings):
     clients: int | None = Field(
         None,
         ge=1,
-        description=f"Number of clients. Default: {DEFAULT_CLIENTS}, or all groups of a "
-        "natural partition. A number takes the first groups.",
+        description=f"Number of clients. Default: {DEFAULT_CLIENTS}, or all groups of a natural "
+        "partition. A smaller number takes the first groups.",
     )
     partition: Literal["default", Scheme] | Place = Field(
         "default",
-        description="iid: equal parts at random. dirichlet: each class is divided by "
-        "Dirichlet shares. dirichlet-equal: each client has a Dirichlet class mix and the same "
-        "number of samples. shards: each client gets shards of the samples sorted by class. "
-        "counts: each client gets so many of each class as class_counts says. "
-        "natural: one client per writer, subject or sensor. Or your own as "
-        f"package.module:function, called as {PARTITION}, which returns the number of each row's "
-        "client, -1 for nobody. Default: natural where your own data name groups, else dirichlet, "
-        "or iid where the target has no classes.",
+        description="iid: equal parts at random. dirichlet: each class is divided by Dirichlet "
+        "shares. dirichlet-equal: each client has a Dirichlet class mix and the same number "
+        "of samples. shards: each client gets shards of the samples sorted by class. counts: "
+        "class_counts gives the number of samples of each client and class. natural: one "
+        "client per writer, subject or sensor. Or your own as package.module:function, "
+        f"called as {PARTITION}, which returns the number of each row's client, -1 for no "
+        "client. Default: natural if your own data have groups, else dirichlet, or iid where "
+        "the target has no classes.",
     )
     alpha: Annotated[float, Only("partition", "dirichlet", "dirichlet-equal")] = Field(
         0.4,
         gt=0,
         allow_inf_nan=False,
-        description="Dirichlet concentration: the smaller, the more skewed are the clients' "
-        "classes.",
+        description="Dirichlet concentration. Smaller values give more skewed classes.",
     )
     balance: Annotated[bool, Only("partition", "dirichlet")] = Field(
         False,
@@ -123,12 +122,12 @@ class DataSettings(SourceSettings):
         0.0,
         ge=0,
         lt=1,
-        description="Share of each client's training rows that it is tested on instead of its test "
-        "rows, which are left unread: for choosing settings. 0: none.",
+        description="Share of each client's training rows to test on, for choosing settings. The "
+        "test rows are then not read. 0: none.",
     )
     exclude: Several[str] = Field(
         (),
-        description="Clients to leave out, by name, once the data are divided: the others keep "
+        description="Clients to leave out, by name, after the data are divided. The others keep "
         "their rows.",
     )
     samples_per_client: int | None = Field(
@@ -198,7 +197,7 @@ class DataSettings(SourceSettings):
     @classmethod
     def _positive(cls, size: tuple[int, ...]) -> tuple[int, ...]:
         if len(size) > 2 or any(side < 1 for side in size):
-            raise ValueError("size is one number of pixels, or height and width, each at least 1")
+            raise ValueError("give one number of pixels, or height and width, each at least 1")
         return size
 
     @field_validator("dir", "path")
@@ -230,27 +229,33 @@ class DataSettings(SourceSettings):
         self._check_name()
         self._check_source()
         if self.arguments and not (self.of_factory or self.generator):
-            raise ValueError(f"arguments are for your own factory; {self.name} takes none")
+            raise ValueError(
+                f"data.arguments works only with your own factory. {self.name} takes none"
+            )
         if self.keep and (self.path is None or self.more or not self.suffix or self.path.is_dir()):
-            raise ValueError(f"keep copies a single file, and path is {self.path}; leave keep out")
+            raise ValueError(
+                f"data.keep copies a single file, and data.path is {self.path}. Leave data.keep out"
+            )
         if self.query is not None:
             for setting in WRITTEN:
                 if setting != "na_values" and getattr(self, setting) != _default(setting):
-                    raise ValueError(f"{setting} is for files, and has no effect on a query")
+                    raise ValueError(
+                        f"{setting} works only with files, and has no effect on a query"
+                    )
         if self.crop and not self.size:
-            raise ValueError("crop has no effect without size; give both, or neither")
+            raise ValueError("crop has no effect without size. Give both, or neither")
         if self.tokens is not None and self.processor is None:
             raise ValueError(
-                "tokens needs a tokenizer: give processor, a name on the Hugging Face hub or a "
-                "folder (with model.name = 'transformers' it is that of the model)"
+                "tokens needs a tokenizer. Set data.processor to a name on the Hugging Face hub "
+                "or a folder (with model.name = 'transformers' the default is the model's)"
             )
         self._check_columns()
         if isinstance(self.test, float) and not 0 < self.test < 1:
-            raise ValueError(f"test = {self.test} must lie between 0 and 1, or be 'official'")
+            raise ValueError(f"test = {self.test} must be between 0 and 1, or 'official'")
         if (self.partition == "counts") != (self.class_counts is not None):
-            raise ValueError("partition = 'counts' and class_counts go together")
+            raise ValueError("partition = 'counts' and class_counts need each other. Give both")
         if self.test_counts is not None and self.class_counts is None:
-            raise ValueError("test_counts goes with partition = 'counts'")
+            raise ValueError("test_counts works only with partition = 'counts'")
         if self.class_counts is not None:
             self._check_counts(self.class_counts)
         return self
@@ -261,44 +266,45 @@ class DataSettings(SourceSettings):
             self._check_generator()
         elif self.test == "clients":
             raise ValueError(
-                "test = 'clients' holds out whole clients of a generator, whose number has no end; "
-                "choose official or a fraction"
+                "test = 'clients' works only with a generator. Choose official or a fraction"
             )
         elif self.name not in (*BUILT_IN, "own") and not self.of_factory:
             if Path(self.name).suffix or Path(self.name).exists():
                 raise ValueError(
-                    f"there is no data set '{self.name}'; a file or folder of your own is given as "
-                    f"path, and not as name: --set data.path={self.name}"
+                    f"unknown data set '{self.name}'. Give your own file or folder as data.path: "
+                    f"--set data.path={self.name}"
                 )
             like = did_you_mean(self.name, BUILT_IN)
             raise ValueError(
-                f"there is no data set '{self.name}'{like}; choose one of {', '.join(BUILT_IN)}, "
-                "give the path of your own, or name your own factory as package.module:factory"
+                f"unknown data set '{self.name}'{like}. Choose one of {', '.join(BUILT_IN)}, set "
+                "data.path to your own data, or give your own factory as package.module:factory"
             )
 
     def _check_source(self) -> None:
         """See that it is said once where the data are, and as they can be read."""
         if self.missing == "drop" and self.of_factory:
             raise ValueError(
-                f"missing = 'drop' has no effect on what {self.name} gives; leave such rows out "
-                "there"
+                f"missing = 'drop' has no effect on {self.name}. Leave such rows out in your "
+                "factory"
             )
         if self.missing == "indicate" and self.name != "own":
-            raise ValueError("missing = 'indicate' is for your own tables; choose impute or drop")
+            raise ValueError(
+                "missing = 'indicate' works only with your own tables. Choose impute or drop"
+            )
         if self.name == "own" and self.path is None and self.query is None:
-            raise ValueError("name = 'own' needs the path of your own data; give path too")
+            raise ValueError("name = 'own' needs your own data. Set data.path too")
         if holds_password(self.database):  # said without the URL
             raise ValueError(
-                "a password in database would end in run folders; leave it out, and set "
+                "a password in database would be written to run folders. Leave it out, and set "
                 "FEDBAYES_DATABASE_PASSWORD, or the whole URL in FEDBAYES_DATABASE"
             )
         if self.path is not None and self.query is not None:
-            raise ValueError("path and query exclude one another; leave one of them out")
+            raise ValueError("path and query exclude each other. Leave one of them out")
         if self.name != "own" and (self.path is not None or self.query is not None):
             given = f"path = {self.path}" if self.query is None else "query"
             raise ValueError(
-                f"name = '{self.name}' and {given} do not go together: your own data "
-                "has name = 'own', a built-in set needs no path"
+                f"name = '{self.name}' and {given} exclude each other. Set name = 'own' for your "
+                "own data, and leave the path out for a built-in data set"
             )
 
     @property
@@ -319,64 +325,61 @@ class DataSettings(SourceSettings):
         if self.name != GENERATOR:
             given = f"path = {self.path}" if self.path else f"name = '{self.name}'"
             raise ValueError(
-                f"generator and {given} exclude one another: a generator gives all the data"
+                f"generator and {given} exclude each other: a generator gives all data"
             )
         if self.clients is None:
-            raise ValueError(
-                "a generator has as many clients as one likes; say how many with clients"
-            )
+            raise ValueError("a generator can have any number of clients. Set data.clients")
         if self.test == "official":
             raise ValueError(
-                "test = 'official' is of a set with a test part; of a generator it is a fraction, "
-                "or 'clients'"
+                "test = 'official' needs a data set with a test part. For a generator, set a "
+                "fraction or 'clients'"
             )
         for setting, field in type(self).model_fields.items():
             if setting not in _OF_GENERATOR and getattr(self, setting) != field.default:
-                raise ValueError(
-                    f"{setting} divides or reads a set of samples, and has no effect on what a "
-                    "generator gives; leave it out"
-                )
+                raise ValueError(f"{setting} has no effect on a generator. Leave it out")
 
     def _check_columns(self) -> None:
         if self.summaries and self.name != "own":
             raise ValueError(
-                f"summaries is for your own data, and has no effect on {self.name}; leave it "
-                "out, or give the path of your own data"
+                f"summaries works only with your own data, and has no effect on {self.name}. "
+                "Leave it out, or set data.path"
             )
         if self.tokens is not None and (self.features or self.drop):
-            raise ValueError("tokens says what x is; leave out features and drop")
+            raise ValueError("tokens already chooses the input column. Leave out features and drop")
         if self.of_factory:
             for setting in _OF_TABLES:
                 if getattr(self, setting) != _default(setting):
                     raise ValueError(
-                        f"{setting} is for tables, and has no effect on what {self.name} gives; "
-                        "leave it out"
+                        f"{setting} works only with tables, and has no effect on {self.name}. "
+                        "Leave it out"
                     )
         elif self.name not in ("own", GENERATOR):
             for setting, field in SourceSettings.model_fields.items():
                 if setting not in ANY_SET and getattr(self, setting) != field.default:
                     raise ValueError(
-                        f"{setting} is for your own data, and has no effect on {self.name}; "
-                        "leave it out, or give the path of your own data"
+                        f"{setting} works only with your own data, and has no effect on "
+                        f"{self.name}. Leave it out, or set data.path"
                     )
         for setting in ("label", "classes", "features", "summaries", *KINDS):
             names = getattr(self, setting)
             twice = next((name for name in names if names.count(name) > 1), None)
             if twice is not None:
-                raise ValueError(f"{setting} names '{twice}' twice; name it once")
+                raise ValueError(f"{setting} lists '{twice}' twice. List it once")
         self._check_kinds()
         if self.features and self.drop:
-            raise ValueError("features and drop exclude one another: features names all that stays")
+            raise ValueError(
+                "features and drop exclude each other: features already lists all columns to use"
+            )
         labels = [("label", column) for column in self.label]
         if self.group in self.label:
             raise ValueError(
-                f"label and group both name '{self.group}', so each client would have a single "
-                "label; set one of them to another column"
+                f"label and group are both '{self.group}', so each client would have a single "
+                "label. Set one of them to another column"
             )
         for setting, column in (*labels, ("group", self.group), ("split", self.split)):
             if column in self.features:
                 raise ValueError(
-                    f"features names '{column}', which is the {setting}; leave it out of features"
+                    f"features lists '{column}', which is the {setting}. Leave it out of features"
                 )
 
     def _check_kinds(self) -> None:
@@ -387,10 +390,13 @@ class DataSettings(SourceSettings):
             for name in getattr(self, setting):
                 if name in roles:
                     raise ValueError(
-                        f"{setting} and {roles[name]} both name '{name}'; leave it out of one"
+                        f"{setting} and {roles[name]} both list '{name}'. Leave it out of one of "
+                        "them"
                     )
                 if self.features and name not in self.features:
-                    raise ValueError(f"{setting} names '{name}', which features leaves out; add it")
+                    raise ValueError(
+                        f"{setting} lists '{name}', which features does not. Add it to features"
+                    )
                 roles[name] = setting
 
     def _check_counts(self, counts: tuple[tuple[int, ...], ...]) -> None:
@@ -402,7 +408,7 @@ class DataSettings(SourceSettings):
         if self.clients not in (None, len(counts)):
             raise ValueError(f"clients is {self.clients}, class_counts has {len(counts)} rows")
         if self.test_counts is not None and self.test != "default":
-            raise ValueError("test_counts and test exclude one another; leave test out")
+            raise ValueError("test_counts and test exclude each other. Leave test out")
 
 
 def _default(setting: str) -> object:

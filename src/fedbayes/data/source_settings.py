@@ -68,11 +68,11 @@ class SourceSettings(Settings):
 
     name: str = Field(
         "digits",
-        description=f"Data set: {', '.join(BUILT_IN)}; or own, with path; or "
-        "package.module:factory, your own function that gives the clients' data.",
+        description=f"Data set: {', '.join(BUILT_IN)}; or own, with data.path; or "
+        "package.module:factory, your own function that returns the clients' data.",
         examples=list(BUILT_IN),
     )
-    arguments: Arguments = Field({}, description="Keyword arguments of your own factory.")
+    arguments: Arguments = Field({}, description="Keyword arguments for your own factory.")
     dir: Path | None = Field(
         None,
         description="Folder with one folder per data set. Unset: the environment variable "
@@ -80,10 +80,10 @@ class SourceSettings(Settings):
     )
     path: Path | None = Field(
         None,
-        description="Your own data: a .parquet, .csv, .tsv, .xlsx or .npz file (.csv and .tsv also "
-        "as .gz). Or a folder: with train and test files of these kinds, with LEAF JSON files, or "
-        "with images in one folder per class. Folders train and test, or one per client, may lie "
-        "above the classes.",
+        description="Your own data: a .parquet, .csv, .tsv, .xlsx or .npz file (.csv and .tsv "
+        "also as .gz). Or a folder: with train and test files of these kinds, with LEAF JSON "
+        "files, or with images in one folder per class. The class folders can be inside "
+        "train and test, or inside one folder per client.",
     )
     more: Annotated[Several[Path], Only("path")] = Field(
         (),
@@ -92,8 +92,8 @@ class SourceSettings(Settings):
     )
     query: str | None = Field(
         None,
-        description="Your own data, instead of path: a SQL query that returns the table. The rows "
-        "are sorted, so the same rows are the same data.",
+        description="Your own data, instead of path: a SQL query that returns the table. The "
+        "rows are sorted, so their order in the database has no effect.",
     )
     database: Annotated[str | None, Only("query")] = Field(
         None,
@@ -108,15 +108,15 @@ class SourceSettings(Settings):
         "columns: of numbers, or of 0 and 1 for labels that do not exclude each other.",
     )
     group: str | None = Field(
-        None, description="Own tables: the column with the client of each row; it is no feature."
+        None, description="Own tables: the column with the client of each row. It is not a feature."
     )
     split: str | None = Field(
-        None, description="Own tables: a column with train or test; it is no feature."
+        None, description="Own tables: a column with train or test. It is not a feature."
     )
     classes: Several[str] = Field(
         (), description="Own tables and arrays: names of all classes, if some may be absent."
     )
-    drop: Several[str] = Field((), description="Own tables: columns that are no features.")
+    drop: Several[str] = Field((), description="Own tables: columns that are not features.")
     features: Several[str] = Field(
         (),
         description="Own tables: the columns to use as features, in this order. Default: all but "
@@ -124,12 +124,12 @@ class SourceSettings(Settings):
     )
     numeric: Several[str] = Field(
         (),
-        description="Own tables: columns that are numbers, even if stored as text. A value that is "
-        "no number raises an error.",
+        description="Own tables: columns that are numbers, even if stored as text. A value that "
+        "is not a number raises an error.",
     )
     categorical: Several[str] = Field(
         (),
-        description="Own tables: columns that are categories, even if they hold numbers. Each "
+        description="Own tables: columns that are categories, even if they have numbers. Each "
         "category becomes a feature, 0 or 1. Default: text columns with at most max_categories "
         "values and on average two rows for each value.",
     )
@@ -214,24 +214,25 @@ class SourceSettings(Settings):
     size: Several[int] = Field(
         (),
         description="Own pictures: height and width (one number for both) to resize to. Default: "
-        "the processor's; without one, all must be of one size.",
+        "the processor's; without one, all pictures need the same size.",
     )
     crop: bool = Field(
         False,
-        description="Own pictures: whether size is that of the middle, cut out of a picture that "
-        "keeps its proportions; if not, the whole is stretched.",
+        description="Own pictures: whether to crop the middle to size and keep the proportions. If "
+        "false, the whole picture is stretched.",
     )
     channels: Literal["auto", "first", "last", "absent"] = Field(
         "auto",
         description="Own arrays: where the channels of an image are. auto: [n, H, W] with sides "
-        "of about the same length gets one, and a last axis of 1, 3 or 4 moves to the front, with "
-        "a note. first: samples are as they are, as for signals. absent: they get one.",
+        "of about the same length gets a channel, and a last axis of 1, 3 or 4 moves to the "
+        "front, with a note. first: samples stay unchanged, as for signals. absent: they get "
+        "a channel.",
     )
     scale: float | None = Field(
         None,
         gt=0,
-        description="Own data: what raw values are divided by before all else, their largest as a "
-        "rule. Default: 255 for pictures and integers of 8 bits, 1 for others.",
+        description="Own data: raw values are divided by this number first. Usually their "
+        "largest value. Default: 255 for pictures and integers of 8 bits, 1 for others.",
     )
 
     @field_validator("encoding")
@@ -241,7 +242,7 @@ class SourceSettings(Settings):
             codecs.lookup(name or "utf-8")
         except LookupError:
             raise ValueError(
-                f"there is no encoding {name!r}; choose one such as cp1252, latin-1 or utf-16"
+                f"unknown encoding {name!r}. Choose one such as cp1252, latin-1 or utf-16"
             ) from None
         return name
 
@@ -257,7 +258,7 @@ class SourceSettings(Settings):
     def _separate(self) -> Self:
         if self.decimal == self.thousands != "auto":
             raise ValueError(
-                f"decimal and thousands are both {self.decimal!r}; leave one of them out"
+                f"decimal and thousands are both {self.decimal!r}. Leave one of them out"
             )
         return self
 

@@ -47,8 +47,8 @@ def _copies(frame: Any, features: Sequence[str], label: str) -> list[str]:
         if len(frame[[name, label]].dropna().drop_duplicates()) == classes:
             found.append(name)
     return [
-        f"{name}: it has one value for each class of '{label}', so a model learns nothing else. "
-        "Leave it out with data.drop if it is not known before the label"
+        f"{name}: its values determine '{label}', so a model would use no other column. Leave it "
+        "out with data.drop if it is not known before the label"
         for name in found
     ]
 
@@ -93,8 +93,8 @@ def _stand_in(column: Any, name: str) -> str:
 
 def _said(name: str, value: str, rows: int, count: int) -> str:
     return (
-        f"{name}: {value!r} stands in {rows:,} of {count:,} rows: if it means that the value is "
-        "missing, name it in data.na_values"
+        f"{name}: {value!r} occurs in {rows:,} of {count:,} rows. If it means a missing value, "
+        "list it in data.na_values"
     )
 
 
@@ -108,8 +108,9 @@ def _classes(frame: Any, label: str, group: str | None) -> list[str]:
     share = counts.min() / counts.sum()
     if share < RARE and len(counts) * share < 0.5:
         notes.append(
-            f"'{counts.idxmin()}' has {share:.1%} of the rows: accuracy says little of it. See "
-            "balanced accuracy and AUROC, training.class_weights=balanced, and predict --threshold"
+            f"'{counts.idxmin()}' has {share:.1%} of the rows, so accuracy is not informative. "
+            "See balanced accuracy and AUROC, training.class_weights=balanced, and predict "
+            "--threshold"
         )
     if group is None:
         return notes
@@ -126,6 +127,7 @@ def _classes(frame: Any, label: str, group: str | None) -> list[str]:
     if single:
         notes.append(
             f"{len(single):,} of {len(each):,} clients have rows of one class only: "
-            f"{listed(single, 5)}. Alone they learn to predict it always"
+            f"{listed(single, 5)}. A model trained on one of them alone always predicts that "
+            "class"
         )
     return notes

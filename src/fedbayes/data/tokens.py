@@ -58,15 +58,15 @@ class Tokens:
         tokenizer, digest = _load(self.tokenizer)
         if digest != self.digest:
             raise DataError(
-                f"the tokenizer {self.tokenizer} is not the one that the model was trained with "
-                f"(SHA-256 {self.digest[:12]}…, and here {digest[:12]}…); put its files back"
+                f"the tokenizer {self.tokenizer} is not the one of the training (SHA-256 "
+                f"{self.digest[:12]}…, here {digest[:12]}…). Restore its files"
             )
         odd = next((row for row, text in enumerate(texts) if not isinstance(text, str)), None)
         if odd is not None:
             what = "no text" if texts[odd] is None or texts[odd] != texts[odd] else repr(texts[odd])
             raise DataError(
-                f"{where}: column '{self.column}' has {what} in row {odd + 1:,}; each row needs a "
-                "text: write one, or leave the row out"
+                f"{where}: column '{self.column}' has {what} in row {odd + 1:,}. Every row needs "
+                "a text: add one, or leave the row out"
             )
         ids = np.full((len(texts), self.length), PADDING, np.int32)
         cut = 0
@@ -82,8 +82,8 @@ class Tokens:
                 cut += len(tokens) == self.length
         if cut and notes is not None:
             notes.append(
-                f"{where}: {cut:,} of {len(texts):,} texts fill all {self.length} tokens, and what "
-                "is longer is cut; data.max_tokens says how many there are"
+                f"{where}: {cut:,} of {len(texts):,} texts reach the limit of {self.length} "
+                "tokens, and longer texts are cut. data.max_tokens sets the limit"
             )
         return ids
 

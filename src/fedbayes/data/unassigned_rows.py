@@ -43,20 +43,20 @@ def left_out(
     if scheme == "counts":
         left -= len(test.rows) if settings.test_counts is not None else 0
         kept = "class_counts and test_counts" if settings.test_counts else "class_counts"
-        reason = f"in no client's share, as {kept} would have it"
+        reason = f"not assigned to a client by {kept}"
     elif scheme == "shards":
         reason = f"left over by {clients} x {settings.shards_per_client} shards of equal size"
     elif ":" in scheme:
-        reason = f"in no client's share, as {scheme} would have it"
+        reason = f"not assigned to a client by {scheme}"
     else:
-        reason = f"left over, since {clients} clients have equally many"
+        reason = f"left over, because {clients} clients have equal numbers"
     notes = [f"{left:,} of {len(pool):,} samples are {reason}"] if left else []
     notes = [*first, *notes]
     if settings.test_counts is not None and dataset.official_train is not None:
         unused = dataset.samples - dataset.official_train
         notes.append(
-            f"the official test part of {unused:,} samples is not used, since test_counts takes "
-            "others"
+            f"the official test part of {unused:,} samples is not used, because test_counts takes "
+            "other samples"
         )
     return notes
 
@@ -69,9 +69,9 @@ def _pooled(dataset: Dataset, settings: DataSettings, fraction: float | None) ->
     if settings.official_test == "unread":
         return [f"{part} not read, since official_test = 'unread'"]
     return [
-        f"{part} pooled with the training part, since test = {fraction} has clients test on "
-        "samples of their own; leave test out to test on that part, or set official_test = "
-        "'unread' to choose settings without it"
+        f"{part} pooled with the training part, because with test = {fraction} clients test on "
+        "their own samples. Leave data.test out to test on that part, or set data.official_test "
+        "= 'unread' to keep it out while you choose settings"
     ]
 
 
@@ -83,7 +83,7 @@ def _new_classes(dataset: Dataset, division: Division, official: Rows) -> list[s
     if not len(new):
         return []
     return [
-        f"{tested[new].sum():,} of {len(official):,} official test samples are of classes that no "
+        f"{tested[new].sum():,} of {len(official):,} official test samples have classes that no "
         f"client trains on: {listed(dataset.classes[index] for index in new)}"
     ]
 
@@ -101,14 +101,14 @@ def _groups(
     if small := np.flatnonzero(~large & (sizes > 0)).tolist():
         of_them = "" if fraction is None else ", besides those that it tests on"
         notes.append(
-            f"{len(small):,} of {len(sizes):,} groups are left out, since a client needs "
-            f"{settings.min_samples} training samples{of_them}: "
-            f"{_named(dataset, sizes, small)}; min_samples = {trained[small].min()} keeps them"
+            f"{len(small):,} of {len(sizes):,} groups are left out, because a client needs "
+            f"{settings.min_samples} training samples{of_them}: {_named(dataset, sizes, small)}. "
+            f"data.min_samples = {trained[small].min()} keeps them"
         )
     if empty := np.flatnonzero(sizes == 0).tolist():
         notes.append(
-            f"{len(empty):,} of {len(sizes):,} groups are left out, since none of their samples "
-            f"is there to train on: {listed(dataset.group_names[group] for group in empty)}"
+            f"{len(empty):,} of {len(sizes):,} groups are left out, because they have no training "
+            f"samples: {listed(dataset.group_names[group] for group in empty)}"
         )
     if beyond := np.flatnonzero(large & ~client).tolist():
         notes.append(
@@ -134,6 +134,6 @@ def _test_groups(dataset: Dataset, official: Rows, division: Division) -> list[s
     if not lost.any():
         return []
     return [
-        f"{lost.sum():,} of {len(official):,} official test samples are left out, since their "
-        f"groups are no clients: {listed(names[np.unique(groups[lost])])}"
+        f"{lost.sum():,} of {len(official):,} official test samples are left out, because their "
+        f"groups are not clients: {listed(names[np.unique(groups[lost])])}"
     ]

@@ -162,5 +162,5 @@ class FederatedEstimator(BaseEstimator):  # type: ignore[misc]
         found = np.flatnonzero(self.clients_ == client)
         if len(found) != 1:
             known = listed((str(one) for one in self.clients_), 10)
-            raise ValueError(f"there is no client {client!r}; there are {known}")
+            raise ValueError(f"unknown client {client!r}. The clients are {known}")
         return int(found[0])

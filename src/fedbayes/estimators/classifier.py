@@ -87,12 +87,14 @@ class FederatedClassifier(ClassifierMixin, FederatedEstimator):  # type: ignore[
         check_classification_targets(y)
         self.classes_, labels = np.unique(y, return_inverse=True)
         if len(self.classes_) < 2:
-            raise ValueError(f"y has one class only, {str(self.classes_[0])!r}; there must be two")
+            raise ValueError(
+                f"y has only one class, {str(self.classes_[0])!r}. Give at least two classes"
+            )
         config = self._config(clients)
         if config.target_kinds and "class" not in config.target_kinds:
             raise ConfigError(
-                f"the likelihood {config.task['likelihood']} is for "
-                f"{' or '.join(config.target_kinds)} targets, and not for classes"
+                f"the likelihood {config.task['likelihood']} needs "
+                f"{' or '.join(config.target_kinds)} targets, not classes"
             )
         target = Target("class", tuple(str(name) for name in self.classes_.tolist()))
         self._train(config, x, labels, target, clients)

@@ -40,7 +40,7 @@ _ONE_AT_A_TIME = threading.Lock()
 
 
 class FittedClients:
-    """What a federation has learnt, and what it takes to predict with it.
+    """The models of a federation, with their predictions.
 
     It can be pickled; the network is built again where it is loaded. Several threads may predict.
     """
@@ -153,25 +153,25 @@ class FittedClients:
         if client is None:
             if not method.models.has_global:
                 raise RunError(
-                    f"under {method.name} only clients have models, and there is no global one: "
-                    "name the client whose model is to predict"
+                    f"under {method.name} only clients have models. Give the client whose model "
+                    "predicts"
                 )
             return method.model(server, run)
         if not keeps_own(method):
-            raise RunError(f"there are no models of single clients: {none_kept(method)}")
+            raise RunError(f"clients have no own models: {none_kept(method)}")
         if client not in self.states:
             name = self.names[client] if self.names else client
-            raise RunError(f"client {name} has no model of its own: it was in no round")
+            raise RunError(f"client {name} has no own model: it was in no round")
         own = own_model(
             method, server, self.states[client], RoundContext(run, len(self.lines) + 1, client)
         )
         if own is None:
-            raise RunError(f"there are no models of single clients: {none_kept(method)}")
+            raise RunError(f"clients have no own models: {none_kept(method)}")
         return own
 
     @torch.no_grad()
     def predict(self, x: Any, ask: Callable[[Tensor], Tensor], client: int | None = None) -> Tensor:
-        """What a model says of samples, the global one at its temperature.
+        """Predictions of a model, for the global one with its temperature.
 
         Args:
             x: raw samples [n, ...], NaN for missing values.
@@ -210,4 +210,4 @@ def _why(line: Metrics) -> str:
     if reasons:
         client, reason = next(iter(reasons.items()))
         return f"client {client}: {reason}"
-    return str(line.get("undone") or "too few good reports came")
+    return str(line.get("undone") or "too few valid updates arrived")

@@ -95,8 +95,8 @@ class FederatedRegressor(RegressorMixin, FederatedEstimator):  # type: ignore[mi
         kinds = config.target_kinds or ("real",)
         if not set(kinds) & {"real", "count"}:
             raise ConfigError(
-                f"the likelihood {config.task['likelihood']} is for {' or '.join(kinds)} targets, "
-                "and not for numbers"
+                f"the likelihood {config.task['likelihood']} needs {' or '.join(kinds)} targets, "
+                "not numbers"
             )
         names = ["y"] if self._flat else [f"y{column}" for column in range(y.shape[1])]
         notes: list[str] = []
@@ -128,8 +128,7 @@ class FederatedRegressor(RegressorMixin, FederatedEstimator):  # type: ignore[mi
         likelihood = self._likelihood()
         if not isinstance(likelihood, Parametric):
             raise ValueError(
-                f"the likelihood {likelihood.name} has no standard deviation; predict_interval "
-                "gives intervals"
+                f"the likelihood {likelihood.name} has no standard deviation. Use predict_interval"
             )
         found = self._asked(
             X, lambda f: torch.stack((likelihood.mean(f), likelihood.std(f).total), 1), client

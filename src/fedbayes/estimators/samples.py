@@ -34,12 +34,12 @@ def owners(clients: Any, rows: int) -> tuple[Array, Rows]:
     if ids.ndim == 2 and ids.shape[1] == 1:
         ids = ids[:, 0]
     if ids.ndim != 1 or len(ids) != rows:
-        raise ValueError(f"clients has shape {ids.shape}; give one id for each of {rows} rows")
+        raise ValueError(f"clients has shape {ids.shape}. Give one id for each of {rows} rows")
     if (absent := pd.isna(ids)).any():
-        raise ValueError(f"clients has no id in row {int(absent.argmax())}; give one for each")
+        raise ValueError(f"clients has no id in row {int(absent.argmax())}. Give each row an id")
     if ids.dtype == object:
         if len({isinstance(name, str) for name in ids}) > 1:
-            raise ValueError("clients holds both words and numbers; give ids of one kind")
+            raise ValueError("clients has both text and numbers. Give ids of one type")
         ids = ids.astype(np.str_) if isinstance(ids[0], str) else np.array(ids.tolist())
     distinct, index = np.unique(ids, return_inverse=True)
     return distinct, index.astype(np.int64)
@@ -110,6 +110,6 @@ def _division(dataset: Dataset, config: Config) -> Division:
     if not sizes.all():
         raise DataError(
             f"client {division.names[int(sizes.argmin())]} would have no rows of "
-            f"{dataset.samples}; use fewer n_clients, or another partition"
+            f"{dataset.samples}. Use fewer n_clients, or another partition"
         )
     return division

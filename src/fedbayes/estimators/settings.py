@@ -44,7 +44,7 @@ NEEDS_FOLDER = (
 
 
 def config_of(parameters: Mapping[str, Any], *, seed: int, given: bool) -> Config:
-    """The settings that an estimator's parameters stand for.
+    """The settings of an estimator's parameters.
 
     Args:
         parameters: of the constructor, by name.
@@ -58,10 +58,10 @@ def config_of(parameters: Mapping[str, Any], *, seed: int, given: bool) -> Confi
     data = {"partition": "natural"} if given else _partition(parameters)
     for key in settings:
         if key in OWN:
-            raise ConfigError(f"settings has {key!r}, which is set by {OWN[key]}")
+            raise ConfigError(f"settings has {key!r}. Set it with {OWN[key]} instead")
         if key in NEEDS_FOLDER:
             raise ConfigError(
-                f"settings has {key!r}, which has no effect in memory; fedbayes.run takes it"
+                f"settings has {key!r}, which has no effect in memory. Use fedbayes.run"
             )
     return Config.create(
         seed=seed,
@@ -77,8 +77,7 @@ def config_of(parameters: Mapping[str, Any], *, seed: int, given: bool) -> Confi
 
 
 def table(parameters: Mapping[str, Any], name: str, key: str = "") -> dict[str, Any]:
-    """A parameter as a table of settings: a mapping, nothing, or a word or Python object that
-    stands for one key.
+    """A parameter as a table of settings, from a mapping, nothing, or the value of one key.
 
     Raises:
         ConfigError: it is something else.
@@ -102,7 +101,7 @@ def nested(settings: Mapping[str, Any] | None) -> dict[str, Any]:
     if settings is None:
         return {}
     if not isinstance(settings, Mapping):
-        raise ConfigError(f"settings is {settings!r}; give a dict of settings")
+        raise ConfigError(f"settings is {settings!r}. Give a dict of settings")
     tables: dict[str, Any] = {}
     for key, value in settings.items():
         *path, last = str(key).split(".")
@@ -110,7 +109,7 @@ def nested(settings: Mapping[str, Any] | None) -> dict[str, Any]:
         for part in path:
             place = place.setdefault(part, {})
             if not isinstance(place, dict):
-                raise ConfigError(f"settings has {key!r}, but {part} is no table")
+                raise ConfigError(f"settings has {key!r}, but {part} is not a table")
         if last in place:
             raise ConfigError(f"settings has {key!r} twice")
         place[last] = dict(value) if isinstance(value, Mapping) else value
@@ -130,7 +129,7 @@ def _partition(parameters: Mapping[str, Any]) -> dict[str, Any]:
             raise ConfigError(f"partition has {key!r}; it takes {', '.join(allowed)}")
     if partition.get("partition") in ("natural", "default"):
         raise ConfigError(
-            f"partition is {partition['partition']!r}, and there are no clients to divide by: give "
-            "fit an array of clients, or choose iid or dirichlet"
+            f"partition is {partition['partition']!r}, but fit got no clients. Give fit an array "
+            "of clients, or choose iid or dirichlet"
         )
     return {"clients": parameters["n_clients"], **partition}

@@ -198,7 +198,7 @@ class ClientRuntime:
                     raise
         raise EngineError(
             f"client {task.client}: {self.run.network.device} is out of memory in round "
-            f"{task.round}; have fewer processes on it (workers, devices), or set a smaller "
+            f"{task.round}. Use fewer processes on it (workers, devices), or set a smaller "
             "training.batch_size"
         )
 
@@ -288,7 +288,7 @@ class ClientRuntime:
         model = to(decode_file(task.message), device)
         if task.calibrate:
             if not self.held_out:
-                raise EngineError("clients of this federation hold out no samples to calibrate by")
+                raise EngineError("clients of this federation hold out no samples for calibration")
             held_out = self.parts(task.client)[1].to(device)
             sums = sums_of(self.run.likelihood, self._draws(model, None), held_out)
             return ClientResult(encode(sums.tensors()), task.state or b"", {}, {})
@@ -338,8 +338,8 @@ class ClientRuntime:
         """
         if task.constants != self.run.network.constants_digest:
             raise EngineError(
-                "frozen weights of the network differ from the server's; both must build it from "
-                "the same model settings, files and version of its code"
+                "frozen weights of the network differ from the server's. Both must use the same "
+                "model settings, files and version of its code"
             )
 
     def at(self, task: Task, held_out: Samples | None = None) -> RoundContext:
@@ -454,8 +454,8 @@ def _varies(error: RuntimeError) -> str:
     """What to say of an operation whose numbers are other ones on every run."""
     operation = str(error).split(" does not have", maxsplit=1)[0]
     return (
-        f"{operation} computes other bits on every run on this device; set deterministic = false "
-        "to have it all the same, or take another network"
+        f"{operation} is not deterministic on this device. Set deterministic = false to use it, "
+        "or choose another network"
     )
 
 

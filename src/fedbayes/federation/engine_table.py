@@ -51,12 +51,12 @@ _BUILT_IN: Mapping[str, EngineKind] = {
         here=True,
     ),
     "workers": EngineKind(
-        "clients side by side in worker processes",
+        "clients in parallel in worker processes",
         start="fedbayes.federation.engines.workers:start",
         settings=("workers", "devices"),
     ),
     "ray": EngineKind(
-        "clients side by side in actors of Ray, on one machine or many",
+        "clients in parallel in Ray actors, on one machine or many",
         start="fedbayes.federation.engines.ray:start",
         needs=("ray", "ray"),
         settings=("ray",),
@@ -91,7 +91,9 @@ class _Engines(Mapping[str, EngineKind]):
             raise KeyError(name)
         found = named(place, "engine")
         if not isinstance(found, EngineKind):
-            raise ConfigError(f"the engine {name!r} is {place}, which is no {__name__}.EngineKind")
+            raise ConfigError(
+                f"the engine {name!r} is {place}, which is not a {__name__}.EngineKind"
+            )
         return found
 
     def __contains__(self, name: object) -> bool:

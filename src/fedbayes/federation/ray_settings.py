@@ -48,9 +48,9 @@ class RaySettings(Settings):
     def _check_resources(cls, resources: dict[str, float]) -> dict[str, float]:
         for name, amount in resources.items():
             if name in ("CPU", "GPU"):
-                raise ValueError(f"{name} is set by ray.{name.lower()}s")
+                raise ValueError(f"set {name} with ray.{name.lower()}s")
             if amount <= 0:
-                raise ValueError(f"{name} is {amount:g}; it must be above 0")
+                raise ValueError(f"{name} is {amount:g}. It must be above 0")
         return resources
 
     def needs(self, threads: int) -> dict[str, float]:

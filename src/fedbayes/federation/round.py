@@ -277,5 +277,5 @@ def non_finite_state(server: Any, method: AnyMethod, run: Federation) -> str:
     for what, tensors in (("state", pack(server)), ("model", method.model(server, run))):
         for name, tensor in tensors.items():
             if tensor.is_floating_point() and not all_finite(tensor):
-                return f"the update left NaN or infinite values in {name!r} of the server's {what}"
+                return f"the update gave NaN or infinite values in {name!r} of the server's {what}"
     return ""

@@ -20,8 +20,7 @@ Rule = Literal["mean", "median", "trimmed-mean", "krum"]
 
 
 class Aggregation(Settings):
-    """The `[aggregation]` table of a config: what is believed of reports, and how they are put
-    together.
+    """The `[aggregation]` table of a config: bounds of updates, and how they are combined.
 
     Examples:
         >>> from fedbayes.federation.settings import Aggregation
@@ -71,12 +70,12 @@ class Aggregation(Settings):
 
     @property
     def weighs(self) -> bool:
-        """Whether weight times change is what is bounded."""
+        """Whether the bound applies to weight times change."""
         return self.rule == "mean" and self.clip is not None
 
     @property
     def plain(self) -> bool:
-        """Whether reports are taken as they are."""
+        """Whether updates are used unchanged."""
         return self.rule == "mean" and self.clip is None
 
 
@@ -165,7 +164,7 @@ class Compression(Settings):
 
     @property
     def remembers(self) -> bool:
-        """Whether clients keep what they could not say."""
+        """Whether clients store their compression error."""
         return self.error_feedback and self.up in ("int8", "top-k", "random-k")
 
 

@@ -96,8 +96,8 @@ def pem_at(address: str, certificates: Path | None, insecure: bool) -> bytes | N
     require_flower()
     if (certificates is None) != insecure:
         raise EngineError(
-            "say how the SuperLink is reached: --root-certificates CA.pem for TLS, or --insecure "
-            "for a trial on one machine"
+            "the connection to the SuperLink is missing. Give --root-certificates CA.pem for "
+            "TLS, or --insecure for a trial on one machine"
         )
     host_and_port("--superlink", address)
     if certificates is None:
@@ -106,7 +106,7 @@ def pem_at(address: str, certificates: Path | None, insecure: bool) -> bytes | N
         ssl.create_default_context(cafile=certificates.expanduser())
         return certificates.expanduser().read_bytes()
     except ssl.SSLError:
-        raise EngineError(f"{certificates} holds no certificate in PEM") from None
+        raise EngineError(f"{certificates} has no PEM certificate") from None
     except OSError as error:
         raise EngineError(f"cannot read {certificates}: {error.strerror}") from None
 
@@ -140,8 +140,8 @@ def federation(
     link.check()  # before there is a run folder
     if where := link.open_to_others():
         warnings.warn(
-            f"whoever reaches {where} can start runs, which nodes execute, and admit keys of their "
-            "own: Flower asks for no password there. Start the SuperLink with `fedbayes federate "
+            f"anyone who can reach {where} can start runs, which nodes execute, and register "
+            "keys: Flower needs no password there. Start the SuperLink with `fedbayes federate "
             "hub`, or with --host 127.0.0.1 behind a proxy (docs/howto/deploy.md)",
             FedbayesWarning,
             stacklevel=2,

@@ -90,8 +90,8 @@ def find_node(project: Path, context: Context) -> Node:
     config = _config(project, context)
     if given.get("secure") and not config.secure.enabled:
         raise ConfigError(
-            "this node reports under secure aggregation alone (secure in its node config), and the "
-            "federation has secure.enabled = false"
+            "this node needs secure aggregation (secure in its node config), but the federation "
+            "has secure.enabled = false"
         )
     if "data-dir" in given:
         where = Path(str(given["data-dir"])).expanduser().absolute()
@@ -110,8 +110,7 @@ def find_node(project: Path, context: Context) -> Node:
         place = {name: str(given[name]) for name in names if name in given}
         if config.data.clients is None:
             raise ConfigError(
-                "the app does not say how many clients there are, which a node with data of its "
-                "own has to know; set data.clients"
+                "a node with its own data needs the number of clients. Set data.clients"
             )
         mine = own_data(config, path, wanted, client=client, **place)
         return build_runtime(config, mine, clients=config.data.clients)
@@ -128,7 +127,7 @@ def _with_weights(config: Config, given: object) -> Config:
     place = Path(str(given)).expanduser().absolute() if given else config.model.weights
     if not place.is_file():
         raise ConfigError(
-            f"model.weights is {place}, which is not on this machine; name it with --node-config "
+            f"model.weights is {place}, which is not on this machine. Give it with --node-config "
             "'weights=\"/path/to/file\"'"
         )
     return config.model_copy(update={"model": config.model.model_copy(update={"weights": place})})
@@ -172,8 +171,8 @@ def on_grid(
     config, runtime = simulation.config, simulation.runtime
     if simulation.method.reports.pooled:
         raise ConfigError(
-            f"{simulation.method.name} trains on all data in one place; in a federation they are "
-            "apart"
+            f"{simulation.method.name} needs all data in one place, which a federation does not "
+            "have"
         )
     return flower(config, simulation.cohort)(
         connect,
@@ -241,8 +240,8 @@ def _same(config: Config, folder: Path) -> None:
         settings["model"].pop("weights")
     if before != now:
         raise ConfigError(
-            f"{folder} holds a run with other settings than this project's; set another folder in "
-            "the run config, or take the settings back"
+            f"{folder} has a run with other settings than this project. Set another folder in the "
+            "run config, or restore the settings"
         )
 
 

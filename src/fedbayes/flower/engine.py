@@ -239,7 +239,7 @@ class Flower:
     def _given_up(self, pending: PendingTask) -> ClientFailure:
         """What is said of a task that was not answered in time."""
         if pending.message_id:
-            trouble = "it is connected, but has not answered, or not to the end"
+            trouble = "it is connected, but has not answered completely"
         else:
             trouble = pending.trouble or f"client {pending.task.client} is not connected"
             trouble += self.roster.unplaced()
@@ -264,7 +264,7 @@ def _lose_node(node: int, pending: dict[int, PendingTask]) -> None:
     """Have the tasks that are under way at a node sent again: it went away."""
     for each in pending.values():
         if each.message_id and each.node == node:
-            each.lose("its node went away while it worked")
+            each.lose("its node disconnected during its work")
 
 
 def _settle(reply: Message | MessageError, pending: PendingTask) -> ClientResult | ClientFailure:
@@ -278,7 +278,7 @@ def _settle(reply: Message | MessageError, pending: PendingTask) -> ClientResult
             return ClientFailure(f"its node failed: {reason}", down)
         up = link_size(reply)
         if up > (most := longest_reply(pending.task.most)):
-            raise MessageError(f"its reply has {up:,} bytes; at most {most:,} make sense")
+            raise MessageError(f"its reply has {up:,} bytes; the limit is {most:,}")
         return replace(
             read_reply(reply.content), link_down=down, link_up=up, trouble=pending.trouble
         )

@@ -86,7 +86,7 @@ class _Counting:
             response: PullAppMessagesResponse = self._client.PullMessages(request)
         count = sum(map(_count, response.message_object_trees))
         if count > objects:
-            raise MessageError(f"its reply is cut into {count:,} objects, at most {objects:,}")
+            raise MessageError(f"its reply has {count:,} objects; the limit is {objects:,}")
         return response
 
     def PullObject(self, request: PullObjectRequest) -> PullObjectResponse:
@@ -128,7 +128,7 @@ def _count(tree: ObjectTree) -> int:
 
 
 def _too_long(most: int) -> MessageError:
-    return MessageError(f"its reply is longer than the {most:,} bytes that at most make sense")
+    return MessageError(f"its reply is longer than the limit of {most:,} bytes")
 
 
 @contextmanager

@@ -94,9 +94,9 @@ def serve(
     for name in _NEEDED:
         if not (folder / name).is_file():
             way_out = f"fedbayes federate keys {folder} --host NAME"
-            raise RunError(f"{folder} has no {name}; make keys with: {way_out}")
+            raise RunError(f"{folder} has no {name}. Create keys with: {way_out}")
     if nodes[1] == port:
-        raise EngineError(f"nodes come at port {port}, where the rest is; give it another --port")
+        raise EngineError(f"port {port} is already used for nodes. Give another --port")
     os.umask(0o077)
     with ExitStack() as stack:
         sockets = [stack.enter_context(Gate(_listen(*at))) for at in (("127.0.0.1", port), nodes)]
@@ -115,8 +115,8 @@ def serve(
             config.load()
         except ssl.SSLError as error:
             raise RunError(
-                f"{folder / 'server.pem'} and {folder / 'server.key'} are no certificate and its "
-                f"key: {error.reason}"
+                f"{folder / 'server.pem'} and {folder / 'server.key'} are not a certificate and "
+                f"its key: {error.reason}"
             ) from None
         shorten_handshakes()
         many_connections()
@@ -149,13 +149,13 @@ def _flower(folder: Path, port: int) -> App:
         app: App = create_app(config, flower.SuperLinkLifespan)
     except (AttributeError, TypeError) as error:
         raise EngineError(
-            f"this Flower's SuperLink is started otherwise than that of 1.41 and 1.42 ({error}); "
-            "install one of these: pip install 'flwr>=1.41,<1.43'"
+            f"the SuperLink of this Flower version differs from 1.41 and 1.42 ({error}). Install "
+            "one of these: pip install 'flwr>=1.41,<1.43'"
         ) from None
     except DatabaseError as error:
         raise RunError(
-            f"{database} is no database of this Flower's SuperLink ({error.orig}); move it away, "
-            "and admit the clients again"
+            f"{database} is not a database of this Flower's SuperLink ({error.orig}). Move it "
+            "away, and register the clients again"
         ) from None
     finally:
         sys.argv = before

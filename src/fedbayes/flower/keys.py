@@ -37,7 +37,7 @@ def make_keys(folder: Path, hosts: list[str], clients: int) -> list[Path]:
         RunError: the folder is not empty or cannot be written, or a host is invalid.
     """
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
-        raise RunError(f"{folder} is not empty; choose another folder, so that no key is lost")
+        raise RunError(f"{folder} is not empty. Choose another folder, so that no key is lost")
     names = [_host(host) for host in hosts]
     files: dict[str, bytes] = {}
     ca_key, server_key = _new_key(), _new_key()
@@ -81,7 +81,9 @@ def read_public_key(file: Path) -> bytes:
     except (OSError, ValueError, UnsupportedAlgorithm) as error:
         raise RunError(f"cannot read the public key {file}: {error}") from None
     if not isinstance(key, ec.EllipticCurvePublicKey):
-        raise RunError(f"{file} is no key of an elliptic curve; make it with `federate keys`")
+        raise RunError(
+            f"{file} is not an elliptic curve key. Create it with `fedbayes federate keys`"
+        )
     return key.public_bytes(
         serialization.Encoding.PEM, serialization.PublicFormat.SubjectPublicKeyInfo
     )
@@ -101,16 +103,15 @@ def key_names(files: Sequence[Path], clients: Sequence[int]) -> dict[Path, str]:
         for file in files:
             if not re.fullmatch(r"client-\d+", file.stem):
                 warnings.warn(
-                    f"{file} does not say which client it is of, so it is bound to the first "
-                    "number that its node says; say it with --client NUMBER",
+                    f"the file name of {file} has no client number, so the first number from its "
+                    "node is used. Give it with --client NUMBER",
                     FedbayesWarning,
                     stacklevel=2,
                 )
         return {file: file.stem for file in files}
     if len(clients) != len(files) or len(set(clients)) < len(clients):
         raise EngineError(
-            f"--client says which client each key is of: {len(files)} different numbers, in the "
-            "order of the keys"
+            f"--client needs {len(files)} different numbers, one per key, in the order of the keys"
         )
     stems = [re.sub(r" *client-\d+$", "", file.stem) for file in files]
     names = [f"{stem} client-{c}".strip() for stem, c in zip(stems, clients, strict=True)]
@@ -186,7 +187,9 @@ def _host(host: str) -> x509.GeneralName:
             return x509.DNSName(host)
     except ValueError:
         pass
-    raise RunError(f"--host {host!r} is no name for a certificate; write foreign letters as xn--…")
+    raise RunError(
+        f"--host {host!r} is not a valid name for a certificate. Write non-ASCII letters as xn--…"
+    )
 
 
 def _pem(certificate: x509.Certificate) -> bytes:

@@ -39,7 +39,7 @@ Found = TypeVar("Found")
 
 @dataclass(frozen=True)
 class Node:
-    """One client where its data are: what a ClientApp works with."""
+    """One client at its site, used by a ClientApp."""
 
     client: int
     runtime: Callable[[], ClientRuntime]
@@ -49,7 +49,9 @@ class Node:
     """The numbers of secure aggregation by the settings that it was given; None: there is none."""
 
     def answer(self, message: Message) -> Message:
-        """Do what a message asks for. What the user can fix is answered in plain words."""
+        """Process a message and return the answer. What the user can fix is answered in plain
+        words.
+        """
         if message.metadata.message_type == HELLO:
             note_question(message.content)
             return Message(write_hello(self.client), reply_to=message)
@@ -73,15 +75,15 @@ class Node:
             return write_reply(runtime.tried(task))
         if self.plan(runtime.run) is not None:
             raise EngineError(
-                "it reports under secure aggregation alone (secure.enabled), and the server asked "
-                "for its report without masks"
+                "it needs secure aggregation (secure.enabled), but the server requested its "
+                "update without masks"
             )
         return write_reply(self.work(task, runtime))
 
     def _require_own(self, task: Task) -> None:
         if task.client != self.client:
             raise EngineError(
-                f"a task for client {task.client} came to the node of client {self.client}"
+                f"the node of client {self.client} got a task for client {task.client}"
             )
 
     def keep(self, task: Task) -> ClientResult:
@@ -138,5 +140,5 @@ def complaint(error: FedbayesError, message: Message) -> Message:
     text = str(error)
     if isinstance(error, DataError):
         logging.getLogger("flwr").error("%s", error)
-        text = "its data cannot be used; its own log says why"
+        text = "its data cannot be used; see its own log"
     return Message(write_complaint(text), reply_to=message)

@@ -27,9 +27,9 @@ def check_node_config(given: Mapping[str, Any]) -> int:
             f"{', '.join(NODE_CONFIG)}"
         )
     if type(given.get("secure", False)) is not bool:
-        raise ConfigError("secure in the node config is true or false")
+        raise ConfigError("secure in the node config must be true or false")
     if "data" in given and "query" in given:
-        raise ConfigError("data and query in the node config exclude one another")
+        raise ConfigError("data and query in the node config exclude each other")
     if "sheet" in given and "data" not in given:
-        raise ConfigError("sheet in the node config is of an Excel file; name it with data")
+        raise ConfigError("sheet in the node config needs an Excel file. Set data to it")
     return client

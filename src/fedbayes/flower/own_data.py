@@ -81,10 +81,10 @@ def fit(dataset: Dataset, wanted: Preprocessing, where: str) -> Dataset:
     """
     for what, theirs, own in differences(wanted, dataset):
         if what != CLASSES:
-            raise DataError(f"{where} has {what} {own}; the federation's are {theirs}")
+            raise DataError(f"{where} has {what} {own}; the federation has {theirs}")
     if not wanted.classes:
         return dataset
     if not set(dataset.classes) <= set(wanted.classes):
-        raise DataError(f"{where}: classes are not all among {listed(wanted.classes)}")
+        raise DataError(f"{where}: some classes are not in {listed(wanted.classes)}")
     place = np.array([wanted.classes.index(name) for name in dataset.classes], np.int64)
     return replace(dataset, y=place[dataset.y], target=wanted.target)

@@ -111,7 +111,7 @@ def write_project(folder: Path, config: Config, data: FederatedData) -> None:
         RunError: the folder is not empty, or cannot be written.
     """
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
-        raise RunError(f"{folder} is there already; choose another folder")
+        raise RunError(f"{folder} already exists. Choose another folder")
     kept = (c if c.isascii() and c.isalnum() else "-" for c in folder.resolve().name.lower())
     name = "".join(kept).strip("-")
     if not name[:1].isalpha():

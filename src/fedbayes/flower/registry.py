@@ -60,7 +60,7 @@ def registered(link: SuperLink, ask: float) -> list[Registered]:
     try:
         roster = introduced(submission.connect, online, ask)
     except EngineError as error:
-        note = f"nodes were not asked who they are: {error}"
+        note = f"nodes did not report their client: {error}"
         warnings.warn(note, FedbayesWarning, stacklevel=2)
         return [_row(node) for node in nodes]
     finally:

@@ -145,8 +145,8 @@ class Roster:
         other = [f"{n} {v} (here {own[n]})" for n, v in hello.versions.items() if v != own[n]]
         if other and self._compared:
             warnings.warn(
-                f"the node of client {hello.client} has {', '.join(other)}; its numbers may differ "
-                "from those of the same versions",
+                f"the node of client {hello.client} has {', '.join(other)}; its numbers may "
+                "differ by rounding",
                 FedbayesWarning,
                 stacklevel=2,
             )
@@ -166,18 +166,18 @@ class Roster:
         try:
             if who.number not in (None, client):
                 raise EngineError(
-                    f"its key was admitted as {who.name}, and it says that it is client {client}"
+                    f"its key was registered for {who.name}, but it says that it is client {client}"
                 )
             if client in self.nodes:
                 raise EngineError(
-                    f"client {client} is node {self._named(self.nodes[client])} already; if that "
-                    "is wrong, end the run, and admit each key for its client: fedbayes federate "
-                    "admit KEY --client NUMBER"
+                    f"client {client} is already node {self._named(self.nodes[client])}. If that "
+                    "is wrong, stop the run, and register each key for its client: fedbayes "
+                    "federate register KEY --client NUMBER"
                 )
             if self.keys.get(client, who.key) != who.key:
                 raise EngineError(
-                    f"client {client} came with another key before; if its key was changed on "
-                    f"purpose, resume: fedbayes federate resume RUN --new-key {client}"
+                    f"client {client} had another key before. If its key was changed on purpose, "
+                    f"resume with: fedbayes federate resume RUN --new-key {client}"
                 )
         except EngineError as error:
             if self._compared and (client, node) not in self._warned:

@@ -135,7 +135,7 @@ class SecureFlower(Flower):
         for client in cohort:
             node = present.get(client)
             if node is None:
-                absent = f"it was not there for the keys of the round{self.roster.unplaced()}"
+                absent = f"it was not connected for the keys of the round{self.roster.unplaced()}"
                 yield ClientFailure(absent)
                 continue
             down, up = steps.down.get(node, 0), steps.up.get(node, 0)
@@ -153,7 +153,7 @@ class SecureFlower(Flower):
                     exact=self._plan.exact,
                 )
             elif node in reports or node not in steps.lost:
-                reason = f"secure aggregation came to nothing: {why}"
+                reason = f"secure aggregation failed: {why}"
                 yield ClientFailure(reason, down, up, blocked_by_others=True)
             else:
                 refused = isinstance(steps.lost[node], MessageError)
@@ -186,7 +186,7 @@ class SecureFlower(Flower):
         while True:
             left = {node: task for node, task in tasks.items() if node not in steps.lost}
             if len(left) < self._plan.threshold:
-                return {}, f"there were {len(left)} clients for it, {needed}"
+                return {}, f"there were {len(left)} clients, {needed}"
             try:
                 steps.entries = self.entries(next(iter(left.values())))
                 reports = _aggregate(left, self._plan, steps)
@@ -195,7 +195,7 @@ class SecureFlower(Flower):
             except FedbayesError:
                 raise
             except Exception as error:  # whatever the workflow raises on a stranger's shares
-                return {}, f"the masks cannot be taken off: {one_line(error)}"
+                return {}, f"the masks cannot be removed: {one_line(error)}"
             return reports, "" if reports else f"too few clients stayed to the end, {needed}"
 
     def entries(self, task: Task) -> int:

@@ -43,7 +43,7 @@ def draw(
         EngineError: another modulus is asked for.
     """
     if num_range != 2**32:
-        raise EngineError(f"masks are drawn for sums modulo 2**32, not {num_range}")
+        raise EngineError(f"masks are for sums modulo 2**32, not {num_range}")
     key = HKDF(SHA256(), length=32, salt=None, info=b"fedbayes SecAgg+ mask").derive(seed)
     stream = Cipher(ChaCha20(key, _NONCE), mode=None).encryptor()
     return [
@@ -73,8 +73,8 @@ def with_masks(name: str) -> ModuleType:
         and any(_DRAW in names for names in _used(copy))
     ):
         raise EngineError(
-            f"{name} of the installed Flower draws masks otherwise than that of 1.41 and 1.42; "
-            "install one of these for secure aggregation: pip install 'flwr>=1.41,<1.43'"
+            f"{name} of the installed Flower version creates masks differently from 1.41 and "
+            "1.42. Install one of these for secure aggregation: pip install 'flwr>=1.41,<1.43'"
         )
     setattr(copy, _DRAW, draw)
     return copy

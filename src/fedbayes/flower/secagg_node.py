@@ -118,8 +118,7 @@ def _refuse_to_unmask_one(asked: ConfigRecord) -> None:
     )
     if stayed & left:
         raise EngineError(
-            "the server says of a client both that it stayed and that it left; the two secrets "
-            "that it asks for would open that client's report"
+            "the server requested both secrets of a client, which would reveal its update"
         )
 
 
@@ -138,8 +137,8 @@ def _require_agreed(told: Plan, own: Plan | None, context: Context) -> None:
     agreed = None if own is None else (own.threshold, own.range, own.levels)
     if told != own or agreed != tuple(began[name] for name in _AGREED):
         raise EngineError(
-            "the server's numbers of secure aggregation (threshold, range, levels, ...) are not "
-            "those of the federation's settings; it gets no report"
+            "the server's settings of secure aggregation (threshold, range, levels, ...) differ "
+            "from the federation's, so this node sends no update"
         )
 
 
@@ -171,7 +170,7 @@ def read_secure_task(fit: FitIns) -> tuple[Task, dict[str, Any]]:
     about: dict[str, Any] = dict(fit.config)
     if (masks := about.pop("masks", "Flower's own")) != KIND:
         raise EngineError(
-            f"the server's masks are {one_line(masks)}, this node's are {KIND}; install the same "
+            f"the server's masks are {one_line(masks)}, this node's are {KIND}. Install the same "
             "version of fedbayes on both"
         )
     names = ("client", "round", "ticket", "constants")

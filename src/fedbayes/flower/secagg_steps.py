@@ -126,10 +126,10 @@ class SecaggSteps:
             raise_complaint(answer.content, "its node says: ")
             try:
                 if answer.metadata.src_node_id != node:
-                    raise ValueError("it is in the name of another node")
+                    raise ValueError("it has the name of another node")
                 CHECKS[stage](answer, asked, self.entries)
             except Exception as error:  # whatever Flower's readers raise on a stranger's bytes
-                raise MessageError(f"it has no proper {_STEPS[stage]}: {one_line(error)}") from None
+                raise MessageError(f"it has no valid {_STEPS[stage]}: {one_line(error)}") from None
         except FedbayesError as error:
             self.lost[node] = error
             return []
@@ -161,7 +161,7 @@ def _check_keys(answer: Message, asked: Message, entries: int) -> None:
 def _check_shares(answer: Message, asked: Message, entries: int) -> None:
     others = {int(k) for k in _record(asked) if k != Key.STAGE} - {asked.metadata.dst_node_id}
     if sorted(_many(answer, Key.DESTINATION_LIST, int)) != sorted(others):
-        raise ValueError("they are not for those that they should be for")
+        raise ValueError("they are for the wrong clients")
     if len(_many(answer, Key.CIPHERTEXT_LIST, bytes)) != len(others):
         raise ValueError("some are missing")
 
@@ -188,7 +188,7 @@ def _check_opened(answer: Message, asked: Message, entries: int) -> None:
         for n in _many(asked, key, int)
     ]
     if sorted(_many(answer, Key.NODE_ID_LIST, int)) != sorted(wanted):
-        raise ValueError("they are not those that were asked for")
+        raise ValueError("they differ from those that were requested")
     shares = _many(answer, Key.SHARE_LIST, bytes)
     if len(shares) != len(wanted) or not all(len(s) > 4 and len(s) % 16 == 4 for s in shares):
         raise ValueError("some are invalid")
@@ -204,6 +204,6 @@ _STEPS = {
     Stage.SETUP: "keys",
     Stage.SHARE_KEYS: "key shares",
     Stage.COLLECT_MASKED_VECTORS: "masked report",
-    Stage.UNMASK: "shares that open the sum",
+    Stage.UNMASK: "shares that reveal the sum",
 }
 """What a node is asked for in each step of the protocol."""

@@ -112,7 +112,7 @@ def _own(message: Message) -> Message:
 
 
 def simulated(config: Config, runtime: ClientRuntime, clients: int, folder: Path) -> Flower:
-    """Flower's simulation of so many nodes.
+    """Flower's simulation of `clients` nodes.
 
     Args:
         config: the settings of the run.

@@ -59,8 +59,8 @@ class MaskedSums(SecureFlower):
     ) -> None:
         if clients < FEWEST:
             raise ConfigError(
-                f"secure sums are of at least {FEWEST} clients, and there are {clients}: of two, "
-                "each would know the other's"
+                f"secure sums need at least {FEWEST} clients, got {clients}: with two, each would "
+                "know the sums of the other"
             )
         self.limbs = Limbs(clients)
         self.shapes: Mapping[str, tuple[int, ...]] = {}

@@ -56,9 +56,9 @@ def read_packet(data: bytes) -> Packet:
     try:
         told = json.loads(words.numpy().tobytes())
     except (ValueError, RecursionError):
-        raise MessageError("not a message: its words are no JSON") from None
+        raise MessageError("not a message: its words are not JSON") from None
     if not isinstance(told, dict):
-        raise MessageError("not a message: its words are no table")
+        raise MessageError("not a message: its words are not a table")
     numbers = {}
     for name, tensor in tensors.items():
         if not isinstance(tensor, torch.Tensor) or tensor.dtype != torch.float64:
@@ -69,7 +69,7 @@ def read_packet(data: bytes) -> Packet:
 
 @dataclass(frozen=True)
 class SumsNode:
-    """One client where its table is: what a ClientApp works with."""
+    """One client at the site of its table, used by a ClientApp."""
 
     number: int
     table: Callable[[tuple[str, ...]], TableClient]
@@ -78,7 +78,9 @@ class SumsNode:
     """Whether it says sums under secure aggregation alone."""
 
     def answer(self, message: Message) -> Message:
-        """Do what a message asks for. What the user can fix is answered in plain words."""
+        """Process a message and return the answer. What the user can fix is answered in plain
+        words.
+        """
         if message.metadata.message_type == HELLO:
             note_question(message.content)
             return Message(write_hello(self.number), reply_to=message)
@@ -86,13 +88,12 @@ class SumsNode:
             task = read_task(message.content)
             if task.client != self.number:
                 raise EngineError(
-                    f"a question to client {task.client} came to the node of client {self.number}"
+                    f"the node of client {self.number} got a question for client {task.client}"
                 )
             question = read_packet(task.message)
             if self.secure and question.told.get("ask") not in OPEN:
                 raise EngineError(
-                    "it says sums under secure aggregation alone (secure in its node config); ask "
-                    "with --secure"
+                    "it needs secure aggregation (secure in its node config). Add --secure"
                 )
             answer = self.table(groupings(question)).answer(question)
             outcome = ClientResult(report=write_packet(answer), state=b"", info={}, scores={})
@@ -108,9 +109,9 @@ class SumsNode:
         """
         question = read_packet(task.message)
         if task.client != self.number or limbs.clients < FEWEST:
-            raise EngineError("it was asked as another client, or for a sum of too few")
+            raise EngineError("the question is for another client, or for a sum of too few clients")
         if question.told.get("ask") not in SUMS:
-            raise EngineError("it was asked for a sum of what does not add")
+            raise EngineError("the question is for a sum of values that cannot be added")
         return limbs.write(self.table(groupings(question)).answer(question).numbers)
 
 
@@ -155,11 +156,13 @@ def find_client(context: Context) -> SumsNode:
     client, least = check_node_config(given), given.get("min-count", 0)
     secure = bool(given.get("secure"))
     if "query" in given:
-        raise ConfigError("biostatistics reads files, and no query; name the table with data")
+        raise ConfigError("biostatistics reads only files. Set data to the table instead of query")
     if "data" not in given:
-        raise ConfigError("name the node's own table: --node-config 'data=\"/path/to/table.csv\"'")
+        raise ConfigError(
+            "the node's table is missing: --node-config 'data=\"/path/to/table.csv\"'"
+        )
     if type(least) is not int:
-        raise ConfigError("min-count in the node config is a whole number")
+        raise ConfigError("min-count in the node config must be an integer")
     path = Path(str(given["data"])).expanduser().absolute()
     sheet = str(given["sheet"]) if "sheet" in given else None
 

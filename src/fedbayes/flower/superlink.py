@@ -247,11 +247,14 @@ class SuperLink:
         if isinstance(error, httpx.HTTPStatusError):
             said = error.response.text[:300] or error.response.reason_phrase
             if error.response.status_code == httpx.codes.NOT_FOUND:
-                said += "; is this the port of nodes alone? The rest is at the hub's localhost:8000"
+                said += (
+                    ". Check that this is not the port for nodes; use the SuperLink's "
+                    "localhost:8000"
+                )
             elif error.response.status_code == httpx.codes.UNAUTHORIZED:
-                said += "; name the file with its secret: --superexec-secret"
-            return f"the SuperLink at {self.address} says {error.response.status_code}: {said}"
-        hint = "; is it up, and does it speak TLS (--root-certificates) or not (--insecure)?"
+                said += ". Give the file with its secret: --superexec-secret"
+            return f"the SuperLink at {self.address} answered {error.response.status_code}: {said}"
+        hint = ". Check that it is running, and uses TLS (--root-certificates) or not (--insecure)"
         return f"cannot reach a SuperLink at {self.address}: {error}{hint}"
 
 

@@ -63,7 +63,9 @@ def read_private_key(file: Path) -> Keys:
     except (OSError, ValueError, UnsupportedAlgorithm) as error:
         raise RunError(f"cannot read the private key {file}: {error}") from None
     if not isinstance(key, ec.EllipticCurvePrivateKey):
-        raise RunError(f"{file} is no key of an elliptic curve; make it with `federate keys`")
+        raise RunError(
+            f"{file} is not an elliptic curve key. Create it with `fedbayes federate keys`"
+        )
     return key, key.public_key()
 
 

@@ -133,7 +133,7 @@ class PersistentApp:
                 return None
             why = f"exit status {self.process.returncode}"
             if not end.is_alive():
-                why = f"it was ended: nobody waits for its answer after {seconds:.0f} s"
+                why = f"it was stopped: its answer is no longer needed after {seconds:.0f} s"
             raise AppDied(f"the app's process ended while it worked ({why})") from None
         finally:
             end.cancel()

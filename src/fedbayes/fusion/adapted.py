@@ -40,7 +40,7 @@ class AdaptedLayer(nn.Module):
 def adapted(
     base: nn.Module, changes: Mapping[str, LowRank], saved: Tensors, source: str
 ) -> nn.Module:
-    """A network that shares the weights of another, which stay as they are.
+    """A network that shares the unchanged weights of another.
 
     Args:
         base: the network, or a module that has it as `network`.
@@ -63,8 +63,9 @@ def adapted(
         shape = (len(change.b), change.a.shape[1])
         if widths(layer) != shape:
             raise ModelError(
-                f"{source} changes the layer {name} of {shape[1]} inputs and {shape[0]} outputs, "
-                f"and that of the base network has {widths(layer)}; it is of another base"
+                f"{source} changes the layer {name} with {shape[1]} inputs and {shape[0]} "
+                f"outputs, but that of the base network has {widths(layer)}. It has another base "
+                "network"
             )
         place, _, last = name.rpartition(".")
         setattr(inside.get_submodule(place), last, AdaptedLayer(layer, change))
@@ -73,8 +74,8 @@ def adapted(
         if name not in own or own[name].shape != tensor.shape:
             known = str(tuple(own[name].shape)) if name in own else "none"
             raise ModelError(
-                f"{source} has {name!r} of shape {tuple(tensor.shape)}, and the base network "
-                f"{known}; it is of another base"
+                f"{source} has {name!r} of shape {tuple(tensor.shape)}, but the base network "
+                f"{known}. It has another base network"
             )
         place, _, last = name.rpartition(".")
         setattr(inside.get_submodule(place), last, nn.Parameter(tensor.detach().float().clone()))
@@ -97,8 +98,8 @@ def found_layer(network: nn.Module, name: str, source: str) -> nn.Module:
         return network.get_submodule(name)
     except AttributeError:
         raise ModelError(
-            f"{source} changes the layer {name}, which the base network does not have; it is of "
-            "another base"
+            f"{source} changes the layer {name}, which the base network does not have. It has "
+            "another base network"
         ) from None
 
 
@@ -166,7 +167,8 @@ def second_moments(
     for name in layers:
         if name not in totals:
             raise ModelError(
-                f"the network does not use the layer {name} that an adapter changes; fuse by svd"
+                f"the network does not use the layer {name} that an adapter changes. Use --method "
+                "svd"
             )
     return {name: total / counts[name] for name, total in totals.items()}
 

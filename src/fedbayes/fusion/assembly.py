@@ -169,6 +169,6 @@ def _grid(places: Sequence[Tensor]) -> tuple[Tensor, ...]:
 
 
 def whole_tensors(untouched: Mapping[str, str]) -> str:
-    """What is taken from one client as it is, in words."""
+    """A message about tensors copied from one client."""
     shown = [f"{name} ({why})" for name, why in untouched.items()]
     return ", ".join(shown[:3]) + (f" and {len(shown) - 3} more" if len(shown) > 3 else "")

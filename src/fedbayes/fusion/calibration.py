@@ -145,23 +145,23 @@ def check_calibration(
         kind = teacher.likelihood(teacher(x).shape[-1])
     if not isinstance(kind, Categorical):
         raise ModelError(
-            f"{NAMES[of]} is for a logit of each class (categorical), and these outputs are of the "
-            f"likelihood {kind.name}; leave it out"
+            f"{NAMES[of]} needs a logit per class (categorical), but these outputs have the "
+            f"likelihood {kind.name}. Leave it out"
         )
     if kind.outputs > MOST_CLASSES:
         raise ModelError(
-            f"{NAMES[of]} is for up to {MOST_CLASSES} classes, and there are {kind.outputs}: a "
-            "prediction needs the covariance of all; leave it out"
+            f"{NAMES[of]} works with up to {MOST_CLASSES} classes, and there are {kind.outputs}. "
+            "Leave it out"
         )
     if samples is None:
         raise ModelError(
-            "a posterior depends on how many samples the clients trained on; give their counts "
-            "with --counts, as [[40, 2], [3, 60]], or leave it out"
+            "a posterior depends on the clients' numbers of training samples. Give them with "
+            "--counts, as [[40, 2], [3, 60]], or leave it out"
         )
     if isinstance(like, GraphModule):
         raise ModelError(
-            f"{NAMES[of]} needs a network whose layers are known, and programs are graphs of "
-            "operations; name the network of the fused one, with --model or --like"
+            f"{NAMES[of]} needs a network with known layers, but programs are graphs of "
+            "operations. Give the network of the fused model with --model or --like"
         )
     if of == "last-layer":
         find_last(like, x)

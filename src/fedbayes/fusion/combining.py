@@ -58,14 +58,14 @@ def combine(models: Sequence[Tensors], alpha: Sequence[float]) -> Tensors:
         absent = sorted(model.keys() ^ first.keys())
         if absent:
             raise ModelError(
-                f"network {number} and the first are not of one graph: one of them alone has "
+                f"network {number} and the first have different graphs: only one of them has "
                 f"{absent[0]!r}"
             )
         for name, tensor in model.items():
             if tensor.shape != first[name].shape:
                 raise ModelError(
                     f"network {number} has {name!r} of shape {tuple(tensor.shape)}, the first "
-                    f"{tuple(first[name].shape)}; networks of other widths have no mean"
+                    f"{tuple(first[name].shape)}. Networks of different widths have no mean"
                 )
     combined = {}
     for name, like in first.items():

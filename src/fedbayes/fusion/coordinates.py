@@ -204,8 +204,8 @@ class Coordinates:
             found.append(counted)
             if counted != found[0]:
                 raise ModelError(
-                    f"{names[client]} and {names[0]} lay units out otherwise in {key[0]!r}, so "
-                    "that these cannot be matched"
+                    f"{names[client]} and {names[0]} have different layouts of units in "
+                    f"{key[0]!r}, so these cannot be matched"
                 )
         return found[0]
 
@@ -215,8 +215,8 @@ class Coordinates:
         for name, number in zip(names, found, strict=True):
             if number != found[0]:
                 raise ModelError(
-                    f"{key[0]!r} has {number} entries on axis {key[1]} in {name} and {found[0]} in "
-                    f"{names[0]}, and they belong to no units that could be matched"
+                    f"{key[0]!r} has {number} entries on axis {key[1]} in {name} and {found[0]} "
+                    f"in {names[0]}, and they do not belong to units that can be matched"
                 )
         return found[0]
 

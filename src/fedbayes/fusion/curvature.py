@@ -52,7 +52,7 @@ def posterior(
     watch: Callable[[int, int], None] | None = None,
     parts: Parts = "all",
 ) -> Posterior:
-    """The weights of a network, and what its client's samples say of them.
+    """The weights of a network, and their curvature on its client's samples.
 
     Dense layers and convolutions that are no wider than `largest` and not in groups get Kronecker
     factors; all trained parameters get the diagonal of the Fisher matrix.
@@ -86,7 +86,7 @@ def posterior(
     settings = settings or CurvatureSettings()
     total = len(samples.y)
     if not total:
-        raise ModelError("there are no samples to compute a posterior on")
+        raise ModelError("a posterior needs samples, and there are none")
     module = copy.deepcopy(module).eval()
     require_gradients({"the network": module}, samples.x[:2])
     require_apart(module, samples.x[[0, -1]], "a posterior sums up gradients sample by sample")
@@ -114,7 +114,7 @@ def _require_finite(tensors: Iterable[Tensor]) -> None:
     if not all(all_finite(t) for t in tensors if t.is_floating_point()):
         raise ModelError(
             "weights, outputs or gradients of the network are not finite: its training diverged "
-            "(a smaller training.lr may help), or its inputs are not finite either"
+            "(try a smaller training.lr), or its inputs are not finite"
         )
 
 
@@ -139,7 +139,7 @@ def summed_diagonal(
 def curvature_at(
     weights: Tensors, samples: Samples, settings: CurvatureSettings, at: RoundContext, parts: Parts
 ) -> Posterior:
-    """What a client's samples say of a network's weights, as `posterior` has it, on the CPU."""
+    """The curvature of a network at a client's samples, as for `posterior`, on the CPU."""
     network = at.run.network
     return posterior(
         _module(network, weights),
@@ -157,7 +157,7 @@ def layer_factors(
     batches: Iterable[Tensor],
     settings: CurvatureSettings | None = None,
 ) -> dict[str, KroneckerFactors]:
-    """The Kronecker factors of a network's layers alone, as `posterior` has them.
+    """Only the Kronecker factors of a network's layers, as for `posterior`.
 
     Args:
         module: the network; not changed.
@@ -224,8 +224,8 @@ def require_curvature(likelihood: Likelihood) -> None:
     """
     if not isinstance(likelihood, Classes | Multilabel | Parametric):
         raise ConfigError(
-            f"the likelihood {likelihood.name} has no distribution to take the Fisher matrix of, "
-            "which Laplace's approximation needs; choose another likelihood or method"
+            f"the likelihood {likelihood.name} has no distribution, so it has no Fisher matrix "
+            "for a Laplace approximation. Choose another likelihood or method"
         )
 
 
@@ -297,8 +297,8 @@ def _targets(likelihood: Likelihood, f: Tensor, rng: torch.Generator) -> Tensor:
         drawn = likelihood.distribution(f.double()).rvs(random_state=entropy)
         return torch.as_tensor(drawn).reshape(len(f), -1).to(f.dtype)
     raise ConfigError(
-        f"the likelihood {likelihood.name} has no distribution to draw targets from, so there is "
-        "no posterior under it; choose another likelihood, or fuse the weights alone"
+        f"the likelihood {likelihood.name} has no distribution, so there is no posterior. Choose "
+        "another likelihood, or fuse only the weights"
     )
 
 

@@ -113,7 +113,7 @@ def fuse(
     for name, weights in models.items():
         if not isinstance(weights, Mapping):
             raise ModelError(
-                f"model {name} is of type {type(weights).__name__}; give the state_dict of each, "
+                f"model {name} is of type {type(weights).__name__}. Give the state_dict of each, "
                 "as module.state_dict() or fedbayes.models.read_model(path)[0] has it"
             )
     layers = {name: dense_layers(weights, name) for name, weights in models.items()}
@@ -136,13 +136,13 @@ def fusion_settings(method: str, settings: Mapping[str, Any]) -> FusionSettings:
     """
     if method not in get_args(FusionMethod):
         known = ", ".join(get_args(FusionMethod))
-        raise ConfigError(f"no fusion is called {method!r}; choose {known}")
+        raise ConfigError(f"unknown fusion method {method!r}. Choose {known}")
     if method == "average":
         if settings:
             raise ConfigError(f"the average has no setting {next(iter(settings))!r}")
         return Combination(alpha="mean")
     if method == "pfnm" and settings.get("epsilon"):
-        raise ConfigError("pfnm is epsilon = 0; with another epsilon the method is gpi-fnm")
+        raise ConfigError("pfnm has epsilon = 0. Use gpi-fnm for another epsilon")
     fixed = {"epsilon": 0.0} if method == "pfnm" else {}
     kind = Combination if method == "combined" else MatchingSettings
     try:
@@ -151,7 +151,7 @@ def fusion_settings(method: str, settings: Mapping[str, Any]) -> FusionSettings:
         problem = error.errors()[0]
         name = ".".join(str(part) for part in problem["loc"])
         allowed = ", ".join(kind.model_fields)
-        hint = f"; there are {allowed}" if problem["type"] == "extra_forbidden" else ""
+        hint = f". It has {allowed}" if problem["type"] == "extra_forbidden" else ""
         raise ConfigError(f"{name} = {problem['input']!r}: {problem['msg']}{hint}") from None
 
 
@@ -216,18 +216,18 @@ def _combined(
     begin = perf_counter()
     samples = np.ones(len(models)) if counts is None else counts.sum(axis=1)
     if len(samples) != len(models) or not samples.sum() > 0:
-        raise ModelError(f"the counts are of {len(samples)} models; there are {len(models)}")
+        raise ModelError(f"the counts have {len(samples)} models, but there are {len(models)}")
     alpha = samples / samples.sum()
     if settings.alpha != "mean":
         alpha = factors(settings.alpha, settings.c, samples, normalized=settings.normalized)
     combined = combination(list(models.values()), alpha.tolist())
     if combined is None:
-        raise ModelError("the models differ in their shapes, so they have no average")
+        raise ModelError("the models have different shapes, so they have no average")
     weights = _state_dict(combined)
     if not all(bool(torch.isfinite(t).all()) for t in weights.values()):
         raise ModelError(
-            f"with {settings.alpha} factors and c = {settings.c:g} the weights overflow; "
-            "choose a smaller c"
+            f"with {settings.alpha} factors and c = {settings.c:g} the weights overflow. Choose a "
+            "smaller c"
         )
     sizes = [len(layer.weight) for layer in combined[:-1]]
     own = {name: [np.arange(size) for size in sizes] for name in models}

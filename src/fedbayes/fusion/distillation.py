@@ -30,7 +30,7 @@ STATISTICS = 4096
 """Draws that running statistics of batch normalization are recomputed on."""
 LESSONS = 32
 """Batches that come before one comes again, if they are repeated."""
-_LATE = "the time is over"
+_LATE = "time limit reached"
 _TRUSTED = 5
 """Steps after which their time is taken for that of the others."""
 
@@ -168,7 +168,9 @@ class _DistillationRun:
         self.chunk = min(max(CHUNK, self.batch), settings.draws)
         trained = {n: p for n, p in self.module.named_parameters() if p.requires_grad}
         if not trained:
-            raise ModelError("the network has no weights to train; thaw some (requires_grad)")
+            raise ModelError(
+                "the network has no trainable weights. Set requires_grad = True for some"
+            )
         self.names = list(trained)
         self.optimizer = torch.optim.Adam(trained.values(), lr=settings.lr, fused=True)
         self.held_out = self._held_out()
@@ -194,8 +196,8 @@ class _DistillationRun:
             outputs, said = self.network(pieces[0][0]), pieces[0][1]
         if outputs.shape != said.shape:
             raise ModelError(
-                f"the network to be trained answers {tuple(outputs.shape)} and the teacher "
-                f"{tuple(said.shape)}: their outputs must be the same in number"
+                f"the network to train returns {tuple(outputs.shape)} and the teacher "
+                f"{tuple(said.shape)}. They need the same number of outputs"
             )
         return pieces
 
@@ -343,7 +345,7 @@ class _DistillationRun:
             at.best = _copies(self.module.state_dict())
         since = at.checks[at.checks[:, 0] > 0, 1]
         if not math.isfinite(found):
-            at.ended = "outputs were no longer finite; try a lower learning rate"
+            at.ended = "outputs were no longer finite. Try a lower learning rate"
         elif at.share >= 1:
             at.ended = "all steps done"
         elif at.step and self.out_of_time:
@@ -386,7 +388,7 @@ class _DistillationRun:
             at = unpack(_At, decode_file(data, plain=True))
         except (OSError, MessageError) as error:
             raise RunError(
-                f"the state {path} cannot be read: {error}; remove it to start again"
+                f"the state {path} cannot be read: {error}. Remove it to start again"
             ) from None
         own = self.module.state_dict()
         if (
@@ -396,8 +398,8 @@ class _DistillationRun:
             or not torch.allclose(at.said, self.at.said.cpu(), rtol=1e-2, atol=1e-2)
         ):
             raise RunError(
-                f"the state {path} is of another distillation: settings, network, clients or "
-                "inputs differ; name another file, or remove it to start again"
+                f"the state {path} belongs to another distillation: settings, network, clients or "
+                "inputs differ. Give another file, or remove it to start again"
             )
         self.at, self.began = at, time.monotonic()
         if at.ended == _LATE and not self.out_of_time:

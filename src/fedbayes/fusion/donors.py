@@ -88,12 +88,12 @@ def find_donors(
     strangers = len(clients) - len(donors)
     if not donors:
         say(
-            "no client has the wanted network's graph: its own units stay as they are, and only "
-            "its outputs are solved for; start from one that was trained, or distill"
+            "no client has the graph of the fused network, so its hidden units stay random and "
+            "only its outputs are fitted. Start from a trained network, or train end to end"
         )
         return own, [own]
     if strangers:
-        say(f"{strangers} of {len(clients)} clients have other graphs: only their outputs count")
+        say(f"{strangers} of {len(clients)} clients have other graphs: only their outputs are used")
     return own, donors
 
 

@@ -133,8 +133,8 @@ def _shares(counts: Array | None, clients: int, outputs: int) -> Array:
         return class_shares(None, clients, outputs)
     if len(counts) != clients or counts.shape[1] not in (1, outputs):
         raise ModelError(
-            f"the counts are of shape {counts.shape}; {(clients, outputs)} is wanted: a row for "
-            "each network, a column for each class"
+            f"the counts have shape {counts.shape}, expected {(clients, outputs)}: a row for each "
+            "network, a column for each class"
         )
     if not (np.isfinite(counts).all() and (counts >= 0).all()):
         raise ModelError("counts must be finite and at least 0")

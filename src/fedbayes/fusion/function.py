@@ -46,7 +46,7 @@ Say = Callable[[str], object]
 
 @dataclass(frozen=True, repr=False)
 class Likeness(Brief):
-    """How far a network says what the teacher says, on held-out draws."""
+    """Agreement of a network with the teacher, on held-out inputs."""
 
     divergence: float
     """KL(teacher ‖ network) in nats, the mean."""
@@ -56,7 +56,7 @@ class Likeness(Brief):
 
 @dataclass(frozen=True, repr=False)
 class TeacherAgreement(Brief):
-    """How far a network says what each of the S clients says, and in the last row the teacher."""
+    """Agreement of a network with each of the S clients, and in the last row with the teacher."""
 
     divergence: Tensor
     """KL(client ‖ network) in nats, the mean over held-out draws [S + 1]."""
@@ -117,7 +117,7 @@ def fuse_functions(
     watch: Say | None = None,
     progress: Callable[[DistillationProgress], object] | None = None,
 ) -> FunctionFusion:
-    """Fuse networks that were trained apart into one that says what they say together.
+    """Fuse separately trained networks into one that predicts like their ensemble.
 
     Args:
         clients: their networks, by name. Those with the graph of `like` give units; of others only
@@ -231,14 +231,11 @@ def _notes(
     gaussian = calibration.gaussian
     if isinstance(gaussian, AllLayers) and gaussian.fixed:
         yield (
-            "the posterior is of dense layers and convolutions that have Kronecker factors; held "
-            f"fixed where they are: {listed(gaussian.fixed, 3)}"
+            "the posterior covers dense layers and convolutions with Kronecker factors; fixed "
+            f"are {listed(gaussian.fixed, 3)}"
         )
     if calibration.idle:
-        yield (
-            f"{NAMES[settings.posterior]} brings the fused network no nearer to the ensemble "
-            "prediction than a temperature alone: both are equally confident"
-        )
+        yield (f"{NAMES[settings.posterior]} gives no better confidence than a temperature")
 
 
 def teacher_of(
@@ -266,7 +263,7 @@ def teacher_of(
     table = torch.as_tensor(counts, dtype=torch.float64)
     samples = table.reshape(len(table), -1).sum(1)
     if len(samples) != len(networks) or not samples.sum() > 0:
-        raise ModelError(f"the counts are of {len(samples)} models; there are {len(networks)}")
+        raise ModelError(f"the counts have {len(samples)} models; there are {len(networks)}")
     of_classes = likelihood is None or isinstance(likelihood, Classes)
     if table.ndim == 2 and table.shape[1] > 1 and of_classes:
         teacher = Teacher(networks, None, likelihood, names, table, temperatures)
@@ -307,8 +304,8 @@ def _balanced(teacher: Teacher, draws: Draws, counts: npt.ArrayLike | None) -> B
     table = torch.as_tensor(0 if counts is None else counts, dtype=torch.float64)
     if table.ndim != 2 or table.shape[1] < 2:
         raise ConfigError(
-            "balance takes inputs by counts of classes, and there are none; give the samples of "
-            "each client and class, or leave it out"
+            "balance needs counts of classes, and there are none. Give the samples of each "
+            "client and class, or leave it out"
         )
     classes = table.shape[1]
 
@@ -321,7 +318,7 @@ def _balanced(teacher: Teacher, draws: Draws, counts: npt.ArrayLike | None) -> B
 
 
 class HeldOut:
-    """What the clients and the teacher say of held-out draws; each client is asked once.
+    """Predictions of the clients and the teacher on held-out inputs, computed once per client.
 
     Args:
         teacher: of the clients.
@@ -348,7 +345,7 @@ class HeldOut:
         return self.likeness(self.outputs(network)).divergence
 
     def likeness(self, outputs: Tensor) -> Likeness:
-        """How far a network of these outputs says what the teacher says."""
+        """Agreement of a network with these outputs with the teacher."""
         far = float(divergence(outputs, self.taught, self.likelihood))
         if not isinstance(self.likelihood, Classes):
             return Likeness(far, math.nan)
@@ -356,7 +353,7 @@ class HeldOut:
         return Likeness(far, float(same.float().mean()))
 
     def agreement(self, outputs: Tensor) -> TeacherAgreement:
-        """How far a network of these outputs says what each client, and the teacher, says."""
+        """Agreement of a network with these outputs with each client, and with the teacher."""
         each, kind = [*self.clients, self.taught], self.likelihood
         far = torch.stack([divergence(outputs, own, kind) for own in each])
         none = far.new_zeros(len(each), 0)
@@ -391,4 +388,4 @@ def check_width(widths: Widths) -> None:
     """
     values = [widths] if isinstance(widths, int | float) else list(widths.values())
     if not all(math.isfinite(value) and value > 0 for value in values):
-        raise ConfigError(f"widths are above 0, as 1 or 0.5; not {widths}")
+        raise ConfigError(f"widths must be above 0, such as 1 or 0.5; got {widths}")

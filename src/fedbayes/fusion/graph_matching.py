@@ -261,7 +261,9 @@ class _Graph(Passes[Places]):
         ]
         if not computes(self.own, units, example):
             sizes = ", ".join(f"{group.layer}: {len(order)}" for group, order in units)
-            raise ModelError(f"the network's own code does not bear these widths together: {sizes}")
+            raise ModelError(
+                f"the network's own code does not support these widths together: {sizes}"
+            )
         there = placed(units)
         fresh: Tensors = {}
         joint = self.settings.alternations > 0
@@ -296,13 +298,11 @@ class _Graph(Passes[Places]):
             if name not in self.own.tensors:
                 continue
             found.append(
-                f"{name} is the mean of the models', in the order that it has, which fits models "
-                f"of one start: {reason}"
+                f"{name} is averaged in its given order, which is suitable for models with the "
+                f"same start: {reason}"
             )
         if not self.evidence.shares:
-            found.append(
-                "the outputs could not be followed, so that counts of classes tell nothing"
-            )
+            found.append("the outputs could not be traced, so counts of classes have no effect")
         return tuple(found)
 
     def _order(self) -> list[int]:
@@ -327,9 +327,7 @@ class _Graph(Passes[Places]):
         """
         if not self.order:
             why = "; ".join(f"{n}: {w}" for n, w in self.own.steps.units().untouched.items())
-            raise ModelError(
-                f"{names[0]} has no units that could be matched" + (why and f" ({why})")
-            )
+            raise ModelError(f"{names[0]} has no units that can be matched" + (why and f" ({why})"))
         for number in self.order:
             first = self.own_group(number)
             for name, group in zip(names, self.coordinates.groups[number], strict=True):

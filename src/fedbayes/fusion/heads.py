@@ -32,8 +32,8 @@ def head_moments(
     classes = likelihood.target.classes
     if not classes:
         raise ModelError(
-            f"a Gaussian head is of classes, and the likelihood is {likelihood.name}; leave --head "
-            "out"
+            f"a Gaussian head needs classes, but the likelihood is {likelihood.name}. Leave "
+            "--head out"
         )
     name, linear = find_last(module, samples.x[:2])
     parts = [
@@ -80,16 +80,16 @@ def gaussian_head(posteriors: Sequence[Posterior], settings: HeadSettings | None
         if one.head.keys() != first.head.keys() or not one.weights.keys() >= {
             f"{layer}.weight" if layer else "weight" for layer in one.head
         }:
-            raise ModelError("the networks have other last layers, and so no common head")
+            raise ModelError("the networks have different last layers, so they have no common head")
     ((layer, _),) = first.head.items()
     weight, bias = (f"{layer}.{part}" if layer else part for part in ("weight", "bias"))
     for number, one in enumerate(posteriors):
         _require_shared(first.weights, one.weights, {weight, bias}, number)
     if bias not in first.weights:
-        raise ModelError(f"linear discriminants need a bias, and the layer {layer!r} has none")
+        raise ModelError(f"linear discriminants need a bias, but the layer {layer!r} has none")
     sums = [one.head[layer] for one in posteriors]
     if len({(own.sums.shape, own.products.shape) for own in sums}) > 1:
-        raise ModelError("the files have sums of other features or classes")
+        raise ModelError("the files have sums of different features or classes")
     head = GaussianHead.fit(sums, settings.prior_rows, settings.mean_rows)
     table = torch.cat([head.linear()[0], head.linear()[1][:, None]], dim=1)
     if len(first.weights[weight]) == 1:  # the logit of the second class
@@ -112,6 +112,7 @@ def _require_shared(first: Tensors, other: Tensors, head: set[str], number: int)
     for name, tensor in first.items():
         if name not in head and not (name in other and torch.equal(tensor, other[name])):
             raise ModelError(
-                f"{name!r} of file {number + 1} is not that of file 1. Sums of features add where "
-                "all layers below the last are the same; fuse others by --method function"
+                f"{name!r} of file {number + 1} differs from file 1. Sums of features can be "
+                "added only if all layers below the last are the same. Use --method function for "
+                "others"
             )

@@ -278,7 +278,7 @@ def _without_gradients(module: nn.Module, error: Exception) -> ModelError:
     line = str(error).strip().partition("\n")[0] or type(error).__name__
     return ModelError(
         f"a {type(module).__name__} has no gradients that can be exported, which a posterior of "
-        f"all layers predicts by ({line}); take that of the last layer, or leave it out"
+        f"all layers needs ({line}). Use last-layer, or leave it out"
     )
 
 
@@ -297,7 +297,7 @@ def _factors(
     if not factors:
         raise ModelError(
             f"a {type(module).__name__} has no dense layer or convolution with Kronecker factors, "
-            "which a posterior of all layers is of; leave it out"
+            "which a posterior of all layers needs. Leave it out"
         )
     return factors
 

@@ -336,8 +336,8 @@ def find_last(module: nn.Module, x: Tensor) -> tuple[str, nn.Linear]:
             assert isinstance(layer, nn.Linear)
             return name, layer
     raise ModelError(
-        f"a {type(module).__name__} does not end with a linear layer, whose Laplace approximation "
-        "could be taken"
+        f"a {type(module).__name__} does not end with a linear layer, which the Laplace "
+        "approximation needs"
     )
 
 

@@ -124,7 +124,7 @@ def fits(
         features = tensors[weight].select(rows, 0).numel()
         if features > LARGEST:
             raise ModelError(
-                f"{weight} has {features:,} inputs; least squares are done up to {LARGEST:,}"
+                f"{weight} has {features:,} inputs; the limit of least squares is {LARGEST:,}"
             )
         rest = _other_operand(steps, node)
         found.append(Fit(node, weight, bias, rows, channel, origin, features, rest))

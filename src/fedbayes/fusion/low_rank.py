@@ -185,7 +185,7 @@ def average(changes: LayerChanges, settings: None = None) -> LowRank:
         scales = ", ".join(f"{one.scale:g}" for one in found)
         raise ModelError(
             f"average: adapters of {changes.layer} are scaled by {scales} (lora_alpha, "
-            "use_rslora), and B and A have no mean; use svd, or function"
+            "use_rslora), and B and A have no mean. Use svd or function"
         )
     a = sum(share * one.a.double() for share, one in zip(changes.alpha, found, strict=True))
     b = sum(share * one.b.double() for share, one in zip(changes.alpha, found, strict=True))
@@ -220,7 +220,7 @@ def _alike(changes: LayerChanges, method: str) -> list[LowRank]:
     if len(found) < len(changes.clients) or len({one.rank for one in found}) > 1:
         raise ModelError(
             f"{method}: adapters of {changes.layer} have the ranks {ranks}, and their factors "
-            "cannot be added; use svd, cat or function"
+            "cannot be added. Use svd, cat or function"
         )
     return found
 

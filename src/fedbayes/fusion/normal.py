@@ -53,7 +53,8 @@ class NormalEquations:
         """
         if not (self.gram.isfinite().all() and self.cross.isfinite().all()):
             raise ModelError(
-                "activations are not finite; see that the clients' networks and the inputs are"
+                "activations are not finite. Check that the clients' networks and the inputs are "
+                "finite"
             )
         gram, cross = self.gram, self.cross
         features = gram.shape[1] - 1

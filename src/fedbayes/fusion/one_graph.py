@@ -32,8 +32,8 @@ def of_one_graph(
                 raise ModelError(f"the values {tensor!r} of {name} are not all finite")
             if values.is_complex() and tensor in learnt:
                 raise ModelError(
-                    f"the weights {tensor!r} of {name} are complex numbers, which are not matched; "
-                    "--method function asks networks alone"
+                    f"the weights {tensor!r} of {name} are complex numbers, which cannot be "
+                    "matched. Use --method function"
                 )
     require_inputs_kept(clients, example)
     networks = list(clients.values())
@@ -42,8 +42,8 @@ def of_one_graph(
     for number, (name, client) in enumerate(clients.items()):
         if number not in known:
             raise ModelError(
-                f"{name} is not of the graph of {next(iter(clients))}, as what is matched must be"
-                f"{_difference(own, client)}; --method function fuses any networks"
+                f"{name} has another graph than {next(iter(clients))}, but matching needs the "
+                f"same{_difference(own, client)}. Use --method function, which fuses any networks"
             )
     return _used(own), [_used(donor) for donor in donors]
 
@@ -57,7 +57,7 @@ def _difference(own: TracedNetwork, client: nn.Module) -> str:
         other = tensors.get(name)
         if other is not None and name not in grouped and other.shape != tensor.shape:
             why = untouched.get(name, "it belongs to no units")
-            return f" ({name!r} is of other widths, which cannot be matched: {why})"
+            return f" ({name!r} has other widths, which cannot be matched: {why})"
     return ""
 
 
@@ -88,7 +88,7 @@ def fixed_numbers(own: TracedNetwork, example: Tensor) -> dict[str, str]:
         if group.norms:
             found[layer] = f"group normalization {group.norms[0]!r} counts its units"
         elif len(set(group.cells)) > 1:
-            found[layer] = "its units can be exchanged with some others alone"
+            found[layer] = "its units can be exchanged only with some others"
         else:
             found[layer] = group.mixed or ("frozen weights read it" if group.frozen_readers else "")
         if not found[layer] and not group.output:
@@ -96,5 +96,5 @@ def fixed_numbers(own: TracedNetwork, example: Tensor) -> dict[str, str]:
     if not bears(own, free, example):
         for group, twice in free:
             if not bears(own, [(group, twice)], example):
-                found[group.layer] = "the network's own code bears no other number"
+                found[group.layer] = "the network's own code supports no other number"
     return found

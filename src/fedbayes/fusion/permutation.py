@@ -100,8 +100,7 @@ def permuted_average(
         raise ModelError(f"the networks lack {absent[0]!r}, which the graph has")
     if not groups:
         warnings.warn(
-            "no units of these networks can change places, as far as could be followed, so this "
-            "is the plain mean",
+            "no units of these networks can be permuted, so this is the plain mean",
             FedbayesWarning,
             stacklevel=2,
         )

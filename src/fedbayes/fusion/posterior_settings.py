@@ -24,16 +24,16 @@ class CurvatureSettings(Settings):
     draws: int | None = Field(
         None,
         ge=1,
-        description="targets drawn for each sample from the network's own prediction; by default "
-        "all classes weighted by their probabilities where there are at most 20, exactly under "
-        "Gaussian noise on as few columns, else one draw",
+        description="number of targets sampled per sample from the network's own prediction. "
+        "Default: all classes, weighted by probability, if there are at most 20; exact for "
+        "Gaussian noise on at most 20 columns; else one",
     )
-    batch_size: int = Field(64, ge=1, description="samples at a time")
+    batch_size: int = Field(64, ge=1, description="number of samples in a batch")
     largest: int = Field(
         5000,
         ge=1,
-        description="inputs of a layer, or outputs, up to which it gets Kronecker factors; wider "
-        "ones get the diagonal alone",
+        description="largest number of inputs or outputs of a layer with Kronecker factors; "
+        "wider layers get only a diagonal",
     )
 
 
@@ -51,25 +51,24 @@ class AveragingSettings(Settings):
     precision: float | None = Field(
         None,
         gt=0,
-        description="of the prior around the mean of the clients' weights, as a share of the mean "
-        "diagonal of what the clients send, layer by layer; by default 0.1 for regmean, 0.001 for "
+        description="precision of the prior around the mean of the clients' weights, as a share "
+        "of the clients' mean diagonal in each layer. Default: 0.1 for regmean, 0.001 for "
         "fisher, 1 for kfac",
     )
     scaling: float = Field(
         0.9,
         ge=0,
         le=1,
-        description="of the entries of a layer's second moments that are off their diagonal "
-        "(regmean)",
+        description="factor of the off-diagonal entries of a layer's second moments (regmean)",
     )
     tolerance: float = Field(
         1e-3,
         gt=0,
-        description="relative residual at which conjugate gradients stop (kfac); below 1e-5 they "
-        "compute in float64",
+        description="relative residual at which conjugate gradients stop (kfac). Below 1e-5 they "
+        "use float64",
     )
     iterations: int = Field(
-        200, ge=1, description="steps of conjugate gradients at most, for each layer (kfac)"
+        200, ge=1, description="largest number of steps of conjugate gradients per layer (kfac)"
     )
 
     def precision_of(self, method: Literal["regmean", "fisher", "kfac"]) -> float:
@@ -91,11 +90,11 @@ class HeadSettings(Settings):
     prior_rows: float | None = Field(
         None,
         gt=0,
-        description="rows that the prior of the covariance counts as (gaussian-head); by default "
-        "as many as make the sums most probable",
+        description="strength of the prior of the covariance, in rows (gaussian-head). Default: "
+        "the number with the highest marginal likelihood",
     )
     mean_rows: float = Field(
         0.01,
         gt=0,
-        description="rows that the prior of the means of classes counts as (gaussian-head)",
+        description="strength of the prior of the means of classes, in rows (gaussian-head)",
     )

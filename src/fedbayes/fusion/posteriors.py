@@ -285,8 +285,8 @@ def conjugate_gradients(
     if left > enough:
         warnings.warn(
             f"conjugate gradients stopped after {iterations} steps at a residual of "
-            f"{left / float(right.norm()):.2g}, where {tolerance:g} is wanted: allow more "
-            "iterations, or take a higher precision",
+            f"{left / float(right.norm()):.2g}, above the tolerance {tolerance:g}. Set more "
+            "iterations, or a higher precision",
             FedbayesWarning,
             stacklevel=2,
         )
@@ -394,23 +394,23 @@ def _check(posteriors: Sequence[Posterior]) -> None:
     first = posteriors[0]
     for number, one in enumerate(posteriors):
         if one.samples < 1:
-            raise ModelError(f"posterior {number} is of no samples")
+            raise ModelError(f"posterior {number} has no samples")
         if one.factors.keys() != first.factors.keys() or one.diagonal.keys() != (
             first.diagonal.keys()
         ):
             raise ModelError(
-                f"posterior {number} is of other layers than the first; compute all with the same "
+                f"posterior {number} has other layers than the first. Compute all with the same "
                 "settings"
             )
         for layer, factors in one.factors.items():
             if f"{layer}.weight" not in one.weights:
-                raise ModelError(f"posterior {number} has factors of {layer!r}, and no weight")
+                raise ModelError(f"posterior {number} has factors of {layer!r}, but no weight")
             o, d = _matrix(one.weights, f"{layer}.weight", f"{layer}.bias").shape
             if factors.inputs.shape != (d, d) or factors.outputs.shape != (o, o):
                 raise ModelError(
                     f"posterior {number} has factors of {layer!r} of shapes "
-                    f"{tuple(factors.inputs.shape)} and {tuple(factors.outputs.shape)}; "
-                    f"{(d, d)} and {(o, o)} are wanted"
+                    f"{tuple(factors.inputs.shape)} and {tuple(factors.outputs.shape)}, expected "
+                    f"{(d, d)} and {(o, o)}"
                 )
         for name, found in one.diagonal.items():
             if name not in one.weights or found.shape != one.weights[name].shape:

@@ -91,7 +91,7 @@ def regress(
     """
     say = watch or (lambda text: None)
     if batches < 1:
-        raise ConfigError(f"{batches} batches of inputs: at least one is needed")
+        raise ConfigError(f"got {batches} batches of inputs; at least one is needed")
     if not clients:
         raise ModelError("there are no models to fuse")
     example = draw(0)
@@ -105,7 +105,7 @@ def regress(
     wanted = orders(own, donors, widths, example, say)
     chosen, whole = choose(donors, wanted, draw, batches, shares, anchor, units != "chosen")
     if whole:
-        say(f"units of one client alone: {', '.join(whole)}")
+        say(f"units of only one client: {', '.join(whole)}")
 
     merged = [one.group.layer for one in chosen if one.members is not None]
     choices = [chosen]
@@ -120,7 +120,7 @@ def regress(
         found, left = fits(steps, origin, tensors, own, donors[0].client >= 0)
         layers.append(found)
     if left:
-        say(f"not solved for, with their clients' own weights: {', '.join(left)}")
+        say(f"not fitted, with their clients' own weights: {', '.join(left)}")
     together = [*chain.from_iterable(zip(*layers, strict=True))]
     targets = Targets(
         together, steps, donors, anchor, shares, teacher, taught, draw, batches, memory
@@ -166,8 +166,8 @@ def _taught(own: TracedNetwork, teacher: Teacher, example: Tensor) -> Tensor:
     wide, taught = own.steps.outputs(own.tensors, example), teacher(example)
     if wide.shape != taught.shape:
         raise ModelError(
-            f"the wanted network gives outputs of shape {tuple(wide.shape)} where the clients "
-            f"together give {tuple(taught.shape)}"
+            f"the fused network returns outputs of shape {tuple(wide.shape)}, but the ensemble "
+            f"{tuple(taught.shape)}"
         )
     return taught
 
@@ -203,8 +203,8 @@ def _table(teacher: Teacher, donors: Sequence[TracedNetwork], clients: int, clas
         shares = shares.mean(1, keepdim=True)
     if shares.shape != (clients, classes):
         raise ModelError(
-            f"the teacher's shares are of {tuple(shares.shape)} clients and classes; "
-            f"there are {clients} and {classes}"
+            f"the teacher's shares have {tuple(shares.shape)} clients and classes; there are "
+            f"{clients} and {classes}"
         )
     shares = shares[[donor.client for donor in donors]]
     total = shares.sum(0)

@@ -51,11 +51,11 @@ def entropy_balance(
     q = np.ones(len(g)) if base is None else base.detach().double().cpu().numpy()
     if g.ndim != 2 or m.shape != g.shape[1:] or q.shape != g.shape[:1] or not len(g):
         raise DataError(
-            f"features have shape {g.shape}, wanted means {m.shape} and base weights {q.shape}; "
-            "[n, d], [d] and [n] belong together"
+            f"features have shape {g.shape}, target means {m.shape} and base weights {q.shape}. "
+            "Give [n, d], [d] and [n]"
         )
     if not (np.isfinite(g).all() and np.isfinite(m).all() and np.isfinite(q).all()):
-        raise DataError("features, wanted means and base weights must be finite")
+        raise DataError("features, target means and base weights must be finite")
     if (q < 0).any() or not q.any():
         raise DataError("base weights must be at least 0, and not all of them 0")
     taken = q > 0
@@ -103,13 +103,18 @@ def _unmet(
     beyond = (m < g.min(0)) | (m > g.max(0))
     if beyond.any():
         told = [
-            f"{names[i]} is to be {m[i]:.4g} and lies between {g[:, i].min():.4g} and "
-            f"{g[:, i].max():.4g}"
+            f"the mean of {names[i]} must be {m[i]:.4g}, but samples are between "
+            f"{g[:, i].min():.4g} and {g[:, i].max():.4g}"
             for i in np.flatnonzero(beyond)[:5]
         ]
-        return f"no weights of the draws meet the means: {listed(told)}; draw more, or others"
+        return (
+            f"no weights of the samples give the means: {listed(told)}. Use more or other samples"
+        )
     told = [f"{names[i]} {m[i]:.4g} (nearest {reached[i]:.4g})" for i in np.flatnonzero(missed)[:5]]
-    return f"no weights of the draws meet all means together: {listed(told)}; draw more, or others"
+    return (
+        f"no weights of the samples give all means together: {listed(told)}. Use more or other "
+        "samples"
+    )
 
 
 class Balanced(Derived):

@@ -18,7 +18,7 @@ from fedbayes.models.resize import with_weights
 
 
 def check_inputs(name: str, inputs: str, run: Federation) -> InputPrior:
-    """See that networks can be asked about single inputs, and that such can be drawn.
+    """Check that networks can predict single inputs, and that inputs can be sampled.
 
     Args:
         name: of the method.
@@ -30,19 +30,19 @@ def check_inputs(name: str, inputs: str, run: Federation) -> InputPrior:
     """
     if run.likelihood.coupled:
         raise ConfigError(
-            f"{name} asks networks what they predict of single inputs, and the likelihood "
-            f"{run.likelihood.name} has no distribution of them; choose another method"
+            f"{name} needs predictions of single inputs, but the likelihood {run.likelihood.name} "
+            "has no distribution. Choose another method"
         )
     if run.preprocessing.permuted:
         raise ConfigError(
-            f"{name} asks all clients' networks about the same inputs, and with permuted "
-            "pixels each client has an order of its own; choose other data, or another method"
+            f"{name} evaluates all clients' networks on the same inputs, but with permuted pixels "
+            "each client has its own order. Choose other data, or another method"
         )
     return input_prior(inputs, run)
 
 
 def input_prior(inputs: str, run: Federation) -> InputPrior:
-    """What inputs are taken for."""
+    """The input prior."""
     seen = run.preprocessing
     return build_prior(inputs, seen.shape, features=seen.features, columns=seen.columns)
 
@@ -50,11 +50,11 @@ def input_prior(inputs: str, run: Federation) -> InputPrior:
 def input_remarks(name: str, inputs: str, run: Federation) -> list[str]:
     """What a user should know of the inputs before the first round."""
     prior = input_prior(inputs, run)
-    return [*prior.notes, f"{name} assumes of inputs: {prior.assumes}"]
+    return [*prior.notes, f"{name} assumes these inputs: {prior.assumes}"]
 
 
 def draws_of_round(inputs: str, at: RoundContext, cycle: int = 0) -> Draws:
-    """The inputs of a round, as networks see them, on their device, kept for whoever asks again.
+    """The inputs of a round in the form that networks expect, on their device, cached.
 
     Args:
         inputs: what is drawn, as a setting names it.

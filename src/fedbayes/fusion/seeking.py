@@ -54,8 +54,8 @@ class Seeker(Derived):
             kind = self.teacher.likelihood(self.teacher(x).shape[-1])
         if not isinstance(kind, Classes):
             raise ModelError(
-                f"inputs are moved toward classes, and the likelihood {kind.name} has none; leave "
-                "seeking out"
+                f"seeking moves inputs toward classes, but the likelihood {kind.name} has none. "
+                "Leave seeking out"
             )
         return kind
 
@@ -99,8 +99,8 @@ class Seeker(Derived):
             kind = self.teacher.likelihood(outputs.shape[-1])
             if not outputs.requires_grad:
                 raise ModelError(
-                    "inputs are moved toward classes by gradients, which a network does not have; "
-                    "leave seeking out"
+                    "seeking needs gradients with respect to inputs, which a network does not "
+                    "have. Leave seeking out"
                 )
             (slope,) = torch.autograd.grad(kind.log_prob(outputs, wanted).sum(), leaf)
         return slope

@@ -16,7 +16,7 @@ class SeekingSettings(BaseModel):
 
     model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
 
-    share: float = Field(0.0, ge=0, le=1, description="share of the draws that are moved")
+    share: float = Field(0.0, ge=0, le=1, description="share of the inputs that are moved")
     steps: int = Field(10, ge=1, description="steps up the gradient of the class' probability")
     size: float = Field(
         0.05, gt=0, description="length of a step, root mean square in standard deviations"
@@ -29,8 +29,8 @@ class SeekingSettings(BaseModel):
             value, default = getattr(self, name), type(self).model_fields[name].default
             if not self.share and value != default:
                 raise ValueError(
-                    f"{name} = {value} has no effect where no inputs are moved; give share too, "
-                    "such as 0.7, or leave it out"
+                    f"{name} = {value} has no effect without moved inputs. Set share too, such as "
+                    "0.7, or leave it out"
                 )
         return self
 
@@ -40,34 +40,40 @@ class DistillationSettings(BaseModel):
 
     model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
 
-    steps: int = Field(6000, ge=1, description="steps of Adam at most")
-    batch_size: int = Field(64, ge=1, description="inputs in a step")
+    steps: int = Field(6000, ge=1, description="largest number of steps of Adam")
+    batch_size: int = Field(64, ge=1, description="number of inputs in a step")
     repeats: int = Field(
-        3, ge=1, description="steps that use a batch and what the teacher says of it"
+        3, ge=1, description="number of steps that reuse a batch and the teacher's predictions"
     )
     lr: float = Field(5e-4, gt=0, description="highest learning rate of the cycle")
     warmup: float = Field(
         0.1, ge=0, lt=1, description="share of the steps in which the learning rate rises"
     )
     draws: int = Field(
-        16_384, ge=1, description="different inputs; then they repeat, augmented again"
+        16_384,
+        ge=1,
+        description="number of different inputs; then they repeat with new augmentations",
     )
-    held_out: int = Field(2048, ge=1, description="inputs to watch the divergence on")
-    checks: int = Field(20, ge=1, description="times that the divergence is looked at")
+    held_out: int = Field(2048, ge=1, description="number of inputs to monitor the divergence on")
+    checks: int = Field(20, ge=1, description="number of checks of the divergence")
     patience: int | None = Field(
-        8, ge=1, description="checks without improvement that end it; none: never"
+        8, ge=1, description="checks without improvement after which training stops. none: never"
     )
     minutes: float | None = Field(
-        None, gt=0, description="time at most; the cycle is then as long as there is time for"
+        None, gt=0, description="time limit in minutes; the learning-rate cycle fits into it"
     )
-    augment: bool = Field(True, description="turns, flips and the like of the prior")
+    augment: bool = Field(
+        True, description="augmentations of the input prior, such as rotations and flips"
+    )
     loss: Literal["auto", "logits", "kl"] = Field(
         "auto",
-        description="squared error of centred logits over the teacher's variance, or the "
-        "divergence of predictions; auto: logits where they are added up by shares of classes",
+        description="loss: squared error of centred logits over the teacher's variance, or the "
+        "divergence of predictions. auto: logits if they are added by shares of classes",
     )
     precision: Literal["auto", "float32", "bfloat16"] = Field(
-        "auto", description="of the arithmetic; auto: bfloat16 where processors have it for images"
+        "auto",
+        description="precision of the arithmetic. auto: bfloat16 for images if the "
+        "processor supports it",
     )
 
 
@@ -77,35 +83,41 @@ class FunctionSettings(Settings):
     model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
 
     draws: int = Field(
-        4096, ge=64, description="inputs that layers are solved on, in whole batches of 512"
+        4096,
+        ge=64,
+        description="number of inputs for the least squares of layers, in whole batches of 512",
     )
     units: Literal["auto", "chosen", "merged"] = Field(
         "auto",
-        description="chosen: each from one client; merged: neurons also of several, as one; auto: "
-        "whichever is closer to the ensemble prediction, which takes longer",
+        description="origin of neurons. chosen: each from one client. merged: also merged from "
+        "several clients. auto: the one that is closer to the ensemble prediction, which "
+        "takes longer",
     )
     augment: bool = Field(
         True,
-        description="turns, flips and the like of the prior, of the inputs that layers are solved "
-        "on",
+        description="augmentations of the input prior for the least squares of layers, such as "
+        "rotations and flips",
     )
-    ridge: float = Field(1e-3, ge=0, description="of the mean diagonal of normal equations")
+    ridge: float = Field(
+        1e-3, ge=0, description="ridge, as a share of the mean diagonal of the normal equations"
+    )
     seeking: SeekingSettings = Field(
         default_factory=SeekingSettings, description="inputs moved toward rare classes"
     )
     balance: bool = Field(
         False,
-        description="take inputs such that the teacher gives each class its share of the counts",
+        description="whether to choose inputs so that the teacher gives each class its share of "
+        "the counts",
     )
     distillation: DistillationSettings | None = Field(
         default_factory=DistillationSettings,
-        description="end to end from there; none: least squares alone",
+        description="training end to end after least squares. none: only least squares",
     )
     posterior: PosteriorOf | None = Field(
         None,
-        description="a Laplace approximation on the synthetic inputs, for calibrated uncertainty. "
-        "last-layer: of that layer; kronecker: of all dense layers and convolutions; none: a "
-        "temperature alone",
+        description="a Laplace approximation on the synthetic inputs, for calibrated "
+        "uncertainty. last-layer: of that layer. kronecker: of all dense layers and "
+        "convolutions. none: only a temperature",
     )
 
 
@@ -147,7 +159,7 @@ class AdapterSettings(Settings):
     rank: int | None = Field(
         None,
         ge=1,
-        description="rank of the fused adapter; by default the largest of the adapters",
+        description="rank of the fused adapter. Default: the largest rank of the adapters",
     )
 
 
@@ -166,16 +178,18 @@ class AdapterInputSettings(AdapterSettings):
 
     base: str | None = Field(
         None,
-        description="base network of adapters that do not name one which is here: a folder, or a "
+        description="base network of adapters, if their own is not available: a folder, or a "
         "name on the Hugging Face hub",
     )
     draws: int = Field(
-        1024, ge=64, description="inputs that adapters are compared on, in batches of 64"
+        1024, ge=64, description="number of inputs to compare adapters on, in batches of 64"
     )
     length: int = Field(
-        64, ge=3, description="tokens of a drawn text at most, where files do not say"
+        64, ge=3, description="largest number of tokens of a sampled text. Default: as in the files"
     )
-    ridge: float = Field(1e-3, ge=0, description="of the mean diagonal of normal equations")
+    ridge: float = Field(
+        1e-3, ge=0, description="ridge, as a share of the mean diagonal of the normal equations"
+    )
 
 
 class AdapterFunctionSettings(AdapterInputSettings):
@@ -189,6 +203,6 @@ class AdapterFunctionSettings(AdapterInputSettings):
 
     distillation: DistillationSettings | None = Field(
         default_factory=lambda: None,
-        description="factors and heads end to end from there, kept if they are nearer to the "
-        "ensemble; by default none, unless there are --minutes",
+        description="training of factors and heads end to end, kept if it is closer to the "
+        "ensemble. Default: none, unless --minutes is set",
     )

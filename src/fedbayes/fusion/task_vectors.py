@@ -83,8 +83,7 @@ def _changes(merging: Merging) -> tuple[Tensors, list[Tensor]]:
     """The start, and each network's change since then as a vector, float64."""
     if merging.start is None:
         raise ModelError(
-            "changes are measured from the network that all clients started from: name its file "
-            "with --base"
+            "changes need the network from which all clients started. Give its file with --base"
         )
     combine([*merging.states, merging.start], [0.0] * (len(merging.states) + 1))  # one graph
     names = _trained(merging.states[0])

@@ -94,7 +94,7 @@ class Teacher:
         temperatures: Temperatures | None = None,
     ) -> None:
         if not clients:
-            raise ModelError("a teacher needs the network of one client at least")
+            raise ModelError("a teacher needs at least one client's network")
         self.names = tuple(names) or tuple(f"client {number}" for number in range(len(clients)))
         if len(self.names) != len(clients):
             raise ModelError(f"there are {len(clients)} clients and {len(self.names)} names")
@@ -105,7 +105,7 @@ class Teacher:
         self.counts = None if counts is None else torch.as_tensor(counts, dtype=torch.float64)
         if self.counts is not None:
             if shares is not None:
-                raise ModelError("a teacher takes shares or counts of classes; leave one out")
+                raise ModelError("a teacher takes shares or counts of classes. Leave one out")
             shares = class_shares(self.counts, len(clients))
         self.shares, self._likelihood = shares, likelihood
         if shares is not None:
@@ -119,8 +119,8 @@ class Teacher:
         given = [t for t in found if t is not None]
         if len(found) != len(self.clients) or not all(0 < t < math.inf for t in given):
             raise ModelError(
-                f"temperatures are {list(found)}; each of the {len(self.clients)} clients needs "
-                "one above 0, or None"
+                f"temperatures are {list(found)}, but each of the {len(self.clients)} clients "
+                "needs one above 0, or None"
             )
         kind = self._likelihood
         if given and kind is not None and not has_temperature(kind):
@@ -137,12 +137,12 @@ class Teacher:
             return f"the teacher is the {how} of the models, none of which has a temperature"
         without = [n for n, t in zip(self.names, self.temperatures, strict=True) if t is None]
         span = " to ".join(dict.fromkeys(f"{t:.3g}" for t in (min(given), max(given))))
-        left = f"; {listed(without, 3)} without one count as they are" if without else ""
+        left = f"; {listed(without, 3)} have no temperature" if without else ""
         return f"the teacher is the {how} of the models at temperatures of {span}{left}"
 
     def _check_shares(self, shares: Tensor) -> None:
         if len(shares) != len(self.clients):
-            raise ModelError(f"shares are of {len(shares)} clients; there are {len(self.clients)}")
+            raise ModelError(f"shares have {len(shares)} clients; there are {len(self.clients)}")
         if not (shares >= 0).all() or not torch.allclose(
             shares.sum(0), torch.ones(shares.shape[1:]).to(shares), atol=1e-4
         ):
@@ -150,8 +150,8 @@ class Teacher:
         kind = self._likelihood
         if shares.ndim > 1 and kind is not None and not isinstance(kind, Classes):
             raise ModelError(
-                f"shares by class are for classes, and the likelihood {kind.name} has none; give "
-                "a weight for each client"
+                f"shares by class need classes, but the likelihood {kind.name} has none. Give a "
+                "weight for each client"
             )
 
     def __call__(self, x: Tensor) -> Tensor:
@@ -168,15 +168,15 @@ class Teacher:
         for name, said in zip(self.names, outputs, strict=True):
             if said.shape != outputs[0].shape:
                 raise ModelError(
-                    f"{name} answers {tuple(said.shape)} and {self.names[0]} "
+                    f"{name} returns {tuple(said.shape)} and {self.names[0]} "
                     f"{tuple(outputs[0].shape)}: all must have the same outputs"
                 )
         draws = torch.stack(list(outputs)).float()
         if not torch.isfinite(draws).all():
             bad = [n for n, f in zip(self.names, draws, strict=True) if not torch.isfinite(f).all()]
             raise ModelError(
-                f"outputs of {bad[0]} are not finite at inputs that were drawn; leave it out, or "
-                "see whether inputs are scaled as its training data"
+                f"outputs of {bad[0]} are not finite on synthetic inputs. Leave it out, or check "
+                "that inputs are scaled like its training data"
             )
         kind = self.likelihood(draws.shape[-1])
         if any(self.temperatures):
@@ -194,8 +194,8 @@ class Teacher:
         scores = kind.normalized(draws)
         if self.shares.shape[1] != scores.shape[-1]:
             raise ModelError(
-                f"shares are of {self.shares.shape[1]} classes, and the networks tell "
-                f"{scores.shape[-1]} apart"
+                f"shares have {self.shares.shape[1]} classes, but the networks have "
+                f"{scores.shape[-1]}"
             )
         shares = self.shares.to(draws)
         if self.counts is None:
@@ -299,9 +299,9 @@ def class_shares(counts: npt.ArrayLike | Tensor, clients: int | None = None) -> 
     """
     table = torch.as_tensor(counts, dtype=torch.float64)
     if table.ndim != 2 or not table.numel():
-        raise ModelError(f"counts have shape {tuple(table.shape)}; one row for each client is due")
+        raise ModelError(f"counts have shape {tuple(table.shape)}. Give one row for each client")
     if clients is not None and len(table) != clients:
-        raise ModelError(f"counts are of {len(table)} clients; there are {clients}")
+        raise ModelError(f"counts have {len(table)} clients; there are {clients}")
     if not torch.isfinite(table).all() or (table < 0).any() or not table.any():
         raise ModelError("counts of samples must be at least 0, and not all of them 0")
     return torch.from_numpy(matched.class_shares(table.numpy(), *table.shape)).float()

@@ -48,7 +48,7 @@ def temperature(outputs: Tensor, teacher_outputs: Tensor, likelihood: Classes) -
     if outputs.shape != teacher_outputs.shape or not len(outputs):
         raise ModelError(
             f"outputs have shape {tuple(outputs.shape)} and the teacher's "
-            f"{tuple(teacher_outputs.shape)}: the same, of one input at least, are wanted"
+            f"{tuple(teacher_outputs.shape)}. They must be the same, with at least one input"
         )
     if not (torch.isfinite(outputs).all() and torch.isfinite(teacher_outputs).all()):
         raise ModelError(

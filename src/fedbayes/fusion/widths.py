@@ -48,20 +48,20 @@ def orders(
     named = widths if isinstance(widths, Mapping) else {layer: float(widths) for layer in able}
     if unknown := [layer for layer in named if layer not in able]:
         raise ConfigError(
-            f"widths: there is no group of units {unknown[0]!r}; there are {', '.join(able)}"
+            f"widths: unknown group of units {unknown[0]!r}. Choose {', '.join(able)}"
         )
     found = []
     for layer, group in able.items():
         width = named.get(layer, 1.0)
         if not 0 < width < float("inf"):
-            raise ConfigError(f"widths: {width} is no width for {layer!r}; it is to be above 0")
+            raise ConfigError(f"widths: {width} is not a width for {layer!r}. It must be above 0")
         times = width / group.count if isinstance(width, int) else width
         there = sum(donor.groups[layer].count for donor in donors)
         order = _limited(group, widened(group.count, group.cells, min(times, there)), donors)
         if isinstance(width, int) and len(order) != width:
             say(f"{layer}: {len(order)} units instead of {width}")
         elif not isinstance(width, int) and len(order) < 0.99 * width * group.count - 1:
-            say(f"{layer}: {len(order)} units, all that there are")
+            say(f"{layer}: all {len(order)} units")
         found.append((group, order))
     return _borne(found, own, example, isinstance(widths, Mapping), say)
 
@@ -83,7 +83,7 @@ def _borne(
     told: bool,
     say: Callable[[str], None],
 ) -> Orders:
-    """The widths that the network's own code bears: each is tried. Of those that were told,
+    """The widths that the network's own code supports: each is tried. Of those that were set,
     `recorded` says how else it computes.
     """
 
@@ -97,21 +97,21 @@ def _borne(
         if borne([(group, order)]):
             result.append((group, order))
             continue
-        text = f"{group.layer}: the network's own code does not bear {len(order)} units"
+        text = f"{group.layer}: the network's own code does not support {len(order)} units"
         if told:
-            raise ModelError(f"{text}; leave it at {group.count}")
+            raise ModelError(f"{text}. Leave it at {group.count}")
         say(f"{text}; it stays at {group.count}")
         result.append((group, list(range(group.count))))
     if not borne(result):
         raise ModelError(
-            "the network's own code does not bear these widths together; name widths of single "
+            "the network's own code does not support these widths together. Set widths of single "
             "groups"
         )
     return result
 
 
 def computes(own: TracedNetwork, units: Orders, example: Tensor) -> bool:
-    """Whether a network's own code bears these widths: outputs are of the shape that they have."""
+    """Whether a network's own code supports these widths, so that outputs keep their shape."""
     changed = [(group, order) for group, order in units if order != list(range(group.count))]
     if not changed:
         return True
@@ -156,13 +156,11 @@ def recorded(own: TracedNetwork, module: nn.Module, found: Orders, example: Tens
     for number, (group, order) in enumerate(found):
         if group.layer not in there or not _laid_out(there[group.layer], number, places):
             raise ModelError(
-                f"{group.layer}: the network's own code lays {len(order)} units out otherwise "
-                f"than {group.count}; leave it at {group.count}"
+                f"{group.layer}: the network's own code uses {len(order)} units differently "
+                f"from {group.count}. Leave it at {group.count}"
             )
     if not steps.alike(own.steps):
-        raise ModelError(
-            "the network's own code computes otherwise at other widths; leave them at 1"
-        )
+        raise ModelError("the network's own code depends on its widths. Leave them at 1")
     return steps
 
 

@@ -26,8 +26,8 @@ class Combination(Settings):
     )
     normalized: Annotated[bool, Only("alpha", "linear", "exp")] = Field(
         False,
-        description="divide the factors by their sum, so that weights keep their scale; in the "
-        "paper they are multiplied by it in every round",
+        description="whether the factors are divided by their sum, which keeps the scale of "
+        "weights. false: as in the paper",
     )
 
 
@@ -72,7 +72,7 @@ def factors(
         if not (np.isfinite(total) and total > 0):
             raise ConfigError(
                 f"the factors of alpha = {rule!r} with c = {c:g} sum to {total:.3g} for "
-                f"{len(share)} models, and cannot be normalized; choose c nearer to 0"
+                f"{len(share)} models, and cannot be normalized. Choose c closer to 0"
             )
         alpha = alpha / total
     return alpha

@@ -114,7 +114,7 @@ def require_plain_sgd(training: LocalTraining) -> None:
     if training.optimizer != "sgd" or training.momentum:
         raise ConfigError(
             "control variates along the path need training.optimizer = 'sgd' with momentum 0; "
-            "variates from gradients (method.control = 'gradient', where a method has it) do not"
+            "variates from gradients (method.control = 'gradient', if the method has it) do not"
         )
 
 

@@ -50,28 +50,32 @@ class GateScale(BaseModel):
 
     scale: Annotated[Scale, Chosen()] = Field(
         "paper",
-        description="what thresholds are learnt in: v, as in the paper, or logits, in which a "
-        "step is small relative to the margin and l0 decides",
+        description="scale of the learned thresholds: v, as in the paper, or logits, with small "
+        "steps relative to the margin, so that l0 decides",
     )
     temperature: float | None = Field(
-        None, gt=0, description="T, of the gates' probabilities; none: 0.001 (paper), 0.05 (logits)"
+        None,
+        gt=0,
+        description="temperature T of the gates' probabilities. none: 0.001 (paper), 0.05 (logits)",
     )
     start: float = Field(
         0.99,
         gt=0,
         lt=1,
-        description="probability of every gate at the start; with scale = logits at most, for good",
+        description="initial probability of every gate. With scale = logits it is also the upper "
+        "bound",
     )
     gate_lr: float | None = Field(
         None,
         gt=0,
-        description="Adamax of the clients' thresholds; none: 0.001 (of v), 1 (logit a step)",
+        description="learning rate of Adamax for the clients' thresholds. none: 0.001 (of v), 1 "
+        "(logit per step)",
     )
     gate_slope: float | None = Field(
         None,
         gt=0,
-        description="slope of a client's loss by a threshold that moves it by half a step; much "
-        "smaller ones move it in proportion; none: 1e-8 (paper), 0.01 (logits)",
+        description="slope of a client's loss at which a threshold moves by half a step. Smaller "
+        "slopes move it proportionally. none: 1e-8 (paper), 0.01 (logits)",
     )
     server_gate_lr: float | None = Field(
         None,
@@ -83,10 +87,7 @@ class GateScale(BaseModel):
     @model_validator(mode="after")
     def _shares(self) -> Self:
         if self.scale == "logits" and self._rate("server_gate_lr") > 1:
-            raise ValueError(
-                "server_gate_lr is at most 1 with scale = 'logits': the share of the way from the "
-                "server's probabilities to the clients'"
-            )
+            raise ValueError("server_gate_lr must be at most 1 with scale = 'logits'")
         return self
 
     @property

@@ -81,7 +81,7 @@ class Moments(Brief):
         if sums.ndim != 2 or len(sums) != len(counts) or products.shape not in shapes:
             return "their shapes do not fit"
         if any(t.dtype != torch.float64 or not t.isfinite().all() for t in vars(self).values()):
-            return "they are not finite numbers of 64 bits"
+            return "they are not finite 64-bit numbers"
         if bool((counts < 0).any()) or abs(float(counts.sum()) - rows) > ROUNDING * rows:
             return f"counts of classes are negative, or do not add to {rows:g}"
         squares = products.diagonal(dim1=1, dim2=2)

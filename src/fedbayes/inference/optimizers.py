@@ -198,7 +198,8 @@ class ServerOptimizer(ServerSchedule, Choosable):
     """The hyperparameters of a method whose server takes gradient steps on its weights."""
 
     server_optimizer: Literal["sgd", "adam", "yogi"] = Field(
-        "sgd", description="optimizer of the server; sgd with rate 1 takes the clients' mean"
+        "sgd",
+        description="optimizer of the server. sgd with learning rate 1 gives the clients' mean",
     )
     server_lr: Annotated[float | None, Chosen()] = Field(
         None, gt=0, description="learning rate of the server; none: 1 for sgd, or else 0.001"

@@ -101,8 +101,8 @@ def sampled(
     solved = solve(replace(problem, project=follow))
     if len(windows.found) < 2:
         raise ConfigError(
-            f"{solved.steps} steps, of which {burn_in} are burn-in and every {every} give a sample,"
-            f" come to {len(windows.found)} samples, and there must be 2; take more epochs or "
+            f"{solved.steps} steps, of which {burn_in} are burn-in and every {every} give a "
+            f"sample, give {len(windows.found)} samples, but 2 are needed. Set more epochs or "
             "steps, or less burn-in and thinning"
         )
     samples = {name: torch.stack([one[name] for one in windows.found]) for name in names}
@@ -146,4 +146,4 @@ def require_langevin(training: LocalTraining) -> None:
             "Langevin dynamics needs training.optimizer = 'sgd' with momentum and weight_decay 0"
         )
     if training.patience is not None:
-        raise ConfigError("samples are gathered along all steps; leave training.patience away")
+        raise ConfigError("the method needs samples from all steps. Leave training.patience out")

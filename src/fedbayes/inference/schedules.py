@@ -73,8 +73,8 @@ def _own_factor(place: str, round: int, rounds: int) -> float:
         ) from error
     if not (math.isfinite(found) and found > 0):
         raise ConfigError(
-            f"the schedule {place} gives {found:g} in round {round} of {rounds}; the factor of a "
-            "learning rate is a finite number above 0"
+            f"the schedule {place} returns {found:g} in round {round} of {rounds}. Return a "
+            "finite number above 0"
         )
     return found
 
@@ -84,8 +84,8 @@ class ServerSchedule(BaseModel):
 
     server_schedule: Schedule = Field(
         "constant",
-        description="what the server's learning rate is multiplied by over rounds: constant, "
-        "exponential, step, cosine, or package.module:function of a round and the number of rounds",
+        description="schedule of the server's learning rate over rounds: constant, exponential, "
+        "step, cosine, or package.module:function of a round and the number of rounds",
         examples=list(SCHEDULES),
     )
     server_decay: Annotated[float, Only("server_schedule", "exponential", "step")] = Field(

@@ -95,11 +95,11 @@ class LocalTraining(Choosable):
     @model_validator(mode="after")
     def _check(self) -> "LocalTraining":
         if self.momentum and self.optimizer != "sgd":
-            raise ValueError(f"momentum is for optimizer = 'sgd', not '{self.optimizer}'")
+            raise ValueError(f"momentum works only with optimizer = 'sgd', not '{self.optimizer}'")
         if self.patience is not None and self.steps is not None:
-            raise ValueError("patience counts epochs; limit them by epochs, not by steps")
+            raise ValueError("patience counts epochs. Set epochs instead of steps")
         if self.validation and self.patience is None:
-            raise ValueError("validation sets samples aside for patience; give patience too")
+            raise ValueError("validation works only with patience. Set patience too")
         return self
 
     @property

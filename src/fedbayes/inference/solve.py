@@ -170,8 +170,8 @@ def _optimizers(
         kinds.setdefault(max(fitting, key=len, default=None), []).append(leaf)
     if unused := groups.keys() - kinds.keys():
         raise ConfigError(
-            f"param_groups names {min(unused)!r}, and no parameter begins so; there are "
-            f"{', '.join([*trained][:10])}"
+            f"param_groups lists {min(unused)!r}, but no parameter begins with it. The parameters "
+            f"are {', '.join([*trained][:10])}"
         )
     return [
         settings.build_optimizer(leaves, lr) if kind is None else groups[kind](leaves)

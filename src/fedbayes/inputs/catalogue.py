@@ -17,8 +17,8 @@ PRIORS: dict[str, str] = {
     "leaves": "photographs: random shapes that hide each other",
     "strokes": "writing: pen strokes, light on a dark ground",
     "noise": "signals or textures: 1/f^a noise",
-    "gaussian": "rows of a table: standard normal, or as the clients' sums say",
-    "texts": "texts: as the networks' base draws them itself; for networks of texts",
+    "gaussian": "rows of a table: standard normal, or from the clients' sums",
+    "texts": "texts: sampled from the base network; for networks of texts",
 }
 """Names of input priors, and what they are for."""
 AXES = {"leaves": (3,), "strokes": (3,), "noise": (1, 2, 3), "gaussian": (1,)}
@@ -58,13 +58,15 @@ def build_prior(
     """
     shape = tuple(int(length) for length in shape)
     if not shape or min(shape) < 1:
-        raise ConfigError(f"an input cannot be of the shape {shape}; all lengths are 1 or more")
+        raise ConfigError(f"an input cannot have the shape {shape}. All lengths must be 1 or more")
     chosen, why = choose(shape, sums) if name == "auto" else (name, "")
     if sums is not None and chosen != "gaussian":
-        raise ConfigError(f"sums of rows have no effect on {chosen!r}; they are for gaussian")
+        raise ConfigError(
+            f"sums of rows have no effect on {chosen!r}. They work only with gaussian"
+        )
     prior = _built(chosen, shape, sums, features, columns)
     if why:
-        prior.notes = (f"inputs are drawn from {chosen!r}: {why}", *prior.notes)
+        prior.notes = (f"inputs are sampled from {chosen!r}: {why}", *prior.notes)
     return prior
 
 
@@ -75,17 +77,17 @@ def choose(shape: tuple[int, ...], sums: "Sums | None" = None) -> tuple[str, str
     if len(shape) == 1:
         return "gaussian", f"an input is a row of {shape[0]} values; without sums, standard normal"
     if len(shape) == 2:
-        return "noise", f"an input of {size(shape)} is taken for channels of a signal"
+        return "noise", f"an input of {size(shape)} is read as channels of a signal"
     if len(shape) == 3 and shape[0] == 1:
         return "strokes", (
-            "an image of one channel is taken for writing, light on dark; of grey photographs say "
-            "leaves"
+            "an image of one channel is read as writing, light on dark; for grey photographs "
+            "choose leaves"
         )
     if len(shape) == 3:
-        return "leaves", f"an image of {shape[0]} channels is taken for a photograph"
+        return "leaves", f"an image of {shape[0]} channels is read as a photograph"
     raise ConfigError(
-        f"no input prior is known for inputs of {size(shape)}; name package.module:function, or "
-        "a file of real samples"
+        f"no input prior is known for inputs of {size(shape)}. Give package.module:function, or a "
+        "file of real samples"
     )
 
 
@@ -105,9 +107,9 @@ def _built(
 
     if name in AXES and len(shape) not in AXES[name]:
         raise ConfigError(
-            f"{name!r} draws {PRIORS[name].partition(':')[0]}, and an input is of {size(shape)}; "
-            "give the shape as channels, height and width of an image or as the length of a row, "
-            "or choose another prior"
+            f"{name!r} gives {PRIORS[name].partition(':')[0]}, but an input has the shape "
+            f"{size(shape)}. Give the shape as channels, height and width of an image or as the "
+            "length of a row, or choose another prior"
         )
     drawn: dict[str, type[Leaves | Strokes | NoiseInputs]] = {
         "leaves": Leaves,
@@ -120,16 +122,16 @@ def _built(
         return GaussianInputs(shape, sums)
     if name == "texts":
         raise ConfigError(
-            f"'texts' are for pretrained networks of texts, and an input is of {size(shape)}; "
-            "choose another prior"
+            "'texts' works only with pretrained networks of texts, but an input has the shape "
+            f"{size(shape)}. Choose another prior"
         )
     if Path(name).exists():
         return RealSamples(Path(name), shape, features, columns)
     if ":" in name:
         return OwnPrior(name, shape)
     if Path(name).suffix or len(Path(name).parts) > 1:
-        raise DataError(f"there is no file or folder {name} of samples to take inputs from")
+        raise DataError(f"file or folder of samples not found: {name}")
     raise ConfigError(
-        f"no input prior is called {name!r}{did_you_mean(name, PRIORS)}; choose "
-        f"{', '.join(PRIORS)}, name package.module:function, or a folder or file of samples"
+        f"unknown input prior {name!r}{did_you_mean(name, PRIORS)}. Choose {', '.join(PRIORS)}, "
+        "package.module:function, or a folder or file of samples"
     )

@@ -49,27 +49,29 @@ class GaussianInputs(InputPrior):
         if sums is None:
             if len(shape) != 1:
                 raise DataError(
-                    f"rows of a table have one axis, and an input has the shape {shape}"
+                    f"rows of a table have one axis, but an input has the shape {shape}"
                 )
             self.assumes = "independent features, normal with mean 0 and deviation 1"
             return
         if shape != (len(sums.features),):
             raise DataError(
-                f"the sums are of {len(sums.features)} features ({listed(sums.features)}), and an "
+                f"the sums have {len(sums.features)} features ({listed(sums.features)}), but an "
                 f"input has the shape {shape}"
             )
-        self.assumes = f"features as jointly normal, by sums of {sums.count:,} rows"
+        self.assumes = f"jointly normal features, from sums of {sums.count:,} rows"
         if sums.categories:
             names = listed(sums.features[index] for index in sums.categories)
-            self.assumes = f"a Gaussian copula, by sums of {sums.count:,} rows; categories: {names}"
+            self.assumes = (
+                f"a Gaussian copula, from sums of {sums.count:,} rows; categories: {names}"
+            )
         self._mean, self._std = sums.mean, sums.std
         self._steps = {index: _Steps(counts) for index, counts in sums.categories.items()}
         correlation = latent_correlation(sums, self._steps)
         self._root, moved = _square_root(correlation)
         if moved > 0.01:
             self.notes = (
-                "no Gaussian has all latent correlations that the sums ask for; the nearest ones "
-                f"differ from them by up to {moved:.2f}",
+                "no Gaussian has exactly the latent correlations of the sums; the nearest one "
+                f"differs by up to {moved:.2f}",
             )
 
     def draw(self, count: int, rng: np.random.Generator) -> Tensor:

@@ -36,11 +36,11 @@ class OwnPrior(InputPrior):
             raise ConfigError(f"cannot find the input prior {place!r}: {error}") from None
         if not callable(function) or isinstance(function, type):
             raise ConfigError(
-                f"the input prior {place!r} is no function; it is called as "
+                f"the input prior {place!r} is not a function. Give a function, called as "
                 "function(count, rng, shape=...)"
             )
         self._function: Callable[..., Any] = function
-        self.assumes = f"as {place} draws them"
+        self.assumes = f"as {place} returns them"
 
     def draw(self, count: int, rng: np.random.Generator) -> Tensor:
         """As `InputPrior.draw`.
@@ -60,23 +60,23 @@ class OwnPrior(InputPrior):
         try:
             x = drawn.detach().cpu() if isinstance(drawn, Tensor) else torch.tensor(drawn)
         except (TypeError, ValueError, RuntimeError):
-            raise self._wrong(f"a {type(drawn).__name__} that is no array of numbers") from None
+            raise self._wrong(f"a {type(drawn).__name__} that is not an array of numbers") from None
         if not x.is_floating_point():
             raise self._wrong(
-                f"numbers of type {str(x.dtype).removeprefix('torch.')}; return real numbers, "
+                f"numbers of type {str(x.dtype).removeprefix('torch.')}. Return real numbers, for "
                 "images divided by 255"
             )
         if tuple(x.shape) != (count, *self.shape):
             raise self._wrong(
-                f"an array of {size(x.shape)}, and {size((count, *self.shape))} were asked for"
+                f"an array of {size(x.shape)}, but {size((count, *self.shape))} are needed"
             )
         x = x.float()
         if not bool(torch.isfinite(x).all()):
             raise self._wrong("values that are not finite")
         if x.ndim == 4 and count and (float(x.min()) < 0 or float(x.max()) > 1):
             raise self._wrong(
-                f"images from {float(x.min()):g} to {float(x.max()):g}; they are in [0, 1], and "
-                "scaled as the clients' were afterwards"
+                f"images with values from {float(x.min()):g} to {float(x.max()):g}. Return values "
+                "in [0, 1]"
             )
         return x
 

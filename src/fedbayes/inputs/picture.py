@@ -80,7 +80,7 @@ def require_picture(shape: Sequence[int]) -> None:
         ConfigError: they have more than three axes.
     """
     if len(shape) > 3:
-        raise ConfigError(f"there is no picture of inputs of {size(shape)}")
+        raise ConfigError(f"inputs of {size(shape)} cannot be drawn as a picture")
 
 
 def _grid(figure: "Figure", x: Array) -> None:

@@ -54,7 +54,7 @@ class InputPrior(ABC):
         """So many inputs, float32 [count, *shape]."""
 
     def augmented(self, x: Tensor, rng: torch.Generator) -> Tensor:
-        """Other inputs that the prior draws as often, made of some of its own; the same by default.
+        """Augmented inputs with the same distribution; unchanged by default.
 
         Args:
             x: inputs [n, *shape].
@@ -105,9 +105,9 @@ class Inputs(Brief):
         if len(by.shape) > 1 or prior.bounded:
             if prior.bounded and not (mean.min() >= 0 and mean.max() <= 1 and std.max() <= 1):
                 raise ConfigError(
-                    f"{prior.name!r} draws values between 0 and 1, and the networks were trained "
+                    f"{prior.name!r} gives values between 0 and 1, but the networks were trained "
                     f"on values of mean {float(mean.mean()):.3g} and standard deviation "
-                    f"{float(std.mean()):.3g}; give real samples or a function of your own with "
+                    f"{float(std.mean()):.3g}; Give real samples or your own function with "
                     "--inputs, or train on values between 0 and 1 (data.scale)"
                 )
             return cls(prior, mean, std, seed)

@@ -82,8 +82,8 @@ class RealSamples(InputPrior):
             self._aside, self._rows = np.split(order, [len(order) // ASIDE])
         else:
             notes.append(
-                f"{path}: {len(self._x)} samples are too few to hold any out, so that divergences "
-                "are of those that the network was fitted to"
+                f"{path}: {len(self._x)} samples are too few for held-out ones, so divergences are "
+                "measured on the inputs of the fit"
             )
         self.notes = tuple(notes)
         self.assumes = f"as {len(self._x):,} unlabelled samples of {path.name}"
@@ -96,7 +96,7 @@ class RealSamples(InputPrior):
         return other
 
     def draw(self, count: int, rng: np.random.Generator) -> Tensor:
-        """As `InputPrior.draw`; with repetition where more are asked for than there are."""
+        """As `InputPrior.draw`, with repetition if there are too few samples."""
         rows = self._rows[rng.choice(len(self._rows), count, replace=count > len(self._rows))]
         x = torch.from_numpy(self._x[rows].astype(np.float32))
         return x / 255 if self._x.dtype == np.uint8 else x
@@ -116,9 +116,7 @@ def _read(
     found = own_files(path)["train"]
     name = found[0].name.lower()
     if not name.endswith(SUFFIXES):
-        raise DataError(
-            f"{path}: samples are read from {listed(SUFFIXES)}, or a folder of pictures"
-        )
+        raise DataError(f"{path}: unknown format. Give {listed(SUFFIXES)}, or a folder of pictures")
     if name.endswith(".npz"):
         x = _array(found[0], shape)
     else:
@@ -131,12 +129,12 @@ def _array(file: Path, shape: tuple[int, ...]) -> Array:
         name = "x" if "x" in arrays.files or len(arrays.files) != 1 else arrays.files[0]
         if name not in arrays.files:
             raise DataError(
-                f"{file} has no array x{did_you_mean('x', arrays.files)}; it has "
+                f"{file} has no array x{did_you_mean('x', arrays.files)}. It has "
                 f"{listed(arrays.files)}"
             )
         x = plain_array(arrays, name, file)
     if x.dtype.kind not in "iufb":
-        raise DataError(f"{file}: {name} must hold numbers, and is of type {x.dtype}")
+        raise DataError(f"{file}: {name} must be numbers, but has type {x.dtype}")
     if x.shape[1:] == shape:
         return x if x.dtype == np.uint8 and len(shape) == 3 else x.astype(np.float32)
     last = x.ndim == 4 and (x.shape[3], *x.shape[1:3]) == shape
@@ -155,7 +153,7 @@ def _table(
     for name in [column.name for column in columns] or features:
         if name not in frame.columns:
             raise DataError(
-                f"{where} has no column '{name}'{did_you_mean(name, frame.columns)}; it has "
+                f"{where} has no column '{name}'{did_you_mean(name, frame.columns)}. It has "
                 f"{listed(frame.columns)}"
             )
     if columns:
@@ -171,8 +169,8 @@ def _table(
         notes.append(f"{where}: the column '{LABEL}' is left out")
     if len(names) != prod(shape):
         raise DataError(
-            f"{where} has {len(names)} columns, and an input has {prod(shape)} values; name the "
-            f"columns to take, of {listed(names)}"
+            f"{where} has {len(names)} columns, but an input has {prod(shape)} values. Choose "
+            f"columns of {listed(names)}"
         )
     return code(frame, [Column(name) for name in names], where).reshape(-1, *shape)
 
@@ -181,24 +179,23 @@ def _checked(x: Array, shape: tuple[int, ...], where: str, notes: list[str]) -> 
     """Samples of this shape, finite, images in [0, 1]."""
     if x.shape[1:] != shape or not len(x):
         raise DataError(
-            f"{where} holds {len(x):,} samples of {size(x.shape[1:])}, and an input is "
-            f"{size(shape)}"
+            f"{where} has {len(x):,} samples of {size(x.shape[1:])}, but an input is {size(shape)}"
         )
     if x.dtype == np.uint8:
         return x
     whole = np.isfinite(x).reshape(len(x), -1).all(1)
     if not whole.any():
-        raise DataError(f"{where}: every sample has a value that is missing or infinite; impute it")
+        raise DataError(f"{where}: every sample has a value that is missing or infinite. Impute it")
     if not whole.all():
         notes.append(
-            f"{where}: {int((~whole).sum()):,} of {len(x):,} samples are left out, since values "
-            "are missing or infinite in them"
+            f"{where}: {int((~whole).sum()):,} of {len(x):,} samples are left out, because they "
+            "have missing or infinite values"
         )
     x = x[whole]
     if len(shape) == 3 and (x.min() < 0 or x.max() > 1):
         raise DataError(
-            f"{where}: values of images are in [0, 1], or 8-bit integers, and these are from "
-            f"{x.min():g} to {x.max():g}; give them as they were before scaling"
+            f"{where}: values of images must be in [0, 1] or 8-bit integers, but these are from "
+            f"{x.min():g} to {x.max():g}. Give unscaled images"
         )
     return x
 
@@ -208,13 +205,11 @@ def _pictures(
 ) -> Array:
     """Pictures cut and scaled to one size, uint8 [n, C, H, W]."""
     if len(shape) != 3 or shape[0] not in MODES:
-        raise DataError(
-            f"{where} holds pictures, which are of 1 or 3 channels, and an input is {size(shape)}"
-        )
+        raise DataError(f"{where} has pictures with 1 or 3 channels, but an input is {size(shape)}")
     most = max(1, MEMORY // prod(shape))
     if len(pictures) > most:
         chosen = np.sort(np.random.default_rng(0).choice(len(pictures), most, replace=False))
-        notes.append(f"{where}: {most:,} of {len(pictures):,} pictures are taken, at random")
+        notes.append(f"{where}: {most:,} of {len(pictures):,} pictures are used, chosen at random")
         pictures = [pictures[index] for index in chosen.tolist()]
     x = np.empty((len(pictures), *shape), np.uint8)
     with progress(f"reading {where}", len(pictures)) as advance:
@@ -230,8 +225,8 @@ def _fitted(picture: Path | bytes | None, shape: tuple[int, ...], where: Any) ->
     with reading(where), Image.open(source) as image:
         if image.mode in DEEP:
             raise DataError(
-                f"{where} has more than 8 bits a pixel (mode {image.mode}); save it with 8, or "
-                "give the numbers as an array x in an .npz file"
+                f"{where} has more than 8 bits per pixel (mode {image.mode}). Save it with 8 "
+                "bits, or give the numbers as an array x in an .npz file"
             )
         upright = ImageOps.exif_transpose(image)
         fitted = ImageOps.fit(upright.convert(MODES[channels]), (width, height))

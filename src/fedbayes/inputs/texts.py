@@ -56,8 +56,8 @@ class TextPrior(InputPrior):
         self._most = length - len(self._before) - len(self._after)
         if self._most < SHORTEST:
             raise ConfigError(
-                f"texts of {length} tokens have no room for {SHORTEST} next to the special ones; "
-                "take longer ones (length, or data.max_tokens)"
+                f"texts of {length} tokens have no room for {SHORTEST} in addition to the special "
+                "ones. Use longer texts (length, or data.max_tokens)"
             )
         found = language_model(network, ConfigError)
         self._network: LanguageNetwork | None = None if found is None else found[0]
@@ -76,12 +76,12 @@ class TextPrior(InputPrior):
                 "sentences"
             )
             self.notes = (
-                f"{network} has no language model that could draw texts, so inputs are independent "
-                "tokens by their frequency; --inputs FILE takes real texts, which are better",
+                f"{network} has no language model to sample texts, so inputs are independent "
+                "tokens by frequency. Real texts are better: --inputs FILE",
             )
         else:
             kind = "causal" if self._causal else "masked"
-            self.assumes = f"texts that the base network draws as a {kind} language model"
+            self.assumes = f"texts sampled from the base network as a {kind} language model"
 
     def draw(self, count: int, rng: np.random.Generator) -> Tensor:
         """Token ids with `PADDING` behind them, float32 [count, length]."""
@@ -209,7 +209,9 @@ class TextSamples(RealSamples):
             ids[row, : len(tokens)] = tokens
         cut = sum(len(tokens) == length for tokens in rows)
         if cut:
-            notes.append(f"{path}: {cut:,} of {len(rows):,} texts fill all {length} tokens")
+            notes.append(
+                f"{path}: {cut:,} of {len(rows):,} texts reach the limit of {length} tokens"
+            )
         self._take(ids, path, notes)
         self.assumes = f"as {len(rows):,} unlabelled texts of {path.name}"
 
@@ -218,28 +220,28 @@ def _read_texts(path: Path, column: str | None, notes: list[str]) -> list[str]:
     """Texts of a file."""
     if not path.name.lower().endswith(SUFFIXES):
         if column is not None:
-            raise DataError(f"{path} is no table, and has no column {column!r}; leave it out")
+            raise DataError(f"{path} is not a table, so it has no column {column!r}. Leave it out")
         try:
             lines = [line.strip() for line in read_text(path).splitlines()]
         except (OSError, ValueError) as error:
             raise DataError(f"cannot read the texts {path}: {error}") from None
         texts = [line for line in lines if line]
         if not texts:
-            raise DataError(f"{path} has no line with a text")
+            raise DataError(f"{path} has no lines with text")
         return texts
     if path.suffix.lower() == ".npz":
-        raise DataError(f"{path} holds numbers; texts are one a line, or a column of a table")
+        raise DataError(f"{path} has numbers. Give one text per line, or a column of a table")
     frame, _ = read_tables({"train": [path]}, SourceSettings(), notes)
     worded = [name for name in frame.columns if _are_words(frame[name])]
     if column is None and len(worded) != 1:
         raise DataError(
-            f"{path} has {len(worded)} columns of texts ({listed(worded) or 'none'}); name one, as "
-            f"--inputs {path}:{worded[0] if worded else 'COLUMN'}"
+            f"{path} has {len(worded)} columns of texts ({listed(worded) or 'none'}). Choose one, "
+            f"as --inputs {path}:{worded[0] if worded else 'COLUMN'}"
         )
     column = worded[0] if column is None else column
     if column not in frame.columns:
         raise DataError(
-            f"{path} has no column {column!r}{did_you_mean(column, frame.columns)}; it has "
+            f"{path} has no column {column!r}{did_you_mean(column, frame.columns)}. It has "
             f"{listed(frame.columns)}"
         )
     cells = list(frame[column])
@@ -264,7 +266,7 @@ def text_inputs(
     tokenizer: str | None = None,
     column: str | None = None,
 ) -> InputPrior:
-    """What `--inputs` says of a network of texts.
+    """The input prior of `--inputs` for a network of texts.
 
     Args:
         name: `texts`, a file, or `FILE:COLUMN`; `texts` by default.
@@ -285,8 +287,8 @@ def text_inputs(
         path, own = name, ""
     if not Path(path).is_file():
         raise ConfigError(
-            f"--inputs {name}: the network takes texts; give {TEXTS}, or a file of texts, one a "
-            "line or as FILE.csv:COLUMN"
+            f"--inputs {name}: the network takes texts. Give {TEXTS}, or a file with one text per "
+            "line, or FILE.csv:COLUMN"
         )
     found = Path(path)
     table = found.name.lower().endswith(SUFFIXES)

@@ -122,8 +122,8 @@ def find_likelihood(name: str) -> "type[Likelihood]":
         return LIKELIHOODS[name]
     if ":" not in name:
         raise ConfigError(
-            f"no likelihood is called {name!r}{did_you_mean(name, ('auto', *LIKELIHOODS))}; there "
-            f"are auto, {', '.join(LIKELIHOODS)}, or your own as package.module:Class"
+            f"unknown likelihood {name!r}{did_you_mean(name, ('auto', *LIKELIHOODS))}. Choose "
+            f"auto, {', '.join(LIKELIHOODS)}, or your own as package.module:Class"
         )
     from fedbayes.likelihoods.base import Likelihood
 
@@ -156,8 +156,8 @@ def build_likelihood(name: str, target: Target, **settings: Any) -> "Likelihood"
     if target.kind not in kind.kinds:
         takers = [other for other, one in LIKELIHOODS.items() if target.kind in one.kinds]
         raise ConfigError(
-            f"the likelihood {name} is for {' or '.join(kind.kinds)} targets, and this target is "
-            f"of kind {target.kind}; choose {' or '.join(takers)}"
+            f"the likelihood {name} works with {' or '.join(kind.kinds)} targets, but this target "
+            f"is of kind {target.kind}. Choose {' or '.join(takers)}"
         )
     try:
         return kind(target=target, **settings)
@@ -176,9 +176,9 @@ def complete_likelihood(name: str, **settings: Any) -> dict[str, Any]:
         for key in settings:
             owners = [name for name, kind in LIKELIHOODS.items() if key in kind.model_fields]
             whose = (
-                f"a setting of {', '.join(owners)}" if owners else "no setting of any likelihood"
+                f"a setting of {', '.join(owners)}" if owners else "not a setting of any likelihood"
             )
-            raise ConfigError(f"task.{key} is {whose}; name the likelihood in task.likelihood")
+            raise ConfigError(f"task.{key} is {whose}. Set task.likelihood")
         return {}
     target = _SAMPLES[find_likelihood(name).kinds[0]]
     return build_likelihood(name, target, **settings).model_dump(mode="json")
@@ -194,7 +194,7 @@ def _explain(name: str, kind: "type[Likelihood]", error: ValidationError) -> str
         message = message[:1].lower() + message[1:]
         if details["type"] == "extra_forbidden":
             has = f"it has {', '.join(known)}" if known else "it has none"
-            lines[key] = f"task.{key} is no setting of {name}{did_you_mean(key, known)}; {has}"
+            lines[key] = f"task.{key} is not a setting of {name}{did_you_mean(key, known)}; {has}"
         elif key in lines:
             lines[key] += f", or {message}"
         else:

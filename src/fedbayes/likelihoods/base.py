@@ -60,7 +60,7 @@ class Likelihood(BaseModel):
     """Whether samples are not independent given f: then `log_prob` and `terms` of each depend on
     those that it is given with, which are to be one client's, and are evaluated all at once."""
 
-    target: Target = Field(exclude=True, description="what is to be predicted")
+    target: Target = Field(exclude=True, description="the target")
 
     @field_validator("target")
     @classmethod
@@ -72,7 +72,7 @@ class Likelihood(BaseModel):
         """
         if target.kind not in cls.kinds:
             raise ConfigError(
-                f"the likelihood {cls.name} is for {' or '.join(cls.kinds)} targets, and this "
+                f"the likelihood {cls.name} works with {' or '.join(cls.kinds)} targets, but this "
                 f"target is of kind {target.kind}"
             )
         if target.kind == "real" and not (target.center and target.scale):
@@ -89,9 +89,7 @@ class Likelihood(BaseModel):
 
     @property
     def least_nll(self) -> float:
-        """What the mean of −log p(y) cannot be below, roughly: densities have no bound, but what
-        numbers can say of a column has.
-        """
+        """An approximate lower bound of the mean of −log p(y), from the precision of numbers."""
         if "nll" in self.nonnegative:
             return -ROUNDING
         return -MOST_LOG_DENSITY * max(1, self.target.columns)
@@ -144,7 +142,7 @@ class Likelihood(BaseModel):
         return torch.logsumexp(each, dim=0) - math.log(len(draws))
 
     def metrics(self, scores: Mapping[str, float]) -> dict[str, float]:
-        """Metrics from the sums of `terms`; NaN where there are no samples."""
+        """Metrics from the sums of `terms`; NaN without samples."""
         return {"nll": mean_of(scores, "nll")}
 
     def pooled(self, draws: Tensor, weights: Tensor) -> Tensor:
@@ -163,8 +161,8 @@ class Likelihood(BaseModel):
             ConfigError: the likelihood does not say; those of one's own need not.
         """
         raise ConfigError(
-            f"the likelihood {self.name} does not say how predictions of several networks become "
-            "those of one; its class must define `pooled`"
+            f"the likelihood {self.name} cannot combine predictions of several networks. Define "
+            "`pooled` in its class"
         )
 
     def divergence(self, f: Tensor, g: Tensor) -> Tensor:
@@ -178,8 +176,8 @@ class Likelihood(BaseModel):
             ConfigError: the likelihood does not say; those of one's own need not.
         """
         raise ConfigError(
-            f"the likelihood {self.name} does not say how far two predictions are apart; its "
-            "class must define `divergence`"
+            f"the likelihood {self.name} has no divergence of predictions. Define `divergence` in "
+            "its class"
         )
 
     def log_power(self, f: Tensor, power: float) -> Tensor:
@@ -193,8 +191,8 @@ class Likelihood(BaseModel):
             ConfigError: the likelihood does not say; those of one's own need not.
         """
         raise ConfigError(
-            f"the likelihood {self.name} does not say what a power of its density integrates to; "
-            "its class must define `log_power`"
+            f"the likelihood {self.name} has no integral of a power of its density. Define "
+            "`log_power` in its class"
         )
 
     @abstractmethod
@@ -239,7 +237,7 @@ class Classes(Likelihood):
         return other
 
     def nll(self, f: Tensor, y: Tensor) -> Tensor:
-        """What training minimizes: the mean of −log p(y | f), or as `reweighted` says."""
+        """The training loss: the mean of −log p(y | f), or that of `reweighted`."""
         log_prob = self.log_prob(f, y)
         loss = -log_prob
         if self._focal:
@@ -262,8 +260,8 @@ class Classes(Likelihood):
             ConfigError: the likelihood does not say; those of one's own need not.
         """
         raise ConfigError(
-            f"the likelihood {self.name} does not say which outputs have given probabilities; its "
-            "class must define `outputs_of`"
+            f"the likelihood {self.name} has no outputs for given probabilities. Define "
+            "`outputs_of` in its class"
         )
 
     def pooled(self, draws: Tensor, weights: Tensor) -> Tensor:

@@ -21,8 +21,8 @@ class Bernoulli(Classes):
     def _two(self) -> Self:
         if self.target.classes != 2:
             raise ConfigError(
-                f"the likelihood bernoulli is for two classes, and the target has "
-                f"{self.target.classes}; choose categorical"
+                "the likelihood bernoulli works with two classes, but the target has "
+                f"{self.target.classes}. Choose categorical"
             )
         return self
 

@@ -27,10 +27,11 @@ from fedbayes.likelihoods.numeric import Numeric
 Score = Literal["probability", "adaptive", "adaptive-random", "residual", "quantile"]
 SCORES: dict[Score, str] = {
     "probability": "classes: −log of the probability of the true class",
-    "adaptive": "classes: −log of the probability of the true class and all less likely ones (APS)",
+    "adaptive": "classes: −log of the probability of the true class and all less probable ones "
+    "(APS)",
     "adaptive-random": "classes: the same with a random share of the true class's own (APS)",
     "residual": "numbers: distance from the predictive mean",
-    "quantile": "numbers: how far outside of the model's own interval (CQR)",
+    "quantile": "numbers: distance outside of the model's own interval (CQR)",
 }
 """Scores by name, in words."""
 OF_CLASSES: tuple[Score, ...] = ("probability", "adaptive", "adaptive-random")
@@ -61,11 +62,11 @@ class Conformal:
         """See that the numbers are possible."""
         ends = [end for end in self.threshold if end is not None]
         if not (0 < self.level < 1 and self.threshold and all(map(math.isfinite, ends))):
-            raise ValueError("level or threshold of a conformal calibration is none")
+            raise ValueError("a conformal calibration needs a level and a threshold")
 
     @property
     def too_few(self) -> bool:
-        """Whether so few rows were counted that there is no threshold of the level."""
+        """Whether there are too few rows for a threshold of the level."""
         return _rank(self.level, self.rows) > self.rows
 
     def fits(self, likelihood: Likelihood) -> bool:
@@ -118,7 +119,7 @@ def choose_score(likelihood: Likelihood, level: float, asked: str = "auto") -> S
         ConfigError: the level or the name is invalid, or the score is not one of such targets.
     """
     if not 0 < level < 1:
-        raise ConfigError(f"the level {level} is no share; give one above 0 and below 1")
+        raise ConfigError(f"the level is {level}. Give a number above 0 and below 1")
     kinds: tuple[Score, ...] = ()
     if isinstance(likelihood, Classes):
         kinds = OF_CLASSES
@@ -126,8 +127,8 @@ def choose_score(likelihood: Likelihood, level: float, asked: str = "auto") -> S
         kinds = ("quantile", "residual") if _has_interval(likelihood, level) else ("residual",)
     if not kinds:
         raise ConfigError(
-            f"conformal prediction is for classes and numbers; the likelihood {likelihood.name} "
-            "predicts neither"
+            "conformal prediction works with classes and numbers, and the likelihood "
+            f"{likelihood.name} predicts neither"
         )
     if asked == "auto":
         return kinds[0]
@@ -136,9 +137,9 @@ def choose_score(likelihood: Likelihood, level: float, asked: str = "auto") -> S
             return kind
     why = ""
     if asked == "quantile" and kinds == ("residual",):
-        why = f": the model learnt no quantiles for an interval of {100 * level:g}%"
+        why = f": the model has no quantiles for an interval of {100 * level:g}%"
     raise ConfigError(
-        f"the score {asked!r} is none of the likelihood {likelihood.name}{why}; there are "
+        f"the score {asked!r} does not work with the likelihood {likelihood.name}{why}. Choose "
         f"{', '.join(kinds)}"
     )
 
@@ -216,7 +217,7 @@ def count(found: Tensor) -> Tensor:
 
 
 def check_counts(counts: Tensor, columns: int, rows: int, where: str) -> None:
-    """See that counts of scores that a client sends are of its rows.
+    """Check that the counts of scores of a client match its number of rows.
 
     Args:
         counts: as `count` gives them.
@@ -229,11 +230,13 @@ def check_counts(counts: Tensor, columns: int, rows: int, where: str) -> None:
     """
     check_count(rows, "the number of rows", where)
     if tuple(counts.shape) != (columns, BINS) or counts.is_floating_point():
-        raise DataError(f"{where}: counts of scores are whole numbers, {columns} times {BINS:,}")
+        raise DataError(f"{where}: counts of scores must be integers, {columns} times {BINS:,}")
     if bool((counts < 0).any()) or bool((counts > rows).any()):
-        raise DataError(f"{where}: a bin of scores has less than no rows, or more than all")
+        raise DataError(
+            f"{where}: a bin of scores has a negative count, or more rows than there are"
+        )
     if any(total != rows for total in counts.sum(dim=1).tolist()):
-        raise DataError(f"{where}: its counts of scores are not of {rows:,} rows")
+        raise DataError(f"{where}: its counts of scores do not add to {rows:,} rows")
 
 
 def _rank(level: float, rows: int) -> int:

@@ -62,8 +62,8 @@ def outlying(counts: Sequence[Tensor], malicious: int) -> list[int]:
     clients = len(counts)
     if malicious < 0 or clients <= 2 * malicious:
         raise ConfigError(
-            f"{malicious} of {clients} clients are to be left out as malicious; honest ones must "
-            f"be more than half, so give at most {max(0, (clients - 1) // 2)}"
+            f"{malicious} of {clients} clients are to be left out as malicious, but more than "
+            f"half must be honest. Give at most {max(0, (clients - 1) // 2)}"
         )
     if not malicious:
         return []
@@ -118,10 +118,10 @@ def checked_prior(given: dict[str, float], names: Sequence[str]) -> Tensor:
     """
     if unknown := [name for name in given if name not in names]:
         raise ConfigError(
-            f"the prior names the class {unknown[0]!r}; there are {', '.join(names[:8])}"
+            f"the prior has an unknown class {unknown[0]!r}. The classes are {', '.join(names[:8])}"
         )
     shares = torch.tensor([given.get(name, 0.0) for name in names], dtype=torch.float64)
     total = float(shares.sum())
     if not bool((shares >= 0).all()) or abs(total - 1) > 1e-6:
-        raise ConfigError(f"the shares of the classes sum to {total:g}; they must sum to 1")
+        raise ConfigError(f"the shares of the classes sum to {total:g}. They must sum to 1")
     return shares / total

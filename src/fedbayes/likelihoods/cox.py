@@ -63,8 +63,8 @@ class Cox(Likelihood):
         """
         if f.shape[-1] != 1 or y.shape != (*f.shape[-2:-1], 2):
             raise ModelError(
-                f"the likelihood {self.name} reads outputs [n, 1] and targets [n, 2], and these "
-                f"are {tuple(f.shape)} and {tuple(y.shape)}"
+                f"the likelihood {self.name} needs outputs [n, 1] and targets [n, 2], got "
+                f"{tuple(f.shape)} and {tuple(y.shape)}"
             )
         order = y[:, 0].argsort(descending=True)
         risk, event = f[..., 0][..., order], y[order, 1] > 0.5
@@ -90,7 +90,8 @@ class Cox(Likelihood):
         return self.log_prob(self.mean(draws.double()), y.double())
 
     def mean(self, draws: Tensor) -> Tensor:
-        """The mean log-risk over draws, [n, 1]: relative, so that differences alone say something.
+        """The mean log-risk over samples, [n, 1]; it is relative, so only differences are
+        meaningful.
 
         Args:
             draws: outputs under draws from a posterior, [draws, n, 1].
@@ -122,7 +123,7 @@ class Cox(Likelihood):
         """
         pairs, count = scores["comparable"], scores["count"]
         if pairs > count * (count - 1) / 2 or scores["concordant"] > pairs:
-            raise ValueError(f"{pairs:g} comparable pairs of {count:g} samples cannot be")
+            raise ValueError(f"{pairs:g} comparable pairs of {count:g} samples are impossible")
         index = scores["concordant"] / pairs if pairs else math.nan
         return {"c_index": index, "nll": mean_of(scores, "nll")}
 
@@ -132,7 +133,7 @@ class Cox(Likelihood):
         Raises:
             ConfigError: always.
         """
-        raise self._relative("pooled into those of one")
+        raise self._relative("combined")
 
     def divergence(self, f: Tensor, g: Tensor) -> Tensor:
         """Not of log-risks.
@@ -145,8 +146,8 @@ class Cox(Likelihood):
     def _relative(self, what: str) -> ConfigError:
         return ConfigError(
             f"predictions of several networks cannot be {what} under the likelihood {self.name}: "
-            "log-risks are relative, and say nothing of when the event is; choose another "
-            "likelihood or method"
+            "log-risks are relative, without a time of the event. Choose another likelihood or "
+            "method"
         )
 
 

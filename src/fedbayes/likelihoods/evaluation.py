@@ -84,8 +84,8 @@ def scored(
     samples: Samples,
     measures: Collection[str],
 ) -> Scores:
-    """What a client says of a model: sums of terms, and of each metric of `measures` its value on
-    these samples as `metric/NAME`, NaN where it is undefined. Arguments as for `evaluate`.
+    """A client's scores of a model: sums of terms, and each metric of `measures` on these samples
+    as `metric/NAME`, NaN if undefined. Arguments as for `evaluate`.
     """
     terms, columns = parted(evaluate(likelihood, draw, samples, measures=measures))
     values = measured(measures, columns)

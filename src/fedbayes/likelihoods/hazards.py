@@ -36,9 +36,9 @@ class Hazards:
         times, hazards = np.array(self.times), np.array(self.cumulative)
         sound = len(times) == len(hazards) > 0 and np.isfinite([*times, *hazards]).all()
         if not sound or (np.diff(times) <= 0).any() or (np.diff(hazards, prepend=0) < 0).any():
-            raise ValueError("times or hazards are no cumulative hazard")
+            raise ValueError("times and hazards are not a cumulative hazard")
         if not (math.isfinite(self.last) and self.last >= self.times[-1]):
-            raise ValueError("the last time is before that of an event")
+            raise ValueError("the last time is before the time of an event")
 
     def at(self, times: Sequence[float] | Array) -> Array:
         """The cumulative baseline hazard at some times, float64 of their shape."""
@@ -65,8 +65,8 @@ class Hazards:
         for time in times:
             if not 0 <= time <= self.last:
                 raise ConfigError(
-                    f"{time:g} is no time that {source} can speak of: nobody was observed for "
-                    f"longer than {self.last:g}; choose times from 0 to that"
+                    f"{time:g} cannot predict the time {time:g}: the longest observation was "
+                    f"{self.last:g}. Choose times from 0 to that"
                 )
 
 
@@ -97,14 +97,15 @@ def at_risk(risk: Array, y: Array, times: Array) -> Array:
     sums = np.append(np.cumsum(rates[::-1])[::-1], 0.0)
     if not np.isfinite(sums).all():
         raise ModelError(
-            "log-risks are not finite, or so large that their exponentials have no sum; the model "
-            "has diverged: train it again, with a smaller training.lr"
+            "log-risks are not finite, or so large that their exponentials have no sum; the "
+            "model has diverged. Train it again with a smaller training.lr"
         )
     return np.asarray(sums[np.searchsorted(y[order, 0], times, side="left")])
 
 
 def check_events(times: Array, counts: Array, rows: int, where: str) -> None:
-    """See that a client's events are of its rows: at rising times, and no more than there are.
+    """Check that a client's events match its rows: increasing times, and at most its number of
+    rows.
 
     Args:
         times: distinct times of events [K].
@@ -119,9 +120,9 @@ def check_events(times: Array, counts: Array, rows: int, where: str) -> None:
     if times.shape != counts.shape or not (np.abs([*times, *counts]) <= LARGEST).all():
         raise DataError(f"{where}: its times of events are not finite in float32, or lack counts")
     if (np.diff(times) <= 0).any() or (times < 0).any():
-        raise DataError(f"{where}: its times of events do not rise from 0 on")
+        raise DataError(f"{where}: its times of events do not increase from 0")
     if (counts < 1).any() or (counts % 1 != 0).any() or counts.sum() > rows:
-        raise DataError(f"{where}: its numbers of events are not those of {rows:,} rows")
+        raise DataError(f"{where}: its numbers of events do not match {rows:,} rows")
 
 
 def check_at_risk(sums: Array, where: str) -> None:
@@ -137,7 +138,7 @@ def check_at_risk(sums: Array, where: str) -> None:
     if not (np.abs(sums) <= LARGEST).all():
         raise DataError(f"{where}: its sums over rows at risk are not finite in float32")
     if (sums < 0).any() or (np.diff(sums) > 1e-9 * sums[:-1]).any():
-        raise DataError(f"{where}: its sums over rows at risk are negative, or rise with time")
+        raise DataError(f"{where}: its sums over rows at risk are negative, or increase with time")
 
 
 def breslow(times: Array, events: Array, sums: Array, *, last: float, rows: int) -> Hazards:

@@ -55,12 +55,11 @@ def require_reweightable(likelihood: Likelihood, weights: ClassWeights) -> None:
         Categorical.nll,
     ):
         raise ConfigError(
-            f"{key} has no effect: the likelihood {likelihood.name} has no classes whose loss it "
-            "could weight; leave it out"
+            f"{key} has no effect: the likelihood {likelihood.name} has no classes. Leave it out"
         )
     names = likelihood.target.names
     if not isinstance(weights, str) and len(weights) != len(names):
         raise ConfigError(
-            f"training.class_weights has {len(weights)} numbers, and there are {len(names)} "
+            f"training.class_weights has {len(weights)} numbers, but there are {len(names)} "
             f"classes: {', '.join(names[:10])}. Give one for each, in this order"
         )

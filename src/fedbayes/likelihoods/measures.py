@@ -170,21 +170,21 @@ MEASURES: Mapping[str, Measure] = {
     ),
     "brier": Measure("Brier score", _ANY, False, _brier, (0, 2)),
     "error_auroc": Measure(
-        "how well the entropy of predictions tells wrong from right ones",
+        "AUROC of the entropy for detecting wrong predictions",
         _CLASSES,
         True,
         _error_auroc,
     ),
     "crps": Measure("continuous ranked probability score", _NUMBERS, False, _mean, (0, math.inf)),
-    "accuracy": Measure("share of right classes", _CLASSES, True),
-    "label_accuracy": Measure("share of right labels", _LABELS, True),
-    "exact_match": Measure("share of samples with all labels right", _LABELS, True),
+    "accuracy": Measure("share of correct classes", _CLASSES, True),
+    "label_accuracy": Measure("share of correct labels", _LABELS, True),
+    "exact_match": Measure("share of samples with all labels correct", _LABELS, True),
     "rmse": Measure("root mean squared error", _NUMBERS, False),
     "mae": Measure("mean absolute error", _NUMBERS, False),
     "r2": Measure("share of variance explained", _NUMBERS, True),
     "deviance": Measure("mean Poisson deviance", ("count",), False),
     "pinball": Measure("mean pinball loss of quantiles", ("real",), False),
-    "coverage": Measure("share between the outer quantiles", ("real",), None),
+    "coverage": Measure("share of targets between the outer quantiles", ("real",), None),
     "c_index": Measure("share of pairs in the right order (Harrell's C)", _SURVIVAL, True),
     "nll": Measure("mean negative log-likelihood", (*_ANY, *_NUMBERS, *_SURVIVAL), False),
 }
@@ -228,7 +228,7 @@ def _own(place: str, y: Array, p: Array, threshold: float) -> float:
         return float(found)
     except (TypeError, ValueError):
         raise ConfigError(
-            f"the metric {place!r} gave a {type(found).__name__}; let it return one number"
+            f"the metric {place!r} returned a {type(found).__name__}. Return one number"
         ) from None
 
 
@@ -243,14 +243,14 @@ def split(name: str) -> tuple[str, float]:
     base, mark, text = name.partition("@")
     if base not in MEASURES:
         raise ConfigError(
-            f"no metric is called {base!r}{did_you_mean(base, MEASURES)}; there are "
+            f"unknown metric {base!r}{did_you_mean(base, MEASURES)}. Choose "
             f"{', '.join(MEASURES)}, or your own as package.module:function"
         )
     if not mark:
         return base, THRESHOLD
     if not MEASURES[base].thresholds:
         with_one = ", ".join(key for key, one in MEASURES.items() if one.thresholds)
-        raise ConfigError(f"{name}: {base} has no threshold; {with_one} have one")
+        raise ConfigError(f"{name}: {base} has no threshold. {with_one} have one")
     try:
         threshold = float(text)
     except ValueError:
@@ -267,12 +267,12 @@ def check_names(names: Collection[str]) -> None:
         ConfigError: one is not, is named twice, or there are too many.
     """
     if AUTO in names and len(names) > 1:
-        raise ConfigError(f"metrics has {AUTO!r} and others; name all, or {AUTO!r} alone")
+        raise ConfigError(f"metrics has {AUTO!r} and others. List all metrics, or only {AUTO!r}")
     if len(names) > MOST:
-        raise ConfigError(f"metrics has {len(names)} names; at most {MOST}")
+        raise ConfigError(f"metrics has {len(names)} names; the limit is {MOST}")
     twice = next((name for name in names if list(names).count(name) > 1), None)
     if twice is not None:
-        raise ConfigError(f"metrics names {twice!r} twice")
+        raise ConfigError(f"metrics lists {twice!r} twice")
     for name in names:
         if name != AUTO:
             split(name)
@@ -296,7 +296,7 @@ def default_measures(likelihood: "Likelihood") -> tuple[str, ...]:
 
 
 def fitting(names: Iterable[str], likelihood: "Likelihood") -> tuple[str, ...]:
-    """The metrics of these names that a likelihood does not tell by itself.
+    """The metrics of these names that a likelihood does not compute itself.
 
     Args:
         names: as a config has them; `auto` stands for those of `default_measures`.
@@ -320,8 +320,8 @@ def fitting(names: Iterable[str], likelihood: "Likelihood") -> tuple[str, ...]:
         elif reason := _unfit(name, likelihood):
             able = [key for key in MEASURES if not _unfit(key, likelihood)]
             raise ConfigError(
-                f"metrics names {name}, which is {reason}; of the likelihood {likelihood.name} "
-                f"there are {', '.join(able)}"
+                f"metrics lists {name}, which is {reason}. The likelihood {likelihood.name} has "
+                f"{', '.join(able)}"
             )
         elif name not in own_metrics(likelihood):
             found.append(name)
@@ -337,7 +337,7 @@ def _unfit(name: str, likelihood: "Likelihood") -> str:
     if target.kind not in measure.kinds:
         return f"for {' or '.join(_IN_WORDS[kind] for kind in measure.kinds)}"
     if measure.value is None:
-        return "told by other likelihoods"
+        return "available for other likelihoods"
     if base == "crps" and not hasattr(likelihood, "crps"):
         return "for likelihoods with a distribution"
     several = target.kind == "class" and target.classes > 2
@@ -357,7 +357,7 @@ _IN_WORDS = {
 
 @lru_cache(maxsize=8)
 def own_metrics(likelihood: "Likelihood") -> frozenset[str]:
-    """Names of the metrics that a likelihood tells by itself."""
+    """Names of the metrics that a likelihood computes itself."""
     from fedbayes.likelihoods.base import example_scores
 
     return frozenset(likelihood.metrics(example_scores(likelihood)))

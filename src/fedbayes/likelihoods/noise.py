@@ -40,8 +40,8 @@ class LocationScale(Parametric):
 
     noise: Annotated[float, Field(gt=0)] | Literal["learnt", "each"] = Field(
         "learnt",
-        description="scale of the noise: a number in units of the target's std, learnt (one for "
-        "each target column), or each (an output of the network: each sample has its own)",
+        description="scale of the noise: a number in units of the target's standard deviation; "
+        "learnt, one per target column; or each, an output of the network for each sample",
     )
 
     @property

@@ -72,12 +72,12 @@ class Numeric(Likelihood):
         """
         if f.shape[-1] != self.width:
             raise ModelError(
-                f"the network has {f.shape[-1]} outputs, and the likelihood {self.name} reads "
+                f"the network has {f.shape[-1]} outputs, but the likelihood {self.name} needs "
                 f"{self.width}"
             )
         wanted = (*f.shape[-2:-1], self.target.columns)
         if y is not None and y.shape != wanted:
-            raise ModelError(f"targets have shape {tuple(y.shape)}; {wanted} is wanted")
+            raise ModelError(f"targets have shape {tuple(y.shape)}, expected {wanted}")
 
 
 class Std(NamedTuple):
@@ -266,7 +266,7 @@ def check_level(level: float) -> None:
         ConfigError: it is not.
     """
     if not 0 < level < 1:
-        raise ConfigError(f"the level of an interval is {level}; it must be above 0 and below 1")
+        raise ConfigError(f"the level of an interval is {level}. Give a number above 0 and below 1")
 
 
 def bounded(x: Tensor, limit: float) -> Tensor:

@@ -47,7 +47,7 @@ class Quantile(Numeric):
     @classmethod
     def _increasing(cls, levels: tuple[float, ...]) -> tuple[float, ...]:
         if not all(0 < level < 1 for level in levels):
-            raise ValueError("levels are above 0 and below 1")
+            raise ValueError("levels must be above 0 and below 1")
         if list(levels) != sorted(set(levels)):
             raise ValueError("levels must increase")
         return levels
@@ -133,8 +133,8 @@ class Quantile(Numeric):
             if math.isclose(level, p, abs_tol=1e-9):
                 return place
         raise ConfigError(
-            f"an interval needs the quantile of level {p:.6g}, and task.levels are "
-            f"{', '.join(map(str, self.levels))}; add it there"
+            f"an interval needs the quantile of level {p:.6g}, but task.levels are "
+            f"{', '.join(map(str, self.levels))}. Add it to task.levels"
         )
 
     @torch.no_grad()

@@ -44,15 +44,15 @@ def density_power(likelihood: Likelihood, f: Tensor, y: Tensor, beta: float) -> 
 
 
 def require_probabilities(likelihood: Likelihood) -> None:
-    """See that a likelihood says probabilities, and no densities.
+    """Check that a likelihood gives probabilities, not densities.
 
     Raises:
         ConfigError: it does not.
     """
     if not likelihood.target.classes:
         raise ConfigError(
-            f"generalized cross-entropy is of probabilities of classes, and the likelihood is "
-            f"{likelihood.name}; set method.data_loss = 'beta' or 'log'"
+            "generalized cross-entropy needs probabilities of classes, but the likelihood is "
+            f"{likelihood.name}. Set method.data_loss = 'beta' or 'log'"
         )
 
 
@@ -69,6 +69,6 @@ def require_density_power(likelihood: Likelihood) -> None:
     """
     if not has_density_power(likelihood):
         raise ConfigError(
-            f"the density-power loss has no closed form for the likelihood {likelihood.name}; set "
+            f"the density-power loss has no closed form for the likelihood {likelihood.name}. Set "
             "method.data_loss = 'log'"
         )

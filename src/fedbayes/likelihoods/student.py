@@ -20,7 +20,7 @@ class StudentT(LocationScale):
     name = "student-t"
     summary = "real values with outliers: noise of Student's t distribution"
 
-    df: float = Field(4.0, gt=2, description="degrees of freedom; few of them: heavy tails")
+    df: float = Field(4.0, gt=2, description="degrees of freedom. Small values give heavy tails")
 
     def noisy(self, location: Tensor, scale: Tensor) -> distributions.Distribution:
         """The distribution of a standardized target."""

@@ -39,7 +39,7 @@ _BATCH = 200
 
 @dataclass(frozen=True)
 class TemperatureSums:
-    """What a client says of its held-out rows; the sums of several clients add."""
+    """A client's sums over its held-out rows; sums of several clients can be added."""
 
     nll: Tensor
     """Sum of −log p of the true class at each point of `GRID`, float64 [POINTS]."""
@@ -84,7 +84,7 @@ class TemperatureSums:
         check_count(self.left_out, "the number of rows left out", where)
         several = self.nll, self.slope, self.curvature
         if any(part.shape != GRID.shape for part in several):
-            raise DataError(f"{where}: there are {POINTS} points, and its sums are of others")
+            raise DataError(f"{where}: there are {POINTS} points, but its sums have others")
         if not all(bool((part.abs() <= LARGEST).all()) for part in several):
             raise DataError(f"{where}: its sums are not finite in float32")
         powers = GRID.exp()
@@ -95,10 +95,10 @@ class TemperatureSums:
         rise = self.nll.diff()
         convex = (least <= rise + room) & (rise <= most + room)
         if bool((self.nll < -room).any()) or not bool(convex.all()):
-            raise DataError(f"{where}: no rows have these sums: −log p is convex in 1 / T")
+            raise DataError(f"{where}: these sums are impossible: −log p is convex in 1 / T")
 
     def times(self, weight: float) -> "TemperatureSums":
-        """With every row counted so many times in the sums."""
+        """The sums with every row counted `n` times."""
         sums = (self.nll * weight, self.slope * weight, self.curvature * weight)
         return TemperatureSums(*sums, self.rows, self.left_out)
 
@@ -122,11 +122,11 @@ class TemperatureSums:
         place = POINTS - 1 - int(self.nll.flip(0).argmin())  # the last of several
         if place in (0, POINTS - 1):
             what = (
-                "the counted rows are predicted no better than by chance, or so surely wrong that "
-                "it takes a higher one"
+                "the predictions of the counted rows are not better than chance, or are "
+                "confidently wrong"
                 if place == 0
-                else f"the predicted class is the true one in all {self.rows:,} counted rows, or "
-                "predictions are almost flat"
+                else f"the predicted class is correct in all {self.rows:,} counted rows, or "
+                "predictions are almost uniform"
             )
             raise DataError(
                 f"no temperature between {1 / LIMIT:g} and {LIMIT:g} is the best: {what}"

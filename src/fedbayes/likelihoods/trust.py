@@ -77,7 +77,7 @@ def examine(
     measures: Collection[str] = (),
     temperature: float | None = None,
 ) -> Trust | None:
-    """Predict samples and compare with their targets, in all that the likelihood can tell.
+    """Predict samples and compute all metrics of the likelihood.
 
     Args:
         likelihood: of the targets.
@@ -114,7 +114,7 @@ def examine(
 
 @torch.no_grad()
 def unsure(likelihood: Likelihood, draws: Tensor) -> Tensors:
-    """How uncertain predictions are, whatever is true, [n] by name; nothing of times of events.
+    """Uncertainty of predictions, [n] by name; empty for times of events.
 
     Of classes `entropy`, of the mean prediction in nats, and under several draws `information`, the
     mutual information of class and draw; of labels their sums over labels. Of numbers `std`, the

@@ -69,7 +69,7 @@ def match_layer(
     """
     _check(atoms, precisions, prior_mean, prior_precision)
     if not growing and len({len(own) for own in atoms}) > 1:
-        raise ModelError("the clients have unlike numbers of atoms, and none may be added")
+        raise ModelError("the clients have different numbers of atoms, and none can be added")
     rng = rng or np.random.default_rng(0)
     layer = _Layer(atoms, precisions, prior_mean, prior_precision, objective, growing)
     if start is None:
@@ -133,13 +133,15 @@ def _check(atoms: Sequence[Array], precisions: Array, mean: Array, prior: Array)
     width = len(mean)
     for client, own in enumerate(atoms):
         if own.ndim != 2 or own.shape[1] != width:
-            raise ModelError(f"atoms of client {client} are {own.shape}; [L, {width}] is wanted")
+            raise ModelError(
+                f"atoms of client {client} have shape {own.shape}, expected [L, {width}]"
+            )
         if not np.isfinite(own).all():
-            raise ModelError(f"atoms of client {client} hold NaN or infinite values")
+            raise ModelError(f"atoms of client {client} have NaN or infinite values")
     if precisions.shape != (len(atoms), width) or prior.shape != (width,):
         raise ModelError(
-            f"precisions are {precisions.shape} and {prior.shape}; {(len(atoms), width)} and "
-            f"{(width,)} are wanted"
+            f"precisions have shapes {precisions.shape} and {prior.shape}, expected "
+            f"{(len(atoms), width)} and {(width,)}"
         )
     if not (precisions >= 0).all() or not np.isfinite(precisions).all():
         raise ModelError("precisions of observations must be finite and at least 0")

@@ -95,7 +95,7 @@ def match_networks(
     _check(networks, counts, names or [f"network {client}" for client in range(len(networks))])
     work, say = _Networks(networks, settings, counts), watch or (lambda _: None)
     if start is not None and not settings.alternations:
-        raise ValueError("a start needs alternations, which go on from it")
+        raise ValueError("a start has no effect without alternations")
     begin = None if start is None else [_started(layer) for layer in zip(*start, strict=True)]
     best = work.best(seed, say) if begin is None else work.improved(begin, seed, say)
     return NetworkMatching(work.assemble(best.layers), best.layers, best.seconds, best.objective)
@@ -331,7 +331,7 @@ def _check(networks: Sequence[Dense], counts: Array | None, names: Sequence[str]
         ):
             if own != wanted:
                 raise ModelError(
-                    f"{name} has {own} {what} and {names[0]} has {wanted}; networks of different "
+                    f"{name} has {own} {what} and {names[0]} has {wanted}. Networks of different "
                     f"{what} cannot be matched"
                 )
         if (network.biases is None) != (first.biases is None):
@@ -339,12 +339,12 @@ def _check(networks: Sequence[Dense], counts: Array | None, names: Sequence[str]
         if min(network.widths) < 1:
             raise ModelError(f"{name} has a layer without neurons")
     if len(first.weights) < 2:
-        raise ModelError(f"{names[0]} has no hidden layer; there is nothing to match")
+        raise ModelError(f"{names[0]} has no hidden layer, so there is nothing to match")
     shape = (len(networks), first.widths[-1])
     if counts is not None and counts.shape != shape:
         raise ModelError(
-            f"the counts are of shape {counts.shape}; {shape} is wanted: a row for each network, "
-            "a column for each class"
+            f"the counts have shape {counts.shape}, expected {shape}: a row for each network, a "
+            "column for each class"
         )
     if counts is not None and not (np.isfinite(counts).all() and (counts >= 0).all()):
         raise ModelError("counts must be finite and at least 0")

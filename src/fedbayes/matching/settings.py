@@ -25,36 +25,43 @@ class MatchingSettings(Settings):
     model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
 
     sigma: float = Field(
-        1.0, gt=0, description="standard deviation of a client's weights from the global"
+        1.0, gt=0, description="standard deviation of a client's weights around the global weights"
     )
     sigma0: float = Field(
-        1.0, gt=0, description="standard deviation of global weights from their mean"
+        1.0, gt=0, description="standard deviation of global weights around their mean"
     )
-    gamma: float = Field(1.0, gt=0, description="mass of the process: more of it, more neurons")
-    epsilon: float = Field(0.3, ge=0, description="weight of the KL term; 0 is PFNM")
+    gamma: float = Field(
+        1.0, gt=0, description="mass of the process. A larger value gives more neurons"
+    )
+    epsilon: float = Field(0.3, ge=0, description="weight of the KL term. 0: PFNM")
     popularity_cap: Annotated[int, BeforeValidator(_uncapped)] = Field(
-        10, ge=0, description="members above this count no more; 0 or none: the paper's formula"
+        10,
+        ge=0,
+        description="largest number of members that counts. 0 or none: the paper's formula",
     )
     popularity_weight: float = Field(
-        2.0, ge=0, description="factor of the log-odds: 2 in the paper, 1 in PFNM's program"
+        2.0, ge=0, description="factor of the log-odds. 2: the paper. 1: PFNM's program"
     )
     new_atoms: NewAtoms = Field(
         "paper",
-        description="what the k-th neuron that a client shares with nobody costs relative to the "
-        "first: "
-        "paper, 2 log k; exchangeable, nothing, so that the prior is the same in every order of "
-        "the clients",
+        description="extra cost of a client's k-th unshared neuron relative to its first. paper: "
+        "2 log k. exchangeable: 0, so that the prior does not depend on the order of clients",
     )
     iterations: int = Field(5, ge=0, description="sweeps over the clients after the first pass")
-    bias_mean: float = Field(0.0, description="mean of hidden biases, where they were initialized")
+    bias_mean: float = Field(0.0, description="mean of hidden biases at initialization")
     alternations: int = Field(
-        0, ge=0, description="passes up and down the layers at most; 0: top down once, as published"
+        0,
+        ge=0,
+        description="largest number of passes up and down the layers. 0: top down once, "
+        "as published",
     )
     starts: Annotated[int, Only("alternations")] = Field(
-        1, ge=1, description="top-down matchings to alternate from; the best objective wins"
+        1,
+        ge=1,
+        description="number of top-down matchings to start from. The best objective is used",
     )
     start_gamma: Annotated[float | None, Only("alternations")] = Field(
-        None, gt=0, description="gamma of those top-down matchings, if it is to be another"
+        None, gt=0, description="gamma of these top-down matchings. Default: gamma"
     )
 
     @property

@@ -40,17 +40,15 @@ class Apfl(PersonalModels):
 
     name = "apfl"
     about = About(
-        "clients mix a model of their own with the global one",
+        "clients mix their own model with the global one",
         "Deng et al. 2020",
     )
 
-    alpha: float = Field(
-        0.5, ge=0, le=1, description="α_k of every client at the start; 0 is FedAvg"
-    )
-    alpha_lr: float = Field(0.1, ge=0, description="learning rate of α_k; 0 keeps it fixed")
+    alpha: float = Field(0.5, ge=0, le=1, description="initial α_k of every client. 0: FedAvg")
+    alpha_lr: float = Field(0.1, ge=0, description="learning rate of α_k. 0: α_k is fixed")
 
     def check(self, run: Federation) -> None:
-        """Weights can be mixed, and what else changes in training cannot.
+        """Only weights can be mixed; nothing else may change in training.
 
         Raises:
             ModelError: the network has buffers, such as running means.

@@ -30,7 +30,7 @@ class Global(PointEstimate[Weights]):
         return Weights(run.network.initial)
 
     def remarks(self, run: Federation) -> list[str]:
-        """That there is one report, which weighs what it will."""
+        """A note that weights have no effect on a single report."""
         return unused(self, ("weighting",), f"{self.name} pools all data", "method.")
 
     def update(self, server: Weights, reports: Sum, at: RoundContext) -> tuple[Weights, Info]:

@@ -36,7 +36,7 @@ from fedbayes.likelihoods import evaluate, total
 
 @dataclass(frozen=True)
 class CombinedServer:
-    """The combined model, and what the coordinator decides by."""
+    """The combined model, and the quantities for the coordinator's decision."""
 
     weights: Tensors
     buffers: Tensors
@@ -79,23 +79,23 @@ class Combined(Combination, Method[CombinedServer, Stateless, ReportList]):
 
     normalized: Annotated[bool, Only("alpha", "linear", "exp"), Chosen()] = Field(
         False,
-        description="divide the factors by their sum, so that weights keep their scale; in the "
-        "paper they are multiplied by it in every round",
+        description="whether the factors are divided by their sum, which keeps the scale of "
+        "weights. false: as in the paper",
     )
     watch: Literal["metric", "loss"] = Field(
         "metric",
-        description="of the combined model on the clients' data, what becomes stable: the headline "
-        "metric (accuracy, say), or the loss",
+        description="quantity of the combined model on the clients' data that must become "
+        "stable: the primary metric (such as accuracy), or the loss",
     )
-    window: int = Field(5, ge=2, description="rounds that the coordinator looks back on")
+    window: int = Field(5, ge=2, description="number of past rounds that the coordinator compares")
     tolerance: float | None = Field(
-        None, ge=0, description="movement that counts as none; none: all rounds are done"
+        None, ge=0, description="largest movement that counts as stable. none: run all rounds"
     )
     safe: float = Field(
         30.0,
         gt=0,
-        description="orders of magnitude by which a network may amplify its inputs, or weaken them "
-        "(linear, exp); float32 holds 38",
+        description="orders of magnitude by which a network may amplify or weaken its inputs "
+        "(linear, exp). The limit of float32 is 38",
     )
 
     def recommended(self, known: Known) -> dict[str, Any]:
@@ -119,21 +119,20 @@ class Combined(Combination, Method[CombinedServer, Stateless, ReportList]):
         if abs(total) < 1 - 1e-9:
             notes.append(
                 f"the factors of method.alpha = {self.alpha!r} with c = {self.c:g} sum to "
-                f"{total:.3g} for {run.cohort} clients of equal size: weights shrink in every "
-                "round, and the rounds end before they vanish; method.normalized = true keeps "
-                "their scale"
+                f"{total:.3g} for {run.cohort} clients of equal size, so weights shrink in every "
+                "round. Set method.normalized = true to keep their scale"
             )
         if run.likelihood.target.classes:
             return notes
         return [
             *notes,
-            f"{self.name} with alpha = {self.alpha!r} scales a network's outputs, which leaves the "
-            f"most probable class as it is, but no other prediction ({run.likelihood.name}); "
-            "method.alpha = 'mean' does not",
+            f"{self.name} with alpha = {self.alpha!r} scales a network's outputs, which changes "
+            f"all predictions except the most probable class ({run.likelihood.name}). Set "
+            "method.alpha = 'mean' to avoid this",
         ]
 
     def check(self, run: Federation) -> None:
-        """Factors that are to be normalized have a sum above 0.
+        """Factors to normalize must have a sum above 0.
 
         Raises:
             ConfigError: they have not.
@@ -168,7 +167,9 @@ class Combined(Combination, Method[CombinedServer, Stateless, ReportList]):
     def report(
         self, solved: Solved, problem: Problem, client: Stateless, at: RoundContext
     ) -> tuple[Report, Stateless, Info]:
-        """Report the weights if they are finite, and what the combined model is worth here."""
+        """Report the weights if they are finite, and the metric of the combined model at this
+        client.
+        """
         weights, received = solved.parameters, problem.given["received"]
         overflowed = not all(bool(torch.isfinite(w).all()) for w in weights.values())
         sent = {**received, "overflowed": torch.tensor(overflowed, dtype=torch.float64)}
@@ -188,15 +189,15 @@ class Combined(Combination, Method[CombinedServer, Stateless, ReportList]):
         if not run.likelihood.least_nll <= received["loss"] <= _LARGEST:
             raise MessageError(f"its loss of the combined model is {received['loss']:g}")
         if received["overflowed"] not in (0.0, 1.0):
-            raise MessageError("it does not say whether its training overflowed")
+            raise MessageError("it does not report whether its training overflowed")
         if _overflowed(report):
-            return "its training left what is finite, so its network is not among those combined"
+            return "its weights are not finite, so its network is not combined"
         return None
 
     def update(
         self, server: CombinedServer, reports: ReportList, at: RoundContext
     ) -> tuple[CombinedServer, Info]:
-        """Combine the models; say if the rounds are to end.
+        """Combine the models, and decide whether to stop.
 
         A client whose training overflowed has no model; if that is half of them, there is no
         further round.
@@ -218,7 +219,7 @@ class Combined(Combination, Method[CombinedServer, Stateless, ReportList]):
         alpha = torch.from_numpy(raw)
         info = {"alpha_sum": float(alpha.sum())}
         if overflowed:
-            why = "overflow: the training of half of the clients left what is finite"
+            why = "overflow: the weights of half of the clients are not finite"
             return self._last(server, history, why)
         weights = _combination(alpha, found, server.weights)
         orders = amplification(weights)

@@ -39,7 +39,10 @@ class Ditto(PersonalModels):
     )
 
     strength: float = Field(
-        0.1, ge=0, description="λ, how strongly a client's own model is drawn to the global one"
+        0.1,
+        ge=0,
+        description="λ, strength of the regularization of a client's own model toward "
+        "the global one",
     )
 
     def problem(

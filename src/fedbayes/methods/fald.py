@@ -41,17 +41,17 @@ class Fald(Chain, PointEstimate[ChainServer]):
 
     name = "fald"
     about = About(
-        "Langevin dynamics over rounds, whose draws predict",
+        "Langevin dynamics over rounds; predictions average its samples",
         "Plassier et al. 2023; Deng et al. 2021",
     )
     server_state = ChainServer
 
     def recommended(self, known: Known) -> dict[str, Any]:
-        """Plain steps, and a temperature that leaves the data their say."""
+        """Plain steps, and a temperature that lets the model fit the data."""
         return {**sgd(known), "method.temperature": known.tempered(0.2)}
 
     def check(self, run: Federation) -> None:
-        """Langevin dynamics has plain steps, of trained weights alone.
+        """Langevin dynamics needs plain steps of only trained weights.
 
         Raises:
             ConfigError: the optimizer makes no sampler, or has weight decay.

@@ -40,7 +40,7 @@ from fedbayes.fusion.settings import DistillationSettings
 
 @dataclass(frozen=True)
 class FedBeServer:
-    """What goes out, and the distribution that predicts; none before the first update."""
+    """The network to send, and the distribution that predicts; none before the first update."""
 
     weights: Tensors
     """Of the network that clients get."""
@@ -60,21 +60,21 @@ class _Ensemble(Averaged, Method[FedBeServer, Stateless, Reduced], Generic[Reduc
     about = About(paper="Chen and Chao 2021")
     server_state = FedBeServer
 
-    members: int = Field(10, ge=1, description="networks that are drawn for the ensemble")
+    members: int = Field(10, ge=1, description="number of networks sampled for the ensemble")
     predicts: Literal["ensemble", "single"] = Field(
-        "ensemble", description="what the global model is: the ensemble, or what goes out alone"
+        "ensemble", description="the global model: the ensemble, or only the network that is sent"
     )
     inputs: str | None = Field(
         None,
-        description="what goes out learns the ensemble on inputs: auto (drawn, by their shape), "
-        "leaves, strokes, noise, gaussian, package.module:function, or a folder or file of real "
-        "samples at the server; none: the clients' mean goes out",
+        description="inputs on which the network to send learns the ensemble: auto (synthetic, "
+        "by their shape), leaves, strokes, noise, gaussian, package.module:function, or a "
+        "folder or file of real samples at the server. none: the clients' mean is sent",
     )
     steps: Annotated[int, Only("inputs")] = Field(
         1500, ge=1, description="steps of the server's training in a round"
     )
     drawn: Annotated[int, Only("inputs")] = Field(
-        4096, ge=64, description="different inputs in a round"
+        4096, ge=64, description="number of different inputs in a round"
     )
     server_lr: Annotated[float, Only("inputs")] = Field(
         5e-4, gt=0, description="highest learning rate at the server"
@@ -82,8 +82,8 @@ class _Ensemble(Averaged, Method[FedBeServer, Stateless, Reduced], Generic[Reduc
     cycles: Annotated[int, Only("inputs")] = Field(
         1,
         ge=1,
-        description="cycles of the server's learning rate in its steps; what goes out is the mean "
-        "of the networks at their ends (stochastic weight averaging)",
+        description="cycles of the server's learning rate in its steps. The server sends the "
+        "mean of the networks at the ends of the cycles (stochastic weight averaging)",
     )
 
     def check(self, run: Federation) -> None:
@@ -101,8 +101,8 @@ class _Ensemble(Averaged, Method[FedBeServer, Stateless, Reduced], Generic[Reduc
             return input_remarks(self.name, self.inputs, run)
         if self.predicts == "single":
             return [
-                "method.predicts = 'single' without method.inputs is federated averaging: what "
-                "goes out is the clients' mean"
+                "method.predicts = 'single' without method.inputs is federated averaging. Set "
+                "method.inputs, or method.predicts = 'ensemble'"
             ]
         return []
 
@@ -187,7 +187,8 @@ class FedBe(_Ensemble[ReportList]):
     reports = Reports({"weights": Part(compared="tensors")}, reduce="set")
 
     distribution: Literal["gaussian", "dirichlet"] = Field(
-        "gaussian", description="over weights, or over the clients' shares in a mean of networks"
+        "gaussian",
+        description="distribution over weights, or over the clients' shares in a mean of networks",
     )
     alpha: Annotated[float, Only("distribution", "dirichlet")] = Field(
         1.0, gt=0, description="concentration of the Dirichlet distribution"
@@ -196,7 +197,7 @@ class FedBe(_Ensemble[ReportList]):
     def update(
         self, server: FedBeServer, reports: ReportList, at: RoundContext
     ) -> tuple[FedBeServer, Info]:
-        """Fit the distribution, and let what goes out learn its ensemble."""
+        """Fit the distribution, and distill its ensemble into the network to send."""
         found = [dense(report.tensors) for report in reports.reports.values()]
         sizes = torch.tensor([r.weight for r in reports.reports.values()], dtype=torch.float64)
         shares = sizes / sizes.sum()
@@ -240,21 +241,20 @@ class FedBeSums(_Ensemble[Sum]):
     """
 
     name = "fedbe-sums"
-    about = About("the Gaussian of fedbe from sums, which may be secret")
+    about = About("fedbe with a Gaussian from sums, which can be secure")
     reports = Reports(
         {
             "weights": Part(),
             "square": Part(
                 origin="zero",
                 linear=False,
-                uncompressed="its variance is a difference of squares and of the changes that they "
-                "are of",
+                uncompressed="its variance is a difference of sums, which must be exact",
             ),
         }
     )
 
     def expected(self, message: Message, run: Federation) -> Message:
-        """A network, and squares of what is trained."""
+        """A network, and squares of its trained weights."""
         trained = run.network.split()[0]
         return {**message, **named("square", {name: message[name] for name in trained})}
 
@@ -272,7 +272,7 @@ class FedBeSums(_Ensemble[Sum]):
     def update(
         self, server: FedBeServer, reports: Sum, at: RoundContext
     ) -> tuple[FedBeServer, Info]:
-        """Fit the Gaussian, and let what goes out learn its ensemble.
+        """Fit the Gaussian, and distill its ensemble into the network to send.
 
         A variance below 0, of noise or of rounding, counts as 0.
         """

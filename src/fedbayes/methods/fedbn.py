@@ -25,7 +25,7 @@ class FedBN(PersonalLayers):
         if self.personal(run):
             return []
         return [
-            "fedbn is FedAvg here: this network has no batch normalization that trains. Set "
+            "fedbn has no effect: this network has no trainable batch normalization. Set "
             "model.norm = 'batch' (mlp), or choose a network with batch normalization"
         ]
 

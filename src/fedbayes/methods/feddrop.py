@@ -92,13 +92,13 @@ class FedDrop(Averaged, ServerOptimizer, Method[FedDropServer, Stateless, Sum]):
         rates = {"conv": ("conv_rate", "filters"), "dense": ("dense_rate", "units")}
         for kind, (rate, what) in rates.items():
             if all(layer.kind != kind for layer in dropped):
-                why = f"this network has no {what} that can be dropped"
+                why = f"this network has no {what} to drop"
                 found += unused(self, [rate], why, "method.")
         if few:
             layers = ", ".join(f"{u.layer} ({u.step})" for u in few)
             found.append(
-                f"{self.name} drops nothing of {'these' if len(few) < len(dropped) else 'all'} "
-                "layers, which have too few units for their rate (units drawn from in brackets): "
+                f"{self.name} drops no units of {'these' if len(few) < len(dropped) else 'all'} "
+                "layers, which have too few units for their rate (number of units in brackets): "
                 f"{layers}"
             )
         return found

@@ -85,8 +85,8 @@ class FedDyn(Averaged, Method[FedDynServer, PersonalTensors, Sum]):
     alpha: float = Field(
         0.1,
         gt=0,
-        description="α, strength of the regularizer; about 1 by the learning rate times the steps "
-        "of a round: less is unstable, more is slow",
+        description="α, strength of the regularizer, about 1 / (learning rate × steps of a "
+        "round). A smaller value is unstable, a larger one slow",
     )
 
     def init(self, run: Federation) -> FedDynServer:

@@ -49,20 +49,20 @@ class FedEP(MomentMatching):
 
     inference: Literal["laplace", "sgld"] = Field(
         "laplace",
-        description="how a client infers mean and variance: at the mode with the Fisher diagonal, "
-        "or from samples of Langevin dynamics",
+        description="inference of mean and variance at a client: at the mode with the Fisher "
+        "diagonal, or from samples of Langevin dynamics",
     )
     fisher_draws: Annotated[int | None, Only("inference", "laplace")] = Field(
         None,
         ge=1,
-        description="targets drawn for each sample in the Fisher diagonal, which take a pass back "
-        "each; by default all classes, where there are at most 20 (laplace)",
+        description="number of targets sampled per sample for the Fisher diagonal; each needs a "
+        "backward pass. Default: all classes if there are at most 20 (laplace)",
     )
     burn_in: Annotated[float, Only("inference", "sgld")] = Field(
         0.5, ge=0, lt=1, description="share of a round's steps before the first sample (sgld)"
     )
     thinning: Annotated[int, Only("inference", "sgld")] = Field(
-        1, ge=1, description="steps from one sample to the next (sgld)"
+        1, ge=1, description="steps between samples (sgld)"
     )
 
     def recommended(self, known: Known) -> dict[str, Any]:
@@ -71,7 +71,7 @@ class FedEP(MomentMatching):
         return {**chosen, **sgd(known)} if self.inference == "sgld" else chosen
 
     def check(self, run: Federation) -> None:
-        """Weights alone are inferred, by a Fisher matrix or by plain steps.
+        """Only weights are inferred, by a Fisher matrix or by plain steps.
 
         Raises:
             ModelError: the network has buffers, such as running means.
@@ -89,9 +89,9 @@ class FedEP(MomentMatching):
         if self.inference != "sgld" or self._schedule(samples, run)[2] >= _FEWEST:
             return ClientNote()
         why = (
-            "cannot answer, which ends the run when their turn comes (over a network they are lost "
-            f"for the round): they take too few steps in a round for {_FEWEST} samples of their "
-            "weights; set training.steps (100, say), or lower method.thinning"
+            f"take too few steps in a round for {_FEWEST} samples of their weights, which stops "
+            "the run (over a network, they are lost for the round). Set training.steps, such as "
+            "100, or a smaller method.thinning"
         )
         return ClientNote(falls_short=why)
 
@@ -124,9 +124,9 @@ class FedEP(MomentMatching):
         steps, burn_in, found = self._schedule(count, run)
         if found < _FEWEST:
             raise ConfigError(
-                f"client {at.client} takes {steps} steps in a round, which come to {found} samples "
-                f"of its weights, and {_FEWEST} are needed; set training.steps (100, say), which "
-                "is the same for clients with few and many rows, or lower method.thinning"
+                f"client {at.client} takes {steps} steps in a round, which give {found} samples "
+                f"of its weights, but {_FEWEST} are needed. Set training.steps, such as 100, or a "
+                "smaller method.thinning"
             )
         given = problem.given
         solved, kept = sampled(

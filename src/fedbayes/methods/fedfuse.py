@@ -60,7 +60,7 @@ class FedFuse(ClassCountedMethod[Server]):
 
     name = "fedfuse"
     about = About(
-        "the clients' ensemble, learnt on inputs that are drawn",
+        "distills the clients' ensemble on synthetic inputs",
         "after FedDF, Lin et al. 2020; synthetic inputs and teacher: fusion in function space",
     )
     server_state = Server
@@ -74,12 +74,14 @@ class FedFuse(ClassCountedMethod[Server]):
 
     inputs: str = Field(
         "auto",
-        description="what inputs are drawn: auto (by their shape), leaves, strokes, noise, "
-        "gaussian, package.module:function, or a folder or file of real samples at the server",
+        description="synthetic inputs: auto (by their shape), leaves, strokes, noise, gaussian, "
+        "package.module:function, or a folder or file of real samples at the server",
     )
-    keep: float = Field(0.5, ge=0, lt=1, description="share of the average in what goes out again")
+    keep: float = Field(
+        0.5, ge=0, lt=1, description="share of the average in the network that is sent"
+    )
     steps: int = Field(1500, ge=1, description="steps of the server's training in a round")
-    drawn: int = Field(4096, ge=64, description="different inputs in a round")
+    drawn: int = Field(4096, ge=64, description="number of different inputs in a round")
     server_lr: float = Field(5e-4, gt=0, description="highest learning rate at the server")
     seek: float = Field(
         0.7, ge=0, le=1, description="share of the inputs that are moved toward classes"
@@ -113,22 +115,22 @@ class FedFuse(ClassCountedMethod[Server]):
             warmth = float(found)
             if warmth and not 1 / LIMIT <= warmth <= LIMIT:
                 raise MessageError(
-                    f"its temperature is {warmth:g}; 0, or {1 / LIMIT:g} to {LIMIT:g}, is possible"
+                    f"its temperature is {warmth:g}; it must be 0, or {1 / LIMIT:g} to {LIMIT:g}"
                 )
 
     def remarks(self, run: Federation) -> list[str]:
-        """What inputs are taken for, and that there are no classes to seek."""
+        """Notes on the synthetic inputs, and on `seek` without classes."""
         notes = input_remarks(self.name, self.inputs, run)
         if 4 * run.cohort <= run.clients:
             notes.append(
                 f"in a round the server learns the ensemble of {run.cohort} of {run.clients} "
-                f"clients; where these have few classes, {self.name} is less accurate than "
-                "methods that average weights"
+                f"clients. If clients have few classes, {self.name} is less accurate than "
+                "averaging of weights"
             )
         default = type(self).model_fields["seek"].default
         if not isinstance(run.likelihood, Classes) and self.seek not in (0, default):
             kind = run.likelihood.name
-            notes.append(f"method.seek has no effect: there are no classes to seek ({kind})")
+            notes.append(f"method.seek has no effect: there are no classes ({kind})")
         return notes
 
     def init(self, run: Federation) -> Server:

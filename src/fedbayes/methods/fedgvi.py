@@ -28,7 +28,9 @@ class FedGvi(MeanField):
     """
 
     name = "fedgvi"
-    about = About("PVI with losses that wrong labels and outliers move less", "Mildner et al. 2025")
+    about = About(
+        "PVI with losses that are robust to wrong labels and outliers", "Mildner et al. 2025"
+    )
 
     data_loss: Annotated[Literal["log", "gce", "beta"], Chosen()] = Field(
         "gce",
@@ -39,11 +41,11 @@ class FedGvi(MeanField):
         0.8,
         gt=0,
         le=1,
-        description="δ of the generalized cross-entropy: towards 0 it is log, 1 is the absolute "
-        "error of the probability",
+        description="δ of the generalized cross-entropy. Near 0: log. 1: the absolute error of "
+        "the probability",
     )
     beta: Annotated[float, Only("data_loss", "beta")] = Field(
-        1.5, gt=1, le=4, description="β of the density-power loss: towards 1 it is log"
+        1.5, gt=1, le=4, description="β of the density-power loss. Near 1: log"
     )
 
     def recommended(self, known: Known) -> dict[str, Any]:
@@ -68,8 +70,8 @@ class FedGvi(MeanField):
         super().check(run)
         if self.data_loss != "log" and run.training.reweights:
             raise ConfigError(
-                f"training.class_weights and training.focal have no effect on method.data_loss = "
-                f"'{self.data_loss}'; set it to 'log', or leave them out"
+                "training.class_weights and training.focal have no effect on method.data_loss = "
+                f"'{self.data_loss}'. Set it to 'log', or leave them out"
             )
         if self.data_loss == "gce":
             require_probabilities(run.likelihood)

@@ -93,12 +93,15 @@ class FedIvon(Averaged, Method[FedIvonServer, Stateless, Sum]):
     kl_weight: Annotated[float, Chosen()] = Field(
         1.0,
         gt=0,
-        description="ζ, factor of the KL term; less trusts data more",
+        description="ζ, factor of the KL term. A smaller value gives the data more weight",
     )
     start_std: float = Field(0.03, gt=0, description="standard deviation of the first Gaussian")
     momentum: float = Field(0.9, ge=0, lt=1, description="momentum of the means in IVON")
     rate: float = Field(
-        1e-3, ge=0, le=1, description="share of a precision that a step renews; 0 keeps precisions"
+        1e-3,
+        ge=0,
+        le=1,
+        description="share of a precision that a step updates. 0: precisions are fixed",
     )
 
     def recommended(self, known: Known) -> dict[str, Any]:
@@ -111,7 +114,7 @@ class FedIvon(Averaged, Method[FedIvonServer, Stateless, Sum]):
         }
 
     def check(self, run: Federation) -> None:
-        """Trained weights alone are random; nothing else may change in training.
+        """Only trained weights are random; nothing else may change in training.
 
         Raises:
             ModelError: the network has buffers, such as running means.

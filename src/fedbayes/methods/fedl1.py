@@ -57,22 +57,23 @@ class FedL1(Averaged, ServerOptimizer, Method[FedL1Server, Stateless, Sum]):
 
     name = "fedl1"
     about = About(
-        "group lasso and a threshold: small units are not sent",
+        "group lasso with a threshold: small units are not sent",
         "Louizos et al. 2021, appendix A; Wen et al. 2016",
         published=UNIFORM,
     )
     server_state = FedL1Server
     reports = Reports({"weights": Part(mask="chosen", missing="zero")})
 
-    l1: float = Field(2e-3, ge=0, description="λ, price of a group's norm, and the threshold")
+    l1: float = Field(2e-3, ge=0, description="λ, penalty of a group's norm, and the threshold")
     output_groups: bool = Field(
         False,
-        description="whether the units of the last layer are groups too; classes may then go",
+        description="whether the units of the last layer are groups too, so that classes can be "
+        "removed",
     )
     by_size: bool = Field(
         False,
-        description="whether a group of d weights counts √d times, in the price and in the "
-        "threshold (Yuan and Lin 2006); the paper's groups count alike",
+        description="whether a group of d weights counts √d times in penalty and threshold (Yuan "
+        "and Lin 2006). false: all groups count once, as in the paper",
     )
     server_optimizer: Literal["sgd", "adam", "yogi"] = Field(
         "adam", description="optimizer of the server's weights"
@@ -97,7 +98,7 @@ class FedL1(Averaged, ServerOptimizer, Method[FedL1Server, Stateless, Sum]):
         return self._sparse({**server.weights, **server.buffers}, self._groups(at.run))
 
     def price(self, weights: int) -> float:
-        """λ of a group of so many weights, which is also its threshold."""
+        """λ of a group with `weights` weights, which is also its threshold."""
         return self.l1 * sqrt(weights) if self.by_size else self.l1
 
     def _above(self, weights: Tensors, groups: tuple[Group, ...]) -> units.Masks:

@@ -65,38 +65,39 @@ class FedLap(MomentMatching):
     """
 
     name = "fedlap"
-    about = About("Laplace at every client, with a dual for each", "Swaroop, Khan and Doshi 2025")
+    about = About(
+        "Laplace approximation at every client, with dual variables", "Swaroop, Khan and Doshi 2025"
+    )
     reports = retracting(
         MomentMatching.reports, retracted, "with method.covariance = 'none' there is no precision"
     )
 
     covariance: Literal["none", "diagonal", "kronecker"] = Field(
         "diagonal",
-        description="what is estimated in addition to the mean: nothing (FedLap; the posterior is "
-        "a point), "
-        "a precision for each weight (FedLap-Cov), or for each dense layer and convolution a "
-        "Kronecker product",
+        description="covariance of the posterior. none: a point (FedLap). diagonal: a precision "
+        "for each weight (FedLap-Cov). kronecker: a Kronecker product for each dense layer "
+        "and convolution",
     )
     largest: Annotated[int, Only("covariance", "kronecker")] = Field(
         1000,
         ge=1,
-        description="inputs or outputs up to which a layer has Kronecker factors; wider ones have "
-        "a diagonal (kronecker)",
+        description="largest number of inputs or outputs of a layer with Kronecker factors; "
+        "wider layers have a diagonal (kronecker)",
     )
 
     furthest: Annotated[float, Only("covariance", "kronecker")] = Field(
         1.0,
         ge=0,
         allow_inf_nan=False,
-        description="how many times as far as its clients the server's step may go in a layer, in "
-        "energy and in length; 0: no bound (kronecker)",
+        description="largest step of the server in a layer, as a multiple of its clients' steps, "
+        "in energy and in length. 0: no bound (kronecker)",
     )
 
     fisher_draws: Annotated[int | None, Only("covariance", "diagonal", "kronecker")] = Field(
         None,
         ge=1,
-        description="targets drawn for each sample in the Fisher matrix, which take a pass back "
-        "each; by default all classes, where there are at most 20 (diagonal, kronecker)",
+        description="number of targets sampled per sample for the Fisher matrix; each needs a "
+        "backward pass. Default: all classes if there are at most 20 (diagonal, kronecker)",
     )
 
     def variant(self) -> AnyMethod:
@@ -115,7 +116,7 @@ class FedLap(MomentMatching):
         return self.covariance == "none"
 
     def check(self, run: Federation) -> None:
-        """Weights alone are inferred, and covariances need a Fisher matrix.
+        """Only weights are inferred, and covariances need a Fisher matrix.
 
         Raises:
             ModelError: the network has buffers, such as running means.
@@ -196,9 +197,9 @@ class Kronecker(SharedKroneckerPosterior):
         self.of.check(run)
         if run.clips:
             raise ConfigError(
-                "fedlap with method.covariance = 'kronecker' reports factors of a product, and "
-                "parts that are shortened each by itself are no longer such; leave "
-                "aggregation.clip and [privacy] away, or set covariance = 'diagonal'"
+                "fedlap with method.covariance = 'kronecker' sends factors of a product, which "
+                "clipping of single parts destroys. Leave out aggregation.clip and [privacy], or "
+                "set covariance = 'diagonal'"
             )
 
     def init(self, run: Federation) -> KroneckerServer:
@@ -276,8 +277,8 @@ class Kronecker(SharedKroneckerPosterior):
         layers, n = problem.given["layers"], found.samples
         if missing := sorted(layers.keys() - found.factors.keys()):
             raise ModelError(
-                f"the Fisher matrix of {', '.join(missing)} has no Kronecker factors on this data; "
-                "set method.covariance = 'diagonal'"
+                f"the Fisher matrix of {', '.join(missing)} has no Kronecker factors on this "
+                "data. Set method.covariance = 'diagonal'"
             )
         tensors = {f"weights/{name}": t for name, t in solved.parameters.items()}
         tensors |= {f"inputs/{name}": n * found.factors[name].inputs for name in layers}
@@ -290,7 +291,7 @@ class Kronecker(SharedKroneckerPosterior):
     def report(
         self, solved: Solved, problem: Problem, client: CurvatureSums, at: RoundContext
     ) -> tuple[Report, CurvatureSums, Info]:
-        """Report what is to be added to the sums, damped; keep what was added.
+        """Report the damped change of the sums, and store it.
 
         Args:
             solved: its parameters are `weights/…`, w_k, and the client's own terms of the sums.

@@ -61,7 +61,7 @@ class FedLpa(Method[Weights, Stateless, ReportList]):
     """
 
     name = "fedlpa"
-    about = About("multiplies clients' Gaussians, Kronecker by layer", "Liu et al. 2024")
+    about = About("product of clients' Gaussians with Kronecker factors", "Liu et al. 2024")
     server_state = Weights
     reports = Reports(
         {
@@ -81,14 +81,14 @@ class FedLpa(Method[Weights, Stateless, ReportList]):
     largest: int = Field(
         1000,
         ge=1,
-        description="inputs or outputs up to which a layer has Kronecker factors; wider ones have "
-        "a diagonal",
+        description="largest number of inputs or outputs of a layer with Kronecker factors; "
+        "wider layers have a diagonal",
     )
     fisher_draws: int | None = Field(
         None,
         ge=1,
-        description="targets drawn for each sample in the Fisher matrix, which take a pass back "
-        "each; by default all classes, where there are at most 20",
+        description="number of targets sampled per sample for the Fisher matrix; each needs a "
+        "backward pass. Default: all classes if there are at most 20",
     )
 
     def recommended(self, known: Known) -> dict[str, Any]:
@@ -145,8 +145,8 @@ class FedLpa(Method[Weights, Stateless, ReportList]):
                 tensors[name] = found.diagonal[place]
             elif place not in found.factors:
                 raise ModelError(
-                    f"the Fisher matrix of {place} has no Kronecker factors on this data; set "
-                    "method.largest = 1, which makes it diagonal"
+                    f"the Fisher matrix of {place} has no Kronecker factors on this data. Set "
+                    "method.largest = 1 for a diagonal"
                 )
             elif kind == "inputs":
                 tensors[name] = _packed(found.factors[place].inputs)

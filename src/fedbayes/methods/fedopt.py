@@ -22,7 +22,7 @@ class Reptile(GeneralizedFedAvg):
         "Nichol et al. 2018; EM view: Louizos et al. 2021, section 2.1",
     )
 
-    server_lr: float = Field(1.0, gt=0, description="learning rate of the server; 1 is FedAvg")
+    server_lr: float = Field(1.0, gt=0, description="learning rate of the server. 1: FedAvg")
 
     def optimizer(self, parameters: list[Tensor]) -> torch.optim.Optimizer:
         """Plain SGD."""
@@ -64,7 +64,7 @@ class Adaptive(GeneralizedFedAvg):
     )
     beta1: float = Field(0.9, ge=0, lt=1, description="decay of the first moment")
     beta2: float = Field(0.99, ge=0, lt=1, description="decay of the second moment")
-    eps: float = Field(1e-3, gt=0, description="floor of the denominator")
+    eps: float = Field(1e-3, gt=0, description="smallest value of the denominator")
     bias_correction: Annotated[bool, Chosen()]
 
     kind: ClassVar[Literal["adam", "yogi"]]
@@ -94,8 +94,8 @@ class FedAdam(Adaptive):
 
     bias_correction: Annotated[bool, Chosen()] = Field(
         True,
-        description="whether moments are corrected for their start, as in Adam; false: as in "
-        "Reddi et al. 2021",
+        description="whether moments have a bias correction, as in Adam. false: as in Reddi et "
+        "al. 2021",
     )
 
 
@@ -108,6 +108,6 @@ class FedYogi(Adaptive):
 
     bias_correction: Annotated[bool, Chosen()] = Field(
         False,
-        description="whether moments are corrected for their start, as in Adam; false: as in "
-        "Reddi et al. 2021",
+        description="whether moments have a bias correction, as in Adam. false: as in Reddi et "
+        "al. 2021",
     )

@@ -39,7 +39,7 @@ class FedPa(ServerOptimizer, GeneralizedFedAvg):
     """
 
     name = "fedpa"
-    about = About("drifts corrected by clients' posterior covariances", "Al-Shedivat et al. 2021")
+    about = About("corrects drift with clients' posterior covariances", "Al-Shedivat et al. 2021")
 
     burn_in_rounds: int = Field(
         5, ge=0, description="rounds of federated averaging before posteriors are sampled"
@@ -49,18 +49,20 @@ class FedPa(ServerOptimizer, GeneralizedFedAvg):
         description="samples: means of successive iterates of the training (IASG), or single "
         "iterates of stochastic gradient Langevin dynamics",
     )
-    samples: int = Field(10, ge=2, description="samples of a client in a round, at most")
+    samples: int = Field(10, ge=2, description="largest number of samples of a client in a round")
     burn_in: float = Field(
         0.5, ge=0, lt=1, description="share of a client's steps before its first sample"
     )
     shrinkage: float = Field(
         0.1,
         ge=0,
-        description="ρ: the covariance of l samples has weight (l − 1) ρ relative to the identity, "
-        "which has 1; 0 is federated averaging",
+        description="ρ: the covariance of l samples has weight (l − 1) ρ relative to the "
+        "identity, which has 1. 0: federated averaging",
     )
     temperature: Annotated[float, Only("sampler", "langevin")] = Field(
-        1.0, gt=0, description="of the posterior; 1 is the posterior of the client's samples"
+        1.0,
+        gt=0,
+        description="temperature of the posterior. 1: the posterior of the client's samples",
     )
 
     def recommended(self, known: Known) -> dict[str, Any]:
@@ -68,15 +70,15 @@ class FedPa(ServerOptimizer, GeneralizedFedAvg):
         return sgd(known) if self.sampler == "langevin" else super().recommended(known)
 
     def check(self, run: Federation) -> None:
-        """Samples are of all steps, and Langevin dynamics has plain ones.
+        """Samples use all steps, and Langevin dynamics needs plain ones.
 
         Raises:
             ConfigError: training ends by patience, or its optimizer makes no sampler.
         """
         if run.training.patience is not None:
             raise ConfigError(
-                f"{self.name} gathers samples along all steps of a client's training; leave "
-                "training.patience away"
+                f"{self.name} needs samples from all steps of a client's training. Leave "
+                "training.patience out"
             )
         if self.sampler == "langevin":
             require_langevin(run.training)
@@ -95,9 +97,8 @@ class FedPa(ServerOptimizer, GeneralizedFedAvg):
         if self._steps(samples, run)[1] >= 2 or run.rounds <= self.burn_in_rounds:
             return ClientNote()
         why = (
-            "answer as in federated averaging: they have too few steps in a round for two samples "
-            f"after method.burn_in = {self.burn_in:g}; give them more training.epochs, or "
-            "training.steps"
+            "use federated averaging, because they have too few steps in a round for two samples "
+            f"after method.burn_in = {self.burn_in:g}. Set more training.epochs or training.steps"
         )
         return ClientNote(falls_short=why)
 
@@ -146,5 +147,5 @@ class FedPa(ServerOptimizer, GeneralizedFedAvg):
     def personal_model(
         self, message: Message, report: Report | None, client: Stateless, run: Federation
     ) -> Tensors | None:
-        """None: a report is no network that the client would predict with."""
+        """None, because a report is not a network for predictions."""
         return None

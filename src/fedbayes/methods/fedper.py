@@ -20,7 +20,7 @@ class FedPer(PersonalLayers):
     )
 
     layers: int = Field(
-        1, ge=1, description="how many layers, from the output backwards, stay with the clients"
+        1, ge=1, description="number of layers, counted from the output, that stay with the clients"
     )
 
     def check(self, run: Federation) -> None:

@@ -72,16 +72,18 @@ class FedPm(Method[FedPmServer, Stateless, ReportList]):
     reports = Reports({"bits": Part(origin="zero", exact=True)}, reduce="set")
 
     reset: int | None = Field(
-        None, ge=1, description="rounds after which α and β are reset; unset: clients by cohort"
+        None,
+        ge=1,
+        description="rounds after which α and β are reset. Unset: clients / clients per round",
     )
-    predictions: int = Field(20, ge=1, description="masks drawn for a prediction")
+    predictions: int = Field(20, ge=1, description="number of masks sampled for a prediction")
 
     def recommended(self, known: Known) -> dict[str, Any]:
         """Adam with the paper's large rate, since scores are far from where masks change."""
         return adam(known, lr=0.1, steps=60) | {"training.lr": 0.1}
 
     def check(self, run: Federation) -> None:
-        """Weights can be fixed at random, and nothing else changes in training.
+        """Weights must be fixed at random, and nothing else may change in training.
 
         Raises:
             ModelError: the network has buffers, or no weight with two axes.
@@ -90,13 +92,17 @@ class FedPm(Method[FedPmServer, Stateless, ReportList]):
         require_weights_alone(self.name, run)
         refuse_weight_decay(self.name, run)
         if not _masked(run):
-            raise ModelError("fedpm masks weights with two axes or more, and the network has none")
+            raise ModelError("fedpm masks weights with two or more axes, but the network has none")
 
     def remarks(self, run: Federation) -> list[str]:
         """Which tensors keep their start."""
         kept = [name for name in run.network.initial if name not in _masked(run)]
         names = ", ".join(kept)
-        return [f"fedpm trains no vectors; these keep their start: {names}"] if kept else []
+        return (
+            [f"fedpm does not train vectors; these stay at their initial values: {names}"]
+            if kept
+            else []
+        )
 
     def init(self, run: Federation) -> FedPmServer:
         """Start at probabilities of one half."""

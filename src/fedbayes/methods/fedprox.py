@@ -37,7 +37,7 @@ class FedProx(PointEstimate[Weights]):
 
     name = "fedprox"
     about = About(
-        "FedAvg whose clients are drawn to the server's weights",
+        "FedAvg with a proximal term toward the server's weights",
         "Li et al. 2018; EM view: Louizos et al. 2021, section 2.1",
     )
     server_state = Weights

@@ -38,15 +38,15 @@ class FedRep(PersonalLayers):
 
     name = "fedrep"
     about = About(
-        "a shared representation below heads that clients keep",
+        "a shared representation and heads that stay with the clients",
         "Collins et al. 2021",
     )
 
     layers: int = Field(
-        1, ge=1, description="how many layers, from the output backwards, are a client's head"
+        1, ge=1, description="number of layers, counted from the output, in a client's head"
     )
     head_epochs: int = Field(
-        1, ge=1, description="passes over its samples in which a client trains its head alone"
+        1, ge=1, description="passes over its samples in which a client trains only its head"
     )
 
     def check(self, run: Federation) -> None:

@@ -110,15 +110,17 @@ class SpikeSlab(
 
     gates: Literal["units", "weights"] = Field(
         "units",
-        description="what has a gate: a unit with all that it owns, or a single weight of a matrix "
-        "or filter; biases and scales then have none",
+        description="objects with a gate. units: a unit with all its weights. weights: a single "
+        "weight of a matrix or filter; biases and scales then have no gate",
     )
     l0: Annotated[Literal["low", "mid", "high"] | float, Chosen()] = Field(
         "mid",
-        description="λ0, the price of an open gate per weight; low, mid, high are the paper's",
+        description="λ0, penalty of an open gate per weight. low, mid, high: values of the paper",
     )
     cross_entropy: float = Field(
-        1e-4, ge=0, description="β, how strongly a client's gates are drawn to the server's"
+        1e-4,
+        ge=0,
+        description="β, strength of the regularization of a client's gates toward the server's",
     )
     cross_entropy_per: Annotated[Literal["gate", "weight"], Only("cross_entropy")] = Field(
         "gate", description="whether β counts a gate once, or once per weight of its group"
@@ -135,8 +137,8 @@ class SpikeSlab(
     )
     server_schedule: Annotated[Schedule, Only("update_rule", "gradient")] = Field(
         "constant",
-        description="what server_lr is multiplied by over rounds: constant, exponential, step, "
-        "cosine, or package.module:function of a round and the number of rounds",
+        description="schedule of server_lr over rounds: constant, exponential, step, cosine, or "
+        "package.module:function of a round and the number of rounds",
         examples=list(SCHEDULES),
     )
     server_gate_lr: Annotated[float | None, Only("update_rule", "gradient"), Chosen()] = Field(
@@ -148,12 +150,14 @@ class SpikeSlab(
     update_rule: Literal["gradient", "average"] = Field(
         "gradient", description="M-step: gradient steps (Alg. 1), or the closed form (Eq. 21, 22)"
     )
-    prune: bool = Field(True, description="whether groups are pruned in training, for good")
+    prune: bool = Field(True, description="whether groups are pruned permanently in training")
     prune_below: float = Field(
         0.1, ge=0, lt=1, description="probability at which a group is pruned"
     )
     output_gates: bool = Field(
-        False, description="whether the last layer is gated too; of units, classes may then go"
+        False,
+        description="whether the last layer has gates too. With gates of units, classes "
+        "can then be removed",
     )
 
     @property
@@ -189,8 +193,8 @@ class SpikeSlab(
         if dead := [u.tensor for u in run.network.entries if not weights[u.tensor].any()]:
             raise ConfigError(
                 f"all of {', '.join(dead)} is zero at the start, and {self.name} with gates = "
-                "'weights' takes a weight of zero for pruned; start from others (model.init), or "
-                "gate units (method.gates = 'units')"
+                "'weights' treats a zero weight as pruned. Set model.init, or method.gates = "
+                "'units'"
             )
 
     def remarks(self, run: Federation) -> list[str]:
@@ -200,8 +204,8 @@ class SpikeSlab(
             return units_remarks(self.name, run.network, gated)
         if not gated:
             return [
-                f"{self.name} gates no weight of this network, which has but its last layer: "
-                "method.output_gates gates that"
+                f"{self.name} gates no weight of this network, which has only a last layer. Set "
+                "method.output_gates = true"
             ]
         weights, thresholds = run.network.split()[0], self._init(run).thresholds
         logits = torch.cat([self._logits(weights, thresholds, u) for u in gated])
@@ -210,7 +214,7 @@ class SpikeSlab(
             return []
         return [
             f"{less:,} of {len(logits):,} gates start below {self.start}: these weights are too "
-            "small for a positive threshold; method.scale = 'logits' knows negative ones"
+            "small for a positive threshold. method.scale = 'logits' allows negative ones"
         ]
 
     def note(self, samples: int, run: Federation) -> ClientNote:
@@ -452,7 +456,7 @@ class FedSparse(SpikeSlab[FedSparseServer, Stateless]):
 
     name = "fedsparse"
     about = About(
-        "units or weights gated and pruned: the spike-and-slab prior",
+        "gates and prunes units or weights: the spike-and-slab prior",
         "Louizos et al. 2021, section 3",
     )
     server_state = FedSparseServer
@@ -464,7 +468,7 @@ class FedSparse(SpikeSlab[FedSparseServer, Stateless]):
     def report(
         self, solved: Solved, problem: Problem, client: Stateless, at: RoundContext
     ) -> tuple[Report, Stateless, Info]:
-        """Report what a sample of the gates lets through."""
+        """Report the weights whose gates are open in a sample."""
         tensors, info = self.sampled(solved, problem, at)
         return Report(tensors, self.weight(solved)), client, info
 

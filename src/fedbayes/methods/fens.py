@@ -99,8 +99,8 @@ class Fens(Averaged, Method[FensServer, PersonalTensors, ReportList]):
         if run.cohort == run.clients:
             return []
         return [
-            f"the ensemble of fens has the networks of the {run.cohort} clients of round 1 alone, "
-            "and all of them are sent in every round. Leave clients_per_round out"
+            f"the ensemble of fens contains only the networks of the {run.cohort} clients of "
+            "round 1. Leave clients_per_round out"
         ]
 
     def init(self, run: Federation) -> FensServer:
@@ -164,7 +164,7 @@ class Fens(Averaged, Method[FensServer, PersonalTensors, ReportList]):
     def local(
         self, message: Message, client: PersonalTensors, samples: Samples, at: RoundContext
     ) -> tuple[Report, PersonalTensors, Info]:
-        """Train a network in round 1, or else the aggregator."""
+        """Train a network in round 1, and the aggregator in later rounds."""
         if MIXER not in message:
             return super().local(message, client, samples, at)
         kept = PersonalTensors(part(dense(message), "network") or client.tensors)

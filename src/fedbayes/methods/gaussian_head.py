@@ -81,8 +81,8 @@ class GaussianHeadMethod(Method[HeadServer, Stateless, Sum]):
                 origin="zero",
                 exact=True,
                 range=4096.0,
-                joint="a middle of matrices entry by entry is no covariance",
-                uncompressed="covariances are differences of its sums, which must be exact",
+                joint="an entrywise median of covariance matrices is not a covariance matrix",
+                uncompressed="its covariances are differences of sums, which must be exact",
             ),
         },
         weighted=True,
@@ -90,17 +90,18 @@ class GaussianHeadMethod(Method[HeadServer, Stateless, Sum]):
 
     head: Literal["student", "lda", "qda"] = Field(
         "student",
-        description="student: one covariance, predictions by the posterior. lda: at its mean, as "
-        "the last layer of the network. qda: as student, with a covariance of each class",
+        description="student: one covariance, predictions by the posterior. lda: predictions by "
+        "its mean, as a last layer of the network. qda: as student, with a covariance for "
+        "each class",
     )
     prior_rows: float | None = Field(
         None,
         gt=0,
-        description="rows that the prior of covariances counts as: more shrinks them more. none: "
-        "as many as make the sums most probable",
+        description="strength of the prior of covariances, in rows. A larger number shrinks them "
+        "more. none: the number with the highest marginal likelihood",
     )
     mean_rows: float = Field(
-        0.01, gt=0, description="rows that the prior of the means of classes counts as"
+        0.01, gt=0, description="strength of the prior of the means of classes, in rows"
     )
 
     def recommended(self, known: Known) -> dict[str, Any]:
@@ -117,13 +118,13 @@ class GaussianHeadMethod(Method[HeadServer, Stateless, Sum]):
         kind = run.likelihood
         if not (isinstance(kind, Classes) and has_temperature(kind)):
             raise ConfigError(
-                f"gaussian-head predicts classes, and the likelihood is {kind.name}. Choose "
+                f"gaussian-head predicts classes, but the likelihood is {kind.name}. Choose "
                 "another method.name"
             )
         layer = self._layer(run)
         if self.head == "lda" and layer.bias is None:
             raise ConfigError(
-                "linear discriminants need a bias, and the last layer of this network has none. "
+                "linear discriminants need a bias, but the last layer of this network has none. "
                 "Set method.head = 'student'"
             )
         numbers = self._groups(run) * _columns(layer) ** 2
@@ -140,13 +141,14 @@ class GaussianHeadMethod(Method[HeadServer, Stateless, Sum]):
         below = [n for n in run.network.split()[0] if n not in layer.names]
         if below:
             notes.append(
-                f"gaussian-head trains no layer: {listed(below, 3)} stay as they start, and so do "
-                "features. Better ones are pretrained, with model.trains = 'head'"
+                f"gaussian-head does not train {listed(below, 3)}, so features are random. Use a "
+                "pretrained network with model.trains = 'head'"
             )
         if run.cohort < run.clients:
             notes.append(
                 f"a round has the sums of {run.cohort} of {run.clients} clients, and clients that "
-                "are drawn more often weigh more. Without clients_per_round one round has all"
+                "are sampled more often weigh more. Leave clients_per_round out to use all in "
+                "one round"
             )
         names = ("optimizer", "lr", "epochs", "steps", "batch_size", "class_weights", "focal")
         return notes + unused(run.training, names, f"{self.name} trains no layer", "training.")
@@ -190,7 +192,7 @@ class GaussianHeadMethod(Method[HeadServer, Stateless, Sum]):
             MessageError: no rows have them.
         """
         if trouble := _moments(dense(report.tensors)).trouble(1.0):
-            raise MessageError(f"no rows have its sums: {trouble}")
+            raise MessageError(f"its sums are impossible: {trouble}")
 
     def update(self, server: HeadServer, reports: Sum, at: RoundContext) -> tuple[HeadServer, Info]:
         """Take the posterior given all sums."""
@@ -228,7 +230,7 @@ class GaussianHeadMethod(Method[HeadServer, Stateless, Sum]):
     def personal_model(
         self, message: Message, report: Report | None, client: Stateless, run: Federation
     ) -> None:
-        """None: a client has no head of its own."""
+        """None, because a client has no own head."""
         return
 
     def draws(self, model: Tensors, run: Federation) -> Sampler:

@@ -98,8 +98,8 @@ class Hierarchical(Method[PopulationServer, PersonalTensors, Sum]):
                 exact=True,
                 linear=False,
                 range=65536.0,
-                joint="a middle of matrices entry by entry is no covariance; choose "
-                "method.covariance = 'diagonal' and a rule that takes whole reports",
+                joint="an entrywise median of covariance matrices is not a covariance matrix. "
+                "Set method.covariance = 'diagonal'",
             ),
             "noise": Part(origin="zero", exact=True, linear=False, range=65536.0),
         }
@@ -109,20 +109,22 @@ class Hierarchical(Method[PopulationServer, PersonalTensors, Sum]):
         "full", description="form of Σ, the covariance of the population"
     )
     rank: Annotated[int, Only("covariance", "low-rank")] = Field(
-        5, ge=1, description="columns of U in Σ = D + UUᵀ"
+        5, ge=1, description="number of columns of U in Σ = D + UUᵀ"
     )
     prior_std: Annotated[float, Chosen()] = Field(
         1.0, gt=0, description="standard deviation of the population before the first round"
     )
     predictions: int = Field(
-        100, ge=2, description="draws of a prediction, where targets are no classes"
+        100, ge=2, description="number of samples of a prediction, if targets are not classes"
     )
     largest: int = Field(
-        3000, ge=1, description="most weights of the last layer; a client holds the square of it"
+        3000,
+        ge=1,
+        description="largest number of weights of the last layer. A client stores its square",
     )
 
     def recommended(self, known: Known) -> dict[str, Any]:
-        """A full covariance of few weights, and else the diagonal; outputs that start moderate."""
+        """A full covariance for few weights, else a diagonal; small initial outputs."""
         layer = _last(known.run)
         return {
             **sgd(known),
@@ -141,14 +143,14 @@ class Hierarchical(Method[PopulationServer, PersonalTensors, Sum]):
         layer = _last(run)
         if layer.size > self.largest:
             raise ModelError(
-                f"hierarchical holds the covariance of all {layer.size:,} weights of the last "
-                f"layer, {layer.size:,}² numbers. Choose a narrower last hidden layer, or set "
-                "method.largest higher"
+                f"hierarchical stores the covariance of all {layer.size:,} weights of the last "
+                f"layer, {layer.size:,}² numbers. Choose a narrower last hidden layer, or "
+                "increase method.largest"
             )
         if self.covariance == "low-rank" and self.rank >= layer.size:
             raise ConfigError(
-                f"method.rank is {self.rank}, and the last layer has {layer.size} weights. Set "
-                "method.rank lower, or method.covariance = 'full'"
+                f"method.rank is {self.rank}, but the last layer has {layer.size} weights. Set a "
+                "smaller method.rank, or method.covariance = 'full'"
             )
 
     def init(self, run: Federation) -> PopulationServer:

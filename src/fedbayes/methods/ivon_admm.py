@@ -74,7 +74,7 @@ def _retracted(client: IvonClient, missed: Tensors) -> IvonClient:
 def _larger_penalty(method: "IvonAdmm", run: Federation) -> str:
     """What makes clients' changes smaller."""
     damped = "" if method.damping else ", or method.damping = true"
-    return f"method.rho is {method.penalty(run):g}, and a larger one makes changes smaller{damped}"
+    return f"method.rho is {method.penalty(run):g}; a larger value makes changes smaller{damped}"
 
 
 class IvonAdmm(GaussianServer[IvonServer, IvonClient]):
@@ -104,7 +104,7 @@ class IvonAdmm(GaussianServer[IvonServer, IvonClient]):
 
     name = "ivon-admm"
     about = About(
-        "clients' posteriors agree by dual variables, as in ADMM",
+        "clients' posteriors with dual variables, as in ADMM",
         "Möllenhoff et al. 2025; Swaroop et al. 2025; Shen et al. 2024",
         published=MappingProxyType({"damping": False}),
     )
@@ -122,33 +122,33 @@ class IvonAdmm(GaussianServer[IvonServer, IvonClient]):
     rho: Annotated[float | None, Chosen()] = Field(
         None,
         gt=0,
-        description="penalty ρ of the distance to the server's posterior; unset: 1/K, exact at "
-        "once where losses are quadratic with diagonal Hessians; less than that is unstable, and "
-        "where clients have few classes each more is better, such as 1",
+        description="penalty ρ of the distance to the server's posterior. Unset: 1/K, which is "
+        "exact for quadratic losses with diagonal Hessians. Smaller values are unstable. If "
+        "clients have few classes, use a larger value, such as 1",
     )
     damping: Annotated[bool, Chosen()] = Field(
         True,
-        description="whether clients' means are drawn to the server's by the precision of their "
-        "dual variables too: what keeps sites of other sizes and correlated columns from falling "
-        "apart; false: as published",
+        description="whether the precision of the dual variables also regularizes clients' means "
+        "toward the server's. It stabilizes sites of different sizes and correlated columns. "
+        "false: as published",
     )
-    momentum: float = Field(0.9, ge=0, lt=1, description="of gradients of the means")
+    momentum: float = Field(0.9, ge=0, lt=1, description="momentum of the gradients of the means")
     rate: float = Field(
         1e-3,
         ge=0,
         le=1,
-        description="share of the precisions that a step renews; many times more and they follow "
-        "the noise of single batches; 0: they stay the prior's, and are not sent",
+        description="share of the precisions that a step updates. Large values follow the noise "
+        "of single batches. 0: precisions of the prior, which are not sent",
     )
     start_std: Annotated[float, Only("rate")] = Field(
         0.05,
         gt=0,
-        description="of the weights where training starts, whose square times training.lr n "
-        "/ kl_weight is the rate of gradient descent that first steps have",
+        description="standard deviation of the weights where training starts. Its square times "
+        "training.lr n / kl_weight is the learning rate of the first steps",
     )
 
     def recommended(self, known: Known) -> dict[str, Any]:
-        """Variational online Newton: the rate is of its own steps, which grow with a client's
+        """Variational online Newton: its learning rate, for steps that grow with a client's
         samples. The penalty is by the clients of a round, where those are not all.
         """
         run = known.run
@@ -172,15 +172,15 @@ class IvonAdmm(GaussianServer[IvonServer, IvonClient]):
         training, notes = run.training, few_rounds(self.name, run)
         if self.penalty(run) < 1 / run.clients:
             notes.append(
-                f"method.rho = {self.rho:g} is less than 1/{run.clients}, with which posteriors "
-                "tend to fall apart; leave it unset"
+                f"method.rho = {self.rho:g} is less than 1/{run.clients}, which is often "
+                "unstable. Leave it unset"
             )
         for setting in ("optimizer", "momentum", "weight_decay"):
             value = getattr(training, setting)
             if value != type(training).model_fields[setting].default:
                 notes.append(
-                    f"training.{setting} = {value!r} has no effect: {self.name} steps by IVON, "
-                    "with training.lr as its rate"
+                    f"training.{setting} = {value!r} has no effect: {self.name} uses the "
+                    "optimizer IVON with the learning rate training.lr"
                 )
         return notes
 
@@ -241,7 +241,7 @@ class IvonAdmm(GaussianServer[IvonServer, IvonClient]):
         return self._lagrangian(run, training=True)
 
     def validation(self, run: Federation) -> Loss:
-        """The negative log-likelihood alone, without dropout."""
+        """Only the negative log-likelihood, without dropout."""
         return self._lagrangian(run, training=False)
 
     def _lagrangian(self, run: Federation, *, training: bool) -> Loss:
@@ -291,7 +291,7 @@ class IvonAdmm(GaussianServer[IvonServer, IvonClient]):
             raise MessageError(f"{error}; {_larger_penalty(self, run)}") from None
 
     def update(self, server: IvonServer, reports: Sum, at: RoundContext) -> tuple[IvonServer, Info]:
-        """Add to the dual variables; the posterior is between what they and the clients say."""
+        """Update the dual variables, and combine them with the clients' posteriors."""
         before, run = server.posterior, at.run
         total = self.changed_by(reports.tensors)
         rho = self.penalty(run)
@@ -305,7 +305,7 @@ class IvonAdmm(GaussianServer[IvonServer, IvonClient]):
     def personal_model(
         self, message: Message, report: Report | None, client: IvonClient, run: Federation
     ) -> Tensors | None:
-        """The client's posterior q_k; between rounds there is none of its own."""
+        """The client's posterior q_k; between rounds a client has none."""
         if report is None:
             return None
         return means_and_stds(self.known(message, report).to(run.network.device, torch.float32))

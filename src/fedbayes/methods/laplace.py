@@ -73,22 +73,21 @@ class Laplace(Averaged, ServerSchedule, Method[LaplaceServer, Stateless, ReportL
     scale: Annotated[float, Tuned(1e-6, 1e-2)] = Field(
         1e-4,
         ge=0,
-        description="λ, the price of leaving the server: factor of ‖φ − w‖₁, added to the mean "
-        "loss "
-        "of a client; the inverse scale of the prior is λ N_s",
+        description="λ, factor of the penalty ‖φ − w‖₁ added to the mean loss of a client; the "
+        "inverse scale of the prior is λ N_s",
     )
     m_step: Literal["median", "sign"] = Field(
         "median", description="server update: the median (Eq. 46) or a sign gradient step (45)"
     )
     class_rows: Annotated[bool, Chosen()] = Field(
         False,
-        description="whether the rows of the last layer, one for each class, are voted on only by "
-        "clients that have the class; these then tell which they have",
+        description="whether only clients that have a class update its row of the last layer. "
+        "Clients then send the list of their classes",
     )
     server_optimizer: Literal["none", "sgd", "adam", "yogi"] = Field(
         "none",
-        description="what steps with server_lr along w − median, or minus the mean sign; none: w "
-        "is the median itself, or takes plain steps along the mean sign",
+        description="optimizer of the steps along w − median, or minus the mean sign, with "
+        "server_lr. none: w is the median itself, or takes plain steps along the mean sign",
     )
     server_lr: float = Field(
         1e-3,
@@ -129,20 +128,20 @@ class Laplace(Averaged, ServerSchedule, Method[LaplaceServer, Stateless, ReportL
         """
         if run.training.optimizer != "sgd":
             raise ConfigError(
-                "laplace takes proximal steps, which need training.optimizer = 'sgd', not "
+                "laplace takes proximal steps, which need training.optimizer = 'sgd', got "
                 f"{run.training.optimizer!r}"
             )
         if not self.class_rows:
             return
         if run.likelihood.outputs != run.likelihood.target.classes:
             raise ConfigError(
-                "method.class_rows needs an output for each class, and under the likelihood "
-                f"{run.likelihood.name} there is none; leave it false"
+                "method.class_rows needs an output for each class, which the likelihood "
+                f"{run.likelihood.name} does not have. Set method.class_rows = false"
             )
         if not _rows(run):
             raise ModelError(
-                "method.class_rows: it cannot be told which rows of which tensors make the "
-                "network's outputs; leave it false"
+                "method.class_rows: the rows of the network's outputs are unknown. Set "
+                "method.class_rows = false"
             )
 
     def message(self, server: LaplaceServer, at: RoundContext) -> Message:
@@ -164,7 +163,7 @@ class Laplace(Averaged, ServerSchedule, Method[LaplaceServer, Stateless, ReportL
         )
 
     def expected(self, message: Message, run: Federation) -> Message:
-        """Weights, and if asked for which classes a client has."""
+        """Weights, and with `class_rows` the classes of a client."""
         if not self.class_rows:
             return message
         none = torch.zeros(1, dtype=torch.int64).expand(run.likelihood.target.classes)
@@ -173,7 +172,7 @@ class Laplace(Averaged, ServerSchedule, Method[LaplaceServer, Stateless, ReportL
     def accept(self, server: LaplaceServer, report: Report, run: Federation) -> None:
         """A class is there or not."""
         if self.class_rows and not set(dense(report.tensors)[_PRESENT].tolist()) <= {0, 1}:
-            raise MessageError("what it says of its classes is neither that it has one nor not")
+            raise MessageError("its list of classes has values other than 0 and 1")
 
     def report(
         self, solved: Solved, problem: Problem, client: Stateless, at: RoundContext

@@ -48,7 +48,7 @@ class Local(Method[Weights, LocalClient, ReportList]):
     models = Models.PERSONAL
 
     start: Literal["own", "common"] = Field(
-        "own", description="whether clients start from weights of their own or from common ones"
+        "own", description="whether clients start from their own weights or from common ones"
     )
 
     def init(self, run: Federation) -> Weights:
@@ -61,7 +61,7 @@ class Local(Method[Weights, LocalClient, ReportList]):
         return LocalClient(network.initial)
 
     def message(self, server: Weights, at: RoundContext) -> Message:
-        """Nothing: clients hear nothing of one another."""
+        """Nothing: clients do not communicate."""
         return {}
 
     def problem(

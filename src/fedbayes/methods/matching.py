@@ -67,44 +67,44 @@ class GpiFnm(MatchingSettings, ClassCountedMethod[MatchingServer]):
     )
     name = "gpi-fnm"
     about = About(
-        "neurons matched as by pfnm, and with the global posterior", "GPI-FNM, sections 4.2 and 4.3"
+        "matches neurons as pfnm does, and with the global posterior",
+        "GPI-FNM, sections 4.2 and 4.3",
     )
     server_state = MatchingServer
 
     form: Annotated[Literal["published", "wide"], Chosen()] = Field(
         "published",
-        description="what sigma0, gamma, epsilon and alternations are where they are not set: "
-        "published 1, 1, 0.3 and 0; wide 10, 45, 1 and 12; auto: wide where all hidden biases of "
-        "the network start at one value other than 0, as in the paper (model.init)",
+        description="defaults of sigma0, gamma, epsilon and alternations. published: 1, 1, 0.3 "
+        "and 0. wide: 10, 45, 1 and 12. auto: wide if all hidden biases of the network start "
+        "at one value other than 0, as in the paper (model.init)",
     )
     sigma0: float | None = Field(  # type: ignore[assignment]
         None,
         gt=0,
-        description="standard deviation of global weights from their mean; none: as form has it",
+        description="standard deviation of global weights around their mean. none: by method.form",
     )
     gamma: float | None = Field(  # type: ignore[assignment]
         None,
         gt=0,
-        description="mass of the process: more of it, more neurons; none: as form has it",
+        description="mass of the process. A larger value gives more neurons. none: by method.form",
     )
     epsilon: float | None = Field(  # type: ignore[assignment]
-        None, ge=0, description="weight of the KL term; 0 is PFNM; none: as form has it"
+        None, ge=0, description="weight of the KL term. 0: PFNM. none: by method.form"
     )
     alternations: int | None = Field(  # type: ignore[assignment]
         None,
         ge=0,
-        description="passes up and down the layers at most; 0: top down once, as published; none: "
-        "as form has it",
+        description="largest number of passes up and down the layers. 0: top down once, as "
+        "published. none: by method.form",
     )
     bias_mean: float | None = Field(  # type: ignore[assignment]
         None,
-        description="mean of hidden biases, where they were initialized; none: the value that the "
-        "network's initialization gives to all of them, or 0 where it gives several",
+        description="mean of hidden biases. none: their initial value, or 0 if they have several",
     )
     warm: bool = Field(
         True,
-        description="whether passes up and down (alternations) begin where every client's neurons "
-        "were in the last round; if not, or where a client is new, from top-down matchings",
+        description="whether passes up and down (alternations) start from the matching of the "
+        "last round. false, and for new clients: from top-down matchings",
     )
 
     def recommended(self, known: Known) -> dict[str, Any]:
@@ -119,7 +119,7 @@ class GpiFnm(MatchingSettings, ClassCountedMethod[MatchingServer]):
         return {**trained, "method.form": "wide" if wide else "published"}
 
     def note(self, samples: int, run: Federation) -> ClientNote:
-        """Few samples leave neurons near their start, where they are no other client's."""
+        """A note if few samples leave neurons near their start, where they match no others."""
         if samples >= FEWEST:
             return ClientNote()
         why = f"have fewer than {FEWEST} samples: few of their neurons match those of others"
@@ -146,14 +146,13 @@ class GpiFnm(MatchingSettings, ClassCountedMethod[MatchingServer]):
         """
         if run.network.constants:
             raise ModelError(
-                f"{self.name} matches the neurons of whole networks, but frozen are "
+                f"{self.name} matches the neurons of whole networks, but some weights are frozen: "
                 f"{', '.join(run.network.constants)}"
             )
         if run.likelihood.head() is not None:
             raise ConfigError(
-                f"{self.name} matches neurons, and has no place for noise that is learnt behind "
-                f"the network; set task.likelihood = '{run.likelihood.name}', and task.noise = "
-                "'each', or to a number"
+                f"{self.name} matches neurons, and cannot combine learned noise. Set "
+                f"task.likelihood = '{run.likelihood.name}', and task.noise to 'each' or a number"
             )
         super().check(run)
         _layers(run)
@@ -282,15 +281,15 @@ class Pfnm(GpiFnm):
 
     name = "pfnm"
     about = About(
-        "neurons matched with a Bayesian nonparametric model",
+        "matches neurons with a Bayesian nonparametric model",
         "Yurochkin et al. 2019; GPI-FNM, Prop. 1",
     )
 
-    epsilon: float = Field(0.0, ge=0, le=0, description="0; with another value it is gpi-fnm")
+    epsilon: float = Field(0.0, ge=0, le=0, description="0. For another value use gpi-fnm")
     form: Literal["published", "wide"] = Field(
         "published",
-        description="what sigma0, gamma and alternations are where they are not set: published 1, "
-        "1 and 0; wide 10, 45 and 12",
+        description="defaults of sigma0, gamma and alternations. published: 1, 1 and 0. wide: "
+        "10, 45 and 12",
     )
 
 

@@ -74,20 +74,20 @@ class Mixture(Averaged, ServerOptimizer, Method[MixtureServer, Stateless, Report
     precision: Annotated[float, Tuned(0.1, 1000)] = Field(
         10.0,
         ge=0,
-        description="λ, precision of the prior around each component: it is added to the summed "
-        "loss of a client, so to the mean loss with λ / N_s",
+        description="λ, precision of the prior around each component, for the summed loss of a "
+        "client (λ / N_s for the mean loss)",
     )
     spread: Literal["independent", "near"] = Field(
         "independent",
-        description="initial centres: independent draws, or one draw with noise around it",
+        description="initial centres: independent samples, or one sample with added noise",
     )
     noise: Annotated[float, Only("spread", "near")] = Field(
         0.1, ge=0, description="relative std of the noise (spread = near)"
     )
     begin: Literal["turn", "best"] = Field(
         "turn",
-        description="where a client starts: turn, client + a number drawn for the round, modulo K; "
-        "or from the one that fits its data best",
+        description="component where a client starts. turn: client + a random number of the "
+        "round, modulo K. best: the one that fits its data best",
     )
 
     def note(self, samples: int, run: Federation) -> ClientNote:

@@ -39,7 +39,7 @@ class Moon(PersonalModels):
 
     name = "moon"
     about = About(
-        "FedAvg whose clients contrast features with past ones",
+        "FedAvg with a contrastive loss on features",
         "Li et al. 2021 (MOON)",
     )
     models = Models.GLOBAL

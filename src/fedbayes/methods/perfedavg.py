@@ -40,20 +40,20 @@ class PerFedAvg(PersonalModels):
 
     name = "perfedavg"
     about = About(
-        "a global model that a few steps adapt to a client",
+        "a global model for adaptation to a client in a few steps",
         "Fallah et al. 2020",
     )
 
-    alpha: float = Field(0.05, ge=0, description="α, learning rate of the inner step; 0 is FedAvg")
+    alpha: float = Field(0.05, ge=0, description="α, learning rate of the inner step. 0: FedAvg")
     adaptation: int = Field(
-        5, ge=0, description="steps with α by which a client adapts the model that it predicts with"
+        5, ge=0, description="steps with α in which a client adapts the model before it predicts"
     )
     gradient: Literal["exact", "first-order"] = Field(
         "exact", description="derivative of the outer loss: exact, or without the Hessian"
     )
 
     def check(self, run: Federation) -> None:
-        """Weights can be adapted inside a loss, and what else changes in training cannot.
+        """Only weights can be adapted inside a loss; nothing else may change in training.
 
         Raises:
             ModelError: the network has buffers, such as running means.

@@ -76,7 +76,7 @@ class PFedBayes(Averaged, Method[PFedBayesServer, PFedBayesClient, Sum]):
 
     name = "pfedbayes"
     about = About(
-        "a posterior for each client, drawn to a global Gaussian",
+        "a posterior for each client, regularized toward a global Gaussian",
         "Zhang et al. 2022",
         published=UNIFORM,
     )
@@ -88,20 +88,21 @@ class PFedBayes(Averaged, Method[PFedBayesServer, PFedBayesClient, Sum]):
     zeta: float = Field(
         0.1,
         gt=0,
-        description="ζ, weight of the KL term relative to the summed loss; 1 is the free energy, "
-        "less "
-        "trusts a client's own data more",
+        description="ζ, weight of the KL term relative to the summed loss. 1: the free energy. A "
+        "smaller value gives a client's data more weight",
     )
     global_lr: float = Field(
         0.3, gt=0, le=1, description="η, rate of the client's copy of the global Gaussian"
     )
     beta: float = Field(
-        1.0, gt=0, le=1, description="β, how far the server goes to the mean of the copies"
+        1.0,
+        gt=0,
+        le=1,
+        description="β, step of the server toward the mean of the copies. 1: the mean",
     )
     start: Literal["own", "global"] = Field(
         "own",
-        description="where a client's Gaussian starts in a round: where its last one ended, or at "
-        "the global one",
+        description="start of a client's Gaussian in a round: its last one, or the global one",
     )
     start_std: float = Field(0.03, gt=0, description="standard deviation of the first Gaussians")
     samples: int = Field(1, ge=1, description="Monte-Carlo samples of a training step")
@@ -112,7 +113,7 @@ class PFedBayes(Averaged, Method[PFedBayesServer, PFedBayesClient, Sum]):
         return adam(known)
 
     def check(self, run: Federation) -> None:
-        """Trained weights alone are random; nothing else may change in training.
+        """Only trained weights are random; nothing else may change in training.
 
         Raises:
             ModelError: the network has buffers, such as running means.
@@ -129,7 +130,7 @@ class PFedBayes(Averaged, Method[PFedBayesServer, PFedBayesClient, Sum]):
         )
 
     def join(self, at: RoundContext) -> PFedBayesClient:
-        """Nothing of its own, until its first round."""
+        """No own state until its first round."""
         return PFedBayesClient({}, {})
 
     def message(self, server: PFedBayesServer, at: RoundContext) -> Message:

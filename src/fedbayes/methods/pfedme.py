@@ -40,10 +40,14 @@ class PFedMe(PersonalModels):
         "Dinh et al. 2020",
     )
 
-    strength: float = Field(1.0, gt=0, description="λ, pull of θ towards the client's copy")
+    strength: float = Field(
+        1.0, gt=0, description="λ, strength of the regularization of θ toward the client's copy"
+    )
     rate: float = Field(1.0, gt=0, description="η, learning rate of the client's copy")
-    inner: int = Field(5, ge=1, description="K, steps of θ before each step of the copy")
-    beta: float = Field(1.0, gt=0, description="β, part of the way to the mean of the copies")
+    inner: int = Field(5, ge=1, description="K, number of steps of θ before each step of the copy")
+    beta: float = Field(
+        1.0, gt=0, description="β, step of the server toward the mean of the copies. 1: the mean"
+    )
 
     def problem(
         self, message: Message, client: PersonalTensors, samples: Samples, at: RoundContext

@@ -76,7 +76,7 @@ class PredBayes(Method[PredBayesServer, Stateless, ReportList]):
 
     name = "predbayes"
     about = About(
-        "clients' posterior predictions, between mixture and product", "Hasan et al. 2024"
+        "combines clients' posterior predictions, between mixture and product", "Hasan et al. 2024"
     )
     server_state = PredBayesServer
     reports = Reports(
@@ -92,10 +92,10 @@ class PredBayes(Method[PredBayesServer, Stateless, ReportList]):
         None,
         ge=0,
         le=1,
-        description="β: 0 is the mixture of clients' predictions, 1 the product; by default the "
-        "best on rows that clients hold out, chosen in round 2",
+        description="β. 0: the mixture of clients' predictions. 1: the product. Default: the "
+        "best on held-out rows of clients, chosen in round 2",
     )
-    samples: int = Field(5, ge=2, description="networks that a client draws, at most")
+    samples: int = Field(5, ge=2, description="largest number of networks that a client samples")
     burn_in: float = Field(
         0.5, ge=0, lt=1, description="share of a client's steps before its first sample"
     )
@@ -107,14 +107,14 @@ class PredBayes(Method[PredBayesServer, Stateless, ReportList]):
         0.1,
         ge=0,
         lt=1,
-        description="share of a client's rows that β is chosen on, and no network is trained on, "
-        "where beta is not set",
+        description="share of a client's rows held out to choose β, if beta is not set",
     )
     inputs: str | None = Field(
         None,
-        description="one network learns the joint prediction at the end, on inputs: auto (drawn, "
-        "by their shape), leaves, strokes, noise, gaussian, package.module:function, or a folder "
-        "or file of real samples at the server; none: all networks predict",
+        description="inputs on which one network learns the joint prediction at the end: auto "
+        "(synthetic, by their shape), leaves, strokes, noise, gaussian, "
+        "package.module:function, or a folder or file of real samples at the server. none: "
+        "all networks predict",
     )
     steps: Annotated[int, Only("inputs")] = Field(
         1500, ge=1, description="steps of the server's training"
@@ -125,7 +125,7 @@ class PredBayes(Method[PredBayesServer, Stateless, ReportList]):
     )
 
     def recommended(self, known: Known) -> dict[str, Any]:
-        """All training is in one round, and a temperature leaves the data their say."""
+        """All training in one round, and a temperature that lets the model fit the data."""
         tempered = min(1.0, 0.2 * known.samples / max(known.weights, 1))
         return {
             **sgd(known, lr=0.5),
@@ -134,7 +134,7 @@ class PredBayes(Method[PredBayesServer, Stateless, ReportList]):
         }
 
     def check(self, run: Federation) -> None:
-        """Langevin dynamics has plain steps, of trained weights alone.
+        """Langevin dynamics needs plain steps of only trained weights.
 
         Raises:
             ConfigError: the optimizer makes no sampler, there is weight decay, or inputs cannot be
@@ -148,17 +148,17 @@ class PredBayes(Method[PredBayesServer, Stateless, ReportList]):
             check_inputs(self.name, self.inputs, run)
 
     def remarks(self, run: Federation) -> list[str]:
-        """What inputs are taken for; and who is in the ensemble, and chooses β."""
+        """Notes on the synthetic inputs, the clients of the ensemble and the choice of β."""
         notes = [] if self.inputs is None else input_remarks(self.name, self.inputs, run)
         if run.cohort < run.clients:
             notes.append(
-                f"the ensemble of {self.name} has the networks of the {run.cohort} clients of "
-                "round 1 alone. Leave clients_per_round out"
+                f"the ensemble of {self.name} contains only the networks of the {run.cohort} "
+                "clients of round 1. Leave clients_per_round out"
             )
         if run.rounds < 2 and self.beta is None:
             notes.append(
-                f"{self.name} chooses method.beta in round 2, and this run has one round: it "
-                "predicts by the mixture (0). Run 2 rounds, or set method.beta"
+                f"{self.name} chooses method.beta in round 2, but this run has one round, so it "
+                "uses the mixture (0). Run 2 rounds, or set method.beta"
             )
         return notes
 
@@ -169,7 +169,7 @@ class PredBayes(Method[PredBayesServer, Stateless, ReportList]):
             return ClientNote()
         why = (
             f"take fewer steps after method.burn_in = {self.burn_in:g} than method.samples = "
-            f"{self.samples}, and send some networks twice; give them more training.epochs"
+            f"{self.samples}, so they send some networks twice. Set more training.epochs"
         )
         return ClientNote(falls_short=why)
 

@@ -56,7 +56,7 @@ class QFedAvg(PointEstimate[Weights]):
     )
 
     q: Annotated[float, Chosen()] = Field(
-        0.1, ge=0, description="q, how much more a client with a larger loss counts; 0 is FedAvg"
+        0.1, ge=0, description="q, extra weight of clients with a larger loss. 0: FedAvg"
     )
 
     def recommended(self, known: Known) -> dict[str, Any]:

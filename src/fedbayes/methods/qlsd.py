@@ -50,7 +50,7 @@ class Qlsd(Chain, Method[ChainServer, Stateless, ReportList]):
 
     name = "qlsd"
     about = About(
-        "Langevin steps at the server, by gradients of one byte",
+        "Langevin steps at the server with one-byte gradients",
         "Vono et al. 2022",
     )
     server_state = ChainServer
@@ -64,7 +64,7 @@ class Qlsd(Chain, Method[ChainServer, Stateless, ReportList]):
     )
 
     def recommended(self, known: Known) -> dict[str, Any]:
-        """A long step, and a temperature that leaves the data their say."""
+        """A long step, and a temperature that lets the model fit the data."""
         return {
             **sgd(known, lr=0.7),
             "training.epochs": 1,
@@ -72,7 +72,7 @@ class Qlsd(Chain, Method[ChainServer, Stateless, ReportList]):
         }
 
     def check(self, run: Federation) -> None:
-        """Langevin dynamics has plain steps, of trained weights alone.
+        """Langevin dynamics needs plain steps of only trained weights.
 
         Raises:
             ConfigError: the optimizer makes no sampler, or has weight decay.

@@ -77,7 +77,7 @@ class Scaffold(ServerOptimizer, ControlVariateMethod[ScaffoldServer]):
     server_state = ScaffoldServer
 
     control: Literal["path", "gradient"] = Field(
-        "path", description="how c_s is renewed: path (option II, plain SGD) or gradient (I)"
+        "path", description="update of c_s: path (option II, plain SGD) or gradient (option I)"
     )
 
     def check(self, run: Federation) -> None:

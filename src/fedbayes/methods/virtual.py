@@ -98,22 +98,21 @@ class Virtual(VariationalFactor[VirtualClient]):
         20, ge=1, description="Monte-Carlo samples of a training step"
     )
     predictions: int = Field(20, ge=1, description="Monte-Carlo samples of a prediction")
-    estimator: Estimator = Field("flipout", description="how weights are perturbed in training")
+    estimator: Estimator = Field("flipout", description="perturbation of weights in training")
     server_likelihood: Annotated[float, Chosen()] = Field(
         0.0,
         ge=0,
-        description="weight of the likelihood of the server's own outputs in training; 0 is the "
-        "paper, with more the server's network learns to predict too",
+        description="weight of the likelihood of the server's own outputs in training. 0: as in "
+        "the paper. With a larger value the server's network learns to predict too",
     )
     server_trust: Annotated[float | None, Chosen()] = Field(
         None,
         ge=0,
-        description="weight of the server's probabilities relative to a client's own, which have "
-        "1, in "
-        "a client's predictions; none: the value of server_likelihood",
+        description="weight of the server's probabilities in a client's predictions, relative to "
+        "the client's own with weight 1. none: the value of server_likelihood",
     )
     lateral: bool = Field(
-        True, description="whether clients have networks of their own; if not, all share one"
+        True, description="whether clients have their own networks. false: all share one"
     )
 
     def recommended(self, known: Known) -> dict[str, Any]:
@@ -139,16 +138,18 @@ class Virtual(VariationalFactor[VirtualClient]):
         refuse_weight_decay(self.name, run)
         network = run.network
         if network.precision != "float32":
-            raise ConfigError("virtual computes in float32; leave precision as it is")
+            raise ConfigError("virtual computes in float32. Leave precision out")
         variational.stack(network.module)
         if fixed := [*network.buffers, *network.constants]:
             names = ", ".join(sorted(fixed))
-            raise ModelError(f"virtual has no place for what no gradient trains: {names}")
+            raise ModelError(
+                f"virtual needs a network that gradients train completely, but not {names}"
+            )
         if self.trust and self.lateral and not isinstance(run.likelihood, Categorical):
             raise ConfigError(
                 "method.server_trust (where it is not set, method.server_likelihood) mixes "
-                "probabilities of classes in predictions, and the likelihood is "
-                f"{run.likelihood.name}; set method.server_trust = 0"
+                f"probabilities of classes, but the likelihood is {run.likelihood.name}. Set "
+                "method.server_trust = 0"
             )
 
     @property
@@ -171,12 +172,13 @@ class Virtual(VariationalFactor[VirtualClient]):
         if not self.lateral:
             given = [n for n in ("server_likelihood", "server_trust") if getattr(self, n)]
             notes += [
-                f"method.{n} has no effect: with lateral = false all share one" for n in given
+                f"method.{n} has no effect: with lateral = false all clients share one network"
+                for n in given
             ]
         elif self.trust and not self.server_likelihood:
             notes.append(
-                "method.server_trust weighs in a network that does not learn to predict: "
-                "method.server_likelihood is 0"
+                "method.server_trust uses predictions of a network that does not learn to "
+                "predict: method.server_likelihood is 0"
             )
         return notes
 
@@ -254,7 +256,7 @@ class Virtual(VariationalFactor[VirtualClient]):
         return self._free_energy(run, training=True)
 
     def validation(self, run: Federation) -> Loss:
-        """The likelihood term of the free energy alone, without dropout."""
+        """Only the likelihood term of the free energy, without dropout."""
         return self._free_energy(run, training=False)
 
     def _free_energy(self, run: Federation, *, training: bool) -> Loss:

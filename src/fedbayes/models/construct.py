@@ -104,7 +104,7 @@ def _batch_norm(module: nn.Module, settings: ModelSettings) -> frozenset[str]:
     elif not normalization.layers(module):
         raise ModelError(
             f"model {settings.name!r} has no batch normalization, so model.batch_norm has no "
-            "effect; leave it out"
+            "effect. Leave it out"
         )
     if kind == "frozen":
         normalization.freeze(module)
@@ -135,10 +135,12 @@ def _module(settings: ModelSettings, shape: tuple[int, ...], outputs: int) -> nn
 
 def _found(settings: ModelSettings, shape: tuple[int, ...], outputs: int) -> nn.Module:
     if settings.dropout and settings.name not in ("mlp", "lenet5"):
-        raise ModelError(f"model.dropout is for mlp and lenet5; {settings.name!r} has none")
+        raise ModelError(
+            f"model.dropout works only with mlp and lenet5, not with {settings.name!r}"
+        )
     if settings.name == "mlp":
         if any(width < 1 for width in settings.hidden):
-            raise ModelError(f"model.hidden has {min(settings.hidden)}; widths must be at least 1")
+            raise ModelError(f"model.hidden has {min(settings.hidden)}. Widths must be at least 1")
         _require_memory([prod(shape), *settings.hidden, outputs])
         batch_norm = settings.norm == "batch"
         return MLP(
@@ -148,10 +150,10 @@ def _found(settings: ModelSettings, shape: tuple[int, ...], outputs: int) -> nn.
     if settings.name in BUILT_IN and (len(shape) != 3 or min(shape[1:]) < least):
         way = "use model 'mlp'"
         if len(shape) == 2 and min(shape) >= least:
-            way = "if it is an image without a channel, set data.channels to 'absent'"
+            way = "If it is an image without a channel, set data.channels to 'absent'"
         raise ModelError(
-            f"model {settings.name!r} needs images of at least {least} by {least} pixels, and a "
-            f"sample of this data has shape {shape}; {way}"
+            f"model {settings.name!r} needs images of at least {least} by {least} pixels, but a "
+            f"sample of this data has shape {shape}. {way}"
         )
     if settings.name == "lenet5":
         channels, height, width = shape
@@ -161,7 +163,7 @@ def _found(settings: ModelSettings, shape: tuple[int, ...], outputs: int) -> nn.
         return CNN(channels, height, width, outputs)
     if settings.name == "resnet20":
         if 16 % settings.groups:
-            raise ModelError(f"model.groups is {settings.groups}; it must divide 16")
+            raise ModelError(f"model.groups is {settings.groups}. It must divide 16")
         return ResNet20(shape[0], outputs, settings.groups)
     if settings.name in OTHERS:
         return build_other(settings, shape, outputs)
@@ -181,7 +183,7 @@ def _require_memory(widths: Sequence[int]) -> None:
     if needed > psutil.virtual_memory().total:
         raise ModelError(
             f"a network with layers of {', '.join(f'{width:,}' for width in widths)} takes "
-            f"{needed / 1e9:,.0f} GB, more than this machine has; choose a smaller model.hidden"
+            f"{needed / 1e9:,.0f} GB, more than this machine has. Choose a smaller model.hidden"
         )
 
 
@@ -199,11 +201,11 @@ def _load(module: nn.Module, settings: ModelSettings, file: Path, fixed: frozens
     named = named_as(weights, module)
     if named is None or any(t.shape != wanted[name].shape for name, t in named.items()):
         odd = unlike(weights if named is None else named, wanted)
-        raise ModelError(f"{file} holds no weights of model {settings.name!r}: {odd}")
+        raise ModelError(f"{file} has no weights of model {settings.name!r}: {odd}")
     for name, tensor in named.items():
         same = torch.equal(tensor, wanted[name])  # as of a mask with infinite values
         if tensor.is_floating_point() and not (same or torch.isfinite(tensor.float()).all()):
-            raise ModelError(f"{file}: {name} holds NaN or infinite values")
+            raise ModelError(f"{file}: {name} has NaN or infinite values")
     module.load_state_dict(named, strict=False)  # which has shared tensors under all names
 
 
@@ -227,8 +229,8 @@ def _own(settings: ModelSettings, shape: tuple[int, ...], outputs: int) -> objec
     if isinstance(factory, nn.Module):
         if not in_memory(settings.name):
             raise ModelError(
-                f"{settings.name!r} is a network that is built already, with other weights in "
-                "every process; name its class, or a function that builds it"
+                f"{settings.name!r} is a network instance, with different weights in every "
+                "process. Give its class, or a function that builds it"
             )
         return deepcopy(factory).cpu()
     known = {"shape": shape, "outputs": outputs, "classes": outputs}
@@ -246,9 +248,8 @@ def _own(settings: ModelSettings, shape: tuple[int, ...], outputs: int) -> objec
     except TypeError as error:
         called = "".join(f"{name}=..., " for name in given)
         raise ModelError(
-            f"{settings.name!r} is called as factory({called}**arguments), since it gets shape and "
-            f"outputs (or classes) where it has parameters of these names, and model.arguments: "
-            f"{error}"
+            f"{settings.name!r} is called as factory({called}**arguments), with shape and outputs "
+            f"(or classes) if it has parameters of these names, and model.arguments: {error}"
         ) from error
     except (ModelError, RuntimeError, MemoryError, OverflowError):
         raise
@@ -292,22 +293,22 @@ def _try_out(network: Network, name: str, shape: tuple[int, ...], width: int) ->
         if "Long" in str(error):
             way = ". Samples are float32; call x.long() before an embedding"
         elif len(shape) == 3 and shape[0] == 1:
-            way = ". If samples are no images, set data.channels to 'first'"
+            way = ". If samples are not images, set data.channels to 'first'"
         raise ModelError(f"model {name!r} fails on inputs of shape {shape}: {error}{way}") from None
     if not isinstance(outputs, Tensor):
         raise ModelError(
-            f"model {name!r} gives a {type(outputs).__name__}; wanted are its outputs alone, a "
-            "tensor: let forward return that"
+            f"model {name!r} returns a {type(outputs).__name__}. Let forward return only its "
+            "outputs, a tensor"
         )
     if not outputs.is_floating_point():
         raise ModelError(
-            f"model {name!r} gives outputs of type {str(outputs.dtype).removeprefix('torch.')}; "
-            "wanted are real numbers, such as logits"
+            f"model {name!r} returns outputs of type {str(outputs.dtype).removeprefix('torch.')}. "
+            "Return real numbers, such as logits"
         )
     if tuple(outputs.shape) != (2, width):
         raise ModelError(
-            f"model {name!r} maps 2 inputs to shape {tuple(outputs.shape)}; {(2, width)} is "
-            "wanted, for the likelihood (a logit for each class, say)"
+            f"model {name!r} maps 2 inputs to shape {tuple(outputs.shape)}, but the likelihood "
+            f"needs {(2, width)} (such as a logit per class)"
         )
     if x._version != before:
         raise ModelError(f"model {name!r} {WRITES_OVER}")

@@ -87,8 +87,8 @@ def read_model(path: Path) -> tuple[Tensors, str]:
         return _joined(index), ""
     if path.suffix.lower() in PROGRAMS:
         raise ModelError(
-            f"{path} is a program, whose weights are not read; take a file of weights, "
-            ".safetensors or .pt, as fedbayes export writes them too"
+            f"{path} is a program, whose weights cannot be read. Give a file of weights, "
+            ".safetensors or .pt (fedbayes export writes both)"
         )
     try:
         data = read_bytes(path)
@@ -99,7 +99,7 @@ def read_model(path: Path) -> tuple[Tensors, str]:
             if data.startswith(_ARCHIVE):
                 _check_archive(data)
             elif not data.startswith(_PICKLE):
-                raise MessageError("it does not begin as PyTorch's files do")
+                raise MessageError("it does not begin like a PyTorch file")
             with warnings.catch_warnings():
                 warnings.simplefilter("ignore")  # of TorchScript, which is refused
                 content = torch.load(io.BytesIO(data), map_location="cpu", weights_only=True)
@@ -112,14 +112,14 @@ def read_model(path: Path) -> tuple[Tensors, str]:
         raise ModelError(_unreadable(path, str(error) or type(error).__name__)) from None
     content = _state_dict(content)
     if not isinstance(content, dict) or not content:
-        raise ModelError(f"{path} holds no tensors; save a model's state_dict")
+        raise ModelError(f"{path} has no tensors. Save a model's state_dict")
     wrong = [
         name
         for name, item in content.items()
         if not isinstance(name, str) or not isinstance(item, Tensor)
     ]
     if wrong:
-        raise ModelError(f"{path}: {wrong[0]!r} is no tensor; save a model's state_dict alone")
+        raise ModelError(f"{path}: {wrong[0]!r} is not a tensor. Save only a model's state_dict")
     for name, tensor in content.items():
         if odd := _oddity(tensor):
             raise ModelError(f"{path}: {name!r} is {odd}")
@@ -154,7 +154,7 @@ def _kept_order(text: str, tensors: Tensors) -> list[str]:
 
 
 def kept_order(weights: Tensors) -> dict[str, str]:
-    """What the metadata of a safetensors file say of the order of weights, if they have one."""
+    """The order of weights in the metadata of a safetensors file, if they have one."""
     return {ORDER: json.dumps(list(weights))} if _ordered(weights) else {}
 
 
@@ -195,13 +195,15 @@ def _joined(index: Path) -> Tensors:
     except OSError as error:
         raise ModelError(_unread(index, error)) from None
     except (ValueError, KeyError, TypeError, AttributeError):
-        raise ModelError(f"{index} is no index of a model's parts: it has no weight_map") from None
+        raise ModelError(
+            f"{index} is not an index of a model's parts: it has no weight_map"
+        ) from None
     if odd := next((file for file in files.values() if Path(file).name != file), None):
-        raise ModelError(f"{index} names the part {odd!r}, which is no file next to it")
+        raise ModelError(f"{index} lists the part {odd!r}, which is not a file next to it")
     parts = {file: read_weights(index.parent / file) for file in dict.fromkeys(files.values())}
     for name, file in files.items():
         if name not in parts[file]:
-            raise ModelError(f"{index.parent / file} has no tensor '{name}', which {index} names")
+            raise ModelError(f"{index.parent / file} has no tensor '{name}', which {index} lists")
     return {name: parts[files[name]][name] for name in sorted(files, key=_natural)}
 
 
@@ -238,7 +240,7 @@ def _check_archive(data: bytes) -> None:
         if unpacked > 4 * len(data) + _ROOM:
             raise ValueError(f"its {len(data):,} bytes claim to unpack to {unpacked:,}")
         if (broken := archive.testzip()) is not None:
-            raise ValueError(f"{broken} in it is not what was written")
+            raise ValueError(f"{broken} in it is damaged")
 
 
 def _refuse_claims(tensors: Mapping[str, Tensor], size: int) -> None:
@@ -250,15 +252,15 @@ def _refuse_claims(tensors: Mapping[str, Tensor], size: int) -> None:
     """
     claimed = sum(t.numel() * t.element_size() for t in tensors.values())
     if claimed > 16 * size + _ROOM:
-        raise ValueError(f"its {size:,} bytes claim to hold tensors of {claimed:,}")
+        raise ValueError(f"its {size:,} bytes claim to contain tensors of {claimed:,}")
 
 
 def _oddity(tensor: Tensor) -> str:
     """What keeps a tensor from being taken for weights, and what to do; empty if nothing does."""
     if tensor.layout != torch.strided or tensor.is_nested:
-        return "sparse or nested; save it as a dense tensor, with to_dense()"
+        return "sparse or nested. Save it as a dense tensor, with to_dense()"
     if tensor.device.type != "cpu":
-        return f"on device {tensor.device.type!r}, which has no values; save the weights themselves"
+        return f"on device {tensor.device.type!r}, which has no values. Save the weights themselves"
     return ""
 
 
@@ -286,24 +288,23 @@ def _unreadable(path: Path, reason: str) -> str:
     foreign = re.search(r"GLOBAL (\S+)", reason)
     if foreign:
         return (
-            f"{path} holds a pickled {foreign[1]} and not tensors alone; unpickling it would run "
-            "code from the file, so it is not done. Where it was made, save its weights: "
-            "torch.save(model.state_dict(), 'model.pt')"
+            f"{path} contains a pickled {foreign[1]}, and unpickling it would run code from the "
+            "file. Save only its weights: torch.save(model.state_dict(), 'model.pt')"
         )
     if "TorchScript" in reason:
         return (
-            f"{path} is a TorchScript archive, whose weights are not read; save its state_dict: "
+            f"{path} is a TorchScript archive, whose weights cannot be read. Save its state_dict: "
             "torch.save(torch.jit.load(...).state_dict(), 'model.pt')"
         )
     if "eights only" in reason or "weights_only" in reason or "npickl" in reason:
         return (
-            f"{path} holds pickled objects and not tensors alone; unpickling them would run code "
-            "from the file, so it is not done. Where it was made, save its weights: "
-            "torch.save(model.state_dict(), 'model.pt')"
+            f"{path} contains pickled objects, and unpickling them would run code from the file. "
+            "Save only its weights: torch.save(model.state_dict(), 'model.pt')"
         )
     first = reason.strip().splitlines()[0] if reason.strip() else "it is empty"
     return (
-        f"{path} is damaged or no model: {first}. Save a state_dict, with safetensors or torch.save"
+        f"{path} is damaged or not a model: {first}. Save a state_dict, with safetensors or "
+        "torch.save"
     )
 
 
@@ -331,7 +332,7 @@ def read_program(path: Path) -> tuple[nn.Module, str]:
     except Exception as error:  # of many classes, none of them documented
         reason = str(error).strip().splitlines()
         raise ModelError(
-            f"{path} is damaged or no program of torch.export: "
+            f"{path} is damaged or not a program of torch.export: "
             f"{reason[0] if reason else type(error).__name__}"
         ) from None
     _tie(module)
@@ -361,7 +362,7 @@ def _refuse_pickles(data: bytes) -> None:
     _check_archive(data)
     with ZipFile(io.BytesIO(data)) as archive:
         if not any(Path(name).name == "archive_format" for name in archive.namelist()):
-            raise ValueError("it holds no program")
+            raise ValueError("it has no program")
         for name in archive.namelist():
             content = archive.read(name)
             if name.endswith("_config.json"):
@@ -428,15 +429,15 @@ def unlike(weights: Tensors, wanted: Tensors) -> str:
         name for name in wanted if name in weights and weights[name].shape != wanted[name].shape
     ]
     if absent and more:
-        odd = f"it has {_listed(more, weights)}, where {_listed(absent, wanted)} are wanted"
+        odd = f"it has {_listed(more, weights)}, but {_listed(absent, wanted)} are expected"
     elif absent:
         odd = f"it has {_listed(list(weights), weights)}, and lacks {_listed(absent, wanted)}"
     elif more:
-        odd = f"it has {_listed(more, weights)} besides"
+        odd = f"it also has {_listed(more, weights)}"
     else:
-        odd = f"it has {_listed(other, weights)}, where {_listed(other, wanted)} are wanted"
-    way = "choose the network that they are of (model.name, model.hidden), or "
-    return f"{odd}; {way}save the state_dict of the one that the config builds, under its names"
+        odd = f"it has {_listed(other, weights)}, but {_listed(other, wanted)} are expected"
+    way = "choose the network of these weights (model.name, model.hidden), or "
+    return f"{odd}; {way}save the state_dict of the network that the config builds, with its names"
 
 
 def _listed(names: Sequence[str], weights: Tensors) -> str:
@@ -481,20 +482,19 @@ def dense_layers(weights: Tensors, source: str) -> list[DenseLayer]:
     if unknown:
         shape = tuple(weights[unknown[0]].shape)
         raise ModelError(
-            f"{source}: {unknown[0]!r} of shape {shape} belongs to no linear layer; only fully "
-            "connected networks are matched by weights alone; others are by fedbayes fuse --method "
-            "match"
+            f"{source}: {unknown[0]!r} of shape {shape} belongs to no linear layer. Fuse networks "
+            "that are not fully connected with --method match"
         )
     if len(layers) < 2:
-        raise ModelError(f"{source} has {len(layers)} linear layers; at least two are needed")
+        raise ModelError(f"{source} has {len(layers)} linear layers, but at least two are needed")
     for layer in layers:
         for name, tensor in ((layer.name, layer.weight), (layer.bias_name, layer.bias)):
             if tensor is not None and tensor.dtype not in _FLOATING:
                 raise ModelError(
-                    f"{source}: {name!r} is of type {tensor.dtype}, not floating of 16 bits or more"
+                    f"{source}: {name!r} has type {tensor.dtype}, not a float of 16 bits or more"
                 )
             if tensor is not None and not torch.isfinite(tensor).all():
-                raise ModelError(f"{source}: {name!r} holds NaN or infinite values")
+                raise ModelError(f"{source}: {name!r} has NaN or infinite values")
     return _chained(layers, source, ordered=_ordered(weights))
 
 
@@ -527,13 +527,13 @@ def _chained(layers: list[DenseLayer], source: str, *, ordered: bool) -> list[De
     sizes = ", ".join(f"{x.name} {tuple(x.weight.shape)}" for x in layers)
     if orders and not (ordered or numbered):
         raise ModelError(
-            f"{source} does not keep the order of its layers, and more than one order fits: "
-            f"{sizes}. Name its network with --model, or save it as .pt, which keeps the order"
+            f"{source} does not store the order of its layers, and more than one order fits: "
+            f"{sizes}. Give its network with --model, or save it as .pt, which stores the order"
         )
     found = "more than one order of them does" if orders else "no order of them does"
     raise ModelError(
-        f"{source}: the layers do not chain in the order of their names, and {found}: {sizes}; "
-        "name them so that they sort from first to last"
+        f"{source}: the layers do not fit together in the order of their names, and {found}: "
+        f"{sizes}. Rename them so that they sort from first to last"
     )
 
 

@@ -25,11 +25,11 @@ def start_file(module: nn.Module) -> Path:
     """
     if any(nn.parameter.is_lazy(tensor) for tensor in module.state_dict().values()):
         raise ModelError(
-            f"the network {type(module).__name__} has lazy layers without shapes; let it see a "
-            "batch before, or give its class"
+            f"the network {type(module).__name__} has lazy layers without shapes. Run a batch "
+            "through it before, or give its class"
         )
     if not module.state_dict():
-        raise ModelError(f"the network {type(module).__name__} has no weights to train")
+        raise ModelError(f"the network {type(module).__name__} has no trainable weights")
     weights = {name: tensor.detach().cpu() for name, tensor in module.state_dict().items()}
     content = encode(weights, plain=True)
     file = Path(_folder().name) / f"{digest(content)[:16]}.safetensors"

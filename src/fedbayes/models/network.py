@@ -108,8 +108,8 @@ class Network(Brief):
         except torch.OutOfMemoryError:
             raise ModelError(
                 f"{device} has no memory left for a network of "
-                f"{sum(p.numel() for p in module.parameters()):,} parameters; end other processes "
-                "there, name another device, or use a smaller model"
+                f"{sum(p.numel() for p in module.parameters()):,} parameters. End other processes "
+                "on it, choose another device, or use a smaller model"
             ) from None
         self.device = torch.device(device)
         self.precision = precision
@@ -190,7 +190,7 @@ class Network(Brief):
             ModelError: the network was made without the shape of a sample.
         """
         if self.shape is None:
-            raise ModelError("the units of a network are traced with a sample; give its shape")
+            raise ModelError("tracing the units of a network needs a sample. Give its shape")
         weights = self.prepare(self.initial)
         bound = {n: w if n in self.buffers else nn.Parameter(w) for n, w in weights.items()}
         try:
@@ -320,7 +320,7 @@ class Network(Brief):
         }
 
     def require_unwritten(self) -> None:
-        """See that training wrote to no buffer that is taken for a constant.
+        """Check that training wrote to no buffer that is treated as a constant.
 
         Raises:
             ModelError: it did, though not in the pass that was tried before the first round.
@@ -329,9 +329,9 @@ class Network(Brief):
         changed = [name for name, version in self._written.items() if now.get(name) != version]
         if changed:
             raise ModelError(
-                f"training wrote to the buffer {changed[0]!r} of the network, and a training pass "
-                "before the first round did not, so it is not sent. Write to it in every training "
-                f"pass, if need be with self.{changed[0]}.add_(0)"
+                f"training wrote to the buffer {changed[0]!r} of the network, but the first "
+                "training pass did not, so it is not sent. Write to it in every training pass, "
+                f"for example with self.{changed[0]}.add_(0)"
             )
 
     def whole(self, weights: Tensors) -> Tensors:
@@ -353,11 +353,10 @@ class Network(Brief):
             return weights
         if digest != self.constants_digest:
             raise ModelError(
-                f"{where} holds only what was trained, with frozen weights that are not those "
-                "of "
-                f"the network built here (SHA-256 {digest[:12]}…, and here "
-                f"{self.constants_digest[:12] or 'none'}…); put the pretrained files, or the code "
-                "that builds it, back as they were"
+                f"{where} contains only trained weights, and its frozen weights differ from those "
+                f"of this network (SHA-256 {digest[:12]}…, here "
+                f"{self.constants_digest[:12] or 'none'}…). Restore the pretrained files, or the "
+                "code that builds it"
             )
         return self.whole(weights)
 
@@ -467,7 +466,7 @@ class Network(Brief):
         if not outputs.ndim or len(outputs) != len(x):
             raise NetworkError(
                 f"the network maps {_batch(x, self.module.training)} to outputs of shape "
-                f"{tuple(outputs.shape)}; the first axis must be that of the samples"
+                f"{tuple(outputs.shape)}. The first axis must count the samples"
             )
         return outputs
 

@@ -45,10 +45,10 @@ class OpenedWeights:
         )
 
     def unlike(self) -> ModelError:
-        """The error that says how they are of another network."""
+        """The error for weights of another network."""
         found = self.weights if self.named is None else self.named
         told = unlike(found, self.network.start)
-        return ModelError(f"{self.source} holds no weights of model {self.settings.name!r}: {told}")
+        return ModelError(f"{self.source} has no weights of model {self.settings.name!r}: {told}")
 
     def require(self) -> Tensors:
         """The weights under the network's names.
@@ -125,8 +125,8 @@ def open_dense(
     inputs, wanted = layers[0].weight.shape[1], (prod(shape), likelihood.outputs)
     if (inputs, widths[-1]) != wanted:
         raise ModelError(
-            f"{source} maps {inputs} inputs to {widths[-1]} outputs; inputs of {size(shape)} and "
-            f"{wanted[1]} outputs are wanted"
+            f"{source} maps {inputs} inputs to {widths[-1]} outputs, but inputs of {size(shape)} "
+            f"and {wanted[1]} outputs are expected"
         )
     module = MLP(inputs, widths[:-1], widths[-1])
     names: dict[str, str] = {}

@@ -384,7 +384,7 @@ def _one(trace: Trace, flow: Flow, dim: int, at: int, shape: Shape) -> Flow:
     fields = []
     for f in flow.fields:
         if f.axes == (dim,):
-            trace.untouchable.append((f.atoms, "single units are picked out"))
+            trace.untouchable.append((f.atoms, "single units are selected"))
         else:
             fields.append(f)
     kept = Flow(flow.shape, tuple(fields))
@@ -447,7 +447,7 @@ def _pad(trace: Trace, args: Arguments, shape: Shape, name: str) -> Flow:
     for f in flow.fields:
         touched = [axis for axis in f.axes if axis in ends]
         if any(min(ends[axis]) < 0 for axis in touched):
-            trace.untouchable.append((f.atoms, "pad() takes single units away"))
+            trace.untouchable.append((f.atoms, "pad() removes single units"))
             continue
         number = trace.pad() if touched else 0
         widths = [ends.get(axis, (0, 0)) for axis in f.axes]
@@ -609,7 +609,7 @@ def _step(trace: Trace, node: Node, values: Mapping[Node, Any]) -> Any:
     if name.endswith("_") and not name.startswith("_"):
         changed = node.args[0]
         if not isinstance(changed, Node) or len(changed.users) > 1 or _is_view(changed):
-            trace.refuse(flows, f"{name}() changes a value that others see")
+            trace.refuse(flows, f"{name}() changes a value that others use")
             return unknown
         name = name.removesuffix("_")
     rule = RULES.get(name)

@@ -65,7 +65,7 @@ class ImageNetwork(nn.Module):
 
 
 def build_other(settings: ModelSettings, shape: tuple[int, ...], outputs: int) -> nn.Module:
-    """A pretrained network with a head of this width; of it trains what the settings say.
+    """A pretrained network with a head of this width; the settings choose its trainable part.
 
     Args:
         settings: the `[model]` table.
@@ -149,14 +149,14 @@ def _task(settings: ModelSettings, config: Any) -> str:
     able = [task for task, kinds in offered.items() if type(config) in kinds]
     if settings.task != "auto" and settings.task not in able:
         raise ModelError(
-            f"{settings.pretrained} is a {config.model_type}, which transformers offers for "
-            f"{' and '.join(able) or 'neither'}, and model.task is {settings.task!r}"
+            f"{settings.pretrained} is a {config.model_type}, which transformers supports for "
+            f"{' and '.join(able) or 'neither'}, but model.task is {settings.task!r}"
         )
     if settings.task == "auto" and len(able) != 1:
         raise ModelError(
-            f"{settings.pretrained} is a {config.model_type}, which transformers offers for "
+            f"{settings.pretrained} is a {config.model_type}, which transformers supports for "
             f"{'both of' if able else 'none of'} {' and '.join(offered)}; "
-            + ("say which with model.task" if able else "choose another network")
+            + ("choose one with model.task" if able else "choose another network")
         )
     return able[0] if settings.task == "auto" else settings.task
 
@@ -170,26 +170,26 @@ def _check_shape(task: str, config: Any, shape: tuple[int, ...], name: str) -> N
     if task == "sequence-classification":
         if len(shape) != 1:
             raise ModelError(
-                f"{name} takes texts, and a sample of this data has shape {shape}; name the column "
-                "of texts with data.tokens"
+                f"{name} takes texts, but a sample of this data has shape {shape}. Set "
+                "data.tokens to the column of texts"
             )
         most = getattr(config.get_text_config(), "max_position_embeddings", None)
         if most is not None and shape[0] > most:
             raise ModelError(
-                f"{name} takes texts of at most {most} tokens, and data.max_tokens is {shape[0]}; "
-                f"set it to {most} or less"
+                f"{name} takes texts of at most {most} tokens, but data.max_tokens is {shape[0]}. "
+                f"Set it to {most} or less"
             )
         return
     if len(shape) != 3:
-        raise ModelError(f"{name} takes images, and a sample of this data has shape {shape}")
+        raise ModelError(f"{name} takes images, but a sample of this data has shape {shape}")
     channels, side = getattr(config, "num_channels", None), getattr(config, "image_size", None)
     sides = (side, side) if isinstance(side, int) else side
     if channels not in (None, shape[0]) or (sides and tuple(sides) != shape[1:]):
         wanted = (channels or shape[0], *(sides or shape[1:]))
         raise ModelError(
-            f"{name} takes images of {' x '.join(map(str, wanted))} (channels, height, width), and "
-            f"those of this data are {' x '.join(map(str, shape))}; its own processor makes them "
-            "fit where they come from files (data.processor), or choose data.size"
+            f"{name} takes images of {' x '.join(map(str, wanted))} (channels, height, width), "
+            f"but this data has {' x '.join(map(str, shape))}. Set data.processor for images from "
+            "files, or set data.size"
         )
 
 
@@ -257,7 +257,7 @@ def _timm(
 
     name = str(settings.pretrained)
     if len(shape) != 3:
-        raise ModelError(f"{name} takes images, and a sample of this data has shape {shape}")
+        raise ModelError(f"{name} takes images, but a sample of this data has shape {shape}")
     pretrained.require_timm_name(name, ModelError)
 
     def make(place: str, **options: Any) -> nn.Module:
@@ -310,7 +310,7 @@ def _no_targets(network: nn.Module, settings: ModelSettings, error: Exception) -
         reason = f"no layers of {settings.pretrained} end in {', '.join(settings.lora_targets)}"
     else:
         reason = f"peft has no layers to adapt for {settings.pretrained} ({error})"
-    return f"{reason}; name some with model.lora_targets, of {shown}"
+    return f"{reason}. Set model.lora_targets to some of {shown}"
 
 
 def _ending(name: str) -> str:

@@ -136,8 +136,8 @@ class ModelSettings(Settings):
             return name
         if not (place := installed("models", name)):
             raise ValueError(
-                f"no model is called {name!r}{did_you_mean(name, NAMES)}; choose "
-                f"{', '.join(NAMES)}, or name your own as package.module:factory"
+                f"unknown model {name!r}{did_you_mean(name, NAMES)}. Choose {', '.join(NAMES)}, "
+                "or your own as package.module:factory"
             )
         return place
 
@@ -155,23 +155,27 @@ class ModelSettings(Settings):
     @model_validator(mode="after")
     def _agree(self) -> "ModelSettings":
         if self.arguments and self.name in NAMES:
-            raise ValueError(f"arguments are for your own factory; {self.name} takes none")
+            raise ValueError(
+                f"model.arguments works only with your own factory. {self.name} takes none"
+            )
         if self.name in OTHERS and self.pretrained is None:
             example = "prajjwal1/bert-tiny" if self.name == "transformers" else "resnet18"
             raise ValueError(
-                f"model {self.name!r} needs the name of a network: pretrained = '{example}', say"
+                f"model {self.name!r} needs the name of a network, such as pretrained = '{example}'"
             )
         if self.name in OTHERS and self.init != "default":
-            raise ValueError(f"init is not for {self.name}; scratch = true draws random weights")
+            raise ValueError(
+                f"init has no effect on {self.name}. Set scratch = true for random weights"
+            )
         if self.name not in OTHERS and self.pretrained is not None:
             raise ValueError(
-                f"pretrained is for {' and '.join(OTHERS)}, and name is {self.name!r}; set name too"
+                f"pretrained needs {' and '.join(OTHERS)}, but name is {self.name!r}. Set name too"
             )
         if self.batch_norm == "local" and self.frozen_body:
             raise ValueError(
-                f"batch_norm = 'local' is for batch normalization that trains, and trains = "
-                f"{self.trains!r} freezes the network's; leave one of them out"
+                "batch_norm = 'local' needs trainable batch normalization, but trains = "
+                f"{self.trains!r} freezes it. Leave one of them out"
             )
         if self.weights is not None and self.init != "default":
-            raise ValueError("init has no effect on weights from a file; leave one of them out")
+            raise ValueError("init has no effect on weights from a file. Leave one of them out")
         return self

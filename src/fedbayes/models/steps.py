@@ -50,9 +50,8 @@ class Steps:
             raise ModelError(f"{name} cannot be traced by torch.export: {line}") from None
         if any(n.op == "get_attr" and n.users for n in self._program.graph.nodes):
             raise ModelError(
-                f"{name} has operations inside others, as a loop or a branch has them, and as a "
-                "program with a posterior of all layers; name another network for the fused one, "
-                "with --like or --model"
+                f"{name} has nested operations, such as loops or branches. Choose another network "
+                "for the fused one with --like or --model"
             )
         self.shape = tuple(example.shape)
         signature = self._program.graph_signature
@@ -72,7 +71,8 @@ class Steps:
         outputs = next(n for n in nodes if n.op == "output").args[0]
         if len(inputs) != 1 or len(outputs) != 1:
             raise ModelError(
-                f"{name} has {len(inputs)} inputs and {len(outputs)} outputs; wanted is one of each"
+                f"{name} has {len(inputs)} inputs and {len(outputs)} outputs, but one of each is "
+                "needed"
             )
         self.input, self.output = inputs[0], outputs[0]
         self._constants: Tensors = {
@@ -99,7 +99,7 @@ class Steps:
         return program_units(self._program)
 
     def run(self, tensors: Tensors, x: Tensor) -> Iterator[GraphStep]:
-        """One forward pass; whoever has seen enough stops asking.
+        """One forward pass, operation by operation.
 
         Args:
             tensors: parameters and buffers by name.
@@ -118,8 +118,8 @@ class Steps:
         """
         if tuple(x.shape) != self.shape:
             raise ModelError(
-                f"a batch of inputs has shape {tuple(x.shape)} where the first has {self.shape}; "
-                "draw batches of one size"
+                f"a batch of inputs has shape {tuple(x.shape)}, but the first has {self.shape}. "
+                "Use batches of one size"
             )
         if x.ndim == 4 and not self._bound_to_layout:
             x = x.contiguous(memory_format=torch.channels_last)
@@ -149,7 +149,7 @@ class Steps:
         return any(kind(node).startswith(("view", "as_strided", "set")) for node in self.nodes)
 
     def outputs(self, tensors: Tensors, x: Tensor) -> Tensor:
-        """What the network says of a batch."""
+        """The outputs of the network for a batch."""
         found = x
         for step in self.run(tensors, x):
             if step.node is self.output:

@@ -60,7 +60,7 @@ def materialize(module: nn.Module, shape: tuple[int, ...], name: str) -> None:
         else:
             break
     if any(map(is_lazy, _tensors(module))):
-        why = raised(error, name) if error else "a pass through it uses not all of its layers"
+        why = raised(error, name) if error else "a forward pass does not use all of its layers"
         raise ModelError(
             f"model {name!r} has lazy layers, and they get no shape from inputs of shape {shape}: "
             f"{why}. Give the layers their sizes"
@@ -89,8 +89,8 @@ def fixed_buffers(module: nn.Module, shape: tuple[int, ...], name: str) -> froze
     for key, parameter in module.named_parameters():
         if parameter.is_complex():
             raise ModelError(
-                f"parameter {key!r} of model {name!r} is complex, and weights are real numbers; "
-                "keep it as a real tensor whose last axis has 2 entries, and use "
+                f"parameter {key!r} of model {name!r} is complex, but weights must be real "
+                "numbers. Store it as a real tensor whose last axis has 2 entries, and use "
                 "torch.view_as_complex(...) in forward"
             )
     stored = module.state_dict().keys()
@@ -127,14 +127,14 @@ def fixed_buffers(module: nn.Module, shape: tuple[int, ...], name: str) -> froze
             continue
         if buffer.is_complex():
             raise ModelError(
-                f"buffer {full!r} of model {name!r} is complex and changes in training, and what "
-                "clients send are real numbers; keep it as a real tensor whose last axis has 2 "
+                f"buffer {full!r} of model {name!r} is complex and changes in training, but "
+                "clients send real numbers. Store it as a real tensor whose last axis has 2 "
                 "entries"
             )
         if buffer.is_floating_point() and not bool(torch.isfinite(buffer).all()):
             raise ModelError(
-                f"buffer {full!r} of model {name!r} changes in training and starts at NaN or "
-                "infinite values, from which no change can be counted; start it at finite ones"
+                f"buffer {full!r} of model {name!r} changes in training and starts with NaN or "
+                "infinite values. Start it with finite values"
             )
     return fixed
 
@@ -161,7 +161,7 @@ def require_registered(
     shape: tuple[int, ...],
     name: str,
 ) -> None:
-    """See that what a network computes follows from its `state_dict`.
+    """Check that the outputs of a network depend only on its `state_dict`.
 
     It is built twice more under different seeds, one of the two is used, and gets the state of
     the other. Then both must compute the same. One has the seed of the network itself, and so the
@@ -192,16 +192,16 @@ def require_registered(
     ]
     if again.keys() != first_state.keys() or varying:
         raise ModelError(
-            f"model {name!r} starts with other weights each time it is built from the same seed"
-            f"{f', such as {varying[0]!r}' if varying else ''}. Draw them from the global "
+            f"model {name!r} starts with different weights for the same "
+            f"seed{f', such as {varying[0]!r}' if varying else ''}. Sample them with the global "
             "generators of PyTorch, NumPy or Python, which are seeded"
         )
     try:
         other.load_state_dict(again)
     except RuntimeError as error:
         raise ModelError(
-            f"model {name!r} has another architecture each time it is built: "
-            f"{str(error).splitlines()[-1].strip()}. Let its arguments alone say what it is"
+            f"model {name!r} has a different architecture each time it is built: "
+            f"{str(error).splitlines()[-1].strip()}. It must depend only on its arguments"
         ) from None
     same = True
     for training in (False, True):
@@ -213,8 +213,8 @@ def require_registered(
     if not same:
         places = _different(_outside(one), _outside(other))
         raise ModelError(
-            f"the outputs of model {name!r} do not follow from its state_dict: two networks with "
-            f"the same state give other ones. {_remedy(places)}"
+            f"the outputs of model {name!r} do not depend only on its state_dict: two networks "
+            f"with the same state differ. {_remedy(places)}"
         )
     if untrained := _untrained(one, shape):
         raise ModelError(
@@ -232,8 +232,8 @@ def _remedy(places: list[str]) -> str:
     """What is not registered, and how it would be."""
     if not places:
         return (
-            "No attribute differs, so it may be a global variable, or a generator that is not "
-            "seeded; keep it in a parameter or a buffer"
+            "No attribute differs, so it may be a global variable or an unseeded generator. "
+            "Store it in a parameter or a buffer"
         )
     few = ", ".join(places[:5]) + (f" and {len(places) - 5} more" if len(places) > 5 else "")
     return (

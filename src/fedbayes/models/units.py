@@ -171,7 +171,7 @@ class Group:
         if self.mixed:
             return self.mixed
         if not self.zero_safe:
-            return "what reads its units does not see zeros where one is gone"
+            return "layers that read its units do not see zeros for a removed unit"
         return "frozen weights read its units" if self.frozen_readers else ""
 
     def thinned(self, gone: int, noise: Tensor | None = None) -> Tensor:
@@ -336,14 +336,14 @@ def evaluating(module: nn.Module) -> nn.Module:
 
 
 WRITES_OVER = (
-    "writes over its inputs (as x.sub_(…) and x += … do), and samples are shown more than once; "
-    "let it compute others, as x = x - …"
+    "changes its inputs in place (such as x.sub_(…) or x += …), but samples are used more than "
+    "once. Compute new tensors, such as x = x - …"
 )
 """What to say of such a network, behind its name."""
 
 
 def require_inputs_kept(networks: Mapping[str, nn.Module], x: Tensor) -> None:
-    """See that networks leave their inputs as they are.
+    """Check that networks do not change their inputs.
 
     Args:
         networks: by name; left in evaluation mode.
@@ -361,7 +361,7 @@ def require_inputs_kept(networks: Mapping[str, nn.Module], x: Tensor) -> None:
 
 
 def require_gradients(networks: Mapping[str, nn.Module], x: Tensor) -> None:
-    """See that networks have gradients in evaluation mode, where dropout hands on what it gets.
+    """Check that networks have gradients in evaluation mode, without dropout.
 
     Args:
         networks: by name; left in evaluation mode.
@@ -376,8 +376,8 @@ def require_gradients(networks: Mapping[str, nn.Module], x: Tensor) -> None:
             answer = evaluating(network)(leaf)
             if not isinstance(answer, Tensor):
                 raise ModelError(
-                    f"{name} gives a {type(answer).__name__}; wanted are its outputs alone, a "
-                    "tensor: let forward return that"
+                    f"{name} returns a {type(answer).__name__}. Let forward return only its "
+                    "outputs, a tensor"
                 )
             if not answer.requires_grad:
                 continue
@@ -387,8 +387,9 @@ def require_gradients(networks: Mapping[str, nn.Module], x: Tensor) -> None:
             except RuntimeError as error:
                 line = str(error).partition(":")[0].partition("\n")[0]
                 raise ModelError(
-                    f"{name} has no gradients in evaluation mode ({line}); let it compute others "
-                    "instead of values that it writes over, as x = x + … for x += … behind dropout"
+                    f"{name} has no gradients in evaluation mode ({line}). Compute new tensors "
+                    "instead of changing them in place, such as x = x + … for x += … after "
+                    "dropout"
                 ) from None
 
 
@@ -411,8 +412,9 @@ def require_apart(network: nn.Module, x: Tensor, why: str) -> None:
             alone = None
     if alone is None or not torch.allclose(together, alone, 1e-3, 1e-3, equal_nan=True):
         raise ModelError(
-            f"a {type(network).__name__} answers a sample by those next to it, and {why}; give its "
-            "normalizations running statistics (track_running_stats), or leave it out"
+            f"the outputs of a {type(network).__name__} for a sample depend on its batch, and "
+            f"{why}. Use normalizations with running statistics (track_running_stats), or leave "
+            "it out"
         )
 
 
@@ -564,7 +566,7 @@ def trained_groups(found: Groups, trained: Set[str]) -> Groups:
     untouched = {name: why for name, why in found.untouched.items() if name in trained}
     for group in found.groups:
         if not trained >= {axis.tensor for axis in group.owned}:
-            frozen = "it adds to what is not trained"
+            frozen = "it adds to values that are not trained"
             untouched |= {name: frozen for name in group.producers if name in trained}
             continue
         readers = tuple(axis for axis in group.readers if axis.tensor in trained)

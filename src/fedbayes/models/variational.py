@@ -70,7 +70,9 @@ def stack(module: nn.Module) -> Stack:
             activations, pooling, dropout and reshaping.
     """
     if not isinstance(module, nn.Sequential):
-        raise ModelError(f"a {type(module).__name__} is no stack of layers (torch.nn.Sequential)")
+        raise ModelError(
+            f"a {type(module).__name__} is not a stack of layers (torch.nn.Sequential)"
+        )
     found: list[LayerStage] = []
     waiting: list[nn.Module] = []
     log_std = None
@@ -80,8 +82,8 @@ def stack(module: nn.Module) -> Stack:
         elif isinstance(child, nn.Linear | nn.Conv2d):
             if isinstance(child, nn.Conv2d) and not _is_plain(child):
                 raise ModelError(
-                    f"layer {key!r} has no variational form: convolutions may have neither groups "
-                    "nor dilation nor another padding than zeros"
+                    f"layer {key!r} has no variational form: convolutions with groups, dilation "
+                    "or a padding other than zeros are not supported"
                 )
             found.append(LayerStage(key, child, tuple(waiting), None))
             waiting = []
@@ -91,9 +93,9 @@ def stack(module: nn.Module) -> Stack:
             waiting.append(child)
         else:
             raise ModelError(
-                f"layer {key!r}, a {type(child).__name__}, has no variational form there; use "
-                "linear layers and convolutions, each followed by its activation, with pooling, "
-                "dropout and reshaping between them"
+                f"layer {key!r}, a {type(child).__name__}, has no variational form. Use linear "
+                "layers and convolutions, each followed by its activation, with pooling, dropout "
+                "and reshaping between them"
             )
     if not found or waiting:
         raise ModelError("the network does not end with a linear layer or a convolution")

@@ -142,17 +142,17 @@ def coverage_curve(found: Coverage, run: int = 0) -> Lines:
         "coverage",
         "Coverage of intervals",
         "probability of a central interval",
-        "share of targets inside",
+        "share of targets inside the interval",
         [ChartCurve(run, list(found.levels), list(found.inside))],
-        "Below the dashed line intervals are too narrow: the model is overconfident. Intervals of "
-        "counts hold somewhat more than their probability.",
+        "Below the dashed line intervals are too narrow: the model is overconfident. Intervals "
+        "of counts contain slightly more than their probability.",
         styles=f"mean distance from the dashed line {found.error:.4f}",
         diagonal=True,
     )
 
 
 def diagram(calibration: Calibration, run: int = 0) -> Reliability:
-    """A reliability diagram whose bins have enough samples each to say something.
+    """A reliability diagram whose bins have enough samples.
 
     Bins under `LEAST_SAMPLES` or `LEAST_SHARE` of the samples are merged with the neighbour that
     has fewer; the calibration error stays that of the bins as they are defined.
@@ -184,7 +184,7 @@ def diagram(calibration: Calibration, run: int = 0) -> Reliability:
     if len(bins) < before:
         note += f"; drawn with bins of fewer than {least} samples merged"
     if calibration.untold:
-        note += f"; without {calibration.untold} samples of which nothing was predicted"
+        note += f"; without {calibration.untold} samples that have no prediction"
     note += "."
     return Reliability("reliability", "Reliability diagram", [run], bins, calibration.error, note)
 
@@ -216,7 +216,7 @@ def filled(chart: Chart) -> bool:
 
 
 def telling(chart: Chart) -> bool:
-    """Whether a chart says more than the table of runs.
+    """Whether a chart shows more than the table of runs.
 
     The sparsity and the size of a model that stay as they are do not.
     """

@@ -19,7 +19,7 @@ Bins = Sequence[tuple[float, float, int]]
 
 @dataclass(frozen=True)
 class Series:
-    """What a method's runs tell, by seed."""
+    """The results of a method's runs, by seed."""
 
     label: str
     method: str
@@ -106,14 +106,15 @@ def _charts(part: ComparisonPart, names: Sequence[str]) -> Iterator[Lines]:
             for one in part.series
             for bins in one.reliability
         ],
-        f"Share of right predictions by confidence{', a line for each seed' if several else ''}. "
-        "Below the dashed line the model is overconfident.",
+        "Share of correct predictions by "
+        f"confidence{', a line for each seed' if several else ''}. Below the dashed line the "
+        "model is overconfident.",
         diagonal=True,
     )
     yield Lines(
         "selective",
         "Selective prediction",
-        "coverage: share that is predicted",
+        "coverage: share of samples predicted",
         "accuracy of these",
         [
             ChartCurve(runs[one.label], [(i + 1) / len(curve) for i in range(len(curve))], curve)

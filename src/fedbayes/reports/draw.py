@@ -51,7 +51,7 @@ def plot(
         RunError: a folder holds no run, there is no such figure, or the file cannot be written.
     """
     if out.suffix.lower() not in PICTURES:
-        raise RunError(f"cannot write {out}: name a file that ends in {', '.join(PICTURES)}")
+        raise RunError(f"cannot write {out}. Use a file name that ends in {', '.join(PICTURES)}")
     writable(out, "the figure")
     records = gather(folders, watch)
     names = [record.label for record in records]
@@ -253,7 +253,7 @@ def _heat(axes: "Axes", chart: Heat) -> None:
 
 
 def reliability(axes: "Axes", chart: Reliability, look: Look = PLAIN, name: str = "") -> None:
-    """Accuracy over confidence, and under it how many samples each point stands for.
+    """Accuracy over confidence, and below it the number of samples of each point.
 
     Args:
         axes: gives its place to the two parts.
@@ -263,7 +263,7 @@ def reliability(axes: "Axes", chart: Reliability, look: Look = PLAIN, name: str 
     """
     figure, place = axes.figure, axes.get_subplotspec()
     if place is None:
-        raise ValueError("a reliability diagram stands in a grid of subplots")
+        raise ValueError("a reliability diagram needs a grid of subplots")
     axes.remove()
     parts = place.subgridspec(2, 1, height_ratios=(3, 1), hspace=0.04)
     above = figure.add_subplot(parts[0])

@@ -124,11 +124,11 @@ def tried(records: Sequence[Record], *, all_of_them: bool = False) -> str:
     if not any(record.reference for record in records):
         return "all clients' test samples"
     if not all_of_them:
-        return "the server's reference table, which is no client's"
+        return "the server's reference table, not of a client"
     at_clients = [record.tried_at_clients for record in records]
     if all(at_clients):
         return "all clients' test samples, as they report"
-    return "test samples, which are of a server's reference table where clients have their own"
+    return "test samples; with a server's reference table, of that table"
 
 
 def _of(group: _Group, curves: Sequence[ChartCurve]) -> list[ChartCurve]:
@@ -137,7 +137,7 @@ def _of(group: _Group, curves: Sequence[ChartCurve]) -> list[ChartCurve]:
 
 
 def over_bytes(records: Sequence[Record]) -> list[Chart]:
-    """The headline metric over what was sent up to then, to clients and back."""
+    """The headline metric over the bytes sent until then, to clients and back."""
     unit, factor = _unit(
         max((_sent(record)[-1] for record in records if record.metrics), default=0)
     )
@@ -252,9 +252,9 @@ def loss(records: Sequence[Record]) -> list[Chart]:
             "round",
             "loss, mean over clients",
             curves,
-            "What the clients of a round minimized; methods differ in what that is."
+            "The loss that the clients of a round minimized. It differs between methods."
             if len({record.settings.get("method.name") for record in records}) > 1
-            else "What the clients of a round minimized.",
+            else "The loss that the clients of a round minimized.",
             _log(curves),
         )
     ]
@@ -292,7 +292,7 @@ def seconds(records: Sequence[Record]) -> list[Chart]:
 
 
 def privacy(records: Sequence[Record]) -> list[Chart]:
-    """What was spent of privacy, over rounds; nothing where only the last round tells."""
+    """The privacy budget over rounds; empty if only the last round has it."""
     curves = []
     for run, record in enumerate(records):
         if len(record.spent) < 2:
@@ -313,8 +313,8 @@ def privacy(records: Sequence[Record]) -> list[Chart]:
             "round",
             "ε of all data of one client",
             curves,
-            "Solid: against a federation in which all data of one client are others; dashed: in "
-            "which it is not there.",
+            "Solid: compared with a federation in which one client has other data. Dashed: "
+            "compared with a federation without the client.",
             styles="solid: replace one, dashed: add or remove",
             dashed="add or remove",
         )
@@ -326,7 +326,7 @@ def clients(records: Sequence[Record]) -> list[Chart]:
     return [
         Spread(
             "clients",
-            f"Clients one by one{group.of}",
+            f"Clients individually{group.of}",
             words(group.metric),
             [
                 ChartGroup(run, list(records[run].values), list(records[run].values.values()))
@@ -334,7 +334,7 @@ def clients(records: Sequence[Record]) -> list[Chart]:
                 if records[run].values
             ],
             " ".join(
-                ["The model that each last reported, on its own test samples.", group.note]
+                ["The last model of each client, on its own test samples.", group.note]
             ).strip(),
         )
         for group in _groups(records)
@@ -363,7 +363,7 @@ def split(records: Sequence[Record]) -> list[Chart]:
         charts.append(
             Heat(
                 "split",
-                "Who trains on what",
+                "Classes of each client",
                 runs,
                 "class",
                 list(classes),
@@ -390,7 +390,7 @@ def confusion(records: Sequence[Record]) -> list[Chart]:
             list(record.classes),
             record.confusion.tolist(),
             "row",
-            "Colours are shares of the true class.",
+            "Colours show shares of the true class.",
         )
         for run, record in enumerate(records)
         if record.confusion is not None
@@ -427,7 +427,7 @@ def predictions(records: Sequence[Record]) -> list[Chart]:
 
 
 def coverage(records: Sequence[Record]) -> list[Chart]:
-    """How many targets lie in predictive intervals, of each global model."""
+    """Share of targets in predictive intervals, for each global model."""
     known = [(run, record.coverage) for run, record in enumerate(records) if record.coverage]
     if not known:
         return []
@@ -461,9 +461,7 @@ def selective(records: Sequence[Record]) -> list[Chart]:
             "share of samples predicted",
             "accuracy",
             curves,
-            "Accuracy of the most confident samples, if the others were left to someone else, by "
-            "counts of "
-            "confidence.",
+            "Accuracy on the most confident samples, if the model predicts only these.",
         )
     ]
 
@@ -506,10 +504,10 @@ def charts(figure: str, records: Sequence[Record]) -> list[Chart]:
         found = [Lines(figure, figure, "round", figure, _curves(records, figure))]
     else:
         names = ", ".join(dict.fromkeys([*FIGURES, *round_metrics(records)]))
-        raise RunError(f"there is no figure {figure!r}; there are {names}")
+        raise RunError(f"unknown figure {figure!r}. Choose {names}")
     if not any(filled(chart) for chart in found):
         notes = "; ".join(notes_on(records))
-        raise RunError(f"there is nothing to draw of {figure}" + (f" ({notes})" if notes else ""))
+        raise RunError(f"there is nothing to draw for {figure}" + (f" ({notes})" if notes else ""))
     return found
 
 

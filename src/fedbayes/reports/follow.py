@@ -57,7 +57,7 @@ class Follower:
         self._deep.shutdown(wait=False, cancel_futures=True)
 
     def state(self) -> dict[str, Any]:
-        """What the runs are doing now, and the version of the page that tells the rest."""
+        """The current state of the runs, and the version of the page."""
         runs = self._runs
         return {
             "version": self._version(),
@@ -66,7 +66,7 @@ class Follower:
         }
 
     def page(self) -> str:
-        """The page of the runs as far as they are."""
+        """The page of the runs in their current state."""
         with self._lock:
             version = self._version()
             if self._page[0] != version:

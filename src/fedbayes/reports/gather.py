@@ -35,7 +35,7 @@ from fedbayes.storage.scores import CLIENT_ROWS
 
 @dataclass(frozen=True)
 class Record:
-    """One run, as far as its folder tells it."""
+    """One run, with the information of its folder."""
 
     label: str
     """Its name among the others: the folder's, with as many of its parents as it takes."""
@@ -189,18 +189,18 @@ def refuse_no_run(run: RunFolder) -> None:
     """
     if run.config_file.exists():
         return
-    text = f"{run.path} holds no run: there is no {run.config_file.name}"
+    text = f"{run.path} is not a run folder: it has no {run.config_file.name}"
     if any(run.path.glob("*/config.toml")):
-        text += f"; the runs are in its folders, name them as {run.path}/*/"
+        text += f". Give the run folders in it: {run.path}/*/"
     raise RunError(text)
 
 
 def labels_of(folders: Sequence[Path]) -> list[str]:
-    """The shortest ends of the paths that tell the folders apart."""
+    """The shortest path suffixes that distinguish the folders."""
     paths = [folder.resolve() for folder in folders]
     for path, count in Counter(paths).items():
         if count > 1:
-            raise RunError(f"{path} is named twice; a run counts once")
+            raise RunError(f"{path} is given twice. Give each run once")
     depths = [1] * len(paths)
     while True:
         labels = ["/".join(p.parts[-depth:]) for p, depth in zip(paths, depths, strict=True)]
@@ -211,7 +211,7 @@ def labels_of(folders: Sequence[Path]) -> list[str]:
 
 
 def rounds_of(run: RunFolder, label: str) -> Record:
-    """What the lines of a run's rounds and its summary tell; quick.
+    """The information of a run's rounds and its summary; fast.
 
     Raises:
         RunError: its config or its lines are damaged.
@@ -226,7 +226,7 @@ def rounds_of(run: RunFolder, label: str) -> Record:
     elif rounds < planned and not run.summary_file.exists():
         notes.append(f"{rounds} of {planned} rounds so far")
     elif not run.summary_file.exists():
-        notes.append("how it ended is not known: it has no summary.json")
+        notes.append("the end of the run is unknown: it has no summary.json")
     refused = sum(len(line.get("refused", ())) for line in metrics)
     if refused:
         skipped = sum(bool(line.get("skipped")) for line in metrics)
@@ -253,15 +253,15 @@ def rounds_of(run: RunFolder, label: str) -> Record:
             fields["whose"], _, fields["metric"] = headline.partition("_")
             if (best := summary.get("best_round", rounds)) != rounds:
                 notes.append(
-                    f"metrics of models are of the last round; the saved model is of round {best}"
+                    f"metrics are from the last round; the saved model is from round {best}"
                 )
         except FedbayesError as error:
-            notes.append(f"how it ended is not known: {error}")
+            notes.append(f"the end of the run is unknown: {error}")
     return Record(label, run.path, settings, metrics, notes=tuple(notes), **fields)
 
 
 def deepened(run: RunFolder, record: Record) -> Record:
-    """With what a run's data, its clients and its model tell; that may take a while.
+    """The record with information of the data, the clients and the model; this may take a while.
 
     Args:
         run: the run folder.
@@ -277,7 +277,7 @@ def deepened(run: RunFolder, record: Record) -> Record:
     try:
         likelihood = _add_target(run, settings, fields)
     except FedbayesError as error:
-        notes.append(f"what is predicted is not known: {error}")
+        notes.append(f"the target is unknown: {error}")
     if (known := run.inventory()) is not None and known.headline:
         fields["whose"], _, fields["metric"] = known.headline.partition("_")
         fields["higher_is_better"] = known.higher_is_better
@@ -290,12 +290,12 @@ def deepened(run: RunFolder, record: Record) -> Record:
     try:
         fields["spent"] = _spent(run, settings, progress)
     except FedbayesError as error:
-        notes.append(f"what was spent of privacy is not known: {error}")
+        notes.append(f"the privacy budget is unknown: {error}")
     try:
         if run.summary_file.exists() and contributions_file(run).exists():
             fields["contributions"] = read_contributions(run)
     except FedbayesError as error:
-        notes.append(f"what clients contribute is not told: {error}")
+        notes.append(f"contributions of clients are not available: {error}")
     try:
         _add_predictions(run, record, progress, fields, notes)
     except FedbayesError as error:
@@ -358,8 +358,7 @@ def _add_values(
         return [f"no metrics of clients: {_untold(record.settings['task.likelihood'])}"]
     elif record.rounds:
         return [
-            "no metrics of clients: it has no checkpoint in checkpoints/, which would say too "
-            "whether its other files are whole"
+            "no metrics of clients: it has no checkpoint in checkpoints/ to check its other files"
         ]
     return []
 
@@ -390,8 +389,8 @@ def _add_predictions(
     fields |= {"clients": data.partition.names, "classes": data.classes, "target": data.target}
     if fields["reference"]:
         notes.append(
-            "predictions are of the server's reference table, which is no client's; clients "
-            "reported their own metrics"
+            "predictions are for the server's reference table, not for clients; clients reported "
+            "their own metrics"
         )
     else:
         fields |= {
@@ -404,7 +403,7 @@ def _add_predictions(
     method = config.build_method()
     fields["whose"] = method.models.headline
     if not method.models.has_global:
-        notes.append(f"under {method.name} only clients have models: there is no global one")
+        notes.append(f"under {method.name} only clients have models; there is no global one")
     runtime = build_runtime(config, data, quiet=True)
     model = _model(run, runtime, progress)
     if model is not None and data.test_total:
@@ -477,8 +476,8 @@ _NAMES = ("method.name", "model.name", "task.likelihood")
 def _untold(name: str) -> str:
     """Why something is left out that a module of the user's own would tell."""
     return (
-        f"{name} is of a module of its user's own, and a report imports none; fedbayes calibrate "
-        "and fedbayes evaluate do"
+        f"{name} comes from the user's own module, which a report does not import. Use fedbayes "
+        "calibrate or fedbayes evaluate"
     )
 
 
@@ -497,8 +496,8 @@ def _whose(summary: Metrics) -> list[str]:
     strange = Counter(str(entry["client"]) for entry in summary.get("outliers", ()))
     unlike = listed((f"{client} ({times})" for client, times in strange.most_common()), 5)
     return [
-        *([f"refused, by client: {refused}"] if refused else []),
-        *([f"networks unlike the others, by number of the client: {unlike}"] if unlike else []),
+        *([f"rejected reports, by client: {refused}"] if refused else []),
+        *([f"outlier networks, by number of the client: {unlike}"] if unlike else []),
     ]
 
 

@@ -135,7 +135,7 @@ class ChartAxis:
 
 
 def heat_key(label: str) -> Markup:
-    """What the colours of a heat map stand for."""
+    """The legend of the colours of a heat map."""
     cells = ""
     for share in (0.0, 0.05, 0.25, 0.5, 1.0):
         fill, on = heat_css(share)

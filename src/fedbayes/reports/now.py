@@ -67,15 +67,15 @@ def now(record: Record, pulse: Pulse | None, age: float, trouble: str = "") -> N
         again = again if record.ending == "interrupted" else ""
     elif pulse is None:
         state = "stopped"
-        line = f"no process is at work on it after {record.rounds} of {planned} rounds"
+        line = f"no process is running it after {record.rounds} of {planned} rounds"
     elif alive:
         state = "silent"
         line = (
-            f"no sign of life for {clock(age)} of process {pulse.process} on {pulse.host}, in "
+            f"no heartbeat for {clock(age)} of process {pulse.process} on {pulse.host}, in "
             f"{_at(pulse)}"
         )
     else:
-        state, line = "stopped", f"process {pulse.process} ended without a word in {_at(pulse)}"
+        state, line = "stopped", f"process {pulse.process} stopped unexpectedly in {_at(pulse)}"
     if again:
         line += f"; resume with: {again}"
     return Now(record.label, state, line, rounds, (0, 0), tuple(details))
@@ -102,7 +102,7 @@ def _line(pulse: Pulse, age: float) -> str:
     """What a run does, and how long it will take."""
     what = pulse.what
     if pulse.what == TRAINING:
-        what = f"{pulse.done} of {pulse.cohort} clients are done" if pulse.cohort else ""
+        what = f"{pulse.done} of {pulse.cohort} clients have finished" if pulse.cohort else ""
     parts = [f"{_at(pulse)}: {what}" if what and pulse.round else what or _at(pulse)]
     parts.append(f"{clock(pulse.elapsed + age)} elapsed")
     if pulse.left is not None:
@@ -115,7 +115,7 @@ def _work(pulse: Pulse) -> list[tuple[str, str]]:
     work, found = pulse.work, []
     if work.working_total:
         text = _named(work.working, work.working_total)
-        found.append(("at work", text or f"{work.working_total} clients, whose names are secret"))
+        found.append(("at work", text or f"{work.working_total} clients with secret names"))
     if work.away_total:
         text = "; ".join(f"{name}: {why}" for name, why in list(work.away.items())[:NAMED])
         if (more := work.away_total - NAMED) > 0:

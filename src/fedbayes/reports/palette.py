@@ -133,7 +133,7 @@ class Look:
 
 
 def looks(methods: Sequence[str]) -> list[Look]:
-    """The looks of runs, told apart also where several are of one method.
+    """The looks of runs, distinct also for several runs of one method.
 
     Args:
         methods: of the runs, in order; names of built-in methods, or any others.

@@ -41,14 +41,14 @@ RawPredictor = Callable[[Any], Tensor]
 
 
 class Interval(NamedTuple):
-    """Where targets lie, in their own unit, [n, columns] each."""
+    """Prediction intervals in the unit of the target, [n, columns] each."""
 
     low: Tensor
     high: Tensor
 
 
 class StoredRun:
-    """A run that has ended, as its folder tells it."""
+    """A finished run, read from its folder."""
 
     def __init__(self, folder: Path | str, keep: object = None) -> None:
         self.folder = RunFolder(Path(folder))
@@ -90,17 +90,17 @@ class StoredRun:
         if of == "rounds":
             return rounds_frame(lines, self.preprocessing.classes)
         if of not in ("clients", "troubles"):
-            raise RunError(f"there is no frame {of!r}; there are rounds, clients and troubles")
+            raise RunError(f"unknown frame {of!r}. Choose rounds, clients or troubles")
         if of == "troubles":
             return troubles_frame(self.folder.client_names(), lines)
         if (clients := self.folder.generated_clients()) is not None:
             raise RunError(
-                f"{self.folder.path} has {clients:,} clients whose samples a function gives, and "
-                "no row is kept of each; what is known of some is in summary['per_client']"
+                f"{self.folder.path} has {clients:,} clients with generated samples, and no row "
+                "per client is stored. Use summary['per_client']"
             )
         division = self.folder.partition()
         if division is None:
-            raise RunError(f"there is no partition file {self.folder.partition_file}")
+            raise RunError(f"partition file not found: {self.folder.partition_file}")
         sizes: dict[str, list[int | None]] = {
             "train_samples": np.diff(division.train_offsets).tolist(),
             "test_samples": np.diff(division.test_offsets).tolist(),
@@ -154,7 +154,9 @@ class StoredRun:
         if len(set(methods)) < len(methods):
             methods = [record.label for record in records]
         if names and len(names) != len(results):
-            raise RunError(f"there are {len(names)} names of {len(results)} runs; give one of each")
+            raise RunError(
+                f"there are {len(names)} names of {len(results)} runs. Give one name per run"
+            )
         return figure_of(charts(figure, records), list(names) or methods, looks_of(records))
 
     @cached_property
@@ -165,7 +167,7 @@ class StoredRun:
 
     @property
     def model(self) -> Tensors:
-        """The global model, with what is frozen in its network.
+        """The global model, including frozen weights.
 
         Raises:
             RunError: there is none: under some methods only clients have models; or frozen weights
@@ -217,7 +219,7 @@ class StoredRun:
         return predictor(self.likelihood, sampled_at(self.likelihood, self.draws(client), cool))
 
     def interval(self, x: Any, level: float = 0.9, client: str | int | None = None) -> Interval:
-        """Where numbers lie that are predicted for raw samples.
+        """Prediction intervals for raw samples.
 
         Args:
             x: samples, as for `predictor`.
@@ -236,7 +238,7 @@ class StoredRun:
         likelihood = self.likelihood
         if not isinstance(likelihood, Numeric):
             raise RunError(
-                f"the likelihood {likelihood.name} of {self.folder.path} has no intervals: "
+                f"the likelihood {likelihood.name} of {self.folder.path} has no intervals. "
                 "predictor() gives probabilities"
             )
         return Interval(*likelihood.interval(self.draws(client)(x), level))
@@ -345,9 +347,9 @@ class StoredRun:
         names = self.folder.client_names()
         source, threshold = str(self.folder.path), None
         if client is not None and site is not None:
-            raise RunError("a client's own model has its own threshold: give no site with it")
+            raise RunError("a client's own model has its own threshold. Leave site out")
         if site is not None and not conformal:
-            raise RunError("a site chooses a conformal threshold, which is left out; leave it out")
+            raise RunError("site has no effect without the conformal threshold. Leave it out")
         if conformal:
             whose = client if site is None else site
             name = None if whose is None else names[self.folder.find_client(whose)]
@@ -389,8 +391,8 @@ class StoredRun:
     def draws(
         self, client: str | int | None = None, *, adapt: Samples | None = None
     ) -> "RawPredictor":
-        """A model as a function from raw samples to what its network says, [draws, n, width], for
-        `likelihood`: a posterior, or an ensemble, has several draws.
+        """A model as a function from raw samples to outputs, [draws, n, width], for `likelihood`; a
+        posterior or an ensemble has several draws.
 
         Args:
             client: as for `predictor`, and so are the errors.
@@ -401,7 +403,7 @@ class StoredRun:
         order = None
         if adapt is not None:
             if preprocessing.permuted:
-                raise RunError("a new client of permuted pixels has no known order of them")
+                raise RunError("the pixel order of a new client is unknown")
             device = run.network.device
             seen = Samples(preprocessing.apply(adapt.x).to(device), adapt.y.to(device))
             model = adapted_model(self.folder, method, run, seen)

@@ -61,8 +61,8 @@ class PageServer(ThreadingHTTPServer):
             super().__init__((host, port), _Handler)
         except OSError as error:
             raise RunError(
-                f"cannot serve at {host}, port {port}: {error.strerror or error}; choose another "
-                "--port, or leave it out for one that is free"
+                f"cannot serve at {host}, port {port}: {error.strerror or error}. Choose another "
+                "--port, or leave it out for a free one"
             ) from None
 
     def server_bind(self) -> None:
@@ -138,7 +138,7 @@ class _Handler(BaseHTTPRequestHandler):
         elif path == "/state":
             self._send(HTTPStatus.OK, "application/json", json.dumps(follower.state()), body)
         else:
-            self._send(HTTPStatus.NOT_FOUND, "text/plain", "there is / and /state alone\n", body)
+            self._send(HTTPStatus.NOT_FOUND, "text/plain", "only / and /state exist\n", body)
 
     def _send(self, status: HTTPStatus, kind: str, text: str, body: bool = True) -> None:
         data = text.encode()

@@ -6,10 +6,10 @@ from dataclasses import dataclass, replace
 from fedbayes.reports.gather import Record
 
 KINDS = {
-    "refused": "report refused",
-    "lost": "no report came",
+    "refused": "report rejected",
+    "lost": "no report received",
     "troubles": "reported after trouble",
-    "outliers": "unlike the others",
+    "outliers": "outlier",
 }
 """Entries of a round's line by client, in words."""
 

@@ -79,8 +79,8 @@ def prepare(config: Config, data: FederatedData, *, quiet: bool = False) -> None
     own = config.data.path is not None or config.data.of_factory or config.data.generator
     if own and not quiet and whole.all() and not data.preprocessing.features:
         warnings.warn(
-            f"{data.dataset.name}: samples are whole numbers, which the network does not use as "
-            "ids, so they are standardized; data.standardize = 'off' leaves them as they are",
+            f"{data.dataset.name}: samples are integers that the network does not use as ids, so "
+            "they are standardized; data.standardize = 'off' leaves them unchanged",
             FedbayesWarning,
             stacklevel=3,
         )
@@ -185,7 +185,7 @@ def _label(config: Config) -> str:
 
 
 def refuse_other_data(now: Dataset, folder: RunFolder) -> None:
-    """See that data are those of a run, which others are to be compared with.
+    """Check that data are the data of a run to compare with.
 
     Raises:
         RunError: they are others; names the run.
@@ -196,39 +196,39 @@ def refuse_other_data(now: Dataset, folder: RunFolder) -> None:
         _compare(before, now, folder, "refuse")
     except RunError as error:
         raise RunError(
-            f"{error} in another folder: runs that are compared or averaged are of the same data"
+            f"{error} in another folder: runs to compare or average need the same data"
         ) from None
 
 
 def _compare(before: Preprocessing, now: Dataset, folder: RunFolder, changed: str) -> None:
     """See whether the data are those that a run began with."""
     unlike = [
-        f"{what} were {then}, and are {here}" for what, then, here in differences(before, now)
+        f"{what} were {then}, and are now {here}" for what, then, here in differences(before, now)
     ]
     if changed == "elsewhere":
         if unlike or before.samples != now.samples or before.digest != now.digest:
             raise RunError(
-                "the data here are not those of the run; every node needs the same files, in the "
+                "these data are not the data of the run. Every node needs the same files in the "
                 "same place (data.path, data.dir or FEDBAYES_DATA)"
             )
         return
     if unlike:
         raise RunError(
-            f"the data have changed since {folder.path} began: {'; '.join(unlike)}. Put them back "
-            "as they were, or start a new run"
+            f"the data have changed since {folder.path} began: {'; '.join(unlike)}. Restore them, "
+            "or start a new run"
         )
     if before.samples and before.samples != now.samples:
-        what = f"there were {before.samples:,} samples, and are {now.samples:,}"
+        what = f"there were {before.samples:,} samples, and are now {now.samples:,}"
     elif before.digest and before.digest != now.digest:
-        what = "some of their values or labels are others"
+        what = "some values or labels have changed"
     else:
         return
     text = f"the data have changed since {folder.path} began: {what}"
     if changed == "refuse":
-        raise RunError(f"{text}. Put them back as they were, or start a new run on them")
+        raise RunError(f"{text}. Restore them, or start a new run on them")
     if changed == "warn":
         warnings.warn(
-            f"{text}. The rows of its clients may hold other samples than they trained on",
+            f"{text}. Its clients may have other samples than they trained on",
             FedbayesWarning,
             stacklevel=3,
         )
@@ -249,8 +249,8 @@ def build_likelihood(config: Config, target: Target, *, quiet: bool = False) -> 
     likelihood = likelihoods.build_likelihood(config.task["likelihood"], target, **settings)
     if config.task["likelihood"] == "auto" and target.kind != "class" and not quiet:
         warnings.warn(
-            f"the target is {describe(target)}; its likelihood is {likelihood.name}. Another one "
-            "is chosen with task.likelihood",
+            f"the target is {describe(target)}; its likelihood is {likelihood.name}. Set "
+            "task.likelihood for another",
             FedbayesWarning,
             stacklevel=3,
         )
@@ -274,20 +274,20 @@ def note_start(config: Config, preprocessing: Preprocessing) -> None:
         if then != now and sorted(then) == sorted(now):
             raise ModelError(
                 f"{file} has its {kind} in the order {listed(then)}, and these data in the order "
-                f"{listed(now)}; set data.{kind} to the former"
+                f"{listed(now)}. Set data.{kind} to the order of the file"
             )
     old, new = before.target, preprocessing.target
     if (old.kind, old.names) != (new.kind, new.names):
         now = listed(new.names) if old.classes and new.classes else describe(new)
         warnings.warn(
-            f"{file} was trained for {describe(old)}, and these are {now}",
+            f"{file} was trained for {describe(old)}, but these data are {now}",
             FedbayesWarning,
             stacklevel=4,
         )
     if not before.same_inputs(preprocessing):
         warnings.warn(
-            f"{file} was trained on {before.dataset or 'data'} standardized by other numbers than "
-            f"these ({preprocessing.dataset}); layers that are frozen cannot adapt to them",
+            f"{file} was trained on {before.dataset or 'data'} with another standardization "
+            f"({preprocessing.dataset}); frozen layers cannot adapt to it",
             FedbayesWarning,
             stacklevel=4,
         )
@@ -324,8 +324,8 @@ def bind_frozen(run: RunFolder, network: Network) -> None:
     progress = run.progress()
     if progress is not None and progress.constants != network.constants_digest:
         raise RunError(
-            f"frozen weights of the network are not those that {run.path} was made with; put its "
-            "code, or the pretrained files, back as they were"
+            f"frozen weights of the network have changed since {run.path}. Restore its code or "
+            "the pretrained files"
         )
 
 

@@ -70,7 +70,7 @@ def no_temperature(config: Config, method: AnyMethod, likelihood: Likelihood) ->
     if not method.models.has_global:
         return f"{method.name} has no global model"
     if not has_temperature(likelihood):
-        return f"the likelihood {likelihood.name} has none"
+        return f"the likelihood {likelihood.name} has no temperature"
     if config.privacy.noise:
         return "the clients' sums would have no noise, and ε would not cover them"
     if config.secure.enabled:
@@ -169,7 +169,7 @@ def fitted(
     if not told:
         return replace(found, reason=f"no client sent sums: {next(iter(missed.values()))}")
     if sums.rows < FEWEST:
-        why = f"clients held out {sums.rows} rows, and it takes {FEWEST}"
+        why = f"clients held out {sums.rows} rows, and {FEWEST} are needed"
         return replace(found, reason=why)
     try:
         return replace(found, temperature=sums.temperature())
@@ -193,12 +193,11 @@ def _read(report: bytes, most: float) -> TemperatureSums:
         MessageError: they are none, or of more rows than are believed.
     """
     if len(report) > _LONGEST:
-        raise MessageError(f"its sums have {len(report):,} bytes; at most {_LONGEST:,} make sense")
+        raise MessageError(f"its sums have {len(report):,} bytes; the limit is {_LONGEST:,}")
     told = {name: item for name, item in decode(report).items() if isinstance(item, Tensor)}
     sums = TemperatureSums.of(told)
     if sums.rows > most:
         raise MessageError(
-            f"its sums are of {sums.rows:,} rows; at most {most:,.0f} are believed "
-            "(aggregation.max_weight)"
+            f"its sums have {sums.rows:,} rows; the limit is {most:,.0f} (aggregation.max_weight)"
         )
     return sums

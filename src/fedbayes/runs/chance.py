@@ -20,7 +20,7 @@ def below_chance(metrics: Mapping[str, Any], target: Target) -> str:
     """
     nll, guess = metrics.get("nll"), _uniform(target)
     if nll is not None and guess and nll > guess:
-        return f"its NLL is {number(nll)}, and that of a uniform guess {number(guess)}"
+        return f"its NLL is {number(nll)}, the NLL of a uniform guess {number(guess)}"
     for metric, least, what in (
         ("accuracy", 1 / max(target.classes, 1), "a uniform guess"),
         ("r2", 0.0, "a constant, the mean of the test targets,"),
@@ -29,7 +29,7 @@ def below_chance(metrics: Mapping[str, Any], target: Target) -> str:
         value = metrics.get(metric)
         if value is not None and value < least:
             name = {"r2": "R²", "c_index": "C-index"}.get(metric, metric)
-            return f"its {name} is {number(value)}, and that of {what} {number(least)}"
+            return f"its {name} is {number(value)}, for {what} it is {number(least)}"
     return ""
 
 

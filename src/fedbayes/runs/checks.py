@@ -45,7 +45,7 @@ def check(
     data: FederatedData,
     adversary: Adversary | None = None,
 ) -> None:
-    """See that a run can be what its config says.
+    """Check that a config is consistent and every setting has an effect.
 
     Args:
         config: the settings.
@@ -63,7 +63,7 @@ def check(
     if not ENGINES[config.engine].here:
         refuse_objects(config.model_dump(mode="json"), f"Engine {config.engine!r}")
     if not run.network.split()[0]:
-        raise ModelError(f"model {config.model.name!r} has no parameter that is trained")
+        raise ModelError(f"model {config.model.name!r} has no trainable parameter")
     find_devices(config.devices)
     _check_tokens(config, run, data)
     _check_generator(config, method, run)
@@ -125,18 +125,18 @@ def _check_generator(config: Config, method: AnyMethod, run: Federation) -> None
         return
     if method.reports.pooled:
         raise ConfigError(
-            f"{method.name} pools the samples of all clients, and data.generator gives those of "
-            "one at a time; choose another method, or data in a file"
+            f"{method.name} pools the samples of all clients, but data.generator gives one client "
+            "at a time. Choose another method, or data in a file"
         )
     if config.clock.by_samples:
         raise ConfigError(
-            "clock.by_samples needs to know how many samples each client has before the first "
-            "round, and data.generator says it when a client is asked; leave it out"
+            "clock.by_samples needs the number of samples of each client before the first round, "
+            "which data.generator does not give. Leave it out"
         )
     if ENGINES[config.engine].states != "run" and run.clients > MOST_NODES:
         raise ConfigError(
-            f"engine {config.engine!r} has a node for each client, and there are "
-            f"{run.clients:,}: with more than {MOST_NODES:,} choose sequential or workers"
+            f"engine {config.engine!r} has a node for each of {run.clients:,} clients. With more "
+            f"than {MOST_NODES:,} choose sequential or workers"
         )
 
 
@@ -151,18 +151,18 @@ def _check_tokens(config: Config, run: Federation, data: FederatedData) -> None:
     if reader is None:
         if tokens is not None and name in NAMES:
             raise ModelError(
-                f"samples are tokens of '{tokens.column}' (data.tokens), numbers without an order, "
-                f"which model {name!r} cannot read; set model.name = 'transformers'"
+                f"samples are tokens of '{tokens.column}' (data.tokens), which model {name!r} "
+                "cannot read. Set model.name = 'transformers'"
             )
     elif tokens is None:
         raise ModelError(
-            f"{config.model.pretrained} takes texts, and samples of this data are numbers; name "
-            "the column of texts with data.tokens"
+            f"{config.model.pretrained} takes texts, but samples of this data are numbers. Set "
+            "data.tokens to the column of texts"
         )
     elif tokens.vocabulary > reader.vocabulary:
         raise ModelError(
-            f"the tokenizer of {tokens.tokenizer} has {tokens.vocabulary:,} tokens, and "
-            f"{config.model.pretrained} knows {reader.vocabulary:,}; set data.processor to the "
+            f"the tokenizer of {tokens.tokenizer} has {tokens.vocabulary:,} tokens, but "
+            f"{config.model.pretrained} has {reader.vocabulary:,}. Set data.processor to the "
             "network's own"
         )
 
@@ -191,8 +191,8 @@ def _check_reports(config: Config, method: AnyMethod, run: Federation) -> None:
     waits = not config.asynchronous.active
     if not method.reports.pooled and waits and needed > run.cohort:
         raise ConfigError(
-            f"min_reports = {needed}, but a round of this run has {run.cohort} clients: no "
-            "round would count"
+            f"min_reports = {needed}, but a round of this run has {run.cohort} clients, so no "
+            "round would update the model"
         )
     aggregation.check(config.aggregation, method, min_reports=needed)
     secure.check(
@@ -277,7 +277,7 @@ def _check_evaluation(config: Config, method: AnyMethod) -> None:
         return
     if not method.models.has_global:
         raise ConfigError(
-            f"evaluate_at = 'clients' is of a global model, and {method.name} has none"
+            f"evaluate_at = 'clients' needs a global model, and {method.name} has none"
         )
 
 
@@ -292,7 +292,7 @@ def _check_metrics(config: Config, method: AnyMethod, run: Federation, data: Fed
         return
     if not data.test_total and not config.at_clients:
         raise ConfigError(
-            f"metrics names {listed(config.metrics, 3)}, but no client has test samples; see "
+            f"metrics lists {listed(config.metrics, 3)}, but no client has test samples. Set "
             "data.test, or leave metrics out"
         )
 
@@ -344,8 +344,8 @@ def _of_reports(
     reports = config.asynchronous.buffer or run.cohort
     if config.aggregation.rule == "median" and reports < 3:
         notes.append(
-            f"aggregation.rule = 'median' protects from nobody: of {reports} reports a round it is "
-            "their mean"
+            f"aggregation.rule = 'median' gives no protection: with {reports} updates per round "
+            "it is their mean"
         )
     if ENGINES[config.engine].states != "remote":  # on other machines, they may have other data
         private = bool(privacy.noise)
@@ -354,8 +354,8 @@ def _of_reports(
     notes += compression.remarks(config.compression, Compressor(config.compression, method, run))
     if privacy.noise and (config.stop_after or config.keep_checkpoints == "best"):
         notes.append(
-            "stop_after and keep_checkpoints = 'best' choose by test samples, which ε does not "
-            "cover: let these be the server's own"
+            "stop_after and keep_checkpoints = 'best' use test samples, which ε does not cover. "
+            "Use only the server's own test samples"
         )
     if privacy.noise and privacy.repeatable:
         notes.append(f"privacy.repeatable: {PUBLIC}")
@@ -392,7 +392,7 @@ def _of_own_models(config: Config, method: AnyMethod) -> list[str]:
     if method.reports.pooled:
         why = f"{method.name} has no clients' models"
     elif why:
-        why = f"clients tell nothing of their own models: {why}"
+        why = f"clients send no metrics of their own models: {why}"
     if why:
         notes += unused(config, ("evaluate_local_every",), why)
     elif every != 1 and config.stop_after:
@@ -401,9 +401,7 @@ def _of_own_models(config: Config, method: AnyMethod) -> list[str]:
             f"round{'' if every else ', and so none at all'}: evaluate_local_every is {every}"
         )
     if config.metrics and AUTO not in config.metrics and (silent := _silent(config)):
-        notes.append(
-            f"metrics are of the global model alone: clients tell none of their own, since {silent}"
-        )
+        notes.append(f"there are metrics only of the global model: {silent}")
     return notes
 
 
@@ -414,8 +412,8 @@ def _of_temperatures(config: Config, method: AnyMethod, run: Federation) -> list
     if not (takes and why) or config.data.validation:
         return []
     return [
-        f"no client has rows to fit a temperature to, so {method.name} takes their outputs as they "
-        f"are: {why}"
+        f"no client has rows to fit a temperature, so {method.name} uses their outputs without "
+        f"one: {why}"
     ]
 
 
@@ -424,8 +422,8 @@ def _of_attacks(config: Config, adversary: Adversary | None, run: Federation) ->
     notes = list[str]()
     if not ENGINES[config.engine].exact:
         notes.append(
-            f"engine {config.engine!r} does not round as the others do: on them this config "
-            "ends with slightly other numbers"
+            f"engine {config.engine!r} rounds differently: other engines give slightly different "
+            "numbers"
         )
     if config.attack.kind != "none" and not config.attack.clients:
         notes.append("attack.kind has no effect: attack.clients is 0")
@@ -446,8 +444,8 @@ def _of_classes(config: Config, data: FederatedData) -> list[str]:
     notes = []
     if len(names) * share.min() < 0.5 and share.min() < RARE:
         notes.append(
-            f"{share.min():.1%} of the training rows are of class {names[int(share.argmin())]!r}: "
-            "accuracy says little of it, balanced accuracy and AUROC more. See "
+            f"{share.min():.1%} of the training rows have class {names[int(share.argmin())]!r}, "
+            "so accuracy is not informative; use balanced accuracy and AUROC. See "
             "training.class_weights=balanced and predict --threshold"
         )
     owners = data.owners[(counts > 0).sum(1) == 1]
@@ -467,7 +465,7 @@ def _of_limit_test(settings: DataSettings, data: FederatedData) -> list[str]:
     if data.dataset.official_train is None:
         why = "there is no official test part"
     elif settings.test_counts is not None:
-        why = "test_counts says which samples are for testing"
+        why = "test_counts chooses the test samples"
     elif isinstance(settings.test, float):
         why = f"with test = {settings.test} the official test part is pooled"
     else:
@@ -492,9 +490,9 @@ def _of_patience(training: LocalTraining) -> list[str]:
     patience, epochs = training.patience, training.epochs
     if patience is None or patience < epochs - 1 or (training.validation and epochs > 1):
         return []
-    aside = ", and what training.validation sets aside is trained on by nobody"
+    aside = ", and no client trains on the samples of training.validation"
     return [
-        f"training.patience = {patience} ends nothing early: it may after epoch {patience + 1}, "
+        f"training.patience = {patience} has no effect: it can stop after epoch {patience + 1}, "
         f"and training.epochs is {epochs}{aside if training.validation else ''}"
     ]
 
@@ -506,8 +504,8 @@ def _of_steps(training: LocalTraining, method: AnyMethod, rounds: int) -> list[s
         own = method.server_schedule, method.server_decay, method.server_decay_every
         given.append(("method.server_", *own))
     return [
-        f"{prefix}schedule = 'step' changes no learning rate: the first step is after round "
-        f"{every} ({prefix}decay_every), and rounds is {rounds}"
+        f"{prefix}schedule = 'step' has no effect: the first step is after round {every} "
+        f"({prefix}decay_every), and rounds is {rounds}"
         for prefix, schedule, decay, every in given
         if schedule == "step" and rounds <= every and decay != 1
     ]
@@ -518,25 +516,26 @@ def _of_devices(config: Config, kind: str) -> list[str]:
     notes, count = [], len(config.devices)
     if config.bits == "portable" and config.threads > 1:
         notes.append(
-            f"threads = {config.threads} has no effect, since bits = 'portable' computes on one "
+            f"threads = {config.threads} has no effect, because bits = 'portable' computes on one "
             "thread per process; engine = 'workers' uses more cores with the same bits"
         )
     if count > 1 and "devices" not in ENGINES[config.engine].settings:
         notes.append(
-            f"devices names {count}, and engine {config.engine!r} takes the first alone, "
-            f"{config.device}; {listed(takers('devices'))} spreads over them"
+            f"devices lists {count}, but engine {config.engine!r} uses only the first, "
+            f"{config.device}; {listed(takers('devices'))} uses all"
         )
     elif config.workers < count:
         notes.append(
-            f"devices names {count}, and {config.workers} workers compute on the first "
-            f"{config.workers} of them; set workers to {count} or more"
+            f"devices lists {count}, but {config.workers} workers use only the first "
+            f"{config.workers}. Set workers to {count} or more"
         )
     if not config.deterministic and (kind == "cuda" or config.precision == "float32"):
         notes.append(
             "deterministic = false: numbers differ by rounding from one run to the next, and after "
             "a resume"
             if kind == "cuda"
-            else f"deterministic has no effect: it is for GPUs, and this run computes on {kind}"
+            else "deterministic has no effect: it works only on GPUs, and this run computes on "
+            f"{kind}"
         )
     return notes
 
@@ -548,13 +547,13 @@ def _coupled(config: Config, method: AnyMethod, name: str, data: FederatedData) 
     notes = []
     if method.reports.pooled:
         notes.append(
-            f"{method.name} pools all data, so risk sets of {name} are of rows of several clients "
-            "in training, and of each client's own in its metrics"
+            f"{method.name} pools all data, so risk sets of {name} contain rows of several "
+            "clients in training, but only its own rows in each client's metrics"
         )
     if config.training.batch_size < most:
         notes.append(
-            f"risk sets of {name} are those of a batch, of {config.training.batch_size} rows; with "
-            f"training.batch_size of {most:,} or more they are of all training rows of a client"
+            f"risk sets of {name} come from a batch of {config.training.batch_size} rows. With "
+            f"training.batch_size of {most:,} or more they contain all training rows of a client"
         )
     return notes
 
@@ -570,22 +569,22 @@ def _without_effect(config: Config, method: AnyMethod) -> list[str]:
         notes.append("privacy.metrics has no effect: with secure.enabled clients send no metrics")
     if aggregation.rule in ("trimmed-mean", "krum") and not aggregation.hostile:
         notes.append(
-            f"aggregation.rule = {aggregation.rule!r} leaves nothing out: aggregation.hostile is 0"
+            f"aggregation.rule = {aggregation.rule!r} excludes no update: aggregation.hostile is 0"
         )
     unseen = ""
     if privacy.noise:
-        unseen = "with noise no report is measured by others"
+        unseen = "with noise, updates are not compared"
     elif config.secure.enabled:
-        unseen = "with secure.enabled nobody sees a single report"
+        unseen = "with secure.enabled the server sees no single update"
     if unseen:
         notes += unused(aggregation, ("max_change",), unseen, "aggregation.")
     if aggregation.outliers == "leave-out":
         why = unseen if Reports.of(method).compared else f"{method.name} compares no networks"
         notes += [f"aggregation.outliers has no effect: {why}"] if why else []
-    alike = "with noise" if privacy.noise else f"under {method.name} as it is set"
+    alike = "with noise" if privacy.noise else f"with {method.name} and these settings"
     if privacy.noise or not Reports.of(method).weighted:
         notes += [
-            f"{table}.max_weight bounds no weight: {alike} all reports have weight 1"
+            f"{table}.max_weight has no effect: {alike} all updates have weight 1"
             for table in ("aggregation", "secure")
             if changed(getattr(config, table), "max_weight")
             and (config.secure.enabled if table == "secure" else not config.at_clients)

@@ -57,7 +57,7 @@ def try_at_clients(
             check_scores(outcome.scores, run.likelihood, measures)
             if (count := outcome.scores.get("count", 0)) > most:
                 raise MessageError(
-                    f"its scores are of {count:,.0f} samples; at most {most:,.0f} are believed "
+                    f"its scores have {count:,.0f} samples; the limit is {most:,.0f} "
                     "(aggregation.max_weight)"
                 )
         except MessageError as error:
@@ -81,11 +81,11 @@ def _odd(told: Mapping[int, Scores]) -> dict[int, str]:
     for client, own in told.items():
         if len(told) > 2 and own["count"] > most:
             found[client] = (
-                f"its scores are of {own['count']:,.0f} samples, over {MOST_TIMES_ROWS:,} times "
+                f"its scores have {own['count']:,.0f} samples, over {MOST_TIMES_ROWS:,} times "
                 "those of the median client"
             )
         elif client in infinite and 2 * len(infinite) <= len(told):
-            found[client] = "its scores are infinite, and most other clients' are not"
+            found[client] = "its scores are infinite, unlike those of most clients"
     return found
 
 

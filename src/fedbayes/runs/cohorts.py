@@ -50,7 +50,7 @@ def _own(config: Config, run: Federation, number: int) -> list[int]:
         wrong = f"client {drawn.min() if drawn.min() < 0 else drawn.max()}"
     if wrong:
         raise ConfigError(
-            f"the sampling {place!r} gave {wrong} in round {number}; let it return different "
-            f"integers from 0 to {run.clients - 1}: one client at least, and at most size"
+            f"the sampling {place!r} returned {wrong} in round {number}. Return different "
+            f"integers from 0 to {run.clients - 1}: at least one, and at most size"
         )
     return sorted(drawn.tolist())

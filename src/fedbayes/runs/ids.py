@@ -69,8 +69,8 @@ def keep_ids(data: FederatedData, network: Network, whole: Array, most: Array) -
         return False
     if most[ids].max() > EXACT:
         raise DataError(
-            f"{name}: the id {most[ids].max():,.0f} is not exact in float32; number ids from 0, up "
-            f"to {EXACT:,} at most"
+            f"{name}: the id {most[ids].max():,.0f} is not exact in float32. Number ids from 0, "
+            f"to at most {EXACT:,}"
         )
     data.keep(ids, tuple(np.where(ids, most, -1.0).tolist()))
     which = "samples" if ids.all() else listed(
@@ -110,8 +110,8 @@ def _used_as_ids(data: FederatedData, module: nn.Module, whole: Array, most: Arr
         if sizes and isinstance(error, IndexError):
             raise DataError(
                 f"{data.dataset.name}: the network fails on ids up to {most[whole].max():.0f} "
-                f"({error}); its embeddings have {listed(sizes)} rows, and need one more than the "
-                "largest id, and no id may be negative"
+                f"({error}); its embeddings have {listed(sizes)} rows. They need one more row "
+                "than the largest id, and ids of 0 or more"
             ) from None
         return none
     finally:

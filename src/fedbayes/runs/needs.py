@@ -20,20 +20,20 @@ from fedbayes.methods import METHODS
 
 
 class Need(StrEnum):
-    """What a setting can need of a run, in words that follow "needs"."""
+    """What a setting can need of a run, as the object of "needs"."""
 
-    SINGLE = "to see single reports"
-    PARTS = "to see the parts of every change"
-    SCORES = "clients to say how models do on their test samples"
-    FORM = "to send numbers in a form of its own"
+    SINGLE = "single updates"
+    PARTS = "the parts of every update"
+    SCORES = "test metrics from clients"
+    FORM = "its own encoding of numbers"
     HONEST = "honest clients"
     FIXED = "cohorts of a fixed size"
     TOGETHER = "a cohort whose masks cancel"
-    CHANCE = "cohorts that are drawn for each round"
-    CHOICE = "to choose who is in a round"
-    SECRET = "it to be secret who is in a round"
+    CHANCE = "randomly sampled cohorts"
+    CHOICE = "a choice of the clients of a round"
+    SECRET = "secret cohorts"
     WAITING = "clients that wait for a round"
-    KNOWN = "its clients, who keep what they reported, to know what the server adds"
+    KNOWN = "clients to know what the server adds of their updates"
 
 
 @dataclass(frozen=True)
@@ -45,7 +45,7 @@ class Setting:
     active: bool
     needs: tuple[Need, ...] = ()
     denies: Mapping[Need, str] = field(default_factory=dict)
-    """By need, what it does with that, in words that follow "which" and its own."""
+    """By need, what it does instead, as the predicate after "but" and its own words."""
 
 
 def settings(config: Config, method: AnyMethod) -> Iterator[Setting]:
@@ -63,16 +63,16 @@ def _of_reports(config: Config) -> Iterator[Setting]:
         config.secure.enabled,
         (Need.FIXED, Need.TOGETHER),
         {
-            Need.SINGLE: "hides",
-            Need.PARTS: "hides",
-            Need.SCORES: "hides",
-            Need.FORM: "rules out: under masks, numbers add as whole ones of 32 bits",
+            Need.SINGLE: "hides them",
+            Need.PARTS: "hides them",
+            Need.SCORES: "hides them",
+            Need.FORM: "adds 32-bit integers under masks",
         },
     )
     privacy, noise = config.privacy, bool(config.privacy.noise)
-    yield Setting("privacy.noise", noise, (Need.CHANCE,), {Need.SINGLE: "rules out"})
+    yield Setting("privacy.noise", noise, (Need.CHANCE,), {Need.SINGLE: "excludes them"})
     silent = noise and privacy.metrics == "off"
-    yield Setting("privacy.metrics = 'off'", silent, denies={Need.SCORES: "rules out"})
+    yield Setting("privacy.metrics = 'off'", silent, denies={Need.SCORES: "excludes them"})
     for name in ("quantile", "clips"):
         yield Setting(f"privacy.{name}", noise and bool(getattr(privacy, name)), (Need.PARTS,))
 
@@ -90,7 +90,7 @@ def _of_changes(config: Config, method: AnyMethod) -> Iterator[Setting]:
     declared, rules, code = Reports.of(method), config.aggregation, config.compression
     noise, clip = bool(config.privacy.noise), rules.clip is not None
     yield Setting(method.name, declared.tracked, (Need.KNOWN,))
-    unsaid = {Need.KNOWN: "changes without a word"}
+    unsaid = {Need.KNOWN: "changes them silently"}
     for stage in find_stages(config.stages):
         changes = type(stage).client is not Stage.client
         yield Setting(f"the stage {type(stage).__name__}", changes, denies=unsaid)
@@ -101,7 +101,7 @@ def _of_changes(config: Config, method: AnyMethod) -> Iterator[Setting]:
     masked = clip and config.secure.enabled and "weights" not in declared.parts
     yield Setting("aggregation.clip under secure.enabled", masked, denies=unsaid)
     moves = noise and config.privacy.quantile is not None
-    told = {Need.KNOWN: "moves from round to round; privacy.clips does not"}
+    told = {Need.KNOWN: "changes its bound in each round (privacy.clips does not)"}
     yield Setting("privacy.quantile", moves, denies=told)
 
 
@@ -110,31 +110,35 @@ def _of_cohorts(config: Config, method: AnyMethod) -> Iterator[Setting]:
     clock, waits = config.clock, config.asynchronous
     clocked, own = ENGINES[config.engine].clocked, ":" in config.sampling
     sampling = f"sampling = {config.sampling!r}"
-    taken = {Need.FIXED: "does not have"} if own or config.sampling == "poisson" else {}
+    taken = {Need.FIXED: "does not have them"} if own or config.sampling == "poisson" else {}
     if own:
-        taken[Need.CHANCE] = "does not draw by a known chance"
+        taken[Need.CHANCE] = "does not sample with known probabilities"
     yield Setting(sampling, config.sampling != "uniform", (Need.CHOICE,), taken)
     yield Setting(sampling, config.sampling == "poisson", (Need.SECRET,))
     yield Setting(method.name, method.reports.pooled, (Need.FIXED,))
-    yield Setting("clock.speeds", clock.ticks, denies={Need.SECRET: "tells by its seconds"})
+    yield Setting("clock.speeds", clock.ticks, denies={Need.SECRET: "reveals them by its times"})
     absent = clock.ticks and clock.availability != "always" and not waits.active
-    yield Setting("clock.availability", absent, denies={Need.CHOICE: "leaves to who is there"})
+    yield Setting(
+        "clock.availability", absent, denies={Need.CHOICE: "leaves it to their availability"}
+    )
     apart = {
-        Need.TOGETHER: "does not have: its reports are of clients that started apart",
-        Need.CHANCE: "does not have: who is in a buffer depends on how fast clients are",
+        Need.TOGETHER: "combines updates of clients that started at different times",
+        Need.CHANCE: "fills buffers by the speed of clients",
     }
     if own or not clocked:
-        apart[Need.CHOICE] = "leaves to whoever is free when another ends"
+        apart[Need.CHOICE] = "takes whichever client is free"
     if not clocked:
-        apart[Need.WAITING] = "does not have: clients are at work at any time"
+        apart[Need.WAITING] = "keeps clients at work at any time"
     yield Setting("asynchronous.buffer", waits.active, denies=apart)
 
 
 def _of_metrics(config: Config, method: AnyMethod) -> Iterator[Setting]:
-    """What clients say of models, and who lies."""
+    """Metrics that clients send, and malicious clients."""
     evaluating = "evaluate_at" in ENGINES[config.engine].settings
     attack = f"attack.kind = {config.attack.kind!r}"
-    yield Setting(attack, config.attack.active, (Need.WAITING,), {Need.HONEST: "rules out"})
+    yield Setting(
+        attack, config.attack.active, (Need.WAITING,), {Need.HONEST: "has malicious ones"}
+    )
     yield Setting(
         "evaluate_at = 'clients'",
         config.evaluate_at == "clients" and evaluating,
@@ -148,7 +152,7 @@ def _of_metrics(config: Config, method: AnyMethod) -> Iterator[Setting]:
 
 
 _OWN = (Need.SCORES,)
-"""What is said of clients' own models."""
+"""Metrics of clients' own models."""
 
 
 def check_needs(config: Config, method: AnyMethod) -> None:
@@ -163,13 +167,13 @@ def check_needs(config: Config, method: AnyMethod) -> None:
             for other in active:
                 if need in other.denies:
                     raise ConfigError(
-                        f"{one.words} needs {need}, which {other.words} {other.denies[need]}; have "
-                        "one or the other"
+                        f"{one.words} needs {need}, but {other.words} {other.denies[need]}. Use "
+                        "only one of them"
                     )
 
 
 def check_features(config: Config, method: AnyMethod) -> None:
-    """See that a method's reports are such as the features of its rounds need.
+    """Check that a method's reports support the features of its rounds.
 
     Raises:
         ConfigError: they are not; the text says why, and which methods' are.
@@ -190,6 +194,6 @@ def check_features(config: Config, method: AnyMethod) -> None:
         if active and (why := refusals[feature]):
             able = [name for name, kind in METHODS.items() if not kind.reports.refusals[feature]]
             raise ConfigError(
-                f"{words} is not for {method.name}: {why}. It is for {listed(able)}; leave it "
-                "out, or choose another method.name"
+                f"{words} does not work with {method.name}: {why}. It works with "
+                f"{listed(able)}. Leave it out, or choose another method.name"
             )

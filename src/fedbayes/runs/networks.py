@@ -43,8 +43,8 @@ def check_batches(config: Config, method: AnyMethod, run: Federation, data: Fede
         if small or sum(tests) % EVALUATION_ROWS == 1:
             whose = f"client {listed(small, 3)}" if small else "the last batch of all test samples"
             raise ModelError(
-                f"model {config.model.name!r} cannot be evaluated on a single test sample, which "
-                f"is what {whose} has: {why}. Change data.test, or let forward take a batch of 1"
+                f"model {config.model.name!r} cannot be evaluated on a single test sample, as in "
+                f"{whose}: {why}. Change data.test, or let forward take a batch of 1"
             )
 
 
@@ -69,8 +69,8 @@ def _told(config: Config, short: Sequence[tuple[str, int]], why: str) -> str:
         else "Set training.last_batch to 'drop' or 'merge', or choose another training.batch_size"
     )
     return (
-        f"with training.batch_size = {config.training.batch_size}, a batch of one sample is what "
-        f"{few} would have, and model {config.model.name!r} cannot train on it: "
+        f"with training.batch_size = {config.training.batch_size}, {few} would have a batch of "
+        f"one sample, and model {config.model.name!r} cannot train on it: "
         f"{why.partition('. Set training')[0]}. {way}"
     )
 
@@ -81,7 +81,7 @@ def remarks_on_network(config: Config, run: Federation) -> list[str]:
         return []
     network, name, notes = run.network, config.model.name, list[str]()
     bits = {"torch.float64": "takes twice the bytes of float32 in every message"}
-    bits |= {"torch.bfloat16": "keeps 3 digits, so that small steps of training round to none"}
+    bits |= {"torch.bfloat16": "keeps 3 digits, so small training steps are rounded to zero"}
     bits |= {"torch.float16": "keeps 3 digits and overflows above 65,504"}
     if (kind := str(network.dtype)) in bits:
         notes.append(
@@ -92,14 +92,14 @@ def remarks_on_network(config: Config, run: Federation) -> list[str]:
     if run.likelihood.name in _OF_LOGITS and (seen.softmax or seen.sigmoid):
         layer = "Softmax" if seen.softmax else "Sigmoid"
         notes.append(
-            f"model {name!r} seems to end in {layer}: its outputs are between 0 and 1, and the "
-            f"likelihood {run.likelihood.name} takes logits, to which it applies {layer} itself. "
-            f"Leave the last {layer} out, or training is slow and probabilities are too even"
+            f"model {name!r} seems to end in {layer}: its outputs are between 0 and 1, but the "
+            f"likelihood {run.likelihood.name} takes logits and applies {layer} itself. Leave the "
+            f"last {layer} out, because training is slow and probabilities are too uniform"
         )
     if seen.draws:
         notes.append(
-            f"model {name!r} draws random numbers in evaluation too, so its predictions differ "
-            "from call to call; functional dropout needs training=self.training"
+            f"model {name!r} uses random numbers in evaluation, so its predictions differ between "
+            "calls. Functional dropout needs training=self.training"
         )
     if seen.together:
         notes.append(
@@ -108,9 +108,9 @@ def remarks_on_network(config: Config, run: Federation) -> list[str]:
         )
     if not _sizes_known(config) and alone(network, training=True):
         notes.append(
-            f"model {name!r} cannot train on a batch of one sample. How many samples clients have "
-            "is not known yet; training.last_batch = 'merge' avoids such batches for all that have "
-            "two or more"
+            f"model {name!r} cannot train on a batch of one sample. The numbers of samples of "
+            "clients are not known yet; training.last_batch = 'merge' avoids such batches for "
+            "clients with two or more samples"
         )
     return notes
 

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 
 def outcome(summary: "Metrics") -> Group:
-    """The summary as a table, and how metrics differ between clients where it tells that."""
+    """The summary as a table, with the spread of metrics over clients if it has one."""
     own = summary["headline"].partition("_")[0]
     shown = sorted(("global", "local"), key=own.__ne__)
     between = [table for whose in shown if (table := between_clients(summary, whose))]
@@ -74,8 +74,8 @@ def notes_of(summary: "Metrics", found: Sequence["SpreadRow"]) -> list[str]:
             lacking.setdefault(row.undefined, []).append(words(row.metric))
     for clients, metrics in lacking.items():
         notes.append(
-            f"{listed(metrics, 8)} undefined, and in no mean: {listed(clients, 5)} (test rows of "
-            "one class alone, or too few)"
+            f"{listed(metrics, 8)} undefined, and excluded from means: {listed(clients, 5)} (test "
+            "rows of only one class, or too few)"
         )
     return notes
 
@@ -145,7 +145,7 @@ def outcome_rows(summary: "Metrics") -> dict[str, str]:
             f"{', '.join(map(str, attack['clients']))} from round {attack['start']} on"
         )
     if "attack_success" in summary:
-        rows["attack success"] = f"{summary['attack_success']:.1%} of the test samples it is about"
+        rows["attack success"] = f"{summary['attack_success']:.1%} of the targeted test samples"
     if "privacy" in summary:
         rows["privacy"] = _privacy(summary)
     if "warning" in summary:
@@ -180,9 +180,9 @@ def _calibration(summary: "Metrics", metrics: "Metrics") -> str:
 def _tried_on(summary: "Metrics") -> dict[str, str]:
     """Whose rows the metrics of the global model are of, in a federation over a network."""
     if "reference_rows" in summary:
-        rows = f"{summary['reference_rows']:,} rows of the server's reference table, no client's"
+        rows = f"{summary['reference_rows']:,} rows of the server's reference table, not of clients"
     elif "client_rows" in summary:
-        rows = f"{summary['client_rows']:,} test rows of the clients, as they report"
+        rows = f"{summary['client_rows']:,} test rows of the clients, as they report them"
     else:
         return {}
     return {"global metrics on": rows}
@@ -217,7 +217,7 @@ def _privacy(summary: "Metrics") -> str:
 def _noise_rounds(summary: "Metrics") -> str:
     """How many rounds were noise alone, if any."""
     rounds = summary.get("noise_rounds")
-    return f", {rounds} of noise alone" if rounds else ""
+    return f", {rounds} with only noise" if rounds else ""
 
 
 def _of_whom(summary: "Metrics") -> str:

@@ -47,12 +47,12 @@ def own_models(
     progress = _progress(folder, client, number)
     place = ENGINES[folder.config().engine].states
     if place == "remote":
-        raise RunError(f"the clients' own models of {folder.path} are with their nodes")
+        raise RunError(f"the clients' own models of {folder.path} are at their nodes")
     server: Any = unpack(method.server_state, progress.server)
     states = ClientStates(folder.clients, progress.states)
     if client is not None and client not in states:
         raise RunError(
-            f"client {folder.client_names()[client]} of {folder.path} has no model of its own: "
+            f"client {folder.client_names()[client]} of {folder.path} has no own model: "
             f"{'it was in no round' if len(states) else none_kept(method)}"
         )
     any_model = False
@@ -68,7 +68,7 @@ def own_models(
             any_model = True
             yield number, model
     if not any_model:
-        raise RunError(f"{folder.path} has no models of single clients: {none_kept(method)}")
+        raise RunError(f"{folder.path} has no own models of clients: {none_kept(method)}")
 
 
 def _progress(folder: RunFolder, client: int | None, number: int | None) -> Progress:
@@ -186,17 +186,17 @@ def adapted_model(
 
 
 def none_kept(method: AnyMethod) -> str:
-    """Why clients have no models of their own, and under which methods they have, in words."""
+    """A message why clients have no own models, with the methods that have them."""
     if keeps_own(method):
         return f"no layer of this network stays with the clients under {method.name}"
     keepers = [name for name, kind in METHODS.items() if keeps_own(kind())]
     return (
-        f"clients under {method.name} keep none between rounds; under {listed(keepers, 20)} they do"
+        f"clients keep no model between rounds under {method.name}, but under {listed(keepers, 20)}"
     )
 
 
 def keeps_own(method: AnyMethod) -> bool:
-    """Whether clients of a method keep models of their own between rounds."""
+    """Whether clients of a method keep their own models between rounds."""
     return method.models in (Models.PERSONAL, Models.BOTH)
 
 
@@ -211,8 +211,8 @@ def own_weights(
     ((_, model),) = own_models(folder, method, run, client, number)
     if model.keys() != run.network.initial.keys() | run.network.own.keys():
         raise RunError(
-            f"clients under {method.name} keep no network of their own as weights between rounds; "
-            "leave --client out for the global model"
+            f"clients keep no own weights between rounds under {method.name}. Leave --client out "
+            "for the global model"
         )
     return model
 
@@ -232,8 +232,8 @@ def require_global(run: RunFolder, method: AnyMethod, *, of_all: bool = False) -
     if run.summary().get("stopped_reason") == NO_UPDATE:
         raise RunError(f"the model of {run.path} is the untrained start: {NO_UPDATE}")
     if not method.models.has_global:
-        way = f"Name one with --client: {listed(run.client_names())}"
+        way = f"Choose one with --client: {listed(run.client_names())}"
         raise RunError(
             f"{run.path} has no global model: under {method.name} only clients have models. "
-            + ("Add --personal, which is for these" if of_all else way)
+            + ("Add --personal for these" if of_all else way)
         )

@@ -59,9 +59,9 @@ def choose(
     if share > CLEARLY:
         return "float32", ""
     return "bf16", (
-        f"precision = 'auto' is bf16 here: a training step of this network takes {share:.2f} of "
-        "float32's time on this machine. On another one it may be float32; set precision to have "
-        "the same everywhere"
+        f"precision = 'auto' chose bf16: a training step of this network takes {share:.2f} of "
+        "float32's time on this machine. On another machine it may be float32. Set precision for "
+        "the same choice everywhere"
     )
 
 

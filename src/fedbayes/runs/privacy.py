@@ -12,9 +12,9 @@ from fedbayes.federation.privacy.noise import Secret
 from fedbayes.federation.privacy.spending import Spending
 from fedbayes.storage.folder import Metrics
 
-PUBLIC = "noise follows from the seed: who knows that can take it off"
+PUBLIC = "the seed determines the noise, so anyone who knows the seed can remove it"
 """What a run says that can be repeated."""
-UNCOVERED = "rounds without noise: no ε holds"
+UNCOVERED = "rounds without noise: ε is not valid"
 """What a run says of which not every round was private."""
 
 
@@ -111,7 +111,7 @@ def run_summary(config: Config, record: Spending, rounds: int) -> Metrics:
         "delta": config.privacy.delta,
         "privacy": {
             "epsilon": {REPLACE: finite[REPLACE], ADD_REMOVE: finite[ADD_REMOVE]},
-            "protects": "all data of one client, from who sees the global models",
+            "protects": "all data of one client, against anyone who sees the global models",
             "client_metrics": metrics,
             "notes": notes,
         },

@@ -28,7 +28,7 @@ class RoundsInVain(RunError):
 
 @dataclass
 class Rounds(Generic[Step]):
-    """What goes on from round to round; to iterate over it is to run the rounds that remain.
+    """The loop over rounds; iterating over it runs the remaining rounds.
 
     `step` runs one: it calls `run`, `take` and `count`, and says what the iteration yields.
     """
@@ -69,7 +69,7 @@ class Rounds(Generic[Step]):
         return done or bool(stopped(self.server))
 
     def cohort(self, number: int) -> list[int]:
-        """The clients of a synchronous round, whoever is there."""
+        """The clients of a synchronous round, including absent ones."""
         return cohort_of(self.config, self.runtime.run, self.secret, number)
 
     def run(self, number: int, engine: Engine, cohort: list[int], **more: Any) -> Round:
@@ -103,7 +103,7 @@ class Rounds(Generic[Step]):
         )
 
     def take(self, result: Round) -> Tensors:
-        """Go on from what a round came to; the server's state, packed."""
+        """Continue from the result of a round; the server's packed state."""
         packed = pack(result.server)
         # As it would be after a resume, down to the order of the names.
         self.server = unpack(self.runtime.method.server_state, packed)
@@ -126,8 +126,8 @@ class Rounds(Generic[Step]):
         if self.over or not most or self.vain < most or self.config.privacy.noise:
             return  # with noise every round has an update, whoever reports
         raise RoundsInVain(
-            f"for {most} rounds in a row every report was rejected, or the update was undone; the "
-            f"last time: {self.why}. If the clients are honest, training diverges (a smaller "
-            "learning rate may do, training.lr), or bounds are too narrow (aggregation.max_change, "
+            f"in {most} consecutive rounds all updates were rejected or undone, the last time: "
+            f"{self.why}. If the clients are honest, training diverges (set a smaller "
+            "training.lr), or bounds are too small (aggregation.max_change, "
             "aggregation.max_weight)"
         )

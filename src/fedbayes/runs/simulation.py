@@ -271,18 +271,18 @@ class Simulation(Brief):
             RunError: the run has had them, or is over for another reason.
         """
         if isinstance(rounds, bool) or not isinstance(rounds, Integral):
-            raise RunError(f"rounds is {rounds!r}; give how many the run is to have in all")
+            raise RunError(f"rounds is {rounds!r}. Give the total number of rounds of the run")
         lines = self.folder.metrics()
         done = lines[-1]["round"] if lines else 0
         if rounds <= done:
             raise RunError(
-                f"{self.folder.path} has had {done} rounds; rounds is how many it is to have in "
-                f"all, so give more than {done}, and not {rounds}"
+                f"{self.folder.path} has had {done} rounds, and rounds is the total. Give more "
+                f"than {done}, not {rounds}"
             )
         if lines and (why := lines[-1].get("stopped")):
             raise RunError(
-                f"{self.folder.path} ended by stop_after ({why}), so it has no further rounds; "
-                "start a new run with a larger stop_after"
+                f"{self.folder.path} ended by stop_after ({why}). Start a new run with a larger "
+                "stop_after"
             )
         return self.config.model_copy(update={"rounds": int(rounds)})
 
@@ -308,8 +308,8 @@ class Simulation(Brief):
             self.folder.save(checkpoint)
         if checkpoint.constants != self.network.constants_digest:
             raise RunError(
-                f"frozen weights of the network are not those that {self.folder.path} began with; "
-                "put its code and files back as they were, or start a new run"
+                f"frozen weights of the network have changed since {self.folder.path} began. "
+                "Restore its code and files, or start a new run"
             )
         self.folder.refuse_moved_states(len(checkpoint.states), self.config.engine)
         record = identified(checkpoint.privacy, self.config)
@@ -362,8 +362,8 @@ class Simulation(Brief):
             now = self._standing.best_round
             if now != before:
                 warnings.warn(
-                    f"the checkpoint of round {before}, the best so far, was not kept; the best "
-                    f"is that of round {now or self._saved} until there is a better one",
+                    f"the checkpoint of round {before}, the best so far, was not kept. Round "
+                    f"{now or self._saved} counts as the best until there is a better one",
                     FedbayesWarning,
                     stacklevel=5,
                 )
@@ -392,7 +392,7 @@ class Simulation(Brief):
 
     @property
     def kept(self) -> Progress:
-        """The state whose model is saved: the best where it is kept, else the last."""
+        """The state whose model is saved: the best if it is kept, else the last."""
         return self.best or self.progress
 
     @property
@@ -432,7 +432,7 @@ class Simulation(Brief):
             self.close()
 
     def close(self) -> None:
-        """End the workers and give back what the run borrowed of this process."""
+        """Stop the workers and restore the settings of this process."""
         if self._engine is not None:
             self._engine.close()
             self._engine = None
@@ -492,8 +492,8 @@ class Simulation(Brief):
         return time.perf_counter() - began
 
     def require_an_update(self) -> None:
-        """See that a run that has ended had an update, and say so if most rounds had none, or
-        one of noise alone, or if training diverged.
+        """Check that a finished run had an update, and add notes on rounds without one or with only
+        noise, and on divergence.
 
         Raises:
             RunError: no round had one, so that the model is the untrained start.
@@ -504,8 +504,8 @@ class Simulation(Brief):
         noise = sum(of_noise_alone(line) for line in metrics)
         if 2 * noise > len(metrics):
             warnings.warn(
-                f"{noise} of {len(metrics)} rounds of {self.folder.path} were noise alone: no "
-                f"report counted{_reasons(metrics)}",
+                f"{noise} of {len(metrics)} rounds of {self.folder.path} had only noise: no "
+                f"update was accepted{_reasons(metrics)}",
                 FedbayesWarning,
                 stacklevel=2,
             )
@@ -515,15 +515,15 @@ class Simulation(Brief):
         if skipped < len(metrics):
             if 2 * skipped > len(metrics):
                 warnings.warn(
-                    f"{skipped} of {len(metrics)} rounds of {self.folder.path} had no update: its "
-                    f"model is that of the other {len(metrics) - skipped}",
+                    f"{skipped} of {len(metrics)} rounds of {self.folder.path} had no update; its "
+                    f"model comes from the other {len(metrics) - skipped}",
                     FedbayesWarning,
                     stacklevel=2,
                 )
             return
         raise RunError(
-            f"no round of {self.folder.path} had an update, so its model is the untrained start: "
-            f"too few good reports came{_reasons(metrics)}"
+            f"no round of {self.folder.path} had an update, so its model is untrained: too few "
+            f"valid updates arrived{_reasons(metrics)}"
         )
 
     @property
@@ -677,7 +677,7 @@ class Simulation(Brief):
             result.ledger.link_up += asked.link_up
             if last and asked.missed:
                 self._note_missed(
-                    asked.missed, "did not try the last model", "its metrics are of the others"
+                    asked.missed, "did not evaluate the last model", "its metrics exclude them"
                 )
         return _Measured(result, evaluated, told, clients, local, last)
 
@@ -705,7 +705,7 @@ class Simulation(Brief):
         )
         if missed:
             way_out = f"give them {self.folder.model_file}"
-            self._note_missed(missed, "did not get their copy of the last model", way_out)
+            self._note_missed(missed, "did not get a copy of the last model", way_out)
         return missed
 
     def _note_missed(self, missed: Mapping[int, str], what: str, then: str) -> None:
@@ -822,12 +822,12 @@ class Simulation(Brief):
 
     def local_accuracy(self) -> float | None:
         """Mean over clients of the accuracy of the model each last reported, on its own test set;
-        None where there are no classes or no test samples.
+        None without classes or test samples.
         """
         return self.progress.clients.means(self.likelihood).get("accuracy")
 
     def at_work(self) -> AtWork:
-        """What goes on at the clients now; for other threads too."""
+        """The current work of the clients; also for other threads."""
         return at_work(self._engine)
 
     def work(self) -> Work:
@@ -850,7 +850,7 @@ class Simulation(Brief):
         self._told(activity)
 
     def cohort_of(self, number: int) -> list[int]:
-        """The clients of a synchronous round, whoever is there."""
+        """The clients of a synchronous round, including absent ones."""
         return self.rounds.cohort(number)
 
     def summary(self) -> Metrics:

@@ -29,7 +29,7 @@ def check(names: Sequence[str]) -> None:
     """
     for name in names:
         if name not in TRACKERS:
-            raise ConfigError(f"no tracker is called {name!r}; choose {', '.join(TRACKERS)}")
+            raise ConfigError(f"unknown tracker {name!r}. Choose {', '.join(TRACKERS)}")
         if find_spec(name) is None:
             raise ConfigError(f"{name} is not installed: pip install 'fedbayes[{name}]'")
 

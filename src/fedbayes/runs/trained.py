@@ -81,8 +81,8 @@ class TrainedModel(Brief):
         """See that the threshold is of such a model."""
         if self.conformal is not None and not self.conformal.fits(self.likelihood):
             raise ModelError(
-                f"the conformal calibration of {self.source} is of another target. Run "
-                "fedbayes calibrate RUN --method conformal"
+                f"the conformal calibration of {self.source} has another target. Run fedbayes "
+                "calibrate RUN --method conformal"
             )
 
     @property
@@ -124,13 +124,13 @@ class TrainedModel(Brief):
         seen = [replace(one, mean=(), std=(), channels=0) for one in found]
         if any(one != seen[0] for one in seen):
             raise ModelError(
-                f"of {self.source} one sees pictures of another size, or cut in another way; "
-                "predict with each alone"
+                f"the models {self.source} use different picture sizes or crops. Predict with "
+                "each alone"
             )
         return found[0]
 
     def foretelling(self, times: Sequence[float]) -> "TrainedModel":
-        """The same model, which also tells probabilities of survival, `survival_TIME`.
+        """The same model, which also predicts survival probabilities, `survival_TIME`.
 
         Args:
             times: in the unit of the target; the event has happened by then, or not.
@@ -140,12 +140,12 @@ class TrainedModel(Brief):
         """
         if self.target.kind != "survival":
             raise ConfigError(
-                f"times are of survival, and {self.source} predicts {describe(self.target)}"
+                f"times work only with survival, and {self.source} predicts {describe(self.target)}"
             )
         if self.hazards is None:
             raise ConfigError(
-                f"{self.source} has log-risks alone, which are relative, and no baseline hazard: "
-                "fedbayes calibrate RUN --method hazards estimates it for a run"
+                f"{self.source} has only relative log-risks and no baseline hazard. Estimate it "
+                "for a run with fedbayes calibrate RUN --method hazards"
             )
         self.hazards.require(times, self.source)
         return replace(self, times=tuple(dict.fromkeys(map(float, times))))
@@ -202,7 +202,7 @@ class TrainedModel(Brief):
         """
         if self.target.kind not in ("class", "labels"):
             raise ConfigError(
-                f"predict_proba is for classes, and {self.source} predicts "
+                f"predict_proba needs classes, and {self.source} predicts "
                 f"{describe(self.target)}. Use predict or predict_interval"
             )
         found = self.expectation(x).double().numpy()
@@ -227,7 +227,7 @@ class TrainedModel(Brief):
         """
         if not isinstance(self.likelihood, Numeric) or self.means:
             raise ConfigError(
-                f"predict_interval is for numbers with a distribution, and {self.source} predicts "
+                f"predict_interval needs numbers with a distribution, and {self.source} predicts "
                 f"{describe(self.target)}. Use predict or predict_proba"
             )
         columns = self.columns(self._raw(x), self.level(level))
@@ -315,7 +315,7 @@ class TrainedModel(Brief):
         return raw, list(odd.values())
 
     def columns(self, raw: Sequence[Tensor], level: float | None, start: int = 0) -> Answers:
-        """Predictions alone, by column.
+        """Only the predictions, by column.
 
         Args:
             raw: samples, as `encode` gives them.
@@ -363,8 +363,8 @@ class TrainedModel(Brief):
             if None in self.conformal.threshold:
                 level = f"{100 * self.conformal.level:g}%"
                 self._note(
-                    f"{_why_endless(self.conformal)} for a level of {level}: "
-                    "sets hold all classes, intervals are endless"
+                    f"{_why_endless(self.conformal)} for a level of {level}: sets contain all "
+                    "classes and intervals are infinite"
                 )
             return self.conformal.level
         if isinstance(likelihood, Numeric) and not self.means:
@@ -374,20 +374,20 @@ class TrainedModel(Brief):
             if LEVEL in there:
                 return LEVEL
             self._note(
-                f"its quantiles have no interval of {LEVEL:.0%}"
-                + (f"; low and high are of {there[-1]:.0%}" if there else ", so there is none")
+                f"its quantiles give no interval of level {LEVEL:.0%}"
+                + (f"; low and high use {there[-1]:.0%}" if there else ", so there is none")
             )
             return there[-1] if there else None
         if asked is not None:
             what = (
-                "it gives means alone, without a distribution; predict with its run or its weights"
+                "it gives only means, without a distribution. Predict with its run or its weights"
                 if self.means
-                else f"intervals are for numbers, and it predicts {describe(self.target)}. For "
-                "sets of classes run fedbayes calibrate RUN --method conformal"
+                else f"intervals need numbers, and it predicts {describe(self.target)}. For sets "
+                "of classes run fedbayes calibrate RUN --method conformal"
             )
             raise ConfigError(f"{self.source} has no intervals: {what}")
         if self.means:
-            self._note("it gives means alone, so there are no intervals")
+            self._note("it gives only means, so there are no intervals")
         return None
 
     @property
@@ -407,8 +407,8 @@ class TrainedModel(Brief):
         taken = [name for name in kept if name in added]
         if taken:
             raise DataError(
-                f"{where} has a column '{taken[0]}' already, which is the name of a prediction; "
-                "rename it or leave it out"
+                f"{where} already has a column '{taken[0]}', which is the name of a prediction. "
+                "Rename it, or leave it out"
             )
 
 
@@ -420,7 +420,7 @@ def _shortest(time: float) -> str:
 def _why_endless(conformal: Conformal) -> str:
     if conformal.too_few:
         return f"{conformal.rows:,} rows are too few"
-    return "the model was too far from the truth in too many of the rows that were counted"
+    return "the model was too inaccurate on the counted rows"
 
 
 def together(models: Sequence[TrainedModel]) -> TrainedModel:
@@ -439,17 +439,16 @@ def together(models: Sequence[TrainedModel]) -> TrainedModel:
         one, two = first.target, other.target
         if (one.kind, one.names) != (two.kind, two.names):
             raise ModelError(
-                f"{first.source} predicts {describe(one)}, and {other.source} {describe(two)}; "
-                "models that predict together have the same target, in the same order"
+                f"{first.source} predicts {describe(one)}, and {other.source} {describe(two)}. "
+                "Models of an ensemble need the same target, in the same order"
             )
     likelihood = first.likelihood
     members = tuple(member for model in models for member in model.members)
     if any(model.likelihood != likelihood for model in models):
         if not all(isinstance(model.likelihood, Classes) for model in models):
             raise ModelError(
-                f"the outputs of {first.source} and those of the others mean different things "
-                "(their likelihoods, or the units of their targets, differ), so their predictions "
-                "have no common distribution; predict with each alone"
+                f"{first.source} and the other models differ in likelihood or in the unit of the "
+                "target, so they cannot form an ensemble. Predict with each alone"
             )
         likelihood = Categorical(target=first.target)
         members = tuple(

@@ -94,9 +94,8 @@ class Scheduler:
         timing = progress.timing
         if timing.clock and self._queue is not None and timing.clock != self._digest:
             raise RunError(
-                "the clock is not the one that the run began with: clients' seconds, rates or "
-                "spells in clock.file or clock.spells have changed; put them back, or start a new "
-                "run"
+                "the clock has changed since the run began: see clock.file and clock.spells. "
+                "Restore them, or start a new run"
             )
         needed = states_needed(timing)
         self.versions.remove_strays(

@@ -122,8 +122,8 @@ def divergence(lines: Iterable[dict[str, Any]]) -> str:
             if last - least <= max(_DIVERGED, abs(least)):
                 return ""
             return (
-                f"training diverged: under {model} test samples have a mean negative "
-                f"log-likelihood of {last:.4g} at the end, and had {least:.4g} after round {at}; a "
-                "smaller training.lr, or fewer steps a round, may do"
+                f"training diverged: with {model} the test NLL is {last:.4g} at the end, and was "
+                f"{least:.4g} after round {at}. Try a smaller training.lr, or fewer steps per "
+                "round"
             )
     return ""

@@ -103,7 +103,7 @@ def write_calibration(
         tables |= _tables(path) if path.exists() else {}
     except (OSError, ValueError) as error:
         warnings.warn(
-            f"cannot read {path}: {error}; a new file replaces it, with the {kind.name} alone",
+            f"cannot read {path}: {error}. A new file replaces it, with only the {kind.name}",
             FedbayesWarning,
             stacklevel=4,
         )
@@ -112,8 +112,8 @@ def write_calibration(
         whose = ("the global model", "clients' own models")
         one, other = whose[before], whose[found.personal]
         warnings.warn(
-            f"{path} ({kind.name}) was of {one}, and is now of {other}: predictions of {one} are "
-            "without it",
+            f"{path} ({kind.name}) was for {one}, and is now for {other}. Predictions of {one} no "
+            "longer use it",
             FedbayesWarning,
             stacklevel=4,
         )
@@ -149,15 +149,15 @@ def read_calibration(
             stored = None if table is None else _form(kind).validate_python(table)
         except (OSError, ValueError) as error:
             reason = error.errors()[0]["msg"] if isinstance(error, ValidationError) else error
-            raise RunError(f"cannot read {source}: {reason}; make it again: {again}") from None
+            raise RunError(f"cannot read {source}: {reason}. Create it again: {again}") from None
         if stored is not None:
             break
     if stored is None or stored.personal != personal:
         return None
     if stored.model != calibrated_model(folder, personal=personal):
         warnings.warn(
-            f"{source} ({kind.name}) is of another model than the run has now, so it is not used; "
-            f"make it again: {again}",
+            f"{source} ({kind.name}) belongs to another model than the run has now, so it is not "
+            f"used. Create it again: {again}",
             FedbayesWarning,
             stacklevel=4,
         )
@@ -216,7 +216,7 @@ def _tables(path: Path) -> Mapping[str, Any]:
     if version == FORMAT:
         return content
     if path.name == FILE or version != f"fedbayes-{name}-1":
-        raise ValueError(f"it is of another version ({version})")
+        raise ValueError(f"it has another version ({version})")
     if name == TEMPERATURE.name:
         number = {key: content.pop(key, None) for key in ("temperature", "rows")}
         content["all"] = number

@@ -19,7 +19,7 @@ from fedbayes.likelihoods.hazards import Hazards
 from fedbayes.models import ModelSettings
 from fedbayes.version import __version__
 
-WEIGHTS_INPUTS = "samples that were standardized: x / scale, minus mean, by std; 0 where missing"
+WEIGHTS_INPUTS = "standardized samples: (x / scale − mean) / std; 0 if missing"
 """What the network of a file of weights takes."""
 PROGRAM_INPUTS = "raw samples [n, ...], NaN where a value is missing"
 """What a program takes."""
@@ -194,10 +194,10 @@ class Card(Brief):
         table, _, entry = key.partition(".")
         name = getattr(self, table).get(entry)
         if self.source and isinstance(name, str) and ":" in name and name not in self.trusted:
-            way = way or f"If you trust it, name it too: --set {key}={name}"
+            way = way or f"If you trust it, add --set {key}={name}"
             raise ModelError(
-                f"{self.source} says that its {key} is {name!r}, and no code is run because a "
-                f"file names it. {way}"
+                f"{self.source} needs the code {key} = {name!r}, and fedbayes never runs code "
+                f"only because a file lists it. {way}"
             )
 
     @classmethod
@@ -220,7 +220,7 @@ class Card(Brief):
             raise ModelError(f"the card of {source} is damaged: {place} {reason['msg']}") from None
         for table, _, entry in (key.partition(".") for key in OWN):
             if not isinstance(getattr(card, table).get(entry, ""), str):
-                raise ModelError(f"the card of {source} is damaged: {table}.{entry} is no text")
+                raise ModelError(f"the card of {source} is damaged: {table}.{entry} is not text")
         return replace(card, source=source, trusted=frozenset(trusted))
 
     def dump(self) -> str:
@@ -233,8 +233,8 @@ def network_outputs(likelihood: Likelihood) -> str:
     if isinstance(likelihood, Categorical):
         return "logits [n, classes]; their softmax is the probability of each class"
     return (
-        f"outputs of the network [n, width]; the likelihood {likelihood.name} says what they mean "
-        f"for {listed(likelihood.target.names)}"
+        f"outputs of the network [n, width], parameters of the likelihood {likelihood.name} for "
+        f"{listed(likelihood.target.names)}"
     )
 
 
@@ -248,5 +248,5 @@ def program_outputs(likelihood: Likelihood) -> str:
     if likelihood.target.kind == "labels":
         return f"probability of each label [n, labels]: {names}"
     if likelihood.target.kind == "survival":
-        return f"log-risk [n, 1], which is relative, of {names}"
+        return f"relative log-risk [n, 1] of {names}"
     return f"predictive mean [n, columns] in the unit of the target: {names}"

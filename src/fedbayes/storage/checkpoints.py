@@ -91,13 +91,15 @@ class Checkpoints:
         if number not in self.rounds():
             raise RunError(
                 f"{self.path.parent} has no checkpoint of round {number}, only of "
-                f"{self.rounds() or 'none'}; keep them with keep_checkpoints = 'all', or the best "
+                f"{self.rounds() or 'none'}. Keep all with keep_checkpoints = 'all', or the best "
                 "with 'best'"
             )
         try:
             return self._progress(number)
         except FileNotFoundError as error:
-            raise RunError(f"cannot read the checkpoint {error.filename}: it is gone") from None
+            raise RunError(
+                f"cannot read the checkpoint {error.filename}: it no longer exists"
+            ) from None
 
     def _of_newest(self, read: Callable[[int], Found]) -> Found | None:
         """What is read of the newest; None where there is none.
@@ -121,7 +123,7 @@ class Checkpoints:
         for number in reversed(older):
             with suppress(RunError, FileNotFoundError):
                 self._progress(number)
-                return f"; or remove it, to go on from round {number}, whose checkpoint is whole"
+                return f"; or remove it, to resume from round {number}, whose checkpoint is intact"
         return ""
 
     def _inventory(self, number: int) -> Inventory | None:
@@ -147,8 +149,8 @@ class Checkpoints:
             stored = decode_file(data)
             if "correct" in stored:
                 raise RunError(
-                    f"{path} is of fedbayes 0.1, whose runs this version cannot resume; use "
-                    "fedbayes 0.1 for it, or start a new run. Its model and summary can be read"
+                    f"{path} is a run of fedbayes 0.1, which this version cannot resume. Use "
+                    "fedbayes 0.1, or start a new run. Its model and summary can be read"
                 )
             progress = unpack(Progress, renewed(stored))
         except FileNotFoundError:
@@ -157,7 +159,7 @@ class Checkpoints:
             raise RunError(f"the checkpoint {path} is damaged: {error}; {START_AGAIN}") from None
         if progress.round != number:
             raise RunError(
-                f"the checkpoint {path} is damaged: it is that of round {progress.round}; "
+                f"the checkpoint {path} is damaged: it belongs to round {progress.round}; "
                 f"{START_AGAIN}"
             )
         return progress

@@ -73,7 +73,7 @@ class Contributions:
             f"Nats a row of {self.rows:,} validation rows, ± standard error{drawn}. The Shapley "
             f"values sum to {self.everyone - self.nobody:.4f}: from {self.nobody:.4f} without "
             f"clients to {self.everyone:.4f} with all. Clients are left out without retraining, "
-            "and sets of few clients predict poorly. Where the two differ, trust leave-one-out."
+            "and sets of few clients predict poorly. If the two differ, trust leave-one-out."
         )
 
 
@@ -107,8 +107,8 @@ def read_contributions(folder: RunFolder) -> Contributions | None:
         raise RunError(f"cannot read {path}: {error}. Write it again: {again}") from None
     if found.model != calibrated_model(folder, personal=False):
         warnings.warn(
-            f"{path} is of another model than the run has now, so it is not used. Write it again: "
-            f"{again}",
+            f"{path} belongs to another model than the run has now, so it is not used. Write it "
+            f"again: {again}",
             FedbayesWarning,
             stacklevel=3,
         )

@@ -153,19 +153,17 @@ class RunFolder(os.PathLike[str]):
         writable_folder(self.path, "the run folder")
         if self.config_file.exists():
             raise RunError(
-                f"{self.path} already holds a run; choose another folder, or continue it with "
+                f"{self.path} already has a run. Choose another folder, or continue it with "
                 f"`{self.resume_command}`"
             )
         if (self.path / SEEDS_FILE).exists():
-            raise RunError(
-                f"{self.path} already holds runs of several seeds; choose another folder"
-            )
+            raise RunError(f"{self.path} already has runs of several seeds. Choose another folder")
         left = [*self._of_rounds, self.partition_file, self.preprocessing_file, self.sums_file]
         left += map(self.checkpoints.file, self.rounds())
         if traces := [str(path.relative_to(self.path)) for path in left if path.exists()]:
             raise RunError(
-                f"{self.path} holds files of another run, {listed(traces)}, though no "
-                f"{self.config_file.name}; choose another folder, or move them away"
+                f"{self.path} has files of another run, {listed(traces)}, but no "
+                f"{self.config_file.name}. Choose another folder, or move them away"
             )
 
     def lock(self) -> None:
@@ -252,11 +250,9 @@ class RunFolder(os.PathLike[str]):
             RunError: there is none.
         """
         if (self.path / SEEDS_FILE).exists():
-            raise RunError(
-                f"{self.path} holds runs of several seeds; the runs are its folders seed-*"
-            )
+            raise RunError(f"{self.path} has runs of several seeds. Give one of its folders seed-*")
         if not self.config_file.exists():
-            raise RunError(f"{self.path} holds no run: there is no {self.config_file.name}")
+            raise RunError(f"{self.path} is not a run folder: it has no {self.config_file.name}")
 
     def config(self) -> Config:
         """The run's settings; what they name as `package.module:Class` is imported.
@@ -310,8 +306,8 @@ class RunFolder(os.PathLike[str]):
                 names |= dict(zip(before, now, strict=False))
             elif before != now and key != "model.weights":  # of which the folder has a copy
                 raise ConfigError(
-                    f"{key} of {self.path} is {before!r}, and settings stay as they were; give "
-                    "resume only the Python objects that the run was given and no module has"
+                    f"{key} of {self.path} is {before!r}, and resume cannot change settings. Give "
+                    "resume only the Python objects of the run that no module has"
                 )
         known = _objects.setdefault(self.path.absolute(), {})
         known.update(names)
@@ -325,7 +321,7 @@ class RunFolder(os.PathLike[str]):
         before = read_text(self.config_file)
         now, found = re.subn(r"\A((?:(?!\[).*\n)*?rounds *= *)\d+", rf"\g<1>{rounds}", before)
         if not found:
-            raise RunError(f"{self.config_file} has no rounds; write rounds = {rounds} into it")
+            raise RunError(f"{self.config_file} has no rounds. Write rounds = {rounds} into it")
         write_beside(self.config_file, now.encode())
 
     def _kept_data(self, config: Config) -> Path:
@@ -357,9 +353,9 @@ class RunFolder(os.PathLike[str]):
         bound = [how for key, how in self.config_changes().items() if not is_free(key)]
         if bound:
             raise RunError(
-                f"{self.config_file} is not what the run was made with, as "
-                f"{self.checkpoints.newest_name} has it: {listed(bound, between='; ')}. Take it "
-                "back, or start a new run with it"
+                f"{self.config_file} differs from the config of the run in "
+                f"{self.checkpoints.newest_name}: {listed(bound, between='; ')}. Restore it, or "
+                "start a new run with it"
             )
 
     def refuse_moved_states(self, clients: int, engine: str) -> None:
@@ -380,9 +376,9 @@ class RunFolder(os.PathLike[str]):
             return
         able = [name for name, kind in ENGINES.items() if kind.states == place]
         raise RunError(
-            f"{clients} clients of {self.path} have private states where engine {before!r} keeps "
-            f"them, and engine {engine!r} would look for them elsewhere; set engine to "
-            f"{' or '.join(able)}, or start a new run"
+            f"{clients} clients of {self.path} have private states of engine {before!r}, which "
+            f"engine {engine!r} cannot find. Set engine to {' or '.join(able)}, or start a new "
+            "run"
         )
 
     def note_changed_config(self) -> None:
@@ -407,7 +403,7 @@ class RunFolder(os.PathLike[str]):
         known = self.inventory()
         for name in {} if known is None else known.files:
             if not (self.path / name).exists():
-                raise RunError(f"{self.path / name} is gone; {START_AGAIN}")
+                raise RunError(f"{self.path / name} no longer exists; {START_AGAIN}")
 
     def check_start(self) -> None:
         """See that the weights that the run started from are what they were.
@@ -434,12 +430,12 @@ class RunFolder(os.PathLike[str]):
         except FileNotFoundError:
             lost = known is not None and path.name in known.files
             if lost and path != self.preprocessing_file:  # the data tell what that said
-                raise RunError(f"{path} is gone; {START_AGAIN}") from None
+                raise RunError(f"{path} no longer exists; {START_AGAIN}") from None
             raise
         if known is not None and not known.holds(path.name, data):
             raise RunError(
-                f"{path} is damaged: it is not what {self.checkpoints.newest_name} says that it "
-                f"was when the run began; {START_AGAIN}"
+                f"{path} is damaged: it differs from its record in "
+                f"{self.checkpoints.newest_name}; {START_AGAIN}"
             )
         return data
 
@@ -454,7 +450,8 @@ class RunFolder(os.PathLike[str]):
         except FileNotFoundError:
             if (known := self.inventory()) and self.preprocessing_file.name in known.files:
                 warnings.warn(
-                    f"{self.preprocessing_file} is gone; what it said is taken from the data",
+                    f"{self.preprocessing_file} no longer exists, so its numbers are computed "
+                    "from the data",
                     FedbayesWarning,
                     stacklevel=3,
                 )
@@ -505,7 +502,7 @@ class RunFolder(os.PathLike[str]):
             tested = int(data["test_clients"]) if data["test"] == "clients" else 0
             return Numbered(int(data["clients"]) + tested)
         if (division := self.partition()) is None:
-            raise RunError(f"there is no partition file {self.partition_file}")
+            raise RunError(f"partition file not found: {self.partition_file}")
         return division.names
 
     def find_client(self, name: str | int) -> int:
@@ -519,7 +516,7 @@ class RunFolder(os.PathLike[str]):
             return names.index(str(name))
         if str(name).isdecimal() and int(name) < len(names):
             return int(name)
-        raise RunError(f"{self.path} has no client {name!r}; there are {listed(names)}")
+        raise RunError(f"{self.path} has no client {name!r}. Its clients are {listed(names)}")
 
     def save(self, progress: Progress, best: int = 0) -> list[Path]:
         """Write a checkpoint: from here on the round counts.
@@ -574,8 +571,8 @@ class RunFolder(os.PathLike[str]):
         self.metrics()  # what is damaged is told first
         if traces := [path.name for path in self._of_rounds if path.exists()]:
             raise RunError(
-                f"{self.checkpoints.path} holds no checkpoint, but the run had rounds, for there "
-                f"is {', '.join(traces)}; put the newest checkpoint back from a copy, or start a "
+                f"{self.checkpoints.path} has no checkpoint, but the run had rounds, because it "
+                f"has {', '.join(traces)}. Restore the newest checkpoint from a copy, or start a "
                 "new run in another folder"
             )
 
@@ -589,8 +586,8 @@ class RunFolder(os.PathLike[str]):
         with self.metrics_file.open("ab") as file:
             if file.tell() != self._lines_size:
                 raise RunError(
-                    f"{self.metrics_file} was changed while the run went on: it has "
-                    f"{file.tell():,} bytes where {self._lines_size:,} were written"
+                    f"{self.metrics_file} was changed during the run: it has {file.tell():,} "
+                    f"bytes, but {self._lines_size:,} were written"
                 )
             file.write(line)
         self._lines.update(line)
@@ -627,8 +624,8 @@ class RunFolder(os.PathLike[str]):
             return
         if len(data) < known.lines or digest(data[: known.lines]) != known.lines_digest:
             raise RunError(
-                f"{self.metrics_file} is damaged: its lines are not those that "
-                f"{self.checkpoints.newest_name} counts; {START_AGAIN}"
+                f"{self.metrics_file} is damaged: its lines do not match "
+                f"{self.checkpoints.newest_name}; {START_AGAIN}"
             )
         self._check_sum(self.metrics_file, data, sums)
 
@@ -705,9 +702,8 @@ class RunFolder(os.PathLike[str]):
     def _check_sum(self, path: Path, data: bytes, sums: Mapping[str, str] | None) -> None:
         if sums is not None and sums.get(path.name) != digest(data):
             raise RunError(
-                f"{path} is damaged, or {self.sums_file.name} next to it is: it is not what the "
-                "run "
-                f"left at its end. {self._anew}"
+                f"{path} or {self.sums_file.name} next to it is damaged: their checksums differ. "
+                f"{self._anew}"
             )
 
     def keep_connection(self, options: Iterable[str]) -> None:
@@ -727,7 +723,7 @@ class RunFolder(os.PathLike[str]):
     def _anew(self) -> str:
         """How to fix what was written at the end."""
         return (
-            f"Put it back from a copy; or remove {self.summary_file} and {self.sums_file}, and "
+            f"Restore it from a copy; or remove {self.summary_file} and {self.sums_file}, and "
             f"write them again: {self.resume_command}"
         )
 
@@ -743,7 +739,7 @@ class RunFolder(os.PathLike[str]):
             if "model_round" not in summary:
                 raise RunError(
                     f"{self.path} has no global model: under {summary.get('method')} only clients "
-                    "have models of their own"
+                    "have models"
                 )
         data = self.model_bytes()
         try:
@@ -764,7 +760,8 @@ class RunFolder(os.PathLike[str]):
             data = read_bytes(self.model_file)
         except FileNotFoundError:
             raise RunError(
-                f"the model {self.model_file} is gone; write it again: {self.resume_command}"
+                f"the model {self.model_file} no longer exists. Write it again: "
+                f"{self.resume_command}"
             ) from None
         except OSError as error:
             raise RunError(f"cannot read the model {self.model_file}: {error}") from None
@@ -818,7 +815,7 @@ def _table(text: str | bytes) -> Metrics:
     """
     table: Metrics = parse_json(text)
     if not isinstance(table, dict):
-        raise ValueError("it is no table")
+        raise ValueError("it is not a table")
     return table
 
 
@@ -830,12 +827,12 @@ def _line(text: bytes, number: int) -> Metrics:
     """
     line = _table(text)
     if type(found := line.get("round")) is not int or found != number:
-        raise ValueError(f"it is not that of round {number}")
+        raise ValueError(f"it does not belong to round {number}")
     tables = [line.get(name, {}) for name in TABLES]
     if isinstance(whose := line.get("metrics", {}), dict):
         tables += whose.values()
     if not all(isinstance(table, dict) for table in tables):
-        raise ValueError("its figures are in no table")
+        raise ValueError("it has no table of metrics")
     _undefined(tables)
     return line
 

@@ -98,7 +98,7 @@ class Inventory:
         before = dict(dotted(renewed(parse_toml(self.config))))
         now = dict(dotted(renewed(parse_toml(config))))
         return {
-            key: f"{key} was {_said(before, key)}, and is {_said(now, key)}"
+            key: f"{key} was {_said(before, key)}, and is now {_said(now, key)}"
             for key in sorted(before.keys() | now.keys())
             # As they are written: 1 and 1.0 may be two things.
             if repr(before.get(key)) != repr(now.get(key))

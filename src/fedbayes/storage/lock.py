@@ -38,13 +38,13 @@ class RunLock:
                 with suppress(OSError):
                     self._path.write_text(before)
             raise RunError(
-                f"{self._holder()} is at work on the run in {folder}; wait until it ends, or end "
+                f"{self._holder()} already uses the run in {folder}. Wait until it ends, or stop "
                 "it first"
             ) from None
         except NotImplementedError:
             raise RunError(
-                f"the file system of {folder} has no locks, which keep two processes from writing "
-                "one run; choose a folder on another one"
+                f"the file system of {folder} has no file locks. Choose a folder on another file "
+                "system"
             ) from None
         except OSError as error:
             raise RunError(f"cannot write the run folder {folder}: {error}") from None

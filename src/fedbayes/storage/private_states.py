@@ -17,7 +17,7 @@ from fedbayes.core.files import flush, read_bytes, write_beside
 from fedbayes.errors import RunError
 from fedbayes.storage.progress import DIGEST
 
-START_AGAIN = "put it back from a copy, or start a new run"
+START_AGAIN = "restore it from a copy, or start a new run"
 """The way out where a file of a run is damaged or lost."""
 FOLDER_OF = 1000
 """Clients whose states share a folder, so that no folder grows with the federation."""
@@ -100,8 +100,8 @@ class ClientStates(MutableMapping[int, bytes]):
         # Older versions kept no digests.
         if any(wanted) and hashlib.sha256(state).digest() != wanted:
             raise RunError(
-                f"the private state of client {client}, {path}, is damaged: it is not what round "
-                f"{number} left; {START_AGAIN}"
+                f"the private state of client {client}, {path}, is damaged: it differs from what "
+                f"round {number} wrote; {START_AGAIN}"
             )
         return state
 

@@ -54,12 +54,12 @@ class ServerHistory:
                 raise MessageError("it lacks its digest")
             check_seal(data)
             if metadata(data).get(_ROUND) != str(number):
-                raise MessageError("it is that of another round")
+                raise MessageError("it belongs to another round")
             return decode_file(data)
         except (OSError, MessageError) as error:
             raise RunError(
-                f"the server's state before round {number}, from which clients are at work, is "
-                f"lost or damaged: {path}: {error}; {START_AGAIN}"
+                f"the server's state before round {number}, which clients still use, is lost or "
+                f"damaged: {path}: {error}; {START_AGAIN}"
             ) from None
 
     def check(self, needed: Collection[int]) -> None:

@@ -44,7 +44,7 @@ class StateStore:
         except OSError:
             raise EngineError(
                 f"the private state of client {client} after round {number} is not in "
-                f"{self.folder}; start its node with the folder that it had"
+                f"{self.folder}. Start its node with its former folder"
             ) from None
         if hashlib.sha256(state).hexdigest() != digest:
             raise EngineError(f"the private state {path} is damaged")

@@ -122,7 +122,7 @@ def _faster(cores: int, memory: int, gpu: bool) -> tuple[str, ...]:
     if workers > 1:
         found.append(
             f"--engine workers --workers {workers} trains {workers} clients at a time, with the "
-            "same results; it pays where a round takes seconds"
+            "same results; it helps if a round takes seconds"
         )
     if cores > 1:
         for name, share in _shares(cores).items():
@@ -135,7 +135,7 @@ def _faster(cores: int, memory: int, gpu: bool) -> tuple[str, ...]:
         found.append("--device cuda: for convolutional networks; small ones are faster on the CPU")
     if has_units(torch.device("cuda" if gpu else "cpu")):
         found.append(
-            "--set deterministic=false: computes in bf16 where a step takes at most 0.8 of the time"
+            "--set deterministic=false: computes in bf16 if a step takes at most 0.8 of the time"
         )
     return tuple(found)
 
@@ -175,12 +175,14 @@ def _risks(machine: dict[str, str | int | float]) -> tuple[str, ...]:
     if int(machine["memory free"]) < LEAST_MEMORY:
         found.append("less than 2 GiB of memory are free. End other programs")
     found += [
-        f"{what}: less than 1 GiB. Free some, or name another folder"
+        f"{what}: less than 1 GiB. Free some space, or use another folder"
         for what in ("disk free for runs", "disk free for data")
         if int(machine[what]) < LEAST_DISK
     ]
     if (limit := os.environ.get("OMP_NUM_THREADS")) and limit != "1":
-        found.append(f"OMP_NUM_THREADS is {limit}, and runs set their threads themselves (threads)")
+        found.append(
+            f"OMP_NUM_THREADS is {limit}, but runs set their own number of threads (threads)"
+        )
     return tuple(found)
 
 

@@ -86,7 +86,7 @@ def layout(file: Path, settings: SourceSettings) -> Layout:
     header = [[normal(cell).strip() for cell in row] for row in rows[chosen][:count]]
     if len(header) < count and count > 1:
         raise DataError(
-            f"{file} has {len(header)} rows, and data.header_rows is {count}; set a smaller one"
+            f"{file} has {len(header)} rows, and data.header_rows is {count}. Set a smaller number"
         )
     names = tuple(header[0]) if header else ()
     if count > 1:
@@ -99,7 +99,7 @@ def layout(file: Path, settings: SourceSettings) -> Layout:
 
 def called(file: Path, names: Sequence[str], count: int) -> str:
     """What to say of the names of columns that have several header rows."""
-    return f"{file} has {count} header rows; its columns are called {listed(names, 8)}"
+    return f"{file} has {count} header rows; its columns are {listed(names, 8)}"
 
 
 def header_names(file: Path, header: Sequence[Sequence[str]]) -> tuple[str, ...]:
@@ -118,8 +118,9 @@ def header_names(file: Path, header: Sequence[Sequence[str]]) -> tuple[str, ...]
         numbers = [cell for cell in cells if re.fullmatch(_pattern(".", ","), cell)]
         if 2 * len(numbers) > len(cells):
             raise DataError(
-                f"{file}: row {header.index(row) + 1} of the header holds numbers "
-                f"({listed(numbers, 3)}); set data.header_rows to the number of rows above the data"
+                f"{file}: row {header.index(row) + 1} of the header contains numbers "
+                f"({listed(numbers, 3)}). Set data.header_rows to the number of rows above the "
+                "data"
             )
     rows = [row for row in rows if width == 1 or sum(map(bool, row)) > 1] or rows
     *above, last = rows
@@ -167,16 +168,16 @@ def _encoding(file: Path, asked: str | None) -> tuple[str, list[str]]:
     encoding = asked or _FALLBACK
     odd = _odd_byte(file, encoding)
     if odd is not None:
-        what = f"no text in {asked}" if asked else "neither UTF-8 nor Western European text"
+        what = f"not text in {asked}" if asked else "neither UTF-8 nor Western European text"
         raise DataError(
-            f"{file} is {what}: byte {odd:,} does not fit. Set data.encoding to its encoding, such "
+            f"{file} is {what}: byte {odd:,} is invalid. Set data.encoding to its encoding, such "
             "as cp1250 or utf-16-le, or save it as UTF-8"
         )
     if asked is not None:
         return encoding, [f"{file} is read as {asked}"]
     return encoding, [
-        f"{file} is no UTF-8 and is read as {_FALLBACK} (Western European)"
-        f"{_shown(file, encoding)}; data.encoding names another encoding"
+        f"{file} is not UTF-8, so it is read as {_FALLBACK} (Western "
+        f"European){_shown(file, encoding)}. Set data.encoding for another encoding"
     ]
 
 
@@ -358,8 +359,8 @@ def decide(
             if own and own != numbers.decimal and name not in free:
                 raise DataError(
                     f"{where}: column '{name}' has decimal {WORDS[own]} "
-                    f"({evidence[name].example!r}), and data.decimal is {numbers.decimal!r}; set "
-                    f"data.decimal to {own!r} or 'auto', or name the column in categorical"
+                    f"({evidence[name].example!r}), and data.decimal is {numbers.decimal!r}. Set "
+                    f"data.decimal to {own!r} or 'auto', or list the column in data.categorical"
                 )
         return ConventionDecision(numbers.decimal, dict.fromkeys(evidence, numbers.decimal))
     sure = set(filter(None, certain.values()))
@@ -384,9 +385,9 @@ def _unclear(name: str, one: ConventionEvidence, numbers: Numbers, where: str) -
         drop = str.maketrans("", "", numbers.groups(decimal))
         shown[decimal] = float(value.translate(drop).replace(decimal, "."))
     return UnclearError(
-        f"{where}: column '{name}' can be read in two ways, and no other column decides: "
-        f"{value!r} is {shown['.']:g} with decimal points, and {shown[',']:g} with decimal commas. "
-        "Set data.decimal to '.' or ','; or name the column in categorical, text or drop"
+        f"{where}: column '{name}' can be read in two ways: {value!r} is {shown['.']:g} with "
+        f"decimal points, and {shown[',']:g} with decimal commas. Set data.decimal to '.' or ','; "
+        "or list the column in data.categorical, data.text or data.drop"
     )
 
 

@@ -51,7 +51,7 @@ def read_einstein(name: str, file: Path, complete: bool) -> Dataset:
     features = (AGE, *BLOOD_COUNT)
     missing = [column for column in (LABEL, *features) if column not in sheet.columns]
     if missing:
-        raise DataError(f"{file} has no column '{missing[0]}'; get the sheet again")
+        raise DataError(f"{file} has no column '{missing[0]}'. Download the sheet again")
     with reading(file):
         x = sheet[list(features)].to_numpy(np.float32)
     result = sheet[LABEL].astype(str).str.strip().str.lower().to_numpy()

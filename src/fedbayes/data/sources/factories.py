@@ -68,7 +68,7 @@ def read_factory(settings: DataSettings, kinds: Sequence[str] = ()) -> Dataset:
     reading = _Reading(settings)
     x = spool(_batches(_called(settings), reading))
     if not len(x):
-        raise DataError(f"{name} gave no samples")
+        raise DataError(f"{name} returned no samples")
     labels = np.concatenate(reading.labels)
     testing = np.array([part == "test" for part in reading.parts])
     order = np.argsort(testing, kind="stable")
@@ -78,8 +78,8 @@ def read_factory(settings: DataSettings, kinds: Sequence[str] = ()) -> Dataset:
     notes += reading.narrowing.notes(features, name)
     if empty := reading.empty:
         notes.append(
-            f"{name}: {listed(map(repr, empty))} {'has' if len(empty) == 1 else 'have'} no samples "
-            f"to train on and {'is' if len(empty) == 1 else 'are'} left out"
+            f"{name}: {listed(map(repr, empty))} {'has' if len(empty) == 1 else 'have'} no "
+            f"training samples and {'is' if len(empty) == 1 else 'are'} left out"
         )
     columns = _columns(labels, settings)
     classes = settings.classes
@@ -155,7 +155,7 @@ def _pairs(returned: Any, name: str) -> Iterator[tuple[str, Any]]:
         or not isinstance(returned, Iterable)
         or hasattr(returned, "shape")
     ):
-        raise DataError(f"{name} returned a {type(returned).__name__}; wanted is {_FORM}")
+        raise DataError(f"{name} returned a {type(returned).__name__}. Return {_FORM}")
     for number, entry in enumerate(returned):
         if isinstance(entry, tuple) and len(entry) == 2 and isinstance(entry[0], str):
             yield normal(entry[0]), entry[1]
@@ -177,14 +177,14 @@ def _batches(returned: Any, reading: _Reading) -> Iterator[Array]:
     seen: set[str] = set()
     for client, data in _pairs(returned, reading.settings.name):
         if client in seen:
-            raise DataError(f"{reading.settings.name} gave the client '{client}' twice")
+            raise DataError(f"{reading.settings.name} returned the client '{client}' twice")
         seen.add(client)
         data = _made(data, client, reading)
         parts = {"train": data}
         if isinstance(data, Mapping) and set(data) <= {"train", "test"}:
             parts = {part: data[part] for part in ("train", "test") if part in data}
         if client and "train" not in parts:
-            raise DataError(f"{_who(reading, client)}: there is nothing to train on")
+            raise DataError(f"{_who(reading, client)}: there are no training samples")
         for part, one in parts.items():
             one = _made(one, client, reading)
             count = 0
@@ -230,7 +230,7 @@ def _samples(data: Any, client: str, reading: _Reading) -> Iterator[tuple[Array,
         yield from _of_torch(data, client, reading)
     else:
         raise DataError(
-            f"{_who(reading, client)}: a {type(data).__name__} cannot be read; wanted is {_FORM}"
+            f"{_who(reading, client)}: a {type(data).__name__} cannot be read. Return {_FORM}"
         )
 
 
@@ -244,8 +244,8 @@ def _labelled(frame: Any, client: str, reading: _Reading) -> tuple[Any, Any]:
     frame = frame.set_axis([normal(name).strip() for name in frame.columns], axis=1)
     if absent := [name for name in label if name not in frame.columns]:
         raise DataError(
-            f"{_who(reading, client)}: no column '{absent[0]}'; set data.label to one of "
-            f"{listed(frame.columns)}, or give (x, y)"
+            f"{_who(reading, client)}: no column '{absent[0]}'. Set data.label to one of "
+            f"{listed(frame.columns)}, or return (x, y)"
         )
     return frame.drop(columns=label), frame[label[0] if len(label) == 1 else label]
 
@@ -260,8 +260,8 @@ def _of_arrays(x: Any, y: Any, client: str, reading: _Reading) -> Iterator[tuple
         if reading.features and names != reading.features:
             if odd := sorted({*names} ^ {*reading.features}):
                 raise DataError(
-                    f"{who}: column '{odd[0]}' is not in the tables of all clients, as in "
-                    f"{reading.first}; give all the same columns"
+                    f"{who}: column '{odd[0]}' is missing from a client's table, unlike in "
+                    f"{reading.first}. Give all clients the same columns"
                 )
             x = x[:, [names.index(name) for name in reading.features]]
             names = reading.features
@@ -280,8 +280,8 @@ def _of_torch(data: Any, client: str, reading: _Reading) -> Iterator[tuple[Array
             xs, ys = zip(*((pair[0], pair[1]) for pair in pairs), strict=True)
         except Exception as error:  # whatever a data set of somebody's own may raise
             raise DataError(
-                f"{_who(reading, client)}: samples {start:,} and on cannot be read: "
-                f"{raised(error, reading.settings.name)}; data[i] is to be a pair (x, y)"
+                f"{_who(reading, client)}: samples from {start:,} on cannot be read: "
+                f"{raised(error, reading.settings.name)}. data[i] must be a pair (x, y)"
             ) from error
         yield _array(list(xs), client, reading), _plain(list(ys))
 
@@ -292,18 +292,18 @@ def _of_hugging_face(data: Any, client: str, reading: _Reading) -> Iterator[tupl
     names = list(data.column_names)
     absent = [name for name in settings.label if name not in names]
     if absent:
-        raise DataError(f"{who}: no column '{absent[0]}'; set data.label to one of {listed(names)}")
+        raise DataError(f"{who}: no column '{absent[0]}'. Set data.label to one of {listed(names)}")
     if settings.tokens is not None and settings.tokens not in names:
         raise DataError(
-            f"{who}: no column '{settings.tokens}'; set data.tokens to one of {listed(names)}"
+            f"{who}: no column '{settings.tokens}'. Set data.tokens to one of {listed(names)}"
         )
     rest = [name for name in names if name not in settings.label]
     if settings.tokens is not None:
         rest = [settings.tokens]
     if len(rest) != 1 and not all(_is_number(data.features[name]) for name in rest):
         raise DataError(
-            f"{who}: there are {listed(rest)} besides the label; leave one, by remove_columns, or "
-            "numbers alone; texts are named with data.tokens"
+            f"{who}: there are {listed(rest)} besides the label. Keep one of them, or only "
+            "numbers (remove_columns). For a text column, set data.tokens"
         )
     (labels,) = (data.features[name] for name in settings.label[:1])
     if len(settings.label) == 1 and hasattr(labels, "names"):
@@ -343,8 +343,9 @@ def _tokens(texts: list[str], who: str, reading: _Reading) -> Array:
     settings = reading.settings
     if settings.processor is None:
         raise DataError(
-            f"{who}: samples are texts, which need a tokenizer; give data.processor, a pretrained "
-            "network's name or folder (with model.name = 'transformers' it is the model's)"
+            f"{who}: samples are texts, which need a tokenizer. Set data.processor to a "
+            "pretrained network's name or folder (with model.name = 'transformers' the default "
+            "is the model's)"
         )
     if reading.tokens is None:
         column = settings.tokens or "text"
@@ -360,7 +361,7 @@ def _pixels(images: Any, who: str, reading: _Reading) -> Array:
     shapes = {array.shape for array in arrays}
     if len(shapes) > 1:
         raise DataError(
-            f"{who}: pictures are of different sizes, {listed(map(size, sorted(shapes)))}; give "
+            f"{who}: pictures have different sizes: {listed(map(size, sorted(shapes)))}. Set "
             "data.size"
         )
     return np.stack(arrays)
@@ -385,14 +386,14 @@ def _fitting(x: Array, y: Array, client: str, part: str, reading: _Reading) -> A
     if x.shape[1:] != reading.shape or x.dtype != reading.kind:
         raise DataError(
             f"{who}: samples are {size(x.shape[1:])} of {x.dtype}, and those of {reading.first} "
-            f"{size(reading.shape)} of {reading.kind}; all clients' are to be alike"
+            f"{size(reading.shape)} of {reading.kind}. All clients need the same shape and type"
         )
     if x.dtype.kind == "f" and np.isinf(x).any():
         raise DataError(
-            f"{who}: there are infinite values among its samples, or some too large for float32"
+            f"{who}: the samples have values that are infinite or too large for float32"
         )
     if reading.labels and (y.shape[1:] != reading.labels[0].shape[1:]):
-        raise DataError(f"{who}: labels are not of the shape of those of {reading.first}")
+        raise DataError(f"{who}: labels do not have the shape of those of {reading.first}")
     reading.labels.append(y)
     reading.clients += [client] * len(x)
     reading.parts += [part] * len(x)
@@ -419,5 +420,5 @@ def _named(y: Array, target: Any, classes: tuple[str, ...], name: str) -> tuple[
 
     values = np.array([int(text) for text in target.names], np.int64)
     if values.min() < 0 or values.max() >= len(classes):
-        raise DataError(f"{name}: a label lies outside of its {len(classes)} classes")
+        raise DataError(f"{name}: a label is outside of its {len(classes)} classes")
     return values[y], replace(target, names=classes)

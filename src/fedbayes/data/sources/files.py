@@ -10,7 +10,7 @@ from fedbayes.data.dataset import Array, Rows
 from fedbayes.errors import DataError
 
 PARTS = ("train", "test")
-DROPPED = "are left out, since values are missing in them"
+DROPPED = "are left out, because they have missing values"
 """The note on such rows."""
 
 
@@ -50,8 +50,8 @@ def reading(file: Path | str) -> Iterator[None]:
         # The libraries that parse files raise errors of a dozen unrelated classes.
         reason = str(error).strip().splitlines()
         raise DataError(
-            f"cannot read {file}: {reason[0] if reason else type(error).__name__}; "
-            "it is damaged or of another format: get it again"
+            f"cannot read {file}: {reason[0] if reason else type(error).__name__}. It is damaged "
+            "or has another format. Get it again"
         ) from error
 
 
@@ -63,12 +63,14 @@ def incomplete(where: object, rows: int, kept: int) -> list[str]:
     """
     if not kept:
         raise DataError(
-            f"{where}: every row has a missing value, so none is left; set missing = 'impute', or "
-            "leave out columns that are mostly empty"
+            f"{where}: every row has a missing value, so no row is left. Set data.missing = "
+            "'impute', or leave out columns that are mostly empty"
         )
     if kept == rows:
         return []
-    return [f"{where}: {rows - kept:,} of {rows:,} rows {DROPPED}; missing = 'impute' keeps them"]
+    return [
+        f"{where}: {rows - kept:,} of {rows:,} rows {DROPPED}; data.missing = 'impute' keeps them"
+    ]
 
 
 def index_names(values: Sequence[object] | Array) -> tuple[Rows, tuple[str, ...]]:

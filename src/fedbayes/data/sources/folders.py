@@ -57,23 +57,23 @@ def sort_pictures(folder: Path, files: Sequence[Path]) -> list[Picture]:
         DataError: folders are not as deep for all, or there are others besides train and test.
     """
     if not files:
-        raise DataError(f"{folder} holds no pictures ({', '.join(SUFFIXES)})")
+        raise DataError(f"{folder} contains no pictures ({', '.join(SUFFIXES)})")
     pictures = [_placed(folder, file) for file in files]
     parts = Counter(picture.part for picture in pictures)
     if parts[""] and len(parts) > 1:
         odd = next(picture.file for picture in pictures if not picture.part)
         raise DataError(
-            f"{odd} is in neither train nor test, as others in {folder} are; rename its folder, or "
-            "move it elsewhere"
+            f"{odd} is in neither train nor test, unlike others in {folder}. Rename its folder, "
+            "or move it elsewhere"
         )
     if "test" in parts and "train" not in parts:
-        raise DataError(f"{folder} has pictures to test on, and none in a folder train")
+        raise DataError(f"{folder} has pictures in a folder test, but none in a folder train")
     deep = Counter(bool(picture.client) for picture in pictures)
     if len(deep) > 1:
         one, other = (next(p.file for p in pictures if bool(p.client) == is_) for is_ in deep)
         raise DataError(
-            f"{one} and {other} are not as deep in folders; pictures lie in CLASS/ everywhere, or "
-            "in CLIENT/CLASS/ everywhere"
+            f"{one} and {other} are at different depths. Put all pictures into CLASS/, or all "
+            "into CLIENT/CLASS/"
         )
     return sorted(pictures, key=lambda picture: picture.part == "test")
 
@@ -88,8 +88,8 @@ def _placed(folder: Path, file: Path) -> Picture:
     if len(names) not in (1, 2):
         where = "not in the folder of a class" if not names else "too deep"
         raise DataError(
-            f"{file} lies {where}: pictures are in CLASS/ or CLIENT/CLASS/, with train/ and test/ "
-            f"above if wanted, below {folder}"
+            f"{file} is {where}. Put pictures into CLASS/ or CLIENT/CLASS/ (optionally inside "
+            f"train/ and test/), below {folder}"
         )
     return Picture(file, names[-1], names[0] if len(names) == 2 else "", part)
 
@@ -122,8 +122,8 @@ def read_folders(
     x = spool(_decoded(pictures, frame), len(pictures))
     if names:
         notes.append(
-            f"{folder}: pictures lie in two folders each, of which the upper one is the client: "
-            f"{listed(names, 3)}"
+            f"{folder}: pictures are in two levels of folders; the upper one is read as the "
+            f"client: {listed(names, 3)}"
         )
     return build_dataset(
         settings.name,
@@ -163,7 +163,7 @@ def _decoded(pictures: Sequence[Picture], frame: Framing) -> Iterator[Array]:
                 if array.shape != first[1]:
                     raise DataError(
                         f"{file} is {size(array.shape)} (channels, height, width), and {first[0]} "
-                        f"is {size(first[1])}; give data.size, to which all are resized"
+                        f"is {size(first[1])}. Set data.size to resize all pictures"
                     )
             yield np.stack(arrays)
             advance(len(batch))

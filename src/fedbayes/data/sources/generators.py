@@ -79,11 +79,12 @@ class Generator:
             self.function = own(self.name)
         except ImportError as error:
             raise DataError(
-                f"cannot find data.generator {self.name!r}: {error}; it is package.module:function "
-                "of a module that Python finds, in the folder where fedbayes is started for one"
+                f"cannot find data.generator {self.name!r}: {error}. Give "
+                "package.module:function, of a module that Python can import (such as one in the "
+                "current folder)"
             ) from None
         if not callable(self.function):
-            raise DataError(f"data.generator {self.name!r} is no function")
+            raise DataError(f"data.generator {self.name!r} is not a function")
 
     @property
     def name(self) -> str:
@@ -123,7 +124,7 @@ class Generator:
         except (Exception, SystemExit) as error:  # whatever a function of one's own may raise
             raise DataError(f"{who}: the function failed: {raised(error, self.name)}") from error
         if not isinstance(given, tuple | list) or len(given) != 2:
-            raise DataError(f"{who}: it gave a {type(given).__name__}; wanted is {_FORM}")
+            raise DataError(f"{who}: it returned a {type(given).__name__}. Return {_FORM}")
         x, note = arrange(numbers(given[0], who), self.settings.channels, who)
         self._arranged = self._arranged or note
         found = GeneratedSamples(self._narrowing.add(x), _targets(_array(given[1], "y", who), who))
@@ -140,12 +141,12 @@ class Generator:
         if len(x) != len(y):
             raise DataError(f"{who}: {len(x):,} samples and {len(y):,} targets")
         if not len(x):
-            raise DataError(f"{who}: it gave no samples; every client has at least one")
+            raise DataError(f"{who}: it returned no samples. Every client needs at least one")
         if x.dtype.kind == "f" and not np.isfinite(x).all():
             row, *place = np.argwhere(~np.isfinite(x))[0].tolist()
             value = "NaN" if np.isnan(x[row, *place]) else "infinite"
             raise DataError(
-                f"{who}: x is {value} in sample {row} at {tuple(place)}; samples are finite"
+                f"{who}: x is {value} in sample {row} at {tuple(place)}. Samples must be finite"
             )
         if self._first is None:
             self._first = client, found
@@ -153,13 +154,13 @@ class Generator:
         for what, one, other in (("x", x, first.x), ("y", y, first.y)):
             if one.shape[1:] != other.shape[1:]:
                 raise DataError(
-                    f"{who}: {what} of a sample has the shape {size(one.shape[1:])}, and of client "
-                    f"{like} {size(other.shape[1:])}; all clients' are alike"
+                    f"{who}: {what} of a sample has the shape {size(one.shape[1:])}, and of "
+                    f"client {like} {size(other.shape[1:])}. All clients need the same shape"
                 )
             if one.dtype != other.dtype:
                 raise DataError(
-                    f"{who}: {what} holds {_kind(one)}, and that of client {like} {_kind(other)}; "
-                    "all clients' are of one type"
+                    f"{who}: {what} contains {_kind(one)}, and that of client {like} "
+                    f"{_kind(other)}. All clients need the same type"
                 )
 
     def split(self, client: int) -> tuple[Rows, Rows]:
@@ -179,8 +180,9 @@ class Generator:
         least = self.settings.min_samples
         if client < self.clients and len(train) < least:
             raise DataError(
-                f"{self.who(client)}: of its {rows} samples {len(train)} are left to train on, "
-                f"fewer than data.min_samples = {least}; let it give more, or set a smaller one"
+                f"{self.who(client)}: of its {rows} samples {len(train)} are left for training, "
+                f"fewer than data.min_samples = {least}. Return more samples, or set a smaller "
+                "number"
             )
         return train, test
 
@@ -254,9 +256,9 @@ class Generator:
         again = self.called(client)
         if not (np.array_equal(before.x, again.x) and np.array_equal(before.y, again.y)):
             raise DataError(
-                f"{self.who(client)}: asked twice, it gave other samples the second time, so no "
-                "run could be gone on with or repeated; let (client, seed) alone decide, as in "
-                "rng = numpy.random.default_rng([seed, client])"
+                f"{self.who(client)}: it returned other samples at the second call, so a run "
+                "could not be resumed or repeated. Let only (client, seed) decide, as in rng = "
+                "numpy.random.default_rng([seed, client])"
             )
 
     def _target(
@@ -302,8 +304,8 @@ class Generator:
         count, seen = int(y.max(initial=0)) + 1, len(np.unique(y))
         if count > max(_FEW_CLASSES, _PER_CLASS * seen):
             raise DataError(
-                f"{self.name}: the largest label is {count - 1}, and of the {count:,} classes from "
-                f"0 to that {seen:,} occur; number them from 0 on without gaps, or name all with "
+                f"{self.name}: the largest label is {count - 1}, and only {seen:,} of the "
+                f"{count:,} classes from 0 occur. Number them from 0 without gaps, or list all in "
                 "data.classes"
             )
         return [str(number) for number in range(count)]
@@ -311,21 +313,22 @@ class Generator:
     def _classes(self, y: Array, target: Target, who: str) -> Rows:
         if y.shape[1] != 1 or y.dtype.kind != "i":
             raise DataError(
-                f"{who}: y is {_kind(y)} [n, {y.shape[1]}]; classes are whole numbers from 0, [n]"
+                f"{who}: y is {_kind(y)} [n, {y.shape[1]}]. Classes must be whole numbers from 0, "
+                "[n]"
             )
         if (y < 0).any():
             row = int((y < 0)[:, 0].argmax())
             raise DataError(
-                f"{who}: the label {y[row, 0]} of sample {row} is negative; classes are whole "
-                "numbers from 0 on"
+                f"{who}: the label {y[row, 0]} of sample {row} is negative. Classes must be whole "
+                "numbers from 0"
             )
         odd = y >= target.classes
         if odd.any():
             row = int(odd[:, 0].argmax())
             raise DataError(
-                f"{who}: the label {y[row, 0]} of sample {row} is none of 0 to "
-                f"{target.classes - 1} ({describe(target)}); name all with data.classes, if those "
-                "clients that are looked at first (data.test_clients) do not have some of them"
+                f"{who}: the label {y[row, 0]} of sample {row} is not in 0 to "
+                f"{target.classes - 1} ({describe(target)}). List all classes in data.classes if "
+                "the clients that are read first (data.test_clients) lack some"
             )
         return y[:, 0].astype(np.int64)
 
@@ -340,10 +343,10 @@ def _array(values: Any, what: str, who: str) -> Array:
         found = np.asarray(plain(values))
     except (ValueError, TypeError, RuntimeError) as error:
         raise DataError(
-            f"{who}: {what} is no array of numbers: {error}; wanted is {_FORM}"
+            f"{who}: {what} is not an array of numbers: {error}. Return {_FORM}"
         ) from None
     if found.dtype.kind not in "iufb":
-        raise DataError(f"{who}: {what} is of type {found.dtype}, and holds no numbers")
+        raise DataError(f"{who}: {what} is of type {found.dtype}, not numbers")
     return found
 
 
@@ -354,12 +357,12 @@ def _targets(y: Array, who: str) -> Array:
         DataError: they have no rows, or are not finite.
     """
     if y.ndim not in (1, 2):
-        raise DataError(f"{who}: y is {size(y.shape)}; wanted is [n] or [n, T]")
+        raise DataError(f"{who}: y is {size(y.shape)}. Return [n] or [n, T]")
     columns = y.shape[1] if y.ndim == 2 else 1
     table = y.reshape(len(y), columns).astype(np.float64 if y.dtype.kind == "f" else np.int64)
     if table.dtype.kind == "f" and not np.isfinite(table).all():
         row = int((~np.isfinite(table)).any(1).argmax())
-        raise DataError(f"{who}: y is not finite in sample {row}; every sample has a target")
+        raise DataError(f"{who}: y is not finite in sample {row}. Every sample needs a target")
     return table
 
 

@@ -64,7 +64,7 @@ def read_parquet(name: str, files: dict[str, list[Path]] | None) -> Dataset:
     rest = frame.drop(columns=[c for c in (*_LABELS, *_SUBJECTS) if c in frame.columns])
     features = rest.select_dtypes("number")
     if features.empty:
-        raise DataError(f"{where} has no columns of numbers besides label and subject")
+        raise DataError(f"{where} has no number columns besides label and subject")
     names = tuple(str(column) for column in features.columns)
     x = features.to_numpy(np.float32)
     return _build(name, x, _activity(frame[label].to_numpy()), frame[subject].to_numpy(), names)
@@ -96,7 +96,7 @@ def _activity(values: Array) -> Rows:
 
 def _build(name: str, x: Array, y: Rows, subject: Array, features: tuple[str, ...]) -> Dataset:
     if len(y) and (y.min() < 0 or y.max() >= len(ACTIVITIES)):
-        raise DataError(f"{name}: invalid label; there are {', '.join(ACTIVITIES)}")
+        raise DataError(f"{name}: invalid label. Labels are {', '.join(ACTIVITIES)}")
     groups, names = index_names(subject)
     return build_dataset(
         name,

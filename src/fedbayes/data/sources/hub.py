@@ -29,7 +29,7 @@ def open_parquet(files: dict[str, list[Path]]) -> dict[str, Any]:
             head = stream.read(4)
             stream.seek(-4, 2)
             if not head == stream.read(4) == _MAGIC:
-                raise ValueError("it is no complete Parquet file")
+                raise ValueError("it is not a complete Parquet file")
     tables: dict[str, Any] = {}
     for part, part_files in files.items():
         paths = {part: [str(file) for file in part_files]}
@@ -73,8 +73,8 @@ def open_hub(name: str, hub: str) -> dict[str, Any]:
             reason = f"{silent}, and {hub} was not downloaded before."
         raise DataError(
             f"{name}: cannot get {hub} from the Hugging Face hub: {reason} There are no local "
-            f"files of it either: download https://huggingface.co/datasets/{hub} into a folder "
-            f"'{name}' and name its parent with dir or FEDBAYES_DATA"
+            f"files of it either. Download https://huggingface.co/datasets/{hub} into a folder "
+            f"'{name}', and set data.dir or FEDBAYES_DATA to the parent folder"
         ) from error
     return {part: opened[part] for part in PARTS if part in opened}
 

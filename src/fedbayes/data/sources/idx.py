@@ -46,7 +46,7 @@ def read_idx(name: str, classes: tuple[str, ...], files: list[Path]) -> Dataset:
     )
     for x, y, file in ((train, train_labels, files[0]), (test, test_labels, files[2])):
         if len(x) != len(y):
-            raise DataError(f"{file} holds {len(x):,} images, of which {len(y):,} have labels")
+            raise DataError(f"{file} has {len(x):,} images, but {len(y):,} labels")
     if train.shape[1:] != test.shape[1:]:
         raise DataError(
             f"{name}: images are {size(train.shape[1:])} in {files[0]} and {size(test.shape[1:])} "
@@ -54,7 +54,7 @@ def read_idx(name: str, classes: tuple[str, ...], files: list[Path]) -> Dataset:
         )
     y = np.concatenate([train_labels, test_labels]).astype(np.int64)
     if len(y) and y.max() >= len(classes):
-        raise DataError(f"{name}: label {y.max()} lies outside of its {len(classes)} classes")
+        raise DataError(f"{name}: label {y.max()} is outside of its {len(classes)} classes")
     x = np.concatenate([train, test])[:, None]
     return build_dataset(name, x, y, classes, official_train=len(train), scale=255.0)
 
@@ -65,7 +65,7 @@ def _read(file: Path, axes: int) -> Array:
         content = opened.read()
         start = 4 + 4 * axes
         if content[:4] != bytes((0, 0, _BYTES, axes)) or len(content) < start:
-            raise ValueError(f"it does not begin as an IDX file of {axes} axes of bytes does")
+            raise ValueError(f"it is not an IDX file of bytes with {axes} axes")
         shape = [int(n) for n in np.frombuffer(content, ">u4", axes, 4)]
         if math.prod(shape) != len(content) - start:
             raise ValueError(

@@ -65,11 +65,11 @@ def read_images(
     shapes = {part.x.shape[1:] for part in parts}
     if len(shapes) > 1:
         sizes = listed(map(size, sorted(shapes)))
-        raise DataError(f"{name}: its parts hold pictures of different sizes: {sizes}")
+        raise DataError(f"{name}: its parts have pictures of different sizes: {sizes}")
     official = len(parts[0].y) if len(parts) > 1 else None
     y = np.concatenate([part.y for part in parts])
     if len(y) and (y.min() < 0 or y.max() >= len(layout.classes)):
-        raise DataError(f"{name}: a label lies outside of its {len(layout.classes)} classes")
+        raise DataError(f"{name}: a label is outside of its {len(layout.classes)} classes")
     groups: Rows | None = None
     group_names: tuple[str, ...] = ()
     if layout.group is not None:
@@ -130,11 +130,11 @@ def decode_pictures(
     decoded = list(pool.map(_decode, pictures, [channels] * len(pictures)))
     odd = next((index for index, one in enumerate(decoded) if one is None), None)
     if odd is not None:
-        raise DataError(f"cannot read {where}: it holds a damaged picture; get it again")
+        raise DataError(f"cannot read {where}: it contains a damaged picture. Get it again")
     shapes = {one.shape for one in decoded if one is not None}
     if len(shapes) > 1:
         sizes = listed(map(size, sorted(shapes)))
-        raise DataError(f"{where} holds pictures of different sizes: {sizes}")
+        raise DataError(f"{where} has pictures of different sizes: {sizes}")
     stacked = np.stack([one for one in decoded if one is not None])
     return (
         stacked[:, None] if channels == 1 else np.ascontiguousarray(stacked.transpose(0, 3, 1, 2))

@@ -33,7 +33,7 @@ def read_target(
     where: str,
     notes: list[str],
 ) -> tuple[Array, Target]:
-    """What the labels are, and the labels as that: int64 [N] of classes, else float32 [N, T].
+    """The kind of the labels, and the labels: int64 [N] for classes, else float32 [N, T].
 
     Where it is left to the labels, one column is of classes if it can be, and else a real
     target; several are labels if they hold 0 and 1 alone, and else a real target.
@@ -52,8 +52,8 @@ def read_target(
     _refuse_missing(labels, where)
     if kinds and "class" not in kinds and classes:
         raise DataError(
-            f"{where}: classes names classes, and the target is to be {' or '.join(kinds)}; leave "
-            "classes out, or choose another task.likelihood"
+            f"{where}: data.classes lists classes, but task.likelihood needs "
+            f"{' or '.join(kinds)}. Leave data.classes out, or choose another task.likelihood"
         )
     if len(columns) == 1 and (not kinds or "class" in kinds):
         found = _as_classes(labels[columns[0]], classes, kinds, where, notes)
@@ -63,10 +63,10 @@ def read_target(
             raise DataError(found)
     elif classes or set(kinds) == {"class"}:
         raise DataError(
-            f"{where}: label names {len(columns)} columns ({listed(columns)}), and classes are in "
-            "one; name that column alone, or choose another task.likelihood"
+            f"{where}: label lists {len(columns)} columns ({listed(columns)}), but classes need "
+            "one. Set data.label to one column, or choose another task.likelihood"
         )
-    way = "encode it as numbers, or set label to another column"
+    way = "Encode it as numbers, or set data.label to another column"
     table = np.stack(
         [
             np.asarray(as_numbers(labels[name], name, where, way, texts=True), np.float64)
@@ -79,8 +79,8 @@ def read_target(
     if not kinds:
         if natural == "labels" and (table.sum(1) == 1).all():
             raise DataError(
-                f"{where}: exactly one of {listed(columns)} is 1 in every row, as with classes; "
-                "give one column that names the class, or set task.likelihood to multilabel"
+                f"{where}: exactly one of {listed(columns)} is 1 in every row, as for classes. "
+                "Give one column with the class, or set task.likelihood to multilabel"
             )
         notes.append(_choice(natural, table, columns, where))
     return _READERS[kind](table, columns, where, notes)
@@ -90,8 +90,8 @@ def _refuse_missing(labels: Any, where: str) -> None:
     missing = labels.isna().to_numpy().any(1)
     if missing.any():
         raise DataError(
-            f"{where}: {int(missing.sum()):,} of {len(labels):,} rows have no label, the first of "
-            f"them row {int(missing.argmax()) + 1:,}; leave them out"
+            f"{where}: {int(missing.sum()):,} of {len(labels):,} rows have no label, first row "
+            f"{int(missing.argmax()) + 1:,}. Leave them out"
         )
 
 
@@ -99,15 +99,15 @@ def _choice(kind: str, table: Array, columns: tuple[str, ...], where: str) -> st
     """What to say of the kind of target that the labels were taken for."""
     if kind == "labels":
         return (
-            f"{where}: {listed(columns)} hold 0 and 1 alone, so they are labels, any of which may "
-            "hold of a sample; set task.likelihood to read them otherwise"
+            f"{where}: {listed(columns)} have only 0 and 1, so they are read as labels that do "
+            "not exclude each other. Set task.likelihood to read them otherwise"
         )
     if len(columns) > 1:
         return f"{where}: {listed(columns)} are a real target of {len(columns)} columns"
     values = len(np.unique(table))
     return (
-        f"{where}: '{columns[0]}' has {values:,} different values in {len(table):,} rows, so it is "
-        "a real target and not classes; if these really are classes, name them all with classes"
+        f"{where}: '{columns[0]}' has {values:,} different values in {len(table):,} rows, so it "
+        "is read as a real target. If these are classes, list all of them in data.classes"
     )
 
 
@@ -117,7 +117,7 @@ def _as_labels(
     _refuse_odd(~np.isin(table, (0, 1)), table, columns, where, "neither 0 nor 1")
     y = table.astype(np.float32)
     notes += [
-        f"{where}: '{name}' is {column[0]:g} in every row, so nothing can be learnt of it"
+        f"{where}: '{name}' is {column[0]:g} in every row, so there is nothing to learn"
         for name, column in zip(columns, y.T, strict=True)
         if len(y) > 1 and (column == column[0]).all()
     ]
@@ -129,7 +129,7 @@ def _as_counts(
 ) -> tuple[Array, Target]:
     with np.errstate(invalid="ignore"):
         odd = ~((table >= 0) & (table == np.rint(table)) & (table <= MOST_COUNT))
-    _refuse_odd(odd, table, columns, where, f"no whole number from 0 to {MOST_COUNT:,}")
+    _refuse_odd(odd, table, columns, where, f"not a whole number from 0 to {MOST_COUNT:,}")
     return table.astype(np.float32), Target("count", columns)
 
 
@@ -148,20 +148,18 @@ def _as_survival(
 ) -> tuple[Array, Target]:
     if len(columns) != 2:
         raise DataError(
-            f"{where}: label names {len(columns)} columns ({listed(columns)}), and survival is of "
-            'two, the time and whether it is of an event: label = ["time", "event"]'
+            f"{where}: label lists {len(columns)} columns ({listed(columns)}), but survival needs "
+            'two, the time and whether an event happened: label = ["time", "event"]'
         )
     _refuse_odd_times(table, columns, where)
     if not table[:, 1].any():
-        raise DataError(
-            f"{where}: '{columns[1]}' is 0 in every row, so nothing can be learnt of it"
-        )
+        raise DataError(f"{where}: '{columns[1]}' is 0 in every row, so there is nothing to learn")
     y, _ = _as_real(table, columns, where, [])
     merged = len(np.unique(table[:, 0])) - len(np.unique(y[:, 0]))
     if merged:
         notes.append(
-            f"{where}: {merged:,} times in '{columns[0]}' are as others once they are float32; "
-            "give them in a coarser unit, or less a constant"
+            f"{where}: {merged:,} times in '{columns[0]}' equal others in float32. Give them in a "
+            "coarser unit, or subtract a constant"
         )
     return y, Target("survival", columns)
 
@@ -171,7 +169,7 @@ def _refuse_odd_times(table: Array, columns: tuple[str, ...], where: str) -> Non
     odd[:, 1] = ~np.isin(table[:, 1], (0, 1))
     _refuse_odd(odd, table, columns, where, "neither 1 (event) nor 0 (censored)")
     odd[:, 1], odd[:, 0] = False, ~(table[:, 0] >= 0)
-    _refuse_odd(odd, table, columns, where, "no time from 0 on")
+    _refuse_odd(odd, table, columns, where, "not a time of 0 or more")
 
 
 def as_target(table: Array, target: Target, where: str) -> Array:
@@ -205,8 +203,8 @@ def _refuse_odd(
         return
     row, column = (int(place) for place in np.argwhere(odd)[0])
     raise DataError(
-        f"{where}: '{columns[column]}' is {table[row, column]:g} in row {row + 1:,} (of "
-        f"{int(odd.any(1).sum()):,} such rows), which is {reason}; fix it, or choose another "
+        f"{where}: '{columns[column]}' is {table[row, column]:g} in row {row + 1:,} "
+        f"({int(odd.any(1).sum()):,} such rows), which is {reason}. Correct it, or choose another "
         "task.likelihood"
     )
 
@@ -237,7 +235,7 @@ def _as_classes(
         if not kinds and values.dtype.kind in "iuf" and len(names) > NUMBERED_CLASSES:
             notes.append(
                 f"{where}: the label has {len(names):,} different values in {len(values):,} rows, "
-                f"such as {listed(names[:3])}, which are taken for classes; if they are counts or "
+                f"such as {listed(names[:3])}, which are read as classes. If they are counts or "
                 "measurements, set task.likelihood to poisson or gaussian"
             )
         return y, Target("class", names)
@@ -245,7 +243,7 @@ def _as_classes(
     unknown = [name for name, at in zip(names, place, strict=True) if at < 0]
     if unknown:
         raise DataError(
-            f"{where}: there is no class {listed(unknown)}; there are {listed(classes, 100)}"
+            f"{where}: unknown class {listed(unknown)}. The classes are {listed(classes, 100)}"
         )
     return place[y], Target("class", classes)
 
@@ -265,7 +263,7 @@ def group_indices(
     absent = int(pd.isna(groups).sum())
     if absent:
         raise DataError(
-            f"{where}: {absent:,} of {len(groups):,} rows have no group; name one for each"
+            f"{where}: {absent:,} of {len(groups):,} rows have no group. Give each row one"
         )
     return index_names(_plain(groups, "group", where, notes))
 
@@ -285,13 +283,13 @@ def _quantity(values: Array, names: tuple[str, ...], where: str) -> str:
     if not numbers and (odd := _odd_texts(values)):
         return (
             f"{where}: the label is a number in {len(values) - len(odd):,} of {len(values):,} "
-            f"rows, and '{values[odd[0]]}' in row {odd[0] + 1:,} is none; fix it, or leave such "
-            "rows out"
+            f"rows, but '{values[odd[0]]}' in row {odd[0] + 1:,} is not. Correct it, or leave "
+            "such rows out"
         )
     return (
         f"{where}: the label has {len(names):,} different values in {len(values):,} rows, such as "
-        f"{listed(names[:3])}: {kind}, not classes. Set label to another column; or make a column "
-        "of a few ranges of it; or, if these really are classes, name them all with classes"
+        f"{listed(names[:3])}: {kind}, not classes. Set data.label to another column; or divide "
+        "it into a few ranges; or, if these are classes, list all of them in data.classes"
     )
 
 
@@ -315,10 +313,10 @@ def _plain(values: Any, kind: str, where: str, notes: list[str]) -> Array:
     cut = [t for t, s in zip(distinct.tolist(), stripped, strict=True) if t != s]
     if cut:
         names = listed((f"'{text}' is read as '{text.strip()}'" for text in cut), 3)
-        notes.append(f"{where}: white space around the name of a {kind} is left out: {names}")
+        notes.append(f"{where}: white space around the name of a {kind} is removed: {names}")
     notes += [
-        f"{where}: {listed(names)} differ in upper and lower case alone, and are "
-        f"{len(names)} {'classes' if kind == 'class' else 'groups'}"
+        f"{where}: {listed(names)} differ only in upper and lower case, and are {len(names)} "
+        f"{'classes' if kind == 'class' else 'groups'}"
         for names in alike(bare.tolist())
     ]
     return bare

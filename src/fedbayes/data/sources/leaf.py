@@ -51,7 +51,7 @@ def read_leaf(
     if classes is None:
         y, classes = index_names(y)
     elif len(y) and (y.min() < 0 or y.max() >= len(classes)):
-        raise DataError(f"{name}: a label lies outside of its {len(classes)} classes")
+        raise DataError(f"{name}: a label is outside of its {len(classes)} classes")
     groups, group_names = index_names(users)
     if picture is not None:
         if x.shape[1] != np.prod(picture):
@@ -96,9 +96,9 @@ def read_users(
     notes.append(
         f"{files['test'][0]}: {len(new):,} of {len(tested):,} users of the test part "
         f"({np.isin(parts[1][2], new).sum():,} samples) are not in the training part: "
-        f"{listed(new)}; so the official split is not used, and all {len(tested | trained):,} "
-        "users train, and are tested on samples of their own (give the training files alone to "
-        "leave the others out)"
+        f"{listed(new)}; so the official split is not used: all {len(tested | trained):,} users "
+        "train and are tested on their own samples. Give only the training files to leave the "
+        "other users out"
     )
     return x, y, users, None
 
@@ -131,9 +131,9 @@ def _read_part(description: str, files: list[Path], notes: list[str]) -> tuple[A
 
 def _user_data(content: Any, file: Path, notes: list[str]) -> dict[str, dict[str, Any]]:
     if not isinstance(content, dict) or not isinstance(content.get("user_data"), dict):
-        raise DataError(f"{file} is no LEAF file: it has no user_data")
+        raise DataError(f"{file} is not a LEAF file: it has no user_data")
     data = content["user_data"]
     users = content.get("users") or list(data)
     if empty := [str(user) for user in users if not data[user]["y"]]:
-        notes.append(f"{file}: {listed(empty)} left out, since there are no samples of them")
+        notes.append(f"{file}: {listed(empty)} left out, because they have no samples")
     return {normal(user): data[user] for user in users if data[user]["y"]}

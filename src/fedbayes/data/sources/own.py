@@ -55,11 +55,11 @@ def own_files(path: Path) -> dict[str, list[Path]]:
         if files:
             return files
     else:
-        raise DataError(f"there is no file or folder {path}; fix path")
+        raise DataError(f"file or folder not found: {path}. Correct data.path")
     raise DataError(
-        f"{path} is no data that can be read: give a {', '.join(SUFFIXES)} or LEAF .json file, a "
-        "folder with files named train and, if wanted, test, or one with pictures in a folder for "
-        "each class"
+        f"{path} cannot be read as data. Give a {', '.join(SUFFIXES)} or LEAF .json file; a "
+        "folder with files train and optionally test; or a folder of pictures with one folder "
+        "per class"
     )
 
 
@@ -75,8 +75,8 @@ def _refuse_mixed(folder: Path, parts: dict[str, list[Path]]) -> None:
     if odd is not None:
         one, other = (file.relative_to(folder) for file in (first, odd))
         raise DataError(
-            f"{folder} has {one} and {other}, and train and test files are of one format: save "
-            "them alike, or move those that are not wanted elsewhere"
+            f"{folder} has {one} and {other}, but train and test files need the same format. Save "
+            "them in one format, or move the other files elsewhere"
         )
 
 
@@ -156,14 +156,14 @@ def read_own(
     suffix = files["train"][0].suffix.lower()
     if settings.channels != "auto" and suffix != ".npz":
         raise DataError(
-            f"{files['train'][0]} holds no arrays, so channels has no effect; leave it out"
+            f"{files['train'][0]} has no arrays, so channels has no effect. Leave it out"
         )
     if is_table(files["train"][0]):
         return _read_tables(files, settings, kinds)
     for setting in _OF_COLUMNS:
         if getattr(settings, setting) != SourceSettings.model_fields[setting].default:
             raise DataError(
-                f"{files['train'][0]} has no columns, so {setting} has no effect; leave it out"
+                f"{files['train'][0]} has no columns, so {setting} has no effect. Leave it out"
             )
     if suffix in folders.SUFFIXES:
         assert settings.path is not None
@@ -223,14 +223,14 @@ def _read_arrays(
     arrays: dict[str, Array] = {}
     for part, paths in files.items():
         if len(paths) > 1:
-            raise DataError(f"{paths[0].parent} has several {part} files; one .npz is read")
+            raise DataError(f"{paths[0].parent} has several {part} files. Give only one .npz file")
         with reading(paths[0]), open_npz(paths[0]) as file:
             ending = "_test" if part == "test" else ""
             arrays |= {f"{name}{ending}": plain_array(file, name, paths[0]) for name in file.files}
     for name in ("x", "y"):
         if name not in arrays:
             raise DataError(
-                f"{where} has no array '{name}'; give x [N, ...], y [N], and if wanted groups "
+                f"{where} has no array '{name}'. Give x [N, ...], y [N], and optionally groups "
                 "[N] and x_test, y_test, groups_test"
             )
         if (f"{name}_test" in arrays) != ("x_test" in arrays):
@@ -245,8 +245,8 @@ def _read_arrays(
     x, y, groups = (_joined(arrays, name, where) for name in ("x", "y", "groups"))
     if x is None or x.ndim < 2 or x.dtype.kind not in "iufb":
         raise DataError(
-            f"{where}: x must hold numbers, a sample in each of its first dimension, and have at "
-            "least two dimensions"
+            f"{where}: x must be numbers of at least two dimensions, the first of which counts "
+            "samples"
         )
     import pandas as pd
 
@@ -255,7 +255,7 @@ def _read_arrays(
         raise DataError(f"{where} has no samples")
     if y.ndim > 2 and y.size != len(y):
         raise DataError(
-            f"{where}: y has {size(y.shape[1:])} values for each sample; give y [N], or y [N, T] "
+            f"{where}: y has {size(y.shape[1:])} values for each sample. Give y [N], or y [N, T] "
             "with a column for each target"
         )
     y = y.reshape(len(y), int(np.prod(y.shape[1:])))
@@ -281,9 +281,9 @@ def plain_array(file: Any, name: str, where: Path) -> Array:
         if "allow_pickle" not in str(error):
             raise
         raise DataError(
-            f"{where}: the array '{name}' is of dtype object, and is not read, since unpickling it "
-            f"could run code; save it with a plain type, as in {name} = {name}.astype(str) for "
-            "names, or .astype(float) for numbers"
+            f"{where}: the array '{name}' is of dtype object, which could run code when "
+            f"unpickled. Save it with a plain type, as in {name} = {name}.astype(str) for names, "
+            "or .astype(float) for numbers"
         ) from None
 
 
@@ -297,8 +297,8 @@ def _joined(arrays: dict[str, Array], name: str, where: str) -> Array | None:
     if len({array.dtype.kind in "US" for array in both}) > 1:
         one, other = (array.dtype for array in both)
         raise DataError(
-            f"{where}: {name} is of type {one} and {name}_test of type {other}, of which one is "
-            "text and one is not; save them alike"
+            f"{where}: {name} is of type {one} and {name}_test of type {other}: one is text, the "
+            "other is not. Save both with the same type"
         )
     return np.concatenate(both)
 
@@ -333,9 +333,7 @@ def _assemble(
     part.
     """
     if settings.size and framed is None:
-        raise DataError(
-            f"{where} holds no pictures in files, so data.size has no effect; leave it out"
-        )
+        raise DataError(f"{where} has no picture files, so data.size has no effect. Leave it out")
     statistics, scale = None, 255.0 if x.dtype == np.uint8 else 1.0
     if tokens is not None:
         statistics = np.zeros(tokens.length, np.float32), np.ones(tokens.length, np.float32)
@@ -386,7 +384,7 @@ def _of_arrays(
         if framed.statistics is None or len(framed.mean) == x.shape[1]:
             return framed.statistics, framed.scale
     notes.append(
-        f"{where}: x is standardized by its own mean and std, and not as the pretrained network's "
-        "samples were: it holds no pixels of 8 bits with as many channels"
+        f"{where}: x is standardized by its own mean and std, not the pretrained network's, "
+        "because it does not have 8-bit pixels with the same number of channels"
     )
     return None, 255.0 if x.dtype == np.uint8 else 1.0

@@ -56,12 +56,12 @@ class PictureRows:
         import pandas as pd
 
         if not self.path.exists():
-            raise DataError(f"there is no folder and no picture {self.path} to predict from")
+            raise DataError(f"no such folder or picture: {self.path}")
         whole = self.path.is_dir()
         folder = self.path if whole else self.path.parent
         files = picture_files(folder) if whole else [self.path]
         if not files:
-            raise DataError(f"{folder} holds no pictures ({', '.join(SUFFIXES)})")
+            raise DataError(f"{folder} contains no pictures ({', '.join(SUFFIXES)})")
         frame = self._frame()
         names = [file.relative_to(folder).as_posix() for file in files]
         known = whole and all(file.parent.name in self.classes for file in files)
@@ -83,20 +83,20 @@ class PictureRows:
         """
         if len(self.shape) != 3 or self.shape[0] not in (1, 3):
             raise DataError(
-                f"{self.path} holds pictures, and the model reads samples of {size(self.shape)} "
-                "numbers, which are none; give them as in training"
+                f"{self.path} contains pictures, but the model reads samples of "
+                f"{size(self.shape)} numbers. Give samples as in training"
             )
         frame = self.framing()
         made = frame.crop or frame.size
         if made is not None and made != self.shape[1:]:
             raise DataError(
-                f"the model reads samples of {size(self.shape)}, and pictures would become "
-                f"{size(made)}: it is not what its settings say; export it again"
+                f"the model reads samples of {size(self.shape)}, but its settings turn pictures "
+                f"into {size(made)}. Export it again"
             )
         if frame.scale != self.scale:
             raise DataError(
-                f"{self.path} holds pictures, whose pixels are 0 to 255, and the model was trained "
-                f"on numbers that it divides by {self.scale:g}; give the samples as in training, "
+                f"{self.path} contains pictures with pixels from 0 to 255, but the model was "
+                f"trained on numbers divided by {self.scale:g}. Give the samples as in training, "
                 "as an array x [n, ...] in a .npz file"
             )
         return replace(frame, channels=self.shape[0])
@@ -111,6 +111,6 @@ class PictureRows:
         if array.shape != self.shape:
             raise DataError(
                 f"{file} is {size(array.shape)} (channels, height, width), and the model reads "
-                f"{size(self.shape)}; resize it (a model that was trained with data.size does)"
+                f"{size(self.shape)}. Resize it (models trained with data.size do this)"
             )
         return array

@@ -56,8 +56,8 @@ class Framing:
         except Exception as error:  # Pillow raises of many classes
             reason = str(error).strip() or type(error).__name__
             raise DataError(
-                f"cannot read the picture {where}: {reason.splitlines()[0]}; "
-                "it is damaged or none: fix it, or take it away"
+                f"cannot read the picture {where}: {reason.splitlines()[0]}. It is damaged or not "
+                "a picture. Replace it, or remove it"
             ) from error
 
     def array(self, image: Any, where: str) -> Array:
@@ -68,8 +68,8 @@ class Framing:
         """
         if image.mode in DEEP:
             raise DataError(
-                f"{where} has more than 8 bits a pixel (mode {image.mode}); save it with 8, or "
-                "give the numbers as an array x in an .npz file"
+                f"{where} has more than 8 bits per pixel (mode {image.mode}). Save it with 8 "
+                "bits, or give the numbers as an array x in an .npz file"
             )
         grey = self.channels == 1 or (not self.channels and image.mode in GREY)
         image = image.convert("L" if grey else "RGB")
@@ -115,12 +115,12 @@ def framing(settings: SourceSettings) -> Framing:
     """
     size = settings.size
     if len(size) > 2:
-        raise DataError(f"data.size has {len(size)} numbers; give one, or height and width")
+        raise DataError(f"data.size has {len(size)} numbers. Give one, or height and width")
     pair = (size[0], size[-1]) if size else None
     found = Framing() if settings.processor is None else _of_processor(settings.processor)
     if pair is None:
         if settings.crop:
-            raise DataError("data.crop has no effect without data.size; give both")
+            raise DataError("data.crop has no effect without data.size. Give both")
         return found
     if settings.crop:
         return replace(found, size=None, shortest=None, covering=True, crop=pair)
@@ -139,7 +139,7 @@ def _of_processor(name: str) -> Framing:
         found = pretrained.image_processor(name, DataError)
     except DataError as error:
         raise DataError(
-            f"{error}. Where samples are texts, their column is named with data.tokens"
+            f"{error}. If samples are texts, set data.tokens to their column"
         ) from error
     size = dict(getattr(found, "size", None) or {})
     crop = dict(getattr(found, "crop_size", None) or {})
@@ -148,8 +148,8 @@ def _of_processor(name: str) -> Framing:
     resizes = bool(getattr(found, "do_resize", False))
     if resizes and both is None and shortest is None:
         raise DataError(
-            f"the image processor of {name} resizes by {', '.join(size) or 'nothing known'}, which "
-            "is not done here; give data.size"
+            f"the image processor of {name} resizes by {', '.join(size) or 'nothing known'}, "
+            "which is not supported. Set data.size"
         )
     crops = bool(getattr(found, "do_center_crop", False)) and "height" in crop
     normal = bool(getattr(found, "do_normalize", False))

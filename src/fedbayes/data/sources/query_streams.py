@@ -43,14 +43,16 @@ class QueryRows:
         """
         if holds_password(self.database):  # said without the URL
             raise DataError(
-                "the URL of the database has a password in it, which other programs of this "
-                f"machine would see; leave it out, and set {PASSWORD}"
+                "the URL of the database contains a password, which other programs on this "
+                f"machine could see. Leave it out, and set {PASSWORD}"
             )
         done = 0
         with connected(self.database, "the URL", "the query") as (connection, text):
             found = connection.execution_options(stream_results=True).execute(text(self.query))
             if not found.returns_rows:
-                raise DataError(f"{WHERE} gives no rows: it is no SELECT; nothing was changed")
+                raise DataError(
+                    f"{WHERE} returns no rows, because it is not a SELECT. Nothing was changed"
+                )
             names = column_names(found.keys())
             wanted = wanted_columns(self.table, names, WHERE)
             for rows in found.partitions(self.size):
@@ -59,7 +61,7 @@ class QueryRows:
                 yield Piece(x, kept, done)
                 done += len(rows)
         if not done:
-            raise DataError(f"{WHERE} gives no rows to predict")
+            raise DataError(f"{WHERE} returns no rows to predict")
 
 
 def _split(rows: Sequence[Any], names: list[str], wanted: list[str]) -> tuple[Any, Any]:

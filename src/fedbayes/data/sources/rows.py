@@ -70,7 +70,7 @@ def read_rows(
         tokens = Tokens.of(settings.tokens, str(settings.processor), settings.max_tokens)
         x = tokens.encode(list(frame[settings.tokens]), where, notes)
         if others := [name for name in features if name != settings.tokens]:
-            notes.append(f"{where}: x is '{settings.tokens}' alone; left out: {listed(others)}")
+            notes.append(f"{where}: x is only '{settings.tokens}'; left out: {listed(others)}")
     elif len(features) == 1 and holds_pictures(frame[features[0]]):
         framed = framing(settings)
         x = decoded(frame[features[0]], where, framed)
@@ -78,15 +78,15 @@ def read_rows(
         for column in features:
             if holds_pictures(frame[column]):
                 raise DataError(
-                    f"{where}: column '{column}' holds pictures, next to which there can be no "
-                    f"other column of x; set features = ['{column}']"
+                    f"{where}: column '{column}' contains pictures, and no other column can be "
+                    f"combined with them. Set data.features = ['{column}']"
                 )
         columns = choose_columns(frame, features, settings, where, notes, clients)
         features_of(columns)
         if settings.scale is not None and not plain(columns):
             raise DataError(
-                f"{where} has columns that are no numbers, or gaps, so scale has no effect; leave "
-                "it out: quantities are standardized"
+                f"{where} has columns that are not numbers, or missing values, so data.scale has "
+                "no effect. Leave it out: numbers are standardized"
             )
         x = code(frame, columns, where)
         notes += lost_of_rows(frame, columns, x, where)
@@ -107,20 +107,20 @@ def testing_rows(
         return None if trained is None else np.arange(len(frame)) >= trained
     if trained is not None:
         raise DataError(
-            f"{where}: there are files of a test part, so split has no effect; leave it out, or "
-            "give one file"
+            f"{where}: there are test files, so data.split has no effect. Leave it out, or give "
+            "one file"
         )
     testing = _testing(frame[settings.split], settings.split, where)
     if testing.all():
         raise DataError(
-            f"{where}: column '{settings.split}' puts every row into the test part, so the "
-            "training part is empty; leave split out, and clients test on rows of their own"
+            f"{where}: column '{settings.split}' puts every row into the test part, so there are "
+            "no training rows. Leave data.split out to let clients test on their own rows"
         )
     if testing.any():
         return testing
     notes.append(
         f"{where}: column '{settings.split}' puts no row into the test part, so clients test on "
-        "rows of their own"
+        "their own rows"
     )
     return None
 
@@ -128,7 +128,7 @@ def testing_rows(
 def choose_features(
     frame: Any, settings: SourceSettings, where: str, notes: list[str], *, labelled: bool = True
 ) -> tuple[str, ...]:
-    """Names of the columns that are to be features.
+    """Names of the columns to use as features.
 
     Args:
         frame: The table.
@@ -152,9 +152,8 @@ def choose_features(
         if column not in frame.columns:
             like = did_you_mean(column, frame.columns)
             raise ColumnError(
-                f"{where} has no column '{column}'{like}; "
-                f"set {setting} to {'some' if setting in SEVERAL else 'one'} of "
-                f"{listed(frame.columns, 100)}",
+                f"{where} has no column '{column}'{like}. Set {setting} to "
+                f"{'some' if setting in SEVERAL else 'one'} of {listed(frame.columns, 100)}",
                 column,
                 setting,
                 like,
@@ -162,7 +161,7 @@ def choose_features(
     if not settings.features and UNNAMED not in left_out and has_row_numbers(frame):
         left_out.add(UNNAMED)
         notes.append(
-            f"{where}: the first column, which has no name, numbers the rows and is left out"
+            f"{where}: the first column has no name and numbers the rows, so it is left out"
         )
     return settings.features or tuple(c for c in frame.columns if c not in left_out)
 
@@ -203,7 +202,7 @@ def _framed(column: Any, where: str, frame: Framing) -> Array:
         if array.shape != first.shape:
             raise DataError(
                 f"{where}: the picture of row {row + 1:,} is {size(array.shape)} (channels, "
-                f"height, width), and that of row 1 {size(first.shape)}; give data.size"
+                f"height, width), and that of row 1 {size(first.shape)}. Set data.size"
             )
     return np.stack(arrays)
 
@@ -213,7 +212,7 @@ def _testing(column: Any, name: str, where: str) -> Array:
     if column.isna().any():
         raise DataError(
             f"{where}: {int(column.isna().sum()):,} of {len(column):,} rows have no value in "
-            f"column '{name}'; it must say train or test"
+            f"column '{name}'. Write train or test in each"
         )
     words = column.astype(str).str.strip().str.lower().to_numpy()
     odd = ~np.isin(words, ["train", "test"])

@@ -42,8 +42,8 @@ def spool(batches: Iterable[Array], total: int | None = None) -> Array:
             return np.memmap(file, first.dtype, "r", shape=(count, *first.shape[1:]))
     except OSError as error:
         raise DataError(
-            f"cannot write decoded data to {folder}: {error.strerror or error}; free some space, "
-            "or name another folder in FEDBAYES_CACHE"
+            f"cannot write decoded data to {folder}: {error.strerror or error}. Free some space, "
+            "or set another folder in FEDBAYES_CACHE"
         ) from error
 
 

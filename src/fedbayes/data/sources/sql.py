@@ -20,7 +20,7 @@ WHERE = "the query"
 
 
 def read_query(settings: SourceSettings) -> Any:
-    """The rows of a query as a frame, in an order of their own: the same rows are the same data.
+    """The rows of a query as a sorted frame, so that the same rows are the same data.
 
     The query runs in a transaction that is rolled back.
 
@@ -35,7 +35,7 @@ def read_query(settings: SourceSettings) -> Any:
         shown = connection.engine.url.render_as_string(hide_password=True)
     frame.columns = pd.Index(column_names(frame.columns))
     if frame.empty:
-        raise DataError(f"{WHERE} to {shown} gives no rows")
+        raise DataError(f"{WHERE} to {shown} returns no rows")
     frame = without(frame, settings.na_values)
     with reading(WHERE):
         order = frame.astype(str).sort_values(list(frame.columns), kind="stable").index
@@ -71,13 +71,13 @@ def connected(
         with engine.connect() as connection:
             yield connection, sqlalchemy.text
     except ModuleNotFoundError as error:
-        raise DataError(f"{shown} needs the driver {error.name}; install it with pip") from None
+        raise DataError(f"{shown} needs the driver {error.name}. Install it with pip") from None
     except (sqlalchemy.exc.SQLAlchemyError, pd.errors.DatabaseError) as error:
         cause = error.__cause__ if isinstance(error, pd.errors.DatabaseError) else error
         reason = str(getattr(cause, "orig", None) or cause or error).strip().splitlines()
         raise DataError(
-            f"the query to {shown} failed: {_hidden(reason[0] if reason else 'no reason', url)}; "
-            f"fix {asked}, {place} or {PASSWORD}"
+            f"the query to {shown} failed: {_hidden(reason[0] if reason else 'no reason', url)}. "
+            f"Correct {asked}, {place} or {PASSWORD}"
         ) from None
 
 
@@ -90,7 +90,7 @@ def column_names(columns: Any) -> list[str]:
     names = [normal(column).strip() for column in columns]
     twice = next((name for k, name in enumerate(names) if name in names[:k]), None)
     if twice is not None:
-        raise DataError(f"{WHERE} gives two columns '{twice}'; name one of them with AS")
+        raise DataError(f"{WHERE} returns two columns '{twice}'. Rename one of them with AS")
     return names
 
 
@@ -108,11 +108,11 @@ def _url(named: str | None, where: str, asked: str) -> Any:
         url = sqlalchemy.make_url(text)
     except sqlalchemy.exc.ArgumentError:
         raise DataError(
-            f"{place} is no URL of a database; write it as postgresql+psycopg://user@host/name or "
-            "sqlite:////path/to/file.db"
+            f"{place} is not the URL of a database. Write it as "
+            "postgresql+psycopg://user@host/name or sqlite:////path/to/file.db"
         ) from None
     if url.drivername.startswith("sqlite") and url.database and not os.path.isfile(url.database):  # noqa: PTH113
-        raise DataError(f"there is no file {url.database}; fix {place}")
+        raise DataError(f"file not found: {url.database}. Correct {place}")
     if url.drivername.startswith("sqlite"):  # a file, which has none
         return url
     password = os.environ.get(PASSWORD)

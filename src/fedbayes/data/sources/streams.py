@@ -103,17 +103,17 @@ class Rows:
         """
         name = self.path.name.lower()
         if not self.path.exists():
-            raise DataError(f"there is no file or folder {self.path} to predict from")
+            raise DataError(f"file or folder not found: {self.path}. Give the rows to predict")
         if not name.endswith(FORMATS):
             raise DataError(
-                f"{self.path} cannot be predicted from: give a file that ends in "
+                f"{self.path} has no format that can be read. Give a file that ends in "
                 f"{', '.join(FORMATS[:-1])} or {FORMATS[-1]}"
             )
         if not self.path.is_file():
-            raise DataError(f"{self.path} is no file, and cannot be predicted from; give one")
+            raise DataError(f"{self.path} is not a file. Give a file of rows to predict")
         read = next((reader for suffix, reader in _READERS.items() if name.endswith(suffix)), _csv)
         if self.sheet is not None and not name.endswith(".xlsx"):
-            raise DataError(f"{self.path} has no sheets, so sheet has no effect; leave it out")
+            raise DataError(f"{self.path} has no sheets, so --sheet has no effect. Leave it out")
         done = 0
         with reading(self.path):
             for x, kept in read(self):
@@ -133,7 +133,7 @@ def _csv(rows: Rows) -> _Parts:
     path = rows.path
     found = layout(path, rows.settings)
     if not any(found.names):
-        raise DataError(f"{path} is empty: its first line must name the columns")
+        raise DataError(f"{path} is empty. Its first line must have the column names")
     refuse_twice(list(found.names), path)
     rows.notes += found.notes
     columns = found.columns
@@ -167,7 +167,7 @@ def _csv(rows: Rows) -> _Parts:
     if told:
         name, cell = next(iter(told.items()))
         rows.notes.append(
-            f"{path} is read with thousands in groups in {listed(told)} ({cell!r} in '{name}')"
+            f"{path} is read with thousands separators in {listed(told)} ({cell!r} in '{name}')"
         )
 
 
@@ -270,7 +270,8 @@ def _next(pieces: Any, path: Path) -> Any:
             return next(pieces, None)
     except pd.errors.ParserWarning:
         raise DataError(
-            f"{path} has more values in a row than its first line has names; name every column"
+            f"{path} has a row with more values than its first line has names. Give every column "
+            "a name"
         ) from None
 
 
@@ -346,24 +347,24 @@ def _arrays(rows: Rows) -> _Parts:
     with open_npz(path) as file:
         arrays = {name: plain_array(file, name, path) for name in file.files}
     if "x" not in arrays:
-        raise DataError(f"{path} has no array 'x' with the samples; there are {listed(arrays)}")
+        raise DataError(f"{path} has no array 'x' with the samples. It has {listed(arrays)}")
     x = arrays.pop("x")
     if x.ndim < 2 or x.dtype.kind not in "iufb":
         raise DataError(
-            f"{path}: x must hold numbers, a sample in each of its first dimension, and have at "
-            "least two dimensions"
+            f"{path}: x must be numbers of at least two dimensions, the first of which counts "
+            "samples"
         )
     x = Narrowing().add(x)
     if rows.table:
         names = [name for column in rows.table for name in column.features]
         rows.notes.append(
-            f"{path} has no names of features; they are taken to be in the order of the model's: "
+            f"{path} has no feature names; the order of the model's features is assumed: "
             f"{listed(names, 3)}"
         )
     aligned = {name: one for name, one in arrays.items() if one.shape == (len(x),)}
     if left := [name for name in arrays if name not in aligned]:
         rows.notes.append(
-            f"{path}: {listed(left)} left out: columns are of one value a sample, [{len(x)}]"
+            f"{path}: {listed(left)} left out: columns need one value per sample, [{len(x)}]"
         )
     kept = pd.DataFrame(aligned, index=pd.RangeIndex(len(x)))
     for start in range(0, len(x), rows.size):
@@ -390,8 +391,8 @@ def wanted_columns(table: Sequence[Column], columns: Sequence[str], where: str) 
     """
     if not table:
         raise DataError(
-            f"{where} is a table, and the features of this model have no names: it was trained "
-            "on arrays; give its samples as an array x [n, ...] in a .npz file"
+            f"{where} is a table, but this model was trained on arrays and has no feature names. "
+            "Give its samples as an array x [n, ...] in a .npz file"
         )
     names = [column.name for column in table]
     for name in names:

@@ -49,15 +49,15 @@ def client_files(paths: Sequence[Path], group: str | None) -> dict[str, Path]:
     files = [file for path in paths for file in _expanded(path)]
     if group is not None and len(files) > 1:
         raise ConfigError(
-            f"{len(files)} files are a client each, so group = '{group}' has no effect; "
-            "leave it out, or put all rows into one file"
+            f"each of the {len(files)} files is a client, so group = '{group}' has no effect. "
+            "Leave it out, or put all rows into one file"
         )
     found: dict[str, Path] = {}
     for file in files:
         suffix = max((one for one in TABLES if file.name.lower().endswith(one)), key=len)
         if (name := file.name[: -len(suffix)]) in found:
             raise DataError(
-                f"{found[name]} and {file} are both called '{name}'; a file is named after its "
+                f"{found[name]} and {file} both have the name '{name}'. The name of a file is its "
                 "client, so rename one"
             )
         found[name] = file
@@ -74,14 +74,14 @@ def _expanded(path: Path) -> list[Path]:
         found = sorted(file for file in path.iterdir() if is_table(file))
         if not found:
             raise DataError(
-                f"{path} has no table in it; put files that end in {', '.join(TABLES)} there"
+                f"{path} contains no table. Put files that end in {', '.join(TABLES)} there"
             )
         return found
     if not path.exists():
-        raise DataError(f"there is no file or folder {path}; fix the path")
+        raise DataError(f"file or folder not found: {path}. Correct the path")
     if not is_table(path):
         raise DataError(
-            f"{path} is no table with named columns; give a file that ends in "
+            f"{path} is not a table with column names. Give a file that ends in "
             f"{', '.join(TABLES)}, or a folder of them"
         )
     return [path]
@@ -116,7 +116,9 @@ def read_tables(
                 raise DataError(f"{file} has no column '{absent[0]}', which {first} has")
             extra = [column for column in frame.columns if column not in columns]
             if extra:
-                notes.append(f"{file}: {listed(extra)} left out, since {first} has no such column")
+                notes.append(
+                    f"{file}: {listed(extra)} left out, because {first} has no such column"
+                )
             if frames:
                 _compare(frame, frames[0], settings, file, first)
             frames.append(frame[columns])
@@ -142,15 +144,15 @@ def _compare(frame: Any, other: Any, settings: SourceSettings, file: Path, first
         here, there = family(frame[name]), family(other[name])
         if str(name) in chosen or not here or not there or here == there:
             continue
-        way = f"it holds {there} in {first}; " + (
-            "fix it, or save both as .parquet, in which 01 is not read as 1"
+        way = f"it has {there} in {first}. " + (
+            "Correct it, or save both as .parquet, where 01 is not read as 1"
             if str(name) in settings.label
-            else "fix it, or name it in categorical or drop"
+            else "Correct it, or list it in data.categorical or data.drop"
         )
         if there == "numbers" and here == "text":
             raise no_number(frame[name], str(name), str(file), way)
         row = int(np.asarray(frame[name].notna()).argmax())
-        what = f"{file}: column '{name}' holds {here} ({cell(frame[name], row)} in row {row + 1:,})"
+        what = f"{file}: column '{name}' has {here} ({cell(frame[name], row)} in row {row + 1:,})"
         raise CellError(f"{what}; {way}", str(name), row)
 
 
@@ -181,7 +183,7 @@ def read_table(file: Path, settings: SourceSettings, notes: list[str]) -> Any:
 
     name, texts = file.name.lower(), _texts(settings)
     if settings.sheet is not None and not name.endswith(".xlsx"):
-        raise DataError(f"{file} has no sheets, so sheet has no effect; leave it out")
+        raise DataError(f"{file} has no sheets, so sheet has no effect. Leave it out")
     with reading(file):
         check_unpacked(file)
         if name.endswith(".parquet"):
@@ -227,7 +229,7 @@ def _refuse_units(frame: Any, free: Collection[str], file: Path) -> None:
             raise DataError(
                 f"{file}: column '{name}' is '{column.iloc[0]}' in row 1 and a number in all "
                 "others. If that row belongs to the header, set data.header_rows to 2; if it "
-                "stands for a missing value, name it in data.na_values"
+                "means a missing value, list it in data.na_values"
             )
 
 
@@ -242,7 +244,7 @@ def _refuse_idle(settings: SourceSettings, name: str, file: Path) -> None:
     for setting in idle:
         if getattr(settings, setting) != SourceSettings.model_fields[setting].default:
             raise DataError(
-                f"{file} is no text, so data.{setting} has no effect on it; leave it out"
+                f"{file} is not a text file, so data.{setting} has no effect. Leave it out"
             )
 
 
@@ -289,10 +291,10 @@ def _read_excel(
     with pd.ExcelFile(file, engine="openpyxl") as book:
         sheets = [str(name) for name in book.sheet_names]
         if sheet is None and len(sheets) > 1:
-            raise DataError(f"{file} has the sheets {listed(sheets)}; choose one with sheet")
+            raise DataError(f"{file} has the sheets {listed(sheets)}. Choose one with sheet")
         if sheet is not None and sheet not in sheets:
             raise DataError(
-                f"{file} has no sheet '{sheet}'{did_you_mean(sheet, sheets)}; it has "
+                f"{file} has no sheet '{sheet}'{did_you_mean(sheet, sheets)}. It has "
                 f"{listed(sheets)}"
             )
         chosen = sheet or sheets[0]
@@ -317,7 +319,7 @@ def refuse_twice(names: list[str], file: Path) -> None:
     """
     twice = [name for name, count in Counter(filter(None, names)).items() if count > 1]
     if twice:
-        raise DataError(f"{file} has two columns '{twice[0]}'; give each column a name of its own")
+        raise DataError(f"{file} has two columns '{twice[0]}'. Give each column its own name")
 
 
 def _read_csv(
@@ -330,7 +332,7 @@ def _read_csv(
 
     found = layout(file, settings)
     if not any(found.names):
-        raise DataError(f"{file} is empty: its first line must name the columns")
+        raise DataError(f"{file} is empty. Its first line must have the column names")
     refuse_twice(list(found.names), file)
     # All at once, since a column read in pieces may come as numbers here, as text there.
     read: Any = partial(
@@ -349,7 +351,8 @@ def _read_csv(
             frame = read(dtype={name: str for name in found.columns if name in texts})
     except pd.errors.ParserWarning:
         raise DataError(
-            f"{file} has more values in a row than its first line has names; name every column"
+            f"{file} has a row with more values than its first line has names. Give every column "
+            "a name"
         ) from None
     said = list(found.notes)
     decimal, told = _settle(frame, read, settings, texts, found.delimiter, file)
@@ -422,7 +425,7 @@ def _settle(
     if grouped:
         name, text = next(iter(grouped.items()))
         value = numbers.read(pd.Series([text]), decision.of(name))[0].iloc[0]
-        told.append(f"with thousands in groups in {listed(grouped)} ({text!r} is {value})")
+        told.append(f"with thousands separators in {listed(grouped)} ({text!r} is {value})")
     return decision.file, told
 
 

@@ -25,8 +25,8 @@ def most_bytes(file: Path) -> int:
 
 def _refused(file: Path, way_out: str) -> DataError:
     return DataError(
-        f"{file} has {file.stat().st_size:,} bytes and unpacks to more than {most_bytes(file):,}: "
-        f"so a small file could fill the memory. If it is what it should be, {way_out}"
+        f"{file} has {file.stat().st_size:,} bytes but unpacks to more than {most_bytes(file):,}, "
+        f"which could fill the memory. If the file is correct, {way_out}"
     )
 
 
@@ -137,7 +137,7 @@ def check_texts(file: Path) -> None:
                 for chunk in column.chunks:
                     total += _bytes_of(chunk, pa, pc)
                     if total > most:
-                        raise _refused(file, f"{_PARQUET}: {listed(texts, 3)} hold long texts")
+                        raise _refused(file, f"{_PARQUET}: {listed(texts, 3)} have long texts")
 
 
 def _bytes_of(chunk: Any, pa: Any, pc: Any) -> int:

@@ -21,7 +21,7 @@ _ONCE_NUMBER = re.compile(r"[0-9]+\.0")
 
 
 def code(frame: Any, columns: Sequence[Column], where: str) -> Array:
-    """A table as it is stored: see `fedbayes.data.tables.columns`.
+    """A table in its stored form: see `fedbayes.data.tables.columns`.
 
     Args:
         frame: the table; other columns are ignored.
@@ -44,7 +44,7 @@ def code(frame: Any, columns: Sequence[Column], where: str) -> Array:
 
 
 def is_numeric(column: Any) -> bool:
-    """Whether a column of a table holds numbers alone, or nothing."""
+    """Whether a column of a table has only numbers, or no values."""
     import pandas as pd
 
     kind = pd.api.types.infer_dtype(column, skipna=True)
@@ -52,7 +52,7 @@ def is_numeric(column: Any) -> bool:
 
 
 def as_numbers(column: Any, name: str, where: str, way: str, *, texts: bool = False) -> Any:
-    """A column of a table as numbers, missing values as they are.
+    """A column of a table as numbers; missing values stay missing.
 
     Args:
         column: The column.
@@ -63,7 +63,7 @@ def as_numbers(column: Any, name: str, where: str, way: str, *, texts: bool = Fa
             no cell is a number, text that says true or false, as readers of CSV files have it.
 
     Raises:
-        CellError: It holds what is no number; the message names the first such row.
+        CellError: A cell is not a number; the message names the first such row.
     """
     import pandas as pd
 
@@ -83,28 +83,30 @@ def as_numbers(column: Any, name: str, where: str, way: str, *, texts: bool = Fa
 
 
 def no_number(column: Any, name: str, where: str, way: str) -> CellError:
-    """What to raise of a column that holds something else than numbers, as for `as_numbers`."""
+    """The error for a column with cells that are not numbers, as for `as_numbers`."""
     import pandas as pd
 
     wrong = there = column.notna().to_numpy(bool)
     with suppress(TypeError):  # of lists and the like
         found = there & pd.to_numeric(column, errors="coerce").isna().to_numpy(bool)
         wrong = found if found.any() else there
-    row = int(wrong.argmax())
+    row, count = int(wrong.argmax()), int(wrong.sum())
+    cells = "1 cell that is not a number" if count == 1 else f"{count:,} cells that are not numbers"
+    first = "" if count == 1 else "first "
     return CellError(
-        f"{where}: column '{name}' holds what is no number ({cell(column, row)} in row "
-        f"{row + 1:,}, of {int(wrong.sum()):,} such rows); {way}",
+        f"{where}: column '{name}' has {cells} ({first}{cell(column, row)} in row {row + 1:,}). "
+        f"{way}",
         name,
         row,
     )
 
 
 def cell(column: Any, row: int) -> str:
-    """A cell in words."""
+    """A cell as text of a message."""
     value = column.iloc[row]
     if np.isscalar(value) or hasattr(value, "year"):
         return f"'{str(value)[:40]}'"
-    return "no single value"
+    return "several values"
 
 
 def values(column: Any, name: str, where: str) -> tuple[Array, list[str]]:
@@ -134,8 +136,8 @@ def _factorized(column: Any, name: str, where: str) -> tuple[Array, list[object]
         kinds = [not np.isscalar(value) and not hasattr(value, "year") for value in column]
         row = int((there & np.array(kinds)).argmax())
         raise CellError(
-            f"{where}: column '{name}' holds no single value in row {row + 1:,}; leave it out with "
-            "drop",
+            f"{where}: column '{name}' has a cell with several values in row {row + 1:,}. Leave "
+            f"it out with data.drop={name}",
             name,
             row,
         ) from None
@@ -143,7 +145,7 @@ def _factorized(column: Any, name: str, where: str) -> tuple[Array, list[object]
 
 
 def _numbers(column: Any, wanted: Column, where: str) -> Array:
-    way = "fix it: a value that is not known is an empty cell"
+    way = "Correct it; leave the cell empty if the value is missing"
     found = as_numbers(column, wanted.name, where, way, texts=True)
     with np.errstate(over="ignore"):
         numbers = np.asarray(found.to_numpy(np.float32, na_value=np.nan))
@@ -152,7 +154,8 @@ def _numbers(column: Any, wanted: Column, where: str) -> Array:
         row = int(infinite.argmax())
         raise CellError(
             f"{where}: column '{wanted.name}' is infinite, or too large for float32, in row "
-            f"{row + 1:,} (of {int(infinite.sum()):,} such rows); replace it, or empty the cell",
+            f"{row + 1:,} ({int(infinite.sum()):,} such rows). Replace it, or leave the cell "
+            "empty",
             wanted.name,
             row,
         )
@@ -225,9 +228,9 @@ def dates(column: Any, name: str, date_format: str, where: str) -> Array:
         row = int(wrong.argmax())
         how = f"written as {date_format}" if date_format else "written as 2020-03-31"
         raise CellError(
-            f"{where}: column '{name}' holds what is no date {how} ({cell(column, row)} in row "
-            f"{row + 1:,}, of {int(wrong.sum()):,} such rows); fix it, or say how dates are "
-            "written with date_format, as in %d.%m.%Y",
+            f"{where}: column '{name}' has text that is not a date {how} ({cell(column, row)} in "
+            f"row {row + 1:,}; {int(wrong.sum()):,} such rows). Correct it, or set "
+            "data.date_format, as in %d.%m.%Y",
             name,
             row,
         )

@@ -99,7 +99,7 @@ def check_table(settings: SourceSettings, kinds: Sequence[str] = ()) -> TableChe
         files = files_of(settings)
         where = str(files["train"][0])
         if not is_table(files["train"][0]):
-            raise DataError(f"{where} is no table, and has no columns to look at")
+            raise DataError(f"{where} is not a table, so it has no columns to check")
         notes += unread(settings.path or Path(), files)
         frame, before = read_tables(files, settings, notes)
         trained, settings = before if "test" in files else None, settings.of_table
@@ -136,13 +136,19 @@ def _feature(column: Any, name: str, settings: SourceSettings, where: str) -> Co
     look, kind = _plain(column, name, where), verdict.column.kind
     hint = ""
     if look.distinct == 1 and not verdict.missing:
-        hint = "it is the same in every row, and tells a model nothing"
+        hint = (
+            "it has the same value in every row, so it cannot help a model. Leave it out with "
+            "data.drop"
+        )
     elif not look.distinct:
-        hint = "it has no value in any row; leave it out with drop"
+        hint = "it has no values. Leave it out with data.drop"
     elif kind == "number" and look.distinct == len(column) > 1 and _whole(column):
-        hint = "a different whole number in every row: if it numbers them, leave it out with drop"
+        hint = (
+            "it has a different whole number in every row. If it is a row number, leave it out "
+            "with data.drop"
+        )
     elif kind == "number" and look.distinct <= SHOWN and _whole(column) and look.distinct > 2:
-        hint = "few different whole numbers: if they are codes, name it in categorical"
+        hint = "it has few different whole numbers. If they are codes, list it in data.categorical"
     if verdict.column.measured:
         coded = code(column.to_frame(name), [verdict.column], where)[:, 0]
         ends = [column.iloc[find(coded)] for find in (np.nanargmin, np.nanargmax) if look.distinct]
@@ -185,15 +191,17 @@ def _label(
         # Several labels are read together: the first one says why not.
         return replace(look, refused=str(error) if name == labels[0] else "")
     if target.kind == "class" and len(target.names) < 2:
-        only = f"{where}: column '{name}' has the one class '{target.names[0]}'"
-        return replace(look, refused=f"{only}, and at least two are needed; name all with classes")
+        only = f"{where}: column '{name}' has only the class '{target.names[0]}'"
+        return replace(
+            look, refused=f"{only}, and at least two are needed. List all classes in data.classes"
+        )
     return replace(look, kind=describe(target))
 
 
 def _absent(name: str, frame: Any, settings: SourceSettings, where: str) -> ColumnReport:
     text = (
-        f"{where} has no column '{name}'; say which is to be predicted with --set data.label=NAME, "
-        f"of {listed(frame.columns, 100)}"
+        f"{where} has no column '{name}'. Choose the column to predict with --set "
+        f"data.label=NAME: {listed(frame.columns, 100)}"
     )
     return ColumnReport(name, "label", "", 0, 0, (), 0, text)
 

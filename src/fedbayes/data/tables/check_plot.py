@@ -48,7 +48,7 @@ def plot_check(check: TableCheck, path: Path, date_format: str = "") -> None:
     for number, look in enumerate(looks):
         axes = figure.add_subplot(down, ACROSS, number + 1)
         missing = f", {look.missing / check.rows:.0%} missing" if look.missing else ""
-        what = "refused" if look.refused else look.kind if look.role == "feature" else look.role
+        what = "not usable" if look.refused else look.kind if look.role == "feature" else look.role
         axes.set_title(f"{look.name[:28]}\n{what}{missing}", fontsize="small")
         axes.tick_params(labelsize="x-small")
         _draw(axes, look, check, date_format)

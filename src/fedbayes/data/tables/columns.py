@@ -38,7 +38,7 @@ class Column:
         """See that the parts fit together."""
         if len(set(self.categories)) < len(self.categories) or self.width < 1:
             raise ValueError(
-                f"the column '{self.name}' has two categories of one name, or no width"
+                f"the column '{self.name}' has two categories with the same name, or no width"
             )
 
     @property
@@ -63,7 +63,7 @@ class Column:
 
 
 def plain(columns: Iterable[Column]) -> bool:
-    """Whether the columns are numbers alone, which networks see as they are."""
+    """Whether the columns are only numbers, which networks see unchanged."""
     return all(column.kind in ("number", "boolean") and not column.gaps for column in columns)
 
 
@@ -76,7 +76,7 @@ def features_of(columns: Iterable[Column]) -> tuple[str, ...]:
     names = tuple(name for column in columns for name in column.features)
     if len(set(names)) < len(names):
         twice = next(name for name in names if names.count(name) > 1)
-        raise DataError(f"two features would be called '{twice}'; rename one of the columns")
+        raise DataError(f"two features would have the name '{twice}'. Rename one of the columns")
     return names
 
 
@@ -90,7 +90,7 @@ def flags(columns: Iterable[Column]) -> list[str]:
 
 
 def described(columns: Iterable[Column]) -> str:
-    """Names of columns, and what they are where that is no number."""
+    """Names of columns, with their kind if it is not a number."""
     return listed(
         f"{column.name} ({column.kind})"
         if column.kind in ("date", "category", "text")

@@ -88,8 +88,8 @@ def fit(columns: Sequence[Column], coded: Array, rows: Rows) -> tuple[Column, ..
 
 
 def spread(values: Array, columns: Sequence[Column], other: float) -> Array:
-    """Numbers of coded columns [C] as those of encoded ones [W]: `other` where a feature is no
-    quantity.
+    """Numbers of coded columns [C] as those of encoded ones [W]: `other` if a feature is not a
+    number.
     """
     found, at = [], 0
     for column in columns:
@@ -113,7 +113,7 @@ class Unknown:
     """The row of the first of them, from 0."""
 
     def told(self, where: str = "", *, numbered: bool = True) -> str:
-        """What to say of them, and of what is taken in their place.
+        """A message about them, and about the values used instead.
 
         Args:
             where: what the rows are of.
@@ -123,11 +123,13 @@ class Unknown:
         rows = f"in {self.rows:,} {'row' if self.rows == 1 else 'rows'}{first}"
         column = f"{where}{': ' if where else ''}column '{self.column.name}'"
         if self.empty and self.column.measured:  # training rows may have been, under "impute"
-            return f"{column} is empty {rows}, and no feature says so; taken as the mean"
+            return (
+                f"{column} is empty {rows}, and the model has no feature for gaps; the mean is used"
+            )
         what = "is empty" if self.empty else "has a category"
         return (
-            f"{column} {what}, as in no training row, {rows}; taken as 0 in all features of the "
-            "column"
+            f"{column} {what}, unlike all training rows, {rows}; all features of the column are "
+            "set to 0"
         )
 
 

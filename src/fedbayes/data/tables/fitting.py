@@ -22,7 +22,7 @@ def fitted(
     columns: tuple[Column, ...] | None = None,
     label: str = "",
 ) -> Preprocessing:
-    """What a network sees of samples: sums, counts and sets of categories over rows say it.
+    """The encoding of samples for a network, from sums, counts and categories over rows.
 
     Args:
         dataset: the samples.
@@ -79,8 +79,8 @@ def _tell_empty(dataset: Dataset, rows: Rows) -> None:
     names = [column.name for column in dataset.columns] or dataset.features
     which = [f"'{names[k]}'" if names else f"feature {k}" for k in np.flatnonzero(empty)]
     warnings.warn(
-        f"{dataset.name}: no training row has a value of {listed(which)}, so nothing can be learnt "
-        "of that; leave it out" + (" with data.drop" if names else ""),
+        f"{dataset.name}: no training row has a value of {listed(which)}. Leave it out with "
+        "data.drop" + (" with data.drop" if names else ""),
         FedbayesWarning,
         stacklevel=4,
     )

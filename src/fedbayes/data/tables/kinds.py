@@ -23,7 +23,9 @@ from fedbayes.data.tables.cells import (
 from fedbayes.data.tables.columns import Column, Kind
 from fedbayes.errors import CellError, DataError
 
-_MEND = "fix it (a value that is not known is an empty cell), or read the column otherwise"
+_CORRECT = (
+    "Correct it, leave the cell empty if the value is missing, or read the column as another kind"
+)
 ROWS_OF_CATEGORY = 2
 """Rows that each text has on average, if they are categories without a word."""
 FEW = 5
@@ -45,10 +47,10 @@ class KindGuess:
 
 
 def judge(column: Any, name: str, settings: SourceSettings, where: str) -> KindGuess:
-    """Say what a column of a table is, by the settings or else by its cells.
+    """Decide the kind of a column of a table, by the settings or by its cells.
 
     Numbers, booleans and dates are what they are. Text is of dates if all of it is written as in
-    ISO 8601, of categories if it has few different values, and else refused: free text and
+    ISO 8601, of categories if it has few different values, and otherwise not usable: free text and
     identifiers are taken if they are named in `text` or `categorical`, and so is what is partly
     numbers.
 
@@ -105,7 +107,7 @@ def _as_named(
             date_format = ""
         dates(column, name, date_format, where)
         return Column(name, "date", date_format=date_format)
-    as_numbers(column, name, where, _MEND, texts=True)
+    as_numbers(column, name, where, _CORRECT, texts=True)
     return Column(name)
 
 
@@ -121,39 +123,43 @@ def _by_cells(column: Any, name: str, settings: SourceSettings, where: str) -> C
     if dtype == "M" or kind in ("datetime", "datetime64", "date"):
         return Column(name, "date")
     if kind == "bytes":
-        raise DataError(f"{where}: column '{name}' holds bytes; leave it out with drop")
+        raise DataError(
+            f"{where}: column '{name}' contains bytes. Leave it out with data.drop={name}"
+        )
     _, names = values(column, name, where)
     if isinstance(column.dtype, pd.CategoricalDtype):  # the file itself says so
         return _category(name, names, where, MOST_CATEGORIES)
     numbers = pd.to_numeric(pd.Series(names, dtype=object), errors="coerce").notna()
     if len(names) and numbers.any() and not (numbers.all() and kind == "string"):
+        odd = next((n for n, one in zip(names, numbers, strict=True) if not one), names[0])
         raise no_number(
             column,
             name,
             where,
-            "others are; fix it (a value that is not known is an empty cell, or named in "
-            "na_values), name it in categorical if all are categories, or leave it out with drop",
+            f"Correct it; or set data.na_values={odd[:40]} if the value is missing, "
+            f"data.categorical={name} if these are categories, or data.drop={name}",
         )
     if {text.casefold() for text in names} == {"train", "test"}:
         raise DataError(
-            f"{where}: column '{name}' says train and test, as a split does; name it in split, in "
-            "drop, or if it is a feature in categorical"
+            f"{where}: column '{name}' has the values train and test, as a split has. Set "
+            f"data.split={name} or data.drop={name}, or data.categorical={name} if it is a "
+            "feature"
         )
     if len(names) and not numbers.any() and _are_dates(names):
         return Column(name, "date")
     if not numbers.any() and are_dates(names):
         raise DataError(
-            f"{where}: column '{name}' holds dates such as {names[0]!r}; name it in dates, and in "
-            f"date_format how they are written: {_date_formats(names)}. Or name it in categorical "
-            "or drop"
+            f"{where}: column '{name}' has dates such as {names[0]!r}. Set data.dates={name} and "
+            f"their format: {_date_formats(names)}. Or set data.categorical={name} or "
+            f"data.drop={name}"
         )
     rows = int(column.notna().sum())
     if (word := _only_word(names)) and settings.decimal == "auto":
         raise DataError(
-            f"{where}: column '{name}' holds numbers with decimal commas, such as "
-            f"{next(text for text in names if text != word)!r}, and {word!r}, which is none: if "
-            f"it means that the value is missing, name it in na_values. Or name the column in "
-            "categorical or drop"
+            f"{where}: column '{name}' has numbers with decimal commas, such as "
+            f"{next(text for text in names if text != word)!r}, and {word!r}, which is not a "
+            f"number. Set data.na_values={word} if the value is missing; or "
+            f"data.categorical={name} or data.drop={name}"
         )
     return _category(name, names, where, settings.max_categories, rows)
 
@@ -219,16 +225,17 @@ def _category(name: str, names: Sequence[str], where: str, most: int, rows: int 
     scarce = rows and len(names) > FEW and len(names) * ROWS_OF_CATEGORY > rows
     if len(names) > most or scarce:
         ways = (
-            "leave it out with drop, or hash its words with text"
+            "Leave it out with data.drop, or hash its words with data.text"
             if most == MOST_CATEGORIES
-            else "leave it out with drop (names and numbers of patients tell a model nothing), "
-            "name it in categorical if these are categories, in numeric if they are numbers that "
-            "are stored as text, or in text to hash its words"
+            else "Leave it out with data.drop, as names and identifiers of patients. Or list it "
+            "in data.categorical (categories), data.numeric (numbers stored as text) or "
+            "data.text (free text)"
         )
         raise DataError(
-            f"{where}: column '{name}' has {len(names):,} different texts"
-            f"{f' in {rows:,} rows' if rows else ''}, such as {listed(map(repr, names[:3]))}: "
-            f"{'more than categories may be' if len(names) > most else 'hardly categories'}; {ways}"
+            f"{where}: column '{name}' has {len(names):,} different "
+            f"texts{f' in {rows:,} rows' if rows else ''}, such as "
+            f"{listed(map(repr, names[:3]))}: "
+            f"too many for categories. {ways}"
         )
     return Column(name, "category", ordered(names))
 
@@ -241,7 +248,7 @@ def choose_columns(
     notes: list[str],
     clients: Any = None,
 ) -> tuple[Column, ...]:
-    """What becomes of the columns of a table that are to be features.
+    """The encoding of the columns of a table that are features.
 
     Args:
         frame: The table.
@@ -255,7 +262,7 @@ def choose_columns(
         DataError: There are none, or some cannot be used; says why of each.
     """
     if not features:
-        raise DataError(f"{where} has no columns besides label, group, split and those to drop")
+        raise DataError(f"{where} has no columns besides label, group, split and data.drop")
     verdicts = [judge(frame[name], name, settings, where) for name in features]
     refused = [_whose(verdict, clients) for verdict in verdicts if verdict.refused]
     if refused:
@@ -266,8 +273,8 @@ def choose_columns(
     empty = [v.column.name for v in verdicts if v.column and v.missing == len(frame)]
     if empty:
         notes.append(
-            f"{where}: {listed(empty)} {'has' if len(empty) == 1 else 'have'} no value in any row "
-            "and can tell a model nothing; leave such columns out with drop"
+            f"{where}: {listed(empty)} {'has' if len(empty) == 1 else 'have'} no values, so a "
+            "model cannot use them. Leave such columns out with data.drop"
         )
     notes += _told(columns, settings, where)
     return columns
@@ -278,7 +285,7 @@ def _whose(verdict: KindGuess, clients: Any) -> str:
     if verdict.row is None or clients is None:
         return verdict.refused
     row, client = verdict.row, clients.iloc[verdict.row]
-    return f"{verdict.refused} (row {row + 1:,} is of client '{client}')"
+    return f"{verdict.refused} (row {row + 1:,} belongs to client '{client}')"
 
 
 def _told(columns: Sequence[Column], settings: SourceSettings, where: str) -> list[str]:
@@ -296,11 +303,11 @@ def _told(columns: Sequence[Column], settings: SourceSettings, where: str) -> li
     told = []
     if read:
         told.append(
-            f"{where}: {' and '.join(read)}; numeric, categorical, dates, text or drop say "
-            "otherwise"
+            f"{where}: {' and '.join(read)}. Change this with data.numeric, data.categorical, "
+            "data.dates, data.text or data.drop"
         )
     told += [
-        f"{where}: categories of '{column.name}' differ in upper and lower case alone: "
+        f"{where}: categories of '{column.name}' differ only in upper and lower case: "
         f"{' and '.join(same)}"
         for column in columns
         for same in alike(column.categories)
@@ -308,7 +315,7 @@ def _told(columns: Sequence[Column], settings: SourceSettings, where: str) -> li
     gaps = [column.name for column in columns if column.gaps]
     if gaps:
         told.append(
-            f"{where}: cells of {listed(gaps)} are empty; where training rows have gaps a feature "
-            "says so, and a number is taken for the mean (missing = 'impute': the mean alone)"
+            f"{where}: cells of {listed(gaps)} are empty. Numbers are replaced by the mean, and a "
+            "feature marks the gaps (data.missing = 'impute': only the mean)"
         )
     return told

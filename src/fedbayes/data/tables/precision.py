@@ -54,8 +54,8 @@ def _of(values: Array, name: str, where: str) -> Iterator[str]:
         error, std = float(np.abs(there.astype(np.float32) - there).max()), float(there.std())
     if std > 0 and error > MOST * std:
         yield (
-            f"{where}: '{name}' is stored to within {error:.2g}, and its standard deviation is "
-            f"{std:.2g}; subtract a constant from it"
+            f"{where}: '{name}' has a rounding error of {error:.2g} in float32, and a standard "
+            f"deviation of {std:.2g}. Subtract a constant from it"
         )
 
 

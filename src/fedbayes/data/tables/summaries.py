@@ -77,7 +77,9 @@ class TableSummary(BaseModel):
             if max(abs(column.mean), deviation) > LARGEST:
                 raise ValueError(f"values of column '{column.name}' are too large for float32")
             if there < 0 or sum(column.categories.values()) > there:
-                raise ValueError(f"counts of column '{column.name}' are not of {self.rows:,} rows")
+                raise ValueError(
+                    f"counts of column '{column.name}' do not add to {self.rows:,} rows"
+                )
         return self
 
     def write(self, path: Path) -> None:
@@ -97,7 +99,7 @@ def summarize(dataset: Dataset, rows: Rows, least: int = 1) -> TableSummary:
         DataError: it is no table.
     """
     if not dataset.columns:
-        raise DataError(f"{dataset.name} is no table, and has no columns to sum up")
+        raise DataError(f"{dataset.name} is not a table, so it has no columns to summarize")
     count, mean, squares = deviations(dataset.x, rows)
     found, at = [], 0
     for column in dataset.columns:
@@ -149,12 +151,12 @@ def read_summary(path: Path) -> TableSummary:
     except ValidationError as error:
         problem = error.errors()[0]
         place = ".".join(str(part) for part in problem["loc"])
-        said = f"{place}: {problem['msg']}" if place else "it is no JSON object"
+        said = f"{place}: {problem['msg']}" if place else "it is not a JSON object"
         if problem["type"] == "value_error":
             said = str(problem["ctx"]["error"])
-        raise DataError(f"{path} holds no summary of a table: {said}") from None
+        raise DataError(f"{path} is not a summary of a table: {said}") from None
     except ValueError as error:
-        raise DataError(f"{path} holds no summary of a table: {error}") from None
+        raise DataError(f"{path} is not a summary of a table: {error}") from None
     check_rows({str(path): found.rows})
     for column in found.columns:
         check_categories(column.categories, column.name, str(path))
@@ -164,7 +166,7 @@ def read_summary(path: Path) -> TableSummary:
 def check_summaries(
     several: Sequence[TableSummary], names: Sequence[str], most: float = MOST_ROWS
 ) -> None:
-    """See that no client's summary decides alone how columns are encoded for all.
+    """Check that no single client's summary decides the encoding of columns.
 
     Args:
         several: of the same columns, as those that `add_summaries` takes.
@@ -227,21 +229,21 @@ def _compare(first: Columns, other: Columns, one: str, two: str) -> None:
     for lacking, has, more in ((two, one, names[0] - names[1]), (one, two, names[1] - names[0])):
         if more:
             raise DataError(
-                f"{lacking} has no column '{min(more)}', which {has} has; give all clients the "
-                "same columns, with features or drop"
+                f"{lacking} has no column '{min(more)}', which {has} has. Give all clients the "
+                "same columns, with data.features or data.drop"
             )
     for here, there in _paired(first, other):
         kinds = [column.kind.replace("boolean", "number") for column in (here, there)]
         if kinds[0] != kinds[1]:
             raise DataError(
-                f"{two} has column '{here.name}' as {there.kind}, and {one} as {here.kind}; name "
-                "it in numeric, categorical, dates or text for all: fedbayes data check then names "
-                "the rows that do not fit"
+                f"{two} has column '{here.name}' as {there.kind}, and {one} as {here.kind}. List "
+                "it in data.numeric, data.categorical, data.dates or data.text for all clients; "
+                "fedbayes data check then lists the rows that do not fit"
             )
         if here.width != there.width:
             raise DataError(
                 f"{two} hashes column '{here.name}' into {there.width} numbers, and {one} into "
-                f"{here.width}; set one text_width for all"
+                f"{here.width}. Set the same data.text_width for all clients"
             )
 
 
@@ -256,7 +258,8 @@ def _refuse_spelled_apart(several: Mapping[str, TableSummary]) -> None:
             (one, here), (two, there) = apart
             raise DataError(
                 f"{one} has the category {here!r} of column '{column_name}', which in {two} is "
-                f"{there!r}; write it alike for all, and name the column in categorical"
+                f"{there!r}. Write it the same way at all clients, and list the column in "
+                "data.categorical"
             )
 
 
@@ -300,9 +303,9 @@ def fit_summary(
     ]
     if kinds[0] != kinds[1]:
         raise DataError(
-            f"{where} are of the columns {described(wanted)}, and {dataset.name} has "
-            f"{described(dataset.columns)}; choose the same with features, drop, numeric, "
-            "categorical, dates and text"
+            f"{where} describe the columns {described(wanted)}, and {dataset.name} has "
+            f"{described(dataset.columns)}. Choose the same columns with data.features, drop, "
+            "numeric, categorical, dates and text"
         )
     columns = tuple(
         replace(
@@ -344,15 +347,15 @@ def fit_target(summary: TableSummary, target: Target, where: str) -> Target:
     place = {column.name: column for column in summary.target}
     if set(names) != set(place):
         raise DataError(
-            f"{where} are of the target {listed(place) or 'of classes'}, and this table has "
-            f"{describe(target)}; choose the same with label and task.likelihood"
+            f"{where} describe the target {listed(place) or 'of classes'}, and this table has "
+            f"{describe(target)}. Set the same data.label and task.likelihood"
         )
     center = tuple(place[name].mean for name in names)
     for name in names:
         if not place[name].squares:
             raise DataError(
                 f"{where}: the target '{name}' is {place[name].mean:g} in all rows, so there is "
-                "nothing to learn; set label to another column"
+                "nothing to learn. Set data.label to another column"
             )
     if target.kind == "count":
         return replace(target, center=center if all(center) else ())

@@ -34,7 +34,7 @@ Vector = npt.NDArray[np.float64]
 
 @dataclass(frozen=True, repr=False)
 class Sums(Brief):
-    """Sums over the rows of a table: those of two tables are added, and say no row of either.
+    """Sums over the rows of a table, which can be added for several tables.
 
     Examples:
         >>> import numpy as np
@@ -111,15 +111,13 @@ def sums_of(
     """
     x = np.asarray(rows, np.float64)
     if x.ndim != 2 or not x.size:
-        raise DataError(
-            f"{where}: sums are of a table [rows, features], and its shape is {x.shape}"
-        )
+        raise DataError(f"{where}: sums need a table [rows, features], got shape {x.shape}")
     names = _names(features, x.shape[1], where)
     odd = ~np.isfinite(x).all(0)
     if odd.any():
         raise DataError(
-            f"{where}: {listed(np.array(names)[odd])} has a value that is missing or infinite; "
-            "impute it, or leave such rows out"
+            f"{where}: {listed(np.array(names)[odd])} has a value that is missing or infinite. "
+            "Impute it, or leave such rows out"
         )
     counted = {}
     for name in categories:
@@ -127,8 +125,8 @@ def sums_of(
         values, counts = np.unique(x[:, index], return_counts=True)
         if len(values) > MOST_CATEGORIES:
             raise DataError(
-                f"{where}: '{name}' has {len(values):,} different values, and categories are at "
-                f"most {MOST_CATEGORIES:,}; leave it out of categories"
+                f"{where}: '{name}' has {len(values):,} different values, and at most "
+                f"{MOST_CATEGORIES:,} are allowed for a category. Leave it out of categories"
             )
         counted[index] = dict(zip(values.tolist(), counts.tolist(), strict=True))
     with np.errstate(over="ignore"):
@@ -163,14 +161,14 @@ def add_sums(several: Sequence[Sums], names: Sequence[str] = ()) -> Sums:
     for name, sums in zip(called, several, strict=True):
         if sums.features != first.features:
             raise DataError(
-                f"the sums of {name} are of the features {listed(sums.features)}, and those of "
-                f"{called[0]} of {listed(first.features)}; every client's are to be of the same"
+                f"the sums of {name} have the features {listed(sums.features)}, and those of "
+                f"{called[0]} have {listed(first.features)}. All clients need the same features"
             )
         if sums.categories.keys() != first.categories.keys():
             own, other = ({s.features[i] for i in s.categories} for s in (sums, first))
             raise DataError(
-                f"'{min(own ^ other)}' is a category at {name} or at {called[0]}, and not at both; "
-                "name the same categories at every client"
+                f"'{min(own ^ other)}' is a category at only one of {name} and {called[0]}. Give "
+                "the same categories at every client"
             )
     categories: dict[int, dict[float, int]] = {index: {} for index in first.categories}
     for sums in several:
@@ -187,7 +185,7 @@ def add_sums(several: Sequence[Sums], names: Sequence[str] = ()) -> Sums:
 
 
 def check_sums(several: Sequence[Sums], names: Sequence[str]) -> None:
-    """See that no client's sums decide alone what rows look like.
+    """Check that no single client's sums decide the distribution of rows.
 
     Args:
         several: each client's.
@@ -251,12 +249,14 @@ def read_sums(path: Path) -> Sums:
     except ValidationError as error:
         problem = error.errors()[0]
         place = ".".join(str(part) for part in problem["loc"])
-        said = f"{place}: {problem['msg']}" if place else "it is no JSON object"
-        raise DataError(f"{path} holds no sums: {said}") from None
+        said = f"{place}: {problem['msg']}" if place else "it is not a JSON object"
+        raise DataError(f"{path} does not contain sums: {said}") from None
     except ValueError as error:
-        raise DataError(f"{path} holds no sums: {error}") from None
+        raise DataError(f"{path} does not contain sums: {error}") from None
     if file.format != FORMAT:
-        raise DataError(f"{path} holds no sums: its format is {file.format!r}, and not {FORMAT!r}")
+        raise DataError(
+            f"{path} does not contain sums: its format is {file.format!r}, not {FORMAT!r}"
+        )
     width, where = len(file.features), str(path)
     names = _names(file.features, width, where)
     if len(file.sum) != width or [len(row) for row in file.products] != [width] * width:
@@ -281,7 +281,7 @@ def read_sums(path: Path) -> Sums:
 def _names(features: Sequence[str], width: int, where: str) -> tuple[str, ...]:
     names = tuple(str(name) for name in features) or tuple(map(str, range(width)))
     if len(names) != width or not width:
-        raise DataError(f"{where}: there are {width} features, and {len(names)} names of them")
+        raise DataError(f"{where}: there are {width} features, and {len(names)} names")
     if len(set(names)) < width:
         twice = next(name for name in names if names.count(name) > 1)
         raise DataError(f"{where}: two features are called '{twice}'")
@@ -308,8 +308,8 @@ def _number(value: str, name: str, where: str) -> float:
         number = np.nan
     if not np.isfinite(number):
         raise DataError(
-            f"{where}: categories are coded as numbers, as networks see them, and {quoted(value)} "
-            f"of '{name}' is none"
+            f"{where}: categories are numbers, as networks see them, and {quoted(value)} of "
+            f"'{name}' is not a number"
         )
     return number
 
@@ -322,23 +322,23 @@ def _check(sums: Sums, where: str) -> None:
         scale = np.sqrt(np.maximum(squares, np.finfo(float).tiny))
         products = sums.products / sums.count / np.outer(scale, scale)
     if not np.allclose(products, products.T, rtol=0, atol=ROUNDING):
-        raise DataError(f"{where}: products is not symmetric, so it is no sum of products")
+        raise DataError(f"{where}: products is not symmetric, so it is not a sum of products")
     variance = np.diag(covariance)
     wrong = variance < -ROUNDING * squares
     if (squares < 0).any() or wrong.any():
         name = sums.features[int((wrong | (squares < 0)).argmax())]
         raise DataError(
-            f"{where}: by its sums the variance of '{name}' is below 0, which no rows have; count, "
-            "sum and products must be of the same rows"
+            f"{where}: these sums give '{name}' a variance below 0, which is impossible. count, "
+            "sum and products must come from the same rows"
         )
     centred = covariance / np.outer(scale, scale)
     if np.linalg.eigvalsh((centred + centred.T) / 2).min() < -ROUNDING * len(scale):
-        raise DataError(f"{where}: no rows have these products: their covariance is not positive")
+        raise DataError(f"{where}: these products are impossible: their covariance is not positive")
     for index, counts in sums.categories.items():
         name, many = sums.features[index], sum(counts.values())
         if many != sums.count:
             raise DataError(
-                f"{where}: the categories of '{name}' are of {many:,} rows, and count is "
+                f"{where}: the categories of '{name}' add to {many:,} rows, and count is "
                 f"{sums.count:,}"
             )
         mean = sum(value * n for value, n in counts.items()) / many

@@ -63,6 +63,6 @@ def find_attack(name: str) -> "type[Attack]":
 def no_attack(name: str) -> ConfigError:
     """That no attack is called so, and which there are."""
     return ConfigError(
-        f"no attack is called {name!r}{did_you_mean(name, ('none', *ATTACKS))}; there are none, "
+        f"unknown attack {name!r}{did_you_mean(name, ('none', *ATTACKS))}. Choose none, "
         f"{', '.join(ATTACKS)}, or your own as package.module:Class"
     )

@@ -119,7 +119,7 @@ def _explain(kind: type[Attack], error: ValidationError) -> str:
         if details["type"] == "extra_forbidden":
             known = ", ".join(kind.model_fields) or "none"
             like = did_you_mean(name, kind.model_fields)
-            lines.append(f"{key} is no field of {kind.__name__}{like}; it has {known}")
+            lines.append(f"{key} is not a field of {kind.__name__}{like}. It has {known}")
         else:
             message = details["msg"].removeprefix("Value error, ")
             lines.append(f"{key} is {details['input']!r}; {message[:1].lower()}{message[1:]}")

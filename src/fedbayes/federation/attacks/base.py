@@ -40,7 +40,7 @@ class View:
         return self.at.rng("attack on reports")
 
     def changes(self, report: Report) -> Tensors:
-        """What a report says beyond that of a client that learnt nothing.
+        """The changes of a report relative to a client without training.
 
         Returns:
             By name of the report's tensors of real numbers, float64, in their dense shapes; NaN
@@ -49,7 +49,7 @@ class View:
         return changes(self.method, report, self.server, self.at.run)
 
     def shifted(self, report: Report, wanted: Tensors) -> Report:
-        """Return a report of the same form with these changes instead of its own.
+        """Return a report of the same form with these changes.
 
         Args:
             report: the report to start from; what it leaves out stays out.
@@ -103,7 +103,7 @@ class Attack(BaseModel):
     """Whether it is for targets that are classes alone."""
 
     def check(self, run: Federation, shape: tuple[int, ...]) -> None:
-        """Reject, before anything runs, what it cannot attack.
+        """Reject runs that it cannot attack, before the first round.
 
         Args:
             run: what no round changes.
@@ -134,11 +134,11 @@ class Attack(BaseModel):
         return samples
 
     def report(self, report: Report, view: View) -> Report:
-        """Return what a malicious client reports, instead of its honest answer."""
+        """Return the report of a malicious client."""
         return report
 
     def triggered(self, samples: Samples) -> Samples | None:
-        """Test samples that the attack wants to be taken for something, with that as their target.
+        """Test samples that the attack wants to be misclassified, with its target.
 
         Args:
             samples: as they are; those whose target stays the same do not count.

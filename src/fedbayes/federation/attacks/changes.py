@@ -28,7 +28,7 @@ class Scaled(Attack):
 class SignFlip(Attack):
     """Reports −scale · Δ instead of its change Δ."""
 
-    summary = "the change turned around: −scale · Δ"
+    summary = "the reversed change: −scale · Δ"
     paper = "Blanchard et al. 2017; Karimireddy et al. 2021"
 
     scale: float = Field(1.0, description="factor of the change")
@@ -42,7 +42,7 @@ class SignFlip(Attack):
 class Scaling(Scaled):
     """Reports scale · Δ instead of its change Δ, to outweigh the others."""
 
-    summary = "the change made larger: scale · Δ"
+    summary = "the scaled change: scale · Δ"
     paper = "Bagdasaryan et al. 2020 (model replacement)"
 
     scale: float = Field(10.0, description="factor of the change")

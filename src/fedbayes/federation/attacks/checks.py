@@ -19,7 +19,7 @@ def check(
     engine: str,
     secure: bool,
 ) -> None:
-    """Check that an attack goes with the rest of the settings.
+    """Check that an attack works with the other settings.
 
     Args:
         adversary: the malicious clients, and what they do.
@@ -37,32 +37,32 @@ def check(
     if ENGINES[engine].states == "remote":
         local = ", ".join(name for name, one in ENGINES.items() if one.states != "remote")
         raise ConfigError(
-            f"[attack] is for experiments, and the nodes of engine {engine!r} are other people's; "
-            f"choose {local}, or leave [attack] out"
+            f"[attack] works only in simulations, not with engine {engine!r}. Choose {local}, or "
+            "leave [attack] out"
         )
     if method.reports.pooled:
-        raise ConfigError(f"[attack] needs clients, and {method.name} pools all data; leave it out")
+        raise ConfigError(f"[attack] needs clients, but {method.name} pools all data. Leave it out")
     if settings.start > run.rounds:
         raise ConfigError(
-            f"attack.start is {settings.start}, but the run has {run.rounds} rounds: none would be "
-            "attacked"
+            f"attack.start is {settings.start}, but the run has {run.rounds} rounds, so no round "
+            "would be attacked"
         )
     if attack.on_classes and not target.classes:
         others = ", ".join(name for name, one in ATTACKS.items() if not one.on_classes)
         raise ConfigError(
-            f"attack.kind {kind!r} needs classes, and the target is of kind {target.kind}; choose "
+            f"attack.kind {kind!r} needs classes, but the target is of kind {target.kind}. Choose "
             f"{others}"
         )
     if secure and attack.on_reports:
         poisons = type(attack).poison is not Attack.poison
-        instead = "leave attack.scale at 1" if poisons else "choose label-flip or backdoor"
+        instead = "Leave attack.scale at 1" if poisons else "choose label-flip or backdoor"
         raise ConfigError(
-            f"attack.kind {kind!r} changes single reports, and with secure.enabled nobody sees "
-            f"one; {instead}, or leave [secure] out"
+            f"attack.kind {kind!r} changes single updates, which secure.enabled hides. {instead}, "
+            "or leave [secure] out"
         )
     if attack.on_reports and not _reports(method, run):
         raise ConfigError(
-            f"attack.kind {kind!r} changes reports, and those of {method.name} are empty; choose "
+            f"attack.kind {kind!r} changes updates, but those of {method.name} are empty. Choose "
             "label-flip or backdoor"
         )
     attack.check(run, shape)

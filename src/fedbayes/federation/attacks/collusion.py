@@ -43,8 +43,8 @@ class LittleIsEnough(Attack):
         if self.z is not None or z > 0.1:
             return []
         return [
-            f"little-is-enough does almost nothing: with {min(clients, cohort)} malicious of "
-            f"{cohort} clients in a round the paper's z is {z:.2f}; set attack.z (1.5, say)"
+            f"little-is-enough has almost no effect: with {min(clients, cohort)} malicious of "
+            f"{cohort} clients in a round the paper's z is {z:.2f}. Set attack.z, such as 1.5"
         ]
 
 
@@ -66,7 +66,7 @@ class InnerProduct(Attack):
 class Stretch(Attack):
     """Reports its change turned around, each part `scale` times as long as the honest median."""
 
-    summary = "the change turned around, scale times as long as the honest median"
+    summary = "the reversed change, scale times as long as the honest median"
     collusion = True
 
     scale: float = Field(4.99, description="multiple of the median norm of each part")

@@ -41,7 +41,7 @@ class Backdoor(Scaled):
     on_classes = True
 
     share: float = Field(0.5, gt=0, le=1, description="share of the samples that are poisoned")
-    target: int = Field(0, ge=0, description="class that the pattern is to be taken for")
+    target: int = Field(0, ge=0, description="target class of the pattern")
     size: int = Field(3, ge=1, description="side of the square, or number of features")
     level: float = Field(3.0, description="value of the pattern, in standard deviations")
 
@@ -50,14 +50,14 @@ class Backdoor(Scaled):
         names = run.likelihood.target.names
         if self.target >= len(names):
             raise ConfigError(
-                f"attack.target is {self.target}; the {len(names)} classes are counted from 0: "
-                f"{listed(names, 12)}"
+                f"attack.target is {self.target}, but the {len(names)} classes are counted from "
+                f"0: {listed(names, 12)}"
             )
         sides = shape[-2:] if len(shape) > 1 else shape
         if self.size >= min(sides):
             raise ConfigError(
-                f"attack.size is {self.size}, and a sample has {' × '.join(map(str, sides))} "
-                f"{'pixels' if len(shape) > 1 else 'features'}; choose fewer than {min(sides)}"
+                f"attack.size is {self.size}, but a sample has {' × '.join(map(str, sides))} "
+                f"{'pixels' if len(shape) > 1 else 'features'}. Choose fewer than {min(sides)}"
             )
 
     def poison(self, samples: Samples, run: Federation, rng: torch.Generator) -> Samples:

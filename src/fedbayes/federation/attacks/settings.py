@@ -80,9 +80,7 @@ class AttackSettings(Settings):
     level: Annotated[float | None, Only("kind", "backdoor")] = Field(
         None, description="value of the pattern, in standard deviations above the mean. Default: 3"
     )
-    arguments: Arguments = Field(
-        {}, description="fields of an attack of your own (package.module:Class)"
-    )
+    arguments: Arguments = Field({}, description="fields of your own attack (package.module:Class)")
 
     @field_validator("kind", mode="before")
     @classmethod
@@ -104,8 +102,9 @@ class AttackSettings(Settings):
     def _own_arguments(self) -> Self:
         if self.arguments and ":" not in self.kind:
             raise ValueError(
-                "arguments are for an attack of your own, kind = 'package.module:Class'; "
-                f"set those of {self.kind} in [attack] itself, such as attack.scale"
+                "attack.arguments works only with your own attack, kind = "
+                f"'package.module:Class'. Set those of {self.kind} in [attack] itself, such as "
+                "attack.scale"
             )
         return self
 

@@ -11,7 +11,7 @@ from fedbayes.core.tensors import Tensors
 
 
 def changes(method: AnyMethod, report: Report, server: Any, run: Federation) -> Tensors:
-    """What a report says beyond that of a client that learnt nothing; see `View.changes`."""
+    """The changes of a report relative to a client without training; see `View.changes`."""
     parts = ChangeCoordinates.of(method, server, run).changes(report).values()
     named = {name: change for part in parts for name, change in part.items()}
     return {name: named[name] for name, _ in _real(report) if name in named}

@@ -98,9 +98,8 @@ class Spells:
         """Where the period began that holds this moment."""
         if _STEPS * math.ulp(time) > self._shortest:
             raise ConfigError(
-                f"after {time:g} seconds the clock cannot tell any more when a spell of "
-                f"{self._shortest:g} seconds ends; set shorter clock.seconds, or a longer "
-                "clock.period or clock.available"
+                f"after {time:g} seconds the clock cannot resolve a spell of {self._shortest:g} "
+                "seconds. Set shorter clock.seconds, or a longer clock.period or clock.available"
             )
         return float(np.floor(time / self._period) * self._period)
 

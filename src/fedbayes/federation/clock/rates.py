@@ -34,7 +34,7 @@ def rate(value: Any) -> float:
     if isinstance(value, str) and (found := _TEXT.fullmatch(value)):
         number, unit = found[1], found[2]
     if unit and unit not in UNITS:
-        raise ValueError(f"of units {', '.join(UNITS)} are known")
+        raise ValueError(f"known units are {', '.join(UNITS)}")
     try:
         each = math.nan if isinstance(number, bool) else float(number) * UNITS[unit or "B/s"]
     except (TypeError, ValueError, OverflowError):
@@ -42,5 +42,5 @@ def rate(value: Any) -> float:
     if not math.isfinite(each):
         raise ValueError("give bytes a second, or text such as '20 MB/s'")
     if each < SLOWEST:
-        raise ValueError(f"a rate is {SLOWEST:g} bytes a second or more")
+        raise ValueError(f"a rate must be {SLOWEST:g} bytes per second or more")
     return each

@@ -53,7 +53,7 @@ def _seconds(text: str) -> float:
         ValueError: it is none.
     """
     if (seconds := _number(text)) <= 0:
-        raise ValueError("a time is above 0")
+        raise ValueError("a time must be above 0")
     return seconds
 
 
@@ -64,7 +64,7 @@ def _by_client(
     found: dict[int, float] = {}
     for line, client, (value,) in _rows("clock.file", path, names, {column: read}):
         if client in found:
-            raise ConfigError(f"{path}, line {line}: client {quoted(names[client])} comes twice")
+            raise ConfigError(f"{path}, line {line}: client {quoted(names[client])} occurs twice")
         found[client] = value
     _require_all("clock.file", path, names, found)
     return np.array([found[client] for client in range(len(names))])
@@ -86,8 +86,8 @@ def read_spells(path: Path, names: Sequence[str], period: float) -> dict[int, Ti
     for line, client, (start, stop) in _rows("clock.spells", path, names, columns):
         if not 0 <= start < stop <= period:
             raise ConfigError(
-                f"{path}, line {line}: a spell from {start:g} to {stop:g}; it begins before it "
-                f"ends, in [0, {period:g}] (clock.period)"
+                f"{path}, line {line}: a spell from {start:g} to {stop:g}. It must begin before "
+                f"it ends, in [0, {period:g}] (clock.period)"
             )
         found.setdefault(client, []).append((start, stop))
     _require_all("clock.spells", path, names, found)
@@ -121,7 +121,7 @@ def _rows(
             line = reader.line_num
             if (name := row["client"]) not in known:
                 raise ConfigError(
-                    f"{path}, line {line}: no client is called {quoted(str(name))}; there are "
+                    f"{path}, line {line}: unknown client {quoted(str(name))}. The clients are "
                     f"{listed(names, 5)}"
                 )
             if None in row:
@@ -161,4 +161,4 @@ def _number(text: str) -> float:
 def _require_all(key: str, path: Path, names: Sequence[str], found: Collection[int]) -> None:
     missing = [name for client, name in enumerate(names) if client not in found]
     if missing:
-        raise ConfigError(f"{key} = {path} says nothing of client {listed(missing, 5)}")
+        raise ConfigError(f"{key} = {path} has no row for client {listed(missing, 5)}")

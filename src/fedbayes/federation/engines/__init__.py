@@ -37,7 +37,7 @@ NOT_CONNECTED = "not connected"
 
 @dataclass(frozen=True)
 class AtWork:
-    """What goes on at the clients at a moment."""
+    """The current work of the clients."""
 
     working: tuple[int, ...] = ()
     """Clients that are at work."""
@@ -50,10 +50,10 @@ class AtWork:
 
 @runtime_checkable
 class SupportsStatus(Protocol):
-    """An engine that tells what goes on, at any moment, to another thread."""
+    """An engine that reports its current work to another thread."""
 
     def at_work(self) -> AtWork:
-        """What goes on at the clients now. It is quick, and changes nothing."""
+        """The current work of the clients. It is quick, and changes nothing."""
 
 
 def at_work(engine: Engine | None) -> AtWork:

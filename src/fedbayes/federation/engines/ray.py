@@ -196,9 +196,9 @@ class OnRay:
         seats, patience = self._running, self._settings.start_timeout
         if seats.empty_since and time.monotonic() - seats.empty_since > patience:
             raise EngineError(
-                f"all actors of Ray were lost, and none came up in their place within "
-                f"{patience:g} seconds (ray.start_timeout): {there_is(self._cluster)}. `fedbayes "
-                "resume` goes on after the last complete round"
+                f"all actors of Ray were lost, and no new one started within {patience:g} seconds "
+                f"(ray.start_timeout): {there_is(self._cluster)}. Run `fedbayes resume` to "
+                "continue after the last complete round"
             )
 
     def _wait(self) -> None:
@@ -213,13 +213,13 @@ class OnRay:
             raise seats.failure
         if not seats.places:
             raise EngineError(
-                f"no actor came up within {patience:g} seconds (ray.start_timeout): "
-                f"{there_is(self._cluster)}, of which others leave {free_words()}"
+                f"no actor started within {patience:g} seconds (ray.start_timeout): "
+                f"{there_is(self._cluster)}, of which {free_words()} is free"
             )
         if len(seats.places) < seats.count:
             seats.notes.append(
-                f"{len(seats.places)} of {seats.count} actors are up; the others join when the "
-                "cluster has room for them"
+                f"{len(seats.places)} of {seats.count} actors have started; the others join when "
+                "the cluster has room"
             )
         self._tell()
 
@@ -259,8 +259,8 @@ def start(simulation: Any) -> OnRay:
     settings: RaySettings = config.ray
     if not settings.gpus and simulation.network.device.type != "cpu":
         raise EngineError(
-            f"devices names {config.device!r}, and actors have no GPU: set ray.gpus (0.5: two "
-            "actors share one), with which actors compute on GPUs whatever devices says"
+            f"devices lists {config.device!r}, but actors have no GPU. Set ray.gpus (0.5: two "
+            "actors share one GPU) instead of devices"
         )
     if settings.cpus is not None and settings.cpus < config.threads:
         warnings.warn(

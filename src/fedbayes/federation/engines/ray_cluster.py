@@ -84,9 +84,9 @@ class Cluster:
             _reach(self.address, _AGAIN)
         except OSError as error:
             raise EngineError(
-                f"the head of Ray at {self.address} is gone: {error}. Once there is a cluster, "
-                "`fedbayes resume` goes on after the last complete round (ray.address of the run "
-                "folder's config.toml may name another one)"
+                f"the head of Ray at {self.address} was lost: {error}. Start a cluster, and run "
+                "`fedbayes resume` to continue after the last complete round (set ray.address in "
+                "the run's config.toml for another one)"
             ) from None
 
     def close(self) -> None:
@@ -122,8 +122,8 @@ def connect(address: str | None, seconds: float) -> Cluster:
         if address in (None, AUTO) or _resolved(asked) == here:
             return Cluster(here, borrowed=True)
         raise EngineError(
-            f"this process is connected to the Ray at {here} already, and ray.address is "
-            f"{asked!r}; leave ray.address out, or call ray.shutdown() first"
+            f"this process is already connected to the Ray at {here}, but ray.address is "
+            f"{asked!r}. Leave ray.address out, or call ray.shutdown() first"
         )
     if asked == LOCAL:
         return _start_own()
@@ -148,13 +148,13 @@ def _resolved(address: str) -> str:
     """
     if address.startswith("ray://"):
         raise EngineError(
-            f"ray.address is {address!r}: Ray Client is not for this. Start the run on a node of "
-            "the cluster (`ray start --address=HEAD:6379` makes this machine one), and give "
-            "auto or HOST:PORT of the head, 6379 by default"
+            f"ray.address is {address!r}: Ray Client is not supported. Start the run on a node of "
+            "the cluster (`ray start --address=HEAD:6379` makes this machine one), and give auto "
+            "or HOST:PORT of the head, 6379 by default"
         )
     if address != AUTO and not address.rpartition(":")[2].isdigit():
         raise EngineError(
-            f"ray.address is {address!r}; write local, auto, or HOST:PORT, as in 10.0.0.1:6379"
+            f"ray.address is {address!r}. Write local, auto, or HOST:PORT, as in 10.0.0.1:6379"
         )
     from ray._private.services import canonicalize_bootstrap_address
 
@@ -166,8 +166,8 @@ def _resolved(address: str) -> str:
         raise EngineError(f"ray.address is {address!r}: {error}") from None
     if found is None:
         raise EngineError(
-            f"ray.address is {address!r}, and no Ray is running on this machine: start one with "
-            "`ray start --head`, name one as HOST:PORT, or set ray.address to local"
+            f"ray.address is {address!r}, but no Ray is running on this machine. Start one with "
+            "`ray start --head`, give HOST:PORT, or set ray.address to local"
         )
     return str(found)
 
@@ -196,14 +196,14 @@ def _require_answer(asked: str, address: str, seconds: float) -> None:
         )
     except subprocess.TimeoutExpired:
         raise EngineError(
-            f"{nobody} within {seconds:g} seconds (ray.start_timeout), though its port is open: is "
-            "it that of the head?"
+            f"{nobody} within {seconds:g} seconds (ray.start_timeout), although its port is open. "
+            "Check that it is the port of the head"
         ) from None
     if said.returncode:
         reason = (said.stderr.strip().splitlines() or ["it closed the connection"])[-1]
         if "AuthToken" in reason:
             raise EngineError(
-                f"the Ray at {address} wants a token: set RAY_AUTH_MODE=token, and RAY_AUTH_TOKEN "
+                f"the Ray at {address} needs a token. Set RAY_AUTH_MODE=token, and RAY_AUTH_TOKEN "
                 "to that of the cluster (or put it into ~/.ray/auth_token)"
             )
         raise EngineError(f"{nobody}: {reason}")

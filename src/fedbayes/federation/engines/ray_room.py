@@ -30,9 +30,9 @@ def how_many(
     if not found or (found < asked and not cluster.own):
         after = f" after {settings.start_timeout:g} seconds (ray.start_timeout)"
         raise EngineError(
-            f"there is no room for {asked} actor{'s' * (asked > 1)} of {wanted} each"
-            f"{'' if cluster.own else after}: {there_is(cluster)}, room for {found}. Ask for fewer "
-            "(ray.actors), or for less (ray.cpus, ray.gpus, ray.resources)"
+            f"there is no room for {asked} actor{'s' * (asked > 1)} of {wanted} "
+            f"each{'' if cluster.own else after}: {there_is(cluster)}, room for {found}. Set "
+            "fewer ray.actors, or smaller ray.cpus, ray.gpus or ray.resources"
         )
     if cluster.own:
         bearable = max(1, psutil.virtual_memory().available // WORKER_BYTES)

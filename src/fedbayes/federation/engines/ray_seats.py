@@ -239,13 +239,13 @@ class ActorPool:
                 EngineError(
                     f"actors were lost {TRIES} times at {what}, the last on {place.words}: "
                     f"{cause(error)}. Out of memory? Try fewer actors on a node (ray.cpus), or "
-                    "engine = 'sequential' to see the failure itself; `fedbayes resume` goes on "
+                    "engine = 'sequential' to see the failure. Run `fedbayes resume` to continue "
                     "after the last complete round"
                 )
             )
             return
         self.notes.append(
-            f"the actor on {place.words} was lost at {what}, which another one does again: "
+            f"the actor on {place.words} was lost at {what}, which another one repeats: "
             f"{cause(error)}"
         )
         self.put(jobs, first=True)
@@ -262,13 +262,13 @@ class ActorPool:
         """
         if place.version != __version__:
             raise EngineError(
-                f"{place.words} has fedbayes {place.version}, and this process {__version__}; "
-                "install the same on all nodes"
+                f"{place.words} has fedbayes {place.version}, but this process has {__version__}. "
+                "Install the same version on all nodes"
             )
         if place.torch != torch.__version__:
             self.notes.append(
-                f"{place.words} has PyTorch {place.torch}, and this process {torch.__version__}: "
-                "numbers may differ by rounding from those of one machine"
+                f"{place.words} has PyTorch {place.torch}, but this process has "
+                f"{torch.__version__}: numbers may differ by rounding"
             )
         with self._changed:
             self.places[seat] = place
@@ -319,7 +319,7 @@ def cause(error: BaseException) -> str:
 
 
 def _cut_off(job: Job) -> EngineError:
-    return EngineError(f"{described(job.item)} was cut off: the engine was closed")
+    return EngineError(f"{described(job.item)} was interrupted: the engine was closed")
 
 
 def _kill(actor: Any) -> None:

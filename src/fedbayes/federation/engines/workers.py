@@ -61,7 +61,7 @@ def affordable(asked: int, threads: int = 1) -> int:
         reason = (
             f"this machine has {cores} cores for {threads} thread{'s' * (threads > 1)} each"
             if by_cores <= by_memory
-            else f"this machine has memory for no more, at {WORKER_BYTES >> 20} MiB each"
+            else f"this machine has no memory for more, at {WORKER_BYTES >> 20} MiB each"
         )
         warnings.warn(
             f"{count} of {asked} workers are started: {reason}", FedbayesWarning, stacklevel=3
@@ -144,7 +144,9 @@ class _Worker:
         """How the process ended and the end of what it printed."""
         self._said.seek(0)
         text = self._said.read().decode(errors="replace").strip()
-        return f"exit status {self.process.wait()}" + (f"; it said: {text[-2000:]}" if text else "")
+        return f"exit status {self.process.wait()}" + (
+            f". Its output: {text[-2000:]}" if text else ""
+        )
 
     def close(self) -> None:
         """Close the pipes and end the worker process."""
@@ -259,7 +261,9 @@ class Workers:
                     return worker.call(header, blobs)
                 except _DiedError:
                     if self._closed:
-                        raise EngineError(f"{what} was cut off: the engine was closed") from None
+                        raise EngineError(
+                            f"{what} was interrupted: the engine was closed"
+                        ) from None
                     words = worker.last_words()
                     worker.close()
                     fresh = self._make(worker.device)
@@ -268,7 +272,7 @@ class Workers:
                     self.replaced += 1
             raise EngineError(
                 f"the worker of {what} died {TRIES} times, last with {words}. Out of memory? Try "
-                "fewer workers, or engine = 'sequential' to see the failure itself"
+                "fewer workers, or engine = 'sequential' to see the failure"
             )
         finally:
             self._idle.put(worker)

@@ -54,7 +54,7 @@ def secret(run: str) -> Secret:
             write_beside(path, secrets.token_bytes(_SIZE), private=True, durable=True, keep=True)
         key = path.read_bytes()
     except OSError as error:
-        raise RunError(f"cannot keep the secret of the noise in {path}: {error}") from None
+        raise RunError(f"cannot store the secret of the noise in {path}: {error}") from None
     if len(key) != _SIZE:
         raise RunError(
             f"the secret of the noise in {path} is damaged. Remove it, and the run continues with "

@@ -219,7 +219,7 @@ def multipliers(settings: Privacy, parts: int, size: int) -> tuple[float, float]
     if rest <= 0:
         least = settings.noise * math.sqrt(parts) / 2
         raise ConfigError(
-            f"privacy.noise = {settings.noise:g} is spent by the counts alone: their noise "
+            f"privacy.noise = {settings.noise:g} is too small for the counts: their noise "
             f"(privacy.count_noise, by default a twentieth of the cohort) must be above {least:g}"
         )
     return rest**-0.5, counts
@@ -259,18 +259,18 @@ def check(
         return
     if clip is None:
         raise ConfigError(
-            "privacy.noise needs aggregation.clip, the norm that a change has at most; set it, as "
-            "in aggregation.clip = 1.0"
+            "privacy.noise needs aggregation.clip, the largest norm of a change. Set it, as in "
+            "aggregation.clip = 1.0"
         )
     if checkpoint_every > 1:
         raise ConfigError(
-            "privacy.noise needs checkpoint_every = 1: rounds that were run again after a kill "
-            "would tell more than ε says"
+            "privacy.noise needs checkpoint_every = 1, because repeated rounds after an "
+            "interruption would reveal more than ε"
         )
     if settings.mechanism == "matrix" and sampling == "poisson":
         raise ConfigError(
-            "privacy.mechanism = 'matrix' is for cohorts by a schedule; set sampling to 'cyclic' "
-            "or 'uniform', or the mechanism to 'gaussian'"
+            "privacy.mechanism = 'matrix' needs cohorts of a fixed schedule. Set sampling to "
+            "'cyclic' or 'uniform', or the mechanism to 'gaussian'"
         )
     _refuse_running(run.network)
     parts = parts_of(method, run)
@@ -281,7 +281,7 @@ def check(
 def _check_clips(clips: Mapping[str, float], parts: list[str]) -> None:
     if unknown := sorted(clips.keys() - set(parts)):
         raise ConfigError(
-            f"privacy.clips names {unknown[0]!r}; the parts of this method's reports are "
+            f"privacy.clips lists {unknown[0]!r}, but the parts of this method's updates are "
             f"{', '.join(parts)}"
         )
 

@@ -72,5 +72,5 @@ class Privacy(Settings):
     @classmethod
     def _some_noise(cls, noise: float) -> float:
         if 0 < noise < LEAST:
-            raise ValueError(f"less than {LEAST:g} is no noise; 0 is none")
+            raise ValueError(f"give at least {LEAST:g}, or 0 for no noise")
         return noise

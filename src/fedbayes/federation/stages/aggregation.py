@@ -60,14 +60,14 @@ def check(
     declared = Reports.of(method)
     if settings.rule in ("median", "trimmed-mean") and declared.joint:
         raise ConfigError(
-            f"aggregation.rule = {settings.rule!r} is not for {method.name} as it is set: "
-            f"{declared.joint}, or aggregation.rule = 'krum'"
+            f"aggregation.rule = {settings.rule!r} does not work with {method.name} and these "
+            f"settings: {declared.joint}, or aggregation.rule = 'krum'"
         )
     least = {"trimmed-mean": 2 * settings.hostile + 1, "krum": 2 * settings.hostile + 3}
     if min_reports < least.get(settings.rule, 1):
         raise ConfigError(
             f"aggregation.rule = {settings.rule!r} with `hostile = {settings.hostile}` needs "
-            f"min_reports of at least {least[settings.rule]}; it is {min_reports}"
+            f"min_reports of at least {least[settings.rule]}, got {min_reports}"
         )
 
 

@@ -119,8 +119,8 @@ class Bounds:
         for part, length in self.norms[client].items():
             if not length <= limits[part]:
                 return (
-                    f"its change of the {part} has norm {length:.3g}; {limits[part]:.3g} is the "
-                    f"most in this round (aggregation.max_change = {self._most:g}; raise it if "
+                    f"its change of the {part} has norm {length:.3g}; the limit of this round is "
+                    f"{limits[part]:.3g} (aggregation.max_change = {self._most:g}; increase it if "
                     "honest clients differ more)"
                 )
         return ""

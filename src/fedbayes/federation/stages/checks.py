@@ -63,7 +63,7 @@ def decode_report(
     header = longest_header(expected)
     most = header + most_values(expected)
     if len(data) > most:
-        raise MessageError(f"it has {len(data):,} bytes; at most {most:,} make sense")
+        raise MessageError(f"it has {len(data):,} bytes; the limit is {most:,}")
     report = read_report(data, longest_header=header)
     tensors, weight = report.tensors, report.weight
     if not LIGHTEST <= weight <= HEAVIEST:  # nor is NaN
@@ -72,13 +72,13 @@ def decode_report(
     if tensors.keys() != expected.keys():
         missing = listed(map(quoted, sorted(expected.keys() - tensors.keys())), 3) or "none"
         surplus = listed(map(quoted, sorted(tensors.keys() - expected.keys())), 3) or "none"
-        raise MessageError(f"its tensors are not those expected: missing {missing}; more {surplus}")
+        raise MessageError(f"its tensors are not as expected: missing {missing}; extra {surplus}")
     for name, pattern in expected.items():
         item = tensors[name]
         check_form(name, item, shape_of(pattern), dtype_of(pattern))
         values = item.values if isinstance(item, Masked) else item
         if not all_finite(values):
-            raise MessageError(f"{name!r} holds NaN or infinite values")
+            raise MessageError(f"{name!r} contains NaN or infinite values")
     return Report({name: tensors[name] for name in expected}, weight)
 
 
@@ -130,11 +130,11 @@ def check_entries(report: Report, expected: Message, method: AnyMethod, network:
         pattern, part = expected[name], part_of(name, dtype_of(item), network, trained)
         mask = declared.part(part).mask
         if mask == "sent" and not _same_masks(item, pattern):
-            raise MessageError(f"it keeps other entries of {name!r} than it was sent")
+            raise MessageError(f"it contains other entries of {name!r} than the server sent")
         if mask == "none" and isinstance(item, Masked):
             raise MessageError(
-                f"it leaves out entries of {name!r}, which has to be whole: {method.name} declares "
-                f"that nothing is missing from the part {part!r}"
+                f"it leaves out entries of {name!r}, which must be complete: {method.name} "
+                f"declares no missing entries in the part {part!r}"
             )
 
 
@@ -158,17 +158,17 @@ def figures(said: Mapping[str, object], what: str) -> dict[str, float]:
         MessageError: they are too many or no numbers, or names are long or cannot be printed.
     """
     if len(said) > MOST_FIGURES:
-        raise MessageError(f"its {what} are too many: {len(said):,}, at most {MOST_FIGURES}")
+        raise MessageError(f"it has too many {what}: {len(said):,}, at most {MOST_FIGURES}")
     found: dict[str, float] = {}
     for name, value in said.items():
         if not isinstance(value, int | float):
-            raise MessageError(f"invalid {what}: {quoted(name)} is no number")
+            raise MessageError(f"invalid {what}: {quoted(name)} is not a number")
         if not (name.isprintable() and 0 < len(name) <= LONGEST_NAME):
-            raise MessageError(f"invalid {what}: {quoted(name)} is no name")
+            raise MessageError(f"invalid {what}: {quoted(name)} is not a name")
         try:
             found[name] = float(value)
         except OverflowError:
-            raise MessageError(f"invalid {what}: {quoted(name)} is no number of 64 bits") from None
+            raise MessageError(f"invalid {what}: {quoted(name)} is not a 64-bit number") from None
     return found
 
 
@@ -219,32 +219,32 @@ def check_scores(scores: Scores, likelihood: Likelihood, measures: Collection[st
     if scores.keys() != names:
         missing = listed(sorted(names - scores.keys()), 3) or "none"
         surplus = listed((repr(name[:40]) for name in sorted(scores.keys() - names)), 3) or "none"
-        raise MessageError(f"its scores are not those expected: missing {missing}; more {surplus}")
+        raise MessageError(f"its scores are not as expected: missing {missing}; extra {surplus}")
     count = scores["count"]
     if not (0 < count < 2**31 and count.is_integer()):
-        raise MessageError(f"its scores are of {count} samples, which cannot be")
+        raise MessageError(f"its scores have {count} samples, which is impossible")
     for name, metric in asked.items():
         low, high = measure_of(split(metric)[0]).possible
         if scores[name] < low - ROUNDING or scores[name] > high + ROUNDING:
-            raise MessageError(f"its {metric} is {scores[name]:g}, which cannot be")
+            raise MessageError(f"its {metric} is {scores[name]:g}, which is impossible")
     scores = {name: value for name, value in scores.items() if name not in asked}
     for name, value in scores.items():
         if math.isnan(value) or value == -math.inf:
-            raise MessageError(f"its score {name!r} is {value}, which cannot be")
+            raise MessageError(f"its score {name!r} is {value}, which is impossible")
         if math.isfinite(value) and abs(value) > count * LARGEST**2:
-            raise MessageError(f"its score {name!r} is {value:g}, more than float32 can give")
+            raise MessageError(f"its score {name!r} is {value:g}, beyond float32")
     for name in likelihood.shares:
         if not 0 <= scores[name] <= count * (1 + ROUNDING):
-            raise MessageError(f"its score {name!r} is {scores[name]:g} of {count:g} samples")
+            raise MessageError(f"its score {name!r} is {scores[name]:g} for {count:g} samples")
     for name, value in scores.items():
         if name.partition("/")[0] in likelihood.nonnegative and value < -count * ROUNDING:
             raise MessageError(f"its score {name!r} is {value:g}; it cannot be negative")
     if scores["nll"] < count * likelihood.least_nll:
-        raise MessageError(f"its score 'nll' is {scores['nll']:g} of {count:g} samples")
+        raise MessageError(f"its score 'nll' is {scores['nll']:g} for {count:g} samples")
     try:
         likelihood.metrics(scores)
     except (ArithmeticError, ValueError):  # of negative squares, or beyond all numbers
-        raise MessageError("its scores cannot be of any samples: they give no metrics") from None
+        raise MessageError("its scores are impossible: they give no metrics") from None
 
 
 def longest_report(expected: Message) -> int:

@@ -15,7 +15,7 @@ def check(
     aggregation: Aggregation,
     initial: Tensors,
 ) -> None:
-    """See that messages can be compressed as is asked for.
+    """Check that messages can be compressed with these settings.
 
     Args:
         settings: the `[compression]` table.
@@ -30,20 +30,20 @@ def check(
         return
     if settings.down != "none" and not _starts_at_server(method):
         raise ConfigError(
-            f"compression.down is not for {method.name}, of whose messages only what clients "
-            "report can be compressed; leave it out"
+            f"compression.down does not work with {method.name}, which can compress only the "
+            "updates of clients. Leave it out"
         )
     if settings.up in ("top-k", "random-k") and aggregation.rule in ("median", "trimmed-mean"):
         raise ConfigError(
-            f"aggregation.rule = {aggregation.rule!r} goes entry by entry, and with compression.up "
-            f"= {settings.up!r} nearly all reports say zero of nearly every one, which then stays "
-            "as it is; have rule = 'krum', or up = 'int8'"
+            f"aggregation.rule = {aggregation.rule!r} needs values for each entry, but "
+            f"compression.up = {settings.up!r} sets nearly all entries to zero. Set "
+            "aggregation.rule = 'krum', or compression.up = 'int8'"
         )
     narrow = sorted(name for name, t in initial.items() if t.dtype == torch.bfloat16)
     if settings.down == "bf16" and narrow:
         raise ConfigError(
-            f"compression.down = 'bf16' has no effect on weights in bf16, such as {narrow[0]!r} of "
-            "this model; leave it out"
+            f"compression.down = 'bf16' has no effect on weights in bf16, such as {narrow[0]!r} "
+            "of this model. Leave it out"
         )
 
 
@@ -61,19 +61,19 @@ def remarks(settings: Compression, link: Compressor) -> list[str]:
     """
     if settings.active and not link.compressed:
         return [
-            "compression has no effect: it is of tensors of "
-            f"{FEWEST} real numbers or more, and messages of this network have none; leave it out"
+            f"compression has no effect: it needs tensors of {FEWEST} real numbers or more, and "
+            "this network has none. Leave it out"
         ]
     if settings.error_feedback or settings.up not in ("top-k", "int8"):
         return []
     if link.repeated:
         return [
-            "compression.error_feedback has no effect: clients say again what did not arrive, "
-            f"which {link.method.name} sees to itself"
+            f"compression.error_feedback has no effect: {link.method.name} itself sends again "
+            "what did not arrive"
         ]
     if settings.up == "top-k":
         return [
-            "compression.error_feedback = false with top-k: what is not among the largest is lost, "
-            "and sums are biased towards what changes most"
+            "compression.error_feedback = false with top-k: smaller changes are lost, so updates "
+            "are biased"
         ]
     return []

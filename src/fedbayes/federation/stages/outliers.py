@@ -38,7 +38,7 @@ def outliers(norms: dict[int, dict[str, float]]) -> dict[int, str]:
             if abs(x - middle) > limit:
                 strange.setdefault(
                     client,
-                    f"{name!r} has norm {norms[client][name]:.3g}, and the round's median is "
+                    f"{name!r} has norm {norms[client][name]:.3g}; the median of the round is "
                     f"{math.exp(middle):.3g}",
                 )
     return dict(sorted(strange.items()))

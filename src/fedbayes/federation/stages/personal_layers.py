@@ -65,14 +65,14 @@ class _PersonalLayers(Method[Any, Any, Any]):
         if not _able(self.behind):
             able = [name for name, kind in METHODS.items() if _able(kind)]
             raise ConfigError(
-                "model.batch_norm = 'local' is for methods whose clients report whole weights to "
-                f"be averaged ({', '.join(able)}), and not for {self.name}; choose another "
-                "method.name, or batch_norm = 'averaged'"
+                "model.batch_norm = 'local' works only with methods that average whole weights "
+                f"({', '.join(able)}), not with {self.name}. Choose another method.name, or "
+                "batch_norm = 'averaged'"
             )
         if getattr(self, "control", "path") == "gradient":
             raise ConfigError(
-                "model.batch_norm = 'local' goes with method.control = 'path' alone, whose "
-                "variates are of the gradients on the way"
+                "model.batch_norm = 'local' works only with method.control = 'path', whose "
+                "variates are gradients of the training steps"
             )
         self.behind.check(self, run)
 

@@ -343,12 +343,12 @@ def _received(
     form = _masked(name, shape, {axes: sent[key] for axes, key in told.items()})
     check_form(name, item, (code.sent(len(_entries(form))),), code.dtype)
     if isinstance(item, Masked):
-        raise MessageError(f"{name!r} is sparse, and so is what it says")
+        raise MessageError(f"{name!r} is sparse, and so are its values")
     if not code.places:
         return form, Coded(item)
     places = sent.get(_PLACES + name)
     if not isinstance(places, Tensor) or places.dtype != torch.uint8 or places.ndim != 1:
-        raise MessageError(f"the places of {name!r} are missing")
+        raise MessageError(f"the positions of {name!r} are missing")
     return form, Coded(item, places=places)
 
 

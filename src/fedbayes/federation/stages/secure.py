@@ -77,10 +77,12 @@ class Plan:
             EngineError: the report cannot be written so. The text says why.
         """
         if any(isinstance(item, Masked) for item in report.tensors.values()):
-            raise EngineError("its report is sparse; secure aggregation adds whole tensors alone")
+            raise EngineError("its report is sparse; secure aggregation adds only whole tensors")
         tensors = dense(report.tensors)
         if tensors.keys() != centre.keys():
-            raise EngineError("its report holds other tensors than the broadcast; they cannot add")
+            raise EngineError(
+                "its report has other tensors than the broadcast, so they cannot be added"
+            )
         share = report.weight / self.max_weight if self.max_weight else 1.0
         if share > 1:
             raise EngineError(
@@ -98,8 +100,8 @@ class Plan:
         vector: Vector = torch.cat(flat).numpy() * share
         if not float(np.abs(vector).max()) <= self.range:
             raise EngineError(
-                f"a weight changed by {np.abs(vector[1:]).max() / share:g}, by far more than "
-                f"secure.range = {self.range:g} lets through"
+                f"a weight changed by {np.abs(vector[1:]).max() / share:g}, far more than "
+                f"secure.range = {self.range:g} allows"
             )
         return vector
 
@@ -115,7 +117,9 @@ class Plan:
         """
         weight = float(mean[0]) / self.range
         if not (np.abs(mean) <= self.range + self.step).all() or weight <= 0:
-            raise MessageError("the sum cannot be of honest reports: some client spoilt it")
+            raise MessageError(
+                "the sum is impossible for honest updates: a client sent invalid numbers"
+            )
         if not self.max_weight:
             weight = 1.0
         changes, start = torch.from_numpy(mean[1:] / weight), 0
@@ -136,7 +140,7 @@ def check(
     engine: str,
     cohort: int,
 ) -> None:
-    """See that what is asked for can be done.
+    """Check the settings of secure aggregation.
 
     Args:
         settings: the `[secure]` table.
@@ -155,11 +159,11 @@ def check(
             for name, kind in ENGINES.items()
             if kind.secure
         )
-        raise ConfigError(f"secure.enabled needs {able}; engine is {engine!r}")
+        raise ConfigError(f"secure.enabled needs {able}, got engine {engine!r}")
     whole = sorted(name for name, t in initial.items() if not t.is_floating_point())
     if whole:
         raise ConfigError(
-            f"secure.enabled adds real numbers alone; {whole[0]!r} of this model holds "
+            f"secure.enabled adds only real numbers, but {whole[0]!r} of this model has "
             f"{initial[whole[0]].dtype}"
         )
     _check_sizes(settings, cohort)
@@ -168,12 +172,12 @@ def check(
 def _check_sizes(settings: Secure, cohort: int) -> None:
     if cohort < FEWEST:
         raise ConfigError(
-            f"secure.enabled needs a cohort of at least {FEWEST} clients; it is {cohort}"
+            f"secure.enabled needs a cohort of at least {FEWEST} clients, got {cohort}"
         )
     shares = cohort if settings.shares is None else settings.shares
     if shares > cohort or (shares < cohort and shares % 2 == 0):
         raise ConfigError(
-            f"secure.shares is {shares}; it must be odd and at most the cohort of {cohort}"
+            f"secure.shares is {shares}; give an odd number, at most the cohort of {cohort}"
         )
     most = shares if shares == cohort else shares - 1
     if settings.threshold is not None and settings.threshold > most:
@@ -183,7 +187,7 @@ def _check_sizes(settings: Secure, cohort: int) -> None:
         )
     if settings.levels is not None and settings.levels * cohort >= MODULUS:
         raise ConfigError(
-            f"secure.levels is {settings.levels}; with a cohort of {cohort} a sum can hold at most "
+            f"secure.levels is {settings.levels}; with a cohort of {cohort} the limit is "
             f"{(MODULUS - 1) // cohort}"
         )
 
@@ -238,7 +242,7 @@ def remarks(plan: Plan | None, sizes: NDArray[Any]) -> list[str]:
         return []
     return [
         f"secure.max_weight = {plan.max_weight:,g}, and no client has more than {largest:,.0f} "
-        f"training samples: weights may be off by {off:.1g} in a round, and with max_weight = "
+        f"training samples. Weights may be off by {off:.1g} in a round; with max_weight = "
         f"{largest:.0f} by {least:.1g}"
     ]
 
@@ -256,8 +260,8 @@ def remark_of_mean(plan: Plan, samples: float) -> str:
         return ""
     return (
         f"secure.max_weight = {plan.max_weight:,g}, and clients have {samples:,.0f} training "
-        f"samples on average: weights may be off by {off:.1g} in a round, and by less with a "
-        "max_weight that is no more than the largest client has"
+        f"samples on average. Weights may be off by {off:.1g} in a round; a max_weight near the "
+        "samples of the largest client reduces this"
     )
 
 

@@ -93,7 +93,7 @@ def at_client(
             ) from error
         if not isinstance(report, Report):
             raise ConfigError(
-                f"the stage {kind.__name__} returns a {type(report).__name__} from client; return "
+                f"the stage {kind.__name__} returns a {type(report).__name__} from client. Return "
                 "a Report"
             )
     return report
@@ -112,6 +112,6 @@ def at_server(
         if not isinstance(arrivals, Iterator):
             raise ConfigError(
                 f"the stage {type(stage).__name__} returns a {type(arrivals).__name__} from "
-                "server; yield the arrivals that pass on"
+                "server. Yield the arrivals to keep"
             )
     return arrivals

@@ -101,31 +101,28 @@ def check(
         return
     if Reports.of(method).stale == "whole" and settings.weight(1) != 1.0:
         raise ConfigError(
-            f"{method.name} adds reports whole alone, since clients keep what they reported or "
-            "parts of a report grow otherwise than its change; set asynchronous.staleness = "
-            "'constant'"
+            f"{method.name} cannot scale down old updates. Set asynchronous.staleness = 'constant'"
         )
     if clips and isinstance(method, GaussianServer) and not method.fixed_precision:
         raise ConfigError(
-            f"{method.name} measures a change of its posterior from the mean that a client started "
-            "from, and with asynchronous.buffer the server from another one: it would shorten what "
-            "the client keeps whole; leave aggregation.clip out"
+            f"aggregation.clip does not work with {method.name} and asynchronous.buffer: client "
+            "and server would clip different changes. Leave aggregation.clip out"
         )
     if clocked and not clock.ticks:
         raise ConfigError(
-            "asynchronous.buffer needs a clock, which says whose report comes first: set "
-            "clock.speeds, as in clock.speeds = 'log-normal'"
+            "asynchronous.buffer needs a clock for the order of updates. Set clock.speeds, such "
+            "as clock.speeds = 'log-normal'"
         )
     size = settings.buffer or 1
     if size > clients:
         raise ConfigError(
-            f"asynchronous.buffer = {size}, but there are {clients} clients, and none has two "
-            "reports in a buffer"
+            f"asynchronous.buffer = {size}, but there are {clients} clients, and each has at most "
+            "one update in a buffer"
         )
     if min_reports > size:
         raise ConfigError(
-            f"min_reports = {min_reports}, but a buffer has {size} reports (asynchronous.buffer): "
-            "no update would be made"
+            f"min_reports = {min_reports}, but a buffer has {size} updates (asynchronous.buffer), "
+            "so the server would never update"
         )
 
 
@@ -135,17 +132,16 @@ def remarks(
     """What a user should know of simulated time; as for `check`, with the clients at work."""
     notes = []
     if clock.ticks and not clocked:
-        notes.append("clock has no effect: clients on other machines take the time that they take")
+        notes.append("clock has no effect: clients on other machines use real time")
     drawn = any(isinstance(rate, float) for rate in (clock.download, clock.upload))
     if clock.ticks and clock.rate_spread and not drawn:
         notes.append(
-            "clock.rate_spread has no effect: it is of a rate that is drawn, and clock.download "
-            "and clock.upload give none"
+            "clock.rate_spread has no effect: clock.download and clock.upload set no median rate"
         )
     size = settings.buffer or 0
     if settings.active and cohort + size - 1 > clients:
         notes.append(
-            f"of {clients} clients not always {cohort} are at work: up to {size - 1} have reports "
-            "that wait for the others of their buffer (asynchronous.buffer)"
+            f"of {clients} clients fewer than {cohort} can be at work: up to {size - 1} have "
+            "updates that wait in the buffer (asynchronous.buffer)"
         )
     return notes

@@ -72,16 +72,15 @@ class ReportWeights:
         said = report.weight
         if not self._weighted and said != 1.0:
             raise MessageError(
-                f"its weight is {said:g}; under this method all reports have weight 1"
+                f"its weight is {said:g}; with this method all updates have weight 1"
             )
         if said > self._most:
             raise MessageError(
-                f"its weight is {said:g}; at most {self._most:g} is believed "
-                "(aggregation.max_weight)"
+                f"its weight is {said:g}; the limit is {self._most:g} (aggregation.max_weight)"
             )
         first = self._first_of(client)
         if first and said > first:
-            why = f"its weight is {said:g}, and was {first:g} when it first came: it counts as that"
+            why = f"its weight is {said:g}, but was {first:g} in its first update, which is used"
             return first, why
         return said, ""
 

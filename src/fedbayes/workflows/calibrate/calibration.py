@@ -65,10 +65,10 @@ def trust(
         data = stored_data(config, folder_of_run)
     except DataError as error:
         raise RunError(
-            f"calibration is measured on the test samples of {folder}, which are not here: {error}"
+            f"calibration needs the test samples of {folder}, which are not available: {error}"
         ) from None
     if not data.test_total:
-        raise RunError(f"the clients of {folder} hold no test samples")
+        raise RunError(f"the clients of {folder} have no test samples")
     own = personal or chosen is not None
     cool = read_temperature(folder_of_run, personal=own) if temperature else None
     run = stored_run(folder_of_run, config, data.preprocessing)
@@ -82,7 +82,7 @@ def trust(
     tests = [(method.draws(m, run), s.to(device)) for m, s in pairs]
     found = examine(run.likelihood, tests, fitting(metrics, run.likelihood), cool)
     if found is None:
-        raise RunError(f"the clients asked for in {folder} hold no test samples")
+        raise RunError(f"the chosen clients of {folder} have no test samples")
     return found
 
 

@@ -113,7 +113,7 @@ def calibrate_conformal(
     check_share(share)
     if personal and (malicious or prior):
         raise ConfigError(
-            "a threshold of a client's own model is of its rows alone; leave out malicious and "
+            "a threshold of a client's own model uses only its rows. Leave out malicious and "
             "prior, or personal"
         )
     ended = EndedRun.open(folder, personal=personal)
@@ -260,7 +260,7 @@ def _shares(prior: Mapping[str, float], likelihood: Likelihood) -> Tensor:
         ConfigError: they are none, or no classes are predicted.
     """
     if not isinstance(likelihood, Classes):
-        raise ConfigError(f"a prior is of classes, and {likelihood.name} predicts numbers")
+        raise ConfigError(f"a prior needs classes, and {likelihood.name} predicts numbers")
     return checked_prior(dict(prior), likelihood.target.names)
 
 
@@ -286,8 +286,8 @@ def _note_chosen_round(ended: EndedRun) -> None:
     """Say what weakens the promise."""
     if ended.config.keep_checkpoints == "best" or ended.config.stop_after is not None:
         warnings.warn(
-            f"the round of {ended.folder.path} was chosen by the test rows that are counted here, "
-            "so coverage may be a little below what is promised",
+            f"the same test rows chose the round of {ended.folder.path}, so coverage may be "
+            "slightly below the level",
             FedbayesWarning,
             stacklevel=3,
         )

@@ -50,8 +50,8 @@ class EndedRun:
         folder.summary()  # it has ended
         if not os.access(folder.path, os.W_OK):
             raise RunError(
-                f"cannot write into {folder.path}, where calibrations are kept next to the run's "
-                "model. Make the folder writable, or copy it and name the copy"
+                f"cannot write into {folder.path}, where calibrations are stored. Make the folder "
+                "writable, or use a copy of it"
             )
         folder.refuse_changed_config()  # before anything that it names is imported
         config = folder.config()
@@ -62,8 +62,8 @@ class EndedRun:
         run = stored_run(folder, config, data.preprocessing)
         if not personal and len(data.owners) < data.clients:
             warnings.warn(
-                f"this is of {len(data.owners):,} of {data.clients:,} clients, those that are "
-                "looked at before the first round (data.test_clients)",
+                f"this uses {len(data.owners):,} of {data.clients:,} clients, those that are read "
+                "before the first round (data.test_clients)",
                 FedbayesWarning,
                 stacklevel=3,
             )

@@ -95,15 +95,14 @@ def estimate_hazards(
         'calibration.json'
     """
     if not 0 <= coarsen < math.inf:
-        raise ConfigError(f"coarsen is {coarsen:g}; give 0 or a step of times")
+        raise ConfigError(f"coarsen is {coarsen:g}. Give 0, or a number above 0")
     if rows not in ("train", "test"):
-        raise ConfigError(f"rows is {rows!r}; choose train or test")
+        raise ConfigError(f"rows is {rows!r}. Choose train or test")
     ended = EndedRun.open(folder, personal=personal)
     place, run = ended.folder, ended.run
     if run.likelihood.target.kind != "survival":
         raise ConfigError(
-            f"hazards are of times of events; the likelihood {run.likelihood.name} of {place.path} "
-            "predicts something else"
+            f"hazards need a survival likelihood, got {run.likelihood.name} in {place.path}"
         )
     ended.note_no_noise("the sums behind hazards")
     sides = {

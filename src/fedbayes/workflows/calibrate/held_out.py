@@ -17,7 +17,9 @@ def check_share(share: float) -> None:
         ConfigError: it is none.
     """
     if not 0 < share < 1:
-        raise ConfigError(f"a share of {share} of the test rows: give one above 0 and below 1")
+        raise ConfigError(
+            f"the share of the test rows is {share}. Give a number above 0 and below 1"
+        )
 
 
 def check_counted(rows: int, folder: Path) -> None:
@@ -28,8 +30,7 @@ def check_counted(rows: int, folder: Path) -> None:
     """
     if not rows:
         raise RunError(
-            f"the clients of {folder} have too few test rows: none is left to be counted; a client "
-            "needs two or more"
+            f"the clients of {folder} have too few test rows. A client needs two or more"
         )
 
 

@@ -74,14 +74,14 @@ def calibrate_temperature(
     run, likelihood = ended.run, ended.run.likelihood
     if isinstance(likelihood, Classes) and not has_temperature(likelihood):
         raise ConfigError(
-            f"the likelihood {likelihood.name} does not say which outputs have given "
-            "probabilities; its class must define `outputs_of`"
+            f"the likelihood {likelihood.name} has no outputs for given probabilities. Define "
+            "`outputs_of` in its class"
         )
     if not has_temperature(likelihood):
         raise ConfigError(
-            f"a temperature is for probabilities of classes or labels; the likelihood "
-            f"{likelihood.name} has none. For intervals with a coverage guarantee run "
-            "fedbayes calibrate --method conformal"
+            "a temperature needs probabilities of classes or labels, and the likelihood "
+            f"{likelihood.name} has none. For intervals with a coverage guarantee run fedbayes "
+            "calibrate --method conformal"
         )
     ended.note_no_noise("the sums")
 

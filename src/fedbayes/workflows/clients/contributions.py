@@ -63,19 +63,19 @@ def contributions(
         FedbayesError: the run has no such method, no validation rows, or no states of clients here.
     """
     if orders < 2:
-        raise ConfigError(f"orders is {orders}; a standard error takes 2 or more")
+        raise ConfigError(f"orders is {orders}. Give 2 or more, for a standard error")
     ended = EndedRun.open(folder, personal=False)
     method, run = ended.method, ended.run
     if type(method).forget is Method.forget:
         able = [name for name, kind in METHODS.items() if kind.forget is not Method.forget]
         raise RunError(
-            f"{ended.folder} learnt by {method.name}, which has no factor for each client: what "
-            f"one client added cannot be told apart. Contributions are of {', '.join(able)}"
+            f"{ended.folder} used {method.name}, which has no factor per client, so contributions "
+            f"cannot be separated. They work with {', '.join(able)}"
         )
     if ENGINES[ended.config.engine].states != "run" or ended.config.privacy.noise:
         raise RunError(
-            f"{ended.folder} does not have what its clients added: their states are with nodes, or "
-            "noise was added to their sum"
+            f"{ended.folder} does not have its clients' factors: they are at the nodes, or noise "
+            "was added to their sum"
         )
     rows = validation_rows(ended)
     if not len(rows.y):
@@ -155,8 +155,8 @@ class Valued:
     ) -> None:
         if run.likelihood.coupled:
             raise RunError(
-                f"the likelihood {run.likelihood.name} is of all rows together; contributions need "
-                "one of single rows"
+                f"the likelihood {run.likelihood.name} uses all rows together. Contributions need "
+                "a likelihood of single rows"
             )
         self.method, self.run, self.server = method, run, server
         self.states, self.rows = states, rows

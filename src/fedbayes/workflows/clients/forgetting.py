@@ -90,7 +90,9 @@ def forgotten(folder: Path | str) -> Forgotten:
         lists = {name: tuple(told[name]) for name in ("removed", "remains")}
         return Forgotten(**{**told, **lists})
     except FileNotFoundError:
-        raise RunError(f"{folder} has no {FORGOTTEN_FILE}: no client was removed from it") from None
+        raise RunError(
+            f"{folder} has no {FORGOTTEN_FILE}, so no client was removed from it"
+        ) from None
     except (OSError, ValueError, TypeError, KeyError) as error:
         raise RunError(f"{path} is damaged: {error}") from None
 
@@ -178,14 +180,14 @@ def begin(
     """
     if run.is_file():
         raise RunError(
-            f"{run} is a file. A model that was fused is fused again: name the other clients' "
-            "files to fedbayes fuse, without this client's"
+            f"{run} is a file. To remove a client from a fused model, run fedbayes fuse again "
+            "without the client's file"
         )
     RunFolder(run).give_objects(objects)
     withdrawal = Withdrawal.open(RunFolder(run), client)
     RunFolder(out).require_vacant()
     if out.exists() and next(out.iterdir(), None) is not None:
-        raise RunError(f"{out} is not empty; name a new folder")
+        raise RunError(f"{out} is not empty. Give a new folder")
     with _renamed_when_whole(out) as beside:
         found = withdrawal.write(beside, out, rounds, notify)
         write_beside(beside / FORGOTTEN_FILE, (json_text(asdict(found), indent=2) + "\n").encode())
@@ -236,13 +238,13 @@ class Withdrawal:
         method = config.build_method()
         if config.data.generator is not None:
             raise RunError(
-                f"{folder} gets its clients' rows from the function {config.data.generator}, by "
-                "number; leave the client out there, and start a new run"
+                f"{folder} gets its clients' rows from the function {config.data.generator}. "
+                "Leave the client out there, and start a new run"
             )
         if (place := ENGINES[config.engine].states) == "remote":
             raise RunError(
-                f"the clients of {folder} are nodes of a network, and what the server would have "
-                "to remove is theirs; start a new federation without the client's node"
+                f"the clients of {folder} are nodes of a network, which keep their own factors. "
+                "Start a new federation without the client's node"
             )
         number = folder.find_client(client)
         division = folder.partition()
@@ -252,7 +254,7 @@ class Withdrawal:
             raise RunError(f"{division.names[number]} is the only client of {folder}")
         progress = folder.progress(folder.best_round())
         if progress is None:
-            raise RunError(f"{folder} had no round yet, so there is nothing to forget")
+            raise RunError(f"{folder} has had no round yet, so there is nothing to forget")
         exact = type(method).forget is not Method.forget and not config.privacy.noise
         if exact and place == "run" and not config.attack.active:
             return cls(folder, config, method, division, number, "factor", progress)
@@ -307,7 +309,7 @@ class Withdrawal:
         least = 1 if self.progress is None else 0
         if wanted < least:
             raise RunError(
-                f"rounds is {wanted}; training starts again from the beginning, so give 1 or more"
+                f"rounds is {wanted}, but training starts again from the beginning. Give 1 or more"
             )
         return wanted
 
@@ -346,9 +348,9 @@ class Withdrawal:
         reduced = without_rows(path, gone) if whole and path.suffix == Path(FILE).suffix else None
         if reduced is None:
             raise RunError(
-                f"the copy of the data in {self.folder} has the rows of {name}, and only those of "
-                "a DataFrame with a column of clients (group) can be taken out; start a new run on "
-                "data without them"
+                f"the copy of the data in {self.folder} has the rows of {name}, and rows can be "
+                "removed only from a DataFrame with a group column. Start a new run on data "
+                "without them"
             )
         config = config.model_copy(
             update={"data": config.data.model_copy(update={"path": reduced})}
@@ -357,8 +359,8 @@ class Withdrawal:
         kept = np.flatnonzero(~gone)
         if after.samples != len(kept) or not np.array_equal(after.y, before.y[kept]):
             raise RunError(
-                f"without the rows of {name} the data of {self.folder} read otherwise, such as "
-                "other classes; start a new run on data without them"
+                f"without the rows of {name} the data of {self.folder} change in other ways, such "
+                "as their classes. Start a new run on data without them"
             )
         place = np.cumsum(~gone) - 1
         division = self.division.without([name])
@@ -385,8 +387,8 @@ class Withdrawal:
         with Simulation(None, place, notify=notify) as simulation:
             if simulation.data.dataset.permuted:
                 raise RunError(
-                    f"every client of {self.folder} sees pixels in an order that its number gives, "
-                    "and numbers change when a client goes; start a new run without it"
+                    f"the pixel order of each client of {self.folder} depends on its number, and "
+                    "numbers change without this client. Start a new run without it"
                 )
             simulation.adopt(server, states, replace(progress, clients=scores, weights=weights))
         return odd
@@ -434,15 +436,15 @@ class Withdrawal:
         name, run, config = self.name, self.folder, self.config
         found = [
             f"{run} still has all of it. Delete the folder and its copies",
-            f"models, predictions and reports of {run} that others have cannot be called back",
+            f"copies of models, predictions and reports of {run} that others have",
         ]
         own = config.data.path or config.data.query
         if own and not config.data.keep:
             found.append(f"the rows of {name} in {own}. Delete them there")
         if config.data.summaries:
             found.append(
-                f"the sums in data.summaries, if one of the files is of {name}: columns are "
-                "encoded by them"
+                f"the sums in data.summaries, if one of the files belongs to {name}: columns are "
+                "encoded with them"
             )
         if self.way == "factor":
             found.append(
@@ -451,9 +453,9 @@ class Withdrawal:
             )
         if odd:
             found.append(
-                f"the posterior of {run} is not the product of its clients' factors: updates were "
-                f"bounded on their way (aggregation). Something of {name} is left that no factor "
-                "has; only a new run is without it"
+                f"the posterior of {run} is not the product of its clients' factors, because "
+                f"updates were bounded (aggregation). Some influence of {name} remains; only a "
+                "new run removes it"
             )
         if self.way != "start":
             found.append(f"the means and SDs of the inputs count the training rows of {name}")

@@ -153,7 +153,7 @@ class AttackGrid(Grid[tuple[AttackCell, int]]):
         kinds = [HONEST, *(kind for kind in attacks if kind != HONEST)]
         for names, what in ((methods, "method"), (rules, "rule"), (kinds, "attack")):
             if len(set(names)) < len(names):
-                raise ConfigError(f"a {what} is named twice in {', '.join(names)}; it counts once")
+                raise ConfigError(f"a {what} is listed twice in {', '.join(names)}. List it once")
         for kind in kinds:
             if ":" in (name := named(kind)[0]):
                 find_attack(name)  # a mistake is told before the honest runs

@@ -166,7 +166,7 @@ def named_methods(
     if tuned is None:
         return methods, ""
     if methods is not None:
-        raise ConfigError("--tuned names the methods; leave --methods out")
+        raise ConfigError("--tuned already gives the methods. Leave --methods out")
     return tuned_methods(tuned)
 
 

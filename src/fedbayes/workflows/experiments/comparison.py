@@ -243,16 +243,16 @@ def notes(grid: MethodGrid, tables: Sequence[Compared]) -> list[str]:
     best = "* best mean of the column"
     if any(figure.near for _, row in rows for figure in row.figures.values()):
         best += (
-            f"; ≈ not told apart from it by a paired t-test over seeds (p ≥ {LEVEL:g}, without a "
-            "correction for many tests)"
+            f"; ≈ not significantly different from it (paired t-test over seeds, p ≥ {LEVEL:g}, "
+            "not corrected for multiple tests)"
         )
     foreign = dict.fromkeys(table.foreign for table in tables if table.foreign)
     odd = {table.task: grid.partitions_differ(table.task) for table in tables}
     same = _same(grid)
     return [
-        f"Mean ± standard deviation over seeds. Under one seed {same}."
+        f"Mean ± standard deviation over seeds. With the same seed {same}."
         if several
-        else f"One seed says nothing of chance: the best may not be better. Here {same}.",
+        else f"With one seed, the best may be best by chance. In this comparison {same}.",
         *(
             [_KEPT_BEST]
             if any(config.keep_checkpoints == "best" for config in grid.settings.values())
@@ -264,13 +264,13 @@ def notes(grid: MethodGrid, tables: Sequence[Compared]) -> list[str]:
         *([f"{best}."] if any(f.best for _, row in rows for f in row.figures.values()) else []),
         *(f"Out of distribution: {what}." for what in foreign),
         *(
-            f"{task}: partitions differ under seed {listed(map(str, seeds))}."
+            f"{task}: partitions differ with seed {listed(map(str, seeds))}."
             for task, seeds in odd.items()
             if seeds
         ),
         *(
-            f"{table.task}, {row.variant.label}: {heading(name)} has no mean: it is no finite "
-            f"number under seed {listed(map(str, row.lost[name]))}."
+            f"{table.task}, {row.variant.label}: {heading(name)} has no mean: it is not finite "
+            f"with seed {listed(map(str, row.lost[name]))}."
             for table, row in rows
             for name in row.lost
         ),
@@ -304,16 +304,16 @@ def _unlike(table: Compared) -> str:
 
 _BEFORE = "global_uncalibrated_nll"
 _CALIBRATED = (
-    "NLL, ECE and Brier are those of global models at the temperature that their run fitted at its "
-    "end, on rows held out for it; comparison.json has them before calibration too."
+    "NLL, ECE and Brier are those of global models at the temperature fitted on held-out rows at "
+    "the end of the run. comparison.json also has them before calibration."
 )
 _CHOSEN = (
-    "Methods choose the settings that are left open, such as learning rates: settings_chosen in "
-    "the summary.json of a run."
+    "Methods choose settings at auto, such as learning rates: see settings_chosen in the "
+    "summary.json of a run."
 )
 _KEPT_BEST = (
-    "keep_checkpoints = 'best': figures of a global model are of the best round of each run, which "
-    "was chosen by the test samples' headline metric and is flattered by it."
+    "keep_checkpoints = 'best': metrics of a global model are from the best round of each run. "
+    "Test samples chose this round, so the metrics are optimistic."
 )
 
 
@@ -328,8 +328,9 @@ def _weighted_apart(grid: MethodGrid) -> list[str]:
         if len(weighed) > 1:
             alike, by_size = (listed(weighed[way]) for way in ("uniform", "samples"))
             found.append(
-                f"{task}: clients weigh alike under {alike}, and by their samples under {by_size}. "
-                "These are different objectives: set method.weighting for all of them."
+                f"{task}: clients have equal weights under {alike}, and weights by samples under "
+                f"{by_size}. These are different objectives: set method.weighting for all of "
+                "them."
             )
     return found
 
@@ -348,7 +349,7 @@ def _left_out(grid: MethodGrid) -> list[str]:
         own = place.parent.relative_to(grid.folder)
         by_method.setdefault(str(own), []).append(place.name.removeprefix("seed-"))
     return [
-        f"Not in these tables, as it was not asked for: {own}, seed {listed(seeds)}."
+        f"Not requested, so not in these tables: {own}, seed {listed(seeds)}."
         for own, seeds in by_method.items()
     ]
 

@@ -146,7 +146,7 @@ def latex(tables: Sequence[Compared], said: Sequence[str]) -> str:
     r"""As LaTeX for the package booktabs: the best in bold, what is not told apart underlined."""
     comments = [f"% {line}" for note in said for line in note.splitlines()]
     parts = ["% \\usepackage{booktabs}", *comments]
-    parts.append("% Here: \\textbf the best mean, \\underline not told apart from it.")
+    parts.append("% Here: \\textbf the best mean, \\underline not significantly different from it.")
     for table in tables:
         lines = ["\\begin{tabular}{l" + "r" * len(table.columns) + "}", "\\toprule"]
         lines.append(" & ".join(map(_latex, ("method", *map(heading, table.columns)))) + r" \\")

@@ -42,7 +42,7 @@ class GridDisplay(Generic[CellT]):
     def __enter__(self) -> Self:
         there = len(self._grid.jobs) - self._count
         if there:
-            self._say(f"{there} of {len(self._grid.jobs)} runs have ended before, and are kept")
+            self._say(f"{there} of {len(self._grid.jobs)} runs had already ended, and are reused")
         self._progress.start()
         self._update()
         return self

@@ -59,7 +59,7 @@ def run_grid(
     todo = {cell: grid.jobs[cell] for cell in grid.missing}
     threads = max((job.config.threads for job in todo.values()), default=1)
     if jobs < 1:
-        raise ConfigError(f"jobs is {jobs}; give 1 run at a time or more")
+        raise ConfigError(f"jobs is {jobs}. Give 1 or more")
     if jobs > 1:
         for job in todo.values():
             refuse_objects(job.config.model_dump(mode="json"), "A process of its own (jobs)")
@@ -127,7 +127,7 @@ class _Process:
         return (
             f"its process ended with exit status {status}"
             + (f" and said: {words}" if words else "")
-            + ". Out of memory? Try fewer --jobs; the same command goes on"
+            + ". Out of memory? Try fewer --jobs; run the same command again to resume"
         )
 
     def close(self) -> None:

@@ -97,11 +97,13 @@ class MethodGrid(Grid[GridCell]):
         for path in configs:
             if path.suffix.lower() != ".toml":
                 raise ConfigError(
-                    f"{path} is no config (.toml): compare runs methods. Models from files are "
-                    "compared by fedbayes evaluate, runs that have ended by fedbayes report"
+                    f"{path} is not a config (.toml). Compare model files with fedbayes evaluate, "
+                    "and finished runs with fedbayes report"
                 )
         if methods is not None and any(map(_names, overrides)):
-            raise ConfigError("--method is one of --methods; name all of them there")
+            raise ConfigError(
+                "--method and --methods exclude each other. List all methods in --methods"
+            )
         self.notes: list[str] = []
         """What the user should know of the settings."""
         self.members: dict[tuple[str, str], SeedRuns] = {}
@@ -139,11 +141,11 @@ class MethodGrid(Grid[GridCell]):
         base = Config.load(config, rest)
         task = folder_name(config.stem if config is not None else _data_name(base))
         if any(task == known for known, _ in self.members):
-            raise ConfigError(f"two configs are called {task}; rename a file")
+            raise ConfigError(f"two configs have the name {task}. Rename a file")
         if not ENGINES[base.engine].start:
             raise ConfigError(
-                f"engine = {base.engine!r} is started by {ENGINES[base.engine].launcher}, run by "
-                "run; compare on another engine"
+                f"engine = {base.engine!r} is started with {ENGINES[base.engine].launcher}, one "
+                "run at a time. Compare with another engine"
             )
         for variant in found:
             self.methods.setdefault(variant.label, variant)

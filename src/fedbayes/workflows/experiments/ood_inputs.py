@@ -16,9 +16,9 @@ from fedbayes.data.sources.tables import without
 from fedbayes.errors import ConfigError, DataError, did_you_mean
 
 KINDS = {
-    "permuted": "the test images, their pixels in one other order, the same for all",
-    "inverted": "the test images, dark for light",
-    "noise": "images of which every pixel is drawn evenly between dark and light",
+    "permuted": "the test images with permuted pixels, the same permutation for all",
+    "inverted": "the test images, inverted",
+    "noise": "images with uniform random pixels",
     "wide": "samples drawn from a Gaussian with the training mean and three times the deviation",
 }
 """What is made without other data, by name."""
@@ -56,12 +56,12 @@ def check_foreign(asked: str) -> None:
     path, _ = _file_and_sheet(asked)
     if path.suffix or "/" in asked:
         if not path.is_file():
-            raise ConfigError(f"--ood {asked}: there is no such file")
+            raise ConfigError(f"--ood {asked}: file not found")
         if not path.name.lower().endswith(FORMATS):
             raise ConfigError(f"--ood {asked}: give a file that ends in {', '.join(FORMATS)}")
         return
     raise ConfigError(
-        f"--ood {asked} is none{did_you_mean(asked, known)}; there are {', '.join(known)}, or a "
+        f"--ood {asked} is unknown{did_you_mean(asked, known)}. Choose {', '.join(known)}, or a "
         f"file ({', '.join(FORMATS)})"
     )
 
@@ -115,13 +115,17 @@ def foreign_inputs(data: FederatedData, settings: DataSettings, asked: str) -> O
     if asked == NONE:
         return None
     if asked == data.dataset.name:
-        raise ConfigError(f"--ood {asked} is what the models are trained on; name another data set")
+        raise ConfigError(
+            f"--ood {asked} is the training data of the models. Choose another data set"
+        )
     if asked not in KINDS:
         return OodInputs(asked, _of_others(seen, settings, asked, data.test_total))
     if seen.tokens is not None:
-        raise ConfigError(f"--ood {asked} is of numbers, and these samples are texts; name a file")
+        raise ConfigError(f"--ood {asked} has numbers, but these samples are texts. Give a file")
     if asked != "wide" and not images:
-        raise ConfigError(f"--ood {asked} is for images; for rows there is wide, or name a file")
+        raise ConfigError(
+            f"--ood {asked} works only with images. For rows, choose wide or give a file"
+        )
     return OodInputs(asked, _made(data, asked))
 
 
@@ -156,12 +160,13 @@ def _of_others(seen: Preprocessing, settings: DataSettings, asked: str, most: in
     dataset = load_dataset(DataSettings(name=asked, dir=settings.dir))
     if dataset.permuted:
         raise DataError(
-            f"--ood {asked}: each client sees its pixels in an order of its own, and nobody else "
-            "has one; --ood permuted puts the pixels of the test images in another order"
+            f"--ood {asked}: its pixel order depends on the client. Use --ood permuted for "
+            "another order of the test images' pixels"
         )
     if dataset.shape != seen.shape:
         raise DataError(
-            f"--ood {asked} has samples of shape {dataset.shape}, and the model sees {seen.shape}"
+            f"--ood {asked} has samples of shape {dataset.shape}, but the model expects "
+            f"{seen.shape}"
         )
     first = dataset.official_train or 0
     rows = np.arange(first, min(first + most, dataset.samples))

@@ -90,7 +90,8 @@ def given_ranges(overrides: Iterable[str]) -> tuple[dict[str, Range], list[str]]
             continue
         if key.partition(".")[0] in SHARED:
             raise ConfigError(
-                f"{key} has the range {found[key]}, and all methods share it; give one value"
+                f"{key} has the range {found[key]}, but all methods share this setting. Give one "
+                "value"
             )
     return found, rest
 
@@ -147,7 +148,7 @@ def declared_ranges(config: Config, given: Ranges) -> dict[str, Range]:
         if not rows and key.startswith("method."):
             continue
         if len(rows) != 1 or rows[0].key != key:
-            raise ConfigError(f"{key} is no setting that can have a range ({span})")
+            raise ConfigError(f"{key} cannot have a range ({span})")
         whole = span.whole or (rows[0].type.startswith("integer") and not span.choices)
         found[key] = Range(span.low, span.high, whole, span.choices)
     return found

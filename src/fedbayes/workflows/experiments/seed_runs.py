@@ -83,7 +83,7 @@ class SeedRuns(Brief):
         self.configs = {seed: _with_seed(config, seed) for seed in self.seeds}
         """Settings of the runs, by seed."""
         if RunFolder(self.folder).config_file.exists():
-            raise RunError(f"{self.folder} already holds a single run; choose another folder")
+            raise RunError(f"{self.folder} already has a single run. Choose another folder")
         if (self.folder / SEEDS_FILE).exists():
             before = Config.create(**_read(self.folder)[0])
             _refuse_others(self.folder, "runs", _with_seed(before, config.seed), config)
@@ -167,9 +167,9 @@ class SeedRuns(Brief):
         run = RunFolder(self.place(seed))
         if (lines := run.metrics()) and all(line["skipped"] for line in lines):
             raise RunError(
-                f"seed {seed}: no round of {run.path} had an update, so its model is the untrained "
-                "start and has no place in a mean; choose other settings in another folder, or "
-                f"remove {run.path} to run this seed again"
+                f"seed {seed}: no round of {run.path} had an update, so its model is untrained "
+                "and excluded from means. Choose other settings in another folder, or remove "
+                f"{run.path} to run this seed again"
             )
 
     def open(
@@ -220,13 +220,13 @@ class SeedRuns(Brief):
                 changed = copy.read_bytes() != weights.read_bytes()
             except OSError as error:
                 raise RunError(
-                    f"the weights that {copy.parent} started from cannot be compared with those of "
-                    f"model.weights ({error}); {copy} is a copy of them: put it in their place"
+                    f"the initial weights of {copy.parent} cannot be compared with model.weights "
+                    f"({error}). Restore model.weights from the copy {copy}"
                 ) from None
             if changed:
                 raise RunError(
-                    f"{weights} has changed since {copy.parent} started from it; choose another "
-                    f"folder, or take it back: {copy} is a copy of what it was"
+                    f"{weights} has changed since {copy.parent} started from it. Choose another "
+                    f"folder, or restore it from the copy {copy}"
                 )
 
     @contextmanager
@@ -423,8 +423,7 @@ def _numbers(seeds: int | Sequence[int], first: int) -> list[int]:
     numbers = [int(seed) for seed in given if _whole(seed)]
     if not numbers or len(set(numbers)) < len(given):
         raise ConfigError(
-            f"seeds is {seeds!r}; give how many, as an integer of 1 or more, or which, as a list "
-            "of one or more, each once"
+            f"seeds is {seeds!r}. Give a number of 1 or more, or a list of different seeds"
         )
     return numbers
 
@@ -457,8 +456,8 @@ def _refuse_others(folder: Path, what: str, before: Config, now: Config) -> None
     changed = Inventory(before.reopened().dump()).changes(now.reopened().dump())
     if before.rounds > now.rounds or not all(is_free(key, _FREE) for key in changed):
         raise RunError(
-            f"{folder} holds {what} with other settings: {'; '.join(changed.values())}. Take them "
-            "back, or choose another folder"
+            f"{folder} has {what} with other settings: {'; '.join(changed.values())}. Restore the "
+            "settings, or choose another folder"
         )
 
 
@@ -477,7 +476,7 @@ def _read(folder: Path) -> tuple[dict[str, Any], list[int]]:
         seeds = settings.pop("seeds")
         return renewed(settings), seeds
     except FileNotFoundError:
-        raise RunError(f"{folder} holds no runs of several seeds: it has no {SEEDS_FILE}") from None
+        raise RunError(f"{folder} has no runs of several seeds: it has no {SEEDS_FILE}") from None
     except (OSError, ValueError, KeyError) as error:
         raise RunError(f"{path} is damaged: {error}") from None
 

@@ -242,7 +242,7 @@ class TuneSearch:
         share: float = VALIDATION,
     ) -> None:
         if not 0 < share < 1:
-            raise ConfigError(f"the validation share is {share:g}; give one between 0 and 1")
+            raise ConfigError(f"the validation share is {share:g}. Give a number between 0 and 1")
         self.folder, self.share = folder, share
         RunFolder(folder).require_vacant()
         searched, rest = given_ranges(overrides)
@@ -251,11 +251,11 @@ class TuneSearch:
         base = Config.load(config, rest)
         if not ENGINES[base.engine].start:
             raise ConfigError(
-                f"engine = {base.engine!r} is started by {ENGINES[base.engine].launcher}, run by "
-                "run; tune on another engine"
+                f"engine = {base.engine!r} is started with {ENGINES[base.engine].launcher}, one "
+                "run at a time. Tune with another engine"
             )
         if base.data.validation:
-            raise ConfigError("data.validation is what --validation sets; give that instead")
+            raise ConfigError("--validation sets data.validation. Give --validation instead")
         self.variants = {variant.label: variant for variant in found}
         self.open = {variant.label: settled(base, variant) for variant in found}
         """Settings of each method, without those that are searched."""
@@ -280,12 +280,11 @@ class TuneSearch:
             self.headlines[label] = f"{headline}_{self.likelihood.metric}"
             if not self.ranges[label]:
                 raise ConfigError(
-                    f"{label} declares no range of its own; give one, as in "
-                    "--set training.lr=0.001..1"
+                    f"{label} declares no range. Give one, as in --set training.lr=0.001..1"
                 )
         for key in searched:
             if not any(key in own for own in self.ranges.values()):
-                raise ConfigError(f"{key} has a range, and is a setting of none of the methods")
+                raise ConfigError(f"{key} has a range, but none of the methods has this setting")
 
     def settings(self, cell: TuneCell) -> dict[str, Any]:
         """Values of the settings that have ranges, by key."""
@@ -401,13 +400,13 @@ class TuneSearch:
             KeyboardInterrupt: it was stopped; the same call resumes it.
         """
         if budget is not None and minutes is not None:
-            raise ConfigError("the budget is runs or minutes of each method; give one of them")
+            raise ConfigError("the budget is runs or minutes of each method. Give one of them")
         if (budget is not None and budget < 1) or (minutes is not None and minutes <= 0):
-            raise ConfigError("the budget of each method is 1 run or more, or minutes above 0")
+            raise ConfigError("the budget of each method must be 1 run or more, or minutes above 0")
         if search not in ("random", "halving"):
-            raise ConfigError(f"search is {search!r}; choose random or halving")
+            raise ConfigError(f"search is {search!r}. Choose random or halving")
         if search == "halving" and minutes is not None:
-            raise ConfigError("successive halving plans its budget in runs; give that")
+            raise ConfigError("successive halving needs a budget in runs. Give --budget")
         count = BUDGET if budget is None else budget
 
         def go(cells: Sequence[TuneCell], share: float = 1.0) -> dict[TuneCell, TuneTrial]:
@@ -630,7 +629,7 @@ def _range(key: str, span: Any) -> Range:
         return Range(choices=tuple(span))
     if isinstance(span, tuple) and len(span) == 2:
         return given_ranges([f"{key}={span[0]}..{span[1]}"])[0].get(key) or _range(key, None)
-    raise ConfigError(f"the range of {key} is {span!r}; give (low, high), or a list of values")
+    raise ConfigError(f"the range of {key} is {span!r}. Give (low, high), or a list of values")
 
 
 def tuned_methods(file: Path) -> tuple[list[Variant], str]:
@@ -660,6 +659,6 @@ def tuned_methods(file: Path) -> tuple[list[Variant], str]:
             f"of each method, in the ranges {spans}."
         )
     except FileNotFoundError:
-        raise ConfigError(f"there is no {path}; fedbayes tune writes it") from None
+        raise ConfigError(f"not found: {path}. Create it with fedbayes tune") from None
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
-        raise ConfigError(f"{path} is not what fedbayes tune writes: {error}") from None
+        raise ConfigError(f"{path} is not a file of fedbayes tune: {error}") from None

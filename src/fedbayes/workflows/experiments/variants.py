@@ -76,13 +76,13 @@ def given_variants(methods: Methods) -> list[Variant]:
         if isinstance(one, str):
             several = [_of_text(part.strip()) for part in parts(one, ",") if part.strip()]
             if labelled and len(several) != 1:
-                raise ConfigError(f"methods has {one!r} under {label!r}; give one method there")
+                raise ConfigError(f"methods has {one!r} under {label!r}. Give one method there")
             found += [replace(v, label=str(label)) if labelled else v for v in several]
             continue
         own = tables({"method": one})["method"]
         if not isinstance(own, Mapping) or not isinstance(own.get("name"), str):
             raise ConfigError(
-                f"methods has {one!r}; give names, classes or instances of methods, or settings "
+                f"methods has {one!r}. Give names, classes or instances of methods, or settings "
                 "with a name"
             )
         settings = _changed_from_defaults(own)
@@ -111,25 +111,25 @@ def _sound(found: list[Variant]) -> list[Variant]:
         ConfigError: as for `variants`.
     """
     if not found:
-        raise ConfigError("--methods names none; give some, as in --methods fedavg,fedprox")
+        raise ConfigError("--methods is empty. Give some methods, as in --methods fedavg,fedprox")
     for number, variant in enumerate(found):
         find_method(variant.method)
         if not (variant.label.isprintable() and variant.label.strip(". ")):
             raise ConfigError(
-                f"{variant.label!r} is no label for tables and folders; give {variant.method} one "
-                "of printable characters, in one line"
+                f"{variant.label!r} is not a valid label. Give {variant.method} a label of "
+                "printable characters, in one line"
             )
         for setting in variant.settings:
             key = setting.partition("=")[0].strip()
             if key.partition(".")[0] in SHARED:
                 raise ConfigError(
-                    f"{variant.label} sets {key}, which all methods of a comparison share; compare "
-                    "several configs to vary it"
+                    f"{variant.label} sets {key}, which all methods of a comparison share. "
+                    "Compare several configs to vary it"
                 )
         for other in found[:number]:
             if folder_name(variant.label) == folder_name(other.label):
                 raise ConfigError(
-                    f"two methods are called {variant.label}; give one a label of its own, as in "
+                    f"two methods have the label {variant.label}. Give one another label, as in "
                     f"other={variant.method}:key=value"
                 )
     return found
@@ -183,20 +183,20 @@ def _of_file(path: Path) -> list[Variant]:
     try:
         tables = parse_toml(read_text(path))
     except FileNotFoundError:
-        raise ConfigError(f"there is no file of methods {path}") from None
+        raise ConfigError(f"file of methods not found: {path}") from None
     except (OSError, ValueError) as error:
         raise ConfigError(f"cannot read the methods in {path}: {error}") from None
     found = []
     for label, table in tables.items():
         if not isinstance(table, dict):
             raise ConfigError(
-                f"{path}: {label} is no table; each table is a method, as in\n"
-                f"[{label}]\nmethod.proximal = 0.1"
+                f"{path}: {label} is not a table. Each table is a method, as "
+                f"in\n[{label}]\nmethod.proximal = 0.1"
             )
         own: dict[str, Any] = dict(dotted(table))
         name = own.pop("method.name", label)
         if not isinstance(name, str):
-            raise ConfigError(f"{path}: method.name of {label} is no name")
+            raise ConfigError(f"{path}: method.name of {label} is not a name")
         given = (f"{key}={json.dumps(value)}" for key, value in own.items() if value != {})
         found.append(Variant(label, name, tuple(given)))
     return found
@@ -212,7 +212,7 @@ def named(text: str) -> tuple[str, list[str]]:
     settings = [part for part in found if "=" in part]
     name = ":".join(part for part in found if "=" not in part)
     if not name or found[len(found) - len(settings) :] != settings:
-        raise ConfigError(f"{text!r} is no name with settings, as in fedprox:proximal=0.1")
+        raise ConfigError(f"{text!r} is not a name with settings, as in fedprox:proximal=0.1")
     return name, settings
 
 
@@ -252,7 +252,7 @@ def own_settings(
         if len(takers) < len(found):
             without = ", ".join(v.label for v in found if v not in takers)
             notes.append(
-                f"{override} is for {', '.join(v.label for v in takers)}; {without} "
+                f"{override} works with {', '.join(v.label for v in takers)}; {without} "
                 f"{'have' if len(found) - len(takers) > 1 else 'has'} no such parameter"
             )
         for variant in takers:

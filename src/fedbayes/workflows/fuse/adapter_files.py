@@ -91,33 +91,32 @@ def read_adapters(paths: Sequence[Path], files: ModelFiles) -> list[Adapter]:
     """
     if not any(path.is_dir() for path in paths) and files.card(paths) is None:
         raise ModelError(
-            "the clients' adapters do not see the same inputs, or tell the same target, as what is "
-            "fused must; leave out which differs"
+            "the clients' adapters differ in their inputs or targets. Leave out those that differ"
         )
     found = [_of_folder(path) if path.is_dir() else _of_client(path, files) for path in paths]
     first = found[0]
     for other in found[1:]:
         if (first.card is None) != (other.card is None):
             raise ModelError(
-                f"{first.source} and {other.source}: one is a folder of PEFT and the other a "
-                "client's file, whose base networks cannot be compared; give all in one form"
+                f"{first.source} and {other.source}: one is a PEFT folder and the other a "
+                "client's file, whose base networks cannot be compared. Give all in one form"
             )
         if other.digest != first.digest or (not first.digest and other.base != first.base):
             raise ModelError(
-                f"{other.source} is an adapter of another base network "
-                f"({_base(other)}) than {first.source} ({_base(first)}); fuse adapters of one base"
+                f"{other.source} is an adapter of another base network ({_base(other)}) than "
+                f"{first.source} ({_base(first)}). Fuse adapters of one base network"
             )
         for name in sorted(first.saved.keys() ^ other.saved.keys()):
             has, lacks = (first, other) if name in first.saved else (other, first)
             raise ModelError(
-                f"{has.source} also trained {name!r} and {lacks.source} did not; fuse adapters "
+                f"{has.source} also trained {name!r}, but {lacks.source} did not. Fuse adapters "
                 "with the same modules_to_save"
             )
         for name, tensor in first.saved.items():
             if other.saved[name].shape != tensor.shape:
                 raise ModelError(
                     f"{other.source} has {name!r} of shape {tuple(other.saved[name].shape)} and "
-                    f"{first.source} {tuple(tensor.shape)}; heads of one size can be fused"
+                    f"{first.source} {tuple(tensor.shape)}. Fuse heads of one size"
                 )
         _check_layers(first, other)
     return found
@@ -130,7 +129,7 @@ def _check_layers(first: Adapter, other: Adapter) -> None:
         if shapes[0] != shapes[1]:
             raise ModelError(
                 f"{other.source} changes the layer {name} of shape {shapes[1]}, {first.source} of "
-                f"shape {shapes[0]}; fuse adapters of one base"
+                f"shape {shapes[0]}. Fuse adapters of one base network"
             )
 
 
@@ -144,19 +143,19 @@ def _of_folder(path: Path) -> Adapter:
     file = path / CONFIG
     if not file.is_file():
         raise ModelError(
-            f"{path} has no {CONFIG}: a folder is an adapter of PEFT, with {CONFIG} and "
-            f"{TENSORS[0]}; name such a folder, or a model's file"
+            f"{path} has no {CONFIG}. Give a PEFT folder with {CONFIG} and {TENSORS[0]}, or a "
+            "model file"
         )
     try:
         config = parse_json(read_text(file))
     except (OSError, ValueError) as error:
         raise ModelError(f"cannot read {file}: {error}") from None
     if not isinstance(config, dict):
-        raise ModelError(f"{file} holds no table of settings")
+        raise ModelError(f"{file} has no table of settings")
     _refuse(config, str(path))
     place = next((path / name for name in TENSORS if (path / name).is_file()), None)
     if place is None:
-        raise ModelError(f"{path} has no {TENSORS[0]}; save the adapter with save_pretrained")
+        raise ModelError(f"{path} has no {TENSORS[0]}. Save the adapter with save_pretrained")
     tensors = {_plain(name): tensor for name, tensor in read_weights(place).items()}
     base = str(config.get("base_model_name_or_path") or "")
     revision = config.get("revision")
@@ -180,23 +179,23 @@ def _refuse(config: Mapping[str, Any], source: str) -> None:
     """See that a config is of plain LoRA."""
     kind = config.get("peft_type")
     if kind != "LORA":
-        raise ModelError(f"{source} is an adapter of the type {kind}; LORA is fused")
+        raise ModelError(f"{source} is an adapter of the type {kind}. Only LORA can be fused")
     odd = [name for name in _ODD if config.get(name)] + [n for n in _ODDER if config.get(n)]
     if odd:
         what = "DoRA" if odd[0] == "use_dora" else f"a relative of LoRA ({odd[0]})"
         raise ModelError(
-            f"{source} is {what}, whose change of a layer is not B A; merge it into the base "
+            f"{source} is {what}, whose change of a layer is not B A. Merge it into the base "
             "network (merge_and_unload) and fuse whole networks, or train plain LoRA"
         )
     if config.get("bias", "none") != "none":
         raise ModelError(
-            f"{source} also trained biases of the base network (bias = {config['bias']!r}); fuse "
+            f"{source} also trained biases of the base network (bias = {config['bias']!r}). Fuse "
             "adapters with bias = 'none'"
         )
     start = config.get("init_lora_weights")
     if isinstance(start, str) and start.lower().startswith(_OF_BASE):
         raise ModelError(
-            f"{source} starts by {start}, which changes the base network; save it as plain LoRA "
+            f"{source} starts with {start}, which changes the base network. Save it as plain LoRA "
             "(path_initial_model_for_weight_conversion of save_pretrained)"
         )
 
@@ -207,22 +206,23 @@ def _split(tensors: Tensors, source: str) -> tuple[dict[str, LowRank], Tensors]:
     saved: Tensors = {}
     for name, tensor in tensors.items():
         if not tensor.is_floating_point() or not bool(torch.isfinite(tensor).all()):
-            raise ModelError(f"{source}: {name!r} holds other than finite numbers")
+            raise ModelError(f"{source}: {name!r} has values that are not finite")
         end = next((end for end in _PARTS if name.endswith(end)), None)
         if end is not None:
             parts.setdefault(name.removesuffix(end), {})[_PARTS[end]] = tensor
         elif ".lora_" in name:
-            raise ModelError(f"{source}: {name!r} is no factor A or B of a dense layer")
+            raise ModelError(f"{source}: {name!r} is not a factor A or B of a dense layer")
         else:
             saved[name] = tensor
     layers = {}
     for layer, both in parts.items():
         if both.keys() != {"a", "b"}:
-            raise ModelError(f"{source} has one factor alone of the layer {layer}")
+            raise ModelError(f"{source} has only one factor of the layer {layer}")
         a, b = both["a"], both["b"]
         if a.ndim != 2 or b.ndim != 2:
             raise ModelError(
-                f"{source} changes the convolution {layer}; adapters of dense layers are fused"
+                f"{source} changes the convolution {layer}. Only adapters of dense layers can be "
+                "fused"
             )
         if len(a) != b.shape[1] or not len(a):
             raise ModelError(
@@ -240,10 +240,10 @@ def _scale(config: Mapping[str, Any], layer: str, rank: int, path: Path) -> floa
     wanted = _pattern(config.get("rank_pattern"), layer, config.get("r"))
     if wanted != rank:
         raise ModelError(
-            f"{path}: {layer} has the rank {rank}, and its config says {wanted}; save both together"
+            f"{path}: {layer} has the rank {rank}, but its config has {wanted}. Save both together"
         )
     if not isinstance(alpha, int | float) or not alpha > 0:
-        raise ModelError(f"{path}: lora_alpha is {alpha!r}; it is a number above 0")
+        raise ModelError(f"{path}: lora_alpha is {alpha!r}. It must be above 0")
     return float(alpha) / (rank**0.5 if config.get("use_rslora") else rank)
 
 
@@ -266,8 +266,8 @@ def _of_client(path: Path, files: ModelFiles) -> Adapter:
     likelihood, source = card.likelihood, str(path)
     if likelihood.head() is not None:
         raise ModelError(
-            f"{source} has learnt noise behind its network, which is no adapter; train adapters "
-            "to be fused with a number for task.noise"
+            f"{source} has learned noise, which is not part of an adapter. Set task.noise to a "
+            "number when you train adapters to fuse"
         )
     opened = open_weights(
         weights, settings, card.preprocessing.shape, likelihood, source, frozen=card.frozen or None
@@ -322,31 +322,31 @@ def check_out(out: Path, adapters: Sequence[Adapter], inputs: Sequence[Path]) ->
     if out.suffix.lower() == ".safetensors" and not out.is_dir():
         if any(one.card is None for one in adapters):
             raise RunError(
-                f"the adapter {out}: adapters of PEFT become a folder; name one, as -o "
+                f"the adapter {out}: PEFT adapters are written to a folder. Give one, such as -o "
                 f"{out.with_suffix('')}/"
             )
         targets = [one.settings.lora_targets for one in adapters if one.settings is not None]
         if len(set(targets)) > 1:
             raise ModelError(
-                "the clients' adapters have other lora_targets, and a file has room for one; name "
-                f"a folder, as -o {out.with_suffix('')}/"
+                "the clients' adapters have different lora_targets, but a file has room for one. "
+                f"Give a folder, such as -o {out.with_suffix('')}/"
             )
         return
     if out.suffix and not out.is_dir():
         raise RunError(
-            f"the adapter {out}: adapters are written to a folder, or to .safetensors if all are "
+            f"the adapter {out}: give a folder, or a .safetensors file if all adapters are "
             "clients' files"
         )
     if first.settings is not None and first.settings.scratch:
         raise ModelError(
-            "the base network has random weights (model.scratch), which are in no folder that "
-            "PEFT could load; name a file, as -o fused.safetensors"
+            "the base network has random weights (model.scratch), which PEFT cannot load. Give a "
+            "file, such as -o fused.safetensors"
         )
     writable_folder(out, "the adapter")
     if out.resolve() in {path.resolve() for path in inputs}:
-        raise RunError(f"the adapter {out} would replace one of the inputs; name another folder")
+        raise RunError(f"the adapter {out} would replace one of the inputs. Give another folder")
     if out.is_dir() and any(out.iterdir()) and not (out / CONFIG).is_file():
-        raise RunError(f"the adapter {out}: the folder has other files; name a new one")
+        raise RunError(f"the adapter {out}: the folder has other files. Give a new folder")
 
 
 def write_adapter(
@@ -421,7 +421,7 @@ def _write_file(
         weights[f"{before}{name}.lora_B.default.weight"] = change.b.float()
     if weights.keys() != network.initial.keys():
         odd = sorted(weights.keys() ^ network.initial.keys())
-        raise ModelError(f"{out}: {listed(odd, 3)} are in one of network and adapter alone")
+        raise ModelError(f"{out}: {listed(odd, 3)} are in only one of network and adapter")
     whole = {name: weights[name].contiguous() for name in network.initial}
     card = replace(
         card.of_fused(method),

@@ -181,7 +181,8 @@ class _AdapterFusion:
         if wanted > most:
             raise ConfigError(
                 f"--rank {wanted}: the adapters have the ranks {', '.join(map(str, ranks))} in "
-                f"layers of up to {widest}, so more than {most} has no effect; give {most} or less"
+                f"layers of up to {widest}, so more than {most} has no effect. Give {most} or "
+                "less"
             )
         return int(wanted)
 
@@ -210,8 +211,8 @@ class _AdapterFusion:
         found = open_base(self.adapters, self.job, self.settings)
         if found.speaks and self.job.minutes:
             raise ConfigError(
-                "--minutes has no effect on a language model, of which least squares is all: its "
-                "answers for every token take too much memory; leave it out"
+                "--minutes has no effect on a language model, whose outputs for all tokens need "
+                "too much memory. Leave it out"
             )
         return found
 
@@ -229,7 +230,7 @@ class _AdapterFusion:
         for layer in self.layers:
             if widths(inside.get_submodule(layer)) == (0, 0):
                 raise ModelError(
-                    f"the layer {layer} is not dense; fuse by svd, which needs no inputs"
+                    f"the layer {layer} is not dense. Use --method svd, which needs no inputs"
                 )
         number = math.ceil(self.settings.draws / PORTION)
         drawing, batches = _Pace("drawing inputs", self.watch, number), []
@@ -346,7 +347,7 @@ class _AdapterFusion:
             found = distill(fused, teacher, known, training, watch=self.progress)
             if found.step:
                 networks["fused"] = found.module
-        self.watch("comparing with the models together")
+        self.watch("comparing with the ensemble")
         scores = divergences(networks, teacher, held_out)
         best = networks.get("fused", fused)
         if best is not fused and scores["fused"] > scores["fused, least squares"]:
@@ -377,7 +378,7 @@ class _Pace:
         left = each * (self.steps - self.done)
         if left > LONGEST:
             raise ConfigError(
-                f"{self.what} would take {left / 3600:.1f} hours; take fewer (--draws 128), "
+                f"{self.what} would take {left / 3600:.1f} hours. Use fewer (--draws 128), "
                 "shorter texts (--length 16), or --method svd"
             )
         self.watch(f"{self.what}: {self.done / self.steps:.0%}, {left:.0f} s left")
@@ -422,7 +423,7 @@ def divergences(
 
 
 def _table(scores: Mapping[str, float]) -> Table:
-    table = Table("network", "nats from the teacher", pad_edge=False)
+    table = Table("network", "KL divergence to\nthe teacher (nats)", pad_edge=False)
     for name, far in scores.items():
         table.add_row(name, number(far))
     return table
@@ -451,12 +452,13 @@ def open_base(
     name = settings.base or first.base
     if not name:
         raise ModelError(
-            f"{first.source} does not name its base network; name it with --base, or fuse by svd"
+            f"{first.source} does not give its base network. Give it with --base, or use --method "
+            "svd"
         )
     if first.config.get("task_type") == "CAUSAL_LM":
         found = language_model(name, ModelError, "causal")
         if found is None:
-            raise ModelError(f"{name} is no causal language model, as {first.source} wants")
+            raise ModelError(f"{name} is not a causal language model, unlike {first.source}")
         prior = text_inputs(job.inputs, name, _length(found[0].network, settings.length))
         return BaseNetwork(found[0], _plain(prior, job.seed), prior, None)
     return _classifier(first, name, job, settings)
@@ -504,7 +506,7 @@ def _classifier(
         inputs = _plain(prior, job.seed)
     if outputs == 1:
         raise ModelError(
-            f"{first.source} predicts one number, and its unit is not known; fuse by svd"
+            f"{first.source} predicts one number, and its unit is unknown. Use --method svd"
         )
     target = Target("class", tuple(map(str, range(outputs))))
     return BaseNetwork(module, inputs, prior, build_likelihood("auto", target))

@@ -32,10 +32,10 @@ def posteriors(job: FusionJob, name: str, watch: Callable[[str], None], _: objec
     if first is not None and any(
         card is None or not card.preprocessing.same_inputs(first.preprocessing) for card in cards
     ):
-        raise ModelError("the models do not see the same inputs, and have no average")
+        raise ModelError("the models have different inputs, so they have no average")
     if len({card.preprocessing.target for card in cards if card is not None}) > 1:
         raise ModelError(
-            "the models have targets that were standardized by other numbers, and have no average"
+            "the models have different standardizations of the target, so they have no average"
         )
     watch(f"solving by {name}")
     weights: Tensors = merge([one for one, _ in found], settings)
@@ -50,7 +50,7 @@ def networks(job: FusionJob, name: str, watch: Callable[[str], None], _: object)
     silos = job.silos()
     if silos.programs:
         raise ModelError(
-            "programs are not averaged; give files of weights, or use --method function"
+            "programs cannot be averaged. Give files of weights, or use --method function"
         )
     clients = list(silos.networks.values())
     samples = np.ones(len(clients))
@@ -95,7 +95,8 @@ def _written(
     spread = ""
     if "spread_after" in told:
         spread = (
-            f"; their spread fell from {told['spread_before']:.4g} to {told['spread_after']:.4g}"
+            f"; their spread decreased from {told['spread_before']:.4g} to "
+            f"{told['spread_after']:.4g}"
         )
     return Fused(
         {"method": name, "parameters": size, **told, "seconds": seconds},

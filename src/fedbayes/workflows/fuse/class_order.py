@@ -72,13 +72,13 @@ def class_order(weights: Tensors, card: Card, names: Sequence[str], source: str)
     if not isinstance(likelihood, Categorical | Multilabel):
         raise ModelError(
             f"{source} has its classes in another order, and the likelihood {likelihood.name} has "
-            f"no output for each. {way}"
+            f"no output per class. {way}"
         )
     found = _dense(weights, card, source) or _traced(weights, card, source)
     if not found:
         raise ModelError(
-            f"{source} has its classes in another order, and which weights belong to which class "
-            f"is not known. {way}"
+            f"{source} has its classes in another order, and the weights of each class are "
+            f"unknown. {way}"
         )
     return ClassOrder(index, found)
 
@@ -93,7 +93,7 @@ def _dense(weights: Tensors, card: Card, source: str) -> tuple[str, ...]:
 
 def _traced(weights: Tensors, card: Card, source: str) -> tuple[str, ...]:
     """The same of any network, by a trace of it; none where the trace does not tell."""
-    settings = card.network(f"If you trust it: --model {card.model.get('name')}")
+    settings = card.network(f"If you trust it, add --model {card.model.get('name')}")
     assert settings is not None
     seen, likelihood = card.preprocessing, card.likelihood
     opened = open_weights(weights, settings, seen.shape, likelihood, source, frozen=card.frozen)
@@ -134,6 +134,6 @@ def refuse_other_classes(card: Card, first: Card, one: str, other: str) -> None:
     if here.kind == there.kind and sorted(here.names) == sorted(there.names):
         return
     raise ModelError(
-        f"{one} predicts {describe(here)}; {other} predicts {describe(there)}. Fuse models of the "
-        "same classes or targets: with data.classes, a run also has classes that its data lack"
+        f"{one} predicts {describe(here)}; {other} predicts {describe(there)}. Fuse models with "
+        "the same classes or targets. Set data.classes to give a run classes that its data lack"
     )

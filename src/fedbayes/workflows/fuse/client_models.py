@@ -112,7 +112,7 @@ def read_silos(
     """
     for number, path in enumerate(paths):
         if path in paths[:number]:
-            raise ModelError(f"{path} is named twice; a model counts once")
+            raise ModelError(f"{path} is given twice. Give each model once")
     if counts is not None and seen.classes is None:
         files = files or ModelFiles()
         silent = [
@@ -124,8 +124,8 @@ def read_silos(
     if any(programs) and not all(programs):
         other = paths[programs.index(False)]
         raise ModelError(
-            f"{paths[programs.index(True)]} is a program, which takes raw samples, and {other} is "
-            "a file of weights, which takes standardized ones; give all in one form"
+            f"{paths[programs.index(True)]} is a program for raw samples, and {other} a file of "
+            "weights for standardized samples. Give all in one form"
         )
     if all(programs):
         return _programs(paths, network, seen, like)
@@ -141,12 +141,12 @@ def _weights(
 ) -> ClientModels:
     card = files.card(paths)
     if card is not None and card.preprocessing.permuted:
-        raise ModelError("the networks see pixels in orders of their own, and cannot be fused")
+        raise ModelError("the networks have different pixel orders, so they cannot be fused")
     found = {str(path): files[path] for path in [*paths, *([like] if like else [])]}
     if card is None and any(own is not None for _, own in found.values()):
         raise ModelError(
-            "the models do not all say that they see the same inputs and tell the same target, as "
-            "what is fused must; leave out which differs, or match neurons by --method gpi-fnm"
+            "the files do not show that all models have the same inputs and targets. Leave out "
+            "those that differ, or use --method gpi-fnm"
         )
     settings = {name: network or _named_in(own) for name, (_, own) in found.items()}
     preprocessing = _preprocessing(card, seen, [weights for weights, _ in found.values()])
@@ -188,7 +188,7 @@ def _named_in(card: Card | None) -> ModelSettings | None:
     """The network that a card names; code of somebody's own only if the user named it too."""
     if card is None:
         return None
-    return card.network(f"If you trust it, name it too: --model {card.model.get('name')}")
+    return card.network(f"If you trust it, add --model {card.model.get('name')}")
 
 
 def _preprocessing(card: Card | None, seen: Seen, weights: Sequence[Tensors]) -> Preprocessing:
@@ -201,13 +201,13 @@ def _preprocessing(card: Card | None, seen: Seen, weights: Sequence[Tensors]) ->
         own = card.preprocessing
         if seen.shape not in (None, own.shape):
             raise ModelError(
-                f"--shape {size(seen.shape or ())} is not what the models' files say, which take "
-                f"inputs of {size(own.shape)}; leave it out"
+                f"--shape {size(seen.shape or ())} differs from the models' files, which have "
+                f"inputs of {size(own.shape)}. Leave it out"
             )
         if seen.mean or seen.std or seen.classes:
             raise ModelError(
-                "--mean, --std and --classes are for files that do not say how inputs were scaled "
-                "and what is predicted; these do, so leave them out"
+                "--mean, --std and --classes work only with files that do not describe their "
+                "inputs and outputs. Leave them out"
             )
         return own
     shape, classes = seen.shape, seen.classes
@@ -217,7 +217,7 @@ def _preprocessing(card: Card | None, seen: Seen, weights: Sequence[Tensors]) ->
         except ModelError:
             missing = "--shape, such as 3,32,32" if shape is None else "--classes"
             raise ModelError(
-                f"the files do not say what goes in and comes out of the networks; give {missing}"
+                f"the files do not describe the inputs and outputs of the networks. Give {missing}"
             ) from None
         shape = shape or (layers[0].weight.shape[1],)
         classes = classes or len(layers[-1].weight)
@@ -265,7 +265,9 @@ def _programs(
     paths: Sequence[Path], network: ModelSettings | None, seen: Seen, like: Path | None
 ) -> ClientModels:
     if seen.mean or seen.std:
-        raise ModelError("programs take raw samples; --mean and --std are for files of weights")
+        raise ModelError(
+            "programs take raw samples. Give --mean and --std only with files of weights"
+        )
     named = [*paths, *([like] if like is not None and like not in paths else [])]
     found = {str(path): read_program(path) for path in named}
     cards = {name: Card.load(text, name) for name, (_, text) in found.items() if text}
@@ -277,20 +279,20 @@ def _programs(
                 odd = f"predicts {describe(card.preprocessing.target)}; {first.source} "
                 odd += describe(base.target)
             elif not card.preprocessing.same_inputs(base):
-                odd = f"standardizes its inputs otherwise than {first.source}"
+                odd = f"standardizes its inputs differently from {first.source}"
             else:
                 continue
             raise ModelError(
-                f"{name} {odd}. Programs are fused as they are: give files of weights, as "
-                "fedbayes export writes them too, whose classes are reordered by name"
+                f"{name} {odd}. Give files of weights instead of programs (fedbayes export writes "
+                "both), whose classes are reordered by name"
             )
         if not isinstance(likelihood, Categorical):
             raise ModelError(
-                f"programs of the likelihood {likelihood.name} answer predictions and not outputs "
-                "of a network; give files of weights, as fedbayes export writes them too"
+                f"programs with the likelihood {likelihood.name} return predictions, not outputs "
+                "of a network. Give files of weights (fedbayes export writes both)"
             )
     elif seen.shape is None or seen.classes is None:
-        raise ModelError("programs that are not of fedbayes need --shape and --classes")
+        raise ModelError("programs of other packages need --shape and --classes")
     else:
         base = preprocessing_of(seen)
         likelihood = build_likelihood("auto", base.target)

@@ -46,7 +46,7 @@ class SumsJob:
         """
         writable(self.out, "the sums", (".json",), [self.data, self.model])
         if self.least < 1:
-            raise ConfigError("--min-rows is 1 or more")
+            raise ConfigError("give --min-rows of 1 or more")
         sums = self._sums()
         write_sums(sums, self.out)
         return {
@@ -60,8 +60,8 @@ class SumsJob:
         x = found.samples.x.numpy()
         if x.ndim != 2:
             raise DataError(
-                f"{self.data} holds samples of {size(x.shape[1:])}, and sums are of rows of a "
-                "table; for images there are input priors that need none"
+                f"{self.data} has samples of {size(x.shape[1:])}, but sums need rows of a table. "
+                "For images, use an input prior without sums"
             )
         seen = found.preprocessing
         if seen.columns:  # as a network sees them: a mean, and a feature that says so
@@ -69,22 +69,22 @@ class SumsJob:
         whole = np.isfinite(x).all(1)
         if not whole.all():
             warnings.warn(
-                f"{self.data}: {int((~whole).sum()):,} of {len(x):,} rows are left out, since "
-                "values are missing in them",
+                f"{self.data}: {int((~whole).sum()):,} of {len(x):,} rows are left out, because "
+                "they have missing values",
                 FedbayesWarning,
                 stacklevel=3,
             )
         rows = x[whole]
         if len(rows) < self.least:
             raise DataError(
-                f"{self.data} has {len(rows):,} rows without missing values, and sums of so few "
-                f"nearly say the rows themselves; {self.least} are asked for. Sum up with others' "
-                "rows first, or allow fewer with --min-rows"
+                f"{self.data} has {len(rows):,} rows without missing values, and sums of few rows "
+                f"nearly reveal them; the minimum is {self.least}. Combine them with other rows, "
+                "or set --min-rows"
             )
         if len(rows) <= x.shape[1]:
             warnings.warn(
-                f"{self.data} has {len(rows):,} rows of {x.shape[1]:,} features: sums of no more "
-                "rows than features tell in which directions rows do not differ at all",
+                f"{self.data} has {len(rows):,} rows of {x.shape[1]:,} features: with at most as "
+                "many rows as features, sums reveal directions in which the rows do not vary",
                 FedbayesWarning,
                 stacklevel=3,
             )
@@ -104,7 +104,7 @@ class SumsJob:
         if 2 * len(counts) > sum(counts):
             raise DataError(
                 f"{self.data}: '{name}' has {len(counts):,} different values in {sum(counts):,} "
-                "rows; counts of them would say the rows' values, so leave out --category for it"
+                "rows; counts of them would reveal the rows' values. Leave out --category for it"
             )
         if once:
             way = "leave out --category"
@@ -112,8 +112,8 @@ class SumsJob:
                 way = "leave the feature out with --set data.missing=impute"
             warnings.warn(
                 f"{self.data}: {once:,} of the {len(counts):,} values of '{name}' "
-                f"{'is' if once == 1 else 'are'} of one row each, and the file will say so; join "
-                f"rare values to others first, or {way}",
+                f"{'is' if once == 1 else 'are'} in only one row, and the file would reveal it. "
+                f"Combine rare values first, or {way}",
                 FedbayesWarning,
                 stacklevel=4,
             )
@@ -131,7 +131,7 @@ def sums_of_clients(paths: Sequence[Path], features: Sequence[str]) -> Sums:
     """
     for number, path in enumerate(paths):
         if path in paths[:number]:
-            raise DataError(f"{path} is named twice; a client's rows count once")
+            raise DataError(f"{path} is given twice. Give each client's file once")
     several, names = [read_sums(path) for path in paths], [str(path) for path in paths]
     together = add_sums(several, names)
     check_sums(several, names)
@@ -142,8 +142,7 @@ def sums_of_clients(paths: Sequence[Path], features: Sequence[str]) -> Sums:
             (f"{len(together.features)} features", f"{len(features)}"),
         )
         raise DataError(
-            f"{paths[0]} has sums of other features than the networks see, or in another order: "
-            f"{odd[0]!r} where they see {odd[1]!r}. Make them of the model's: fedbayes sums MODEL "
-            "--data FILE"
+            f"{paths[0]} has sums of other features than the networks, or in another order: "
+            f"{odd[0]!r} instead of {odd[1]!r}. Create them with: fedbayes sums MODEL --data FILE"
         )
     return together

@@ -41,7 +41,7 @@ def function_settings(
     training = _training(table, minutes)
     if posterior is not None:
         if posterior not in POSTERIORS:
-            raise ConfigError(f"--posterior {posterior}: there is {', '.join(POSTERIORS)}")
+            raise ConfigError(f"--posterior {posterior}: choose {', '.join(POSTERIORS)}")
         table["posterior"] = posterior
     known = [*rows(FunctionSettings, TABLE), *rows(DistillationSettings, TRAINING)]
     known = [row for row in known if row.key != TRAINING[:-1]]
@@ -103,5 +103,5 @@ def _table(given: dict[str, Any], name: str, way: str) -> dict[str, Any]:
     """A table of settings, taken out."""
     found = given.pop(name, {})
     if not isinstance(found, dict):
-        raise ConfigError(f"{name} = {found!r}: it is a table of settings, {way}")
+        raise ConfigError(f"{name} = {found!r}: it is a table. Set its keys, {way}")
     return dict(found)

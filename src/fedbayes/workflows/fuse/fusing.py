@@ -52,7 +52,7 @@ def fuse_dense(job: FusionJob, name: str, watch: Callable[[str], None], _: objec
     settings = fusion_settings(method, job.settings)
     refuse_idle(settings, job.grid)
     if job.select is None and (job.grid or job.max_neurons):
-        raise ConfigError("--grid and --max-neurons are for --select, which names the data")
+        raise ConfigError("--grid and --max-neurons need --select FILE")
     if job.select is not None and not isinstance(settings, MatchingSettings):
         raise ConfigError(f"{method} has no settings to select")
     card = job.files.card(job.models)
@@ -90,8 +90,8 @@ def _told(job: FusionJob, fusion: Fusion, trials: Sequence["GridPoint"]) -> Fuse
     hint = ""
     if len(fusion.sizes) > 1 and fusion.matching and not (trials or "alternations" in job.settings):
         hint = (
-            "deep networks match better up and down, and with other settings: try --alternations "
-            "12 --epsilon 1 --sigma0 10 --gamma 30, or --select"
+            "for deep networks, try --alternations 12 --epsilon 1 --sigma0 10 --gamma 30, or "
+            "--select"
         )
     told = (
         f"{fusion.method}: {len(job.models)} models to one with hidden layers of "
@@ -108,8 +108,8 @@ def _counts(job: FusionJob, card: Card | None, *, by_class: bool) -> npt.NDArray
         target = None if card is None else card.preprocessing.target
         if target is not None and not target.classes:
             raise ModelError(
-                f"counts are samples of each class, and the models are of {describe(target)}; "
-                "leave --counts out: the models then have equal shares"
+                f"--counts needs classes, but the models predict {describe(target)}. Leave it "
+                "out: the models then have equal shares"
             )
         return read_counts(job.counts, job.models).astype(np.float64)
     sent = sent_counts(job.models, job.files, by_class=by_class)
@@ -130,11 +130,10 @@ def _samples(path: Path, models: Mapping[str, Layers], card: Card | None) -> Sam
     )
     _check(models, samples, _classes(models) if card is None else card.likelihood)
     warnings.warn(
-        f"the samples of {path} are taken as raw, and standardized as those that the models "
-        "were trained on"
+        f"the samples of {path} are read as raw samples, and standardized as in training"
         if raw
-        else f"the samples of {path} are taken as the networks see them: standardized, if "
-        "those that they were trained on were; the models do not all say the same of that",
+        else f"the samples of {path} are used without standardization, because the files of the "
+        "models do not agree on one. Standardize them as in training",
         FedbayesWarning,
         stacklevel=3,
     )
@@ -225,8 +224,8 @@ def select(
     if not eligible:
         smallest = min(max(trial.sizes) for trial in trials)
         raise ModelError(
-            f"no fused model has at most {max_neurons} neurons in every layer; the smallest of "
-            f"the grid has {smallest}. Allow more, or try a smaller gamma or sigma0"
+            f"no fused model has at most {max_neurons} neurons in every layer; the smallest one "
+            f"has {smallest}. Allow more, or try a smaller gamma or sigma0"
         )
     if likelihood.target.classes:
         accuracy = [trial.metrics["accuracy"] for trial in trials]
@@ -258,11 +257,11 @@ def read_grid(entries: Sequence[str]) -> dict[str, tuple[float, ...]]:
     for entry in entries:
         name, _, values = entry.partition("=")
         if name not in GRID:
-            raise ConfigError(f"--grid {entry}: the grid is over {', '.join(GRID)}")
+            raise ConfigError(f"--grid {entry}: choose {', '.join(GRID)}")
         try:
             grid[name] = tuple(float(value) for value in values.split(","))
         except ValueError:
-            raise ConfigError(f"--grid {entry}: give it as {name}=0.5,1,2") from None
+            raise ConfigError(f"--grid {entry}: write {name}=0.5,1,2") from None
     return grid
 
 

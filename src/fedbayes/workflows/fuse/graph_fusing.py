@@ -30,8 +30,8 @@ def fuse_graphs(job: FusionJob, name: str, watch: Callable[[str], None], _: obje
     silos = job.silos()
     if silos.programs and job.out.suffix.lower() != PROGRAM:
         raise ModelError(
-            "weights of a program's graph load into no network; write a program, as in "
-            f"-o {job.out.with_suffix(PROGRAM)}"
+            "weights of a program fit no network. Write a program, as in -o "
+            f"{job.out.with_suffix(PROGRAM)}"
         )
     counts, notes = counts_of(job.counts, job.models, silos, job.files)
     short = silos.short
@@ -51,7 +51,7 @@ def fuse_graphs(job: FusionJob, name: str, watch: Callable[[str], None], _: obje
     hint = ""
     if len(matching.groups) > 1 and not settings.alternations:
         hint = (
-            "how many units are shared is a matter of settings: try --alternations 4 too, or more "
+            "the number of shared units depends on settings. Try --alternations 4 too, or more "
             "units by --epsilon 1 --sigma0 10 --gamma 30"
         )
     told = (
@@ -70,9 +70,9 @@ def _check_form(out: Path, matching: GraphMatching, silos: ClientModels) -> None
     if out.suffix.lower() == PROGRAM or silos.dense or not matching.wider:
         return
     raise ModelError(
-        f"the fused network is wider than a model ({sizes(matching)}), and its weights load "
-        "into no network that files are read with; write a program, as in -o "
-        f"{out.with_suffix(PROGRAM)}, or ask for fewer units with a smaller --gamma"
+        f"the fused network is wider than a model ({sizes(matching)}), so its weights fit no "
+        f"known network. Write a program, as in -o {out.with_suffix(PROGRAM)}, or set a smaller "
+        "--gamma"
     )
 
 

@@ -180,8 +180,8 @@ class FusionJob:
         if some := [path for path in self.models if path not in whole]:
             if whole:
                 raise ModelError(
-                    f"{some[0]} is a LoRA adapter and {whole[0]} is not; fuse adapters, or whole "
-                    "networks"
+                    f"{some[0]} is a LoRA adapter and {whole[0]} is not. Fuse only adapters, or "
+                    "only whole networks"
                 )
             return ADAPTERS
         return FUSIONS
@@ -204,12 +204,13 @@ class FusionJob:
                 kinds = (adapters, "whole networks")
                 which, these = kinds if self.method in ADAPTERS else kinds[::-1]
                 raise ConfigError(
-                    f"{self.method} fuses {which}, and these are {these}; choose "
+                    f"{self.method} fuses {which}, but these are {these}. Choose "
                     f"{', '.join(methods)}"
                 )
             raise ConfigError(
-                f"no fusion is called {self.method!r}{did_you_mean(self.method, tuple(methods))}; "
-                f"choose {', '.join(methods)}"
+                "unknown fusion method "
+                f"{self.method!r}{did_you_mean(self.method, tuple(methods))}. Choose "
+                f"{', '.join(methods)}"
             )
         if methods is ADAPTERS:
             return "function"
@@ -230,16 +231,16 @@ class FusionJob:
         for one in (*self._given - set(kind.options), *self.settings.keys() - own):
             if others := hearers(one, methods):
                 raise ConfigError(
-                    f"{_option(one)} has no effect on {name}: it is of {', '.join(others)}"
+                    f"{_option(one)} has no effect on {name}. It works with {', '.join(others)}"
                 )
             if methods is ADAPTERS and hearers(one):
-                raise ConfigError(f"{_option(one)} has no effect on LoRA adapters; leave it out")
+                raise ConfigError(f"{_option(one)} has no effect on LoRA adapters. Leave it out")
             if one in self._given or hearers(one, ADAPTERS):
-                raise ConfigError(f"{_option(one)} has an effect on LoRA adapters alone")
+                raise ConfigError(f"{_option(one)} works only with LoRA adapters. Leave it out")
             these = ", ".join(sorted(own))
             raise ConfigError(
-                f"{name} has no setting {one}{did_you_mean(one, tuple(own))}; there are settings "
-                f"of the model (model.KEY){f', and {these}' if own else ''}"
+                f"{name} has no setting {one}{did_you_mean(one, tuple(own))}. It has settings of "
+                f"the model (model.KEY){f', and {these}' if own else ''}"
             )
 
     def _dense(self) -> bool:
@@ -281,7 +282,9 @@ class FusionJob:
                 continue
             writable(path, what, formats, inputs)
             if (other := written.setdefault(path.resolve(), what)) != what:
-                raise RunError(f"{path} is to be {other} and {what}; name another file for one")
+                raise RunError(
+                    f"{path} would be both {other} and {what}. Give another file for one of them"
+                )
 
 
 def checked(

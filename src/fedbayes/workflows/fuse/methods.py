@@ -54,11 +54,11 @@ class FusionKind:
     """Whether its report can be a page in HTML."""
 
 
-_OF_POSTERIORS = "average by files of fedbayes posterior"
+_OF_POSTERIORS = "average weighted by files of fedbayes posterior"
 
 FUSIONS: Mapping[str, FusionKind] = {
     "function": FusionKind(
-        "by the predictions of networks of any kind",
+        "distillation of the predictions of networks of any kind",
         "network_fusing:fuse_networks",
         ("counts", *NETWORK, *_FUNCTION, *_WRITTEN),
         FunctionSettings,
@@ -66,7 +66,7 @@ FUSIONS: Mapping[str, FusionKind] = {
         pages=True,
     ),
     "match": FusionKind(
-        "matched units of networks of one graph",
+        "matched units of networks with the same graph",
         "graph_fusing:fuse_graphs",
         ("counts", *NETWORK, *SELECTING, *_WRITTEN),
         MatchingSettings,
@@ -86,13 +86,13 @@ FUSIONS: Mapping[str, FusionKind] = {
         MatchingSettings,
     ),
     "combined": FusionKind(
-        "sum of fully connected networks by factors of sample sizes",
+        "weighted sum of fully connected networks, by sample sizes",
         "fusing:fuse_dense",
         ("counts", *SELECTING, *_WRITTEN),
         Combination,
     ),
     "average": FusionKind(
-        "average of networks of one graph",
+        "average of networks with the same graph",
         "averaging:networks",
         ("counts", *NETWORK, *SELECTING, *_WRITTEN),
         dense="fusing:fuse_dense",
@@ -127,7 +127,7 @@ FUSIONS: Mapping[str, FusionKind] = {
         merge="heads:gaussian_head",
     ),
     "ties": FusionKind(
-        "changes since a common start, trimmed, of the sign that most have",
+        "trimmed changes since a common start, with the majority sign",
         "averaging:networks",
         ("counts", *NETWORK),
         TaskVectorSettings,
@@ -141,7 +141,7 @@ FUSIONS: Mapping[str, FusionKind] = {
         merge="task_vectors:dare",
     ),
     "permute": FusionKind(
-        "average of units in one order",
+        "average of aligned units",
         "averaging:networks",
         ("counts", *NETWORK),
         merge="permutation:permuted",
@@ -160,41 +160,41 @@ ADAPTERS: Mapping[str, FusionKind] = {
         merge="low_rank:least_squares",
     ),
     "regmean": FusionKind(
-        "the same, cut to the rank without a look at inputs",
+        "the same, truncated to the rank, without inputs",
         _ADAPTERS,
         ("counts", "inputs", "sums"),
         AdapterInputSettings,
         merge="low_rank:regmean",
     ),
     "svd": FusionKind(
-        "mean of B A, cut to the rank",
+        "mean of B A, truncated to the rank",
         _ADAPTERS,
         ("counts",),
         AdapterSettings,
         merge="low_rank:svd",
     ),
     "cat": FusionKind(
-        "mean of B A exactly, of the sum of the ranks",
+        "exact mean of B A; its rank is the sum of the ranks",
         _ADAPTERS,
         ("counts",),
         merge="low_rank:cat",
     ),
     "linear": FusionKind(
-        "sums of A and of B by roots of shares, as PEFT has it",
+        "sums of A and of B weighted by square roots of shares, as in PEFT",
         _ADAPTERS,
         ("counts",),
         merge="low_rank:linear",
     ),
     "average": FusionKind("means of A and of B", _ADAPTERS, ("counts",), merge="low_rank:average"),
     "ties": FusionKind(
-        "TIES of B A, cut to the rank",
+        "TIES of B A, truncated to the rank",
         _ADAPTERS,
         ("counts",),
         AdapterTaskSettings,
         merge="low_rank:ties",
     ),
     "dare": FusionKind(
-        "DARE of B A, cut to the rank",
+        "DARE of B A, truncated to the rank",
         _ADAPTERS,
         ("counts",),
         AdapterTaskSettings,

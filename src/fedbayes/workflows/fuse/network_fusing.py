@@ -58,7 +58,7 @@ from fedbayes.workflows.serve.model_files import (
     write_model,
 )
 
-UNTOLD = "samples as the networks see them that it was fused from"
+UNTOLD = "samples in the form that the fused networks expect"
 """What a program takes where nobody said how samples were scaled."""
 WIDTHS = (0.25, 0.5, 1.0, 2.0, 4.0)
 """That are tried where the width is free."""
@@ -76,7 +76,7 @@ def fuse_networks(
     if job.state is not None and job.minutes == 0:
         raise ConfigError("--state has no effect with --minutes 0: there is no training to keep")
     if job.bound is not None and job.width != "free":
-        raise ConfigError("--bound has no effect but on --width free")
+        raise ConfigError("--bound works only with --width free")
     settings = function_settings(job.settings, job.minutes, job.posterior)
     return told(NetworkFusion(job, settings).run(watch, progress), job)
 
@@ -236,9 +236,9 @@ class NetworkFusion:
         if not found:
             return ()
         return (
-            f"warning: the scores are on synthetic inputs only, and {' and '.join(found)}: on real "
-            "samples the fused network may be far worse. --test scores it on real samples; "
-            "--inputs (a file or module:function) and --sums bring inputs closer to them",
+            f"warning: the scores are on synthetic inputs only, and {' and '.join(found)}: on "
+            "real samples the fused network may be far worse. Score it on real samples with "
+            "--test; --inputs (a file or module:function) and --sums give more realistic inputs",
         )
 
     def _trust(self, fusion: FunctionFusion, scale: SizeTradeoff) -> dict[str, dict[str, float]]:
@@ -262,9 +262,7 @@ class NetworkFusion:
         for width in widths:
             check_width(width)
         if self.job.state is not None and len(set(widths)) > 1:
-            raise ConfigError(
-                "--state keeps the training of one width; leave it out, or --frontier"
-            )
+            raise ConfigError("--state works with one width. Leave out --state or --frontier")
         return sorted(set(widths))
 
     def _within(self, fusion: FunctionFusion) -> bool:
@@ -283,9 +281,9 @@ class NetworkFusion:
                 return width
         width, nearest = min(fusions.items(), key=lambda item: item[1].likeness.divergence)
         raise ModelError(
-            f"no width up to {max(fusions):g} is within {self.bound:g} nats of the models; "
-            f"the nearest is {width:g} with {nearest.likeness.divergence:.3g}. Allow more by "
-            "--bound, more --minutes, or try wider ones by --frontier"
+            f"no width up to {max(fusions):g} is within {self.bound:g} nats of the ensemble; the "
+            f"nearest is {width:g} with {nearest.likeness.divergence:.3g}. Increase --bound or "
+            "--minutes, or try wider networks with --frontier"
         )
 
     def _check_form(self, silos: ClientModels) -> None:
@@ -298,13 +296,12 @@ class NetworkFusion:
             return
         program = f"write a program, as in -o {self.job.out.with_suffix(PROGRAM)}"
         if self.settings.posterior is not None:
-            raise ModelError(f"a file of weights has no room for a posterior; {program}")
+            raise ModelError(f"a file of weights cannot store a posterior: {program}")
         if silos.programs and silos.settings is None:
-            raise ModelError(f"weights of a program's graph load into no network; {program}")
+            raise ModelError(f"weights of a program fit no network: {program}")
         if self.width != 1 and not silos.dense:
             raise ModelError(
-                "weights of another width load into no network that files are read with; "
-                f"{program}, or leave the width at 1"
+                f"weights of another width fit no known network: {program}, or leave the width at 1"
             )
 
     def _cooled(self, fusion: FunctionFusion) -> nn.Module | None:
@@ -355,9 +352,11 @@ def counts_of(
     way = f"{known}"
     if not known:
         way = (
-            "none; leave --counts out, or give a number of samples for each model, as [[40], [60]]"
+            "none. Leave --counts out, or give a number of samples for each model, as [[40], [60]]"
         )
-    raise ModelError(f"{path} has counts of {counts.shape[1]} classes, and the models tell {way}")
+    raise ModelError(
+        f"{path} has counts of {counts.shape[1]} classes, but the models predict {way}"
+    )
 
 
 def write_network(
@@ -413,8 +412,7 @@ def _cost(fusion: FunctionFusion, example: Tensor) -> tuple[str, ...]:
         return ()
     each, alone = (multiplications(network, example) for network in (found.module, fusion.module))
     return (
-        f"a prediction with the posterior takes {each:,} multiplications, the network alone "
-        f"{alone:,}: gradients of every class go through all layers",
+        f"a prediction with the posterior takes {each:,} multiplications, without it {alone:,}",
     )
 
 
@@ -437,8 +435,8 @@ def drawn(
     if silos.programs and prior.name == "gaussian" and not sums and len(prior.shape) == 1:
         if silos.card is None:
             raise ConfigError(
-                "programs take rows in units that are not known here; give the clients' sums "
-                "with --sums, or real samples with --inputs"
+                "programs take rows in unknown units. Give the clients' sums with --sums, or "
+                "real samples with --inputs"
             )
         own = silos.card.preprocessing
         std = 1 / (torch.tensor(own.std) * own.scale)
@@ -463,7 +461,7 @@ def drawn_for(
     prior: InputPrior
     if seen.tokens is not None:
         if sums:
-            raise ConfigError("sums of rows have no effect on networks of texts; leave them out")
+            raise ConfigError("sums of rows have no effect on networks of texts. Leave them out")
         own = None if network is None else network.pretrained
         tokens = seen.tokens
         prior = text_inputs(

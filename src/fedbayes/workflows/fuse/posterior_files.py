@@ -90,8 +90,8 @@ class PosteriorJob:
         seen = found.preprocessing
         if card is None and not self.mean and not self.std:
             warnings.warn(
-                f"{self.model} does not say how its samples were standardized, so they are taken "
-                "as they are. Say what the training did with --mean and --std",
+                f"{self.model} does not describe its standardization, so samples are not "
+                "standardized. Set --mean and --std as in training",
                 FedbayesWarning,
                 stacklevel=2,
             )
@@ -167,14 +167,14 @@ def open_module(
     if own is not None and settings == ModelSettings(name=own):
         settings = None  # its name alone says no more than that it may be imported
     if settings is None and card is not None:
-        settings = card.network("If you trust it, name it too, with --model")
+        settings = card.network("If you trust it, add --model")
     if settings is None:
         module, names = open_dense(weights, shape, likelihood, source)
         for name in names.values():
             if not name.endswith((".weight", ".bias")):
                 raise ModelError(
-                    f"{source}: {name!r} is no name of a layer's weight, such as 'fc1.weight'; "
-                    "save the state_dict of a module"
+                    f"{source}: {name!r} is not the name of a layer's weight, such as "
+                    "'fc1.weight'. Save the state_dict of a module"
                 )
         return module, names
     frozen = None if card is None else card.frozen
@@ -261,17 +261,17 @@ def read_posterior(path: Path, files: ModelFiles | None = None) -> tuple[Posteri
     data = read_bytes(path)
     if metadata(data).get(POSTERIOR) != VERSION:
         raise ModelError(
-            f"{path} holds weights alone, or a posterior of another version; where its data are, "
-            f"make one: fedbayes posterior {path} --data FILE -o client.safetensors"
+            f"{path} has only weights, or a posterior of another version. Create one at the site "
+            f"of its data: fedbayes posterior {path} --data FILE -o client.safetensors"
         )
     try:
         check_seal(data)
         content = decode_file(data, plain=True)
     except MessageError as error:
-        raise ModelError(f"{path} is damaged or no posterior: {error}") from None
+        raise ModelError(f"{path} is damaged or not a posterior: {error}") from None
     samples, counts = content.get("samples"), content.get("counts")
     if samples is None or samples.ndim or samples.dtype != torch.int64 or samples < 1:
-        raise ModelError(f"{path} does not say of how many samples it is")
+        raise ModelError(f"{path} has no number of samples")
     if counts is not None and (
         counts.ndim != 1
         or counts.dtype != torch.int64
@@ -281,22 +281,24 @@ def read_posterior(path: Path, files: ModelFiles | None = None) -> tuple[Posteri
         raise ModelError(f"{path} has counts of classes that do not add to its samples")
     warmth = content.get("temperature")
     if warmth is not None and (warmth.ndim or not 0 < float(warmth) < math.inf):
-        raise ModelError(f"{path} has a temperature that is no number above 0")
+        raise ModelError(f"{path} has a temperature that is not a number above 0")
     weights, diagonal = part(content, "weights"), part(content, "diagonal")
     inputs, outputs = part(content, "inputs"), part(content, "outputs")
     if inputs.keys() != outputs.keys():
-        raise ModelError(f"{path} has factors of other layers' inputs than outputs")
+        raise ModelError(f"{path} has input factors and output factors of different layers")
     for name, tensor in weights.items():
         if tensor.is_floating_point() and not bool(torch.isfinite(tensor).all()):
-            raise ModelError(f"{path}: {name!r} holds NaN or infinite values")
+            raise ModelError(f"{path}: {name!r} has NaN or infinite values")
     for name, tensor in diagonal.items():
         if tensor.dtype != torch.float32 or not bool(
             (tensor >= 0).all() & (tensor < torch.inf).all()
         ):
-            raise ModelError(f"{path}: the diagonal of {name!r} holds other than numbers from 0 up")
+            raise ModelError(
+                f"{path}: the diagonal of {name!r} has values that are not numbers of 0 or more"
+            )
     for name, moment in (*inputs.items(), *outputs.items()):
         if not _is_moment(moment):
-            raise ModelError(f"{path}: a factor of {name!r} is no matrix of second moments")
+            raise ModelError(f"{path}: a factor of {name!r} is not a matrix of second moments")
     factors = {name: KroneckerFactors(inputs[name], outputs[name]) for name in inputs}
     temperature = None if warmth is None else float(warmth)
     head = _head(part(content, "head"), path, int(samples))
@@ -320,7 +322,9 @@ def _head(told: Tensors, path: Path, samples: int) -> dict[str, Moments]:
         if trouble := moments.trouble(samples):
             raise ModelError(f"{path}: sums of features of {layer!r}: {trouble}")
     if len(found) > 1:
-        raise ModelError(f"{path} has sums of features of several layers; one is the last")
+        raise ModelError(
+            f"{path} has sums of features of several layers. Only the last layer can have them"
+        )
     return found
 
 
@@ -352,7 +356,7 @@ def sent_counts(
     if len(found) < len(paths):
         return None
     if len({len(row) for row in found}) > 1:
-        raise ModelError("the files have counts of other numbers of classes")
+        raise ModelError("the files have counts of different numbers of classes")
     return np.stack(found)
 
 

@@ -40,7 +40,7 @@ def decide(model: TrainedModel, paths: Sequence[Path], text: str) -> Decision:
     target = model.target
     if target.classes != 2:
         raise ConfigError(
-            f"--threshold is for two classes, and {model.source} predicts {describe(target)}"
+            f"--threshold needs two classes, and {model.source} predicts {describe(target)}"
         )
     positive = f"p_{target.names[1]}"
     if text == "youden":
@@ -48,14 +48,15 @@ def decide(model: TrainedModel, paths: Sequence[Path], text: str) -> Decision:
     if text.startswith(COST):
         ratio = _number(text.removeprefix(COST), text)
         if not ratio > 0:
-            raise ConfigError(f"--threshold {text}: the ratio of costs is above 0")
+            raise ConfigError(f"--threshold {text}: give a ratio of costs above 0")
         found = 1 / (1 + ratio)
         return Decision(
-            found, f"{target.names[1]} if {positive} >= {found:.4g}: a miss costs {ratio:g} alarms"
+            found,
+            f"{target.names[1]} if {positive} >= {found:.4g}: a miss costs {ratio:g} false alarms",
         )
     found = _number(text, text)
     if not 0 < found < 1:
-        raise ConfigError(f"--threshold {text}: a probability is between 0 and 1")
+        raise ConfigError(f"--threshold {text}: give a probability between 0 and 1")
     return Decision(found, f"{target.names[1]} if {positive} >= {found:g}")
 
 
@@ -73,13 +74,13 @@ def _youden(model: TrainedModel, paths: Sequence[Path], positive: str) -> Decisi
     (path,) = paths if len(paths) == 1 else (None,)
     if path is None or not path.is_dir():
         raise ConfigError(
-            "--threshold youden is found on the test rows of a run: predict with one run folder, "
-            "or give a number or cost:C"
+            "--threshold youden needs the test rows of a run. Predict with one run folder, or "
+            "give a number or cost:C"
         )
     samples = find_tests(path, path, []).samples
     y = samples.y.numpy()
     if len(set(y.tolist())) < 2:
-        raise ConfigError(f"--threshold youden: the test rows of {path} are not of both classes")
+        raise ConfigError(f"--threshold youden: the test rows of {path} do not have both classes")
     p = model.expectation(samples.x)[:, 1].double().numpy()
     found, sensitivity, specificity = youden(p, y == 1)
     return Decision(

@@ -73,8 +73,8 @@ class EvaluationSet:
         """
         if self.silent is None:
             raise ModelError(
-                f"{name} does not say how its inputs were standardized, as the first model does. "
-                "Give --mean and --std, or --run RUN for the numbers of a run"
+                f"{name} does not describe its standardization, unlike the first model. Give "
+                "--mean and --std, or --run RUN for those of a run"
             )
         return self.silent, self.standardized
 
@@ -102,7 +102,7 @@ def find_tests(
         FedbayesError: what cannot be read, or does not fit.
     """
     if run is not None and (mean or std):
-        raise ConfigError("--run says how inputs are standardized, and so do --mean and --std")
+        raise ConfigError("--run already sets the standardization. Leave out --mean and --std")
     keys = {entry.partition("=")[0].strip() for entry in given}
     named = bool(keys & {"data.path", "data.name"})
     trusted = named_by(given)
@@ -111,8 +111,8 @@ def find_tests(
     if run is not None and not named:
         if idle := sorted(keys - {"data.dir"} - _naming_code(given)):
             raise ConfigError(
-                f"{idle[0]} has no effect on the test sets of {run}; name other data with "
-                "--set data.path=FILE or --dataset, or leave it out"
+                f"{idle[0]} has no effect on the test sets of {run}. Give other data with --set "
+                "data.path=FILE or --dataset, or leave it out"
             )
         return replace(_of_run(run, given), trusted=trusted)
     card, source = _known(model, run, trusted)
@@ -121,8 +121,8 @@ def find_tests(
     if card is not None and not named:
         if card.data.get("name") == "own" or ":" in str(card.data.get("name")):
             raise ConfigError(
-                f"{model} was trained on data of its user's own: name what to try it on with "
-                "--set data.path=FILE, or --run RUN for the test sets of a run"
+                f"{model} was trained on its user's own data. Give test data with --set "
+                "data.path=FILE, or --run RUN for the test sets of a run"
             )
         given = [f"data.name={card.data.get('name')}", *given]
     if "data.path" not in keys:
@@ -152,10 +152,7 @@ def _scaling(
     if card is None or not card.by_hand:
         return card, source, (mean, std)
     if mean or std:
-        raise ConfigError(
-            f"--mean and --std have no effect: {source} has those that it was fused with; leave "
-            "them out"
-        )
+        raise ConfigError(f"--mean and --std have no effect: {source} has its own. Leave them out")
     return None, "", (card.preprocessing.mean, card.preprocessing.std)
 
 
@@ -180,7 +177,7 @@ def stated(seen: Preprocessing, mean: Sequence[float], std: Sequence[float]) -> 
             )
         values.append(tuple(numbers) * (wanted // len(numbers)))
     if not all(value > 0 for value in values[1]):
-        raise ConfigError("--std is what inputs are divided by; its numbers are above 0")
+        raise ConfigError("--std must be above 0")
     return replace(seen, mean=values[0], std=values[1])
 
 
@@ -211,8 +208,8 @@ def _silent(
         return own, "by --mean and --std"
     if x.dtype.kind == "f" and bool(np.isnan(x).any()):
         raise DataError(
-            f"{dataset.name}: values are missing, and the model does not say what stands for "
-            "them. Give --mean (the mean does) and --std, or leave such rows out with --set "
+            f"{dataset.name}: values are missing, and the model has no rule to impute them. "
+            "Give --mean (used for missing values) and --std, or leave such rows out with --set "
             "data.missing=drop"
         )
     return own, _RAW + (f", divided by {seen.scale:g}" if seen.scale != 1 else "")
@@ -245,8 +242,8 @@ def find_training(
         card, source, scaling = _scaling(card, source, *scaling)
     if card is not None and any(scaling or ()):
         raise ConfigError(
-            f"--mean and --std have no effect: {source} says how its samples are standardized; "
-            "leave them out"
+            f"--mean and --std have no effect: {source} describes its standardization. Leave them "
+            "out"
         )
     of_data = [entry for entry in given if not entry.strip().startswith("model.")]
     of_data = [*_beside(card, source, of_data), f"data.path={json.dumps(str(path))}"]
@@ -268,8 +265,8 @@ def _beside(card: Card | None, source: str, given: Sequence[str]) -> list[str]:
     task = sorted(entry.partition("=")[0] for entry in rest if entry.startswith("task"))
     if task:
         raise ConfigError(
-            f"{task[0]} has no effect: {source} says what is predicted "
-            f"({describe(card.preprocessing.target)}); leave it out"
+            f"{task[0]} has no effect: {source} already has a target "
+            f"({describe(card.preprocessing.target)}). Leave it out"
         )
     return rest
 
@@ -331,8 +328,8 @@ def is_program(path: Path) -> bool:
     """
     if path.suffix.lower() == ".onnx":
         raise ModelError(
-            f"{path} is a program in ONNX, which evaluate does not run; export the model as .pt2, "
-            "or as weights: fedbayes export RUN -o model.pt2"
+            f"{path} is an ONNX program, which evaluate cannot run. Export the model as .pt2 or "
+            "as weights: fedbayes export RUN -o model.pt2"
         )
     return path.suffix.lower() == ".pt2"
 
@@ -360,7 +357,7 @@ def require_answers(answer: Predictor, seen: Preprocessing, name: str) -> None:
     if not isinstance(found, Tensor) or tuple(found.shape) != shape:
         what = f"logits of {shape[1]} classes" if target.classes else f"{shape[1]} predictions"
         raise ModelError(
-            f"{name} gives no {what} for samples of shape "
+            f"{name} returns no {what} for samples of shape "
             f"({', '.join(map(str, ('n', *seen.shape)))}) and type float32{reason}"
         )
 
@@ -400,9 +397,8 @@ def refuse_own_order(card: Card | None, name: str) -> None:
     """
     if card is not None and card.client and card.preprocessing.permuted:
         raise ModelError(
-            f"{name} is the own network of client {card.client}, which sees pixels in an order of "
-            "its own; try it on that client's samples: fedbayes calibrate RUN --client "
-            f"{card.client}"
+            f"{name} is the own network of client {card.client}, with its own pixel order. "
+            f"Evaluate it on that client's samples: fedbayes calibrate RUN --client {card.client}"
         )
 
 
@@ -420,10 +416,10 @@ def _columns_of(before: Preprocessing) -> dict[str, Any]:
 
 def trained_in(source: str) -> str:
     """By whose numbers samples are standardized: those that a run folder or model file keeps."""
-    return f"by the numbers of its training, in {source}"
+    return f"as in training, by {source}"
 
 
-_RAW = "not standardized (the model's file does not say how; see --mean and --std)"
+_RAW = "not standardized (the model's file does not describe it; set --mean and --std)"
 
 
 def _of_set(config: Config, card: Card | None, source: str, scaling: Stated) -> EvaluationSet:
@@ -432,9 +428,9 @@ def _of_set(config: Config, card: Card | None, source: str, scaling: Stated) -> 
     name = data.dataset.name
     if data.dataset.official_train is None:
         warnings.warn(
-            f"{name} has no official test part: some of its samples, drawn with seed "
-            f"{config.seed}, are used, on which the models may have been trained. With --run they "
-            "are tried on the test sets of a run.",
+            f"{name} has no official test part, so samples chosen with seed {config.seed} are "
+            "used; the models may have been trained on them. Use --run for the test sets of a "
+            "run.",
             FedbayesWarning,
             stacklevel=3,
         )
@@ -490,14 +486,14 @@ def _new_rows(
         _fit(dataset, preprocessing, str(path))
         if preprocessing.features and not dataset.features:
             warnings.warn(
-                f"{path} has no names of features; they are taken to be in the order of the "
-                f"model's: {listed(preprocessing.features, 3)}",
+                f"{path} has no feature names; the order of the model's features is assumed: "
+                f"{listed(preprocessing.features, 3)}",
                 FedbayesWarning,
                 stacklevel=3,
             )
         if not training and _same(path, card):
             warnings.warn(
-                f"{path} holds the very data that the model of {source} was trained on",
+                f"{path} has the training data of the model of {source}",
                 FedbayesWarning,
                 stacklevel=3,
             )
@@ -527,8 +523,8 @@ def _read_rows(config: Config, path: Path, card: Card | None, source: str) -> Da
         used = set(SourceSettings.model_fields)
     idle = sorted(asked - used)
     if idle:
-        by = f", with the features and classes that {source} names" if card is not None else ""
-        raise ConfigError(f"data.{idle[0]} has no effect here: all rows are used{by}; leave it out")
+        by = f", with the features and classes of {source}" if card is not None else ""
+        raise ConfigError(f"data.{idle[0]} has no effect: all rows are used{by}. Leave it out")
     kinds = config.target_kinds
     read: dict[str, Any] = {name: getattr(settings, name) for name in asked}
     if card is not None:
@@ -584,8 +580,8 @@ def absent_feature(path: Path | str, source: str, error: ColumnError) -> DataErr
         error: that of who read the table.
     """
     return DataError(
-        f"{path} has no column '{error.column}', which the model of {source} needs{error.like}; "
-        "values that are not known may be left empty"
+        f"{path} has no column '{error.column}', which the model of {source} needs{error.like}. "
+        "Missing values may be left empty"
     )
 
 
@@ -602,8 +598,8 @@ def of_card(path: Path, trusted: frozenset[str] = frozenset()) -> tuple[Evaluati
     card, source = _known(path, None, trusted)
     if card is None:
         raise ModelError(
-            f"{path} says of its model neither what its inputs are nor what it predicts: it has no "
-            "card. Predict with the run folder, or with a file that fedbayes export wrote"
+            f"{path} has no card, which describes the inputs and the target of a model. Predict "
+            "with the run folder, or with a file of fedbayes export"
         )
     nothing = Samples(torch.empty(0, *card.preprocessing.shape), torch.empty(0))
     whose = trained_in(source)
@@ -640,8 +636,7 @@ def _fit(dataset: Dataset, before: Preprocessing, name: str) -> None:
         way = ""
         if what == SCALE and dataset.name == "own":
             way = (
-                f". If the file has the same raw numbers as the training had, which are divided by "
-                f"{then} to lie about within 0 and 1, say so with --set data.scale={then}; if they "
-                "were divided already, multiply them first"
+                f". Set data.scale={then} if the file has the same raw numbers as the training; "
+                "if its numbers are already scaled, multiply them first"
             )
         raise ModelError(f"{name} has {what} {now}; the model was trained on {then}{way}")

@@ -114,8 +114,8 @@ def export(
         return Export(path, size, size, 0.0)
     if weights.keys() != network.start.keys():
         raise RunError(
-            f"the model of {folder} ({source.method.name}) is not one network, as a program and "
-            "--compact need; export its weights, as in -o model.safetensors"
+            f"the model of {folder} ({source.method.name}) is not a single network, which a "
+            "program and --compact need. Export its weights, as in -o model.safetensors"
         )
     module = whole = with_weights(network.module, weights)
     raw, seen, tried = source.samples()
@@ -175,8 +175,8 @@ class _Source:
         stored = run.preprocessing()
         if stored is None and data is None:
             raise RunError(
-                f"{run.path} is of an older version, which kept no preprocessing, and its data are "
-                f"not here: {trouble}"
+                f"{run.path} is from an older version without stored preprocessing, and its data "
+                f"are not available: {trouble}"
             )
         seen: Preprocessing = stored or data.preprocessing  # type: ignore[union-attr]
         card = replace(
@@ -219,10 +219,9 @@ class _Source:
         outputs = program_outputs(self.run.likelihood)
         if card.conformal is not None and card.temperature is not None:
             warnings.warn(
-                f"{path.name} has a conformal threshold, which is of the model's own "
-                f"probabilities, so they are without the temperature {card.temperature:.4g}: "
-                "fedbayes predict adds it, and whoever runs the program elsewhere divides logits "
-                "by it",
+                f"{path.name} has a conformal threshold for probabilities without the temperature "
+                f"{card.temperature:.4g}. fedbayes predict applies the temperature; elsewhere, "
+                "divide the logits by it",
                 FedbayesWarning,
                 stacklevel=3,
             )
@@ -231,8 +230,8 @@ class _Source:
             card = replace(card, temperature=None)
         if seen.permuted and self.client is None:
             warnings.warn(
-                f"clients of {seen.dataset} see pixels in an order of their own; this program "
-                "wants each sample in the order of its client",
+                f"clients of {seen.dataset} have different pixel orders. This program needs each "
+                "sample in the order of its client",
                 FedbayesWarning,
                 stacklevel=3,
             )
@@ -322,7 +321,7 @@ def _inputs(preprocessing: Preprocessing, own: bool) -> str:
     """What to say of the inputs of a program."""
     if not preprocessing.permuted:
         return PROGRAM_INPUTS
-    order = "of the data set" if own else "of the client that each sample is of"
+    order = "of the data set" if own else "of the client of each sample"
     return f"{PROGRAM_INPUTS}; pixels in the order {order}"
 
 
@@ -357,7 +356,7 @@ def _difference(one: Tensor, two: Tensor, likelihood: Likelihood) -> float:
     difference = float((left - right).abs().max())
     if not difference <= _TOLERANCE * max(1.0, float(left.abs().max())) + rounding:
         raise RunError(
-            f"the exported model would answer otherwise than the run's ({what} {difference:.2g}); "
+            f"the exported model would differ from the run's ({what} {difference:.2g}), so "
             "nothing was written"
         )
     return difference

@@ -205,15 +205,14 @@ def markdown(found: Facts) -> str:
         f"The {kind} of a federation of {len(data['clients'])} clients: {model['network']}, "
         f"{model['parameters']:,} parameters, trained by {model['method'].get('name')} in "
         f"{model['rounds']} rounds (fedbayes {model['fedbayes']}).",
-        "## What it predicts",
+        "## Output",
         f"{_cell(', '.join(target['names']))} ({target['kind']}; likelihood "
-        f"{model['likelihood']}). Out come {_cell(found['outputs'])}.",
-        "## What it reads",
-        f"In go {_cell(found['inputs']['what'])}, of shape "
+        f"{model['likelihood']}). Outputs: {_cell(found['outputs'])}.",
+        "## Input",
+        f"Inputs: {_cell(found['inputs']['what'])}, of shape "
         f"({', '.join(map(str, ('n', *found['inputs']['shape'])))}), in this order. The program "
-        "itself standardizes: x / "
-        f"{found['inputs']['scale']:g}, less the mean, by the standard deviation; a missing value "
-        "counts as the mean.",
+        f"itself standardizes: (x / {found['inputs']['scale']:g} − mean) / standard deviation. A "
+        "missing value is replaced by the mean.",
         _columns(found["inputs"]["columns"]),
         _table(
             ("input", "mean", "standard deviation"),
@@ -221,9 +220,9 @@ def markdown(found: Facts) -> str:
         ),
         "## Data",
         _data(data),
-        "## How good it is",
+        "## Metrics",
         _metrics(found),
-        "## How far it can be trusted",
+        "## Uncertainty",
         _trust(found),
         "## Privacy",
         _privacy(found["privacy"]),
@@ -268,14 +267,14 @@ def _data(data: Facts) -> str:
 
 def _metrics(found: Facts) -> str:
     if not found["metrics"]:
-        return "Not measured when this was written: the clients' test rows were not at hand."
+        return "Not measured: the clients' test rows were not available when this card was written."
     rows = [("all", found["metrics"]), *found["clients"].items()]
     names = [name for name in found["metrics"] if name != "test_rows"]
     table = _table(
         ("client", "test rows", *names),
         ((who, m.get("test_rows"), *(m.get(name) for name in names)) for who, m in rows),
     )
-    return f"On the clients' test rows, which trained nothing:\n\n{table}"
+    return f"On the clients' test rows, which were not used for training:\n\n{table}"
 
 
 def _trust(found: Facts) -> str:
@@ -286,10 +285,10 @@ def _trust(found: Facts) -> str:
     if conformal is not None:
         how = {
             "probability": "the set of classes whose −log probability is at most the threshold",
-            "adaptive": "classes, most probable first, while −log of the probability that is "
-            "left is at most the threshold",
+            "adaptive": "the most probable classes, as long as −log of the remaining probability "
+            "is at most the threshold",
             "adaptive-random": "likewise, with a random share of the last class's own probability",
-            "residual": "the mean less and plus the threshold",
+            "residual": "the mean minus and plus the threshold",
             "quantile": "the model's own interval of this level, widened by the threshold",
         }[conformal["score"]]
         ends = [
@@ -306,8 +305,7 @@ def _trust(found: Facts) -> str:
 def _privacy(privacy: Facts | None) -> str:
     if privacy is None:
         return (
-            "No differential privacy: what a model tells of single samples of its training is not "
-            "bounded."
+            "No differential privacy: the information about single training samples is not bounded."
         )
     epsilon = privacy.get("epsilon")
     spent = "no finite ε" if epsilon is None else f"ε = {epsilon:.4g}"

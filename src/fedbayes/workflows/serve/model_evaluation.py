@@ -113,8 +113,8 @@ def open_models(
     beside = tests.silent not in (None, tests.preprocessing)  # a card that says other numbers
     if beside and all(model.preprocessing != tests.silent for model in found.values()):
         raise ConfigError(
-            "--mean and --std have no effect: the models say how their inputs are standardized; "
-            "leave them out"
+            "--mean and --std have no effect: the models describe their standardization. Leave "
+            "them out"
         )
     return found
 
@@ -235,7 +235,7 @@ def _try_out(
     except (KeyError, RuntimeError, IndexError) as error:
         raise ModelError(
             f"{name} does not fit model {settings.name!r}: {str(error).splitlines()[0]}. Weights "
-            "that were cut (--compact) may fit no longer; a .pt2 does"
+            "of --compact may no longer fit. Use a .pt2 file"
         ) from None
 
 
@@ -256,7 +256,7 @@ def _seen(
     here = tests.preprocessing
     if own.shape == here.shape and own.target.classes == here.target.classes:
         own = replace(own, scale=here.scale, target=here.target, features=here.features)
-    return own, f"by the numbers that {name} was fused with", card.likelihood
+    return own, f"as for the fusion of {name}", card.likelihood
 
 
 def _network(
@@ -353,19 +353,19 @@ def compare(
     """
     check_names(metrics)
     if not len(tests.samples.y):
-        raise ModelError(f"there is nothing to try the models on: {tests.what}")
+        raise ModelError(f"there are no test samples: {tests.what}")
     target = tests.preprocessing.target
     for name, model in models.items():
         _check(name, model, tests)
     fused = [models[name] for name in inputs]
     if counts is not None and not target.classes:
         raise ModelError(
-            f"counts weight an ensemble by shares of classes, and the target is {describe(target)}"
-            "; leave them out: the ensemble has equal weights"
+            "counts weight an ensemble by shares of classes, but the target is "
+            f"{describe(target)}. Leave them out for equal weights"
         )
     if counts is not None and counts.shape != (len(fused), target.classes):
         raise ModelError(
-            f"the counts are of shape {counts.shape}; {(len(fused), target.classes)} is wanted: a "
+            f"the counts have shape {counts.shape}, expected {(len(fused), target.classes)}: a "
             "row for each input model, a column for each class"
         )
     candidates = dict(models)
@@ -399,7 +399,9 @@ def _asked(name: str, one: Candidate, metrics: Sequence[str]) -> tuple[str, ...]
     if not one.means:
         return found
     if "crps" in metrics:
-        raise ConfigError(f"metrics names crps, and {name} gives means alone, no distribution")
+        raise ConfigError(
+            f"metrics lists crps, but {name} gives only means, without a distribution"
+        )
     return tuple(metric for metric in found if metric != "crps")
 
 
@@ -436,8 +438,8 @@ def _check(name: str, model: Candidate, tests: EvaluationSet) -> None:
             raise ModelError(f"{name} was trained on {what} {then}; the samples have {now}")
     if not own.same_inputs(here):
         warnings.warn(
-            f"{name} is tried as it was trained, on samples standardized by other numbers than "
-            f"those {tests.standardized.removeprefix('by ')}",
+            f"{name} is evaluated with its own standardization, not the one "
+            f"{tests.standardized.removeprefix('by ')}",
             FedbayesWarning,
             stacklevel=3,
         )
@@ -517,7 +519,7 @@ def _taught(
 
 def _whose(models: Sequence[Candidate], alike: bool) -> str:
     """By whose numbers the models of an ensemble standardize."""
-    return models[0].standardized if alike else "each by its own"
+    return models[0].standardized if alike else "each with its own"
 
 
 def ensemble(models: Sequence[Predictor], shares: Tensor) -> Predictor:

@@ -71,18 +71,18 @@ def _own_network(path: Path, run: RunFolder, preprocessing: Preprocessing) -> tu
     method = config.build_method()
     if method.models.headline == "global":
         raise ModelError(
-            f"{path} is the private state of a client, and no network: under {method.name} clients "
-            "keep none of their own as weights"
+            f"{path} is the private state of a client, not a network: with {method.name} clients "
+            "keep no own weights"
         )
     if ENGINES[config.engine].states != "run":
         raise ModelError(
-            f"{path} is no network: private states of {run.path} are with their nodes; take a "
+            f"{path} is not a network: private states of {run.path} are at their nodes. Export a "
             f"client's network with fedbayes export {run.path} --client NAME"
         )
     client, _, number = path.stem.partition("-")
     names = run.client_names()
     if not (client.isdecimal() and number.isdecimal() and int(client) < len(names)):
-        raise ModelError(f"{path} is named as no state of a client of {run.path}")
+        raise ModelError(f"{path} is not the name of a client state of {run.path}")
     kept = stored_run(run, config, preprocessing)
     try:
         weights = own_weights(run, method, kept, int(client), int(number))
@@ -133,8 +133,8 @@ class ModelFiles:
             weights, _ = self[path]
             order = class_order(weights, card, names, str(path))
             warnings.warn(
-                f"{path} has its classes in another order than {first}, whose order is taken: "
-                f"{listed(names)}. Counts of samples are in this order too",
+                f"{path} has its classes in another order than {first}, whose order is used: "
+                f"{listed(names)}. Give counts of samples in this order too",
                 FedbayesWarning,
                 stacklevel=3,
             )
@@ -144,7 +144,7 @@ class ModelFiles:
         return shared_card({path: self[path][1] for path in paths})
 
 
-_ALONE = "To fuse it, save its weights alone, without a card: torch.save(weights, 'FILE.pt')"
+_ALONE = "To fuse it, save only its weights, without a card: torch.save(weights, 'FILE.pt')"
 
 
 def read_models(
@@ -162,14 +162,14 @@ def read_models(
     models, files = {}, files or ModelFiles()
     for path in paths:
         if str(path) in models:
-            raise ModelError(f"{path} is named twice; a model counts once")
+            raise ModelError(f"{path} is given twice. Give each model once")
         weights, card = files[path]
         if card is not None:
             card.require_trusted("task.likelihood", way=_ALONE)
         if card is not None and card.likelihood.head() is not None:
             raise ModelError(
-                f"{path} has learnt noise behind its network, which is of no neuron that could be "
-                "matched; train models to be fused with a number for task.noise, or with each"
+                f"{path} has learned noise, which neuron matching cannot fuse. Set task.noise to "
+                "a number, or to each, when you train models to fuse"
             )
         models[str(path)] = dense_layers(weights, str(path))
     return models
@@ -186,10 +186,10 @@ def require_several(models: Sequence[Path]) -> None:
         ModelError: there are fewer than two models, or one is named twice.
     """
     if len(models) < 2:
-        raise ModelError("there is one model, and nothing to fuse it with; name two or more")
+        raise ModelError("fusing needs at least two models, got one")
     for number, path in enumerate(models):
         if path in models[:number]:
-            raise ModelError(f"{path} is named twice; a model counts once")
+            raise ModelError(f"{path} is given twice. Give each model once")
 
 
 def shared_card(found: Mapping[Path, Card | None]) -> Card | None:
@@ -206,17 +206,17 @@ def shared_card(found: Mapping[Path, Card | None]) -> Card | None:
         one, other = card.preprocessing, base.preprocessing
         if one.permuted and card.client != base.client:
             warnings.warn(
-                f"{path} and {first} are the own networks of clients that see pixels in orders of "
-                "their own; fused models should see the same inputs",
+                f"{path} and {first} are own networks of clients with different pixel orders. "
+                "Fused models need the same inputs",
                 FedbayesWarning,
                 stacklevel=3,
             )
             return None
         if one.target != other.target or not one.same_inputs(other):
             warnings.warn(
-                f"{path} was trained on samples standardized otherwise than those of {first}; "
-                "fused models should see the same inputs (data.summaries gives runs the same "
-                "numbers). The fused file has no card: no names of classes and features",
+                f"{path} and {first} have different standardizations, but fused models need the "
+                "same inputs (data.summaries gives runs the same one). The fused file has no "
+                "card with names of classes and features",
                 FedbayesWarning,
                 stacklevel=3,
             )
@@ -264,12 +264,12 @@ def read_counts(path: Path, models: Sequence[Path]) -> npt.NDArray[np.int64]:
     if not isinstance(content, list) or not all(
         isinstance(row, list) and all(type(n) is int for n in row) for row in content
     ):
-        raise DataError(f"{path} must hold {form}")
+        raise DataError(f"{path} must contain {form}")
     if len(content) != len(models) or len({len(row) for row in content}) != 1:
-        raise DataError(f"{path} must hold {form}; there are {len(models)} models")
+        raise DataError(f"{path} must contain {form}; there are {len(models)} models")
     counts = np.array(content, dtype=np.int64)
     if (counts < 0).any() or not counts.sum(1).all():
-        raise DataError(f"{path}: counts are at least 0, and every model saw some sample")
+        raise DataError(f"{path}: counts must be at least 0, with at least one sample per model")
     return counts
 
 
@@ -303,7 +303,7 @@ def read_samples(
     targets = f"[n, {columns}] of numbers" if columns else "[n] of class indices"
     form = f"arrays x [n, ...] of {numbers} and y {targets}"
     if not {"x", "y"} <= arrays.keys():
-        raise DataError(f"{path} holds {', '.join(arrays) or 'nothing'}; {form} are wanted")
+        raise DataError(f"{path} has {', '.join(arrays) or 'nothing'}; expected {form}")
     x, y = arrays["x"], arrays["y"]
     if columns and y.shape == x.shape[:1]:
         y = y[:, None]
@@ -312,18 +312,18 @@ def read_samples(
     shape = (*x.shape[:1], columns) if columns else x.shape[:1]
     if not numeric or x.ndim < 2 or y.shape != shape or not len(y):
         raise DataError(
-            f"{path}: x is {x.dtype} {x.shape} and y {y.dtype} {y.shape}; {form} are wanted"
+            f"{path}: x is {x.dtype} {x.shape} and y {y.dtype} {y.shape}; expected {form}"
         )
     if columns:
         labels = torch.from_numpy(y.astype(np.float32))
         if not torch.isfinite(labels).all():
-            raise DataError(f"{path}: NaN or infinite targets; {form} are wanted")
+            raise DataError(f"{path}: NaN or infinite targets; expected {form}")
     elif (y < 0).any():
-        raise DataError(f"{path}: negative labels; {form} are wanted")
+        raise DataError(f"{path}: negative labels; expected {form}")
     elif target is not None and y.max() >= target.classes:
         raise DataError(
-            f"{path}: a label is {y.max()}, and the models tell {target.classes} classes, 0 to "
-            f"{target.classes - 1}; give labels of these"
+            f"{path}: a label is {y.max()}, but the models have {target.classes} classes, 0 to "
+            f"{target.classes - 1}"
         )
     else:
         labels = torch.from_numpy(y.astype(np.int64))
@@ -337,7 +337,7 @@ def read_samples(
             raise DataError(f"{path}: {error}") from None
     x = x.astype(np.float32)
     if not np.isfinite(x).all():
-        raise DataError(f"{path}: NaN or infinite values; {form} are wanted")
+        raise DataError(f"{path}: NaN or infinite values; expected {form}")
     return Samples(torch.from_numpy(x), labels)
 
 
@@ -345,4 +345,4 @@ def _row(content: dict[str, object], model: Path, path: Path) -> object:
     for key in (str(model), model.name, model.stem):
         if key in content:
             return content[key]
-    raise DataError(f"{path} has no counts of {model}; there are {', '.join(content) or 'none'}")
+    raise DataError(f"{path} has no counts of {model}. It has {', '.join(content) or 'none'}")

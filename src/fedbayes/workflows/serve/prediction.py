@@ -100,18 +100,17 @@ def predict_file(
     out = Path(out)
     writable(out, "the predictions", OUTPUTS, [] if query else [Path(inputs)])
     if out.exists() and not overwrite:
-        raise RunError(f"{out} is there already; name another file, or add --overwrite")
+        raise RunError(f"{out} already exists. Give another file, or add --overwrite")
     if rows < 1:
-        raise RunError(f"{rows} rows cannot be read at a time; give 1 or more")
+        raise RunError(f"{rows} rows cannot be read at a time. Give 1 or more")
     if safe_csv and not out.name.lower().endswith((".csv", ".csv.gz")):
-        raise RunError(f"--safe-csv has no effect: {out} is no CSV; leave it out")
+        raise RunError(f"--safe-csv has no effect: {out} is not a CSV file. Leave it out")
     if not isinstance(model, TrainedModel):
         model = load(model)
     read = _read(model, inputs, query, sheet, rows)
     if keep_inputs and not model.table:
         raise RunError(
-            f"the inputs of {model.source} have no columns to keep with predictions; leave out "
-            "--keep-inputs"
+            f"the inputs of {model.source} have no columns to keep. Leave out --keep-inputs"
         )
     level, done = model.level(level), _Counted()
     try:
@@ -163,15 +162,15 @@ class _Counted:
         if self.missing:
             told.append(
                 f"{where}: {self.missing:,} of {self.rows:,} rows have an empty cell that the "
-                "model reads; a quantity is taken for the mean of the training rows"
+                "model reads; the mean of the training rows is used for numbers"
             )
         if len(self.classes) == 1 and self.rows >= _MANY:
             told.append(
-                f"all {self.rows:,} rows are predicted {next(iter(self.classes))!r}: if the other "
-                "classes are rare, look at the probabilities, or choose a --threshold"
+                f"all {self.rows:,} rows are predicted {next(iter(self.classes))!r}. If the other "
+                "classes are rare, use the probabilities, or choose a --threshold"
             )
         if self.broken:
-            told.append(f"{where}: the model predicts nothing finite of {self.broken:,} rows")
+            told.append(f"{where}: the predictions of {self.broken:,} rows are not finite")
         return told
 
 
@@ -184,13 +183,13 @@ def _read(
         RunError: a database and a query do not come together, or there are no sheets.
     """
     if sheet is not None and (query is not None or are_pictures(Path(inputs))):
-        raise RunError(f"{inputs} has no sheets, so sheet has no effect; leave it out")
+        raise RunError(f"{inputs} has no sheets, so --sheet has no effect. Leave it out")
     if query is not None or "://" in str(inputs):
         if query is None:
-            raise RunError("rows of a database are those of a query; give one with --query")
+            raise RunError("a database needs a query. Give one with --query")
         if "://" not in str(inputs):
             raise RunError(
-                f"a query is to a database, and {inputs} is no URL of one; write it as "
+                f"a query needs a database, and {inputs} is not its URL. Write it as "
                 "sqlite:////path/to/file.db or postgresql+psycopg://user@host/name"
             )
         return QueryRows(str(inputs), query, model.table, size)
@@ -321,8 +320,8 @@ def _spelled(names: tuple[str, ...]) -> str:
     """A set as text, as in `yes|no`."""
     if odd := [name for name in names if "|" in name]:
         raise DataError(
-            f"the class {odd[0]!r} has a | in its name, which is between the classes of a set in a "
-            "CSV; write a .parquet, where sets are lists"
+            f"the class {odd[0]!r} has a | in its name, which separates classes of a set in a CSV "
+            "file. Write a .parquet file instead"
         )
     return "|".join(names)
 

@@ -32,7 +32,7 @@ def check_like(config: Config, like: Path) -> TableCheck:
     """
     seen = stored_columns(like)
     if not seen.table:
-        raise DataError(f"{like} is of samples without named columns; there is nothing to compare")
+        raise DataError(f"{like} has samples without column names, so there is nothing to compare")
     changes = {**reading(seen.table), "classes": seen.classes}
     if "label" not in config.data.model_fields_set:
         names = seen.target.names if not seen.classes else (seen.label or "label",)
@@ -69,7 +69,7 @@ def stored_columns(place: Path) -> Preprocessing:
         place = next((place / name for name in _PLACES if (place / name).is_file()), place)
     if place.is_dir() or not place.is_file():
         raise DataError(
-            f"{place} is no run folder, Flower project or model file: it has no "
+            f"{place} is not a run folder, Flower project or model file: it has no "
             f"{' or '.join(_PLACES)}"
         )
     if place.suffix.lower() == ".json":
@@ -81,5 +81,5 @@ def stored_columns(place: Path) -> Preprocessing:
     except OSError as error:
         raise DataError(f"cannot read {place}: {error.strerror}") from None
     if card is None:
-        raise DataError(f"{place} has no card, which says what its network sees")
+        raise DataError(f"{place} has no card with the inputs of its network")
     return card.preprocessing

@@ -37,7 +37,7 @@ class SummaryJob:
         source = self.config.data
         writable(self.out, "the summary", (".json",), [source.path])
         if source.name != "own":
-            raise ConfigError("name a table of your own: fedbayes data summarize FILE -o OUT.json")
+            raise ConfigError("give your own table: fedbayes data summarize FILE -o OUT.json")
         settings = source.model_copy(
             update={"clients": 1, "partition": "iid", "limit": None, "group": None}
         )
@@ -45,9 +45,9 @@ class SummaryJob:
         rows = partition(dataset, settings, self.config.seed).train_rows(0)
         if len(rows) < self.least_rows:
             raise DataError(
-                f"{source.path or 'the query'} has {len(rows):,} training rows, and sums of so few "
-                f"nearly say the rows themselves; {self.least_rows} are asked for. Allow fewer "
-                "with --min-rows"
+                f"{source.path or 'the query'} has {len(rows):,} training rows, and sums of few "
+                f"rows nearly reveal them; the minimum is {self.least_rows}. Allow fewer with "
+                "--min-rows"
             )
         summary = summarize(dataset, rows, self.least_of_category)
         _note_single(summary)
@@ -64,8 +64,8 @@ def _note_single(summary: TableSummary) -> None:
     ]
     if found:
         warnings.warn(
-            f"categories that one row has are named in the summary: {', '.join(found)}; join them "
-            "to others first, or leave them out with --min-count",
+            f"the summary lists categories that only one row has: {', '.join(found)}. Combine "
+            "them with others first, or leave them out with --min-count",
             FedbayesWarning,
             stacklevel=3,
         )

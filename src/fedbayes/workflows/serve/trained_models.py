@@ -46,16 +46,16 @@ def load(
         10
     """
     if not paths:
-        raise ModelError("there is no model to load; name a run folder or a model file")
+        raise ModelError("there is no model to load. Give a run folder or a model file")
     if len({str(path) for path in paths}) < len(paths):
-        raise ModelError("a model is named twice; it counts once")
+        raise ModelError("a model is given twice. Give each model once")
     if site is not None and len(paths) > 1:
-        raise RunError("a site chooses the threshold of one run; several models have none together")
+        raise RunError("--site works only with one run, not with several models")
     if adapt is not None:
         if client is not None or site is not None:
-            raise RunError("--adapt is for a client that took no part; leave out --client, --site")
+            raise RunError("--adapt works only with a new client. Leave out --client and --site")
         if len(paths) > 1 or not Path(paths[0]).is_dir():
-            raise RunError("--adapt is for one run folder, since it trains as its clients did")
+            raise RunError("--adapt needs one run folder, because it trains as its clients did")
         return _adapted(Path(paths[0]), Path(adapt), temperature)
     if len(paths) > 1:
         conformal = temperature = False
@@ -85,11 +85,11 @@ def _one(
             client, site=site, conformal=conformal, temperature=temperature
         )
     if not path.exists():
-        raise ModelError(f"there is no run folder and no model file {path}")
+        raise ModelError(f"run folder or model file not found: {path}")
     if client is not None or site is not None:
         option = "client" if site is None else "site"
         raise RunError(
-            f"--{option} chooses a client of a run folder, and {path} is a single model; leave it "
+            f"--{option} chooses a client of a run folder, but {path} is a single model. Leave it "
             "out"
         )
     tests, card = of_card(path, trusted)
@@ -97,8 +97,8 @@ def _one(
     threshold = card.conformal if conformal else None
     if threshold is not None and found.means and threshold.score == "quantile":
         warnings.warn(
-            f"{path} gives means alone, so its conformal threshold, which is of quantiles, has no "
-            "effect. Run fedbayes calibrate --method conformal --score residual for one of means",
+            f"{path} gives only means, so its conformal threshold for quantiles has no effect. "
+            "Run fedbayes calibrate --method conformal --score residual",
             FedbayesWarning,
             stacklevel=3,
         )

@@ -96,7 +96,7 @@ def client_tables(
     _refuse_idle(settings)
     if parts := [f"data.{name}" for name in _PARTS if name in given]:
         warnings.warn(
-            f"every row counts, whatever part it is of: {listed(parts)} is not looked at",
+            f"all rows are used; {listed(parts)} has no effect",
             FedbayesWarning,
             stacklevel=2,
         )
@@ -144,20 +144,17 @@ def _refuse_idle(settings: DataSettings) -> None:
     """
     if settings.missing in ("impute", "indicate"):
         raise ConfigError(
-            f"data.missing = {settings.missing!r} has no effect here, since imputed values would "
-            "count as if they had been seen; fill them in first, or leave such rows out with "
+            f"data.missing = {settings.missing!r} has no effect on regressions, which would treat "
+            "imputed values as observed. Impute them first, or leave such rows out with "
             "--drop-missing"
         )
     if idle := [name for name in _FEATURES if name in settings.model_fields_set]:
         raise ConfigError(
-            f"data.{idle[0]} has no effect here: it is of how columns become inputs of a network. "
-            "Regressions take numbers as they are, and text as categories; leave it out"
+            f"data.{idle[0]} has no effect on regressions, which use numbers unchanged and text "
+            "as categories. Leave it out"
         )
     if settings.label_noise:
-        raise ConfigError(
-            "data.label_noise has no effect here: it is of labels that networks train on; leave it "
-            "out"
-        )
+        raise ConfigError("data.label_noise has no effect on regressions. Leave it out")
 
 
 def _refuse_division(settings: DataSettings) -> None:
@@ -171,8 +168,8 @@ def _refuse_division(settings: DataSettings) -> None:
         idle.remove("partition")
     if idle:
         raise ConfigError(
-            f"data.{idle[0]} has no effect here: the rows of a client are those of its file, or of "
-            "its value in the column that --group (data.group) names; leave it out"
+            f"data.{idle[0]} has no effect: the clients are the files, or the values of the "
+            "column --group (data.group). Leave it out"
         )
 
 
@@ -187,8 +184,8 @@ def _read(path: Path, settings: DataSettings) -> Any:
 def _by_group(table: Any, group: str | None, path: str) -> dict[str, Any]:
     if group is None:
         warnings.warn(
-            f"all rows of {path} are taken for one client's; name the column that says whose they "
-            "are with --group, or give a file for each client",
+            f"all rows of {path} belong to one client. Give the column of the clients with "
+            "--group, or one file per client",
             FedbayesWarning,
             stacklevel=3,
         )
@@ -198,8 +195,8 @@ def _by_group(table: Any, group: str | None, path: str) -> dict[str, Any]:
     absent = int(whose.isna().sum())
     if absent:
         raise DataError(
-            f"{path}: {absent:,} of {len(table):,} rows have no '{group}', so no client; name one "
-            "for each"
+            f"{path}: {absent:,} of {len(table):,} rows have no '{group}', so they belong to no "
+            "client. Give each row one"
         )
     notes: list[str] = []
     index, names = group_indices(whose.to_numpy(), path, notes)  # named as for a run
@@ -217,12 +214,12 @@ def _others(tables: dict[str, Any], settings: DataSettings) -> dict[str, Any]:
     """
     if unknown := [name for name in settings.exclude if name not in tables]:
         raise DataError(
-            f"data.exclude names {listed(unknown)}, and there is no such client; there are "
+            f"data.exclude lists unknown clients: {listed(unknown)}. The clients are "
             f"{listed(tables)}"
         )
     kept = {name: table for name, table in tables.items() if name not in settings.exclude}
     if not kept:
-        raise DataError("data.exclude names every client; leave one at least")
+        raise DataError("data.exclude lists every client. Keep at least one")
     return kept
 
 
@@ -230,7 +227,7 @@ def _require(table: Any, column: str, setting: str, path: str) -> None:
     if column not in table.columns:
         like = did_you_mean(column, table.columns)
         raise ColumnError(
-            f"{path} has no column '{column}'{like}, which {setting} names; it has "
+            f"{path} has no column '{column}'{like} of {setting}. It has "
             f"{listed(table.columns, 100)}",
             column,
             setting,
@@ -244,7 +241,7 @@ def _built_in(settings: DataSettings, seed: int) -> ClientTables:
 
     dataset = load_dataset(settings)
     if len(dataset.shape) != 1:
-        raise DataError(f"{dataset.name} is no table, and a regression is of columns of a table")
+        raise DataError(f"{dataset.name} is not a table, and a regression needs columns of a table")
     names = dataset.features or tuple(f"x{number}" for number in range(dataset.shape[0]))
     whole = pd.DataFrame(np.asarray(dataset.x, np.float64), columns=list(names))
     target = dataset.target

@@ -87,7 +87,9 @@ class Study:
             FedbayesError: what is wrong with an option, a file or a column.
         """
         if not 0 < self.level < 1:
-            raise ConfigError(f"--level is {self.level:g}; it lies between 0 and 1, as 0.95 does")
+            raise ConfigError(
+                f"--level is {self.level:g}. Give a number between 0 and 1, such as 0.95"
+            )
         if self.out is not None:
             writable(self.out, "the result", TABLES, self.place.files)
         if self.figure is not None:
@@ -98,7 +100,7 @@ class Study:
             found = self._fit(_Told(clients, self.asked), tables)
         if isinstance(found, MetaAnalysis):
             for name, reason in found.left_out.items():
-                _note(f"client {name} has no fit of its own and is left out: {reason}")
+                _note(f"client {name} has no own fit and is left out: {reason}")
         else:
             _tell_dropped(found.dropped)
         if self.figure is not None:
@@ -131,7 +133,7 @@ class Study:
         if self.kind == "glm":
             columns["outcome"] = columns["outcome"] or (tables.outcome if tables else "")
             if not columns["outcome"]:
-                raise ConfigError("say which column is explained: --outcome COLUMN")
+                raise ConfigError("the outcome is missing. Give its column with --outcome")
         if self.by_client:
             return meta_analysis(clients, **columns)
         return _FITS[self.kind](clients, **columns)
@@ -142,22 +144,23 @@ class Study:
         place, least = self.place, int(self.columns["min_count"])
         if place.secure and self.by_client:
             raise ConfigError(
-                "--per-client tells each client's own fit, which --secure is there to hide; leave "
-                "one of them out"
+                "--per-client shows each client's own fit, which --secure hides. Leave one of "
+                "them out"
             )
         if place.secure and place.superlink is None and place.engine == "sequential":
             raise ConfigError(
-                "--secure hides clients' sums from a server, and here all tables are in one "
-                "process; it needs --superlink, or --engine flower-simulation to try it"
+                "--secure has no effect if all tables are in one process. Add --superlink, or "
+                "try it with --engine flower-simulation"
             )
         if place.superlink is not None:
             if place.files or place.group:
                 raise ConfigError(
-                    "with --superlink the tables are those of the nodes; leave the files and "
-                    "--group out"
+                    "with --superlink the nodes have the tables. Leave the files and --group out"
                 )
             if place.clients is None:
-                raise ConfigError("say how many clients there are at the SuperLink: --clients")
+                raise ConfigError(
+                    "the number of clients at the SuperLink is missing. Give it with --clients"
+                )
             from fedbayes.flower import superlink_at
 
             link = superlink_at(place.superlink, place.certificates, place.insecure, place.secret)
@@ -171,7 +174,8 @@ class Study:
             return
         if place.clients is not None:
             raise ConfigError(
-                "--clients is for --superlink; here clients are the files, or the values of --group"
+                "--clients works only with --superlink. Without it, clients are the files, or "
+                "the values of --group"
             )
         tables = self._tables()
         if place.engine == "sequential":
@@ -196,8 +200,8 @@ class Study:
         settled = Config.load_any(self.place.files, given)
         if "data" not in settled.model_fields_set:
             raise ConfigError(
-                "name the clients' tables: one file with --group, a file for each client, or a "
-                "config with a [data] table"
+                "the clients' tables are missing. Give one file with --group, a file for each "
+                "client, or a config with a [data] table"
             )
         if self.out is not None:
             writable(self.out, "the result", TABLES, [settled.data.path, *settled.data.more])
@@ -252,11 +256,11 @@ def _refuse_group(columns: Mapping[str, Any], tables: ClientTables) -> None:
         own = name == "strata" and value == "client"  # of each client
         if own or group not in ((value,) if name in _ONE else value):
             continue
-        otherwise = "; for a baseline of each client's own there is --strata client"
+        otherwise = ". For a baseline per client, use --strata client"
         raise ConfigError(
-            f"{name} names '{group}', the column of clients (--group), which clients' tables do "
-            "not contain; give the file a second column of the same values "
-            f"and name that{otherwise if name == 'strata' else ''}"
+            f"{name} is '{group}', the column of clients (--group), which clients' tables do not "
+            "contain. Add a second column with the same values, and give "
+            f"that{otherwise if name == 'strata' else ''}"
         )
 
 
@@ -264,7 +268,7 @@ def _tell_dropped(dropped: Mapping[str, int]) -> None:
     some = {name: count for name, count in dropped.items() if count}
     if some:
         where = ", ".join(f"{name}: {count:,}" for name, count in some.items())
-        _note(f"{sum(some.values()):,} rows are left out, since values are missing ({where})")
+        _note(f"{sum(some.values()):,} rows are left out, because values are missing ({where})")
 
 
 def _note(text: str) -> None:
