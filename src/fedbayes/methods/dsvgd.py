@@ -29,7 +29,7 @@ from fedbayes.contracts import (
 )
 from fedbayes.contracts.changes import norm
 from fedbayes.contracts.drawn import refuse_weight_decay, require_weights_alone, sampler_over
-from fedbayes.contracts.natural import KNOWN_STD, few_rounds
+from fedbayes.contracts.natural import KNOWN_STD
 from fedbayes.contracts.personal import PersonalTensors
 from fedbayes.core import seeds
 from fedbayes.core.fields import Chosen
@@ -126,10 +126,6 @@ class Dsvgd(Method[DsvgdServer, PersonalTensors, Sum]):
         refuse_weight_decay(self.name, run)
         if self.particles <= _count(run):
             require_curvature(run.likelihood)
-
-    def remarks(self, run: Federation) -> list[str]:
-        """Few rounds of a client say little."""
-        return few_rounds(self.name, run)
 
     def init(self, run: Federation) -> DsvgdServer:
         """The prior, and particles around the network's initialization."""
@@ -266,8 +262,8 @@ class Dsvgd(Method[DsvgdServer, PersonalTensors, Sum]):
             at: client and round.
         """
         rho = self.damping or 1 / at.run.cohort
-        before = client.tensors or {n: 0.0 for n in ("precision", "shift")}
         refined = part(solved.parameters, "factor")
+        before = client.tensors or {n: torch.zeros_like(t) for n, t in refined.items()}
         change = {f"factor/{n}": (rho * (t - before[n])).float() for n, t in refined.items()}
         change = at.run.clips.shortened("factor", change)
         after = {n: before[n] + change[f"factor/{n}"].double() for n in refined}
@@ -300,10 +296,9 @@ class Dsvgd(Method[DsvgdServer, PersonalTensors, Sum]):
         apart = torch.where(gone, before, came)
         spread = _covariance(apart)
         if precision.ndim == 2:
-            down = torch.linalg.solve_triangular(
-                torch.linalg.cholesky(spread), apart.T, upper=False
-            )
-            apart = (torch.linalg.cholesky(covariance) @ down).T
+            roots = torch.linalg.cholesky(spread)
+            unit = torch.linalg.solve_triangular(roots, apart.T, upper=False)
+            apart = (torch.linalg.cholesky(covariance) @ unit).T
         else:
             apart = apart * (covariance / spread).sqrt()
         places = _times(covariance, shift) + apart
@@ -339,9 +334,10 @@ def _stein(particles: Tensors) -> tuple[Tensors, Tensor]:
     """
     still = {n: t.detach() for n, t in particles.items()}
     apart = _squares(still, still)
-    one, other = torch.triu_indices(*apart.shape, offset=1, device=apart.device)
+    count = len(apart)
+    one, other = torch.triu_indices(count, count, offset=1, device=apart.device)
     median = torch.quantile(apart[one, other], 0.5)
-    width = (median / math.log(len(apart))).clamp_min(_NARROW)
+    width = (median / math.log(count)).clamp_min(_NARROW)
     kernel = torch.exp(-_squares(particles, still) / width)
     fixed = kernel.detach()
     moved = {
@@ -404,7 +400,8 @@ def _floored(matrix: Tensor, least: float) -> Tensor:
     if matrix.ndim == 1:
         return matrix.clamp_min(least)
     values, vectors = torch.linalg.eigh((matrix + matrix.T) / 2)
-    return (vectors * values.clamp_min(least)) @ vectors.T
+    found: Tensor = (vectors * values.clamp_min(least)) @ vectors.T
+    return found
 
 
 _NARROW = 1e-8
