@@ -25,10 +25,10 @@ WHOLE = 64 * 40 + 40 + 40 * 20 + 20 + 20 * 10 + 10
 REST = WHOLE - 64 * 40 - 40
 SEVERAL = {"mixture", "pvi", "fedgvi", "ivon-admm", "fedlap", "fedep", "pfedbayes", "fedbe"}
 SEVERAL |= {"fedbe-sums", "hierarchical", "fedpm", "fald", "fedivon", "fens"}
-SEVERAL |= {"predbayes", "qlsd", "gaussian-head"}
+SEVERAL |= {"predbayes", "qlsd", "dsvgd", "gaussian-head"}
 """Methods whose models are several networks, or means and deviations."""
 TWOFOLD = SEVERAL - {"fedbe", "fedbe-sums", "hierarchical", "fedpm", "fald", "fens"}
-TWOFOLD -= {"predbayes", "qlsd", "gaussian-head"}
+TWOFOLD -= {"predbayes", "qlsd", "dsvgd", "gaussian-head"}
 TWOFOLD |= {"scaffold", "scaffold-fedsparse"}
 """Methods that send two numbers for a weight."""
 
