@@ -70,17 +70,20 @@ class Dsvgd(Method[DsvgdServer, PersonalTensors, Sum]):
         q_k(w) ∝ q(w)/t_k(w) exp(−n_k ℓ_k(w)/T),
 
     and multiplies its factor by (q_k/q)^ρ. Kernels are exp(−‖w − v‖²/h), h the median of squared
-    distances over log N. The paper estimates log q and log t_k by kernels at particles. The error
-    of such a ratio feeds back: variances collapsed in three rounds of linear regression. Here both
-    are Gaussians, and particles have the mean and the covariance of q. The variance of few
-    particles at rest is too small, so that of q_k is not theirs. It is (Λ_c + Λ_k)⁻¹, with the
-    precision Λ_c of q/t_k, and the data's E[∇²n_k ℓ_k/T]. With more particles than weights that is
+    distances over log N.
 
-        Λ_k = Cov(g, w) Cov(w, w)⁻¹,   g = ∇n_k ℓ_k(w)/T,
+    The paper estimates log q and log t_k by kernels at particles. Errors of such a ratio feed back:
+    on linear regression with 20 or 100 particles, means were 150 posterior standard deviations off
+    after three rounds of each client. Here densities are Gaussians. Particles have the mean and the
+    covariance of q, where the server puts them. At rest few particles are too narrow, so the
+    precision of q_k is not theirs. It is Λ_c + Λ_k, with that of q/t_k, N(c, Λ_c⁻¹), and the data's
+    E[∇²n_k ℓ_k/T]. With more particles than weights that is
 
-    over particles (Stein's lemma), and the mean of q_k solves Λ_c (m − c) + Λ_k (m − w̄) + ḡ = 0:
-    both are exact where the loss is quadratic. With fewer, Λ is diagonal, Λ_k the mean of the
-    particles' Fisher diagonals, and m = w̄.
+        Λ_k = Cov(w, w)⁻¹ Cov(w, g),   g = ∇n_k ℓ_k(w)/T,
+
+    over particles (Stein's lemma), and the mean of q_k solves Λ_c (m − c) + Λ_k (m − w̄) + ḡ = 0.
+    Both are exact where the loss is quadratic. With fewer particles, Λ is diagonal, Λ_k is the mean
+    of the particles' Fisher diagonals, and m = w̄.
     """
 
     name = "dsvgd"
