@@ -74,10 +74,10 @@ class Dsvgd(Method[DsvgdServer, PersonalTensors, Sum]):
 
     The paper estimates log q and log t_k by kernels at particles. Errors of such a ratio feed back:
     on linear regression with 20 or 100 particles, our means were over 150 posterior standard
-    deviations off after three rounds of each client. Here densities are Gaussians. Particles have the mean and the
-    covariance of q, where the server puts them. At rest few particles are too narrow, so the
-    precision of q_k is not theirs. It is Λ_c + Λ_k, with that of q/t_k, N(c, Λ_c⁻¹), and the data's
-    E[∇²n_k ℓ_k/T]. With more particles than weights that is
+    deviations off after three rounds of each client. Here densities are Gaussians. Particles have
+    the mean and the covariance of q, where the server puts them. At rest few particles are too
+    narrow, so the precision of q_k is not theirs. It is Λ_c + Λ_k, with that of q/t_k, N(c, Λ_c⁻¹),
+    and the data's E[∇²n_k ℓ_k/T]. With more particles than weights that is
 
         Λ_k = Cov(w, w)⁻¹ Cov(w, g),   g = ∇n_k ℓ_k(w)/T,
 
