@@ -48,14 +48,15 @@ VARIANTS = {
     *("TestReptile", "TestFedAvgM", "TestFedYogi", "TestPfnm", "TestFedEP", "TestHierarchicalFull"),
     *("TestFedNova", "TestQFedAvg", "TestMoon", "TestApfl", "TestPFedMe", "TestPerFedAvg"),
     *("TestFedPer", "TestFedRep", "TestFedBN", "TestFald", "TestFedIvon", "TestFens"),
-    *("TestFedLpa", "TestPredBayes", "TestPredBayesDistilled", "TestQlsd"),
+    *("TestFedLpa", "TestPredBayes", "TestPredBayesDistilled", "TestQlsd", "TestDsvgd"),
+    "TestDsvgdOfFewWeights",
     *("TestFedGvi", "TestFedPa", "TestFedBe", "TestFedAdam", "TestGrowing", "TestControlled"),
 }
 """Contracts of methods under other settings, or that share their code with another."""
 KIN = {
     *("fedprox", "reptile", "fedavgm", "fedyogi", "fedep", "fedpa", "pfnm", "scaffold-fedsparse"),
     *("fednova", "qfedavg", "moon", "apfl", "pfedme", "perfedavg", "fedper", "fedrep", "fedbn"),
-    *("fald", "fedivon", "fens", "fedlpa", "predbayes", "qlsd", "gaussian-head"),
+    *("fald", "fedivon", "fens", "fedlpa", "predbayes", "qlsd", "dsvgd", "gaussian-head"),
 }
 """Methods that share their code with others: tests of all methods try them when asked."""
 LONG = {

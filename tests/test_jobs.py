@@ -148,7 +148,7 @@ def test_every_method_takes_every_likelihood(table, method, likelihood):
         with pytest.raises(ConfigError, match="gaussian-head predicts classes"):
             Simulation(config)
         return
-    if method in ("fedlap", "fedep", "fedlpa") and likelihood in ("quantile", "cox"):
+    if method in ("fedlap", "fedep", "fedlpa", "dsvgd") and likelihood in ("quantile", "cox"):
         with pytest.raises(ConfigError, match="no distribution, so it has no Fisher matrix for"):
             Simulation(config)
         return

@@ -409,6 +409,21 @@ class TestQlsd(MethodContract):
     parameters: ClassVar = {"burn_in": 0.0}
 
 
+@pytest.mark.slow
+class TestDsvgd(MethodContract):
+    method = "dsvgd"
+    parameters: ClassVar = {"particles": 3}
+
+
+@pytest.mark.slow
+class TestDsvgdOfFewWeights(MethodContract):
+    method = "dsvgd"
+    parameters: ClassVar = {"particles": 16}
+    data: ClassVar = {"name": "diabetes"}
+    task: ClassVar = {"likelihood": "gaussian", "noise": 60.0}
+    settings: ClassVar = {"model": {"hidden": []}}
+
+
 class TestGaussianHead(MethodContract):
     method = "gaussian-head"
 

@@ -26,6 +26,7 @@ OTHERS = {
     "combined": {"rounds": 1},
     "virtual": {"training": {"optimizer": "adam", "lr": 0.003}},
     "pvi": {"training": {"optimizer": "adam", "lr": 0.003}},
+    "dsvgd": {"training": {"optimizer": "adam", "lr": 0.003}},
     "pfedbayes": {"training": {"optimizer": "adam", "lr": 0.003}},
     "fedpa": {"training": {"lr": 0.05, "epochs": 3}},
     "fedgvi": {"training": {"optimizer": "adam", "lr": 0.003}},

@@ -64,6 +64,7 @@ METHODS: Mapping[str, "type[AnyMethod]"] = Catalogue(
         "fedlpa": ("fedlpa", "FedLpa"),
         "predbayes": ("predbayes", "PredBayes"),
         "qlsd": ("qlsd", "Qlsd"),
+        "dsvgd": ("dsvgd", "Dsvgd"),
         "gaussian-head": ("gaussian_head", "GaussianHeadMethod"),
         "local": ("local", "Local"),
         "global": ("centralized", "Global"),

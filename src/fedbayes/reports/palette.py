@@ -103,6 +103,7 @@ METHODS: dict[str, tuple[int, str]] = {
     "fedlpa": (BROWN, "<"),
     "predbayes": (PINK, "<"),
     "qlsd": (INDIGO, "<"),
+    "dsvgd": (INDIGO, "v"),
     "gaussian-head": (INDIGO, "^"),
     "local": (GREY, "v"),
     "global": (WINE, "D"),
