@@ -80,7 +80,7 @@ def evaluate(
     if len({str(path) for path in paths}) < len(paths):
         raise ModelError("a model is given twice. Give each model once")
     if report is not None and report.suffix.lower() not in (".html", ".htm"):
-        raise RunError(f"--report writes an HTML page, and {report} is not one; name it FILE.html")
+        raise RunError(f"--report writes an HTML page, and {report} is not one. Give FILE.html")
     from dataclasses import asdict
 
     from fedbayes.config.config import Config
