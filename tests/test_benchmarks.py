@@ -2,6 +2,7 @@
 
 import ast
 import importlib
+import json
 import subprocess
 import sys
 import tomllib
@@ -9,6 +10,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from pkgutil import resolve_name
 
+import numpy as np
+import pandas as pd
 import pytest
 
 from fedbayes import Config
@@ -59,3 +62,30 @@ def test_the_check_of_a_gpu_runs_without_one():
     assert found.returncode == 0, found.stdout
     assert "FAIL" not in found.stdout
     assert found.stdout.endswith("go\n")
+
+
+def test_where_bayes_pays_finds_the_slopes_that_clients_differ_in(tmp_path, capsys):
+    from benchmarks import where_bayes_pays
+
+    rng, rows = np.random.default_rng(0), []
+    for client in range(12):
+        x, slopes = rng.normal(size=(60, 2)), 3 * rng.normal(size=2)
+        label = np.where(rng.random(60) < 1 / (1 + np.exp(-x @ slopes)), "yes", "no")
+        rows.append(pd.DataFrame(x, columns=["a", "b"]).assign(label=label, group=f"c{client}"))
+    file, out = tmp_path / "clients.csv", tmp_path / "out"
+    pd.concat(rows).to_csv(file, index=False)
+    given = ["--seeds", "0", "--budget", "2", "--data", str(file), "--out", str(out)]
+    where_bayes_pays.main(given)
+    told = capsys.readouterr().out
+    found = json.loads((out / "clients-0-2.json").read_text())
+    nll = {
+        name: {who: one and one["nll"] for who, one in own["scores"].items()}
+        for name, own in found.items()
+    }
+    ours = nll["hierarchical"]
+    assert ours["took part"] < nll["fedavg"]["took part"] - 0.1
+    assert ours["new, 20 rows"] < nll["fedavg"]["new, 20 rows"] - 0.1
+    assert ours["new, 20 rows"] < ours["new, 5 rows"] < ours["new, 0 rows"]
+    assert nll["local"]["new, 0 rows"] is None
+    where_bayes_pays.main(given)
+    assert capsys.readouterr().out == told
