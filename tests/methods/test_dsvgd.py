@@ -58,6 +58,7 @@ def moments(server):
     return places.mean(dim=0), torch.cov(places.T)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("particles", "inputs"), [(6, 3), (20, 5), (100, 4)])
 def test_one_after_another_comes_to_the_pooled_posterior_and_stays(particles, inputs):
     """Twelve sweeps over three clients, of correlated columns."""
@@ -73,6 +74,7 @@ def test_one_after_another_comes_to_the_pooled_posterior_and_stays(particles, in
     assert not torch.allclose(moments(found[1])[0], mean, rtol=1e-2)
 
 
+@pytest.mark.slow
 def test_all_at_once_comes_nearer_by_what_damping_leaves():
     """Precisions keep 1 − ρ = 2/3 of their distance in a round."""
     data = correlated(4)
@@ -88,6 +90,7 @@ def test_all_at_once_comes_nearer_by_what_damping_leaves():
     torch.testing.assert_close(spread, covariance, rtol=1e-3, atol=1e-6)
 
 
+@pytest.mark.slow
 def test_few_particles_come_to_the_posterior_of_orthogonal_columns():
     """A diagonal, by Fisher matrices: six sweeps with two particles of two weights."""
     data = regressions()
