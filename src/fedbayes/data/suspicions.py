@@ -19,7 +19,12 @@ _WORDS = frozenset(
 
 
 def suspicions(
-    frame: Any, features: Sequence[str], label: str | None, group: str | None
+    frame: Any,
+    features: Sequence[str],
+    label: str | None,
+    group: str | None,
+    *,
+    repeats: bool = True,
 ) -> list[str]:
     """Notes about columns that repeat the label, repeated rows, stand-ins for missing values, and
     classes that are rare or absent at a client.
@@ -29,9 +34,10 @@ def suspicions(
         features: names of the columns that a network sees.
         label: the column of classes; None where the target has none.
         group: the column of clients, if there is one.
+        repeats: whether repeated rows are looked for.
     """
     notes = [] if label is None else _copies(frame, features, label)
-    notes += _repeated(frame, features, label)
+    notes += _repeated(frame, features, label) if repeats else []
     notes += [note for name in features if (note := _stand_in(frame[name], name))]
     return notes + ([] if label is None else _classes(frame, label, group))
 

@@ -120,7 +120,9 @@ def check_table(settings: SourceSettings, kinds: Sequence[str] = ()) -> TableChe
     classes = [look.name for look in looks if look.kind.startswith("the classes")]
     seen = [look.name for look in looks if look.role == "feature" and look.name in plain]
     group = settings.group if isinstance(settings.group, str) else None
-    notes += suspicions(frame, seen, classes[0] if len(classes) == 1 else None, group)
+    repeats = all(look.kind for look in looks)  # else rows may differ in what is not seen
+    label = classes[0] if len(classes) == 1 else None
+    notes += suspicions(frame, seen, label, group, repeats=repeats)
     return TableCheck(where, len(frame), tuple(looks), tuple(notes), frame)
 
 

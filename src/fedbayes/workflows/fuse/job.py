@@ -1,5 +1,6 @@
 """A fusion of model files into files: `fedbayes fuse`."""
 
+import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from pathlib import Path
@@ -11,7 +12,7 @@ from pydantic import BaseModel, ValidationError
 from fedbayes.config.settings import SettingRow, explain, rows
 from fedbayes.core.files import writable
 from fedbayes.data.plot import PICTURES
-from fedbayes.errors import ConfigError, ModelError, RunError, did_you_mean
+from fedbayes.errors import ConfigError, FedbayesWarning, ModelError, RunError, did_you_mean
 from fedbayes.models import ModelSettings, dense_layers
 from fedbayes.workflows.fuse.adapter_files import is_adapter
 from fedbayes.workflows.fuse.client_models import ClientModels, Seen, read_silos
@@ -219,7 +220,16 @@ class FusionJob:
             if any(name in hearers(option) for option in given):
                 return name
         known = all(is_program(path) or self.files[path][1] is not None for path in self.models)
-        return "function" if known else "gpi-fnm"
+        if known:
+            return "function"
+        warnings.warn(
+            "the networks are matched by their weights alone (gpi-fnm), because the shape of an "
+            "input is unknown. Give --shape, such as 1,28,28 for images or 30 for rows, to fuse "
+            "by predictions, which is mostly far better",
+            FedbayesWarning,
+            stacklevel=3,
+        )
+        return "gpi-fnm"
 
     def _refuse_idle(self, name: str, kind: FusionKind, methods: Mapping[str, FusionKind]) -> None:
         """See that no option or setting was given that the method does not hear.
@@ -274,6 +284,11 @@ class FusionJob:
             "the picture of inputs": (self.show_inputs, PICTURES),
             "the state": (self.state, ()),
         }
+        if self.report is not None and self.report.suffix in (".html", ".htm") and not kind.pages:
+            raise ConfigError(
+                f"{self.report}: only --method function writes a page. Give --shape to use it, or "
+                "a report that ends in .json"
+            )
         inputs = [*self.models, self.counts, *self.sums, self.test, self.like, self.select]
         inputs.append(self.temperature_data)
         written: dict[Path, str] = {}
