@@ -131,7 +131,7 @@ def environment(name, cache, given):
     done = home / "installed.json"
     if not (done.exists() and done.read_text() == pins):
         looked = (given,) if given else PYTHONS.get(name, (sys.executable,))
-        base = next((path for path in map(shutil.which, looked) if path), None)
+        base = next((path for path in map(shutil.which, looked) if path and runs(path)), None)
         if base is None:
             raise Unable(f"needs one of {', '.join(looked)}; name one by --python {name}=PATH")
         shutil.rmtree(home, ignore_errors=True)
@@ -144,6 +144,10 @@ def environment(name, cache, given):
             checked(["git", "-C", home / "PFLlib", "checkout", "-q", commit, "--", "system"])
         done.write_text(pins)
     return python
+
+
+def runs(python):
+    return not subprocess.run([python, "-c", ""], capture_output=True).returncode
 
 
 def checked(command):
