@@ -228,19 +228,21 @@ def turn(start, work, seconds, patience):
         late = threading.Timer(patience, tree.end)
         late.start()
         ends, sent, spent = [], "", []
-        for line in process.stdout:
-            if not line.startswith("@round "):
-                continue
-            ends.append(time.perf_counter())
-            sent = line.removeprefix("@round ").strip()
-            if len(ends) == WARM:
-                spent.append(tree.seconds())
-            elif len(ends) > WARM + 1 and ends[-1] - ends[WARM - 1] >= seconds:
-                spent.append(tree.seconds())
-                break
-        tree.end()
-        late.cancel()
-        process.wait()
+        try:
+            for line in process.stdout:
+                if not line.startswith("@round "):
+                    continue
+                ends.append(time.perf_counter())
+                sent = line.removeprefix("@round ").strip()
+                if len(ends) == WARM:
+                    spent.append(tree.seconds())
+                elif len(ends) > WARM + 1 and ends[-1] - ends[WARM - 1] >= seconds:
+                    spent.append(tree.seconds())
+                    break
+        finally:
+            tree.end()
+            late.cancel()
+            process.wait()
         if len(spent) < 2:
             known = last_line(errors.read_text(errors="replace"))
             slow = f"{len(ends)} rounds in {patience:.0f} s"
@@ -331,10 +333,10 @@ def main():
     given = parser.parse_args()
     given.cache = given.cache.expanduser().absolute()
     pythons = dict(one.split("=", 1) for one in given.python)
-    print(f"load {os.getloadavg()[0]:.1f} at the start")
+    print(f"load {os.getloadavg()[0]:.1f} at the start", flush=True)
     for name in given.workloads.split(","):
         show(name, measure(name, CASES[name], given.only.split(","), given, pythons))
-    print(f"\nload {os.getloadavg()[0]:.1f} at the end")
+        print(f"load {os.getloadavg()[0]:.1f} after {name}", flush=True)
 
 
 if __name__ == "__main__":
