@@ -13,7 +13,8 @@ process tree the driver measures processor seconds (with children that have ende
 of memory (proportional set size, twice a second). *start* is until the first round has ended,
 *loss* of `WARM` rounds' model on 2,000 rows, *bits* whether its weights are the same in all turns.
 Bytes are those that a side itself counts; most frameworks hand over models in memory. A framework
-that cannot run says why. Needs the data (FEDBAYES_DATA, or the hub); PFLlib, which has no package,
+that cannot run says why. Where other programs hold the cores, seconds say little, and threads of
+other frameworks spin: `--threads 1` and processor seconds then tell more. Needs the data (FEDBAYES_DATA, or the hub); PFLlib, which has no package,
 is cloned with git. BlazeFL needs Python 3.12 and recommends 3.14 without the global lock: see
 `--python`.
 """
@@ -205,11 +206,12 @@ class Tree:
                 one.send_signal(signal.SIGKILL)
 
 
-def turn(start, work, seconds, patience):
+def turn(start, work, seconds, patience, threads=None):
     """Train for a while; what a row of the table tells."""
     variables = {k: v for k, v in os.environ.items() if k != "OMP_NUM_THREADS"}
     if start[0] != sys.executable:
         variables.pop("PYTHONPATH", None)
+        variables |= {"OMP_NUM_THREADS": str(threads)} if threads else {}
     model = Path(work.folder, "model.npz")
     model.unlink(missing_ok=True)
     with tempfile.TemporaryDirectory(prefix="fw", ignore_cleanup_errors=True) as place:
@@ -282,7 +284,8 @@ def measure(name, case, names, given, pythons):
                     continue
                 try:
                     start = command(one, file, given.cache, pythons)
-                    found[one].append(turn(start, work, given.seconds, given.patience))
+                    seconds, patience, threads = given.seconds, given.patience, given.threads
+                    found[one].append(turn(start, work, seconds, patience, threads))
                 except Unable as reason:
                     found[one] = str(reason)
     return found
@@ -326,6 +329,7 @@ def main():
     parser.add_argument("--times", type=int, default=3, help="turns of each")
     parser.add_argument("--seconds", type=float, default=2.0, help="that a turn counts rounds")
     parser.add_argument("--patience", type=float, default=60.0, help="seconds of a whole turn")
+    parser.add_argument("--threads", type=int, help="of each process of others, not its own way")
     parser.add_argument(
         "--cache", type=Path, default=Path("~/.cache/fedbayes-frameworks").expanduser()
     )
