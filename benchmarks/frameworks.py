@@ -14,9 +14,10 @@ of memory (proportional set size, twice a second). *start* is until the first ro
 *loss* of `WARM` rounds' model on 2,000 rows, *bits* whether its weights are the same in all turns.
 Bytes are those that a side itself counts; most frameworks hand over models in memory. A framework
 that cannot run says why. Where other programs hold the cores, seconds say little, and threads of
-other frameworks spin: `--threads 1` and processor seconds then tell more. Needs the data (FEDBAYES_DATA, or the hub); PFLlib, which has no package,
-is cloned with git. BlazeFL needs Python 3.12 and recommends 3.14 without the global lock: see
-`--python`.
+other frameworks spin: `--threads 1` and processor seconds then tell more.
+
+Needs the data (FEDBAYES_DATA, or the hub). PFLlib, which has no package, is cloned with git.
+BlazeFL needs Python 3.12 and recommends 3.14 without the global lock: see `--python`.
 """
 
 import argparse
