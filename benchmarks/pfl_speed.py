@@ -92,8 +92,10 @@ NETWORKS = {
 """The same networks without fedbayes, which pfl's process has not."""
 
 
-def serve(case, file):
-    """pfl's side, in a process of its own: a round for every line, answered by its seconds."""
+def federate(rounds, clients, network, begin, end):
+    """pfl's side: calls `begin` before the first round, and `end` after every round until it is
+    true. A client is its x and y, `rounds` a row of `CASES`.
+    """
     import pfl.internal.ops.pytorch_ops  # noqa: F401  (chooses the framework)
     from pfl.aggregate.simulate import SimulatedBackend
     from pfl.aggregate.weighting import WeightByDatapoints
@@ -107,10 +109,6 @@ def serve(case, file):
     from pfl.metrics import Metrics
     from pfl.model.pytorch import PyTorchModel
 
-    rounds = CASES[case]
-    clients = torch.load(file)
-    torch.manual_seed(0)
-    network = NETWORKS[case]()
     network.loss = lambda x, y: nn.functional.cross_entropy(network.train()(x), y)
     network.metrics = lambda x, y: {}
     model = PyTorchModel(network, torch.optim.SGD, torch.optim.SGD(network.parameters(), lr=1.0))
@@ -134,24 +132,35 @@ def serve(case, file):
     )
 
     class Turns(TrainingProcessCallback):
-        """Waits for its turn before every round."""
-
         def on_train_begin(self, *, model):
-            self.wait()
+            begin()
             return Metrics()
 
         def after_central_iteration(self, aggregate_metrics, model, *, central_iteration):
-            print(time.perf_counter() - self.began, time.process_time() - self.spent, flush=True)
-            return self.wait(), Metrics()
-
-        def wait(self):
-            line = sys.stdin.readline()
-            self.began, self.spent = time.perf_counter(), time.process_time()
-            return not line
+            return end(), Metrics()
 
     FederatedAveraging().run(
         parameters, backend, model, training, callbacks=[Turns()], send_metrics_to_platform=False
     )
+
+
+def serve(case, file):
+    """pfl's side in a process of its own: a round for every line, answered by its seconds."""
+    began = spent = 0.0
+
+    def wait():
+        nonlocal began, spent
+        line = sys.stdin.readline()
+        began, spent = time.perf_counter(), time.process_time()
+        return not line
+
+    def end():
+        print(time.perf_counter() - began, time.process_time() - spent, flush=True)
+        return wait()
+
+    clients = torch.load(file)
+    torch.manual_seed(0)
+    federate(CASES[case], clients, NETWORKS[case](), wait, end)
 
 
 def settings(case, precision, rounds):

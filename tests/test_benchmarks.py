@@ -13,6 +13,7 @@ from pkgutil import resolve_name
 import numpy as np
 import pandas as pd
 import pytest
+from benchmarks import frameworks
 
 from fedbayes import Config
 from fedbayes.workflows.experiments.variants import settled, variants
@@ -52,6 +53,29 @@ def test_a_config_or_a_list_of_methods_is_one(file):
     else:
         for variant in variants(str(file)):
             settled(Config(), variant)
+
+
+@pytest.mark.parametrize(
+    ("workload", "sides"),
+    [
+        ("tiny", ["ours-sequential", "ours-workers"]),
+        pytest.param("mlp", ["ours-sequential"], marks=pytest.mark.data),
+        pytest.param("lenet5", ["ours-sequential"], marks=pytest.mark.data),
+    ],
+)
+def test_ours_runs_a_workload_of_the_frameworks(tmp_path, workload, sides):
+    case = frameworks.CASES[workload]
+    limit = {} if workload == "tiny" else {"limit": 400}
+    case = {**case, "data": {**case["data"], **limit, "clients": 10}, "cohort": 4}
+    work, file = frameworks.prepare(workload, case, tmp_path)
+    starts = [frameworks.command(side, file, tmp_path, {}) for side in sides]
+    turns = [frameworks.turn(start, work, seconds=0.1, patience=120) for start in starts]
+    assert len({turn["bits"] for turn in turns}) == 1
+    first = turns[0]
+    assert first["loss"] < frameworks.loss(work, work.initial())  # it learned
+    parameters = sum(value.size for value in work.initial())
+    assert 1 < int(first["sent"]) / (2 * 4 * 4 * parameters) < 1.3  # float32, 4 clients, both ways
+    assert min(first[key] for key in ("a second", "processor", "memory", "start")) > 0
 
 
 @pytest.mark.slow
