@@ -206,7 +206,7 @@ def test_several_rows_of_a_header(tmp_path):
 def test_dates_of_other_forms_are_named(tmp_path, form, suggested):
     days = pd.date_range("2020-01-20", periods=ROWS, freq="9D").strftime(form)
     text = FRAME.assign(day=days).to_csv(index=False)
-    with pytest.raises(DataError, match=rf"'day' holds dates .*in dates.*date_format.*{suggested}"):
+    with pytest.raises(DataError, match=rf"'day' has dates .*data.dates.*date_format.*{suggested}"):
         load(tmp_path, text)
     own = load(tmp_path, text, dates="day", date_format=form)
     steps = np.diff(own.x[:, 3])

@@ -137,5 +137,5 @@ def test_reading_changes_nothing():
 
 def test_the_partition_of_another_set_is_refused():
     part = partition(pool(np.resize([0, 1], 100)), DataSettings(clients=2), 0)
-    with pytest.raises(DataError, match="another data set"):
+    with pytest.raises(DataError, match="Use the partition of this data set"):
         FederatedData(pool(np.resize([0, 1], 50)), part, 0)

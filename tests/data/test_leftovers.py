@@ -94,7 +94,7 @@ def test_min_samples_that_the_note_names_keeps_them():
     assert part.names == ("g18", "g19")
     assert "18 of 20 groups" in note
     assert "g0 (2 samples), g1 (3), g2 (4)" in note
-    assert "g9 (11) and 8 more; min_samples = 1 keeps" in note
+    assert "g9 (11) and 8 more. data.min_samples = 1 keeps" in note
     assert notes(dataset, partition="natural", min_samples=1, test=0.4)[0].clients == 20
     dataset = grouped(10, 40, 40)
     _, (note,) = notes(dataset, partition="natural", min_samples=20)

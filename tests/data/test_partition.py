@@ -202,7 +202,7 @@ def test_too_few_groups():
         partition(dataset, DataSettings(partition="natural", clients=3), 0)
     told = str(caught.value)
     assert "at least min_samples = 2 training samples (3 with those to test on)" in told
-    assert "clients is 3; use fewer clients, or another partition" in told  # no group is too small
+    assert "clients is 3. Use fewer clients, or another partition" in told  # no group is too small
     with pytest.raises(
         DataError, match=r"0 groups .* = 99 .*\(132 with.*. Use a smaller min_sample"
     ):

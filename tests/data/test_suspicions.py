@@ -65,7 +65,7 @@ def test_numbers_that_stand_for_missing_ones(frame, value):
 
 def test_words_that_stand_for_missing_values(frame):
     frame.loc[:9, "sex"] = "Unknown"
-    assert "sex: 'Unknown' stands in 10 of 200 rows" in of(frame)
+    assert "sex: 'Unknown' occurs in 10 of 200 rows" in of(frame)
 
 
 def test_classes_by_client(frame):

@@ -137,9 +137,9 @@ def test_features_are_taken_in_their_order(tmp_path):
     own = load(tmp_path / "t.csv", features=("b", "a"))
     assert own.features == ("b", "a")
     np.testing.assert_allclose(own.x, FRAME[["b", "a"]])
-    with pytest.raises(DataError, match=r"no column 'aa' \(did you mean 'a'\?\); set features to"):
+    with pytest.raises(DataError, match=r"no column 'aa' \(did you mean 'a'\?\). Set features to"):
         load(tmp_path / "t.csv", features=("b", "aa"))
-    with pytest.raises(DataError, match=r"no column 'idd' \(did you mean 'id'\?\); set drop to"):
+    with pytest.raises(DataError, match=r"no column 'idd' \(did you mean 'id'\?\). Set drop to"):
         load(tmp_path / "t.csv", drop=("idd", "site"))
 
 
@@ -237,8 +237,8 @@ def test_a_word_among_numbers_may_be_a_code_of_missing_values(tmp_path, decimal)
 @pytest.mark.parametrize(
     ("train", "test", "says"),
     [
-        (["01", "02", "A1"], ["1", "2"], "'label' holds numbers .*holds text in .*train"),
-        (["1", "2"], ["1", "x", "2"], r"'label' .* \('x' in row 2, .*holds numbers in .*train"),
+        (["01", "02", "A1"], ["1", "2"], "'label' has numbers .*has text in .*train"),
+        (["1", "2"], ["1", "x", "2"], r"'label' .* \(first 'x' in row 2\).*has numbers in .*train"),
     ],
 )
 def test_labels_of_test_files_are_of_the_kind_of_the_others(tmp_path, train, test, says):

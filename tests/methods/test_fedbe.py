@@ -195,7 +195,7 @@ def test_refusals_and_remarks():
     FedBe().check(permuted)
     with pytest.raises(ConfigError, match="its own"):
         FedBe(inputs="auto").check(permuted)
-    with pytest.raises(ConfigError, match="draws photographs"):
+    with pytest.raises(ConfigError, match="gives photographs"):
         FedBeSums(inputs="leaves").check(run)
     assert "federated averaging" in FedBe(predicts="single").remarks(run)[0]
     assert FedBe().remarks(run) == []

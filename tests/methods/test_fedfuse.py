@@ -160,7 +160,7 @@ def test_refusals():
     permuted = replace(run, preprocessing=replace(run.preprocessing, permuted=True))
     with pytest.raises(ConfigError, match="its own"):
         FedFuse().check(permuted)
-    with pytest.raises(ConfigError, match="draws photographs"):
+    with pytest.raises(ConfigError, match="gives photographs"):
         FedFuse(inputs="leaves").check(run)
     named = MLP(4, (5,), 3)
     named.register_parameter("counts", torch.nn.Parameter(torch.zeros(3)))

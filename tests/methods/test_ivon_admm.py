@@ -194,7 +194,7 @@ def test_as_published_it_falls_apart_there(sizes, inputs):
 def test_a_rejection_names_the_penalty():
     run, method = regression(2), IvonAdmm(rho=0.5)
     gone = {f"precision/{NAME}": torch.full((1, 2), -2.0), f"shift/{NAME}": torch.zeros(1, 2)}
-    with pytest.raises(MessageError, match=r"posterior has; method.rho is 0.5, and a larger"):
+    with pytest.raises(MessageError, match=r"posterior has; method.rho is 0.5; a larger"):
         method.accept(method.init(run), Report(gone), run)
 
 

@@ -177,7 +177,7 @@ def test_refusals():
     with pytest.raises(ConfigError, match=r"aggregation\.clip"):
         method.check(clipped)
     for rule in ("median", "trimmed-mean"):
-        with pytest.raises(ConfigError, match=f"'{rule}' is not for fedlap as it is set.*krum"):
+        with pytest.raises(ConfigError, match=f"'{rule}' does not work with fedlap.*krum"):
             aggregation.check(aggregation.Aggregation(rule=rule), method, min_reports=5)
         aggregation.check(aggregation.Aggregation(rule=rule), method.of, min_reports=5)
     aggregation.check(aggregation.Aggregation(rule="krum"), method, min_reports=5)

@@ -1,9 +1,11 @@
 """The baseline without federation: one model per client."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Literal
 
+import torch
 from pydantic import Field
+from torch import Tensor
 
 from fedbayes.contracts import (
     About,
@@ -29,8 +31,8 @@ class LocalClient:
     """The client's own weights."""
 
     weights: Tensors
-    temperature: float = 0.0
-    """Of its predictions, by its validation rows; 0 where it has none."""
+    temperature: Tensor = field(default_factory=lambda: torch.zeros((), dtype=torch.float64))
+    """Of its predictions, by its validation rows; 0 where it has none. A scalar."""
 
 
 class Local(Method[Weights, LocalClient, ReportList]):
@@ -76,7 +78,11 @@ class Local(Method[Weights, LocalClient, ReportList]):
         """Report nothing, and keep the weights and a temperature."""
         weights = solved.parameters
         temperature = at.temperature(single_draw(weights, at.run.network))
-        return Report({}), LocalClient(weights, temperature), solved.info
+        return (
+            Report({}),
+            LocalClient(weights, torch.tensor(temperature, dtype=torch.float64)),
+            solved.info,
+        )
 
     def update(
         self, server: Weights, reports: ReportList, at: RoundContext

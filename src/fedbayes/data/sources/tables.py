@@ -144,7 +144,7 @@ def _compare(frame: Any, other: Any, settings: SourceSettings, file: Path, first
         here, there = family(frame[name]), family(other[name])
         if str(name) in chosen or not here or not there or here == there:
             continue
-        way = f"it has {there} in {first}. " + (
+        way = f"It has {there} in {first}. " + (
             "Correct it, or save both as .parquet, where 01 is not read as 1"
             if str(name) in settings.label
             else "Correct it, or list it in data.categorical or data.drop"
@@ -153,7 +153,7 @@ def _compare(frame: Any, other: Any, settings: SourceSettings, file: Path, first
             raise no_number(frame[name], str(name), str(file), way)
         row = int(np.asarray(frame[name].notna()).argmax())
         what = f"{file}: column '{name}' has {here} ({cell(frame[name], row)} in row {row + 1:,})"
-        raise CellError(f"{what}; {way}", str(name), row)
+        raise CellError(f"{what}. {way}", str(name), row)
 
 
 def family(column: Any) -> str:
