@@ -355,7 +355,7 @@ def test_sums_of_strangers_are_checked():
         ({**good, "sums": good["sums"] + torch.inf}, "sums"),
         ({**good, "sums": good["sums"] - 1}, "sums"),
         ({**good, "counts": torch.tensor([-1, 0])}, "sums"),
-        ({**good, "counts": torch.tensor([11, 0])}, "the limit is 10. Combine"),
+        ({**good, "counts": torch.tensor([11, 0])}, r"the limit is 10 \(aggregation.max_weight\)"),
         ({**good, "sums": torch.zeros(3, 100 * POINTS)}, "at most"),
     ):
         with pytest.raises(MessageError, match=words_):
@@ -389,7 +389,7 @@ def test_what_is_worse_than_a_guess():
     for nll, accuracy, said in (
         (math.log(4) + 0.01, 0.9, "its NLL is"),
         (math.inf, 0.9, "its NLL is"),
-        (1.0, 0.24, "its accuracy is 0.2400, and that of a uniform guess 0.2500"),
+        (1.0, 0.24, "its accuracy is 0.2400, for a uniform guess it is 0.2500"),
         (math.log(4), 0.25, ""),
         (math.nan, math.nan, ""),
     ):

@@ -62,7 +62,7 @@ def test_a_sparse_report_passes():
     ("data", "words"),
     [
         (b"nonsense", "not a message"),
-        (encode({"a": torch.ones(2, 3)}), "missing 'weight'; more none"),
+        (encode({"a": torch.ones(2, 3)}), "missing 'weight'; extra none"),
         (encode(good(b=torch.ones(1))), "missing none; extra 'b'"),
         (encode(good(a=torch.ones(3, 2))), "'a' has shape"),
         (encode(good(a=torch.ones(2, 3).double())), "'a' has type"),

@@ -146,7 +146,7 @@ def test_networks_whose_code_is_not_trusted_are_not_run(tmp_path):
     for path, names in zip(files, (NAMES, OTHER), strict=True):
         model = {"name": "tests.absent:network"}
         write_model(path, MLP(6, [5], 3).state_dict(), card_of(names, model=model))
-    with pytest.raises(ModelError, match="fedbayes never runs code only because a file names it"):
+    with pytest.raises(ModelError, match="fedbayes never runs code only because a file lists it"):
         ModelFiles().card(files)
     with warnings.catch_warnings():
         warnings.simplefilter("error", FedbayesWarning)

@@ -151,7 +151,7 @@ def test_the_way_out_of_a_single_gap_is_one_that_was_not_asked_for(silos, capsys
     asked = ("sums", "--data", "0.csv", "-o", "a.json", "--set", "data.label=sick")
     assert command(*asked) == 0
     said = " ".join(capsys.readouterr().err.split())
-    assert "'dose (missing)' is of one row" in said
+    assert "is in only one row" in said
     assert "--category" not in said
     assert command(*asked, "--set", "data.missing=impute") == 0
     assert "in only one row" not in " ".join(capsys.readouterr().err.split())

@@ -486,7 +486,7 @@ def test_where_the_best_is_kept_all_figures_are_of_that_model(tmp_path):
     runs = grid(tmp_path, "fedavg", overrides, seeds=6)
     outcomes, tables, _ = finish(runs)
     assert "global_auroc" in tables[0].columns
-    assert any("flattered" in line for line in notes(runs, tables))
+    assert any("optimistic" in line for line in notes(runs, tables))
     earlier = [o for o in outcomes if o.summary["model_round"] < 6]
     assert earlier
     for outcome in earlier:

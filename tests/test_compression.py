@@ -506,7 +506,7 @@ def test_messages_of_strangers_are_refused(place):
     for up in UPS:
         way = passage(place, up)
         sent = decode(way.write(Report(moved(place.network.initial)), {}).data)
-        with pytest.raises(MessageError, match="more '/extra'"):
+        with pytest.raises(MessageError, match="extra '/extra'"):
             way.read(encode({**sent, "/extra": torch.zeros(2)}))
     method, said = sparse(place)
     for change in (lambda t: t[:-1], torch.zeros_like, lambda t: t.float(), lambda t: t | 255):

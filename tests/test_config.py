@@ -330,7 +330,7 @@ def test_dropout_is_for_networks_that_have_it():
     from fedbayes.models.construct import ModelSettings, build
     from fedbayes.models.variational import stack
 
-    with pytest.raises(ModelError, match="'cnn' has none"):
+    with pytest.raises(ModelError, match="not with 'cnn'"):
         build(ModelSettings(name="cnn", dropout=0.5), (1, 28, 28), 10, seed=0)
     with_dropout = build(ModelSettings(name="lenet5", dropout=0.5), (1, 28, 28), 10, seed=0)
     before = [

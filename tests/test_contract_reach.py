@@ -113,7 +113,7 @@ DECLARED = {
                 ),
             )
         ),
-        "nothing of|precision",
+        "not restored|precision",
     ),
 }
 
@@ -131,7 +131,7 @@ def test_a_wrong_declaration_is_found(wrong, tmp_path, monkeypatch):
 
 
 def test_flags_of_older_methods_name_what_declares_the_same():
-    with pytest.raises(ConfigError, match=r"Old sets acknowledged.*declare Part\(tracked"):
+    with pytest.raises(ConfigError, match=r"Old sets acknowledged.*Declare Part\(tracked"):
 
         class Old(FedAvg):
             def acknowledged(self, client, missed):

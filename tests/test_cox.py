@@ -239,7 +239,7 @@ def test_notes_say_what_is_at_risk(tmp_path):
     [
         ({}, ["week"], "label lists 1 columns"),
         ({}, ["arrest", "week"], "'week' is .* neither 1 .event. nor 0"),
-        ({"week": -1}, ["week", "arrest"], "'week' is -1 in row 1 .* no time"),
+        ({"week": -1}, ["week", "arrest"], "'week' is -1 in row 1 .* not a time"),
         ({"week": np.inf}, ["week", "arrest"], "'week' is inf in row 1"),
         ({"arrest": 2}, ["week", "arrest"], "'arrest' is 2 in row 1"),
         ({"arrest": np.nan}, ["week", "arrest"], "have no label"),

@@ -48,7 +48,7 @@ def test_device_is_the_older_name_of_devices():
     assert Config.create().device == "cpu"
     with pytest.raises(ConfigError, match="former name of devices"):
         Config.create(device="cpu", devices="cpu")
-    with pytest.raises(ConfigError, match=r"devices is \[\]; there must be one"):
+    with pytest.raises(ConfigError, match=r"devices is \[\]; give at least one"):
         Config.create(devices=[])
 
 

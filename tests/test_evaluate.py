@@ -247,7 +247,7 @@ def test_weights_of_other_names_are_told_with_the_way_out(tmp_path, monkeypatch,
     code, _, err = cli(monkeypatch, capsys, *arguments)
     assert code == 2
     told = " ".join(err.split())
-    assert "it has fc.bias (10), fc.weight (10 x 64), where 1.weight (100 x 64)" in told
+    assert "it has fc.bias (10), fc.weight (10 x 64), but 1.weight (100 x 64)" in told
     assert "save the state_dict of the network that the config builds" in told
 
 

@@ -196,7 +196,7 @@ def test_the_ensemble_of_two_gaussians_is_their_mixture(runs, tmp_path, capsys):
     counts.write_text("[[1, 2], [3, 4]]")
     files = [third, *files, "--counts", counts]
     assert command("evaluate", *files, "--run", run.folder.path) == 2
-    assert "leave them out" in " ".join(capsys.readouterr().err.split())
+    assert "Leave them out" in " ".join(capsys.readouterr().err.split())
 
 
 @pytest.mark.parametrize("name", ["gaussian", "student-t", "poisson", "quantile"])
@@ -400,7 +400,7 @@ def test_regression_networks_are_fused(tmp_path, capsys):
     counts.write_text("[[1, 2], [3, 4], [5, 6]]")
     for method in ("function", "gpi-fnm"):
         assert command("fuse", *files, "-o", out, "--counts", counts, "-m", method) == 2
-        assert "eave it out" in " ".join(capsys.readouterr().err.split())
+        assert "Leave --counts out" in " ".join(capsys.readouterr().err.split())
     counts.write_text("[[1], [3], [5]]")
     function = ("--minutes", "0", "-m", "function")
     assert command("fuse", *files, "-o", out, "--counts", counts, *function) == 0

@@ -509,7 +509,7 @@ def test_an_override_takes_the_place_of_what_a_file_says(tmp_path):
     file.write_text("cohort = 0.5\n")
     assert Config.load(file, ["clients_per_round=3"]).cohort_size(10) == 3
     assert Config.load(file, ["cohort=4"]).cohort_size(10) == 4
-    with pytest.raises(ConfigError, match="cohort and client_fraction both say"):
+    with pytest.raises(ConfigError, match="cohort and client_fraction both set"):
         Config.load(file, ["cohort=4", "client_fraction=0.5"])
 
 
@@ -592,7 +592,7 @@ def test_what_a_class_lacks_is_told():
 
     for kind, words in (
         (Nameless, "Nameless has no name. Write name = 'nameless' into the class"),
-        (Stateless, "Stateless has no server_state; write server_state = Weights"),
+        (Stateless, r"Stateless has no server_state\. Write server_state = Weights"),
         (Unfinished, "Unfinished lacks init, update; define"),
         (Net, "derived from fedbayes.contracts.Method"),
     ):
@@ -627,7 +627,7 @@ def test_what_functions_of_a_method_return_is_looked_at():
         (Alone, r"update of the method half returned a Weights. Return .*\(Weights\), metrics"),
         (Swapped, "update of the method half returned a dict for the server's state"),
         (Pair, "report of the method half returned a tuple of 2. Return a Report"),
-        (Nothing, "local of the method half gave a NoneType"),
+        (Nothing, "local of the method half returned a NoneType"),
         (Started, "init of the method half gave a dict"),
     ):
         with pytest.raises(ConfigError, match=words):

@@ -365,7 +365,7 @@ def test_settings_that_do_not_go_together_are_refused(changes, words):
 @pytest.mark.parametrize(
     ("privacy", "words"),
     [
-        ({"noise": 1e-160}, r"privacy.noise is 1e-160; less than 1e-06 is no noise"),
+        ({"noise": 1e-160}, r"privacy.noise is 1e-160; give at least 1e-06"),
         ({"noise": 1.0, "quantile": 0.5, "count_noise": 1e-300}, "privacy.count_noise is 1e-300"),
         ({"noise": 1.0, "clips": {"weights": 0}}, "privacy.clips.weights is 0; .*greater than 0"),
     ],
@@ -401,7 +401,7 @@ def test_settings_without_effect_are_told(changes, words, tmp_path):
 
 
 def test_old_settings_are_pointed_to_their_place():
-    with pytest.raises(ConfigError, match=r"aggregation.noise is no setting.*'privacy.noise'"):
+    with pytest.raises(ConfigError, match=r"aggregation.noise is not a setting.*'privacy.noise'"):
         Config.create(aggregation={"noise": 1.0})
 
 

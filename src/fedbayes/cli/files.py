@@ -102,8 +102,9 @@ def evaluate(
         std=numbers("--std", std),
     )
     known = ModelFiles(tests.trusted)
-    cards = {path: known[path][1] for path in paths if files and not is_program(path)}
-    fused = {path for path, card in cards.items() if card is not None and card.fused}
+    found = {path: known[path][1] for path in paths if files and not is_program(path)}
+    cards = {path: card for path, card in found.items() if card is not None}
+    fused = {path for path, card in cards.items() if card.fused}
     if fused:  # they may be several, in any place; the others are what they were fused from
         files = [path for path in paths if path not in fused]
     table = sent_counts(files, known) if files else None
@@ -119,8 +120,9 @@ def evaluate(
     if report is not None:
         from fedbayes.reports.models import render
 
-        kinds = {str(path): cards[path] for path in cards}
-        write_beside(report, render(scores, kinds, tests.what, scores[0].standardized).encode())
+        methods = {str(path): cards[path].method["name"].removeprefix("fuse ") for path in fused}
+        rows = [{**asdict(s), "method": methods.get(s.name, "")} for s in scores]
+        write_beside(report, render(rows, tests.what, scores[0].standardized).encode())
     if as_json:
         flat = [{"name": s.name, **s.metrics, **asdict(s)} for s in scores]
         print(json_text([{k: v for k, v in s.items() if k != "metrics"} for s in flat]))

@@ -552,7 +552,10 @@ class Config(Settings):
         if isinstance(cohort, float):
             return max(1, round(cohort * clients))
         if cohort > clients:
-            raise ConfigError(f"clients_per_round is {cohort}, but there are {clients} clients")
+            raise ConfigError(
+                f"clients_per_round is {cohort}, but there are {clients} clients. Choose "
+                f"{clients} or fewer"
+            )
         return cohort
 
 
