@@ -593,7 +593,7 @@ def test_what_a_class_lacks_is_told():
     for kind, words in (
         (Nameless, "Nameless has no name. Write name = 'nameless' into the class"),
         (Stateless, r"Stateless has no server_state\. Write server_state = Weights"),
-        (Unfinished, "Unfinished lacks init, update; define"),
+        (Unfinished, r"Unfinished lacks init, update\. Define"),
         (Net, "derived from fedbayes.contracts.Method"),
     ):
         with pytest.raises(ConfigError, match=words):
@@ -628,7 +628,7 @@ def test_what_functions_of_a_method_return_is_looked_at():
         (Swapped, "update of the method half returned a dict for the server's state"),
         (Pair, "report of the method half returned a tuple of 2. Return a Report"),
         (Nothing, "local of the method half returned a NoneType"),
-        (Started, "init of the method half gave a dict"),
+        (Started, "init of the method half returned a dict"),
     ):
         with pytest.raises(ConfigError, match=words):
             fedbayes.run(method=kind, **SMALL)

@@ -351,7 +351,7 @@ def test_mistakes_are_told():
     stiff = Stiff()
     told(
         ModelError,
-        "does not support 12 units; leave it at 6",
+        r"does not support 12 units\. Leave it at 6",
         like=stiff,
         clients=[stiff] * 2,
         said=teacher_of([stiff] * 2, 4),

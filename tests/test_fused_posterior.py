@@ -160,8 +160,8 @@ def test_a_program_has_that_of_all_layers_and_predicts_by_it(files, tmp_path):
 @pytest.mark.parametrize(
     ("options", "words"),
     [
-        (("-o", "g.pt", "--posterior", "last-layer"), "Write a program, as in -o g.pt2"),
-        (("-o", "g.pt2", "--posterior", "all"), "--posterior all: there is last-layer, kronecker"),
+        (("-o", "g.pt", "--posterior", "last-layer"), "write a program, as in -o g.pt2"),
+        (("-o", "g.pt2", "--posterior", "all"), "--posterior all: choose last-layer, kronecker"),
         (("-o", "g.pt2", "--posterior", "last-layer", "--method", "gpi-fnm"), "no effect"),
     ],
 )

@@ -85,7 +85,7 @@ def test_fusion_beats_its_inputs(silos):
 def test_models_that_are_no_state_dicts_are_refused_with_the_way_out(files):
     _, paths = files
     for models, kind in ((paths, "str"), ([nn.Linear(2, 2)] * 2, "Linear")):
-        with pytest.raises(ModelError, match=f"model 0 is of type {kind}; .*state_dict"):
+        with pytest.raises(ModelError, match=f"model 0 is of type {kind}. .*state_dict"):
             fedbayes.fusion.fuse(models)
     read = [fedbayes.models.read_model(Path(path))[0] for path in paths]
     assert fedbayes.fuse(read).sizes
@@ -147,8 +147,8 @@ def test_average():
     [
         ({"sigma": 0}, "sigma = 0"),
         ({"popularity_cap": -1}, "popularity_cap"),
-        ({"temperature": 1}, "Choose sigma"),
-        ({"method": "best"}, "choose gpi-fnm"),
+        ({"temperature": 1}, "It has sigma"),
+        ({"method": "best"}, "Choose gpi-fnm"),
         ({"method": "pfnm", "epsilon": 1.0}, "gpi-fnm"),
         ({"starts": 3}, "starts has no effect: alternations is 0"),
         ({"start_gamma": 3.0}, "start_gamma has no effect"),
@@ -233,7 +233,7 @@ def test_missing_values_are_for_raw_samples_alone(silos, tmp_path, capsys):
     assert command(*fuse, *with_card, "--select", tmp_path / "gaps.npz") == 0
     for paths, name, words in (
         (without, "gaps.npz", "gaps.npz: NaN or infinite values"),
-        (with_card, "wide.npz", "wide.npz: the samples are of shape (4, 65)"),
+        (with_card, "wide.npz", "wide.npz: the samples have shape (4, 65)"),
     ):
         assert command(*fuse, *paths, "--select", tmp_path / name) == 2
         assert words in capsys.readouterr().err
@@ -320,7 +320,7 @@ def test_select_prints_the_grid_and_keeps_the_best(files, silos, capsys):
         (["--method", "average"], "no average"),
         (["--epsilon", "-1"], "epsilon = -1"),
         (["--popularity-cap", "some"], "popularity_cap"),
-        (["--report", "nowhere/r.json"], "no folder"),
+        (["--report", "nowhere/r.json"], "folder not found"),
         (["nan.pt"], "NaN"),
         (["broken.safetensors"], "damaged"),
         (["a.safetensors"], "given twice"),
@@ -349,7 +349,7 @@ def test_mistakes_are_told_and_nothing_is_written(files, monkeypatch, capsys, op
 def test_one_model_is_nothing_to_fuse(files, capsys):
     folder, paths = files
     assert command("fuse", paths[0], "-o", folder / "g.pt") == 2
-    assert "two or more" in capsys.readouterr().err
+    assert "at least two models" in capsys.readouterr().err
 
 
 def test_an_unknown_method_is_told_with_all_that_there_are(files, capsys):

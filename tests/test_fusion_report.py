@@ -184,5 +184,5 @@ def test_a_report_of_no_known_format_is_refused(silos, tmp_path, capsys):
     before = set(tmp_path.iterdir())
     options = (*AT_ONCE, "--report", tmp_path / "r.docx")
     assert command("fuse", *silos, "-o", tmp_path / "g.pt", *options) == 2
-    assert "a file that ends in .json, .html or .htm" in " ".join(capsys.readouterr().err.split())
+    assert "name that ends in .json, .html or .htm" in " ".join(capsys.readouterr().err.split())
     assert set(tmp_path.iterdir()) == before

@@ -399,7 +399,7 @@ def broken():
         (lambda: {"a": wide(5), "b": wide(6)}, None, "b has 6 units in '0' and a has 5"),
         (lambda: {"a": MLP(6, [], 3), "b": MLP(6, [], 3)}, None, "units that can be matched"),
         (lambda: {"a": wide(5), "b": broken()}, None, r"'0\.weight' of b are not all finite"),
-        (lambda: {"a": wide(5), "b": wide(5)}, np.ones((2, 4)), r"\(2, 3\) is wanted"),
+        (lambda: {"a": wide(5), "b": wide(5)}, np.ones((2, 4)), r"expected \(2, 3\)"),
         (lambda: {"a": wide(5), "b": wide(5)}, -np.ones((2, 3)), "at least 0"),
     ],
 )
@@ -412,7 +412,7 @@ def test_lstms_of_other_widths_are_refused_by_name():
     make = ARCHITECTURES["recurrent"][0]
     one, two = make(), make()
     two.embedding, two.lstm = nn.Embedding(11, 7), nn.LSTM(7, 5, batch_first=True)
-    with pytest.raises(ModelError, match=r"'embedding.* of other widths.*lstm\(\) is not"):
+    with pytest.raises(ModelError, match=r"'embedding.* has other widths.*lstm\(\) is not"):
         match_graph({"a": one, "b": two}, UNEVEN, ARCHITECTURES["recurrent"][1]())
 
 

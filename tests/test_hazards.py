@@ -186,7 +186,7 @@ def test_what_cannot_be_told_is_said(run, tmp_path, capsys):
     path = place / "run" / "calibration.json"
     known = unsealed_table(path.read_bytes())
     path.write_bytes(sealed_table(known | {"hazards": known["hazards"] | {"model": "another"}}))
-    with pytest.warns(FedbayesWarning, match=r"calibration\.json \(hazards\) is of another model"):
+    with pytest.warns(FedbayesWarning, match=r"calibration\.json \(hazards\) belongs to another"):
         model = fedbayes.load(place / "run")
     with pytest.raises(
         ConfigError,

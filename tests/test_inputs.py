@@ -344,7 +344,7 @@ def test_the_example_is_good(tmp_path):
         ({"count": 2.5}, "count"),
         ({"count": 10**400}, "count"),
         ({"sum": [1e200, 1.0], "products": [[1e300, 2.0], [2.0, 1.0]]}, "'age' a variance below 0"),
-        ({"categories": {"ill": {"0": 1, "nan": 1}}}, "'nan' of 'ill' is none"),
+        ({"categories": {"ill": {"0": 1, "nan": 1}}}, "'nan' of 'ill' is not a number"),
         ({"sum": [3.0]}, "there are 2 features"),
         ({"products": [[5.0, 2.0]]}, "there are 2 features"),
         ({"products": [[5.0, 2.0], [1.0, 1.0]]}, "not symmetric"),
@@ -353,7 +353,7 @@ def test_the_example_is_good(tmp_path):
         ({"features": ["age", "age"]}, "two features are called 'age'"),
         ({"features": []}, "0 features"),
         ({"categories": {"il": {"0": 2}}}, "did you mean 'ill'"),
-        ({"categories": {"ill": {"no": 1, "yes": 1}}}, "'no' of 'ill' is none"),
+        ({"categories": {"ill": {"no": 1, "yes": 1}}}, "'no' of 'ill' is not a number"),
         ({"categories": {"ill": {"0": 1}}}, "to 1 rows, and count is 2"),
         ({"categories": {"ill": {"0": 2}}}, "the mean of 'ill'"),
         ({"weights": 1}, "weights"),
@@ -393,7 +393,7 @@ def test_rows_without_sums_are_refused():
 
 def test_sums_of_unlike_tables_are_not_added():
     one = sums_of([[1.0, 0.0], [2.0, 1.0]], ["age", "ill"], ["ill"])
-    with pytest.raises(DataError, match="sums of north are of the features age, sick"):
+    with pytest.raises(DataError, match="sums of north have the features age, sick"):
         add_sums([one, sums_of([[1.0, 0.0]], ["age", "sick"])], ["south", "north"])
     with pytest.raises(DataError, match="'ill' is a category"):
         add_sums([one, sums_of([[1.0, 0.0]], ["age", "ill"])])
@@ -427,7 +427,7 @@ def test_sums_decide_for_gaussian():
     assert "sent sums" in build_prior("auto", (3,), sums=sums).notes[0]
     with pytest.raises(ConfigError, match="no effect on 'noise'"):
         build_prior("noise", (3,), sums=sums)
-    with pytest.raises(DataError, match="of 3 features"):
+    with pytest.raises(DataError, match="have 3 features"):
         build_prior("gaussian", (4,), sums=sums)
 
 
@@ -435,10 +435,10 @@ def test_sums_decide_for_gaussian():
     ("name", "shape", "said"),
     [
         ("leafs", (3, 8, 8), "did you mean 'leaves'"),
-        ("zebra", (3, 8, 8), "choose auto, leaves, strokes"),
+        ("zebra", (3, 8, 8), "Choose auto, leaves, strokes"),
         ("leaves", (10,), "Give the shape as channels, height and width"),
-        ("gaussian", (3, 8, 8), "draws rows of a table"),
-        ("noise", (2, 3, 8, 8), "'noise' draws"),
+        ("gaussian", (3, 8, 8), "gives rows of a table"),
+        ("noise", (2, 3, 8, 8), "'noise' gives"),
         ("auto", (2, 3, 8, 8), "no input prior is known"),
         ("leaves", (3, 0, 8), "All lengths must be 1 or more"),
         ("leaves", (), "All lengths must be 1 or more"),
@@ -453,7 +453,7 @@ def test_what_there_is_not_is_refused(name, shape, said):
 
 
 def test_absent_files_are_refused():
-    with pytest.raises(DataError, match="file or folder not found: photos"):
+    with pytest.raises(DataError, match="file or folder of samples not found: photos"):
         build_prior("photos/all.npz", (3, 8, 8))
 
 
@@ -486,7 +486,7 @@ def test_a_function_of_ones_own():
     x = prior.draw(5, np.random.default_rng(0))
     expected = np.random.default_rng(0).random((5, 1, 1, 1))
     np.testing.assert_allclose(x.numpy(), np.broadcast_to(expected, x.shape), rtol=1e-6)
-    assert prior.assumes == "as tests.test_inputs:ramps draws them"
+    assert prior.assumes == "as tests.test_inputs:ramps returns them"
 
 
 @pytest.mark.parametrize("which", ANSWERS)

@@ -62,7 +62,7 @@ def test_names_stand_for_what_a_package_offers():
     ],
 )
 def test_other_names_are_errors_as_before(settings):
-    with pytest.raises(ConfigError, match="no "):
+    with pytest.raises(ConfigError, match="unknown "):
         Config.create(**settings)
 
 
@@ -71,7 +71,7 @@ def test_an_engine_of_another_package_runs_rounds():
     own = fedbayes.run(engine="mine", **asked)
     assert own.config.engine == "mine"
     assert own.summary["global_accuracy"] == fedbayes.run(**asked).summary["global_accuracy"]
-    with pytest.raises(ConfigError, match=r"odd.*OFFERED, which is no .*EngineKind"):
+    with pytest.raises(ConfigError, match=r"odd.*OFFERED, which is not a .*EngineKind"):
         fedbayes.run(engine="odd", **asked)
     with pytest.raises(ConfigError, match="engine is 'none'; expected sequential"):
         fedbayes.run(engine="none", **asked)

@@ -11,7 +11,7 @@ from fedbayes.reports.template import filled as filled_page
 from fedbayes.storage.formatting import words
 
 Row = Mapping[str, Any]
-"""Of a model: `name`, `metrics`, `parameters`, `note`, and by which `method` it was fused, if so."""
+"""Of a model: `name`, `metrics`, `parameters`, `note`, and the `method` that fused it, if any."""
 
 
 def render(rows: Sequence[Row], what: str, how: str) -> str:

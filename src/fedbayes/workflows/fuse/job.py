@@ -1,8 +1,7 @@
 """A fusion of model files into files: `fedbayes fuse`."""
 
-import warnings
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from pkgutil import resolve_name
 from typing import TYPE_CHECKING, Any, Literal, TypeVar
@@ -12,7 +11,7 @@ from pydantic import BaseModel, ValidationError
 from fedbayes.config.settings import SettingRow, explain, rows
 from fedbayes.core.files import writable
 from fedbayes.data.plot import PICTURES
-from fedbayes.errors import ConfigError, FedbayesWarning, ModelError, RunError, did_you_mean
+from fedbayes.errors import ConfigError, ModelError, RunError, did_you_mean
 from fedbayes.models import ModelSettings, dense_layers
 from fedbayes.workflows.fuse.adapter_files import is_adapter
 from fedbayes.workflows.fuse.client_models import ClientModels, Seen, read_silos
@@ -128,6 +127,8 @@ class FusionJob:
         if methods is FUSIONS:
             self._check_paths(kind)
         found: Fused = resolve_name(f"{__package__}.{job}")(self, name, watch, progress)
+        if self.method is None and name == "gpi-fnm" and not self.settings:
+            found = replace(found, notes=(*found.notes, _BY_WEIGHTS))
         return found
 
     @property
@@ -220,16 +221,7 @@ class FusionJob:
             if any(name in hearers(option) for option in given):
                 return name
         known = all(is_program(path) or self.files[path][1] is not None for path in self.models)
-        if known:
-            return "function"
-        warnings.warn(
-            "the networks are matched by their weights alone (gpi-fnm), because the shape of an "
-            "input is unknown. Give --shape, such as 1,28,28 for images or 30 for rows, to fuse "
-            "by predictions, which is mostly far better",
-            FedbayesWarning,
-            stacklevel=3,
-        )
-        return "gpi-fnm"
+        return "function" if known else "gpi-fnm"
 
     def _refuse_idle(self, name: str, kind: FusionKind, methods: Mapping[str, FusionKind]) -> None:
         """See that no option or setting was given that the method does not hear.
@@ -300,6 +292,13 @@ class FusionJob:
                 raise RunError(
                     f"{path} would be both {other} and {what}. Give another file for one of them"
                 )
+
+
+_BY_WEIGHTS = (
+    "the networks were matched by their weights alone (gpi-fnm), because the shape of an input is "
+    "unknown. Give --shape, such as 1,28,28 for images or 30 for rows, to fuse by predictions, "
+    "which is mostly far better"
+)
 
 
 def checked(
