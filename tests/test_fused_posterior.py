@@ -97,7 +97,7 @@ def test_it_is_said_where_it_changes_nothing():
     network = networks()["n0"]
     clients = {"a": network, "b": network}
     fusion = fuse_functions(clients, network, INPUTS, counts=[[5, 5, 5]] * 2, settings=WITH)
-    assert any("no nearer" in note for note in fusion.notes)
+    assert any("no better confidence" in note for note in fusion.notes)
     x, (wanted, _) = INPUTS.batch(9, 50), teacher_of(clients, [[5, 5, 5]] * 2, None)
     with torch.no_grad():
         torch.testing.assert_close(

@@ -308,7 +308,7 @@ def test_a_function_that_has_changed_is_noticed(tmp_path, monkeypatch):
         ("bytes", "x of a sample has the shape 4 x 4, and of client"),
         ("outside", r"the label 7 of sample 5 is not in 0 to 1 \(the classes 0, 1\)"),
         ("negative", "the label -1 of sample 5 is negative. Classes must be whole numbers from 0"),
-        ("fractions", "y holds real numbers, and that of client .* whole numbers"),
+        ("fractions", "y contains real numbers, and that of client .* whole numbers"),
         ("words", "y is of type .*, not numbers"),
         ("unequal", "8 samples and 7 targets"),
         ("empty", "it returned no samples"),

@@ -109,8 +109,8 @@ def test_rates_are_bytes_a_second(said, bytes_a_second):
         ("1e400", "give bytes per second"),
         (True, "give bytes per second"),
         ([1], "give bytes per second"),
-        ("20 MB", "of units B/s, kB/s, MB/s"),
-        ("20 mb/s", "of units B/s, kB/s, MB/s"),
+        ("20 MB", "known units are B/s, kB/s, MB/s"),
+        ("20 mb/s", "known units are B/s, kB/s, MB/s"),
         ("file", "needs clock.file.*Set clock.speeds = 'file'"),
         (1e300, "the largest number is"),
     ],
@@ -170,8 +170,8 @@ def test_a_spread_of_no_rates_is_named():
             "client,upload\na,0\n",
             "line 2: upload is '0'; a rate must be 0.001 bytes per second or more",
         ),
-        ("client,upload\na,slow\n", "line 2: upload is 'slow'; give bytes a second"),
-        ("client,upload\na,1 furlong/s\n", "line 2: upload is '1 furlong/s'; of units"),
+        ("client,upload\na,slow\n", "line 2: upload is 'slow'; give bytes per second"),
+        ("client,upload\na,1 furlong/s\n", "line 2: upload is '1 furlong/s'; known units"),
         ("client,upload\na,\n", "line 2: upload is missing"),
         ("client,upload\na,1,2\n", "line 2: it has more cells than there are columns"),
         ("client,upload,upload\na,1,2\n", "has the column upload twice"),
@@ -277,7 +277,7 @@ def test_reports_of_unknown_length_are_not_for_asynchronous_rounds():
     """Whose entries a client chooses: their length is not known before it has trained."""
     keeping = f"{__name__}:Keeping"
     Weighed(config(method={"name": keeping}))  # in synchronous rounds any length will do
-    with pytest.raises(ConfigError, match=r"asynchronous.buffer is not for keeping"):
+    with pytest.raises(ConfigError, match=r"asynchronous.buffer does not work with keeping"):
         Weighed(config(method={"name": keeping}, asynchronous=WAITING))
 
 

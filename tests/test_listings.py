@@ -81,8 +81,8 @@ def test_a_parameter_of_another_method_is_told(monkeypatch, capsys):
 @pytest.mark.parametrize(
     ("key", "words"),
     [
-        ("method.fedprx", "'fedprx' no method (did you mean 'fedprox'?)"),
-        ("task.gauss", "'gauss' no likelihood (did you mean 'gaussian'?)"),
+        ("method.fedprx", "'fedprx' is not a method (did you mean 'fedprox'?)"),
+        ("task.gauss", "'gauss' is not a likelihood (did you mean 'gaussian'?)"),
         ("task.noise", "task.noise is a setting of gaussian, student-t, quantile"),
     ],
 )
@@ -333,4 +333,4 @@ def test_lists_and_absent_files_need_no_pytorch():
     assert len(errors) == len(ABSENT)
     for error in errors:
         assert "absent" in error
-        assert "does not exist" in error or "file not found" in error
+        assert "does not exist" in error or "not found" in error

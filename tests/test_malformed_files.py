@@ -84,7 +84,7 @@ def test_a_device_without_values_is_refused():
 def test_tensors_of_odd_kinds_are_named(tmp_path, make, words):
     path = tmp_path / "odd.pt"
     torch.save({**weights(), "0.weight": make(weights()["0.weight"])}, path)
-    with pytest.raises(ModelError, match=rf"odd\.pt: '0\.weight' is .*{words}"):
+    with pytest.raises(ModelError, match=rf"odd\.pt: '0\.weight' (has type|is) {words}"):
         read_models([path])
 
 
@@ -142,7 +142,7 @@ def test_a_small_file_takes_little_memory(tmp_path, monkeypatch):
     monkeypatch.undo()
     path.write_bytes(saved({"w": torch.zeros(1).expand(300_000_000)}))
     with pytest.raises(
-        ModelError, match=r"bomb\.pt bytes claim to contain tensors of 1,200,000,000"
+        ModelError, match=r"bomb\.pt .*bytes claim to contain tensors of 1,200,000,000"
     ):
         read_model(path)
     rows = Masked(torch.zeros(0), (300_000_000, 1), {(1,): torch.zeros(1, dtype=torch.bool)})

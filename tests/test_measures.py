@@ -210,7 +210,7 @@ def test_pieces_come_to_what_the_whole_does(sizes, seed):
         (TWO, ("rmse",), "metrics lists rmse, which is for real numbers or counts"),
         (FOUR, ("sensitivity",), "sensitivity, which is for two classes, and there are 4"),
         (FOUR, ("f1@0.3",), "f1@0.3, which is for two classes"),
-        (REAL, ("auroc",), "there are crps, rmse, mae, r2, nll"),
+        (REAL, ("auroc",), "has crps, rmse, mae, r2, nll"),
         (REAL, ("pinball",), "available for other likelihoods"),
         (build_likelihood("quantile", REAL.target), ("crps",), "with a distribution"),
     ],
@@ -224,12 +224,12 @@ def test_metrics_of_other_targets_are_refused(likelihood, names, text):
     ("names", "text"),
     [
         (["aurocc"], "did you mean 'auroc'"),
-        (["auroc@0.3"], "auroc has no threshold; sensitivity, specificity, f1"),
+        (["auroc@0.3"], "auroc has no threshold\. sensitivity, specificity, f1"),
         (["f1@1.5"], "a probability above 0 and below 1"),
         (["f1@x"], "a probability"),
         (["auto", "f1"], "'auto' and others"),
         (["f1", "f1"], "twice"),
-        ([f"f1@0.{n}" for n in range(10, 30)], "at most 16"),
+        ([f"f1@0.{n}" for n in range(10, 30)], "the limit is 16"),
     ],
 )
 def test_names_that_are_none_are_refused(names, text):
@@ -415,7 +415,7 @@ def test_what_cannot_be_told_is_refused_or_said(table):
     with pytest.raises(ConfigError, match="metrics lists rmse"):
         fedbayes.run(**settings(table, metrics=["rmse"]))
     private = {"aggregation": {"clip": 1.0}, "privacy": {"noise": 1.0, "repeatable": True}}
-    with pytest.warns(FedbayesWarning, match="of the global model alone.*privacy.metrics is off"):
+    with pytest.warns(FedbayesWarning, match="only of the global model.*privacy.metrics is off"):
         run = fedbayes.run(**settings(table, **private, rounds=1))
     assert "auroc" in run.summary["metrics"]["global"]
     assert set(run.summary["per_client"]) == {"global"}

@@ -88,7 +88,7 @@ class Dsvgd(Method[DsvgdServer, PersonalTensors, Sum]):
 
     name = "dsvgd"
     about = About(
-        "particles that clients move by Stein gradients, densities by Gaussians",
+        "particles moved by Stein gradients, Gaussian densities",
         "Kassab and Simeone 2022",
     )
     server_state = DsvgdServer

@@ -41,7 +41,7 @@ class Fald(Chain, PointEstimate[ChainServer]):
 
     name = "fald"
     about = About(
-        "Langevin dynamics over rounds; predictions average its samples",
+        "Langevin dynamics over rounds, averaged in predictions",
         "Plassier et al. 2023; Deng et al. 2021",
     )
     server_state = ChainServer

@@ -76,7 +76,7 @@ class PFedBayes(Averaged, Method[PFedBayesServer, PFedBayesClient, Sum]):
 
     name = "pfedbayes"
     about = About(
-        "a posterior for each client, regularized toward a global Gaussian",
+        "a posterior for each client, around a global Gaussian",
         "Zhang et al. 2022",
         published=UNIFORM,
     )

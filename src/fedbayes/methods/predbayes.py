@@ -76,7 +76,7 @@ class PredBayes(Method[PredBayesServer, Stateless, ReportList]):
 
     name = "predbayes"
     about = About(
-        "combines clients' posterior predictions, between mixture and product", "Hasan et al. 2024"
+        "mixes or multiplies clients' posterior predictions", "Hasan et al. 2024"
     )
     server_state = PredBayesServer
     reports = Reports(

@@ -40,7 +40,7 @@ def rate(value: Any) -> float:
     except (TypeError, ValueError, OverflowError):
         each = math.nan
     if not math.isfinite(each):
-        raise ValueError("give bytes a second, or text such as '20 MB/s'")
+        raise ValueError("give bytes per second, or text such as '20 MB/s'")
     if each < SLOWEST:
         raise ValueError(f"a rate must be {SLOWEST:g} bytes per second or more")
     return each

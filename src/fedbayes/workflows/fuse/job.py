@@ -295,7 +295,7 @@ class FusionJob:
 
 
 _BY_WEIGHTS = (
-    "the networks were matched by their weights alone (gpi-fnm), because the shape of an input is "
+    "the networks were matched only by their weights (gpi-fnm), because the shape of an input is "
     "unknown. Give --shape, such as 1,28,28 for images or 30 for rows, to fuse by predictions, "
     "which is mostly far better"
 )
