@@ -224,7 +224,7 @@ def test_metrics_of_other_targets_are_refused(likelihood, names, text):
     ("names", "text"),
     [
         (["aurocc"], "did you mean 'auroc'"),
-        (["auroc@0.3"], "auroc has no threshold\. sensitivity, specificity, f1"),
+        (["auroc@0.3"], r"auroc has no threshold\. sensitivity, specificity, f1"),
         (["f1@1.5"], "a probability above 0 and below 1"),
         (["f1@x"], "a probability"),
         (["auto", "f1"], "'auto' and others"),

@@ -219,7 +219,7 @@ def state(**changes):
         ),
         (state(conv=torch.zeros(2, 2, 2)), "'conv' of shape .2, 2, 2. belongs to no linear"),
         ({"w": torch.zeros(2, 2)}, "1 linear layers"),
-        (state(**{"1.weight": torch.full((5, 4), torch.nan)}), "'1.weight' holds NaN"),
+        (state(**{"1.weight": torch.full((5, 4), torch.nan)}), "'1.weight' has NaN"),
         (state(**{"1.bias": torch.zeros(4)}), "'1.bias' has shape .4,., which does not fit"),
     ],
 )
@@ -242,7 +242,7 @@ def test_files_that_are_no_models(tmp_path):
     with pytest.raises(ModelError, match="has no tensors"):
         read_weights(tmp_path / "list.pt")
     torch.save({"a": 3}, tmp_path / "numbers.pt")
-    with pytest.raises(ModelError, match="'a' is no tensor"):
+    with pytest.raises(ModelError, match="'a' is not a tensor"):
         read_weights(tmp_path / "numbers.pt")
     torch.save(MLP(2, [3], 2), tmp_path / "whole.pt")
     with pytest.raises(
@@ -270,11 +270,11 @@ def test_what_is_unlike_a_network_is_told_with_names_and_shapes():
     foreign = {f"fc{name}": tensor for name, tensor in wanted.items()}
     told = unlike(foreign, wanted)
     assert "it has fc1.weight (5 x 4), fc1.bias (5), fc3.weight (3 x 5) and 1 more" in told
-    assert "where 1.weight (5 x 4), 1.bias (5), 3.weight (3 x 5) and 1 more are wanted" in told
+    assert "but 1.weight (5 x 4), 1.bias (5), 3.weight (3 x 5) and 1 more are expected" in told
     assert "save the state_dict" in told
     assert "it also has 4.bias (2)" in unlike({**wanted, "4.bias": torch.zeros(2)}, wanted)
     wider = MLP(4, [5], 2).state_dict()
-    assert "it has 3.weight (2 x 5), 3.bias (2), where 3.weight (3 x 5)" in unlike(wider, wanted)
+    assert "it has 3.weight (2 x 5), 3.bias (2), but 3.weight (3 x 5)" in unlike(wider, wanted)
     few = {name: tensor for name, tensor in wanted.items() if name != "3.bias"}
     assert "and lacks 3.bias (3)" in unlike(few, wanted)
 

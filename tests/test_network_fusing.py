@@ -279,7 +279,7 @@ def test_networks_of_other_widths_and_a_wider_program(photos, tmp_path):
     [
         (("--width", "0"), "widths must be above 0"),
         (("--width", "wide"), "give numbers"),
-        (("--width", "2"), "Write a program"),
+        (("--width", "2"), "write a program"),
         (("--width", "free", "--bound", "-1"), "-1"),
         (("--bound", "1"), "only with --width free"),
         (("--mean", "1,2"), "2 numbers"),
@@ -726,9 +726,9 @@ def test_what_is_scored_is_what_is_written(photos, tmp_path):
     ("options", "words"),
     [
         (("--width", "1,2"), "give one number"),
-        (("--shape=-3,8,8",), "All lengths must be 1 or more"),
+        (("--shape=-3,8,8",), "all lengths are 1 or more"),
         (("--picture", "p.png", "--show-inputs", "p.png"), "the picture and the picture of inputs"),
-        (("--minutes", "1", "--state", "g.safetensors"), "is to be the model and the state"),
+        (("--minutes", "1", "--state", "g.safetensors"), "would be both the model and the state"),
         (("--minutes", "1", "--state", "nowhere/s"), "folder not found: nowhere"),
     ],
 )
@@ -762,9 +762,9 @@ def test_networks_that_write_over_their_inputs_are_refused(inputs, tmp_path, cap
     """Each that is asked after them would be asked at other inputs."""
     nets = {"a": MLP(6, [5], 3), "b": Shifting(6, 3)}
     x = inputs.batch(-1, 4)
-    with pytest.raises(ModelError, match=r"^b writes over its inputs"):
+    with pytest.raises(ModelError, match=r"^b changes its inputs in place"):
         fuse_functions(nets, nets["a"], inputs, settings=QUICK)
-    with pytest.raises(ModelError, match=r"^b writes over its inputs"):
+    with pytest.raises(ModelError, match=r"^b changes its inputs in place"):
         match_graph(nets, MatchingSettings(), x)
     torch.testing.assert_close(x, inputs.batch(-1, 4))
     for shape in ("6", "3,4,4", "1,4,4"):
@@ -819,7 +819,7 @@ def test_networks_of_several_outputs_are_refused(inputs, tmp_path, capsys):
         torch.save(nets["b"].state_dict(), path)
     asked = ("--model", "tests.test_network_fusing:pair", "--shape", "6", "--classes", 3)
     assert command("fuse", *paths, "-o", tmp_path / "g.pt", *asked, *SMALL) == 2
-    assert "pair' gives a tuple" in capsys.readouterr().err
+    assert "pair' returns a tuple" in capsys.readouterr().err
 
 
 class Steep(nn.Module):
@@ -883,7 +883,7 @@ def test_programs_that_do_not_answer_the_samples_are_refused(
     asked = ("--shape", shape, "--classes", classes, "--inputs", "noise", *SMALL)
     assert command("fuse", *paths, "-o", tmp_path / "g.pt2", *asked) == 2
     said = " ".join(capsys.readouterr().err.split())
-    assert f"error: {paths[0]} gives no logits" in said
+    assert f"error: {paths[0]} returns no logits" in said
     assert words in said
     assert not (tmp_path / "g.pt2").exists()
 

@@ -61,8 +61,8 @@ def test_noise_has_moved_and_means_the_same(older):
 
 
 def test_only_what_a_run_left_may_have_the_older_names(older):
-    with pytest.raises(ConfigError, match=r"aggregation.noise is no setting"):
+    with pytest.raises(ConfigError, match=r"aggregation.noise is not a setting"):
         Config.load(older / "config.toml")
     edit(older, "[secure]", "[privacy]\nnoise = 0.0\n[secure]")
-    with pytest.raises(ConfigError, match=r"aggregation.noise is no setting"):
+    with pytest.raises(ConfigError, match=r"aggregation.noise is not a setting"):
         RunFolder(older).config()

@@ -274,7 +274,7 @@ def test_code_that_comes_with_a_network_is_never_run(bert, tmp_path):
         ({"model": {"name": "mlp", "pretrained": "x"}}, "Set name too"),
         ({"model": {"pretrained": None}}, "needs the name of a network"),
         ({"model": {"batch_norm": "local"}}, "freezes it. Leave"),
-        ({"model": {"batch_norm": "frozen"}}, "no trainable batch normalization"),
+        ({"model": {"batch_norm": "frozen"}}, "no batch normalization"),
         ({"model": {"name": "mlp"}}, "tokens"),
         ({"data": {"tokens": None, "drop": ["note"]}}, "data.tokens"),
     ],

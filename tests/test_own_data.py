@@ -87,7 +87,7 @@ def test_a_silo_needs_no_group_and_its_columns_have_names(tmp_path):
 @pytest.mark.parametrize(
     ("text", "words"),
     [
-        ("width,height,label\n1,2,dog\n1,2,dog\n1,2,ant\n1,2,ant\n", "no class dog"),
+        ("width,height,label\n1,2,dog\n1,2,dog\n1,2,ant\n1,2,ant\n", "unknown class dog"),
         ("width,depth,label\n1,2,ant\n1,2,bee\n1,2,ant\n", "no column 'height'"),
         ("width,label\n1,ant\n1,bee\n1,ant\n", "no column 'height'"),
     ],

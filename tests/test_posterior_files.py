@@ -240,7 +240,7 @@ def test_code_that_a_file_names_is_run_if_it_is_named_too(client, capsys):
     )
     asked = ["posterior", folder / "run" / "model.safetensors", "--data", data, "-o", out]
     assert command(*asked) == 2
-    assert "fedbayes never runs code only because a file names it" in capsys.readouterr().err
+    assert "fedbayes never runs code only because a file lists it" in capsys.readouterr().err
     assert not out.exists()
     assert command(*asked, "--model", "tests.toy_models:normalized") == 0
     found, _ = read_posterior(out)

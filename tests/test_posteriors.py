@@ -321,9 +321,9 @@ def test_networks_that_answer_a_sample_by_others_are_told(first, shape):
 def test_refusals_of_a_posterior():
     module = MLP(3, [], 2)
     quantile = build_likelihood("quantile", Target("real", ("r",), (0.0,), (1.0,)))
-    with pytest.raises(ConfigError, match="no distribution to draw"):
+    with pytest.raises(ConfigError, match="no distribution, so there is no posterior"):
         list(scores(quantile, torch.zeros(2, quantile.outputs), None, torch.Generator()))
-    with pytest.raises(ModelError, match="no samples"):
+    with pytest.raises(ModelError, match="needs samples"):
         posterior(module, CLASSES, Samples(torch.zeros(0, 3), torch.zeros(0, dtype=torch.int64)))
     module[1].weight.data[0, 0] = torch.nan
     two = build_likelihood("categorical", Target("class", ("a", "b")))
@@ -487,7 +487,7 @@ def test_refusals_of_posteriors_that_do_not_fit():
     with pytest.raises(ModelError, match="posterior 1 has other layers"):
         kfac([one, less])
     none = Posterior(two.weights, 0, None, two.factors, two.diagonal)
-    with pytest.raises(ModelError, match="of no samples"):
+    with pytest.raises(ModelError, match="has no samples"):
         regmean([one, none])
     odd = Posterior(two.weights, 5, None, {**two.factors, "a": two.factors["b"]}, two.diagonal)
     with pytest.raises(ModelError, match="factors of 'a' of shapes"):

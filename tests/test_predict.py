@@ -418,10 +418,10 @@ def test_a_model_of_arrays_takes_no_table(tmp_path, place):
     with pytest.raises(DataError, match="but this model"):
         predict(tmp_path, run.folder.path, place / "patients.csv")
     np.savez(tmp_path / "b.npz", y=[1])
-    with pytest.raises(DataError, match="Choose y"):
+    with pytest.raises(DataError, match="It has y"):
         predict(tmp_path, run.folder.path, tmp_path / "b.npz")
     np.savez(tmp_path / "c.npz", x=np.zeros((3, 5)))
-    with pytest.raises(DataError, match=r"c.npz: the samples are of shape \(3, 5\)"):
+    with pytest.raises(DataError, match=r"c.npz: the samples have shape \(3, 5\)"):
         predict(tmp_path, run.folder.path, tmp_path / "c.npz")
 
 
@@ -668,7 +668,7 @@ def test_brackets_in_names_are_shown_as_they_are(tmp_path, capsys, monkeypatch):
     assert "[bold]b" in told
     model = "runs [b]/model.safetensors"
     _, told, _ = cli(monkeypatch, capsys, "evaluate", model, "--run", "runs [b]")
-    assert "in runs [b]/model.safetensors" in told
+    assert "by runs [b]/model.safetensors" in told
     assert "\nruns [b]/model.safetensors" in told
     assert "rmse/[/b] :b:" in told
 

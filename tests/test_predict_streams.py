@@ -206,7 +206,7 @@ def test_what_a_query_keeps_is_alike_in_every_piece(tmp_path, stays):
 @pytest.mark.parametrize(
     ("query", "words"),
     [
-        ("select age from nowhere", "no such table: nowhere; fix the query, the URL"),
+        ("select age from nowhere", r"no such table: nowhere\. Correct the query, the URL"),
         ("select id, age, grade, seen from stays", "the query has no column 'ward', which the"),
         ("select * from stays where id < 0", "the query returns no rows to predict"),
         ("delete from stays", "it is not a SELECT. Nothing was changed"),
@@ -238,7 +238,11 @@ def test_databases_at_the_command_line(tmp_path, stays, monkeypatch, capsys):
     for inputs, more, words in (
         (url, (), "Give one with --query"),
         (tmp_path / "absent.csv", ("--query", "select 1"), "file or folder"),
-        ("sqlite:////none.db", ("--query", "select 1"), "there is no file /none.db; fix the URL"),
+        (
+            "sqlite:////none.db",
+            ("--query", "select 1"),
+            "file not found: /none.db. Correct the URL",
+        ),
         (secret, ("--query", "select 1"), "set FEDBAYES_DATABASE_PASSWORD"),
         ("none://x", ("--query", "select 1"), "none"),
     ):

@@ -75,9 +75,7 @@ class PredBayes(Method[PredBayesServer, Stateless, ReportList]):
     """
 
     name = "predbayes"
-    about = About(
-        "mixes or multiplies clients' posterior predictions", "Hasan et al. 2024"
-    )
+    about = About("mixes or multiplies clients' posterior predictions", "Hasan et al. 2024")
     server_state = PredBayesServer
     reports = Reports(
         {
