@@ -241,7 +241,7 @@ def test_databases_at_the_command_line(tmp_path, stays, monkeypatch, capsys):
         (
             "sqlite:////none.db",
             ("--query", "select 1"),
-            "file not found: /none.db. Correct the URL",
+            "file not found: /none.db. Correct",
         ),
         (secret, ("--query", "select 1"), "set FEDBAYES_DATABASE_PASSWORD"),
         ("none://x", ("--query", "select 1"), "none"),

@@ -407,7 +407,7 @@ def test_models_that_are_not_there_are_told(alone, place, tmp_path, capsys):
         (("conformal", place / "alone"), "Add --personal"),
         (
             ("export", place / "alone", "-o", out, "--client", "F"),
-            "unknown client 'F'. The clients are A, B",
+            "has no client 'F'. Its clients are A, B",
         ),
         (("export", place / "run", "-o", out, "--client", "C"), "under fedavg"),
         (("calibrate", place / "run", "--client", "C"), "under fedavg"),

@@ -112,7 +112,7 @@ def test_what_is_refused_is_refused_before_it_is_imported(tmp_path, monkeypatch,
     monkeypatch.syspath_prepend(tmp_path)
     text = (run / "config.toml").read_text()
     (run / "config.toml").write_text(text.replace('name = "scaffold"', 'name = "evil:Method"'))
-    with pytest.raises(RunError, match=r"method.name was 'scaffold', and is 'evil:Method'"):
+    with pytest.raises(RunError, match=r"method.name was 'scaffold', and is now 'evil:Method'"):
         use(run)
     assert not (tmp_path / "mark").exists()
 
@@ -264,7 +264,7 @@ def test_a_model_file_has_nothing_imported(stranger, tables, named):
     make, mark = stranger
     path = make(**tables)
     for read in (tried, fedbayes.load):
-        with pytest.raises(ModelError, match=rf"its {named} is '.*--set {named}="):
+        with pytest.raises(ModelError, match=rf"needs the code {named} = '.*--set {named}="):
             read(path)
     assert not mark.exists()
 
@@ -275,12 +275,12 @@ def test_what_a_user_names_too_is_imported(stranger, own):
     run = own[0]
     assert tried(run / "model.safetensors", run=run) == pytest.approx(wanted, abs=1e-6)
     path = make(model={"name": "ownmod:network"}, task={"likelihood": "ownmod:Likely"})
-    with pytest.raises(ModelError, match=r"model.name is 'ownmod:network'"):
+    with pytest.raises(ModelError, match=r"model.name = 'ownmod:network'"):
         tried(path, "task.likelihood=ownmod:Likely")
     assert tried(path, "task.likelihood=ownmod:Likely", model="ownmod:network") > 0
     trusted = frozenset(["task.likelihood=ownmod:Likely", "model.name=ownmod:network"])
     assert fedbayes.load(path, trusted=named_by(sorted(trusted))).likelihood.name == "likely"
-    with pytest.raises(ModelError, match=r"task.likelihood is 'ownmod:Likely'"):
+    with pytest.raises(ModelError, match=r"task.likelihood = 'ownmod:Likely'"):
         read_models([path])
 
 

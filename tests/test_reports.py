@@ -226,7 +226,7 @@ def test_mistakes_are_named(runs, tmp_path, capsys):
     assert command("report", runs[0], runs[0], "-o", out) == 2
     assert "given twice" in capsys.readouterr().err
     assert command("report", runs[0], "-o", tmp_path / "no" / "x.html") == 2
-    assert "no folder" in capsys.readouterr().err
+    assert "folder not found" in capsys.readouterr().err
     assert not out.exists()
     assert command("plot", runs[0], "-f", "beauty", "-o", tmp_path / "x.png") == 2
     told = " ".join(capsys.readouterr().err.split())

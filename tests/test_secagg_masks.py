@@ -196,7 +196,7 @@ def test_a_client_in_a_federation_refuses_to_open_one_report(monkeypatch):
 
 def test_a_node_of_a_secure_federation_sends_no_report_without_masks(monkeypatch):
     monkeypatch.setattr(simulated, "flower", lambda config, cohort: Flower)
-    with pytest.raises(EngineError, match="its node says: it reports under secure aggregation al"):
+    with pytest.raises(EngineError, match="its node says: it needs secure aggregation"):
         run(settings())
 
 

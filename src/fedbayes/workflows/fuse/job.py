@@ -122,10 +122,10 @@ class FusionJob:
         name = self._name(methods)
         kind = methods[name]
         self._refuse_idle(name, kind, methods)
-        require_several(self.models)
-        job = kind.dense if kind.dense and self._dense() else kind.job
         if methods is FUSIONS:
             self._check_paths(kind)
+        require_several(self.models)
+        job = kind.dense if kind.dense and self._dense() else kind.job
         found: Fused = resolve_name(f"{__package__}.{job}")(self, name, watch, progress)
         if self.method is None and name == "gpi-fnm" and not self.settings:
             found = replace(found, notes=(*found.notes, _BY_WEIGHTS))

@@ -438,8 +438,8 @@ def _check(name: str, model: Candidate, tests: EvaluationSet) -> None:
             raise ModelError(f"{name} was trained on {what} {then}; the samples have {now}")
     if not own.same_inputs(here):
         warnings.warn(
-            f"{name} is evaluated with its own standardization, not the one "
-            f"{tests.standardized.removeprefix('by ')}",
+            f"{name} has another standardization than these samples ({tests.standardized}), and is "
+            "evaluated with its own",
             FedbayesWarning,
             stacklevel=3,
         )
