@@ -313,10 +313,10 @@ def halved(arrays):
 @pytest.mark.parametrize(
     ("stage", "how", "words"),
     [
-        (Stage.SETUP, changed(Key.PUBLIC_KEY_1, b"none"), "no proper keys"),
-        (Stage.SETUP, changed(Key.PUBLIC_KEY_2, 5), "no proper keys"),
-        (Stage.SHARE_KEYS, changed(Key.DESTINATION_LIST, [1, 2, 3]), "no proper key shares"),
-        (Stage.SHARE_KEYS, changed(Key.CIPHERTEXT_LIST, []), "no proper key shares"),
+        (Stage.SETUP, changed(Key.PUBLIC_KEY_1, b"none"), "no valid keys"),
+        (Stage.SETUP, changed(Key.PUBLIC_KEY_2, 5), "no valid keys"),
+        (Stage.SHARE_KEYS, changed(Key.DESTINATION_LIST, [1, 2, 3]), "no valid key shares"),
+        (Stage.SHARE_KEYS, changed(Key.CIPHERTEXT_LIST, []), "no valid key shares"),
         (Stage.COLLECT_MASKED_VECTORS, changed(Key.MASKED_PARAMETERS, []), "masked report"),
         (Stage.COLLECT_MASKED_VECTORS, changed(Key.MASKED_PARAMETERS, halved), "masked report"),
         (
@@ -360,8 +360,8 @@ def test_a_spoilt_sum_is_told_and_changes_nothing(failing):
     (line,) = rounds(settings())
     assert line["skipped"]
     assert set(line["lost"].values()) == {
-        "secure aggregation came to nothing: the sum cannot be of honest reports: some "
-        "client spoilt it"
+        "secure aggregation failed: the sum is impossible for honest updates: a client sent "
+        "invalid numbers"
     }
 
 
@@ -390,9 +390,9 @@ def test_reports_become_vectors_and_back():
     for name in CENTRE:
         expected = sum(r.tensors[name].double() * r.weight for r in found) / 1500
         assert torch.allclose(read.tensors[name], expected.float(), atol=1e-6)
-    with pytest.raises(MessageError, match="spoilt"):
+    with pytest.raises(MessageError, match="impossible for honest updates"):
         plan.read(mean + 20, CENTRE)
-    with pytest.raises(MessageError, match="spoilt"):
+    with pytest.raises(MessageError, match="impossible for honest updates"):
         plan.read(mean * math.nan, CENTRE)
     sparse = Masked.keep(CENTRE["a"], {(0,): torch.ones(30, dtype=torch.bool)})
     with pytest.raises(EngineError, match="sparse"):
@@ -434,10 +434,10 @@ def test_noise_goes_on_the_sum_with_the_same_epsilon():
 @pytest.mark.parametrize(
     ("changes", "words"),
     [
-        ({"engine": "sequential"}, "engine is 'sequential'"),
+        ({"engine": "sequential"}, "got engine 'sequential'"),
         (
             {"engine": "workers"},
-            "needs engine = 'flower-simulation' or `fedbayes federate`; engine is 'workers'",
+            "needs engine = 'flower-simulation' or `fedbayes federate`, got engine 'workers'",
         ),
         (
             {"method": {"name": "gpi-fnm"}},
@@ -447,10 +447,10 @@ def test_noise_goes_on_the_sum_with_the_same_epsilon():
             {"method": {"name": "fedsparse"}},
             "not work with fedsparse: clients leave out entries",
         ),
-        ({"method": {"name": "laplace"}}, "not for laplace"),
+        ({"method": {"name": "laplace"}}, "does not work with laplace"),
         (
             {"method": {"name": "pvi"}, "aggregation": {"clip": 3.0}},
-            "pvi needs its clients.* which aggregation.clip under secure.enabled",
+            "pvi needs clients.* but aggregation.clip under secure.enabled",
         ),
         ({"method": {"name": "global"}}, "not work with global: it pools all data"),
         ({"method": {"name": "local"}}, "not work with local"),
@@ -460,7 +460,7 @@ def test_noise_goes_on_the_sum_with_the_same_epsilon():
         ({"secure": {"shares": 3, "threshold": 3}}, "secure.threshold is 3"),
         ({"secure": {"threshold": 5}}, "secure.threshold is 5"),
         ({"secure": {"threshold": 1}}, "secure.threshold is 1"),
-        ({"secure": {"levels": 2**30}}, "at most 1073741823"),
+        ({"secure": {"levels": 2**30}}, "the limit is 1073741823"),
         ({"secure": {"range": -1}}, "secure.range is -1"),
     ],
 )

@@ -158,10 +158,10 @@ def test_interrupted_it_goes_on_where_it_was(tmp_path, monkeypatch):
 def test_a_folder_with_something_else_is_refused(tmp_path):
     fedbayes.run_seeds(small(), seeds=1, folder=tmp_path / "seeds")
     for changed in (small(rounds=1, min_reports=2), small(rounds=3, min_reports=2)):
-        with pytest.raises(RunError, match=r"seeds holds runs with other settings:.*min_reports"):
+        with pytest.raises(RunError, match=r"seeds has runs with other settings:.*min_reports"):
             fedbayes.run_seeds(changed, seeds=1, folder=tmp_path / "seeds")
     with pytest.raises(
-        RunError, match=r"other settings: clients_per_round was not set, and is 1\. Take them"
+        RunError, match=r"other settings: clients_per_round was not set, and is now 1\. Restore"
     ):
         fedbayes.run_seeds(small(cohort=1), seeds=2, folder=tmp_path / "seeds")
     with pytest.raises(

@@ -103,7 +103,7 @@ def test_worker_processes_have_the_stages_too():
         ({"stages": ["tests.test_stages:after_a_round"]}, "not a class derived from"),
         (
             {"stages": [f"{__name__}:Halved"], "method": {"name": "scaffold"}},
-            "scaffold needs its clients.* which the stage Halved changes",
+            "scaffold needs clients.* but the stage Halved changes",
         ),
         (
             {

@@ -170,7 +170,7 @@ def test_spellings_that_differ_are_told_of_the_files_that_have_them():
 
 
 def test_a_summary_counts_once():
-    with pytest.raises(ValueError, match=r"summaries names .*a\.json. twice"):
+    with pytest.raises(ValueError, match=r"summaries lists .*a\.json. twice"):
         DataSettings(path="t.csv", summaries=["a.json", "b.json", "a.json"])
 
 

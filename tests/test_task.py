@@ -89,11 +89,11 @@ def test_settings_on_the_command_line(tmp_path):
         ({"likelihood": 3}, "task.likelihood is 3; it must be a string"),
         (
             {"likelihood": "gaussian", "nois": 1},
-            r"task.nois is not a setting \(did you mean 'noise'",
+            r"task.nois is not a setting of gaussian \(did you mean 'noise'",
         ),
         ({"likelihood": "gaussian", "noise": -1}, "task.noise is -1"),
         ({"likelihood": "gaussian", "target": 1}, "task.target is not a setting"),
-        ({"noise": "each"}, "task.noise is a setting of gaussian, .* not of auto; choose"),
+        ({"noise": "each"}, r"task.noise is a setting of gaussian, .* not of auto\. Choose"),
         ({"name": "gaussian"}, "task.name is not a setting"),
         ({"nothing": 1}, "task.nothing is not a setting"),
         ({"likelihood": "no.such:Thing"}, "cannot find the likelihood"),
@@ -174,7 +174,9 @@ def test_a_run_keeps_its_target(tmp_path):
     with pytest.warns(FedbayesWarning, match="some values or labels have changed"):
         again = stored_data(config, folder)
     assert again.target == first.target
-    with pytest.raises(RunError, match=r"targets were real: label, and are class: 0, 1, 2, 3, 4"):
+    with pytest.raises(
+        RunError, match=r"targets were real: label, and are now class: 0, 1, 2, 3, 4"
+    ):
         stored_data(Config.create(data=data), folder)
 
 

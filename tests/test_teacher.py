@@ -158,7 +158,7 @@ def test_it_says_what_it_is_made_of():
     named = {"names": ["a", "b", "c"]}
     assert "none of which has a temperature" in Teacher(networks(), **named).told
     told = Teacher(networks(), counts=COUNTS, temperatures=[0.5, None, 2], **named).told
-    assert "needs counts of classes" in told
+    assert "by counts of classes" in told
     assert "temperatures of 0.5 to 2; b have no temperature" in told
 
 
@@ -279,7 +279,7 @@ def test_a_client_that_is_not_finite_is_named():
 
 def test_outputs_of_another_number_are_refused():
     clients = [*networks(2), nn.Linear(4, 5)]
-    with pytest.raises(ModelError, match=r"client 2 answers \(6, 5\) and client 0 \(6, 3\)"):
+    with pytest.raises(ModelError, match=r"client 2 returns \(6, 5\) and client 0 \(6, 3\)"):
         Teacher(clients)(torch.randn(6, 4))
 
 

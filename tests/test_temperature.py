@@ -280,7 +280,7 @@ def test_the_command(ended, capsys, monkeypatch):
     for asked, words in (
         (["--share", "0.2"], "Add --method temperature or conformal"),
         (["--temperature", "--client", "0"], "--client has no effect with --method temperature"),
-        (["--temperature", "--share", "1.5"], "a share of 1.5"),
+        (["--temperature", "--share", "1.5"], "is 1.5. Give a number"),
         (["--temperature", "--personal"], "has no own models of clients"),
     ):
         status, told = call(place, *asked)

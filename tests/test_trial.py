@@ -254,7 +254,7 @@ def test_rows_of_a_file_are_foreign_inputs(tmp_path):
 
 @pytest.mark.parametrize(
     ("asked", "words"),
-    [("wid", "did you mean 'wide'"), ("no.csv", "there is no such file"), ("a.txt", "no such")],
+    [("wid", "did you mean 'wide'"), ("no.csv", "file not found"), ("a.txt", "file not found")],
 )
 def test_foreign_inputs_that_there_are_not(asked, words):
     with pytest.raises(ConfigError, match=words):

@@ -141,7 +141,7 @@ def test_who_does_not_answer_is_left_out_by_name(wards, tmp_path, monkeypatch):
         summary, lines = federated(tmp_path, wards)
     assert set(summary["per_client"]["global"]) >= {"client-0", "client-2"}
     assert lines[0]["not_evaluated"].keys() == {"1", "2"}
-    assert "of 100 samples" in lines[0]["not_evaluated"]["2"]
+    assert "for 100 samples" in lines[0]["not_evaluated"]["2"]
     assert lines[1]["not_evaluated"].keys() == {"1"}
     assert lines[0]["by_client"]["global"]["accuracy"][1:] == [None, None]
     for text in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines():
@@ -161,7 +161,7 @@ def test_more_samples_than_a_report_may_weigh_are_not_believed(wards, tmp_path, 
     monkeypatch.setattr(ClientRuntime, "tried", tried)
     with pytest.warns(FedbayesWarning, match="1 of 3 clients did not evaluate"):
         summary, lines = federated(tmp_path, wards)
-    assert "the limit is 1,000,000. Combine" in lines[-1]["not_evaluated"]["2"]
+    assert "the limit is 1,000,000 (aggregation.max_weight)" in lines[-1]["not_evaluated"]["2"]
     assert summary["global_accuracy"] > 0.6
 
 
@@ -172,7 +172,7 @@ def test_what_does_not_go_together_is_refused():
         ({"method": {"name": "local"}}, "local has none"),
         (
             {"attack": {"kind": "label-flip", "clients": 1}},
-            "needs honest clients, which attack",
+            "needs honest clients, but attack",
         ),
     ):
         with pytest.raises(ConfigError, match=words):

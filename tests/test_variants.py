@@ -75,7 +75,7 @@ def test_mistakes_are_named(text, words):
 def test_files_that_are_none(tmp_path):
     file = tmp_path / "methods.toml"
     for content, words in (
-        ("x = 1", "x is no table"),
+        ("x = 1", "x is not a table"),
         ("[", "cannot read the methods"),
         ('["a\\nb"]\nmethod.name = "fedavg"', "in one line"),
     ):
@@ -95,7 +95,7 @@ def test_a_parameter_goes_to_the_methods_that_have_it():
     assert settled(Config.create(), whole[2]).method["proximal"] == 2
     assert rest == ["rounds=2"]
     assert notes == [
-        "method.proximal=1 is for fedprox, fedprox:proximal=2; fedavg has no such parameter"
+        "method.proximal=1 works with fedprox, fedprox:proximal=2; fedavg has no such parameter"
     ]
     with pytest.raises(ConfigError, match="is a parameter of fedprox, not of fedavg"):
         own_settings(found[:1], ["method.proximal=1"])

@@ -64,10 +64,10 @@ def test_a_state_dict_of_ones_own(tmp_path):
 
 def test_what_does_not_fit_is_refused(first, tmp_path):
     torch.save(MLP(64, [9], 10).state_dict(), tmp_path / "wide.pt")
-    with pytest.raises(ModelError, match=r"1\.weight \(9 x 64\).* where .*1\.weight \(8 x 64\)"):
+    with pytest.raises(ModelError, match=r"1\.weight \(9 x 64\).* but .*1\.weight \(8 x 64\)"):
         Simulation(warm(tmp_path / "wide.pt"), tmp_path / "r")
     torch.save(MLP(64, [8, 8], 10).state_dict(), tmp_path / "deep.pt")
-    with pytest.raises(ModelError, match=r"it has 5\.weight \(10 x 8\), 5\.bias \(10\) besides"):
+    with pytest.raises(ModelError, match=r"it also has 5\.weight \(10 x 8\), 5\.bias \(10\)"):
         Simulation(warm(tmp_path / "deep.pt"), tmp_path / "r")
     with pytest.raises(ModelError, match=r"file .*not found"):
         Simulation(warm(tmp_path / "absent.pt"), tmp_path / "r")
@@ -112,7 +112,7 @@ def test_the_same_classes_or_features_in_another_order_are_refused(tmp_path):
     ):
         Simulation(warm(file, data={**data, "classes": ["y", "x"]}))
     other = {**data, "path": tmp_path / "b.csv"}
-    with pytest.raises(ModelError, match=r"features in the order u, v.*set data\.features"):
+    with pytest.raises(ModelError, match=r"features in the order u, v.*Set data\.features"):
         Simulation(warm(file, data=other))
     with warnings.catch_warnings():
         warnings.simplefilter("error", FedbayesWarning)

@@ -477,7 +477,7 @@ def test_the_page_and_the_state_are_all_that_is_served(run):
         assert files
         for path in (*files, f"../{run.name}/config.toml", "%2e%2e/x", "state/", "r"):
             status, _, text = get(server, f"/{path}")
-            assert (status, text) == (404, "only / and /state exist"), path
+            assert (status, text) == (404, "only / and /state exist\n"), path
         status, headers, page = get(server)
         assert status == 200
         assert headers["Content-Type"] == "text/html; charset=utf-8"

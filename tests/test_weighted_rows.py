@@ -108,7 +108,7 @@ def test_separation_is_told_where_fitted_probabilities_reach_the_ends(part):
         table["sure"] = np.where(table.event & (table.line > 0), 1.0, 0.0)
     for features in (["sure"], ["sure", "eur", "usd"]):
         with pytest.raises(
-            DataError, match=r"of sure grow without end.*fitted probabilities reach"
+            DataError, match=r"of sure grow without bound.*fitted probabilities reach"
         ):
             glm(parted(table), "event", features, family="binomial")
 
