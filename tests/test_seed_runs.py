@@ -165,7 +165,7 @@ def test_a_folder_with_something_else_is_refused(tmp_path):
     ):
         fedbayes.run_seeds(small(cohort=1), seeds=2, folder=tmp_path / "seeds")
     with pytest.raises(
-        RunError, match=r"other settings: rounds was 2, and is 1\. Restore the settings"
+        RunError, match=r"other settings: rounds was 2, and is now 1\. Restore the settings"
     ):
         fedbayes.run_seeds(small(rounds=1), seeds=1, folder=tmp_path / "seeds")
     with pytest.raises(RunError, match="already has runs of several seeds"):
