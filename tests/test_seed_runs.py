@@ -178,7 +178,7 @@ def test_a_folder_with_something_else_is_refused(tmp_path):
     with pytest.raises(RunError, match="has no runs of several seeds"):
         fedbayes.resume_seeds(tmp_path / "single")
     fedbayes.run(small(stop_after=1), tmp_path / "mixed" / "seed-0")
-    with pytest.raises(RunError, match=r"seed-0 holds a run with other settings: stop_after was 1"):
+    with pytest.raises(RunError, match=r"seed-0 has a run with other settings: stop_after was 1"):
         fedbayes.run_seeds(small(), seeds=1, folder=tmp_path / "mixed")
 
 
