@@ -277,7 +277,7 @@ def test_a_file_with_other_things_in_a_column_is_named(tmp_path):
         load_dataset(DataSettings(path=tmp_path))
     write(patients().assign(sex=1.0), tmp_path / "train-b.csv")
     with pytest.raises(
-        DataError, match=r"column 'sex' has numbers \('1.0' in row 1\); it has text"
+        DataError, match=r"column 'sex' has numbers \('1.0' in row 1\)\. It has text"
     ):
         load_dataset(DataSettings(path=tmp_path))
 
