@@ -149,7 +149,7 @@ def test_a_small_file_takes_little_memory(tmp_path, monkeypatch):
     path = tmp_path / "bomb.safetensors"
     for whole, words in ((False, "its header is compressed"), (True, "'w' is sparse")):
         path.write_bytes(encode({"w": rows}, plain=whole))
-        with pytest.raises(ModelError, match=rf"bomb\.safetensors .*no model: .*{words}"):
+        with pytest.raises(ModelError, match=rf"bomb\.safetensors .*not a model: .*{words}"):
             read_model(path)
     path = tmp_path / "good.pt"
     path.write_bytes(compressed(saved(weights())))
