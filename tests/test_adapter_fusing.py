@@ -349,6 +349,7 @@ def test_what_would_take_hours_is_told():
         pace.step(1)
 
 
+@pytest.mark.slow
 def test_end_to_end_only_brings_it_nearer(bert, adapters, tmp_path, capsys):
     scores = []
     for minutes in ("0", "0.1"):

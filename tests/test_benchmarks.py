@@ -55,6 +55,7 @@ def test_a_config_or_a_list_of_methods_is_one(file):
             settled(Config(), variant)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("workload", "sides"),
     [
@@ -88,6 +89,7 @@ def test_the_check_of_a_gpu_runs_without_one():
     assert found.stdout.endswith("go\n")
 
 
+@pytest.mark.slow
 def test_where_bayes_pays_finds_the_slopes_that_clients_differ_in(tmp_path, capsys):
     from benchmarks import where_bayes_pays
 

@@ -313,9 +313,7 @@ def test_a_node_says_too_few_rows_and_keeps_its_data_to_itself(patients):
     tables = {"a": patients[:100], "b": patients[100:103], "c": patients[103:]}
     nodes = simulated_nodes(tables, 10, 60)
     try:
-        with pytest.raises(
-            EngineError, match=r"client b: .*3 complete rows, .* minimum is 10"
-        ):
+        with pytest.raises(EngineError, match=r"client b: .*3 complete rows, .* minimum is 10"):
             glm(nodes, "died", ["age"], family="binomial")
     finally:
         nodes.close()

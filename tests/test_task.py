@@ -174,9 +174,7 @@ def test_a_run_keeps_its_target(tmp_path):
     with pytest.warns(FedbayesWarning, match="some values or labels have changed"):
         again = stored_data(config, folder)
     assert again.target == first.target
-    with pytest.raises(
-        RunError, match=r"targets were real: label, .* now class: 0, 1, 2, 3, 4"
-    ):
+    with pytest.raises(RunError, match=r"targets were real: label, .* now class: 0, 1, 2, 3, 4"):
         stored_data(Config.create(data=data), folder)
 
 

@@ -117,6 +117,7 @@ def test_a_temperature_counts_rows_more_often():
     torch.testing.assert_close(spread, covariance, rtol=1e-3, atol=1e-6)
 
 
+@pytest.mark.slow
 def test_logistic_regression_is_near_the_posterior_on_a_grid():
     """The slope of two classes' difference, whose prior has the variance 2, of 90 rows."""
     rng = torch.Generator().manual_seed(3)

@@ -129,6 +129,7 @@ def test_predbayes_multiplies_or_mixes_probabilities():
     torch.testing.assert_close(found[0], between / between.sum(-1, keepdim=True))
 
 
+@pytest.mark.slow
 def test_predbayes_draws_the_posterior_of_all_rows():
     """Langevin dynamics of three clients, multiplied, at rows of one column: within its noise."""
     data = regressions(rows=12)
