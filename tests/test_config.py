@@ -547,3 +547,8 @@ def test_settings_that_have_an_effect_are_not_told(tmp_path):
 def test_standardize_may_be_true_or_false():
     for value, meant in ((True, "on"), (False, "off"), ("auto", "auto")):
         assert Config.create(data={"standardize": value}).data.standardize == meant
+
+
+def test_a_name_of_another_type_is_an_error():
+    with pytest.raises(ConfigError, match=r"model\.name is \[\]"):
+        Config.create(model={"name": [], "pretrained": "x"}, data={"path": "t.csv"})

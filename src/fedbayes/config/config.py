@@ -237,7 +237,7 @@ class Config(Settings):
             return values
         name, found = model.get("name"), model.get("pretrained")
         own = data.get("path") is not None or ":" in str(data.get("name", ""))
-        if name not in OTHERS or not isinstance(found, str) or not own or "processor" in data:
+        if str(name) not in OTHERS or not isinstance(found, str) or not own or "processor" in data:
             return values
         processor = f"{TIMM}{found}" if name == "timm" else found
         return {**values, "data": {**data, "processor": processor}}
