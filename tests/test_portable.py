@@ -54,6 +54,17 @@ def test_a_process_that_was_not_started_so_is_told_how(tmp_path, monkeypatch):
     assert not (tmp_path / "run").exists()
 
 
+@pytest.mark.slow
+def test_a_comparison_starts_again_as_a_portable_one(tmp_path):
+    given = ["--methods", "fedavg,local", "--seeds", "1", "--set", "bits=portable"]
+    given += ["--set", "rounds=1", "--set", "data.clients=3", "-o", str(tmp_path / "c")]
+    done = subprocess.run(
+        [sys.executable, "-m", "fedbayes", "compare", *given], capture_output=True, text=True
+    )
+    assert done.returncode == 0, done.stderr
+    assert "failed" not in done.stderr
+
+
 @pytest.mark.parametrize(
     ("settings", "words"),
     [

@@ -70,11 +70,11 @@ class Moments(Brief):
         return cls(*(torch.stack(own).sum(0) for own in parts))
 
     def times(self, factor: float) -> "Moments":
-        """With every row counted so many times."""
+        """With every row counted several times."""
         return Moments(self.counts * factor, self.sums * factor, self.products * factor)
 
     def trouble(self, rows: float) -> str:
-        """Why no rows, of which there are so many, have these sums; empty if some may."""
+        """Why no rows of this number have these sums; empty if some may."""
         counts, sums, products = self.counts, self.sums, self.products
         wide = (*sums.shape[1:], *sums.shape[1:])
         shapes = ((1, *wide), (len(counts), *wide)) if counts.ndim == 1 else ()

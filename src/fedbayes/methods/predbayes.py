@@ -244,7 +244,7 @@ class PredBayes(Method[PredBayesServer, Stateless, ReportList]):
         return Report({**draws}, self.weight(solved)), client, solved.info
 
     def _steps(self, rows: int, run: Federation) -> tuple[int, int]:
-        """Steps of a client with so many rows: all, and those after burn-in."""
+        """Steps of a client with a number of rows: all, and those after burn-in."""
         steps = run.training.step_count(rows)
         return steps, steps - int(self.burn_in * steps)
 

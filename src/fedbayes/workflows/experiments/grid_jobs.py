@@ -13,6 +13,7 @@ from queue import SimpleQueue
 from typing import Protocol, TypeVar
 
 from fedbayes.config.given import refuse_objects
+from fedbayes.core.portable import require_portable
 from fedbayes.errors import ConfigError, FedbayesWarning
 from fedbayes.federation.engines.workers import affordable, environment
 from fedbayes.workflows.experiments.grid import CellT, Grid, GridJob, Told
@@ -52,12 +53,14 @@ def run_grid(
         What was wrong with the runs that failed.
 
     Raises:
-        ConfigError: jobs are not at least 1.
+        ConfigError: jobs are not at least 1; or bits = 'portable' is not possible here.
         RunError: the folder holds runs with other settings.
         KeyboardInterrupt: it was stopped; the same call goes on.
     """
     todo = {cell: grid.jobs[cell] for cell in grid.missing}
     threads = max((job.config.threads for job in todo.values()), default=1)
+    if any(job.config.bits == "portable" for job in todo.values()):
+        require_portable()  # before the first run, since a run that fails does not stop the others
     if jobs < 1:
         raise ConfigError(f"jobs is {jobs}. Give 1 or more")
     if jobs > 1:

@@ -20,7 +20,7 @@ SHORT = {
     **{"steps": 10**9, "minutes": 5.0, "batch_size": 32},
     **{"draws": 1024, "held_out": 256, "checks": 10},
 }
-"""How adapters are trained end to end where nothing else is said: their networks are large."""
+"""Defaults of training adapters end to end, whose networks are large."""
 (POSTERIORS,) = (row.choices for row in rows(FunctionSettings) if row.key == "posterior")
 
 
