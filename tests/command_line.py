@@ -2,15 +2,26 @@
 
 import subprocess
 import sys
+from contextlib import contextmanager
 
 import pytest
 
 from fedbayes.cli import main
+from fedbayes.core import here
+
+
+@contextmanager
+def path_restored():
+    """The command line takes its folder off the path of its process: tests share one process."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(sys, "path", [*sys.path])
+        patch.setattr(here._finder, "folder", here._finder.folder)
+        yield patch
 
 
 def command(*arguments):
     """Run the command line in this process; its exit status."""
-    with pytest.MonkeyPatch.context() as patch:
+    with path_restored() as patch:
         patch.setattr("sys.argv", ["fedbayes", *map(str, arguments)])
         with pytest.raises(SystemExit) as end:
             main()

@@ -3,12 +3,11 @@
 import os
 import re
 import shutil
-import sys
 from pathlib import Path
 
 import pytest
 
-from fedbayes.core import here
+from tests.command_line import path_restored
 
 # Two test processes share two cores: a BLAS that took both for itself would wait for the other.
 os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
@@ -23,12 +22,10 @@ def secrets_of_tests(tmp_path_factory):
 
 
 @pytest.fixture(autouse=True)
-def modules_of_tests(monkeypatch):
-    """The command line takes its folder off the path, for a process of its own: not for the next
-    test.
-    """
-    monkeypatch.setattr(sys, "path", [*sys.path])
-    monkeypatch.setattr(here._finder, "folder", here._finder.folder)
+def modules_of_tests():
+    """A test that calls the command line leaves the path as it was."""
+    with path_restored():
+        yield
 
 
 ENGINES_AGREE = {"TestFedSparse", "TestPvi"}
