@@ -21,10 +21,10 @@ from fedbayes.core.tensors import PREDICTED, Tensors, pack, to, unpack
 from fedbayes.data import FederatedData, Preprocessing
 from fedbayes.errors import FedbayesWarning, RunError
 from fedbayes.federation.engines.sequential import Sequential
+from fedbayes.federation.ledger import ReportWeights
 from fedbayes.federation.privacy import keys
 from fedbayes.federation.privacy.noise import Secret
 from fedbayes.federation.privacy.spending import Spending
-from fedbayes.federation.stages.weights import ReportWeights
 from fedbayes.likelihoods.temperature import sampled_at
 from fedbayes.runs.build import build_federation, build_likelihood, build_network, build_run
 from fedbayes.runs.calibration import fitted

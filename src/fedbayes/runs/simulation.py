@@ -36,10 +36,9 @@ from fedbayes.federation.engines import (
     SupportsFinalBroadcast,
     at_work,
 )
-from fedbayes.federation.ledger import Ledger
+from fedbayes.federation.ledger import Ledger, ReportWeights
 from fedbayes.federation.privacy import keys
 from fedbayes.federation.round import Round
-from fedbayes.federation.stages.weights import ReportWeights
 from fedbayes.runs.build import (
     build_data,
     build_federation,
