@@ -37,7 +37,7 @@ model (`RoundContext.temperature`); 0 where it has none.
 """
 
 from abc import abstractmethod
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 from types import MappingProxyType
@@ -99,7 +99,7 @@ class Models(StrEnum):
 
 @dataclass(frozen=True)
 class About:
-    """The description of a method in lists and presets."""
+    """What a method says of itself: in lists, for presets, and what it needs of a run."""
 
     summary: str = ""
     """One line for the list of methods."""
@@ -107,6 +107,9 @@ class About:
     """Where the method comes from."""
     published: Mapping[str, Any] = field(default_factory=dict)
     """Published values of fields whose default is another one, for `preset = "published"`."""
+    needs: Sequence[Callable[[str, Federation], None]] = ()
+    """What a run must be, such as `contracts.drawn.own_prior`: functions of the method's name and
+    the run, which raise an error where it is not."""
 
     def completed(self, other: "About") -> "About":
         """With what another one has of what this one leaves out."""
@@ -114,6 +117,7 @@ class About:
             self.summary or other.summary,
             self.paper or other.paper,
             self.published or other.published,
+            self.needs or other.needs,
         )
 
 
@@ -284,13 +288,15 @@ class Method(Choosable, Generic[ServerState, ClientState, Reduced], metaclass=_C
         return self
 
     def check(self, run: Federation) -> None:
-        """Reject, before anything runs, training, network or likelihood that it cannot work with.
+        """Reject, before anything runs, training, network or likelihood that it cannot work with:
+        by default, what `about.needs` says.
 
         Raises:
             ConfigError: says which setting, and what would do.
             ModelError: says which layer.
         """
-        return None
+        for need in self.about.needs:
+            need(self.name, run)
 
     def recommended(self, known: Known) -> dict[str, Any]:
         """Settings that learn at the first try, for those that are left at `auto`.

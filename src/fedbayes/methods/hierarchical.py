@@ -27,7 +27,7 @@ from fedbayes.contracts import (
     nll,
     sgd,
 )
-from fedbayes.contracts.drawn import refuse_weight_decay
+from fedbayes.contracts.drawn import own_prior
 from fedbayes.contracts.last_layer import FinalLayer, last_layer
 from fedbayes.contracts.personal import PersonalTensors
 from fedbayes.core.fields import Chosen, Only
@@ -139,7 +139,7 @@ class Hierarchical(Method[PopulationServer, PersonalTensors, Sum]):
             ModelError: the last layer is another one, or too large.
             ConfigError: the rank is too large, or training has weight decay.
         """
-        refuse_weight_decay(self.name, run)
+        own_prior(self.name, run)
         layer = _last(run)
         if layer.size > self.largest:
             raise ModelError(
