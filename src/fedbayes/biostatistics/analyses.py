@@ -386,11 +386,7 @@ def carrier(clients: Clients, least: int = 0) -> Carrier:
 
 
 def _one_kind_of_weights(weights: str, sample_weight: str) -> None:
-    """See that rows are weighted once.
-
-    Raises:
-        ConfigError: they are weighted twice.
-    """
+    """See that rows are weighted once."""
     if weights and sample_weight:
         raise ConfigError(
             f"weights = {weights!r} are numbers of rows and sample_weight = {sample_weight!r} are "

@@ -125,11 +125,7 @@ def calibrate(
 
 
 def _chosen(method: str | None) -> list[str]:
-    """The methods that are named.
-
-    Raises:
-        RunError: one is unknown.
-    """
+    """The methods that are named."""
     chosen = [] if method is None else named(method)
     for name in chosen:
         if name not in METHODS:
@@ -148,9 +144,6 @@ def _refuse(chosen: list[str], methods: tuple[str, ...], **options: object) -> N
         chosen: methods of calibration.
         methods: those that have these options; none: measuring has them.
         **options: their values; None where an option is not given.
-
-    Raises:
-        RunError: one is given, and would have none.
     """
     for name in _given(options):
         option = f"--{name.replace('_', '-')}"

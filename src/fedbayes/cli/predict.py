@@ -203,11 +203,7 @@ def _progress() -> Iterator[Callable[[float], None]]:
 
 
 def _numbers(given: list[str]) -> list[float]:
-    """Times that are given as in `365,730`.
-
-    Raises:
-        RunError: one is no number.
-    """
+    """Times that are given as in `365,730`."""
     found = []
     for text in ",".join(given).split(","):
         try:

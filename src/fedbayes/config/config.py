@@ -576,9 +576,6 @@ def _of_cohort(settings: dict[str, Any], *, quiet: bool = False) -> dict[str, An
     Args:
         settings: of a config.
         quiet: whether nothing is said of a cohort that is easily mistaken.
-
-    Raises:
-        ConfigError: several settings say how many clients are in a round, or it is no such number.
     """
     _refuse_several([name for name in COHORT if settings.get(name) is not None])
     if "cohort" not in settings:

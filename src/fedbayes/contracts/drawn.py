@@ -182,9 +182,6 @@ def _derivable(network: Network, mean: Tensors, x: Tensor) -> Network:
     """The network, laid out such that it has forward derivatives.
 
     Those of some operations, GroupNorm's for one, are not there for images with channels last.
-
-    Raises:
-        ModelError: some operation has none.
     """
     try:
         _linear(network, mean, mean, x)
@@ -196,11 +193,7 @@ def _derivable(network: Network, mean: Tensors, x: Tensor) -> Network:
 
 
 def _linear(network: Network, mean: Tensors, moves: Tensors, x: Tensor) -> Tensor:
-    """The network's outputs at its means plus their derivative along moves of the weights.
-
-    Raises:
-        ModelError: some operation has no forward derivative.
-    """
+    """The network's outputs at its means plus their derivative along moves of the weights."""
     mean, moves = (network.prepare({name: some[name] for name in mean}) for some in (mean, moves))
     try:
         at_mean, along = torch.func.jvp(lambda w: network(w, x), (mean,), (moves,))[:2]

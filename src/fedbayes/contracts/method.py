@@ -206,11 +206,7 @@ class _Checked(ModelMetaclass):
     def __new__(
         cls, name: str, bases: tuple[type, ...], namespace: dict[str, Any], **more: Any
     ) -> Any:
-        """The class.
-
-        Raises:
-            ConfigError: it sets a former name, which would have no effect.
-        """
+        """The class."""
         own = namespace.get("__annotations__", {})  # a parameter of a former name is the user's
         parameters = {n for n, kind in own.items() if "ClassVar" not in str(kind)}
         for flag in (_DECLARED_NOW.keys() & namespace.keys()) - parameters:

@@ -263,11 +263,7 @@ def _storable(arguments: dict[str, Any]) -> dict[str, Any]:
 
 
 def _require_storable(value: Any, place: str) -> None:
-    """See that a config can hold a value.
-
-    Raises:
-        ValueError: it cannot; names the place of what it cannot hold.
-    """
+    """See that a config can hold a value."""
     if isinstance(value, dict):
         for key, item in value.items():
             if not isinstance(key, str):

@@ -227,11 +227,7 @@ class FederatedData(Brief):
         return train.counts(self.dataset.y, len(self.classes))
 
     def _own_target(self) -> Target:
-        """What is to be predicted, with center and scale of the clients' training rows.
-
-        Raises:
-            DataError: It is the same in all of them, so that there is nothing to learn.
-        """
+        """What is to be predicted, with center and scale of the clients' training rows."""
         target, rows = self.dataset.target, np.sort(self.partition.train)
         if target.kind in ("real", "count"):
             y = self.dataset.y[rows]
@@ -267,11 +263,7 @@ class FederatedData(Brief):
 
 
 def _refuse_empty(dataset: Dataset, partition: Partition) -> None:
-    """See that every client has a value to train on, which is more than NaN.
-
-    Raises:
-        DataError: One has none; names it.
-    """
+    """See that every client has a value to train on, which is more than NaN."""
     if dataset.x.dtype.kind != "f":
         return
     there = np.zeros(len(partition.train), bool)

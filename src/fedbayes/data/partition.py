@@ -197,12 +197,7 @@ def partition(dataset: Dataset, settings: DataSettings, seed: int) -> Partition:
 
 
 def _fraction(dataset: Dataset, settings: DataSettings) -> float | None:
-    """The part of its own samples that a client tests on; None if others are for testing.
-
-    Raises:
-        DataError: It is asked for besides a column that says which rows are for testing, or an
-            official test part is asked for that is not there.
-    """
+    """The part of its own samples that a client tests on; None if others are for testing."""
     if settings.test_counts is not None:
         return None
     if isinstance(settings.test, float):
@@ -225,11 +220,7 @@ def _fraction(dataset: Dataset, settings: DataSettings) -> float | None:
 
 
 def _pool_size(dataset: Dataset, settings: DataSettings, fraction: float | None) -> int:
-    """The number of samples that are divided: the first of the data set.
-
-    Raises:
-        DataError: An official test part is to be left unread that is not there, or is tested on.
-    """
+    """The number of samples that are divided: the first of the data set."""
     unread = settings.official_test == "unread"
     if unread and (dataset.official_train is None or fraction is None):
         reason = (

@@ -154,11 +154,7 @@ class FederatedEstimator(BaseEstimator):  # type: ignore[misc]
         return answer
 
     def _index(self, client: Any) -> int:
-        """The index of a client by its id.
-
-        Raises:
-            ValueError: there is none.
-        """
+        """The index of a client by its id."""
         found = np.flatnonzero(self.clients_ == client)
         if len(found) != 1:
             known = listed((str(one) for one in self.clients_), 10)

@@ -156,12 +156,7 @@ class Roster:
         self.keys = {client: key for client, key in keys.items() if client not in self.changed}
 
     def _require_key(self, client: int, node: int) -> None:
-        """See that a node's key is that of the client that it says it is; bind it to a first one.
-
-        Raises:
-            EngineError: it is another client's, the client is another node, or came with another
-                key before. Says so to the run's owner once: somebody is wrong, or lies.
-        """
+        """See that a node's key is that of the client that it says it is; bind a first one."""
         who = self._met.get(node, Identity(""))
         try:
             if who.number not in (None, client):

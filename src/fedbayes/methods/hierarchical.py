@@ -426,11 +426,7 @@ class _Population:
 
 
 def _last(run: Federation) -> _RandomLayer:
-    """The last layer of the network.
-
-    Raises:
-        ModelError: it is no linear layer that trains.
-    """
+    """The last layer of the network."""
     modules = run.network.module.named_modules()
     noise = next((f"{n}.log_std" for n, m in modules if isinstance(m, LearntNoise)), None)
     if run.likelihood.name != "gaussian":

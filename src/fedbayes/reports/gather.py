@@ -370,11 +370,7 @@ def _add_predictions(
     fields: dict[str, Any],
     notes: list[str],
 ) -> None:
-    """What the data tell, and what the global model predicts of them.
-
-    Raises:
-        FedbayesError: the data are not here, or it takes code of somebody's own.
-    """
+    """What the data tell, and what the global model predicts of them."""
     settings = record.settings
     own = [settings[key] for key in _NAMES if ":" in str(settings.get(key, ""))]
     if text := run.free_changes():
@@ -544,9 +540,6 @@ def _spent(
 
     Of rounds whose clients were drawn by secret coins, the sum takes seconds: then after the last
     one alone, and as the summary has it if there is one.
-
-    Raises:
-        FedbayesError: what adds it up is not installed, or the summary is damaged.
     """
     if progress is None or not (record := progress.privacy).rounds:
         return ()

@@ -206,11 +206,7 @@ def _older_file(kind: CalibrationKind[Any], folder: RunFolder) -> Path:
 
 
 def _tables(path: Path) -> Mapping[str, Any]:
-    """What a file has of each kind.
-
-    Raises:
-        ValueError: it is damaged, or of another version.
-    """
+    """What a file has of each kind."""
     content = unsealed_table(read_bytes(path))
     version, name = content.pop("format", None), path.stem
     if version == FORMAT:

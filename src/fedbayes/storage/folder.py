@@ -417,13 +417,7 @@ class RunFolder(os.PathLike[str]):
                 self._checked(self.path / name)
 
     def _checked(self, path: Path) -> bytes:
-        """The content of a file that stays as it is.
-
-        Raises:
-            RunError: it is not what it was.
-            FileNotFoundError: there is none, and never was as far as is known.
-            OSError: it cannot be read.
-        """
+        """The content of a file that stays as it is."""
         known = self.inventory()
         try:
             data = read_bytes(path)
@@ -687,9 +681,6 @@ class RunFolder(os.PathLike[str]):
     def _sums(self) -> dict[str, str] | None:
         """Digests of what the run left at its end, by name; None where it has not ended, or under
         an older version.
-
-        Raises:
-            RunError: they cannot be read.
         """
         try:
             lines = read_text(self.sums_file).splitlines()
@@ -808,11 +799,7 @@ _OURS = {
 
 
 def _table(text: str | bytes) -> Metrics:
-    """A table in JSON.
-
-    Raises:
-        ValueError: it is invalid.
-    """
+    """A table in JSON."""
     table: Metrics = parse_json(text)
     if not isinstance(table, dict):
         raise ValueError("it is not a table")
@@ -820,11 +807,7 @@ def _table(text: str | bytes) -> Metrics:
 
 
 def _line(text: bytes, number: int) -> Metrics:
-    """The line of a round, its tables of figures being tables.
-
-    Raises:
-        ValueError: it is invalid, or that of another round.
-    """
+    """The line of a round, its tables of figures being tables."""
     line = _table(text)
     if type(found := line.get("round")) is not int or found != number:
         raise ValueError(f"it does not belong to round {number}")

@@ -207,10 +207,6 @@ class _Worker(Process):
 
         The first blob is not sent again while it is the very same object: a broadcast to many
         clients of one worker travels once.
-
-        Raises:
-            DiedError: the process ended first.
-            FedbayesError: what the client's side raised.
         """
         if self._greeting is not None:
             self.tell(self._greeting)

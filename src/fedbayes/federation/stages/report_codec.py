@@ -207,11 +207,7 @@ class ReportCodec:
         return decode_report(data, self.expected, expanded), saved
 
     def _expanded(self, sent: Message) -> Message:
-        """The tensors of a report of those that were sent.
-
-        Raises:
-            MessageError: those are no tensors of a compressed report.
-        """
+        """The tensors of a report of those that were sent."""
         code = self.link.code
         found = {n: item for n, item in sent.items() if not n.startswith("/")}
         if code is None:
@@ -235,11 +231,7 @@ class ReportCodec:
         return found | {n: item for n, item in sent.items() if n.startswith("/") and n not in used}
 
     def _steps(self, sent: Message, code: Code) -> Tensor:
-        """The lengths of steps, float32 [names].
-
-        Raises:
-            MessageError: there are none, or too many.
-        """
+        """The lengths of steps, float32 [names]."""
         steps = sent.get(_STEPS)
         if not (code.steps and self.names):
             return torch.zeros(0)
@@ -331,11 +323,7 @@ def _told(sent: Message) -> dict[str, dict[str, str]]:
 def _received(
     name: str, sent: Message, shape: tuple[int, ...], code: Code, told: dict[str, str]
 ) -> tuple[Tensor | Masked, Coded]:
-    """A tensor of the form that came, whose entries do not count, and its numbers as they came.
-
-    Raises:
-        MessageError: they are of another type or number, or masks do not fit.
-    """
+    """A tensor of the form that came, whose entries do not count, and its numbers as they came."""
     item = sent[name]
     if code.whole:
         check_form(name, item, shape, code.dtype)
@@ -359,9 +347,6 @@ def _masked(name: str, shape: tuple[int, ...], told: Message) -> Tensor | Masked
         name: of the tensor, for errors.
         shape: of the dense tensor.
         told: packed masks, as a stranger sent them, by axes in words.
-
-    Raises:
-        MessageError: they are no masks of such a tensor.
     """
     free, masks = set(range(len(shape))), dict[tuple[int, ...], Tensor]()
     for words, bits in told.items():

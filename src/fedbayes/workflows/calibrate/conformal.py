@@ -254,11 +254,7 @@ class _Tested:
 
 
 def _shares(prior: Mapping[str, float], likelihood: Likelihood) -> Tensor:
-    """Shares of the classes among new rows.
-
-    Raises:
-        ConfigError: they are none, or no classes are predicted.
-    """
+    """Shares of the classes among new rows."""
     if not isinstance(likelihood, Classes):
         raise ConfigError(f"a prior needs classes, and {likelihood.name} predicts numbers")
     return checked_prior(dict(prior), likelihood.target.names)

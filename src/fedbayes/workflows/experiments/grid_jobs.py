@@ -82,11 +82,7 @@ class _Process(Process):
     """A process that does jobs of a grid."""
 
     def run(self, job: GridJob, track: Sequence[str], told: Told) -> str:
-        """Do a job; what was wrong, or nothing.
-
-        Raises:
-            DiedError: the process ended first.
-        """
+        """Do a job; what was wrong, or nothing."""
         self.tell({"job": job.packed(), "track": [*track]})
         while True:
             words, _ = self.hear()

@@ -409,9 +409,6 @@ def _numbers(seeds: int | Sequence[int], first: int) -> list[int]:
     Args:
         seeds: how many, or which.
         first: where a number of seeds begins.
-
-    Raises:
-        ConfigError: they are invalid: there are none, one is no integer or is named twice.
     """
     if _whole(seeds):
         given: list[Any] = list(range(first, first + int(seeds)))
@@ -448,11 +445,7 @@ def _with_seed(config: Config, seed: int) -> Config:
 
 
 def _refuse_others(folder: Path, what: str, before: Config, now: Config) -> None:
-    """See that runs go on with the settings that they had, but for more rounds and other places.
-
-    Raises:
-        RunError: others differ; says which.
-    """
+    """See that runs go on with the settings that they had, but for more rounds and other places."""
     changed = Inventory(before.reopened().dump()).changes(now.reopened().dump())
     if before.rounds > now.rounds or not all(is_free(key, _FREE) for key in changed):
         raise RunError(

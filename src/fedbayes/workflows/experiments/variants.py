@@ -105,11 +105,7 @@ def _changed_from_defaults(own: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _sound(found: list[Variant]) -> list[Variant]:
-    """Methods that can be compared.
-
-    Raises:
-        ConfigError: as for `variants`.
-    """
+    """Methods that can be compared."""
     if not found:
         raise ConfigError("--methods is empty. Give some methods, as in --methods fedavg,fedprox")
     for number, variant in enumerate(found):

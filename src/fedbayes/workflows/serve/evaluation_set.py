@@ -144,11 +144,7 @@ Stated = tuple[Sequence[float], Sequence[float]]
 def _scaling(
     card: Card | None, source: str, mean: Sequence[float], std: Sequence[float]
 ) -> tuple[Card | None, str, Stated]:
-    """The card and its source, none where it has no more than a user's numbers, and these.
-
-    Raises:
-        ConfigError: others are given now.
-    """
+    """The card and its source, none where it has no more than a user's numbers, and these."""
     if card is None or not card.by_hand:
         return card, source, (mean, std)
     if mean or std:
@@ -192,9 +188,6 @@ def _silent(
         seen: what a network that was trained on them would see.
         scaling: mean and standard deviation.
         x: the rows that are used.
-
-    Raises:
-        DataError: values are missing, and nobody says what stands for them.
     """
     if dataset.tokens is not None or (dataset.fixed and not any(scaling)):
         return seen, "by the processor" if dataset.tokens is None else "as token ids"
@@ -253,11 +246,7 @@ def find_training(
 
 
 def _beside(card: Card | None, source: str, given: Sequence[str]) -> list[str]:
-    """The settings that say more than a card does.
-
-    Raises:
-        ConfigError: one says what is predicted, which the card does.
-    """
+    """The settings that say more than a card does."""
     if card is None:
         return list(given)
     # What the card says may be said again, so that it is trusted.
@@ -627,11 +616,7 @@ def _same(path: Path, card: Card) -> bool:
 
 
 def _fit(dataset: Dataset, before: Preprocessing, name: str) -> None:
-    """See that a data set is of the kind that a model was trained on.
-
-    Raises:
-        ModelError: it is not.
-    """
+    """See that a data set is of the kind that a model was trained on."""
     for what, then, now in differences(before, dataset, may_lack_names=True):
         way = ""
         if what == SCALE and dataset.name == "own":

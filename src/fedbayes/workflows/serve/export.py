@@ -337,11 +337,7 @@ def _within(raw: Tensor, card: Card) -> bool:
 
 
 def _difference(one: Tensor, two: Tensor, likelihood: Likelihood) -> float:
-    """The largest difference of log-probabilities, or of means in units of the target's std.
-
-    Raises:
-        RunError: it is more than rounding makes.
-    """
+    """The largest difference of log-probabilities, or of means in units of the target's std."""
     what, rounding = "log-probabilities differ by", 0.0
     if isinstance(likelihood, Classes):
         left, right = one.float().log_softmax(-1), two.float().log_softmax(-1)
@@ -437,10 +433,6 @@ def _any_number() -> tuple[dict[int, torch.export.Dim]]:
 
 
 def _require_onnx() -> None:
-    """See that what writes ONNX is installed.
-
-    Raises:
-        RunError: it is not.
-    """
+    """See that what writes ONNX is installed."""
     if find_spec("onnx") is None or find_spec("onnxscript") is None:
         raise RunError("writing .onnx needs onnx and onnxscript: pip install 'fedbayes[onnx]'")

@@ -210,11 +210,7 @@ def _method_draws(
     likelihood: Likelihood,
     model: Tensors,
 ) -> Sampler:
-    """The model of the method that a card names, of raw samples.
-
-    Raises:
-        ModelError: it is code of somebody's own, which nobody trusts.
-    """
+    """The model of the method that a card names, of raw samples."""
     card.require_trusted("method.name")
     config = Config.create(method=card.method)
     run = build_run(config, network, preprocessing, likelihood, 1)
@@ -224,11 +220,7 @@ def _method_draws(
 def _try_out(
     draw: Sampler, preprocessing: Preprocessing, name: str, settings: ModelSettings
 ) -> None:
-    """See that a model gives outputs.
-
-    Raises:
-        ModelError: its weights do not fit.
-    """
+    """See that a model gives outputs."""
     try:
         with torch.no_grad():
             draw(preprocessing.example(2, torch.Generator().manual_seed(0)))
@@ -242,11 +234,7 @@ def _try_out(
 def _seen(
     card: Card | None, name: str, tests: EvaluationSet
 ) -> tuple[Preprocessing, str, Likelihood]:
-    """What a network sees of the samples, by whose numbers, and what its outputs mean.
-
-    Raises:
-        ModelError: nobody says it.
-    """
+    """What a network sees of the samples, by whose numbers, and what its outputs mean."""
     if card is None:
         return *tests.of_silent(name), tests.likelihood
     own = card.preprocessing
@@ -390,11 +378,7 @@ def compare(
 
 
 def _asked(name: str, one: Candidate, metrics: Sequence[str]) -> tuple[str, ...]:
-    """Metrics of a candidate beside those of its likelihood.
-
-    Raises:
-        ConfigError: it has none of such a name.
-    """
+    """Metrics of a candidate beside those of its likelihood."""
     found = fitting(metrics, one.likelihood)
     if not one.means:
         return found
@@ -427,11 +411,7 @@ def _score(name: str, one: Candidate, tests: EvaluationSet, asked: tuple[str, ..
 
 
 def _check(name: str, model: Candidate, tests: EvaluationSet) -> None:
-    """See that a model fits the samples, and say where it sees others than they.
-
-    Raises:
-        ModelError: it does not.
-    """
+    """See that a model fits the samples, and say where it sees others than they."""
     here, own = tests.preprocessing, model.preprocessing
     for what, then, now in differences(own, here):
         if what != SCALE:  # of which the next lines tell

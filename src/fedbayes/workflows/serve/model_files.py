@@ -62,11 +62,7 @@ def read_with_card(path: Path, trusted: Collection[str] = ()) -> tuple[Tensors, 
 
 
 def _own_network(path: Path, run: RunFolder, preprocessing: Preprocessing) -> tuple[Tensors, Card]:
-    """The network in the state of a client of a run, frozen parameters among its weights.
-
-    Raises:
-        ModelError: the state holds none, or is damaged.
-    """
+    """The network in the state of a client of a run, frozen parameters among its weights."""
     config = run.config().on("cpu").model_copy(update={"precision": "float32"})
     method = config.build_method()
     if method.models.headline == "global":

@@ -137,11 +137,7 @@ def client_tables(
 
 
 def _refuse_idle(settings: DataSettings) -> None:
-    """See that no setting is of networks.
-
-    Raises:
-        ConfigError: one is.
-    """
+    """See that no setting is of networks."""
     if settings.missing in ("impute", "indicate"):
         raise ConfigError(
             f"data.missing = {settings.missing!r} has no effect on regressions, which would treat "
@@ -158,11 +154,7 @@ def _refuse_idle(settings: DataSettings) -> None:
 
 
 def _refuse_division(settings: DataSettings) -> None:
-    """See that no setting divides rows that are divided already.
-
-    Raises:
-        ConfigError: one does.
-    """
+    """See that no setting divides rows that are divided already."""
     idle = [name for name in _DIVIDING if name in settings.model_fields_set]
     if "partition" in idle and settings.partition in ("natural", "default"):
         idle.remove("partition")
@@ -207,11 +199,7 @@ def _by_group(table: Any, group: str | None, path: str) -> dict[str, Any]:
 
 
 def _others(tables: dict[str, Any], settings: DataSettings) -> dict[str, Any]:
-    """The tables of all clients but those that the settings leave out.
-
-    Raises:
-        DataError: there is no such client, or none is left.
-    """
+    """The tables of all clients but those that the settings leave out."""
     if unknown := [name for name in settings.exclude if name not in tables]:
         raise DataError(
             f"data.exclude lists unknown clients: {listed(unknown)}. The clients are "

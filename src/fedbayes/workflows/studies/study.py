@@ -245,11 +245,7 @@ _SEVERAL = ("features", "categories")
 
 
 def _refuse_group(columns: Mapping[str, Any], tables: ClientTables) -> None:
-    """See that no column is the one that names a row's client, which clients' tables are without.
-
-    Raises:
-        ConfigError: one is.
-    """
+    """See that no column is the one that names a row's client: clients' tables have none."""
     group = tables.group
     for name in (*_ONE, *_SEVERAL):
         value = columns.get(name) or ()
