@@ -226,7 +226,7 @@ def fuse(
 
 def _settings(options: dict[str, Any], entries: list[str]) -> tuple[dict[str, Any], list[str]]:
     """Settings of the method, of options and of `--set`; and what `--set` says of the network."""
-    from fedbayes.config.config import assign
+    from fedbayes.config.given import assign
 
     found: dict[str, Any] = {}
     of_model = [entry for entry in entries if entry.strip().startswith("model.")]

@@ -5,7 +5,8 @@ from typing import Any
 
 from pydantic import BaseModel
 
-from fedbayes.config.config import COHORT, Config
+from fedbayes.config.config import Config
+from fedbayes.config.former import COHORT
 from fedbayes.errors import ConfigError
 
 OWN = {

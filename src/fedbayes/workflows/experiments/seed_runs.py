@@ -19,7 +19,8 @@ from typing import TYPE_CHECKING, Any, Self, TypeGuard
 
 import tomli_w
 
-from fedbayes.config.config import Config, renewed
+from fedbayes.config.config import Config
+from fedbayes.config.former import renewed
 from fedbayes.core.brief import Brief, grid, table, told
 from fedbayes.core.files import json_text, parse_toml, read_text, write_beside
 from fedbayes.core.lazy import in_memory

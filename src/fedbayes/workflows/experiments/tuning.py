@@ -24,8 +24,8 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 
-from fedbayes.config.config import Config, assign
-from fedbayes.config.given import whole
+from fedbayes.config.config import Config
+from fedbayes.config.given import assign, whole
 from fedbayes.config.settings import toml_value
 from fedbayes.console.display import console_for
 from fedbayes.core.brief import Brief, grid

@@ -7,16 +7,9 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from fedbayes.config.config import (
-    COHORT,
-    Config,
-    assign,
-    complete_method,
-    find_method,
-    no_setting,
-    settings,
-)
-from fedbayes.config.given import tables
+from fedbayes.config.config import Config, complete_method, find_method, no_setting, settings
+from fedbayes.config.former import COHORT
+from fedbayes.config.given import assign, tables
 from fedbayes.core.files import parse_toml, read_text
 from fedbayes.errors import ConfigError
 from fedbayes.storage.inventory import dotted
