@@ -33,7 +33,7 @@ from fedbayes.runs.lines import round_line
 from fedbayes.runs.personal import keeps_own, none_kept, own_model
 from fedbayes.runs.privacy import needs_secret, run_summary
 from fedbayes.runs.rounds import Rounds
-from fedbayes.storage.folder import Metrics
+from fedbayes.storage.metrics_file import Metrics
 
 _ONE_AT_A_TIME = threading.Lock()
 """PyTorch's global random state, which networks are built with, is the process's."""

@@ -27,8 +27,9 @@ from fedbayes.runs.build import bind_frozen, build_runtime, stored_data
 from fedbayes.storage.best_tracker import flat
 from fedbayes.storage.client_spread import per_client, tables
 from fedbayes.storage.contributions import Contributions, contributions_file, read_contributions
-from fedbayes.storage.folder import Metrics, RunFolder
+from fedbayes.storage.folder import RunFolder
 from fedbayes.storage.inventory import dotted
+from fedbayes.storage.metrics_file import Metrics
 from fedbayes.storage.progress import Progress
 from fedbayes.storage.scores import CLIENT_ROWS
 

@@ -17,7 +17,7 @@ from fedbayes.federation.round import Round, Rules, run_round
 from fedbayes.runs.cohorts import cohort_of
 from fedbayes.runs.lines import wasted_round
 from fedbayes.runs.privacy import mechanism
-from fedbayes.storage.folder import Metrics
+from fedbayes.storage.metrics_file import Metrics
 
 Step = TypeVar("Step")
 

@@ -64,8 +64,9 @@ from fedbayes.storage.activity import EVALUATING, TRAINING, Activity, Notify, un
 from fedbayes.storage.best_tracker import BestTracker, divergence
 from fedbayes.storage.card import Card
 from fedbayes.storage.flusher import Flusher
-from fedbayes.storage.folder import Metrics, RunFolder
+from fedbayes.storage.folder import RunFolder
 from fedbayes.storage.heartbeat import MOST_NAMES, Heartbeat, Work
+from fedbayes.storage.metrics_file import Metrics
 from fedbayes.storage.private_states import ClientStates
 from fedbayes.storage.progress import Progress, first_progress, with_keys
 from fedbayes.storage.scores import ClientScores, GlobalEvaluation
@@ -311,7 +312,7 @@ class Simulation(Brief):
         timing = self._turns.take_up(checkpoint)
         self.progress: Progress = replace(checkpoint, privacy=record, timing=timing)
         self._saved = checkpoint.round
-        self.folder.drop_metrics_after(checkpoint.round)
+        self.folder.lines.drop_after(checkpoint.round)
         lines = self.folder.metrics()
         self._standing = BestTracker(
             self.method.models.headline,
@@ -733,7 +734,7 @@ class Simulation(Brief):
     def _record(self, metrics: Metrics) -> None:
         """Write the line of the round that has just ended, and a checkpoint where one is due."""
         number = self.progress.round
-        self.folder.add_metrics(metrics)
+        self.folder.lines.add(metrics)
         self._heartbeat.round_ended()
         self.rounds.count(metrics)
         self._standing = self._standing.after(metrics)

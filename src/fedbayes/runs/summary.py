@@ -17,7 +17,8 @@ from fedbayes.runs.lines import GLOBAL, evaluation_line, of_noise_alone, trouble
 from fedbayes.runs.privacy import run_summary
 from fedbayes.runs.turns import time_line
 from fedbayes.storage.client_spread import per_client, tables
-from fedbayes.storage.folder import NO_UPDATE, Metrics
+from fedbayes.storage.folder import NO_UPDATE
+from fedbayes.storage.metrics_file import Metrics
 from fedbayes.storage.scores import CLIENT_ROWS, REFERENCE_ROWS, ClientScores, GlobalEvaluation
 
 if TYPE_CHECKING:

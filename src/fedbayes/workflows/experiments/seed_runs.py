@@ -30,9 +30,10 @@ from fedbayes.runs.tracking import check
 from fedbayes.start import Listener, either
 from fedbayes.storage.activity import Notify, unnoticed
 from fedbayes.storage.best_tracker import flat
-from fedbayes.storage.folder import SEEDS_FILE, Metrics, RunFolder
+from fedbayes.storage.folder import SEEDS_FILE, RunFolder
 from fedbayes.storage.formatting import number, words
 from fedbayes.storage.inventory import FREE, Inventory, is_free
+from fedbayes.storage.metrics_file import Metrics
 from fedbayes.workflows.running import Result, complete
 
 if TYPE_CHECKING:

@@ -56,7 +56,7 @@ def read_with_card(path: Path, trusted: Collection[str] = ()) -> tuple[Tensors, 
     beside = RunFolder(path.absolute().parent)
     if path.absolute() == beside.model_file and beside.summary_file.is_file():
         with suppress(OSError):  # which is told below
-            beside.check_sum(beside.model_file, read_bytes(path))
+            beside.sums.check(beside.model_file, read_bytes(path))
     weights, text = read_model(path)
     return weights, Card.load(text, str(path), trusted) if text else None
 
