@@ -138,12 +138,18 @@ class RoundContext(Brief):
         )
 
 
-def nll(run: Federation, *, training: bool = True) -> Loss:
+View = Callable[[Tensors, Tree], Tensors]
+"""The weights of a network, of parameters that are trained and what is given."""
+
+
+def nll(run: Federation, *, training: bool = True, weights: View | None = None) -> Loss:
     """The mean negative log-likelihood of a batch under the network.
 
     Args:
         run: network and likelihood.
         training: whether dropout and the like are as in training.
+        weights: the network's, of the parameters that are trained and of what is given; None:
+            these are all.
 
     Examples:
         >>> from pathlib import Path
@@ -160,9 +166,9 @@ def nll(run: Federation, *, training: bool = True) -> Loss:
     """
     network, likelihood = run.network, run.likelihood
 
-    def loss(parameters: object, batch: Samples, given: object, noise: object) -> torch.Tensor:
-        outputs = network(parameters, batch.x, training=training)  # type: ignore[arg-type]
-        return likelihood.nll(outputs, batch.y)
+    def loss(parameters: Tensors, batch: Samples, given: Tree, noise: object) -> torch.Tensor:
+        own = parameters if weights is None else weights(parameters, given)
+        return likelihood.nll(network(own, batch.x, training=training), batch.y)
 
     return loss
 

@@ -80,12 +80,7 @@ class Apfl(PersonalModels):
 
     def validation(self, run: Federation) -> Loss:
         """f_k(v̄_k), without dropout."""
-        likelihood = nll(run, training=False)
-
-        def loss(parameters: Tensors, batch: Samples, given: Tree, noise: Tree) -> Tensor:
-            return likelihood(_mixed(parameters, parameters), batch, given, noise)
-
-        return loss
+        return nll(run, training=False, weights=lambda found, _: _mixed(found, found))
 
     def report(
         self, solved: Solved, problem: Problem, client: PersonalTensors, at: RoundContext

@@ -171,12 +171,7 @@ class FedIvon(Averaged, Method[FedIvonServer, Stateless, Sum]):
 
     def validation(self, run: Federation) -> Loss:
         """The negative log-likelihood at the mean, without dropout."""
-        at_mean = nll(run, training=False)
-
-        def loss(parameters: Tensors, batch: Samples, given: Tree, noise: Tree) -> Tensor:
-            return at_mean(part(parameters, "q/mean"), batch, given, noise)
-
-        return loss
+        return nll(run, training=False, weights=lambda found, _: part(found, "q/mean"))
 
     def report(
         self, solved: Solved, problem: Problem, client: Stateless, at: RoundContext

@@ -175,12 +175,7 @@ class PFedBayes(Averaged, Method[PFedBayesServer, PFedBayesClient, Sum]):
 
     def validation(self, run: Federation) -> Loss:
         """The negative log-likelihood at the mean of the client's own Gaussian, without dropout."""
-        at_mean = nll(run, training=False)
-
-        def loss(parameters: Tensors, batch: Samples, given: Tree, noise: Tree) -> Tensor:
-            return at_mean(part(parameters, "mean"), batch, given, noise)
-
-        return loss
+        return nll(run, training=False, weights=lambda found, _: part(found, "mean"))
 
     def report(
         self, solved: Solved, problem: Problem, client: PFedBayesClient, at: RoundContext
