@@ -77,9 +77,26 @@ def check(
     _check_reports(config, method, run)
     _check_headline(config, method, data)
     _check_metrics(config, method, run, data)
-    _check_privacy(config, method, run)
-    _check_timing(config, method, run)
-    _check_evaluation(config, method)
+    if needs_secret(config):
+        noise = config.privacy.noise
+        accounting.require_packages("privacy.noise" if noise else "sampling = 'poisson'")
+    mechanism.check(
+        config.privacy,
+        method,
+        run,
+        clip=config.aggregation.clip,
+        sampling=config.sampling,
+        checkpoint_every=config.checkpoint_every,
+    )
+    stale.check(
+        config.asynchronous,
+        config.clock,
+        method,
+        clocked=ENGINES[config.engine].clocked,
+        clients=run.clients,
+        min_reports=config.min_reports,
+        clips=bool(run.clips),
+    )
     check_batches(config, method, run, data)
     if adversary is not None:
         attacks.check(
@@ -184,34 +201,6 @@ def _check_reports(config: Config, method: AnyMethod, run: Federation) -> None:
     compression.check(config.compression, method, config.aggregation, run.network.initial)
 
 
-def _check_privacy(config: Config, method: AnyMethod, run: Federation) -> None:
-    """See that noise and secret cohorts go with the method and the rest."""
-    if needs_secret(config):
-        what = "privacy.noise" if config.privacy.noise else "sampling = 'poisson'"
-        accounting.require_packages(what)
-    mechanism.check(
-        config.privacy,
-        method,
-        run,
-        clip=config.aggregation.clip,
-        sampling=config.sampling,
-        checkpoint_every=config.checkpoint_every,
-    )
-
-
-def _check_timing(config: Config, method: AnyMethod, run: Federation) -> None:
-    """See that rounds can be asynchronous, where they are to be, and time simulated."""
-    stale.check(
-        config.asynchronous,
-        config.clock,
-        method,
-        clocked=ENGINES[config.engine].clocked,
-        clients=run.clients,
-        min_reports=config.min_reports,
-        clips=bool(run.clips),
-    )
-
-
 def _check_headline(config: Config, method: AnyMethod, data: FederatedData) -> None:
     """See that rounds tell the headline metric, where something depends on it."""
     if config.stop_after is not None:
@@ -232,16 +221,6 @@ def _check_headline(config: Config, method: AnyMethod, data: FederatedData) -> N
         raise ConfigError(
             f"{name} compares metrics of the clients' own models, but with evaluate_local_every = "
             "0 only the last round is evaluated; set evaluate_local_every to 1 or more"
-        )
-
-
-def _check_evaluation(config: Config, method: AnyMethod) -> None:
-    """See that clients can try the global model where they are asked to."""
-    if config.evaluate_at != "clients" or "evaluate_at" not in ENGINES[config.engine].settings:
-        return
-    if not method.models.has_global:
-        raise ConfigError(
-            f"evaluate_at = 'clients' needs a global model, and {method.name} has none"
         )
 
 

@@ -174,12 +174,7 @@ class Simulation(Brief):
         if config is not None:
             self.folder.require_vacant()
         else:
-            self.folder.require_run()
-            self.folder.refuse_while_locked()
-            self.folder.refuse_changed_config()
-            self.folder.note_changed_config()
-            self.folder.refuse_lost_files()
-            self.folder.check_start()
+            self.folder.require_resumable()
         self.config = config or self.folder.config()
         if self.config.bits == "portable":
             require_portable()

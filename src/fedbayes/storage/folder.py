@@ -375,11 +375,6 @@ class RunFolder(os.PathLike[str]):
             "run"
         )
 
-    def note_changed_config(self) -> None:
-        """Say which settings differ that may, such as the number of rounds."""
-        if text := self.free_changes():
-            warnings.warn(text, FedbayesWarning, stacklevel=3)
-
     def free_changes(self) -> str:
         """What to say of settings that differ and may; empty if none do."""
         changed = self.config_changes()
@@ -388,16 +383,23 @@ class RunFolder(os.PathLike[str]):
             return ""
         return f"{self.config_file} has changed since the last round: {listed(free, between='; ')}"
 
-    def refuse_lost_files(self) -> None:
-        """See that all files are there that stay as they are, before a run goes on.
+    def require_resumable(self) -> None:
+        """See that the run that is here can go on, and say which settings differ that may.
 
         Raises:
-            RunError: one is gone.
+            RunError: there is none, another process is at work on it, a setting differs that may
+                not, or a file is gone or damaged that stays as it is.
         """
+        self.require_run()
+        self.refuse_while_locked()
+        self.refuse_changed_config()
+        if text := self.free_changes():
+            warnings.warn(text, FedbayesWarning, stacklevel=3)
         known = self.inventory()
         for name in {} if known is None else known.files:
             if not (self.path / name).exists():
                 raise RunError(f"{self.path / name} no longer exists; {START_AGAIN}")
+        self.check_start()
 
     def check_start(self) -> None:
         """See that the weights that the run started from are what they were.
