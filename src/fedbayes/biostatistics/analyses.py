@@ -1,7 +1,6 @@
 """Regressions, survival curves and meta-analyses of clients' tables, for Python."""
 
 import math
-import warnings
 from collections.abc import Mapping, Sequence
 from typing import Any, Literal
 
@@ -18,7 +17,7 @@ from fedbayes.biostatistics.meta import MetaAnalysis, Pooled, pool
 from fedbayes.biostatistics.newton import of_condition
 from fedbayes.biostatistics.results import Regression
 from fedbayes.core.categories import normal
-from fedbayes.errors import ConfigError, DataError, FedbayesWarning, MessageError
+from fedbayes.errors import ConfigError, DataError, MessageError, warn
 
 Clients = Mapping[str, Any] | Carrier
 """A DataFrame for each client by its name, or whatever carries questions to clients."""
@@ -397,7 +396,7 @@ def _one_kind_of_weights(weights: str, sample_weight: str) -> None:
 def _with_condition(found: Regression) -> Regression:
     """The fit; a warning says which columns nearly depend on one another."""
     if said := of_condition(*found.condition):
-        warnings.warn(said, FedbayesWarning, stacklevel=3)
+        warn(said)
     return found
 
 

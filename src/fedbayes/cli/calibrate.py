@@ -1,6 +1,5 @@
 """`calibrate`: how well calibrated a run is, and its temperature, conformal sets and hazards."""
 
-import warnings
 from collections.abc import Callable
 from pathlib import Path
 from typing import Annotated, Any
@@ -12,7 +11,7 @@ from rich.table import Table
 from fedbayes.cli.app import Console, app
 from fedbayes.cli.options import Metrics, RunFolder, named, shares
 from fedbayes.core.files import json_text
-from fedbayes.errors import FedbayesWarning, RunError
+from fedbayes.errors import RunError, warn
 from fedbayes.storage.formatting import number, words
 
 METHODS = ("temperature", "conformal", "hazards")
@@ -245,11 +244,9 @@ def _conformal(folder: Path, as_json: bool, **options: Any) -> dict[str, Any]:
         table.add_row(escape(name), f"{one.counted:,}", f"{one.tested:,}", *shown)
     Console().print(table)
     if short := [name for name, one in found.clients.items() if not one.bounded]:
-        warnings.warn(
+        warn(
             f"too few rows for a level of {100 * found.level:g}%: sets contain all classes and "
-            f"intervals are infinite for {', '.join(short[:5])}{' …' if short[5:] else ''}",
-            FedbayesWarning,
-            stacklevel=2,
+            f"intervals are infinite for {', '.join(short[:5])}{' …' if short[5:] else ''}"
         )
     if found.left_out:
         text = f"left out as malicious: {', '.join(found.left_out)}"

@@ -3,7 +3,6 @@
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
-from warnings import warn
 
 import typer
 from rich.markup import escape
@@ -24,7 +23,7 @@ from fedbayes.cli.options import (
     overrides,
 )
 from fedbayes.core.files import json_text, require_files, write_beside
-from fedbayes.errors import FedbayesWarning, ModelError, RunError
+from fedbayes.errors import ModelError, RunError, warn
 from fedbayes.storage.formatting import number, words
 
 if TYPE_CHECKING:
@@ -148,9 +147,7 @@ def _show(scores: "Sequence[Score]", tests: "EvaluationSet") -> None:
         if one_class(score.metrics):
             warn(
                 f"{score.name} predicts one class for all rows. Try training.class_weights, or "
-                "predict --threshold",
-                FedbayesWarning,
-                stacklevel=2,
+                "predict --threshold"
             )
     cells = [
         ["model", *map(words, names), "parameters"],

@@ -1,6 +1,5 @@
 """`predict`, `conformal`: what a model says of new rows, and how often that is to be true."""
 
-import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
@@ -15,7 +14,7 @@ from fedbayes.cli.app import Console, app
 from fedbayes.cli.commands import Command
 from fedbayes.cli.options import Setting
 from fedbayes.core.files import json_text, require_files
-from fedbayes.errors import FedbayesWarning, RunError
+from fedbayes.errors import RunError, warn
 
 
 class _Predict(Command):
@@ -173,7 +172,7 @@ def predict(
             watch=watch,
         )
     for note in done.notes:
-        warnings.warn(note, FedbayesWarning, stacklevel=2)
+        warn(note)
     if as_json:
         written = {"path": str(done.path), "rows": done.rows, "columns": done.columns}
         chosen = {name: getattr(model, name) for name in ("temperature", "threshold")}

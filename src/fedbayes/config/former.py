@@ -1,11 +1,10 @@
 """Settings by the names that they had in former versions."""
 
-import warnings
 from collections.abc import Sequence
 from numbers import Integral
 from typing import Any
 
-from fedbayes.errors import ConfigError, FedbayesWarning
+from fedbayes.errors import ConfigError, warn
 
 COHORT = ("cohort", "clients_per_round", "client_fraction")
 """Settings that say how many clients are in a round, of which a config has one."""
@@ -46,11 +45,7 @@ def of_cohort(settings: dict[str, Any], *, quiet: bool = False) -> dict[str, Any
         raise ConfigError(f"cohort is {cohort}; it must be {least}. Better give {name}")
     if cohort == 1 and not quiet:
         means = "one client a round" if whole else "all clients in every round"
-        warnings.warn(
-            f"cohort = {cohort} means {means}. Give {name} = {cohort}, which is unambiguous",
-            FedbayesWarning,
-            stacklevel=2,
-        )
+        warn(f"cohort = {cohort} means {means}. Give {name} = {cohort}, which is unambiguous")
     return {**kept, name: cohort}
 
 

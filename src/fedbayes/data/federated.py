@@ -1,6 +1,5 @@
 """What each client holds, as tensors ready for a network."""
 
-import warnings
 from collections.abc import Sequence
 from dataclasses import replace
 
@@ -18,7 +17,7 @@ from fedbayes.data.partition import Partition
 from fedbayes.data.schemes import Division
 from fedbayes.data.tables.columns import Column
 from fedbayes.data.tables.fitting import fitted, raw, unlike_training
-from fedbayes.errors import DataError, FedbayesWarning
+from fedbayes.errors import DataError, warn
 
 
 class FederatedData(Brief):
@@ -97,7 +96,7 @@ class FederatedData(Brief):
         self.mean, self.std = self.preprocessing.statistics
         rows = np.concatenate([partition.train, partition.test])
         for odd in unlike_training(dataset, rows, self.preprocessing):
-            warnings.warn(odd.told(dataset.name, numbered=False), FedbayesWarning, stacklevel=2)
+            warn(odd.told(dataset.name, numbered=False))
 
     def _shows(self) -> dict[str, object]:
         target = self.target

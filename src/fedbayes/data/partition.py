@@ -1,7 +1,6 @@
 """Which client holds which rows of a pool, for training and for testing."""
 
 import io
-import warnings
 from collections.abc import Collection
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,7 +16,7 @@ from fedbayes.data.holdout import DEFAULT_FRACTION, deal_official, own_fraction,
 from fedbayes.data.schemes import Division, choose_scheme, divide, group_by_client
 from fedbayes.data.settings import DataSettings
 from fedbayes.data.unassigned_rows import left_out
-from fedbayes.errors import DataError, FedbayesWarning
+from fedbayes.errors import DataError, warn
 
 
 @dataclass(frozen=True, repr=False)
@@ -186,7 +185,7 @@ def partition(dataset: Dataset, settings: DataSettings, seed: int) -> Partition:
             f"has no classes ({describe(dataset.target)})"
         )
     for note in (*dataset.notes, *notes):
-        warnings.warn(note, FedbayesWarning, stacklevel=2)
+        warn(note)
     if settings.validation:
         train, test = own_fraction(
             train, settings.validation, seeds.numpy_rng(seed, "validation rows")

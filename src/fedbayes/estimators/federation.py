@@ -3,7 +3,6 @@
 import secrets
 import threading
 import time
-import warnings
 from collections.abc import Callable
 from functools import cached_property
 from typing import Any
@@ -19,7 +18,7 @@ from fedbayes.core.by_client import ByClient
 from fedbayes.core.lazy import in_memory, own, place_of
 from fedbayes.core.tensors import PREDICTED, Tensors, pack, to, unpack
 from fedbayes.data import FederatedData, Preprocessing
-from fedbayes.errors import FedbayesWarning, RunError
+from fedbayes.errors import RunError, warn
 from fedbayes.federation.engines.sequential import Sequential
 from fedbayes.federation.ledger import ReportWeights
 from fedbayes.federation.privacy import keys
@@ -81,7 +80,7 @@ class FittedClients:
         method = runtime.method
         check(config, method, run, data)
         for remark in remarks(config, method, run, data):
-            warnings.warn(remark, FedbayesWarning, stacklevel=6)
+            warn(remark)
         engine = Sequential(runtime)
         secret, start = _secret(config), started(method, method.init(run))
         weights = ReportWeights.of(method, config.aggregation.max_weight, ByClient())

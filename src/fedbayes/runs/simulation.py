@@ -2,7 +2,6 @@
 
 import tempfile
 import time
-import warnings
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -23,7 +22,7 @@ from fedbayes.core.messages import encode
 from fedbayes.core.portable import require_portable, use_threads
 from fedbayes.core.tensors import Tensors, pack, unpack
 from fedbayes.data import choose_scheme
-from fedbayes.errors import FedbayesWarning, RunError
+from fedbayes.errors import RunError, warn
 from fedbayes.federation.attacks.adversary import Adversary
 from fedbayes.federation.attacks.engine import AdversarialEngine
 from fedbayes.federation.client_runtime import ClientRuntime, Task
@@ -216,7 +215,7 @@ class Simulation(Brief):
         if config is not None:
             note_start(config, self.data.preprocessing)
             for remark in remarks(self.config, self.method, self.run, self.data, self.adversary):
-                warnings.warn(remark, FedbayesWarning, stacklevel=3)
+                warn(remark)
 
     def _borrow(self) -> None:
         """What the run takes of this process until it is closed."""
@@ -251,7 +250,7 @@ class Simulation(Brief):
         precision, said = choose(self.config, method, run, self.data)
         self.config = self.config.model_copy(update={"precision": precision})
         if precision != "float32":
-            warnings.warn(said, FedbayesWarning, stacklevel=4)
+            warn(said)
             _, self.runtime = build_federation(self.config, self.data, quiet=True)
 
     @property
@@ -352,11 +351,9 @@ class Simulation(Brief):
             )
             now = self._standing.best_round
             if now != before:
-                warnings.warn(
+                warn(
                     f"the checkpoint of round {before}, the best so far, was not kept. Round "
-                    f"{now or self._saved} counts as the best until there is a better one",
-                    FedbayesWarning,
-                    stacklevel=5,
+                    f"{now or self._saved} counts as the best until there is a better one"
                 )
         if self._standing.best_round:
             self.best = self.folder.progress(self._standing.best_round)
@@ -494,22 +491,18 @@ class Simulation(Brief):
             return
         noise = sum(of_noise_alone(line) for line in metrics)
         if 2 * noise > len(metrics):
-            warnings.warn(
+            warn(
                 f"{noise} of {len(metrics)} rounds of {self.folder.path} had only noise: no "
-                f"update was accepted{_reasons(metrics)}",
-                FedbayesWarning,
-                stacklevel=2,
+                f"update was accepted{_reasons(metrics)}"
             )
         if diverged := divergence(metrics):
-            warnings.warn(f"{self.folder.path}: {diverged}", FedbayesWarning, stacklevel=2)
+            warn(f"{self.folder.path}: {diverged}")
         skipped = sum(line["skipped"] for line in metrics)
         if skipped < len(metrics):
             if 2 * skipped > len(metrics):
-                warnings.warn(
+                warn(
                     f"{skipped} of {len(metrics)} rounds of {self.folder.path} had no update; its "
-                    f"model comes from the other {len(metrics) - skipped}",
-                    FedbayesWarning,
-                    stacklevel=2,
+                    f"model comes from the other {len(metrics) - skipped}"
                 )
             return
         raise RunError(
@@ -702,11 +695,9 @@ class Simulation(Brief):
     def _note_missed(self, missed: Mapping[int, str], what: str, then: str) -> None:
         """Say how many clients the last model did not reach, and what follows."""
         first = min(missed)
-        warnings.warn(
+        warn(
             f"{len(missed)} of {self.clients} clients {what} (client {first}: {missed[first]}); "
-            f"{then}",
-            FedbayesWarning,
-            stacklevel=3,
+            f"{then}"
         )
 
     def _server_before(self, number: int) -> Any:

@@ -27,7 +27,6 @@ the end. Every read compares a file with its digest, and a file that differs rai
 import os
 import re
 import shlex
-import warnings
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -51,7 +50,7 @@ from fedbayes.core.tensors import Tensors
 from fedbayes.core.wording import listed
 from fedbayes.data import Partition, Preprocessing
 from fedbayes.data.numbered import Numbered
-from fedbayes.errors import ConfigError, DataError, FedbayesWarning, MessageError, RunError
+from fedbayes.errors import ConfigError, DataError, MessageError, RunError, warn
 from fedbayes.federation.engine_table import ENGINES
 from fedbayes.models import CARD
 from fedbayes.storage.card import Card
@@ -394,7 +393,7 @@ class RunFolder(os.PathLike[str]):
         self.refuse_while_locked()
         self.refuse_changed_config()
         if text := self.free_changes():
-            warnings.warn(text, FedbayesWarning, stacklevel=3)
+            warn(text)
         known = self.inventory()
         for name in {} if known is None else known.files:
             if not (self.path / name).exists():
@@ -439,11 +438,9 @@ class RunFolder(os.PathLike[str]):
             return Preprocessing.load(self._checked(self.preprocessing_file))
         except FileNotFoundError:
             if (known := self.inventory()) and self.preprocessing_file.name in known.files:
-                warnings.warn(
+                warn(
                     f"{self.preprocessing_file} no longer exists, so its numbers are computed "
-                    "from the data",
-                    FedbayesWarning,
-                    stacklevel=3,
+                    "from the data"
                 )
             return None
         except (OSError, DataError) as error:

@@ -1,6 +1,5 @@
 """The runs of a grid, sequentially or in parallel processes."""
 
-import warnings
 from collections.abc import Sequence
 from concurrent.futures import Future, as_completed
 from functools import partial
@@ -8,7 +7,7 @@ from typing import Protocol, TypeVar
 
 from fedbayes.config.given import refuse_objects
 from fedbayes.core.portable import require_portable
-from fedbayes.errors import ConfigError, FedbayesWarning
+from fedbayes.errors import ConfigError, warn
 from fedbayes.federation.engines.workers import DiedError, Process, ProcessPool, affordable
 from fedbayes.workflows.experiments.grid import CellT, Grid, GridJob, Told
 from fedbayes.workflows.experiments.grid_worker import in_words
@@ -87,7 +86,7 @@ class _Process(Process):
         while True:
             words, _ = self.hear()
             if "note" in words:
-                warnings.warn(words["note"], FedbayesWarning, stacklevel=2)
+                warn(words["note"])
             elif "round" in words:
                 told(words["round"], words["rounds"])
             else:

@@ -1,6 +1,5 @@
 """Models from files on test data: each alone, their average, their ensembles."""
 
-import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -20,7 +19,7 @@ from fedbayes.core.tensors import Tensors, parameter_count
 from fedbayes.core.wording import describe
 from fedbayes.data import Preprocessing
 from fedbayes.data.differences import SCALE, differences
-from fedbayes.errors import ConfigError, FedbayesWarning, ModelError
+from fedbayes.errors import ConfigError, ModelError, warn
 from fedbayes.fusion import Layers, coordinate_average
 from fedbayes.fusion.combining import combine
 from fedbayes.fusion.teacher import Teacher, class_shares
@@ -417,11 +416,9 @@ def _check(name: str, model: Candidate, tests: EvaluationSet) -> None:
         if what != SCALE:  # of which the next lines tell
             raise ModelError(f"{name} was trained on {what} {then}; the samples have {now}")
     if not own.same_inputs(here):
-        warnings.warn(
+        warn(
             f"{name} has another standardization than these samples ({tests.standardized}), and is "
-            "evaluated with its own",
-            FedbayesWarning,
-            stacklevel=3,
+            "evaluated with its own"
         )
     if model.layers is not None:
         shape = (prod(here.shape), model.likelihood.outputs)

@@ -1,7 +1,6 @@
 """A regression, survival curves or a meta-analysis, from settings and files to a result."""
 
 import json
-import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -23,7 +22,7 @@ from fedbayes.biostatistics import (
 )
 from fedbayes.config.config import Config
 from fedbayes.core.files import writable, write_beside
-from fedbayes.errors import ConfigError, FedbayesWarning
+from fedbayes.errors import ConfigError, warn
 from fedbayes.workflows.studies.client_tables import ClientTables, client_tables
 
 TABLES = (".csv", ".json")
@@ -268,4 +267,4 @@ def _tell_dropped(dropped: Mapping[str, int]) -> None:
 
 
 def _note(text: str) -> None:
-    warnings.warn(text, FedbayesWarning, stacklevel=3)
+    warn(text)
