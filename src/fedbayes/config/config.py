@@ -6,7 +6,7 @@ from numbers import Integral
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal, Self
 
-from pydantic import ConfigDict, Field, ValidationError, field_validator, model_validator
+from pydantic import Field, ValidationError, field_validator, model_validator
 
 from fedbayes.config.former import COHORT, of_cohort, refuse_several, renewed
 from fedbayes.config.given import assign, read, refuse_unknown, renamed, tables, whole
@@ -66,8 +66,6 @@ class Config(Settings):
         >>> config.method["name"], config.training.lr
         ('fedprox', 0.05)
     """
-
-    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
 
     seed: int = Field(0, ge=0, description="seed of all randomness")
     rounds: int = Field(20, ge=1, description="number of rounds")

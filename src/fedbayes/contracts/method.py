@@ -43,7 +43,7 @@ from enum import StrEnum
 from types import MappingProxyType
 from typing import Annotated, Any, ClassVar, Generic, Literal, TypeVar
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, Field
 from torch import Tensor
 
 from fedbayes.contracts.changes import Chart, part_of
@@ -168,8 +168,6 @@ class Method(Choosable, Generic[ServerState, ClientState, Reduced], metaclass=Fo
         >>> METHODS["fedprox"](proximal=0.1).proximal
         0.1
     """
-
-    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
 
     name: ClassVar[str]
     """The name on the command line and in a config."""

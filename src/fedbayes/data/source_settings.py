@@ -62,9 +62,7 @@ class SourceSettings(Settings):
     """
 
     # A column may be called 1, which TOML takes for a number.
-    model_config = ConfigDict(
-        frozen=True, extra="forbid", allow_inf_nan=False, coerce_numbers_to_str=True
-    )
+    model_config = ConfigDict(coerce_numbers_to_str=True)
 
     name: str = Field(
         "digits",

@@ -3,7 +3,7 @@
 from pathlib import Path
 from typing import Annotated, Literal
 
-from pydantic import ConfigDict, Field, field_validator, model_validator
+from pydantic import Field, field_validator, model_validator
 
 from fedbayes.core.brief import Settings
 from fedbayes.core.fields import Arguments, Only, Several
@@ -37,8 +37,6 @@ class ModelSettings(Settings):
         >>> ModelSettings(name="mlp", hidden=[50]).hidden
         (50,)
     """
-
-    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
 
     name: str = Field(
         "mlp",
