@@ -173,6 +173,32 @@ def nll(run: Federation, *, training: bool = True, weights: View | None = None) 
     return loss
 
 
+def with_centre(run: Federation, strength: float, centre: View) -> Loss:
+    """The mean negative log-likelihood plus λ/2 ‖φ − c‖².
+
+    Args:
+        run: network and likelihood.
+        strength: λ.
+        centre: c by name, of the parameters and of what is given.
+    """
+    likelihood = nll(run)
+
+    def loss(parameters: Tensors, batch: Samples, given: Tree, noise: Tree) -> torch.Tensor:
+        distance: torch.Tensor = sum(
+            ((parameters[n] - w).square().sum() for n, w in centre(parameters, given).items()),
+            start=torch.zeros((), device=run.network.device),
+        )
+        return likelihood(parameters, batch, given, noise) + strength / 2 * distance
+
+    return loss
+
+
+def given_centre(parameters: Tensors, given: Tree) -> Tensors:
+    """The centre that a problem gives, as `with_centre` takes it."""
+    centre: Tensors = given["centre"]
+    return centre
+
+
 def with_prior(run: Federation, std: float, *, training: bool = True) -> Loss:
     """The mean negative log-likelihood plus a share of a Gaussian prior: ‖w‖²/(2 s² n).
 
