@@ -19,7 +19,6 @@ from fedbayes.contracts import (
     RoundContext,
 )
 from fedbayes.contracts.returned import updated
-from fedbayes.core import seeds
 from fedbayes.core.tensors import all_finite, pack
 from fedbayes.federation.broadcast import Sent, ServerMessages
 from fedbayes.federation.clock.clock import Lengths
@@ -68,19 +67,6 @@ class Round:
     """What the server's update says of itself."""
     privacy: Spending | None = None
     """What the rounds so far have spent, where this one was made private."""
-
-
-def sample_cohort(
-    seed: int, number: int, clients: int, size: int, *, cyclic: bool = False
-) -> list[int]:
-    """The clients of a round: `size` of them, ascending.
-
-    Uniformly without replacement, or in a fixed cycle: the first `size`, then the next.
-    """
-    if cyclic:
-        return sorted((size * (number - 1) + place) % clients for place in range(size))
-    rng = seeds.numpy_rng(seed, "cohort", round=number)
-    return sorted(rng.choice(clients, size, replace=False, shuffle=False).tolist())
 
 
 @dataclass(frozen=True)

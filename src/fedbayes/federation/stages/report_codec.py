@@ -84,25 +84,6 @@ class Compressor:
             and not declared.part(parts[name]).exact
         )
 
-    @property
-    def repeated(self) -> bool:
-        """Whether clients track all that is compressed of reports, so that what does not arrive is
-        in the next change without error feedback.
-        """
-        declared, parts = Reports.of(self.method), self.parts(self._first)
-        return all(declared.part(parts[name]).tracked for name in self.compressed)
-
-    @property
-    def compressed(self) -> list[str]:
-        """Names of the tensors of a report of the first round that are compressed."""
-        return self.shrinks(self._first)
-
-    @property
-    def _first(self) -> Message:
-        """The pattern of a proper report of the first round."""
-        message = self.method.message(self.method.init(self.run), RoundContext(self.run, 1, 0))
-        return self.method.expected(message, self.run)
-
     def sent(self, message: Message) -> Message:
         """What is sent of a broadcast."""
         if self.settings.down == "none":
