@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from functools import partial
 
 import torch
+from pydantic import Field
 
 from fedbayes.contracts.method import Averaged, Info, Method, Models, Weights
 from fedbayes.contracts.reports import Report, Sum
@@ -110,19 +111,31 @@ def beside_fixed(parameters: Tensors, given: Tree) -> Tensors:
     return {**parameters, **given["fixed"]}
 
 
-def last_layers(method: str, run: Federation, count: int) -> list[str]:
-    """Names of the tensors of the last `count` layers.
+class LastLayers(PersonalLayers):
+    """FedAvg of all layers but the last ones, which stay with the clients."""
 
-    Raises:
-        ConfigError: then no layer would be left to share.
-    """
-    every = run.network.layers
-    if count >= len(every):
-        raise ConfigError(
-            f"{method} keeps {count} of the network's {len(every)} layers at the clients, and "
-            "shares none. Set method.layers lower, or give the network more layers (model.hidden)"
-        )
-    return [name for names in list(every.values())[-count:] for name in names]
+    layers: int = Field(
+        1, ge=1, description="number of layers, counted from the output, that stay with the clients"
+    )
+
+    def check(self, run: Federation) -> None:
+        """Some layer is shared.
+
+        Raises:
+            ConfigError: all of them would stay with the clients.
+        """
+        super().check(run)
+        every = run.network.layers
+        if self.layers >= len(every):
+            raise ConfigError(
+                f"{self.name} keeps {self.layers} of the network's {len(every)} layers at the "
+                "clients, and shares none. Set method.layers lower, or give the network more "
+                "layers (model.hidden)"
+            )
+
+    def personal(self, run: Federation) -> list[str]:
+        """Name the tensors of the last layers."""
+        return [n for names in list(run.network.layers.values())[-self.layers :] for n in names]
 
 
 def solved_apart(

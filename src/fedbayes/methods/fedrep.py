@@ -14,17 +14,16 @@ from fedbayes.contracts import (
     nll,
 )
 from fedbayes.contracts.personal import (
-    PersonalLayers,
+    LastLayers,
     PersonalTensors,
     beside_fixed,
-    last_layers,
     solved_apart,
 )
 from fedbayes.core.messages import Message, dense
 from fedbayes.core.tensors import Samples
 
 
-class FedRep(PersonalLayers):
+class FedRep(LastLayers):
     """Shared representations (Collins et al. 2021, Algorithm 1).
 
     A client first takes steps on its head h_k alone, with the server's representation φ fixed, and
@@ -41,24 +40,9 @@ class FedRep(PersonalLayers):
         "Collins et al. 2021",
     )
 
-    layers: int = Field(
-        1, ge=1, description="number of layers, counted from the output, in a client's head"
-    )
     head_epochs: int = Field(
         1, ge=1, description="passes over its samples in which a client trains only its head"
     )
-
-    def check(self, run: Federation) -> None:
-        """Some layer is shared.
-
-        Raises:
-            ConfigError: all of them would stay with the clients.
-        """
-        last_layers(self.name, run, self.layers)
-
-    def personal(self, run: Federation) -> list[str]:
-        """Name the tensors of the head."""
-        return last_layers(self.name, run, self.layers)
 
     def loss(self, run: Federation) -> Loss:
         """The negative log-likelihood, where some layers are given."""
