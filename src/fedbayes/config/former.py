@@ -23,7 +23,7 @@ def of_cohort(settings: dict[str, Any], *, quiet: bool = False) -> dict[str, Any
 
     Args:
         settings: of a config.
-        quiet: whether nothing is said of a cohort that is easily mistaken.
+        quiet: whether a cohort that is easily mistaken gives no warning.
     """
     refuse_several([name for name in COHORT if settings.get(name) is not None])
     if "cohort" not in settings:
