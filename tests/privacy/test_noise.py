@@ -14,7 +14,7 @@ pytest.importorskip("cryptography")
 from fedbayes.errors import RunError
 from fedbayes.federation.privacy import keys, matrix
 from fedbayes.federation.privacy.noise import Secret, Stream
-from fedbayes.federation.privacy.sampling import poisson_cohort
+from fedbayes.runs.cohorts import poisson_cohort
 
 SECRET = Secret(b"k" * 32)
 

@@ -8,7 +8,6 @@ from fedbayes.core import seeds
 from fedbayes.core.lazy import called
 from fedbayes.errors import ConfigError
 from fedbayes.federation.privacy.noise import Secret
-from fedbayes.federation.privacy.sampling import poisson_cohort
 
 
 def cohort_of(config: Config, run: Federation, secret: Secret | None, number: int) -> list[int]:
@@ -42,6 +41,19 @@ def sample_cohort(
         return sorted((size * (number - 1) + place) % clients for place in range(size))
     rng = seeds.numpy_rng(seed, "cohort", round=number)
     return sorted(rng.choice(clients, size, replace=False, shuffle=False).tolist())
+
+
+def poisson_cohort(secret: Secret, number: int, clients: int, rate: float) -> list[int]:
+    """The clients of a round by a coin for each, which only the server sees fall.
+
+    Args:
+        secret: of the run.
+        number: the round.
+        clients: how many there are.
+        rate: probability of each.
+    """
+    coins = secret.stream("cohort", number).uniform(clients)
+    return np.flatnonzero(coins < rate).tolist()
 
 
 def _own(config: Config, run: Federation, number: int) -> list[int]:

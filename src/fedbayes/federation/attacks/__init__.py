@@ -36,9 +36,9 @@ ATTACKS: Mapping[str, "type[Attack]"] = Catalogue(
         "little-is-enough": ("collusion", "LittleIsEnough"),
         "inner-product": ("collusion", "InnerProduct"),
         "stretch": ("collusion", "Stretch"),
-        "nan": ("values", "NotANumber"),
-        "huge": ("values", "Huge"),
-        "weight": ("values", "Weight"),
+        "nan": ("changes", "NotANumber"),
+        "huge": ("changes", "Huge"),
+        "weight": ("changes", "Weight"),
     },
 )
 """Every built-in attack by its name."""
