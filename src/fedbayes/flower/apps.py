@@ -7,7 +7,7 @@ from datetime import datetime
 from functools import cache, partial
 from pathlib import Path
 
-from flwr.app import Context, Message
+from flwr.app import Context
 from flwr.clientapp import ClientApp
 from flwr.serverapp import Grid, ServerApp
 from platformdirs import user_data_path
@@ -16,13 +16,13 @@ from rich.console import Console
 from fedbayes.config.config import Config
 from fedbayes.core.devices import choose_device, repeatable
 from fedbayes.core.portable import use_threads
-from fedbayes.errors import ConfigError, EngineError, FedbayesError
+from fedbayes.errors import ConfigError, EngineError
 from fedbayes.federation.client_runtime import ClientRuntime
 from fedbayes.federation.engine_table import ENGINES
 from fedbayes.federation.stages import secure
 from fedbayes.flower.asynchronous import AsynchronousFlower
 from fedbayes.flower.engine import Flower
-from fedbayes.flower.node import Node, complaint, once
+from fedbayes.flower.node import Node, app_of, once
 from fedbayes.flower.node_config import check_node_config
 from fedbayes.flower.own_data import own_data
 from fedbayes.flower.project import read_schema
@@ -38,18 +38,7 @@ from fedbayes.storage.state_store import StateStore
 
 def client_app(node: Callable[[Context], Node]) -> ClientApp:
     """The ClientApp of nodes that are found from their contexts."""
-    app = ClientApp()
-
-    def answer(message: Message, context: Context) -> Message:
-        try:
-            return node(context).answer(message)
-        except FedbayesError as error:
-            return complaint(error, message)
-
-    app.query("hello")(answer)
-    app.train("round")(answer)
-    app.train()(secure_answer(node))
-    return app
+    return app_of(node, secure_answer(node))
 
 
 def state_store(config: Config, folder: Path) -> StateStore:

@@ -9,9 +9,10 @@ import json
 import logging
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import TypeVar
+from typing import Protocol, TypeVar
 
 from flwr.app import Context, Message, RecordDict
+from flwr.clientapp import ClientApp
 
 from fedbayes.contracts import Federation
 from fedbayes.core.files import write_beside
@@ -111,6 +112,36 @@ class Node:
             return outcome
         kept = self.states.save(outcome.state, ticket, self.client, task.round)
         return replace(outcome, state=kept)
+
+
+class Answers(Protocol):
+    """A client at its site."""
+
+    def answer(self, message: Message) -> Message:
+        """Process a message and return the answer."""
+
+
+def app_of(
+    find: Callable[[Context], Answers], secure: Callable[[Message, Context], Message]
+) -> ClientApp:
+    """The ClientApp of clients that are found from their contexts.
+
+    Args:
+        find: the client of a context.
+        secure: answers messages of secure aggregation.
+    """
+    app = ClientApp()
+
+    def answer(message: Message, context: Context) -> Message:
+        try:
+            return find(context).answer(message)
+        except FedbayesError as error:
+            return complaint(error, message)
+
+    app.query("hello")(answer)
+    app.train("round")(answer)
+    app.train()(secure)
+    return app
 
 
 def once(find: Callable[[Context], Found]) -> Callable[[Context], Found]:

@@ -22,7 +22,7 @@ from fedbayes.errors import ConfigError, EngineError, FedbayesError, MessageErro
 from fedbayes.federation.client_runtime import ClientResult, Task
 from fedbayes.federation.settings import FEWEST
 from fedbayes.federation.stages.secure import Vector
-from fedbayes.flower.node import complaint, once
+from fedbayes.flower.node import app_of, complaint, once
 from fedbayes.flower.node_config import check_node_config
 from fedbayes.flower.secagg_node import masked, read_secure_task, vector_reply
 from fedbayes.flower.wire import HELLO, note_question, read_task, write_hello, write_reply
@@ -117,22 +117,12 @@ class SumsNode:
 
 def answering(find: Callable[[Context], SumsNode]) -> ClientApp:
     """The ClientApp of nodes that are found from their contexts."""
-    app = ClientApp()
-
-    def answer(message: Message, context: Context) -> Message:
-        try:
-            return find(context).answer(message)
-        except FedbayesError as error:
-            return complaint(error, message)
 
     def sums(message: Message, context: Context) -> Message:
         task, about = read_secure_task(recorddict_to_fitins(message.content, keep_input=True))
         return vector_reply(find(context).masked(task, Limbs(**about)), b"", message)
 
-    app.query("hello")(answer)
-    app.train("round")(answer)
-    app.train()(masked(sums))
-    return app
+    return app_of(find, masked(sums))
 
 
 def sums_app() -> ClientApp:
