@@ -15,11 +15,11 @@ from fedbayes.core.messages import dense
 from fedbayes.errors import ConfigError, ModelError
 from fedbayes.federation.client_runtime import Task
 from fedbayes.federation.engines.sequential import Sequential
-from fedbayes.federation.round import sample_cohort
 from fedbayes.federation.stages.checks import encode_report, read_report
 from fedbayes.matching import Dense, MatchingSettings, match_networks
 from fedbayes.methods.matching import GpiFnm, Pfnm
 from fedbayes.models import dense_layers, relu_network
+from fedbayes.runs.cohorts import sample_cohort
 from fedbayes.testing import Tampering
 
 PAPER = {"optimizer": "amsgrad", "lr": 0.01, "weight_decay": 1e-5}
