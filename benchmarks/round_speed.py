@@ -19,8 +19,8 @@ import torch
 from torch.nn import functional
 
 from fedbayes import Config, Simulation
-from fedbayes.federation.round import sample_cohort
 from fedbayes.models import MLP, LeNet5
+from fedbayes.runs.cohorts import sample_cohort
 
 CASES = {
     "mnist-mlp": (
