@@ -62,7 +62,8 @@ def test_the_numbers_are_those_of_the_sequential_engine(engine, expected, tmp_pa
 
 
 def test_every_engine_that_a_run_can_start_is_tried_here():
-    tried = {"sequential", "workers", "flower-simulation", "toy", "ray"}
+    # `stacked`, which rounds otherwise, is in inference/test_stacked.py.
+    tried = {"sequential", "workers", "flower-simulation", "toy", "ray", "stacked"}
     assert {name for name, kind in ENGINES.items() if kind.start} == tried
 
 
@@ -102,8 +103,8 @@ def test_a_row_is_all_that_a_config_and_its_texts_need():
 @pytest.mark.parametrize(
     ("engine", "words"),
     [
-        ("toi", r"engine is 'toi' \(did you mean 'toy'\?\); expected sequential \| workers"),
-        (3, r"engine is 3; expected sequential \| workers"),
+        ("toi", r"engine is 'toi' \(did you mean 'toy'\?\); expected sequential \| stacked"),
+        (3, r"engine is 3; expected sequential \| stacked"),
     ],
 )
 def test_another_name_is_refused_with_those_that_there_are(engine, words):
@@ -114,7 +115,11 @@ def test_another_name_is_refused_with_those_that_there_are(engine, words):
 def test_a_schema_for_editors_has_the_names_that_are_shipped(monkeypatch):
     monkeypatch.delitem(engine_table._BUILT_IN, "toy")
     engine = TypeAdapter(dict).validate_json(json.dumps(schema()))["properties"]["engine"]
-    assert engine["enum"] == ["sequential", "workers", "ray", "flower-simulation", "flower"]
+    assert engine["enum"] == [
+        "sequential",
+        "stacked",
+        *("workers", "ray", "flower-simulation", "flower"),
+    ]
 
 
 def test_an_engine_that_rounds_otherwise_says_so(monkeypatch):

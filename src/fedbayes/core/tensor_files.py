@@ -14,7 +14,6 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
 
 from fedbayes.errors import MessageError, quoted
@@ -167,8 +166,8 @@ def load(name: str, part: FilePart) -> Tensor:
     return found
 
 
-def contents(tensor: Tensor) -> NDArray[Any]:
-    """The bytes of a tensor in a file, as an array in C order: its own memory, where it can be.
+def contents(tensor: Tensor) -> memoryview:
+    """The bytes of a tensor in a file, in C order: its own memory, where it can be.
 
     Raises:
         MessageError: a file can have no entries of this type.
@@ -178,7 +177,7 @@ def contents(tensor: Tensor) -> NDArray[Any]:
     except KeyError:
         raise MessageError(f"tensors of {tensor.dtype} cannot be stored") from None
     here = tensor.detach().to("cpu").resolve_conj()
-    return np.ascontiguousarray(here.view(same).numpy(), stored)
+    return np.ascontiguousarray(here.view(same).numpy(), stored).data
 
 
 Layout = tuple[tuple[str, torch.dtype, tuple[int, ...]], ...]
@@ -186,7 +185,9 @@ Layout = tuple[tuple[str, torch.dtype, tuple[int, ...]], ...]
 
 
 @lru_cache(maxsize=16)
-def written(layout: Layout, text: tuple[tuple[str, str], ...] = ()) -> tuple[tuple[str, ...], bytes]:
+def written(
+    layout: Layout, text: tuple[tuple[str, str], ...] = ()
+) -> tuple[tuple[str, ...], bytes]:
     """The order of tensors in a file, widest types first, and the header that says so.
 
     Args:
