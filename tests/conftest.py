@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.command_line import path_restored
+from tests.helpers.command_line import path_restored
 
 # Two test processes share two cores: a BLAS that took both for itself would wait for the other.
 os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")

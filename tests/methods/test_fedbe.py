@@ -14,7 +14,7 @@ from fedbayes.federation.stages.bounds import norms_compared
 from fedbayes.methods.fedbe import FedBe, FedBeServer, FedBeSums
 from fedbayes.models import Network
 from fedbayes.models.networks import MLP
-from tests.methods.places import at, network, run_of, samples
+from tests.helpers.places import at, network, run_of, samples
 
 SIZES = [5.0, 1.0, 14.0]
 

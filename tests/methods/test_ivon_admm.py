@@ -15,7 +15,7 @@ from fedbayes.inference.gaussian import NaturalGaussian, standard
 from fedbayes.likelihoods import build_likelihood
 from fedbayes.methods.ivon_admm import IvonAdmm, away, constant
 from fedbayes.models import Network
-from tests.methods.places import at, network, run_of
+from tests.helpers.places import at, network, run_of
 
 NAME = "0.weight"
 

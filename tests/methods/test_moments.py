@@ -14,7 +14,7 @@ from fedbayes.likelihoods import build_likelihood
 from fedbayes.methods.fedep import FedEP
 from fedbayes.methods.fedlap import FedLap
 from fedbayes.models import Network
-from tests.methods.places import at, network, rounds, run_of
+from tests.helpers.places import at, network, rounds, run_of
 
 STD = 0.7
 """Of the noise, known."""

@@ -16,7 +16,7 @@ from fedbayes.likelihoods import build_likelihood
 from fedbayes.methods.pfedbayes import PFedBayes, PFedBayesClient, PFedBayesServer
 from fedbayes.models import Network
 from fedbayes.models.networks import MLP
-from tests.methods.places import at, network, run_of
+from tests.helpers.places import at, network, run_of
 
 NAME = "0.weight"
 

@@ -31,7 +31,7 @@ from fedbayes.methods.laplace import Laplace, LaplaceServer, median, proximal
 from fedbayes.methods.mixture import Mixture
 from fedbayes.models import Network
 from fedbayes.runs.build import build_data
-from tests.methods.places import at, difference, network, run_of, samples
+from tests.helpers.places import at, difference, network, run_of, samples
 
 
 def prior_of(method):
