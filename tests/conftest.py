@@ -9,8 +9,8 @@ import pytest
 
 from tests.helpers.command_line import path_restored
 
-# Two test processes share two cores: a BLAS that took both for itself would wait for the other.
-os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
+# Test processes share the cores. PyTorch or a BLAS that took all of them would wait for the others.
+os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 
 @pytest.fixture(autouse=True, scope="session")
