@@ -279,6 +279,7 @@ def test_sample_weights_of_hazards_are_those_of_lifelines(cohort):
     np.testing.assert_allclose(other.std_errors, found.std_errors, rtol=1e-8)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("strata", ["", "g", "client"])
 @pytest.mark.parametrize("ties", ["efron", "breslow"])
 def test_robust_errors_of_hazards_are_the_infinitesimal_jackknife(cohort, ties, strata):
@@ -341,6 +342,7 @@ def test_weights_are_of_one_kind(cohort):
         glm(parted(cohort.assign(w=-1.0)), "x", ["z"], sample_weight="w")
 
 
+@pytest.mark.slow
 def test_the_same_from_the_command_line_over_flower_and_in_secret(cohort, tmp_path, capsys):
     table = tied(cohort).assign(site=np.arange(240) % 3)
     table.to_csv(tmp_path / "t.csv", index=False)

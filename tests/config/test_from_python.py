@@ -225,6 +225,7 @@ def fresh(*lines):
     return done.stdout if done.returncode == 0 else done.stderr
 
 
+@pytest.mark.slow
 def test_a_network_in_memory_is_asked_for_again(tmp_path):
     """In another process, and what comes of it is as if it had never stopped."""
     torch.manual_seed(0)
@@ -299,6 +300,7 @@ def test_runs_of_several_seeds_get_more_rounds(tmp_path):
 # --- tables in memory ------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_a_data_frame_is_as_its_file(table, tmp_path):
     """Bit for bit; and the run folder holds what it needs to be resumed elsewhere."""
     table.to_csv(tmp_path / "table.csv", index=False)
@@ -316,6 +318,7 @@ def test_a_data_frame_is_as_its_file(table, tmp_path):
         fedbayes.resume(tmp_path / "run", rounds=4)
 
 
+@pytest.mark.slow
 def test_workers_read_the_copy_of_a_data_frame(table, tmp_path):
     roles = {"label": "sick", "group": "site", "rounds": 1}
     one = fedbayes.run(data=table, **roles)

@@ -62,6 +62,7 @@ def run_on(console, config, folder=None):
     return simulation
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("engine", ["sequential", "workers", "flower-simulation"])
 def test_every_client_is_heard_of_on_every_engine(engine):
     if engine == "flower-simulation":

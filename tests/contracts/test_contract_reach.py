@@ -30,6 +30,7 @@ class TestMedian(MethodContract):
     method = "tests.helpers.toy_methods:Median"
 
 
+@pytest.mark.slow
 class TestGrowing(MethodContract):
     method = "tests.helpers.toy_methods:Growing"
 
@@ -49,6 +50,7 @@ class TestGrowing(MethodContract):
         assert len(owns) == 4, "each client joins with a generator of its own"
 
 
+@pytest.mark.slow
 class TestControlled(MethodContract):
     method = "tests.helpers.toy_methods:Controlled"
 

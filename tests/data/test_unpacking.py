@@ -131,6 +131,7 @@ def test_formulas_are_quoted_where_that_is_asked_for(model, tmp_path):
     assert command("predict", model / "run", model / "new.csv", *odd) == 2
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("number", [*ENDS, signal.SIGINT])
 def test_a_signal_leaves_no_rows_behind(number, model, tmp_path):
     """`predict` reads a pipe of rows that go on; it is told to end while its output is open."""

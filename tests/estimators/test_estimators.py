@@ -194,6 +194,7 @@ def test_intervals_are_those_of_the_predictive_distribution():
     np.testing.assert_allclose(low, norm(mean, std).ppf(0.05), rtol=1e-9)
 
 
+@pytest.mark.slow
 def test_regression_in_the_unit_of_the_target():
     x, y = load_diabetes(return_X_y=True)
     model = FederatedRegressor(rounds=30, random_state=0).fit(x, y)

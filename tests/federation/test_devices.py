@@ -26,6 +26,7 @@ from fedbayes.federation.resident import DeviceCache
 from fedbayes.methods import METHODS
 from fedbayes.methods.fedavg import FedAvg
 from fedbayes.testing import assert_identical
+from tests.helpers.cases import cases
 
 DATA = {"name": "digits", "clients": 3, "limit": 150, "partition": "iid"}
 
@@ -276,13 +277,7 @@ def files_above():
 
 
 @pytest.mark.filterwarnings("ignore::fedbayes.errors.FedbayesWarning")
-@pytest.mark.parametrize(
-    "method",
-    [
-        pytest.param(name, marks=() if name in ("fedavg", "fedsparse") else pytest.mark.slow)
-        for name in METHODS
-    ],
-)
+@pytest.mark.parametrize("method", cases(METHODS, slow={*METHODS} - {"fedavg", "fedsparse"}))
 def test_no_step_of_training_waits_for_the_device(method):
     """What is read off it in a client's round does not depend on the number of steps."""
     read = []

@@ -549,6 +549,7 @@ def joined(tmp_path, monkeypatch):
     return run_with
 
 
+@pytest.mark.slow
 def test_a_key_that_was_admitted_for_one_client_is_no_other(joined):
     names = {10: "client-0", 11: "ward north client-1", 12: "client-2"}
     trained, line, why, wire = joined({12: 0, 11: 1, 10: 0}, names)
@@ -566,6 +567,7 @@ def test_a_key_that_was_admitted_for_one_client_is_no_other(joined):
     assert set(told) == set(why.values())
 
 
+@pytest.mark.slow
 def test_a_client_keeps_the_key_that_it_came_with_first_also_after_a_resume(joined):
     names = {10: "a", 11: "b", 12: "c", 13: "d"}
     assert joined({10: 0, 11: 1, 12: 2}, names)[0] == {(10, 0), (11, 1), (12, 2)}

@@ -7,6 +7,8 @@ from contextlib import suppress
 
 import pytest
 
+from tests.helpers.cases import cases
+
 pytest.importorskip("flwr")
 
 import uvicorn
@@ -78,9 +80,10 @@ def answer(link):
 
 HEAD = b"POST / HTTP/1.1\r\nhost: x\r\n"
 WHOLE = HEAD + b"content-length: 4\r\n\r\nbody"
+HALF = HEAD + b"content-length: 9\r\n\r\nhalf"
 
 
-@pytest.mark.parametrize("first", [b"", b"G", HEAD, HEAD + b"content-length: 9\r\n\r\nhalf"])
+@pytest.mark.parametrize("first", cases([b"", b"G", HEAD, HALF], slow=(b"G", HEAD)))
 def test_a_request_that_does_not_end_is_ended(hub, first):
     with connected(hub) as link:
         began = time.monotonic()
@@ -107,6 +110,7 @@ def test_the_second_request_of_a_connection_has_to_end_too(hub):
         assert ended(link)
 
 
+@pytest.mark.slow
 def test_a_body_that_goes_on_may_take_its_time(hub):
     with connected(hub) as link:
         link.sendall(HEAD + b"content-length: 12\r\n\r\n")

@@ -496,6 +496,7 @@ def test_the_answer_of_a_node_that_has_no_data_is_in_plain_words(monkeypatch):
     assert line["lost"] == {"2": "its node says: its disk is full"}
 
 
+@pytest.mark.slow
 def test_who_is_not_there_for_the_keys_is_lost_and_its_node_named(monkeypatch):
     def answer(self, message):
         if self.client == 3 and message.metadata.message_type == HELLO:

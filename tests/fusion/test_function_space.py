@@ -25,6 +25,7 @@ from fedbayes.models import MLP, LeNet5, units
 from fedbayes.models.resize import resized, widened, with_weights
 from fedbayes.models.steps import Steps, clean
 from tests.helpers.architectures import ARCHITECTURES
+from tests.helpers.cases import cases
 
 
 def trained_like(make, seed):
@@ -72,7 +73,7 @@ UNITED = (
 )
 
 
-@pytest.mark.parametrize("name", UNITED)
+@pytest.mark.parametrize("name", cases(UNITED, slow=("u-net", "decoder")))
 def test_all_units_of_all_clients_are_the_teacher(name):
     """Side by side they compute the sum by shares, so that there is nothing to approximate."""
     make, example = ARCHITECTURES[name][0], ARCHITECTURES[name][1]()
@@ -107,6 +108,7 @@ COPIED = (
 )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", COPIED)
 def test_copies_with_their_units_in_other_orders_give_the_network_again(name):
     make, example = ARCHITECTURES[name][0], ARCHITECTURES[name][1]()
@@ -268,10 +270,8 @@ def test_filters_of_single_channels_are_least_squares_channel_by_channel():
     assert len(units_of) == 3
 
 
-@pytest.mark.parametrize(
-    "name",
-    ["separable", "grouped", pytest.param("decoder", marks=pytest.mark.slow), "channel shuffle"],
-)
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["separable", "grouped", "decoder", "channel shuffle"])
 def test_blocks_and_single_channels_of_other_widths(name):
     make, example = ARCHITECTURES[name][0], ARCHITECTURES[name][1]()
     modules = [trained_like(make, seed) for seed in (1, 2)]
@@ -408,6 +408,7 @@ def test_memory_does_not_grow_with_the_number_of_batches(memory):
     assert many - few < 2 * memory + activations / 4
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("memory", [0, 40_000])
 def test_what_is_kept_changes_no_weight(memory):
     make = lambda: LeNet5(1, 28, 28, 4)  # noqa: E731

@@ -20,6 +20,7 @@ from fedbayes.models.networks import CNN
 from fedbayes.models.resize import with_weights
 from tests.fusion.test_permutation import network, shuffled
 from tests.helpers.architectures import ARCHITECTURES
+from tests.helpers.cases import cases
 from tests.helpers.command_line import command
 from tests.workflows.fuse.test_network_fusing import OF_EYES, Eyes, photos  # noqa: F401
 
@@ -78,31 +79,36 @@ def test_fully_connected_networks_get_the_numbers_of_their_own_matching(
             assert (own == wanted.assignments[name][depth]).all()
 
 
+QUICK_ORDERS = [
+    ("lenet", 0),
+    ("batch norm", 0),
+    ("text", 0),
+    ("attention", 0),
+    ("parallel", 0),
+    ("shuffle", 0),
+    ("separable", 0),
+    ("channel shuffle", 0),
+]
+SLOW_ORDERS = [
+    ("lenet", 3),
+    ("batch norm", 3),
+    ("resnet20", 3),
+    ("pre-norm transformer", 3),
+    ("u-net", 0),
+    ("squeeze and excite", 3),
+    ("shared", 3),
+    ("tied", 3),
+    ("depthwise", 3),
+    ("grouped", 3),
+    ("decoder", 3),
+    ("odd: sigmoid", 3),
+    ("odd: scaled", 0),
+]
+
+
 @pytest.mark.parametrize(
     ("name", "alternations"),
-    [
-        ("lenet", 0),
-        ("lenet", 3),
-        ("batch norm", 0),
-        ("batch norm", 3),
-        ("resnet20", 3),
-        ("text", 0),
-        ("pre-norm transformer", 3),
-        ("attention", 0),
-        ("u-net", 0),
-        ("squeeze and excite", 3),
-        ("shared", 3),
-        ("tied", 3),
-        ("parallel", 0),
-        ("depthwise", 3),
-        ("shuffle", 0),
-        ("grouped", 3),
-        ("separable", 0),
-        ("decoder", 3),
-        ("channel shuffle", 0),
-        ("odd: sigmoid", 3),
-        ("odd: scaled", 0),
-    ],
+    cases([*QUICK_ORDERS, *SLOW_ORDERS], slow=SLOW_ORDERS),
 )
 def test_networks_in_other_orders_match_back_to_the_network(name, alternations):
     module, groups, weights = network(name)
@@ -288,6 +294,7 @@ def test_fused_tensors_are_the_means_that_they_should_be(alternations):
     torch.testing.assert_close(fused["11.bias"], bias, atol=1e-6, rtol=1e-5)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "name",
     [
@@ -300,8 +307,8 @@ def test_fused_tensors_are_the_means_that_they_should_be(alternations):
         "parallel",
         "separable",
         "channel shuffle",
-        pytest.param("resnet18", marks=pytest.mark.slow),
-        pytest.param("mobilenet", marks=pytest.mark.slow),
+        "resnet18",
+        "mobilenet",
     ],
 )
 def test_networks_that_share_nothing_are_their_ensemble_by_class_share(name):

@@ -155,6 +155,7 @@ def test_running_statistics_are_the_clients_mean():
         assert torch.isfinite(outputs).all()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("cycles", [1, 2])
 def test_what_goes_out_learns_the_ensemble(cycles):
     """Its predictions on fresh inputs come nearer to the ensemble's than the mean's do."""

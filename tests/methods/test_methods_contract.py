@@ -8,6 +8,7 @@ import fedbayes
 from fedbayes.errors import ConfigError
 from fedbayes.methods import METHODS
 from fedbayes.testing import MethodContract
+from tests.helpers.cases import cases
 
 
 class TestFedAvg(MethodContract):
@@ -27,6 +28,7 @@ class TestFedAvgM(MethodContract):
     method = "fedavgm"
 
 
+@pytest.mark.slow
 class TestFedAdam(MethodContract):
     method = "fedadam"
 
@@ -161,6 +163,7 @@ class TestVirtualSideBySide(MethodContract):
     }
 
 
+@pytest.mark.slow
 class TestVirtualWithoutClientNetworks(MethodContract):
     method = "virtual"
     parameters: ClassVar = {"samples": 2, "lateral": False}
@@ -203,6 +206,7 @@ class TestFedEP(MethodContract):
     settings: ClassVar = {"training": {"steps": 12}}
 
 
+@pytest.mark.slow
 class TestFedGvi(MethodContract):
     method = "fedgvi"
     parameters: ClassVar = {"predictions": 3, "divergence": "renyi"}
@@ -273,6 +277,7 @@ class TestPFedBayes(MethodContract):
     settings: ClassVar = {"training": {"optimizer": "adam", "lr": 0.01}}
 
 
+@pytest.mark.slow
 class TestFedBe(MethodContract):
     method = "fedbe"
     parameters: ClassVar = {"members": 3}
@@ -460,7 +465,13 @@ NOISE = {"gpi-fnm": "each", "pfnm": 0.5}
 """Deviations that are no parameters behind the network, for methods that have no place for them."""
 
 
-@pytest.mark.parametrize("name", [name for name in METHODS if name != "gaussian-head"])
+@pytest.mark.parametrize(
+    "name",
+    cases(
+        [name for name in METHODS if name != "gaussian-head"],
+        slow=("fedfuse", "combined", "fedgvi", "fedbe", "fedl1"),
+    ),
+)
 def test_every_method_keeps_its_promises_on_a_regression(name, tmp_path):
     """On diabetes with Gaussian noise, whose deviation is learnt where it can be."""
     contract = MethodContract()

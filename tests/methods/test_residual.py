@@ -141,6 +141,7 @@ def test_feddrop_trains_a_narrower_resnet(net):
         )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "method",
     [

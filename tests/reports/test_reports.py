@@ -20,6 +20,7 @@ from fedbayes.reports.headlines import headlines
 from fedbayes.reports.page import differences, render
 from fedbayes.reports.palette import looks
 from fedbayes.runs.simulation import Simulation
+from tests.helpers.cases import cases
 from tests.helpers.command_line import command
 
 
@@ -202,7 +203,7 @@ def test_bytes_add_up_over_rounds(runs):
 
 
 @pytest.mark.parametrize("figure", [*FIGURES, "loss"])
-@pytest.mark.parametrize("form", ["png", "svg"])
+@pytest.mark.parametrize("form", cases(["png", "svg"], slow=["svg"]))
 def test_single_figures(figure, form, runs, tmp_path):
     if figure in ("metrics", "clock", "predictions", "coverage", "privacy"):
         with pytest.raises(RunError, match="nothing to draw"):

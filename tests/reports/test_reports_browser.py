@@ -19,6 +19,7 @@ from fedbayes.reports.charts import telling
 from fedbayes.reports.figures import FIGURES
 from fedbayes.reports.page import render
 from fedbayes.runs.simulation import Simulation
+from tests.helpers.cases import cases
 from tests.helpers.command_line import command
 from tests.helpers.pages import WIDTHS, check_texts, keep_picture, look, paper_of, show
 
@@ -87,6 +88,7 @@ def tables(browser, tmp_path_factory):
 
 PAGES = ("ten", "hundred", "all", "regression", "survival", "wards", "gone", "compared", "fused")
 DARK = ("ten", "all", "survival", "compared", "fused")
+SHOWN = [*((name, "light") for name in PAGES), *((name, "dark") for name in DARK)]
 """Pages that have all kinds of parts, which are looked at in the dark too."""
 
 
@@ -128,7 +130,7 @@ def unfold(browser):
 
 @pytest.mark.parametrize(
     ("name", "theme"),
-    [*((name, "light") for name in PAGES), *((name, "dark") for name in DARK)],
+    cases(SHOWN, slow={*SHOWN} - {(name, "light") for name in ("all", "compared", "fused")}),
 )
 def test_pages_can_be_read_at_any_width(name, theme, pages, browser):
     show(browser, pages[name], WIDTHS[0], theme)
@@ -159,6 +161,7 @@ def test_pages_can_be_read_at_any_width(name, theme, pages, browser):
             assert right == pytest.approx(end, abs=1)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", PAGES)
 def test_on_paper(name, pages, browser):
     """Black on white, without controls, all tables whole, no card larger than a page."""

@@ -544,9 +544,8 @@ def said(capsys):
     return " ".join(capsys.readouterr().err.split())
 
 
-@pytest.mark.parametrize(
-    "end", [signal.SIGINT, pytest.param(signal.SIGTERM, marks=pytest.mark.slow)]
-)
+@pytest.mark.slow
+@pytest.mark.parametrize("end", [signal.SIGINT, signal.SIGTERM])
 def test_ctrl_c_ends_it(end, run):
     watching = subprocess.Popen(
         [sys.executable, "-m", "fedbayes.cli", "report", str(run), "--watch"],

@@ -12,6 +12,7 @@ import pytest
 from fedbayes.methods import METHODS
 from fedbayes.reports.palette import DARK, LIGHT, MARKERS, looks
 from tests import ROOT
+from tests.helpers.cases import cases
 from tests.helpers.command_line import command
 from tests.language import prose_of
 
@@ -30,7 +31,7 @@ QUICK = {"start/install.md", "tutorials/method.md"}
 
 @pytest.mark.parametrize(
     "page",
-    [pytest.param(p, marks=() if p in QUICK else pytest.mark.slow) for p in sorted(PAGES)],
+    cases(sorted(PAGES), slow={*PAGES} - {*QUICK}),
 )
 def test_tutorials_run(page, tmp_path, monkeypatch, capsys):
     """Code with a title is saved under it; other Python runs in one namespace; shell lines are

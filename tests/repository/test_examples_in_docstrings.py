@@ -9,6 +9,7 @@ import pytest
 
 import fedbayes
 from fedbayes.errors import FedbayesError
+from tests.helpers.cases import cases
 from tests.repository.test_docs import DOCS
 
 ON_PAGES = sorted(
@@ -53,10 +54,7 @@ def test_the_api_pages_have_all_that_the_example_methods_import():
 
 @pytest.mark.parametrize(
     "name",
-    [
-        pytest.param(name, marks=pytest.mark.slow if name.split(".")[-1] in SLOW else ())
-        for name in PUBLIC
-    ],
+    cases(PUBLIC, slow=[name for name in PUBLIC if name.split(".")[-1] in SLOW]),
 )
 def test_the_example_in_the_docstring(name, tmp_path, monkeypatch):
     """It runs as it stands, with no names but those that it imports."""

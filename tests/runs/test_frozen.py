@@ -19,6 +19,7 @@ from fedbayes.workflows.serve.evaluation_set import find_tests
 from fedbayes.workflows.serve.export import export
 from fedbayes.workflows.serve.model_evaluation import compare, open_model
 from fedbayes.workflows.serve.model_files import read_with_card, write_model
+from tests.helpers.cases import cases
 from tests.helpers.toy_models import pretrained
 
 WHOLE = 64 * 40 + 40 + 40 * 20 + 20 + 20 * 10 + 10
@@ -44,7 +45,7 @@ def settings(method, **more):
     }
 
 
-@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize("method", cases(METHODS, slow=("fedfuse", "fedgvi", "combined")))
 def test_only_the_rest_is_sent_and_saved_and_the_whole_comes_back(method, tmp_path):
     if method in ("virtual", "pfnm", "gpi-fnm"):
         with pytest.raises(FedbayesError, match=r"1\.weight"):

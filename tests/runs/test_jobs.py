@@ -16,6 +16,7 @@ from fedbayes import Config, Simulation
 from fedbayes.cli import main
 from fedbayes.errors import ConfigError
 from fedbayes.methods import METHODS
+from tests.helpers.cases import cases
 
 pytestmark = pytest.mark.filterwarnings("ignore::fedbayes.errors.FedbayesWarning")
 
@@ -48,7 +49,7 @@ def settings(table, *targets):
     return {"data": {"path": path, "label": list(targets), "group": "site"}}
 
 
-@pytest.mark.parametrize("method", ["fedavg", "fedsparse", "virtual"])
+@pytest.mark.parametrize("method", cases(["fedavg", "fedsparse", "virtual"], slow=["virtual"]))
 def test_a_table_trains_from_the_command_line(table, tmp_path, method, monkeypatch):
     path = columns(table, "target")
     arguments = ["run", "-m", method, "--rounds", "10", "-o", str(tmp_path / "run")]
@@ -124,9 +125,9 @@ Bernoulli from the multilabel of which it is one column, rates from means."""
 
 @pytest.mark.parametrize(
     "likelihood",
-    [pytest.param(name, marks=pytest.mark.slow if name in CLOSE else ()) for name in TASKS],
+    cases(TASKS, slow=(*CLOSE, "quantile", "multilabel", "cox")),
 )
-@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize("method", cases(METHODS, slow=("fedfuse", "combined")))
 def test_every_method_takes_every_likelihood(table, method, likelihood):
     chosen, task = {"name": method}, {"likelihood": likelihood}
     if method in ("pfnm", "gpi-fnm") and likelihood in ("gaussian", "student-t"):

@@ -23,6 +23,7 @@ from fedbayes.storage.folder import RunFolder
 from fedbayes.testing import assert_identical
 from fedbayes.workflows.calibrate.calibration import trust
 from fedbayes.workflows.serve.export import export
+from tests.helpers.cases import cases
 from tests.helpers.command_line import command, fedbayes_cli, process
 from tests.helpers.cut_off import cut_off_at_every_write
 
@@ -134,7 +135,8 @@ def network(shape, classes, width):
 """
 
 
-@pytest.mark.parametrize("engine", [pytest.param("sequential", marks=pytest.mark.slow), "workers"])
+@pytest.mark.slow
+@pytest.mark.parametrize("engine", ["sequential", "workers"])
 def test_your_own_module_in_the_current_folder(tmp_path, engine, monkeypatch):
     (tmp_path / "own.py").write_text(OWN)
     monkeypatch.chdir(tmp_path)
@@ -185,7 +187,7 @@ def test_killed_inside_a_round_at_every_write(tmp_path, monkeypatch):
     cut_off_at_every_write(config, tmp_path, monkeypatch, assert_same_run, halves=True)
 
 
-@pytest.mark.parametrize("signals", [1, 2])
+@pytest.mark.parametrize("signals", cases([1, 2], slow=[1]))
 def test_interruption_says_how_to_go_on(tmp_path, signals):
     folder = tmp_path / "r"
     arguments = ["run", *SMALL, "--rounds", "100000", "-o", folder, "--json"]
@@ -206,7 +208,7 @@ def test_interruption_says_how_to_go_on(tmp_path, signals):
         assert summary["rounds"] == len(RunFolder(folder).metrics())
 
 
-@pytest.mark.parametrize("method", ["scaffold", "fedavg"])
+@pytest.mark.parametrize("method", cases(["scaffold", "fedavg"], slow=["scaffold"]))
 def test_private_states_are_looked_for_where_they_are(method, tmp_path):
     """Without any, a run goes on with every engine."""
     pytest.importorskip("flwr")

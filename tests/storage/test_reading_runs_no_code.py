@@ -157,9 +157,8 @@ def planted(tmp_path):
 RUN = ("run", "--rounds", "1", "--clients", "2", "--set", "data.path=t.csv", "--json", "-o", "run")
 
 
-@pytest.mark.parametrize(
-    "mode", ["script", *(pytest.param(m, marks=pytest.mark.slow) for m in STARTS)]
-)
+@pytest.mark.slow
+@pytest.mark.parametrize("mode", ["script", *STARTS])
 def test_what_lies_in_the_current_directory_is_not_run_unasked(planted, mode):
     done = planted(mode, *RUN, "--engine", "workers")
     assert json.loads(done)["rounds"] == 1

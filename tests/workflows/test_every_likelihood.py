@@ -113,9 +113,10 @@ def test_metrics_are_those_of_scikit_learn(runs, name):
         assert metrics["r2"] == pytest.approx(sk.r2_score(y, p), rel=1e-4)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "name",
-    [pytest.param(name, marks=pytest.mark.slow if name in _ALIKE else ()) for name in TASKS],
+    TASKS,
 )
 def test_exported_programs_answer_in_the_unit_of_the_target(runs, name, tmp_path, capsys):
     run = runs[name]
@@ -143,6 +144,7 @@ def test_exported_programs_answer_in_the_unit_of_the_target(runs, name, tmp_path
         assert run.preprocessing.target.names[0] in card.outputs
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", TASKS)
 def test_files_are_evaluated_by_their_own_likelihood(runs, name, tmp_path, capsys):
     run = runs[name]

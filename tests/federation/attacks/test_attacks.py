@@ -29,6 +29,7 @@ from fedbayes.models import read_model
 from fedbayes.reports.gather import gather
 from fedbayes.storage.best_tracker import flat
 from fedbayes.storage.card import Card
+from tests.helpers.cases import cases
 from tests.helpers.command_line import command
 
 DATA = {"name": "digits", "clients": 6, "partition": "iid", "limit": 300}
@@ -585,11 +586,10 @@ def test_every_setting_says_which_attacks_it_is_for():
 
 
 QUICK = ("fedavg", "scaffold", "feddrop")
-EVERY = [
-    pytest.param(name, marks=() if name in QUICK else pytest.mark.slow)
-    for name, kind in METHODS.items()
-    if not kind.reports.pooled and name != "local"
-]
+EVERY = cases(
+    [name for name, kind in METHODS.items() if not kind.reports.pooled and name != "local"],
+    slow={*METHODS} - {*QUICK},
+)
 
 
 @cache
@@ -603,6 +603,7 @@ def ended(method, kind):
     return flat(summary)[summary["headline"]]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["huge", "weight"])
 @pytest.mark.parametrize("method", EVERY)
 def test_one_liar_of_ten_costs_little_by_default(method, kind):

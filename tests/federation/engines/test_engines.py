@@ -70,7 +70,7 @@ def test_every_engine_that_a_run_can_start_is_tried_here():
     "engine",
     [
         "sequential",
-        "workers",
+        pytest.param("workers", marks=pytest.mark.slow),
         "flower-simulation",
         "toy",
         pytest.param("ray", marks=pytest.mark.slow),

@@ -76,6 +76,7 @@ def expected(tmp_path_factory):
     return run(config("sequential"), tmp_path_factory.mktemp("sequential"))
 
 
+@pytest.mark.slow
 def test_a_run_on_this_machine_has_the_bits_of_the_sequential_engine(
     expected, tmp_path, monkeypatch
 ):

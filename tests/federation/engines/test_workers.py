@@ -96,6 +96,7 @@ def test_frames_come_out_as_they_went_in(tmp_path):
             read(stream)
 
 
+@pytest.mark.slow
 def test_a_dead_worker_is_replaced_and_nothing_changes(tmp_path):
     with Simulation(config("Slow"), tmp_path / "killed") as simulation:
         engine = simulation.engine
@@ -123,6 +124,7 @@ def test_a_deadly_task_ends_the_run_with_its_name(tmp_path):
         list(simulation)
 
 
+@pytest.mark.slow
 def test_a_bug_comes_back_with_its_trace(tmp_path):
     with (
         Simulation(config("Broken"), tmp_path) as simulation,
@@ -145,6 +147,7 @@ def test_prints_do_not_enter_the_pipe(tmp_path):
     assert_identical(ended.model, run(config("Chatty", "sequential"), tmp_path / "one").model)
 
 
+@pytest.mark.slow
 def test_workers_end_with_the_run(tmp_path):
     with Simulation(config("Slow"), tmp_path) as simulation:
         pids = simulation.engine.pids
@@ -166,6 +169,7 @@ def test_closing_leaves_no_process_behind(tmp_path):
     assert not [child for child in me.children() if "fedbayes" in " ".join(child.cmdline())]
 
 
+@pytest.mark.slow
 def test_threads_are_given_back(tmp_path):
     before = torch.get_num_threads()
     run(config("Slow", "sequential"), tmp_path)

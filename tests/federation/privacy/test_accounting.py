@@ -80,6 +80,7 @@ def sampled_epsilon(rate, noise, delta=DELTA):
     return {ADD_REMOVE: max(solved(1, 0), solved(0, 1)), REPLACE: solved(1, -1)}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("rate", "noise"), [(0.1, 1.0)])
 def test_a_sampled_round_is_the_integral_of_its_densities(rate, noise):
     found, exact = epsilons([Spent(noise, rate=rate)], DELTA), sampled_epsilon(rate, noise)
@@ -127,6 +128,7 @@ def test_sampling_costs_less_than_none_and_no_more_than_renyi_divergences_say():
     assert found[ADD_REMOVE] < found[REPLACE] < closed_form(2 * math.sqrt(60)) / 3
 
 
+@pytest.mark.slow
 def test_all_kinds_of_rounds_add_up():
     known, sampled = [Spent(2.0, members=(3,))] * 4, [Spent(1.0, rate=0.1)] * 20
     both = epsilons(known + sampled, DELTA)

@@ -129,6 +129,7 @@ class Attacked(FedAvg):
         return report, client_state, info
 
 
+@pytest.mark.slow
 def test_robust_rules_withstand_what_ruins_the_mean():
     common = {"rounds": 5, "data": DATA, "min_reports": 7}
     attacked = {"name": "tests.federation.stages.test_aggregation:Attacked"}

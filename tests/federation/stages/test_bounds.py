@@ -29,6 +29,7 @@ from fedbayes.federation.stages.weights import ReportWeights
 from fedbayes.methods import METHODS
 from fedbayes.methods.fedavg import FedAvg
 from fedbayes.testing import Tampering, assert_identical
+from tests.helpers.cases import cases
 from tests.helpers.places import network, run_of
 
 DATA = {"name": "digits", "clients": 5, "partition": "iid", "limit": 500}
@@ -97,7 +98,11 @@ def without_client(client):
 
 
 @pytest.mark.parametrize(
-    "method", ["fedavg", "scaffold", "fedyogi", "virtual", "mixture", "pfnm", "fedsparse"]
+    "method",
+    cases(
+        ["fedavg", "scaffold", "fedyogi", "virtual", "mixture", "pfnm", "fedsparse"],
+        slow=("virtual", "mixture"),
+    ),
 )
 @pytest.mark.filterwarnings("ignore::fedbayes.errors.FedbayesWarning")
 def test_a_huge_report_counts_as_if_its_client_had_not_been_there(method):

@@ -23,6 +23,7 @@ from fedbayes.federation.stages.outliers import outliers
 from fedbayes.federation.stages.robust import nearest, trimmed
 from fedbayes.methods import METHODS
 from fedbayes.testing import Tampering
+from tests.helpers.cases import cases
 
 ADD = [
     name
@@ -78,7 +79,9 @@ def numpy_middle(rule, rows, hostile):
 
 
 @pytest.mark.parametrize("method", ADD)
-@pytest.mark.parametrize("rule", ["median", "trimmed-mean", "krum"])
+@pytest.mark.parametrize(
+    "rule", cases(["median", "trimmed-mean", "krum"], slow=("trimmed-mean", "krum"))
+)
 @pytest.mark.filterwarnings("ignore::fedbayes.errors.FedbayesWarning")
 def test_a_rule_takes_the_middle_of_every_part(method, rule):
     """Against a total of middles that NumPy has found entry by entry."""
@@ -230,7 +233,7 @@ def test_rules_hold_under_attack(method, rule):
     assert held > calm - (MARGIN if rule == "krum" else MARGINS.get(method, 0.15))
 
 
-@pytest.mark.parametrize("method", ["scaffold", "virtual"])
+@pytest.mark.parametrize("method", cases(["scaffold", "virtual"], slow=["virtual"]))
 @pytest.mark.filterwarnings("ignore::fedbayes.errors.FedbayesWarning")
 def test_a_median_holds_where_the_mean_does_not(method):
     calm = accuracy(method, lambda task, outcome: outcome, rule="median")

@@ -88,6 +88,7 @@ def test_the_table_has_means_and_standard_deviations(seeded, tmp_path):
     assert f"± {honest.std:.2f}" in (tmp_path / "p.svg").read_text()
 
 
+@pytest.mark.slow
 def test_two_jobs_give_the_numbers_of_one(seeded, tmp_path):
     _, (honest, _, huge) = seeded
     assert grid(tmp_path, ["huge"], seeds=[3, 5]).run(jobs=2) == [honest, huge]

@@ -182,6 +182,7 @@ def test_a_folder_with_something_else_is_refused(tmp_path):
         fedbayes.run_seeds(small(), seeds=1, folder=tmp_path / "mixed")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("older", [False, True])
 @pytest.mark.parametrize("call", ["run", "resume"])
 def test_runs_of_several_seeds_may_have_more_rounds(tmp_path, call, older):

@@ -111,6 +111,7 @@ def test_weights_load_into_the_factory_and_the_report_tells_all(photos, tmp_path
     assert picture.stat().st_size > 10_000
 
 
+@pytest.mark.slow
 def test_a_program_runs_without_the_package_and_standardizes_by_itself(photos, tmp_path):
     """Its answers are those of the weights, at raw inputs, in a process that has no fedbayes."""
     program, weights = tmp_path / "g.pt2", tmp_path / "g.safetensors"
@@ -1001,6 +1002,7 @@ def test_a_fusion_on_guessed_inputs_warns_and_names_the_options(photos, tmp_path
         assert ("Score it on real samples with --test; --inputs" in said) == warned
 
 
+@pytest.mark.slow
 def test_a_program_says_what_it_takes_and_rejects_images_that_are_standardized(
     photos, tmp_path, capsys
 ):

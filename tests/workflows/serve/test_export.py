@@ -163,6 +163,7 @@ def pictures(folder):
     return {"path": str(folder / "pictures.npz"), "clients": 3, "partition": "iid"}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "model", ["lenet5", "cnn", "resnet20", "tests.helpers.toy_models:residual"]
 )
