@@ -24,7 +24,7 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parent.parent))
 
-from tests.deployment import Deployment
+from tests.helpers.deployment import Deployment
 
 from fedbayes import Config, run
 from fedbayes.workflows.running import Result

@@ -21,8 +21,8 @@ from fedbayes.methods.perfedavg import PerFedAvg
 from fedbayes.methods.pfedme import PFedMe
 from fedbayes.methods.qfedavg import FACTORS, QFedAvg
 from fedbayes.models import Network
-from tests.methods.places import at, network, rounds, run_of, samples
-from tests.toy_models import head_first
+from tests.helpers.places import at, network, rounds, run_of, samples
+from tests.helpers.toy_models import head_first
 
 SMALL = {
     "rounds": 3,
