@@ -11,6 +11,7 @@ from torch import nn
 from fedbayes import Config, Simulation
 from fedbayes.core.tensors import Samples, pack
 from fedbayes.errors import FedbayesWarning, ModelError
+from fedbayes.federation import client_runtime
 from fedbayes.inference.problem import Noise, Problem
 from fedbayes.inference.settings import LocalTraining
 from fedbayes.inference.solve import solve
@@ -58,7 +59,7 @@ def clients():
 def test_every_client_ends_where_it_ends_alone(settings):
     problems, samples, rngs = clients()
     training = LocalTraining(batch_size=8, **settings)
-    assert stackable(problems, training)
+    assert stackable(problems, COUNTS, training)
     together = solve_stacked(problems, quadratic, samples, training, lr=0.05, rngs=rngs)
     alone = [
         solve(problem, quadratic, own, training, lr=0.05, rng=rng)
@@ -75,16 +76,20 @@ def test_every_client_ends_where_it_ends_alone(settings):
 def test_what_steps_otherwise_is_not_stacked():
     problems, *_ = clients()
     own = Problem({"w": torch.zeros(5)}, given={"centre": torch.zeros(5)})
-    assert not stackable([*problems, Problem({"w": torch.zeros(6)})], LocalTraining())
-    assert not stackable([own, own], LocalTraining(patience=2))
-    assert not stackable([own, own], LocalTraining(optimizer="torch.optim:LBFGS"))
     moved = Problem(own.start, given=own.given, project=lambda *_: None)
-    assert not stackable([own, moved], LocalTraining())
+    many = partial(stackable, counts=[20] * 7, settings=LocalTraining())
+    assert many([own] * 7)
+    assert not many([*problems, Problem({"w": torch.zeros(6)})])
+    assert not many([*[own] * 6, moved])
+    assert not stackable([own] * 7, [20] * 7, LocalTraining(patience=2))
+    assert not stackable([own] * 7, [20] * 7, LocalTraining(optimizer="torch.optim:LBFGS"))
+    # Here batches of one size hardly meet, so that nothing would be saved.
+    assert not stackable([own] * 7, [3, 5, 7, 9, 11, 13, 2000], LocalTraining())
 
 
 def ended(folder, engine, method="fedavg", **more):
     settings = {"model": {"hidden": [8]}, **more}
-    data = {"name": "digits", "clients": 8, "partition": "dirichlet", "limit": 500}
+    data = {"name": "digits", "clients": 8, "partition": "iid", "limit": 500}
     config = Config.create(rounds=2, engine=engine, method={"name": method}, data=data, **settings)
     with Simulation(config, folder / engine) as simulation:
         lines = [step.metrics for step in simulation]
@@ -92,12 +97,20 @@ def ended(folder, engine, method="fedavg", **more):
 
 
 @pytest.mark.parametrize("method", ["fedavg", "scaffold", "pvi", "fedgvi", "virtual", "fedsparse"])
-def test_a_run_is_that_of_the_sequential_engine_up_to_rounding(method, tmp_path):
+def test_a_run_is_that_of_the_sequential_engine_up_to_rounding(method, tmp_path, monkeypatch):
+    solved = []
+
+    def counted(problems, *given, **named):
+        solved.append(len(problems))
+        return solve_stacked(problems, *given, **named)
+
+    monkeypatch.setattr(client_runtime, "solve_stacked", counted)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", FedbayesWarning)
         (one, lines), (other, more) = (
             ended(tmp_path, e, method) for e in ("sequential", "stacked")
         )
+    assert solved == ([] if method == "fedsparse" else [8, 8])
     assert one.keys() == other.keys()
     for name, tensor in one.items():
         torch.testing.assert_close(other[name], tensor, rtol=2e-3, atol=1e-3)

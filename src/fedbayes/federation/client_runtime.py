@@ -227,7 +227,7 @@ class ClientRuntime:
         messages = {data: self._received(task) for data, task in said.items()}
         begun = [self._begun(task, messages[task.message]) for task in tasks]
         problems = [method.problem(*each[1:]) for each in begun]
-        if not stackable(problems, run.training):
+        if not stackable(problems, [len(one.samples.y) for one in begun], run.training):
             return [self.train(task) for task in tasks]
         try:
             solved = solve_stacked(

@@ -4,7 +4,9 @@ The same steps as `solve`, of stacked tensors: one call of the loss, one backwar
 of the optimizer for all. Sums are added up in another order, so numbers agree up to rounding.
 """
 
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from itertools import cycle, islice, zip_longest
 from operator import itemgetter
 from typing import Any
 
@@ -20,14 +22,37 @@ ELEMENTWISE = ("sgd", "adam", "amsgrad", "adamax")
 """Optimizers that treat every entry of a tensor alike, so that a stack is as good as its parts."""
 
 
-def stackable(problems: Sequence[Problem], settings: LocalTraining) -> bool:
-    """Whether problems can be solved together: alike, and stepped by an optimizer of ours."""
-    return (
-        settings.optimizer in ELEMENTWISE
-        and settings.patience is None
-        and not any(each.project or each.param_groups for each in problems)
-        and len({_form([each.start, each.given]) for each in problems}) == 1
-    )
+def stackable(problems: Sequence[Problem], counts: Sequence[int], settings: LocalTraining) -> bool:
+    """Whether to solve problems together: they are alike, an optimizer of ours steps them, and
+    batches of one size meet often enough to save time.
+
+    Args:
+        problems: of the clients.
+        counts: samples of each.
+        settings: optimizer, epochs, batch size.
+    """
+    if (
+        settings.optimizer not in ELEMENTWISE
+        or settings.patience is not None
+        or any(each.project or each.param_groups for each in problems)
+        or len({_form([each.start, each.given]) for each in problems}) > 1
+    ):
+        return False
+    sizes = [_sizes(count, settings) for count in counts]
+    groups = [Counter(filter(None, met)).values() for met in zip_longest(*sizes)]
+    cost = sum(_MAPPED if clients >= _FEW else 1.5 * clients for g in groups for clients in g)
+    return cost < sum(map(len, sizes))
+
+
+def _sizes(count: int, settings: LocalTraining) -> list[int]:
+    """The size of the batch of every step."""
+    return list(islice(cycle(settings.batch_sizes(count)), settings.step_count(count)))
+
+
+_FEW = 3
+"""Clients with batches of one size from which on their losses are mapped, at least."""
+_MAPPED = 3.0
+"""Time of a mapped step relative to one of a client alone."""
 
 
 def solve_stacked(
@@ -112,10 +137,6 @@ def solve_stacked(
         )
         for client, (count, mean) in enumerate(zip(steps, means, strict=True))
     ]
-
-
-_FEW = 3
-"""Clients with batches of one size from which on their losses are mapped, at least."""
 
 
 def _batches(
