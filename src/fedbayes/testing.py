@@ -127,6 +127,7 @@ class MethodContract:
             "task": dict(self.task),
             "model": {"hidden": [8]},
             "method": {"name": self.method, **self.parameters},
+            "metrics": [],  # of predictions, in which they are alike
             **self.settings,
             **changes,
         }

@@ -37,6 +37,7 @@ from fedbayes.flower.wire import HELLO, TRAIN, bytes_record, read_reply, write_q
 from fedbayes.storage.state_store import StateStore
 from fedbayes.workflows.serve.evaluation_set import find_tests
 from fedbayes.workflows.serve.model_evaluation import compare, open_model
+from tests.helpers.cases import cases
 
 DATA = {"name": "digits", "clients": 3, "partition": "iid"}
 METHODS = {
@@ -90,7 +91,7 @@ def same(one, other):  # bit for bit
     return all(torch.equal(one[name], other[name]) for name in one)
 
 
-@pytest.mark.parametrize("label", METHODS)
+@pytest.mark.parametrize("label", cases(METHODS, slow=["virtual, all at once", "gpi-fnm"]))
 def test_simulation_ends_with_the_model_of_the_sequential_engine(label, tmp_path):
     alone = run(**settings(label, engine="sequential"))
     flower = run(folder=tmp_path / "run", **settings(label, engine="flower-simulation"))

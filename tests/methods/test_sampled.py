@@ -248,6 +248,7 @@ def test_fens_starts_at_the_mean_of_the_networks_that_came():
     torch.testing.assert_close(found, (both[0] + both[1]) / 2)
 
 
+@pytest.mark.slow
 def test_qlsd_draws_the_posterior_of_all_rows():
     """Mean and covariance of the chain on a linear regression, at any division of rows."""
     data = [*regressions(orthogonal=False), *regressions(1, rows=7, orthogonal=False, seed=5)]

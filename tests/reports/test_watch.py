@@ -248,6 +248,7 @@ def test_flower_tells_who_is_at_work(secure, monkeypatch, tmp_path):
     assert sorted(seen) == [0, 1, 2, 3]
 
 
+@pytest.mark.slow
 def test_workers_tell_who_is_at_work_and_who_has_answered(tmp_path):
     training = {"epochs": 30}  # so that no client is through between two looks
     config = small(rounds=1, engine="workers", workers=2, cohort=4, training=training)

@@ -11,6 +11,7 @@ from fedbayes.errors import DataError, RunError
 from fedbayes.reports.result import StoredRun
 from fedbayes.runs.build import stored_run
 from fedbayes.runs.personal import adapted_model
+from tests.helpers.cases import cases
 from tests.helpers.command_line import command
 
 RNG = np.random.default_rng(0)
@@ -55,7 +56,10 @@ def accuracy(model, place):
 @pytest.mark.filterwarnings("ignore::fedbayes.errors.FedbayesWarning")
 @pytest.mark.parametrize(
     ("method", "hidden"),
-    [("hierarchical", ()), ("ditto", ()), ("virtual", ()), ("perfedavg", ()), ("fedper", (8,))],
+    cases(
+        [("hierarchical", ()), ("ditto", ()), ("virtual", ()), ("perfedavg", ()), ("fedper", (8,))],
+        slow=[("virtual", ())],
+    ),
 )
 def test_few_rows_make_a_model_for_another_client(place, method, hidden):
     folder = trained(place, method, hidden)

@@ -93,7 +93,7 @@ def test_training_is_that_of_pytorch():
                 torch.testing.assert_close(step.server.weights[name], moved)
 
 
-@pytest.mark.parametrize("engine", ["workers", "flower-simulation"])
+@pytest.mark.parametrize("engine", cases(["workers", "flower-simulation"], slow=["workers"]))
 def test_engines_agree(engine):
     if engine.startswith("flower"):
         pytest.importorskip("flwr")

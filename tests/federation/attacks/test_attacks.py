@@ -224,7 +224,9 @@ def test_honest_clients_bytes_are_untouched(tmp_path, kind):
 
 
 @pytest.mark.parametrize("method", ["fedsparse", "feddrop", "fedl1", "laplace"])
-@pytest.mark.parametrize("kind", ["sign-flip", "inner-product", "huge"])
+@pytest.mark.parametrize(
+    "kind", cases(["sign-flip", "inner-product", "huge"], slow=["inner-product"])
+)
 def test_of_sparse_reports_the_values_that_are_sent_change(tmp_path, method, kind):
     parameters = {"name": method}
     told = Told(tmp_path, {"kind": kind}, method=parameters)

@@ -25,6 +25,7 @@ from fedbayes.reports.figures import charts
 from fedbayes.reports.gather import gather
 from fedbayes.testing import assert_identical
 from tests.federation.clock.test_clock import Table
+from tests.helpers.cases import cases
 from tests.helpers.places import at, run_of, samples
 
 DATA = {"name": "digits", "clients": 6, "partition": "iid", "limit": 240}
@@ -173,7 +174,10 @@ def test_a_lie_is_measured_from_where_the_client_started(sgd):
 
 @pytest.mark.parametrize(
     ("method", "sampling"),
-    [("fedavg", "uniform"), ("scaffold", "uniform"), ("pvi", "uniform"), ("fedavg", "cyclic")],
+    cases(
+        [("fedavg", "uniform"), ("scaffold", "uniform"), ("pvi", "uniform"), ("fedavg", "cyclic")],
+        slow=[("pvi", "uniform")],
+    ),
 )
 def test_equal_clients_that_are_all_awaited_are_the_synchronous_run(method, sampling):
     """K = M and equal speeds: the same bits, private states and metrics, in the same time."""

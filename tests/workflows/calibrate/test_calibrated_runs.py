@@ -228,7 +228,7 @@ def test_a_run_that_was_stopped_ends_with_the_same_temperature(run, tmp_path):
 
 
 def test_engines_agree(run, tmp_path):
-    there = fedbayes.run(**SETTINGS, engine="workers", folder=tmp_path / "run")
+    there = fedbayes.run(**SETTINGS, engine="workers", workers=1, folder=tmp_path / "run")
     for entry in ("temperature", "metrics", "calibration"):
         assert there.summary[entry] == run.summary[entry]
 
