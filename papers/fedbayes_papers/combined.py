@@ -21,7 +21,8 @@ from fedbayes.likelihoods import evaluate, total
 from fedbayes.models.resize import with_weights
 from fedbayes.runs.build import stored_data
 from fedbayes.storage.best_tracker import flat
-from fedbayes.storage.folder import Metrics, RunFolder
+from fedbayes.storage.folder import RunFolder
+from fedbayes.storage.metrics_file import Metrics
 from fedbayes.workflows.fuse.client_models import Seen, read_silos
 from fedbayes_papers.experiment import (
     Experiment,

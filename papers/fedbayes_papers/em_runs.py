@@ -11,7 +11,8 @@ import pandas as pd
 from fedbayes.config.config import Config
 from fedbayes.reports.palette import looks
 from fedbayes.storage.best_tracker import flat
-from fedbayes.storage.folder import Metrics, RunFolder
+from fedbayes.storage.folder import RunFolder
+from fedbayes.storage.metrics_file import Metrics
 from fedbayes_papers.experiment import Row, Watch, begun, mean_and_std, opened
 
 ALL_GATED: Row = {"output_gates": True}

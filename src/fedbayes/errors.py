@@ -4,6 +4,8 @@ Every one carries a message that names the thing at fault and the way out. The c
 prints the message alone; a traceback is for our own mistakes.
 """
 
+import sys
+import warnings
 from collections.abc import Iterable
 from difflib import get_close_matches
 
@@ -25,9 +27,17 @@ class FedbayesError(Exception):
 class FedbayesWarning(UserWarning):
     """What a user should know of a result that is given all the same.
 
-    Raised by `warnings.warn`, so Python's filters turn it off or into an error; the command line
-    prints it as a note, and goes on.
+    Raised by `warn`, so Python's filters turn it off or into an error; the command line prints it
+    as a note, and goes on.
     """
+
+
+def warn(text: str) -> None:
+    """Print a warning; it is of the line outside of this package that led to it."""
+    level, frame = 1, sys._getframe().f_back
+    while frame is not None and frame.f_globals.get("__name__", "").startswith("fedbayes."):
+        level, frame = level + 1, frame.f_back
+    warnings.warn(text, FedbayesWarning, stacklevel=level + 1)
 
 
 class ConfigError(FedbayesError):

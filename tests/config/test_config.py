@@ -14,7 +14,8 @@ from pydantic import BaseModel
 from torch import nn
 
 from fedbayes import Simulation
-from fedbayes.config.config import Config, schema, settings
+from fedbayes.config.config import Config, settings
+from fedbayes.config.schema import schema
 from fedbayes.core.fields import idle
 from fedbayes.core.tensors import pack
 from fedbayes.errors import ConfigError, FedbayesWarning

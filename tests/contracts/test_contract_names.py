@@ -9,7 +9,7 @@ from pydantic import Field
 
 import fedbayes
 from fedbayes import contracts
-from fedbayes.contracts import About, Method, PointEstimate, Weights
+from fedbayes.contracts import About, Method, PointEstimate, Weights, former
 from fedbayes.contracts import method as module
 from fedbayes.core.messages import dense
 from fedbayes.errors import ConfigError
@@ -26,12 +26,12 @@ def test_a_method_meets_few_names():
     assert len(public()) <= 30, sorted(public())
 
 
-@pytest.mark.parametrize("name", module._DECLARED_NOW)
+@pytest.mark.parametrize("name", former.DECLARED_NOW)
 def test_a_former_name_says_what_to_write_instead(name):
     assert name not in public()
     with pytest.raises(ConfigError, match=f"sets {name}, which has no effect. Declare") as told:
         type("Mine", (PointEstimate[Weights],), {name: "", "__module__": __name__})
-    assert module._DECLARED_NOW[name] in str(told.value)
+    assert former.DECLARED_NOW[name] in str(told.value)
 
 
 def test_a_parameter_may_have_a_former_name():

@@ -18,9 +18,9 @@ from fedbayes.core.targets import Target
 from fedbayes.core.tensors import pack, unpack
 from fedbayes.data.numbered import Numbered
 from fedbayes.errors import ConfigError, DataError, RunError
-from fedbayes.federation.round import sample_cohort
 from fedbayes.likelihoods import build_likelihood
 from fedbayes.runs.build import build_data
+from fedbayes.runs.cohorts import sample_cohort
 from fedbayes.storage.folder import RunFolder
 from fedbayes.storage.private_states import ClientStates
 from fedbayes.storage.scores import ClientScores

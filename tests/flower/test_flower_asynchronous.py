@@ -10,9 +10,9 @@ pytest.importorskip("flwr")
 
 from fedbayes.core.tensors import pack, unpack
 from fedbayes.federation.engines.sequential import Sequential
+from fedbayes.federation.ledger import ReportWeights
 from fedbayes.federation.round import Rules, run_round
 from fedbayes.federation.stages.stale import AsyncRound
-from fedbayes.federation.stages.weights import ReportWeights
 from fedbayes.flower.apps import client_app, on_grid, state_store
 from fedbayes.flower.asynchronous import AsynchronousFlower
 from fedbayes.flower.node import Node

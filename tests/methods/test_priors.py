@@ -18,7 +18,6 @@ from fedbayes.core.messages import Masked, dense
 from fedbayes.core.targets import Target
 from fedbayes.core.tensors import Samples
 from fedbayes.errors import ConfigError, MessageError
-from fedbayes.federation.round import sample_cohort
 from fedbayes.inference.optimizers import ServerOptimizer
 from fedbayes.inference.problem import Problem, Solved
 from fedbayes.inference.settings import LocalTraining
@@ -31,6 +30,7 @@ from fedbayes.methods.laplace import Laplace, LaplaceServer, median, proximal
 from fedbayes.methods.mixture import Mixture
 from fedbayes.models import Network
 from fedbayes.runs.build import build_data
+from fedbayes.runs.cohorts import sample_cohort
 from tests.helpers.places import at, difference, network, run_of, samples
 
 

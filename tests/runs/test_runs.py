@@ -344,8 +344,8 @@ def test_accuracies_are_what_they_are_said_to_be(tmp_path):
         from fedbayes.contracts import Reports, RoundContext
         from fedbayes.core.messages import encode
         from fedbayes.federation.client_runtime import Task
-        from fedbayes.federation.round import sample_cohort
         from fedbayes.federation.stages.checks import decode_report
+        from fedbayes.runs.cohorts import sample_cohort
 
         for number in range(1, 5):
             reports = Reports.of(method).reduction()

@@ -11,7 +11,8 @@ import pandas as pd
 import pytest
 import torch
 
-from fedbayes.config.config import Config, schema, settings
+from fedbayes.config.config import Config, settings
+from fedbayes.config.schema import schema
 from fedbayes.core.targets import Target
 from fedbayes.errors import ConfigError, DataError, FedbayesWarning, ModelError, RunError
 from fedbayes.likelihoods import LIKELIHOODS, find_likelihood

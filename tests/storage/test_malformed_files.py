@@ -18,7 +18,8 @@ from fedbayes.core.files import json_text
 from fedbayes.core.messages import Masked, encode
 from fedbayes.errors import ConfigError, DataError, ModelError, RunError, plain
 from fedbayes.models import read_model, read_program
-from fedbayes.storage.folder import RunFolder, _line
+from fedbayes.storage.folder import RunFolder
+from fedbayes.storage.metrics_file import _line
 from fedbayes.workflows.serve.model_files import read_counts, read_models, read_samples
 from tests.helpers.command_line import command
 

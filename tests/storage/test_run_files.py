@@ -420,7 +420,7 @@ def test_a_torn_checkpoint_leaves_the_one_before(tmp_path):
         steps = iter(simulation)
         for _ in range(3):
             next(steps)
-        simulation._flusher.wait()  # what the newest replaces is on its way out
+        simulation._keeper._flusher.wait()  # what the newest replaces is on its way out
         shutil.copytree(tmp_path / "run", tmp_path / "cut")
     assert RunFolder(tmp_path / "cut").rounds() == [2, 3]
     checkpoint(tmp_path / "cut").write_bytes(b"")

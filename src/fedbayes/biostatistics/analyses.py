@@ -1,7 +1,6 @@
 """Regressions, survival curves and meta-analyses of clients' tables, for Python."""
 
 import math
-import warnings
 from collections.abc import Mapping, Sequence
 from typing import Any, Literal
 
@@ -18,7 +17,7 @@ from fedbayes.biostatistics.meta import MetaAnalysis, Pooled, pool
 from fedbayes.biostatistics.newton import of_condition
 from fedbayes.biostatistics.results import Regression
 from fedbayes.core.categories import normal
-from fedbayes.errors import ConfigError, DataError, FedbayesWarning, MessageError
+from fedbayes.errors import ConfigError, DataError, MessageError, warn
 
 Clients = Mapping[str, Any] | Carrier
 """A DataFrame for each client by its name, or whatever carries questions to clients."""
@@ -386,11 +385,7 @@ def carrier(clients: Clients, least: int = 0) -> Carrier:
 
 
 def _one_kind_of_weights(weights: str, sample_weight: str) -> None:
-    """See that rows are weighted once.
-
-    Raises:
-        ConfigError: they are weighted twice.
-    """
+    """See that rows are weighted once."""
     if weights and sample_weight:
         raise ConfigError(
             f"weights = {weights!r} are numbers of rows and sample_weight = {sample_weight!r} are "
@@ -401,7 +396,7 @@ def _one_kind_of_weights(weights: str, sample_weight: str) -> None:
 def _with_condition(found: Regression) -> Regression:
     """The fit; a warning says which columns nearly depend on one another."""
     if said := of_condition(*found.condition):
-        warnings.warn(said, FedbayesWarning, stacklevel=3)
+        warn(said)
     return found
 
 

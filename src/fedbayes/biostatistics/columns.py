@@ -46,11 +46,7 @@ ROLES = (
 
 
 def _as_name(value: object) -> object:
-    """A column's name, which pandas has as a number where a file names no columns.
-
-    Raises:
-        ConfigError: it is one of several levels.
-    """
+    """A column's name, which pandas has as a number where a file names no columns."""
     if isinstance(value, tuple):
         raise ConfigError(
             f"a column has the name {value}. Give each column one name, as in table.columns = "
@@ -522,9 +518,6 @@ def _happened(wanted: Wanted, told: Told, *, never: bool) -> str:
         wanted: the columns.
         told: what clients say of them.
         never: whether it may happen in no row.
-
-    Raises:
-        DataError: it has more than two values, or one alone.
     """
     column = wanted.binary
     entries = {client: t.columns[column] for client, t in told.items()}

@@ -129,11 +129,7 @@ def maximize(
 
 
 def _step(here: NewtonEvaluation) -> Array:
-    """Newton's step [p].
-
-    Raises:
-        LinAlgError: there is none.
-    """
+    """Newton's step [p]."""
     return np.asarray(np.linalg.solve(here.information, here.gradient), np.float64)
 
 

@@ -321,11 +321,7 @@ def _place(
     secure: bool,
     noise: float | None,
 ) -> "StudySite":
-    """Where the clients are.
-
-    Raises:
-        ConfigError: there is no such engine, or an option has no effect.
-    """
+    """Where the clients are."""
     from fedbayes.workflows.studies.study import StudySite
 
     if noise is not None:
@@ -362,11 +358,7 @@ def _features(
     reference: list[str] | None,
     drop: list[str] | None,
 ) -> dict[str, Any]:
-    """Which columns are features, and how.
-
-    Raises:
-        ConfigError: a reference is not written as column=category.
-    """
+    """Which columns are features, and how."""
     references = {}
     for pair in reference or ():
         column, equals, level = pair.partition("=")

@@ -1,6 +1,5 @@
 """`calibrate`: how well calibrated a run is, and its temperature, conformal sets and hazards."""
 
-import warnings
 from collections.abc import Callable
 from pathlib import Path
 from typing import Annotated, Any
@@ -12,7 +11,7 @@ from rich.table import Table
 from fedbayes.cli.app import Console, app
 from fedbayes.cli.options import Metrics, RunFolder, named, shares
 from fedbayes.core.files import json_text
-from fedbayes.errors import FedbayesWarning, RunError
+from fedbayes.errors import RunError, warn
 from fedbayes.storage.formatting import number, words
 
 METHODS = ("temperature", "conformal", "hazards")
@@ -125,11 +124,7 @@ def calibrate(
 
 
 def _chosen(method: str | None) -> list[str]:
-    """The methods that are named.
-
-    Raises:
-        RunError: one is unknown.
-    """
+    """The methods that are named."""
     chosen = [] if method is None else named(method)
     for name in chosen:
         if name not in METHODS:
@@ -148,9 +143,6 @@ def _refuse(chosen: list[str], methods: tuple[str, ...], **options: object) -> N
         chosen: methods of calibration.
         methods: those that have these options; none: measuring has them.
         **options: their values; None where an option is not given.
-
-    Raises:
-        RunError: one is given, and would have none.
     """
     for name in _given(options):
         option = f"--{name.replace('_', '-')}"
@@ -252,11 +244,9 @@ def _conformal(folder: Path, as_json: bool, **options: Any) -> dict[str, Any]:
         table.add_row(escape(name), f"{one.counted:,}", f"{one.tested:,}", *shown)
     Console().print(table)
     if short := [name for name, one in found.clients.items() if not one.bounded]:
-        warnings.warn(
+        warn(
             f"too few rows for a level of {100 * found.level:g}%: sets contain all classes and "
-            f"intervals are infinite for {', '.join(short[:5])}{' …' if short[5:] else ''}",
-            FedbayesWarning,
-            stacklevel=2,
+            f"intervals are infinite for {', '.join(short[:5])}{' …' if short[5:] else ''}"
         )
     if found.left_out:
         text = f"left out as malicious: {', '.join(found.left_out)}"

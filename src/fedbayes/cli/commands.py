@@ -1,6 +1,5 @@
 """Commands as the help screens show them: in groups, with examples; and their former names."""
 
-import warnings
 from collections.abc import Callable
 from typing import Any, get_type_hints
 
@@ -9,7 +8,7 @@ import typer
 from typer.core import TyperArgument, TyperCommand, TyperGroup
 from typer.models import ArgumentInfo
 
-from fedbayes.errors import FedbayesWarning
+from fedbayes.errors import warn
 
 PANELS = {
     "Train": ("run", "resume", "compare", "tune", "forget"),
@@ -158,11 +157,7 @@ def path_of(ctx: click.Context) -> str:
 
 def renamed(old: str, new: str) -> None:
     """Print that a name has changed."""
-    warnings.warn(
-        f"use {new} instead of {old}: the old name works until version 0.4",
-        FedbayesWarning,
-        stacklevel=2,
-    )
+    warn(f"use {new} instead of {old}: the old name works until version 0.4")
 
 
 class Command(TyperCommand):

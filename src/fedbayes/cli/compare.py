@@ -1,6 +1,5 @@
 """`compare`: several methods on the same data."""
 
-import warnings
 from pathlib import Path
 from typing import Annotated
 
@@ -36,7 +35,7 @@ from fedbayes.cli.options import (
     overrides,
 )
 from fedbayes.core.files import json_text
-from fedbayes.errors import FedbayesWarning
+from fedbayes.errors import warn
 
 
 @app.command(cls=SettingsCommand)
@@ -130,7 +129,7 @@ def compare(
         named, chosen = named_methods(None if methods is None else variants(methods), tuned)
         grid = MethodGrid(out, named, configs or (), seeds, given, foreign, chosen)
     for note in grid.notes:
-        warnings.warn(note, FedbayesWarning, stacklevel=2)
+        warn(note)
     try:
         found = run_and_compare(grid, console, jobs, track or ())
     except KeyboardInterrupt:

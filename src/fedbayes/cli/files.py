@@ -1,8 +1,8 @@
 """`evaluate`, `export`: trained models."""
 
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated
-from warnings import warn
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 from rich.markup import escape
@@ -23,8 +23,12 @@ from fedbayes.cli.options import (
     overrides,
 )
 from fedbayes.core.files import json_text, require_files, write_beside
-from fedbayes.errors import FedbayesWarning, ModelError, RunError
+from fedbayes.errors import ModelError, RunError, warn
 from fedbayes.storage.formatting import number, words
+
+if TYPE_CHECKING:
+    from fedbayes.workflows.serve.evaluation_set import EvaluationSet
+    from fedbayes.workflows.serve.model_evaluation import Score
 
 
 @app.command()
@@ -84,8 +88,6 @@ def evaluate(
     from dataclasses import asdict
 
     from fedbayes.config.config import Config
-    from fedbayes.runs.outcome import between_clients
-    from fedbayes.storage.client_spread import BALANCED, as_summary, balanced_leads, one_class
     from fedbayes.workflows.fuse.posterior_files import sent_counts
     from fedbayes.workflows.serve.evaluation_set import find_tests, is_program
     from fedbayes.workflows.serve.model_evaluation import compare, open_models
@@ -127,6 +129,14 @@ def evaluate(
         flat = [{"name": s.name, **s.metrics, **asdict(s)} for s in scores]
         print(json_text([{k: v for k, v in s.items() if k != "metrics"} for s in flat]))
         return
+    _show(scores, tests)
+
+
+def _show(scores: "Sequence[Score]", tests: "EvaluationSet") -> None:
+    """Print tables of models and metrics, and what else there is to tell."""
+    from fedbayes.runs.outcome import between_clients
+    from fedbayes.storage.client_spread import BALANCED, as_summary, balanced_leads, one_class
+
     how = scores[0].standardized
     how = how if how.startswith("not") else f"standardized {how}"
     Console().print(f"{tests.what}, {how}", highlight=False, soft_wrap=True)
@@ -137,9 +147,7 @@ def evaluate(
         if one_class(score.metrics):
             warn(
                 f"{score.name} predicts one class for all rows. Try training.class_weights, or "
-                "predict --threshold",
-                FedbayesWarning,
-                stacklevel=2,
+                "predict --threshold"
             )
     cells = [
         ["model", *map(words, names), "parameters"],

@@ -225,12 +225,8 @@ def fuse(
 
 
 def _settings(options: dict[str, Any], entries: list[str]) -> tuple[dict[str, Any], list[str]]:
-    """Settings of the method, of options and of `--set`; and what `--set` says of the network.
-
-    Raises:
-        ConfigError: an entry has another form, or an option says the same.
-    """
-    from fedbayes.config.config import assign
+    """Settings of the method, of options and of `--set`; and what `--set` says of the network."""
+    from fedbayes.config.given import assign
 
     found: dict[str, Any] = {}
     of_model = [entry for entry in entries if entry.strip().startswith("model.")]
@@ -259,11 +255,7 @@ def _network(name: str | None, settings: list[str]) -> "ModelSettings | None":
 
 
 def _shape(text: str | None) -> tuple[int, ...] | None:
-    """Lengths of an input.
-
-    Raises:
-        ConfigError: it is not in numbers, or a length is none.
-    """
+    """Lengths of an input."""
     lengths = None if text is None else _numbers("--shape", text, int)
     if lengths is not None and min(lengths) < 1:
         raise ConfigError(f"--shape {text}: all lengths are 1 or more")
@@ -271,11 +263,7 @@ def _shape(text: str | None) -> tuple[int, ...] | None:
 
 
 def _width(text: str | None) -> float | Literal["free"] | None:
-    """A width.
-
-    Raises:
-        ConfigError: it is none, or there are several.
-    """
+    """A width."""
     if text is None or text == "free":
         return text  # type: ignore[return-value]
     found = _numbers("--width", text, float)
@@ -285,11 +273,7 @@ def _width(text: str | None) -> float | Literal["free"] | None:
 
 
 def _numbers(option: str, text: str, kind: Callable[[str], Any]) -> tuple[Any, ...]:
-    """Numbers with commas between them.
-
-    Raises:
-        ConfigError: they are none.
-    """
+    """Numbers with commas between them."""
     try:
         return tuple(kind(part) for part in text.split(","))
     except ValueError:

@@ -132,7 +132,9 @@ def settings(
     from fedbayes.methods import METHODS
 
     if as_schema:
-        print(json_text(config.schema(), indent=2))
+        from fedbayes.config.schema import schema
+
+        print(json_text(schema(), indent=2))
         return
     table, _, rest = (key or "").partition(".")
     named, _, parameter = rest.partition(".")

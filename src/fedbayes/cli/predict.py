@@ -1,6 +1,7 @@
 """`predict`, `conformal`: what a model says of new rows, and how often that is to be true."""
 
-import warnings
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Annotated
@@ -13,7 +14,7 @@ from fedbayes.cli.app import Console, app
 from fedbayes.cli.commands import Command
 from fedbayes.cli.options import Setting
 from fedbayes.core.files import json_text, require_files
-from fedbayes.errors import FedbayesWarning, RunError
+from fedbayes.errors import RunError, warn
 
 
 class _Predict(Command):
@@ -125,15 +126,10 @@ def predict(
     ] = False,
 ) -> None:
     """Predict new rows or images: probabilities, or means and intervals."""
-    require_files(models, folders=True)
-    if "://" not in inputs:
-        require_files([Path(inputs)], folders=True)
-    if adapt is not None:
-        require_files([adapt], folders=True)
+    local = [] if "://" in inputs else [Path(inputs)]
+    require_files([*models, *local, adapt], folders=True)
     if out.exists() and not overwrite:
         raise RunError(f"{out} exists already. Give another file, or add --overwrite")
-    from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeElapsedColumn
-
     from fedbayes.workflows.serve.decision import decide
     from fedbayes.workflows.serve.evaluation_set import named_by
     from fedbayes.workflows.serve.prediction import predict_file
@@ -161,11 +157,7 @@ def predict(
     decision = None if threshold is None else decide(model, models, threshold)
     if decision is not None:
         model = replace(model, threshold=decision.threshold)
-    columns = (TextColumn("predicting"), BarColumn(), TaskProgressColumn(), TimeElapsedColumn())
-    console = rich.get_console()
-    hidden = not console.is_terminal
-    with Progress(*columns, console=console, transient=True, disable=hidden) as progress:
-        task = progress.add_task("", total=None)
+    with _progress() as watch:
         done = predict_file(
             model,
             inputs,
@@ -177,25 +169,15 @@ def predict(
             overwrite=overwrite,
             safe_csv=safe_csv,
             rows=rows,
-            watch=lambda share: progress.update(task, total=1.0, completed=share),
+            watch=watch,
         )
     for note in done.notes:
-        warnings.warn(note, FedbayesWarning, stacklevel=2)
+        warn(note)
     if as_json:
-        print(
-            json_text(
-                {
-                    "path": str(done.path),
-                    "rows": done.rows,
-                    "columns": done.columns,
-                    "level": done.level,
-                    "temperature": model.temperature,
-                    "threshold": model.threshold,
-                    "missing": done.missing,
-                    "broken": done.broken,
-                }
-            )
-        )
+        written = {"path": str(done.path), "rows": done.rows, "columns": done.columns}
+        chosen = {name: getattr(model, name) for name in ("temperature", "threshold")}
+        faults = {"missing": done.missing, "broken": done.broken}
+        print(json_text({**written, "level": done.level, **chosen, **faults}))
         return
     cool = f", at a temperature of {model.temperature:.4g}" if model.temperature else ""
     how = "" if decision is None else f"\npredicted: {decision.told}"
@@ -206,12 +188,21 @@ def predict(
     )
 
 
-def _numbers(given: list[str]) -> list[float]:
-    """Times that are given as in `365,730`.
+@contextmanager
+def _progress() -> Iterator[Callable[[float], None]]:
+    """A bar in a terminal, moved by the share of the rows that is done."""
+    from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeElapsedColumn
 
-    Raises:
-        RunError: one is no number.
-    """
+    columns = (TextColumn("predicting"), BarColumn(), TaskProgressColumn(), TimeElapsedColumn())
+    console = rich.get_console()
+    hidden = not console.is_terminal
+    with Progress(*columns, console=console, transient=True, disable=hidden) as progress:
+        task = progress.add_task("", total=None)
+        yield lambda share: progress.update(task, total=1.0, completed=share)
+
+
+def _numbers(given: list[str]) -> list[float]:
+    """Times that are given as in `365,730`."""
     found = []
     for text in ",".join(given).split(","):
         try:

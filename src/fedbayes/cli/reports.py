@@ -1,6 +1,5 @@
 """`report`, `plot`: pages and figures of runs."""
 
-import warnings
 import webbrowser
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -9,7 +8,7 @@ import rich
 import typer
 
 from fedbayes.cli.app import Console, app
-from fedbayes.errors import FedbayesWarning, RunError
+from fedbayes.errors import RunError, warn
 
 if TYPE_CHECKING:
     from fedbayes.reports.serve import PageServer
@@ -62,7 +61,7 @@ def report(
 
 def _say(notes: list[str]) -> None:
     for note in notes:
-        warnings.warn(note, FedbayesWarning, stacklevel=1)
+        warn(note)
 
 
 def _watch(folders: list[Path], host: str | None, port: int | None, *, show: bool) -> None:

@@ -1,6 +1,5 @@
 """`tune`: settings of methods, chosen on validation rows."""
 
-import warnings
 from pathlib import Path
 from typing import Annotated
 
@@ -33,7 +32,7 @@ from fedbayes.cli.options import (
     overrides,
 )
 from fedbayes.core.files import json_text
-from fedbayes.errors import FedbayesWarning
+from fedbayes.errors import warn
 
 
 @app.command(cls=SettingsCommand)
@@ -120,7 +119,7 @@ def tune(
 
         found = TuneSearch(out, variants(methods), config, given, share=validation)
     for note in found.notes:
-        warnings.warn(note, FedbayesWarning, stacklevel=2)
+        warn(note)
     try:
         made = found.run(
             console,

@@ -1,26 +1,24 @@
 """The config of a run: TOML to checked settings, with errors that name the key."""
 
 import json
-import tomllib
-import warnings
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from numbers import Integral
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal, Self
 
-from pydantic import ConfigDict, Field, ValidationError, field_validator, model_validator
+from pydantic import Field, ValidationError, field_validator, model_validator
 
-from fedbayes.config.given import WORDS, refuse_unknown, renamed, tables, whole
+from fedbayes.config.former import COHORT, of_cohort, refuse_several, renewed
+from fedbayes.config.given import assign, read, refuse_unknown, renamed, tables, whole
 from fedbayes.config.settings import SettingRow, explain, find, rows, toml, unknown
 from fedbayes.core.brief import Settings
 from fedbayes.core.fields import AUTO as AUTO_SETTING
 from fedbayes.core.fields import OneOf, Only, Place, Several
-from fedbayes.core.files import parse_toml, read_text
 from fedbayes.core.lazy import installed, own_class
 from fedbayes.core.pretrained import TIMM
 from fedbayes.data import DataSettings
 from fedbayes.data.source_settings import is_data
-from fedbayes.errors import ConfigError, FedbayesWarning, did_you_mean
+from fedbayes.errors import ConfigError, did_you_mean
 from fedbayes.federation.attacks.settings import AttackSettings
 from fedbayes.federation.clock.settings import Asynchronous, ClockSettings
 from fedbayes.federation.engine_table import ENGINES, takers
@@ -68,8 +66,6 @@ class Config(Settings):
         >>> config.method["name"], config.training.lr
         ('fedprox', 0.05)
     """
-
-    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
 
     seed: int = Field(0, ge=0, description="seed of all randomness")
     rounds: int = Field(20, ge=1, description="number of rounds")
@@ -252,7 +248,7 @@ class Config(Settings):
             if "devices" in values:
                 raise ConfigError("device is the former name of devices. Give only devices")
             values = {"devices" if k == "device" else k: v for k, v in values.items()}
-        return _of_cohort(tables(values))
+        return of_cohort(tables(values))
 
     @model_validator(mode="after")
     def _check_bits(self) -> Self:
@@ -380,7 +376,7 @@ class Config(Settings):
         Raises:
             ConfigError: the file is unreadable, or as for `create`.
         """
-        return cls._changed(_read(file) if file is not None else {}, overrides)
+        return cls._changed(read(file) if file is not None else {}, overrides)
 
     @classmethod
     def load_any(cls, files: Sequence[Path], overrides: Iterable[str] = ()) -> Self:
@@ -435,7 +431,7 @@ class Config(Settings):
             overrides: as for `load`.
             objects: what Python objects that it names are called in this process; None: the same.
         """
-        settings = renewed(_read(file))
+        settings = renewed(read(file))
         if objects is not None:
             refuse_unknown(settings, objects, file)
             settings = renamed(settings, objects)
@@ -445,7 +441,7 @@ class Config(Settings):
     def _changed(cls, settings: dict[str, Any], overrides: Iterable[str]) -> Self:
         settings, changes = tables(settings), list(overrides)
         keys = [change.partition("=")[0].strip() for change in changes]
-        _refuse_several([key for key in COHORT if key in keys])
+        refuse_several([key for key in COHORT if key in keys])
         for change in changes:
             assign(settings, change)
         return cls.create(**settings)
@@ -564,78 +560,6 @@ class Config(Settings):
         return cohort
 
 
-COHORT = ("cohort", "clients_per_round", "client_fraction")
-"""Settings that say how many clients are in a round, of which a config has one."""
-
-
-def _refuse_several(names: Sequence[str]) -> None:
-    if len(names) > 1:
-        raise ConfigError(
-            f"{' and '.join(names)} both set the number of clients per round. Give one of them"
-        )
-
-
-def _of_cohort(settings: dict[str, Any], *, quiet: bool = False) -> dict[str, Any]:
-    """Settings in which `cohort`, the older name of two, has its place in one of them.
-
-    Args:
-        settings: of a config.
-        quiet: whether nothing is said of a cohort that is easily mistaken.
-
-    Raises:
-        ConfigError: several settings say how many clients are in a round, or it is no such number.
-    """
-    _refuse_several([name for name in COHORT if settings.get(name) is not None])
-    if "cohort" not in settings:
-        return settings
-    kept = {key: value for key, value in settings.items() if key != "cohort"}
-    cohort = settings["cohort"]
-    if cohort is None:
-        return kept
-    if isinstance(cohort, bool) or not isinstance(cohort, Integral | float):
-        raise ConfigError(
-            f"cohort is {cohort!r}; expected number. Give clients_per_round, such as 10, or "
-            "client_fraction, such as 0.1"
-        )
-    whole = isinstance(cohort, Integral)
-    cohort = int(cohort) if isinstance(cohort, Integral) else cohort
-    name = "clients_per_round" if whole else "client_fraction"
-    if cohort < 1 if whole else not 0 < cohort <= 1:
-        least = "at least 1" if whole else "a fraction, above 0 and at most 1.0"
-        raise ConfigError(f"cohort is {cohort}; it must be {least}. Better give {name}")
-    if cohort == 1 and not quiet:
-        means = "one client a round" if whole else "all clients in every round"
-        warnings.warn(
-            f"cohort = {cohort} means {means}. Give {name} = {cohort}, which is unambiguous",
-            FedbayesWarning,
-            stacklevel=2,
-        )
-    return {**kept, name: cohort}
-
-
-def renewed(settings: dict[str, Any]) -> dict[str, Any]:
-    """Settings that a run left, by the names that they have now.
-
-    Versions that had no `[privacy]` wrote its noise and δ into `[aggregation]`, with the defaults
-    that they have today; `cohort` was one setting. Those that had no `calibration` trained on all
-    samples. Under some methods all clients weighed alike, and there was no setting.
-    """
-    settings = _of_cohort({"calibration": "none", **settings}, quiet=True)
-    method = settings.get("method")
-    if isinstance(method, dict) and method.get("name") in _ALIKE:
-        settings = {**settings, "method": {"weighting": "uniform", **method}}
-    before = settings.get("aggregation")
-    if "privacy" in settings or not isinstance(before, dict):
-        return settings
-    moved = {key: before[key] for key in ("noise", "delta") if key in before}
-    kept = {key: value for key, value in before.items() if key not in moved}
-    return {**settings, "aggregation": kept, "privacy": moved}
-
-
-_ALIKE = ("scaffold", "scaffold-fedsparse", "fedsparse", "feddrop", "fedl1", "pfedbayes")
-"""Methods that got a setting `weighting` after runs with them had been stored."""
-
-
 def settings(method: str | None = "fedavg", likelihood: str = "auto") -> list[SettingRow]:
     """Every setting of a config.
 
@@ -664,47 +588,6 @@ def settings(method: str | None = "fedavg", likelihood: str = "auto") -> list[Se
     elif method:
         parameters = rows(find_method(method), "method.")
     return [*tables, *task, name, *parameters]
-
-
-def schema() -> dict[str, Any]:
-    """A JSON schema of a config, for editors: of `[method]`, a branch for every method."""
-    whole = Config.model_json_schema()
-    branches: list[dict[str, Any]] = []
-    for name, kind in METHODS.items():
-        branch = kind.model_json_schema()
-        whole.setdefault("$defs", {}).update(branch.pop("$defs", {}))
-        choice = {"const": name, "description": kind.about.summary}
-        branch["properties"] = {"name": choice, **branch.get("properties", {})}
-        branch |= {"title": name, "description": kind.about.summary}
-        # Without a name it is fedavg.
-        branch["required"] = [] if name == "fedavg" else ["name"]
-        branches.append(branch)
-    branches.append(_own_branch("name"))
-    auto = {"likelihood": {"const": "auto", "description": "by the target"}}
-    tasks: list[dict[str, Any]] = [
-        {"title": "auto", "type": "object", "properties": auto, "additionalProperties": False}
-    ]
-    for name, likelihood in LIKELIHOODS.items():
-        branch = likelihood.model_json_schema()
-        parts = branch.pop("$defs", {})
-        parts.pop("Target", None)
-        whole["$defs"].update(parts)
-        choice = {"const": name, "description": likelihood.summary}
-        own = {key: value for key, value in branch["properties"].items() if key != "target"}
-        branch["properties"] = {"likelihood": choice, **own}
-        branch |= {"title": name, "description": likelihood.summary, "required": ["likelihood"]}
-        tasks.append(branch)
-    tasks.append(_own_branch("likelihood"))
-    for table, choices in (("task", tasks), ("method", branches)):
-        about = whole["properties"][table]["description"]
-        whole["properties"][table] = {"description": about, "oneOf": choices}
-    return {"$schema": "https://json-schema.org/draft/2020-12/schema", **whole}
-
-
-def _own_branch(key: str) -> dict[str, Any]:
-    """The branch of a JSON schema for a class of the user's own, which this key names."""
-    own = {"type": "string", "pattern": ":", "description": "package.module:Class"}
-    return {"title": "your own", "type": "object", "properties": {key: own}, "required": [key]}
 
 
 def find_method(name: str) -> "type[AnyMethod]":
@@ -845,51 +728,3 @@ def _known(error: ValidationError, given: Mapping[str, Any]) -> list[SettingRow]
     method = given.get("method")
     name = method.get("name", "fedavg") if isinstance(method, dict) else "fedavg"
     return settings(name)
-
-
-def _read(file: Path) -> dict[str, Any]:
-    try:
-        return parse_toml(read_text(file))
-    except FileNotFoundError:
-        raise ConfigError(f"config file not found: {file}") from None
-    except OSError as error:
-        raise ConfigError(f"cannot read the config {file}: {error.strerror or error}") from None
-    except ValueError as error:
-        raise ConfigError(f"{file} is not valid TOML: {error}") from None
-
-
-def assign(settings: dict[str, Any], override: str) -> None:
-    """Apply one `a.b=value`; the value is TOML, or a string if it is not valid TOML.
-
-    Raises:
-        ConfigError: it is none, or a part of the key is no table.
-    """
-    key, equals, text = override.partition("=")
-    if key and not equals:
-        raise ConfigError(f"{key} has no value. Write key=value, as in training.lr=0.05")
-    if not key:
-        raise ConfigError(f"{override!r} is not a setting. Write key=value, as in training.lr=0.05")
-    if not text.strip():
-        raise ConfigError(f"{override} has no value. Leave it out for the default")
-    try:
-        value = parse_toml(f"value = {text}")["value"]
-    except tomllib.TOMLDecodeError:
-        value = text
-    except ValueError as error:
-        raise ConfigError(f"{key} is not a TOML value: {error}") from None
-    key = key.strip()
-    if key in COHORT:  # of which a config has one
-        for other in COHORT:
-            settings.pop(other, None)
-    if key in WORDS:  # a word in place of a table
-        key = f"{key}.{WORDS[key]}"
-    *path, last = key.split(".")
-    table = settings
-    for part in path:
-        table = table.setdefault(part, {})
-        if not isinstance(table, dict):
-            raise ConfigError(f"{key} cannot be set: {part} is not a table")
-    names = ((["method"], "name"), (["task"], "likelihood"))
-    if (path, last) in names and table.get(last, value) != value:
-        table.clear()  # the parameters were another method's, or likelihood's
-    table[last] = value

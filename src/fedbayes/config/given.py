@@ -6,12 +6,15 @@ Light to import (no PyTorch, no pandas): what somebody gives is of a library tha
 """
 
 import sys
+import tomllib
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 from pydantic import BaseModel
 
+from fedbayes.config.former import COHORT
+from fedbayes.core.files import parse_toml, read_text
 from fedbayes.core.lazy import GIVE_AGAIN, IN_MEMORY, in_memory, place_of
 from fedbayes.data.source_settings import BUILT_IN
 from fedbayes.errors import ConfigError
@@ -65,6 +68,55 @@ def whole(settings: Mapping[str, Any]) -> dict[str, Any]:
             raise ConfigError(f"{short} and {name}.{key} are the same setting. Give one of them")
         found[name] = {**table, key: _plain(settings[short])}
     return found
+
+
+def read(file: Path) -> dict[str, Any]:
+    """The settings in a TOML file."""
+    try:
+        return parse_toml(read_text(file))
+    except FileNotFoundError:
+        raise ConfigError(f"config file not found: {file}") from None
+    except OSError as error:
+        raise ConfigError(f"cannot read the config {file}: {error.strerror or error}") from None
+    except ValueError as error:
+        raise ConfigError(f"{file} is not valid TOML: {error}") from None
+
+
+def assign(settings: dict[str, Any], override: str) -> None:
+    """Apply one `a.b=value`; the value is TOML, or a string if it is not valid TOML.
+
+    Raises:
+        ConfigError: it is none, or a part of the key is no table.
+    """
+    key, equals, text = override.partition("=")
+    if key and not equals:
+        raise ConfigError(f"{key} has no value. Write key=value, as in training.lr=0.05")
+    if not key:
+        raise ConfigError(f"{override!r} is not a setting. Write key=value, as in training.lr=0.05")
+    if not text.strip():
+        raise ConfigError(f"{override} has no value. Leave it out for the default")
+    try:
+        value = parse_toml(f"value = {text}")["value"]
+    except tomllib.TOMLDecodeError:
+        value = text
+    except ValueError as error:
+        raise ConfigError(f"{key} is not a TOML value: {error}") from None
+    key = key.strip()
+    if key in COHORT:  # of which a config has one
+        for other in COHORT:
+            settings.pop(other, None)
+    if key in WORDS:  # a word in place of a table
+        key = f"{key}.{WORDS[key]}"
+    *path, last = key.split(".")
+    table = settings
+    for part in path:
+        table = table.setdefault(part, {})
+        if not isinstance(table, dict):
+            raise ConfigError(f"{key} cannot be set: {part} is not a table")
+    names = ((["method"], "name"), (["task"], "likelihood"))
+    if (path, last) in names and table.get(last, value) != value:
+        table.clear()  # the parameters were another method's, or likelihood's
+    table[last] = value
 
 
 def objects(settings: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, str]]:

@@ -38,27 +38,21 @@ def listed(method: "type[AnyMethod]") -> Listed:
 @cache
 def built_in() -> dict[str, Listed]:
     """The built-in methods by name, in the order of the catalogue."""
-    found = parse_json(read_text(FILE))
-    return {
-        name: Listed(
-            one["summary"],
-            one["paper"],
-            tuple(
-                SettingRow(**row | {"choices": tuple(row["choices"])}) for row in one["parameters"]
-            ),
-            one["refusals"],
-        )
-        for name, one in found.items()
-    }
+    methods = {}
+    for name, summary, paper, refusals, *parameters in parse_json(read_text(FILE)):
+        settings = (SettingRow(**row | {"choices": tuple(row["choices"])}) for row in parameters)
+        methods[name] = Listed(summary, paper, tuple(settings), refusals)
+    return methods
 
 
 def content() -> str:
-    """What the file is to hold."""
-    methods = {
-        name: one._asdict() | {"parameters": [asdict(row) for row in one.parameters]}
-        for name, one in ((name, listed(method)) for name, method in METHODS.items())
-    }
-    return json_text(methods, indent=1) + "\n"
+    """What the file is to hold: a line for each method, and one for each of its settings."""
+    methods = []
+    for name, method in METHODS.items():
+        summary, paper, parameters, refusals = listed(method)
+        lines = [json_text([name, summary, paper, refusals])[1:-1]]
+        methods.append(",\n".join([*lines, *(json_text(asdict(row)) for row in parameters)]))
+    return "[[" + "],\n[".join(methods) + "]]\n"
 
 
 if __name__ == "__main__":

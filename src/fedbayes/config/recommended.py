@@ -65,11 +65,7 @@ def _part(wanted: Mapping[str, Any], table: str) -> dict[str, Any]:
 def _require_choosable(
     method: AnyMethod, training: LocalTraining, wanted: Mapping[str, Any]
 ) -> None:
-    """See that all that a method recommends are settings that may be `auto`.
-
-    Raises:
-        ConfigError: one is not, and would have no effect.
-    """
+    """See that all that a method recommends are settings that may be `auto`."""
     known = [f"training.{name}" for name in training.choosable()]
     known += [f"method.{name}" for name in method.choosable()]
     if unknown := [key for key in wanted if key not in known]:

@@ -30,8 +30,8 @@ from fedbayes.storage.pace import Pace
 
 if TYPE_CHECKING:
     from fedbayes.runs.simulation import Simulation, Step
-    from fedbayes.storage.folder import Metrics
     from fedbayes.storage.heartbeat import Work
+    from fedbayes.storage.metrics_file import Metrics
 
 QUIET = 10.0
 """Seconds without a line after which, off a terminal, one says how far the round is."""

@@ -11,15 +11,12 @@ from fedbayes.core.devices import placed
 from fedbayes.core.tensors import Samples, Tensors, added
 from fedbayes.errors import ConfigError, ModelError
 from fedbayes.inference.problem import Noise, Tree
+from fedbayes.inference.sampling import require_langevin
 from fedbayes.models import Network
 
 
-def require_weights_alone(name: str, run: Federation) -> None:
-    """Check that a network's trained weights can be random: nothing else may change in training.
-
-    Args:
-        name: of the method.
-        run: the run.
+def weights_alone(name: str, run: Federation) -> None:
+    """Nothing but trained weights changes in training: they can be random, mixed and adapted.
 
     Raises:
         ModelError: the network has buffers, such as running means.
@@ -34,12 +31,8 @@ def require_weights_alone(name: str, run: Federation) -> None:
         )
 
 
-def refuse_weight_decay(name: str, run: Federation) -> None:
-    """See that the prior is all that draws the trained parameters.
-
-    Args:
-        name: of the method.
-        run: the run.
+def own_prior(name: str, run: Federation) -> None:
+    """The prior is all that draws the trained parameters.
 
     Raises:
         ConfigError: training has weight decay, which would draw the logarithms of stds and
@@ -50,6 +43,11 @@ def refuse_weight_decay(name: str, run: Federation) -> None:
             f"{name} has its own prior, and training.weight_decay would add another. Set "
             "training.weight_decay = 0"
         )
+
+
+def langevin(name: str, run: Federation) -> None:
+    """Steps of training are such as Langevin noise makes a sampler of (`require_langevin`)."""
+    require_langevin(run.training)
 
 
 def weight_noise(run: Federation, samples: int) -> Noise:
@@ -184,9 +182,6 @@ def _derivable(network: Network, mean: Tensors, x: Tensor) -> Network:
     """The network, laid out such that it has forward derivatives.
 
     Those of some operations, GroupNorm's for one, are not there for images with channels last.
-
-    Raises:
-        ModelError: some operation has none.
     """
     try:
         _linear(network, mean, mean, x)
@@ -198,11 +193,7 @@ def _derivable(network: Network, mean: Tensors, x: Tensor) -> Network:
 
 
 def _linear(network: Network, mean: Tensors, moves: Tensors, x: Tensor) -> Tensor:
-    """The network's outputs at its means plus their derivative along moves of the weights.
-
-    Raises:
-        ModelError: some operation has no forward derivative.
-    """
+    """The network's outputs at its means plus their derivative along moves of the weights."""
     mean, moves = (network.prepare({name: some[name] for name in mean}) for some in (mean, moves))
     try:
         at_mean, along = torch.func.jvp(lambda w: network(w, x), (mean,), (moves,))[:2]

@@ -37,16 +37,17 @@ model (`RoundContext.temperature`); 0 where it has none.
 """
 
 from abc import abstractmethod
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Generic, Literal, TypeVar
+from typing import Annotated, Any, ClassVar, Generic, Literal, TypeVar
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, Field
 from torch import Tensor
 
 from fedbayes.contracts.changes import Chart, part_of
+from fedbayes.contracts.former import FormerNames
 from fedbayes.contracts.parts import Reports
 from fedbayes.contracts.prior import ClientNote
 from fedbayes.contracts.recommended import Known, adam, sgd
@@ -99,7 +100,7 @@ class Models(StrEnum):
 
 @dataclass(frozen=True)
 class About:
-    """The description of a method in lists and presets."""
+    """What a method says of itself: in lists, for presets, and what it needs of a run."""
 
     summary: str = ""
     """One line for the list of methods."""
@@ -107,6 +108,9 @@ class About:
     """Where the method comes from."""
     published: Mapping[str, Any] = field(default_factory=dict)
     """Published values of fields whose default is another one, for `preset = "published"`."""
+    needs: Sequence[Callable[[str, Federation], None]] = ()
+    """What a run must be, such as `contracts.drawn.own_prior`: functions of the method's name and
+    the run, which raise an error where it is not."""
 
     def completed(self, other: "About") -> "About":
         """With what another one has of what this one leaves out."""
@@ -114,6 +118,7 @@ class About:
             self.summary or other.summary,
             self.paper or other.paper,
             self.published or other.published,
+            self.needs or other.needs,
         )
 
 
@@ -147,77 +152,7 @@ ClientState = TypeVar("ClientState")
 Reduced = TypeVar("Reduced", Sum, ReportList)
 
 
-_DECLARED_NOW = {
-    "reduction": 'reports = Reports(reduce="set")',
-    "takes_middle": 'reports = Reports(reduce="middle")',
-    "entangled": "Part(joint=...)",
-    "summable": "the parts of reports",
-    "adds": 'Part(origin="zero")',
-    "report_range": "Part(range=...)",
-    "absent": "Part(missing=...)",
-    "sparse_parts": 'Part(mask="chosen")',
-    "masks_as_sent": 'Part(mask="sent")',
-    "repeats_changes": "Part(tracked=True)",
-    "remembered_parts": "Part(tracked=True, retract=...)",
-    "acknowledged": "Part(tracked=True, retract=...)",
-    "exact_parts": "Part(exact=True)",
-    "uncompressed": "Part(uncompressed=...)",
-    "incompressible": "Part(uncompressed=...)",
-    "stale_reports": "Part(tracked=..., linear=...)",
-    "has_global_model": "models = Models.PERSONAL",
-    "keeps_models": "models = Models.PERSONAL or Models.BOTH",
-    "headline": "models = Models.PERSONAL or Models.BOTH",
-    "summary": "about = About(summary)",
-    "paper": "about = About(paper=...)",
-    "published": "about = About(published=...)",
-    "centralized": "Reports(pooled=True)",
-    "sends_final_model": "models = Models.COPIED",
-    "weighted": "Reports(weighted=True)",
-    "declared": "Part(unless=...)",
-    "ordinary": "Part(typical=...)",
-    "reweighted": "Reports(counts=...)",
-    "remedy": "Reports(remedy=...)",
-    "centre": "origin, which may give several",
-    "changes": "chart",
-    "resummed": "chart",
-    "trouble": "accept, which returns the words",
-    "stopped": "a field `stopped` of the server's state",
-    "without": "update, which has `ReportList.refused`",
-    "resolved": "remarks",
-    "prior": "note, which gives a ClientNote",
-    "falls_short": "note, which gives a ClientNote",
-}
-"""Former names by what declares the same."""
-
-
-if TYPE_CHECKING:
-    from pydantic._internal._model_construction import ModelMetaclass
-else:
-    ModelMetaclass = type(BaseModel)
-
-
-class _Checked(ModelMetaclass):
-    """Looks at a method's class before Pydantic does, which takes a flag for a field."""
-
-    def __new__(
-        cls, name: str, bases: tuple[type, ...], namespace: dict[str, Any], **more: Any
-    ) -> Any:
-        """The class.
-
-        Raises:
-            ConfigError: it sets a former name, which would have no effect.
-        """
-        own = namespace.get("__annotations__", {})  # a parameter of a former name is the user's
-        parameters = {n for n, kind in own.items() if "ClassVar" not in str(kind)}
-        for flag in (_DECLARED_NOW.keys() & namespace.keys()) - parameters:
-            raise ConfigError(
-                f"the method {name} sets {flag}, which has no effect. Declare "
-                f"{_DECLARED_NOW[flag]} instead (see fedbayes.contracts.parts)"
-            )
-        return super().__new__(cls, name, bases, namespace, **more)
-
-
-class Method(Choosable, Generic[ServerState, ClientState, Reduced], metaclass=_Checked):
+class Method(Choosable, Generic[ServerState, ClientState, Reduced], metaclass=FormerNames):
     """A federated method. Fields are its hyperparameters; functions are pure.
 
     States are frozen dataclasses of tensors (see `fedbayes.core.tensors.pack`). No function changes
@@ -233,8 +168,6 @@ class Method(Choosable, Generic[ServerState, ClientState, Reduced], metaclass=_C
         >>> METHODS["fedprox"](proximal=0.1).proximal
         0.1
     """
-
-    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
 
     name: ClassVar[str]
     """The name on the command line and in a config."""
@@ -284,13 +217,15 @@ class Method(Choosable, Generic[ServerState, ClientState, Reduced], metaclass=_C
         return self
 
     def check(self, run: Federation) -> None:
-        """Reject, before anything runs, training, network or likelihood that it cannot work with.
+        """Reject, before anything runs, training, network or likelihood that it cannot work with:
+        by default, what `about.needs` says.
 
         Raises:
             ConfigError: says which setting, and what would do.
             ModelError: says which layer.
         """
-        return None
+        for need in self.about.needs:
+            need(self.name, run)
 
     def recommended(self, known: Known) -> dict[str, Any]:
         """Settings that learn at the first try, for those that are left at `auto`.

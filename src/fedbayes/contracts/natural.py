@@ -12,8 +12,8 @@ from pydantic import Field
 from torch import Tensor
 
 from fedbayes.contracts.changes import Changes, Chart, Clips, norm
-from fedbayes.contracts.drawn import require_weights_alone, sampler_of
-from fedbayes.contracts.method import ClientState, Method, Sampler
+from fedbayes.contracts.drawn import sampler_of, weights_alone
+from fedbayes.contracts.method import About, ClientState, Method, Sampler
 from fedbayes.contracts.parts import Part, Reports, Retract
 from fedbayes.contracts.reports import Report, Sum
 from fedbayes.contracts.run import Federation, RoundContext
@@ -40,6 +40,7 @@ class GaussianServer(Method[PosteriorState, ClientState, Sum]):
     parameters.
     """
 
+    about = About(needs=(weights_alone,))
     reports = Reports(
         {
             "precision": Part(
@@ -83,15 +84,6 @@ class GaussianServer(Method[PosteriorState, ClientState, Sum]):
             "precision": norm(server.posterior.precision.values()),
             "shift": norm(server.posterior.shift.values()),
         }
-
-    def check(self, run: Federation) -> None:
-        """Only trained weights are random; nothing else may change in training.
-
-        Raises:
-            ModelError: the network has buffers, such as running means.
-            ConfigError: it is to compute in bf16.
-        """
-        require_weights_alone(self.name, run)
 
     def message(self, server: PosteriorState, at: RoundContext) -> Message:
         """Means and precisions of the posterior."""

@@ -13,7 +13,7 @@ from fedbayes.contracts.run import Federation, RoundContext
 from fedbayes.core.messages import Message, dense
 from fedbayes.core.tensors import Samples, Tensors
 from fedbayes.errors import ConfigError
-from fedbayes.inference.problem import Loss, Problem, Solved
+from fedbayes.inference.problem import Loss, Problem, Solved, Tree
 from fedbayes.inference.solve import solve
 
 
@@ -103,6 +103,11 @@ class PersonalLayers(PersonalModels):
     ) -> Tensors | None:
         """Return the shared layers with the client's own."""
         return {**dense(report.tensors if report else message), **client.tensors}
+
+
+def beside_fixed(parameters: Tensors, given: Tree) -> Tensors:
+    """All weights of a network of which some are given, as `fixed`."""
+    return {**parameters, **given["fixed"]}
 
 
 def last_layers(method: str, run: Federation, count: int) -> list[str]:

@@ -12,8 +12,8 @@ from typing import Protocol, TypeVar
 import torch
 from pydantic import Field
 
-from fedbayes.contracts.drawn import refuse_weight_decay
-from fedbayes.contracts.method import Info
+from fedbayes.contracts.drawn import own_prior, weights_alone
+from fedbayes.contracts.method import About, Info
 from fedbayes.contracts.natural import GaussianServer, least, mean_precision, positive
 from fedbayes.contracts.reports import Report, Sum
 from fedbayes.contracts.run import Federation, RoundContext
@@ -61,6 +61,7 @@ class PartitionedPosterior(GaussianServer[PosteriorServer, FactorState]):
     A factor's precision is positive by construction, so is every product of factors.
     """
 
+    about = About(needs=(weights_alone, own_prior))
     server_state = PosteriorServer
 
     damping: float | None = Field(
@@ -70,16 +71,6 @@ class PartitionedPosterior(GaussianServer[PosteriorServer, FactorState]):
         description="share of a factor's change that a round applies. none: 1 / number of "
         "clients of the round, because each assumes that the others do not change",
     )
-
-    def check(self, run: Federation) -> None:
-        """Only weights are inferred, and only the prior regularizes them.
-
-        Raises:
-            ModelError: the network has buffers, such as running means.
-            ConfigError: it is to compute in bf16, or with weight decay.
-        """
-        super().check(run)
-        refuse_weight_decay(self.name, run)
 
     def init(self, run: Federation) -> PosteriorServer:
         """The product of the factors p(θ)^{1/K}: the prior."""

@@ -138,12 +138,18 @@ class RoundContext(Brief):
         )
 
 
-def nll(run: Federation, *, training: bool = True) -> Loss:
+View = Callable[[Tensors, Tree], Tensors]
+"""The weights of a network, of parameters that are trained and what is given."""
+
+
+def nll(run: Federation, *, training: bool = True, weights: View | None = None) -> Loss:
     """The mean negative log-likelihood of a batch under the network.
 
     Args:
         run: network and likelihood.
         training: whether dropout and the like are as in training.
+        weights: the network's, of the parameters that are trained and of what is given; None:
+            these are all.
 
     Examples:
         >>> from pathlib import Path
@@ -160,11 +166,37 @@ def nll(run: Federation, *, training: bool = True) -> Loss:
     """
     network, likelihood = run.network, run.likelihood
 
-    def loss(parameters: object, batch: Samples, given: object, noise: object) -> torch.Tensor:
-        outputs = network(parameters, batch.x, training=training)  # type: ignore[arg-type]
-        return likelihood.nll(outputs, batch.y)
+    def loss(parameters: Tensors, batch: Samples, given: Tree, noise: object) -> torch.Tensor:
+        own = parameters if weights is None else weights(parameters, given)
+        return likelihood.nll(network(own, batch.x, training=training), batch.y)
 
     return loss
+
+
+def with_centre(run: Federation, strength: float, centre: View) -> Loss:
+    """The mean negative log-likelihood plus λ/2 ‖φ − c‖².
+
+    Args:
+        run: network and likelihood.
+        strength: λ.
+        centre: c by name, of the parameters and of what is given.
+    """
+    likelihood = nll(run)
+
+    def loss(parameters: Tensors, batch: Samples, given: Tree, noise: Tree) -> torch.Tensor:
+        distance: torch.Tensor = sum(
+            ((parameters[n] - w).square().sum() for n, w in centre(parameters, given).items()),
+            start=torch.zeros((), device=run.network.device),
+        )
+        return likelihood(parameters, batch, given, noise) + strength / 2 * distance
+
+    return loss
+
+
+def given_centre(parameters: Tensors, given: Tree) -> Tensors:
+    """The centre that a problem gives, as `with_centre` takes it."""
+    centre: Tensors = given["centre"]
+    return centre
 
 
 def with_prior(run: Federation, std: float, *, training: bool = True) -> Loss:

@@ -11,7 +11,7 @@ from html import escape
 from pathlib import Path
 from typing import Any
 
-from pydantic import BaseModel
+from pydantic import BaseModel, ConfigDict
 
 WIDTH = 300
 """Characters of a line, in which what does not fit is left out."""
@@ -47,6 +47,8 @@ class Brief:
 
 class Settings(BaseModel):
     """Settings that show those of them which differ from their defaults."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
 
     def __repr_args__(self) -> list[tuple[str | None, Any]]:
         """The settings that are shown, by name."""

@@ -77,11 +77,7 @@ _TRIM_THRESHOLD, _MMAP_THRESHOLD = -1, -3
 
 
 def _find(name: str) -> list[torch.device]:
-    """The device of a name, or those that `auto` stands for.
-
-    Raises:
-        ConfigError: there is none.
-    """
+    """The device of a name, or those that `auto` stands for."""
     gpus = torch.cuda.device_count()
     if name == "auto":
         return [torch.device("cuda", number) for number in range(gpus)] or [torch.device("cpu")]

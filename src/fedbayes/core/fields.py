@@ -4,6 +4,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from math import isfinite
 from numbers import Number
+from pathlib import Path
 from typing import Annotated, Any, Self, TypeVar
 
 from pydantic import (
@@ -251,6 +252,12 @@ def unused(table: BaseModel, names: Iterable[str], why: str, prefix: str = "") -
     return [f"{prefix}{n} has no effect: {why}" for n in names if changed(table, n)]
 
 
+def _absolute(path: Path) -> Path:
+    return path.expanduser().absolute()
+
+
+AbsolutePath = Annotated[Path, AfterValidator(_absolute)]
+"""A path that means the same from every folder, so that a stored config does."""
 Several = Annotated[tuple[Item, ...], OneOrSeveral()]
 """One or several: `x`, `"x,y"` and `["x", "y"]`. What holds a comma itself needs a list."""
 
@@ -263,11 +270,7 @@ def _storable(arguments: dict[str, Any]) -> dict[str, Any]:
 
 
 def _require_storable(value: Any, place: str) -> None:
-    """See that a config can hold a value.
-
-    Raises:
-        ValueError: it cannot; names the place of what it cannot hold.
-    """
+    """See that a config can hold a value."""
     if isinstance(value, dict):
         for key, item in value.items():
             if not isinstance(key, str):

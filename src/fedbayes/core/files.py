@@ -86,11 +86,7 @@ AT_LEAST = 1 << 28
 
 
 def _check_unpacked(path: Path) -> None:
-    """See that an NPZ file may be read whole.
-
-    Raises:
-        ValueError: it unpacks to too much.
-    """
+    """See that an NPZ file may be read whole."""
     try:
         with zipfile.ZipFile(path) as parts:
             size = sum(part.file_size for part in parts.infolist())

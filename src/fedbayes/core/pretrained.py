@@ -9,7 +9,9 @@ from importlib.util import find_spec
 from pathlib import Path
 from threading import Thread
 from types import ModuleType
-from typing import Any, TypeVar
+from typing import Annotated, Any, TypeVar
+
+from pydantic import AfterValidator
 
 from fedbayes.errors import FedbayesError, did_you_mean
 
@@ -54,6 +56,10 @@ def absolute(name: str) -> str:
     """A name as a stored config has it: of a folder that is there, its whole path."""
     path = Path(name).expanduser()
     return str(path.absolute()) if path.is_dir() else name
+
+
+PretrainedName = Annotated[str, AfterValidator(absolute)]
+"""A name on a hub, or a folder, which means the same from every other folder."""
 
 
 def require(package: str, what: str, error: type[FedbayesError]) -> None:

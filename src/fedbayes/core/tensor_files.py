@@ -100,11 +100,7 @@ _Place = tuple[str, torch.dtype, tuple[int, ...], int, int]
 
 
 def _places(header: bytes, most: int) -> tuple[_Place, ...]:
-    """The parts of a file, in the order of their names; their bytes follow one another.
-
-    Raises:
-        MessageError: the header is none, or there are more parts.
-    """
+    """The parts of a file, in the order of their names; their bytes follow one another."""
     entries = parse(header, most)
     entries.pop(METADATA, None)
     if len(entries) > most:
@@ -220,11 +216,7 @@ _JSON = json.JSONDecoder(object_pairs_hook=_unique, parse_constant=_no_number)
 
 
 def _entry(name: str, entry: object) -> tuple[torch.dtype, int, tuple[int, ...], int, int]:
-    """Type, shape and place of a part, each of its kind.
-
-    Raises:
-        MessageError: one of them is not.
-    """
+    """Type, shape and place of a part, each of its kind."""
     try:
         if not name.isascii():
             name.encode()  # half of a pair of surrogates is no text

@@ -197,11 +197,7 @@ def build_dataset(
 
 
 def _check_arrays(name: str, x: Array, target: Target, official_train: int | None) -> None:
-    """See that there are samples, in all parts, and something to tell apart.
-
-    Raises:
-        DataError: there are not.
-    """
+    """See that there are samples, in all parts, and something to tell apart."""
     classes = target.names
     if len(x) == 0:
         raise DataError(f"{name}: it has no samples")

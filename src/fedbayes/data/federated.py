@@ -1,6 +1,5 @@
 """What each client holds, as tensors ready for a network."""
 
-import warnings
 from collections.abc import Sequence
 from dataclasses import replace
 
@@ -18,7 +17,7 @@ from fedbayes.data.partition import Partition
 from fedbayes.data.schemes import Division
 from fedbayes.data.tables.columns import Column
 from fedbayes.data.tables.fitting import fitted, raw, unlike_training
-from fedbayes.errors import DataError, FedbayesWarning
+from fedbayes.errors import DataError, warn
 
 
 class FederatedData(Brief):
@@ -97,7 +96,7 @@ class FederatedData(Brief):
         self.mean, self.std = self.preprocessing.statistics
         rows = np.concatenate([partition.train, partition.test])
         for odd in unlike_training(dataset, rows, self.preprocessing):
-            warnings.warn(odd.told(dataset.name, numbered=False), FedbayesWarning, stacklevel=2)
+            warn(odd.told(dataset.name, numbered=False))
 
     def _shows(self) -> dict[str, object]:
         target = self.target
@@ -227,11 +226,7 @@ class FederatedData(Brief):
         return train.counts(self.dataset.y, len(self.classes))
 
     def _own_target(self) -> Target:
-        """What is to be predicted, with center and scale of the clients' training rows.
-
-        Raises:
-            DataError: It is the same in all of them, so that there is nothing to learn.
-        """
+        """What is to be predicted, with center and scale of the clients' training rows."""
         target, rows = self.dataset.target, np.sort(self.partition.train)
         if target.kind in ("real", "count"):
             y = self.dataset.y[rows]
@@ -267,11 +262,7 @@ class FederatedData(Brief):
 
 
 def _refuse_empty(dataset: Dataset, partition: Partition) -> None:
-    """See that every client has a value to train on, which is more than NaN.
-
-    Raises:
-        DataError: One has none; names it.
-    """
+    """See that every client has a value to train on, which is more than NaN."""
     if dataset.x.dtype.kind != "f":
         return
     there = np.zeros(len(partition.train), bool)

@@ -1,7 +1,6 @@
 """Which client holds which rows of a pool, for training and for testing."""
 
 import io
-import warnings
 from collections.abc import Collection
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,7 +16,7 @@ from fedbayes.data.holdout import DEFAULT_FRACTION, deal_official, own_fraction,
 from fedbayes.data.schemes import Division, choose_scheme, divide, group_by_client
 from fedbayes.data.settings import DataSettings
 from fedbayes.data.unassigned_rows import left_out
-from fedbayes.errors import DataError, FedbayesWarning
+from fedbayes.errors import DataError, warn
 
 
 @dataclass(frozen=True, repr=False)
@@ -186,7 +185,7 @@ def partition(dataset: Dataset, settings: DataSettings, seed: int) -> Partition:
             f"has no classes ({describe(dataset.target)})"
         )
     for note in (*dataset.notes, *notes):
-        warnings.warn(note, FedbayesWarning, stacklevel=2)
+        warn(note)
     if settings.validation:
         train, test = own_fraction(
             train, settings.validation, seeds.numpy_rng(seed, "validation rows")
@@ -197,12 +196,7 @@ def partition(dataset: Dataset, settings: DataSettings, seed: int) -> Partition:
 
 
 def _fraction(dataset: Dataset, settings: DataSettings) -> float | None:
-    """The part of its own samples that a client tests on; None if others are for testing.
-
-    Raises:
-        DataError: It is asked for besides a column that says which rows are for testing, or an
-            official test part is asked for that is not there.
-    """
+    """The part of its own samples that a client tests on; None if others are for testing."""
     if settings.test_counts is not None:
         return None
     if isinstance(settings.test, float):
@@ -225,11 +219,7 @@ def _fraction(dataset: Dataset, settings: DataSettings) -> float | None:
 
 
 def _pool_size(dataset: Dataset, settings: DataSettings, fraction: float | None) -> int:
-    """The number of samples that are divided: the first of the data set.
-
-    Raises:
-        DataError: An official test part is to be left unread that is not there, or is tested on.
-    """
+    """The number of samples that are divided: the first of the data set."""
     unread = settings.official_test == "unread"
     if unread and (dataset.official_train is None or fraction is None):
         reason = (

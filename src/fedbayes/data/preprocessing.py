@@ -1,6 +1,5 @@
 """From raw samples to what a network sees: a part of every model, and stored with it."""
 
-import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -19,7 +18,7 @@ from fedbayes.data.tables.cells import code
 from fedbayes.data.tables.columns import Column, features_of
 from fedbayes.data.tables.encoding import Unknown, encode, unknown
 from fedbayes.data.tokens import Tokens
-from fedbayes.errors import DataError, FedbayesWarning
+from fedbayes.errors import DataError, warn
 
 
 @dataclass(frozen=True, repr=False)
@@ -185,11 +184,9 @@ class Preprocessing(Brief):
             if torch.isinf(raw).any():
                 raise DataError("the samples have infinite values. Use NaN for missing values")
             if self.scale > 1 and raw.numel() and 0 < float(raw.nan_to_num().abs().max()) <= 1:
-                warnings.warn(
+                warn(
                     "all values are between -1 and 1, but raw samples of this model have values "
-                    f"up to {self.scale:g}. Give unscaled samples",
-                    FedbayesWarning,
-                    stacklevel=3,
+                    f"up to {self.scale:g}. Give unscaled samples"
                 )
         return self.standardize_(raw.to(torch.float32, copy=True), may_miss=True)
 
@@ -202,7 +199,7 @@ class Preprocessing(Brief):
         elif hasattr(x, "columns"):
             x, odd = self.encode(x)
             for one in odd:
-                warnings.warn(one.told(), FedbayesWarning, stacklevel=4)
+                warn(one.told())
         try:
             raw = x.detach() if isinstance(x, Tensor) else torch.from_numpy(np.array(x))
         except TypeError as error:

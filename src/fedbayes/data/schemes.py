@@ -99,12 +99,7 @@ def divide(
 
 
 def _own(place: str, y: Array, clients: int, rng: np.random.Generator) -> Rows:
-    """The client of each row by a user's own function, which gets targets as the data have them.
-
-    Raises:
-        ConfigError: it failed.
-        DataError: it gave something else than a client, or -1, for each row.
-    """
+    """The client of each row by a user's own function, which gets targets as the data have them."""
     found = np.asarray(called(place, "partition", PARTITION, y.copy(), clients, rng))
     if found.shape != (len(y),) or found.dtype.kind not in "iu":
         raise DataError(

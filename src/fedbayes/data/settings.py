@@ -6,9 +6,8 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field, field_validator, model_validator
 
-from fedbayes.core.fields import Only, Place, Several
+from fedbayes.core.fields import AbsolutePath, Only, Place, Several
 from fedbayes.core.lazy import installed
-from fedbayes.core.pretrained import absolute
 from fedbayes.data.source_settings import (
     ANY_SET,
     BUILT_IN,
@@ -170,7 +169,7 @@ class DataSettings(SourceSettings):
         description="Classes: share of the training labels that are replaced by another class at "
         "random. Test labels are unchanged.",
     )
-    summaries: Several[Path] = Field(
+    summaries: Several[AbsolutePath] = Field(
         (),
         description="Own tables: files of fedbayes data summarize, one per client. Columns are "
         "encoded with their sums instead of the training rows.",
@@ -182,29 +181,12 @@ class DataSettings(SourceSettings):
         "copy from then on. A DataFrame is always copied.",
     )
 
-    @field_validator("summaries", "more")
-    @classmethod
-    def _all_absolute(cls, paths: tuple[Path, ...]) -> tuple[Path, ...]:
-        return tuple(path.expanduser().absolute() for path in paths)
-
-    @field_validator("processor")
-    @classmethod
-    def _folder(cls, name: str | None) -> str | None:
-        """So that a stored config means the same from every folder."""
-        return None if name is None else absolute(name)
-
     @field_validator("size")
     @classmethod
     def _positive(cls, size: tuple[int, ...]) -> tuple[int, ...]:
         if len(size) > 2 or any(side < 1 for side in size):
             raise ValueError("give one number of pixels, or height and width, each at least 1")
         return size
-
-    @field_validator("dir", "path")
-    @classmethod
-    def _absolute(cls, path: Path | None) -> Path | None:
-        """So that a stored config means the same from every folder."""
-        return None if path is None else path.expanduser().absolute()
 
     @field_validator("standardize", mode="before")
     @classmethod

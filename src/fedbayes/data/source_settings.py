@@ -9,7 +9,8 @@ from pydantic import ConfigDict, Field, field_validator, model_validator
 
 from fedbayes.core.brief import Settings
 from fedbayes.core.categories import normal
-from fedbayes.core.fields import Arguments, Only, Several
+from fedbayes.core.fields import AbsolutePath, Arguments, Only, Several
+from fedbayes.core.pretrained import PretrainedName
 
 TEXTS = (".csv", ".csv.gz", ".tsv", ".tsv.gz")
 """Suffixes of tables that are text."""
@@ -62,9 +63,7 @@ class SourceSettings(Settings):
     """
 
     # A column may be called 1, which TOML takes for a number.
-    model_config = ConfigDict(
-        frozen=True, extra="forbid", allow_inf_nan=False, coerce_numbers_to_str=True
-    )
+    model_config = ConfigDict(coerce_numbers_to_str=True)
 
     name: str = Field(
         "digits",
@@ -73,19 +72,19 @@ class SourceSettings(Settings):
         examples=list(BUILT_IN),
     )
     arguments: Arguments = Field({}, description="Keyword arguments for your own factory.")
-    dir: Path | None = Field(
+    dir: AbsolutePath | None = Field(
         None,
         description="Folder with one folder per data set. Unset: the environment variable "
         "FEDBAYES_DATA, else the Hugging Face hub.",
     )
-    path: Path | None = Field(
+    path: AbsolutePath | None = Field(
         None,
         description="Your own data: a .parquet, .csv, .tsv, .xlsx or .npz file (.csv and .tsv "
         "also as .gz). Or a folder: with train and test files of these kinds, with LEAF JSON "
         "files, or with images in one folder per class. The class folders can be inside "
         "train and test, or inside one folder per client.",
     )
-    more: Annotated[Several[Path], Only("path")] = Field(
+    more: Annotated[Several[AbsolutePath], Only("path")] = Field(
         (),
         description="Own tables: the files of more clients, in addition to path. Each file is then "
         "one client, named after it. Columns are matched by name.",
@@ -205,7 +204,7 @@ class SourceSettings(Settings):
         ge=1,
         description="Number of tokens of a sample: longer texts are cut, shorter ones padded.",
     )
-    processor: str | None = Field(
+    processor: PretrainedName | None = Field(
         None,
         description="Pretrained network that provides the tokenizer of texts, or size, mean and "
         "std of images: a name on the Hugging Face hub, a folder, or timm:NAME. Default: "

@@ -90,11 +90,7 @@ class Tokens:
 
 @cache
 def _load(name: str) -> tuple[Any, str]:
-    """A tokenizer, and its digest.
-
-    Raises:
-        DataError: it cannot be loaded.
-    """
+    """A tokenizer, and its digest."""
     found = pretrained.tokenizer(name, DataError)
     backend = getattr(found, "backend_tokenizer", None)
     text = backend.to_str() if backend is not None else repr(sorted(found.get_vocab().items()))

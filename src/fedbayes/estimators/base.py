@@ -1,6 +1,5 @@
 """What the federated classifier and regressor share."""
 
-import warnings
 from collections.abc import Callable, Mapping
 from typing import Any, Self
 
@@ -15,7 +14,7 @@ from fedbayes.core.targets import Target
 from fedbayes.core.wording import listed
 from fedbayes.data.dataset import Array
 from fedbayes.data.tables.precision import lost
-from fedbayes.errors import FedbayesWarning
+from fedbayes.errors import warn
 from fedbayes.estimators.federation import FittedClients
 from fedbayes.estimators.samples import gathered, in_samples, owners
 from fedbayes.estimators.settings import config_of
@@ -116,7 +115,7 @@ class FederatedEstimator(BaseEstimator):  # type: ignore[misc]
         samples = in_samples(x, self.shape)
         known = getattr(self, "feature_names_in_", [f"column {k}" for k in range(x.shape[1])])
         for note in lost(np.asarray(x, np.float64), known, "X"):
-            warnings.warn(note, FedbayesWarning, stacklevel=3)
+            warn(note)
         names = getattr(self, "feature_names_in_", ()) if self.shape is None else ()
         data = gathered(samples, y, target, config, features=tuple(names), whose=whose)
         prepare(config, data, quiet=True)
@@ -154,11 +153,7 @@ class FederatedEstimator(BaseEstimator):  # type: ignore[misc]
         return answer
 
     def _index(self, client: Any) -> int:
-        """The index of a client by its id.
-
-        Raises:
-            ValueError: there is none.
-        """
+        """The index of a client by its id."""
         found = np.flatnonzero(self.clients_ == client)
         if len(found) != 1:
             known = listed((str(one) for one in self.clients_), 10)

@@ -3,7 +3,6 @@
 import secrets
 import threading
 import time
-import warnings
 from collections.abc import Callable
 from functools import cached_property
 from typing import Any
@@ -19,12 +18,12 @@ from fedbayes.core.by_client import ByClient
 from fedbayes.core.lazy import in_memory, own, place_of
 from fedbayes.core.tensors import PREDICTED, Tensors, pack, to, unpack
 from fedbayes.data import FederatedData, Preprocessing
-from fedbayes.errors import FedbayesWarning, RunError
+from fedbayes.errors import RunError, warn
 from fedbayes.federation.engines.sequential import Sequential
+from fedbayes.federation.ledger import ReportWeights
 from fedbayes.federation.privacy import keys
 from fedbayes.federation.privacy.noise import Secret
 from fedbayes.federation.privacy.spending import Spending
-from fedbayes.federation.stages.weights import ReportWeights
 from fedbayes.likelihoods.temperature import sampled_at
 from fedbayes.runs.build import build_federation, build_likelihood, build_network, build_run
 from fedbayes.runs.calibration import fitted
@@ -33,7 +32,7 @@ from fedbayes.runs.lines import round_line
 from fedbayes.runs.personal import keeps_own, none_kept, own_model
 from fedbayes.runs.privacy import needs_secret, run_summary
 from fedbayes.runs.rounds import Rounds
-from fedbayes.storage.folder import Metrics
+from fedbayes.storage.metrics_file import Metrics
 
 _ONE_AT_A_TIME = threading.Lock()
 """PyTorch's global random state, which networks are built with, is the process's."""
@@ -81,7 +80,7 @@ class FittedClients:
         method = runtime.method
         check(config, method, run, data)
         for remark in remarks(config, method, run, data):
-            warnings.warn(remark, FedbayesWarning, stacklevel=6)
+            warn(remark)
         engine = Sequential(runtime)
         secret, start = _secret(config), started(method, method.init(run))
         weights = ReportWeights.of(method, config.aggregation.max_weight, ByClient())

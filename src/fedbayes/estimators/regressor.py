@@ -1,6 +1,5 @@
 """Federated regression behind scikit-learn's interface."""
 
-import warnings
 from typing import Any, Self
 
 import numpy as np
@@ -11,7 +10,7 @@ from sklearn.utils.validation import check_is_fitted, validate_data
 
 from fedbayes.data.dataset import Array
 from fedbayes.data.sources.labels import read_target
-from fedbayes.errors import ConfigError, FedbayesWarning
+from fedbayes.errors import ConfigError, warn
 from fedbayes.estimators.base import FederatedEstimator
 from fedbayes.likelihoods import Numeric, Parametric
 
@@ -102,7 +101,7 @@ class FederatedRegressor(RegressorMixin, FederatedEstimator):  # type: ignore[mi
         notes: list[str] = []
         labels, target = read_target(pd.DataFrame(y, columns=names), (), kinds, "y", notes)
         for note in notes:
-            warnings.warn(note, FedbayesWarning, stacklevel=2)
+            warn(note)
         return self._train(config, x, labels, target, clients)
 
     def predict(self, X: Any, return_std: bool = False, client: Any = None) -> Any:

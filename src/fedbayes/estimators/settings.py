@@ -5,7 +5,8 @@ from typing import Any
 
 from pydantic import BaseModel
 
-from fedbayes.config.config import COHORT, Config
+from fedbayes.config.config import Config
+from fedbayes.config.former import COHORT
 from fedbayes.errors import ConfigError
 
 OWN = {
@@ -117,11 +118,7 @@ def nested(settings: Mapping[str, Any] | None) -> dict[str, Any]:
 
 
 def _partition(parameters: Mapping[str, Any]) -> dict[str, Any]:
-    """The `[data]` table of an artificial partition.
-
-    Raises:
-        ConfigError: it is none.
-    """
+    """The `[data]` table of an artificial partition."""
     partition = table(parameters, "partition", "partition")
     allowed = ("partition", "alpha", "balance", "shards_per_client", "class_counts")
     for key in partition:

@@ -1,8 +1,8 @@
 """What the server sends in a round."""
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, Protocol, Self
 
 from fedbayes.contracts import AnyMethod, Federation, Report, RoundContext
 from fedbayes.core.messages import Message, encode, payload
@@ -102,47 +102,22 @@ class ServerMessages:
                 self._codec = link.codec(message, RoundContext(self.run, self.number))
         return self._data
 
+    def of(self, client: int) -> Self:
+        """What a client had: this, unless it began in an earlier round (`VersionedMessages`)."""
+        return self
 
-class VersionedMessages:
-    """The broadcasts that the clients of a round have: the round's own, and those of rounds before
-    in which clients started whose reports come now.
+    def answered(self, client: int) -> None:
+        """Nothing is let go of when a client has answered."""
 
-    Args:
-        own: that of the round.
-        since: the round in which a client started, by client; those that are not here start now.
-        server: the server's state before a round.
-    """
 
-    def __init__(
-        self, own: ServerMessages, since: Mapping[int, int], server: Callable[[int], Any]
-    ) -> None:
-        self._own, self._since, self._server = own, dict(since), server
-        self._older: dict[int, ServerMessages] = {}
-        self._left: dict[int, int] = {}
-        for number in since.values():
-            self._left[number] = self._left.get(number, 0) + 1
+class Sent(Protocol):
+    """What the clients of a round have from the server."""
 
     def tasks(self, cohort: list[int], states: Mapping[int, bytes]) -> Iterator[Task]:
         """The task of each client of the cohort."""
-        for client in cohort:
-            yield from self.of(client).tasks([client], states)
 
     def of(self, client: int) -> ServerMessages:
         """What a client had."""
-        number = self._since.get(client)
-        if number is None:
-            return self._own
-        if number not in self._older:
-            own = self._own
-            self._older[number] = ServerMessages(
-                own.run, own.method, self._server(number), number, own.compression
-            )
-        return self._older[number]
 
     def answered(self, client: int) -> None:
-        """Let go of a state of the server when the last client has answered that started there."""
-        if (number := self._since.pop(client, None)) is None:
-            return
-        self._left[number] -= 1
-        if not self._left[number]:
-            self._older.pop(number, None)
+        """Note that a client's answer is here."""

@@ -1,23 +1,176 @@
-"""The accounts of a round: clients that reported, their weights, and rejected or lost reports."""
+"""The accounts of a round: clients that reported, their weights, and rejected or lost reports.
 
-from collections.abc import MutableMapping
+A client chooses the weight of its report, and nobody can check it. So it is 1 where a method does
+not weight; it has a largest value; and a client cannot grow: what it said when it first came is
+the most that it counts for later.
+"""
+
+import tempfile
+from collections.abc import Callable, Collection, Iterator, MutableMapping
 from dataclasses import dataclass, field
+from typing import IO, Generic, Self, TypeVar
+
+import torch
+from torch import Tensor
 
 from fedbayes.contracts import AnyMethod, Info, Report, Reports
+from fedbayes.core.by_client import ByClient
 from fedbayes.core.messages import Message, dense
 from fedbayes.errors import EngineError, MessageError
-from fedbayes.federation.broadcast import ServerMessages
+from fedbayes.federation.broadcast import Sent, ServerMessages
 from fedbayes.federation.client_runtime import ClientFailure, ClientResult
 from fedbayes.federation.stages.checks import (
+    HEAVIEST,
     check_entries,
     check_scores,
     decode_report,
     figures,
     means,
 )
-from fedbayes.federation.stages.spill_buffer import SpillBuffer
-from fedbayes.federation.stages.weights import ReportWeights, reweighted
+from fedbayes.federation.stages.stage import Arrival
 from fedbayes.likelihoods import Scores
+
+Answers = Iterator[tuple[int, ClientResult | ClientFailure]]
+"""What came of each client's task."""
+T = TypeVar("T")
+MEMORY = 256 * 2**20
+"""Bytes that are kept in memory until the cohort was heard; what comes then goes to a file."""
+
+
+class SpillBuffer(Generic[T]):
+    """What waits until a whole cohort was heard, by client, in the order that it came in.
+
+    What is beyond `memory` bytes is in a temporary file without a name, that nobody else can open
+    and that is gone with the process.
+
+    Args:
+        write: makes bytes of a thing.
+        read: its inverse.
+        memory: bytes that are kept in memory.
+    """
+
+    def __init__(
+        self, write: Callable[[T], bytes], read: Callable[[bytes], T], memory: int = MEMORY
+    ) -> None:
+        self._write, self._read, self._memory = write, read, memory
+        self._near: dict[int, T] = {}
+        self._far: dict[int, tuple[int, int]] = {}
+        self._file: IO[bytes] | None = None
+
+    def add(self, client: int, thing: T, size: int) -> None:
+        """Keep what a client sent, which takes `size` bytes in memory."""
+        if self._file is None and size <= self._memory:
+            self._memory -= size
+            self._near[client] = thing
+            return
+        if self._file is None:
+            self._file = tempfile.TemporaryFile()  # noqa: SIM115
+        data = self._write(thing)
+        self._far[client] = (self._file.seek(0, 2), len(data))
+        self._file.write(data)
+
+    def __iter__(self) -> Iterator[int]:
+        yield from [*self._near, *self._far]
+
+    def pop(self, client: int) -> T:
+        """Let go of what a client sent, and return it."""
+        if client in self._near:
+            return self._near.pop(client)
+        assert self._file is not None
+        start, length = self._far.pop(client)
+        self._file.seek(start)
+        return self._read(self._file.read(length))
+
+    def close(self) -> None:
+        """Let go of all."""
+        self._near.clear()
+        if self._file is not None:
+            self._file.close()
+
+
+class ReportWeights:
+    """The weights of a run's reports.
+
+    Args:
+        weighted: whether reports are weighted (`Reports.weighted`).
+        most: the largest weight that is believed.
+        first: of each client that a report has counted of, the weight of the first one, as
+            `weight` float64 [n]. None: clients' weights are not compared with earlier ones.
+    """
+
+    def __init__(
+        self, weighted: bool, most: float = HEAVIEST, first: ByClient | None = None
+    ) -> None:
+        self._weighted, self._most = weighted, most
+        self._first = first
+        self._new: dict[int, float] = {}
+
+    @property
+    def first(self) -> ByClient | None:
+        """As the argument, with those that have counted since."""
+        if self._first is not None and self._new:
+            weights = torch.tensor(list(self._new.values()), dtype=torch.float64)
+            self._first = self._first.having(torch.tensor(list(self._new)), {"weight": weights})
+            self._new = {}
+        return self._first
+
+    def _first_of(self, client: int) -> float:
+        """The weight that a client came with first; 0 where none has counted."""
+        if self._first is None or client in self._new:
+            return self._new.get(client, 0.0)
+        row = self._first.row(client)
+        return 0.0 if row is None else float(self._first.columns["weight"][row])
+
+    @classmethod
+    def of(cls, method: AnyMethod, most: float = HEAVIEST, first: ByClient | None = None) -> Self:
+        """Those of a method's reports."""
+        declared = Reports.of(method)
+        # Where all data lie in one place, nobody else says how many there are.
+        return cls(declared.weighted, HEAVIEST if declared.pooled else most, first)
+
+    def believed(self, client: int, report: Report) -> tuple[float, str]:
+        """The weight that a report counts with.
+
+        Returns:
+            It, and in words why it is another one than came; empty if it is not.
+
+        Raises:
+            MessageError: no client can have this weight.
+        """
+        said = report.weight
+        if not self._weighted and said != 1.0:
+            raise MessageError(
+                f"its weight is {said:g}; with this method all updates have weight 1"
+            )
+        if said > self._most:
+            raise MessageError(
+                f"its weight is {said:g}; the limit is {self._most:g} (aggregation.max_weight)"
+            )
+        first = self._first_of(client)
+        if first and said > first:
+            why = f"its weight is {said:g}, but was {first:g} in its first update, which is used"
+            return first, why
+        return said, ""
+
+    def counted(self, client: int, weight: float) -> None:
+        """Note the weight of a report that counted."""
+        if self._weighted and self._first is not None and not self._first_of(client):
+            self._new[client] = weight
+
+
+def reweighted(report: Report, weight: float, counts: Collection[str]) -> Report:
+    """A report that counts with less weight than it came with.
+
+    Args:
+        report: that the server accepts.
+        weight: above 0, less than its own.
+        counts: names of tensors of it that count samples, which are lowered in proportion.
+    """
+    tensors = dict(report.tensors)
+    for name in counts:
+        if isinstance(count := tensors.get(name), Tensor):
+            tensors[name] = (count.double() * (weight / report.weight)).to(count.dtype)
+    return Report(tensors, weight)
 
 
 @dataclass
@@ -47,12 +200,23 @@ class Ledger:
     weights: ReportWeights = field(default_factory=lambda: ReportWeights(weighted=True))
     """What reports weigh."""
     _missing: int = field(default=0, init=False)
-    _states: SpillBuffer = field(default_factory=SpillBuffer, init=False)
+    _states: SpillBuffer[bytes] = field(
+        default_factory=lambda: SpillBuffer(bytes, bytes), init=False
+    )
 
     @property
     def bytes_up(self) -> int:
         """Encoded bytes from the clients to the server."""
         return sum(self.up.values())
+
+    def arrivals(self, answers: Answers, sent: Sent, method: AnyMethod) -> Iterator[Arrival]:
+        """The reports that can be read and that fit the method's pattern, one by one."""
+        for client, outcome in answers:
+            broadcast = sent.of(client)
+            report = self.record(client, outcome, broadcast, method)
+            sent.answered(client)
+            if report is not None:
+                yield Arrival(client, report, broadcast)
 
     def record(
         self,
@@ -106,7 +270,7 @@ class Ledger:
         self.scores[client] = outcome.scores
         self.weights_of[client] = report.weight
         if outcome.state:
-            self._states.add(client, outcome.state)
+            self._states.add(client, outcome.state, len(outcome.state))
         return report
 
     def refuse(self, client: int, reason: str) -> None:
@@ -119,9 +283,9 @@ class Ledger:
         """The round counts: store the private states of clients whose reports do, and note what
         these weigh.
         """
-        for client, state in self._states:
+        for client in self._states:
             if client not in self.refused:
-                states[client] = state
+                states[client] = self._states.pop(client)
         for client, weight in self.weights_of.items():
             if client not in self.refused:
                 self.weights.counted(client, weight)

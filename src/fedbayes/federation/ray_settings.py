@@ -1,14 +1,12 @@
 """The `[ray]` table of a config. This file imports no PyTorch, and no Ray."""
 
-from pydantic import ConfigDict, Field, field_validator
+from pydantic import Field, field_validator
 
 from fedbayes.core.brief import Settings
 
 
 class RaySettings(Settings):
     """The `[ray]` table of a config: where engine `ray` finds its actors, and what each gets."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
 
     address: str | None = Field(
         None,

@@ -19,22 +19,18 @@ from fedbayes.contracts import (
     RoundContext,
 )
 from fedbayes.contracts.returned import updated
-from fedbayes.core import seeds
 from fedbayes.core.tensors import all_finite, pack
-from fedbayes.federation.broadcast import ServerMessages, VersionedMessages
+from fedbayes.federation.broadcast import Sent, ServerMessages
 from fedbayes.federation.clock.clock import Lengths
 from fedbayes.federation.engines import Engine
-from fedbayes.federation.ledger import Ledger
+from fedbayes.federation.ledger import Answers, Ledger, ReportWeights
 from fedbayes.federation.privacy.mechanism import Mechanism, Private
 from fedbayes.federation.privacy.spending import Spending
-from fedbayes.federation.settings import AS_IT_IS, Compression
-from fedbayes.federation.stages.aggregation import Aggregation, fold
+from fedbayes.federation.settings import AS_IT_IS, Aggregation, Compression
+from fedbayes.federation.stages.aggregation import Fold, fold
 from fedbayes.federation.stages.bounds import NormBound
-from fedbayes.federation.stages.fold import Fold
 from fedbayes.federation.stages.stage import Stage, at_server
-from fedbayes.federation.stages.stale import AsyncRound
-from fedbayes.federation.stages.stream import Answers, decoded, up_to_date
-from fedbayes.federation.stages.weights import ReportWeights
+from fedbayes.federation.stages.stale import AsyncRound, VersionedMessages, up_to_date
 
 
 @dataclass(frozen=True)
@@ -71,19 +67,6 @@ class Round:
     """What the server's update says of itself."""
     privacy: Spending | None = None
     """What the rounds so far have spent, where this one was made private."""
-
-
-def sample_cohort(
-    seed: int, number: int, clients: int, size: int, *, cyclic: bool = False
-) -> list[int]:
-    """The clients of a round: `size` of them, ascending.
-
-    Uniformly without replacement, or in a fixed cycle: the first `size`, then the next.
-    """
-    if cyclic:
-        return sorted((size * (number - 1) + place) % clients for place in range(size))
-    rng = seeds.numpy_rng(seed, "cohort", round=number)
-    return sorted(rng.choice(clients, size, replace=False, shuffle=False).tolist())
 
 
 @dataclass(frozen=True)
@@ -153,15 +136,15 @@ def run_round(
     rules = rules or Rules()
     weights = weights or ReportWeights.of(method, rules.aggregation.max_weight)
     own = ServerMessages(run, method, server, number, rules.compression)
-    sent = VersionedMessages(own, *((past.since, past.server) if past else ({}, int)))
+    sent = VersionedMessages(own, past.since, past.server) if past else own
     ledger, reports = Ledger(weights=weights), rules.reducer(method, own, cohort)
     bounds = NormBound(rules.bounds, method, server, run)
 
     members = list[int]()
     answers = _heard(_answers(engine, cohort, sent, states, past), members, rules, on_progress)
-    arrivals = decoded(answers, sent, ledger, method)
+    arrivals = ledger.arrivals(answers, sent, method)
     if past:
-        arrivals = up_to_date(arrivals, own, past, ledger)
+        arrivals = up_to_date(arrivals, own, past)
     for arrival in bounds(at_server(rules.stages, arrivals, ledger), ledger):
         reports.add(arrival.client, arrival.report)
 
@@ -252,7 +235,7 @@ def _ended(
 def _answers(
     engine: Engine,
     cohort: list[int],
-    sent: VersionedMessages,
+    sent: Sent,
     states: Mapping[int, bytes],
     past: AsyncRound | None,
 ) -> Answers:

@@ -2,7 +2,7 @@
 
 from typing import Annotated, Literal
 
-from pydantic import ConfigDict, Field
+from pydantic import Field
 
 from fedbayes.core.brief import Settings
 from fedbayes.core.fields import Only
@@ -27,8 +27,6 @@ class Aggregation(Settings):
         >>> Aggregation(rule="trimmed-mean").rule
         'trimmed-mean'
     """
-
-    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
 
     rule: Rule = Field(
         "mean",
@@ -88,8 +86,6 @@ class Secure(Settings):
         3
     """
 
-    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
-
     enabled: bool = Field(
         False, description="whether the server sees only the sum of the updates (flower engines)"
     )
@@ -134,8 +130,6 @@ class Compression(Settings):
         >>> Compression(up="int8").up
         'int8'
     """
-
-    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
 
     up: Literal["none", "bf16", "int8", "top-k", "random-k"] = Field(
         "none",

@@ -23,12 +23,11 @@ node keeps. So a state counts once its report does, and never leaves the client.
 import logging
 import re
 import ssl
-import warnings
 from collections.abc import Collection
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from fedbayes.errors import EngineError, FedbayesWarning
+from fedbayes.errors import EngineError, warn
 from fedbayes.storage.activity import Notify, unnoticed
 
 if TYPE_CHECKING:
@@ -139,12 +138,10 @@ def federation(
 
     link.check()  # before there is a run folder
     if where := link.open_to_others():
-        warnings.warn(
+        warn(
             f"anyone who can reach {where} can start runs, which nodes execute, and register "
             "keys: Flower needs no password there. Start the SuperLink with `fedbayes federate "
-            "hub`, or with --host 127.0.0.1 behind a proxy (docs/howto/deploy.md)",
-            FedbayesWarning,
-            stacklevel=2,
+            "hub`, or with --host 127.0.0.1 behind a proxy (docs/howto/deploy.md)"
         )
 
     def start(simulation: Simulation) -> "Engine":

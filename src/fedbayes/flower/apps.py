@@ -228,11 +228,7 @@ def _config(project: Path, context: Context) -> Config:
 
 
 def _same(config: Config, folder: Path) -> None:
-    """See that a run to resume has these settings, by which the nodes train.
-
-    Raises:
-        ConfigError: it has others.
-    """
+    """See that a run to resume has these settings, by which the nodes train."""
     found = RunFolder(folder).config().closed()
     before, now = found.model_dump(), config.as_found(found).closed().model_dump()
     for settings in (before, now):

@@ -95,11 +95,7 @@ class AsynchronousFlower(Flower):
             self._ready[client] = self._given_up(pending.pop(client))
 
     def _broken(self, error: LinkError, end: float) -> None:
-        """Drop a broken grid, so that another is opened and all tasks are sent again.
-
-        Raises:
-            EngineError: there never was one, or the round's time is over.
-        """
+        """Drop a broken grid, so that another is opened and all tasks are sent again."""
         if not self.poller.was_connected:
             raise error
         if time.monotonic() >= end:

@@ -163,11 +163,7 @@ def _flower(folder: Path, port: int) -> App:
 
 
 def _listen(host: str, port: int) -> socket.socket:
-    """A socket that listens.
-
-    Raises:
-        EngineError: the address is no address of this machine, or in use.
-    """
+    """A socket that listens."""
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     try:
         return socket.create_server((host, port), family=family, backlog=2048)

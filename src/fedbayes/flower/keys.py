@@ -2,7 +2,6 @@
 
 import re
 import secrets
-import warnings
 from collections.abc import Sequence
 from datetime import UTC, datetime, timedelta
 from ipaddress import ip_address
@@ -15,7 +14,7 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
 from fedbayes.core.files import write_beside
-from fedbayes.errors import EngineError, FedbayesWarning, RunError
+from fedbayes.errors import EngineError, RunError, warn
 
 _DAYS = 825
 """How long certificates hold; browsers and TLS libraries accept no more."""
@@ -102,11 +101,9 @@ def key_names(files: Sequence[Path], clients: Sequence[int]) -> dict[Path, str]:
     if not clients:
         for file in files:
             if not re.fullmatch(r"client-\d+", file.stem):
-                warnings.warn(
+                warn(
                     f"the file name of {file} has no client number, so the first number from its "
-                    "node is used. Give it with --client NUMBER",
-                    FedbayesWarning,
-                    stacklevel=2,
+                    "node is used. Give it with --client NUMBER"
                 )
         return {file: file.stem for file in files}
     if len(clients) != len(files) or len(set(clients)) < len(clients):

@@ -47,12 +47,7 @@ class _Look(threading.Thread):
             self._found = MessageError(f"its reply cannot be read: {one_line(error)}")
 
     def result(self) -> Message | MessageError | None:
-        """The answer, if there is one, or why it cannot be read.
-
-        Raises:
-            httpx.HTTPError: the connection broke.
-            RunNotRunningException: the SuperLink does not know the run.
-        """
+        """The answer, if there is one, or why it cannot be read."""
         if isinstance(self._found, (httpx.HTTPError, RunNotRunningException)):
             raise self._found
         return self._found

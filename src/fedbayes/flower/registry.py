@@ -1,7 +1,6 @@
 """Who is registered at a SuperLink: the nodes that it knows, and what they say of themselves."""
 
 import time
-import warnings
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
@@ -9,7 +8,7 @@ from datetime import UTC, datetime
 from flwr.proto.node_pb2 import NodeInfo
 from flwr.serverapp import Grid
 
-from fedbayes.errors import EngineError, FedbayesWarning
+from fedbayes.errors import EngineError, warn
 from fedbayes.flower.poller import Poller
 from fedbayes.flower.project import hello_files
 from fedbayes.flower.roster import Roster
@@ -61,7 +60,7 @@ def registered(link: SuperLink, ask: float) -> list[Registered]:
         roster = introduced(submission.connect, online, ask)
     except EngineError as error:
         note = f"nodes did not report their client: {error}"
-        warnings.warn(note, FedbayesWarning, stacklevel=2)
+        warn(note)
         return [_row(node) for node in nodes]
     finally:
         submission.close(completed=True)

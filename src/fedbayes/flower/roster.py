@@ -9,14 +9,13 @@ import hashlib
 import math
 import re
 import time
-import warnings
 from collections.abc import Mapping
 from dataclasses import dataclass
 
 from flwr.app import Message
 from flwr.proto.node_pb2 import NodeInfo
 
-from fedbayes.errors import EngineError, FedbayesWarning, MessageError
+from fedbayes.errors import EngineError, MessageError, warn
 from fedbayes.flower.poller import Poller
 from fedbayes.flower.wire import HELLO, Hello, one_line, own_versions, read_hello, write_question
 
@@ -144,11 +143,9 @@ class Roster:
         own = own_versions()
         other = [f"{n} {v} (here {own[n]})" for n, v in hello.versions.items() if v != own[n]]
         if other and self._compared:
-            warnings.warn(
+            warn(
                 f"the node of client {hello.client} has {', '.join(other)}; its numbers may "
-                "differ by rounding",
-                FedbayesWarning,
-                stacklevel=2,
+                "differ by rounding"
             )
 
     def recognize(self, keys: Mapping[int, bytes]) -> None:
@@ -156,12 +153,7 @@ class Roster:
         self.keys = {client: key for client, key in keys.items() if client not in self.changed}
 
     def _require_key(self, client: int, node: int) -> None:
-        """See that a node's key is that of the client that it says it is; bind it to a first one.
-
-        Raises:
-            EngineError: it is another client's, the client is another node, or came with another
-                key before. Says so to the run's owner once: somebody is wrong, or lies.
-        """
+        """See that a node's key is that of the client that it says it is; bind a first one."""
         who = self._met.get(node, Identity(""))
         try:
             if who.number not in (None, client):
@@ -183,7 +175,7 @@ class Roster:
             if self._compared and (client, node) not in self._warned:
                 self._warned.add((client, node))
                 told = f"node {self._named(node)} says that it is client {client}: {error}"
-                warnings.warn(told, FedbayesWarning, stacklevel=2)
+                warn(told)
             raise
         if who.name:
             self.keys[client] = who.key

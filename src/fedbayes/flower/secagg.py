@@ -10,7 +10,6 @@ stands in for each of them, so a round goes on as before: the sum is the same.
 """
 
 import time
-import warnings
 from collections.abc import Callable, Collection, Iterable, Iterator
 from functools import cache
 from types import ModuleType
@@ -30,7 +29,7 @@ from flwr.serverapp import Grid
 from fedbayes.contracts.changes import reference
 from fedbayes.core.messages import decode
 from fedbayes.core.tensors import Tensors
-from fedbayes.errors import EngineError, FedbayesError, FedbayesWarning, MessageError
+from fedbayes.errors import EngineError, FedbayesError, MessageError, warn
 from fedbayes.federation.client_runtime import ClientFailure, ClientResult, ClientRuntime, Task
 from fedbayes.federation.engines import AtWork
 from fedbayes.federation.stages.checks import encode_report
@@ -211,7 +210,7 @@ class SecureFlower(Flower):
         assert isinstance(self._plan, Plan)
         report = self._plan.read(mean, self._centre(task))
         if self._untold and (remark := remark_of_mean(self._plan, report.weight)):
-            warnings.warn(remark, FedbayesWarning, stacklevel=2)
+            warn(remark)
         self._untold = False
         return encode_report(report)
 

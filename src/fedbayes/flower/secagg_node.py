@@ -106,9 +106,6 @@ def _refuse_to_unmask_one(asked: ConfigRecord) -> None:
     """See that the server wants one of a client's two secrets, as the protocol has it.
 
     With both it could take all masks off that client's report.
-
-    Raises:
-        EngineError: it wants both.
     """
     if asked.get(Key.STAGE) != Stage.UNMASK:
         return
@@ -129,9 +126,6 @@ def _require_agreed(told: Plan, own: Plan | None, context: Context) -> None:
         told: what it says now.
         own: by the settings.
         context: with what it said when the round's keys were made.
-
-    Raises:
-        EngineError: it goes by others.
     """
     began = context.state.config_records[RECORD_KEY_STATE]
     agreed = None if own is None else (own.threshold, own.range, own.levels)

@@ -65,11 +65,7 @@ class Likelihood(BaseModel):
     @field_validator("target")
     @classmethod
     def _taken(cls, target: Target) -> Target:
-        """See that the likelihood takes such a target.
-
-        Raises:
-            ConfigError: it does not.
-        """
+        """See that the likelihood takes such a target."""
         if target.kind not in cls.kinds:
             raise ConfigError(
                 f"the likelihood {cls.name} works with {' or '.join(cls.kinds)} targets, but this "

@@ -218,11 +218,7 @@ def measure_of(base: str) -> Measure:
 
 
 def _own(place: str, y: Array, p: Array, threshold: float) -> float:
-    """A user's own metric.
-
-    Raises:
-        ConfigError: it failed, or gave no number.
-    """
+    """A user's own metric."""
     found = called(place, "metric", HOW, y, p)
     try:
         return float(found)

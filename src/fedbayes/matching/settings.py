@@ -2,7 +2,7 @@
 
 from typing import Annotated, Any
 
-from pydantic import BeforeValidator, ConfigDict, Field
+from pydantic import BeforeValidator, Field
 
 from fedbayes.core.brief import Settings
 from fedbayes.core.fields import Only
@@ -21,8 +21,6 @@ class MatchingSettings(Settings):
         >>> MatchingSettings(sigma0=10.0, gamma=30.0).gamma
         30.0
     """
-
-    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
 
     sigma: float = Field(
         1.0, gt=0, description="standard deviation of a client's weights around the global weights"

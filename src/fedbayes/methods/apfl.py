@@ -18,7 +18,7 @@ from fedbayes.contracts import (
     Tree,
     nll,
 )
-from fedbayes.contracts.drawn import require_weights_alone
+from fedbayes.contracts.drawn import weights_alone
 from fedbayes.contracts.personal import PersonalModels, PersonalTensors
 from fedbayes.core.messages import Message, dense
 from fedbayes.core.tensors import Samples, Tensors, named, part
@@ -42,19 +42,11 @@ class Apfl(PersonalModels):
     about = About(
         "clients mix their own model with the global one",
         "Deng et al. 2020",
+        needs=(weights_alone,),
     )
 
     alpha: float = Field(0.5, ge=0, le=1, description="initial α_k of every client. 0: FedAvg")
     alpha_lr: float = Field(0.1, ge=0, description="learning rate of α_k. 0: α_k is fixed")
-
-    def check(self, run: Federation) -> None:
-        """Only weights can be mixed; nothing else may change in training.
-
-        Raises:
-            ModelError: the network has buffers, such as running means.
-            ConfigError: it is to compute in bf16.
-        """
-        require_weights_alone(self.name, run)
 
     def problem(
         self, message: Message, client: PersonalTensors, samples: Samples, at: RoundContext
@@ -88,12 +80,7 @@ class Apfl(PersonalModels):
 
     def validation(self, run: Federation) -> Loss:
         """f_k(v̄_k), without dropout."""
-        likelihood = nll(run, training=False)
-
-        def loss(parameters: Tensors, batch: Samples, given: Tree, noise: Tree) -> Tensor:
-            return likelihood(_mixed(parameters, parameters), batch, given, noise)
-
-        return loss
+        return nll(run, training=False, weights=lambda found, _: _mixed(found, found))
 
     def report(
         self, solved: Solved, problem: Problem, client: PersonalTensors, at: RoundContext

@@ -1,8 +1,6 @@
 """Ditto: a personal model of every client, regularized toward the global one."""
 
-import torch
 from pydantic import Field
-from torch import Tensor
 
 from fedbayes.contracts import (
     About,
@@ -13,12 +11,11 @@ from fedbayes.contracts import (
     Report,
     RoundContext,
     Solved,
-    Tree,
-    nll,
 )
 from fedbayes.contracts.personal import PersonalModels, PersonalTensors, solved_apart
+from fedbayes.contracts.run import given_centre, with_centre
 from fedbayes.core.messages import Message, dense
-from fedbayes.core.tensors import Samples, Tensors
+from fedbayes.core.tensors import Samples
 
 
 class Ditto(PersonalModels):
@@ -63,16 +60,7 @@ class Ditto(PersonalModels):
 
     def personal_loss(self, run: Federation) -> Loss:
         """The negative log-likelihood plus λ/2 ‖v_k − w‖²."""
-        likelihood = nll(run)
-
-        def loss(parameters: Tensors, batch: Samples, given: Tree, noise: Tree) -> Tensor:
-            distance: Tensor = sum(
-                ((parameters[n] - w).square().sum() for n, w in given["centre"].items()),
-                start=torch.zeros((), device=run.network.device),
-            )
-            return likelihood(parameters, batch, given, noise) + self.strength / 2 * distance
-
-        return loss
+        return with_centre(run, self.strength, given_centre)
 
     def local(
         self, message: Message, client: PersonalTensors, samples: Samples, at: RoundContext

@@ -28,7 +28,7 @@ from fedbayes.contracts import (
     nll,
 )
 from fedbayes.contracts.changes import norm
-from fedbayes.contracts.drawn import refuse_weight_decay, require_weights_alone, sampler_over
+from fedbayes.contracts.drawn import own_prior, sampler_over, weights_alone
 from fedbayes.contracts.natural import KNOWN_STD
 from fedbayes.contracts.personal import PersonalTensors
 from fedbayes.core import seeds
@@ -125,8 +125,8 @@ class Dsvgd(Method[DsvgdServer, PersonalTensors, Sum]):
                 has no Fisher matrix.
             ModelError: the network has buffers, such as running means.
         """
-        require_weights_alone(self.name, run)
-        refuse_weight_decay(self.name, run)
+        weights_alone(self.name, run)
+        own_prior(self.name, run)
         if self.particles <= _count(run):
             require_curvature(run.likelihood)
 

@@ -20,11 +20,11 @@ from fedbayes.contracts import (
     sgd,
 )
 from fedbayes.contracts.chain import Chain, ChainServer
-from fedbayes.contracts.drawn import refuse_weight_decay, require_weights_alone
+from fedbayes.contracts.drawn import langevin, own_prior, weights_alone
 from fedbayes.contracts.run import with_prior
 from fedbayes.core.messages import Message
 from fedbayes.core.tensors import Samples, Tensors
-from fedbayes.inference.sampling import Langevin, require_langevin
+from fedbayes.inference.sampling import Langevin
 
 
 class Fald(Chain, PointEstimate[ChainServer]):
@@ -43,23 +43,13 @@ class Fald(Chain, PointEstimate[ChainServer]):
     about = About(
         "Langevin dynamics over rounds, averaged in predictions",
         "Plassier et al. 2023; Deng et al. 2021",
+        needs=(langevin, own_prior, weights_alone),
     )
     server_state = ChainServer
 
     def recommended(self, known: Known) -> dict[str, Any]:
         """Plain steps, and a temperature that lets the model fit the data."""
         return {**sgd(known), "method.temperature": known.tempered(0.2)}
-
-    def check(self, run: Federation) -> None:
-        """Langevin dynamics needs plain steps of only trained weights.
-
-        Raises:
-            ConfigError: the optimizer makes no sampler, or has weight decay.
-            ModelError: the network has buffers, such as running means.
-        """
-        require_langevin(run.training)
-        refuse_weight_decay(self.name, run)
-        require_weights_alone(self.name, run)
 
     def init(self, run: Federation) -> ChainServer:
         """Start at the network's initialization."""

@@ -87,11 +87,7 @@ class _Ensemble(Averaged, Method[FedBeServer, Stateless, Reduced], Generic[Reduc
     )
 
     def check(self, run: Federation) -> None:
-        """Inputs, if any, must be such as can be drawn.
-
-        Raises:
-            ConfigError: they are not.
-        """
+        """Inputs, if any, must be such as can be drawn."""
         if self.inputs is not None:
             check_inputs(self.name, self.inputs, run)
 

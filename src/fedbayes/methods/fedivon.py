@@ -32,10 +32,10 @@ from fedbayes.contracts import (
 from fedbayes.contracts.changes import norm
 from fedbayes.contracts.drawn import (
     expected_loss,
-    refuse_weight_decay,
-    require_weights_alone,
+    own_prior,
     sampler_of,
     weight_noise,
+    weights_alone,
 )
 from fedbayes.core.fields import Chosen
 from fedbayes.core.messages import Message, dense
@@ -78,6 +78,7 @@ class FedIvon(Averaged, Method[FedIvonServer, Stateless, Sum]):
     about = About(
         "FedAvg of Gaussians, weighted by their precisions (IVON)",
         "Pal et al. 2025; Shen et al. 2024",
+        needs=(weights_alone, own_prior),
     )
     server_state = FedIvonServer
     reports = Reports(
@@ -112,16 +113,6 @@ class FedIvon(Averaged, Method[FedIvonServer, Stateless, Sum]):
             "training.lr": float(f"{lr:.2g}"),
             "method.kl_weight": known.tempered(0.2),
         }
-
-    def check(self, run: Federation) -> None:
-        """Only trained weights are random; nothing else may change in training.
-
-        Raises:
-            ModelError: the network has buffers, such as running means.
-            ConfigError: it is to compute in bf16, or with weight decay.
-        """
-        require_weights_alone(self.name, run)
-        refuse_weight_decay(self.name, run)
 
     def init(self, run: Federation) -> FedIvonServer:
         """A narrow Gaussian around the network's initialization."""
@@ -180,12 +171,7 @@ class FedIvon(Averaged, Method[FedIvonServer, Stateless, Sum]):
 
     def validation(self, run: Federation) -> Loss:
         """The negative log-likelihood at the mean, without dropout."""
-        at_mean = nll(run, training=False)
-
-        def loss(parameters: Tensors, batch: Samples, given: Tree, noise: Tree) -> Tensor:
-            return at_mean(part(parameters, "q/mean"), batch, given, noise)
-
-        return loss
+        return nll(run, training=False, weights=lambda found, _: part(found, "q/mean"))
 
     def report(
         self, solved: Solved, problem: Problem, client: Stateless, at: RoundContext

@@ -26,7 +26,7 @@ from fedbayes.contracts import (
     Weights,
     sgd,
 )
-from fedbayes.contracts.drawn import refuse_weight_decay, require_weights_alone
+from fedbayes.contracts.drawn import own_prior, weights_alone
 from fedbayes.contracts.natural import KNOWN_STD
 from fedbayes.contracts.run import with_prior
 from fedbayes.core.fields import Chosen
@@ -110,8 +110,8 @@ class FedLpa(Method[Weights, Stateless, ReportList]):
                 Fisher matrix.
             ModelError: the network has buffers, such as running means.
         """
-        require_weights_alone(self.name, run)
-        refuse_weight_decay(self.name, run)
+        weights_alone(self.name, run)
+        own_prior(self.name, run)
         require_curvature(run.likelihood)
 
     def init(self, run: Federation) -> Weights:

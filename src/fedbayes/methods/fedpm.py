@@ -29,7 +29,7 @@ from fedbayes.contracts import (
     Tree,
     adam,
 )
-from fedbayes.contracts.drawn import refuse_weight_decay, require_weights_alone
+from fedbayes.contracts.drawn import own_prior, weights_alone
 from fedbayes.core import seeds
 from fedbayes.core.devices import placed
 from fedbayes.core.messages import Message, dense
@@ -89,8 +89,8 @@ class FedPm(Method[FedPmServer, Stateless, ReportList]):
             ModelError: the network has buffers, or no weight with two axes.
             ConfigError: it is to compute in bf16, or training has weight decay.
         """
-        require_weights_alone(self.name, run)
-        refuse_weight_decay(self.name, run)
+        weights_alone(self.name, run)
+        own_prior(self.name, run)
         if not _masked(run):
             raise ModelError("fedpm masks weights with two or more axes, but the network has none")
 

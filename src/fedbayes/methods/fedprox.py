@@ -4,7 +4,6 @@ from dataclasses import replace
 from typing import Annotated
 
 from pydantic import Field
-from torch import Tensor
 
 from fedbayes.contracts import (
     About,
@@ -18,13 +17,13 @@ from fedbayes.contracts import (
     RoundContext,
     Stateless,
     Sum,
-    Tree,
     Weights,
     nll,
 )
+from fedbayes.contracts.run import given_centre, with_centre
 from fedbayes.core.fields import Tuned
 from fedbayes.core.messages import Message
-from fedbayes.core.tensors import Samples, Tensors
+from fedbayes.core.tensors import Samples
 
 
 class FedProx(PointEstimate[Weights]):
@@ -67,18 +66,7 @@ class FedProx(PointEstimate[Weights]):
 
     def loss(self, run: Federation) -> Loss:
         """The negative log-likelihood plus λ/2 ‖φ − w‖², over the trainable weights."""
-        likelihood = nll(run)
-        if self.proximal == 0:
-            return likelihood
-
-        def loss(parameters: Tensors, batch: Samples, given: Tree, noise: Tree) -> Tensor:
-            value = likelihood(parameters, batch, given, noise)
-            drift: Tensor = sum(
-                (parameters[name] - w).square().sum() for name, w in given["centre"].items()
-            )
-            return value + 0.5 * self.proximal * drift
-
-        return loss
+        return with_centre(run, self.proximal, given_centre) if self.proximal else nll(run)
 
     def update(self, server: Weights, reports: Sum, at: RoundContext) -> tuple[Weights, Info]:
         """The mean of the reports."""

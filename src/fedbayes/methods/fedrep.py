@@ -1,7 +1,6 @@
 """FedRep: a shared representation, and heads of the clients' own that are trained first."""
 
 from pydantic import Field
-from torch import Tensor
 
 from fedbayes.contracts import (
     About,
@@ -12,17 +11,17 @@ from fedbayes.contracts import (
     Report,
     RoundContext,
     Solved,
-    Tree,
     nll,
 )
 from fedbayes.contracts.personal import (
     PersonalLayers,
     PersonalTensors,
+    beside_fixed,
     last_layers,
     solved_apart,
 )
 from fedbayes.core.messages import Message, dense
-from fedbayes.core.tensors import Samples, Tensors
+from fedbayes.core.tensors import Samples
 
 
 class FedRep(PersonalLayers):
@@ -63,21 +62,11 @@ class FedRep(PersonalLayers):
 
     def loss(self, run: Federation) -> Loss:
         """The negative log-likelihood, where some layers are given."""
-        likelihood = nll(run)
-
-        def loss(parameters: Tensors, batch: Samples, given: Tree, noise: Tree) -> Tensor:
-            return likelihood({**parameters, **given["fixed"]}, batch, given, noise)
-
-        return loss
+        return nll(run, weights=beside_fixed)
 
     def validation(self, run: Federation) -> Loss:
         """The same, without dropout."""
-        likelihood = nll(run, training=False)
-
-        def loss(parameters: Tensors, batch: Samples, given: Tree, noise: Tree) -> Tensor:
-            return likelihood({**parameters, **given["fixed"]}, batch, given, noise)
-
-        return loss
+        return nll(run, training=False, weights=beside_fixed)
 
     def problem(
         self, message: Message, client: PersonalTensors, samples: Samples, at: RoundContext

@@ -27,7 +27,7 @@ from fedbayes.contracts import (
     nll,
     sgd,
 )
-from fedbayes.contracts.drawn import require_weights_alone, sampler_over
+from fedbayes.contracts.drawn import sampler_over, weights_alone
 from fedbayes.contracts.personal import PersonalTensors, solved_apart
 from fedbayes.core.messages import Message, dense
 from fedbayes.core.tensors import Samples, Tensors, named, part
@@ -67,6 +67,7 @@ class Fens(Averaged, Method[FensServer, PersonalTensors, ReportList]):
     about = About(
         "one round of networks, then an aggregator of their outputs",
         "Allouah et al. 2024",
+        needs=(weights_alone,),
     )
     server_state = FensServer
     client_state = PersonalTensors
@@ -84,15 +85,6 @@ class Fens(Averaged, Method[FensServer, PersonalTensors, ReportList]):
         """All training of a network is in one round, so that it takes many steps."""
         chosen = sgd(known, steps=300)
         return {**chosen, "training.epochs": max(20, round(300 / known.epoch))}
-
-    def check(self, run: Federation) -> None:
-        """Weights are all that changes in training.
-
-        Raises:
-            ConfigError: the network is to compute in bf16.
-            ModelError: the network has buffers, such as running means.
-        """
-        require_weights_alone(self.name, run)
 
     def remarks(self, run: Federation) -> list[str]:
         """Whether all clients are in the ensemble."""

@@ -23,13 +23,12 @@ from fedbayes.contracts import (
     Sampler,
     Solved,
     Sum,
-    Tree,
     nll,
     sgd,
 )
-from fedbayes.contracts.drawn import refuse_weight_decay
+from fedbayes.contracts.drawn import own_prior
 from fedbayes.contracts.last_layer import FinalLayer, last_layer
-from fedbayes.contracts.personal import PersonalTensors
+from fedbayes.contracts.personal import PersonalTensors, beside_fixed
 from fedbayes.core.fields import Chosen, Only
 from fedbayes.core.messages import Message, dense
 from fedbayes.core.tensors import Samples, Tensors, named, part
@@ -139,7 +138,7 @@ class Hierarchical(Method[PopulationServer, PersonalTensors, Sum]):
             ModelError: the last layer is another one, or too large.
             ConfigError: the rank is too large, or training has weight decay.
         """
-        refuse_weight_decay(self.name, run)
+        own_prior(self.name, run)
         layer = _last(run)
         if layer.size > self.largest:
             raise ModelError(
@@ -182,21 +181,11 @@ class Hierarchical(Method[PopulationServer, PersonalTensors, Sum]):
 
     def loss(self, run: Federation) -> Loss:
         """The negative log-likelihood under a fixed last layer."""
-        likelihood = nll(run)
-
-        def loss(parameters: Tensors, batch: Samples, given: Tree, noise: Tree) -> Tensor:
-            return likelihood({**parameters, **given["fixed"]}, batch, given, noise)
-
-        return loss
+        return nll(run, weights=beside_fixed)
 
     def validation(self, run: Federation) -> Loss:
         """The same, without dropout."""
-        likelihood = nll(run, training=False)
-
-        def loss(parameters: Tensors, batch: Samples, given: Tree, noise: Tree) -> Tensor:
-            return likelihood({**parameters, **given["fixed"]}, batch, given, noise)
-
-        return loss
+        return nll(run, training=False, weights=beside_fixed)
 
     def problem(
         self, message: Message, client: PersonalTensors, samples: Samples, at: RoundContext
@@ -426,11 +415,7 @@ class _Population:
 
 
 def _last(run: Federation) -> _RandomLayer:
-    """The last layer of the network.
-
-    Raises:
-        ModelError: it is no linear layer that trains.
-    """
+    """The last layer of the network."""
     modules = run.network.module.named_modules()
     noise = next((f"{n}.log_std" for n, m in modules if isinstance(m, LearntNoise)), None)
     if run.likelihood.name != "gaussian":

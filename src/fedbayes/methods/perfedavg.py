@@ -19,7 +19,7 @@ from fedbayes.contracts import (
     Tree,
     nll,
 )
-from fedbayes.contracts.drawn import require_weights_alone
+from fedbayes.contracts.drawn import weights_alone
 from fedbayes.contracts.personal import PersonalModels, PersonalTensors
 from fedbayes.core.messages import Message, dense
 from fedbayes.core.tensors import Samples, Tensors
@@ -42,6 +42,7 @@ class PerFedAvg(PersonalModels):
     about = About(
         "a global model for adaptation to a client in a few steps",
         "Fallah et al. 2020",
+        needs=(weights_alone,),
     )
 
     alpha: float = Field(0.05, ge=0, description="α, learning rate of the inner step. 0: FedAvg")
@@ -51,15 +52,6 @@ class PerFedAvg(PersonalModels):
     gradient: Literal["exact", "first-order"] = Field(
         "exact", description="derivative of the outer loss: exact, or without the Hessian"
     )
-
-    def check(self, run: Federation) -> None:
-        """Only weights can be adapted inside a loss; nothing else may change in training.
-
-        Raises:
-            ModelError: the network has buffers, such as running means.
-            ConfigError: it is to compute in bf16.
-        """
-        require_weights_alone(self.name, run)
 
     def problem(
         self, message: Message, client: PersonalTensors, samples: Samples, at: RoundContext

@@ -29,10 +29,10 @@ from fedbayes.contracts import (
 )
 from fedbayes.contracts.drawn import (
     expected_loss,
-    refuse_weight_decay,
-    require_weights_alone,
+    own_prior,
     sampler_of,
     weight_noise,
+    weights_alone,
 )
 from fedbayes.contracts.run import nll
 from fedbayes.core.messages import Message, dense
@@ -79,6 +79,7 @@ class PFedBayes(Averaged, Method[PFedBayesServer, PFedBayesClient, Sum]):
         "a posterior for each client, around a global Gaussian",
         "Zhang et al. 2022",
         published=UNIFORM,
+        needs=(weights_alone, own_prior),
     )
     server_state = PFedBayesServer
     client_state = PFedBayesClient
@@ -111,16 +112,6 @@ class PFedBayes(Averaged, Method[PFedBayesServer, PFedBayesClient, Sum]):
     def recommended(self, known: Known) -> dict[str, Any]:
         """Adam, for means and log-deviations."""
         return adam(known)
-
-    def check(self, run: Federation) -> None:
-        """Only trained weights are random; nothing else may change in training.
-
-        Raises:
-            ModelError: the network has buffers, such as running means.
-            ConfigError: it is to compute in bf16, or with weight decay.
-        """
-        require_weights_alone(self.name, run)
-        refuse_weight_decay(self.name, run)
 
     def init(self, run: Federation) -> PFedBayesServer:
         """Narrow Gaussians around the network's initialization."""
@@ -184,12 +175,7 @@ class PFedBayes(Averaged, Method[PFedBayesServer, PFedBayesClient, Sum]):
 
     def validation(self, run: Federation) -> Loss:
         """The negative log-likelihood at the mean of the client's own Gaussian, without dropout."""
-        at_mean = nll(run, training=False)
-
-        def loss(parameters: Tensors, batch: Samples, given: Tree, noise: Tree) -> Tensor:
-            return at_mean(part(parameters, "mean"), batch, given, noise)
-
-        return loss
+        return nll(run, training=False, weights=lambda found, _: part(found, "mean"))
 
     def report(
         self, solved: Solved, problem: Problem, client: PFedBayesClient, at: RoundContext

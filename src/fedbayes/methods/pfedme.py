@@ -2,7 +2,6 @@
 
 import torch
 from pydantic import Field
-from torch import Tensor
 
 from fedbayes.contracts import (
     About,
@@ -16,9 +15,9 @@ from fedbayes.contracts import (
     Sum,
     Tree,
     Weights,
-    nll,
 )
 from fedbayes.contracts.personal import PersonalModels, PersonalTensors
+from fedbayes.contracts.run import with_centre
 from fedbayes.core.messages import Message, dense
 from fedbayes.core.tensors import Samples, Tensors, named, part
 
@@ -67,17 +66,7 @@ class PFedMe(PersonalModels):
 
     def loss(self, run: Federation) -> Loss:
         """The negative log-likelihood plus λ/2 ‖θ − w_s‖²."""
-        likelihood = nll(run)
-
-        def loss(parameters: Tensors, batch: Samples, given: Tree, noise: Tree) -> Tensor:
-            copy = part(parameters, "copy")
-            distance: Tensor = sum(
-                ((parameters[n] - w.detach()).square().sum() for n, w in copy.items()),
-                start=torch.zeros((), device=run.network.device),
-            )
-            return likelihood(parameters, batch, given, noise) + self.strength / 2 * distance
-
-        return loss
+        return with_centre(run, self.strength, _copy)
 
     def report(
         self, solved: Solved, problem: Problem, client: PersonalTensors, at: RoundContext
@@ -92,3 +81,8 @@ class PFedMe(PersonalModels):
         mean, trained = reports.mean(), at.run.network.split()[0]
         moved = {n: (1 - self.beta) * server.weights[n] + self.beta * mean[n] for n in trained}
         return Weights({**mean, **moved}), {}
+
+
+def _copy(parameters: Tensors, given: Tree) -> Tensors:
+    """The client's copy w_s of the global weights, which does not follow the loss."""
+    return {name: w.detach() for name, w in part(parameters, "copy").items()}

@@ -27,7 +27,7 @@ from fedbayes.contracts import (
     sgd,
     single_draw,
 )
-from fedbayes.contracts.drawn import refuse_weight_decay, require_weights_alone, sampler_over
+from fedbayes.contracts.drawn import own_prior, sampler_over, weights_alone
 from fedbayes.contracts.run import with_prior
 from fedbayes.core.fields import Chosen, Only
 from fedbayes.core.messages import Message, dense
@@ -140,8 +140,8 @@ class PredBayes(Method[PredBayesServer, Stateless, ReportList]):
             ModelError: the network has buffers, such as running means.
         """
         require_langevin(run.training)
-        refuse_weight_decay(self.name, run)
-        require_weights_alone(self.name, run)
+        own_prior(self.name, run)
+        weights_alone(self.name, run)
         if self.inputs is not None:
             check_inputs(self.name, self.inputs, run)
 

@@ -22,12 +22,12 @@ from fedbayes.contracts import (
     sgd,
 )
 from fedbayes.contracts.chain import Chain, ChainServer
-from fedbayes.contracts.drawn import refuse_weight_decay, require_weights_alone
+from fedbayes.contracts.drawn import langevin, own_prior, weights_alone
 from fedbayes.core.coding import STEPS, Coded, Int8
 from fedbayes.core.messages import Message, dense
 from fedbayes.core.tensors import Samples, Tensors
 from fedbayes.errors import MessageError
-from fedbayes.inference.sampling import Langevin, require_langevin
+from fedbayes.inference.sampling import Langevin
 
 
 def _typical(method: "Qlsd", server: ChainServer, run: Federation) -> float:
@@ -52,6 +52,7 @@ class Qlsd(Chain, Method[ChainServer, Stateless, ReportList]):
     about = About(
         "Langevin steps at the server with one-byte gradients",
         "Vono et al. 2022",
+        needs=(langevin, own_prior, weights_alone),
     )
     server_state = ChainServer
     reports = Reports(
@@ -70,17 +71,6 @@ class Qlsd(Chain, Method[ChainServer, Stateless, ReportList]):
             "training.epochs": 1,
             "method.temperature": known.tempered(0.2),
         }
-
-    def check(self, run: Federation) -> None:
-        """Langevin dynamics needs plain steps of only trained weights.
-
-        Raises:
-            ConfigError: the optimizer makes no sampler, or has weight decay.
-            ModelError: the network has buffers, such as running means.
-        """
-        require_langevin(run.training)
-        refuse_weight_decay(self.name, run)
-        require_weights_alone(self.name, run)
 
     def remarks(self, run: Federation) -> list[str]:
         """Settings of local steps, which there are none of."""

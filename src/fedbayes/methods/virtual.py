@@ -26,7 +26,7 @@ from fedbayes.contracts import (
     Solved,
     Tree,
 )
-from fedbayes.contracts.drawn import refuse_weight_decay
+from fedbayes.contracts.drawn import own_prior
 from fedbayes.contracts.factors import VariationalFactor, precisions
 from fedbayes.contracts.natural import is_unlearnt, means_and_stds
 from fedbayes.core.fields import Chosen
@@ -135,7 +135,7 @@ class Virtual(VariationalFactor[VirtualClient]):
             ConfigError: it is to compute in bf16 or with weight decay, or predictions cannot be
                 mixed.
         """
-        refuse_weight_decay(self.name, run)
+        own_prior(self.name, run)
         network = run.network
         if network.precision != "float32":
             raise ConfigError("virtual computes in float32. Leave precision out")

@@ -94,9 +94,6 @@ def _batch_norm(module: nn.Module, settings: ModelSettings) -> frozenset[str]:
 
     Returns:
         Names of tensors that are each client's own.
-
-    Raises:
-        ModelError: there is none to which the setting applies.
     """
     kind = settings.batch_norm
     if kind == "default":
@@ -119,11 +116,7 @@ def _with_head(module: nn.Module, head: nn.Module) -> nn.Module:
 
 
 def _module(settings: ModelSettings, shape: tuple[int, ...], outputs: int) -> nn.Module:
-    """The network that the settings name, its weights drawn from the global generators.
-
-    Raises:
-        ModelError: it cannot be built.
-    """
+    """The network that the settings name, its weights drawn from the global generators."""
     try:
         return _found(settings, shape, outputs)
     except (RuntimeError, MemoryError, OverflowError) as error:
@@ -174,11 +167,7 @@ def _found(settings: ModelSettings, shape: tuple[int, ...], outputs: int) -> nn.
 
 
 def _require_memory(widths: Sequence[int]) -> None:
-    """See that a fully connected network of these widths has room here.
-
-    Raises:
-        ModelError: it has not.
-    """
+    """See that a fully connected network of these widths has room here."""
     needed = 4 * sum(one * two for one, two in pairwise(widths))
     if needed > psutil.virtual_memory().total:
         raise ModelError(
@@ -188,11 +177,7 @@ def _require_memory(widths: Sequence[int]) -> None:
 
 
 def _load(module: nn.Module, settings: ModelSettings, file: Path, fixed: frozenset[str]) -> None:
-    """Put the weights of a file into a module, of which the buffers `fixed` do not train.
-
-    Raises:
-        ModelError: the file cannot be read, or holds the weights of another network.
-    """
+    """Put the weights of a file into a module, of which the buffers `fixed` do not train."""
     weights, card = read_model(file)
     wanted = module.state_dict()
     digest = frozen_digest(card)
@@ -210,11 +195,7 @@ def _load(module: nn.Module, settings: ModelSettings, file: Path, fixed: frozens
 
 
 def _factory(place: str) -> Any:
-    """The user's factory; its module is imported.
-
-    Raises:
-        ModelError: there is none.
-    """
+    """The user's factory; its module is imported."""
     try:
         return own(place)
     except ImportError as error:

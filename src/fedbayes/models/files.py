@@ -184,11 +184,7 @@ def _index_of(path: Path) -> Path | None:
 
 
 def _joined(index: Path) -> Tensors:
-    """The tensors of all parts of a model, in natural order of their names.
-
-    Raises:
-        ModelError: the index or a part is absent or damaged, or a part lacks a tensor.
-    """
+    """The tensors of all parts of a model, in natural order of their names."""
     try:
         places = json.loads(read_bytes(index))["weight_map"]
         files = {str(name): str(file) for name, file in places.items()}
@@ -229,12 +225,7 @@ _ROOM = 64 << 20
 
 
 def _check_archive(data: bytes) -> None:
-    """See that an archive, as PyTorch writes it, is whole, and unpacks to about its own size.
-
-    Raises:
-        ValueError: it is not; PyTorch would not look at the checksums.
-        BadZipFile: it is no archive.
-    """
+    """See that an archive, as PyTorch writes it, is whole, and unpacks to about its own size."""
     with ZipFile(io.BytesIO(data)) as archive:
         unpacked = sum(entry.file_size for entry in archive.infolist())
         if unpacked > 4 * len(data) + _ROOM:
@@ -246,9 +237,6 @@ def _check_archive(data: bytes) -> None:
 def _refuse_claims(tensors: Mapping[str, Tensor], size: int) -> None:
     """See that tensors are about as large as their file, before memory is taken for them: one
     number of a pickled file may stand for all of a tensor.
-
-    Raises:
-        ValueError: they are far larger.
     """
     claimed = sum(t.numel() * t.element_size() for t in tensors.values())
     if claimed > 16 * size + _ROOM:
@@ -355,9 +343,6 @@ def _tie(module: nn.Module) -> None:
 def _refuse_pickles(data: bytes) -> None:
     """See that a `.pt2` holds nothing but tensors besides its program: where it says that there is
     more, or its parts do not load as tensors, `torch.export.load` would unpickle them.
-
-    Raises:
-        UnpicklingError: there is more.
     """
     _check_archive(data)
     with ZipFile(io.BytesIO(data)) as archive:

@@ -453,11 +453,7 @@ class Network(Brief):
         return self._batched(x)
 
     def _batched(self, x: Tensor) -> Tensor:
-        """What the module computes; of one sample too [1, width], whose axis `squeeze` drops.
-
-        Raises:
-            NetworkError: its outputs are for another number of samples.
-        """
+        """What the module computes; of one sample too [1, width], whose axis `squeeze` drops."""
         outputs: Tensor = self.module(x)
         if not isinstance(outputs, Tensor):
             return outputs  # which is refused where networks are built

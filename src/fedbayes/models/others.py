@@ -135,11 +135,7 @@ def _transformers(
 
 
 def _task(settings: ModelSettings, config: Any) -> str:
-    """What a network of transformers is for.
-
-    Raises:
-        ModelError: its architecture has no head for it, or for both texts and images.
-    """
+    """What a network of transformers is for."""
     from transformers.models.auto import modeling_auto
 
     offered = {
@@ -162,11 +158,7 @@ def _task(settings: ModelSettings, config: Any) -> str:
 
 
 def _check_shape(task: str, config: Any, shape: tuple[int, ...], name: str) -> None:
-    """See that samples are what a network takes, as far as its configuration tells.
-
-    Raises:
-        ModelError: they are not.
-    """
+    """See that samples are what a network takes, as far as its configuration tells."""
     if task == "sequence-classification":
         if len(shape) != 1:
             raise ModelError(
@@ -282,11 +274,7 @@ def _parameters(heads: Any) -> list[nn.Parameter]:
 
 
 def _add_adapters(network: nn.Module, settings: ModelSettings) -> None:
-    """Put low-rank adapters next to layers of a network, in place.
-
-    Raises:
-        ModelError: peft is missing, or there are no such layers.
-    """
+    """Put low-rank adapters next to layers of a network, in place."""
     pretrained.require("peft", "model.trains = 'lora'", ModelError)
     from peft import LoraConfig, inject_adapter_in_model
 

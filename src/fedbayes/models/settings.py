@@ -1,14 +1,13 @@
 """The `[model]` table of a config."""
 
-from pathlib import Path
 from typing import Annotated, Literal
 
-from pydantic import ConfigDict, Field, field_validator, model_validator
+from pydantic import Field, field_validator, model_validator
 
 from fedbayes.core.brief import Settings
-from fedbayes.core.fields import Arguments, Only, Several
+from fedbayes.core.fields import AbsolutePath, Arguments, Only, Several
 from fedbayes.core.lazy import installed
-from fedbayes.core.pretrained import absolute
+from fedbayes.core.pretrained import PretrainedName
 from fedbayes.errors import did_you_mean
 
 Precision = Literal["float32", "bf16"]
@@ -38,14 +37,12 @@ class ModelSettings(Settings):
         (50,)
     """
 
-    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
-
     name: str = Field(
         "mlp",
         description=f"{', '.join(NAMES)}, or package.module:factory",
         examples=list(NAMES),
     )
-    pretrained: Annotated[str | None, Only("name", *OTHERS)] = Field(
+    pretrained: Annotated[PretrainedName | None, Only("name", *OTHERS)] = Field(
         None,
         description="pretrained network. transformers: a name on the Hugging Face hub (owner/name, "
         "with @revision for a fixed version) or a folder. timm: a name in timm",
@@ -117,17 +114,11 @@ class ModelSettings(Settings):
         0.1, description="value of all biases (init other than default)"
     )
 
-    weights: Path | None = Field(
+    weights: AbsolutePath | None = Field(
         None,
         description="file with initial weights (.safetensors, .pt, .ckpt), such as the model of "
         "another run. The run folder keeps a copy",
     )
-
-    @field_validator("weights")
-    @classmethod
-    def _absolute(cls, path: Path | None) -> Path | None:
-        """So that a stored config means the same from every folder."""
-        return None if path is None else path.expanduser().absolute()
 
     @field_validator("name")
     @classmethod
@@ -140,12 +131,6 @@ class ModelSettings(Settings):
                 "or your own as package.module:factory"
             )
         return place
-
-    @field_validator("pretrained")
-    @classmethod
-    def _folder(cls, name: str | None) -> str | None:
-        """So that a stored config means the same from every folder."""
-        return None if name is None else absolute(name)
 
     @property
     def frozen_body(self) -> bool:

@@ -29,8 +29,8 @@ from fedbayes.reports.charts import (
 )
 from fedbayes.reports.gather import Record, notes_on
 from fedbayes.storage.client_spread import BETWEEN
-from fedbayes.storage.folder import Metrics
 from fedbayes.storage.formatting import words
+from fedbayes.storage.metrics_file import Metrics
 
 MOST_POINTS = 1000
 """Samples whose predictions are shown; of more, as many evenly spaced ones."""

@@ -27,8 +27,9 @@ from fedbayes.runs.build import bind_frozen, build_runtime, stored_data
 from fedbayes.storage.best_tracker import flat
 from fedbayes.storage.client_spread import per_client, tables
 from fedbayes.storage.contributions import Contributions, contributions_file, read_contributions
-from fedbayes.storage.folder import Metrics, RunFolder
+from fedbayes.storage.folder import RunFolder
 from fedbayes.storage.inventory import dotted
+from fedbayes.storage.metrics_file import Metrics
 from fedbayes.storage.progress import Progress
 from fedbayes.storage.scores import CLIENT_ROWS
 
@@ -370,11 +371,7 @@ def _add_predictions(
     fields: dict[str, Any],
     notes: list[str],
 ) -> None:
-    """What the data tell, and what the global model predicts of them.
-
-    Raises:
-        FedbayesError: the data are not here, or it takes code of somebody's own.
-    """
+    """What the data tell, and what the global model predicts of them."""
     settings = record.settings
     own = [settings[key] for key in _NAMES if ":" in str(settings.get(key, ""))]
     if text := run.free_changes():
@@ -544,9 +541,6 @@ def _spent(
 
     Of rounds whose clients were drawn by secret coins, the sum takes seconds: then after the last
     one alone, and as the summary has it if there is one.
-
-    Raises:
-        FedbayesError: what adds it up is not installed, or the summary is damaged.
     """
     if progress is None or not (record := progress.privacy).rounds:
         return ()

@@ -30,7 +30,8 @@ from fedbayes.storage.calibrations import (
     read_calibration,
     read_temperature,
 )
-from fedbayes.storage.folder import Metrics, RunFolder
+from fedbayes.storage.folder import RunFolder
+from fedbayes.storage.metrics_file import Metrics
 
 if TYPE_CHECKING:
     import pandas as pd

@@ -1,6 +1,5 @@
 """From a config to the things it names."""
 
-import warnings
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -34,7 +33,7 @@ from fedbayes.data.tables.summaries import (
     fit_target,
     read_summary,
 )
-from fedbayes.errors import FedbayesWarning, ModelError, RunError
+from fedbayes.errors import ModelError, RunError, warn
 from fedbayes.federation.attacks.adversary import Adversary
 from fedbayes.federation.client_runtime import ClientRuntime
 from fedbayes.federation.stages.stage import find_stages
@@ -78,11 +77,9 @@ def prepare(config: Config, data: FederatedData, *, quiet: bool = False) -> None
             return
     own = config.data.path is not None or config.data.of_factory or config.data.generator
     if own and not quiet and whole.all() and not data.preprocessing.features:
-        warnings.warn(
+        warn(
             f"{data.dataset.name}: samples are integers that the network does not use as ids, so "
-            "they are standardized; data.standardize = 'off' leaves them unchanged",
-            FedbayesWarning,
-            stacklevel=3,
+            "they are standardized; data.standardize = 'off' leaves them unchanged"
         )
 
 
@@ -174,7 +171,7 @@ def _looked_at(config: Config, *, quiet: bool = False) -> tuple[Generator, Gener
     generator = Generator(config.data, config.seed)
     pool, notes = generator.pool(config.target_kinds)
     for note in () if quiet else notes:
-        warnings.warn(note, FedbayesWarning, stacklevel=3)
+        warn(note)
     return generator, pool
 
 
@@ -227,11 +224,7 @@ def _compare(before: Preprocessing, now: Dataset, folder: RunFolder, changed: st
     if changed == "refuse":
         raise RunError(f"{text}. Restore them, or start a new run on them")
     if changed == "warn":
-        warnings.warn(
-            f"{text}. Its clients may have other samples than they trained on",
-            FedbayesWarning,
-            stacklevel=3,
-        )
+        warn(f"{text}. Its clients may have other samples than they trained on")
 
 
 def build_likelihood(config: Config, target: Target, *, quiet: bool = False) -> Likelihood:
@@ -248,11 +241,9 @@ def build_likelihood(config: Config, target: Target, *, quiet: bool = False) -> 
     settings = {key: value for key, value in config.task.items() if key != "likelihood"}
     likelihood = likelihoods.build_likelihood(config.task["likelihood"], target, **settings)
     if config.task["likelihood"] == "auto" and target.kind != "class" and not quiet:
-        warnings.warn(
+        warn(
             f"the target is {describe(target)}; its likelihood is {likelihood.name}. Set "
-            "task.likelihood for another",
-            FedbayesWarning,
-            stacklevel=3,
+            "task.likelihood for another"
         )
     return likelihood
 
@@ -279,17 +270,11 @@ def note_start(config: Config, preprocessing: Preprocessing) -> None:
     old, new = before.target, preprocessing.target
     if (old.kind, old.names) != (new.kind, new.names):
         now = listed(new.names) if old.classes and new.classes else describe(new)
-        warnings.warn(
-            f"{file} was trained for {describe(old)}, but these data are {now}",
-            FedbayesWarning,
-            stacklevel=4,
-        )
+        warn(f"{file} was trained for {describe(old)}, but these data are {now}")
     if not before.same_inputs(preprocessing):
-        warnings.warn(
+        warn(
             f"{file} was trained on {before.dataset or 'data'} with another standardization "
-            f"({preprocessing.dataset}); frozen layers cannot adapt to it",
-            FedbayesWarning,
-            stacklevel=4,
+            f"({preprocessing.dataset}); frozen layers cannot adapt to it"
         )
 
 

@@ -187,11 +187,7 @@ def _asked(
 
 
 def _read(report: bytes, most: float) -> TemperatureSums:
-    """The sums that a client sent.
-
-    Raises:
-        MessageError: they are none, or of more rows than are believed.
-    """
+    """The sums that a client sent."""
     if len(report) > _LONGEST:
         raise MessageError(f"its sums have {len(report):,} bytes; the limit is {_LONGEST:,}")
     told = {name: item for name, item in decode(report).items() if isinstance(item, Tensor)}

@@ -77,9 +77,26 @@ def check(
     _check_reports(config, method, run)
     _check_headline(config, method, data)
     _check_metrics(config, method, run, data)
-    _check_privacy(config, method, run)
-    _check_timing(config, method, run)
-    _check_evaluation(config, method)
+    if needs_secret(config):
+        noise = config.privacy.noise
+        accounting.require_packages("privacy.noise" if noise else "sampling = 'poisson'")
+    mechanism.check(
+        config.privacy,
+        method,
+        run,
+        clip=config.aggregation.clip,
+        sampling=config.sampling,
+        checkpoint_every=config.checkpoint_every,
+    )
+    stale.check(
+        config.asynchronous,
+        config.clock,
+        method,
+        clocked=ENGINES[config.engine].clocked,
+        clients=run.clients,
+        min_reports=config.min_reports,
+        clips=bool(run.clips),
+    )
     check_batches(config, method, run, data)
     if adversary is not None:
         attacks.check(
@@ -93,11 +110,7 @@ def check(
 
 
 def _check_optimizer(run: Federation) -> None:
-    """See that a user's own optimizer takes a step of the network's weights.
-
-    Raises:
-        ConfigError: it does not.
-    """
+    """See that a user's own optimizer takes a step of the network's weights."""
     name = run.training.optimizer
     if ":" not in name:
         return
@@ -116,11 +129,7 @@ def _check_optimizer(run: Federation) -> None:
 
 
 def _check_generator(config: Config, method: AnyMethod, run: Federation) -> None:
-    """See that a method works client by client, where samples come so.
-
-    Raises:
-        ConfigError: it pools all of them, or the engine has a node for each.
-    """
+    """See that a method works client by client, where samples come so."""
     if config.data.generator is None:
         return
     if method.reports.pooled:
@@ -141,11 +150,7 @@ def _check_generator(config: Config, method: AnyMethod, run: Federation) -> None
 
 
 def _check_tokens(config: Config, run: Federation, data: FederatedData) -> None:
-    """See that tokens of texts and networks that read them go together.
-
-    Raises:
-        ModelError: samples are not what the network takes.
-    """
+    """See that tokens of texts and networks that read them go together."""
     tokens, name = data.preprocessing.tokens, config.model.name
     reader = next((m for m in run.network.module.modules() if isinstance(m, TextNetwork)), None)
     if reader is None:
@@ -168,11 +173,7 @@ def _check_tokens(config: Config, run: Federation, data: FederatedData) -> None:
 
 
 def _check_schedules(config: Config, method: AnyMethod) -> None:
-    """See that a user's own schedules give a learning rate in every round.
-
-    Raises:
-        ConfigError: they do not, or are not to be found.
-    """
+    """See that a user's own schedules give a learning rate in every round."""
     training = config.training
     for number in range(1, config.rounds + 1):
         if ":" in training.schedule:
@@ -182,11 +183,7 @@ def _check_schedules(config: Config, method: AnyMethod) -> None:
 
 
 def _check_reports(config: Config, method: AnyMethod, run: Federation) -> None:
-    """See that rounds can have as many reports as are asked for, and what is done with them.
-
-    Raises:
-        ConfigError: they cannot.
-    """
+    """See that rounds can have as many reports as are asked for, and what is done with them."""
     needed = config.min_reports
     waits = not config.asynchronous.active
     if not method.reports.pooled and waits and needed > run.cohort:
@@ -204,48 +201,8 @@ def _check_reports(config: Config, method: AnyMethod, run: Federation) -> None:
     compression.check(config.compression, method, config.aggregation, run.network.initial)
 
 
-def _check_privacy(config: Config, method: AnyMethod, run: Federation) -> None:
-    """See that noise and secret cohorts go with the method and the rest.
-
-    Raises:
-        ConfigError: they do not, or a package is missing.
-    """
-    if needs_secret(config):
-        what = "privacy.noise" if config.privacy.noise else "sampling = 'poisson'"
-        accounting.require_packages(what)
-    mechanism.check(
-        config.privacy,
-        method,
-        run,
-        clip=config.aggregation.clip,
-        sampling=config.sampling,
-        checkpoint_every=config.checkpoint_every,
-    )
-
-
-def _check_timing(config: Config, method: AnyMethod, run: Federation) -> None:
-    """See that rounds can be asynchronous, where they are to be, and time simulated.
-
-    Raises:
-        ConfigError: they cannot.
-    """
-    stale.check(
-        config.asynchronous,
-        config.clock,
-        method,
-        clocked=ENGINES[config.engine].clocked,
-        clients=run.clients,
-        min_reports=config.min_reports,
-        clips=bool(run.clips),
-    )
-
-
 def _check_headline(config: Config, method: AnyMethod, data: FederatedData) -> None:
-    """See that rounds tell the headline metric, where something depends on it.
-
-    Raises:
-        ConfigError: they do not.
-    """
+    """See that rounds tell the headline metric, where something depends on it."""
     if config.stop_after is not None:
         name = f"stop_after = {config.stop_after}"
     elif config.keep_checkpoints == "best":
@@ -267,26 +224,8 @@ def _check_headline(config: Config, method: AnyMethod, data: FederatedData) -> N
         )
 
 
-def _check_evaluation(config: Config, method: AnyMethod) -> None:
-    """See that clients can try the global model where they are asked to.
-
-    Raises:
-        ConfigError: they cannot, or would tell what they are not to.
-    """
-    if config.evaluate_at != "clients" or "evaluate_at" not in ENGINES[config.engine].settings:
-        return
-    if not method.models.has_global:
-        raise ConfigError(
-            f"evaluate_at = 'clients' needs a global model, and {method.name} has none"
-        )
-
-
 def _check_metrics(config: Config, method: AnyMethod, run: Federation, data: FederatedData) -> None:
-    """See that metrics that were asked for by name can be had of some model.
-
-    Raises:
-        ConfigError: they are not for such targets, or nothing tells them.
-    """
+    """See that metrics that were asked for by name can be had of some model."""
     fitting(config.metrics, run.likelihood)
     if not config.metrics or AUTO in config.metrics:
         return

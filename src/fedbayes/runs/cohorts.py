@@ -9,7 +9,6 @@ from fedbayes.core.lazy import called
 from fedbayes.errors import ConfigError
 from fedbayes.federation.privacy.noise import Secret
 from fedbayes.federation.privacy.sampling import poisson_cohort
-from fedbayes.federation.round import sample_cohort
 
 
 def cohort_of(config: Config, run: Federation, secret: Secret | None, number: int) -> list[int]:
@@ -30,6 +29,19 @@ def cohort_of(config: Config, run: Federation, secret: Secret | None, number: in
         return poisson_cohort(secret, number, run.clients, run.cohort / run.clients)
     cyclic = config.sampling == "cyclic"
     return sample_cohort(config.seed, number, run.clients, run.cohort, cyclic=cyclic)
+
+
+def sample_cohort(
+    seed: int, number: int, clients: int, size: int, *, cyclic: bool = False
+) -> list[int]:
+    """The clients of a round: `size` of them, ascending.
+
+    Uniformly without replacement, or in a fixed cycle: the first `size`, then the next.
+    """
+    if cyclic:
+        return sorted((size * (number - 1) + place) % clients for place in range(size))
+    rng = seeds.numpy_rng(seed, "cohort", round=number)
+    return sorted(rng.choice(clients, size, replace=False, shuffle=False).tolist())
 
 
 def _own(config: Config, run: Federation, number: int) -> list[int]:

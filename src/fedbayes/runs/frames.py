@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Any
 
 from fedbayes.runs.lines import troubles_of
 from fedbayes.storage.best_tracker import flat
-from fedbayes.storage.folder import Metrics
+from fedbayes.storage.metrics_file import Metrics
 
 if TYPE_CHECKING:
     import pandas as pd

@@ -1,6 +1,5 @@
 """Samples that a network uses as ids, as embeddings do, and that are therefore left as they are."""
 
-import warnings
 from typing import Any
 
 import numpy as np
@@ -11,7 +10,7 @@ from fedbayes.core.wording import listed
 from fedbayes.data import FederatedData
 from fedbayes.data.dataset import CHUNK, Array
 from fedbayes.data.tables.fitting import raw
-from fedbayes.errors import DataError, FedbayesWarning
+from fedbayes.errors import DataError, warn
 from fedbayes.models import Network
 
 EXACT = 2**24
@@ -76,11 +75,9 @@ def keep_ids(data: FederatedData, network: Network, whole: Array, most: Array) -
     which = "samples" if ids.all() else listed(
         f"'{features[k]}'" if features else f"feature {k}" for k in np.flatnonzero(ids)
     )  # fmt: skip
-    warnings.warn(
+    warn(
         f"{name}: the network uses {which} as ids (whole numbers up to {most[ids].max():.0f}), so "
-        "they are not standardized; data.standardize = 'on' standardizes them",
-        FedbayesWarning,
-        stacklevel=4,
+        "they are not standardized; data.standardize = 'on' standardizes them"
     )
     return True
 

@@ -8,7 +8,7 @@ from fedbayes.federation.round import Round
 from fedbayes.likelihoods import Likelihood
 from fedbayes.models import Network
 from fedbayes.storage.client_spread import BETWEEN, MOST_LISTED, ClientSpread
-from fedbayes.storage.folder import Metrics
+from fedbayes.storage.metrics_file import Metrics
 from fedbayes.storage.scores import ClientScores, GlobalEvaluation
 
 GLOBAL = frozenset(

@@ -25,6 +25,7 @@ class Need(StrEnum):
     SINGLE = "single updates"
     PARTS = "the parts of every update"
     SCORES = "test metrics from clients"
+    GLOBAL = "a global model"
     FORM = "its own encoding of numbers"
     HONEST = "honest clients"
     FIXED = "cohorts of a fixed size"
@@ -142,13 +143,15 @@ def _of_metrics(config: Config, method: AnyMethod) -> Iterator[Setting]:
     yield Setting(
         "evaluate_at = 'clients'",
         config.evaluate_at == "clients" and evaluating,
-        (Need.SCORES, Need.HONEST, Need.WAITING),
+        (Need.SCORES, Need.GLOBAL, Need.HONEST, Need.WAITING),
     )
+    personal = not method.models.has_global
+    yield Setting(method.name, personal, denies={Need.GLOBAL: "has none"})
     local = method.models.headline == "local"
     yield Setting(f"stop_after = {config.stop_after}", local and bool(config.stop_after), _OWN)
     yield Setting("keep_checkpoints = 'best'", local and config.keep_checkpoints == "best", _OWN)
     named = bool(config.metrics) and AUTO not in config.metrics
-    yield Setting(f"metrics of {method.name}", named and not method.models.has_global, _OWN)
+    yield Setting(f"metrics of {method.name}", named and personal, _OWN)
 
 
 _OWN = (Need.SCORES,)

@@ -16,7 +16,7 @@ from fedbayes.storage.formatting import clock, number, words
 
 if TYPE_CHECKING:
     from fedbayes.storage.client_spread import SpreadRow
-    from fedbayes.storage.folder import Metrics
+    from fedbayes.storage.metrics_file import Metrics
 
 
 def outcome(summary: "Metrics") -> Group:

@@ -72,11 +72,7 @@ def own_models(
 
 
 def _progress(folder: RunFolder, client: int | None, number: int | None) -> Progress:
-    """The checkpoint that names a client's state of a round; the one that counts by default.
-
-    Raises:
-        RunError: there is none.
-    """
+    """The checkpoint that names a client's state of a round; the one that counts by default."""
     progress = folder.progress(folder.best_round())
     if progress is None:
         raise RunError(f"{folder.path} has no checkpoint")

@@ -10,7 +10,7 @@ from fedbayes.federation.privacy.accounting import ADD_REMOVE, REPLACE, epsilons
 from fedbayes.federation.privacy.mechanism import Mechanism
 from fedbayes.federation.privacy.noise import Secret
 from fedbayes.federation.privacy.spending import Spending
-from fedbayes.storage.folder import Metrics
+from fedbayes.storage.metrics_file import Metrics
 
 PUBLIC = "the seed determines the noise, so anyone who knows the seed can remove it"
 """What a run says that can be repeated."""

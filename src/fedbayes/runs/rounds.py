@@ -10,14 +10,14 @@ from fedbayes.core.tensors import Tensors, pack, unpack
 from fedbayes.errors import RunError
 from fedbayes.federation.client_runtime import ClientRuntime
 from fedbayes.federation.engines import Engine
+from fedbayes.federation.ledger import ReportWeights
 from fedbayes.federation.privacy.noise import Secret
 from fedbayes.federation.privacy.spending import Spending
 from fedbayes.federation.round import Round, Rules, run_round
-from fedbayes.federation.stages.weights import ReportWeights
 from fedbayes.runs.cohorts import cohort_of
 from fedbayes.runs.lines import wasted_round
 from fedbayes.runs.privacy import mechanism
-from fedbayes.storage.folder import Metrics
+from fedbayes.storage.metrics_file import Metrics
 
 Step = TypeVar("Step")
 

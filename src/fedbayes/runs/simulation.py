@@ -2,7 +2,6 @@
 
 import tempfile
 import time
-import warnings
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -17,13 +16,12 @@ from fedbayes.config.config import Config
 from fedbayes.contracts import AnyMethod, Federation, Models
 from fedbayes.contracts.returned import started
 from fedbayes.core.brief import Brief
-from fedbayes.core.by_client import ByClient
 from fedbayes.core.devices import repeatable
 from fedbayes.core.messages import encode
 from fedbayes.core.portable import require_portable, use_threads
 from fedbayes.core.tensors import Tensors, pack, unpack
 from fedbayes.data import choose_scheme
-from fedbayes.errors import FedbayesWarning, RunError
+from fedbayes.errors import RunError, warn
 from fedbayes.federation.attacks.adversary import Adversary
 from fedbayes.federation.attacks.engine import AdversarialEngine
 from fedbayes.federation.client_runtime import ClientRuntime, Task
@@ -36,10 +34,9 @@ from fedbayes.federation.engines import (
     SupportsFinalBroadcast,
     at_work,
 )
-from fedbayes.federation.ledger import Ledger
+from fedbayes.federation.ledger import Ledger, ReportWeights
 from fedbayes.federation.privacy import keys
 from fedbayes.federation.round import Round
-from fedbayes.federation.stages.weights import ReportWeights
 from fedbayes.runs.build import (
     build_data,
     build_federation,
@@ -50,6 +47,7 @@ from fedbayes.runs.build import (
 from fedbayes.runs.calibration import Calibrator
 from fedbayes.runs.checks import check, remarks
 from fedbayes.runs.evaluator import Evaluator
+from fedbayes.runs.keeper import Keeper
 from fedbayes.runs.lines import (
     evaluation_line,
     of_noise_alone,
@@ -60,13 +58,13 @@ from fedbayes.runs.precision import choose
 from fedbayes.runs.privacy import identified, round_summary, secret_of
 from fedbayes.runs.rounds import Rounds, RoundsInVain
 from fedbayes.runs.summary import summarize
-from fedbayes.runs.turns import RoundPlan, Scheduler, states_needed
+from fedbayes.runs.turns import RoundPlan, Scheduler
 from fedbayes.storage.activity import EVALUATING, TRAINING, Activity, Notify, unnoticed
 from fedbayes.storage.best_tracker import BestTracker, divergence
 from fedbayes.storage.card import Card
-from fedbayes.storage.flusher import Flusher
-from fedbayes.storage.folder import Metrics, RunFolder
+from fedbayes.storage.folder import RunFolder
 from fedbayes.storage.heartbeat import MOST_NAMES, Heartbeat, Work
+from fedbayes.storage.metrics_file import Metrics
 from fedbayes.storage.private_states import ClientStates
 from fedbayes.storage.progress import Progress, first_progress, with_keys
 from fedbayes.storage.scores import ClientScores, GlobalEvaluation
@@ -150,7 +148,6 @@ class Simulation(Brief):
         self._start_engine = engine
         self._client_keys: Callable[[], Mapping[int, bytes]] = dict
         self._evaluating = 0.0  # seconds, of the global model
-        self._flusher = Flusher()
         self._find_folder(config, folder, rounds)
         self._build(config, beside)
         self._admit(config)
@@ -174,12 +171,7 @@ class Simulation(Brief):
         if config is not None:
             self.folder.require_vacant()
         else:
-            self.folder.require_run()
-            self.folder.refuse_while_locked()
-            self.folder.refuse_changed_config()
-            self.folder.note_changed_config()
-            self.folder.refuse_lost_files()
-            self.folder.check_start()
+            self.folder.require_resumable()
         self.config = config or self.folder.config()
         if self.config.bits == "portable":
             require_portable()
@@ -217,11 +209,12 @@ class Simulation(Brief):
         self.calibrator = Calibrator(self.config, self.runtime, self._evaluator)
         self._versions = ServerHistory(self.folder.versions)
         self._turns = Scheduler(self.config, self.run, self.method, self.data, self._versions)
+        self._keeper = Keeper(self.config, self.folder, self._versions, self._tracker())
         self._untrained = None if config is None else self._first()
         if config is not None:
             note_start(config, self.data.preprocessing)
             for remark in remarks(self.config, self.method, self.run, self.data, self.adversary):
-                warnings.warn(remark, FedbayesWarning, stacklevel=3)
+                warn(remark)
 
     def _borrow(self) -> None:
         """What the run takes of this process until it is closed."""
@@ -256,7 +249,7 @@ class Simulation(Brief):
         precision, said = choose(self.config, method, run, self.data)
         self.config = self.config.model_copy(update={"precision": precision})
         if precision != "float32":
-            warnings.warn(said, FedbayesWarning, stacklevel=4)
+            warn(said)
             _, self.runtime = build_federation(self.config, self.data, quiet=True)
 
     @property
@@ -265,11 +258,7 @@ class Simulation(Brief):
         return choose_scheme(self.data.dataset, self.config.data)
 
     def _longer(self, rounds: int) -> Config:
-        """The settings with so many rounds, of which some are left.
-
-        Raises:
-            RunError: the run has had them, or is over for another reason.
-        """
+        """The settings with so many rounds, of which some are left."""
         if isinstance(rounds, bool) or not isinstance(rounds, Integral):
             raise RunError(f"rounds is {rounds!r}. Give the total number of rounds of the run")
         lines = self.folder.metrics()
@@ -315,19 +304,9 @@ class Simulation(Brief):
         record = identified(checkpoint.privacy, self.config)
         timing = self._turns.take_up(checkpoint)
         self.progress: Progress = replace(checkpoint, privacy=record, timing=timing)
-        self._saved = checkpoint.round
-        self.folder.drop_metrics_after(checkpoint.round)
+        self.folder.lines.drop_after(checkpoint.round)
         lines = self.folder.metrics()
-        self._standing = BestTracker(
-            self.method.models.headline,
-            self.likelihood.metric,
-            self.likelihood.higher_is_better,
-            self.config.stop_min_improvement,
-        ).after_all(lines)
-        self.best: Progress | None = None
-        """The state after the best round so far, where its checkpoint is kept."""
-        if self._keeps_best:
-            self._take_up_best(lines)
+        self._keeper.take_up(checkpoint.round, lines)
         self.states = ClientStates(self.folder.clients, checkpoint.states)
         self.rounds = Rounds(
             self.config,
@@ -344,31 +323,13 @@ class Simulation(Brief):
         self.states.round = checkpoint.round
         self.states.move_older()
         self.states.check()
-        self.states.remove_strays(
-            keep_older=self._keeps_all,
-            best=self._states_of_best,
-        )
+        self._keeper.take_states(self.states)
 
-    def _take_up_best(self, lines: Sequence[Metrics]) -> None:
-        """Take up the best round whose checkpoint is kept; say so where there was a better one."""
-        kept, known = self.folder.rounds(), self.folder.inventory()
-        if "keep_checkpoints" not in self.folder.config_changes():
-            kept = [known.best] if known is not None and known.best else []
-        if kept:
-            before = self._standing.best_round
-            self._standing = self._standing.best_among(
-                line for line in lines if line["round"] in kept
-            )
-            now = self._standing.best_round
-            if now != before:
-                warnings.warn(
-                    f"the checkpoint of round {before}, the best so far, was not kept. Round "
-                    f"{now or self._saved} counts as the best until there is a better one",
-                    FedbayesWarning,
-                    stacklevel=5,
-                )
-        if self._standing.best_round:
-            self.best = self.folder.progress(self._standing.best_round)
+    def _tracker(self) -> BestTracker:
+        """Which round was the best, before there was one."""
+        models, likelihood = self.method.models, self.likelihood
+        least = self.config.stop_min_improvement
+        return BestTracker(models.headline, likelihood.metric, likelihood.higher_is_better, least)
 
     def _weights_after(self, checkpoint: Progress) -> ReportWeights:
         """What reports weigh, by what clients have said so far."""
@@ -378,17 +339,9 @@ class Simulation(Brief):
         return ReportWeights.of(self.method, most, checkpoint.weights)
 
     @property
-    def _keeps_all(self) -> bool:
-        return self.config.keep_checkpoints == "all"
-
-    @property
-    def _keeps_best(self) -> bool:
-        return self.config.keep_checkpoints == "best"
-
-    @property
-    def _states_of_best(self) -> ByClient | None:
-        """Of each client, the round of its state in the best checkpoint, if that is kept."""
-        return None if self.best is None else self.best.states
+    def best(self) -> Progress | None:
+        """The state after the best round so far, where its checkpoint is kept."""
+        return self._keeper.best
 
     @property
     def kept(self) -> Progress:
@@ -427,7 +380,7 @@ class Simulation(Brief):
     ) -> None:
         try:
             if error is None:
-                self._tidy()
+                self._keeper.tidy()
         finally:
             self.close()
 
@@ -436,7 +389,7 @@ class Simulation(Brief):
         if self._engine is not None:
             self._engine.close()
             self._engine = None
-        self._flusher.close()
+        self._keeper.close()
         self._heartbeat.close()
         self.folder.unlock()
         self._threads_back()
@@ -449,15 +402,15 @@ class Simulation(Brief):
         try:
             yield from self.rounds
         except RoundsInVain as error:
-            if self._saved < self.progress.round:
+            if self._keeper.saved < self.progress.round:
                 self.checkpoint()
             raise RunError(
                 f"{self.folder.path}: {error}. Run `resume` to try the same number of rounds "
                 "again, or set stop_refused = 0 to continue without this rule"
             ) from None
-        if self._saved < self.progress.round:
+        if self._keeper.saved < self.progress.round:
             self.checkpoint()
-        self._tidy()
+        self._keeper.tidy()
         if self.progress.round:
             if self.over:
                 for state in (self.progress, self.kept):
@@ -503,22 +456,18 @@ class Simulation(Brief):
             return
         noise = sum(of_noise_alone(line) for line in metrics)
         if 2 * noise > len(metrics):
-            warnings.warn(
+            warn(
                 f"{noise} of {len(metrics)} rounds of {self.folder.path} had only noise: no "
-                f"update was accepted{_reasons(metrics)}",
-                FedbayesWarning,
-                stacklevel=2,
+                f"update was accepted{_reasons(metrics)}"
             )
         if diverged := divergence(metrics):
-            warnings.warn(f"{self.folder.path}: {diverged}", FedbayesWarning, stacklevel=2)
+            warn(f"{self.folder.path}: {diverged}")
         skipped = sum(line["skipped"] for line in metrics)
         if skipped < len(metrics):
             if 2 * skipped > len(metrics):
-                warnings.warn(
+                warn(
                     f"{skipped} of {len(metrics)} rounds of {self.folder.path} had no update; its "
-                    f"model comes from the other {len(metrics) - skipped}",
-                    FedbayesWarning,
-                    stacklevel=2,
+                    f"model comes from the other {len(metrics) - skipped}"
                 )
             return
         raise RunError(
@@ -592,7 +541,7 @@ class Simulation(Brief):
         step = self._complete(
             Round(1, server, [], ledger), planned, time.perf_counter(), self._seconds_evaluating
         )
-        if not self._saved:
+        if not self._keeper.saved:
             self.checkpoint()
         return step
 
@@ -662,7 +611,7 @@ class Simulation(Brief):
         local = self._evaluator.tells_local(number, result)
         own = clients if local else ClientScores()
         line = {**evaluation_line(self.likelihood, evaluated, own), "round": number}
-        if not last and self._stands_still(line):
+        if not last and self._keeper.stands_still(line):
             last = True
             self.rounds.stopped = (
                 f"no better {self.headline.replace('_', ' ')} in {self.config.stop_after} "
@@ -711,11 +660,9 @@ class Simulation(Brief):
     def _note_missed(self, missed: Mapping[int, str], what: str, then: str) -> None:
         """Say how many clients the last model did not reach, and what follows."""
         first = min(missed)
-        warnings.warn(
+        warn(
             f"{len(missed)} of {self.clients} clients {what} (client {first}: {missed[first]}); "
-            f"{then}",
-            FedbayesWarning,
-            stacklevel=3,
+            f"{then}"
         )
 
     def _server_before(self, number: int) -> Any:
@@ -737,54 +684,14 @@ class Simulation(Brief):
 
     def _record(self, metrics: Metrics) -> None:
         """Write the line of the round that has just ended, and a checkpoint where one is due."""
-        number = self.progress.round
-        self.folder.add_metrics(metrics)
+        self.folder.lines.add(metrics)
         self._heartbeat.round_ended()
         self.rounds.count(metrics)
-        self._standing = self._standing.after(metrics)
-        best = self._keeps_best and self._standing.best_round == number
-        if best:
-            self.best = self.progress
-        if best or number % self.config.checkpoint_every == 0:
-            self.checkpoint()
+        self._keeper.record(self.progress, metrics)
 
     def checkpoint(self) -> None:
-        """Make the rounds so far permanent.
-
-        What the last checkpoint names has reached the disk by now. This one goes there during the
-        next round, and what only older ones name is removed then. That of a private round is there
-        before the next one: what a release spent must be known even after a power cut that follows.
-        """
-        self._flusher.wait()
-        written = self.folder.save(self.progress, 0 if self.best is None else self.best.round)
-        before, self._saved = self._saved, self.progress.round
-        kept = {before, self._saved, *self._best_round}
-        older = [] if self._keeps_all else self.folder.checkpoints.beside(kept)
-        states, retired = self.states.commit(self._states_of_best, keep_older=self._keeps_all)
-        needed = states_needed(self.progress.timing)
-        versions, past = self._versions.commit(needed, keep_older=self._keeps_all)
-        self._flusher.start([*written, *states, *versions], [*older, *retired, *past])
-        if self.config.privacy.noise:
-            self._flusher.wait()
-
-    @property
-    def _best_round(self) -> tuple[int, ...]:
-        """The round of the best checkpoint, if that is kept."""
-        return () if self.best is None else (self.best.round,)
-
-    def _tidy(self) -> None:
-        """Wait until the last checkpoint is on the disk, and remove what it replaced."""
-        self._flusher.wait()
-        if not self._keeps_all and self._saved:
-            older = self.folder.checkpoints.beside({self._saved, *self._best_round})
-            states, past = self.states.retire(self._states_of_best), self._versions.retire()
-            self._flusher.start([], [*older, *states, *past])
-            self._flusher.wait()
-
-    def _stands_still(self, line: Metrics) -> bool:
-        """Whether the run ends with this round, since the headline metric improves no more."""
-        patience = self.config.stop_after
-        return patience is not None and self._standing.after(line).waited >= patience
+        """Make the rounds so far permanent."""
+        self._keeper.checkpoint(self.progress)
 
     def _evaluated(
         self, model: Tensors, number: int, measures: tuple[str, ...] | None

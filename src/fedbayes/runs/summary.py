@@ -17,7 +17,8 @@ from fedbayes.runs.lines import GLOBAL, evaluation_line, of_noise_alone, trouble
 from fedbayes.runs.privacy import run_summary
 from fedbayes.runs.turns import time_line
 from fedbayes.storage.client_spread import per_client, tables
-from fedbayes.storage.folder import NO_UPDATE, Metrics
+from fedbayes.storage.folder import NO_UPDATE
+from fedbayes.storage.metrics_file import Metrics
 from fedbayes.storage.scores import CLIENT_ROWS, REFERENCE_ROWS, ClientScores, GlobalEvaluation
 
 if TYPE_CHECKING:
@@ -90,13 +91,12 @@ def summarize(simulation: "Simulation") -> Metrics:
         "bytes_down": progress.bytes_down,
         "bytes_up": progress.bytes_up,
         **_compression(config, lines),
-        "link_down": sum(line.get("link_down", 0) for line in lines),
-        "link_up": sum(line.get("link_up", 0) for line in lines),
+        **{way: sum(line.get(way, 0) for line in lines) for way in ("link_down", "link_up")},
         **_best(simulation, lines),
         **_troubles(simulation, lines),
         **_label_noise(simulation),
         **_attack(simulation, before),
-        **({"noise_rounds": noise} if (noise := _noise_rounds(config, lines)) is not None else {}),
+        **({"noise_rounds": sum(map(of_noise_alone, lines))} if config.privacy.noise else {}),
         **run_summary(config, progress.privacy, progress.round),
         "sparsity": sparsity(parameters),
         "model_parameters": parameter_count(parameters),
@@ -137,11 +137,6 @@ def _compression(config: Config, lines: Sequence[Metrics]) -> Metrics:
         whole = sent + sum(line.get(f"spared_{way}", 0) for line in lines)
         found[way] = sent / whole if whole else 1.0
     return {"compressed": found}
-
-
-def _noise_rounds(config: Config, lines: Sequence[Metrics]) -> int | None:
-    """Rounds whose update was noise alone; None where there is no noise."""
-    return sum(map(of_noise_alone, lines)) if config.privacy.noise else None
 
 
 def _refused(simulation: "Simulation", lines: Sequence[Metrics]) -> dict[str, int]:

@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING
 from fedbayes.core.files import write_beside
 from fedbayes.errors import ConfigError
 from fedbayes.storage.best_tracker import flat
-from fedbayes.storage.folder import Metrics
 from fedbayes.storage.inventory import dotted
+from fedbayes.storage.metrics_file import Metrics
 
 if TYPE_CHECKING:
     from fedbayes.runs.simulation import Simulation

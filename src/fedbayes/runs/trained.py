@@ -1,6 +1,5 @@
 """A model that is done with training: raw samples in, predictions out."""
 
-import warnings
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from math import lcm
@@ -21,7 +20,7 @@ from fedbayes.data.sources.pictures import Framing, framing
 from fedbayes.data.sources.tables import without
 from fedbayes.data.tables.columns import Column
 from fedbayes.data.tables.encoding import Unknown
-from fedbayes.errors import ConfigError, DataError, FedbayesWarning, ModelError
+from fedbayes.errors import ConfigError, DataError, ModelError, warn
 from fedbayes.likelihoods import Classes, Likelihood, Numeric
 from fedbayes.likelihoods.answers import Answers, answers, probabilities
 from fedbayes.likelihoods.categorical import Categorical
@@ -280,16 +279,12 @@ class TrainedModel(Brief):
         return pd.concat([kept, pd.DataFrame(columns, index=x.index)], axis=1)
 
     def _raw(self, x: Any) -> list[Tensor]:
-        """What each member takes of samples; what training rows did not have is said.
-
-        Raises:
-            DataError: there are none, or they are not such as the model was trained on.
-        """
+        """What each member takes of samples; what training rows did not have is said."""
         if not len(x):
             raise DataError("there are no samples to predict")
         raw, odd = self.encode(x)
         for one in odd:
-            warnings.warn(one.told(), FedbayesWarning, stacklevel=4)
+            warn(one.told())
         return raw
 
     def encode(self, x: Any, where: str = "the table") -> tuple[list[Tensor], list[Unknown]]:
@@ -396,7 +391,7 @@ class TrainedModel(Brief):
         return self.preprocessing.target
 
     def _note(self, text: str) -> None:
-        warnings.warn(f"{self.source}: {text}", FedbayesWarning, stacklevel=4)
+        warn(f"{self.source}: {text}")
 
     def refuse_taken(self, kept: Sequence[str], added: Sequence[str] | Answers, where: str) -> None:
         """See that no column that is kept has the name of one that is added.

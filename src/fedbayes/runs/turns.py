@@ -19,7 +19,7 @@ from fedbayes.federation.engine_table import ENGINES
 from fedbayes.federation.engines import Engine, SupportsAsync
 from fedbayes.federation.round import Round
 from fedbayes.federation.stages.stale import AsyncRound
-from fedbayes.storage.folder import Metrics
+from fedbayes.storage.metrics_file import Metrics
 from fedbayes.storage.progress import Progress, Timing
 from fedbayes.storage.server_history import ServerHistory
 

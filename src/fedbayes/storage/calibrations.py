@@ -5,7 +5,6 @@ digest of the models that it is of. Files of older runs have one of them each, a
 """
 
 import shlex
-import warnings
 from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -18,7 +17,7 @@ from pydantic import Field, TypeAdapter, ValidationError
 from fedbayes.core.files import digest, read_bytes, write_beside
 from fedbayes.core.seals import sealed_table, unsealed_table
 from fedbayes.core.wording import listed
-from fedbayes.errors import FedbayesWarning, RunError
+from fedbayes.errors import RunError, warn
 from fedbayes.likelihoods.conformal import Conformal
 from fedbayes.likelihoods.hazards import Hazards
 from fedbayes.storage.folder import RunFolder
@@ -102,20 +101,14 @@ def write_calibration(
     try:
         tables |= _tables(path) if path.exists() else {}
     except (OSError, ValueError) as error:
-        warnings.warn(
-            f"cannot read {path}: {error}. A new file replaces it, with only the {kind.name}",
-            FedbayesWarning,
-            stacklevel=4,
-        )
+        warn(f"cannot read {path}: {error}. A new file replaces it, with only the {kind.name}")
     before = tables.get(kind.name, {}).get("personal")
     if before not in (None, found.personal):
         whose = ("the global model", "clients' own models")
         one, other = whose[before], whose[found.personal]
-        warnings.warn(
+        warn(
             f"{path} ({kind.name}) was for {one}, and is now for {other}. Predictions of {one} no "
-            "longer use it",
-            FedbayesWarning,
-            stacklevel=4,
+            "longer use it"
         )
     tables[kind.name] = _form(kind).dump_python(found, mode="json")
     write_beside(path, sealed_table({"format": FORMAT, **tables}))
@@ -155,11 +148,9 @@ def read_calibration(
     if stored is None or stored.personal != personal:
         return None
     if stored.model != calibrated_model(folder, personal=personal):
-        warnings.warn(
+        warn(
             f"{source} ({kind.name}) belongs to another model than the run has now, so it is not "
-            f"used. Create it again: {again}",
-            FedbayesWarning,
-            stacklevel=4,
+            f"used. Create it again: {again}"
         )
         return None
     if client is None or kind is TEMPERATURE:
@@ -206,11 +197,7 @@ def _older_file(kind: CalibrationKind[Any], folder: RunFolder) -> Path:
 
 
 def _tables(path: Path) -> Mapping[str, Any]:
-    """What a file has of each kind.
-
-    Raises:
-        ValueError: it is damaged, or of another version.
-    """
+    """What a file has of each kind."""
     content = unsealed_table(read_bytes(path))
     version, name = content.pop("format", None), path.stem
     if version == FORMAT:

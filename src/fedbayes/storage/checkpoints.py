@@ -102,11 +102,7 @@ class Checkpoints:
             ) from None
 
     def _of_newest(self, read: Callable[[int], Found]) -> Found | None:
-        """What is read of the newest; None where there is none.
-
-        Raises:
-            RunError: it is damaged; says so where an older one is whole.
-        """
+        """What is read of the newest; None where there is none."""
         for _ in range(_TRIES):
             if not (rounds := self.rounds()):
                 return None
@@ -136,12 +132,7 @@ class Checkpoints:
         return self._read[1]
 
     def _progress(self, number: int) -> Progress:
-        """The state in the checkpoint of a round.
-
-        Raises:
-            RunError: it is damaged.
-            FileNotFoundError: it is gone.
-        """
+        """The state in the checkpoint of a round."""
         path = self.file(number)
         try:
             data = read_bytes(path)
@@ -166,11 +157,7 @@ class Checkpoints:
 
 
 def _inventory_of(path: Path, data: bytes) -> Inventory | None:
-    """The inventory in a checkpoint, which is what it was when it was written; None of older ones.
-
-    Raises:
-        RunError: it is damaged.
-    """
+    """The inventory in a checkpoint, which is as it was written; None of older ones."""
     try:
         if not data:
             raise MessageError("it is empty")

@@ -1,7 +1,6 @@
 """Contributions of clients to the model of a run: `contributions.json`."""
 
 import shlex
-import warnings
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -9,7 +8,7 @@ from pydantic import TypeAdapter
 
 from fedbayes.core.files import read_bytes, write_beside
 from fedbayes.core.seals import sealed_table, unsealed_table
-from fedbayes.errors import FedbayesWarning, RunError
+from fedbayes.errors import RunError, warn
 from fedbayes.storage.calibrations import calibrated_model
 from fedbayes.storage.folder import RunFolder
 
@@ -106,11 +105,9 @@ def read_contributions(folder: RunFolder) -> Contributions | None:
     except (OSError, ValueError) as error:
         raise RunError(f"cannot read {path}: {error}. Write it again: {again}") from None
     if found.model != calibrated_model(folder, personal=False):
-        warnings.warn(
+        warn(
             f"{path} belongs to another model than the run has now, so it is not used. Write it "
-            f"again: {again}",
-            FedbayesWarning,
-            stacklevel=3,
+            f"again: {again}"
         )
         return None
     return found

@@ -24,14 +24,10 @@ what stays as it is (see `fedbayes.storage.inventory`); `SHA256SUMS` has those o
 the end. Every read compares a file with its digest, and a file that differs raises an error.
 """
 
-import hashlib
-import math
 import os
 import re
 import shlex
-import warnings
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -41,7 +37,6 @@ from fedbayes.core.files import (
     digest,
     flush,
     json_text,
-    parse_json,
     parse_toml,
     read_bytes,
     read_text,
@@ -55,17 +50,18 @@ from fedbayes.core.tensors import Tensors
 from fedbayes.core.wording import listed
 from fedbayes.data import Partition, Preprocessing
 from fedbayes.data.numbered import Numbered
-from fedbayes.errors import ConfigError, DataError, FedbayesWarning, MessageError, RunError
+from fedbayes.errors import ConfigError, DataError, MessageError, RunError, warn
 from fedbayes.federation.engine_table import ENGINES
 from fedbayes.models import CARD
-from fedbayes.storage.best_tracker import TABLES
 from fedbayes.storage.card import Card
 from fedbayes.storage.checkpoints import Checkpoints
 from fedbayes.storage.heartbeat import ACTIVITY_FILE
 from fedbayes.storage.inventory import Inventory, dotted, is_free
 from fedbayes.storage.lock import RunLock
+from fedbayes.storage.metrics_file import Metrics, MetricsFile, table, undefined
 from fedbayes.storage.private_states import START_AGAIN
 from fedbayes.storage.progress import Progress
+from fedbayes.storage.sums_file import SumsFile
 
 SEEDS_FILE = "seeds.toml"
 """In a folder of several runs, what they share; see `fedbayes.workflows.experiments.seed_runs`."""
@@ -75,9 +71,6 @@ NO_UPDATE = "no round had an update"
 SUMS_FILE = "SHA256SUMS"
 CONNECTION_FILE = "connection.txt"
 """Digests of what is written at the end of a run, as `sha256sum` writes and reads them."""
-
-Metrics = dict[str, Any]
-"""A line of `metrics.jsonl`."""
 
 _objects: dict[Path, dict[str, str]] = {}
 """Of run folders that this process began or knows of: what Python objects are called
@@ -100,10 +93,10 @@ class RunFolder(os.PathLike[str]):
         self.model_file = path / "model.safetensors"
         self.summary_file = path / "summary.json"
         self.sums_file = path / SUMS_FILE
+        self.sums = SumsFile(self.sums_file, self.summary_file, lambda: self.resume_command)
+        self.lines = MetricsFile(self.metrics_file, self.checkpoints, self.sums)
         self._lock: RunLock | None = None
         self._fixed: dict[str, str] = {}
-        self._lines = hashlib.sha256()
-        self._lines_size = 0
         self._headline = "", True
 
     def __fspath__(self) -> str:
@@ -381,11 +374,6 @@ class RunFolder(os.PathLike[str]):
             "run"
         )
 
-    def note_changed_config(self) -> None:
-        """Say which settings differ that may, such as the number of rounds."""
-        if text := self.free_changes():
-            warnings.warn(text, FedbayesWarning, stacklevel=3)
-
     def free_changes(self) -> str:
         """What to say of settings that differ and may; empty if none do."""
         changed = self.config_changes()
@@ -394,16 +382,23 @@ class RunFolder(os.PathLike[str]):
             return ""
         return f"{self.config_file} has changed since the last round: {listed(free, between='; ')}"
 
-    def refuse_lost_files(self) -> None:
-        """See that all files are there that stay as they are, before a run goes on.
+    def require_resumable(self) -> None:
+        """See that the run that is here can go on, and say which settings differ that may.
 
         Raises:
-            RunError: one is gone.
+            RunError: there is none, another process is at work on it, a setting differs that may
+                not, or a file is gone or damaged that stays as it is.
         """
+        self.require_run()
+        self.refuse_while_locked()
+        self.refuse_changed_config()
+        if text := self.free_changes():
+            warn(text)
         known = self.inventory()
         for name in {} if known is None else known.files:
             if not (self.path / name).exists():
                 raise RunError(f"{self.path / name} no longer exists; {START_AGAIN}")
+        self.check_start()
 
     def check_start(self) -> None:
         """See that the weights that the run started from are what they were.
@@ -417,13 +412,7 @@ class RunFolder(os.PathLike[str]):
                 self._checked(self.path / name)
 
     def _checked(self, path: Path) -> bytes:
-        """The content of a file that stays as it is.
-
-        Raises:
-            RunError: it is not what it was.
-            FileNotFoundError: there is none, and never was as far as is known.
-            OSError: it cannot be read.
-        """
+        """The content of a file that stays as it is."""
         known = self.inventory()
         try:
             data = read_bytes(path)
@@ -449,11 +438,9 @@ class RunFolder(os.PathLike[str]):
             return Preprocessing.load(self._checked(self.preprocessing_file))
         except FileNotFoundError:
             if (known := self.inventory()) and self.preprocessing_file.name in known.files:
-                warnings.warn(
+                warn(
                     f"{self.preprocessing_file} no longer exists, so its numbers are computed "
-                    "from the data",
-                    FedbayesWarning,
-                    stacklevel=3,
+                    "from the data"
                 )
             return None
         except (OSError, DataError) as error:
@@ -531,8 +518,8 @@ class RunFolder(os.PathLike[str]):
         known = Inventory(
             read_text(self.config_file),
             self._fixed,
-            self._lines_size,
-            self._lines.hexdigest(),
+            self.lines.size,
+            self.lines.digest,
             *self._headline,
             best,
         )
@@ -576,68 +563,9 @@ class RunFolder(os.PathLike[str]):
                 "new run in another folder"
             )
 
-    def add_metrics(self, metrics: Metrics) -> None:
-        """Append the line of a round to `metrics.jsonl`.
-
-        Raises:
-            RunError: somebody else has written to it.
-        """
-        line = (json_text(metrics) + "\n").encode()
-        with self.metrics_file.open("ab") as file:
-            if file.tell() != self._lines_size:
-                raise RunError(
-                    f"{self.metrics_file} was changed during the run: it has {file.tell():,} "
-                    f"bytes, but {self._lines_size:,} were written"
-                )
-            file.write(line)
-        self._lines.update(line)
-        self._lines_size += len(line)
-
     def metrics(self) -> list[Metrics]:
-        """The lines of all rounds; a last line that was cut off by a kill is left out.
-
-        Raises:
-            RunError: a line is damaged, or is not what it was when the newest checkpoint was
-                written.
-        """
-        return [line for line, _ in self._metrics()]
-
-    def _metrics(self) -> Iterator[tuple[Metrics, bytes]]:
-        """The lines of all rounds, and as they are written."""
-        known, sums = self.inventory(), None  # first: the file may grow meanwhile
-        with suppress(RunError):  # that they are damaged is told with the summary
-            sums = self._sums()
-        try:
-            data = read_bytes(self.metrics_file)
-        except FileNotFoundError:
-            data = b""
-        except OSError as error:
-            raise RunError(f"cannot read {self.metrics_file}: {error.strerror}") from None
-        for number, line in enumerate(data.split(b"\n")[:-1], start=1):
-            try:
-                yield _line(line, number), line + b"\n"
-            except ValueError as error:
-                raise RunError(
-                    f"{self.metrics_file}, line {number} is damaged: {error}; {START_AGAIN}"
-                ) from None
-        if known is None or not known.lines_digest:
-            return
-        if len(data) < known.lines or digest(data[: known.lines]) != known.lines_digest:
-            raise RunError(
-                f"{self.metrics_file} is damaged: its lines do not match "
-                f"{self.checkpoints.newest_name}; {START_AGAIN}"
-            )
-        self._check_sum(self.metrics_file, data, sums)
-
-    def drop_metrics_after(self, number: int) -> None:
-        """Forget the lines of rounds that did not complete.
-
-        Args:
-            number: the round of the newest checkpoint.
-        """
-        kept = b"".join(text for line, text in self._metrics() if line["round"] <= number)
-        write_beside(self.metrics_file, kept)
-        self._lines, self._lines_size = hashlib.sha256(kept), len(kept)
+        """The lines of all rounds, as `MetricsFile.read`."""
+        return self.lines.read()
 
     def remove_leftovers(self) -> None:
         """Remove halves of files that a killed process left next to them; for who has the lock."""
@@ -675,37 +603,6 @@ class RunFolder(os.PathLike[str]):
             flush(self.path / name)
         flush(self.path)
 
-    def check_sum(self, path: Path, data: bytes) -> None:
-        """See that a file that was written at the end is what it was, as `SHA256SUMS` has it;
-        older versions wrote none.
-
-        Raises:
-            RunError: it is not.
-        """
-        self._check_sum(path, data, self._sums())
-
-    def _sums(self) -> dict[str, str] | None:
-        """Digests of what the run left at its end, by name; None where it has not ended, or under
-        an older version.
-
-        Raises:
-            RunError: they cannot be read.
-        """
-        try:
-            lines = read_text(self.sums_file).splitlines()
-            return {name: value for value, name in (line.split("  ") for line in lines)}
-        except FileNotFoundError:
-            return None
-        except (OSError, ValueError) as error:
-            raise RunError(f"{self.sums_file} is damaged ({error}). {self._anew}") from None
-
-    def _check_sum(self, path: Path, data: bytes, sums: Mapping[str, str] | None) -> None:
-        if sums is not None and sums.get(path.name) != digest(data):
-            raise RunError(
-                f"{path} or {self.sums_file.name} next to it is damaged: their checksums differ. "
-                f"{self._anew}"
-            )
-
     def keep_connection(self, options: Iterable[str]) -> None:
         """Store the options by which a federation reaches its SuperLink."""
         write_beside(self.connection_file, "\n".join(options).encode())
@@ -718,14 +615,6 @@ class RunFolder(os.PathLike[str]):
         except (OSError, ValueError):
             return f"fedbayes resume {shlex.quote(str(self.path))}"
         return shlex.join(["fedbayes", "federate", "resume", str(self.path), *options])
-
-    @property
-    def _anew(self) -> str:
-        """How to fix what was written at the end."""
-        return (
-            f"Restore it from a copy; or remove {self.summary_file} and {self.sums_file}, and "
-            f"write them again: {self.resume_command}"
-        )
 
     def model(self) -> Tensors:
         """The global model at the end.
@@ -765,7 +654,7 @@ class RunFolder(os.PathLike[str]):
             ) from None
         except OSError as error:
             raise RunError(f"cannot read the model {self.model_file}: {error}") from None
-        self.check_sum(self.model_file, data)
+        self.sums.check(self.model_file, data)
         return data
 
     def summary(self) -> Metrics:
@@ -783,14 +672,14 @@ class RunFolder(os.PathLike[str]):
             ) from None
         except OSError as error:
             raise RunError(f"cannot read {self.summary_file}: {error}") from None
-        self.check_sum(self.summary_file, data)
+        self.sums.check(self.summary_file, data)
         try:
-            summary = _table(data)
+            summary = table(data)
         except ValueError as error:
             raise RunError(f"{self.summary_file} is damaged: {error}") from None
         for name in ("metrics", "best_metrics"):
             whose = summary.get(name)
-            _undefined(whose.values() if isinstance(whose, dict) else ())
+            undefined(whose.values() if isinstance(whose, dict) else ())
         return summary
 
 
@@ -805,40 +694,3 @@ _OURS = {
     ACTIVITY_FILE,
     CONNECTION_FILE,
 }
-
-
-def _table(text: str | bytes) -> Metrics:
-    """A table in JSON.
-
-    Raises:
-        ValueError: it is invalid.
-    """
-    table: Metrics = parse_json(text)
-    if not isinstance(table, dict):
-        raise ValueError("it is not a table")
-    return table
-
-
-def _line(text: bytes, number: int) -> Metrics:
-    """The line of a round, its tables of figures being tables.
-
-    Raises:
-        ValueError: it is invalid, or that of another round.
-    """
-    line = _table(text)
-    if type(found := line.get("round")) is not int or found != number:
-        raise ValueError(f"it does not belong to round {number}")
-    tables = [line.get(name, {}) for name in TABLES]
-    if isinstance(whose := line.get("metrics", {}), dict):
-        tables += whose.values()
-    if not all(isinstance(table, dict) for table in tables):
-        raise ValueError("it has no table of metrics")
-    _undefined(tables)
-    return line
-
-
-def _undefined(tables: Iterable[object]) -> None:
-    """Have NaN again where a figure is null, in tables of figures."""
-    for table in tables:
-        if isinstance(table, dict):
-            table |= {name: math.nan for name, value in table.items() if value is None}

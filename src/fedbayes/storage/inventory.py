@@ -6,7 +6,7 @@ from typing import Any
 
 from pydantic import TypeAdapter, ValidationError
 
-from fedbayes.config.config import renewed
+from fedbayes.config.former import renewed
 from fedbayes.core.files import digest, parse_toml
 from fedbayes.errors import MessageError
 

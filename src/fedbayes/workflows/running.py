@@ -167,14 +167,12 @@ class Result(StoredRun):
             >>> run.report(pathlib.Path(tempfile.mkdtemp()) / "report.html").exists()
             True
         """
-        import warnings
-
-        from fedbayes.errors import FedbayesWarning
+        from fedbayes.errors import warn
         from fedbayes.reports import write_page
 
         folders = [o.folder.path if isinstance(o, StoredRun) else Path(o) for o in others]
         for note in write_page([self.folder.path, *folders], Path(out)):
-            warnings.warn(note, FedbayesWarning, stacklevel=2)
+            warn(note)
         return Path(out)
 
 

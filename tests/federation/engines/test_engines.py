@@ -8,7 +8,8 @@ from typer.testing import CliRunner
 
 from fedbayes import Config, Simulation, run
 from fedbayes.cli import app
-from fedbayes.config.config import schema, settings
+from fedbayes.config.config import settings
+from fedbayes.config.schema import schema
 from fedbayes.errors import ConfigError, EngineError
 from fedbayes.federation import engine_table
 from fedbayes.federation.engine_table import ENGINES, EngineKind, takers

@@ -9,10 +9,10 @@ from scipy.stats import trim_mean
 
 from fedbayes import Config, Simulation, run
 from fedbayes.contracts import About, Report, Weights
+from fedbayes.contracts.changes import clipped
 from fedbayes.errors import ConfigError
 from fedbayes.federation.stages.aggregation import (
     Aggregation,
-    clipped,
     fold,
 )
 from fedbayes.methods.fedavg import FedAvg

@@ -18,14 +18,11 @@ from fedbayes.core.messages import Masked
 from fedbayes.core.tensors import pack
 from fedbayes.errors import MessageError, RunError
 from fedbayes.federation.engines.sequential import Sequential
-from fedbayes.federation.ledger import Ledger
-from fedbayes.federation.stages.aggregation import Aggregation, Clipped
+from fedbayes.federation.ledger import Ledger, ReportWeights, SpillBuffer
+from fedbayes.federation.stages.aggregation import Aggregation, Clipped, PlainReducer
 from fedbayes.federation.stages.bounds import Bounds, NormBound, median, norms_of, size_of
 from fedbayes.federation.stages.checks import encode_report, read_report
-from fedbayes.federation.stages.fold import PlainReducer
-from fedbayes.federation.stages.spill_buffer import SpillBuffer
-from fedbayes.federation.stages.stream import Arrival
-from fedbayes.federation.stages.weights import ReportWeights
+from fedbayes.federation.stages.stage import Arrival
 from fedbayes.methods import METHODS
 from fedbayes.methods.fedavg import FedAvg
 from fedbayes.testing import Tampering, assert_identical
@@ -266,12 +263,12 @@ def test_without_a_bound_everything_is_folded_in_at_once():
 
 
 def test_bytes_are_kept_in_memory_and_then_in_a_file():
-    kept = SpillBuffer(memory=10)
+    kept = SpillBuffer(bytes, bytes, memory=10)
     data = {3: b"x" * 6, 1: b"y" * 6, 2: b"", 7: b"z" * 100}
     for client, each in data.items():
-        kept.add(client, each)
-    assert list(kept) == list(data.items())
-    assert kept[1] == data[1]
+        kept.add(client, each, len(each))
+    assert list(kept) == list(data)
+    assert {client: kept.pop(client) for client in kept} == data
     kept.close()
 
 

@@ -18,8 +18,8 @@ from fedbayes.errors import ConfigError
 from fedbayes.federation.client_runtime import Task
 from fedbayes.federation.engines.sequential import Sequential
 from fedbayes.federation.stages.aggregation import Aggregation, fold
+from fedbayes.federation.stages.bounds import outliers
 from fedbayes.federation.stages.checks import encode_report, read_report
-from fedbayes.federation.stages.outliers import outliers
 from fedbayes.federation.stages.robust import nearest, trimmed
 from fedbayes.methods import METHODS
 from fedbayes.testing import Tampering

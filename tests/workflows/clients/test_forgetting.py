@@ -195,7 +195,7 @@ def test_what_no_factor_has_is_told(tmp_path):
     progress = before.folder.progress()
     server = {n: t * 1.1 if "shift" in n else t for n, t in progress.server.items()}
     before.folder.create(before.config, before.folder.partition(), before.preprocessing)
-    before.folder.drop_metrics_after(1)
+    before.folder.lines.drop_after(1)
     before.folder.save(replace(progress, server=server))
     before.folder.unlock()
     assert any("not the product" in text for text in remains(before, tmp_path / "c"))

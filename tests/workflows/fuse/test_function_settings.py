@@ -2,7 +2,7 @@
 
 import pytest
 
-from fedbayes.config.config import assign
+from fedbayes.config.given import assign
 from fedbayes.errors import ConfigError
 from fedbayes.fusion.settings import DistillationSettings, FunctionSettings
 from fedbayes.workflows.fuse import function_settings as of_function

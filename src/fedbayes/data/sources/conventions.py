@@ -153,11 +153,7 @@ def _opened(file: Path, encoding: str) -> Iterator[IO[str]]:
 
 
 def _encoding(file: Path, asked: str | None) -> tuple[str, list[str]]:
-    """The encoding of a file: UTF-8 if all of it is that, else the one that was asked for.
-
-    Raises:
-        DataError: The file cannot be decoded.
-    """
+    """The encoding of a file: UTF-8 if all of it is that, else the one that was asked for."""
     with _binary(file) as stream:
         start = stream.read(4)
     if start.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)):

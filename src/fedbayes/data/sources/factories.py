@@ -116,11 +116,7 @@ def read_factory(settings: DataSettings, kinds: Sequence[str] = ()) -> Dataset:
 
 
 def _called(settings: DataSettings) -> Any:
-    """What the factory returns.
-
-    Raises:
-        DataError: there is none, or it fails.
-    """
+    """What the factory returns."""
     name = settings.name
     try:
         factory = own(name)
@@ -138,11 +134,7 @@ def _called(settings: DataSettings) -> Any:
 
 
 def _pairs(returned: Any, name: str) -> Iterator[tuple[str, Any]]:
-    """Clients and their data, and the test set of everybody, one by one.
-
-    Raises:
-        DataError: it is nothing of the kind.
-    """
+    """Clients and their data, and the test set of everybody, one by one."""
     if isinstance(returned, Mapping):
         if set(returned) == {"train", "test"} and _is_clients(returned["train"]):
             yield from _pairs(returned["train"], name)
@@ -212,11 +204,7 @@ def _made(data: Any, client: str, reading: _Reading) -> Any:
 
 
 def _samples(data: Any, client: str, reading: _Reading) -> Iterator[tuple[Array, Array]]:
-    """Batches of samples and labels.
-
-    Raises:
-        DataError: the data are of no kind that can be read.
-    """
+    """Batches of samples and labels."""
     if _is_arrays(data) and set(data) == {"x", "y"}:
         data = (data["x"], data["y"])
     if hasattr(data, "iloc") and hasattr(data, "columns"):
@@ -235,11 +223,7 @@ def _samples(data: Any, client: str, reading: _Reading) -> Iterator[tuple[Array,
 
 
 def _labelled(frame: Any, client: str, reading: _Reading) -> tuple[Any, Any]:
-    """The features and labels of a table.
-
-    Raises:
-        DataError: it has no such label.
-    """
+    """The features and labels of a table."""
     label = list(reading.settings.label)
     frame = frame.set_axis([normal(name).strip() for name in frame.columns], axis=1)
     if absent := [name for name in label if name not in frame.columns]:
@@ -322,11 +306,7 @@ def _is_number(feature: Any) -> bool:
 
 
 def _array(x: Any, client: str, reading: _Reading) -> Array:
-    """Samples as numbers: texts as tokens, pictures as pixels.
-
-    Raises:
-        DataError: they are neither, or not all of one shape.
-    """
+    """Samples as numbers: texts as tokens, pictures as pixels."""
     who, first = _who(reading, client), x[0] if len(x) else None
     if isinstance(first, str):
         return _tokens(list(x), who, reading)
@@ -375,11 +355,7 @@ def _plain(y: Any) -> Array:
 
 
 def _fitting(x: Array, y: Array, client: str, part: str, reading: _Reading) -> Array:
-    """Note labels and clients of a batch.
-
-    Raises:
-        DataError: it is not like those before; names the client.
-    """
+    """Note labels and clients of a batch."""
     who = _who(reading, client)
     if reading.shape is None:
         reading.shape, reading.kind, reading.first = x.shape[1:], x.dtype, who
@@ -411,11 +387,7 @@ def _columns(labels: Array, settings: DataSettings) -> dict[str, Array]:
 
 
 def _named(y: Array, target: Any, classes: tuple[str, ...], name: str) -> tuple[Array, Any]:
-    """Class indices by the names that a Hugging Face data set has for them.
-
-    Raises:
-        DataError: a label is no index of them.
-    """
+    """Class indices by the names that a Hugging Face data set has for them."""
     from dataclasses import replace
 
     values = np.array([int(text) for text in target.names], np.int64)

@@ -146,11 +146,7 @@ def _numbered(names: list[str]) -> list[Any]:
 
 
 def _decoded(pictures: Sequence[Picture], frame: Framing) -> Iterator[Array]:
-    """Batches of pictures uint8 [n, C, H, W].
-
-    Raises:
-        DataError: as for `read_folders`.
-    """
+    """Batches of pictures uint8 [n, C, H, W]."""
     if not frame.channels:
         frame = _with_channels(pictures, frame)
     first: tuple[Path, tuple[int, ...]] | None = None

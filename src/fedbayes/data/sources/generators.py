@@ -132,11 +132,7 @@ class Generator:
         return found
 
     def _check(self, found: GeneratedSamples, client: int) -> None:
-        """See that samples are like those of the first client, which everything is inferred from.
-
-        Raises:
-            DataError: they are not.
-        """
+        """See that samples are like those of the first client, which all is inferred from."""
         x, y, who = found.x, found.y, self.who(client)
         if len(x) != len(y):
             raise DataError(f"{who}: {len(x):,} samples and {len(y):,} targets")
@@ -248,11 +244,7 @@ class Generator:
         return np.concatenate([clients, others])
 
     def _require_same(self, client: int, before: GeneratedSamples) -> None:
-        """See that the function gives a client the same samples whenever it is asked.
-
-        Raises:
-            DataError: it does not.
-        """
+        """See that the function gives a client the same samples whenever it is asked."""
         again = self.called(client)
         if not (np.array_equal(before.x, again.x) and np.array_equal(before.y, again.y)):
             raise DataError(
@@ -267,9 +259,6 @@ class Generator:
         """What is to be predicted, and targets as that, those of each client after another.
 
         Whole numbers are classes, unless the likelihood takes none; all else is as in tables.
-
-        Raises:
-            DataError: they are nothing that the likelihood takes.
         """
         y = np.concatenate(each)
         classes, whole = self.settings.classes, y.dtype.kind == "i" and y.shape[1] == 1
@@ -296,11 +285,7 @@ class Generator:
         return as_target(y.astype(np.float64), target, self.who(client))
 
     def _counted(self, y: Array) -> list[str]:
-        """Names of classes from 0 to the largest label.
-
-        Raises:
-            DataError: nearly none of them occurs, so that labels are no classes' numbers.
-        """
+        """Names of classes from 0 to the largest label."""
         count, seen = int(y.max(initial=0)) + 1, len(np.unique(y))
         if count > max(_FEW_CLASSES, _PER_CLASS * seen):
             raise DataError(
@@ -334,11 +319,7 @@ class Generator:
 
 
 def _array(values: Any, what: str, who: str) -> Array:
-    """NumPy's own array of an array or tensor.
-
-    Raises:
-        DataError: it holds no numbers.
-    """
+    """NumPy's own array of an array or tensor."""
     try:
         found = np.asarray(plain(values))
     except (ValueError, TypeError, RuntimeError) as error:
@@ -351,11 +332,7 @@ def _array(values: Any, what: str, who: str) -> Array:
 
 
 def _targets(y: Array, who: str) -> Array:
-    """Targets [n, T]: whole numbers as int64, others as float64.
-
-    Raises:
-        DataError: they have no rows, or are not finite.
-    """
+    """Targets [n, T]: whole numbers as int64, others as float64."""
     if y.ndim not in (1, 2):
         raise DataError(f"{who}: y is {size(y.shape)}. Return [n] or [n, T]")
     columns = y.shape[1] if y.ndim == 2 else 1

@@ -221,9 +221,6 @@ def _as_classes(
         kinds: Kinds of target that were asked for; none: it is told if numbers may be no classes.
         where: The file, for messages.
         notes: Takes up what a user should know.
-
-    Raises:
-        DataError: A label is not one of the classes.
     """
     said: list[str] = []
     values = _plain(labels.to_numpy(), "class", where, said)

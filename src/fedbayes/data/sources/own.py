@@ -64,11 +64,7 @@ def own_files(path: Path) -> dict[str, list[Path]]:
 
 
 def _refuse_mixed(folder: Path, parts: dict[str, list[Path]]) -> None:
-    """See that all files are of one format.
-
-    Raises:
-        DataError: They are not; names a file of each of two.
-    """
+    """See that all files are of one format."""
     first, *others = [file for paths in parts.values() for file in paths]
     suffix = next(one for one in SUFFIXES if first.name.lower().endswith(one))
     odd = next((file for file in others if not file.name.lower().endswith(suffix)), None)

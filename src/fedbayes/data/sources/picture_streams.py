@@ -76,11 +76,7 @@ class PictureRows:
                 yield Piece(x, kept, start)
 
     def _frame(self) -> Framing:
-        """How pictures become samples of the model.
-
-        Raises:
-            DataError: it does not read such.
-        """
+        """How pictures become samples of the model."""
         if len(self.shape) != 3 or self.shape[0] not in (1, 3):
             raise DataError(
                 f"{self.path} contains pictures, but the model reads samples of "
@@ -102,11 +98,7 @@ class PictureRows:
         return replace(frame, channels=self.shape[0])
 
     def _one(self, file: Path, frame: Framing) -> Array:
-        """A picture as a sample.
-
-        Raises:
-            DataError: it is damaged, or of another size; names its file.
-        """
+        """A picture as a sample."""
         array = frame.array(frame.open(file, str(file)), str(file))
         if array.shape != self.shape:
             raise DataError(

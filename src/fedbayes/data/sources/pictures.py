@@ -128,11 +128,7 @@ def framing(settings: SourceSettings) -> Framing:
 
 
 def _of_processor(name: str) -> Framing:
-    """As a pretrained network's processor has it.
-
-    Raises:
-        DataError: it cannot be loaded, or does what is not done here.
-    """
+    """As a pretrained network's processor has it."""
     if name.startswith(pretrained.TIMM):
         return _of_timm(pretrained.timm_data(name.removeprefix(pretrained.TIMM), DataError))
     try:

@@ -201,11 +201,7 @@ def _pieces(
 def _decided(
     rows: Rows, found: Layout, numbers: Numbers, columns: list[str]
 ) -> tuple[ConventionDecision, dict[str, ConventionEvidence]]:
-    """How the numbers of a CSV file are read: by its first rows if they say so, else by all.
-
-    Raises:
-        UnclearError: a column can be read in two ways.
-    """
+    """How the numbers of a CSV file are read: by its first rows if they say so, else by all."""
     free = {name for name in columns if name not in {c.name for c in rows.table}}
     free |= {column.name for column in rows.table if column.kind not in ("number", "boolean")}
     empty = {*_MISSING, *rows.settings.na_values}
@@ -258,11 +254,7 @@ def _with_points(cells: Any, column: Column, numbers: Numbers) -> Any:
 
 
 def _next(pieces: Any, path: Path) -> Any:
-    """The next piece of a CSV file; None at its end.
-
-    Raises:
-        DataError: a row has more values than there are columns.
-    """
+    """The next piece of a CSV file; None at its end."""
     import pandas as pd
 
     try:

@@ -65,11 +65,7 @@ def client_files(paths: Sequence[Path], group: str | None) -> dict[str, Path]:
 
 
 def _expanded(path: Path) -> list[Path]:
-    """The tables behind a path: a file, or all those in a folder.
-
-    Raises:
-        DataError: There is none.
-    """
+    """The tables behind a path: a file, or all those in a folder."""
     if path.is_dir():
         found = sorted(file for file in path.iterdir() if is_table(file))
         if not found:
@@ -133,11 +129,7 @@ def read_tables(
 
 
 def _compare(frame: Any, other: Any, settings: SourceSettings, file: Path, first: Path) -> None:
-    """See that columns of a file hold what those of the first one do.
-
-    Raises:
-        CellError: One does not; names the row.
-    """
+    """See that columns of a file hold what those of the first one do."""
     chosen = {*settings.categorical, *settings.text, *settings.drop}
     chosen |= {settings.group or "", settings.split or ""}
     for name in other.columns:
@@ -209,11 +201,7 @@ def read_table(file: Path, settings: SourceSettings, notes: list[str]) -> Any:
 
 
 def _refuse_units(frame: Any, free: Collection[str], file: Path) -> None:
-    """See that the first row is no second row of the header, with units for example.
-
-    Raises:
-        DataError: It is text where all others are numbers.
-    """
+    """See that the first row is no second row of the header, with units for example."""
     import pandas as pd
 
     for name in frame.columns.difference([*free]):
@@ -234,11 +222,7 @@ def _refuse_units(frame: Any, free: Collection[str], file: Path) -> None:
 
 
 def _refuse_idle(settings: SourceSettings, name: str, file: Path) -> None:
-    """See that no setting is given that has no effect on a file of this kind.
-
-    Raises:
-        DataError: One is.
-    """
+    """See that no setting is given that has no effect on a file of this kind."""
     idle = () if name.endswith(TEXTS) else ("decimal", "thousands", "encoding")
     idle = (*idle, "header_rows") if name.endswith(".parquet") else idle
     for setting in idle:

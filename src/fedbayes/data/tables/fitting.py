@@ -1,7 +1,5 @@
 """What a network is to see of a data set, by the rows that it trains on."""
 
-import warnings
-
 import numpy as np
 
 from fedbayes.core.targets import Target
@@ -10,7 +8,7 @@ from fedbayes.data.dataset import CHUNK, Array, Dataset, Rows, moments
 from fedbayes.data.preprocessing import Preprocessing
 from fedbayes.data.tables.columns import Column, features_of, plain
 from fedbayes.data.tables.encoding import Unknown, encode, fit, recode, spread, unknown
-from fedbayes.errors import FedbayesWarning
+from fedbayes.errors import warn
 
 
 def fitted(
@@ -78,11 +76,9 @@ def _tell_empty(dataset: Dataset, rows: Rows) -> None:
             return
     names = [column.name for column in dataset.columns] or dataset.features
     which = [f"'{names[k]}'" if names else f"feature {k}" for k in np.flatnonzero(empty)]
-    warnings.warn(
+    warn(
         f"{dataset.name}: no training row has a value of {listed(which)}. Leave it out with "
-        "data.drop" + (" with data.drop" if names else ""),
-        FedbayesWarning,
-        stacklevel=4,
+        "data.drop" + (" with data.drop" if names else "")
     )
 
 

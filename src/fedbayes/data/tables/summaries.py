@@ -11,13 +11,13 @@ from collections import Counter, defaultdict
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, Literal, TypeVar
 
 import numpy as np
 from pydantic import BaseModel, ConfigDict, Field, FiniteFloat, ValidationError, model_validator
 
 from fedbayes.core.categories import ordered, spelled_apart
-from fedbayes.core.files import read_text, write_beside
+from fedbayes.core.files import parse_json, read_text, write_beside
 from fedbayes.core.plausible import (
     LARGEST,
     MOST_ROWS,
@@ -56,6 +56,7 @@ class ColumnSummary(BaseModel):
 
 
 Columns = tuple[ColumnSummary, ...]
+File = TypeVar("File", bound=BaseModel)
 
 
 class TableSummary(BaseModel):
@@ -138,14 +139,19 @@ def _of_target(dataset: Dataset, rows: Rows) -> tuple[ColumnSummary, ...]:
     )
 
 
-def read_summary(path: Path) -> TableSummary:
-    """Read a summary that a client sent.
+def read_as(kind: type[File], path: Path, wrong: str) -> File:
+    """What a client's JSON file holds.
+
+    Args:
+        kind: of what it is to hold.
+        path: of the file.
+        wrong: what to say of one that does not.
 
     Raises:
-        DataError: there is no such file, it holds no summary, or one that no rows have.
+        DataError: there is no such file, or it holds something else.
     """
     try:
-        found = TableSummary.model_validate_json(read_text(path))
+        return kind.model_validate(parse_json(read_text(path)))
     except OSError as error:
         raise DataError(f"cannot read {path}: {error.strerror}") from None
     except ValidationError as error:
@@ -154,9 +160,18 @@ def read_summary(path: Path) -> TableSummary:
         said = f"{place}: {problem['msg']}" if place else "it is not a JSON object"
         if problem["type"] == "value_error":
             said = str(problem["ctx"]["error"])
-        raise DataError(f"{path} is not a summary of a table: {said}") from None
+        raise DataError(f"{path} {wrong}: {said}") from None
     except ValueError as error:
-        raise DataError(f"{path} is not a summary of a table: {error}") from None
+        raise DataError(f"{path} {wrong}: {error}") from None
+
+
+def read_summary(path: Path) -> TableSummary:
+    """Read a summary that a client sent.
+
+    Raises:
+        DataError: there is no such file, it holds no summary, or one that no rows have.
+    """
+    found = read_as(TableSummary, path, "is not a summary of a table")
     check_rows({str(path): found.rows})
     for column in found.columns:
         check_categories(column.categories, column.name, str(path))

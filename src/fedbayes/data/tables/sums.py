@@ -9,10 +9,10 @@ from typing import Annotated
 
 import numpy as np
 import numpy.typing as npt
-from pydantic import BaseModel, ConfigDict, Field, FiniteFloat, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, FiniteFloat
 
 from fedbayes.core.brief import Brief
-from fedbayes.core.files import parse_json, read_text, write_beside
+from fedbayes.core.files import write_beside
 from fedbayes.core.plausible import (
     MOST_CATEGORIES,
     MOST_ROWS,
@@ -23,6 +23,7 @@ from fedbayes.core.plausible import (
     check_rows,
 )
 from fedbayes.core.wording import listed
+from fedbayes.data.tables.summaries import read_as
 from fedbayes.errors import DataError, did_you_mean, quoted
 
 FORMAT = "fedbayes-sums-1"
@@ -241,18 +242,7 @@ def read_sums(path: Path) -> Sums:
         >>> read_sums(Path("site.json")).count
         10
     """
-    try:
-        content = parse_json(read_text(path))
-        file = _File.model_validate(content)
-    except OSError as error:
-        raise DataError(f"cannot read {path}: {error.strerror}") from None
-    except ValidationError as error:
-        problem = error.errors()[0]
-        place = ".".join(str(part) for part in problem["loc"])
-        said = f"{place}: {problem['msg']}" if place else "it is not a JSON object"
-        raise DataError(f"{path} does not contain sums: {said}") from None
-    except ValueError as error:
-        raise DataError(f"{path} does not contain sums: {error}") from None
+    file = read_as(_File, path, "does not contain sums")
     if file.format != FORMAT:
         raise DataError(
             f"{path} does not contain sums: its format is {file.format!r}, not {FORMAT!r}"

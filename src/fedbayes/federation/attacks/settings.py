@@ -4,7 +4,7 @@ from collections.abc import Collection
 from math import isnan
 from typing import Annotated, Any, Self
 
-from pydantic import ConfigDict, Field, field_validator, model_validator
+from pydantic import Field, field_validator, model_validator
 
 from fedbayes.core.brief import Settings
 from fedbayes.core.fields import Arguments, Only
@@ -22,8 +22,6 @@ class AttackSettings(Settings):
         >>> AttackSettings(kind="sign-flip", clients=2).kind
         'sign-flip'
     """
-
-    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
 
     kind: str = Field(
         "none",

@@ -4,7 +4,7 @@ from collections.abc import Iterator, Mapping, Set
 from dataclasses import dataclass, field
 
 from fedbayes.core import seeds
-from fedbayes.federation.broadcast import VersionedMessages
+from fedbayes.federation.broadcast import Sent
 from fedbayes.federation.client_runtime import ClientFailure, ClientResult, Task
 from fedbayes.federation.clock.queue import Slot, UnderWay
 from fedbayes.federation.clock.settings import Asynchronous
@@ -53,7 +53,7 @@ class Live:
         return dict(self._since)
 
     def answers(
-        self, had: VersionedMessages, states: Mapping[int, bytes]
+        self, had: Sent, states: Mapping[int, bytes]
     ) -> Iterator[tuple[int, ClientResult | ClientFailure]]:
         """What comes of clients' work, as it comes, until the buffer is full or time is over.
 

@@ -3,7 +3,7 @@
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self
 
-from pydantic import ConfigDict, Field, field_validator, model_validator
+from pydantic import Field, field_validator, model_validator
 
 from fedbayes.core.brief import Settings
 from fedbayes.core.fields import Only
@@ -16,8 +16,6 @@ _TICKING = Only("speeds", "equal", "log-normal", "file")
 
 class Asynchronous(Settings):
     """The `[asynchronous]` table of a config: rounds that wait for no single client (FedBuff)."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
 
     buffer: int | None = Field(
         None,
@@ -51,8 +49,6 @@ class Asynchronous(Settings):
 
 class ClockSettings(Settings):
     """The `[clock]` table of a config: simulated time."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
 
     speeds: Literal["none", "equal", "log-normal", "file"] = Field(
         "none",

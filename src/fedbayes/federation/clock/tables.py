@@ -47,11 +47,7 @@ def read_rates(path: Path, names: Sequence[str], column: str) -> Times:
 
 
 def _seconds(text: str) -> float:
-    """A time above 0.
-
-    Raises:
-        ValueError: it is none.
-    """
+    """A time above 0."""
     if (seconds := _number(text)) <= 0:
         raise ValueError("a time must be above 0")
     return seconds
@@ -144,11 +140,7 @@ def _read(
 
 
 def _number(text: str) -> float:
-    """A number of seconds.
-
-    Raises:
-        ValueError: it is none, or beyond `LONGEST`.
-    """
+    """A number of seconds."""
     try:
         value = float(text)
     except ValueError:

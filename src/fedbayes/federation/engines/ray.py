@@ -171,11 +171,7 @@ class OnRay:
         return reference
 
     def _answer(self, job: Job) -> Answer:
-        """Wait for an answer, and tell what there is to tell meanwhile.
-
-        Raises:
-            EngineError: all actors are lost, and none came in their place in time.
-        """
+        """Wait for an answer, and tell what there is to tell meanwhile."""
         while True:
             done, _ = wait([job.answer], timeout=1.0)
             self._tell()
@@ -202,11 +198,7 @@ class OnRay:
             )
 
     def _wait(self) -> None:
-        """Wait for the actors, and go on with those that came.
-
-        Raises:
-            EngineError: none did.
-        """
+        """Wait for the actors, and go on with those that came."""
         seats, patience = self._running, self._settings.start_timeout
         seats.wait(max(patience - (time.monotonic() - self._began), 1.0))
         if seats.failure is not None:

@@ -141,11 +141,7 @@ def connect(address: str | None, seconds: float) -> Cluster:
 
 
 def _resolved(address: str) -> str:
-    """`HOST:PORT` of the head of a cluster.
-
-    Raises:
-        EngineError: it is no address, or there is no cluster.
-    """
+    """`HOST:PORT` of the head of a cluster."""
     if address.startswith("ray://"):
         raise EngineError(
             f"ray.address is {address!r}: Ray Client is not supported. Start the run on a node of "
@@ -173,11 +169,7 @@ def _resolved(address: str) -> str:
 
 
 def _require_answer(asked: str, address: str, seconds: float) -> None:
-    """See that the head of a cluster answers.
-
-    Raises:
-        EngineError: it does not, within so many seconds.
-    """
+    """See that the head of a cluster answers."""
     nobody = f"no Ray answers at {address} (ray.address = {asked!r})"
     try:
         _reach(address, min(seconds, 10))
@@ -210,12 +202,7 @@ def _require_answer(asked: str, address: str, seconds: float) -> None:
 
 
 def _reach(address: str, seconds: float) -> None:
-    """See that something listens at HOST:PORT.
-
-    Raises:
-        OSError: nothing does.
-        OverflowError: there is no such port.
-    """
+    """See that something listens at HOST:PORT."""
     host, _, port = address.rpartition(":")
     socket.create_connection((host.strip("[]"), int(port)), timeout=seconds).close()
 
@@ -257,11 +244,7 @@ class _Places(list[str]):
 
 
 def _init(asked: str, **arguments: Any) -> None:
-    """`ray.init`, which says nothing, and takes no signal.
-
-    Raises:
-        EngineError: it failed.
-    """
+    """`ray.init`, which says nothing, and takes no signal."""
     try:
         with _handlers_kept():
             config = JobConfig()

@@ -157,12 +157,7 @@ class ActorPool:
                 _kill(actor)
 
     def _get(self, reference: Any) -> Any:
-        """What an actor says, unless the seat is no longer wanted.
-
-        Raises:
-            RayError: the actor is lost.
-            _ClosedError: the engine was closed.
-        """
+        """What an actor says, unless the seat is no longer wanted."""
         while not self._over:
             if ray.wait([reference], timeout=LOOK)[0]:
                 return ray.get(reference)
@@ -195,11 +190,7 @@ class ActorPool:
         )
 
     def _do(self, actor: Any, jobs: Sequence[Job], place: ActorPlace) -> None:
-        """Have an actor do jobs that share their first bytes; if it is lost, others are to.
-
-        Raises:
-            RayError: the actor is lost.
-        """
+        """Have an actor do jobs that share their first bytes; if it is lost, others are to."""
         clients = {job.item.client for job in jobs if isinstance(job.item, Task)}
         self.working |= clients
         began = time.monotonic()
@@ -255,11 +246,7 @@ class ActorPool:
         return self._closed or self.failure is not None
 
     def _enter(self, seat: int, place: ActorPlace) -> None:
-        """Note that a seat is taken.
-
-        Raises:
-            EngineError: what is there is of another version.
-        """
+        """Note that a seat is taken."""
         if place.version != __version__:
             raise EngineError(
                 f"{place.words} has fedbayes {place.version}, but this process has {__version__}. "

@@ -52,13 +52,18 @@ def read(stream: IO[bytes]) -> tuple[Header, list[bytes]]:
     return header, [exactly(size) for size in header["sizes"]]
 
 
+def pipes() -> tuple[IO[bytes], IO[bytes]]:
+    """Where requests come from the parent, and where replies go: not what this process prints."""
+    for number in (signal.SIGINT, *ENDS[1:]):  # Ctrl-C and a hang-up are for the parent
+        signal.signal(number, signal.SIG_IGN)
+    replies = os.fdopen(os.dup(1), "wb")
+    os.dup2(2, 1)
+    return sys.stdin.buffer, replies
+
+
 def main() -> None:
     """Serve frames until the input ends."""
-    # Ctrl-C is for the parent, which lets the round end; what prints must not enter the pipe.
-    for number in (signal.SIGINT, *ENDS[1:]):
-        signal.signal(number, signal.SIG_IGN)
-    requests, replies = sys.stdin.buffer, os.fdopen(os.dup(1), "wb")
-    os.dup2(2, 1)
+    requests, replies = pipes()
     header, blobs = read(requests)
     use_threads(header["threads"])
     runtime: ClientRuntime | None = None

@@ -9,9 +9,10 @@ from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 from queue import SimpleQueue
-from typing import Any, TypeVar
+from typing import Any, Generic, TypeVar
 
 import psutil
 from joblib import cpu_count
@@ -85,19 +86,23 @@ def environment(threads: int) -> dict[str, str]:
     }
 
 
-class _DiedError(Exception):
+class DiedError(Exception):
     """The process ended before it answered."""
 
 
-class _Worker:
-    """One process and the pipe to it."""
+class Process:
+    """A process that works for this one, and the pipes to it.
 
-    def __init__(self, factory: str, argument: str, threads: int, device: str) -> None:
-        self.device = device
-        self._said = tempfile.TemporaryFile()  # noqa: SIM115  (lives as long as the worker)
+    Args:
+        module: that it runs: one that reads frames from `worker.pipes` until they end.
+        threads: that it computes with.
+    """
+
+    def __init__(self, module: str, threads: int) -> None:
+        self._said = tempfile.TemporaryFile()  # noqa: SIM115  (lives as long as the process)
         self.process = subprocess.Popen(
             # -P: modules are found where this process finds them, in the same order.
-            [sys.executable, "-P", "-m", "fedbayes.federation.engines.worker"],
+            [sys.executable, "-P", "-m", module],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=self._said,
@@ -107,38 +112,28 @@ class _Worker:
         assert self.process.stdin is not None
         assert self.process.stdout is not None
         self._requests, self._replies = self.process.stdin, self.process.stdout
-        self._last: bytes | None = None
-        self._greeting = {
-            "factory": factory,
-            "argument": argument,
-            "threads": threads,
-            "device": device,
-        }
-        self._greeted = False
 
-    def call(self, header: Header, blobs: Sequence[bytes]) -> tuple[Header, list[bytes]]:
-        """Send a request and wait for the reply.
-
-        The first blob is not sent again while it is the very same object: a broadcast to many
-        clients of one worker travels once.
+    def tell(self, header: Header, blobs: Sequence[bytes] = ()) -> None:
+        """Send a request.
 
         Raises:
-            _DiedError: the process ended first.
-            FedbayesError: what the client's side raised.
+            DiedError: the process has ended.
         """
         try:
-            if not self._greeted:
-                write(self._requests, self._greeting)
-                require_answer(read(self._replies)[0])
-                self._greeted = True
-            same = blobs[0] is self._last
-            self._last = blobs[0]
-            write(self._requests, {**header, "same": same}, [b"" if same else blobs[0], *blobs[1:]])
-            reply, answer = read(self._replies)
-            require_answer(reply)
-            return reply, answer
-        except (EOFError, BrokenPipeError, OSError, ValueError):
-            raise _DiedError from None
+            write(self._requests, header, blobs)
+        except (OSError, ValueError):
+            raise DiedError from None
+
+    def hear(self) -> tuple[Header, list[bytes]]:
+        """Wait for the next reply.
+
+        Raises:
+            DiedError: the process ended first.
+        """
+        try:
+            return read(self._replies)
+        except (EOFError, OSError, ValueError):
+            raise DiedError from None
 
     def last_words(self) -> str:
         """How the process ended and the end of what it printed."""
@@ -149,12 +144,80 @@ class _Worker:
         )
 
     def close(self) -> None:
-        """Close the pipes and end the worker process."""
+        """Close the pipes and end the process."""
         self.process.kill()
         self.process.wait()
         for stream in (self._requests, self._replies, self._said):
             with suppress(OSError):  # unsent bytes to a dead process
                 stream.close()
+
+
+P = TypeVar("P", bound=Process)
+
+
+class ProcessPool(Generic[P]):
+    """Processes that threads ask in turn; one that died is replaced.
+
+    Args:
+        processes: they.
+        name: of the threads.
+    """
+
+    def __init__(self, processes: list[P], name: str) -> None:
+        self.all = processes
+        self.idle: SimpleQueue[P] = SimpleQueue()
+        for process in processes:
+            self.idle.put(process)
+        self.threads = ThreadPoolExecutor(len(processes), thread_name_prefix=name)
+        self.closed = False
+        self.replaced = 0
+        """How many processes died and were replaced."""
+
+    def replace(self, died: P, fresh: Callable[[], P]) -> P:
+        """Put a fresh process in the place of one that died."""
+        died.close()
+        process = fresh()
+        self.all[self.all.index(died)] = process
+        self.replaced += 1
+        return process
+
+    def close(self) -> None:
+        """End the processes, those at work too; no further work is begun."""
+        self.closed = True
+        self.threads.shutdown(wait=False, cancel_futures=True)
+        for process in self.all:
+            process.process.kill()
+        self.threads.shutdown(wait=True)
+        for process in self.all:
+            process.close()
+
+
+class _Worker(Process):
+    """A process that has the clients of a run."""
+
+    def __init__(self, factory: str, argument: str, threads: int, device: str) -> None:
+        super().__init__("fedbayes.federation.engines.worker", threads)
+        self.device = device
+        self._last: bytes | None = None
+        greeting = {"factory": factory, "argument": argument, "threads": threads, "device": device}
+        self._greeting: Header | None = greeting
+
+    def call(self, header: Header, blobs: Sequence[bytes]) -> tuple[Header, list[bytes]]:
+        """Send a request and wait for the reply.
+
+        The first blob is not sent again while it is the very same object: a broadcast to many
+        clients of one worker travels once.
+        """
+        if self._greeting is not None:
+            self.tell(self._greeting)
+            require_answer(self.hear()[0])
+            self._greeting = None
+        same = blobs[0] is self._last
+        self._last = blobs[0]
+        self.tell({**header, "same": same}, [b"" if same else blobs[0], *blobs[1:]])
+        reply, answer = self.hear()
+        require_answer(reply)
+        return reply, answer
 
 
 class Workers:
@@ -182,26 +245,25 @@ class Workers:
             return _Worker(factory, argument, threads, device)
 
         self._make = make
-        self._all = [make(devices[place % len(devices)]) for place in range(workers)]
-        self._idle: SimpleQueue[_Worker] = SimpleQueue()
-        for worker in self._all:
-            self._idle.put(worker)
-        self._threads = ThreadPoolExecutor(workers, thread_name_prefix="fedbayes-worker")
-        self._closed = False
+        started = [make(devices[place % len(devices)]) for place in range(workers)]
+        self._pool = ProcessPool(started, "fedbayes-worker")
         self._working: set[int] = set()  # clients; changed by the threads of the workers
         self._answered: set[int] = set()  # clients of the round under way
-        self.replaced = 0
+
+    @property
+    def replaced(self) -> int:
         """How many workers died and were replaced."""
+        return self._pool.replaced
 
     @property
     def pids(self) -> list[int]:
         """Process ids of the workers."""
-        return [worker.process.pid for worker in self._all]
+        return [worker.process.pid for worker in self._pool.all]
 
     @property
     def devices(self) -> list[str]:
         """The device of each worker."""
-        return [worker.device for worker in self._all]
+        return [worker.device for worker in self._pool.all]
 
     def train(self, tasks: Iterable[Task]) -> Iterator[ClientResult]:
         """Run the tasks on whichever worker is idle."""
@@ -219,20 +281,14 @@ class Workers:
 
     def close(self) -> None:
         """End the processes, those at work too."""
-        self._closed = True
-        self._threads.shutdown(wait=False, cancel_futures=True)
-        for worker in self._all:
-            worker.process.kill()
-        self._threads.shutdown(wait=True)
-        for worker in self._all:
-            worker.close()
+        self._pool.close()
 
     def _spread(self, work: Callable[[Item], Result], items: Iterable[Item]) -> Iterator[Result]:
         """Results in order, with so few items under way that they need little memory."""
         under_way: deque[Future[Result]] = deque()
         for item in items:
-            under_way.append(self._threads.submit(work, item))
-            if len(under_way) >= 4 * len(self._all):
+            under_way.append(self._pool.threads.submit(work, item))
+            if len(under_way) >= 4 * len(self._pool.all):
                 yield under_way.popleft().result()
         while under_way:
             yield under_way.popleft().result()
@@ -254,28 +310,24 @@ class Workers:
         self, what: str, header: Header, blobs: Sequence[bytes]
     ) -> tuple[Header, list[bytes]]:
         """One request, on as many fresh workers as `TRIES` allows."""
-        worker = self._idle.get()
+        worker = self._pool.idle.get()
         try:
             for _ in range(TRIES):
                 try:
                     return worker.call(header, blobs)
-                except _DiedError:
-                    if self._closed:
+                except DiedError:
+                    if self._pool.closed:
                         raise EngineError(
                             f"{what} was interrupted: the engine was closed"
                         ) from None
                     words = worker.last_words()
-                    worker.close()
-                    fresh = self._make(worker.device)
-                    self._all[self._all.index(worker)] = fresh
-                    worker = fresh
-                    self.replaced += 1
+                    worker = self._pool.replace(worker, partial(self._make, worker.device))
             raise EngineError(
                 f"the worker of {what} died {TRIES} times, last with {words}. Out of memory? Try "
                 "fewer workers, or engine = 'sequential' to see the failure"
             )
         finally:
-            self._idle.put(worker)
+            self._pool.idle.put(worker)
 
 
 def start(simulation: Any) -> Workers:

@@ -2,7 +2,7 @@
 
 from typing import Annotated, Literal
 
-from pydantic import ConfigDict, Field, field_validator
+from pydantic import Field, field_validator
 
 from fedbayes.core.brief import Settings
 from fedbayes.core.fields import Only
@@ -13,8 +13,6 @@ LEAST = 1e-6
 
 class Privacy(Settings):
     """The `[privacy]` table of a config, for methods whose reports add."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
 
     noise: float = Field(
         0.0,

@@ -1,42 +1,57 @@
-"""What the server does with reports before a method whose reports add sees them.
+"""How the reports of a round become what the method's update gets.
 
-Clipping bounds the effect of one client, and robust rules replace the mean. A method sees none of
-it: it asks for the sum of the reports and gets the result of the rule.
+Either as they are, in the method's own reduction, or by way of their changes: each is bounded, and
+a robust rule may replace their sum (`robust.py`). Methods see none of it.
 """
 
-from typing import Any
+from typing import Any, Protocol
 
-from fedbayes.contracts import AnyMethod, ChangeCoordinates, Federation, Report, ReportList, Reports
-from fedbayes.contracts.changes import clipped
+from fedbayes.contracts import (
+    AnyMethod,
+    ChangeCoordinates,
+    Federation,
+    Report,
+    ReportList,
+    Reports,
+    Sum,
+)
 from fedbayes.errors import ConfigError
 from fedbayes.federation.settings import Aggregation
-from fedbayes.federation.stages.fold import ChangeReducer, Fold, PlainReducer
-from fedbayes.federation.stages.robust import Robust, RobustGather
-
-__all__ = [
-    "Aggregation",
-    "Clipped",
-    "Robust",
-    "clipped",
-    "fold",
-]
+from fedbayes.federation.stages.robust import Clipped, Robust, RobustGather
 
 
-class Clipped(ChangeReducer):
-    """A sum of reports whose weight times change is bounded.
+class Fold(Protocol):
+    """Takes the reports of one round, one by one in the order of the cohort."""
 
-    So a client cannot move the sum by more, however heavy it says that it is. The intake makes the
-    weights multiples of the cohort's median, and bounds them.
-    """
-
-    def __init__(self, way: ChangeCoordinates, clip: float) -> None:
-        super().__init__(way)
-        self._clip = clip
+    @property
+    def clients(self) -> int:
+        """Number of reports."""
 
     def add(self, client: int, report: Report) -> None:
         """Fold one report in."""
-        bound = self._clip / report.weight
-        self._add(clipped(self._way.changes(report), bound), report, report.weight)
+
+    def reduced(self) -> Sum | ReportList:
+        """What the update gets."""
+
+
+class PlainReducer:
+    """Reports as they are, in the reduction of the method."""
+
+    def __init__(self, reduction: type[Sum] | type[ReportList]) -> None:
+        self._reports = reduction()
+
+    @property
+    def clients(self) -> int:
+        """Number of reports."""
+        return self._reports.clients
+
+    def add(self, client: int, report: Report) -> None:
+        """Fold one report in."""
+        self._reports.add(client, report)
+
+    def reduced(self) -> Sum | ReportList:
+        """Their sum, or all of them."""
+        return self._reports
 
 
 def check(

@@ -7,6 +7,7 @@ where all changes are far shorter, and in cohorts of one or two.
 """
 
 import math
+import statistics
 from collections.abc import Callable, Iterator
 from functools import partial
 from typing import Any
@@ -17,13 +18,10 @@ from fedbayes.contracts import AnyMethod, ChangeCoordinates, Changes, Federation
 from fedbayes.contracts.changes import norm, part_of, start_of, typical_norms
 from fedbayes.core.messages import Masked, dense, payload
 from fedbayes.federation.broadcast import ServerMessages
-from fedbayes.federation.ledger import Ledger
+from fedbayes.federation.ledger import MEMORY, Ledger, SpillBuffer
 from fedbayes.federation.settings import Aggregation
 from fedbayes.federation.stages.checks import encode_report, read_report
-from fedbayes.federation.stages.outliers import outliers
-from fedbayes.federation.stages.spill_buffer import MEMORY, SpillBuffer
-from fedbayes.federation.stages.stream import Arrival
-from fedbayes.federation.stages.weights import MOST_TIMES_MEDIAN
+from fedbayes.federation.stages.stage import Arrival
 
 
 def norms_of(changes: Changes) -> dict[str, float]:
@@ -126,8 +124,14 @@ class Bounds:
         return ""
 
 
+MOST_TIMES_MEDIAN = 10.0
+"""With clipping, the most that a report weighs, as a multiple of the median weight."""
 FEWEST = 3
 """Reports of which one can be told apart."""
+DEVIATIONS = 6.0
+"""Robust standard deviations from the median beyond which a norm is outlying."""
+RATIO = 2.0
+"""And the ratio to the median beyond which it is: honest clients may be very alike."""
 FAR = 100.0
 """Times that a change may be longer than the server's own part, where no cohort tells; and times
 shorter that all changes have to be before they are no measure of one another."""
@@ -137,6 +141,43 @@ def size_of(run: Federation) -> float:
     """The norm of the network before any training; where it is zero, as if all weights were 1."""
     first = [t.cpu().double() for t in run.network.initial.values() if t.is_floating_point()]
     return norm(first) or math.sqrt(sum(t.numel() for t in first))
+
+
+def outliers(norms: dict[int, dict[str, float]]) -> dict[int, str]:
+    """The clients whose networks are outlying, each with the reason.
+
+    Methods that match neurons or combine whole networks have no mean that a robust rule could take
+    the place of. What can be told without knowing which neuron is which is the size of each
+    tensor.
+
+    Of every tensor the logarithms of the clients' norms have a median, and a median absolute
+    deviation; 1.4826 times that is a standard deviation if most are normal. A client is outlying if
+    one of its tensors is more than `DEVIATIONS` of these from the median, and more than `RATIO`
+    times longer or shorter. Norms are the same in whatever order neurons are.
+
+    Args:
+        norms: of each client, the L2 norm of every tensor by name.
+    """
+    if len(norms) < FEWEST:
+        return {}
+    strange: dict[int, str] = {}
+    for name in sorted({name for each in norms.values() for name in each}):
+        logs = {c: math.log(max(each[name], _TINY)) for c, each in norms.items() if name in each}
+        middle = statistics.median(logs.values())
+        spread = 1.4826 * statistics.median(abs(x - middle) for x in logs.values())
+        limit = max(DEVIATIONS * spread, math.log(RATIO))
+        for client, x in logs.items():
+            if abs(x - middle) > limit:
+                strange.setdefault(
+                    client,
+                    f"{name!r} has norm {norms[client][name]:.3g}; the median of the round is "
+                    f"{math.exp(middle):.3g}",
+                )
+    return dict(sorted(strange.items()))
+
+
+_TINY = 1e-30
+"""In place of a norm of zero, which has no logarithm."""
 
 
 class NormBound:
@@ -165,8 +206,7 @@ class NormBound:
         self._leave_out = settings.outliers == "leave-out"
         self._compared: dict[int, dict[str, float]] = {}
         self._way = ChangeCoordinates.of(method, server, run) if self._bounded else None
-        self._near: dict[int, Arrival] = {}
-        self._room, self._waiting = MEMORY, SpillBuffer(0)
+        self._waiting = SpillBuffer(encode_report, read_report, MEMORY)
         self._held: dict[int, tuple[tuple[str, ...], ServerMessages]] = {}
         self._weights: dict[int, float] = {}
 
@@ -204,18 +244,12 @@ class NormBound:
         """Keep a report until the cohort was heard."""
         client, report = arrival.client, arrival.report
         self._held[client] = tuple(report.tensors), arrival.broadcast
-        size = payload(report.tensors)
-        if size <= self._room:
-            self._room -= size
-            self._near[client] = arrival
-        else:
-            self._waiting.add(client, encode_report(report))
+        self._waiting.add(client, report, payload(report.tensors))
 
     def _released(self, client: int, weight: float) -> Arrival:
         """A report that was held, with the weight that it counts with."""
         names, broadcast = self._held[client]
-        near = self._near.pop(client, None)
-        report = near.report if near else read_report(self._waiting[client])
+        report = self._waiting.pop(client)
         report = Report({name: report.tensors[name] for name in names}, weight)
         return Arrival(client, report, broadcast)
 

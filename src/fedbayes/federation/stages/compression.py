@@ -2,7 +2,7 @@
 
 import torch
 
-from fedbayes.contracts import AnyMethod, Reports
+from fedbayes.contracts import AnyMethod, Reports, RoundContext
 from fedbayes.core.tensors import Tensors
 from fedbayes.errors import ConfigError
 from fedbayes.federation.settings import Aggregation, Compression
@@ -59,16 +59,23 @@ def remarks(settings: Compression, link: Compressor) -> list[str]:
         settings: of the run.
         link: what they come to under its method.
     """
-    if settings.active and not link.compressed:
+    if not settings.active:
+        return []
+    method, run = link.method, link.run
+    message = method.message(method.init(run), RoundContext(run, 1, 0))
+    expected = method.expected(message, run)
+    names, parts, declared = link.shrinks(expected), link.parts(expected), Reports.of(method)
+    if not names:
         return [
             f"compression has no effect: it needs tensors of {FEWEST} real numbers or more, and "
             "this network has none. Leave it out"
         ]
     if settings.error_feedback or settings.up not in ("top-k", "int8"):
         return []
-    if link.repeated:
+    # What does not arrive is in the next change of a client that tracks it, without error feedback.
+    if all(declared.part(parts[name]).tracked for name in names):
         return [
-            f"compression.error_feedback has no effect: {link.method.name} itself sends again "
+            f"compression.error_feedback has no effect: {method.name} itself sends again "
             "what did not arrive"
         ]
     if settings.up == "top-k":

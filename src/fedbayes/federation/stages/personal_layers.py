@@ -57,11 +57,7 @@ class _PersonalLayers(Method[Any, Any, Any]):
     """The method."""
 
     def check(self, run: Federation) -> None:
-        """All clients get the same weights, and report the very same; they train by gradients.
-
-        Raises:
-            ConfigError: the method is another one.
-        """
+        """All clients get the same weights, and report the very same; they train by gradients."""
         if not _able(self.behind):
             able = [name for name, kind in METHODS.items() if _able(kind)]
             raise ConfigError(

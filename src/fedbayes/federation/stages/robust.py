@@ -1,9 +1,10 @@
-"""Robust middles of reports, instead of their mean.
+"""Sums of reports of bounded change, and robust middles instead of their mean.
 
 A rule works on the changes of reports (`contracts.changes`), part by part. The weights of the
 reports do not count, since a malicious client chooses its own.
 """
 
+from abc import ABC, abstractmethod
 from dataclasses import replace
 from functools import partial
 
@@ -15,7 +16,48 @@ from fedbayes.contracts.changes import clipped, norm, types_of
 from fedbayes.contracts.reports import Middle, weighted_mean
 from fedbayes.federation.settings import Rule
 from fedbayes.federation.stages.bounds import median
-from fedbayes.federation.stages.fold import ChangeReducer
+
+
+class ChangeReducer(ABC):
+    """A fold by way of changes."""
+
+    def __init__(self, way: ChangeCoordinates) -> None:
+        self._way = way
+        self._total = Total()
+
+    @property
+    def clients(self) -> int:
+        """Number of reports."""
+        return self._total.clients
+
+    @abstractmethod
+    def add(self, client: int, report: Report) -> None:
+        """Fold one report in."""
+
+    def _add(self, changes: Changes, report: Report, weight: float) -> None:
+        self._total.add(changes, weight)
+        self._total.dtypes |= types_of(report)
+
+    def reduced(self) -> Sum:
+        """The sum of reports that come to the total."""
+        return self._way.resummed(self._total)
+
+
+class Clipped(ChangeReducer):
+    """A sum of reports whose weight times change is bounded.
+
+    So a client cannot move the sum by more, however heavy it says that it is. The intake makes the
+    weights multiples of the cohort's median, and bounds them.
+    """
+
+    def __init__(self, way: ChangeCoordinates, clip: float) -> None:
+        super().__init__(way)
+        self._clip = clip
+
+    def add(self, client: int, report: Report) -> None:
+        """Fold one report in."""
+        bound = self._clip / report.weight
+        self._add(clipped(self._way.changes(report), bound), report, report.weight)
 
 
 class Robust(ChangeReducer):

@@ -8,6 +8,7 @@
 """
 
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from fedbayes.contracts import Report, RoundContext
@@ -16,8 +17,25 @@ from fedbayes.core.messages import Message
 from fedbayes.errors import ConfigError
 
 if TYPE_CHECKING:
+    from fedbayes.federation.broadcast import ServerMessages
     from fedbayes.federation.ledger import Ledger
-    from fedbayes.federation.stages.stream import Arrival
+
+
+@dataclass(frozen=True)
+class Arrival:
+    """A proper report of a client.
+
+    Examples:
+        >>> from fedbayes.contracts import Report
+        >>> from fedbayes.federation.stages.stage import Arrival
+        >>> Arrival(3, Report({}, 20.0), None).client
+        3
+    """
+
+    client: int
+    report: Report
+    broadcast: "ServerMessages"
+    """What its client started from."""
 
 
 class Stage:
@@ -44,7 +62,7 @@ class Stage:
         """
         return report
 
-    def server(self, arrivals: "Iterator[Arrival]", ledger: "Ledger") -> "Iterator[Arrival]":
+    def server(self, arrivals: Iterator[Arrival], ledger: "Ledger") -> Iterator[Arrival]:
         """The reports that pass on, to bounds and to the update.
 
         Args:
@@ -100,8 +118,8 @@ def at_client(
 
 
 def at_server(
-    stages: Sequence[Stage], arrivals: "Iterator[Arrival]", ledger: "Ledger"
-) -> "Iterator[Arrival]":
+    stages: Sequence[Stage], arrivals: Iterator[Arrival], ledger: "Ledger"
+) -> Iterator[Arrival]:
     """The reports that all stages let pass.
 
     Raises:

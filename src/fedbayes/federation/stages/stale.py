@@ -6,8 +6,8 @@ report φ_s is the same as w + a_s (φ_s − w_s) to a method that adds reports,
 method gets, and with it bounds, clipping and robust rules.
 """
 
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 from fedbayes.contracts import AnyMethod, ChangeCoordinates, Federation, Report, Reports
@@ -15,8 +15,11 @@ from fedbayes.contracts.changes import start_of
 from fedbayes.contracts.natural import GaussianServer
 from fedbayes.core.messages import Masked, Message
 from fedbayes.errors import ConfigError
+from fedbayes.federation.broadcast import ServerMessages
+from fedbayes.federation.client_runtime import Task
 from fedbayes.federation.clock.live import Live
 from fedbayes.federation.clock.settings import Asynchronous, ClockSettings
+from fedbayes.federation.stages.stage import Arrival
 
 
 @dataclass(frozen=True)
@@ -33,6 +36,51 @@ class AsyncRound:
     """Clients that start from the server's state before this round, whenever they report."""
     live: Live | None = None
     """Who finds out whose reports come; None where the cohort is known."""
+
+
+class VersionedMessages:
+    """The broadcasts that the clients of a round have: the round's own, and those of rounds before
+    in which clients started whose reports come now.
+
+    Args:
+        own: that of the round.
+        since: the round in which a client started, by client; those that are not here start now.
+        server: the server's state before a round.
+    """
+
+    def __init__(
+        self, own: ServerMessages, since: Mapping[int, int], server: Callable[[int], Any]
+    ) -> None:
+        self._own, self._since, self._server = own, dict(since), server
+        self._older: dict[int, ServerMessages] = {}
+        self._left: dict[int, int] = {}
+        for number in since.values():
+            self._left[number] = self._left.get(number, 0) + 1
+
+    def tasks(self, cohort: list[int], states: Mapping[int, bytes]) -> Iterator[Task]:
+        """The task of each client of the cohort."""
+        for client in cohort:
+            yield from self.of(client).tasks([client], states)
+
+    def of(self, client: int) -> ServerMessages:
+        """What a client had."""
+        number = self._since.get(client)
+        if number is None:
+            return self._own
+        if number not in self._older:
+            own = self._own
+            self._older[number] = ServerMessages(
+                own.run, own.method, self._server(number), number, own.compression
+            )
+        return self._older[number]
+
+    def answered(self, client: int) -> None:
+        """Let go of a state of the server when the last client has answered that started there."""
+        if (number := self._since.pop(client, None)) is None:
+            return
+        self._left[number] -= 1
+        if not self._left[number]:
+            self._older.pop(number, None)
 
 
 def as_of_now(
@@ -71,6 +119,32 @@ def as_of_now(
         else:
             tensors[name] = item
     return Report(tensors, report.weight)
+
+
+def up_to_date(
+    arrivals: Iterator[Arrival], own: ServerMessages, past: AsyncRound
+) -> Iterator[Arrival]:
+    """Reports from older states of the server, as if they had been learnt from today's.
+
+    Args:
+        arrivals: in the order in which they count.
+        own: the broadcast of the round.
+        past: where clients started.
+    """
+    for arrival in arrivals:
+        then = arrival.broadcast
+        if then is not own:
+            share = past.settings.weight(own.number - then.number)
+            report = as_of_now(
+                arrival.report,
+                own.method,
+                own.run,
+                then=then.server,
+                now=own.server,
+                weight=share,
+            )
+            arrival = replace(arrival, report=report)
+        yield arrival
 
 
 def check(

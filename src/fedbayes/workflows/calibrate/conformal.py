@@ -1,7 +1,6 @@
 """Thresholds of scores for the model of a run, from its clients' counts."""
 
 import math
-import warnings
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,7 +12,7 @@ from torch import Tensor
 from fedbayes.contracts import Federation, Sampler
 from fedbayes.core.brief import Brief
 from fedbayes.core.tensors import PREDICTED, Samples
-from fedbayes.errors import ConfigError, FedbayesWarning
+from fedbayes.errors import ConfigError, warn
 from fedbayes.likelihoods import Classes, Likelihood, Numeric
 from fedbayes.likelihoods.conformal import (
     Conformal,
@@ -254,11 +253,7 @@ class _Tested:
 
 
 def _shares(prior: Mapping[str, float], likelihood: Likelihood) -> Tensor:
-    """Shares of the classes among new rows.
-
-    Raises:
-        ConfigError: they are none, or no classes are predicted.
-    """
+    """Shares of the classes among new rows."""
     if not isinstance(likelihood, Classes):
         raise ConfigError(f"a prior needs classes, and {likelihood.name} predicts numbers")
     return checked_prior(dict(prior), likelihood.target.names)
@@ -285,9 +280,7 @@ def _covered(tested: list[_Tested], classes: bool, shares: Tensor | None = None)
 def _note_chosen_round(ended: EndedRun) -> None:
     """Say what weakens the promise."""
     if ended.config.keep_checkpoints == "best" or ended.config.stop_after is not None:
-        warnings.warn(
+        warn(
             f"the same test rows chose the round of {ended.folder.path}, so coverage may be "
-            "slightly below the level",
-            FedbayesWarning,
-            stacklevel=3,
+            "slightly below the level"
         )

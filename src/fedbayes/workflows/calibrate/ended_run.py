@@ -1,7 +1,6 @@
 """A run that has ended, with its data and models: for what its clients count afterwards."""
 
 import os
-import warnings
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -11,7 +10,7 @@ from fedbayes.config.config import Config
 from fedbayes.contracts import AnyMethod, Federation, Sampler
 from fedbayes.core.tensors import to
 from fedbayes.data import FederatedData
-from fedbayes.errors import FedbayesWarning, RunError
+from fedbayes.errors import RunError, warn
 from fedbayes.runs.build import stored_data, stored_run
 from fedbayes.runs.personal import own_models, require_global
 from fedbayes.storage.calibrations import (
@@ -61,11 +60,9 @@ class EndedRun:
         data = stored_data(config, folder, changed="refuse")
         run = stored_run(folder, config, data.preprocessing)
         if not personal and len(data.owners) < data.clients:
-            warnings.warn(
+            warn(
                 f"this uses {len(data.owners):,} of {data.clients:,} clients, those that are read "
-                "before the first round (data.test_clients)",
-                FedbayesWarning,
-                stacklevel=3,
+                "before the first round (data.test_clients)"
             )
         return cls(folder, config, method, data, run, personal)
 
@@ -103,8 +100,4 @@ class EndedRun:
     def note_no_noise(self, what: str) -> None:
         """Say so where what clients send now is not covered by the run's privacy."""
         if self.config.privacy.noise:
-            warnings.warn(
-                f"{what} have no noise: the ε of {self.folder.path} does not cover them",
-                FedbayesWarning,
-                stacklevel=3,
-            )
+            warn(f"{what} have no noise: the ε of {self.folder.path} does not cover them")

@@ -297,11 +297,7 @@ class Withdrawal:
         return Forgotten(self.name, str(self.folder), self.way, done, more, removed, remains)
 
     def _rounds(self, rounds: int | None) -> int:
-        """Rounds that follow.
-
-        Raises:
-            RunError: they are too few.
-        """
+        """Rounds that follow."""
         if rounds is None and self.way == "factor":
             return ROUNDS
         done = 0 if self.progress is None else self.progress.round
@@ -331,11 +327,7 @@ class Withdrawal:
     def _without_rows(
         self, config: Config, preprocessing: Preprocessing
     ) -> tuple[Config, Partition, Preprocessing]:
-        """The same with a copy of the data that lacks the client's rows, whose others move up.
-
-        Raises:
-            RunError: the copy is no DataFrame, or its rows cannot be told apart.
-        """
+        """The same with a copy of the data that lacks the client's rows, whose others move up."""
         path, name = config.data.path, self.name
         assert path is not None
         before = load_dataset(self.config.data, self.config.target_kinds)

@@ -1,26 +1,16 @@
 """The runs of a grid, sequentially or in parallel processes."""
 
-import json
-import subprocess
-import sys
-import tempfile
-import warnings
 from collections.abc import Sequence
-from concurrent.futures import Future, ThreadPoolExecutor, as_completed
-from contextlib import suppress
+from concurrent.futures import Future, as_completed
 from functools import partial
-from queue import SimpleQueue
 from typing import Protocol, TypeVar
 
 from fedbayes.config.given import refuse_objects
 from fedbayes.core.portable import require_portable
-from fedbayes.errors import ConfigError, FedbayesWarning
-from fedbayes.federation.engines.workers import affordable, environment
+from fedbayes.errors import ConfigError, warn
+from fedbayes.federation.engines.workers import DiedError, Process, ProcessPool, affordable
 from fedbayes.workflows.experiments.grid import CellT, Grid, GridJob, Told
 from fedbayes.workflows.experiments.grid_worker import in_words
-
-_SAID = 500
-"""Number of last characters of a process's output to report if it dies."""
 
 _Seen = TypeVar("_Seen", contravariant=True)
 
@@ -87,92 +77,50 @@ def _one_by_one(
     return troubles
 
 
-class _Process:
-    """A worker process, started when there is work, and again if it died."""
-
-    def __init__(self, threads: int) -> None:
-        self._threads = threads
-        self._process: subprocess.Popen[str] | None = None
-        self.closed = False
-        self._said = tempfile.TemporaryFile()  # noqa: SIM115  (lives as long as the process)
+class _Process(Process):
+    """A process that does jobs of a grid."""
 
     def run(self, job: GridJob, track: Sequence[str], told: Told) -> str:
-        """Do a job; what was wrong, or nothing, as where it was closed meanwhile."""
-        if self._process is None or self._process.poll() is not None:
-            self._process = subprocess.Popen(
-                # -P: modules are found where this process finds them, in the same order.
-                [sys.executable, "-P", "-m", "fedbayes.workflows.experiments.grid_worker"],
-                stdin=subprocess.PIPE,
-                stdout=subprocess.PIPE,
-                stderr=self._said,
-                env=environment(self._threads),
-                text=True,
-            )
-        process = self._process
-        assert process.stdin is not None
-        assert process.stdout is not None
-        with suppress(BrokenPipeError):
-            process.stdin.write(json.dumps({"job": job.packed(), "track": [*track]}) + "\n")
-            process.stdin.flush()
-        for line in process.stdout:
-            words = json.loads(line)
+        """Do a job; what was wrong, or nothing."""
+        self.tell({"job": job.packed(), "track": [*track]})
+        while True:
+            words, _ = self.hear()
             if "note" in words:
-                warnings.warn(words["note"], FedbayesWarning, stacklevel=2)
+                warn(words["note"])
             elif "round" in words:
                 told(words["round"], words["rounds"])
             else:
                 return str(words["trouble"])
-        if self.closed:
-            return ""
-        status = process.wait()
-        self._said.seek(0)
-        words = self._said.read().decode(errors="replace").strip()[-_SAID:]
-        return (
-            f"its process ended with exit status {status}"
-            + (f" and said: {words}" if words else "")
-            + ". Out of memory? Try fewer --jobs; run the same command again to resume"
-        )
-
-    def close(self) -> None:
-        """End the process."""
-        self.closed = True
-        if self._process is not None:
-            self._process.kill()
-            self._process.wait()
-            for stream in (self._process.stdin, self._process.stdout):
-                with suppress(OSError):
-                    assert stream is not None
-                    stream.close()
-        self._said.close()
 
 
 def _side_by_side(
     todo: dict[CellT, GridJob], watch: Watch[CellT], track: Sequence[str], jobs: int, threads: int
 ) -> dict[CellT, str]:
-    processes = [_Process(threads) for _ in range(jobs)]
-    idle: SimpleQueue[_Process] = SimpleQueue()
-    for process in processes:
-        idle.put(process)
+    fresh = partial(_Process, "fedbayes.workflows.experiments.grid_worker", threads)
+    pool = ProcessPool([fresh() for _ in range(jobs)], "fedbayes-grid")
 
     def work(cell: CellT) -> str:
-        process = idle.get()
+        process = pool.idle.get()
         try:
             watch.begun(cell)
-            trouble = process.run(todo[cell], track, partial(watch.advanced, cell))
-            if not process.closed:
-                watch.ended(cell, trouble)
+            try:
+                trouble = process.run(todo[cell], track, partial(watch.advanced, cell))
+            except DiedError:
+                if pool.closed:
+                    return ""
+                trouble = (
+                    f"its process ended with {process.last_words()}. Out of memory? Try fewer "
+                    "--jobs; run the same command again to resume"
+                )
+                process = pool.replace(process, fresh)
+            watch.ended(cell, trouble)
             return trouble
         finally:
-            idle.put(process)
+            pool.idle.put(process)
 
-    pool = ThreadPoolExecutor(jobs, thread_name_prefix="fedbayes-grid")
     try:
-        asked: dict[Future[str], CellT] = {pool.submit(work, cell): cell for cell in todo}
+        asked: dict[Future[str], CellT] = {pool.threads.submit(work, cell): cell for cell in todo}
         found = {asked[done]: done.result() for done in as_completed(asked)}
     finally:
-        # What is under way ends with its process; no further cell is begun.
-        pool.shutdown(wait=False, cancel_futures=True)
-        for process in processes:
-            process.close()
-        pool.shutdown(wait=True)
+        pool.close()
     return {cell: trouble for cell, trouble in found.items() if trouble}

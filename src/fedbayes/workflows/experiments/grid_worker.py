@@ -2,23 +2,22 @@
 
     python -m fedbayes.workflows.experiments.grid_worker
 
-A line of its input is a job, as JSON; lines of its output say how far that is. It ends when
-its input does, also in the middle of a run, so it never outlives the process that started it; the
-run goes on from its last complete round another time.
+A frame of its input is a job; frames of its output say how far that is (`worker.write`). It ends
+when its input does, also in the middle of a run, so it never outlives the process that started it;
+the run goes on from its last complete round another time.
 """
 
-import json
 import os
-import signal
-import sys
 import threading
 import warnings
+from contextlib import suppress
 from pathlib import Path
 from queue import SimpleQueue
 from typing import Any
 
-from fedbayes.core.signals import ENDS
 from fedbayes.errors import FedbayesError, FedbayesWarning
+from fedbayes.federation.engines.questions import Header
+from fedbayes.federation.engines.worker import pipes, read, write
 from fedbayes.workflows.experiments.grid import GridJob
 
 
@@ -37,20 +36,17 @@ def in_words(error: Exception) -> str:
 
 def main() -> None:
     """Do jobs until the input ends."""
-    for number in (signal.SIGINT, *ENDS[1:]):  # Ctrl-C and a hang-up are for the parent
-        signal.signal(number, signal.SIG_IGN)
-    replies = os.fdopen(os.dup(1), "w")
-    os.dup2(2, 1)  # what prints must not enter the pipe
-    asked: SimpleQueue[dict[str, Any]] = SimpleQueue()
+    requests, replies = pipes()
+    asked: SimpleQueue[Header] = SimpleQueue()
 
     def listen() -> None:
-        for line in sys.stdin:
-            asked.put(json.loads(line))
+        with suppress(EOFError):
+            while True:
+                asked.put(read(requests)[0])
         os._exit(0)
 
     def say(**words: Any) -> None:
-        replies.write(json.dumps(words) + "\n")
-        replies.flush()
+        write(replies, words)
 
     def shown(message: Warning | str, category: type[Warning], *_: Any, **__: Any) -> None:
         if issubclass(category, FedbayesWarning):

@@ -22,7 +22,8 @@ from fedbayes.errors import ConfigError, RunError
 from fedbayes.federation.engine_table import ENGINES
 from fedbayes.likelihoods import find_likelihood
 from fedbayes.storage.best_tracker import flat
-from fedbayes.storage.folder import Metrics, RunFolder
+from fedbayes.storage.folder import RunFolder
+from fedbayes.storage.metrics_file import Metrics
 from fedbayes.workflows.experiments.grid import Grid, GridJob
 from fedbayes.workflows.experiments.ood_inputs import (
     AUTO,

@@ -19,7 +19,8 @@ from typing import TYPE_CHECKING, Any, Self, TypeGuard
 
 import tomli_w
 
-from fedbayes.config.config import Config, renewed
+from fedbayes.config.config import Config
+from fedbayes.config.former import renewed
 from fedbayes.core.brief import Brief, grid, table, told
 from fedbayes.core.files import json_text, parse_toml, read_text, write_beside
 from fedbayes.core.lazy import in_memory
@@ -29,9 +30,10 @@ from fedbayes.runs.tracking import check
 from fedbayes.start import Listener, either
 from fedbayes.storage.activity import Notify, unnoticed
 from fedbayes.storage.best_tracker import flat
-from fedbayes.storage.folder import SEEDS_FILE, Metrics, RunFolder
+from fedbayes.storage.folder import SEEDS_FILE, RunFolder
 from fedbayes.storage.formatting import number, words
 from fedbayes.storage.inventory import FREE, Inventory, is_free
+from fedbayes.storage.metrics_file import Metrics
 from fedbayes.workflows.running import Result, complete
 
 if TYPE_CHECKING:
@@ -409,9 +411,6 @@ def _numbers(seeds: int | Sequence[int], first: int) -> list[int]:
     Args:
         seeds: how many, or which.
         first: where a number of seeds begins.
-
-    Raises:
-        ConfigError: they are invalid: there are none, one is no integer or is named twice.
     """
     if _whole(seeds):
         given: list[Any] = list(range(first, first + int(seeds)))
@@ -448,11 +447,7 @@ def _with_seed(config: Config, seed: int) -> Config:
 
 
 def _refuse_others(folder: Path, what: str, before: Config, now: Config) -> None:
-    """See that runs go on with the settings that they had, but for more rounds and other places.
-
-    Raises:
-        RunError: others differ; says which.
-    """
+    """See that runs go on with the settings that they had, but for more rounds and other places."""
     changed = Inventory(before.reopened().dump()).changes(now.reopened().dump())
     if before.rounds > now.rounds or not all(is_free(key, _FREE) for key in changed):
         raise RunError(

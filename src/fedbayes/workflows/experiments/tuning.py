@@ -24,8 +24,8 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 
-from fedbayes.config.config import Config, assign
-from fedbayes.config.given import whole
+from fedbayes.config.config import Config
+from fedbayes.config.given import assign, whole
 from fedbayes.config.settings import toml_value
 from fedbayes.console.display import console_for
 from fedbayes.core.brief import Brief, grid
@@ -36,9 +36,10 @@ from fedbayes.likelihoods import Likelihood
 from fedbayes.runs.build import build_data, build_federation
 from fedbayes.start import either
 from fedbayes.storage.best_tracker import flat
-from fedbayes.storage.folder import Metrics, RunFolder
+from fedbayes.storage.folder import RunFolder
 from fedbayes.storage.formatting import number, words
 from fedbayes.storage.inventory import dotted
+from fedbayes.storage.metrics_file import Metrics
 from fedbayes.workflows.experiments.grid import Grid, GridJob
 from fedbayes.workflows.experiments.grid_display import GridDisplay
 from fedbayes.workflows.experiments.grid_jobs import run_grid

@@ -7,16 +7,9 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from fedbayes.config.config import (
-    COHORT,
-    Config,
-    assign,
-    complete_method,
-    find_method,
-    no_setting,
-    settings,
-)
-from fedbayes.config.given import tables
+from fedbayes.config.config import Config, complete_method, find_method, no_setting, settings
+from fedbayes.config.former import COHORT
+from fedbayes.config.given import assign, tables
 from fedbayes.core.files import parse_toml, read_text
 from fedbayes.errors import ConfigError
 from fedbayes.storage.inventory import dotted
@@ -105,11 +98,7 @@ def _changed_from_defaults(own: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _sound(found: list[Variant]) -> list[Variant]:
-    """Methods that can be compared.
-
-    Raises:
-        ConfigError: as for `variants`.
-    """
+    """Methods that can be compared."""
     if not found:
         raise ConfigError("--methods is empty. Give some methods, as in --methods fedavg,fedprox")
     for number, variant in enumerate(found):

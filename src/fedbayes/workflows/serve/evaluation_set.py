@@ -1,7 +1,6 @@
 """The samples that models from files are tried on, and how these samples are standardized."""
 
 import json
-import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -23,14 +22,7 @@ from fedbayes.data.sources.conventions import WORDS
 from fedbayes.data.sources.own import has_columns, own_files
 from fedbayes.data.tables.columns import reading
 from fedbayes.data.tables.fitting import fitted, raw, unlike_training
-from fedbayes.errors import (
-    ColumnError,
-    ConfigError,
-    DataError,
-    FedbayesWarning,
-    ModelError,
-    UnclearError,
-)
+from fedbayes.errors import ColumnError, ConfigError, DataError, ModelError, UnclearError, warn
 from fedbayes.likelihoods import Likelihood, Predictor
 from fedbayes.models import ModelSettings, read_program
 from fedbayes.runs.build import build_data, build_likelihood, stored_data
@@ -144,11 +136,7 @@ Stated = tuple[Sequence[float], Sequence[float]]
 def _scaling(
     card: Card | None, source: str, mean: Sequence[float], std: Sequence[float]
 ) -> tuple[Card | None, str, Stated]:
-    """The card and its source, none where it has no more than a user's numbers, and these.
-
-    Raises:
-        ConfigError: others are given now.
-    """
+    """The card and its source, none where it has no more than a user's numbers, and these."""
     if card is None or not card.by_hand:
         return card, source, (mean, std)
     if mean or std:
@@ -192,9 +180,6 @@ def _silent(
         seen: what a network that was trained on them would see.
         scaling: mean and standard deviation.
         x: the rows that are used.
-
-    Raises:
-        DataError: values are missing, and nobody says what stands for them.
     """
     if dataset.tokens is not None or (dataset.fixed and not any(scaling)):
         return seen, "by the processor" if dataset.tokens is None else "as token ids"
@@ -253,11 +238,7 @@ def find_training(
 
 
 def _beside(card: Card | None, source: str, given: Sequence[str]) -> list[str]:
-    """The settings that say more than a card does.
-
-    Raises:
-        ConfigError: one says what is predicted, which the card does.
-    """
+    """The settings that say more than a card does."""
     if card is None:
         return list(given)
     # What the card says may be said again, so that it is trusted.
@@ -427,12 +408,10 @@ def _of_set(config: Config, card: Card | None, source: str, scaling: Stated) -> 
     data = build_data(config)
     name = data.dataset.name
     if data.dataset.official_train is None:
-        warnings.warn(
+        warn(
             f"{name} has no official test part, so samples chosen with seed {config.seed} are "
             "used; the models may have been trained on them. Use --run for the test sets of a "
-            "run.",
-            FedbayesWarning,
-            stacklevel=3,
+            "run."
         )
     x = data.raw_test(0, data.test_total)
     if card is None:
@@ -475,7 +454,7 @@ def _new_rows(
     """
     dataset = _read_rows(config, path, card, source)
     for note in dataset.notes:
-        warnings.warn(note, FedbayesWarning, stacklevel=3)
+        warn(note)
     last = dataset.official_train or dataset.samples
     rows = slice(0, last) if training else slice(dataset.official_train or 0, dataset.samples)
     whose = ""
@@ -485,21 +464,15 @@ def _new_rows(
         preprocessing, whose = card.preprocessing, trained_in(source)
         _fit(dataset, preprocessing, str(path))
         if preprocessing.features and not dataset.features:
-            warnings.warn(
+            warn(
                 f"{path} has no feature names; the order of the model's features is assumed: "
-                f"{listed(preprocessing.features, 3)}",
-                FedbayesWarning,
-                stacklevel=3,
+                f"{listed(preprocessing.features, 3)}"
             )
         if not training and _same(path, card):
-            warnings.warn(
-                f"{path} has the training data of the model of {source}",
-                FedbayesWarning,
-                stacklevel=3,
-            )
+            warn(f"{path} has the training data of the model of {source}")
     for odd in unlike_training(dataset, rows, preprocessing):
         told = odd.told(str(path), numbered=dataset.official_train is None)
-        warnings.warn(told, FedbayesWarning, stacklevel=3)
+        warn(told)
     x, y = np.array(raw(dataset, rows, preprocessing)), np.array(dataset.y[rows])
     if card is None and scaling is not None:
         preprocessing, whose = _silent(dataset, preprocessing, scaling, x)
@@ -562,11 +535,9 @@ def _loaded(read: dict[str, Any], kinds: Sequence[str], card: Card | None) -> Da
         decimal = card.preprocessing.decimal if card is not None else ""
         if not decimal:
             raise
-    warnings.warn(
+    warn(
         f"{read['path']} can be read in two ways; its decimals are {WORDS[decimal]}, as in "
-        "training (data.decimal)",
-        FedbayesWarning,
-        stacklevel=4,
+        "training (data.decimal)"
     )
     return load_dataset(DataSettings(**{**read, "decimal": decimal}), kinds)
 
@@ -627,11 +598,7 @@ def _same(path: Path, card: Card) -> bool:
 
 
 def _fit(dataset: Dataset, before: Preprocessing, name: str) -> None:
-    """See that a data set is of the kind that a model was trained on.
-
-    Raises:
-        ModelError: it is not.
-    """
+    """See that a data set is of the kind that a model was trained on."""
     for what, then, now in differences(before, dataset, may_lack_names=True):
         way = ""
         if what == SCALE and dataset.name == "own":

@@ -17,7 +17,7 @@ from fedbayes.core.files import writable, write_beside
 from fedbayes.core.tensors import Tensors, parameter_count
 from fedbayes.data import FederatedData, Preprocessing, pixel_order
 from fedbayes.data.dataset import Rows
-from fedbayes.errors import FedbayesError, FedbayesWarning, RunError
+from fedbayes.errors import FedbayesError, RunError, warn
 from fedbayes.likelihoods import Classes, Likelihood, Predictor, predictor
 from fedbayes.likelihoods.categorical import Categorical
 from fedbayes.likelihoods.temperature import at_temperature
@@ -218,22 +218,18 @@ class _Source:
         card, seen = self.card, self.card.preprocessing
         outputs = program_outputs(self.run.likelihood)
         if card.conformal is not None and card.temperature is not None:
-            warnings.warn(
+            warn(
                 f"{path.name} has a conformal threshold for probabilities without the temperature "
                 f"{card.temperature:.4g}. fedbayes predict applies the temperature; elsewhere, "
-                "divide the logits by it",
-                FedbayesWarning,
-                stacklevel=3,
+                "divide the logits by it"
             )
         elif card.temperature is not None:
             outputs += f"; at the temperature {card.temperature:.4g} of its calibration"
             card = replace(card, temperature=None)
         if seen.permuted and self.client is None:
-            warnings.warn(
+            warn(
                 f"clients of {seen.dataset} have different pixel orders. This program needs each "
-                "sample in the order of its client",
-                FedbayesWarning,
-                stacklevel=3,
+                "sample in the order of its client"
             )
         onnx = path.suffix.lower() == ".onnx"
         standardize = seen.module(self.order, checked=not onnx and _within(raw, self.card))
@@ -266,7 +262,7 @@ def _calibration(kind: CalibrationKind[Found], run: RunFolder, client: str) -> F
     try:
         return read_calibration(kind, run, client, personal=True)
     except RunError as error:
-        warnings.warn(str(error), FedbayesWarning, stacklevel=3)
+        warn(str(error))
         return None
 
 
@@ -337,11 +333,7 @@ def _within(raw: Tensor, card: Card) -> bool:
 
 
 def _difference(one: Tensor, two: Tensor, likelihood: Likelihood) -> float:
-    """The largest difference of log-probabilities, or of means in units of the target's std.
-
-    Raises:
-        RunError: it is more than rounding makes.
-    """
+    """The largest difference of log-probabilities, or of means in units of the target's std."""
     what, rounding = "log-probabilities differ by", 0.0
     if isinstance(likelihood, Classes):
         left, right = one.float().log_softmax(-1), two.float().log_softmax(-1)
@@ -437,10 +429,6 @@ def _any_number() -> tuple[dict[int, torch.export.Dim]]:
 
 
 def _require_onnx() -> None:
-    """See that what writes ONNX is installed.
-
-    Raises:
-        RunError: it is not.
-    """
+    """See that what writes ONNX is installed."""
     if find_spec("onnx") is None or find_spec("onnxscript") is None:
         raise RunError("writing .onnx needs onnx and onnxscript: pip install 'fedbayes[onnx]'")

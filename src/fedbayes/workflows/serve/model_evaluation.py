@@ -1,6 +1,5 @@
 """Models from files on test data: each alone, their average, their ensembles."""
 
-import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -20,7 +19,7 @@ from fedbayes.core.tensors import Tensors, parameter_count
 from fedbayes.core.wording import describe
 from fedbayes.data import Preprocessing
 from fedbayes.data.differences import SCALE, differences
-from fedbayes.errors import ConfigError, FedbayesWarning, ModelError
+from fedbayes.errors import ConfigError, ModelError, warn
 from fedbayes.fusion import Layers, coordinate_average
 from fedbayes.fusion.combining import combine
 from fedbayes.fusion.teacher import Teacher, class_shares
@@ -210,11 +209,7 @@ def _method_draws(
     likelihood: Likelihood,
     model: Tensors,
 ) -> Sampler:
-    """The model of the method that a card names, of raw samples.
-
-    Raises:
-        ModelError: it is code of somebody's own, which nobody trusts.
-    """
+    """The model of the method that a card names, of raw samples."""
     card.require_trusted("method.name")
     config = Config.create(method=card.method)
     run = build_run(config, network, preprocessing, likelihood, 1)
@@ -224,11 +219,7 @@ def _method_draws(
 def _try_out(
     draw: Sampler, preprocessing: Preprocessing, name: str, settings: ModelSettings
 ) -> None:
-    """See that a model gives outputs.
-
-    Raises:
-        ModelError: its weights do not fit.
-    """
+    """See that a model gives outputs."""
     try:
         with torch.no_grad():
             draw(preprocessing.example(2, torch.Generator().manual_seed(0)))
@@ -242,11 +233,7 @@ def _try_out(
 def _seen(
     card: Card | None, name: str, tests: EvaluationSet
 ) -> tuple[Preprocessing, str, Likelihood]:
-    """What a network sees of the samples, by whose numbers, and what its outputs mean.
-
-    Raises:
-        ModelError: nobody says it.
-    """
+    """What a network sees of the samples, by whose numbers, and what its outputs mean."""
     if card is None:
         return *tests.of_silent(name), tests.likelihood
     own = card.preprocessing
@@ -390,11 +377,7 @@ def compare(
 
 
 def _asked(name: str, one: Candidate, metrics: Sequence[str]) -> tuple[str, ...]:
-    """Metrics of a candidate beside those of its likelihood.
-
-    Raises:
-        ConfigError: it has none of such a name.
-    """
+    """Metrics of a candidate beside those of its likelihood."""
     found = fitting(metrics, one.likelihood)
     if not one.means:
         return found
@@ -427,21 +410,15 @@ def _score(name: str, one: Candidate, tests: EvaluationSet, asked: tuple[str, ..
 
 
 def _check(name: str, model: Candidate, tests: EvaluationSet) -> None:
-    """See that a model fits the samples, and say where it sees others than they.
-
-    Raises:
-        ModelError: it does not.
-    """
+    """See that a model fits the samples, and say where it sees others than they."""
     here, own = tests.preprocessing, model.preprocessing
     for what, then, now in differences(own, here):
         if what != SCALE:  # of which the next lines tell
             raise ModelError(f"{name} was trained on {what} {then}; the samples have {now}")
     if not own.same_inputs(here):
-        warnings.warn(
+        warn(
             f"{name} has another standardization than these samples ({tests.standardized}), and is "
-            "evaluated with its own",
-            FedbayesWarning,
-            stacklevel=3,
+            "evaluated with its own"
         )
     if model.layers is not None:
         shape = (prod(here.shape), model.likelihood.outputs)

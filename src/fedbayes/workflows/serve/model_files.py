@@ -1,7 +1,6 @@
 """What silos hand over: models in files, how many samples of each class they saw, some data."""
 
 import io
-import warnings
 from collections import OrderedDict
 from collections.abc import Collection, Mapping, Sequence
 from contextlib import suppress
@@ -26,7 +25,7 @@ from fedbayes.core.tensors import Samples, Tensors
 from fedbayes.core.wording import listed
 from fedbayes.data import Preprocessing
 from fedbayes.data.intake import arrange
-from fedbayes.errors import DataError, FedbayesWarning, ModelError, RunError
+from fedbayes.errors import DataError, ModelError, RunError, warn
 from fedbayes.federation.engine_table import ENGINES
 from fedbayes.models import CARD, DenseLayer, dense_layers, read_model
 from fedbayes.models.files import kept_order
@@ -56,17 +55,13 @@ def read_with_card(path: Path, trusted: Collection[str] = ()) -> tuple[Tensors, 
     beside = RunFolder(path.absolute().parent)
     if path.absolute() == beside.model_file and beside.summary_file.is_file():
         with suppress(OSError):  # which is told below
-            beside.check_sum(beside.model_file, read_bytes(path))
+            beside.sums.check(beside.model_file, read_bytes(path))
     weights, text = read_model(path)
     return weights, Card.load(text, str(path), trusted) if text else None
 
 
 def _own_network(path: Path, run: RunFolder, preprocessing: Preprocessing) -> tuple[Tensors, Card]:
-    """The network in the state of a client of a run, frozen parameters among its weights.
-
-    Raises:
-        ModelError: the state holds none, or is damaged.
-    """
+    """The network in the state of a client of a run, frozen parameters among its weights."""
     config = run.config().on("cpu").model_copy(update={"precision": "float32"})
     method = config.build_method()
     if method.models.headline == "global":
@@ -132,11 +127,9 @@ class ModelFiles:
                 continue
             weights, _ = self[path]
             order = class_order(weights, card, names, str(path))
-            warnings.warn(
+            warn(
                 f"{path} has its classes in another order than {first}, whose order is used: "
-                f"{listed(names)}. Give counts of samples in this order too",
-                FedbayesWarning,
-                stacklevel=3,
+                f"{listed(names)}. Give counts of samples in this order too"
             )
             seen = replace(card.preprocessing, target=replace(target, names=names))
             self._found[path] = order.weights(weights), replace(card, preprocessing=seen)
@@ -205,20 +198,16 @@ def shared_card(found: Mapping[Path, Card | None]) -> Card | None:
         first, base = next(iter(cards.items()))
         one, other = card.preprocessing, base.preprocessing
         if one.permuted and card.client != base.client:
-            warnings.warn(
+            warn(
                 f"{path} and {first} are own networks of clients with different pixel orders. "
-                "Fused models need the same inputs",
-                FedbayesWarning,
-                stacklevel=3,
+                "Fused models need the same inputs"
             )
             return None
         if one.target != other.target or not one.same_inputs(other):
-            warnings.warn(
+            warn(
                 f"{path} and {first} have different standardizations, but fused models need the "
                 "same inputs (data.summaries gives runs the same one). The fused file has no "
-                "card with names of classes and features",
-                FedbayesWarning,
-                stacklevel=3,
+                "card with names of classes and features"
             )
             return None
     return next(iter(cards.values())) if len(cards) == len(found) else None

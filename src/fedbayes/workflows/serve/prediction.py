@@ -177,11 +177,7 @@ class _Counted:
 def _read(
     model: TrainedModel, inputs: Path | str, query: str | None, sheet: str | None, size: int
 ) -> Pieces:
-    """What reads the inputs.
-
-    Raises:
-        RunError: a database and a query do not come together, or there are no sheets.
-    """
+    """What reads the inputs."""
     if sheet is not None and (query is not None or are_pictures(Path(inputs))):
         raise RunError(f"{inputs} has no sheets, so --sheet has no effect. Leave it out")
     if query is not None or "://" in str(inputs):
@@ -201,11 +197,7 @@ def _read(
 
 
 def _encode(model: TrainedModel, piece: Piece, where: str) -> tuple[list[Tensor], list[Unknown]]:
-    """What the networks take of a piece of a file.
-
-    Raises:
-        DataError: it is not such as the model was trained on; names the row of the file.
-    """
+    """What the networks take of a piece of a file."""
     try:
         return model.encode(piece.x, where)
     except CellError as error:

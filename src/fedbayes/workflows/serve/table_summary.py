@@ -1,6 +1,5 @@
 """A client's summary of its table, for a federation that encodes columns by all clients' sums."""
 
-import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -10,7 +9,7 @@ from fedbayes.config.config import Config
 from fedbayes.core.files import writable
 from fedbayes.data import load_dataset, partition
 from fedbayes.data.tables.summaries import TableSummary, summarize
-from fedbayes.errors import ConfigError, DataError, FedbayesWarning
+from fedbayes.errors import ConfigError, DataError, warn
 
 
 @dataclass(frozen=True)
@@ -63,9 +62,7 @@ def _note_single(summary: TableSummary) -> None:
         if 1 in column.categories.values()
     ]
     if found:
-        warnings.warn(
+        warn(
             f"the summary lists categories that only one row has: {', '.join(found)}. Combine "
-            "them with others first, or leave them out with --min-count",
-            FedbayesWarning,
-            stacklevel=3,
+            "them with others first, or leave them out with --min-count"
         )

@@ -1,9 +1,8 @@
 """Models that predict: of run folders and of files, one or several together."""
 
-import warnings
 from pathlib import Path
 
-from fedbayes.errors import FedbayesWarning, ModelError, RunError
+from fedbayes.errors import ModelError, RunError, warn
 from fedbayes.reports.result import StoredRun
 from fedbayes.runs.trained import Member, TrainedModel, together
 from fedbayes.storage.folder import RunFolder
@@ -96,11 +95,9 @@ def _one(
     found = open_model(path, tests)
     threshold = card.conformal if conformal else None
     if threshold is not None and found.means and threshold.score == "quantile":
-        warnings.warn(
+        warn(
             f"{path} gives only means, so its conformal threshold for quantiles has no effect. "
-            "Run fedbayes calibrate --method conformal --score residual",
-            FedbayesWarning,
-            stacklevel=3,
+            "Run fedbayes calibrate --method conformal --score residual"
         )
         threshold = None
     members = (Member(found.draw, found.preprocessing, card.reading),)

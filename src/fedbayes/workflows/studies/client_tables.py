@@ -1,6 +1,5 @@
 """The clients' tables behind a `[data]` table or files, as pandas has them, for biostatistics."""
 
-import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,7 +19,7 @@ from fedbayes.data.sources.tables import (
     has_row_numbers,
     read_table,
 )
-from fedbayes.errors import ColumnError, ConfigError, DataError, FedbayesWarning, did_you_mean
+from fedbayes.errors import ColumnError, ConfigError, DataError, did_you_mean, warn
 
 _DIVIDING = ("partition", "alpha", "clients", "class_counts", "limit", "samples_per_client")
 """Settings of how rows are divided among clients, which tables of one's own say themselves."""
@@ -95,11 +94,7 @@ def client_tables(
     given = settings.model_fields_set
     _refuse_idle(settings)
     if parts := [f"data.{name}" for name in _PARTS if name in given]:
-        warnings.warn(
-            f"all rows are used; {listed(parts)} has no effect",
-            FedbayesWarning,
-            stacklevel=2,
-        )
+        warn(f"all rows are used; {listed(parts)} has no effect")
     if not paths and settings.path is None and settings.query is None:
         return _built_in(settings, seed)
     _refuse_division(settings)
@@ -137,11 +132,7 @@ def client_tables(
 
 
 def _refuse_idle(settings: DataSettings) -> None:
-    """See that no setting is of networks.
-
-    Raises:
-        ConfigError: one is.
-    """
+    """See that no setting is of networks."""
     if settings.missing in ("impute", "indicate"):
         raise ConfigError(
             f"data.missing = {settings.missing!r} has no effect on regressions, which would treat "
@@ -158,11 +149,7 @@ def _refuse_idle(settings: DataSettings) -> None:
 
 
 def _refuse_division(settings: DataSettings) -> None:
-    """See that no setting divides rows that are divided already.
-
-    Raises:
-        ConfigError: one does.
-    """
+    """See that no setting divides rows that are divided already."""
     idle = [name for name in _DIVIDING if name in settings.model_fields_set]
     if "partition" in idle and settings.partition in ("natural", "default"):
         idle.remove("partition")
@@ -177,17 +164,15 @@ def _read(path: Path, settings: DataSettings) -> Any:
     notes: list[str] = []
     table = read_table(path, settings, notes)
     for note in notes:
-        warnings.warn(note, FedbayesWarning, stacklevel=4)
+        warn(note)
     return table
 
 
 def _by_group(table: Any, group: str | None, path: str) -> dict[str, Any]:
     if group is None:
-        warnings.warn(
+        warn(
             f"all rows of {path} belong to one client. Give the column of the clients with "
-            "--group, or one file per client",
-            FedbayesWarning,
-            stacklevel=3,
+            "--group, or one file per client"
         )
         return {"all": table}
     _require(table, group, "group", path)
@@ -201,17 +186,13 @@ def _by_group(table: Any, group: str | None, path: str) -> dict[str, Any]:
     notes: list[str] = []
     index, names = group_indices(whose.to_numpy(), path, notes)  # named as for a run
     for note in notes:
-        warnings.warn(note, FedbayesWarning, stacklevel=3)
+        warn(note)
     parts = table.drop(columns=group).groupby(index, sort=True)
     return {names[int(k)]: part.reset_index(drop=True) for k, part in parts}
 
 
 def _others(tables: dict[str, Any], settings: DataSettings) -> dict[str, Any]:
-    """The tables of all clients but those that the settings leave out.
-
-    Raises:
-        DataError: there is no such client, or none is left.
-    """
+    """The tables of all clients but those that the settings leave out."""
     if unknown := [name for name in settings.exclude if name not in tables]:
         raise DataError(
             f"data.exclude lists unknown clients: {listed(unknown)}. The clients are "

@@ -1,7 +1,6 @@
 """A regression, survival curves or a meta-analysis, from settings and files to a result."""
 
 import json
-import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -23,7 +22,7 @@ from fedbayes.biostatistics import (
 )
 from fedbayes.config.config import Config
 from fedbayes.core.files import writable, write_beside
-from fedbayes.errors import ConfigError, FedbayesWarning
+from fedbayes.errors import ConfigError, warn
 from fedbayes.workflows.studies.client_tables import ClientTables, client_tables
 
 TABLES = (".csv", ".json")
@@ -245,11 +244,7 @@ _SEVERAL = ("features", "categories")
 
 
 def _refuse_group(columns: Mapping[str, Any], tables: ClientTables) -> None:
-    """See that no column is the one that names a row's client, which clients' tables are without.
-
-    Raises:
-        ConfigError: one is.
-    """
+    """See that no column is the one that names a row's client: clients' tables have none."""
     group = tables.group
     for name in (*_ONE, *_SEVERAL):
         value = columns.get(name) or ()
@@ -272,4 +267,4 @@ def _tell_dropped(dropped: Mapping[str, int]) -> None:
 
 
 def _note(text: str) -> None:
-    warnings.warn(text, FedbayesWarning, stacklevel=3)
+    warn(text)
