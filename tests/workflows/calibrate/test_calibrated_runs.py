@@ -261,7 +261,7 @@ def test_calibrating_again_replaces_it(run, tmp_path, capsys, monkeypatch):
     told = " ".join(capsys.readouterr().out.split())
     assert "NLL before calibration" in told
     found = calibrate_temperature(place)
-    assert found.replaced == run.summary["temperature"] != found.temperature
+    assert found.replaced == (run.summary["temperature"],) != (found.temperature,)
     assert fedbayes.load(place).temperature == found.temperature
     monkeypatch.setattr("sys.argv", ["fedbayes", "calibrate", str(place), "--temperature"])
     with pytest.raises(SystemExit):

@@ -19,7 +19,9 @@ from fedbayes.likelihoods.categorical import Categorical
 from fedbayes.likelihoods.multilabel import Multilabel
 from fedbayes.likelihoods.trust import Trust, examine
 from fedbayes.reports.charts import diagram
+from fedbayes.runs.personal import temperature_of
 from fedbayes.workflows.calibrate.calibration import plot, summary
+from fedbayes.workflows.calibrate.temperature import calibrate_temperature
 from tests.helpers.command_line import command
 
 
@@ -250,3 +252,11 @@ def test_no_personal_models(tmp_path, capsys):
     assert "clients keep no model between rounds under fedavg, but" in " ".join(
         capsys.readouterr().err.split()
     )
+
+
+def test_clients_own_temperatures_are_said_to_be_replaced(tmp_path):
+    data = {"name": "digits", "clients": 3, "limit": 300, "validation": 0.2}
+    done = fedbayes.run(rounds=1, method={"name": "local"}, data=data, folder=tmp_path / "run")
+    own = [temperature_of(done.folder, client) for client in range(3)]
+    assert calibrate_temperature(tmp_path / "run", personal=True).replaced == tuple(own)
+    assert not calibrate_temperature(tmp_path / "run", personal=True).replaced
