@@ -90,7 +90,7 @@ def solve_stacked(
         _batches(problem, own, settings, count, rng)
         for problem, own, count, rng in zip(problems, samples, steps, rngs, strict=True)
     ]
-    losses = torch.zeros(max(steps), len(problems))
+    losses = torch.zeros(max(steps), len(problems), device=leaves[0].device)
     ended: dict[int, Tensors] = {}
     mapped = torch.func.vmap(loss)
     for step in range(max(steps)):
@@ -127,7 +127,7 @@ def solve_stacked(
             now = {name: t.detach() if last else t.detach().clone() for name, t in stacked.items()}
             rows = {name: tensor.unbind() for name, tensor in now.items()}
             ended |= {client: {name: row[client] for name, row in rows.items()} for client in done}
-    means = (losses.sum(0) / torch.tensor(steps)).tolist()
+    means = (losses.cpu().sum(0) / torch.tensor(steps)).tolist()
     return [
         Solved(
             ended[client],
