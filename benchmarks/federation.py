@@ -1,6 +1,7 @@
 """What a real federation costs over local training: time and bytes, on loopback.
 
     python benchmarks/federation.py [rounds] [digits | fedavg | fedsparse ...]
+    python benchmarks/federation.py large [width]
 
 One SuperLink and three SuperNodes as processes on this machine: FedAvg on the digits of
 scikit-learn, where there is next to nothing to train, so that a round is what the link costs; and
@@ -12,6 +13,9 @@ seconds a round beside those of the sequential engine and of two workers on the 
 bytes of the link in ratio to those of the encoded messages: counted by the engine (Flower's
 objects), and by the proxy. How busy the machine was with other work is told too. Needs the data
 (FEDBAYES_DATA, or the hub).
+
+`large` is a round of one client with two layers of so many units (12,500: 626 MB each way). It
+prints the time, and the largest memory of SuperLink, node and server.
 """
 
 import os
@@ -20,11 +24,14 @@ import statistics
 import sys
 import tempfile
 import threading
+import time
 from pathlib import Path
+
+import psutil
 
 sys.path.insert(0, str(Path(__file__).parent.parent))
 
-from tests.deployment import Deployment
+from tests.helpers.deployment import Deployment
 
 from fedbayes import Config, run
 from fedbayes.workflows.running import Result
@@ -107,6 +114,43 @@ def federated(config, warm):
         return seconds(ended), ended.model, ended.summary, {"down": proxy.down, "up": proxy.up}
 
 
+def large(width):
+    """Carry one message of a wide network there and back."""
+    network = {"model": {"hidden": [width, width]}, "training": {"batch_size": 64}}
+    data = {"name": "digits", "clients": 1, "partition": "iid", "limit": 64}
+    rare = {"evaluate_every": 0, "evaluate_local_every": 0, "calibration": "none"}
+    config = Config.published(rounds=1, data=data, **network, **rare)
+    with tempfile.TemporaryDirectory() as name, Deployment(Path(name)) as deployment:
+        node = deployment.start_node(0)
+        file = Path(name) / "config.toml"
+        file.write_text(config.dump())
+        began = time.monotonic()
+        process = deployment.federate(file, "--out", Path(name) / "run")
+        roles = {"SuperLink": deployment.superlink, "node": node, "server": process}
+        most = dict.fromkeys(roles, 0)
+        while process.poll() is None:
+            for role, one in roles.items():
+                most[role] = max(most[role], memory(one.pid))
+            time.sleep(0.2)
+        if process.returncode != 0:
+            sys.exit(deployment.log("federate"))
+        took, summary = time.monotonic() - began, Result(Path(name) / "run").summary
+    sent = ", ".join(f"{summary[f'bytes_{way}']:,} bytes {way}" for way in ("down", "up"))
+    held = ", ".join(f"{role} {most[role] / 2**30:.1f} GiB" for role in roles)
+    print(f"{sent}: {took:.0f} s; memory of the {held}")
+
+
+def memory(pid):
+    """Bytes of a process and its children; 0 once it has ended."""
+    total = 0
+    try:
+        for one in (process := psutil.Process(pid), *process.children(recursive=True)):
+            total += one.memory_info().rss
+    except psutil.Error:
+        pass
+    return total
+
+
 def seconds(ended):
     """Of a round; the first waits for the nodes to say who they are."""
     return statistics.median(line["seconds"] for line in ended.metrics[1:])
@@ -117,5 +161,7 @@ def same(one, other):
 
 
 if __name__ == "__main__":
+    if sys.argv[1:2] == ["large"]:
+        sys.exit(large(int(sys.argv[2]) if len(sys.argv) > 2 else 12_500))
     for name in sys.argv[2:] or CASES:
         measure(name, int(sys.argv[1]) if len(sys.argv) > 1 else 10)

@@ -76,7 +76,7 @@ PINS = {
 PFLLIB = ("https://github.com/TsingZ0/PFLlib", "d832e76f6a23b833038949ec1e4fdefe63a4d350")
 PYTHONS = {"blazefl": ("python3.14t", "python3.14", "python3.13", "python3.12")}
 """Interpreters to look for; of others the one that runs this."""
-OURS = {"ours-sequential": "sequential", "ours-workers": "workers", "ours-ray": "ray"}
+OURS = {f"ours-{name}": name for name in ("sequential", "stacked", "workers", "ray")}
 CASES = {
     **{name: pfl_speed.CASES[name] for name in ("mlp", "lenet5")},
     "tiny": {

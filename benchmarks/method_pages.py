@@ -3,8 +3,8 @@
     python benchmarks/method_pages.py            # all pages
     python benchmarks/method_pages.py averaging  # one page
 
-Of the summary that a run prints, the accuracies and the bytes are shown. `tests/test_docs.py` sees
-that the numbers are still near.
+Of the summary that a run prints, the accuracies and the bytes are shown.
+`tests/repository/test_docs.py` sees that the numbers are still near.
 """
 
 import re

@@ -21,7 +21,7 @@ sys.path.insert(0, str(Path(__file__).parent.parent))
 
 import psutil
 from benchmarks.round_speed import CASES, settings, timed
-from tests.ray_nodes import PATIENCE, Nodes
+from tests.helpers.ray_nodes import PATIENCE, Nodes
 
 from fedbayes import Simulation
 

@@ -1,8 +1,8 @@
 """What MkDocs does with notebooks: a page of each, with the outputs that are stored in it.
 
 They are plain JSON, so nothing has to be installed and nothing is executed; `make notebooks`
-executes them, and `tests/test_notebooks.py` sees that the outputs are still true. The notebook
-itself is a file to download.
+executes them, and `tests/repository/test_notebooks.py` sees that the outputs are still
+true. The notebook itself is a file to download.
 """
 
 import json

@@ -1,7 +1,7 @@
 """Plain English: words and phrases that we do not write, and sentences that are too long.
 
-The test `tests/test_language.py` reads documentation, help texts, settings, docstrings and
-messages.
+The test `tests/repository/test_language.py` reads documentation, help texts, settings,
+docstrings and messages.
 `python -m tests.language docs` lists the findings in docs/ and README.md by file;
 `python -m tests.language src` those in the package.
 """
@@ -15,7 +15,8 @@ from pathlib import Path
 
 import click
 
-ROOT = Path(__file__).parent.parent
+from tests import ROOT
+
 LONGEST = 35
 """Words in a sentence."""
 

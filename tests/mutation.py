@@ -31,7 +31,8 @@ import pytest
 from mutmut.mutation.diff_apply import get_diff_for_mutant
 from mutmut.stats import status_by_exit_code
 
-ROOT = Path(__file__).parent.parent
+from tests import ROOT
+
 MUTANTS = ROOT / "mutants"
 KILLED = {"killed", "timeout", "segfault"}
 EQUIVALENT = tomllib.loads((ROOT / "tests/equivalent_mutants.toml").read_text())["mutant"]

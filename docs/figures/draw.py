@@ -5,7 +5,7 @@
     python docs/figures/draw.py fusion --runs DIR      # with runs that an earlier call left in DIR
 
 Pictures are 700 pixels wide, in the colours of `fedbayes.reports.palette`. Numbers are those of the
-runs; `numbers.json` has them, and tests/test_figures.py compares the README with it.
+runs; `numbers.json` has them, and tests/repository/test_figures.py compares the README with it.
 """
 
 import argparse

@@ -50,6 +50,7 @@ from fedbayes.federation.client_runtime import ClientFailure, ClientResult, Eval
 from fedbayes.federation.engines import Engine
 from fedbayes.federation.engines.sequential import Sequential
 from fedbayes.federation.stages.checks import check_entries, decode_report, encode_report
+from fedbayes.inference.problem import each, stack
 from fedbayes.runs.simulation import Simulation
 from fedbayes.workflows.running import resume, run
 
@@ -126,6 +127,7 @@ class MethodContract:
             "task": dict(self.task),
             "model": {"hidden": [8]},
             "method": {"name": self.method, **self.parameters},
+            "metrics": [],  # of predictions, in which they are alike
             **self.settings,
             **changes,
         }
@@ -297,7 +299,7 @@ class MethodContract:
 
             split = [_split(stated.arguments[0], run.network.buffers) for stated in both]
             arguments = [(*s, *b.arguments[1:]) for s, b in zip(split, both, strict=True)]
-            stacked = _stacked([_copied(a) for a in arguments])
+            stacked = stack([_copied(a) for a in arguments])
             mapped = torch.func.vmap(torch.func.grad_and_value(energy), randomness="different")
             with seeds.global_rng(0, "layers", device=run.network.device):
                 mapped(*_copied(stacked))
@@ -507,29 +509,7 @@ def _reached(thing: Any, seen: set[int]) -> Iterator[Tensor]:
 
 def _copied(tree: Any) -> Any:
     """A tree of tensors with tensors of its own."""
-    return _each(lambda tensor: tensor.clone(), tree)
-
-
-def _stacked(trees: list[Any]) -> Any:
-    """Trees of one form as one, each tensor with a first axis for the trees.
-
-    Rows lie one behind the other: some of PyTorch's layers (GroupNorm) cannot be mapped over
-    filters that are laid out channels last.
-    """
-    return _each(lambda *tensors: torch.stack(tensors).contiguous(), *trees)
-
-
-def _each(change: Callable[..., Tensor], *trees: Any) -> Any:
-    """What a function makes of the tensors at each place of trees of one form."""
-    first = trees[0]
-    if isinstance(first, Tensor):
-        return change(*trees)
-    if isinstance(first, dict):
-        return {name: _each(change, *(tree[name] for tree in trees)) for name in first}
-    if isinstance(first, list | tuple):
-        items = [_each(change, *parts) for parts in zip(*trees, strict=True)]
-        return type(first)(*items) if hasattr(first, "_fields") else type(first)(items)
-    raise TypeError(f"a problem needs tensors in dicts, lists and tuples, got {first!r}")
+    return each(lambda tensor: tensor.clone(), tree)
 
 
 def _pairs(one: Any, two: Any, place: str = "") -> Iterator[tuple[str, tuple[Tensor, Tensor]]]:

@@ -7,13 +7,13 @@ from multiprocessing import get_context
 import numpy as np
 import pandas as pd
 import pytest
-from small_files import write_images
 
 from fedbayes.data import DataSettings, catalogue, load_dataset, plot_partition
 from fedbayes.data import cache as cache_module
 from fedbayes.data import dataset as dataset_module
 from fedbayes.data.sources import images
 from fedbayes.errors import DataError
+from tests.helpers.small_files import write_images
 
 
 @pytest.fixture

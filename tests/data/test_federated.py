@@ -3,11 +3,11 @@ import dataclasses
 import numpy as np
 import pytest
 import torch
-from small_files import pool
 
 from fedbayes.data import DataSettings, FederatedData, load_dataset, partition
 from fedbayes.data.dataset import build_dataset, moments
 from fedbayes.errors import DataError, FedbayesWarning
+from tests.helpers.small_files import pool
 
 
 def federate(dataset, seed=0, **asked):

@@ -6,11 +6,11 @@ import time
 
 import numpy as np
 import pytest
-from small_files import write_images
 
 from fedbayes.data import DataSettings, load_dataset
 from fedbayes.data.sources import hub
 from fedbayes.errors import DataError
+from tests.helpers.small_files import write_images
 
 
 @pytest.fixture

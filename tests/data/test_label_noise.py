@@ -5,12 +5,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy.stats import binom, chisquare
-from small_files import pool
 
 from fedbayes import Config, Simulation
 from fedbayes.data import DataSettings, FederatedData, load_dataset, partition
 from fedbayes.errors import ConfigError, FedbayesWarning
 from fedbayes.runs.build import build_data
+from tests.helpers.small_files import pool
 
 
 def federate(dataset, share, seed=0, **asked):

@@ -5,7 +5,6 @@ import warnings
 import numpy as np
 import pandas as pd
 import pytest
-from small_files import pool
 
 import fedbayes
 from fedbayes.config.config import Config
@@ -13,6 +12,7 @@ from fedbayes.data import DataSettings, choose_scheme, load_dataset, partition
 from fedbayes.errors import DataError, FedbayesWarning
 from fedbayes.runs.build import runtime
 from fedbayes.runs.simulation import Simulation
+from tests.helpers.small_files import pool
 
 
 def notes(dataset, **asked):

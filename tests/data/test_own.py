@@ -6,7 +6,6 @@ import numpy as np
 import pandas as pd
 import pytest
 from pydantic import ValidationError
-from small_files import encode
 
 from fedbayes.data import DataSettings, load_dataset
 from fedbayes.data.sources.streams import Rows
@@ -14,6 +13,7 @@ from fedbayes.data.tables.check import check_table
 from fedbayes.errors import DataError
 from fedbayes.inputs import build_prior
 from fedbayes.workflows.serve.model_files import read_samples
+from tests.helpers.small_files import encode
 
 
 @pytest.fixture

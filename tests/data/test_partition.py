@@ -4,11 +4,11 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from small_files import pool
 
 from fedbayes.data import DataSettings, Partition, partition
 from fedbayes.data.schemes import _SCHEMES
 from fedbayes.errors import DataError
+from tests.helpers.small_files import pool
 
 SCHEMES = ("iid", "dirichlet", "dirichlet-equal", "shards", "natural")
 

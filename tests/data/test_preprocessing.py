@@ -6,12 +6,12 @@ import numpy as np
 import pandas as pd
 import pytest
 import torch
-from small_files import pool
 
 from fedbayes.core.targets import Target
 from fedbayes.data import DataSettings, FederatedData, Preprocessing, load_dataset, partition
 from fedbayes.data.dataset import build_dataset
 from fedbayes.errors import DataError, FedbayesWarning
+from tests.helpers.small_files import pool
 
 TABLE = Preprocessing(
     shape=(2,),

@@ -11,6 +11,7 @@ pytestmark = [
 ]
 
 
+@pytest.mark.slow
 def test_mnist():
     mnist = load_dataset(DataSettings(name="mnist"))
     assert mnist.x.shape == (70_000, 1, 28, 28)
@@ -24,6 +25,7 @@ def test_mnist():
     assert mnist.y[:5].tolist() == [5, 0, 4, 1, 9]
 
 
+@pytest.mark.slow
 def test_mnist_among_many_clients():
     settings = DataSettings(name="mnist", partition="iid", clients=10_000)
     mnist = load_dataset(settings)

@@ -7,12 +7,12 @@ import struct
 import numpy as np
 import pandas as pd
 import pytest
-from small_files import write_images
 
 from fedbayes.data import DataSettings, load_dataset, partition
 from fedbayes.data.sources.einstein import AGE, BLOOD_COUNT, LABEL
 from fedbayes.data.sources.har import ACTIVITIES
 from fedbayes.errors import DataError
+from tests.helpers.small_files import write_images
 
 RNG = np.random.default_rng(0)
 

@@ -18,7 +18,7 @@ import pandas as pd
 
 import fedbayes
 from fedbayes.core.files import digest
-from tests.command_line import command
+from tests.helpers.command_line import command
 from tests.hostile import folders
 from tests.hostile.kills import forked
 

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from fedbayes.matching import Objective, assign, cost_matrix
-from tests.matching.brute import data_terms, last_customer, random_problem
+from tests.helpers.brute import data_terms, last_customer, random_problem
 
 
 def situation(seed, equal):

@@ -6,7 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fedbayes.matching import Objective, layer, match_layer
-from tests.matching.brute import data_terms, posterior_mean, random_problem, relative_costs
+from tests.helpers.brute import data_terms, posterior_mean, random_problem, relative_costs
 
 
 def process(assignments, objective, clients):

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from fedbayes.errors import ModelError
 from fedbayes.matching import Objective, layer
-from tests.matching.brute import data_terms, random_problem, relative_costs
+from tests.helpers.brute import data_terms, random_problem, relative_costs
 from tests.matching.test_layer import match, process
 
 

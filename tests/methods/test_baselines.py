@@ -21,8 +21,8 @@ from fedbayes.methods.perfedavg import PerFedAvg
 from fedbayes.methods.pfedme import PFedMe
 from fedbayes.methods.qfedavg import FACTORS, QFedAvg
 from fedbayes.models import Network
-from tests.methods.places import at, network, rounds, run_of, samples
-from tests.toy_models import head_first
+from tests.helpers.places import at, network, rounds, run_of, samples
+from tests.helpers.toy_models import head_first
 
 SMALL = {
     "rounds": 3,
@@ -152,7 +152,9 @@ def _ran(method, sizes, count, **training):
     return float((found - optimum).norm())
 
 
-@pytest.mark.parametrize("sizes", [(30, 30, 30), (10, 20, 60)])
+@pytest.mark.parametrize(
+    "sizes", [pytest.param((30, 30, 30), marks=pytest.mark.slow), (10, 20, 60)]
+)
 def test_feddyn_ends_at_the_pooled_optimum_where_fedavg_does_not(sizes):
     """Least squares of clients that differ, in full batches and many local steps."""
     assert _ran(FedDyn(alpha=0.5), sizes, 80) < 1e-3

@@ -17,8 +17,8 @@ from fedbayes.inference.combination import factors
 from fedbayes.methods.combined import Combined, amplification
 from fedbayes.models import MLP, Network
 from fedbayes.runs.simulation import Simulation
-from tests.command_line import command
-from tests.methods.places import at, run_of, samples
+from tests.helpers.command_line import command
+from tests.helpers.places import at, run_of, samples
 
 SIZES = st.lists(st.integers(1, 1000), min_size=1, max_size=8)
 

@@ -14,7 +14,7 @@ from fedbayes.errors import ConfigError, MessageError
 from fedbayes.likelihoods import build_likelihood
 from fedbayes.methods.dsvgd import Dsvgd, _stein
 from fedbayes.models import Network
-from tests.methods.places import at, network, rounds, run_of
+from tests.helpers.places import at, network, rounds, run_of
 from tests.methods.test_moments import STD, pooled, regressions
 
 

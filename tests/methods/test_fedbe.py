@@ -14,7 +14,7 @@ from fedbayes.federation.stages.bounds import norms_compared
 from fedbayes.methods.fedbe import FedBe, FedBeServer, FedBeSums
 from fedbayes.models import Network
 from fedbayes.models.networks import MLP
-from tests.methods.places import at, network, run_of, samples
+from tests.helpers.places import at, network, run_of, samples
 
 SIZES = [5.0, 1.0, 14.0]
 
@@ -155,6 +155,7 @@ def test_running_statistics_are_the_clients_mean():
         assert torch.isfinite(outputs).all()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("cycles", [1, 2])
 def test_what_goes_out_learns_the_ensemble(cycles):
     """Its predictions on fresh inputs come nearer to the ensemble's than the mean's do."""

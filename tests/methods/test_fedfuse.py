@@ -22,7 +22,7 @@ from fedbayes.methods.fedfuse import FedFuse
 from fedbayes.models import Network
 from fedbayes.models.networks import MLP
 from fedbayes.models.resize import with_weights
-from tests.methods.places import at, network, run_of, samples
+from tests.helpers.places import at, network, run_of, samples
 
 
 def reports(models, weights, counts=None):

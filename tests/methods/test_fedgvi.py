@@ -17,7 +17,7 @@ from fedbayes.likelihoods import build_likelihood
 from fedbayes.methods.fedgvi import FedGvi
 from fedbayes.methods.pvi import Pvi
 from fedbayes.models import Network
-from tests.methods.places import at, network, posterior_of, run_of
+from tests.helpers.places import at, network, posterior_of, run_of
 
 REAL = Target("real", ("y",), center=(0.0,), scale=(1.0,))
 TRAINING = {"optimizer": "adam", "lr": 0.02, "epochs": 400, "batch_size": 100}

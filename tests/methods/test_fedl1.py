@@ -7,7 +7,7 @@ from fedbayes.contracts import Stateless, Sum
 from fedbayes.core.tensors import Samples
 from fedbayes.methods.fedl1 import FedL1
 from fedbayes.models import units
-from tests.methods.places import at, network, run_of
+from tests.helpers.places import at, network, run_of
 
 
 @pytest.mark.parametrize("by_size", [False, True])

@@ -17,7 +17,7 @@ from fedbayes.likelihoods import build_likelihood
 from fedbayes.methods.fedavg import FedAvg
 from fedbayes.methods.fedpa import FedPa
 from fedbayes.models import Network
-from tests.methods.places import at, network, run_of, samples
+from tests.helpers.places import at, network, run_of, samples
 
 SOLVED = {"lr": 0.05, "steps": 20, "batch_size": 4}
 

@@ -18,7 +18,7 @@ from fedbayes.federation.engines.sequential import Sequential
 from fedbayes.inference import gates
 from fedbayes.methods.fedsparse import Control, FedSparse, FedSparseServer, ScaffoldFedSparse
 from fedbayes.models import LeNet5, Network, ResNet20, units
-from tests.methods.places import at, difference, network, run_of, samples
+from tests.helpers.places import at, difference, network, run_of, samples
 
 
 def prior(net, method, seed=1):

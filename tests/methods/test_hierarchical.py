@@ -17,7 +17,7 @@ from fedbayes.likelihoods.noise import LIMIT, LearntNoise
 from fedbayes.likelihoods.numeric import bounded
 from fedbayes.methods.hierarchical import Hierarchical, _Population
 from fedbayes.models import Network
-from tests.methods.places import at, network, rounds, run_of
+from tests.helpers.places import at, network, rounds, run_of
 
 CENTRE, SCALE = 300.0, 50.0
 

@@ -15,7 +15,7 @@ from fedbayes.inference.gaussian import NaturalGaussian, standard
 from fedbayes.likelihoods import build_likelihood
 from fedbayes.methods.ivon_admm import IvonAdmm, away, constant
 from fedbayes.models import Network
-from tests.methods.places import at, network, run_of
+from tests.helpers.places import at, network, run_of
 
 NAME = "0.weight"
 
@@ -206,6 +206,7 @@ def test_one_client_after_another_gets_there_too():
     assert apart(found[-1], pooled(parts)) < 1e-3
 
 
+@pytest.mark.slow
 def test_ivon_finds_the_posterior_of_the_pooled_rows():
     """E-steps by gradients of drawn weights, in place of closed forms."""
     parts = rows(2)
@@ -226,6 +227,7 @@ def test_ivon_finds_the_posterior_of_the_pooled_rows():
     torch.testing.assert_close(tail[-1].precision[NAME], wanted.precision[NAME], rtol=0.15, atol=0)
 
 
+@pytest.mark.slow
 def test_with_precisions_that_stay_it_is_federated_admm():
     """min Σ_k f_k(m_k) + |m|²/2s² with m_k = m and penalty ρ/s², against its own steps."""
     parts, std, rho = rows(2), 0.05, 0.4

@@ -17,7 +17,7 @@ from fedbayes.methods.fedlap import FedLap
 from fedbayes.models import Network
 from fedbayes.models.networks import MLP
 from fedbayes.storage.folder import RunFolder
-from tests.methods.places import at, rounds, run_of
+from tests.helpers.places import at, rounds, run_of
 from tests.methods.test_moments import linear_run, pooled, regressions
 
 

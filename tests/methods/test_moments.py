@@ -14,7 +14,7 @@ from fedbayes.likelihoods import build_likelihood
 from fedbayes.methods.fedep import FedEP
 from fedbayes.methods.fedlap import FedLap
 from fedbayes.models import Network
-from tests.methods.places import at, network, rounds, run_of
+from tests.helpers.places import at, network, rounds, run_of
 
 STD = 0.7
 """Of the noise, known."""
@@ -75,6 +75,7 @@ def test_one_synchronous_round_gives_the_pooled_posterior(method):
     torch.testing.assert_close(found[-1].precision["0.weight"], product, rtol=1e-6, atol=0)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("method", [FedLap, FedEP])
 def test_drawn_targets_give_the_precision_on_average(method):
     """Gaussian targets of 60 rows, 400 for each: (y − f)²/σ⁴ has the deviation √2/σ² around 1/σ²,
@@ -170,6 +171,7 @@ def test_a_tempered_likelihood_counts_more_often():
         )
 
 
+@pytest.mark.slow
 def test_langevin_moments_come_near_the_pooled_posterior():
     """One round of several thousand steps: within Monte-Carlo error and that of finite steps."""
     data = regressions(apart=0.0)

@@ -10,7 +10,7 @@ from fedbayes.contracts import factors, moments
 from fedbayes.core.messages import dense
 from fedbayes.core.tensors import Samples, pack, to, unpack
 from fedbayes.methods import METHODS, ivon_admm
-from tests.methods.places import at, network, run_of
+from tests.helpers.places import at, network, run_of
 
 META = torch.device("meta")
 LOOK = ("combined", "fedfuse", "qfedavg")

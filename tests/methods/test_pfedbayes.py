@@ -16,7 +16,7 @@ from fedbayes.likelihoods import build_likelihood
 from fedbayes.methods.pfedbayes import PFedBayes, PFedBayesClient, PFedBayesServer
 from fedbayes.models import Network
 from fedbayes.models.networks import MLP
-from tests.methods.places import at, network, run_of
+from tests.helpers.places import at, network, run_of
 
 NAME = "0.weight"
 
@@ -111,7 +111,8 @@ def fixed_point(means, n, zeta):
     return centre, variance**0.5, own, precision**-0.5
 
 
-@pytest.mark.parametrize("zeta", [pytest.param(1.0, marks=pytest.mark.slow), 4.0])
+@pytest.mark.slow
+@pytest.mark.parametrize("zeta", [1.0, 4.0])
 def test_the_conjugate_fixed_point_stays_and_another_point_does_not(zeta):
     """Clients' copies leave w, each towards its own data; their mean stays where theory says."""
     means, n = [-0.9, 0.3, 1.2], 20

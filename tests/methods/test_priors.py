@@ -31,7 +31,7 @@ from fedbayes.methods.mixture import Mixture
 from fedbayes.models import Network
 from fedbayes.runs.build import build_data
 from fedbayes.runs.cohorts import sample_cohort
-from tests.methods.places import at, difference, network, run_of, samples
+from tests.helpers.places import at, difference, network, run_of, samples
 
 
 def prior_of(method):
@@ -490,6 +490,7 @@ def test_the_ensemble_predicts_with_the_mean_of_softmaxes(tmp_path):
     assert run.summary["bytes_down"] > 2.5 * run.summary["bytes_up"]
 
 
+@pytest.mark.slow
 def test_single_step_em_climbs_the_marginal_likelihood():
     """Appendix F on a conjugate model: D_s ~ N(φ_s, σ²), φ_s ~ N(w, 1/λ).
 

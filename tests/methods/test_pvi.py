@@ -16,7 +16,7 @@ from fedbayes.methods.pvi import Pvi
 from fedbayes.methods.virtual import Virtual
 from fedbayes.models import Network
 from fedbayes.models.networks import MLP
-from tests.methods.places import at, network, posterior_of, run_of
+from tests.helpers.places import at, network, posterior_of, run_of
 
 
 def test_it_is_virtual_without_networks_of_clients():

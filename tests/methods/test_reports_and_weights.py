@@ -16,7 +16,7 @@ from fedbayes.methods.fedsparse import Controlled, ScaffoldFedSparse
 from fedbayes.methods.mixture import Mixture
 from fedbayes.methods.virtual import Virtual
 from fedbayes.models import units
-from tests.methods.places import at, network, run_of, samples
+from tests.helpers.places import at, network, run_of, samples
 
 
 def test_clients_of_a_mixture_weigh_as_many_samples_as_they_have():

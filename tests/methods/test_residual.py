@@ -15,7 +15,7 @@ from fedbayes.methods.fedsparse import FedSparse, FedSparseServer
 from fedbayes.models import Network, ResNet20, units
 from fedbayes.models.compact import compact
 from fedbayes.workflows.serve.export import export
-from tests.methods.places import at, run_of
+from tests.helpers.places import at, run_of
 
 SHAPE = (3, 16, 16)
 
@@ -141,6 +141,7 @@ def test_feddrop_trains_a_narrower_resnet(net):
         )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "method",
     [

@@ -17,7 +17,7 @@ from fedbayes.methods.fedivon import FedIvon, FedIvonServer
 from fedbayes.methods.fedpm import FedPm, _fixed
 from fedbayes.methods.fens import MIXER, Fens, FensServer
 from fedbayes.methods.qlsd import Qlsd, _read
-from tests.methods.places import at, network, rounds, run_of, samples
+from tests.helpers.places import at, network, rounds, run_of, samples
 from tests.methods.test_moments import linear_run, pooled, regressions
 
 PLAIN = {"optimizer": "sgd"}
@@ -248,6 +248,7 @@ def test_fens_starts_at_the_mean_of_the_networks_that_came():
     torch.testing.assert_close(found, (both[0] + both[1]) / 2)
 
 
+@pytest.mark.slow
 def test_qlsd_draws_the_posterior_of_all_rows():
     """Mean and covariance of the chain on a linear regression, at any division of rows."""
     data = [*regressions(orthogonal=False), *regressions(1, rows=7, orthogonal=False, seed=5)]

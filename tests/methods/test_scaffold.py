@@ -27,7 +27,7 @@ from fedbayes.inference.solve import batches
 from fedbayes.methods.fedsparse import ScaffoldFedSparse
 from fedbayes.methods.scaffold import Control, Scaffold
 from fedbayes.testing import assert_identical
-from tests.methods.places import at, network, run_of, samples
+from tests.helpers.places import at, network, run_of, samples
 
 
 def gradient(weights, x, y):
@@ -89,7 +89,7 @@ def test_the_gradient_at_the_servers_weights_moves_no_running_statistics():
         config = fedbayes.Config.published(
             rounds=1,
             data={"name": "digits", "clients": 2, "limit": 60},
-            model={"name": "tests.toy_models:normalized"},
+            model={"name": "tests.helpers.toy_models:normalized"},
             training={"lr": 0.05, "batch_size": 8},
             method=method,
         )

@@ -9,7 +9,7 @@ from fedbayes.core.messages import Masked, dense, encode
 from fedbayes.methods.feddrop import FedDrop
 from fedbayes.methods.fedl1 import FedL1
 from fedbayes.models import LeNet5, Network, ResNet20, units
-from tests.methods.places import at, difference, network, run_of, samples
+from tests.helpers.places import at, difference, network, run_of, samples
 
 
 def test_every_client_drops_a_fixed_share_of_its_own():

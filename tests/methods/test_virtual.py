@@ -34,7 +34,7 @@ from fedbayes.models.variational import (
 )
 from fedbayes.workflows.calibrate.calibration import trust
 from fedbayes_papers.virtual import accuracies, final_accuracies
-from tests.methods.places import at, network, run_of, samples
+from tests.helpers.places import at, network, run_of, samples
 
 
 def random_gaussian(seed, **shapes):

@@ -17,8 +17,8 @@ from fedbayes.methods.fedsparse import FedSparse, FedSparseServer, ScaffoldFedSp
 from fedbayes.models import Network
 from fedbayes.models.networks import MLP
 from fedbayes.models.units import Entries, masks, row_norms, zero
-from tests.methods.places import at, network, run_of, samples
-from tests.toy_models import rolled
+from tests.helpers.places import at, network, run_of, samples
+from tests.helpers.toy_models import rolled
 
 
 def spread(net, method, seed=1):
@@ -238,7 +238,7 @@ def test_weights_of_networks_without_units_are_gated():
     settings = {
         "rounds": 1,
         "data": {"name": "digits", "clients": 2, "limit": 60, "partition": "iid"},
-        "model": {"name": "tests.toy_models:rolled"},
+        "model": {"name": "tests.helpers.toy_models:rolled"},
     }
     run = fedbayes.run(method={"name": "fedsparse", **PRUNING}, **settings)
     gated = {n.removeprefix("alive_") for n in run.metrics[-1]["update"] if n.startswith("alive_")}

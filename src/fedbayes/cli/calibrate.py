@@ -216,10 +216,15 @@ def _temperature(folder: Path, as_json: bool, **options: Any) -> dict[str, Any]:
             soft_wrap=True,
         )
     Console().print(f"wrote {found.path}; predict uses it", highlight=False, soft_wrap=True)
-    if found.replaced is not None:
+    if found.replaced:
+        what = (
+            f"clients' own temperatures, {min(found.replaced):.4f} to {max(found.replaced):.4f}"
+            if options["personal"]
+            else f"the temperature {found.replaced[0]:.4f} of the end of the run"
+        )
         Console().print(
-            f"it replaces the temperature {found.replaced:.4f} of the end of the run. predict and "
-            "export use the new one; summary.json and reports keep the old one",
+            f"it replaces {what}. predict and export use the new one; summary.json and reports "
+            "keep the old one",
             highlight=False,
             soft_wrap=True,
         )

@@ -263,6 +263,11 @@ class Config(Settings):
                     "bits = 'portable' computes in float32, and precision is 'bf16'. Set "
                     "precision = 'float32'"
                 )
+            if not ENGINES[self.engine].exact:
+                raise ConfigError(
+                    f"bits = 'portable' needs an engine that rounds as 'sequential' does, and "
+                    f"engine is {self.engine!r}. Set engine = 'sequential'"
+                )
         return self
 
     @field_validator("devices")

@@ -25,6 +25,8 @@ def choose(config: Config, run: Federation, data: FederatedData) -> Config:
         config: the settings.
         run: of the federation, with published values for open settings.
         data: the clients' data, or what the server has of them.
+
+    A method that recommends nothing trains nothing, so nothing is said of its training.
     """
     method, training = config.named_method(), config.training
     if not (training.open or method.open):
@@ -40,15 +42,18 @@ def choose(config: Config, run: Federation, data: FederatedData) -> Config:
     wanted: Mapping[str, Any] = {
         f"method.{n}": value for n, value in method.about.published.items()
     }
+    trains = True
     if method.preset == "recommended":
-        wanted = _beside(training, method.recommended(known))
+        wanted = method.recommended(known)
+        trains = bool(wanted)
+        wanted = _beside(training, wanted)
         _require_choosable(method, training, wanted)
     trained = training.with_chosen(_part(wanted, "training"))
     made = method.with_chosen(_part(wanted, "method"))
     chosen = {f"training.{name}": getattr(trained, name) for name in training.open}
     chosen |= {f"method.{name}": getattr(made, name) for name in method.open}
     table = {"name": config.method["name"], **made.model_dump(mode="json", exclude_none=True)}
-    told = {key: value for key, value in chosen.items() if value is not None}
+    told = {key: value for key, value in chosen.items() if value is not None and trains}
     told = {**config.settings_chosen, **told}  # those of a run that this config comes from
     return config.model_copy(update={"training": trained, "method": table, "settings_chosen": told})
 

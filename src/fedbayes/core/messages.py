@@ -11,11 +11,11 @@ Nothing is pickled.
 import zlib
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from functools import lru_cache
 from math import prod
 
 import numpy as np
 import torch
-from safetensors.torch import save
 from torch import Tensor
 
 from fedbayes.core.tensor_files import (
@@ -23,9 +23,11 @@ from fedbayes.core.tensor_files import (
     MOST_AXES,
     MOST_ENTRIES,
     FilePart,
+    contents,
     load,
     parse,
     parts,
+    written,
 )
 from fedbayes.core.tensors import Tensors
 from fedbayes.errors import MessageError, quoted
@@ -227,20 +229,17 @@ def encode(
             flat[name] = item
     if not flat:
         return b""
-    # Tensors that share memory must be stored apart; only then is a copy needed.
-    owners: set[int] = set()
-    for name, tensor in flat.items():
-        stored = tensor.detach().to("cpu").contiguous()
-        if stored.numel() and stored.untyped_storage().data_ptr() in owners:
-            stored = stored.clone()
-        owners.add(stored.untyped_storage().data_ptr())
-        flat[name] = stored
-    data = bytes(save(flat, dict(metadata) if metadata else None))
-    if plain:
-        return data
-    end = 8 + int.from_bytes(data[:8], "little")
-    header = zlib.compress(data[8:end], 9)
-    return (len(header) | _DEFLATED).to_bytes(8, "little") + header + data[end:]
+    layout = tuple((name, tensor.dtype, tuple(tensor.shape)) for name, tensor in flat.items())
+    order, header = written(layout, tuple((metadata or {}).items()))
+    start = header if plain else _deflated(header)
+    length = len(start) if plain else len(start) | _DEFLATED
+    pieces = (contents(flat[name]) for name in order)
+    return b"".join((length.to_bytes(8, "little"), start, *pieces))
+
+
+@lru_cache(maxsize=16)
+def _deflated(header: bytes) -> bytes:
+    return zlib.compress(header, 9)
 
 
 def metadata(data: bytes) -> dict[str, str]:

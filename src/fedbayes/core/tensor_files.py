@@ -29,34 +29,39 @@ _COMMAS, _BRACKETS = MOST_AXES + 4, 3
 
 _INT = {int}
 NAMES = {
-    "F64": ("float64", "f8"),
-    "F32": ("float32", "f4"),
-    "F16": ("float16", "f2"),
-    "BF16": ("bfloat16", ""),
-    "I64": ("int64", "i8"),
-    "I32": ("int32", "i4"),
-    "I16": ("int16", "i2"),
-    "I8": ("int8", "i1"),
     "U64": ("uint64", ""),
+    "I64": ("int64", "i8"),
+    "F64": ("float64", "f8"),
+    "C64": ("complex64", "c8"),
+    "F32": ("float32", "f4"),
     "U32": ("uint32", ""),
+    "I32": ("int32", "i4"),
+    "BF16": ("bfloat16", ""),
+    "F16": ("float16", "f2"),
     "U16": ("uint16", ""),
+    "I16": ("int16", "i2"),
+    "F8_E5M2FNUZ": ("float8_e5m2fnuz", ""),
+    "F8_E4M3FNUZ": ("float8_e4m3fnuz", ""),
+    "F8_E4M3": ("float8_e4m3fn", ""),
+    "F8_E5M2": ("float8_e5m2", ""),
+    "I8": ("int8", "i1"),
     "U8": ("uint8", "u1"),
     "BOOL": ("bool", "?"),
-    "C64": ("complex64", "c8"),
-    "F8_E4M3": ("float8_e4m3fn", ""),
-    "F8_E4M3FNUZ": ("float8_e4m3fnuz", ""),
-    "F8_E5M2": ("float8_e5m2", ""),
-    "F8_E5M2FNUZ": ("float8_e5m2fnuz", ""),
 }
-"""Types by their name in a header: PyTorch's name and NumPy's, if it has the type."""
+"""Types by their name in a header: PyTorch's name and NumPy's, if it has the type. Tensors are in a
+file in this order of types, as the library writes them."""
 _TYPES: dict[str, tuple[torch.dtype, int]] = {}
 """Types by their name in a header, and the bytes of an entry."""
-_STORED: dict[torch.dtype, tuple[np.dtype[Any], bool]] = {}
-"""As what NumPy reads a type, and whether that is another one, of as many bytes."""
-for _code, (_name, _stored) in NAMES.items():
+_CODES: dict[torch.dtype, tuple[int, str]] = {}
+"""The place of a type among all, and its name in a header."""
+_STORED: dict[torch.dtype, tuple[np.dtype[Any], torch.dtype]] = {}
+"""As what NumPy reads and writes a type, and that type of PyTorch: of as many bytes."""
+for _place, (_code, (_name, _numpy)) in enumerate(NAMES.items()):
     if (_dtype := getattr(torch, _name, None)) is not None:
         _TYPES[_code] = (_dtype, _dtype.itemsize)
-        _STORED[_dtype] = (np.dtype(f"<{_stored or f'i{_dtype.itemsize}'}"), not _stored)
+        _CODES[_dtype] = (_place, _code)
+        _same: torch.dtype = getattr(torch, _name if _numpy else f"int{8 * _dtype.itemsize}")
+        _STORED[_dtype] = (np.dtype(f"<{_numpy or f'i{_dtype.itemsize}'}"), _same)
 
 
 class FilePart(NamedTuple):
@@ -149,11 +154,50 @@ def load(name: str, part: FilePart) -> Tensor:
         MessageError: truth values are neither 0 nor 1.
     """
     dtype, shape, data = part
-    stored, other = _STORED[dtype]
+    stored, same = _STORED[dtype]
     if dtype is torch.bool and np.frombuffer(data, "u1").max(initial=0) > 1:
         raise MessageError(f"not a message: {quoted(name)} has boolean values other than 0 and 1")
-    found = torch.tensor(np.ndarray(shape, stored, data))
-    return found.view(dtype) if other else found
+    found = torch.empty(shape, dtype=dtype)
+    found.view(same).numpy()[...] = np.ndarray(shape, stored, data)
+    return found
+
+
+def contents(tensor: Tensor) -> memoryview:
+    """The bytes of a tensor in a file, in C order: its own memory, where it can be.
+
+    Raises:
+        MessageError: a file can have no entries of this type.
+    """
+    try:
+        stored, same = _STORED[tensor.dtype]
+    except KeyError:
+        raise MessageError(f"tensors of {tensor.dtype} cannot be stored") from None
+    here = tensor.detach().to("cpu").resolve_conj()
+    return np.ascontiguousarray(here.view(same).numpy(), stored).data
+
+
+Layout = tuple[tuple[str, torch.dtype, tuple[int, ...]], ...]
+"""Names, types and shapes of tensors."""
+
+
+@lru_cache(maxsize=16)
+def written(
+    layout: Layout, text: tuple[tuple[str, str], ...] = ()
+) -> tuple[tuple[str, ...], bytes]:
+    """The order of tensors in a file, widest types first, and the header that says so.
+
+    Args:
+        layout: of the tensors; names are distinct.
+        text: for the header, by names.
+    """
+    ranked = sorted(layout, key=lambda one: (_CODES[one[1]], one[0]))
+    entries: dict[str, object] = {METADATA: dict(text)} if text else {}
+    end = 0
+    for name, dtype, shape in ranked:
+        start, end = end, end + dtype.itemsize * prod(shape)
+        entries[name] = {"dtype": _CODES[dtype][1], "shape": shape, "data_offsets": (start, end)}
+    header = json.dumps(entries, ensure_ascii=False, separators=(",", ":")).encode()
+    return tuple(name for name, *_ in ranked), header + b" " * (-len(header) % 8)
 
 
 def _unique(pairs: Sequence[tuple[str, object]]) -> dict[str, object]:

@@ -5,26 +5,42 @@ between server and client but what is counted.
 """
 
 import time
-from collections.abc import Callable, Collection, Iterator
+import warnings
+from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from functools import cached_property, lru_cache
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import torch
 
-from fedbayes.contracts import AnyMethod, Federation, Info, Reports, RoundContext, Sampler
+from fedbayes.contracts import (
+    AnyMethod,
+    Federation,
+    Info,
+    Method,
+    Reports,
+    RoundContext,
+    Sampler,
+)
 from fedbayes.contracts.returned import answered
 from fedbayes.core import seeds
 from fedbayes.core.devices import nondeterministic, out_of_memory
 from fedbayes.core.messages import SHORT_HEADER, Message, decode, decode_file, encode
 from fedbayes.core.tensors import Samples, Tensors, named, pack, part, to, unpack
-from fedbayes.errors import EngineError, MessageError, ModelError
+from fedbayes.errors import (
+    EngineError,
+    FedbayesWarning,
+    MessageError,
+    ModelError,
+    NetworkError,
+)
 from fedbayes.federation.attacks.adversary import Adversary
 from fedbayes.federation.resident import DeviceCache
 from fedbayes.federation.settings import AS_IT_IS, Compression
 from fedbayes.federation.stages.report_codec import Compressor
 from fedbayes.federation.stages.stage import Stage, at_client
+from fedbayes.inference.stacked import solve_stacked, stackable
 from fedbayes.likelihoods import Scores, evaluate, scored
 from fedbayes.likelihoods.imbalance import reweighted
 from fedbayes.likelihoods.measures import fitting
@@ -202,14 +218,74 @@ class ClientRuntime:
             "training.batch_size"
         )
 
+    def train_stacked(self, tasks: Sequence[Task]) -> list[ClientResult]:
+        """Train several clients at once where their problems are alike, and else one by one."""
+        method, run = self.method, self.run
+        if not self.stacks:
+            return [self.train(task) for task in tasks]
+        said = {task.message: task for task in tasks}
+        messages = {data: self._received(task) for data, task in said.items()}
+        begun = [self._begun(task, messages[task.message]) for task in tasks]
+        problems = [method.problem(*each[1:]) for each in begun]
+        if not stackable(problems, [len(one.samples.y) for one in begun], run.training):
+            return [self.train(task) for task in tasks]
+        try:
+            solved = solve_stacked(
+                problems,
+                method.loss(run),
+                [each.samples for each in begun],
+                run.training,
+                lr=begun[0].at.lr,
+                rngs=[each.at.rng for each in begun],
+            )
+        except (NetworkError, RuntimeError) as error:
+            # One by one it is said which client's samples the network fails on, if it does.
+            outcome = [self.train(task) for task in tasks]
+            why = str(error).partition("\n")[0]
+            warnings.warn(f"clients are trained one by one: {why}", FedbayesWarning, stacklevel=2)
+            return outcome
+        return [
+            self._ended(one, method.report(solution, problem, one.state, one.at))
+            for one, problem, solution in zip(begun, problems, solved, strict=True)
+        ]
+
+    @cached_property
+    def stacks(self) -> bool:
+        """Whether problems of several clients may be solved at once: the method states them
+        (`Method.local`), and the network has neither buffers nor other losses for each client.
+        """
+        stated = type(self.method).local is Method.local
+        return stated and not (self.run.network.buffers or self.run.training.reweights)
+
     def _train(self, task: Task) -> ClientResult:
+        begun = self._begun(task, self._received(task))
+        run, (message, state, samples, at) = self.run, begun[1:]
+        place = {"round": task.round, "client": task.client}
+        with (
+            _of_client(task.client, len(samples.y), "training"),
+            seeds.global_rng(run.seed, "layers", **place, device=run.network.device),
+        ):
+            given = self.method.local(message, state, samples, at)
+            run.network.require_unwritten()
+        return self._ended(begun, given)
+
+    def _received(self, task: Task) -> Message:
+        """The broadcast, on the device."""
+        # A method may send sparse tensors of a network that is large, and then little but names.
+        header = SHORT_HEADER + len(task.message) + _HEADER * len(self.run.network.initial)
+        message = decode(task.message, longest_header=header)
+        return _to(self._link.received(message), self.run.network.device)
+
+    @cached_property
+    def _link(self) -> Compressor:
+        """How numbers are written and read."""
+        return Compressor(self.compression, self.method, self.run)
+
+    def _begun(self, task: Task, message: Message) -> "_Begun":
+        """What a client starts from: the message, its private state and its samples."""
         run = self.run
         self._require_constants(task)
         device = run.network.device
-        # A method may send sparse tensors of a network that is large, and then little but names.
-        header = SHORT_HEADER + len(task.message) + _HEADER * len(run.network.initial)
-        link = Compressor(self.compression, self.method, run)
-        message = _to(link.received(decode(task.message, longest_header=header)), device)
         samples = self.resident.get(("train", task.client), lambda: self.parts(task.client)[0])
         if self.adversary is not None:
             samples = self.adversary.poisoned(samples, run, task.client, task.round)
@@ -224,13 +300,11 @@ class ClientRuntime:
             state = unpack(type(state), to(pack(state), device))
         if task.state is not None:
             state, memory = self._state(task, device)
-        place = {"round": task.round, "client": task.client}
-        with (
-            _of_client(task.client, len(samples.y), "training"),
-            seeds.global_rng(run.seed, "layers", **place, device=device),
-        ):
-            given = self.method.local(message, state, samples, at)
-            run.network.require_unwritten()
+        return _Begun((task, memory), message, state, samples, at)
+
+    def _ended(self, begun: "_Begun", given: object) -> ClientResult:
+        """Evaluate the client's own model, and encode what it sends and keeps."""
+        run, (task, memory), message, at = self.run, begun.place, begun.message, begun.at
         report, state, info = answered(self.method, given)
         scores: Scores = {}
         if not self.figures:
@@ -244,7 +318,7 @@ class ClientRuntime:
                 scores = self._scored(task, draw, test, run.measures)
             self.evaluating["seconds"] += time.perf_counter() - began
         report = at_client(self.stages, report, message, at)
-        written = link.codec(message, at).write(report, memory)
+        written = self._link.codec(message, at).write(report, memory)
         if written.missed:
             state = Reports.of(self.method).retracted(state, written.missed)
         return ClientResult(
@@ -383,6 +457,17 @@ class ClientRuntime:
         if not (count := set_aside(len(samples.y), self.run.training.validation)):
             return samples, None
         return _divided(samples, count, self.run.seed, "validation", client)
+
+
+class _Begun(NamedTuple):
+    """A client's work, of which all but the first goes to the method."""
+
+    place: tuple[Task, Tensors]
+    """The task, and what the client could not say so far."""
+    message: Message
+    state: Any
+    samples: Samples
+    at: RoundContext
 
 
 MOST_HELD_OUT = 200

@@ -50,6 +50,12 @@ _BUILT_IN: Mapping[str, EngineKind] = {
         start="fedbayes.federation.engines.sequential:start",
         here=True,
     ),
+    "stacked": EngineKind(
+        "clients of small networks at once, in this process",
+        start="fedbayes.federation.engines.sequential:start_stacked",
+        exact=False,
+        here=True,
+    ),
     "workers": EngineKind(
         "clients in parallel in worker processes",
         start="fedbayes.federation.engines.workers:start",

@@ -3,11 +3,11 @@
 A problem is data: where to start, what is given, which noise a step has. The loss that goes with
 it is a pure function of parameters, batch, given and noise, and captures no tensor. So the
 problems of a whole cohort can be stacked, and one call of `torch.func.vmap` evaluates them all.
-The contract tests do so with every method. The engines here solve clients one by one, which is
-faster on CPUs.
+The contract tests do so with every method. The engine `stacked` does so (`stacked.py`); the others
+solve clients one by one, which gives the same bits everywhere.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
@@ -20,6 +20,28 @@ from fedbayes.core.tensors import Samples, Tensors
 
 Tree = dict[str, Any]
 """Tensors by name, in dicts, lists and tuples nested as one likes."""
+
+
+def each(change: Callable[..., Tensor], *trees: Any) -> Any:
+    """What a function makes of the tensors at each place of trees of one form."""
+    first = trees[0]
+    if isinstance(first, Tensor):
+        return change(*trees)
+    if isinstance(first, dict):
+        return {name: each(change, *(tree[name] for tree in trees)) for name in first}
+    if isinstance(first, list | tuple):
+        items = [each(change, *parts) for parts in zip(*trees, strict=True)]
+        return type(first)(*items) if hasattr(first, "_fields") else type(first)(items)
+    raise TypeError(f"a problem needs tensors in dicts, lists and tuples, got {first!r}")
+
+
+def stack(trees: Sequence[Any]) -> Any:
+    """Trees of one form as one, each tensor with a first axis for the trees.
+
+    Rows are contiguous: some of PyTorch's layers (GroupNorm) cannot be mapped over filters that are
+    laid out channels last.
+    """
+    return each(lambda *tensors: torch.stack(tensors).contiguous(), *trees)
 
 
 class Loss(Protocol):

@@ -1,9 +1,9 @@
 """The methods, one file each; `METHODS` has them by name.
 
 A new method is a file here and a line in `METHODS`; its docstring names the equation that it
-implements. Change a method freely while `tests/reference_models.json` keeps its numbers. Methods
-never import one another: what two of them share is a base in `contracts/`. Rounds, engines and
-storage never ask for a method's name.
+implements. Change a method freely while `tests/methods/reference_models.json` keeps its numbers.
+Methods never import one another: what two of them share is a base in `contracts/`. Rounds, engines
+and storage never ask for a method's name.
 """
 
 from collections.abc import Mapping

@@ -2,8 +2,8 @@
 
 An operation without a rule makes what flows into it untouchable (see `fedbayes.models.trace`).
 To teach the trace an operation, write its rule here and add a network that uses it to
-`tests/architectures.py`: the tests permute, zero and slice every group of every network there and
-compare outputs.
+`tests/helpers/architectures.py`: the tests permute, zero and slice every group of every
+network there and compare outputs.
 """
 
 import operator

@@ -6,7 +6,8 @@ Runs of one method have its colour in several shades, and other markers.
 
 Every two colours of a theme differ by 20 or more in CIELAB, for full colour vision and with
 protanopia, deuteranopia and tritanopia (Machado, Oliveira and Fernandes, 2009); each has a contrast
-of 3:1 or more with the paper (`tests/test_palette.py`). Methods of one colour differ in markers.
+of 3:1 or more with the paper (`tests/reports/test_palette.py`). Methods of one colour differ in
+markers.
 """
 
 from collections import Counter

@@ -13,7 +13,13 @@ from fedbayes.errors import ConfigError, DataError
 from fedbayes.likelihoods import Classes, Likelihood
 from fedbayes.likelihoods.temperature import TemperatureSums, has_temperature, sums_of
 from fedbayes.likelihoods.trust import Trust, examine
-from fedbayes.storage.calibrations import TEMPERATURE, Temperature, own_temperature
+from fedbayes.runs.personal import temperature_of
+from fedbayes.storage.calibrations import (
+    TEMPERATURE,
+    Temperature,
+    own_temperature,
+    read_temperature,
+)
 from fedbayes.workflows.calibrate.ended_run import EndedRun
 from fedbayes.workflows.calibrate.held_out import check_counted, check_share, divided
 
@@ -47,8 +53,8 @@ class FittedTemperature(Brief):
     after: Quality | None
     numbers: int
     """That each client sent for the temperature."""
-    replaced: float | None = None
-    """The temperature that the run fitted at its end, which predictions no longer have."""
+    replaced: tuple[float, ...] = ()
+    """Temperatures that predictions no longer have: that of the end of the run, or clients' own."""
 
 
 def calibrate_temperature(
@@ -108,7 +114,12 @@ def calibrate_temperature(
         raise DataError(f"{error}. Count more rows with --share, or train longer") from None
     others = [(draw, rest.to(device)) for _, draw, _, rest in models()]
     before, after = (examine(likelihood, others, temperature=t) for t in (None, found))
-    replaced = None if personal else own_temperature(ended.folder)
+    # Clients' own count where a run was not calibrated before.
+    former = (
+        [temperature_of(ended.folder, client) for client, _ in ended.models()]
+        if personal and read_temperature(ended.folder, personal=True) is None
+        else [None if personal else own_temperature(ended.folder)]
+    )
     path = ended.keep(TEMPERATURE, Temperature(found, sums.rows), {})
     return FittedTemperature(
         path,
@@ -119,7 +130,7 @@ def calibrate_temperature(
         _quality(before, likelihood),
         _quality(after, likelihood),
         sums.numbers,
-        replaced,
+        tuple(one for one in former if one is not None),
     )
 
 

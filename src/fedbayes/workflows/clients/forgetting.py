@@ -73,7 +73,7 @@ class Forgotten:
         """All of it, a line each."""
         return [
             f"forgot {self.client} of {self.run}",
-            *(f"removed: {text}" for text in self.removed),
+            *(f"left out: {text}" for text in self.removed),
             *(f"remains: {text}" for text in self.remains),
         ]
 

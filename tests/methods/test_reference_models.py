@@ -1,0 +1,84 @@
+"""Small runs of every method end with the models that they always ended with.
+
+`python -m tests.methods.test_reference_models` writes the numbers anew. Only a change of the
+arithmetic that is meant is a reason to do so.
+"""
+
+import json
+import warnings
+from pathlib import Path
+
+import pytest
+import torch
+
+from fedbayes import Config, Simulation
+from fedbayes.methods import METHODS
+
+FILE = Path(__file__).parent / "reference_models.json"
+SETTINGS = {
+    "data": {"name": "digits", "clients": 4, "limit": 400},
+    "rounds": 2,
+    "cohort": 3,
+    "training": {"lr": 0.05},
+    "calibration": "none",
+}
+OTHERS = {
+    "combined": {"rounds": 1},
+    "virtual": {"training": {"optimizer": "adam", "lr": 0.003}},
+    "pvi": {"training": {"optimizer": "adam", "lr": 0.003}},
+    "dsvgd": {"training": {"optimizer": "adam", "lr": 0.003}},
+    "pfedbayes": {"training": {"optimizer": "adam", "lr": 0.003}},
+    "fedpa": {"training": {"lr": 0.05, "epochs": 3}},
+    "fedgvi": {"training": {"optimizer": "adam", "lr": 0.003}},
+    "fedpm": {"training": {"optimizer": "adam", "lr": 0.1}},
+    "pfnm": {"model": {"name": "mlp", "init": "normal"}},
+    "gpi-fnm": {"model": {"name": "mlp", "init": "normal"}},
+}
+PARAMETERS = {
+    "fedsparse": {"output_gates": True},
+    "scaffold-fedsparse": {"output_gates": True},
+    "fedl1": {"output_groups": True},
+    "fedadam": {"bias_correction": True},
+    "fedfuse": {"steps": 8, "drawn": 128},
+    "fedpa": {"burn_in_rounds": 1, "shrinkage": 0.1},
+    "gpi-fnm": {"form": "wide"},
+}
+LENET = {"model": {"name": "lenet5"}, "data": {"name": "mnist", "clients": 4, "limit": 200}}
+LENET["data"]["limit_test"] = 100
+CASES = {name: (name, OTHERS.get(name, {})) for name in METHODS}
+CASES |= {f"{name} lenet5": (name, LENET) for name in ("fedavg", "fedsparse")}
+
+
+def measured(case):
+    """Norm of every tensor of the final model, and its inner product with fixed directions."""
+    method, others = CASES[case]
+    parameters = {"name": method, "preset": "published", **PARAMETERS.get(method, {})}
+    config = Config.create(**{**SETTINGS, **others, "method": parameters})
+    with Simulation(config) as simulation:
+        for _ in simulation:
+            pass
+        model = simulation.method.model(simulation.server, simulation.run)
+    numbers = {}
+    for name, tensor in model.items():
+        flat = tensor.double().flatten()
+        direction = torch.cos(torch.arange(len(flat), dtype=torch.float64))
+        numbers[name] = [float(flat.norm()), float(flat @ direction)]
+    return numbers
+
+
+@pytest.mark.filterwarnings("ignore::fedbayes.errors.FedbayesWarning")
+@pytest.mark.parametrize(
+    "case", [pytest.param(c, marks=pytest.mark.data) if "lenet5" in c else c for c in CASES]
+)
+def test_models_are_as_they_were(case):
+    wanted = json.loads(FILE.read_text())[case]
+    found = measured(case)
+    assert found.keys() == wanted.keys()
+    for name, (norm, product) in wanted.items():
+        # Other processors round otherwise; a change of the arithmetic is far larger.
+        assert found[name] == pytest.approx([norm, product], rel=1e-4, abs=1e-4 * norm), name
+
+
+if __name__ == "__main__":
+    warnings.simplefilter("ignore")
+    FILE.write_text(json.dumps({case: measured(case) for case in CASES}, indent=1) + "\n")

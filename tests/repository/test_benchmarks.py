@@ -1,0 +1,116 @@
+"""Benchmarks and examples, which no other test runs, fit the package that is here."""
+
+import ast
+import importlib
+import json
+import subprocess
+import sys
+import tomllib
+from collections.abc import Iterator
+from pkgutil import resolve_name
+
+import numpy as np
+import pandas as pd
+import pytest
+from benchmarks import frameworks
+
+from fedbayes import Config
+from fedbayes.workflows.experiments.variants import settled, variants
+from tests import ROOT
+
+PROGRAMS = sorted([*ROOT.glob("benchmarks/*.py"), *ROOT.glob("examples/**/*.py")])
+
+
+def imported(tree: ast.AST) -> Iterator[str]:
+    """What a program takes from this project, as `module:name`."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            yield from (f"{alias.name}:" for alias in node.names)
+        elif isinstance(node, ast.ImportFrom) and node.level == 0:
+            yield from (f"{node.module}:{alias.name}" for alias in node.names)
+
+
+@pytest.mark.parametrize("program", PROGRAMS, ids=lambda path: path.stem)
+def test_what_a_program_imports_from_the_project_exists(program):
+    ours = [
+        name
+        for name in imported(ast.parse(program.read_text()))
+        if name.split(":")[0].split(".")[0] in ("fedbayes", "tests", "benchmarks")
+    ]
+    for name in ours:
+        module, _, inner = name.partition(":")
+        try:  # a module of a package, or a name in a module
+            importlib.import_module(f"{module}.{inner}" if inner else module)
+        except ModuleNotFoundError:
+            resolve_name(name)
+
+
+@pytest.mark.parametrize("file", sorted(ROOT.glob("benchmarks/*.toml")), ids=lambda path: path.stem)
+def test_a_config_or_a_list_of_methods_is_one(file):
+    if "data" in tomllib.loads(file.read_text()):
+        Config.load(file)
+    else:
+        for variant in variants(str(file)):
+            settled(Config(), variant)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("workload", "sides"),
+    [
+        ("tiny", ["ours-sequential", "ours-workers"]),
+        pytest.param("mlp", ["ours-sequential"], marks=pytest.mark.data),
+        pytest.param("lenet5", ["ours-sequential"], marks=pytest.mark.data),
+    ],
+)
+def test_ours_runs_a_workload_of_the_frameworks(tmp_path, workload, sides):
+    case = frameworks.CASES[workload]
+    limit = {} if workload == "tiny" else {"limit": 400}
+    case = {**case, "data": {**case["data"], **limit, "clients": 10}, "cohort": 4}
+    work, file = frameworks.prepare(workload, case, tmp_path)
+    starts = [frameworks.command(side, file, tmp_path, {}) for side in sides]
+    turns = [frameworks.turn(start, work, seconds=0.1, patience=120) for start in starts]
+    assert len({turn["bits"] for turn in turns}) == 1
+    first = turns[0]
+    assert first["loss"] < frameworks.loss(work, work.initial())  # it learned
+    parameters = sum(value.size for value in work.initial())
+    assert 1 < int(first["sent"]) / (2 * 4 * 4 * parameters) < 1.3  # float32, 4 clients, both ways
+    assert min(first[key] for key in ("a second", "processor", "memory", "start")) > 0
+
+
+@pytest.mark.slow
+def test_the_check_of_a_gpu_runs_without_one():
+    checks = ["likelihoods", "engines", "estimators", "memory"]
+    program = [sys.executable, ROOT / "benchmarks/gpu_check.py", "--device", "cpu", "--only"]
+    found = subprocess.run([*program, *checks], capture_output=True, text=True)
+    assert found.returncode == 0, found.stdout
+    assert "FAIL" not in found.stdout
+    assert found.stdout.endswith("go\n")
+
+
+@pytest.mark.slow
+def test_where_bayes_pays_finds_the_slopes_that_clients_differ_in(tmp_path, capsys):
+    from benchmarks import where_bayes_pays
+
+    rng, rows = np.random.default_rng(0), []
+    for client in range(12):
+        x, slopes = rng.normal(size=(60, 2)), 3 * rng.normal(size=2)
+        label = np.where(rng.random(60) < 1 / (1 + np.exp(-x @ slopes)), "yes", "no")
+        rows.append(pd.DataFrame(x, columns=["a", "b"]).assign(label=label, group=f"c{client}"))
+    file, out = tmp_path / "clients.csv", tmp_path / "out"
+    pd.concat(rows).to_csv(file, index=False)
+    given = ["--seeds", "0", "--budget", "2", "--data", str(file), "--out", str(out)]
+    where_bayes_pays.main(given)
+    told = capsys.readouterr().out
+    found = json.loads((out / "clients-0-2.json").read_text())
+    nll = {
+        name: {who: one and one["nll"] for who, one in own["scores"].items()}
+        for name, own in found.items()
+    }
+    ours = nll["hierarchical"]
+    assert ours["took part"] < nll["fedavg"]["took part"] - 0.1
+    assert ours["new, 20 rows"] < nll["fedavg"]["new, 20 rows"] - 0.1
+    assert ours["new, 20 rows"] < ours["new, 5 rows"] < ours["new, 0 rows"]
+    assert nll["local"]["new, 0 rows"] is None
+    where_bayes_pays.main(given)
+    assert capsys.readouterr().out == told

@@ -1,0 +1,452 @@
+"""Fusion of LoRA adapters: against PEFT, brute force, and networks that PEFT loads."""
+
+import json
+import shutil
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+import fedbayes
+from fedbayes.errors import ConfigError, ModelError
+from fedbayes.fusion import low_rank
+from fedbayes.fusion.adapted import adapted, second_moments
+from fedbayes.fusion.low_rank import LayerChanges, LowRank, least_squares
+from fedbayes.fusion.settings import AdapterFunctionSettings, AdapterSettings, AdapterTaskSettings
+from fedbayes.inputs import build_prior
+from fedbayes.models import read_weights
+from fedbayes.models.network import digest_of
+from fedbayes.models.others import token_mask
+from fedbayes.workflows.fuse.adapter_fusing import _Pace
+from tests.helpers.command_line import command
+from tests.helpers.others import (
+    WORDS,
+    available,
+    write_image_network,
+    write_text_network,
+    write_texts,
+)
+
+if not (available("transformers") and available("peft")):
+    pytest.skip("the extra hf is not installed", allow_module_level=True)
+CLOSE = {"rtol": 1e-3, "atol": 1e-3}
+QUERY, VALUE = (f"bert.encoder.layer.0.attention.self.{name}" for name in ("query", "value"))
+
+
+def change(rank, inputs=6, outputs=5, scale=1.0, seed=0):
+    rng = torch.Generator().manual_seed(seed)
+    parts = [torch.randn(rank, inputs, generator=rng), torch.randn(outputs, rank, generator=rng)]
+    return LowRank(*parts, scale)
+
+
+def moment(width=6, seed=0, rows=40):
+    rng = torch.Generator().manual_seed(100 + seed)
+    x = torch.randn(rows, width, generator=rng, dtype=torch.float64)
+    x = x @ torch.randn(width, width, generator=rng, dtype=torch.float64)
+    return x.T @ x / rows
+
+
+def far(whole, changes):
+    """Σ_s α_s E‖(M − ΔW_s) x_s‖²."""
+    each = zip(changes.alpha, changes.clients, changes.moments, strict=True)
+    total = torch.zeros((), dtype=torch.float64)
+    for share, own, c in each:
+        off = whole - (0 if own is None else own.whole)
+        total = total + share * torch.trace(off @ c @ off.T)
+    return total
+
+
+def test_the_closed_form_is_the_best_of_its_rank():
+    """No descent from a hundred starts finds a nearer change of the rank."""
+    clients = [change(2, seed=1), change(3, scale=0.5, seed=2), None]
+    changes = LayerChanges("l", clients, [0.5, 0.3, 0.2], 2, [moment(seed=s) for s in range(3)])
+    found = least_squares(changes, AdapterFunctionSettings(ridge=0.0))
+    lowest = float(far(found.whole, changes))
+    rng = torch.Generator().manual_seed(0)
+    starts = [LowRank(found.a + 0.1 * torch.randn(found.a.shape, generator=rng), found.b)]
+    starts += [change(2, seed=seed) for seed in range(12)]
+    reached = []
+    for start in starts:
+        a, b = (t.double().clone().requires_grad_() for t in (start.a, start.b))
+        descent = torch.optim.LBFGS([a, b], max_iter=500, line_search_fn="strong_wolfe")
+
+        def loss(a=a, b=b, descent=descent):
+            descent.zero_grad()
+            error = far(b @ a, changes)
+            error.backward()
+            return error
+
+        descent.step(loss)
+        reached.append(float(far((b @ a).detach(), changes)))
+    assert min(reached) >= lowest * (1 - 1e-9)
+    assert min(reached) == pytest.approx(lowest, rel=1e-4)
+
+
+def test_full_rank_is_the_normal_equations():
+    clients, moments = [change(5, seed=1), change(5, seed=2)], [moment(seed=1), moment(seed=2)]
+    changes = LayerChanges("l", clients, [0.25, 0.75], 5, moments)
+    wanted = sum(
+        a * one.whole @ c for a, one, c in zip([0.25, 0.75], clients, moments, strict=True)
+    ) @ torch.linalg.inv(0.25 * moments[0] + 0.75 * moments[1])
+    found = least_squares(changes, AdapterFunctionSettings(ridge=0.0))
+    torch.testing.assert_close(found.whole, wanted)
+
+
+@pytest.mark.parametrize("method", ["least_squares", "regmean", "svd", "cat", "average", "linear"])
+def test_of_one_adapter_twice_comes_the_same(method):
+    own = change(3, scale=2.0)
+    rank = 6 if method == "cat" else 3
+    changes = LayerChanges("l", [own, own], [0.4, 0.6], rank, [moment(seed=1), moment(seed=2)])
+    found = getattr(low_rank, method)(changes, AdapterFunctionSettings())
+    weights = (0.4**0.5 + 0.6**0.5) ** 2 if method == "linear" else 1.0
+    torch.testing.assert_close(found.whole, weights * own.whole, rtol=1e-5, atol=1e-5)
+
+
+def test_ranks_that_fit_are_exact():
+    clients = [change(2, seed=1), change(1, scale=3.0, seed=2)]
+    mean = 0.3 * clients[0].whole + 0.7 * clients[1].whole
+    changes = LayerChanges("l", clients, [0.3, 0.7], 3)
+    for method in (low_rank.cat, low_rank.svd):
+        torch.testing.assert_close(method(changes, AdapterSettings()).whole, mean)
+    both = LayerChanges("l", clients, [0.3, 0.7], 3, [moment(seed=4)] * 2)  # of the same inputs
+    found = least_squares(both, AdapterFunctionSettings())
+    torch.testing.assert_close(found.whole, mean)
+    torch.testing.assert_close(found.a.norm(dim=1), found.b.norm(dim=0))
+
+
+# Adapters of PEFT.
+
+
+@pytest.fixture(scope="module")
+def bert(tmp_path_factory):
+    return write_text_network(tmp_path_factory.mktemp("bert"))
+
+
+def model(bert, task="SEQ_CLS"):
+    import transformers
+
+    if task == "SEQ_CLS":
+        with torch.random.fork_rng():
+            torch.manual_seed(0)
+            kind = transformers.AutoModelForSequenceClassification
+            return kind.from_pretrained(bert, num_labels=3).eval()
+    return transformers.AutoModel.from_pretrained(bert).eval()
+
+
+def write_adapter(bert, folder, seed, task="SEQ_CLS", **settings):
+    """An adapter with random factors."""
+    from peft import LoraConfig, get_peft_model
+
+    settings = {"r": 4, "lora_alpha": 8, "target_modules": ["query", "value"], **settings}
+    net = get_peft_model(model(bert, task), LoraConfig(task_type=task, **settings))
+    rng = torch.Generator().manual_seed(seed)
+    with torch.no_grad():
+        for name, parameter in net.named_parameters():
+            if parameter.requires_grad and "magnitude" not in name:
+                parameter.copy_(0.3 * torch.randn(parameter.shape, generator=rng))
+    net.save_pretrained(folder)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def adapters(bert, tmp_path_factory):
+    """Two that differ in rank, scaling and layers."""
+    place = tmp_path_factory.mktemp("adapters")
+    return [
+        write_adapter(bert, place / "north", 1),
+        write_adapter(
+            bert, place / "south", 2, r=2, use_rslora=True, target_modules=["query", "key"]
+        ),
+    ]
+
+
+def loaded(bert, folder, task="SEQ_CLS"):
+    from peft import PeftModel
+
+    return PeftModel.from_pretrained(model(bert, task), folder).eval()
+
+
+def delta(net, layer):
+    return net.get_submodule(f"base_model.model.{layer}").get_delta_weight("default")
+
+
+def ids(count=20, length=12, seed=0):
+    """Texts of words, with padding behind some."""
+    rng = torch.Generator().manual_seed(seed)
+    x = torch.randint(5, 5 + len(WORDS), (count, length), generator=rng)
+    x[:, 0] = 2
+    for row in range(0, count, 3):
+        x[row, 4 + row % 5 :] = -1
+    return x
+
+
+def logits(net, x):
+    with torch.no_grad():
+        return net(input_ids=x.clamp_min(0), attention_mask=(x >= 0).long()).logits
+
+
+def test_an_adapter_here_answers_as_peft_does(bert, adapters):
+    """Scaling, rsLoRA, heads and masks of padding are as in PEFT; the base stays as it was."""
+    from fedbayes.models import ModelSettings
+    from fedbayes.models.others import build_other
+    from fedbayes.workflows.fuse.adapter_files import read_adapters
+    from fedbayes.workflows.serve.model_files import ModelFiles
+
+    settings = ModelSettings(name="transformers", pretrained=str(bert), trains="head")
+    base, x = build_other(settings, (12,), 3), ids()
+    before = digest_of(dict(base.state_dict()))
+    for one, folder in zip(read_adapters(adapters, ModelFiles()), adapters, strict=True):
+        net = adapted(base, one.layers, one.saved, one.source)
+        with torch.no_grad():
+            torch.testing.assert_close(net(x), logits(loaded(bert, folder), x))
+        assert {n.rpartition(".")[2] for n, p in net.named_parameters() if p.requires_grad} == {
+            *("a", "b", "weight", "bias")
+        }
+        moments = second_moments(net, list(one.layers), [x], token_mask)
+        seen = []
+        with torch.no_grad():
+            layer = net.network.get_submodule(QUERY)
+            layer.register_forward_pre_hook(lambda _, inputs, seen=seen: seen.append(inputs[0]))
+            net(x)
+        rows = torch.cat([row[keep] for row, keep in zip(seen[0], x >= 0, strict=True)]).double()
+        torch.testing.assert_close(moments[QUERY], rows.T @ rows / len(rows), rtol=1e-4, atol=1e-4)
+        net(x).sum().backward()
+        torch.optim.SGD([p for p in net.parameters() if p.requires_grad], 0.1).step()
+    assert digest_of(dict(base.state_dict())) == before
+
+
+def fuse(adapters, out, *options):
+    assert command("fuse", *adapters, "-o", out, *options) == 0
+    return out
+
+
+@pytest.mark.parametrize("kind", ["linear", "cat", "svd", "ties_svd"])
+def test_baselines_are_those_of_peft(kind, bert, tmp_path):
+    """`add_weighted_adapter`, with equal weights."""
+    folders = [
+        write_adapter(bert, tmp_path / str(seed), seed, task="FEATURE_EXTRACTION")
+        for seed in (1, 2, 3)
+    ]
+    method, weight = kind.removesuffix("_svd"), 1 / 3
+    more = ["--density", "0.3", "--rank", "4"] if method == "ties" else []
+    mine = loaded(bert, fuse(folders, tmp_path / "m", "-m", method, *more), "FEATURE_EXTRACTION")
+    net = loaded(bert, folders[0], "FEATURE_EXTRACTION")
+    names = ["default"]
+    for number, folder in enumerate(folders[1:]):
+        names.append(net.load_adapter(folder, f"a{number}"))
+        names[-1] = f"a{number}"
+    # PEFT divides a sum of weighted entries by their number, so weights are 1 there.
+    weights = [1.0 if method == "ties" else weight] * 3
+    options = {"density": 0.3} if method == "ties" else {}
+    net.add_weighted_adapter(names, weights, "theirs", kind, svd_rank=4, **options)
+    for layer in (name.removeprefix("bert.") for name in (QUERY, VALUE)):
+        theirs = net.get_submodule(f"base_model.model.{layer}").get_delta_weight("theirs")
+        torch.testing.assert_close(delta(mine, layer), theirs, rtol=1e-4, atol=1e-5)
+
+
+def test_adapters_that_differ_are_fused(bert, adapters, tmp_path, capsys):
+    """Ranks, scalings and layers; a layer that one leaves alone has half of the other's change."""
+    out = fuse(adapters, tmp_path / "svd", "-m", "svd", "--rank", "6")
+    mine, each = loaded(bert, out), [loaded(bert, folder) for folder in adapters]
+    assert json.loads((out / "adapter_config.json").read_text())["r"] == 6
+    torch.testing.assert_close(delta(mine, VALUE), delta(each[0], VALUE) / 2)
+    both = (delta(each[0], QUERY) + delta(each[1], QUERY)) / 2
+    torch.testing.assert_close(delta(mine, QUERY), both, rtol=1e-4, atol=1e-5)
+    head = [read_weights(f / "adapter_model.safetensors") for f in (*adapters, out)]
+    name = "base_model.model.classifier.weight"
+    torch.testing.assert_close(head[2][name], (head[0][name] + head[1][name]) / 2)
+    capsys.readouterr()
+    assert command("fuse", *adapters, "-o", tmp_path / "lin", "-m", "linear") == 2
+    assert "key have the ranks none, 2" in " ".join(capsys.readouterr().err.split())
+
+
+def test_function_writes_what_it_scored(bert, adapters, tmp_path, capsys):
+    """On real texts of a file: PEFT loads the network that is as near to the teacher as told."""
+    texts = tmp_path / "texts.txt"
+    rng = torch.Generator().manual_seed(0)
+    rows = torch.randint(len(WORDS), (60, 8), generator=rng).tolist()
+    texts.write_text("\n".join(" ".join(WORDS[k] for k in row) for row in rows))
+    options = ["--inputs", texts, "--draws", "64", "--rank", "2", "--minutes", "0", "--json"]
+    assert command("fuse", *adapters, "-o", tmp_path / "out", *options) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert found["rank"] == 2
+    mine = loaded(bert, tmp_path / "out")
+    each = [loaded(bert, folder) for folder in adapters]
+    from transformers import AutoTokenizer
+
+    # One in five is held out.
+    held_out = np.random.default_rng(0).permutation(60)[:12]
+    lines = [texts.read_text().splitlines()[row] for row in held_out]
+    batch = AutoTokenizer.from_pretrained(bert)(lines, return_tensors="pt", padding=True)
+    x = torch.where(batch["attention_mask"] > 0, batch["input_ids"], -1)
+    pooled = sum(logits(net, x).softmax(1) for net in each) / 2
+    gap = (pooled * (pooled.log() - logits(mine, x).log_softmax(1))).sum(1).mean()
+    # Drawn with repetition there.
+    assert found["divergence"]["fused, least squares"] == pytest.approx(float(gap), rel=0.2)
+
+
+def test_a_twin_changes_nothing(bert, adapters, tmp_path):
+    """With its head too: the fused network is the network of both."""
+    twin = shutil.copytree(adapters[0], tmp_path / "twin")
+    options = ["--draws", "128", "--length", "12", "--minutes", "0"]
+    out = fuse([adapters[0], twin], tmp_path / "out", *options)
+    x = ids()
+    wanted = logits(loaded(bert, adapters[0]), x).log_softmax(1)
+    torch.testing.assert_close(logits(loaded(bert, out), x).log_softmax(1), wanted, **CLOSE)
+
+
+def test_the_last_layer_learns_what_counts_say(bert, adapters, tmp_path, capsys):
+    """Class counts are part of the teacher, and so of the head."""
+    counts = tmp_path / "counts.json"
+    counts.write_text("[[90, 5, 5], [5, 5, 90]]")
+    options = ["--draws", "256", "--length", "12", "--minutes", "0", "--json"]
+    capsys.readouterr()
+    assert command("fuse", *adapters, "-o", tmp_path / "o", "--counts", counts, *options) == 0
+    far = json.loads(capsys.readouterr().out)["divergence"]
+    assert far["fused, least squares"] < 0.2 * min(far[str(one)] for one in adapters)
+
+
+def test_networks_of_images(tmp_path):
+    """From dead leaves, scaled by the network's processor."""
+    from peft import LoraConfig, PeftModel, get_peft_model
+    from transformers import AutoModelForImageClassification
+
+    vit = write_image_network(tmp_path / "vit")
+    found = []
+    for seed in (1, 2):
+        net = AutoModelForImageClassification.from_pretrained(vit)
+        settings = LoraConfig(
+            r=2, target_modules=["q_proj", "v_proj", "query", "value"],
+            modules_to_save=["classifier"],
+        )  # fmt: skip
+        net = get_peft_model(net, settings)
+        rng = torch.Generator().manual_seed(seed)
+        with torch.no_grad():
+            for parameter in net.parameters():
+                if parameter.requires_grad:
+                    parameter.copy_(0.3 * torch.randn(parameter.shape, generator=rng))
+        net.save_pretrained(tmp_path / str(seed))
+        found.append(tmp_path / str(seed))
+    out = fuse(found, tmp_path / "out", "--draws", "64", "--minutes", "0", "--rank", "3")
+    mine, *each = (
+        PeftModel.from_pretrained(AutoModelForImageClassification.from_pretrained(vit), f).eval()
+        for f in (out, *found)
+    )
+    leaves = build_prior("leaves", (3, 16, 16))
+    x = (leaves.draw(64, np.random.default_rng(1)) - 0.5) / 0.5  # as the processor has it
+    with torch.no_grad():
+        said = [net(pixel_values=x).logits for net in (mine, *each)]
+    pooled = (said[1].softmax(1) + said[2].softmax(1)) / 2
+    gaps = [float((pooled * (pooled.log() - f.log_softmax(1))).sum(1).mean()) for f in said]
+    assert gaps[0] < 0.5 * min(gaps[1:])
+
+
+def test_what_would_take_hours_is_told():
+    pace = _Pace("least squares", lambda text: None, 10**9)
+    pace.begin -= 1
+    with pytest.raises(ConfigError, match=r"would take \d+.\d hours.*--draws 128.*--method svd"):
+        pace.step(1)
+
+
+@pytest.mark.slow
+def test_end_to_end_only_brings_it_nearer(bert, adapters, tmp_path, capsys):
+    scores = []
+    for minutes in ("0", "0.1"):
+        out = tmp_path / minutes.replace(".", "-")
+        options = ["--draws", "64", "--length", "12", "--minutes", minutes, "--json"]
+        assert command("fuse", *adapters, "-o", out, *options) == 0
+        scores.append(json.loads(capsys.readouterr().out)["divergence"])
+    assert scores[1].get("fused", 0) <= scores[1]["fused, least squares"]
+    assert scores[0]["fused, least squares"] == pytest.approx(scores[1]["fused, least squares"])
+    mine, x = loaded(bert, tmp_path / "0-1"), ids()
+    assert torch.isfinite(logits(mine, x)).all()
+
+
+def test_clients_of_a_federation(bert, tmp_path, capsys):
+    """From a federation with adapters to a file of its form, which `evaluate` reads, and PEFT."""
+    texts = write_texts(tmp_path / "notes.csv")
+    shape = {"name": "transformers", "pretrained": str(bert), "trains": "lora", "lora_rank": 2}
+    data = {"path": texts, "label": "outcome", "group": "site", "tokens": "note", "max_tokens": 12}
+    run = tmp_path / "run"
+    training = {"lr": 0.1, "epochs": 5}
+    fedbayes.run(method="local", rounds=2, data=data, model=shape, training=training, out=run)
+    clients = sorted((run / "clients").glob("*.safetensors"))
+    options = ["--inputs", texts, "--draws", "64", "--minutes", "0", "--json", "--rank", "3"]
+    file, folder = tmp_path / "fused.safetensors", tmp_path / "fused"
+    for out in (file, folder):
+        capsys.readouterr()
+        assert command("fuse", *clients, "-o", out, *options) == 0
+        told = json.loads(capsys.readouterr().out)
+    assert told["bytes"] < 20_000
+    names = read_weights(file)
+    assert all(".lora_" in name or "classifier" in name for name in names)
+    from peft import PeftModel
+    from transformers import AutoModelForSequenceClassification
+
+    base = AutoModelForSequenceClassification.from_pretrained(bert, num_labels=2)
+    theirs = PeftModel.from_pretrained(base, folder).eval()
+    x = ids()
+    from fedbayes.workflows.fuse.client_models import Seen, read_silos
+
+    ours = read_silos([file], None, Seen())
+    with torch.no_grad():
+        torch.testing.assert_close(ours.networks[str(file)](x), logits(theirs, x))
+    capsys.readouterr()
+    assert command("evaluate", file, "--run", run, "--json") == 0
+
+
+def refused(capsys, *arguments):
+    capsys.readouterr()
+    assert command("fuse", *arguments) == 2
+    return " ".join(capsys.readouterr().err.split())
+
+
+def test_what_cannot_be_fused_is_told_by_name(bert, adapters, tmp_path, capsys):
+    north, south = adapters
+    out = ("-o", tmp_path / "out")
+    dora = write_adapter(bert, tmp_path / "dora", 3, use_dora=True)
+    assert f"{dora.name} is DoRA" in refused(capsys, north, dora, *out)
+    other = write_text_network(tmp_path / "other")
+    elsewhere = write_adapter(other, tmp_path / "elsewhere", 3)
+    assert "another base network" in refused(capsys, north, elsewhere, *out, "-m", "svd")
+    (tmp_path / "empty").mkdir()
+    assert "has no adapter_config.json" in refused(capsys, north, tmp_path / "empty", *out)
+    half = shutil.copytree(north, tmp_path / "half")
+    (half / "adapter_model.safetensors").unlink()
+    assert "has no adapter_model.safetensors" in refused(capsys, north, half, *out)
+    assert "rank" in refused(capsys, north, south, *out, "--rank", "0")
+    assert "no effect. Give 6 or less" in refused(capsys, north, south, *out, "--rank", "7")
+    assert "--rank has no effect on cat" in refused(
+        capsys, north, south, *out, "-m", "cat", "--rank", "4"
+    )
+    assert "match fuses whole networks" in refused(capsys, north, south, *out, "-m", "match")
+    assert "--width has no effect on LoRA adapters" in refused(
+        capsys, north, south, *out, "--width", "2"
+    )
+    assert "to a folder" in refused(capsys, north, south, "-o", tmp_path / "x.safetensors")
+    assert "would replace one of the inputs" in refused(capsys, north, south, "-o", south)
+    headless = write_adapter(bert, tmp_path / "headless", 4, task="FEATURE_EXTRACTION")
+    assert "modules_to_save" in refused(capsys, north, headless, *out, "-m", "svd")
+    biased = write_adapter(bert, tmp_path / "biased", 5, bias="lora_only")
+    assert "trained biases" in refused(capsys, north, biased, *out)
+    assert not (tmp_path / "out").exists()
+
+
+def test_methods_of_adapters_name_them_for_other_files(tmp_path, capsys):
+    for name in ("a", "b"):
+        torch.save(nn.Linear(3, 2).state_dict(), tmp_path / f"{name}.pt")
+    files = (tmp_path / "a.pt", tmp_path / "b.pt", "-o", tmp_path / "c.pt")
+    assert "svd fuses LoRA adapters" in refused(capsys, *files, "-m", "svd")
+    assert "only with LoRA adapters. Leave it out" in refused(capsys, *files, "--rank", "3")
+
+
+def test_settings_have_bounds():
+    with pytest.raises(ValueError, match="rank"):
+        AdapterTaskSettings(rank=0)
+    ranks = LayerChanges("query", [change(2), change(3)], [0.5, 0.5], 3)
+    with pytest.raises(ModelError, match="ranks 2, 3"):
+        low_rank.average(ranks, None)
+    scales = LayerChanges("query", [change(2), change(2, scale=2.0)], [0.5, 0.5], 2)
+    with pytest.raises(ModelError, match="scaled by 1, 2"):
+        low_rank.average(scales, None)

@@ -1,0 +1,75 @@
+"""`fedbayes.fuse` of files and of networks is the command."""
+
+import copy
+
+import numpy as np
+import pytest
+import torch
+from torch.nn import Conv2d, Flatten, Linear, ReLU, Sequential
+
+import fedbayes
+from fedbayes.errors import ConfigError, ModelError
+from fedbayes.models import read_model
+from tests.helpers.command_line import command
+
+pytest.importorskip("fedbayes.workflows.fuse.job")
+
+
+def network(seed):
+    torch.manual_seed(seed)
+    return Sequential(Conv2d(1, 4, 3), ReLU(), Flatten(), Linear(4 * 36, 3))
+
+
+@pytest.fixture(scope="module")
+def clients(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("fuse") / "run"
+    fedbayes.run(method="local", rounds=2, data={"limit": 600, "clients": 3}, folder=folder)
+    return sorted((folder / "clients").glob("*.safetensors"))
+
+
+@pytest.mark.parametrize("method", ["average", "gpi-fnm", "permute"])
+def test_files_are_fused_as_the_command_does(clients, method, tmp_path):
+    found = fedbayes.fuse(clients, method=method)
+    out = tmp_path / "fused.safetensors"
+    assert command("fuse", *clients, "--method", method, "--out", out) == 0
+    wanted = read_model(out)[0]
+    assert found.weights.keys() == wanted.keys()
+    assert all(torch.equal(found.weights[name], wanted[name]) for name in wanted)
+    again = fedbayes.fuse([str(path) for path in clients], method=method, out=tmp_path / "b.pt")
+    assert again.path == tmp_path / "b.pt"
+    assert all(torch.equal(again.weights[name], wanted[name]) for name in wanted)
+
+
+def test_auto_is_the_default_of_the_command(clients):
+    found = fedbayes.fuse(clients, minutes=0, draws=200)
+    assert found.summary["method"] == "function"
+    x = np.zeros((2, 1, 8, 8), np.float32)
+    assert fedbayes.load(found.path).predict_proba(x).shape == (2, 10)
+
+
+def test_networks_are_fused_and_stay_as_they_are():
+    networks = [network(0), network(1)]
+    before = [copy.deepcopy(one.state_dict()) for one in networks]
+    found = fedbayes.fuse(networks, method="average", shape=(1, 8, 8))
+    for name, tensor in found.weights.items():
+        torch.testing.assert_close(tensor, (before[0][name] + before[1][name]) / 2)
+    for one, state in zip(networks, before, strict=True):
+        assert all(torch.equal(one.state_dict()[name], state[name]) for name in state)
+    fused = network(2)
+    fused.load_state_dict(found.weights)
+    match = fedbayes.fuse({"a": networks[0], "b": networks[0]}, method="permute", shape=(1, 8, 8))
+    for name, tensor in match.weights.items():
+        torch.testing.assert_close(tensor, before[0][name])
+
+
+def test_mistakes_say_the_way_out(clients):
+    with pytest.raises(ModelError, match=r"model 0 is a int\. Give a model file"):
+        fedbayes.fuse([1, 2])
+    with pytest.raises(ModelError, match=r"files and networks\. Give models"):
+        fedbayes.fuse([clients[0], network(0)])
+    with pytest.raises(ModelError, match=r"different weights\. Export them"):
+        fedbayes.fuse([network(0), Sequential(Linear(2, 3))])
+    with pytest.raises(ConfigError, match="unknown fusion method 'avrage'"):
+        fedbayes.fuse(clients, method="avrage")
+    with pytest.raises(ConfigError, match="out has no effect on state_dicts"):
+        fedbayes.fuse([network(0).state_dict()] * 2, out="x.pt")
