@@ -26,7 +26,7 @@ def choose(config: Config, run: Federation, data: FederatedData) -> Config:
         run: of the federation, with published values for open settings.
         data: the clients' data, or what the server has of them.
 
-    A method that recommends nothing trains nothing, so nothing is said of its training.
+    A method that recommends nothing trains nothing, so `settings_chosen` is without it.
     """
     method, training = config.named_method(), config.training
     if not (training.open or method.open):
