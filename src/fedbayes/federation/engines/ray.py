@@ -3,7 +3,6 @@
 import os
 import sys
 import time
-import warnings
 from collections import deque
 from collections.abc import Iterable, Iterator, Mapping
 from concurrent.futures import wait
@@ -17,7 +16,7 @@ from fedbayes.core import here, portable
 from fedbayes.core.devices import CUBLAS
 from fedbayes.core.messages import decode_file
 from fedbayes.core.tensors import Tensors
-from fedbayes.errors import EngineError, FedbayesWarning
+from fedbayes.errors import EngineError, warn
 from fedbayes.federation.client_runtime import ClientResult, Evaluation, Task
 from fedbayes.federation.engines import AtWork
 from fedbayes.federation.engines.questions import outcome
@@ -185,7 +184,7 @@ class OnRay:
     def _tell(self) -> None:
         notes = self._running.notes
         while notes:
-            warnings.warn(notes.popleft(), FedbayesWarning, stacklevel=4)
+            warn(notes.popleft())
 
     def _require_actors(self) -> None:
         """See that an actor is up, or was until a short while ago."""
@@ -255,11 +254,9 @@ def start(simulation: Any) -> OnRay:
             "actors share one GPU) instead of devices"
         )
     if settings.cpus is not None and settings.cpus < config.threads:
-        warnings.warn(
+        warn(
             f"ray.cpus = {settings.cpus:g} and threads = {config.threads}: actors may share cores "
-            "with one another",
-            FedbayesWarning,
-            stacklevel=2,
+            "with one another"
         )
     return OnRay(
         "fedbayes.runs.build:elsewhere",

@@ -1,13 +1,12 @@
 """How many actors there is room for on the nodes of a cluster of Ray."""
 
 import time
-import warnings
 from collections.abc import Mapping
 
 import psutil
 import ray
 
-from fedbayes.errors import EngineError, FedbayesWarning
+from fedbayes.errors import EngineError, warn
 from fedbayes.federation.engines.ray_cluster import Cluster
 from fedbayes.federation.engines.workers import WORKER_BYTES
 from fedbayes.federation.ray_settings import RaySettings
@@ -40,11 +39,9 @@ def how_many(
     if not settings.actors:
         return min(found, clients, max(spare(needs), 1))
     if found < asked:
-        warnings.warn(
+        warn(
             f"{found} of {asked} actors are started, of {wanted} each: {there_is(cluster)}, and "
-            f"memory for {bearable} at {WORKER_BYTES >> 20} MiB each",
-            FedbayesWarning,
-            stacklevel=4,
+            f"memory for {bearable} at {WORKER_BYTES >> 20} MiB each"
         )
     return min(found, asked)
 

@@ -4,7 +4,6 @@ import os
 import subprocess
 import sys
 import tempfile
-import warnings
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -22,7 +21,7 @@ from fedbayes.core.devices import CUBLAS, find_devices
 from fedbayes.core.here import variables
 from fedbayes.core.messages import decode_file
 from fedbayes.core.tensors import Tensors
-from fedbayes.errors import EngineError, FedbayesWarning
+from fedbayes.errors import EngineError, warn
 from fedbayes.federation.client_runtime import ClientResult, Evaluation, Task
 from fedbayes.federation.engines import AtWork
 from fedbayes.federation.engines.questions import (
@@ -64,9 +63,7 @@ def affordable(asked: int, threads: int = 1) -> int:
             if by_cores <= by_memory
             else f"this machine has no memory for more, at {WORKER_BYTES >> 20} MiB each"
         )
-        warnings.warn(
-            f"{count} of {asked} workers are started: {reason}", FedbayesWarning, stacklevel=3
-        )
+        warn(f"{count} of {asked} workers are started: {reason}")
     return count
 
 
