@@ -81,6 +81,7 @@ def settings(label, **more):
         "rounds": 2,
         "cohort": cohort,
         "data": DATA,
+        "metrics": [],
         "method": METHODS[label],
         **more,
     }

@@ -47,6 +47,7 @@ def settings(method="fedavg", secure=(), **more):
             "rounds": 1,
             "engine": "flower-simulation",
             "round_timeout": 60,
+            "metrics": [],
             "data": {"name": "digits", "clients": CLIENTS, "partition": "dirichlet"},
             "method": {"name": method} if isinstance(method, str) else method,
             "secure": {"enabled": True, **dict(secure)},
