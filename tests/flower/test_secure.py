@@ -22,8 +22,8 @@ from fedbayes.federation.stages.secure import plan as make_plan
 from fedbayes.methods.fedavg import FedAvg
 from fedbayes.workflows.running import Result
 from tests.flower.test_federation import at_work, start
-from tests.flower.test_flower import same, without
 from tests.helpers.deployment import Deployment, wait_for
+from tests.helpers.flower_runs import same, without
 
 pytest.importorskip("flwr")
 
