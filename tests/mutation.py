@@ -72,7 +72,7 @@ def mutmut(*arguments: str, quiet: bool = True) -> subprocess.CompletedProcess[s
     """The command; processes that fork must not have threads."""
     return subprocess.run(
         [sys.executable, "-m", "mutmut", *arguments],
-        env={**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": ""},
+        env={**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT / "papers")},
         capture_output=quiet,
         text=True,
         check=False,

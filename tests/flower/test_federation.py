@@ -19,8 +19,8 @@ from fedbayes.flower.own_data import own_data
 from fedbayes.reports.follow import Follower
 from fedbayes.runs.build import build_data
 from fedbayes.workflows.running import Result
-from tests.flower.test_flower import DATA, METHODS, same, settings, without
 from tests.helpers.deployment import ROOT, Deployment, free_port, wait_for
+from tests.helpers.flower_runs import DATA, METHODS, same, settings, without
 
 pytestmark = pytest.mark.slow
 

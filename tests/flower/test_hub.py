@@ -34,9 +34,9 @@ from fedbayes.flower.project import hello_files
 from fedbayes.flower.registry import _row, introduced
 from fedbayes.flower.roster import Identity
 from fedbayes.flower.superlink import LinkError, SuperLink
-from tests.flower.test_flower import settings
 from tests.helpers.command_line import command
 from tests.helpers.deployment import BIN, ROOT, Deployment, free_port, listens, wait_for
+from tests.helpers.flower_runs import settings
 
 ADDRESSES = [
     a.address

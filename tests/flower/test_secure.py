@@ -22,8 +22,8 @@ from fedbayes.federation.stages.secure import plan as make_plan
 from fedbayes.methods.fedavg import FedAvg
 from fedbayes.workflows.running import Result
 from tests.flower.test_federation import at_work, start
-from tests.flower.test_flower import same, without
 from tests.helpers.deployment import Deployment, wait_for
+from tests.helpers.flower_runs import same, without
 
 pytest.importorskip("flwr")
 
@@ -47,6 +47,7 @@ def settings(method="fedavg", secure=(), **more):
             "rounds": 1,
             "engine": "flower-simulation",
             "round_timeout": 60,
+            "metrics": [],
             "data": {"name": "digits", "clients": CLIENTS, "partition": "dirichlet"},
             "method": {"name": method} if isinstance(method, str) else method,
             "secure": {"enabled": True, **dict(secure)},

@@ -28,6 +28,11 @@ def command(*arguments):
     return end.value.code or 0
 
 
+def cli(capsys, *arguments):
+    """Run it in this process: its exit status and what it printed."""
+    return command(*arguments), *capsys.readouterr()
+
+
 def process(*arguments):
     """What starts the command line as a process."""
     return [sys.executable, "-m", "fedbayes.cli", *map(str, arguments)]

@@ -15,7 +15,7 @@ from fedbayes.likelihoods import build_likelihood
 from fedbayes.methods.dsvgd import Dsvgd, _stein
 from fedbayes.models import Network
 from tests.helpers.places import at, network, rounds, run_of
-from tests.methods.test_moments import STD, pooled, regressions
+from tests.helpers.regressions import STD, pooled, regressions
 
 
 def linear(inputs, likelihood, clients=3, cohort=1, **training):

@@ -18,7 +18,7 @@ from fedbayes.models import Network
 from fedbayes.models.networks import MLP
 from fedbayes.storage.folder import RunFolder
 from tests.helpers.places import at, rounds, run_of
-from tests.methods.test_moments import linear_run, pooled, regressions
+from tests.helpers.regressions import linear_run, pooled, regressions
 
 
 def kronecker(**settings):

@@ -12,7 +12,7 @@ from fedbayes.inference.kronecker import layered, rows_of
 from fedbayes.methods.fedlpa import FedLpa, _packed, _symmetric
 from fedbayes.methods.predbayes import GRID, NLL, PredBayes, PredBayesServer, combined
 from tests.helpers.places import at, network, run_of, samples
-from tests.methods.test_moments import STD, linear_run, pooled, regressions
+from tests.helpers.regressions import STD, linear_run, pooled, regressions
 
 
 def answered(method, run, data, server=None):

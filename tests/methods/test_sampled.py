@@ -18,7 +18,7 @@ from fedbayes.methods.fedpm import FedPm, _fixed
 from fedbayes.methods.fens import MIXER, Fens, FensServer
 from fedbayes.methods.qlsd import Qlsd, _read
 from tests.helpers.places import at, network, rounds, run_of, samples
-from tests.methods.test_moments import linear_run, pooled, regressions
+from tests.helpers.regressions import linear_run, pooled, regressions
 
 PLAIN = {"optimizer": "sgd"}
 

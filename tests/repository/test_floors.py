@@ -103,6 +103,16 @@ def test_every_folder_is_a_package():
     assert all((folder / "__init__.py").exists() for folder in folders)
 
 
+def test_folders_of_tests_mirror_the_package():
+    """Besides there are tests of the papers and of the repository itself."""
+    tests = Path(__file__).parent.parent
+    folders = {path.parent.relative_to(tests) for path in tests.rglob("test_*.py")}
+    other = {folder.as_posix() for folder in folders if not (ROOT / folder).is_dir()}
+    assert other == {"papers", "repository"}
+    assert Path() not in folders
+    assert all((tests / folder / "__init__.py").exists() for folder in folders)
+
+
 def test_a_class_name_has_one_meaning():
     places = defaultdict(list)
     for path in FILES:

@@ -40,6 +40,7 @@ def settings(method, **more):
         "cohort": 2,
         "data": {"name": "digits", "clients": 3, "partition": "iid", "limit": 200},
         "model": {"name": "tests.helpers.toy_models:pretrained"},
+        "metrics": [],
         "method": {"name": method},
         **more,
     }

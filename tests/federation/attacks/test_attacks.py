@@ -33,7 +33,7 @@ from tests.helpers.cases import cases
 from tests.helpers.command_line import command
 
 DATA = {"name": "digits", "clients": 6, "partition": "iid", "limit": 300}
-SMALL = {"data": DATA, "model": {"hidden": [8]}, "rounds": 3}
+SMALL = {"data": DATA, "model": {"hidden": [8]}, "rounds": 3, "metrics": []}
 
 
 def config(attack=None, **changes):

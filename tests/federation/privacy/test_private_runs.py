@@ -35,6 +35,7 @@ def settings(**more):
         "aggregation": CLIP,
         "privacy": {"noise": 1.0},
         "evaluate_every": 0,
+        "metrics": [],
         **more,
     }
 

@@ -29,7 +29,14 @@ from tests.helpers.cases import cases
 from tests.helpers.places import at, run_of, samples
 
 DATA = {"name": "digits", "clients": 6, "partition": "iid", "limit": 240}
-SMALL = {"data": DATA, "model": {"hidden": [8]}, "rounds": 6, "cohort": 4, "seed": 3}
+SMALL = {
+    "data": DATA,
+    "model": {"hidden": [8]},
+    "rounds": 6,
+    "cohort": 4,
+    "seed": 3,
+    "metrics": [],
+}
 CLOCK = {"speeds": "log-normal", "jitter": 0.2}
 WAITING = {"buffer": 2}
 

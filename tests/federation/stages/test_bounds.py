@@ -78,6 +78,7 @@ def small(method="fedavg", **more):
             "rounds": 3,
             "data": DATA,
             "model": {"hidden": [16]},
+            "metrics": [],
             "method": {"name": method},
             **SETTINGS.get(method, {}),
             **more,

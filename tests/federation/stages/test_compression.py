@@ -41,6 +41,7 @@ def asked(method="fedavg", rounds=2, **more):
             "cohort": 3,
             "data": {"name": "digits", "partition": "iid", "limit": 400, "clients": 4},
             "model": {"hidden": [8]},
+            "metrics": [],
             "method": {"name": method} if isinstance(method, str) else method,
             **more,
         }

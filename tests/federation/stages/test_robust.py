@@ -47,6 +47,7 @@ def config(method, rounds=1, **more):
         "rounds": rounds,
         "data": {**DATA, "limit": 500},
         "model": {"hidden": [12]},
+        "metrics": [],
         "method": {"name": method},
         **OTHERS.get(method, {}),
         **more,

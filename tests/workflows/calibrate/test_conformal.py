@@ -37,7 +37,7 @@ from fedbayes.storage.calibrations import (
 from fedbayes.storage.folder import RunFolder
 from fedbayes.workflows.calibrate.conformal import calibrate_conformal
 from fedbayes.workflows.serve.export import export
-from tests.workflows.serve.test_evaluate import cli
+from tests.helpers.command_line import cli
 
 CLASSES = build_likelihood("categorical", Target("class", ("a", "b", "c")))
 REAL = Target("real", ("cost",), (100.0,), (20.0,))
@@ -337,10 +337,10 @@ def test_rows_that_are_counted_are_not_those_that_are_tested(runs):
     assert rank <= inside[counted].sum() <= rank + 2
 
 
-def test_predictions_have_sets(runs, tmp_path, monkeypatch, capsys):
+def test_predictions_have_sets(runs, tmp_path, capsys):
     folder, frame = runs
     run = folder / "classes"
-    code, out, err = cli(monkeypatch, capsys, "conformal", run, "--per-client", "--json")
+    code, out, err = cli(capsys, "conformal", run, "--per-client", "--json")
     assert code == 0, err
     told = json.loads(out)
     assert set(told["clients"]) == {"a", "b", "c"}
@@ -349,7 +349,7 @@ def test_predictions_have_sets(runs, tmp_path, monkeypatch, capsys):
     for site, name in ((None, "all.csv"), ("b", "b.csv")):
         arguments = ["predict", run, folder / "t.csv", "-o", tmp_path / name]
         arguments += ["--site", site] if site else []
-        code, _, err = cli(monkeypatch, capsys, *arguments)
+        code, _, err = cli(capsys, *arguments)
         assert code == 0, err
         found = pd.read_csv(tmp_path / name)
         end = math.exp(-(stored["clients"][site] if site else stored["all"])["threshold"][0])
@@ -357,9 +357,7 @@ def test_predictions_have_sets(runs, tmp_path, monkeypatch, capsys):
             has = found["set"].fillna("").str.split("|").map(lambda names, kind=kind: kind in names)
             far = abs(found[f"p_{kind}"] - end) > 1e-6
             assert (has == (found[f"p_{kind}"] >= end))[far].all()
-    code, _, err = cli(
-        monkeypatch, capsys, *arguments[:3], "-o", tmp_path / "c.csv", "--level", ".5"
-    )
+    code, _, err = cli(capsys, *arguments[:3], "-o", tmp_path / "c.csv", "--level", ".5")
     assert code == 2
     assert "is calibrated for the level 0.9, not for 0.5" in " ".join(err.split())
     plain = fedbayes.load(run, conformal=False).predict_frame(frame)
@@ -367,12 +365,12 @@ def test_predictions_have_sets(runs, tmp_path, monkeypatch, capsys):
 
 
 @pytest.mark.parametrize("score", ["adaptive", "adaptive-random"])
-def test_adaptive_sets_of_a_run(runs, tmp_path, score, monkeypatch, capsys):
+def test_adaptive_sets_of_a_run(runs, tmp_path, score, capsys):
     """In pieces of any size, from the run and from a file; coverage as it is told."""
     folder, frame = runs
     run = folder / "classes"
     arguments = ["conformal", run, "--score", score, "--level", "0.8", "--json"]
-    code, out, err = cli(monkeypatch, capsys, *arguments)
+    code, out, err = cli(capsys, *arguments)
     assert code == 0, err
     told = json.loads(out)
     assert told["score"] == score

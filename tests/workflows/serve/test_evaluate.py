@@ -8,7 +8,6 @@ import torch
 from safetensors.torch import load_file, save_file
 
 import fedbayes
-from fedbayes.cli import main
 from fedbayes.core.tensors import Samples
 from fedbayes.data import DataSettings, FederatedData, load_dataset, partition
 from fedbayes.errors import DataError, ModelError, RunError
@@ -17,6 +16,7 @@ from fedbayes.models import MLP, dense_layers, relu_network
 from fedbayes.workflows.serve.evaluation_set import EvaluationSet
 from fedbayes.workflows.serve.model_evaluation import Candidate, compare, coordinate_average
 from fedbayes.workflows.serve.model_files import read_counts, read_models
+from tests.helpers.command_line import cli
 
 
 @pytest.fixture(scope="module")
@@ -138,17 +138,17 @@ def test_counts_that_do_not_fit(tmp_path, content):
         read_counts(path, [tmp_path / "a.pt", tmp_path / "b.pt"])
 
 
-def test_fused_models_are_compared_with_their_inputs_in_any_order(tmp_path, monkeypatch, capsys):
+def test_fused_models_are_compared_with_their_inputs_in_any_order(tmp_path, capsys):
     run = tmp_path / "run"
     fedbayes.run(method="local", data={"clients": 2}, rounds=1, folder=run, progress=False)
     files, fused = sorted((run / "clients").iterdir()), tmp_path / "fused.safetensors"
-    assert cli(monkeypatch, capsys, "fuse", *files, "-o", fused, "--method", "average")[0] == 0
+    assert cli(capsys, "fuse", *files, "-o", fused, "--method", "average")[0] == 0
     other = tmp_path / "other.safetensors"
-    assert cli(monkeypatch, capsys, "fuse", *files, "-o", other, "--method", "permute")[0] == 0
+    assert cli(capsys, "fuse", *files, "-o", other, "--method", "permute")[0] == 0
     page, found = tmp_path / "page.html", []
     for order in ([*files, fused, other], [fused, *files, other], [other, fused, *files]):
         given = ["evaluate", *order, "--run", run, "--json", "--report", page]
-        code, out, _ = cli(monkeypatch, capsys, *given)
+        code, out, _ = cli(capsys, *given)
         assert code == 0
         found.append({one["name"]: one["nll"] for one in json.loads(out)})
     assert found[0] == found[1] == found[2]
@@ -156,7 +156,7 @@ def test_fused_models_are_compared_with_their_inputs_in_any_order(tmp_path, monk
     told = page.read_text()
     assert all(f'data-value="{name}"' in told for name in found[0])
     assert "fused by average" in told
-    code, _, err = cli(monkeypatch, capsys, "evaluate", fused, "--run", run, "--report", "page.txt")
+    code, _, err = cli(capsys, "evaluate", fused, "--run", run, "--report", "page.txt")
     assert (code, "FILE.html" in err) == (2, True)
 
 
@@ -166,13 +166,6 @@ def test_a_model_counts_once(tmp_path):
         read_models([tmp_path / "a.safetensors"] * 2)
 
 
-def cli(monkeypatch, capsys, *arguments):
-    monkeypatch.setattr("sys.argv", ["fedbayes", *map(str, arguments)])
-    with pytest.raises(SystemExit) as stop:
-        main()
-    return stop.value.code, *capsys.readouterr()
-
-
 def test_the_models_of_a_run(tmp_path, monkeypatch, capsys):
     run = fedbayes.run(
         method={"name": "local"}, data={"clients": 3}, rounds=5, folder=tmp_path / "run"
@@ -180,42 +173,36 @@ def test_the_models_of_a_run(tmp_path, monkeypatch, capsys):
     with pytest.raises(RunError, match="only clients have models"):
         _ = run.model
     model, *clients = sorted(run.folder.clients.iterdir())
-    code, out, err = cli(
-        monkeypatch, capsys, "evaluate", model, *clients, "--run", tmp_path / "run", "--json"
-    )
+    code, out, err = cli(capsys, "evaluate", model, *clients, "--run", tmp_path / "run", "--json")
     assert code == 0
     assert not err
     scores = {s["name"]: s for s in json.loads(out)}
     for width in (50, 250):
         monkeypatch.setenv("COLUMNS", str(width))
-        _, told, _ = cli(
-            monkeypatch, capsys, "evaluate", model, *clients, "--run", tmp_path / "run"
-        )
+        _, told, _ = cli(capsys, "evaluate", model, *clients, "--run", tmp_path / "run")
         table = told[told.index("┏") : told.rindex("└")]
         assert max(map(len, table.splitlines())) <= width
         assert all(f"{score['brier']:.4f}" in table for score in scores.values()), "cut off"
     assert run.summary["global_accuracy"] is None
     assert scores["ensemble, uniform"]["accuracy"] > scores[str(clients[0])]["accuracy"]
 
-    code, out, err = cli(monkeypatch, capsys, "evaluate", model, "--dataset", "digits")
+    code, out, err = cli(capsys, "evaluate", model, "--dataset", "digits")
     assert code == 0
     assert "no official test part" in err
-    code, _, err = cli(monkeypatch, capsys, "evaluate", tmp_path / "absent.pt")
+    code, _, err = cli(capsys, "evaluate", tmp_path / "absent.pt")
     assert code == 2
     assert "absent.pt" in err
 
 
 @pytest.mark.parametrize("kind", [torch.float64, torch.float16, torch.bfloat16])
-def test_weights_of_any_precision_are_tried_in_single(tmp_path, monkeypatch, capsys, kind):
+def test_weights_of_any_precision_are_tried_in_single(tmp_path, capsys, kind):
     torch.manual_seed(0)
     state = MLP(64, [12], 10).state_dict()
     paths = [tmp_path / f"{name}.safetensors" for name in ("own", "single")]
     for path, last in zip(paths, (torch.float32, kind), strict=True):
         save_file({name: tensor.to(kind).to(last) for name, tensor in state.items()}, path)
     for network in ((), ("--model", "mlp", "--set", "model.hidden=[12]")):
-        code, out, _ = cli(
-            monkeypatch, capsys, "evaluate", *paths, "--dataset", "digits", "--json", *network
-        )
+        code, out, _ = cli(capsys, "evaluate", *paths, "--dataset", "digits", "--json", *network)
         assert code == 0
         one, two, *_ = json.loads(out)
         assert (one["accuracy"], one["nll"]) == (two["accuracy"], two["nll"])
@@ -224,7 +211,7 @@ def test_weights_of_any_precision_are_tried_in_single(tmp_path, monkeypatch, cap
     assert relu_network(layers, x).dtype == torch.float32
 
 
-def test_a_program_of_other_inputs_is_refused(tmp_path, monkeypatch, capsys):
+def test_a_program_of_other_inputs_is_refused(tmp_path, capsys):
     for module, x in (
         (torch.nn.Linear(64, 10), torch.zeros(2, 64)),
         (
@@ -234,17 +221,15 @@ def test_a_program_of_other_inputs_is_refused(tmp_path, monkeypatch, capsys):
         (torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(64, 3)), torch.zeros(2, 1, 8, 8)),
     ):
         torch.export.save(torch.export.export(module, (x,)), tmp_path / "m.pt2")
-        code, _, err = cli(
-            monkeypatch, capsys, "evaluate", tmp_path / "m.pt2", "--dataset", "digits"
-        )
+        code, _, err = cli(capsys, "evaluate", tmp_path / "m.pt2", "--dataset", "digits")
         assert code == 2
         assert "no logits of 10 classes for samples of shape (n, 1, 8, 8)" in " ".join(err.split())
 
 
-def test_weights_of_other_names_are_told_with_the_way_out(tmp_path, monkeypatch, capsys):
+def test_weights_of_other_names_are_told_with_the_way_out(tmp_path, capsys):
     save_file({"fc.weight": torch.zeros(10, 64), "fc.bias": torch.zeros(10)}, tmp_path / "m.st")
     arguments = ("evaluate", tmp_path / "m.st", "--dataset", "digits", "--model", "mlp")
-    code, _, err = cli(monkeypatch, capsys, *arguments)
+    code, _, err = cli(capsys, *arguments)
     assert code == 2
     told = " ".join(err.split())
     assert "it has fc.bias (10), fc.weight (10 x 64), but 1.weight (100 x 64)" in told
@@ -253,9 +238,7 @@ def test_weights_of_other_names_are_told_with_the_way_out(tmp_path, monkeypatch,
 
 @pytest.mark.parametrize("scaled", [False, True])
 @pytest.mark.parametrize("suffix", ["safetensors", "pt2"])
-def test_evaluate_gives_what_fuse_gives_on_the_same_pictures(
-    tmp_path, monkeypatch, capsys, scaled, suffix
-):
+def test_evaluate_gives_what_fuse_gives_on_the_same_pictures(tmp_path, capsys, scaled, suffix):
     """Pictures of 8 bits, networks trained elsewhere: `fuse --test`, `evaluate` and PyTorch."""
     rng = np.random.default_rng(0)
     y = rng.integers(0, 3, 90)
@@ -268,16 +251,12 @@ def test_evaluate_gives_what_fuse_gives_on_the_same_pictures(
     numbers = ("--mean", "0.4", "--std", "0.2") if scaled else ()
     words = ("--method", "function", "--shape", "1,8,8", "--minutes", "0", "--test", test)
     models = (tmp_path / "0.pt", tmp_path / "1.pt")
-    code, told, err = cli(
-        monkeypatch, capsys, "fuse", *models, "-o", out, *words, *numbers, "--json"
-    )
+    code, told, err = cli(capsys, "fuse", *models, "-o", out, *words, *numbers, "--json")
     assert code == 0, err
     fused = json.loads(told)["frontier"][0]
     # What is known is in the fused file, if it has a card: a program has one anyway.
     numbers = () if suffix == "pt2" or scaled else numbers
-    code, told, err = cli(
-        monkeypatch, capsys, "evaluate", out, "--set", f"data.path={test}", "--json", *numbers
-    )
+    code, told, err = cli(capsys, "evaluate", out, "--set", f"data.path={test}", "--json", *numbers)
     assert code == 0, err
     (score,) = json.loads(told)
     assert score["nll"] == pytest.approx(fused["nll"], abs=1e-5)

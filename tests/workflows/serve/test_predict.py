@@ -17,7 +17,7 @@ from fedbayes.errors import ConfigError, DataError, FedbayesError, ModelError
 from fedbayes.likelihoods.conformal import Conformal
 from fedbayes.workflows.serve.evaluation_set import find_tests
 from fedbayes.workflows.serve.export import export
-from tests.workflows.serve.test_evaluate import cli
+from tests.helpers.command_line import cli
 
 ROWS = 240
 
@@ -108,11 +108,11 @@ def test_answers_are_those_of_the_network(tmp_path, classes, place, patients):
     assert (found.predicted == np.array(["no", "yes"])[p.argmax(1)]).all()
 
 
-def test_the_same_as_evaluate(tmp_path, classes, place, monkeypatch, capsys):
+def test_the_same_as_evaluate(tmp_path, classes, place, capsys):
     export = tmp_path / "model.safetensors"
-    assert cli(monkeypatch, capsys, "export", place / "classes", "-o", export)[0] == 0
+    assert cli(capsys, "export", place / "classes", "-o", export)[0] == 0
     given = f"data.path={place / 'patients.csv'}"
-    code, out, _ = cli(monkeypatch, capsys, "evaluate", export, "--set", given, "--json")
+    code, out, _ = cli(capsys, "evaluate", export, "--set", given, "--json")
     assert code == 0
     score = json.loads(out)[0]
     for model in (place / "classes", export):
@@ -189,11 +189,11 @@ def test_several_models_are_the_mean_of_their_predictions(tmp_path, classes, pos
     assert "mutual_information" in both.predict_frame(frame)
 
 
-def test_a_clients_own_model(tmp_path, posterior, place, patients, monkeypatch, capsys):
+def test_a_clients_own_model(tmp_path, posterior, place, patients, capsys):
     wanted = posterior.predictor("b")(patients).exp().numpy()
     out = tmp_path / "own.csv"
     code, _, err = cli(
-        monkeypatch, capsys, "predict", place / "posterior", place / "patients.csv", "-o", out,
+        capsys, "predict", place / "posterior", place / "patients.csv", "-o", out,
         "--client", "b",
     )  # fmt: skip
     assert code == 0, err
@@ -203,11 +203,11 @@ def test_a_clients_own_model(tmp_path, posterior, place, patients, monkeypatch, 
 
 
 @pytest.mark.parametrize("label", ["ill", "cost"])
-def test_a_program_says_the_same(tmp_path, classes, numbers, place, label, monkeypatch, capsys):
+def test_a_program_says_the_same(tmp_path, classes, numbers, place, label, capsys):
     """The `.pt2` with PyTorch alone, and given to `predict`."""
     run = {"ill": "classes", "cost": "numbers"}[label]
     program = tmp_path / "model.pt2"
-    assert cli(monkeypatch, capsys, "export", place / run, "-o", program)[0] == 0
+    assert cli(capsys, "export", place / run, "-o", program)[0] == 0
     frame = pd.read_csv(place / "patients.csv")
     raw = torch.from_numpy(frame[["age", "bmi"]].to_numpy(np.float32))
     answer = torch.export.load(program).module()(raw).detach()
@@ -435,29 +435,29 @@ def test_memory_does_not_grow_with_the_file(tmp_path):
     assert rows.share < 0.5
 
 
-def test_the_command(tmp_path, classes, place, monkeypatch, capsys):
+def test_the_command(tmp_path, classes, place, capsys):
     out = tmp_path / "out.csv"
     arguments = ("predict", place / "classes", place / "patients.csv", "-o", out)
-    code, said, err = cli(monkeypatch, capsys, *arguments, "--json")
+    code, said, err = cli(capsys, *arguments, "--json")
     assert code == 0
     told = json.loads(said)
     assert told["rows"] == ROWS
     assert told["columns"] == ["p_no", "p_yes", "predicted"]
     assert told["missing"] == 15
     assert "15 of 240 rows have an empty cell" in err
-    code, said, err = cli(monkeypatch, capsys, *arguments)
+    code, said, err = cli(capsys, *arguments)
     assert code == 2
     assert "exists already" in err
-    assert cli(monkeypatch, capsys, *arguments, "--overwrite")[0] == 0
+    assert cli(capsys, *arguments, "--overwrite")[0] == 0
     rows = tmp_path / "rows.csv"
     rows.write_bytes((place / "patients.csv").read_bytes())
     onto = ("predict", place / "classes", rows, "-o", rows, "--overwrite")
-    assert "would replace one of the inputs" in cli(monkeypatch, capsys, *onto)[2]
+    assert "would replace one of the inputs" in cli(capsys, *onto)[2]
     assert rows.read_bytes() == (place / "patients.csv").read_bytes()
-    code, _, err = cli(monkeypatch, capsys, *arguments, "--overwrite", "--level", "0.8")
+    code, _, err = cli(capsys, *arguments, "--overwrite", "--level", "0.8")
     assert code == 2
     assert "intervals need numbers" in err
-    code, _, err = cli(monkeypatch, capsys, *arguments, "--overwrite", "--set", "rounds=3")
+    code, _, err = cli(capsys, *arguments, "--overwrite", "--set", "rounds=3")
     assert "--set rounds=3 has no effect" in err
 
 
@@ -505,7 +505,7 @@ def test_columns_of_any_kind_in_pieces_of_any_size(mixed, tmp_path, rows):
     np.testing.assert_allclose(numeric(found), wanted[["p_no", "p_yes"]], atol=1e-6)
 
 
-def test_a_sheet_of_several_is_chosen(mixed, tmp_path, monkeypatch, capsys):
+def test_a_sheet_of_several_is_chosen(mixed, tmp_path, capsys):
     folder, frame, _ = mixed
     wanted = predict(tmp_path, folder / "run", folder / "t.csv", "wanted.csv")
     book = tmp_path / "t.xlsx"
@@ -513,10 +513,10 @@ def test_a_sheet_of_several_is_chosen(mixed, tmp_path, monkeypatch, capsys):
         pd.DataFrame({"note": ["of 2021"]}).to_excel(file, sheet_name="about", index=False)
         frame.to_excel(file, sheet_name="stays", index=False)
     arguments = ["predict", folder / "run", book, "-o", tmp_path / "o.csv"]
-    code, _, err = cli(monkeypatch, capsys, *arguments)
+    code, _, err = cli(capsys, *arguments)
     assert code == 2
     assert "the sheets about, stays. Choose one with sheet" in " ".join(err.split())
-    assert cli(monkeypatch, capsys, *arguments, "--sheet", "stays")[0] == 0
+    assert cli(capsys, *arguments, "--sheet", "stays")[0] == 0
     found = text(tmp_path / "o.csv")
     assert found.id.tolist() == frame.id.tolist()
     np.testing.assert_allclose(numeric(found), numeric(wanted), atol=1e-6)
@@ -562,7 +562,7 @@ def test_the_training_file_has_no_unseen_categories(tmp_path):
     assert "in 1 row (first in row 4)" in told.notes[-1]
 
 
-def test_dates_in_two_formats_are_read_as_in_training(tmp_path, monkeypatch, capsys):
+def test_dates_in_two_formats_are_read_as_in_training(tmp_path, capsys):
     rng = np.random.default_rng(5)
     born, day = (
         pd.Timestamp(first) + pd.to_timedelta(rng.integers(0, 900, ROWS), unit="D")
@@ -581,9 +581,9 @@ def test_dates_in_two_formats_are_read_as_in_training(tmp_path, monkeypatch, cap
     wanted = predict(tmp_path, tmp_path / "run", file)
     np.testing.assert_allclose(numeric(wanted), run.trained().expectation(x).numpy(), atol=1e-6)
     check = ["data", "check", file, "--like", tmp_path / "run"]
-    assert cli(monkeypatch, capsys, *check)[0] == 0
+    assert cli(capsys, *check)[0] == 0
     frame.assign(day=None).to_csv(file, index=False)  # empty, and a column of dates all the same
-    assert cli(monkeypatch, capsys, *check)[0] == 0
+    assert cli(capsys, *check)[0] == 0
     frame.loc[8, "day"] = "soon"
     frame.to_csv(file, index=False)
     with pytest.raises(
@@ -597,13 +597,13 @@ def test_dates_in_two_formats_are_read_as_in_training(tmp_path, monkeypatch, cap
     assert int(found[8, 1]) == since
 
 
-def test_what_training_did_not_have_is_told_once(mixed, tmp_path, monkeypatch, capsys):
+def test_what_training_did_not_have_is_told_once(mixed, tmp_path, capsys):
     folder, frame, _ = mixed
     new = frame.assign(sex=["x" if k in (7, 30, 31) else "f" for k in range(ROWS)])
     new.loc[12, "seen"] = None
     new.to_csv(tmp_path / "new.csv", index=False)
     arguments = ["predict", folder / "run", tmp_path / "new.csv", "-o", tmp_path / "o.csv"]
-    code, _, err = cli(monkeypatch, capsys, *arguments, "--chunk", 10)
+    code, _, err = cli(capsys, *arguments, "--chunk", 10)
     assert code == 0, err
     said = " ".join(err.split())
     assert (
@@ -615,7 +615,7 @@ def test_what_training_did_not_have_is_told_once(mixed, tmp_path, monkeypatch, c
     )
     new.loc[33, "seen"] = "soon"
     new.to_csv(tmp_path / "new.csv", index=False)
-    code, _, err = cli(monkeypatch, capsys, *arguments, "--chunk", 10, "--overwrite")
+    code, _, err = cli(capsys, *arguments, "--chunk", 10, "--overwrite")
     assert code == 2
     assert "column 'seen' has text that is not a date" in " ".join(err.split())
     assert "'soon' in row 34" in " ".join(err.split())
@@ -657,17 +657,15 @@ def test_brackets_in_names_are_shown_as_they_are(tmp_path, capsys, monkeypatch):
     frame.to_csv("rows.csv", index=False)
     data = {"path": "rows.csv", "label": ["mass [kg]", "[/b] :b:"], "group": "site"}
     fedbayes.run(folder="runs [b]", data=data, rounds=1, model={"hidden": [4]})
-    status, told, _ = cli(
-        monkeypatch, capsys, "predict", "runs [b]", "rows.csv", "-o", "out [i].csv"
-    )
+    status, told, _ = cli(capsys, "predict", "runs [b]", "rows.csv", "-o", "out [i].csv")
     assert status == 0
     assert told.startswith("wrote out [i].csv: 120 rows, with mean_mass [kg], mean_[/b] :b:, ")
-    _, told, _ = cli(monkeypatch, capsys, "conformal", "runs [b]")
+    _, told, _ = cli(capsys, "conformal", "runs [b]")
     assert "wrote runs [b]/calibration.json" in told
     assert "a [/red]" in told
     assert "[bold]b" in told
     model = "runs [b]/model.safetensors"
-    _, told, _ = cli(monkeypatch, capsys, "evaluate", model, "--run", "runs [b]")
+    _, told, _ = cli(capsys, "evaluate", model, "--run", "runs [b]")
     assert "by runs [b]/model.safetensors" in told
     assert "\nruns [b]/model.safetensors" in told
     assert "rmse/[/b] :b:" in told

@@ -13,7 +13,7 @@ from PIL import Image
 
 import fedbayes
 from fedbayes.errors import DataError, FedbayesWarning, ModelError, RunError
-from tests.workflows.serve.test_evaluate import cli
+from tests.helpers.command_line import cli
 from tests.workflows.serve.test_predict import text
 
 KINDS = ("cat", "dog")
@@ -81,16 +81,14 @@ def test_pictures_of_any_mode_flat_or_alone(tmp_path, pictures):
     np.testing.assert_allclose(numeric(one), numeric(found)[1:], atol=1e-6)
 
 
-def test_pictures_are_cut_as_in_training_also_from_a_file(tmp_path, pictures, monkeypatch, capsys):
+def test_pictures_are_cut_as_in_training_also_from_a_file(tmp_path, pictures, capsys):
     results = {}
     weights, program = tmp_path / "m.safetensors", tmp_path / "m.pt2"
     for name in (weights, program):
-        assert cli(monkeypatch, capsys, "export", pictures / "cut", "-o", name)[0] == 0
+        assert cli(capsys, "export", pictures / "cut", "-o", name)[0] == 0
     for name in (pictures / "cut", weights, program, pictures / "stretched"):
         out = tmp_path / f"{name.name}.csv"
-        code, said, _ = cli(
-            monkeypatch, capsys, "predict", name, pictures / "photos", "-o", out, "--json"
-        )
+        code, said, _ = cli(capsys, "predict", name, pictures / "photos", "-o", out, "--json")
         assert code == 0
         assert json.loads(said)["rows"] == 60
         results[name.name] = numeric(text(out))
@@ -223,12 +221,12 @@ def test_bad_queries_leave_nothing(tmp_path, stays, query, words):
         assert connection.execute("select count(*) from stays").fetchone() == (300,)
 
 
-def test_databases_at_the_command_line(tmp_path, stays, monkeypatch, capsys):
+def test_databases_at_the_command_line(tmp_path, stays, capsys):
     folder, url, _ = stays
     out = tmp_path / "o.csv"
 
     def predict(inputs, *more):
-        return cli(monkeypatch, capsys, "predict", folder / "run", inputs, "-o", out, *more)
+        return cli(capsys, "predict", folder / "run", inputs, "-o", out, *more)
 
     code, said, _ = predict(url, "--query", "select * from stays", "--json")
     assert code == 0
