@@ -13,6 +13,18 @@ from fedbayes.inference.problem import Loss, OptimizerBuilder, Problem, Solved, 
 from fedbayes.inference.settings import LocalTraining
 
 
+def orders(count: int, sizes: Sequence[int], rng: torch.Generator) -> Iterator[Tensor]:
+    """The order of the samples in one epoch after the other, without end.
+
+    Args:
+        count: samples of a client.
+        sizes: of the batches of an epoch; samples beyond their sum are left out of it.
+        rng: what the orders are drawn from.
+    """
+    while True:
+        yield torch.randperm(count, generator=rng)[: sum(sizes)]
+
+
 def batches(
     samples: Samples, sizes: Sequence[int], steps: int, rng: torch.Generator
 ) -> Iterator[Samples]:
@@ -26,13 +38,13 @@ def batches(
         steps: how many batches.
         rng: what the orders are drawn from.
     """
-    while steps > 0:
-        drawn = torch.randperm(len(samples.y), generator=rng)[: sum(sizes)]
+    for drawn in orders(len(samples.y), sizes, rng):
         order = placed(drawn, samples.y.device)
         xs, ys = (torch.split(each[order], list(sizes)) for each in samples)
         for x, y in zip(xs[:steps], ys[:steps], strict=True):
             yield Samples(x, y)
-        steps -= len(ys)
+        if (steps := steps - len(ys)) <= 0:
+            return
 
 
 def solve(

@@ -6,7 +6,7 @@ of the optimizer for all. Sums are added up in another order, so numbers agree u
 
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from itertools import cycle, islice, zip_longest
+from itertools import accumulate, cycle, islice, zip_longest
 from operator import itemgetter
 from typing import Any
 
@@ -16,7 +16,7 @@ from torch import Tensor
 from fedbayes.core.tensors import Samples, Tensors
 from fedbayes.inference.problem import Loss, Problem, Solved, Tree, each, stack
 from fedbayes.inference.settings import LocalTraining
-from fedbayes.inference.solve import batches
+from fedbayes.inference.solve import orders
 
 ELEMENTWISE = ("sgd", "adam", "amsgrad", "adamax")
 """Optimizers that treat every entry of a tensor alike, so that a stack is as good as its parts."""
@@ -86,9 +86,15 @@ def solve_stacked(
     leaves = list(stacked.values())
     optimizer = settings.build_optimizer(leaves, lr)
     given = stack([each.given for each in problems])
+    every = Samples(*map(torch.cat, zip(*samples, strict=True)))
+
+    def at(rows: Tensor) -> Samples:
+        return Samples(every.x[rows], every.y[rows])
+
+    firsts = accumulate(counts, initial=0)
     drawn = [
-        _batches(problem, own, settings, count, rng)
-        for problem, own, count, rng in zip(problems, samples, steps, rngs, strict=True)
+        _batches(problem, range(first, first + count), settings, at, rng)
+        for problem, first, count, rng in zip(problems, firsts, counts, rngs, strict=False)
     ]
     losses = torch.zeros(max(steps), len(problems), device=leaves[0].device)
     ended: dict[int, Tensors] = {}
@@ -97,23 +103,24 @@ def solve_stacked(
         active = [client for client, count in enumerate(steps) if count > step]
         found = {client: next(drawn[client]) for client in active}
         sizes: dict[int, list[int]] = {}
-        for client, (batch, _) in found.items():
-            sizes.setdefault(len(batch.y), []).append(client)
+        for client, (rows, _) in found.items():
+            sizes.setdefault(len(rows), []).append(client)
         total = torch.zeros(())
         for group in sizes.values():
             if len(group) < _FEW:
+                alone = [{name: t[c] for name, t in stacked.items()} for c in group]
                 values = torch.stack(
                     [
-                        loss({n: t[c] for n, t in stacked.items()}, batch, problems[c].given, noise)
-                        for c, (batch, noise) in ((client, found[client]) for client in group)
+                        loss(own, at(found[c][0]), problems[c].given, found[c][1])
+                        for own, c in zip(alone, group, strict=True)
                     ]
                 )
             else:
-                batch, noise = (stack([found[c][part] for c in group]) for part in (0, 1))
+                rows, noise = (stack([found[c][part] for c in group]) for part in (0, 1))
                 own, fixed = stacked, given
                 if len(group) < len(problems):
                     own, fixed = each(itemgetter(group), (stacked, given))
-                values = mapped(own, batch, fixed, noise)
+                values = mapped(own, at(rows), fixed, noise)
             total = total + values.sum()
             losses[step, group] = values.detach()
         gradients = torch.autograd.grad(total, leaves, allow_unused=True)
@@ -125,8 +132,8 @@ def solve_stacked(
             # The optimizer moves clients that have ended too, by momentum or decay.
             last = step + 1 == max(steps)
             now = {name: t.detach() if last else t.detach().clone() for name, t in stacked.items()}
-            rows = {name: tensor.unbind() for name, tensor in now.items()}
-            ended |= {client: {name: row[client] for name, row in rows.items()} for client in done}
+            ends = {name: tensor.unbind() for name, tensor in now.items()}
+            ended |= {client: {name: row[client] for name, row in ends.items()} for client in done}
     means = (losses.cpu().sum(0) / torch.tensor(steps)).tolist()
     return [
         Solved(
@@ -141,16 +148,25 @@ def solve_stacked(
 
 def _batches(
     problem: Problem,
-    samples: Samples,
+    own: range,
     settings: LocalTraining,
-    steps: int,
+    at: Callable[[Tensor], Samples],
     rng: Callable[[str], torch.Generator],
-) -> Iterator[tuple[Samples, Tree]]:
-    """The batches of a client, and the noise of each, from the generators that `solve` uses."""
-    noise = problem.noise
+) -> Iterator[tuple[Tensor, Tree]]:
+    """The rows of a client's batches, and the noise of each, by the generators that `solve` uses.
+
+    Args:
+        problem: of the client.
+        own: its rows among those of all.
+        settings: epochs and batch size.
+        at: what gives the samples of some rows.
+        rng: of the client.
+    """
+    noise, sizes = problem.noise, settings.batch_sizes(len(own))
     generator = rng(noise.purpose) if noise else None
-    for batch in batches(samples, settings.batch_sizes(len(samples.y)), steps, rng("batches")):
-        yield batch, noise.draw(generator, batch) if noise and generator else {}
+    for rows in orders(len(own), sizes, rng("batches")):
+        for batch in torch.split(rows + own.start, sizes):
+            yield batch, noise.draw(generator, at(batch)) if noise and generator else {}
 
 
 def _form(tree: Any) -> Any:
