@@ -350,6 +350,7 @@ def test_fedrep_trains_the_head_first_and_then_the_body():
             slopes = torch.autograd.grad(loss, [leaves[k] for k in names])
             for n, g in zip(names, slopes, strict=True):
                 w[n] = w[n] - 0.1 * g
+    assert report.weight == len(data.y)
     assert report.tensors.keys() == sent.keys()
     for n in net.initial:
         torch.testing.assert_close((client.tensors | dict(report.tensors))[n], w[n])
