@@ -17,7 +17,7 @@ from fedbayes.core.files import read_bytes, write_beside
 from fedbayes.core.seals import sealed_table, unsealed_table
 from fedbayes.core.tensors import Tensors, to
 from fedbayes.likelihoods import Likelihood
-from fedbayes.likelihoods.measures import MEASURES, fitting
+from fedbayes.likelihoods.measures import MEASURES, auroc, fitting
 from fedbayes.likelihoods.trust import PIECE, Trust, examine, unsure
 from fedbayes.reports.charts import diagram
 from fedbayes.runs.build import stored_data, stored_run
@@ -174,13 +174,11 @@ def separation(lower: Tensor, upper: Tensor) -> float:
         lower: of samples of which a model should be sure, [n]; infinite where it predicts nothing.
         upper: of others, [m].
     """
-    from sklearn.metrics import roc_auc_score
-
     if not (len(lower) and len(upper)):
         return math.nan
     score = np.concatenate([lower.double().numpy(), upper.double().numpy()])
-    truth = np.repeat([0, 1], [len(lower), len(upper)])
-    return float(roc_auc_score(truth, np.nan_to_num(score, posinf=np.finfo(np.float64).max)))
+    truth = np.repeat([False, True], [len(lower), len(upper)])
+    return float(auroc(truth, np.nan_to_num(score, posinf=np.finfo(np.float64).max)))
 
 
 def _defined(values: Mapping[str, float]) -> dict[str, float]:
