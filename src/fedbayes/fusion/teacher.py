@@ -118,18 +118,20 @@ class Teacher:
         self._pooling = False
 
     def pooled(self) -> "Teacher":
-        """The same, as sure as all samples together make it, if clients are calibrated.
+        """The same, as confident as all samples together make it, if clients are calibrated.
 
-        A calibrated client is unsure because its samples are few: its logits are off by a variance
-        v, and it divides them by (1 + λ v)^½. The mean of N clients is off by v / N only, so that
-        its logits, and those of the sum, are to be multiplied by
+        A calibrated client with few samples has logits that are off by a variance v, and divides
+        them by (1 + λ v)^½. The mean of N clients is off by v / N only. So the sum of logits is
+        multiplied by
 
             a = ((1 + λ v) / (1 + λ v / N))^½.
 
-        A mean of probabilities is flatter than their logits' mean by b = (1 + λ v (1 − 1/N))^½,
-        so logits of q, and of a mixture, are multiplied by a b. At each input v is twice the
-        variance of the clients' logits, less log p_s, around their mean by shares, and N the
-        effective number of clients 1 / Σ_s π_sk² of the classes that t says.
+        A mean of probabilities is flatter than the mean of their logits, by
+        b = (1 + λ v (1 − 1/N))^½. So logits of q, and of a mixture, are multiplied by a b.
+
+        At each input v is twice the variance of the clients' logits, less log p_s, around their
+        mean by shares. N is 1 / Σ_s π_sk², the mean over the classes that t predicts. The variance
+        of calibrated logits is smaller than that of raw ones, so a corrects too little.
 
         Without temperatures of clients, and of other likelihoods than classes, it is the teacher.
         """
