@@ -32,6 +32,7 @@ import torch
 from sklearn.datasets import load_breast_cancer
 
 from fedbayes import Config
+from fedbayes.core.metrics import calibrate
 from fedbayes.data.federated import FederatedData
 from fedbayes.fusion.combining import Merging, combine
 from fedbayes.fusion.curvature import posterior
@@ -226,7 +227,8 @@ class Clients:
         """On all clients' test samples."""
         likelihood = self.silos.likelihood
         terms = evaluate(likelihood, lambda x: function(x)[None], self.test)
-        return likelihood.metrics(total(terms))
+        ece = calibrate(terms["confidence"], terms["correct"].bool()).error
+        return {**likelihood.metrics(total(terms)), "ece": ece}
 
     def accuracy(self, function):
         """On the same."""
