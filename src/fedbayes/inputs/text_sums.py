@@ -110,8 +110,8 @@ def _kept(
 def delta(epsilon: float, most: int, least: int) -> float:
     """The δ of (ε, δ)-differential privacy for one text of noisy counts.
 
-    Counts of what no text has are not told, so a token or pair that one text alone has is told if
-    its noise is at least `least` − 1. A text has at most 2 `most` + 1 of them.
+    What no text has is not counted. So a token or pair of one text alone is in the file if its
+    noise is at least `least` − 1. A text has at most 2 `most` + 1 of them.
 
     Args:
         epsilon: of the noise.
