@@ -202,7 +202,7 @@ class SumsPrior(InputPrior):
         return int(rng.choice(self._all, p=self._shares))
 
 
-class _File(BaseModel):
+class _TextSumsFile(BaseModel):
     """The JSON file."""
 
     model_config = ConfigDict(extra="forbid", strict=True)
@@ -238,7 +238,7 @@ def read_text_sums(path: Path) -> TextSums:
             for key in ("tokens", "pairs"):
                 if isinstance(rows := content.get(key), list):
                     content[key] = [tuple(r) if isinstance(r, list) else r for r in rows]
-        file = _File.model_validate(content)
+        file = _TextSumsFile.model_validate(content)
     except OSError as error:
         raise DataError(f"cannot read {path}: {error.strerror}") from None
     except (ValidationError, ValueError, TypeError):
