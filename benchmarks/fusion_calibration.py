@@ -6,8 +6,8 @@ with a posterior of its last layer or of all.
 Clients (five) train alone (method `local`, Dirichlet shares of the classes), their networks are
 fused by class shares on drawn inputs (for the breast cancer table by the sums of all rows), and
 each way is tried on the clients' test samples: accuracy, negative log-likelihood, expected
-calibration error (seeds apart). Beside them stand the nats from the teacher on held-out draws, the multiplications of a
-prediction, and the prior precisions of posteriors (seeds apart).
+calibration error (seeds apart). Beside them stand the nats from the teacher on held-out draws, the
+multiplications of a prediction, and the prior precisions of posteriors (seeds apart).
 
 With `--validation 0.2` clients keep that share of their rows, and fit temperatures to them. The
 teacher is then pooled (`Teacher.pooled`); the line before it is the teacher as it is learned.
