@@ -23,7 +23,7 @@ import contextlib
 import statistics
 import time
 from dataclasses import dataclass, field, replace
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
 
 import numpy as np
@@ -32,22 +32,27 @@ import torch
 from sklearn.datasets import load_breast_cancer
 
 from fedbayes import Config
+from fedbayes.core.metrics import calibrate
 from fedbayes.data.federated import FederatedData
-from fedbayes.fusion.combining import combine
+from fedbayes.fusion.combining import Merging, combine
 from fedbayes.fusion.curvature import posterior
+from fedbayes.fusion.cycles import c2m3
 from fedbayes.fusion.function import fuse_functions, teacher_of
-from fedbayes.fusion.permutation import permuted_average
+from fedbayes.fusion.permutation import permuted
 from fedbayes.fusion.posterior_settings import CurvatureSettings
 from fedbayes.fusion.posteriors import fisher, kfac, regmean
+from fedbayes.fusion.settings import AlignedSettings
 from fedbayes.fusion.teacher import SOFTNESS, Teacher, class_shares, frozen
+from fedbayes.fusion.temperature import TemperatureScaled
 from fedbayes.inputs import add_sums, sums_of, write_sums
 from fedbayes.likelihoods import evaluate, total
 from fedbayes.models.resize import with_weights
-from fedbayes.models.units import find_units
 from fedbayes.runs.build import stored_data
 from fedbayes.workflows.fuse.client_models import Seen, read_silos
 from fedbayes.workflows.fuse.function_settings import function_settings
 from fedbayes.workflows.fuse.network_fusing import drawn
+from fedbayes.workflows.fuse.posterior_files import sent_temperatures
+from fedbayes.workflows.serve.model_files import ModelFiles
 from fedbayes_papers.experiment import Results, fingerprint, finished, mean_and_std
 from fedbayes_papers.finding import markdown
 
@@ -84,6 +89,17 @@ def fashion(alpha):
     return Case(config, prior="leaves", baselines=SHARED)
 
 
+def one_shot(alpha, published):
+    """The protocol of DENSE and FuseFL on MNIST: five clients, Dirichlet shares, one start.
+
+    FuseFL trains a ResNet-18 for 200 epochs. Here it is a LeNet for five, and each client keeps a
+    tenth of its rows for a temperature.
+    """
+    config = images("mnist", 5, alpha, "lenet5", {**LENET, "epochs": 5}, "common")
+    config["data"]["validation"] = 0.1
+    return Case(config, baselines=(*ALIGNED, *SHARED), published=published)
+
+
 def residual(model, epochs, clients=5, **data):
     """Residual networks from a shared start."""
     training = {"optimizer": "adam", "lr": 1e-3, "batch_size": 64, "epochs": epochs}
@@ -102,6 +118,8 @@ class Case:
     baselines: tuple[str, ...] = field(default=())
     prior: str = "auto"
     """Of inputs."""
+    published: dict = field(default_factory=dict)
+    """Accuracies in papers, by method."""
     validated: bool = False
     """Whether it is judged by training samples that no client has."""
 
@@ -127,6 +145,7 @@ class Case:
 
 
 SHARED = ("regmean", "fisher", "kfac")
+ALIGNED = ("permute", "c2m3", "c2m3, repaired")
 CASES = {
     "breast-cancer": Case(
         {
@@ -154,6 +173,9 @@ CASES = {
         images("cifar10", 10, 0.5, "lenet5", {**LENET, "epochs": 10}, precision="bf16"),
         widths=(1.0, 2.0),
     ),
+    "one-shot-0.1": one_shot(0.1, {"ensemble": 0.868, "DENSE": 0.666}),
+    "one-shot-0.3": one_shot(0.3, {"ensemble": 0.968, "DENSE": 0.765}),
+    "one-shot-0.5": one_shot(0.5, {"ensemble": 0.972, "DENSE": 0.958}),
     "fedfisher-0.1": Case(fedfisher(0.1), baselines=SHARED),
     "fedfisher-0.05": Case(fedfisher(0.05), baselines=SHARED),
     "fedfisher-0.2": Case(fedfisher(0.2), baselines=SHARED),
@@ -190,9 +212,9 @@ class Clients:
         self.seconds = time.perf_counter() - begin
         self.seed, self.folder, self.prior = seed, run.path, case.prior
         self.data = stored_data(config, run)
-        self.silos = read_silos(
-            sorted((run.path / "clients").glob("*.safetensors")), config.model, Seen()
-        )
+        paths, files = sorted((run.path / "clients").glob("*.safetensors")), ModelFiles()
+        self.silos = read_silos(paths, config.model, Seen(), files=files)
+        self.temperatures = sent_temperatures(paths, files)
         self.counts = self.data.counts()
         self.networks = self.silos.networks
         if case.validated:
@@ -201,11 +223,16 @@ class Clients:
         self.share = (self.counts.sum(1) / self.counts.sum()).tolist()
 
     @torch.no_grad()
-    def accuracy(self, function):
+    def metrics(self, function):
         """On all clients' test samples."""
         likelihood = self.silos.likelihood
         terms = evaluate(likelihood, lambda x: function(x)[None], self.test)
-        return likelihood.metrics(total(terms))["accuracy"]
+        ece = calibrate(terms["confidence"], terms["correct"].bool()).error
+        return {**likelihood.metrics(total(terms)), "ece": ece}
+
+    def accuracy(self, function):
+        """On the same."""
+        return self.metrics(function)["accuracy"]
 
     def of(self, weights):
         """Accuracy of the network with these weights."""
@@ -222,7 +249,9 @@ class Clients:
                 each = [self.accuracy(frozen(n)) for n in self.networks.values()]
                 return {"accuracy": statistics.fmean(each)}
             case "ensemble":
-                teacher, _ = teacher_of(self.networks, self.counts, self.silos.likelihood)
+                teacher, _ = teacher_of(
+                    self.networks, self.counts, self.silos.likelihood, self.temperatures
+                )
                 return {"accuracy": self.accuracy(teacher)}
             case "class-share logits":
                 teacher = Teacher(list(self.networks.values()), class_shares(self.counts))
@@ -234,10 +263,15 @@ class Clients:
         match what:
             case "average":
                 weights = combine(self.states(), self.share)
-            case "permute":
-                x = self.test.x[:2]
-                groups = find_units(self.silos.like, x).groups
-                weights = permuted_average(self.states(), groups, self.share).weights
+            case _ if what in ALIGNED:
+                method, _, repair = what.partition(", ")
+                _, inputs = drawn(self.silos, self.prior, (), self.seed)
+                merging = Merging(
+                    self.states(), self.share, self.silos.like, self.silos.example(), None,
+                    partial(inputs.batch, 0),
+                )  # fmt: skip
+                settings = AlignedSettings(repair=1024 if repair else None)
+                weights = {"permute": permuted, "c2m3": c2m3}[method](merging, settings).weights
             case _:
                 weights = POSTERIORS[what](posteriors)
         return {"accuracy": self.of(weights), "seconds": time.perf_counter() - begin}
@@ -281,12 +315,17 @@ class Clients:
             self.silos.like,
             inputs,
             counts=self.counts,
+            temperatures=self.temperatures,
             likelihood=self.silos.likelihood,
             widths=width,
             settings=settings,
         )
+        cooled = TemperatureScaled(fusion.module, fusion.temperature).eval()
+        found = self.metrics(frozen(cooled))
         return {
-            "accuracy": self.accuracy(frozen(fusion.module)),
+            "accuracy": found["accuracy"],
+            "nll": found["nll"],
+            "ece": found["ece"],
             "divergence": fusion.likeness.divergence,
             "agreement": fusion.likeness.agreement,
             "seconds": sum(fusion.seconds.values()),
@@ -354,11 +393,15 @@ def table(rows):
         share = own["accuracy"] / own["seed"].map(ensemble)
         line = {"what": what, "seeds": len(own), "accuracy": mean_and_std(own["accuracy"])}
         line["of the ensemble"] = f"{share.mean():.3f}"
-        for column, digits in (("divergence", 3), ("seconds", 1), ("parameters", 0)):
+        for column, digits in (("divergence", 3), ("ece", 3), ("seconds", 1), ("parameters", 0)):
             values = own[column].dropna() if column in own else []
             line[column] = f"{statistics.fmean(values):,.{digits}f}" if len(values) else ""
         lines.append(line)
-    return markdown(pd.DataFrame(lines))
+    case = CASES[rows["case"].iloc[0].removesuffix("-validation")]
+    lines += [
+        {"what": f"published: {k}", "accuracy": f"{v:.3f}"} for k, v in case.published.items()
+    ]
+    return markdown(pd.DataFrame(lines).fillna(""))
 
 
 def main():

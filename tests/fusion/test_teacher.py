@@ -154,6 +154,93 @@ def test_without_counts_probabilities_at_temperatures_are_mixed(shares):
     torch.testing.assert_close(found, wanted)
 
 
+def noisy_clients(clients, counted):
+    """Binary clients whose calibrated predictions are off by normal noise, inputs and labels."""
+    rng = np.random.default_rng(4)
+    truth, deviation = rng.uniform(-8, 8, 20_000), 2.0
+    raw = torch.tensor(truth + deviation * rng.standard_normal((clients, len(truth))))
+    own = raw / np.sqrt(1 + np.pi / 8 * deviation**2)
+    said = [torch.stack([f / 2, -f / 2], 1).float() for f in own]
+    first = torch.tensor(rng.random(len(truth)) < 1 / (1 + np.exp(-truth)))
+    counts = [[10, 10]] * clients if counted else None
+    return said, first, counts
+
+
+def gap(log, first):
+    """How much surer it is than it is right."""
+    right = (log[:, 0] > log[:, 1]) == first
+    return float(log.softmax(1).amax(1).mean() - right.float().mean())
+
+
+@pytest.mark.parametrize("counted", [True, False])
+@pytest.mark.parametrize("clients", [3, 8])
+def test_pooled_it_is_nearer_to_being_as_sure_as_right(clients, counted):
+    """Labels drawn by the true probabilities: clients are calibrated, their mean is unsure."""
+    said, first, counts = noisy_clients(clients, counted)
+    assert max(abs(gap(one, first)) for one in said) < 0.01
+    asked = [lambda x: x] * clients
+    teacher = Teacher(asked, counts=counts, temperatures=[1.0] * clients)
+    plain, pooled = teacher.of(said), teacher.pooled().of(said)
+    assert gap(plain, first) < -0.025
+    assert gap(plain, first) * 0.7 < gap(pooled, first) < 0.012
+    nll = [float(-log.log_softmax(1)[:, 0][first].mean()) for log in (pooled, plain)]
+    assert nll[0] < nll[1]
+    assert (plain.argmax(1) == pooled.argmax(1)).float().mean() > 0.99
+
+
+def test_the_pooled_prediction_is_that_of_its_formulas():
+    clients, x = networks(), torch.randn(6, 4)
+    counts = np.array([[50, 3, 9], [4, 41, 2], [30, 20, 7]])
+    warmth, factor = np.array([1.0, 2.5, 0.7]), np.pi / 8
+    teacher = Teacher(clients, counts=counts, temperatures=warmth)
+    found = teacher.pooled()(x).log_softmax(1)
+    shares = counts / counts.sum(0)
+    prior = np.log((counts + 1) / (counts + 1).sum(1, keepdims=True))
+    own = np.array([c(x).tolist() for c in clients]) / warmth[:, None, None]
+    q = stationary(torch.tensor(own), torch.tensor(counts)).log().numpy()
+    for row in range(len(x)):
+        together = np.exp(2 * teacher(x)[row].log_softmax(0).numpy() - q[row])
+        total = np.log(together / together.sum())
+        t = softmax((total + q[row]) / 2)
+        f = own[:, row] - np.log(np.exp(own[:, row]).sum(1, keepdims=True)) - prior
+        f -= f.mean(1, keepdims=True)
+        v, n = 0.0, 0.0
+        for k in range(3):
+            alone = (shares[:, k] ** 2).sum()
+            middle = shares[:, k] @ f[:, k]
+            v += 2 / 3 * shares[:, k] @ (f[:, k] - middle) ** 2 / (1 - alone)
+            n += t[k] / alone
+        a = np.sqrt((1 + factor * v) / (1 + factor * v / n))
+        b = np.sqrt(1 + factor * v * (1 - 1 / n))
+        wanted = np.log(softmax((a * b * q[row] + a * total) / 2))
+        np.testing.assert_allclose(found[row].tolist(), wanted, atol=1e-3)
+
+
+@pytest.mark.parametrize("counts", [None, COUNTS, [[50, 3, 9]] * 3])
+def test_pooling_changes_nothing_where_it_knows_no_more(counts):
+    """Without temperatures, with copies of one client, and with one client."""
+    clients, x = networks(), torch.randn(6, 4)
+    plain = Teacher(clients, counts=counts)
+    torch.testing.assert_close(plain.pooled()(x), plain(x), rtol=0, atol=0)
+    copies = [[50, 3, 9]] * 3
+    for several in ([clients[0]] * 3, clients[:1]):
+        own = None if counts is None else copies[: len(several)]
+        teacher = Teacher(several, counts=own, temperatures=[2.0] * len(several))
+        found, wanted = teacher.pooled()(x).softmax(1), teacher(x).softmax(1)
+        torch.testing.assert_close(found, wanted, atol=1e-5, rtol=1e-4)
+
+
+def test_exact_clients_stay_the_posterior_of_all_samples():
+    """They differ by their classes' frequencies alone, and are unsure for no lack of samples."""
+    counts = np.array([[900, 50, 50], [50, 450, 500], [50, 500, 450]])
+    given = np.array([0.2, 0.5, 0.3])
+    exact = [torch.tensor(np.log(given * row / row.sum()))[None] for row in counts]
+    teacher = Teacher([lambda x: x] * 3, counts=counts, temperatures=[1.0] * 3)
+    torch.testing.assert_close(
+        teacher.pooled().of(exact).softmax(1), teacher.of(exact).softmax(1), atol=1e-3, rtol=0
+    )
+
+
 def test_it_says_what_it_is_made_of():
     named = {"names": ["a", "b", "c"]}
     assert "none of which has a temperature" in Teacher(networks(), **named).told

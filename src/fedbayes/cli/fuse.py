@@ -66,7 +66,7 @@ InputsOf = Annotated[
 Sums = Annotated[
     list[Path] | None,
     typer.Option(
-        help="JSON file of fedbayes sums, for gaussian inputs. Repeat it for each client."
+        help="JSON file of fedbayes sums, for gaussian inputs or texts. Repeat it for each client."
     ),
 ]
 Width = Annotated[

@@ -122,21 +122,42 @@ def sums(
         typer.Option(help="Feature to count by value, as a category. Repeat it for several."),
     ] = None,
     min_rows: Annotated[
-        int, typer.Option(min=1, help="Smallest number of rows; sums of fewer rows raise an error.")
+        int,
+        typer.Option(
+            min=1,
+            help="Smallest number of rows; sums of fewer raise an error. Of texts, also the "
+            "smallest number that have a token or a pair of tokens; rarer ones are left out.",
+        ),
     ] = 10,
+    epsilon: Annotated[
+        float | None,
+        typer.Option(help="Noise on counts of texts: ε of differential privacy for one text."),
+    ] = None,
     settings: Setting = None,
     as_json: Json = False,
 ) -> None:
-    """Compute sums over a client's rows for fuse --sums (means and correlations)."""
+    """Compute sums over a client's rows for fuse --sums: means and correlations, or for a model
+    of texts counts of tokens and pairs.
+    """
     from fedbayes.workflows.fuse.client_sums import SumsJob
 
-    done = SumsJob(data, out, model, settings or [], category or [], min_rows).run()
+    done = SumsJob(data, out, model, settings or [], category or [], min_rows, epsilon).run()
     if as_json:
         print(json_text({"path": str(out), **done}))
         return
+    told = (
+        f"sums of {done['rows']:,} rows of {len(done['features']):,} features. They contain means, "
+        "variances and correlations, but no single row"
+    )
+    if "tokens" in done:
+        told = (
+            f"counts of {done['tokens']:,} tokens and {done['pairs']:,} pairs of tokens in "
+            f"{done['rows']:,} texts. They contain no whole text"
+        )
+    if "delta" in done:
+        told += f". Noise: ({done['epsilon']:g}, {done['delta']:.1g})-differential privacy"
     Console().print(
-        f"wrote {out}: sums of {done['rows']:,} rows of {len(done['features']):,} features. They "
-        "contain means, variances and correlations, but no single row",
+        f"wrote {out}: {told}",
         highlight=False,
         soft_wrap=True,
     )

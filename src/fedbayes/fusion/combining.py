@@ -1,6 +1,6 @@
 """Networks added weight by weight."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -25,6 +25,8 @@ class Merging:
     """Inputs [n, ...], as they see them."""
     start: Tensors | None = None
     """Weights that all clients started from, where a method asks for them."""
+    draw: Callable[[int], Tensor] | None = None
+    """Synthetic inputs by their number [n, ...], as the networks see them, likewise."""
 
 
 @dataclass(frozen=True)

@@ -30,6 +30,7 @@ from fedbayes.fusion.reweighting import Balanced
 from fedbayes.fusion.seeking import Seeker
 from fedbayes.fusion.settings import FunctionSettings
 from fedbayes.fusion.teacher import Teacher, Temperatures, divergence, frozen
+from fedbayes.fusion.temperature import temperature
 from fedbayes.fusion.widths import Widths
 from fedbayes.likelihoods import Classes, Likelihood
 from fedbayes.models.steps import stored
@@ -83,7 +84,8 @@ class FunctionFusion(Brief):
     distilled: Distilled | None
     """What came of training end to end; None without."""
     temperature: float
-    """What logits are to be divided by for probabilities as the teacher's; 1 without classes."""
+    """What logits are to be divided by for probabilities as the teacher's, pooled if clients have
+    temperatures (`Teacher.pooled`); 1 without classes."""
     clients: dict[str, Likeness]
     """Of each client's own network."""
     agreement: TeacherAgreement
@@ -198,8 +200,9 @@ def fuse_functions(
         begin = perf_counter()
         say("calibrating its uncertainty")
         many = round(sum(samples))
-        far = held_out.divergence
-        calibration = calibrate(module, teacher, sought, batches, many, far, settings.posterior)
+        sure = teacher.pooled()
+        far = HeldOut(sure, kept).divergence
+        calibration = calibrate(module, sure, sought, batches, many, far, settings.posterior)
         seconds["posterior"] = perf_counter() - begin
     notes += _notes(distilled, calibration, settings)
     return FunctionFusion(
@@ -207,7 +210,7 @@ def fuse_functions(
         solved,
         held_out.likeness(outputs),
         distilled,
-        distilled.temperature if distilled else 1.0,
+        held_out.temperature(outputs, distilled.temperature if distilled else 1.0),
         dict(zip(clients, map(held_out.likeness, held_out.clients), strict=True)),
         held_out.agreement(outputs),
         held_out.agreement(held_out.taught),
@@ -326,6 +329,7 @@ class HeldOut:
     """
 
     def __init__(self, teacher: Teacher, draws: Draws) -> None:
+        self.teacher = teacher
         self.inputs = [draws.batch(-1 - number, CHUNK) for number in range(HELD_OUT // CHUNK)]
         with torch.no_grad():
             said = [[client(x) for client in teacher.clients] for x in self.inputs]
@@ -343,6 +347,17 @@ class HeldOut:
     def divergence(self, network: nn.Module) -> float:
         """KL(teacher ‖ network) in nats."""
         return self.likeness(self.outputs(network)).divergence
+
+    def temperature(self, outputs: Tensor, otherwise: float) -> float:
+        """Of a network with these outputs, by the pooled teacher.
+
+        Args:
+            outputs: of the network, [n, K].
+            otherwise: what to return without classes, or where no client has a temperature.
+        """
+        if not isinstance(self.likelihood, Classes) or not any(self.teacher.temperatures):
+            return otherwise
+        return temperature(outputs, self.teacher.pooled().of(self.clients), self.likelihood)
 
     def likeness(self, outputs: Tensor) -> Likeness:
         """Agreement of a network with these outputs with the teacher."""

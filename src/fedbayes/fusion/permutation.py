@@ -9,7 +9,7 @@ Ainsworth, Hayase and Srinivasa 2023, algorithms 1 and 3).
 import warnings
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
 import numpy.typing as npt
@@ -20,6 +20,8 @@ from torch import Tensor
 from fedbayes.core.tensors import Tensors
 from fedbayes.errors import FedbayesWarning, ModelError
 from fedbayes.fusion.combining import MergedWeights, Merging, combine
+from fedbayes.fusion.repair import repaired
+from fedbayes.fusion.settings import AlignedSettings
 from fedbayes.models.units import Axis, Group, find_units, permute
 
 Order = npt.NDArray[np.int64]
@@ -46,16 +48,51 @@ class Permuted:
     """The same in the new orders; not more where each is matched to the mean of the others."""
 
 
-def permuted(merging: Merging, settings: None = None) -> MergedWeights:
+def permuted(merging: Merging, settings: AlignedSettings) -> MergedWeights:
     """The mean of networks whose units were brought into one order."""
     units = find_units(merging.network, merging.example)
     found = permuted_average(merging.states, units.groups, merging.alpha)
-    told = {
+    return merged(merging, found, units.untouched, settings)
+
+
+def merged(
+    merging: Merging, found: Permuted, untouched: Mapping[str, str], settings: AlignedSettings
+) -> MergedWeights:
+    """The mean of networks in one order, repaired if that is asked for, and how it came about."""
+    told: dict[str, Any] = {
         "spread_before": found.before,
         "spread_after": found.after,
-        "untouched": dict(units.untouched),
+        "untouched": dict(untouched),
     }
-    return MergedWeights(found.weights, told)
+    if settings.repair is None:
+        return MergedWeights(found.weights, told)
+    assert merging.draw is not None
+    x = merging.draw(settings.repair)
+    weights, left = repaired(merging.network, found.weights, found.aligned, merging.alpha, x)
+    return MergedWeights(weights, {**told, "repaired_on": len(x), "unrepaired": left})
+
+
+def require_groups(
+    models: Sequence[Tensors], groups: Sequence[Group], alpha: Sequence[float]
+) -> tuple[list[Group], list[str]]:
+    """The groups that can be reordered, and the tensors that they are of.
+
+    Raises:
+        ModelError: the networks are not of one graph, or the groups are not of it.
+    """
+    combine(models, alpha)  # they are of one graph
+    groups = [group for group in groups if not group.output]
+    names = list(dict.fromkeys(a.tensor for g in groups for a in (*g.owned, *g.readers)))
+    absent = [name for name in names if name not in models[0]]
+    if absent:
+        raise ModelError(f"the networks lack {absent[0]!r}, which the graph has")
+    if not groups:
+        warnings.warn(
+            "no units of these networks can be permuted, so this is the plain mean",
+            FedbayesWarning,
+            stacklevel=3,
+        )
+    return groups, names
 
 
 def permuted_average(
@@ -92,32 +129,21 @@ def permuted_average(
         >>> found.weights["0.weight"].shape
         torch.Size([4, 3])
     """
-    combine(models, alpha)  # they are of one graph
-    groups = [group for group in groups if not group.output]
-    names = list(dict.fromkeys(a.tensor for g in groups for a in (*g.owned, *g.readers)))
-    absent = [name for name in names if name not in models[0]]
-    if absent:
-        raise ModelError(f"the networks lack {absent[0]!r}, which the graph has")
-    if not groups:
-        warnings.warn(
-            "no units of these networks can be permuted, so this is the plain mean",
-            FedbayesWarning,
-            stacklevel=2,
-        )
+    groups, names = require_groups(models, groups, alpha)
     if len(models) == 1 or not groups:
         same = [{g.layer: np.arange(g.count) for g in groups} for _ in models]
-        spread = _spread(models, alpha, names)
-        return Permuted(combine(models, alpha), list(models), same, spread, spread)
+        alone = spread(models, alpha, names)
+        return Permuted(combine(models, alpha), list(models), same, alone, alone)
     start = [align(models[0], model, groups) for model in models[1:]]
     aligned = [dict(models[0]), *(tensors for tensors, _ in start)]
     orders = [{g.layer: np.arange(g.count) for g in groups}, *(order for _, order in start)]
-    before = _spread(models, alpha, names)
+    before = spread(models, alpha, names)
     if to == "mean":
-        if _spread(aligned, alpha, names) > before:  # nearer the first, farther from one another
+        if spread(aligned, alpha, names) > before:  # nearer the first, farther from one another
             aligned = [dict(model) for model in models]
             orders = [{g.layer: np.arange(g.count) for g in groups} for _ in models]
         _toward_mean(aligned, orders, groups, alpha)
-    after = _spread(aligned, alpha, names)
+    after = spread(aligned, alpha, names)
     return Permuted(combine(aligned, alpha), aligned, orders, before, after)
 
 
@@ -253,7 +279,7 @@ def _toward_mean(
             return
 
 
-def _spread(models: Sequence[Tensors], alpha: Sequence[float], names: Sequence[str]) -> float:
+def spread(models: Sequence[Tensors], alpha: Sequence[float], names: Sequence[str]) -> float:
     """Σ_s α_s ‖w_s − w̄‖² over these tensors."""
     mean = combine([{name: model[name].double() for name in names} for model in models], alpha)
     return sum(a * distance(model, mean, names) for a, model in zip(alpha, models, strict=True))

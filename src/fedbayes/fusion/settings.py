@@ -121,6 +121,25 @@ class FunctionSettings(Settings):
     )
 
 
+class AlignedSettings(Settings):
+    """How networks in one order of units become one.
+
+    Examples:
+        >>> from fedbayes.fusion.settings import AlignedSettings
+        >>> AlignedSettings(repair=1024).repair
+        1024
+    """
+
+    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
+
+    repair: int | None = Field(
+        None,
+        ge=2,
+        description="number of inputs to restore the scale of activations on (REPAIR), such as "
+        "1024. Default: no repair",
+    )
+
+
 class KeptChanges(Settings):
     """How much of changes since the start is kept."""
 

@@ -29,8 +29,12 @@ SOFTNESS, SOFTNESS_OF_CHAIN = 0.6, 0.4
 deviate by over the classes: in the sum of logits, and in the stationary distribution."""
 RESTART = 0.01
 """Weight ε of the classes' frequencies in the stationary distribution."""
+PROBIT = math.pi / 8
+"""λ of E σ(f) ≈ σ(f̄ / (1 + λ v)^½) for a logit f of variance v (MacKay 1992)."""
 _LEAST = 0.01
 """Smallest variance of a client's outputs that counts, relative to the largest of all clients."""
+_SHARED = 0.05
+"""Least 1 − 1/N of a class in the variance between clients: with one client there is none."""
 _SMALLEST = 1e-12
 """Variance of outputs over the classes where no client distinguishes any."""
 
@@ -111,6 +115,29 @@ class Teacher:
         if shares is not None:
             self._check_shares(shares)
         self.temperatures = self._checked(temperatures)
+        self._pooling = False
+
+    def pooled(self) -> "Teacher":
+        """The same, as confident as all samples together make it, if clients are calibrated.
+
+        A calibrated client with few samples has logits that are off by a variance v, and divides
+        them by (1 + λ v)^½. The mean of N clients is off by v / N only. So the sum of logits is
+        multiplied by
+
+            a = ((1 + λ v) / (1 + λ v / N))^½.
+
+        A mean of probabilities is flatter than the mean of their logits, by
+        b = (1 + λ v (1 − 1/N))^½. So logits of q, and of a mixture, are multiplied by a b.
+
+        At each input v is twice the variance of the clients' logits, less log p_s, around their
+        mean by shares. N is 1 / Σ_s π_sk², the mean over the classes that t predicts. The variance
+        of calibrated logits is smaller than that of raw ones, so a corrects too little.
+
+        Without temperatures of clients, and of other likelihoods than classes, it is the teacher.
+        """
+        found = copy.copy(self)
+        found._pooling = any(self.temperatures)
+        return found
 
     def _checked(self, temperatures: Temperatures | None) -> tuple[float | None, ...]:
         if temperatures is None:
@@ -186,10 +213,17 @@ class Teacher:
                     for f, t in zip(draws, self.temperatures, strict=True)
                 ]
             )
-        if self.shares is None:
-            return kind.pooled(draws, draws.new_full((len(draws),), 1 / len(draws)))
-        if self.shares.ndim == 1:
-            return kind.pooled(draws, self.shares)
+        if self.shares is None or self.shares.ndim == 1:
+            weights = self.shares
+            if weights is None:
+                weights = draws.new_full((len(draws),), 1 / len(draws))
+            mixture = kind.pooled(draws, weights)
+            if not self._pooling or not isinstance(kind, Classes):
+                return mixture
+            log = kind.normalized(mixture)
+            spread = kind.normalized(draws)
+            a, b = sharpness(spread, weights[:, None].expand(-1, log.shape[-1]).to(draws), log)
+            return kind.outputs_of((a * b * log).log_softmax(-1))
         assert isinstance(kind, Classes)
         scores = kind.normalized(draws)
         if self.shares.shape[1] != scores.shape[-1]:
@@ -210,7 +244,13 @@ class Teacher:
         temperature = 1 + SOFTNESS * deviation
         level = temperature * torch.logsumexp(scores / temperature, -1, keepdim=True)
         total = (shares[:, None] * (scores - level)).sum(0) + class_offsets(counts).to(draws)
-        return kind.outputs_of((chain + total.log_softmax(-1)) / 2)
+        total = total.log_softmax(-1)
+        if self._pooling:
+            own = ((counts + 1) / (counts + 1).sum(1, keepdim=True)).log().to(draws)
+            told = kind.normalized(draws) - own[:, None]
+            a, b = sharpness(told, shares, (chain + total) / 2)
+            chain, total = a * b * chain, a * total
+        return kind.outputs_of((chain + total) / 2)
 
     def likelihood(self, outputs: int) -> Likelihood:
         """What outputs mean: as given, or a class for each."""
@@ -248,6 +288,33 @@ def stationary(scores: Tensor, counts: Tensor, restart: float = RESTART) -> Tens
     mass = torch.linalg.solve(system, start)
     found = (1 - restart) * torch.einsum("nt,tnk->nk", mass, p) + restart * frequencies
     return found.to(scores.dtype)
+
+
+def sharpness(scores: Tensor, shares: Tensor, log: Tensor) -> tuple[Tensor, Tensor]:
+    """The factors a of logits and b of probabilities that `Teacher.pooled` describes, [n, 1].
+
+    Args:
+        scores: logits of calibrated clients, [S, n, K].
+        shares: of each client in each class, [S, K].
+        log: of what they say together, [n, K]; of any scale.
+
+    Examples:
+        >>> import torch
+        >>> from fedbayes.fusion.teacher import sharpness
+        >>> scores = torch.tensor([[[1.0, -1.0]], [[3.0, -3.0]]])
+        >>> a, b = sharpness(scores, torch.full((2, 2), 0.5), torch.tensor([[2.0, -2.0]]))
+        >>> round(float(a), 3), round(float(b), 3)  # v = 4, N = 2
+        (1.2, 1.336)
+    """
+    f, pi = scores.double(), shares.double()[:, None]
+    f = f - f.mean(-1, keepdim=True)
+    several = pi.square().sum(0)  # 1 / N by class, [1, K]
+    spread = (pi * (f - (pi * f).sum(0)).square()).sum(0)
+    v = 2 * PROBIT * (spread / (1 - several).clamp_min(_SHARED)).mean(-1, keepdim=True)
+    n = (log.double().softmax(-1) / several).sum(-1, keepdim=True)
+    a = ((1 + v) / (1 + v / n)).sqrt()
+    b = (1 + v * (1 - 1 / n)).sqrt()
+    return a.to(scores.dtype), b.to(scores.dtype)
 
 
 def _deviation(scores: Tensor, shares: Tensor) -> Tensor:

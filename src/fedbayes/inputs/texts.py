@@ -52,7 +52,7 @@ class TextPrior(InputPrior):
     def __init__(self, network: str, length: int, tokenizer: str | None = None) -> None:
         super().__init__((length,))
         words: Any = pretrained.tokenizer(tokenizer or network, ConfigError)
-        self._before, self._after = _special(words)
+        self._before, self._after = special_tokens(words)
         self._most = length - len(self._before) - len(self._after)
         if self._most < SHORTEST:
             raise ConfigError(
@@ -167,7 +167,7 @@ def _logits(model: LanguageNetwork, x: Tensor) -> Tensor:
     return logits
 
 
-def _special(words: Any) -> tuple[list[int], list[int]]:
+def special_tokens(words: Any) -> tuple[list[int], list[int]]:
     """Tokens that a tokenizer puts before and behind a text."""
     plain = words(words.decode([_plain(words)]), add_special_tokens=False)["input_ids"]
     whole = words(words.decode([_plain(words)]))["input_ids"]

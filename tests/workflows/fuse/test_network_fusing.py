@@ -172,7 +172,7 @@ def tied(shape, classes):
     return Tied(classes)
 
 
-@pytest.mark.parametrize("method", ["function", "match", "permute", "average"])
+@pytest.mark.parametrize("method", ["function", "match", "permute", "c2m3", "average"])
 def test_tensors_that_layers_share_have_one_name_of_several(method, tmp_path, capsys):
     """What comes out is what networks give whose layers have one name each, and stays shared."""
     given = {}
@@ -335,6 +335,12 @@ def test_mistakes_are_told_and_write_nothing(options, words, photos, tmp_path, c
         ("permute", ("--report", "r.json"), "--report has no effect on permute"),
         ("permute", ("--picture", "p.png"), "--picture has no effect on permute"),
         ("permute", ("--width", "2"), "--width has no effect on permute"),
+        (
+            "c2m3",
+            ("--inputs", "leaves"),
+            "--inputs has no effect on c2m3 without",
+        ),
+        ("average", ("--repair", "99"), "--repair has no effect on average. It works"),
         ("kfac", ("--shape", "3,8,8"), "--shape has no effect on kfac"),
         ("regmean", ("--counts", "c.json"), "file not found: c.json"),
         ("fisher", (), "has only weights"),
@@ -347,6 +353,22 @@ def test_averages_refuse_what_has_no_effect(
     assert command("fuse", *photos, "-o", "g.pt", "--method", method, *options) == 2
     assert words in " ".join(capsys.readouterr().err.split())
     assert not (tmp_path / "g.pt").exists()
+
+
+@pytest.mark.parametrize("method", ["permute", "c2m3"])
+def test_repair_restores_deviations_on_drawn_inputs(method, photos, tmp_path, capsys):
+    plain, mended, report = tmp_path / "p.pt", tmp_path / "m.pt", ("--json",)
+    asked = ("fuse", *photos, "--method", method, *OF_EYES)
+    assert command(*asked, "-o", plain, *report) == 0
+    before = json.loads(capsys.readouterr().out)
+    assert command(*asked, "-o", mended, "--repair", 256, "--inputs", "leaves", *report) == 0
+    after = json.loads(capsys.readouterr().out)
+    assert after["repaired_on"] == 256
+    assert "repaired_on" not in before
+    assert after["spread_after"] == before["spread_after"]
+    one, two = (torch.load(path) for path in (plain, mended))
+    assert one.keys() == two.keys()
+    assert any(not torch.equal(one[name], two[name]) for name in one)
 
 
 def test_a_picture_that_cannot_be_is_refused_before_anything_is_fused(
@@ -942,7 +964,7 @@ class Named(nn.Module):
 
 
 @pytest.mark.parametrize("bias", [True, False])
-@pytest.mark.parametrize("method", ["function", "match", "permute", "average"])
+@pytest.mark.parametrize("method", ["function", "match", "permute", "c2m3", "average"])
 def test_networks_that_shapes_tell_keep_the_names_and_biases_of_the_first(bias, method, tmp_path):
     paths, nets = [], []
     for number in range(2):

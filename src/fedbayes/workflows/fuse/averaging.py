@@ -2,11 +2,14 @@
 
 import warnings
 from collections.abc import Callable
+from dataclasses import replace
+from functools import partial
 from pkgutil import resolve_name
 from time import perf_counter
 from typing import Any
 
 import numpy as np
+from torch import Tensor
 
 from fedbayes.core.tensors import Tensors, parameter_count
 from fedbayes.errors import FedbayesWarning, ModelError
@@ -17,6 +20,7 @@ from fedbayes.storage.card import Card
 from fedbayes.workflows.fuse.client_models import read_silos
 from fedbayes.workflows.fuse.job import Fused, FusionJob, checked
 from fedbayes.workflows.fuse.methods import FUSIONS, SELECTING
+from fedbayes.workflows.fuse.network_fusing import drawn
 from fedbayes.workflows.fuse.posterior_files import FROM_FILES, read_posterior, sent_counts
 from fedbayes.workflows.serve.model_files import read_counts, write_model
 
@@ -47,6 +51,9 @@ def networks(job: FusionJob, name: str, watch: Callable[[str], None], _: object)
     """Fuse networks by their weights alone; arguments as for `FusionJob.run`."""
     job.refuse((*SELECTING, "report", "picture"), f"{name} of networks of any kind")
     begin, merge, settings = perf_counter(), *_row(job, name)
+    repair = getattr(settings, "repair", None)
+    if not repair:
+        job.refuse(("inputs", "sums"), f"{name} without --repair")
     silos = job.silos()
     if silos.programs:
         raise ModelError(
@@ -66,11 +73,17 @@ def networks(job: FusionJob, name: str, watch: Callable[[str], None], _: object)
     if base is not None:  # in the order of layers and classes of the first network
         both = read_silos([job.models[0], base], job.model, job.seen, job.like, job.files)
         base = stored(list(both.networks.values())[-1])
+    draw: Callable[[int], Tensor] | None = None
+    notes: tuple[str, ...] = ()
+    if repair:
+        prior, inputs = drawn(silos, job.inputs or "auto", job.sums, job.seed)
+        draw, notes = partial(inputs.batch, 0), prior.notes
     found: MergedWeights = merge(
-        Merging(states, alpha, clients[0], silos.example(), base), settings
+        Merging(states, alpha, clients[0], silos.example(), base, draw), settings
     )
     weights = silos.written(dict(with_weights(clients[0], found.weights).state_dict()))
-    return _written(job, name, weights, silos.card, found.told, begin, found.weights)
+    result = _written(job, name, weights, silos.card, found.told, begin, found.weights)
+    return replace(result, notes=(*notes, *result.notes))
 
 
 def _row(job: FusionJob, name: str) -> tuple[Callable[..., Any], object]:
@@ -102,5 +115,8 @@ def _written(
         {"method": name, "parameters": size, **told, "seconds": seconds},
         f"{name}: {len(job.models)} models to one of {size:,} parameters in {seconds:.1f} s"
         f"{spread}\n{job.written()}",
-        tuple(f"{one} keeps its order: {why}" for one, why in told.get("untouched", {}).items()),
+        (
+            *(f"{one} keeps its order: {why}" for one, why in told.get("untouched", {}).items()),
+            *(f"{one} was not repaired: {why}" for one, why in told.get("unrepaired", {}).items()),
+        ),
     )

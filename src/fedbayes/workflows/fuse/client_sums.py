@@ -1,4 +1,4 @@
-"""Sums of a client's rows, from its data into a file that `fedbayes fuse --sums` reads."""
+"""Sums of a client's rows or texts, from its data into a file for `fedbayes fuse --sums`."""
 
 import warnings
 from collections.abc import Sequence
@@ -7,14 +7,17 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 
 from fedbayes.core.files import writable
 from fedbayes.core.wording import size
 from fedbayes.data.tables.columns import flags
 from fedbayes.data.tables.sums import check_sums
+from fedbayes.data.tokens import Tokens
 from fedbayes.errors import ConfigError, DataError, FedbayesWarning
 from fedbayes.inputs import Sums, add_sums, read_sums, sums_of, write_sums
-from fedbayes.workflows.serve.evaluation_set import find_training
+from fedbayes.inputs.text_sums import delta, plain_tokens, text_sums_of, write_text_sums
+from fedbayes.workflows.serve.evaluation_set import EvaluationSet, find_training
 
 LEAST = 10
 """Rows that sums are of at least, unless said otherwise: those of one row are the row."""
@@ -33,7 +36,9 @@ class SumsJob:
     categories: Sequence[str] = ()
     """Features for which the number of rows with each value is sent."""
     least: int = LEAST
-    """Rows that there must be."""
+    """Rows that there must be; of texts, that a count is of."""
+    epsilon: float | None = None
+    """Of the noise on counts of texts."""
 
     def run(self) -> dict[str, Any]:
         """Sum up and write.
@@ -47,7 +52,15 @@ class SumsJob:
         writable(self.out, "the sums", (".json",), [self.data, self.model])
         if self.least < 1:
             raise ConfigError("give --min-rows of 1 or more")
-        sums = self._sums()
+        found = find_training(self.model, self.data, self.given)
+        if found.preprocessing.tokens is not None:
+            return self._of_texts(found.samples.x.numpy(), found.preprocessing.tokens)
+        if self.epsilon is not None:
+            raise ConfigError(
+                "--epsilon works only with texts: sums of rows have no bounded sensitivity. Leave "
+                "it out"
+            )
+        sums = self._sums(found)
         write_sums(sums, self.out)
         return {
             "rows": sums.count,
@@ -55,8 +68,37 @@ class SumsJob:
             "categories": [sums.features[index] for index in sums.categories],
         }
 
-    def _sums(self) -> Sums:
-        found = find_training(self.model, self.data, self.given)
+    def _of_texts(self, ids: npt.NDArray[Any], tokens: Tokens) -> dict[str, Any]:
+        """Count tokens and pairs of tokens over texts.
+
+        Raises:
+            ConfigError: there are categories, or no noise.
+            DataError: there are too few texts, or no count is left.
+        """
+        if self.categories:
+            raise ConfigError("--category has no effect on texts. Leave it out")
+        if self.epsilon is not None and not 0 < self.epsilon < np.inf:
+            raise ConfigError(f"--epsilon {self.epsilon:g}: give a number above 0, such as 4")
+        if len(ids) < self.least:
+            raise DataError(
+                f"{self.data} has {len(ids):,} texts; the minimum is {self.least}. Combine them "
+                "with other texts, or set --min-rows"
+            )
+        plain = plain_tokens(ids, tokens.tokenizer)
+        sums = text_sums_of(plain, tokens.digest, self.least, self.epsilon)
+        if not sums.tokens:
+            raise DataError(
+                f"{self.data}: no token is in {self.least} texts, so nothing is left to send. "
+                "Combine it with other texts, or set --min-rows"
+            )
+        write_text_sums(sums, self.out)
+        noise = {} if self.epsilon is None else {"epsilon": self.epsilon}
+        if self.epsilon is not None:
+            noise["delta"] = delta(self.epsilon, plain.shape[1], self.least)
+        told = {"tokens": len(sums.tokens), "pairs": len(sums.pairs), **noise}
+        return {"rows": sums.texts, "features": [], "categories": [], **told}
+
+    def _sums(self, found: EvaluationSet) -> Sums:
         x = found.samples.x.numpy()
         if x.ndim != 2:
             raise DataError(

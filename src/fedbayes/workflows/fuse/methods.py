@@ -16,6 +16,7 @@ from fedbayes.fusion.settings import (
     AdapterInputSettings,
     AdapterSettings,
     AdapterTaskSettings,
+    AlignedSettings,
     FunctionSettings,
     TaskVectorSettings,
 )
@@ -143,8 +144,16 @@ FUSIONS: Mapping[str, FusionKind] = {
     "permute": FusionKind(
         "average of aligned units",
         "averaging:networks",
-        ("counts", *NETWORK),
+        ("counts", *NETWORK, "inputs", "sums"),
+        AlignedSettings,
         merge="permutation:permuted",
+    ),
+    "c2m3": FusionKind(
+        "the same, with all networks aligned at once",
+        "averaging:networks",
+        ("counts", *NETWORK, "inputs", "sums"),
+        AlignedSettings,
+        merge="cycles:c2m3",
     ),
 }
 """Every method by its name."""

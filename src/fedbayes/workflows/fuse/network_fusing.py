@@ -29,7 +29,8 @@ from fedbayes.fusion.teacher import frozen
 from fedbayes.fusion.temperature import TemperatureScaled, own_temperature
 from fedbayes.inputs import InputPrior, Inputs, build_prior, plot_inputs
 from fedbayes.inputs.picture import require_picture
-from fedbayes.inputs.texts import text_inputs
+from fedbayes.inputs.text_sums import prior_by_sums
+from fedbayes.inputs.texts import TEXTS, text_inputs
 from fedbayes.likelihoods.temperature import has_temperature
 from fedbayes.models import ModelSettings
 from fedbayes.storage.card import (
@@ -460,8 +461,14 @@ def drawn_for(
     """
     prior: InputPrior
     if seen.tokens is not None:
+        if sums and name not in ("auto", TEXTS):
+            raise ConfigError(
+                f"--sums has no effect on --inputs {name}. Give one of them: texts that you have, "
+                "or sums of the clients' texts"
+            )
         if sums:
-            raise ConfigError("sums of rows have no effect on networks of texts. Leave them out")
+            prior = prior_by_sums(seen.tokens, sums)
+            return prior, Inputs.seen(prior, seen, seed)
         own = None if network is None else network.pretrained
         tokens = seen.tokens
         prior = text_inputs(

@@ -1,0 +1,172 @@
+"""Activations of an average with the means and deviations of the networks' own (REPAIR).
+
+Averaging weights averages out what units respond to, so that activations vary less from layer to
+layer. REPAIR rescales and shifts each unit until its mean and its standard deviation over some
+inputs are those of the networks, averaged (Jordan et al. 2023).
+"""
+
+import copy
+from collections import Counter
+from collections.abc import Sequence
+from functools import partial
+from itertools import pairwise
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn.modules.batchnorm import _BatchNorm
+
+from fedbayes.core.tensors import Tensors
+from fedbayes.fusion.teacher import set_training
+from fedbayes.models.resize import with_weights
+
+LAYERS = (nn.Linear, nn.Conv1d, nn.Conv2d, nn.Conv3d)
+"""Whose outputs are repaired."""
+_CONSTANT = 1e-12
+"""Variance of a unit below which it is only shifted."""
+
+
+@torch.no_grad()
+def repaired(
+    network: nn.Module,
+    weights: Tensors,
+    aligned: Sequence[Tensors],
+    alpha: Sequence[float],
+    x: Tensor,
+) -> tuple[Tensors, dict[str, str]]:
+    """Rescale the units of an average (equations 2 and 3 of the paper).
+
+    Let μ_s and σ_s be mean and deviation of a unit's outputs in network s, over inputs and places.
+    The unit gets the mean Σ_s α_s μ_s and the deviation Σ_s α_s σ_s: its weights are rescaled, and
+    its bias shifts it. Layers come in the order that inputs go through them, so that each one hears
+    repaired layers. The last layer stays as it is. Statistics of batch normalization are recomputed
+    on the inputs.
+
+    Args:
+        network: of the graph; its weights do not count.
+        weights: the average, a `state_dict`.
+        aligned: the networks that it is of, in one order of units.
+        alpha: their weights in it.
+        x: inputs [n, ...], all of which go through the network together.
+
+    Returns:
+        The weights, and why layers were left out or only rescaled.
+
+    Examples:
+        >>> import torch
+        >>> from torch import nn
+        >>> from fedbayes.fusion.repair import repaired
+        >>> network = nn.Sequential(nn.Linear(3, 4), nn.ReLU(), nn.Linear(4, 2))
+        >>> own, x = network.state_dict(), torch.randn(50, 3)
+        >>> smaller = {name: tensor / 2 for name, tensor in own.items()}
+        >>> found, _ = repaired(network, smaller, [own], [1.0], x)
+        >>> torch.allclose(found["0.weight"], own["0.weight"])
+        True
+    """
+    layers, left = _layers(network, x[:2])
+    wanted: dict[str, list[Tensor]] = {}
+    for model, share in zip(aligned, alpha, strict=True):
+        for name, own in _statistics(with_weights(network, model), layers, x).items():
+            wanted.setdefault(name, []).append(share * torch.stack(own))
+    fused = copy.deepcopy(with_weights(network, weights))
+    _normalize(fused)
+
+    def mend(name: str, layer: Any, _: object, said: Tensor) -> Tensor:
+        mean, std = _moments(layer, said)
+        target = torch.stack(wanted[name]).sum(0)
+        factor = torch.where(std.square() > _CONSTANT, target[1] / std.clamp_min(1e-30), 1.0)
+        layer.weight.mul_(factor.to(layer.weight).reshape(-1, *[1] * (layer.weight.ndim - 1)))
+        shift = torch.zeros_like(mean)
+        if layer.bias is None:
+            left[name] = "it has no bias, so only its deviations were restored"
+        else:
+            shift = target[0] - factor * mean
+            layer.bias.copy_(factor * layer.bias + shift)
+        shape = _along(layer, said)
+        return said * factor.to(said).reshape(shape) + shift.to(said).reshape(shape)
+
+    handles = [
+        layer.register_forward_hook(partial(mend, name)) for name, layer in _named(fused, layers)
+    ]
+    fused(x)
+    for handle in handles:
+        handle.remove()
+    state = fused.state_dict()
+    found = {n: state[n].to(w.dtype) if w.is_floating_point() else w for n, w in weights.items()}
+    return found, left
+
+
+def _named(network: nn.Module, layers: Sequence[str]) -> list[tuple[str, nn.Module]]:
+    return [(name, network.get_submodule(name)) for name in layers]
+
+
+def _layers(network: nn.Module, x: Tensor) -> tuple[list[str], dict[str, str]]:
+    """Layers to repair, in the order that inputs go through them, and why others are left out.
+
+    One that batch normalization follows is normalized anyway, and the last one makes the outputs.
+    """
+    twin, order = copy.deepcopy(network), list[str]()
+    set_training(twin, False)
+    leaves = {name: leaf for name, leaf in twin.named_modules() if not list(leaf.children())}
+    for name, leaf in leaves.items():
+        leaf.register_forward_hook(partial(_note, order, name))
+    twin(x)
+    ours = [name for name in dict.fromkeys(order) if isinstance(leaves[name], LAYERS)][:-1]
+    owners = Counter(id(p) for leaf in leaves.values() for p in leaf._parameters.values())
+    found, left = list[str](), dict[str, str]()
+    for name in ours:
+        following = [leaves[n] for o, n in pairwise(order) if o == name]
+        if order.count(name) > 1 or owners[id(leaves[name].weight)] > 1:
+            left[name] = "it is used more than once"
+        elif not isinstance(following[0], _BatchNorm):
+            found.append(name)
+    return found, left
+
+
+def _note(order: list[str], name: str, *_: object) -> None:
+    order.append(name)
+
+
+def _hear(
+    found: dict[str, tuple[Tensor, Tensor]], name: str, layer: nn.Module, _: object, said: Tensor
+) -> None:
+    found[name] = _moments(layer, said)
+
+
+def _normalize(network: nn.Module) -> None:
+    """Make batch normalization take the statistics of the batch that comes, for good."""
+    set_training(network, True)
+    for layer in network.modules():
+        if isinstance(layer, _BatchNorm):
+            layer.momentum = 1.0
+
+
+def _along(layer: nn.Module, said: Tensor) -> list[int]:
+    """The shape of a vector by unit that is to be multiplied with a layer's outputs."""
+    if isinstance(layer, nn.Linear):
+        return [1] * (said.ndim - 1) + [-1]
+    return [1, -1] + [1] * (said.ndim - 2)
+
+
+def _moments(layer: nn.Module, said: Tensor) -> tuple[Tensor, Tensor]:
+    """Means and standard deviations of a layer's units, float64."""
+    rows = said.double()
+    rows = rows.flatten(0, -2) if isinstance(layer, nn.Linear) else rows.transpose(0, 1).flatten(1)
+    dim = 0 if isinstance(layer, nn.Linear) else 1
+    return rows.mean(dim), rows.std(dim, unbiased=False)
+
+
+def _statistics(
+    network: nn.Module, layers: Sequence[str], x: Tensor
+) -> dict[str, tuple[Tensor, Tensor]]:
+    """Of each layer's units, over these inputs."""
+    found: dict[str, tuple[Tensor, Tensor]] = {}
+    set_training(network, False)
+    handles = [
+        layer.register_forward_hook(partial(_hear, found, name))
+        for name, layer in _named(network, layers)
+    ]
+    network(x)
+    for handle in handles:
+        handle.remove()
+    return found
