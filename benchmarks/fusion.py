@@ -401,7 +401,7 @@ def table(rows):
     lines += [
         {"what": f"published: {k}", "accuracy": f"{v:.3f}"} for k, v in case.published.items()
     ]
-    return markdown(pd.DataFrame(lines).fillna(""))
+    return markdown(pd.DataFrame(lines).astype(object).fillna(""))
 
 
 def main():
