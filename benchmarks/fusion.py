@@ -391,7 +391,7 @@ def table(rows):
     order = CASES[rows["case"].iloc[0].removesuffix("-validation")].rows()
     for what, own in sorted(rows.groupby("what"), key=lambda group: order.index(group[0])):
         share = own["accuracy"] / own["seed"].map(ensemble)
-        line = {"what": what, "seeds": len(own), "accuracy": mean_and_std(own["accuracy"])}
+        line = {"what": what, "seeds": str(len(own)), "accuracy": mean_and_std(own["accuracy"])}
         line["of the ensemble"] = f"{share.mean():.3f}"
         for column, digits in (("divergence", 3), ("ece", 3), ("seconds", 1), ("parameters", 0)):
             values = own[column].dropna() if column in own else []
