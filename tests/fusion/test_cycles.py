@@ -12,8 +12,8 @@ from fedbayes.fusion.cycles import _Universe, cycle_consistent
 from fedbayes.fusion.permutation import align
 from fedbayes.models import MLP
 from fedbayes.models.units import find_units, permute
-from tests.architectures import ARCHITECTURES
-from tests.test_permutation import network, shuffled
+from tests.fusion.test_permutation import network, shuffled
+from tests.helpers.architectures import ARCHITECTURES
 
 ALPHA = [0.5, 0.3, 0.2]
 

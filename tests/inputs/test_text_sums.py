@@ -19,8 +19,8 @@ from fedbayes.inputs.text_sums import (
     text_sums_of,
     write_text_sums,
 )
-from tests.command_line import command
-from tests.others import available, write_text_network, write_texts
+from tests.helpers.command_line import command
+from tests.helpers.others import available, write_text_network, write_texts
 
 TEXTS = np.array([[5, 7, 5, 9], [5, 7, -1, -1], [7, 5, 7, -1], [9, -1, -1, -1]])
 
