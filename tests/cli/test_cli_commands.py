@@ -81,6 +81,7 @@ def test_one_option_one_meaning():
                     kinds.setdefault(option, set()).add(parameter.type.name)
     assert kinds == {
         "--alpha": {"float"},
+        "--epsilon": {"float"},
         "--json": {"boolean"},
         "--out": {"path"},
         "--per-client": {"boolean"},

@@ -1,5 +1,8 @@
 import ast
 import itertools
+import random
+import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from zlib import crc32
 
@@ -79,6 +82,22 @@ def test_the_global_generator_is_as_it_was_afterwards():
         inside = torch.rand(6)
     assert torch.equal(torch.get_rng_state(), before)
     assert torch.equal(inside, torch.rand(6, generator=seeds.torch_rng(0, "layers", client=2)))
+
+
+def test_threads_draw_from_the_global_generators_in_turn():
+    """What one thread draws does not depend on what others draw meanwhile."""
+
+    def drawn(client):
+        with seeds.global_rng(0, "layers", client=client):
+            values = []
+            for _ in range(20):
+                values.append((torch.rand(1).item(), np.random.rand(), random.random()))  # noqa: NPY002
+                time.sleep(0.001)  # others would draw now
+        return values
+
+    with ThreadPoolExecutor(4) as threads:
+        together = list(threads.map(drawn, range(4)))
+    assert together == [drawn(client) for client in range(4)]
 
 
 def test_where_the_layout_is_another_generators_are_seeded(monkeypatch):

@@ -5,6 +5,7 @@ makes engines agree bit for bit and lets a run resume where it was killed.
 """
 
 import random
+import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import cache
@@ -59,19 +60,24 @@ def global_rng(
 ) -> Iterator[None]:
     """Seed the global generators of PyTorch, NumPy and Python inside, and put them back after.
 
-    For code that draws from no generator of ours: dropout layers, initializations.
+    For code that draws from no generator of ours: dropout layers, initializations. Another thread
+    that wants them waits.
     """
     import torch
 
     entropy = sequence(seed, purpose, round=round, client=client)
     cuda = torch.device(device).type == "cuda"
-    with torch.random.fork_rng(devices=[device] if cuda else []), _others(entropy):
+    with _TURN, torch.random.fork_rng(devices=[device] if cuda else []), _others(entropy):
         # torch.manual_seed would prepare every kind of device, which takes longer than a step.
         _fill(torch.default_generator, entropy)
         if cuda:
             with torch.cuda.device(device):
                 torch.cuda.manual_seed(_word(entropy))
         yield
+
+
+_TURN = threading.RLock()
+"""Held by the thread that has the global generators, of which a process has one each."""
 
 
 @contextmanager

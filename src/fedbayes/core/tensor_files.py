@@ -173,7 +173,7 @@ def contents(tensor: Tensor) -> memoryview:
     except KeyError:
         raise MessageError(f"tensors of {tensor.dtype} cannot be stored") from None
     here = tensor.detach().to("cpu").resolve_conj()
-    return np.ascontiguousarray(here.view(same).numpy(), stored).data
+    return np.ascontiguousarray(here.reshape(-1).view(same).numpy(), stored).data
 
 
 Layout = tuple[tuple[str, torch.dtype, tuple[int, ...]], ...]
