@@ -3,6 +3,7 @@
 import warnings
 from functools import partial
 from itertools import pairwise
+from types import MappingProxyType
 
 import pytest
 import torch
@@ -87,9 +88,9 @@ def test_what_steps_otherwise_is_not_stacked():
     assert not stackable([own] * 7, [3, 5, 7, 9, 11, 13, 2000], LocalTraining())
 
 
-def ended(folder, engine, method="fedavg", **more):
+def ended(folder, engine, method="fedavg", data=MappingProxyType({}), **more):
     settings = {"model": {"hidden": [8]}, **more}
-    data = {"name": "digits", "clients": 8, "partition": "iid", "limit": 500}
+    data = {"name": "digits", "clients": 8, "partition": "iid", "limit": 500, **data}
     config = Config.create(rounds=2, engine=engine, method={"name": method}, data=data, **settings)
     with Simulation(config, folder / engine) as simulation:
         lines = [step.metrics for step in simulation]
@@ -153,3 +154,11 @@ def test_an_error_of_the_network_names_the_client(tmp_path):
     failing = partial(ended, tmp_path, "stacked", model=model, training={"batch_size": 3})
     with pytest.raises(ModelError, match=r"client \d+, with .* training samples"):
         failing()
+
+
+@pytest.mark.parametrize(
+    ("method", "data"), [("ditto", {}), ("fedavg", {"partition": "dirichlet", "alpha": 0.1})]
+)
+def test_what_is_not_stacked_is_said(method, data, tmp_path):
+    with pytest.warns(FedbayesWarning, match="trained one by one"):
+        ended(tmp_path, "stacked", method, data)

@@ -5,7 +5,6 @@ between server and client but what is counted.
 """
 
 import time
-import warnings
 from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
@@ -30,10 +29,10 @@ from fedbayes.core.messages import SHORT_HEADER, Message, decode, decode_file, e
 from fedbayes.core.tensors import Samples, Tensors, named, pack, part, to, unpack
 from fedbayes.errors import (
     EngineError,
-    FedbayesWarning,
     MessageError,
     ModelError,
     NetworkError,
+    warn,
 )
 from fedbayes.federation.attacks.adversary import Adversary
 from fedbayes.federation.resident import DeviceCache
@@ -219,16 +218,20 @@ class ClientRuntime:
         )
 
     def train_stacked(self, tasks: Sequence[Task]) -> list[ClientResult]:
-        """Train several clients at once where their problems are alike, and else one by one."""
+        """Train several clients at once where that is possible and saves time. Else they are
+        trained one by one, and a warning says why.
+        """
         method, run = self.method, self.run
         if not self.stacks:
-            return [self.train(task) for task in tasks]
+            why = f"{method.name}, the network's buffers or weights of classes do not allow more"
+            return self._one_by_one(tasks, why)
         said = {task.message: task for task in tasks}
         messages = {data: self._received(task) for data, task in said.items()}
         begun = [self._begun(task, messages[task.message]) for task in tasks]
         problems = [method.problem(*each[1:]) for each in begun]
         if not stackable(problems, [len(one.samples.y) for one in begun], run.training):
-            return [self.train(task) for task in tasks]
+            why = "batches of one size are too few, or steps differ from client to client"
+            return self._one_by_one(tasks, why)
         try:
             solved = solve_stacked(
                 problems,
@@ -239,15 +242,17 @@ class ClientRuntime:
                 rngs=[each.at.rng for each in begun],
             )
         except (NetworkError, RuntimeError) as error:
-            # One by one it is said which client's samples the network fails on, if it does.
-            outcome = [self.train(task) for task in tasks]
-            why = str(error).partition("\n")[0]
-            warnings.warn(f"clients are trained one by one: {why}", FedbayesWarning, stacklevel=2)
-            return outcome
+            return self._one_by_one(tasks, str(error).partition("\n")[0])
         return [
             self._ended(one, method.report(solution, problem, one.state, one.at))
             for one, problem, solution in zip(begun, problems, solved, strict=True)
         ]
+
+    def _one_by_one(self, tasks: Sequence[Task], why: str) -> list[ClientResult]:
+        # A network that fails on a client's samples fails here too, and the client is named.
+        outcomes = [self.train(task) for task in tasks]
+        warn(f"clients are trained one by one: {why}")
+        return outcomes
 
     @cached_property
     def stacks(self) -> bool:
