@@ -84,7 +84,7 @@ def actors_of(processes=None):
     found = []
     for process in psutil.process_iter():
         with suppress(psutil.Error):
-            if process.cmdline() and process.cmdline()[0].startswith("ray::Clients"):
+            if process.cmdline() and process.cmdline()[0].startswith("ray::ActorClients"):
                 found.append(process)
     return found if processes is None else [p for p in found if p.pid in processes]
 
