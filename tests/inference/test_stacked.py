@@ -82,6 +82,7 @@ def test_what_steps_otherwise_is_not_stacked():
     assert many([own] * 7)
     assert not many([*problems, Problem({"w": torch.zeros(6)})])
     assert not many([*[own] * 6, moved])
+    assert not many([Problem(own.start, given={"centre": torch.zeros(5), "n": 3.0})] * 7)
     assert not stackable([own] * 7, [20] * 7, LocalTraining(patience=2))
     assert not stackable([own] * 7, [20] * 7, LocalTraining(optimizer="torch.optim:LBFGS"))
     # Here batches of one size hardly meet, so that nothing would be saved.

@@ -105,7 +105,7 @@ def assign(settings: dict[str, Any], override: str) -> None:
     if key in COHORT:  # of which a config has one
         for other in COHORT:
             settings.pop(other, None)
-    if key in WORDS:  # a word in place of a table
+    if key in WORDS:  # a word instead of a table
         key = f"{key}.{WORDS[key]}"
     *path, last = key.split(".")
     table = settings

@@ -31,7 +31,6 @@ from fedbayes.errors import (
     EngineError,
     MessageError,
     ModelError,
-    NetworkError,
     warn,
 )
 from fedbayes.federation.attacks.adversary import Adversary
@@ -228,7 +227,10 @@ class ClientRuntime:
         said = {task.message: task for task in tasks}
         messages = {data: self._received(task) for data, task in said.items()}
         begun = [self._begun(task, messages[task.message]) for task in tasks]
-        problems = [method.problem(*each[1:]) for each in begun]
+        problems = []
+        for task, each in zip(tasks, begun, strict=True):
+            with _of_client(task.client, len(each.samples.y), "training"):
+                problems.append(method.problem(*each[1:]))
         if not stackable(problems, [len(one.samples.y) for one in begun], run.training):
             why = "batches of one size are too few, or steps differ from client to client"
             return self._one_by_one(tasks, why)
@@ -241,7 +243,7 @@ class ClientRuntime:
                 lr=begun[0].at.lr,
                 rngs=[each.at.rng for each in begun],
             )
-        except (NetworkError, RuntimeError) as error:
+        except Exception as error:  # of anyone's loss, which is pure; a real error comes again
             return self._one_by_one(tasks, str(error).partition("\n")[0])
         return [
             self._ended(one, method.report(solution, problem, one.state, one.at))

@@ -38,9 +38,9 @@ def repaired(
 
     Let μ_s and σ_s be mean and deviation of a unit's outputs in network s, over inputs and places.
     The unit gets the mean Σ_s α_s μ_s and the deviation Σ_s α_s σ_s: its weights are rescaled, and
-    its bias shifts it. Layers come in the order that inputs go through them, so that each one hears
-    repaired layers. The last layer stays as it is. Statistics of batch normalization are recomputed
-    on the inputs.
+    its bias shifts it. Layers come in the order that inputs go through them, so that each one gets
+    outputs of repaired layers. The last layer stays as it is. Statistics of batch normalization are
+    recomputed on the inputs.
 
     Args:
         network: of the graph; its weights do not count.
@@ -71,8 +71,8 @@ def repaired(
     fused = copy.deepcopy(with_weights(network, weights))
     _normalize(fused)
 
-    def mend(name: str, layer: Any, _: object, said: Tensor) -> Tensor:
-        mean, std = _moments(layer, said)
+    def rescale(name: str, layer: Any, _: object, outputs: Tensor) -> Tensor:
+        mean, std = _moments(layer, outputs)
         target = torch.stack(wanted[name]).sum(0)
         factor = torch.where(std.square() > _CONSTANT, target[1] / std.clamp_min(1e-30), 1.0)
         layer.weight.mul_(factor.to(layer.weight).reshape(-1, *[1] * (layer.weight.ndim - 1)))
@@ -82,11 +82,11 @@ def repaired(
         else:
             shift = target[0] - factor * mean
             layer.bias.copy_(factor * layer.bias + shift)
-        shape = _along(layer, said)
-        return said * factor.to(said).reshape(shape) + shift.to(said).reshape(shape)
+        shape = _along(layer, outputs)
+        return outputs * factor.to(outputs).reshape(shape) + shift.to(outputs).reshape(shape)
 
     handles = [
-        layer.register_forward_hook(partial(mend, name)) for name, layer in _named(fused, layers)
+        layer.register_forward_hook(partial(rescale, name)) for name, layer in _named(fused, layers)
     ]
     fused(x)
     for handle in handles:
@@ -127,10 +127,10 @@ def _note(order: list[str], name: str, *_: object) -> None:
     order.append(name)
 
 
-def _hear(
-    found: dict[str, tuple[Tensor, Tensor]], name: str, layer: nn.Module, _: object, said: Tensor
+def _measure(
+    found: dict[str, tuple[Tensor, Tensor]], name: str, layer: nn.Module, _: object, outputs: Tensor
 ) -> None:
-    found[name] = _moments(layer, said)
+    found[name] = _moments(layer, outputs)
 
 
 def _normalize(network: nn.Module) -> None:
@@ -141,16 +141,16 @@ def _normalize(network: nn.Module) -> None:
             layer.momentum = 1.0
 
 
-def _along(layer: nn.Module, said: Tensor) -> list[int]:
+def _along(layer: nn.Module, outputs: Tensor) -> list[int]:
     """The shape of a vector by unit that is to be multiplied with a layer's outputs."""
     if isinstance(layer, nn.Linear):
-        return [1] * (said.ndim - 1) + [-1]
-    return [1, -1] + [1] * (said.ndim - 2)
+        return [1] * (outputs.ndim - 1) + [-1]
+    return [1, -1] + [1] * (outputs.ndim - 2)
 
 
-def _moments(layer: nn.Module, said: Tensor) -> tuple[Tensor, Tensor]:
+def _moments(layer: nn.Module, outputs: Tensor) -> tuple[Tensor, Tensor]:
     """Means and standard deviations of a layer's units, float64."""
-    rows = said.double()
+    rows = outputs.double()
     rows = rows.flatten(0, -2) if isinstance(layer, nn.Linear) else rows.transpose(0, 1).flatten(1)
     dim = 0 if isinstance(layer, nn.Linear) else 1
     return rows.mean(dim), rows.std(dim, unbiased=False)
@@ -163,7 +163,7 @@ def _statistics(
     found: dict[str, tuple[Tensor, Tensor]] = {}
     set_training(network, False)
     handles = [
-        layer.register_forward_hook(partial(_hear, found, name))
+        layer.register_forward_hook(partial(_measure, found, name))
         for name, layer in _named(network, layers)
     ]
     network(x)

@@ -66,8 +66,8 @@ def solve_stacked(
 ) -> list[Solved]:
     """Minimize the loss for several clients from the problems' starts, as `solve` does for one.
 
-    Errors of a loss that cannot be mapped over clients (a layer that draws random numbers, a branch
-    on values) leave as they are.
+    A loss that cannot be mapped over clients raises PyTorch's own error, as with a layer that draws
+    random numbers or a branch on values.
 
     Args:
         problems: of the clients, such that `stackable` holds; all that is started from is trained.
@@ -170,9 +170,10 @@ def _batches(
 
 
 def _form(tree: Any) -> Any:
-    """What trees must have in common to be stacked: names, shapes and types."""
+    """What trees must have in common to be stacked: names, shapes and types of tensors."""
     if isinstance(tree, Tensor):
         return tree.shape, tree.dtype
     if isinstance(tree, Mapping):
         return tuple((name, _form(each)) for name, each in tree.items())
-    return tuple(map(_form, tree))
+    # A number or a text cannot be stacked, so its form is that of no other tree.
+    return tuple(map(_form, tree)) if isinstance(tree, list | tuple) else object()

@@ -258,7 +258,7 @@ class Simulation(Brief):
         return choose_scheme(self.data.dataset, self.config.data)
 
     def _longer(self, rounds: int) -> Config:
-        """The settings with so many rounds, of which some are left."""
+        """The settings with more rounds than the run has had."""
         if isinstance(rounds, bool) or not isinstance(rounds, Integral):
             raise RunError(f"rounds is {rounds!r}. Give the total number of rounds of the run")
         lines = self.folder.metrics()

@@ -279,7 +279,7 @@ class TrainedModel(Brief):
         return pd.concat([kept, pd.DataFrame(columns, index=x.index)], axis=1)
 
     def _raw(self, x: Any) -> list[Tensor]:
-        """What each member takes of samples; what training rows did not have is said."""
+        """What each member takes of samples; warns of values that training rows did not have."""
         if not len(x):
             raise DataError("there are no samples to predict")
         raw, odd = self.encode(x)

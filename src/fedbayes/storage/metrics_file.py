@@ -67,7 +67,7 @@ class MetricsFile:
     def _read(self) -> Iterator[tuple[Metrics, bytes]]:
         """The lines of all rounds, and as they are written."""
         known, sums = self._checkpoints.inventory(), None  # first: the file may grow meanwhile
-        with suppress(RunError):  # that they are damaged is told with the summary
+        with suppress(RunError):  # the summary names damaged files
             sums = self._sums.read()
         try:
             data = read_bytes(self.path)

@@ -177,7 +177,7 @@ def outliers(norms: dict[int, dict[str, float]]) -> dict[int, str]:
 
 
 _TINY = 1e-30
-"""In place of a norm of zero, which has no logarithm."""
+"""Used instead of a norm of zero, which has no logarithm."""
 
 
 class NormBound:

@@ -13,7 +13,7 @@ from fedbayes.errors import MessageError
 from fedbayes.federation.stages.checks import check_form
 
 PLACES, MASK = "/places/", "/mask:"
-"""What is before the name of a tensor under which it is told which entries are sent."""
+"""Prefix of the name under which a message lists the entries of a tensor that are sent."""
 
 
 def cast(item: Tensor | Masked, dtype: torch.dtype) -> Tensor | Masked:

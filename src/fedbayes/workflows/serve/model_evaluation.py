@@ -377,7 +377,7 @@ def compare(
 
 
 def _asked(name: str, one: Candidate, metrics: Sequence[str]) -> tuple[str, ...]:
-    """Metrics of a candidate beside those of its likelihood."""
+    """Metrics of a candidate in addition to those of its likelihood."""
     found = fitting(metrics, one.likelihood)
     if not one.means:
         return found
