@@ -5,6 +5,7 @@ import shutil
 from pathlib import Path
 
 import pytest
+import torch
 
 from tests.helpers.command_line import path_restored
 
@@ -18,6 +19,12 @@ def secrets_of_tests(tmp_path_factory):
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("XDG_STATE_HOME", str(tmp_path_factory.mktemp("state")))
         yield
+
+
+@pytest.fixture(autouse=True)
+def seed():
+    """A test draws the same in each run, alone or after others."""
+    torch.manual_seed(0)
 
 
 @pytest.fixture(autouse=True)
