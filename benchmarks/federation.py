@@ -78,7 +78,8 @@ NODES = {"federate node": 600, "flower-supernode": None}
 def measure(case, rounds):
     tables = CASES[case]
     data = {**tables["data"], "clients": 3, "partition": "iid"}
-    config = Config.published(rounds=rounds, **{**tables, "data": data}, evaluate_every=0)
+    tables = {**tables, "data": data, "engine": "sequential"}
+    config = Config.published(rounds=rounds, **tables, evaluate_every=0)
     alone = run(config)
     local = seconds(alone)
     workers = seconds(run(config.model_copy(update={"engine": "workers", "workers": 2})))

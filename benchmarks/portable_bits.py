@@ -59,7 +59,7 @@ def run(folder: Path, settings: list[str], level: str = "avx512", threads: int =
 
 def compare(place: Path, case: list[str]) -> tuple[set[str], set[str], float]:
     """Digests with the setting and without, and the median ratio of times."""
-    base = ["rounds=2", "data.clients=4", *case]
+    base = ["engine=sequential", "rounds=2", "data.clients=4", *case]
     found: dict[str, set[str]] = {"portable": set(), "machine": set()}
     ratios = []
     for level in LEVELS:
@@ -94,6 +94,7 @@ def killed(place: Path, kills: int) -> tuple[int, bool]:
     import fedbayes
 
     settings = {"rounds": max(4, kills // 4), "bits": "portable", "evaluate_every": 0}
+    settings |= {"engine": "sequential"}
     settings |= {"data": {"clients": 4}, "evaluate_local_every": 0, "method": {"name": "pvi"}}
     fedbayes.run(out=place / "whole", **settings)
     rng, done, folder = random.Random(0), 0, place / "killed"

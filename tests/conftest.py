@@ -9,8 +9,9 @@ import torch
 
 from tests.helpers.command_line import path_restored
 
-# Test processes share the cores. PyTorch or a BLAS that took all of them would wait for the others.
+# Test processes share the cores. PyTorch, a BLAS or workers that took all would wait for others.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
+os.environ.setdefault("LOKY_MAX_CPU_COUNT", "1")
 
 
 @pytest.fixture(autouse=True, scope="session")

@@ -399,7 +399,7 @@ for arguments in sys.argv[1:]:
         ({"training": {"decay": 0.5}}, "must be exponential or step"),
         ({"privacy": {"delta": 0.1}}, "privacy.noise is 0.0, and must be set"),
         ({"training": {"min_improvement": 0.5}}, "training.patience is unset"),
-        ({"workers": 7}, "workers has no effect: engine is sequential"),
+        ({"workers": 7}, "workers has no effect: engine is auto"),
         ({"method": {"name": "laplace", "server_lr": 0.5}}, "method.server_lr has no effect"),
         (
             {"method": {"name": "fedlap", "covariance": "none", "predictions": 3}},

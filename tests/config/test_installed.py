@@ -73,5 +73,5 @@ def test_an_engine_of_another_package_runs_rounds():
     assert own.summary["global_accuracy"] == fedbayes.run(**asked).summary["global_accuracy"]
     with pytest.raises(ConfigError, match=r"odd.*OFFERED, which is not a .*EngineKind"):
         fedbayes.run(engine="odd", **asked)
-    with pytest.raises(ConfigError, match="engine is 'none'; expected sequential"):
+    with pytest.raises(ConfigError, match="engine is 'none'; expected auto"):
         fedbayes.run(engine="none", **asked)

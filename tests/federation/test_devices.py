@@ -113,7 +113,7 @@ def test_workers_take_devices_in_turn(monkeypatch):
 
 
 def test_devices_that_nobody_computes_on_are_told_of():
-    with pytest.warns(FedbayesWarning, match="engine 'sequential' uses only the first"):
+    with pytest.warns(FedbayesWarning, match="engine 'auto' uses only the first"):
         Simulation(config(devices=["cpu", "cpu"])).close()
     with pytest.warns(FedbayesWarning, match=r"1 workers use only the first 1\. Set"):
         Simulation(config(devices=["cpu", "cpu"], engine="workers", workers=1)).close()

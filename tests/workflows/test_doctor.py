@@ -30,7 +30,7 @@ def test_it_finds_this_machine(capsys):
     found = json.loads(capsys.readouterr().out)
     assert 0 < found["machine"]["memory free"] < psutil.virtual_memory().total
     assert found["machine"]["Python"] == sys.version.split()[0]
-    assert found["chosen"]["engine"] == "sequential"
+    assert found["chosen"]["engine"] == "auto"
     assert command("doctor") == 0
     out = capsys.readouterr().out
     assert found["machine"]["processor"].split()[0] in out

@@ -96,7 +96,7 @@ class Config(Settings):
         "derives from fedbayes.federation.stages.stage.Stage",
     )
     engine: Annotated[str, OneOf(ENGINES)] = Field(
-        "sequential",
+        "auto",
         description="; ".join(f"{name}: {kind.summary}" for name, kind in ENGINES.items()),
     )
     round_timeout: Annotated[float, Only("engine", *takers("round_timeout"))] = Field(

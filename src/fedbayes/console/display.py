@@ -139,7 +139,7 @@ class Display:
         self._print(
             f"{self._title}{shown(config.method['name'])} on {simulation.data.dataset.name}: "
             f"{simulation.data.clients} clients ({divided}), {simulation.cohort} in a round, "
-            f"{shown(config.model.name)}, {config.engine}"
+            f"{shown(config.model.name)}" + f", {config.engine}" * (config.engine != "auto")
         )
         if config.settings_chosen:
             chosen = ", ".join(f"{k} = {toml_value(v)}" for k, v in config.settings_chosen.items())

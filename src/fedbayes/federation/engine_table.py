@@ -45,6 +45,11 @@ class EngineKind:
 
 
 _BUILT_IN: Mapping[str, EngineKind] = {
+    "auto": EngineKind(
+        "sequential, until worker processes would save time",
+        start="fedbayes.federation.engines.auto:start",
+        here=True,
+    ),
     "sequential": EngineKind(
         "clients sequentially in this process",
         start="fedbayes.federation.engines.sequential:start",

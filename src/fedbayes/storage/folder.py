@@ -276,6 +276,11 @@ class RunFolder(os.PathLike[str]):
         known = {place: place for _, place in objects(config.model_dump(mode="json"))}
         _objects.setdefault(self.path.absolute(), {}).update(known)
 
+    @property
+    def has_objects(self) -> bool:
+        """Whether the run's config names Python objects that only this process has."""
+        return bool(_objects.get(self.path.absolute()))
+
     def give_objects(self, given: Mapping[str, Any]) -> None:
         """Say which Python objects of this process those are that the run's config names.
 

@@ -19,7 +19,6 @@ from torch import nn
 from fedbayes.config.config import Config
 from fedbayes.core.brief import Brief
 from fedbayes.data.cache import cache_folder
-from fedbayes.federation.engines.workers import WORKER_BYTES
 from fedbayes.models import MLP, LeNet5
 from fedbayes.runs.precision import has_units
 
@@ -102,9 +101,7 @@ def examine(folder: Path | str = ".") -> Diagnosis:
         "devices": ", ".join(config.devices),
         "precision": config.precision,
     }
-    return Diagnosis(
-        machine, chosen, _faster(cores, memory.available, bool(gpus)), _risks(machine), _extras()
-    )
+    return Diagnosis(machine, chosen, _faster(cores, bool(gpus)), _risks(machine), _extras())
 
 
 def _processor() -> str:
@@ -115,18 +112,12 @@ def _processor() -> str:
     return found[1] if found else platform.processor() or platform.machine()
 
 
-def _faster(cores: int, memory: int, gpu: bool) -> tuple[str, ...]:
+def _faster(cores: int, gpu: bool) -> tuple[str, ...]:
     """What would be faster than a run without options."""
     found = [
         "--engine stacked: trains up to 64 clients at once if the network has less than 700 kB; "
         "results differ by rounding"
     ]
-    workers = min(cores, memory // WORKER_BYTES)
-    if workers > 1:
-        found.append(
-            f"--engine workers --workers {workers} trains {workers} clients at a time, with the "
-            "same results; it helps if a round takes seconds"
-        )
     if cores > 1:
         for name, share in _shares(cores).items():
             if share < FASTER:

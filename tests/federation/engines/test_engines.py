@@ -63,8 +63,8 @@ def test_the_numbers_are_those_of_the_sequential_engine(engine, expected, tmp_pa
 
 
 def test_every_engine_that_a_run_can_start_is_tried_here():
-    # `stacked`, which rounds otherwise, is in inference/test_stacked.py.
-    tried = {"sequential", "workers", "flower-simulation", "toy", "ray", "stacked"}
+    # `stacked`, which rounds otherwise, is in inference/test_stacked.py; `auto` in test_auto.py.
+    tried = {"auto", "sequential", "workers", "flower-simulation", "toy", "ray", "stacked"}
     assert {name for name, kind in ENGINES.items() if kind.start} == tried
 
 
@@ -94,7 +94,7 @@ def test_a_row_is_all_that_a_config_and_its_texts_need():
     assert row.choices == tuple(ENGINES)
     assert row.type == " | ".join(ENGINES)
     help_text = CliRunner().invoke(app, ["run", "--help"], env={"COLUMNS": "200"}).stdout
-    assert "flower-simulation, flower, toy. Default: sequential." in " ".join(
+    assert "flower-simulation, flower, toy. Default: auto." in " ".join(
         help_text.replace("│", "").split()
     )
     with Simulation(config("toy")) as simulation:
@@ -104,8 +104,8 @@ def test_a_row_is_all_that_a_config_and_its_texts_need():
 @pytest.mark.parametrize(
     ("engine", "words"),
     [
-        ("toi", r"engine is 'toi' \(did you mean 'toy'\?\); expected sequential \| stacked"),
-        (3, r"engine is 3; expected sequential \| stacked"),
+        ("toi", r"engine is 'toi' \(did you mean 'toy'\?\); expected auto \| sequential"),
+        (3, r"engine is 3; expected auto \| sequential"),
     ],
 )
 def test_another_name_is_refused_with_those_that_there_are(engine, words):
@@ -117,8 +117,7 @@ def test_a_schema_for_editors_has_the_names_that_are_shipped(monkeypatch):
     monkeypatch.delitem(engine_table._BUILT_IN, "toy")
     engine = TypeAdapter(dict).validate_json(json.dumps(schema()))["properties"]["engine"]
     assert engine["enum"] == [
-        "sequential",
-        "stacked",
+        *("auto", "sequential", "stacked"),
         *("workers", "ray", "flower-simulation", "flower"),
     ]
 

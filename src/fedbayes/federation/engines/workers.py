@@ -67,11 +67,12 @@ def affordable(asked: int, threads: int = 1) -> int:
     return count
 
 
-def environment(threads: int) -> dict[str, str]:
+def environment(threads: int, cores: int | None = None) -> dict[str, str]:
     """Variables of a worker process: its modules are found where those of this one are.
 
     Args:
         threads: that it computes with.
+        cores: that it and its own processes may use; None: one for each thread.
     """
     return {
         **CUBLAS,
@@ -79,6 +80,7 @@ def environment(threads: int) -> dict[str, str]:
         **variables(),
         "PYTHONPATH": os.pathsep.join(path or str(Path.cwd()) for path in sys.path),
         "OMP_NUM_THREADS": str(threads),
+        "LOKY_MAX_CPU_COUNT": str(cores or threads),  # for `joblib.cpu_count`
         **portable.inherited(),
     }
 
@@ -93,9 +95,10 @@ class Process:
     Args:
         module: that it runs: one that reads frames from `worker.pipes` until they end.
         threads: that it computes with.
+        cores: that it and its own processes may use; None: one for each thread.
     """
 
-    def __init__(self, module: str, threads: int) -> None:
+    def __init__(self, module: str, threads: int, cores: int | None = None) -> None:
         self._said = tempfile.TemporaryFile()  # noqa: SIM115  (lives as long as the process)
         self.process = subprocess.Popen(
             # -P: modules are found where this process finds them, in the same order.
@@ -103,7 +106,7 @@ class Process:
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=self._said,
-            env=environment(threads),
+            env=environment(threads, cores),
             pipesize=_PIPE,
         )
         assert self.process.stdin is not None
@@ -328,12 +331,18 @@ class Workers:
 
 
 def start(simulation: Any) -> Workers:
-    """The engine for a `Simulation`: each process reads the settings in the run folder."""
+    """The engine for a `Simulation`."""
+    config = simulation.config
+    return started(simulation, affordable(config.workers, config.threads))
+
+
+def started(simulation: Any, count: int) -> Workers:
+    """So many workers for a `Simulation`: each reads the settings in the run folder."""
     config = simulation.config
     return Workers(
         "fedbayes.runs.build:runtime",
         str(simulation.folder.path.resolve()),
-        workers=affordable(config.workers, config.threads),
+        workers=count,
         threads=config.threads,
         devices=[str(device) for device in find_devices(config.devices)],
     )

@@ -5,6 +5,8 @@ from concurrent.futures import Future, as_completed
 from functools import partial
 from typing import Protocol, TypeVar
 
+from joblib import cpu_count
+
 from fedbayes.config.given import refuse_objects
 from fedbayes.core.portable import require_portable
 from fedbayes.errors import ConfigError, warn
@@ -96,7 +98,8 @@ class _Process(Process):
 def _side_by_side(
     todo: dict[CellT, GridJob], watch: Watch[CellT], track: Sequence[str], jobs: int, threads: int
 ) -> dict[CellT, str]:
-    fresh = partial(_Process, "fedbayes.workflows.experiments.grid_worker", threads)
+    module, cores = "fedbayes.workflows.experiments.grid_worker", max(threads, cpu_count() // jobs)
+    fresh = partial(_Process, module, threads, cores)
     pool = ProcessPool([fresh() for _ in range(jobs)], "fedbayes-grid")
 
     def work(cell: CellT) -> str:
