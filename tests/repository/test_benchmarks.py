@@ -12,7 +12,7 @@ from pkgutil import resolve_name
 import numpy as np
 import pandas as pd
 import pytest
-from benchmarks import frameworks
+from benchmarks import frameworks, history
 
 from fedbayes import Config
 from fedbayes.workflows.experiments.variants import settled, variants
@@ -114,3 +114,14 @@ def test_where_bayes_pays_finds_the_slopes_that_clients_differ_in(tmp_path, caps
     assert nll["local"]["new, 0 rows"] is None
     where_bayes_pays.main(given)
     assert capsys.readouterr().out == told
+
+
+def test_the_history_reads_the_ratios_that_benchmarks_print():
+    rounds = "mnist-mlp      float32  plain    40.1 ms  workers    20.3 ms  ratio 0.51 (aim 0.60)\n"
+    assert history.parsed("round_speed.py", rounds) == {"round: mnist-mlp float32": 0.51}
+    steps = "step of one sample / FedAvg step:\n  PVI, Rényi: 2.73, 1.20 (aim 2.2)\n"
+    assert history.parsed("step_speed.py", steps) == {"step: PVI, Rényi": 2.73}
+    line = (
+        "MNIST, 10 clients of 100: 0.12 s (aim 0.2 s), 255 global atoms; plain 0.20 s, ratio 0.59"
+    )
+    assert history.parsed("matching_speed.py", line) == {"matching: MNIST, 10 clients of 100": 0.59}
