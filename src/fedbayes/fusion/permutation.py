@@ -6,7 +6,6 @@ weights to a reference is the least: given all other groups, a linear assignment
 Ainsworth, Hayase and Srinivasa 2023, algorithms 1 and 3).
 """
 
-import warnings
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
@@ -18,7 +17,7 @@ from scipy.optimize import linear_sum_assignment
 from torch import Tensor
 
 from fedbayes.core.tensors import Tensors
-from fedbayes.errors import FedbayesWarning, ModelError
+from fedbayes.errors import ModelError, warn
 from fedbayes.fusion.combining import MergedWeights, Merging, combine
 from fedbayes.fusion.repair import repaired
 from fedbayes.fusion.settings import AlignedSettings
@@ -87,11 +86,7 @@ def require_groups(
     if absent:
         raise ModelError(f"the networks lack {absent[0]!r}, which the graph has")
     if not groups:
-        warnings.warn(
-            "no units of these networks can be permuted, so this is the plain mean",
-            FedbayesWarning,
-            stacklevel=3,
-        )
+        warn("no units of these networks can be permuted, so this is the plain mean")
     return groups, names
 
 

@@ -10,7 +10,6 @@ F_s is taken as diagonal (`fisher`, Matena and Raffel 2022), as A_s ⊗ B_s laye
 FedFisher, Jhunjhunwala et al. 2024), or as A_s ⊗ I (`regmean`, Jin et al. 2023).
 """
 
-import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
@@ -19,7 +18,7 @@ from torch import Tensor
 
 from fedbayes.core.brief import Brief
 from fedbayes.core.tensors import Tensors
-from fedbayes.errors import FedbayesWarning, ModelError
+from fedbayes.errors import ModelError, warn
 from fedbayes.fusion.combining import combine, weighted_sum
 from fedbayes.fusion.posterior_settings import AveragingSettings
 from fedbayes.inference.gaussian_head import Moments
@@ -283,12 +282,10 @@ def conjugate_gradients(
         direction = turned + product / before * direction
     left = float(residual.norm())
     if left > enough:
-        warnings.warn(
+        warn(
             f"conjugate gradients stopped after {iterations} steps at a residual of "
             f"{left / float(right.norm()):.2g}, above the tolerance {tolerance:g}. Set more "
-            "iterations, or a higher precision",
-            FedbayesWarning,
-            stacklevel=2,
+            "iterations, or a higher precision"
         )
     return x
 

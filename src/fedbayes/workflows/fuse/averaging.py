@@ -1,6 +1,5 @@
 """Networks of one graph made one weight by weight, as they are or by posteriors; from files."""
 
-import warnings
 from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
@@ -12,7 +11,7 @@ import numpy as np
 from torch import Tensor
 
 from fedbayes.core.tensors import Tensors, parameter_count
-from fedbayes.errors import FedbayesWarning, ModelError
+from fedbayes.errors import ModelError, warn
 from fedbayes.fusion.combining import MergedWeights, Merging
 from fedbayes.models.resize import with_weights
 from fedbayes.models.steps import stored
@@ -65,7 +64,7 @@ def networks(job: FusionJob, name: str, watch: Callable[[str], None], _: object)
         samples = read_counts(job.counts, job.models).sum(1).astype(np.float64)
     elif (sent := sent_counts(job.models, job.files, by_class=False)) is not None:
         samples = sent[:, 0].astype(np.float64)
-        warnings.warn(FROM_FILES, FedbayesWarning, stacklevel=3)
+        warn(FROM_FILES)
     alpha = (samples / samples.sum()).tolist()
     watch(f"fusing by {name}")
     states = [stored(one) for one in clients]

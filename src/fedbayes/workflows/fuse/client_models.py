@@ -1,6 +1,5 @@
 """Networks of any kind from the files of silos, and what goes into them."""
 
-import warnings
 from collections import Counter, OrderedDict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -14,7 +13,7 @@ from fedbayes.core.targets import Target
 from fedbayes.core.tensors import Tensors
 from fedbayes.core.wording import describe, listed, size
 from fedbayes.data import Preprocessing
-from fedbayes.errors import FedbayesWarning, ModelError
+from fedbayes.errors import ModelError, warn
 from fedbayes.likelihoods import Likelihood, build_likelihood
 from fedbayes.likelihoods.categorical import Categorical
 from fedbayes.models import MLP, ModelSettings, dense_layers, read_program
@@ -163,11 +162,7 @@ def _weights(
     kinds = {t.dtype for t in tensors if t.is_floating_point()} - {torch.float32}
     if kinds:
         others = listed(sorted(str(kind).removeprefix("torch.") for kind in kinds))
-        warnings.warn(
-            f"the files have {others} weights; the fused ones are computed and written as float32",
-            FedbayesWarning,
-            stacklevel=3,
-        )
+        warn(f"the files have {others} weights; the fused ones are computed and written as float32")
     return ClientModels(
         {str(path): modules[str(path)] for path in paths},
         modules[wanted],

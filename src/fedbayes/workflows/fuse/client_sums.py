@@ -1,6 +1,5 @@
 """Sums of a client's rows or texts, from its data into a file for `fedbayes fuse --sums`."""
 
-import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,7 +13,7 @@ from fedbayes.core.wording import size
 from fedbayes.data.tables.columns import flags
 from fedbayes.data.tables.sums import check_sums
 from fedbayes.data.tokens import Tokens
-from fedbayes.errors import ConfigError, DataError, FedbayesWarning
+from fedbayes.errors import ConfigError, DataError, warn
 from fedbayes.inputs import Sums, add_sums, read_sums, sums_of, write_sums
 from fedbayes.inputs.text_sums import delta, plain_tokens, text_sums_of, write_text_sums
 from fedbayes.workflows.serve.evaluation_set import EvaluationSet, find_training
@@ -110,11 +109,9 @@ class SumsJob:
             x = np.where(np.isnan(x), seen.statistics[0] * seen.scale, x)
         whole = np.isfinite(x).all(1)
         if not whole.all():
-            warnings.warn(
+            warn(
                 f"{self.data}: {int((~whole).sum()):,} of {len(x):,} rows are left out, because "
-                "they have missing values",
-                FedbayesWarning,
-                stacklevel=3,
+                "they have missing values"
             )
         rows = x[whole]
         if len(rows) < self.least:
@@ -124,11 +121,9 @@ class SumsJob:
                 "or set --min-rows"
             )
         if len(rows) <= x.shape[1]:
-            warnings.warn(
+            warn(
                 f"{self.data} has {len(rows):,} rows of {x.shape[1]:,} features: with at most as "
-                "many rows as features, sums reveal directions in which the rows do not vary",
-                FedbayesWarning,
-                stacklevel=3,
+                "many rows as features, sums reveal directions in which the rows do not vary"
             )
         shown = [*self.categories, *(n for n in flags(seen.columns) if n not in self.categories)]
         sums = sums_of(rows, seen.features, shown, str(self.data))
@@ -152,12 +147,10 @@ class SumsJob:
             way = "leave out --category"
             if name not in self.categories:  # a feature that says that a value is missing
                 way = "leave the feature out with --set data.missing=impute"
-            warnings.warn(
+            warn(
                 f"{self.data}: {once:,} of the {len(counts):,} values of '{name}' "
                 f"{'is' if once == 1 else 'are'} in only one row, and the file would reveal it. "
-                f"Combine rare values first, or {way}",
-                FedbayesWarning,
-                stacklevel=4,
+                f"Combine rare values first, or {way}"
             )
 
 

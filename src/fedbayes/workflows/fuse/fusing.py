@@ -2,7 +2,6 @@
 
 import itertools
 import json
-import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from math import sqrt
@@ -19,7 +18,7 @@ from fedbayes.core.targets import Target
 from fedbayes.core.tensors import Samples
 from fedbayes.core.wording import describe
 from fedbayes.data.plot import save_figure
-from fedbayes.errors import ConfigError, FedbayesWarning, ModelError
+from fedbayes.errors import ConfigError, ModelError, warn
 from fedbayes.fusion import Fusion, Layers, fuse_layers, fusion_settings
 from fedbayes.fusion.dense import refuse_idle
 from fedbayes.likelihoods import Likelihood, evaluate, total
@@ -115,7 +114,7 @@ def _counts(job: FusionJob, card: Card | None, *, by_class: bool) -> npt.NDArray
     sent = sent_counts(job.models, job.files, by_class=by_class)
     if sent is None:
         return None
-    warnings.warn(FROM_FILES, FedbayesWarning, stacklevel=3)
+    warn(FROM_FILES)
     return sent.astype(np.float64)
 
 
@@ -129,13 +128,11 @@ def _samples(path: Path, models: Mapping[str, Layers], card: Card | None) -> Sam
         None if card is None else card.preprocessing.target,
     )
     _check(models, samples, _classes(models) if card is None else card.likelihood)
-    warnings.warn(
+    warn(
         f"the samples of {path} are read as raw samples, and standardized as in training"
         if raw
         else f"the samples of {path} are used without standardization, because the files of the "
-        "models do not agree on one. Standardize them as in training",
-        FedbayesWarning,
-        stacklevel=3,
+        "models do not agree on one. Standardize them as in training"
     )
     return samples
 

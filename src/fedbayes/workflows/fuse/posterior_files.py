@@ -1,7 +1,6 @@
 """Posteriors in files: the statistics that a client computes on its own data, and sends."""
 
 import math
-import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -18,7 +17,7 @@ from fedbayes.core.files import read_bytes, writable, write_beside
 from fedbayes.core.messages import decode_file, metadata
 from fedbayes.core.seals import check_seal, sealed
 from fedbayes.core.tensors import Samples, Tensors, named, pack, parameter_count, part
-from fedbayes.errors import DataError, FedbayesWarning, MessageError, ModelError
+from fedbayes.errors import DataError, MessageError, ModelError, warn
 from fedbayes.fusion.curvature import posterior
 from fedbayes.fusion.heads import head_moments
 from fedbayes.fusion.posterior_settings import CurvatureSettings
@@ -89,11 +88,9 @@ class PosteriorJob:
         refuse_own_order(card, str(self.model))
         seen = found.preprocessing
         if card is None and not self.mean and not self.std:
-            warnings.warn(
+            warn(
                 f"{self.model} does not describe its standardization, so samples are not "
-                "standardized. Set --mean and --std as in training",
-                FedbayesWarning,
-                stacklevel=2,
+                "standardized. Set --mean and --std as in training"
             )
         samples = Samples(seen.apply(found.samples.x), found.samples.y)
         module, names = open_module(
