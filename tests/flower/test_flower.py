@@ -1,5 +1,6 @@
 """Federations on Flower: the same numbers, private states that stay, and hostile nodes."""
 
+import itertools
 import math
 import os
 import threading
@@ -31,7 +32,14 @@ from fedbayes.flower.engine import Flower
 from fedbayes.flower.node import Node, complaint
 from fedbayes.flower.poller import LinkError
 from fedbayes.flower.roster import Roster
-from fedbayes.flower.wire import HELLO, TRAIN, bytes_record, read_reply, write_question
+from fedbayes.flower.wire import (
+    HELLO,
+    TRAIN,
+    bytes_record,
+    read_reply,
+    write_hello,
+    write_question,
+)
 from fedbayes.storage.state_store import StateStore
 from fedbayes.workflows.serve.evaluation_set import find_tests
 from fedbayes.workflows.serve.model_evaluation import compare, open_model
@@ -297,6 +305,68 @@ class Wire:
             m for m in self.sent if m.metadata.message_type == TRAIN and client_of(m) == client
         ]
         return message in tasks[:times]
+
+
+@pytest.fixture
+def grid_of_nodes(monkeypatch):
+    """A roster, the nodes that are there, and the answers that have arrived."""
+    TaskIdentity.run_id, TaskIdentity.task_id, TaskIdentity.node_id = 1, 1, 1
+    monkeypatch.setattr("fedbayes.flower.roster.DISCOVER_EVERY", 0.0)
+    present, answers, count = set(), {}, itertools.count()
+    grid = SimpleNamespace(get_nodes=lambda: [NodeInfo(node_id=each) for each in present])
+    poller = SimpleNamespace(
+        reach=lambda: nullcontext(grid),
+        push=lambda message: f"{message.metadata.dst_node_id}-{next(count)}",
+        look=lambda ids: None,
+        reply=answers.get,
+    )
+    return Roster(poller, 3, 60.0), present, answers
+
+
+def hello_of(node, client):
+    asked = Message(RecordDict(), node, HELLO)
+    return Message(write_hello(client), reply_to=asked)
+
+
+def test_an_answer_of_a_node_that_went_away_gives_it_no_place(grid_of_nodes):
+    """Else its client would be taken for ever, since only who was met is known to be gone."""
+    roster, present, answers = grid_of_nodes
+    present.add(7)
+    roster.discover()
+    (first,) = roster.asked
+    present.remove(7)
+    answers[first] = hello_of(7, 0)
+    assert roster.discover() == [7]
+    present.add(8)
+    roster.discover()
+    (second,) = roster.asked
+    answers[second] = hello_of(8, 0)
+    roster.discover()
+    assert roster.nodes == {0: 8}
+
+
+def test_a_node_without_a_place_is_asked_once_at_a_time(grid_of_nodes):
+    roster, present, answers = grid_of_nodes
+    present |= {7, 8}
+    roster.discover()
+    for number, node in list(roster.asked.items()):
+        answers[number] = hello_of(node, 0)
+    roster.discover()  # one is client 0, the other has no place
+    (other,) = roster.troubles()
+    roster.ask_again()
+    roster.discover()
+    (number,) = roster.asked
+    roster.ask_again()  # at the begin of a round, while its answer is under way
+    roster.discover()
+    assert [*roster.asked] == [number]
+    present.remove(roster.nodes[0])
+    roster.discover()
+    answers[number] = hello_of(other, 0)
+    roster.discover()
+    assert roster.nodes == {0: other}
+    present.remove(other)
+    assert roster.discover() == [other]
+    assert not roster.nodes
 
 
 def client_of(message):

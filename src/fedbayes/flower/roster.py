@@ -118,13 +118,15 @@ class Roster:
     def ask_again(self) -> None:
         """Ask the nodes that could not be placed once more; they may have been fixed since."""
         self._asked_again = time.monotonic()
-        self._told = dict(self._unplaced)
-        for node in self._unplaced:
+        under_way = set(self.asked.values())
+        self._told = {n: why for n, why in self._unplaced.items() if n not in under_way}
+        for node in self._told:
             self._met.pop(node, None)
 
     def drop(self, node: int) -> None:
-        """Forget a node that went away."""
+        """Forget a node that went away, with the answer that may come of it yet."""
         self._met.pop(node, None)
+        self.asked = {number: asked for number, asked in self.asked.items() if asked != node}
         self._unplaced.pop(node, None)
         self.hellos.pop(node, None)
         self.ask_again()  # one of them may have come in its place
