@@ -40,6 +40,8 @@ from fedbayes import Config, run
 from fedbayes.flower import supernode, warm, warm_app
 from fedbayes.workflows.running import Result
 
+SERVER, SUPERLINK = 20, 50
+"""Rounds between two kills of each."""
 GROWTH = 1.1
 """Memory of a part at the end in ratio to early on, at most."""
 
@@ -160,11 +162,11 @@ class Soak:
 
     def fault(self, number):
         """Inject one."""
-        if number % 50 == 0:
+        if number % SUPERLINK == 0:
             self.faults["SuperLink killed"] += 1
             self.deployment.kill(self.deployment.superlink)
             self.deployment.start_superlink()
-        elif number % 20 == 0:
+        elif number % SERVER == 0:
             self.faults["server killed"] += 1
             self.deployment.kill(self.server)
             self.resume()
