@@ -11,7 +11,7 @@ a few GiB; all else is as with `fedbayes federate`. In each round one of these f
 - every 20 rounds the server is killed, and the run resumed;
 - every 50 rounds the SuperLink is killed, and started again with its database.
 
-At the end it prints the rounds, the faults and the memory of each part after a tenth of the rounds
+At the end it prints the rounds, the faults and the memory of each part after a quarter of the rounds
 and at the end, and compares the model with that of the sequential engine: if an update was lost or
 counted twice, it differs. The exit status is 1 if so, or if a part grew by more than a tenth.
 """
@@ -239,7 +239,7 @@ def main():
                 time.sleep(5)
             if (now := soak.rounds()) > done:
                 done = now
-                if done == max(2, given.rounds // 10):
+                if done == max(2, given.rounds // 4):
                     early = soak.memory()
                 if done == given.rounds - 1:
                     late = soak.memory()
