@@ -1,6 +1,7 @@
 """A federation that runs for long with a fault in every round: nothing may be lost or grow.
 
     python benchmarks/soak.py [--nodes 100] [--rounds 300] [--cohort 20]
+    python benchmarks/soak.py --nodes 6 --cohort 3 --rounds 24 --kill-server 7 --kill-superlink 5
 
 One SuperLink, one server and the nodes on loopback, FedAvg on the digits. Nodes and the processes
 of their apps are forks of this process, which has imported everything, so that 100 of them fit into
@@ -11,8 +12,8 @@ a few GiB; all else is as with `fedbayes federate`. In each round one of these f
 - every 20 rounds the server is killed, and the run resumed;
 - every 50 rounds the SuperLink is killed, and started again with its database.
 
-At the end it prints the rounds, the faults and the memory of each part after a quarter of the rounds
-and at the end, and compares the model with that of the sequential engine: if an update was lost or
+At the end it prints the rounds, the faults and the memory of each part after a quarter of the
+rounds and at the end, and compares the model with that of the sequential engine: if an update was lost or
 counted twice, it differs. The exit status is 1 if so, or if a part grew by more than a tenth.
 """
 
@@ -24,7 +25,7 @@ import sys
 import tempfile
 import time
 from collections import Counter
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from multiprocessing import Pipe
 from multiprocessing.reduction import recv_handle, send_handle
 from pathlib import Path
@@ -40,8 +41,6 @@ from fedbayes import Config, run
 from fedbayes.flower import supernode, warm, warm_app
 from fedbayes.workflows.running import Result
 
-SERVER, SUPERLINK = 20, 50
-"""Rounds between two kills of each."""
 GROWTH = 1.1
 """Memory of a part at the end in ratio to early on, at most."""
 
@@ -127,13 +126,13 @@ def node(client, folder, address):
 class Soak:
     """The nodes, their faults, and what they hold."""
 
-    def __init__(self, deployment, config, nodes, seed):
-        self.deployment, self.count = deployment, nodes
-        self.rng, self.faults = random.Random(seed), Counter()
+    def __init__(self, deployment, config, given):
+        self.deployment, self.given = deployment, given
+        self.rng, self.faults = random.Random(0), Counter()
         self.out = deployment.folder / "run"
         self.file = deployment.folder / "config.toml"
         self.file.write_text(config.dump())
-        self.nodes = {client: self._forked(client) for client in range(nodes)}
+        self.nodes = {client: self._forked(client) for client in range(given.nodes)}
         self.asleep = {}
         self.server = deployment.federate(self.file, "--out", self.out)
 
@@ -162,17 +161,17 @@ class Soak:
 
     def fault(self, number):
         """Inject one."""
-        if number % SUPERLINK == 0:
+        if number % self.given.kill_superlink == 0:
             self.faults["SuperLink killed"] += 1
             self.deployment.kill(self.deployment.superlink)
             self.deployment.start_superlink()
-        elif number % SERVER == 0:
+        elif number % self.given.kill_server == 0:
             self.faults["server killed"] += 1
             self.deployment.kill(self.server)
             self.resume()
         else:
             kind = self.rng.choice(["node killed", "app killed", "node stopped"])
-            pid = self.nodes[self.rng.randrange(self.count)]
+            pid = self.nodes[self.rng.randrange(self.given.nodes)]
             self.faults[kind] += 1
             with suppress(psutil.Error, ProcessLookupError):
                 if kind == "node killed":
@@ -218,6 +217,9 @@ def main():
     parser.add_argument("--nodes", type=int, default=100)
     parser.add_argument("--cohort", type=int, default=20)
     parser.add_argument("--rounds", type=int, default=300)
+    parser.add_argument("--kill-server", type=int, default=20, help="rounds between two kills")
+    parser.add_argument("--kill-superlink", type=int, default=50, help="likewise")
+    parser.add_argument("--folder", type=Path, help="for logs and the run; else they are deleted")
     given = parser.parse_args()
     config = Config.create(
         rounds=given.rounds,
@@ -228,8 +230,11 @@ def main():
         model={"hidden": [32]},
     )
     began, early = time.monotonic(), {}
-    with tempfile.TemporaryDirectory() as name, Deployment(Path(name), database=True) as deployment:
-        soak, done = Soak(deployment, config, given.nodes, 0), 0
+    with ExitStack() as stack:
+        folder = given.folder or Path(stack.enter_context(tempfile.TemporaryDirectory()))
+        folder.mkdir(parents=True, exist_ok=True)
+        deployment = stack.enter_context(Deployment(folder, database=True))
+        soak, done = Soak(deployment, config, given), 0
         while done < given.rounds or soak.server.poll() is None:
             time.sleep(0.2)
             soak.tend()
@@ -254,7 +259,7 @@ def main():
         updates = sum(
             line["cohort"] - len(line["lost"]) - len(line["refused"]) for line in ended.metrics
         )
-        alone = run(config.model_copy(update={"engine": "sequential"}), Path(name) / "alone")
+        alone = run(config.model_copy(update={"engine": "sequential"}), folder / "alone")
         same = all((alone.model[key] == ended.model[key]).all() for key in alone.model)
     print(f"\n{done} rounds of {given.nodes} nodes in {took / 60:.0f} minutes")
     print(", ".join(f"{count} times {what}" for what, count in soak.faults.items()))
