@@ -13,8 +13,9 @@ a few GiB; all else is as with `fedbayes federate`. In each round one of these f
 - every 50 rounds the SuperLink is killed, and started again with its database.
 
 At the end it prints the rounds, the faults and the memory of each part after a quarter of the
-rounds and at the end, and compares the model with that of the sequential engine: if an update was lost or
-counted twice, it differs. The exit status is 1 if so, or if a part grew by more than a tenth.
+rounds and at the end, and compares the model with that of the sequential engine: if an update was
+lost or counted twice, it differs. The exit status is 1 if so, or if a part grew by more than a
+tenth.
 """
 
 import argparse
