@@ -337,6 +337,43 @@ def test_a_node_gives_messages_to_the_processes_and_sends_what_they_say(runs, mo
     assert not supernode._state.task_store
 
 
+class Broken(Wire):
+    """A wire that loses what is sent or fetched on the first connection."""
+
+    def __init__(self, messages, fab, way):
+        super().__init__(messages, fab)
+        self.way, self.connections = way, 0
+
+    def __enter__(self):
+        self.connections += 1
+        return super().__enter__()
+
+    def _break(self, way):
+        if self.connections == 1 and self.way == way:
+            raise OSError(f"{way} breaks")
+
+    def send(self, message, tree, seconds):
+        self._break("send")
+        return super().send(message, tree, seconds)
+
+    def push(self, run, session, name, content):
+        self._break("push")
+        super().push(run, session, name, content)
+
+
+@pytest.mark.parametrize(("way", "connections"), [("send", 2), ("push", 2), ("none", 1)])
+def test_a_node_whose_answer_is_lost_connects_anew(runs, monkeypatch, way, connections):
+    """The server sees that it went and came back, and sends its task again."""
+    node = runs()
+    messages = [node.message(1, do="answer", number=i) for i in range(2)]
+    wire = Broken(messages, node.fab, way)
+    monkeypatch.setattr(flower, "_init_connection", lambda **_: wire)
+    with pytest.raises(KeyboardInterrupt):
+        SuperNode({"client": 3}, node.apps).serve(Connection("127.0.0.1:9", None, None))
+    assert wire.connections == connections
+    assert wire.replies
+
+
 @pytest.mark.parametrize(
     ("text", "words"),
     [

@@ -10,11 +10,12 @@ import os
 import signal
 import sys
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
 from logging import ERROR, INFO
 from pathlib import Path
 from threading import Timer
-from typing import Any, NoReturn
+from typing import Any, NoReturn, ParamSpec, TypeVar
 
 from click import ClickException
 from cryptography.exceptions import UnsupportedAlgorithm
@@ -36,6 +37,7 @@ from flwr.proto.message_pb2 import ObjectTree
 from flwr.supercore import log
 from flwr.supercore.inflatable.inflatable_object import iterate_object_tree
 from flwr.supercore.object_store import ObjectStore, ObjectStoreFactory
+from flwr.supercore.run import RunNotRunningException
 from flwr.supernode import start_client_internal as flower
 from flwr.supernode.nodestate.in_memory_nodestate import InMemoryNodeState
 
@@ -49,6 +51,8 @@ SOONEST, LATEST = 0.25, 3.0
 _FAREWELL = 5.0
 """Seconds that a node has to end, once it is told to."""
 
+P = ParamSpec("P")
+T = TypeVar("T")
 Keys = tuple[ec.EllipticCurvePrivateKey, ec.EllipticCurvePublicKey]
 
 
@@ -118,16 +122,26 @@ class SuperNode:
         Raises:
             EngineError: the way to the SuperLink ended for good.
         """
+        while self._connected(link):
+            # A message was lost on the way. A node that connects anew is sent its task again.
+            time.sleep(SOONEST)
+        # Flower writes what went wrong to the log, and raises nothing.
+        raise EngineError(f"the connection to the SuperLink at {link.address} ended")
+
+    def _connected(self, link: Connection) -> bool:
+        """Connect and answer messages until one is lost; False if the connection ended."""
+        lost: list[Exception] = []
         with flower._init_connection(
             server_address=link.address,
             insecure=link.certificates is None,
             root_certificates=link.certificates,
             authentication_keys=link.keys,
-        ) as (node, receive, send, get_run, get_fab, pull, push, confirm):
+        ) as (node, receive, send, get_run, get_fab, *ways):
+            pull, push, confirm = (_noted(way, lost) for way in ways)
             self._state.set_node_id(node)
             log(INFO, "SuperNode ID: %s", node)
             since = time.monotonic()
-            while True:
+            while not lost:
                 run_id = flower._pull_and_store_message(
                     self._state,
                     self._store,
@@ -144,10 +158,9 @@ class SuperNode:
                     time.sleep(pause(time.monotonic() - since, SOONEST, LATEST))
                     continue
                 self.work(run_id)
-                flower._push_messages(self._state, self._store, send, push)
+                flower._push_messages(self._state, self._store, _noted(send, lost), push)
                 since = time.monotonic()
-        # Flower writes what went wrong to the log, and raises nothing.
-        raise EngineError(f"the connection to the SuperLink at {link.address} ended")
+        return bool(lost)
 
     def work(self, run_id: int) -> None:
         """Have the app of a run answer the message that came for it, and keep the answer."""
@@ -193,6 +206,21 @@ class SuperNode:
         self._store.preregister(run_id, ObjectTree.FromString(answer.tree))
         for name, content in answer.contents:
             self._store.put(name, content)
+
+
+def _noted(way: Callable[P, T], lost: list[Exception]) -> Callable[P, T]:
+    """A function that keeps its errors, which Flower writes to the log; a run may have ended."""
+
+    def call(*arguments: P.args, **named: P.kwargs) -> T:
+        try:
+            return way(*arguments, **named)
+        except RunNotRunningException:
+            raise
+        except Exception as error:
+            lost.append(error)
+            raise
+
+    return call
 
 
 def serve(link: Connection, config: dict[str, Any], idle: float) -> None:
