@@ -136,8 +136,7 @@ class SuperNode:
             insecure=link.certificates is None,
             root_certificates=link.certificates,
             authentication_keys=link.keys,
-        ) as (node, receive, send, get_run, get_fab, *ways):
-            pull, push, confirm = (_noted(way, lost) for way in ways)
+        ) as (node, receive, send, get_run, get_fab, pull, push, confirm):
             self._state.set_node_id(node)
             log(INFO, "SuperNode ID: %s", node)
             since = time.monotonic()
@@ -149,8 +148,8 @@ class SuperNode:
                     receive,
                     get_run,
                     get_fab,
-                    pull,
-                    confirm,
+                    _noted(pull, lost),
+                    _noted(confirm, lost),
                     trusted_entities=None,
                 )
                 if run_id is None:
@@ -158,7 +157,9 @@ class SuperNode:
                     time.sleep(pause(time.monotonic() - since, SOONEST, LATEST))
                     continue
                 self.work(run_id)
-                flower._push_messages(self._state, self._store, _noted(send, lost), push)
+                flower._push_messages(
+                    self._state, self._store, _noted(send, lost), _noted(push, lost)
+                )
                 since = time.monotonic()
         return bool(lost)
 
