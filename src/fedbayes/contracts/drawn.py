@@ -1,6 +1,6 @@
 """What methods share that draw weights from mean-field Gaussians: in training, and to predict."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 
 import torch
 from torch import Tensor
@@ -75,31 +75,22 @@ Fit = Callable[[Tensor, Tensor], Tensor]
 def expected_loss(
     fit: Fit,
     run: Federation,
-    mean: Tensors,
-    std: Tensors,
+    drawn: Sequence[Tensors],
     batch: Samples,
-    noise: Tree,
     *,
     training: bool,
 ) -> Tensor:
-    """The mean loss of samples, expected under N(mean, std²), by reparametrization; a scalar.
+    """The mean loss of samples, averaged over networks; a scalar.
 
     Args:
         fit: the loss, such as the negative log-likelihood.
         run: with the network.
-        mean: of the weights.
-        std: of the weights.
+        drawn: weights of each network, as `reparametrized` draws them.
         batch: some samples.
-        noise: of one step, as `weight_noise` draws it.
         training: whether dropout and the like are as in training.
     """
-    count = len(next(iter(noise.values())))
-    found = []
-    for sample in range(count):
-        weights = {n: torch.addcmul(m, std[n], noise[n][sample]) for n, m in mean.items()}
-        outputs = run.network(weights, batch.x, training=training)
-        found.append(fit(outputs, batch.y) / count)
-    return added(found)
+    outputs = (run.network(weights, batch.x, training=training) for weights in drawn)
+    return added([fit(found, batch.y) / len(drawn) for found in outputs])
 
 
 def draws_of(mean: Tensors, std: Tensors, count: int) -> Iterator[Tensors]:
