@@ -57,8 +57,8 @@ def reparametrized(
             else:
                 variance = rest[name].add(share).reciprocal_()
                 share.mul_(variance)
-            std = variance.sqrt()
-            steps = [each * std for each in noise[name].unbind()]
+            std, (*first, last) = variance.sqrt(), noise[name].unbind()
+            steps = [*(each * std for each in first), std.mul_(last)]
             weights += [own + step for step in steps]
             value, slope, spread = terms(own, variance, *(tree[name] for tree in others))
             if rest is not None:
@@ -87,7 +87,7 @@ class _Closed(torch.autograd.Function):
         names, value, *tensors = inputs
         count = (len(tensors) - 4 * names) // 2
         drawn = tensors[2 * names : 2 * names + count]
-        return value.clone(), *(weights.view_as(weights) for weights in drawn)
+        return value.clone(), *drawn
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
