@@ -77,7 +77,7 @@ class _Closed(torch.autograd.Function):
 
     Of each tensor these are the divergence's gradients in means and in log standard deviations, and
     the steps from means to weights. log λ moves log standard deviations by −λ/(2 Λ), and all but
-    the first come times λ/Λ. The backward pass writes its results to the first two.
+    the first come times λ/Λ. The backward pass writes over them.
     """
 
     generate_vmap_rule = True
@@ -104,7 +104,7 @@ class _Closed(torch.autograd.Function):
             mean, log = next(known).mul_(outer), next(known).mul_(half)
             for gradient in gradients[first : first + samples]:
                 mean.add_(gradient)
-                log.addcmul_(gradient, next(known), value=-0.5)
+                log.sub_(next(known).mul_(gradient), alpha=0.5)
             means.append(mean)
             logs.append(log)
         return None, None, *means, *logs, *[None] * (ctx.inputs - 2 - 2 * ctx.names)
