@@ -11,17 +11,13 @@ from torch.distributions import Normal, kl_divergence
 from fedbayes.inference.gaussian import (
     NaturalGaussian,
     divergence,
-    kl_terms,
+    kl,
     renyi_terms,
     standard,
 )
 
 reals = st.floats(-5, 5)
 positive = st.floats(0.05, 5)
-
-
-def kl(mean, precision, prior):
-    return divergence(kl_terms, mean, precision, prior.precision, prior.mean)
 
 
 def renyi(mean, precision, prior, alpha):

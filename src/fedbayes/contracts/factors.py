@@ -78,9 +78,9 @@ class VariationalFactor(PartitionedPosterior[FactorState]):
 
         Returns:
             `mean` and `log_precision` of each weight by name; and in float64 `cavity`, `factor`
-            and `mean` of the posterior that came, in the network's type `rest` (the cavity's
-            precision) and of the `prior` (cavity times p(θ)^(1/K)) `precision` and `mean`, and
-            `count` of the samples.
+            and `mean` of the posterior that came. In the network's type follow `rest` (the
+            cavity's precision), `precision` and `mean` of the `prior` (cavity times p(θ)^(1/K)),
+            and `count` of the samples.
         """
         split = self.split(message, client, at)
         cavity, device = split.cavity, at.run.network.device

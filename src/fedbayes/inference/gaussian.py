@@ -188,6 +188,22 @@ def divergence(terms: Terms, mean: Tensors, precision: Tensors, *others: Tensors
     return added(found)
 
 
+def kl(mean: Tensors, precision: Tensors, prior: NaturalGaussian) -> Tensor:
+    """KL(N(mean, 1/precision) ‖ prior) in nats, summed over all entries; a scalar.
+
+    Gradients are those of means and precisions; `kl_terms` has the equation.
+
+    Examples:
+        >>> import torch
+        >>> from fedbayes.inference.gaussian import kl, standard
+        >>> prior = standard({"w": torch.zeros(1)})
+        >>> mean, precision = {"w": torch.ones(1).double()}, {"w": torch.ones(1).double()}
+        >>> float(kl(mean, precision, prior))
+        0.5
+    """
+    return divergence(kl_terms, mean, precision, prior.precision, prior.mean)
+
+
 class _Differentiated(torch.autograd.Function):
     """A scalar whose gradients in two tensors are known: autograd would go through all of the
     elementwise steps once more, which are most of a step's cost in small networks.

@@ -1,7 +1,7 @@
 """Weights drawn from mean-field Gaussians, and a divergence of these, whose gradients are known.
 
 In small networks this arithmetic takes longer than the network, and most of that is the time in
-which memory brings tensors. Autograd would bring them once more, one after the other.
+which memory brings tensors. Autograd would bring each of them once more.
 """
 
 from collections.abc import Callable
