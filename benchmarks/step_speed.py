@@ -68,7 +68,7 @@ def samples(count: int, *shape: int) -> Samples:
     return Samples(torch.randn(count, *shape), torch.randint(10, (count,)))
 
 
-def race(one: Callable[[], None], two: Callable[[], None], repeats: int) -> float:
+def race(one: Callable[[], object], two: Callable[[], object], repeats: int) -> float:
     """Median over turns of the time of the processor that `one` takes over that of `two`."""
     ratios = []
     for _ in range(repeats + 2):
