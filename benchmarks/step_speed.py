@@ -9,6 +9,7 @@
   on LeNet-5 (CIFAR-10's shape), batch 256.
 - Adam and AMSGrad as clients take them over PyTorch's plain loop, in a step of MLPs of two shapes.
 - Prediction of 1,000 images, some at a time as networks do it, over all at once.
+- Predictions under 20 draws from a posterior over one forward pass, for 1 and 1,000 rows.
 
     python benchmarks/step_speed.py
 """
@@ -21,6 +22,7 @@ import torch
 from torch import Tensor, nn
 
 from fedbayes.contracts import AnyMethod, Federation, RoundContext
+from fedbayes.contracts.drawn import sampler_of
 from fedbayes.core.devices import choose_device
 from fedbayes.core.targets import Target
 from fedbayes.core.tensors import Samples
@@ -66,7 +68,7 @@ def samples(count: int, *shape: int) -> Samples:
     return Samples(torch.randn(count, *shape), torch.randint(10, (count,)))
 
 
-def race(one: Callable[[], None], two: Callable[[], None], repeats: int) -> float:
+def race(one: Callable[[], object], two: Callable[[], object], repeats: int) -> float:
     """Median over turns of the time of the processor that `one` takes over that of `two`."""
     ratios = []
     for _ in range(repeats + 2):
@@ -181,6 +183,15 @@ def prediction(module: nn.Module, repeats: int) -> float:
     return race(portions, at_once, repeats)
 
 
+def drawn(network: Network, shape: tuple[int, ...], rows: int, repeats: int) -> float:
+    """Outputs under 20 draws over those of the mean."""
+    mean = network.prepare(network.initial)
+    std = {name: torch.full_like(tensor, 0.03) for name, tensor in mean.items()}
+    sampler, x = sampler_of(mean, std, network, 20), samples(rows, *shape).x
+    with torch.no_grad():
+        return race(lambda: sampler(x), lambda: network(mean, x), repeats)
+
+
 def main() -> None:
     """Time both and print the ratios."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
@@ -200,6 +211,14 @@ def main() -> None:
     print("prediction of 1,000 images, some at a time / all at once:")
     print(f"  LeNet-5: {prediction(LeNet5(3, 32, 32, 10), few):.2f}")
     print(f"  ResNet-20: {prediction(ResNet20(3, 10), few):.2f}")
+    print("prediction under 20 draws / one forward pass, 1 and 1,000 rows:")
+    for name, module, shape in (
+        ("MLP", MLP(784, [200], 10), (784,)),
+        ("LeNet-5", LeNet5(3, 32, 32, 10), (3, 32, 32)),
+    ):
+        network = Network(module, shape=shape)
+        one, many = (drawn(network, shape, rows, few) for rows in (1, 1000))
+        print(f"  {name}: {one:.1f}, {many:.1f}")
     print("VIRTUAL step of 20 samples / step of the same on 20 times the batch:")
     print(f"  the server's network: {virtual(repeats, lateral=False):.2f} (aim 3)")
     print(f"  with the client's beside it: {virtual(repeats, lateral=True):.2f} (aim 3)")

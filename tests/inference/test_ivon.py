@@ -5,7 +5,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fedbayes.inference.gaussian import NaturalGaussian, kl
+from fedbayes.inference.gaussian import divergence, kl_terms
 from fedbayes.inference.ivon import Ivon
 
 DELTA, COUNT, CURVATURE, CENTRE = 0.3, 50.0, (2.0, 0.1), (1.0, -2.0)
@@ -15,8 +15,9 @@ def energy(mean, log_precision, epsilon):
     """Per sample: the loss Σ ½ H (θ − c)² at drawn weights, and KL from N(0, 1/(N δ))."""
     theta = mean + (-log_precision / 2).exp() * epsilon
     loss = (0.5 * torch.tensor(CURVATURE).double() * (theta - torch.tensor(CENTRE)).square()).sum()
-    prior = NaturalGaussian({"w": torch.full((2,), COUNT * DELTA).double()}, {"w": torch.zeros(2)})
-    return loss + kl({"w": mean}, {"w": log_precision.exp()}, prior) / COUNT
+    prior = {"w": torch.full((2,), COUNT * DELTA).double()}, {"w": torch.zeros(2).double()}
+    kl = divergence(kl_terms, {"w": mean}, {"w": log_precision.exp()}, *prior)
+    return loss + kl / COUNT
 
 
 def start():

@@ -459,7 +459,8 @@ def test_predictions_are_the_networks_outputs_under_draws_one_after_the_other(mo
 def free_energy(method, place, share, start, data, *, training=True):
     """The energy at some parameters where the posterior without the client's factor is flat."""
     rest = {n: torch.zeros_like(t) for n, t in share.precision.items()}
-    given = {"rest": rest, "prior": vars(share), "count": torch.tensor(len(data.y))}
+    prior = {"precision": share.precision, "mean": share.mean}
+    given = {"rest": rest, "prior": prior, "count": torch.tensor(len(data.y))}
     noise = method._draw(start, rest, place.run)(place.rng("weights"), data)
     loss = method.loss(place.run) if training else method.validation(place.run)
     return float(loss(start, data, given, noise))

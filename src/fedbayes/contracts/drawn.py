@@ -1,6 +1,7 @@
 """What methods share that draw weights from mean-field Gaussians: in training, and to predict."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
+from functools import lru_cache
 
 import torch
 from torch import Tensor
@@ -75,31 +76,22 @@ Fit = Callable[[Tensor, Tensor], Tensor]
 def expected_loss(
     fit: Fit,
     run: Federation,
-    mean: Tensors,
-    std: Tensors,
+    drawn: Sequence[Tensors],
     batch: Samples,
-    noise: Tree,
     *,
     training: bool,
 ) -> Tensor:
-    """The mean loss of samples, expected under N(mean, std²), by reparametrization; a scalar.
+    """The mean loss of samples, averaged over networks; a scalar.
 
     Args:
         fit: the loss, such as the negative log-likelihood.
         run: with the network.
-        mean: of the weights.
-        std: of the weights.
+        drawn: weights of each network, as `reparametrized` draws them.
         batch: some samples.
-        noise: of one step, as `weight_noise` draws it.
         training: whether dropout and the like are as in training.
     """
-    count = len(next(iter(noise.values())))
-    found = []
-    for sample in range(count):
-        weights = {n: torch.addcmul(m, std[n], noise[n][sample]) for n, m in mean.items()}
-        outputs = run.network(weights, batch.x, training=training)
-        found.append(fit(outputs, batch.y) / count)
-    return added(found)
+    outputs = (run.network(weights, batch.x, training=training) for weights in drawn)
+    return added([fit(found, batch.y) / len(drawn) for found in outputs])
 
 
 def draws_of(mean: Tensors, std: Tensors, count: int) -> Iterator[Tensors]:
@@ -157,20 +149,33 @@ def around(
     """
     derived: Network | None = None
 
-    def outputs(x: Tensor) -> Tensor:
-        nonlocal derived
+    def draw() -> Iterator[Tensors]:
         rng = torch.Generator().manual_seed(0)
-        found = []
         for _ in range(count):
             step = moves(rng)
-            if linearized:
-                derived = derived or _derivable(network, mean, x[:1])
-                found.append(_linear(derived, mean, step, x))
-            else:
-                found.append(network({name: m + step[name] for name, m in mean.items()}, x))
-        return torch.stack(found)
+            yield step if linearized else {name: m + step[name] for name, m in mean.items()}
+
+    def outputs(x: Tensor) -> Tensor:
+        nonlocal derived
+        entries = count * sum(m.numel() for m in mean.values())
+        networks = _kept(draw) if entries <= _KEPT else draw()
+        if not linearized:
+            return torch.stack([network(weights, x) for weights in networks])
+        derived = derived or _derivable(network, mean, x[:1])
+        return torch.stack([_linear(derived, mean, step, x) for step in networks])
 
     return outputs
+
+
+_KEPT = 1 << 24
+"""Entries of draws that are kept for the next call, at most: 64 MiB. A draw takes longer than the
+outputs of a small network."""
+
+
+@lru_cache(maxsize=1)
+def _kept(draw: Callable[[], Iterator[Tensors]]) -> list[Tensors]:
+    """What was drawn last, of one sampler in a process."""
+    return list(draw())
 
 
 def _move(std: Tensors, rng: torch.Generator) -> Tensors:

@@ -78,18 +78,23 @@ class VariationalFactor(PartitionedPosterior[FactorState]):
 
         Returns:
             `mean` and `log_precision` of each weight by name; and in float64 `cavity`, `factor`
-            and `mean` of the posterior that came, in the network's type `rest` (the cavity's
-            precision) and `prior` (cavity times p(θ)^(1/K)), and `count` of the samples.
+            and `mean` of the posterior that came. In the network's type follow `rest` (the
+            cavity's precision), `precision` and `mean` of the `prior` (cavity times p(θ)^(1/K)),
+            and `count` of the samples.
         """
         split = self.split(message, client, at)
         cavity, device = split.cavity, at.run.network.device
         kind = next(iter(at.run.network.initial.values())).dtype
+        prior = cavity * split.share
         given: Tree = {
             "cavity": vars(cavity),
             "factor": vars(split.factor),
             "rest": cavity.to(device, kind).precision,
             "mean": split.posterior.mean,
-            "prior": vars((cavity * split.share).to(device, kind)),
+            "prior": {
+                "precision": prior.to(device, kind).precision,
+                "mean": {name: m.to(device, kind) for name, m in prior.mean.items()},
+            },
             "count": torch.tensor(len(samples.y), device=device),
         }
         return self._begun(split, client, at), given

@@ -1,6 +1,7 @@
 """Factors that are refined with weights drawn as they are, of any network: PVI and its kin."""
 
 from dataclasses import dataclass
+from functools import partial
 from typing import Annotated, Literal, Self
 
 import torch
@@ -8,7 +9,7 @@ from pydantic import Field, model_validator
 from torch import Tensor
 
 from fedbayes.contracts.drawn import Fit, expected_loss, weight_noise
-from fedbayes.contracts.factors import VariationalFactor, precisions
+from fedbayes.contracts.factors import VariationalFactor
 from fedbayes.contracts.method import Info, Sampler
 from fedbayes.contracts.natural import means_and_stds, sampler
 from fedbayes.contracts.reports import Report
@@ -16,8 +17,9 @@ from fedbayes.contracts.run import Federation, RoundContext
 from fedbayes.core.fields import Only
 from fedbayes.core.messages import Message
 from fedbayes.core.tensors import Samples, Tensors, part
-from fedbayes.inference.gaussian import NaturalGaussian, kl, renyi
+from fedbayes.inference.gaussian import NaturalGaussian, kl_terms, renyi_terms
 from fedbayes.inference.problem import Loss, Problem, Solved, Tree
+from fedbayes.inference.reparametrized import reparametrized
 
 
 @dataclass(frozen=True)
@@ -81,25 +83,21 @@ class MeanField(VariationalFactor[MeanFieldClient]):
 
     def _free_energy(self, run: Federation, *, training: bool) -> Loss:
         fit = self.fit(run)
+        terms = kl_terms if self.divergence == "kl" else partial(renyi_terms, alpha=self.alpha)
 
         def loss(parameters: Tensors, batch: Samples, given: Tree, noise: Tree) -> Tensor:
-            precision = precisions(parameters, given["rest"])
-            mean = part(parameters, "mean")
-            std = {name: p.rsqrt() for name, p in precision.items()}
-            total = expected_loss(fit, run, mean, std, batch, noise, training=training)
+            own, log_precision = part(parameters, "mean"), part(parameters, "log_precision")
+            prior = given["prior"]["precision"], given["prior"]["mean"]
+            drawn, apart = reparametrized(
+                own, log_precision, noise, terms, *prior, rest=given["rest"]
+            )
+            total = expected_loss(fit, run, drawn, batch, training=training)
             if not training:
                 return total
-            apart = self._divergence(mean, precision, NaturalGaussian(**given["prior"]))
             energy: Tensor = total + self.kl_weight * apart / given["count"]
             return energy
 
         return loss
-
-    def _divergence(self, mean: Tensors, precision: Tensors, prior: NaturalGaussian) -> Tensor:
-        """D(s_new ‖ s/s_i · p(θ)^(1/K)) in nats, a scalar."""
-        if self.divergence == "kl":
-            return kl(mean, precision, prior)
-        return renyi(mean, precision, prior, self.alpha)
 
     def report(
         self, solved: Solved, problem: Problem, client: MeanFieldClient, at: RoundContext

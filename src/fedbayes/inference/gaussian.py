@@ -91,11 +91,107 @@ def standard(like: Mapping[str, Tensor], std: float = 1.0) -> NaturalGaussian:
     return NaturalGaussian(precision, {name: torch.zeros_like(p) for name, p in precision.items()})
 
 
+Terms = Callable[..., tuple[Tensor, Tensor, Tensor]]
+"""(means, variances, others …) of some entries of a Gaussian → the sum of what a divergence is
+there, and fresh tensors of its gradients in means and in log standard deviations. It may overwrite
+the variances."""
+
+
+def kl_terms(
+    mean: Tensor, variance: Tensor, precision: Tensor, centre: Tensor
+) -> tuple[Tensor, Tensor, Tensor]:
+    """KL(N(mean, variance) ‖ N(centre, 1/precision)) in nats, as `Terms`.
+
+    With σ² the variance and Λ0, μ0 the prior's: ½ Σ [Λ0 σ² − 1 − log(Λ0 σ²) + Λ0 (μ − μ0)²].
+    """
+    apart = mean - centre
+    slope = precision * apart
+    distance = dot(slope, apart)
+    ratio = variance.mul_(precision)
+    spread = ratio - 1
+    return 0.5 * (distance + spread.sum() - ratio.log_().sum()), slope, spread
+
+
+def renyi_terms(
+    mean: Tensor, variance: Tensor, precision: Tensor, centre: Tensor, *, alpha: float
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Rényi's divergence of N(mean, variance) from N(centre, 1/precision), as `Terms`.
+
+    1/(α(α − 1)) log ∫ q^α p^(1−α) dθ (Liese & Vajda 1987, as in Knoblauch et al. 2022), which tends
+    to KL(q ‖ p) as α tends to 1. With ρ = Λ0 σ² and r = α + (1 − α)ρ an entry adds
+
+        ½ [(1 − α) log ρ − log r]/(α(α − 1)) + ½ (μ − μ0)² Λ0/r.
+
+    For α > 1 it is infinite where r ≤ 0, where q is too wide; there log r goes on as its tangent,
+    so that gradients lead back.
+
+    Args:
+        mean: of q.
+        variance: of q.
+        precision: of p.
+        centre: the mean of p.
+        alpha: above 0, and not 1.
+    """
+    least = min(_NARROW, alpha)
+    apart = mean - centre
+    ratio = variance.mul_(precision)
+    mixed = alpha + (1 - alpha) * ratio
+    inside = mixed.clamp_min(least)
+    past = (mixed / least - 1).clamp_max_(0.0)
+    logs = ((1 - alpha) * ratio.log()).sub_(inside.log()).sub_(past)
+    slope = (precision * apart).div_(inside)
+    distance = apart.mul_(slope)
+    value = 0.5 * (logs.sum() / (alpha * (alpha - 1)) + distance.sum())
+    pull = distance.mul_(ratio).masked_fill_(past < 0, 0.0).mul_(alpha * (1 - alpha))
+    return value, slope, (ratio - inside).sub_(pull).div_(inside).div_(alpha)
+
+
+_NARROW = 1e-3
+"""What r is at least where its logarithm is taken."""
+
+
+def alike(tensors: Tensors, value: float) -> Tensors:
+    """One number for all entries of each tensor, of its type and on its device."""
+    return {name: tensor.new_full((), value) for name, tensor in tensors.items()}
+
+
+def dot(one: Tensor, other: Tensor) -> Tensor:
+    """The sum of the products of entries, a scalar."""
+    return torch.dot(one.flatten(), other.flatten())
+
+
+def divergence(terms: Terms, mean: Tensors, precision: Tensors, *others: Tensors) -> Tensor:
+    """A divergence of N(mean, 1/precision), summed over all entries; a scalar.
+
+    Gradients are those of means and precisions.
+
+    Args:
+        terms: of a divergence.
+        mean: by name.
+        precision: of the same names and shapes.
+        others: what `terms` are given next to means and variances, by name.
+
+    Examples:
+        >>> import torch
+        >>> from fedbayes.inference.gaussian import divergence, kl_terms
+        >>> zero, one = {"w": torch.zeros(1)}, {"w": torch.ones(1)}
+        >>> float(divergence(kl_terms, one, one, one, zero))
+        0.5
+    """
+    found = []
+    for name, m in mean.items():
+        own = precision[name]
+        with torch.no_grad():
+            value, slope, spread = terms(m, 1 / own, *(tree[name] for tree in others))
+            spread.div_(own).mul_(-0.5)
+        found.append(differentiated(value, slope, spread, m, own))
+    return added(found)
+
+
 def kl(mean: Tensors, precision: Tensors, prior: NaturalGaussian) -> Tensor:
     """KL(N(mean, 1/precision) ‖ prior) in nats, summed over all entries; a scalar.
 
-    With Λ0, h0 the prior's natural parameters:
-    ½ Σ [Λ0/Λ − 1 + log(Λ/Λ0) + (Λ0 μ − h0)²/Λ0]. Gradients are those of means and precisions.
+    Gradients are those of means and precisions; `kl_terms` has the equation.
 
     Examples:
         >>> import torch
@@ -105,55 +201,7 @@ def kl(mean: Tensors, precision: Tensors, prior: NaturalGaussian) -> Tensor:
         >>> float(kl(mean, precision, prior))
         0.5
     """
-    found = []
-    for name, m in mean.items():
-        own, other = precision[name], prior.precision[name]
-        with torch.no_grad():
-            ratio, gap = other / own, (other * m).sub_(prior.shift[name])
-            terms = (ratio - 1).sub_(ratio.log()).add_(gap.square().div_(other))
-            slope = (1 - ratio).div_(own).mul_(0.5)
-            value = 0.5 * terms.sum()
-        found.append(differentiated(value, gap, slope, m, own))
-    return added(found)
-
-
-def renyi(mean: Tensors, precision: Tensors, prior: NaturalGaussian, alpha: float) -> Tensor:
-    """Rényi's divergence of N(mean, 1/precision) from a prior, summed over all entries; a scalar.
-
-    1/(α(α − 1)) log ∫ q^α p^(1−α) dθ (Liese & Vajda 1987, as in Knoblauch et al. 2022), which tends
-    to KL(q ‖ p) as α tends to 1. With ρ = Λ0/Λ and r = α + (1 − α)ρ an entry adds
-
-        ½ [(1 − α) log ρ − log r]/(α(α − 1)) + ½ (μ − μ0)² Λ0/r.
-
-    For α > 1 it is infinite where r ≤ 0, where q is too wide; there log r goes on as its tangent,
-    so that gradients lead back. Gradients are those of means and precisions.
-
-    Args:
-        mean: of q, by name.
-        precision: of q.
-        prior: p.
-        alpha: above 0, and not 1.
-    """
-    found, least = [], min(_NARROW, alpha)
-    for name, m in mean.items():
-        own, other = precision[name], prior.precision[name]
-        with torch.no_grad():
-            ratio, gap = other / own, (other * m).sub_(prior.shift[name])
-            mixed = alpha + (1 - alpha) * ratio
-            inside = mixed.clamp_min(least)
-            past = (mixed / least - 1).clamp_max_(0.0)
-            logs = ((1 - alpha) * ratio.log()).sub_(inside.log()).sub_(past)
-            steep = gap / inside
-            distance = (gap / other).mul_(steep)
-            value = 0.5 * (logs.sum() / (alpha * (alpha - 1)) + distance.sum())
-            pull = distance.mul_(ratio).masked_fill_(past < 0, 0.0).mul_(alpha * (1 - alpha))
-            slope = (inside - ratio).add_(pull).div_(inside * own).mul_(0.5 / alpha)
-        found.append(differentiated(value, steep, slope, m, own))
-    return added(found)
-
-
-_NARROW = 1e-3
-"""What r is at least where its logarithm is taken."""
+    return divergence(kl_terms, mean, precision, prior.precision, prior.mean)
 
 
 class _Differentiated(torch.autograd.Function):

@@ -41,8 +41,9 @@ from fedbayes.core.fields import Chosen
 from fedbayes.core.messages import Message, dense
 from fedbayes.core.tensors import Samples, Tensors, named, part
 from fedbayes.errors import MessageError
-from fedbayes.inference.gaussian import NaturalGaussian, kl
+from fedbayes.inference.gaussian import alike, kl_terms
 from fedbayes.inference.ivon import Ivon
+from fedbayes.inference.reparametrized import reparametrized
 
 
 @dataclass(frozen=True)
@@ -157,14 +158,11 @@ class FedIvon(Averaged, Method[FedIvonServer, Stateless, Sum]):
 
         def loss(parameters: Tensors, batch: Samples, given: Tree, noise: Tree) -> Tensor:
             mean = part(parameters, "q/mean")
-            precision = {n: t.exp() for n, t in part(parameters, "q/log_precision").items()}
-            std = {n: t.rsqrt() for n, t in precision.items()}
-            fit = expected_loss(run.likelihood.nll, run, mean, std, batch, noise, training=True)
-            prior = NaturalGaussian(
-                {n: torch.full_like(t, self.prior_std**-2) for n, t in mean.items()},
-                {n: torch.zeros_like(t) for n, t in mean.items()},
-            )
-            energy: Tensor = fit + self.kl_weight * kl(mean, precision, prior) / given["count"]
+            log_precision = part(parameters, "q/log_precision")
+            prior = alike(mean, self.prior_std**-2), alike(mean, 0.0)
+            drawn, apart = reparametrized(mean, log_precision, noise, kl_terms, *prior)
+            fit = expected_loss(run.likelihood.nll, run, drawn, batch, training=True)
+            energy: Tensor = fit + self.kl_weight * apart / given["count"]
             return energy
 
         return loss

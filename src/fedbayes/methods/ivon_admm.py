@@ -39,10 +39,11 @@ from fedbayes.contracts.natural import (
 )
 from fedbayes.core.fields import Chosen, Only
 from fedbayes.core.messages import Message
-from fedbayes.core.tensors import Samples, Tensors, added, part
+from fedbayes.core.tensors import Samples, Tensors, part
 from fedbayes.errors import MessageError
-from fedbayes.inference.gaussian import NaturalGaussian, differentiated, standard
+from fedbayes.inference.gaussian import NaturalGaussian, dot, standard
 from fedbayes.inference.ivon import Ivon
+from fedbayes.inference.reparametrized import reparametrized
 
 _TRAINED = "posterior"
 
@@ -202,6 +203,7 @@ class IvonAdmm(GaussianServer[IvonServer, IvonClient]):
         rho = self.penalty(run)
         reported = client.reported if client.reported.precision else posterior**0.0
         mean, unlearnt = posterior.mean, is_unlearnt(posterior.mean)
+        wide = posterior / reported  # η_k/ρ is what was reported
         start: Tensors = {}
         for name, m in mean.items():
             began = run.network.initial[name].to(m) if unlearnt else m
@@ -213,8 +215,8 @@ class IvonAdmm(GaussianServer[IvonServer, IvonClient]):
         given: Tree = {
             "posterior": vars(posterior),
             "reported": vars(reported),
-            "pull": vars((posterior / reported).to(device, kind)),  # η_k/ρ is what was reported
-            "held": vars(self._held(posterior, reported).to(device, kind)),
+            "wide": wide.to(device, kind).precision,
+            "pull": vars((wide * self._held(posterior, reported)).to(device, kind)),
             "constant": constant(posterior).to(device, kind),
             "count": torch.tensor(len(samples.y), device=device),
         }
@@ -250,13 +252,12 @@ class IvonAdmm(GaussianServer[IvonServer, IvonClient]):
         def loss(parameters: Tensors, batch: Samples, given: Tree, noise: Tree) -> Tensor:
             mean = part(parameters, f"{_TRAINED}/mean")
             log_precision = part(parameters, f"{_TRAINED}/log_precision")
-            std = {name: (-p / 2).exp() for name, p in log_precision.items()}
-            nll = expected_loss(run.likelihood.nll, run, mean, std, batch, noise, training=training)
+            pull = given["pull"]["precision"], given["pull"]["shift"]
+            drawn, apart = reparametrized(mean, log_precision, noise, away, given["wide"], *pull)
+            nll = expected_loss(run.likelihood.nll, run, drawn, batch, training=training)
             if not training:
                 return nll
-            other, held = NaturalGaussian(**given["pull"]), NaturalGaussian(**given["held"])
-            pull = away(mean, log_precision, other, held) + given["constant"]
-            total: Tensor = nll + factor * pull / given["count"]
+            total: Tensor = nll + factor * (apart + given["constant"]) / given["count"]
             return total
 
         return loss
@@ -316,27 +317,25 @@ class IvonAdmm(GaussianServer[IvonServer, IvonClient]):
 
 
 def away(
-    mean: Tensors, log_precision: Tensors, other: NaturalGaussian, held: NaturalGaussian
-) -> Tensor:
+    mean: Tensor, variance: Tensor, wide: Tensor, precision: Tensor, shift: Tensor
+) -> tuple[Tensor, Tensor, Tensor]:
     """E_q[log q(θ) − log r(θ)] − log s(m) up to constants of r and s, which need not be
-    normalizable; a scalar.
+    normalizable; as `Terms`. Of KL(q ‖ p) + ⟨η, μ⟩/ρ that is with r = p/η^(1/ρ).
 
-    With Λ', h' of r it is ½ Σ [log Λ + Λ' (m² + 1/Λ)] − Σ h' m, and with Λ'', h'' of s it is
-    ½ Σ Λ'' m² − Σ h'' m more. Of KL(q ‖ p) + ⟨η, μ⟩/ρ that is with r = p/η^(1/ρ). Gradients are
-    those of means and log-precisions.
+    It is ½ Σ [Λ'/Λ − log(1/Λ) + P m²] − Σ h m.
+
+    Args:
+        mean: m.
+        variance: 1/Λ.
+        wide: Λ' of r.
+        precision: P of r s.
+        shift: h of r s.
     """
-    found = []
-    for name, m in mean.items():
-        log, precision, shift = log_precision[name], other.precision[name], other.shift[name]
-        with torch.no_grad():
-            wide = (-log).exp_().mul_(precision)
-            pull = (precision + held.precision[name]) * m
-            shift = shift + held.shift[name]
-            linear = (shift * m).sum()
-            value = 0.5 * (log.sum() + (pull * m).add_(wide).sum()) - linear
-            slope = pull.sub_(shift), torch.rsub(wide, 1).mul_(0.5)
-        found.append(differentiated(value, *slope, m, log))
-    return added(found)
+    slope = (precision * mean).sub_(shift)
+    linear = dot(slope, mean) - dot(shift, mean)
+    spread = wide * variance
+    value = 0.5 * (linear + spread.sum() - variance.log_().sum())
+    return value, slope, spread.sub_(1)
 
 
 def constant(posterior: NaturalGaussian) -> Tensor:

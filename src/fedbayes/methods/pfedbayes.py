@@ -38,8 +38,9 @@ from fedbayes.contracts.run import nll
 from fedbayes.core.messages import Message, dense
 from fedbayes.core.tensors import Samples, Tensors, named, part
 from fedbayes.errors import MessageError
-from fedbayes.inference.gaussian import NaturalGaussian, kl
+from fedbayes.inference.gaussian import kl_terms
 from fedbayes.inference.problem import Tree
+from fedbayes.inference.reparametrized import reparametrized
 
 
 @dataclass(frozen=True)
@@ -161,14 +162,12 @@ class PFedBayes(Averaged, Method[PFedBayesServer, PFedBayesClient, Sum]):
 
         def loss(parameters: Tensors, batch: Samples, given: Tree, noise: Tree) -> Tensor:
             mean, spread = part(parameters, "mean"), part(parameters, "log_std")
-            std = {name: s.exp() for name, s in spread.items()}
-            fit = expected_loss(run.likelihood.nll, run, mean, std, batch, noise, training=True)
-            prior = NaturalGaussian.of(
-                {n: t.detach() for n, t in part(parameters, "global_mean").items()},
-                {n: t.detach().square() for n, t in part(parameters, "global_std").items()},
-            )
-            precision = {name: (-2 * s).exp() for name, s in spread.items()}
-            energy: Tensor = fit + self.zeta * kl(mean, precision, prior) / given["count"]
+            log_precision = {name: -2 * s for name, s in spread.items()}
+            precision = {n: t.detach().pow(-2) for n, t in part(parameters, "global_std").items()}
+            centre = part(parameters, "global_mean")
+            drawn, apart = reparametrized(mean, log_precision, noise, kl_terms, precision, centre)
+            fit = expected_loss(run.likelihood.nll, run, drawn, batch, training=True)
+            energy: Tensor = fit + self.zeta * apart / given["count"]
             return energy
 
         return loss

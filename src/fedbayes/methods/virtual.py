@@ -33,7 +33,7 @@ from fedbayes.core.fields import Chosen
 from fedbayes.core.messages import Message
 from fedbayes.core.tensors import Samples, Tensors, named, part, to
 from fedbayes.errors import ConfigError, ModelError
-from fedbayes.inference.gaussian import NaturalGaussian, kl
+from fedbayes.inference.gaussian import NaturalGaussian, alike, divergence, kl_terms
 from fedbayes.likelihoods.categorical import Categorical
 from fedbayes.models import Network, variational
 from fedbayes.models.layout import PORTION, channels_last
@@ -273,14 +273,12 @@ class Virtual(VariationalFactor[VirtualClient]):
                 nll = nll + self.server_likelihood * run.likelihood.nll(common, y)
             if not training:
                 return nll
-            cost = kl(shared.mean, precision, NaturalGaussian(**given["prior"]))
+            prior = given["prior"]["precision"], given["prior"]["mean"]
+            cost = divergence(kl_terms, shared.mean, precision, *prior)
             if own is not None:
-                private = NaturalGaussian(
-                    {n: torch.full_like(m, self.prior_std**-2) for n, m in own.mean.items()},
-                    {n: torch.zeros_like(m) for n, m in own.mean.items()},
-                )
                 inverse = {n: d.pow(-2) for n, d in own.std.items()}
-                cost = cost + kl(own.mean, inverse, private)
+                private = alike(own.mean, self.prior_std**-2), alike(own.mean, 0.0)
+                cost = cost + divergence(kl_terms, own.mean, inverse, *private)
             energy: Tensor = nll + self.kl_weight * cost / given["count"]
             return energy
 
