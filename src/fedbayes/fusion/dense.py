@@ -236,6 +236,11 @@ def _combined(
     return Fusion(weights, combined, sizes, own, None, settings, method, seconds)
 
 
+def coordinate_average(models: Sequence[Layers]) -> list[DenseLayer] | None:
+    """The mean of networks weight by weight, or None where their shapes differ."""
+    return combination(models, [1 / len(models)] * len(models))
+
+
 def combination(models: Sequence[Layers], alpha: Sequence[float]) -> list[DenseLayer] | None:
     """Σ_s α_s of networks weight by weight, or None where their shapes differ.
 

@@ -14,7 +14,7 @@ from fedbayes.errors import DataError, ModelError, RunError
 from fedbayes.likelihoods import build_likelihood
 from fedbayes.models import MLP, dense_layers, relu_network
 from fedbayes.workflows.serve.evaluation_set import EvaluationSet
-from fedbayes.workflows.serve.model_evaluation import Candidate, combination, compare
+from fedbayes.workflows.serve.model_evaluation import Candidate, compare, coordinate_average
 from fedbayes.workflows.serve.model_files import read_counts, read_models
 from tests.helpers.command_line import cli
 
@@ -102,9 +102,7 @@ def test_ensembles_by_hand(tests):
 
 def test_the_average_is_weight_by_weight(tests):
     models = networks(tests, 5, 5, 5)
-    average = combination(
-        [model.layers for model in models.values()], [1 / len(models)] * len(models)
-    )
+    average = coordinate_average([model.layers for model in models.values()])
     for depth, layer in enumerate(average):
         weights = [model.layers[depth].weight.numpy() for model in models.values()]
         np.testing.assert_allclose(layer.weight.numpy(), np.mean(weights, axis=0), rtol=1e-6)
