@@ -100,11 +100,43 @@ def one_shot(alpha, published):
     return Case(config, baselines=(*ALIGNED, *SHARED), published=published)
 
 
+def fedlpa(labels):
+    """FedLPA's protocol on MNIST: ten clients of so many classes, one start, ten epochs."""
+    return Case(
+        {
+            "data": {"name": "mnist", "clients": 10, "partition": f"fusion_partitions:{labels}"},
+            "model": {"name": "fusion_networks:fedlpa_cnn"},
+            "training": {**SGD, "lr": 0.01, "batch_size": 64, "epochs": 10},
+            "method": {"name": "local", "start": "common"},
+        },
+        baselines=("fedlpa",),
+    )
+
+
 def residual(model, epochs, clients=5, **data):
     """Residual networks from a shared start."""
     training = {"optimizer": "adam", "lr": 1e-3, "batch_size": 64, "epochs": epochs}
     config = images("cifar10", clients, 0.5, model, training, "common", precision="bf16")
     return config | {"data": config["data"] | data}
+
+
+def halves():
+    """ZipIt's first protocol: two ResNet-20 of five classes of CIFAR-10 each, separate starts.
+
+    Theirs are four times as wide, train longer and predict embeddings of class names. Here each
+    client keeps a tenth of its rows for a temperature.
+    """
+    data = {"name": "cifar10", "clients": 2, "validation": 0.1}
+    return {
+        "data": data | {"partition": "fusion_partitions:halves"},
+        "model": {"name": "fusion_networks:resnet20"},
+        "training": {**SGD, "lr": 0.05, "weight_decay": 5e-4, "batch_size": 64, "epochs": 1}
+        | {"schedule": "cosine"},
+        "method": {"name": "local"},
+        "rounds": 15,
+        "evaluate_local_every": 15,
+        "precision": "bf16",
+    }
 
 
 @dataclass(frozen=True)
@@ -183,6 +215,15 @@ CASES = {
     "fashion-0.05": fashion(0.05),
     "fashion-0.1": fashion(0.1),
     "fashion-0.2": fashion(0.2),
+    "zipit": Case(
+        halves(),
+        baselines=ALIGNED,
+        published={"Git Re-Basin": 0.462, "permute": 0.584, "ZipIt, all layers": 0.791}
+        | {"ZipIt, 13 of 20 layers": 0.838, "ensemble": 0.874},
+    ),
+    "fedlpa-1": fedlpa("one_label"),
+    "fedlpa-2": fedlpa("two_labels"),
+    "fedlpa-3": fedlpa("three_labels"),
     "resnet20": Case(residual("resnet20", 10), baselines=("permute",)),
     "resnet18": Case(residual("fusion_networks:resnet18", 10), baselines=("permute",)),
     "resnet20-small": Case(residual("resnet20", 20, limit=10000), baselines=("permute",)),
@@ -201,12 +242,13 @@ class Clients:
     """The networks of one case and seed, trained now or read again."""
 
     def __init__(self, name, seed, folder, case):
-        config = {"rounds": 1, "method": {"name": "local"}} | case.config | {"seed": seed}
-        data = dict(config["data"])
+        given = {"rounds": 1, "method": {"name": "local"}} | case.config | {"seed": seed}
+        data = dict(given["data"])
         if "path" in data:
             data["path"] = str(folder / data["path"])
             write_breast_cancer(Path(data["path"]))
-        config = Config.published(**config | {"data": data, "threads": torch.get_num_threads()})
+        self.given = given | {"data": data, "threads": torch.get_num_threads()}
+        config = Config.published(**self.given)
         begin = time.perf_counter()
         run = finished(folder / f"{name}-seed{seed}", config)
         self.seconds = time.perf_counter() - begin
@@ -261,6 +303,10 @@ class Clients:
         posteriors = self.posteriors if what in POSTERIORS else None
         begin = time.perf_counter()
         match what:
+            case "fedlpa":
+                config = Config.published(**self.given | {"method": {"name": what}})
+                run = finished(self.folder.with_name(f"{self.folder.name}-{what}"), config)
+                weights = run.model()
             case "average":
                 weights = combine(self.states(), self.share)
             case _ if what in ALIGNED:

@@ -11,7 +11,7 @@ multiplications of a prediction, and the prior precisions of posteriors (seeds a
 
 With `--validation 0.2` clients keep that share of their rows, and fit temperatures to them. The
 teacher is then pooled (`Teacher.pooled`); the line before it is the teacher as it is learned.
-`--plain` leaves out the posteriors, `--without-counts` the counts of classes.
+`--plain` leaves out the posteriors, `--without-counts` the counts of classes in their files.
 """
 
 import argparse
@@ -34,7 +34,7 @@ from fedbayes.fusion.temperature import TemperatureScaled
 from fedbayes.inputs import Inputs, build_prior, sums_of
 from fedbayes.workflows.fuse.client_models import Seen, read_silos
 from fedbayes.workflows.fuse.frontier import SizeTradeoff, multiplications
-from fedbayes.workflows.fuse.posterior_files import sent_temperatures
+from fedbayes.workflows.fuse.posterior_files import sent_counts, sent_temperatures
 from fedbayes.workflows.serve.model_files import ModelFiles
 
 ALPHA = {"digits": 0.3, "cancer": 0.5, "mnist": 0.3}
@@ -59,10 +59,10 @@ def trained(case, seed, given, folder):
             pass
         own = simulation.data
         sums = sums_of(own.dataset.x) if case == "cancer" else None
-        counts, test = own.counts(), own.test_union(0, own.test_total)
+        test = own.test_union(0, own.test_total)
     paths, files = sorted((folder / "run" / "clients").glob("*")), ModelFiles()
     silos = read_silos(paths, None, Seen(), files=files)
-    return silos, counts, sent_temperatures(paths, files), test, sums
+    return silos, sent_counts(paths, files), sent_temperatures(paths, files), test, sums
 
 
 def one(case, seed, given):

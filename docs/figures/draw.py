@@ -165,7 +165,7 @@ def fusion(runs: Path) -> None:
         "one client's network": (own, "member"),
         "average of the weights": ([found["average of the inputs"]], "average"),
         "fused network": ([found[str(fused)]], "function"),
-        "all ten as an ensemble": ([found["ensemble, uniform"]], "ensemble"),
+        "all ten as an ensemble": ([found["ensemble, as fuse learns it"]], "ensemble"),
     }
 
     def draw(figure: Figure, theme: Theme) -> None:

@@ -12,7 +12,10 @@ from pkgutil import resolve_name
 import numpy as np
 import pandas as pd
 import pytest
+import torch
 from benchmarks import frameworks, history
+from benchmarks.fusion_networks import Augmentation
+from benchmarks.fusion_partitions import halves, labels
 
 from fedbayes import Config
 from fedbayes.workflows.experiments.variants import settled, variants
@@ -125,3 +128,38 @@ def test_the_history_reads_the_ratios_that_benchmarks_print():
         "MNIST, 10 clients of 100: 0.12 s (aim 0.2 s), 255 global atoms; plain 0.20 s, ratio 0.59"
     )
     assert history.parsed("matching_speed.py", line) == {"matching: MNIST, 10 clients of 100": 0.59}
+
+
+@pytest.mark.parametrize(("divide", "each"), [(halves, 5), *((labels(n), n) for n in (1, 2, 3))])
+def test_clients_of_the_fusion_benchmark_have_so_many_classes(divide, each):
+    """Every row has an owner, and owners of a class have as many of its rows, up to one."""
+    clients = 2 if divide is halves else 10
+    y = np.random.default_rng(0).integers(0, 10, 2000)
+    owner = divide(y, clients, np.random.default_rng(1))
+    counts = np.array([np.bincount(y[owner == client], minlength=10) for client in range(clients)])
+    assert counts.sum() == len(y)
+    assert ((counts > 0).sum(1) == each).all()
+    for column in counts.T:
+        assert np.ptp(column[column > 0]) <= 1
+
+
+def test_augmented_images_are_shifted_or_reflected():
+    layer, x = Augmentation(), torch.rand(20, 2, 6, 5) + 1
+    assert layer.eval()(x) is x
+    padded = torch.nn.functional.pad(x, [4] * 4)
+    seen = set()
+    for number, found in enumerate(layer.train()(x)):
+        ways = {
+            (row, column, flipped)
+            for row in range(9)
+            for column in range(9)
+            for flipped in (False, True)
+            if torch.equal(
+                found.flip(2) if flipped else found,
+                padded[number, :, row : row + 6, column : column + 5],
+            )
+        }
+        assert len(ways) == 1, "none of the shifts, or several"
+        seen |= ways
+    assert len({flipped for *_, flipped in seen}) == 2
+    assert len(seen) > 10

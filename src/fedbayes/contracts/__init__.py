@@ -15,7 +15,7 @@ import warnings
 from typing import Any
 
 from fedbayes.contracts.changes import ChangeCoordinates, Changes, Chart, Clips, Total
-from fedbayes.contracts.counted import ClassCountedMethod
+from fedbayes.contracts.counted import ClassCountedMethod, CountsClasses
 from fedbayes.contracts.method import (
     UNIFORM,
     About,
@@ -52,6 +52,7 @@ __all__ = [
     "ClientNote",
     "ClientState",
     "Clips",
+    "CountsClasses",
     "Federation",
     "Info",
     "Known",

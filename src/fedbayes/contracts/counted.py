@@ -1,15 +1,15 @@
-"""Methods whose clients report networks and how many samples of each class they have."""
+"""Methods whose clients tell how many samples of each class they have."""
 
 from typing import Literal
 
 import torch
 from pydantic import Field
 
-from fedbayes.contracts.method import Method, ServerState, Stateless
+from fedbayes.contracts.method import ClientState, Method, Reduced, ServerState, Stateless
 from fedbayes.contracts.parts import Part, Reports
 from fedbayes.contracts.reports import Report, ReportList
 from fedbayes.contracts.run import Federation
-from fedbayes.core.messages import Message, dense
+from fedbayes.core.messages import dense
 from fedbayes.core.tensors import Samples, Tensors
 from fedbayes.errors import ConfigError, MessageError
 
@@ -17,19 +17,15 @@ COUNTS = "counts"
 """Name of the counts in a report."""
 
 
-class ClassCountedMethod(Method[ServerState, Stateless, ReportList]):
-    """A method that gathers reports, weighted by samples, of a network and `counts`, int64 [K].
+class CountsClasses(Method[ServerState, ClientState, Reduced]):
+    """A method whose clients tell how many samples of each class they have.
 
     Examples:
-        >>> from fedbayes.contracts import ClassCountedMethod
+        >>> from fedbayes.contracts import CountsClasses
         >>> from fedbayes.methods import METHODS
-        >>> issubclass(METHODS["fedfuse"], ClassCountedMethod)
+        >>> issubclass(METHODS["local"], CountsClasses)
         True
     """
-
-    reports = Reports(
-        {"weights": Part(compared="tensors")}, reduce="set", weighted=True, counts=(COUNTS,)
-    )
 
     class_shares: Literal["auto"] | bool = Field(
         "auto",
@@ -54,8 +50,8 @@ class ClassCountedMethod(Method[ServerState, Stateless, ReportList]):
         """Whether clients send their samples of each class."""
         return _by_class(run) if self.class_shares == "auto" else self.class_shares
 
-    def count_pattern(self, run: Federation) -> Message:
-        """What a proper report holds of counts."""
+    def count_pattern(self, run: Federation) -> Tensors:
+        """Counts of the right form, all 0."""
         if not self.counts_classes(run):
             return {}
         classes = run.likelihood.target.classes
@@ -67,6 +63,21 @@ class ClassCountedMethod(Method[ServerState, Stateless, ReportList]):
             return {}
         classes = run.likelihood.target.classes
         return {COUNTS: torch.bincount(samples.y.cpu(), minlength=classes)}
+
+
+class ClassCountedMethod(CountsClasses[ServerState, Stateless, ReportList]):
+    """A method that gathers reports, weighted by samples, of a network and `counts`, int64 [K].
+
+    Examples:
+        >>> from fedbayes.contracts import ClassCountedMethod
+        >>> from fedbayes.methods import METHODS
+        >>> issubclass(METHODS["fedfuse"], ClassCountedMethod)
+        True
+    """
+
+    reports = Reports(
+        {"weights": Part(compared="tensors")}, reduce="set", weighted=True, counts=(COUNTS,)
+    )
 
     def accept(self, server: ServerState, report: Report, run: Federation) -> None:
         """Counts of classes are not negative, and those of its samples."""

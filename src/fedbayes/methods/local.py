@@ -9,9 +9,9 @@ from torch import Tensor
 
 from fedbayes.contracts import (
     About,
+    CountsClasses,
     Federation,
     Info,
-    Method,
     Models,
     Problem,
     Report,
@@ -28,18 +28,21 @@ from fedbayes.core.tensors import Samples, Tensors
 
 @dataclass(frozen=True)
 class LocalClient:
-    """The client's own weights."""
+    """The client's own weights, and what its file for `fedbayes fuse` has with them."""
 
     weights: Tensors
     temperature: Tensor = field(default_factory=lambda: torch.zeros((), dtype=torch.float64))
     """Of its predictions, by its validation rows; 0 where it has none. A scalar."""
+    counts: Tensor = field(default_factory=lambda: torch.zeros(0, dtype=torch.int64))
+    """Its training samples of each class [K]; [0] where its file does not have them."""
 
 
-class Local(Method[Weights, LocalClient, ReportList]):
+class Local(CountsClasses[Weights, LocalClient, ReportList]):
     """Every client trains alone and nothing is sent: the lower bound of sharing.
 
-    There is no global model: none is evaluated or saved. With `data.validation` a client fits a
-    temperature to its validation rows, which its file for `fedbayes fuse` then has.
+    There is no global model: none is evaluated or saved. A client's file for `fedbayes fuse` has
+    its samples of each class and, with `data.validation`, a temperature that it fits to its
+    validation rows.
     """
 
     name = "local"
@@ -52,6 +55,11 @@ class Local(Method[Weights, LocalClient, ReportList]):
     start: Literal["own", "common"] = Field(
         "own", description="whether clients start from their own weights or from common ones"
     )
+    class_shares: Literal["auto"] | bool = Field(
+        "auto",
+        description="whether a client's file has its samples of each class, by which fedbayes "
+        "fuse weights the client's outputs. auto: if outputs are classes",
+    )
 
     def init(self, run: Federation) -> Weights:
         """The common initialization, which no round changes."""
@@ -60,7 +68,7 @@ class Local(Method[Weights, LocalClient, ReportList]):
     def join(self, at: RoundContext) -> LocalClient:
         """The initialization of the client."""
         network = at.own_network() if self.start == "own" else at.run.network
-        return LocalClient(network.initial)
+        return LocalClient(network.initial, **self.count_pattern(at.run))
 
     def message(self, server: Weights, at: RoundContext) -> Message:
         """Nothing: clients do not communicate."""
@@ -70,19 +78,17 @@ class Local(Method[Weights, LocalClient, ReportList]):
         self, message: Message, client: LocalClient, samples: Samples, at: RoundContext
     ) -> Problem:
         """Go on where the client's last round ended."""
-        return Problem(at.run.network.prepare(client.weights))
+        given = self.counted(samples, at.run)
+        return Problem(at.run.network.prepare(client.weights), given={**given})
 
     def report(
         self, solved: Solved, problem: Problem, client: LocalClient, at: RoundContext
     ) -> tuple[Report, LocalClient, Info]:
-        """Report nothing, and keep the weights and a temperature."""
+        """Report nothing, and keep the weights, a temperature and counts."""
         weights = solved.parameters
         temperature = at.temperature(single_draw(weights, at.run.network))
-        return (
-            Report({}),
-            LocalClient(weights, torch.tensor(temperature, dtype=torch.float64)),
-            solved.info,
-        )
+        own = LocalClient(weights, torch.tensor(temperature, dtype=torch.float64), **problem.given)
+        return Report({}), own, solved.info
 
     def update(
         self, server: Weights, reports: ReportList, at: RoundContext

@@ -111,11 +111,31 @@ def temperature_of(
     found = read_temperature(folder, personal=client is not None)
     if found is not None or client is None:
         return found
+    told = _told(folder, client, number).get("temperature")
+    return None if told is None or told.numel() > 1 else float(told) or None
+
+
+def counts_of(folder: RunFolder, client: int, number: int | None = None) -> tuple[int, ...] | None:
+    """A client's training samples of each class, where its private state tells them; else None.
+
+    Args:
+        folder: the run folder.
+        client: whose they are.
+        number: the round that its private state is of, instead of the one that counts.
+
+    Raises:
+        RunError: a file is damaged.
+    """
+    told = _told(folder, client, number).get("counts")
+    return None if told is None or told.ndim != 1 or not told.any() else tuple(told.tolist())
+
+
+def _told(folder: RunFolder, client: int, number: int | None) -> Tensors:
+    """What a client's private state says next to its model; nothing where its node has it."""
     states = ClientStates(folder.clients, _progress(folder, client, number).states)
     if client not in states or ENGINES[folder.config().engine].states == "remote":
-        return None
-    told = decode_file(_state(folder, states, client)).get("temperature")
-    return None if told is None or told.numel() > 1 else float(told) or None
+        return {}
+    return decode_file(_state(folder, states, client))
 
 
 def own_model(method: AnyMethod, server: Any, state: bytes, at: RoundContext) -> Tensors | None:

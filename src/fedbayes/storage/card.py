@@ -78,6 +78,8 @@ class Card(Brief):
     """The baseline hazard of its log-risks, from `fedbayes calibrate --method hazards`."""
     temperature: Annotated[float, Field(gt=0, allow_inf_nan=False)] | None = None
     """Of its probabilities, where it is calibrated and its outputs are not at it already."""
+    counts: tuple[Annotated[int, Field(ge=0)], ...] | None = None
+    """Training samples of each class of the client whose network it is, where its file tells."""
     fedbayes: str = ""
     """Version of the package that wrote it."""
     source: str = field(default="", compare=False)
@@ -122,6 +124,7 @@ class Card(Brief):
             conformal=None,
             hazards=None,
             temperature=None,
+            counts=None,
         )
 
     @property

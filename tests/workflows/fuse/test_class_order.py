@@ -1,6 +1,7 @@
 """Fusing networks whose classes have the same names in another order."""
 
 import warnings
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -28,11 +29,12 @@ def card_of(names, shape=(6,), model=None, likelihood="auto"):
 
 
 def write(path, module, names, last, **options):
-    """A module whose classes are `NAMES`, with its outputs in the order of these names."""
+    """A module whose classes are `NAMES`, outputs and counts in the order of these names."""
     state = module.state_dict()
     for name in (f"{last}.weight", f"{last}.bias"):
         state[name] = state[name][[NAMES.index(one) for one in names]]
-    write_model(path, state, card_of(names, **options))
+    counts = tuple(3 + 5 * NAMES.index(one) for one in names)
+    write_model(path, state, replace(card_of(names, **options), counts=counts))
 
 
 @pytest.fixture

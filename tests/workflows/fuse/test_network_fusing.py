@@ -24,8 +24,11 @@ from fedbayes.inputs import Inputs, build_prior
 from fedbayes.likelihoods import build_likelihood
 from fedbayes.matching import MatchingSettings
 from fedbayes.models import MLP, read_model, read_program
+from fedbayes.runs.build import stored_data
 from fedbayes.storage.card import Card
+from fedbayes.storage.folder import RunFolder
 from fedbayes.workflows.fuse.frontier import SizeTradeoff, average, multiplications
+from fedbayes.workflows.fuse.posterior_files import sent_counts
 from tests.helpers.command_line import command
 from tests.helpers.toy_inputs import Gauss
 from tests.helpers.toy_inputs import inputs as toy_inputs
@@ -428,18 +431,62 @@ def test_clients_of_a_run_are_fused_by_what_their_files_say(tmp_path):
     assert command("fuse", *files, "-o", out, *SMALL) == 0
     from fedbayes.workflows.serve.evaluation_set import find_tests
     from fedbayes.workflows.serve.model_evaluation import compare, open_model
+    from fedbayes.workflows.serve.model_files import ModelFiles
 
     tests = find_tests(out, tmp_path / "run", [])
     paths = [out, *files]
     scores = compare(
-        {str(path): open_model(path, tests) for path in paths}, tests, inputs=[*map(str, files)]
+        {str(path): open_model(path, tests) for path in paths},
+        tests,
+        inputs=[*map(str, files)],
+        counts=sent_counts(files, ModelFiles()),
     )
     accuracy = {score.name: score.metrics["accuracy"] for score in scores}
     fused = accuracy.pop(str(out))
-    ensemble = accuracy.pop("ensemble, uniform")
-    assert fused > max(accuracy.values())
+    ensemble = accuracy.pop("ensemble, as fuse learns it")
+    assert fused > max(accuracy[str(path)] for path in files)
     assert fused > ensemble - 0.03
     assert run.summary["rounds"] == 1
+
+
+@pytest.mark.parametrize("told", ["auto", False])
+def test_files_of_clients_have_their_counts_of_classes(told, tmp_path, capsys):
+    """Files say what a file of counts says; without counts fusion has another teacher."""
+    run = fedbayes.run(
+        method={"name": "local", "class_shares": told},
+        data={"clients": 3, "partition": "dirichlet", "alpha": 0.1, "limit": 300},
+        model={"hidden": [8]},
+        rounds=1,
+        folder=tmp_path / "run",
+    )
+    counts = tmp_path / "counts.json"
+    data = stored_data(run.config, RunFolder(tmp_path / "run"))
+    counts.write_text(json.dumps(data.counts().tolist()))
+    files = sorted((tmp_path / "run" / "clients").glob("*"))
+    exported = [tmp_path / f"{client}.safetensors" for client in range(3)]
+    for client, path in enumerate(exported):
+        assert command("export", tmp_path / "run", "--client", str(client), "-o", path) == 0
+        said = "number of samples of each class" in " ".join(capsys.readouterr().err.split())
+        assert said == bool(told)
+    program = tmp_path / "0.pt2"
+    assert command("export", tmp_path / "run", "--client", "0", "-o", program) == 0
+    assert json.loads(read_program(program)[1])["counts"] is None
+    found = {}
+    for name, paths, more in (
+        ("files", files, ()),
+        ("exported", exported, ()),
+        ("given", files, ("--counts", counts)),
+    ):
+        out, page = tmp_path / f"{name}.safetensors", tmp_path / f"{name}.json"
+        assert command("fuse", *paths, "-o", out, *more, *SMALL, "--report", page) == 0
+        found[name] = read_model(out)[0]
+        sent = "counts of samples" in json.loads(page.read_text())["sent"]
+        assert sent == (bool(told) or name == "given")
+    same = {
+        name: all(torch.equal(t, found["given"][n]) for n, t in found[name].items())
+        for name in ("files", "exported")
+    }
+    assert same == dict.fromkeys(same, bool(told))
 
 
 @pytest.mark.parametrize(

@@ -11,10 +11,11 @@ import fedbayes
 from fedbayes.core.tensors import Samples
 from fedbayes.data import DataSettings, FederatedData, load_dataset, partition
 from fedbayes.errors import DataError, ModelError, RunError
+from fedbayes.fusion import coordinate_average
 from fedbayes.likelihoods import build_likelihood
 from fedbayes.models import MLP, dense_layers, relu_network
 from fedbayes.workflows.serve.evaluation_set import EvaluationSet
-from fedbayes.workflows.serve.model_evaluation import Candidate, compare, coordinate_average
+from fedbayes.workflows.serve.model_evaluation import Candidate, compare
 from fedbayes.workflows.serve.model_files import read_counts, read_models
 from tests.helpers.command_line import cli
 

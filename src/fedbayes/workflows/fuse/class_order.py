@@ -34,6 +34,10 @@ class ClassOrder:
         moved = {name: weights[name][self.index] for name in self.tensors if name in weights}
         return type(weights)((name, moved.get(name, t)) for name, t in weights.items())
 
+    def counts(self, found: Sequence[int] | None) -> tuple[int, ...] | None:
+        """Samples of each class, of the reordered network."""
+        return None if found is None else tuple(found[k] for k in self.index.tolist())
+
     def posterior(self, found: Posterior) -> Posterior:
         """What a client sends, of the reordered network."""
         factors = dict(found.factors)

@@ -50,7 +50,12 @@ from fedbayes.workflows.fuse.frontier import (
 from fedbayes.workflows.fuse.function_settings import function_settings
 from fedbayes.workflows.fuse.fusion_report import PAGES, FusionResult, told, write_report
 from fedbayes.workflows.fuse.job import PROGRAM, Fused, FusionJob
-from fedbayes.workflows.fuse.posterior_files import FROM_FILES, sent_counts, sent_temperatures
+from fedbayes.workflows.fuse.posterior_files import (
+    FROM_FILES,
+    is_posterior,
+    sent_counts,
+    sent_temperatures,
+)
 from fedbayes.workflows.serve.export import program_file
 from fedbayes.workflows.serve.model_files import (
     ModelFiles,
@@ -220,8 +225,7 @@ class NetworkFusion:
             "counts of samples": counts is not None,
             "temperatures": any(temperatures) and job.temperature_data is None,
             "sums of rows": bool(job.sums),
-            "curvatures of their weights, which are not used": sent_counts(job.models, job.files)
-            is not None,
+            "curvatures of their weights, which are not used": all(map(is_posterior, job.models)),
         }
         return tuple(what for what, given in sent.items() if given)
 

@@ -332,7 +332,7 @@ FROM_FILES = "counts of samples are those in the files"
 def sent_counts(
     paths: Sequence[Path], files: ModelFiles, *, by_class: bool = True
 ) -> npt.NDArray[np.int64] | None:
-    """Samples of each client and class [S, K], where all files are posteriors that say so.
+    """Samples of each client and class [S, K], where all files say so: posteriors, or by cards.
 
     Args:
         paths: the files.
@@ -343,15 +343,20 @@ def sent_counts(
     Raises:
         ModelError: a file is damaged, or they count other classes.
     """
-    if any(is_program(path) or not is_posterior(path) for path in paths):
-        return None
-    posteriors = [read_posterior(path, files)[0] for path in paths]
-    if not by_class:
-        return np.array([[posterior.samples] for posterior in posteriors])
-    counts = [posterior.counts for posterior in posteriors]
-    found = [table.numpy() for table in counts if table is not None]
-    if len(found) < len(paths):
-        return None
+    found = []
+    for path in paths:
+        counts: Sequence[int] | Tensor | None = None
+        if is_program(path):
+            return None
+        if is_posterior(path):
+            sent = read_posterior(path, files)[0]
+            counts = [sent.samples] if not by_class else sent.counts
+        elif (card := files[path][1]) is not None:
+            counts = card.counts
+        if counts is None:
+            return None
+        table = np.array(counts)
+        found.append(table if by_class else table.sum(keepdims=True))
     if len({len(row) for row in found}) > 1:
         raise ModelError("the files have counts of different numbers of classes")
     return np.stack(found)

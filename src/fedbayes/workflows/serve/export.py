@@ -26,7 +26,7 @@ from fedbayes.models.compact import compact
 from fedbayes.models.resize import with_weights
 from fedbayes.models.units import find_units
 from fedbayes.runs.build import stored_data, stored_run
-from fedbayes.runs.personal import own_weights, require_global, temperature_of
+from fedbayes.runs.personal import counts_of, own_weights, require_global, temperature_of
 from fedbayes.storage.calibrations import (
     CONFORMAL,
     HAZARDS,
@@ -109,6 +109,11 @@ def export(
     network, likelihood = source.run.network, source.run.likelihood
     weights = network.whole(source.model)
     size = parameter_count(network.parameters(weights))
+    if suffix in WEIGHTS and source.card.counts is not None:
+        warn(
+            f"{path.name} has the client's number of samples of each class, for fedbayes fuse. A "
+            "run with method.class_shares = false leaves it out"
+        )
     if suffix in WEIGHTS and not small:
         write_model(path, weights, source.card)
         return Export(path, size, size, 0.0)
@@ -182,6 +187,7 @@ class _Source:
         card = replace(
             Card.of(config, seen, rounds, name),
             temperature=temperature_of(run, chosen),
+            counts=None if chosen is None else counts_of(run, chosen),
             conformal=_calibration(CONFORMAL, run, name),
             hazards=_calibration(HAZARDS, run, name),
         )
@@ -215,7 +221,7 @@ class _Source:
             answering: what it computes of standardized samples.
             raw: samples to record it on.
         """
-        card, seen = self.card, self.card.preprocessing
+        card, seen = replace(self.card, counts=None), self.card.preprocessing
         outputs = program_outputs(self.run.likelihood)
         if card.conformal is not None and card.temperature is not None:
             warn(

@@ -20,7 +20,7 @@ from fedbayes.core.wording import describe
 from fedbayes.data import Preprocessing
 from fedbayes.data.differences import SCALE, differences
 from fedbayes.errors import ConfigError, ModelError, warn
-from fedbayes.fusion import Layers, coordinate_average
+from fedbayes.fusion import Layers, combination
 from fedbayes.fusion.combining import combine
 from fedbayes.fusion.teacher import Teacher, class_shares
 from fedbayes.likelihoods import Likelihood, Predictor, evaluate, parted, predictor, total
@@ -359,7 +359,7 @@ def compare(
     if fused:
         first = fused[0]
         alike = all(one.preprocessing.same_inputs(first.preprocessing) for one in fused)
-        average = _average(fused) if alike else None
+        average = _average(fused, counts) if alike else None
         if average is not None:
             candidates["average of the inputs"] = replace(
                 first, draw=average, layers=None, weights=None, rebuild=None, temperature=None
@@ -431,13 +431,17 @@ def _check(name: str, model: Candidate, tests: EvaluationSet) -> None:
             )
 
 
-def _average(models: Sequence[Candidate]) -> Sampler | None:
-    """The mean weight by weight; None where networks differ, or what their outputs mean."""
+def _average(models: Sequence[Candidate], counts: npt.NDArray[np.int64] | None) -> Sampler | None:
+    """The mean weight by weight, by samples where these are known; None where networks differ, or
+    what their outputs mean.
+    """
+    samples = np.ones(len(models)) if counts is None else counts.sum(1)
+    alpha = (samples / samples.sum()).tolist()
     if any(model.likelihood != models[0].likelihood for model in models):
         return None
     layers = [model.layers for model in models if model.layers is not None]
     if len(layers) == len(models):
-        average = coordinate_average(layers)
+        average = combination(layers, alpha)
         if average is None:
             return None
         return _dense(average, models[0].preprocessing)
@@ -446,7 +450,7 @@ def _average(models: Sequence[Candidate]) -> Sampler | None:
     rebuild = models[0].rebuild
     if rebuild is None or len(weights) < len(models) or any(one != shapes[0] for one in shapes):
         return None
-    return rebuild(combine(weights, [1 / len(weights)] * len(weights)))
+    return rebuild(combine(weights, alpha))
 
 
 def _ensemble(models: Sequence[Candidate], alike: bool, shares: Tensor | None = None) -> Candidate:

@@ -30,7 +30,7 @@ from fedbayes.federation.engine_table import ENGINES
 from fedbayes.models import CARD, DenseLayer, dense_layers, read_model
 from fedbayes.models.files import kept_order
 from fedbayes.runs.build import stored_run
-from fedbayes.runs.personal import own_weights, temperature_of
+from fedbayes.runs.personal import counts_of, own_weights, temperature_of
 from fedbayes.storage.card import Card
 from fedbayes.storage.folder import RunFolder
 from fedbayes.storage.private_states import folder_of_states
@@ -89,7 +89,11 @@ def _own_network(path: Path, run: RunFolder, preprocessing: Preprocessing) -> tu
     card = Card.of(config, preprocessing, int(number), names[int(client)])
     return (
         {name: whole[name] for name in sorted(whole, key=lambda name: order.get(name, len(order)))},
-        replace(card, temperature=temperature_of(run, int(client), int(number))),
+        replace(
+            card,
+            temperature=temperature_of(run, int(client), int(number)),
+            counts=counts_of(run, int(client), int(number)),
+        ),
     )
 
 
@@ -132,7 +136,9 @@ class ModelFiles:
                 f"{listed(names)}. Give counts of samples in this order too"
             )
             seen = replace(card.preprocessing, target=replace(target, names=names))
-            self._found[path] = order.weights(weights), replace(card, preprocessing=seen)
+            counts = order.counts(card.counts)
+            moved = replace(card, preprocessing=seen, counts=counts)
+            self._found[path] = order.weights(weights), moved
             self.orders[path] = order
         return shared_card({path: self[path][1] for path in paths})
 
