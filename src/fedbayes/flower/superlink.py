@@ -321,8 +321,11 @@ class Submission:
         Raises:
             EngineError: that is not possible.
         """
-        self.close()
-        self._session = self._link.take(self._link.submit(self._files))
+        # The run before ends when the SuperLink is there again: a node may wait for the rest of its
+        # last message, and for nothing else.
+        before, self._session = self._session, self._link.take(self._link.submit(self._files))
+        if before is not None:
+            before.close(completed=False)
         return self._session.grid
 
     def close(self, *, completed: bool = False) -> None:

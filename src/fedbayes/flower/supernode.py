@@ -36,6 +36,7 @@ from flwr.proto.message_pb2 import Message as MessageProto
 from flwr.proto.message_pb2 import ObjectTree
 from flwr.supercore import log
 from flwr.supercore.inflatable.inflatable_object import iterate_object_tree
+from flwr.supercore.inflatable.inflatable_utils import ObjectUnavailableError
 from flwr.supercore.object_store import ObjectStore, ObjectStoreFactory
 from flwr.supercore.run import RunNotRunningException
 from flwr.supernode import start_client_internal as flower
@@ -215,7 +216,7 @@ def _noted(way: Callable[P, T], lost: list[Exception]) -> Callable[P, T]:
     def call(*arguments: P.args, **named: P.kwargs) -> T:
         try:
             return way(*arguments, **named)
-        except RunNotRunningException:
+        except (RunNotRunningException, ObjectUnavailableError):  # which Flower asks for again
             raise
         except Exception as error:
             lost.append(error)
