@@ -200,7 +200,8 @@ def test_a_straggler_is_left_behind_for_the_round(deployment):
 
 
 def test_a_report_that_is_announced_and_never_sent_keeps_nobody_waiting(deployment):
-    config = Config.create(**settings("fedavg", rounds=2, round_timeout=60, min_reports=2))
+    options = {"round_timeout": 60, "min_reports": 2, "calibration": "none"}
+    config = Config.create(**settings("fedavg", rounds=2, **options))
     for client in (1, 2):
         deployment.start_node(client)
     options = ["--superlink", deployment.address, "--insecure", "--port", free_port()]
@@ -250,7 +251,7 @@ def test_a_restarted_superlink_that_keeps_its_state_in_a_file(tmp_path):
         ended = Result(tmp_path / "run")
         assert same(ended.model, without(config, ended.summary["losses"]))
         assert ended.summary["losses"] == []
-        # Calls are tried again for a while; only if that is not enough is anything sent again.
+        # What was on its way when it went is sent again; nothing else is.
         assert all("the SuperLink was lost" in t["reason"] for t in ended.summary["troubles"])
 
 
