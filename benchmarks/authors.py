@@ -1,0 +1,545 @@
+"""Programs of the authors of four methods next to ours: the same rows, clients, network and budget.
+
+    python benchmarks/authors.py --pfedbayes FOLDER --ivon-admm FOLDER --fedgvi FOLDER --fedlpa FOLDER
+
+A FOLDER is a checkout of the program that `SOURCES` names; leave out those that you do not have.
+Nothing of it is in this package: each runs as its authors publish it, in a process of its own, with
+the protocol that its docstring here states. What cannot run here is replaced from outside: a graphics
+card, downloads, log files. FEDBAYES_DATA must have MNIST.
+
+A seed draws the division among clients, the wrong labels and the start. Both sides train on the
+same rows; each starts from its own initialization. Scores go to the folder `--out`, a file for each
+program, variant and seed, and are not computed again. Tests are paired t-tests over seeds.
+"""
+
+import argparse
+import contextlib
+import io
+import json
+import os
+import random
+import sys
+import tempfile
+import types
+from dataclasses import dataclass, field
+from functools import partial
+from multiprocessing import get_context
+from pathlib import Path
+
+import numpy as np
+import torch
+from scipy import stats
+from torch import nn
+
+from fedbayes import Config
+from fedbayes.contracts import RoundContext
+from fedbayes.contracts.returned import answered
+from fedbayes.core.files import write_beside
+from fedbayes.core.tensors import part
+from fedbayes.data import DataSettings, FederatedData, Partition, load_dataset
+from fedbayes.data.dataset import build_dataset
+from fedbayes.runs.build import build_federation
+from fedbayes.runs.personal import keeps_own
+
+SOURCES = {
+    "pfedbayes": "github.com/AllenBeau/pFedBayes",
+    "ivon-admm": "github.com/team-approx-bayes/bayes-admm",
+    "fedgvi": "github.com/Terje-M/FedGVI",
+    "fedlpa": "github.com/lebronlambert/FedLPA_NeurIPS2024",
+}
+
+
+@dataclass
+class Task:
+    """What clients of a seed hold: rows of `x` and `y` by client."""
+
+    seed: int
+    x: torch.Tensor
+    y: torch.Tensor
+    train: list
+    test: list
+    extra: dict = field(default_factory=dict)
+
+
+def mnist():
+    """All images of MNIST [70000, 28, 28] from 0 to 1, first those for training; and labels."""
+    data = load_dataset(DataSettings(name="mnist"))
+    return torch.from_numpy(np.array(data.x[:, 0])) / 255, torch.from_numpy(np.array(data.y))
+
+
+def shares(rows, clients):
+    """The test rows that each of several clients is scored on."""
+    return np.array_split(np.asarray(rows), clients)
+
+
+class Absent(types.ModuleType):
+    """A module that a program imports, and that this protocol does not use."""
+
+    __path__ = ()
+
+    def __getattr__(self, name):
+        if name.startswith("__"):
+            raise AttributeError(name)
+        return type(name, (), {})
+
+
+def absent(*names):
+    """Import these as `Absent`."""
+    for name in names:
+        module = sys.modules[name] = Absent(name)
+        parent, _, last = name.rpartition(".")
+        if parent:
+            setattr(sys.modules[parent], last, module)
+
+
+def torchvision(rows):
+    """Images of MNIST where programs expect those of torchvision: some training rows, all tests."""
+    kinds = ("transforms", "datasets", "datasets.vision", "datasets.utils", "utils", "models")
+    absent("torchvision", *(f"torchvision.{kind}" for kind in kinds))
+    pixels, labels = mnist()
+    pixels, tests = (pixels * 255).round().byte(), np.arange(60000, 70000)
+
+    class Images:
+        def __init__(self, root, train=True, *_, **__):
+            chosen = rows if train else tests
+            self.data, self.targets = pixels[chosen].clone(), labels[chosen].clone()
+
+    class Chain(list):
+        def __call__(self, image):
+            for step in self:
+                image = step(image)
+            return image
+
+    class ToTensor:
+        def __call__(self, image):
+            return torch.from_numpy(np.array(image))[None] / 255
+
+    sys.modules["torchvision.datasets"].MNIST = Images
+    sys.modules["torchvision.transforms"].Compose = Chain
+    sys.modules["torchvision.transforms"].ToTensor = ToTensor
+
+
+def some_rows(seed):
+    """The 6,000 training images of a seed."""
+    return np.random.default_rng([seed, 2]).permutation(60000)[:6000]
+
+
+def run(folder, script, options, change=lambda source: source):
+    """Run a script of a program; the names that it leaves."""
+    os.chdir(folder)
+    sys.argv = [script, *(f"--{name}={value}" for name, value in options.items())]
+    names = {"__name__": "__main__", "__file__": script}
+    exec(compile(change(Path(script).read_text()), script, "exec"), names)
+    return names
+
+
+# pFedBayes
+
+
+def pfedbayes_split(folder, seed):
+    """Five digits for each of ten clients: 1,000 rows to train with and 4,000 to test on."""
+    x, y = mnist()
+    rng = np.random.default_rng([seed, 1])
+    parts = [rng.permutation(np.flatnonzero(y == label)) for label in range(10)]
+    train, test = [], []
+    for client in range(10):
+        own = [parts[(5 * client + j) % 10][client // 2 * 1000 :][:1000] for j in range(5)]
+        own = rng.permutation(np.concatenate(own))
+        train.append(own[:1000])
+        test.append(own[1000:])
+    return Task(seed, (x - 0.5) / 0.5, y, train, test)
+
+
+def pfedbayes_theirs(folder, task, noise=None):
+    """The README's settings, but 10 rounds of 800: ζ = 10, ρ = −2.5, Adam .001, batches of 100."""
+    sys.path.insert(0, str(folder))
+    absent("h5py")  # of log files
+    from FLAlgorithms.servers import serverpFedbayes as program
+    from FLAlgorithms.trainmodel.models import pBNN
+
+    names = [f"{client}" for client in range(10)]
+    given = [{}, {}]
+    for held, rows in zip(given, (task.train, task.test), strict=True):
+        for name, own in zip(names, rows, strict=True):
+            held[name] = {"x": task.x[own], "y": task.y[own]}
+    program.read_data = lambda dataset: (names, [], *given)
+    torch.manual_seed(task.seed)
+    if noise is not None:
+        pBNN.sample_epsilons = lambda self, shapes: [noise * torch.randn(s) for s in shapes]
+    net = pBNN(784, 100, 10, weight_scale=0.1, rho_offset=-2.5, zeta=10)
+    server = program.pFedBayes(
+        "Mnist", "pFedBayes", (net, "pbnn"), 100, 0.001, 1.0, 15, ROUNDS["pfedbayes"], 20, "SGD",
+        10, 0, torch.device("cpu"), 0.001,
+    )  # fmt: skip
+    server.evaluate_bayes = lambda: None
+    server.save_results = server.save_model = lambda name: None
+    server.train()
+    server.send_parameters()
+    own, shared = [], []
+    for user, rows in zip(server.users, task.test, strict=True):
+        for found, net in ((own, user.personal_model), (shared, user.model)):
+            with torch.no_grad():
+                draw = net.transform_gaussian_samples(
+                    net.mus, net.rhos, net.sample_epsilons(net.layer_param_shapes)
+                )
+                found.append(net.net(task.x[rows].flatten(1), draw).log_softmax(1))
+    y = task.y[np.concatenate(task.test)]
+    return scored("global", torch.cat(shared), y) | scored("local", torch.cat(own), y)
+
+
+# Bayesian ADMM
+
+
+def bayes_admm(folder, seed):
+    """Their modules, with MNIST from here, and the generators at the start of a seed."""
+    if str(folder) not in sys.path:
+        sys.path.insert(0, str(folder))
+        absent("torchvision", "torchvision.datasets", "torchvision.transforms")
+    import data_generators
+
+    x, y = mnist()
+    x, y = x.flatten(1).numpy(), y.numpy()
+    parts = [(x[a:b], y[a:b]) for a, b in ((0, 50000), (50000, 60000), (60000, 70000))]
+    data_generators.gzip = types.SimpleNamespace(open=lambda *_: io.BytesIO())
+    data_generators.pickle = types.SimpleNamespace(load=lambda *_, **__: parts)
+    np.random.seed(seed)
+    torch.manual_seed(seed)
+    return data_generators
+
+
+def bayes_admm_split(folder, seed):
+    """Their division for MNIST, of ten clients: 600 rows of two digits each."""
+    program = bayes_admm(folder, seed)
+    found = program.FederatedHeterogenousMNISTDataGenerator(num_clients=10, seed=seed)
+    train = [found.client_indices_list[k] for k in range(10)]
+    return Task(seed, *mnist(), train, shares(np.arange(60000, 70000), 10))
+
+
+def bayes_admm_theirs(folder, task, method="fedivon"):
+    """Their settings for MNIST, but 10 clients of 100 and 20 rounds of 100."""
+    bayes_admm(folder, task.seed)
+    import train
+    import yaml
+    from local_client_worker import worker
+
+    given = yaml.safe_load((folder / f"configs/mnist_heterog/{method}.yaml").read_text())
+    given |= {"use_cuda": False, "num_clients": 10, "num_comm_rounds": ROUNDS["ivon-admm"]}
+    options = train.parser.parse_args([])
+    vars(options).update(given)
+    found, test = [], worker.test
+
+    def at_the_mean(self, loader=None):
+        if loader is None:  # of a client alone
+            return np.nan, np.nan
+        found.append(test(self, loader))
+        return found[-1]
+
+    worker.test = at_the_mean
+    worker.test_bayes = lambda *_: (np.nan, np.nan)  # a posterior that the server has not
+    train.run_experiment(options, task.seed)
+    accuracy, nll = found[-1]
+    return {"global accuracy": accuracy / 100, "global NLL": float(nll)}
+
+
+def sigmoids(outputs):
+    """Their network."""
+    layers = [nn.Linear(784, 200), nn.Sigmoid(), nn.Linear(200, 100), nn.Sigmoid()]
+    return nn.Sequential(nn.Flatten(), *layers, nn.Linear(100, outputs))
+
+
+# FedGVI
+
+
+def fedgvi(folder, seed):
+    """Their helper, whose division is that of a seed, with MNIST from here."""
+    torchvision(some_rows(seed))
+    sys.path.insert(0, str(folder / "code"))
+    from fedgvi_experiments.utils.helper_functions import BNN_helper_functions as helper
+
+    divide = helper.homogeneous_split
+    helper.homogeneous_split = lambda data, clients, **_: divide(data, clients, seed=seed)
+    np.random.seed(seed)
+    torch.manual_seed(seed)
+    return helper
+
+
+def fedgvi_split(folder, seed):
+    """Ten clients of 600 rows; in a fifth, each class is taken for another one."""
+    helper = fedgvi(folder, seed)
+    x, y = mnist()
+    held = {"x": torch.from_numpy(some_rows(seed)), "y": y[some_rows(seed)]}
+    helper.contaminate_labels(held, 0.2, random=False)
+    y[held["x"]] = held["y"]
+    train = [own["x"].numpy() for own in helper.homogeneous_split(held, 10)]
+    return Task(seed, x, y, train, shares(np.arange(60000, 70000), 10))
+
+
+def fedgvi_theirs(folder, task):
+    """Their README's command, but 12 rounds of 10 passes each, of 25 of up to 2,500."""
+    from fedgvi_experiments.clients.base import Client
+    from fedgvi_experiments.servers.base import Server
+
+    score = Server.evaluate_performance
+
+    def last(self, *_):
+        if self.should_stop():
+            score(self)
+        else:
+            names = "time", "val_nll", "val_acc", "train_nll", "train_acc"
+            self.log["performance_metrics"].append(dict.fromkeys(names, np.nan))
+
+    Server.evaluate_performance = last
+    Client.evaluate_performance = lambda self, metrics=None: dict(metrics or {})
+    with tempfile.TemporaryDirectory() as out:
+        options = {
+            "loss": "gce", "loss_param": 0.8, "client_div": "AR", "client_div_param": 2.5,
+            "contamination_rate": 0.2, "server_iters": ROUNDS["fedgvi"], "optimiser_epochs": 10,
+            "output_dir": out,
+        }  # fmt: skip
+        found = run(folder / "code/fedgvi_experiments", "run_fedgvi.py", options)
+    found = found["outputs_fedgvi"]
+    return {
+        "global accuracy": float(found["val_acc"][-1]),
+        "global NLL": -float(found["val_nll"][-1]),
+    }
+
+
+# FedLPA
+
+
+def fedlpa(folder, seed):
+    """Their helpers, with MNIST from here, and the generators at the start of a seed."""
+    torchvision(some_rows(seed))
+    sys.path.insert(0, str(folder))
+    import utils
+
+    np.random.seed(seed)
+    torch.manual_seed(seed)
+    random.seed(seed)
+    return utils
+
+
+LABELS = "noniid-#label2"
+
+
+def fedlpa_split(folder, seed):
+    """Their division among ten clients: two digits each, some 600 rows."""
+    program, rows = fedlpa(folder, seed), some_rows(seed)
+    found = program.partition_data("mnist", "", "", LABELS, 10)[4]
+    train = [rows[found[client]] for client in range(10)]
+    return Task(seed, *mnist(), train, shares(np.arange(60000, 70000), 10))
+
+
+def fedlpa_theirs(folder, task):
+    """Their scripts' settings for 20 passes, of which they have 10 to 200."""
+    with tempfile.TemporaryDirectory() as out:
+        options = {
+            "model": "simple-cnn", "dataset": "mnist", "alg": "our", "lr": 0.01, "batch-size": 64,
+            "epochs": 20, "n_parties": 10, "rho": 0.9, "comm_round": 1, "partition": LABELS,
+            "device": "cpu", "datadir": out, "logdir": out, "modeldir": out, "noise": 0,
+            "init_seed": task.seed, "coor": 0.999,
+        }  # fmt: skip
+        found = run(folder, "experiments_our.py", options)
+    return {"global accuracy": found["best_acc"]}
+
+
+class Cnn(nn.Sequential):
+    """Their network."""
+
+    def __init__(self, outputs):
+        super().__init__(
+            nn.Conv2d(1, 6, 5), nn.ReLU(), nn.MaxPool2d(2),
+            nn.Conv2d(6, 16, 5), nn.ReLU(), nn.MaxPool2d(2), nn.Flatten(),
+            nn.Linear(256, 120), nn.ReLU(), nn.Linear(120, 84), nn.ReLU(), nn.Linear(84, outputs),
+        )  # fmt: skip
+
+
+# Ours
+
+
+def scored(who, logs, y):
+    """Accuracy and NLL of log-probabilities."""
+    nll = -logs.gather(1, y[:, None]).mean()
+    return {
+        f"{who} accuracy": float((logs.argmax(1) == y).double().mean()),
+        f"{who} NLL": float(nll),
+    }
+
+
+def ours(settings, folder, task, means=False):
+    """Train a method on the clients of a task; scores of its global and its clients' own models."""
+    data = {"name": "mnist", "clients": len(task.train)}
+    config = Config.create(**settings, data=data, seed=task.seed, calibration="none")
+    x = task.x.reshape(len(task.x), 1, 28, 28).numpy()
+    plain = np.zeros(1, np.float32), np.ones(1, np.float32)
+    names = tuple(map(str, range(10)))
+    dataset = build_dataset("mnist", x, task.y.numpy(), names, statistics=plain)
+    rows = {}
+    for kind, held in (("train", task.train), ("test", task.test)):
+        rows[kind] = np.concatenate([np.sort(own) for own in held])
+        rows[f"{kind}_offsets"] = np.cumsum([0, *map(len, held)])
+    clients = tuple(f"client{k}" for k in range(len(task.train)))
+    data = FederatedData(dataset, Partition(**rows, names=clients), task.seed, plain)
+    config, runtime = build_federation(config, data, choosing=True)
+    method, run = runtime.method, runtime.run
+    server = method.init(run)
+    states = [method.join(RoundContext(run, 1, k)) for k in range(data.clients)]
+    samples = [data.train(k) for k in range(data.clients)]
+    for number in range(1, run.rounds + 1):
+        reports = method.reports.reduction()
+        for k, own in enumerate(samples):
+            at = RoundContext(run, number, k)
+            found = method.local(method.message(server, at), states[k], own, at)
+            report, states[k], _ = answered(method, found)
+            reports.add(k, report)
+        server, _ = method.update(server, reports, RoundContext(run, number))
+
+    def predict(model, inputs):
+        with torch.no_grad():
+            if means:  # as the authors do
+                return run.network(part(model, "mean"), inputs).log_softmax(1)
+            draws = method.draws(model, run)
+            return torch.cat(
+                [run.likelihood.log_probabilities(draws(b)) for b in inputs.split(1000)]
+            )
+
+    tests = [data.test(k) for k in range(data.clients)]
+    y = torch.cat([rows.y for rows in tests])
+    shared = method.model(server, run)
+    scores = scored("global", torch.cat([predict(shared, rows.x) for rows in tests]), y)
+    if keeps_own(method):
+        message = method.message(server, RoundContext(run, run.rounds))
+        own = [method.personal_model(message, None, state, run) for state in states]
+        logs = [predict(model, rows.x) for model, rows in zip(own, tests, strict=True)]
+        scores |= scored("local", torch.cat(logs), y)
+    return scores
+
+
+ROUNDS = {"pfedbayes": 10, "ivon-admm": 20, "fedgvi": 12}
+SPLIT = {
+    "pfedbayes": pfedbayes_split,
+    "ivon-admm": bayes_admm_split,
+    "fedgvi": fedgvi_split,
+    "fedlpa": fedlpa_split,
+}
+PFEDBAYES = {
+    "rounds": ROUNDS["pfedbayes"],
+    "method": {"name": "pfedbayes"},
+    "model": {"hidden": [100]},
+    "training": {"optimizer": "adam", "lr": 0.001, "steps": 100, "batch_size": 100},
+}
+ADMM = {
+    "rounds": ROUNDS["ivon-admm"],
+    "model": {"name": "authors:sigmoids"},
+    "training": {"epochs": 10, "batch_size": 64},
+}
+EQUAL = {
+    "name": "ivon-admm", "rho": 5.0, "dual_step": 0.1, "kl_weight": 0.01, "prior_std": 10.0,
+    "damping": False, "rate": 2e-4, "start_std": 60**-0.5,
+}  # fmt: skip
+"""Of h0 = 0.005: a precision of 0.005 · 600 rows / (0.01 ρ)."""
+
+
+def admm(training, **method):
+    return ADMM | {"training": ADMM["training"] | training, "method": method}
+
+
+COSINE = {"lr": 0.02, "schedule": "cosine"}
+FEDGVI = {
+    "rounds": ROUNDS["fedgvi"],
+    "model": {"hidden": [200]},
+    "training": {"epochs": 10, "batch_size": 256},
+}
+GVI = {"optimizer": "adam", "lr": 5e-4}
+GENERAL = {
+    "name": "fedgvi", "divergence": "renyi", "samples": 10, "damping": 0.1, "prior_std": 1.0,
+    "kl_weight": 1.0, "start_std": 1e-3**0.5,
+}  # fmt: skip
+FEDLPA = {
+    "rounds": 1,
+    "method": {"name": "fedlpa"},
+    "model": {"name": "authors:Cnn"},
+    "training": {"epochs": 20, "batch_size": 64, "lr": 0.01, "momentum": 0.9},
+}
+VARIANTS = {
+    "pfedbayes": {
+        "theirs": pfedbayes_theirs,
+        "theirs, full noise": partial(pfedbayes_theirs, noise=1.0),
+        "ours": partial(ours, PFEDBAYES),
+        "ours, equal": partial(
+            ours, PFEDBAYES | {"method": {"name": "pfedbayes", "zeta": 5.0, "start_std": 0.0789}}
+        ),
+    },
+    "ivon-admm": {
+        "theirs": bayes_admm_theirs,
+        "ours, equal": partial(ours, admm(COSINE, **EQUAL), means=True),
+        "ours, whole step": partial(ours, admm(COSINE, **EQUAL | {"dual_step": 1.0}), means=True),
+        "ours": partial(ours, admm({}, name="ivon-admm")),
+        "theirs, fedavg": partial(bayes_admm_theirs, method="fedavg"),
+        "ours, fedavg": partial(ours, admm({"optimizer": "adam", "lr": 0.001}, name="fedavg")),
+    },
+    "fedgvi": {
+        "theirs": fedgvi_theirs,
+        "ours, equal": partial(
+            ours, FEDGVI | {"training": FEDGVI["training"] | GVI, "method": GENERAL}
+        ),
+        "ours": partial(ours, FEDGVI | {"method": {"name": "fedgvi"}}),
+    },
+    "fedlpa": {"theirs": fedlpa_theirs, "ours": partial(ours, FEDLPA)},
+}
+
+
+def measured(name, variant, folder, seed, file):
+    """Write the scores of a variant."""
+    torch.set_num_threads(1)
+    with open(os.devnull, "w") as quiet, contextlib.redirect_stdout(quiet):
+        task = SPLIT[name](folder, seed)
+        found = VARIANTS[name][variant](folder, task)
+    write_beside(file, json.dumps(found, indent=1).encode())
+
+
+def report(name, every):
+    """Print a program's table."""
+    reference = next(iter(every))
+    metrics = list(every[reference][0])
+    print(f"\n## {name}, {len(every[reference])} seeds\n")
+    print("| | " + " | ".join(metrics) + " |")
+    for variant, scores in every.items():
+        cells = []
+        for metric in metrics:
+            values = np.array([one.get(metric, np.nan) for one in scores])
+            gap = values - [one[metric] for one in every[reference]]
+            p = stats.ttest_1samp(gap, 0).pvalue if gap.any() else 1.0
+            cells.append(f"{values.mean():.4f} ± {values.std(ddof=1):.4f} (p = {p:.2g})")
+        print(f"| {variant} | " + " | ".join(cells) + " |")
+
+
+def main(argv=None):
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    for name, source in SOURCES.items():
+        parser.add_argument(f"--{name}", type=Path, help=f"checkout of {source}")
+    parser.add_argument("--seeds", nargs="+", type=int, default=[0, 1, 2])
+    parser.add_argument("--variants", nargs="+", help="default: all")
+    parser.add_argument("--out", type=Path, default=Path("authors"))
+    given = parser.parse_args(argv)
+    given.out.mkdir(parents=True, exist_ok=True)
+    for name in SPLIT:
+        folder, every = vars(given)[name.replace("-", "_")], {}
+        if folder is None:
+            continue
+        for seed in given.seeds:
+            for variant in given.variants or VARIANTS[name]:
+                file = given.out / f"{name}-{variant.replace(', ', '-')}-{seed}.json"
+                if not file.exists():
+                    work = name, variant, folder.resolve(), seed, file
+                    process = get_context("spawn").Process(target=measured, args=work)
+                    process.start()
+                    process.join()
+                    if process.exitcode:
+                        sys.exit(f"{name}, {variant}, seed {seed}: failed")
+                every.setdefault(variant, []).append(json.loads(file.read_text()))
+        report(name, every)
+
+
+if __name__ == "__main__":
+    main()
