@@ -1,15 +1,16 @@
-"""Programs of the authors of four methods next to ours: the same rows, clients, network and budget.
+"""Programs of the authors of four methods next to ours: same rows, clients, network and budget.
 
-    python benchmarks/authors.py --pfedbayes FOLDER --ivon-admm FOLDER --fedgvi FOLDER --fedlpa FOLDER
+    python benchmarks/authors.py --pfedbayes DIR --ivon-admm DIR --fedgvi DIR --fedlpa DIR
 
-A FOLDER is a checkout of the program that `SOURCES` names; leave out those that you do not have.
-Nothing of it is in this package: each runs as its authors publish it, in a process of its own, with
-the protocol that its docstring here states. What cannot run here is replaced from outside: a graphics
-card, downloads, log files. FEDBAYES_DATA must have MNIST.
+DIR is a checkout of the program that `SOURCES` names; leave out those that you do not have. Each
+runs as published, in a process of its own, with the protocol in the docstring of its function
+`..._theirs`. What cannot run here is replaced from outside: a graphics card, downloads and log
+files. FEDBAYES_DATA must have MNIST.
 
-A seed draws the division among clients, the wrong labels and the start. Both sides train on the
-same rows; each starts from its own initialization. Scores go to the folder `--out`, a file for each
-program, variant and seed, and are not computed again. Tests are paired t-tests over seeds.
+A seed draws the division among clients and the start. Both sides train on the same rows, and each
+starts from its own initialization. `ours` has our recommended settings where `ours, equal` has the
+authors'. Scores go to the folder `--out`, a file for each program, variant and seed, and are not
+computed again. p is that of a paired t-test over seeds against the authors' program.
 """
 
 import argparse
@@ -21,7 +22,7 @@ import random
 import sys
 import tempfile
 import types
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import partial
 from multiprocessing import get_context
 from pathlib import Path
@@ -58,7 +59,6 @@ class Task:
     y: torch.Tensor
     train: list
     test: list
-    extra: dict = field(default_factory=dict)
 
 
 def mnist():
@@ -92,10 +92,25 @@ def absent(*names):
             setattr(sys.modules[parent], last, module)
 
 
+TORCHVISION = (
+    "torchvision",
+    *(
+        f"torchvision.{kind}"
+        for kind in (
+            "transforms",
+            "datasets",
+            "datasets.vision",
+            "datasets.utils",
+            "utils",
+            "models",
+        )
+    ),
+)
+
+
 def torchvision(rows):
     """Images of MNIST where programs expect those of torchvision: some training rows, all tests."""
-    kinds = ("transforms", "datasets", "datasets.vision", "datasets.utils", "utils", "models")
-    absent("torchvision", *(f"torchvision.{kind}" for kind in kinds))
+    absent(*TORCHVISION)
     pixels, labels = mnist()
     pixels, tests = (pixels * 255).round().byte(), np.arange(60000, 70000)
 
@@ -124,12 +139,12 @@ def some_rows(seed):
     return np.random.default_rng([seed, 2]).permutation(60000)[:6000]
 
 
-def run(folder, script, options, change=lambda source: source):
+def run(folder, script, options):
     """Run a script of a program; the names that it leaves."""
     os.chdir(folder)
     sys.argv = [script, *(f"--{name}={value}" for name, value in options.items())]
     names = {"__name__": "__main__", "__file__": script}
-    exec(compile(change(Path(script).read_text()), script, "exec"), names)
+    exec(compile(Path(script).read_text(), script, "exec"), names)
     return names
 
 
@@ -194,7 +209,7 @@ def bayes_admm(folder, seed):
     """Their modules, with MNIST from here, and the generators at the start of a seed."""
     if str(folder) not in sys.path:
         sys.path.insert(0, str(folder))
-        absent("torchvision", "torchvision.datasets", "torchvision.transforms")
+        absent(*TORCHVISION)
     import data_generators
 
     x, y = mnist()
@@ -202,7 +217,7 @@ def bayes_admm(folder, seed):
     parts = [(x[a:b], y[a:b]) for a, b in ((0, 50000), (50000, 60000), (60000, 70000))]
     data_generators.gzip = types.SimpleNamespace(open=lambda *_: io.BytesIO())
     data_generators.pickle = types.SimpleNamespace(load=lambda *_, **__: parts)
-    np.random.seed(seed)
+    np.random.seed(seed)  # noqa: NPY002 - theirs
     torch.manual_seed(seed)
     return data_generators
 
@@ -250,58 +265,79 @@ def sigmoids(outputs):
 # FedGVI
 
 
-def fedgvi(folder, seed):
-    """Their helper, whose division is that of a seed, with MNIST from here."""
-    torchvision(some_rows(seed))
-    sys.path.insert(0, str(folder / "code"))
-    from fedgvi_experiments.utils.helper_functions import BNN_helper_functions as helper
+def fedgvi(folder):
+    """Their logistic regressions, as a class."""
+    if str(folder / "code") not in sys.path:
+        sys.path.insert(0, str(folder / "code"))
+        absent(*TORCHVISION, "torchaudio")
+    from fedgvi_experiments.logistic_regression.LogRegExp import LogReg
 
-    divide = helper.homogeneous_split
-    helper.homogeneous_split = lambda data, clients, **_: divide(data, clients, seed=seed)
-    np.random.seed(seed)
-    torch.manual_seed(seed)
-    return helper
+    torch.set_default_dtype(torch.float32)  # their import sets float64
+    return LogReg()
+
+
+CONTAMINATED = {"contaminate": True, "type": "adversarial1", "epsilon": 0.05}
 
 
 def fedgvi_split(folder, seed):
-    """Ten clients of 600 rows; in a fifth, each class is taken for another one."""
-    helper = fedgvi(folder, seed)
-    x, y = mnist()
-    held = {"x": torch.from_numpy(some_rows(seed)), "y": y[some_rows(seed)]}
-    helper.contaminate_labels(held, 0.2, random=False)
-    y[held["x"]] = held["y"]
-    train = [own["x"].numpy() for own in helper.homogeneous_split(held, 10)]
-    return Task(seed, x, y, train, shares(np.arange(60000, 70000), 10))
+    """Their second synthetic data: 200 rows, and 11 of a class where there is the other one."""
+    program = fedgvi(folder)
+    given, clean = program.data_init("synthetic_4", CONTAMINATED, augment=True, test_split=0.0)
+    rows = {"x": torch.arange(len(given["y"])), "y": given["y"]}
+    train = [own["x"].numpy() for own in program.split_client_train_sets(rows, 5, False, seed)]
+    x, y = (torch.cat([given[name], clean[name]]) for name in "xy")
+    tests = shares(np.arange(len(rows["x"]), len(x)), 5)
+    return Task(seed, x.float(), y.long(), train, tests)
 
 
-def fedgvi_theirs(folder, task):
-    """Their README's command, but 12 rounds of 10 passes each, of 25 of up to 2,500."""
-    from fedgvi_experiments.clients.base import Client
-    from fedgvi_experiments.servers.base import Server
+def fedgvi_theirs(folder, task, loss, divergence="KLD"):
+    """Their notebook, but 8 rounds of 20 with Adam at .02 for .01; 500 steps with all rows."""
+    program = fedgvi(folder)
+    torch.set_default_dtype(torch.float64)
+    torch.manual_seed(task.seed)
+    n = sum(map(len, task.train))  # their data depend on the type of numbers: take the same ones
+    given, clean = (
+        {"x": task.x[rows].double(), "y": task.y[rows].double()}
+        for rows in (slice(n), slice(n, None))
+    )
+    program.data_init = lambda *_: (given, clean)
+    found = program.run(
+        5, "synthetic_4", True, 0.0, CONTAMINATED, server_iterations=ROUNDS["fedgvi"],
+        optim_epochs=500, lr=0.02, monte_carlo_samples=100, client_loss=loss,
+        client_loss_param=0.7, client_div=divergence, client_div_param=1.5, seed=task.seed,
+    )["q"]  # fmt: skip
+    torch.set_default_dtype(torch.float32)
+    mean, variance = (found[name].detach().float() for name in ("loc", "var"))
+    return posterior(task, mean, variance.sqrt())
 
-    score = Server.evaluate_performance
 
-    def last(self, *_):
-        if self.should_stop():
-            score(self)
-        else:
-            names = "time", "val_nll", "val_acc", "train_nll", "train_acc"
-            self.log["performance_metrics"].append(dict.fromkeys(names, np.nan))
+def posterior(task, mean, std):
+    """Means and standard deviations of the weights of a logistic regression, and its scores."""
+    rows = np.concatenate(task.test)
+    x = task.x[rows]
+    nodes, weights = np.polynomial.hermite_e.hermegauss(60)
+    logits = (x @ mean)[:, None] + (x.square() @ std.square()).sqrt()[:, None] * torch.tensor(nodes)
+    p = logits.sigmoid().double() @ torch.tensor(weights / weights.sum())
+    logs = torch.stack([1 - p, p], dim=1).clamp_min(1e-12).log()
+    found = {f"mean {k}": float(m) for k, m in enumerate(mean)}
+    found |= {f"SD {k}": float(s) for k, s in enumerate(std)}
+    return scored("global", logs, task.y[rows]) | found
 
-    Server.evaluate_performance = last
-    Client.evaluate_performance = lambda self, metrics=None: dict(metrics or {})
-    with tempfile.TemporaryDirectory() as out:
-        options = {
-            "loss": "gce", "loss_param": 0.8, "client_div": "AR", "client_div_param": 2.5,
-            "contamination_rate": 0.2, "server_iters": ROUNDS["fedgvi"], "optimiser_epochs": 10,
-            "output_dir": out,
-        }  # fmt: skip
-        found = run(folder / "code/fedgvi_experiments", "run_fedgvi.py", options)
-    found = found["outputs_fedgvi"]
-    return {
-        "global accuracy": float(found["val_acc"][-1]),
-        "global NLL": -float(found["val_nll"][-1]),
-    }
+
+class Logistic(nn.Module):
+    """One logit of class 1."""
+
+    def __init__(self, shape):
+        super().__init__()
+        self.weight = nn.Parameter(0.01 * torch.randn(*shape))
+
+    def forward(self, x):
+        return torch.stack([torch.zeros(len(x)).to(x), x @ self.weight], dim=1)
+
+
+def weights(task, model):
+    """The posterior of our `Logistic`."""
+    return posterior(task, *(part(model, name)["weight"] for name in ("mean", "std")))
 
 
 # FedLPA
@@ -312,8 +348,12 @@ def fedlpa(folder, seed):
     torchvision(some_rows(seed))
     sys.path.insert(0, str(folder))
     import utils
+    from torchvision.transforms import ToTensor
 
-    np.random.seed(seed)
+    # An `if` for an `elif` gives MNIST the loader of another data set.
+    plain = utils.MNIST_truncated
+    utils.Generated = lambda *_, transform, **given: plain(*_, transform=ToTensor(), **given)
+    np.random.seed(seed)  # noqa: NPY002 - theirs
     torch.manual_seed(seed)
     random.seed(seed)
     return utils
@@ -366,13 +406,17 @@ def scored(who, logs, y):
     }
 
 
-def ours(settings, folder, task, means=False):
-    """Train a method on the clients of a task; scores of its global and its clients' own models."""
+def ours(settings, folder, task, means=False, scores=None):
+    """Train a method on the clients of a task; scores of its global and its clients' own models.
+
+    `means`: predict at the means of weights, as the authors do. `scores`: instead of these scores,
+    a function of the task and the global model.
+    """
     data = {"name": "mnist", "clients": len(task.train)}
     config = Config.create(**settings, data=data, seed=task.seed, calibration="none")
-    x = task.x.reshape(len(task.x), 1, 28, 28).numpy()
-    plain = np.zeros(1, np.float32), np.ones(1, np.float32)
-    names = tuple(map(str, range(10)))
+    x = task.x[:, None].numpy() if task.x.ndim == 3 else task.x.numpy()
+    plain = np.zeros(x.shape[1], np.float32), np.ones(x.shape[1], np.float32)
+    names = tuple(map(str, range(int(task.y.max()) + 1)))
     dataset = build_dataset("mnist", x, task.y.numpy(), names, statistics=plain)
     rows = {}
     for kind, held in (("train", task.train), ("test", task.test)):
@@ -403,23 +447,25 @@ def ours(settings, folder, task, means=False):
                 [run.likelihood.log_probabilities(draws(b)) for b in inputs.split(1000)]
             )
 
+    shared = method.model(server, run)
+    if scores is not None:
+        return scores(task, shared)
     tests = [data.test(k) for k in range(data.clients)]
     y = torch.cat([rows.y for rows in tests])
-    shared = method.model(server, run)
-    scores = scored("global", torch.cat([predict(shared, rows.x) for rows in tests]), y)
+    found = scored("global", torch.cat([predict(shared, rows.x) for rows in tests]), y)
     if keeps_own(method):
         message = method.message(server, RoundContext(run, run.rounds))
         own = [method.personal_model(message, None, state, run) for state in states]
         logs = [predict(model, rows.x) for model, rows in zip(own, tests, strict=True)]
-        scores |= scored("local", torch.cat(logs), y)
-    return scores
+        found |= scored("local", torch.cat(logs), y)
+    return found
 
 
-ROUNDS = {"pfedbayes": 10, "ivon-admm": 20, "fedgvi": 12}
+ROUNDS = {"pfedbayes": 10, "ivon-admm": 20, "fedgvi": 8}
 SPLIT = {
     "pfedbayes": pfedbayes_split,
     "ivon-admm": bayes_admm_split,
-    "fedgvi": fedgvi_split,
+    **dict.fromkeys(("fedgvi", "fedgvi, log"), fedgvi_split),
     "fedlpa": fedlpa_split,
 }
 PFEDBAYES = {
@@ -445,16 +491,27 @@ def admm(training, **method):
 
 
 COSINE = {"lr": 0.02, "schedule": "cosine"}
-FEDGVI = {
-    "rounds": ROUNDS["fedgvi"],
-    "model": {"hidden": [200]},
-    "training": {"epochs": 10, "batch_size": 256},
-}
-GVI = {"optimizer": "adam", "lr": 5e-4}
-GENERAL = {
-    "name": "fedgvi", "divergence": "renyi", "samples": 10, "damping": 0.1, "prior_std": 1.0,
-    "kl_weight": 1.0, "start_std": 1e-3**0.5,
-}  # fmt: skip
+
+
+def gvi(**method):
+    return {
+        "rounds": ROUNDS["fedgvi"],
+        "model": {"name": "authors:Logistic"},
+        "training": {"optimizer": "adam", "lr": 0.02, "steps": 500, "batch_size": 1000},
+        "method": {
+            "name": "fedgvi",
+            "samples": 4,
+            "kl_weight": 1.0,
+            "damping": 1.0,
+            "prior_std": 1.0,
+            "start_std": 1.0,
+        }
+        | method,
+    }
+
+
+BETA = {"data_loss": "beta", "beta": 1.7, "divergence": "renyi", "alpha": 1.5, "kl_weight": 1 / 1.7}
+"""Their loss is 1.7 times ours."""
 FEDLPA = {
     "rounds": 1,
     "method": {"name": "fedlpa"},
@@ -479,39 +536,50 @@ VARIANTS = {
         "ours, fedavg": partial(ours, admm({"optimizer": "adam", "lr": 0.001}, name="fedavg")),
     },
     "fedgvi": {
-        "theirs": fedgvi_theirs,
-        "ours, equal": partial(
-            ours, FEDGVI | {"training": FEDGVI["training"] | GVI, "method": GENERAL}
-        ),
-        "ours": partial(ours, FEDGVI | {"method": {"name": "fedgvi"}}),
+        "theirs": partial(fedgvi_theirs, loss="density_power", divergence="AR"),
+        "ours": partial(ours, gvi(**BETA), scores=weights),
     },
-    "fedlpa": {"theirs": fedlpa_theirs, "ours": partial(ours, FEDLPA)},
+    "fedgvi, log": {
+        "theirs": partial(fedgvi_theirs, loss="nll"),
+        "ours": partial(ours, gvi(data_loss="log"), scores=weights),
+    },
+    "fedlpa": {
+        "theirs": fedlpa_theirs,
+        "ours": partial(ours, FEDLPA),
+        "ours, equal": partial(
+            ours, FEDLPA | {"method": {"name": "fedlpa", "damping": 0.001**0.5, "prior_std": 0.5}}
+        ),
+        "ours, undamped": partial(
+            ours, FEDLPA | {"method": {"name": "fedlpa", "damping": 0.0, "prior_std": 0.5}}
+        ),
+    },
 }
 
 
 def measured(name, variant, folder, seed, file):
     """Write the scores of a variant."""
     torch.set_num_threads(1)
-    with open(os.devnull, "w") as quiet, contextlib.redirect_stdout(quiet):
+    with Path(os.devnull).open("w") as quiet, contextlib.redirect_stdout(quiet):
         task = SPLIT[name](folder, seed)
         found = VARIANTS[name][variant](folder, task)
     write_beside(file, json.dumps(found, indent=1).encode())
 
 
 def report(name, every):
-    """Print a program's table."""
-    reference = next(iter(every))
-    metrics = list(every[reference][0])
-    print(f"\n## {name}, {len(every[reference])} seeds\n")
-    print("| | " + " | ".join(metrics) + " |")
+    """The table of a program: mean and SD over seeds, and the paired test against `theirs`."""
+    metrics = list(next(iter(every.values()))[0])
+    lines = [f"\n## {name}\n", "| | seeds | " + " | ".join(metrics) + " |"]
+    lines.append("|---|--:|" + "--:|" * len(metrics))
     for variant, scores in every.items():
         cells = []
         for metric in metrics:
-            values = np.array([one.get(metric, np.nan) for one in scores])
-            gap = values - [one[metric] for one in every[reference]]
-            p = stats.ttest_1samp(gap, 0).pvalue if gap.any() else 1.0
-            cells.append(f"{values.mean():.4f} ± {values.std(ddof=1):.4f} (p = {p:.2g})")
-        print(f"| {variant} | " + " | ".join(cells) + " |")
+            values = [one.get(metric, np.nan) for one in scores]
+            cells.append(f"{np.mean(values):.4f} ± {np.std(values, ddof=len(values) > 1):.4f}")
+            others = [one.get(metric, np.nan) for one in every.get("theirs", [])]
+            if variant != "theirs" and len(others) == len(values) > 1:
+                cells[-1] += f" (p = {stats.ttest_rel(values, others).pvalue:.2g})"
+        lines.append(f"| {variant} | {len(scores)} | " + " | ".join(cells) + " |")
+    return "\n".join(lines)
 
 
 def main(argv=None):
@@ -522,14 +590,20 @@ def main(argv=None):
     parser.add_argument("--variants", nargs="+", help="default: all")
     parser.add_argument("--out", type=Path, default=Path("authors"))
     given = parser.parse_args(argv)
+    folders = {name: vars(given)[name.replace("-", "_")] for name in SOURCES}
+    if not any(folders.values()):
+        parser.error("give the folder of at least one program, such as --fedlpa FedLPA")
+    for name, folder in folders.items():
+        if folder and not folder.is_dir():
+            parser.error(f"--{name} {folder} is no folder; clone {SOURCES[name]} there")
     given.out.mkdir(parents=True, exist_ok=True)
     for name in SPLIT:
-        folder, every = vars(given)[name.replace("-", "_")], {}
+        folder, every = folders[name.partition(",")[0]], {}
         if folder is None:
             continue
         for seed in given.seeds:
             for variant in given.variants or VARIANTS[name]:
-                file = given.out / f"{name}-{variant.replace(', ', '-')}-{seed}.json"
+                file = given.out / f"{name}-{variant}-{seed}.json".replace(", ", "-")
                 if not file.exists():
                     work = name, variant, folder.resolve(), seed, file
                     process = get_context("spawn").Process(target=measured, args=work)
@@ -538,7 +612,7 @@ def main(argv=None):
                     if process.exitcode:
                         sys.exit(f"{name}, {variant}, seed {seed}: failed")
                 every.setdefault(variant, []).append(json.loads(file.read_text()))
-        report(name, every)
+        print(report(name, every))
 
 
 if __name__ == "__main__":

@@ -56,9 +56,9 @@ class FedLpa(Method[Weights, Stateless, ReportList]):
 
     with means A_k and B_k over the client's n_k rows. Conjugate gradients solve it. `damping` is
     added to the diagonals of A_k and B_k. Where clients fit their rows well, B_k is much smaller
-    than it, and the inputs alone decide. In other weights the Fisher matrix is diagonal. It is that of the network's own prediction, where the
-    paper has the empirical one. One round is the published method. In further rounds clients start
-    from the mode of the last one.
+    than it, and the inputs alone decide. In other weights the Fisher matrix is diagonal. It is that
+    of the network's own prediction, where the paper has the empirical one. One round is the
+    published method. In further rounds clients start from the mode of the last one.
     """
 
     name = "fedlpa"
@@ -100,13 +100,16 @@ class FedLpa(Method[Weights, Stateless, ReportList]):
 
     def recommended(self, known: Known) -> dict[str, Any]:
         """About 300 steps of SGD, in one round or in all together; a strict prior of numbers, which
-        networks that fit them too well say with confidence.
+        networks that fit them too well say with confidence. In a single round classes need damping:
+        networks that are certain of theirs have next to no curvature.
         """
         steps = max(20, 300 // known.run.rounds)
+        damped = known.run.rounds == 1 and known.run.likelihood.target.classes
         return {
             **sgd(known),
             "training.epochs": max(2, round(steps / known.epoch)),
-            "method.prior_std": 0.1 if known.real else 0.5,
+            "method.prior_std": 0.1 if known.real else 1.0 if damped else 0.5,
+            "method.damping": 0.03 if damped else None,
         }
 
     def check(self, run: Federation) -> None:
