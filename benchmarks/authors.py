@@ -16,6 +16,7 @@ computed again. p is that of a paired t-test over seeds against the authors' pro
 import argparse
 import contextlib
 import io
+import itertools
 import json
 import os
 import random
@@ -230,7 +231,7 @@ def bayes_admm_split(folder, seed):
     return Task(seed, *mnist(), train, shares(np.arange(60000, 70000), 10))
 
 
-def bayes_admm_theirs(folder, task, method="fedivon"):
+def bayes_admm_theirs(folder, task, method="fedivon", fresh=False):
     """Their settings for MNIST, but 10 clients of 100 and 20 rounds of 100."""
     bayes_admm(folder, task.seed)
     import train
@@ -242,6 +243,9 @@ def bayes_admm_theirs(folder, task, method="fedivon"):
     options = train.parser.parse_args([])
     vars(options).update(given)
     found, test = [], worker.test
+    if fresh:  # they give each client the same random numbers in each round
+        seeds = itertools.count(1000 * task.seed)
+        worker.seed = property(lambda _: next(seeds), lambda *_: None)
 
     def at_the_mean(self, loader=None):
         if loader is None:  # of a client alone
@@ -532,6 +536,7 @@ VARIANTS = {
         "ours, equal": partial(ours, admm(COSINE, **EQUAL), means=True),
         "ours, whole step": partial(ours, admm(COSINE, **EQUAL | {"dual_step": 1.0}), means=True),
         "ours": partial(ours, admm({}, name="ivon-admm")),
+        "theirs, fresh noise": partial(bayes_admm_theirs, fresh=True),
         "theirs, fedavg": partial(bayes_admm_theirs, method="fedavg"),
         "ours, fedavg": partial(ours, admm({"optimizer": "adam", "lr": 0.001}, name="fedavg")),
     },
