@@ -109,7 +109,7 @@ class FedLpa(Method[Weights, Stateless, ReportList]):
             **sgd(known),
             "training.epochs": max(2, round(steps / known.epoch)),
             "method.prior_std": 0.1 if known.real else 1.0 if damped else 0.5,
-            "method.damping": 0.03 if damped else None,
+            "method.damping": 0.03 if damped else 0.0,
         }
 
     def check(self, run: Federation) -> None:
