@@ -89,6 +89,7 @@ def rounds(method, run, parts, count, cohort=None, curvatures=None):
     """Posteriors of the server, and its and the clients' duals, with E-steps in closed form."""
     server, states = method.init(run), [method.join(at(run)) for _ in parts]
     found, rho = [], method.penalty(run)
+    share = method.dual_step * rho
     for number in range(1, count + 1):
         reports = Sum()
         for client in cohort(number) if cohort else range(len(parts)):
@@ -97,7 +98,7 @@ def rounds(method, run, parts, count, cohort=None, curvatures=None):
             problem = method.problem(message, states[client], parts[client], here)
             own, least = exactly(
                 parts[client],
-                states[client].reported ** rho,
+                states[client].reported ** share,
                 NaturalGaussian(**problem.given["posterior"]),
                 rho,
                 method.damping,
@@ -113,7 +114,7 @@ def rounds(method, run, parts, count, cohort=None, curvatures=None):
             reports.add(client, report)
         server, _ = method.update(server, reports, at(run, round=number))
         found.append(server.posterior)
-    return found, server.dual, [state.reported**rho for state in states]
+    return found, server.dual, [state.reported**share for state in states]
 
 
 def pooled(parts):
@@ -153,6 +154,20 @@ def test_with_other_penalties_the_distance_shrinks_as_theory_says(rho, damping):
     for before, after in pairwise(distances[1:6]):
         assert after / before == pytest.approx(3 * rho / (1 + 3 * rho), rel=0.02)
     assert distances[-1] < distances[0]
+
+
+def test_with_a_step_of_its_own_a_dual_variable_comes_to_the_same_factor():
+    """The error of each shrinks by 1 − γ a round, and the posterior is that of all rows."""
+    parts, method = rows(3), IvonAdmm(rho=0.5, dual_step=0.4, damping=False)
+    for count in (2, 3, 30):
+        found, total, duals = rounds(method, regression(3), parts, count)
+        share = 1 - 0.6**count
+        for dual, site in zip(duals, sites(parts), strict=True):
+            assert apart(dual, site**share) < 1e-4
+    damped, *_ = rounds(IvonAdmm(rho=0.5, dual_step=0.4), regression(3), parts, 60)
+    for one in (found[-1], damped[-1]):
+        assert apart(one, pooled(parts)) < 1e-3
+    assert apart(total, pooled(parts) / standard({NAME: torch.zeros(1, 2)})) < 1e-3
 
 
 UNSAFE = [([50] * 4, 5), ([300, 30, 30, 30], 5), ([300, 30, 30, 30], 20), ([8] * 10, 10)]

@@ -37,11 +37,12 @@ def test_fedlpa_gives_the_ridge_regression_of_all_rows(prior_std):
     torch.testing.assert_close(found[0], wanted, rtol=1e-4, atol=1e-5)
 
 
-def test_fedlpa_solves_the_sum_of_quadratics():
+@pytest.mark.parametrize("damping", [0.0, 0.3])
+def test_fedlpa_solves_the_sum_of_quadratics(damping):
     """Against one dense system of all weights of a layer, for factors that do not commute."""
     rng = torch.Generator().manual_seed(3)
     run = run_of(network(), clients=3, cohort=3)
-    method, reports, width = FedLpa(prior_std=0.5), ReportList(), 3 * 5
+    method, reports, width = FedLpa(prior_std=0.5, damping=damping), ReportList(), 3 * 5
     total = 3 / (3 * 0.25) * torch.eye(width, dtype=torch.float64)
     right = torch.zeros(width, dtype=torch.float64)
     for client in range(3):
@@ -50,8 +51,9 @@ def test_fedlpa_solves_the_sum_of_quadratics():
         weights = {n: torch.randn(t.shape, generator=rng) for n, t in run.network.initial.items()}
         sent = {"inputs/1": _packed(a.float()), "outputs/1": _packed(b.float())}
         reports.add(client, Report({**weights, **sent}, weight=float(client + 1)))
-        precision = (client + 1) * torch.kron(b, a) + torch.eye(width) / (3 * 0.25)
-        total += (client + 1) * torch.kron(b, a)
+        own = torch.kron(b + damping * torch.eye(3), a + damping * torch.eye(5))
+        precision = (client + 1) * own + torch.eye(width) / (3 * 0.25)
+        total += (client + 1) * own
         right += precision @ rows_of("1", weights).double().flatten()
     after, _ = method.update(method.init(run), reports, at(run))
     wanted = dict(layered("1", torch.linalg.solve(total, right).reshape(3, 5), after.weights))
