@@ -67,6 +67,25 @@ def test_so_many_labels_are_another_class_and_none_is_likelier():
     assert any(found[row] != labels_by_row(again)[row] for row in both)
 
 
+def test_labels_become_the_next_class_and_the_same_rows_are_wrong():
+    dataset = pool(np.resize(np.arange(4), 400))
+    rows = federate(dataset, 0.3, clients=2, partition="iid").partition
+    uniform = FederatedData(dataset, rows, 0, label_noise=0.3)
+    shifted = FederatedData(dataset, rows, 0, label_noise=0.3, label_noise_kind="next")
+    one, other = labels_by_row(uniform), labels_by_row(shifted)
+    for row, label in other.items():
+        y = dataset.y[row]
+        assert label == (y if one[row] == y else (y + 1) % 4)
+    assert uniform.wrong_labels == shifted.wrong_labels > 0
+    with pytest.warns(FedbayesWarning, match="label_noise_kind has no effect"):
+        Simulation(Config.create(rounds=1, data={"label_noise_kind": "next"})).close()
+    asked = {"label_noise": 0.5, "label_noise_kind": "next", "clients": 2}
+    built = build_data(Config.create(data=asked))
+    labels = labels_by_row(built)
+    steps = {(label - load_dataset(DataSettings()).y[row]) % 10 for row, label in labels.items()}
+    assert steps == {0, 1}
+
+
 def test_all_that_trains_has_the_same_labels():
     """Pooled data, and samples set aside for patience, are training samples."""
     dataset = pool(np.resize([0, 1, 2], 90))

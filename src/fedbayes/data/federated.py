@@ -49,6 +49,7 @@ class FederatedData(Brief):
         columns: tuple[Column, ...] | None = None,
         label: str = "",
         label_noise: float = 0.0,
+        label_noise_kind: str = "uniform",
         owner: int = 0,
     ) -> None:
         """Put a data set and its partition together.
@@ -63,6 +64,7 @@ class FederatedData(Brief):
             columns: How the columns of a table are encoded likewise; none: as plain numbers.
             label: Name of the column of classes, if it has one.
             label_noise: Share of the training labels that are replaced by other classes.
+            label_noise_kind: By which; see `DataSettings`.
             owner: The client whose data they all are, where clients bring their own.
 
         Raises:
@@ -77,7 +79,7 @@ class FederatedData(Brief):
                     f"{dataset.samples} samples. Use the partition of this data set"
                 )
         dataset, self.wrong_labels = with_label_noise(
-            dataset, partition.train, label_noise, seed, owner=owner
+            dataset, partition.train, label_noise, seed, kind=label_noise_kind, owner=owner
         )
         self.dataset = dataset
         self.partition = partition

@@ -11,20 +11,21 @@ from fedbayes.errors import ConfigError
 
 
 def with_label_noise(
-    dataset: Dataset, rows: Rows, share: float, seed: int, *, owner: int = 0
+    dataset: Dataset, rows: Rows, share: float, seed: int, *, kind: str = "uniform", owner: int = 0
 ) -> tuple[Dataset, int]:
     """A data set with a share of the labels of some rows replaced by others.
 
-    A label is replaced with this probability, by one of the other classes, each as probable as the
-    next. What becomes of a row depends on its number in the pool and on the seed alone, so it is
-    the same however rows are divided and whoever trains on them; and what a small share replaces, a
-    larger one does too, by the same classes.
+    A label is replaced with this probability. What becomes of a row depends on its number in the
+    pool and on the seed alone, so it is the same however rows are divided and whoever trains on
+    them; and what a small share replaces, a larger one does too, by the same classes.
 
     Args:
         dataset: the pool.
         rows: training rows of all clients [n]; no other row changes.
         share: probability that a label is replaced, from 0 to 1.
         seed: of the run.
+        kind: `uniform`: by one of the other classes, all as probable; `next`: by the class after
+            it, and the last by the first.
         owner: the client whose pool it is, where clients bring their own.
 
     Returns:
@@ -42,7 +43,7 @@ def with_label_noise(
         )
     rng = seeds.numpy_rng(seed, "label noise", client=owner)
     chosen = rng.random(dataset.samples)[rows] < share
-    further = rng.integers(1, len(dataset.classes), dataset.samples)
+    further = rng.integers(1, len(dataset.classes) if kind == "uniform" else 2, dataset.samples)
     wrong = rows[chosen]
     y = np.array(dataset.y)
     y[wrong] = (y[wrong] + further[wrong]) % len(dataset.classes)

@@ -169,6 +169,12 @@ class DataSettings(SourceSettings):
         description="Classes: share of the training labels that are replaced by another class at "
         "random. Test labels are unchanged.",
     )
+    label_noise_kind: Annotated[Literal["uniform", "next"], Only("label_noise")] = Field(
+        "uniform",
+        description="Class that replaces another. uniform: each with the same probability. next: "
+        "the one after it in the order of the classes, and the first after the last, so that the "
+        "noise depends on the class.",
+    )
     summaries: Several[AbsolutePath] = Field(
         (),
         description="Own tables: files of fedbayes data summarize, one per client. Columns are "

@@ -69,6 +69,7 @@ def own_data(
         target=wanted.target,
         columns=wanted.columns,
         label_noise=config.data.label_noise,
+        label_noise_kind=config.data.label_noise_kind,
         owner=client,
     )
 

@@ -109,6 +109,7 @@ def _built(config: Config) -> FederatedData:
         columns=columns,
         label=_label(config),
         label_noise=config.data.label_noise,
+        label_noise_kind=config.data.label_noise_kind,
     )
 
 
@@ -155,6 +156,7 @@ def stored_data(
         columns=columns,
         label=_label(config),
         label_noise=config.data.label_noise,
+        label_noise_kind=config.data.label_noise_kind,
     )
     return _as_before(data, before)
 
