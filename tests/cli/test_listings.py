@@ -98,7 +98,7 @@ def test_help_tells_choices_and_defaults(cli, monkeypatch):
     text = " ".join(cli("run", "--help").replace("│", " ").split())
     for words in ("scaffold-fedsparse", "permuted-mnist", "resnet20", "dirichlet-equal"):
         assert words in text
-    assert "workers, ray, flower-simulation, flower. Default: sequential." in text
+    assert "workers, ray, flower-simulation, flower. Default: auto." in text
     assert "Number of rounds. Default: 20." in text
 
 

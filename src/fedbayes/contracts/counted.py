@@ -61,8 +61,8 @@ class CountsClasses(Method[ServerState, ClientState, Reduced]):
         """The counts of a client."""
         if not self.counts_classes(run):
             return {}
-        classes = run.likelihood.target.classes
-        return {COUNTS: torch.bincount(samples.y.cpu(), minlength=classes)}
+        classes = torch.arange(run.likelihood.target.classes, device=samples.y.device)
+        return {COUNTS: (samples.y[:, None] == classes).sum(0)}
 
 
 class ClassCountedMethod(CountsClasses[ServerState, Stateless, ReportList]):

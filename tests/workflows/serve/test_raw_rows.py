@@ -15,6 +15,7 @@ from fedbayes.errors import FedbayesWarning, ModelError, RunError
 from fedbayes.models import read_model
 from fedbayes.runs import build
 from fedbayes.storage.card import Card
+from fedbayes.workflows.fuse.posterior_files import FROM_FILES
 from fedbayes.workflows.serve.model_files import read_with_card
 from tests.helpers.command_line import command
 
@@ -479,7 +480,7 @@ def test_what_was_standardized_otherwise_is_not_fused_in_silence(place, alone, t
     capsys.readouterr()
     fused = tmp_path / "fused.safetensors"
     assert command("fuse", *files, "-o", fused, "-m", "gpi-fnm") == 0
-    assert "note" not in capsys.readouterr().err
+    assert capsys.readouterr().err == f"note: {FROM_FILES}\n"
     assert Card.load(read_model(fused)[1], "m").preprocessing == alone.preprocessing
     new = f"data.path={place / 'new.csv'}"
     assert command("evaluate", fused, *files, "--set", new, "--json") == 0
