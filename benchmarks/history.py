@@ -33,15 +33,17 @@ LINES = {
 
 
 def parsed(script: str, text: str) -> dict[str, float]:
-    """The ratios in the output of a benchmark, by name."""
-    found = map(LINES[script].match, text.splitlines())
-    return {
-        f"{script.removesuffix('_speed.py')}: {' '.join(line['name'].split())}": float(
-            line["ratio"]
-        )
-        for line in found
-        if line
-    }
+    """The ratios in the output of a benchmark, by name; that of an indented line has the line
+    before with a colon at its end.
+    """
+    ratios, above = {}, ""
+    for line in text.splitlines():
+        if line.endswith(":"):
+            above = f"{line} "
+        elif found := LINES[script].match(line):
+            name = f"{above * line.startswith(' ')}{' '.join(found['name'].split())}"
+            ratios[f"{script.removesuffix('_speed.py')}: {name}"] = float(found["ratio"])
+    return ratios
 
 
 def measured(root: Path) -> dict[str, float]:
@@ -80,7 +82,7 @@ def add(root: Path) -> None:
         if new:
             writer.writerow(COLUMNS)
         for name, ratio in ratios.items():
-            writer.writerow((project["version"], date.today(), processor, name, ratio))
+            writer.writerow((project["version"], date.today(), processor, name, f"{ratio:.2f}"))
 
 
 def show() -> None:

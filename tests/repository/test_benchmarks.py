@@ -137,7 +137,9 @@ def test_the_history_reads_the_ratios_that_benchmarks_print():
     rounds = "mnist-mlp      float32  plain    40.1 ms  workers    20.3 ms  ratio 0.51 (aim 0.60)\n"
     assert history.parsed("round_speed.py", rounds) == {"round: mnist-mlp float32": 0.51}
     steps = "step of one sample / FedAvg step:\n  PVI, Rényi: 2.73, 1.20 (aim 2.2)\n"
-    assert history.parsed("step_speed.py", steps) == {"step: PVI, Rényi": 2.73}
+    assert history.parsed("step_speed.py", steps) == {
+        "step: step of one sample / FedAvg step: PVI, Rényi": 2.73
+    }
     line = (
         "MNIST, 10 clients of 100: 0.12 s (aim 0.2 s), 255 global atoms; plain 0.20 s, ratio 0.59"
     )
