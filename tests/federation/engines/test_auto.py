@@ -67,6 +67,15 @@ def test_a_short_run_stays_in_this_process(monkeypatch):
     assert not workers
 
 
+def test_the_time_of_the_server_is_not_that_of_clients(monkeypatch):
+    engine, here, workers = built(monkeypatch, 0.1, 10, 10)
+    for number in range(1, 11):
+        tasks = [SimpleNamespace(round=number, client=client) for client in range(10)]
+        for _ in engine.train(tasks):
+            here.clock.now += 100.0
+    assert not workers
+
+
 def test_workers_take_the_rest_of_the_first_round_of_a_long_run(monkeypatch):
     # After the second client 3 x 10 - 2 tasks of 20 s are left, of which two workers save 37.5 %.
     engine, here, workers = built(monkeypatch, 20.0, 3, 10, most=4)

@@ -28,7 +28,7 @@ class Auto:
 
     Args:
         here: the engine to begin with.
-        workers: starts so many workers.
+        workers: starts a number of workers.
         most: how many workers this machine can have for the run.
         clients: of a round.
         rounds: of the run.
@@ -45,7 +45,7 @@ class Auto:
         self._engine: Sequential | Workers = here
         self._workers = workers
         self._most, self._clients, self._rounds = most, clients, rounds
-        self._times: list[float] = []
+        self._seconds, self._timed = 0.0, -1  # the first client's time includes what is done once
 
     def train(self, tasks: Iterable[Task]) -> Iterator[ClientResult]:
         """Run the tasks in order; the rest of them on workers, if these have just started."""
@@ -53,8 +53,10 @@ class Auto:
         if isinstance(self._engine, Sequential):
             for place, task in enumerate(waiting, 1):
                 begin = time.perf_counter()
-                yield from self._engine.train([task])
-                self._times.append(time.perf_counter() - begin)
+                (outcome,) = self._engine.train([task])
+                self._timed += 1
+                self._seconds += (time.perf_counter() - begin) * (self._timed > 0)
+                yield outcome  # what the server does with it is no client's time
                 left = self._clients * (self._rounds - task.round + 1) - place
                 if self._pays(left):
                     break
@@ -73,14 +75,13 @@ class Auto:
         self._engine.close()
 
     def _pays(self, left: int) -> bool:
-        """Start workers if so many tasks that are left take them much less time."""
-        # The first client's time includes what is done once, and is left out.
-        typical = sum(self._times[1:]) / max(1, len(self._times) - 1)
-        if typical * left < _LEAST:  # as in most runs; nothing is asked of the system
+        """Start workers if they save enough time on the tasks that are left."""
+        alone = left * self._seconds / max(1, self._timed)
+        if alone < _LEAST:  # as in most runs; nothing is asked of the system
             return False
         memory = max(WORKER_BYTES, psutil.Process().memory_info().rss)
         count = min(self._most, psutil.virtual_memory().available // (2 * memory))
-        saved = typical * left * (1 - 1 / (_GAIN * count)) if count > 1 else 0.0
+        saved = alone * (1 - 1 / (_GAIN * count)) if count > 1 else 0.0
         if saved < _LEAST:
             return False
         self._engine = self._workers(count)

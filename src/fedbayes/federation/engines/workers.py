@@ -337,7 +337,7 @@ def start(simulation: Any) -> Workers:
 
 
 def started(simulation: Any, count: int) -> Workers:
-    """So many workers for a `Simulation`: each reads the settings in the run folder."""
+    """Start workers for a `Simulation`; each reads the settings in the run folder."""
     config = simulation.config
     return Workers(
         "fedbayes.runs.build:runtime",
