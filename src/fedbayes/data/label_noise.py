@@ -15,9 +15,9 @@ def with_label_noise(
 ) -> tuple[Dataset, int]:
     """A data set with a share of the labels of some rows replaced by others.
 
-    A label is replaced with this probability. What becomes of a row depends on its number in the
-    pool and on the seed alone, so it is the same however rows are divided and whoever trains on
-    them; and what a small share replaces, a larger one does too, by the same classes.
+    A label is replaced with this probability. What becomes of a row depends only on its number in
+    the pool and on the seed, and not on the partition. A larger share replaces the labels of a
+    smaller one too, by the same classes.
 
     Args:
         dataset: the pool.

@@ -124,7 +124,7 @@ class SuperNode:
             EngineError: the way to the SuperLink ended for good.
         """
         while self._connected(link):
-            # A message was lost on the way. A node that connects anew is sent its task again.
+            # A message was lost on the way. A node that connects again gets its task again.
             time.sleep(SOONEST)
         # Flower writes what went wrong to the log, and raises nothing.
         raise EngineError(f"the connection to the SuperLink at {link.address} ended")
@@ -211,13 +211,13 @@ class SuperNode:
 
 
 def _noted(way: Callable[P, T], lost: list[Exception]) -> Callable[P, T]:
-    """A function that keeps its errors, which Flower writes to the log; a run may have ended."""
+    """A function that also lists its errors, because Flower only logs them."""
 
     def call(*arguments: P.args, **named: P.kwargs) -> T:
         try:
             return way(*arguments, **named)
-        except (RunNotRunningException, ObjectUnavailableError):  # which Flower asks for again
-            raise
+        except (RunNotRunningException, ObjectUnavailableError):
+            raise  # Nothing is lost: the run has ended, or Flower asks for the object again.
         except Exception as error:
             lost.append(error)
             raise

@@ -83,7 +83,7 @@ class _Closed(torch.autograd.Function):
     generate_vmap_rule = True
 
     @staticmethod
-    def forward(*inputs: Any) -> tuple[Tensor, ...]:  # PyTorch binds names anew in every call
+    def forward(*inputs: Any) -> tuple[Tensor, ...]:  # named inputs would be bound in every call
         names, value, *tensors = inputs
         count = (len(tensors) - 4 * names) // 2
         drawn = tensors[2 * names : 2 * names + count]

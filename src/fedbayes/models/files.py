@@ -131,8 +131,8 @@ def read_model(path: Path) -> tuple[Tensors, str]:
     kind: type[dict[str, Tensor]] = OrderedDict
     if not pickled:
         own = part(content, "weights")
-        beside = content.keys() - named("weights", own)
-        if POSTERIOR in metadata(data) or beside <= {"temperature", "counts"}:
+        others = content.keys() - named("weights", own)
+        if POSTERIOR in metadata(data) or others <= {"temperature", "counts"}:
             content = own  # as of a client's state
         order = _kept_order(metadata(data).get(ORDER, ""), content)
         kind = OrderedDict if order else dict
