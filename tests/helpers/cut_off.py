@@ -25,7 +25,8 @@ def cut_off_at_every_write(config, place, monkeypatch, assert_same, *, halves):
         nonlocal left
         if left == 0:
             if halves:
-                path.with_name(f".{path.name}.0").write_bytes(data[: len(data) // 2])
+                every = data if isinstance(data, bytes) else b"".join(data)
+                path.with_name(f".{path.name}.0").write_bytes(every[: len(every) // 2])
             raise _Cut
         left -= 1
         write(path, data)

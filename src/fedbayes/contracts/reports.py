@@ -8,7 +8,7 @@ from torch import Tensor
 
 from fedbayes.core.brief import Brief
 from fedbayes.core.messages import Masked, Message, dtype_of, shape_of
-from fedbayes.core.tensors import Tensors, add_to
+from fedbayes.core.tensors import Tensors, add_to, quotient
 
 
 @dataclass(frozen=True, repr=False)
@@ -75,7 +75,10 @@ class Sum(Brief):
 
     def mean(self) -> Tensors:
         """The weighted mean of the reports, in the types that they came in."""
-        return {name: (t / self.weight).to(self.dtypes[name]) for name, t in self.tensors.items()}
+        return {
+            name: quotient(total, self.weight, self.dtypes[name])
+            for name, total in self.tensors.items()
+        }
 
     def share(self, name: str) -> Tensor:
         """Share of the reports, by weight, that held each entry of a tensor, float64."""

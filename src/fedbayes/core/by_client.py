@@ -3,7 +3,6 @@
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-import numpy as np
 import torch
 from torch import Tensor
 
@@ -60,7 +59,7 @@ class ByClient:
         """
         if not len(clients):
             return self
-        every = torch.from_numpy(np.union1d(self.clients.numpy(), clients.numpy()))
+        every = torch.cat((self.clients, clients)).sort().values.unique_consecutive()
         old, new = (torch.searchsorted(every, some) for some in (self.clients, clients))
         merged: Tensors = {}
         for name in {**self.columns, **columns}:

@@ -24,9 +24,20 @@ NPZ_ERRORS = (
 """What NumPy's reader of NPZ files raises on invalid ones."""
 
 
-def digest(data: bytes) -> str:
+Pieces = Sequence[bytes | memoryview]
+"""The content of a file, one after the other: what may fill the memory is not copied to join it."""
+
+
+def digest(data: bytes | Pieces) -> str:
     """The SHA-256 digest, in hexadecimal."""
-    return hashlib.sha256(data).hexdigest()
+    found = hashlib.sha256()
+    for piece in _pieces(data):
+        found.update(piece)
+    return found.hexdigest()
+
+
+def _pieces(data: bytes | Pieces) -> Pieces:
+    return [data] if isinstance(data, bytes) else data
 
 
 def read_bytes(path: Path) -> bytes:
@@ -251,7 +262,12 @@ _NEW = os.O_WRONLY | os.O_CREAT | os.O_EXCL
 
 
 def write_beside(
-    path: Path, data: bytes, *, private: bool = False, durable: bool = False, keep: bool = False
+    path: Path,
+    data: bytes | Pieces,
+    *,
+    private: bool = False,
+    durable: bool = False,
+    keep: bool = False,
 ) -> None:
     """Write a file so that it is there whole or not at all, whenever the process is killed.
 
@@ -265,7 +281,8 @@ def write_beside(
         keep: let a file stay that another process has put there meanwhile.
     """
     with written_whole(path, private=private, keep=keep) as file:
-        file.write(data)
+        for piece in _pieces(data):
+            file.write(piece)
         if durable:
             file.flush()
             os.fsync(file.fileno())

@@ -213,6 +213,16 @@ def encode(
         >>> decode(data)["w"]
         tensor([1., 2.])
     """
+    return b"".join(pieces(message, plain=plain, metadata=metadata))
+
+
+def pieces(
+    message: Mapping[str, Tensor | Masked],
+    *,
+    plain: bool = False,
+    metadata: Mapping[str, str] | None = None,
+) -> list[bytes | memoryview]:
+    """As `encode`, in pieces: the header, and the memory of the tensors itself where it can be."""
     flat: Tensors = {}
     for name, item in message.items():
         if "#" in name:
@@ -228,13 +238,12 @@ def encode(
         else:
             flat[name] = item
     if not flat:
-        return b""
+        return []
     layout = tuple((name, tensor.dtype, tuple(tensor.shape)) for name, tensor in flat.items())
     order, header = written(layout, tuple((metadata or {}).items()))
     start = header if plain else _deflated(header)
     length = len(start) if plain else len(start) | _DEFLATED
-    pieces = (contents(flat[name]) for name in order)
-    return b"".join((length.to_bytes(8, "little"), start, *pieces))
+    return [length.to_bytes(8, "little") + start, *(contents(flat[name]) for name in order)]
 
 
 @lru_cache(maxsize=16)

@@ -6,15 +6,14 @@ in JSON is the digest of what it holds besides the seal.
 """
 
 import hashlib
-import json
 import re
 from collections.abc import Mapping
 from typing import Any
 
 from torch import Tensor
 
-from fedbayes.core.files import digest, json_text, parse_json
-from fedbayes.core.messages import Masked, encode
+from fedbayes.core.files import Pieces, digest, json_text, parse_json
+from fedbayes.core.messages import Masked, pieces
 from fedbayes.errors import MessageError
 
 SEAL = "fedbayes-sha256"
@@ -23,24 +22,20 @@ _BLANK = "0" * 64
 _SEALED = re.compile(rb'"' + SEAL.encode() + rb'":"([0-9a-f]{64})"')
 
 
-def sealed(tensors: Mapping[str, Tensor | Masked], metadata: Mapping[str, str]) -> bytes:
-    """A safetensors file of these tensors with a seal.
+def sealed(tensors: Mapping[str, Tensor | Masked], metadata: Mapping[str, str]) -> Pieces:
+    """A safetensors file of these tensors with a seal, in pieces.
 
     Args:
         tensors: by name, at least one.
         metadata: text for its header.
     """
-    plain = encode(tensors, plain=True)
-    end = 8 + int.from_bytes(plain[:8], "little")
     # The library's own writer has text in a random order, and equal runs have equal files.
-    text = json.dumps({**metadata, SEAL: _BLANK}, separators=(",", ":"), ensure_ascii=False)
-    header = b'{"__metadata__":' + text.encode() + b"," + plain[9:end].rstrip()
-    header += b" " * (-len(header) % 8)
-    data = len(header).to_bytes(8, "little") + header + plain[end:]
-    found = _seal_of(data)
+    start, *rest = pieces(tensors, plain=True, metadata={**metadata, SEAL: _BLANK})
+    header = bytes(start)
+    found = _seal_of(header)
     assert found is not None
-    start, end = found.span(1)
-    return data[:start] + digest(data).encode() + data[end:]
+    begin, end = found.span(1)
+    return [header[:begin] + digest([header, *rest]).encode() + header[end:], *rest]
 
 
 def has_seal(data: bytes) -> bool:

@@ -98,6 +98,17 @@ def add_to(total: Tensor, values: Tensor, weight: float) -> None:
         own.add_(more, alpha=weight)
 
 
+def quotient(total: Tensor, divisor: float, dtype: torch.dtype) -> Tensor:
+    """The total / divisor in another type, in pieces: it may fill half of the memory."""
+    if total.numel() <= _PIECE or not total.is_contiguous():
+        return (total / divisor).to(dtype)
+    found = torch.empty(total.shape, dtype=dtype, device=total.device)
+    pieces = (torch.split(flat, _PIECE) for flat in (found.view(-1), total.view(-1)))
+    for own, piece in zip(*pieces, strict=True):
+        own.copy_(piece / divisor)
+    return found
+
+
 def all_finite(values: Tensor) -> bool:
     """Whether no value is NaN or infinite; in one pass where, as almost always, all are."""
     # A NaN or an infinity makes the sum non-finite. So may an overflow, hence the second look.

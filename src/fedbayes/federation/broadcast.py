@@ -102,6 +102,10 @@ class ServerMessages:
                 self._codec = link.codec(message, RoundContext(self.run, self.number))
         return self._data
 
+    def forget(self) -> None:
+        """Let go of the encoded message, which nobody is sent again."""
+        self._data = b""
+
     def of(self, client: int) -> Self:
         """What a client had: this, unless it began in an earlier round (`VersionedMessages`)."""
         return self

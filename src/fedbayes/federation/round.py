@@ -6,7 +6,7 @@ lost, and every client of a round that comes to too few reports, or after which 
 is not sound: their states stay as they were, like the server's. All other errors leave here.
 """
 
-from collections.abc import Callable, Mapping, MutableMapping
+from collections.abc import Callable, Iterator, Mapping, MutableMapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -29,7 +29,7 @@ from fedbayes.federation.privacy.spending import Spending
 from fedbayes.federation.settings import AS_IT_IS, Aggregation, Compression
 from fedbayes.federation.stages.aggregation import Fold, fold
 from fedbayes.federation.stages.bounds import NormBound
-from fedbayes.federation.stages.stage import Stage, at_server
+from fedbayes.federation.stages.stage import Arrival, Stage, at_server
 from fedbayes.federation.stages.stale import AsyncRound, VersionedMessages, up_to_date
 
 
@@ -145,8 +145,9 @@ def run_round(
     arrivals = ledger.arrivals(answers, sent, method)
     if past:
         arrivals = up_to_date(arrivals, own, past)
-    for arrival in bounds(at_server(rules.stages, arrivals, ledger), ledger):
-        reports.add(arrival.client, arrival.report)
+    _fold(bounds(at_server(rules.stages, arrivals, ledger), ledger), reports)
+    if past is None:
+        own.forget()
 
     cohort = members if past and past.live else cohort
     if rules.privacy is None and (cohort or past):
@@ -156,6 +157,12 @@ def run_round(
     # Outliers speak of single reports, as bounds do.
     outliers = {} if rules.privacy else bounds.outlying
     return _ended(own, ledger, past, update, cohort=cohort, outliers=outliers, reports=reports)
+
+
+def _fold(arrivals: Iterator[Arrival], reports: Fold) -> None:
+    """Take the reports in; none stays in memory for the sake of a local variable."""
+    for arrival in arrivals:
+        reports.add(arrival.client, arrival.report)
 
 
 @dataclass(frozen=True)

@@ -106,6 +106,7 @@ class LoadedApp:
     def answer(self, request: Request) -> tuple[Message, Context, bool]:
         """What the app says to a request, the context that it leaves, and whether it is sound."""
         contents = dict(request.contents)
+        request.contents.clear()  # what is joined is not needed in pieces, and may be gigabytes
         message = inflate_object_from_contents(request.message, contents)
         assert isinstance(message, Message)
         message.metadata.__dict__["_message_id"] = request.message

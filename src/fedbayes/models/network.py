@@ -35,6 +35,10 @@ def _copies(tensors: Tensors) -> Tensors:
     return {name: tensor.detach().to("cpu", copy=True) for name, tensor in tensors.items()}
 
 
+def _here(tensors: Tensors) -> Tensors:
+    return {name: tensor.detach().cpu() for name, tensor in tensors.items()}
+
+
 def digest_of(tensors: Tensors) -> str:
     """SHA-256 of names, types, shapes and values of tensors, hexadecimal; empty without any."""
     if not tensors:
@@ -118,17 +122,22 @@ class Network(Brief):
         kept = fixed | frozen_buffers(module)
         buffers = {n: b for n, b in module.named_buffers() if n in stored and n not in kept}
         changed = {**trained, **buffers}
-        self.initial: Tensors = _copies({n: t for n, t in changed.items() if n not in own})
-        """Weights at the start: all that a client's training may change, and everybody shares."""
+        shared = {n: t for n, t in changed.items() if n not in own}
+        # A user's code may write to its module, or give out the same one twice.
+        self.initial: Tensors = _copies(shared) if name else _here(shared)
+        """Weights at the start: all that a client's training may change, and everybody shares.
+        On the CPU, those of a built-in network share memory with the module."""
         self.own: Tensors = _copies({n: t for n, t in changed.items() if n in own})
         """Weights at the start that are each client's own: they never leave it."""
         self.buffers = frozenset(buffers)
         """Names of those that no gradient trains, such as running means."""
-        self.constants: Tensors = {
-            n: tensor.detach().cpu()
-            for n, tensor in (*module.named_parameters(), *module.named_buffers())
-            if n in kept or (isinstance(tensor, nn.Parameter) and not tensor.requires_grad)
-        }
+        self.constants: Tensors = _here(
+            {
+                n: tensor
+                for n, tensor in (*module.named_parameters(), *module.named_buffers())
+                if n in kept or (isinstance(tensor, nn.Parameter) and not tensor.requires_grad)
+            }
+        )
         """What does not train: parameters whose `requires_grad` is False, buffers that nothing
         changes. Never sent; they share memory with the module."""
         self.fixed: Tensors = {n: t for n, t in self.constants.items() if n in fixed}

@@ -34,6 +34,7 @@ from typing import TYPE_CHECKING, Any
 from fedbayes.config.config import Config
 from fedbayes.config.given import objects, tables
 from fedbayes.core.files import (
+    Pieces,
     digest,
     flush,
     json_text,
@@ -590,7 +591,7 @@ class RunFolder(os.PathLike[str]):
     def finish(self, model: Tensors | None, summary: Metrics, card: Card) -> None:
         """Write the summary, and the global model with its card if there is one."""
         text = (json_text(summary, indent=2) + "\n").encode()
-        written = {self.summary_file.name: text}
+        written: dict[str, bytes | Pieces] = {self.summary_file.name: text}
         if model is not None:
             data = sealed(dict(model), {CARD: card.dump()})
             write_beside(self.model_file, data)

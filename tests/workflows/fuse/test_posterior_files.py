@@ -340,7 +340,7 @@ def test_factors_that_cannot_be_are_refused(client, spoil, said):
     write_posterior(path, posterior(module, THREE, samples))
     tensors = load_file(path)
     spoil(tensors)
-    path.write_bytes(sealed(tensors, {"fedbayes-posterior": "1"}))
+    path.write_bytes(b"".join(sealed(tensors, {"fedbayes-posterior": "1"})))
     with pytest.raises(ModelError, match=said):
         read_posterior(path)
 

@@ -117,7 +117,9 @@ def test_safetensors_do_not_keep_the_order_of_layers(tmp_path, sizes, several):
 def test_a_kept_order_of_other_names_is_none(tmp_path):
     weights = Layered(b=(2, 2), a=(2, 2)).state_dict()
     for text in ("[", "3", '["a.weight"]', '["a.weight", 1]'):
-        (tmp_path / "m.safetensors").write_bytes(sealed(weights, {"fedbayes-order": text}))
+        (tmp_path / "m.safetensors").write_bytes(
+            b"".join(sealed(weights, {"fedbayes-order": text}))
+        )
         assert list(read_weights(tmp_path / "m.safetensors")) == sorted(weights)
 
 

@@ -222,9 +222,8 @@ def write_posterior(path: Path, found: Posterior, card: Card | None = None) -> i
         tensors["temperature"] = torch.tensor(found.temperature, dtype=torch.float64)
     text = {POSTERIOR: VERSION, **kept_order(found.weights)}
     text |= {} if card is None else {CARD: card.dump()}
-    data = sealed(tensors, text)
-    write_beside(path, data)
-    return len(data)
+    write_beside(path, sealed(tensors, text))
+    return path.stat().st_size
 
 
 def read_posterior(path: Path, files: ModelFiles | None = None) -> tuple[Posterior, Card | None]:
