@@ -59,7 +59,8 @@ class ByClient:
         """
         if not len(clients):
             return self
-        every = torch.cat((self.clients, clients)).sort().values.unique_consecutive()
+        both = torch.cat((self.clients, clients)).sort().values
+        every: Tensor = both.unique_consecutive()  # type: ignore[no-untyped-call]
         old, new = (torch.searchsorted(every, some) for some in (self.clients, clients))
         merged: Tensors = {}
         for name in {**self.columns, **columns}:
