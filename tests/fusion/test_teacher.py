@@ -150,6 +150,7 @@ def test_where_no_client_has_two_classes_it_is_by_how_far_each_prefers_its_own()
     log = torch.stack(each, 1) + theta.log()
     wanted = (log / (1 + 0.6 * log.std(-1, keepdim=True))).softmax(-1)
     torch.testing.assert_close(found, wanted, rtol=1e-4, atol=1e-5)
+    assert "its only class" in teacher.told
 
 
 def test_levelled_it_is_the_same_however_sure_a_client_is_of_its_only_class():

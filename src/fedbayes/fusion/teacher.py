@@ -141,7 +141,7 @@ class Teacher:
             kind = self.likelihood(outputs.shape[-1])
             assert isinstance(kind, Classes)
             odds = self._odds(kind.normalized(outputs))
-            wanted, levels = frequencies(self.counts).log().to(odds), torch.zeros(odds.shape[1:])
+            wanted, levels = frequencies(self.counts).log().to(odds), odds.new_zeros(odds.shape[1])
             for _ in range(_ITERATIONS):
                 log = odds - torch.logsumexp(odds + levels, -1, keepdim=True)
                 levels = wanted - torch.logsumexp(log, 0) + math.log(len(x))
@@ -201,6 +201,8 @@ class Teacher:
         """What the prediction is made of, in a sentence for users."""
         by = "counts of classes" if self.counts is not None else "shares"
         how = f"ensemble prediction by {by}" if self.shares is not None else "mean prediction"
+        if self._apart:
+            return "the teacher is how far each model prefers its only class: no client has two"
         given = [t for t in self.temperatures if t is not None]
         if not given:
             return f"the teacher is the {how} of the models, none of which has a temperature"
