@@ -134,14 +134,14 @@ class Teacher:
         """The same, with offsets b by which classes are as frequent on these inputs as among all
         samples; they are found by Sinkhorn's iteration. Only if no client has two classes.
         """
-        found = copy.copy(self)
-        if self._apart:
+        found, counts = copy.copy(self), self.counts
+        if counts is not None and self._apart:
             x = torch.cat([draws.batch(-1 - number, CHUNK) for number in range(_LEVELLED)])
             outputs = torch.stack([client(x) for client in self.clients]).float()
             kind = self.likelihood(outputs.shape[-1])
             assert isinstance(kind, Classes)
             odds = self._odds(kind.normalized(outputs))
-            wanted, levels = frequencies(self.counts).log().to(odds), odds.new_zeros(odds.shape[1])
+            wanted, levels = frequencies(counts).log().to(odds), odds.new_zeros(odds.shape[1])
             for _ in range(_ITERATIONS):
                 log = odds - torch.logsumexp(odds + levels, -1, keepdim=True)
                 levels = wanted - torch.logsumexp(log, 0) + math.log(len(x))
