@@ -90,3 +90,18 @@ def resnet18(*, shape, classes, width=64, blocks=2):
 def resnet20(*, shape, classes):
     """ResNet-20 with batch normalization, which trains on augmented images."""
     return nn.Sequential(Augmentation(), *residual(shape, classes, 16, 3, 3))
+
+
+def vgg11(*, shape, classes, width=0.25):
+    """VGG-11 with one dense layer, without normalization; narrower as told."""
+    layers: list[nn.Module] = []
+    before = shape[0]
+    for channels in (64, 0, 128, 0, 256, 256, 0, 512, 512, 0, 512, 512, 0):
+        if not channels:
+            layers.append(nn.MaxPool2d(2))
+            continue
+        after = int(width * channels)
+        layers += [nn.Conv2d(before, after, 3, padding=1), nn.ReLU()]
+        nn.init.kaiming_normal_(layers[-2].weight, nonlinearity="relu")  # or it hardly starts
+        before = after
+    return nn.Sequential(*layers, nn.Flatten(), nn.Linear(before, classes))

@@ -16,9 +16,11 @@ from fedbayes.fusion.teacher import (
     set_training,
     stationary,
 )
+from fedbayes.inputs import Inputs, build_prior
 from fedbayes.likelihoods import build_likelihood
 
 COUNTS = [[50, 3, 0], [0, 41, 0], [30, 20, 0]]
+SEEN = Inputs(build_prior("gaussian", (3,)), torch.zeros(3), torch.ones(3))
 
 
 def networks(count=3, outputs=3, inputs=4):
@@ -134,6 +136,43 @@ def test_three_exact_clients_of_two_classes_each():
     own = torch.stack([(pooled * torch.tensor(row) + 1e-300).log() for row in counts])[:, None]
     q = stationary(own, torch.tensor(counts), restart=1e-9)
     torch.testing.assert_close(q[0], pooled / pooled.sum(), rtol=0, atol=1e-6)
+
+
+def test_where_no_client_has_two_classes_it_is_by_how_far_each_prefers_its_own():
+    clients = networks(2, inputs=3)
+    teacher = Teacher(clients, counts=[[0, 30, 0], [0, 0, 60]], temperatures=[2.0, None])
+    x = torch.randn(10, 3)
+    with torch.no_grad():
+        odds = [(p / (1 - p)).log() for p in (f(x).double().softmax(-1) for f in clients)]
+        found = teacher(x).double().softmax(-1)
+    theta = torch.tensor([2, 32, 62], dtype=torch.float64) / 96
+    each = [(odds[0] + odds[1])[:, 0] / 2, odds[0][:, 1], odds[1][:, 2]]
+    log = torch.stack(each, 1) + theta.log()
+    wanted = (log / (1 + 0.6 * log.std(-1, keepdim=True))).softmax(-1)
+    torch.testing.assert_close(found, wanted, rtol=1e-4, atol=1e-5)
+    assert "its only class" in teacher.told
+
+
+def test_levelled_it_is_the_same_however_sure_a_client_is_of_its_only_class():
+    found = {}
+    for bias in (0.0, 300.0):
+        clients = networks(2, outputs=2, inputs=3)
+        with torch.no_grad():
+            clients[1].bias[1] += bias
+        teacher = Teacher(clients, counts=[[30, 0], [0, 60]])
+        x = SEEN.batch(5, 200)
+        with torch.no_grad():
+            found[bias] = teacher(x).softmax(-1), teacher.levelled(SEEN)(x).softmax(-1)
+    plain, levelled = zip(*found.values(), strict=True)
+    assert (plain[0] - plain[1]).abs().max() > 0.1
+    torch.testing.assert_close(*levelled, rtol=0, atol=1e-3)
+    assert 0.5 < (levelled[0][:, 1] > 0.5).double().mean() < 0.8
+
+
+def test_only_clients_of_one_class_are_levelled():
+    teacher = Teacher(networks(2, inputs=3), counts=[[5, 1, 0], [0, 0, 5]])
+    x = torch.randn(4, 3)
+    torch.testing.assert_close(teacher.levelled(SEEN)(x), teacher(x), rtol=0, atol=0)
 
 
 def test_a_temperature_takes_the_place_of_larger_outputs():

@@ -15,7 +15,7 @@ import pytest
 import torch
 from benchmarks import authors, frameworks, history
 from benchmarks.fusion_networks import Augmentation
-from benchmarks.fusion_partitions import halves, labels
+from benchmarks.fusion_partitions import halves, labels, uneven
 
 from fedbayes import Config
 from fedbayes.workflows.experiments.variants import settled, variants
@@ -157,6 +157,17 @@ def test_clients_of_the_fusion_benchmark_have_so_many_classes(divide, each):
     assert ((counts > 0).sum(1) == each).all()
     for column in counts.T:
         assert np.ptp(column[column > 0]) <= 1
+
+
+def test_uneven_clients_have_dirichlet_shares_of_every_class():
+    """Mean shares are 1/n, and of the concentrations 1 to 5 in some order for each class."""
+    y, n = np.repeat(np.arange(400), 200), 4
+    owner = uneven(y, n, np.random.default_rng(1))
+    shares = np.array([np.bincount(own, minlength=n) for own in owner.reshape(400, 200)]) / 200
+    np.testing.assert_allclose(shares.mean(0), 1 / n, atol=0.02)
+    a = np.linspace(1, 5, n)
+    second = (a * (a + 1)).mean() / (a.sum() * (a.sum() + 1))
+    np.testing.assert_allclose((shares**2).mean(0), second, atol=0.015)
 
 
 def test_augmented_images_are_shifted_or_reflected():

@@ -156,8 +156,8 @@ def fuse_functions(
         torch.Size([5, 2])
     """
     settings, say = settings or FunctionSettings(), watch or (lambda text: None)
-    teacher, samples = teacher_of(clients, counts, likelihood, temperatures)
     kept = CachedInputs(draws)
+    teacher, samples = teacher_of(clients, counts, likelihood, temperatures, kept)
     few = kept.batch(-1, CHUNK)[:2]
     networks = {**clients, "the wanted network": like}
     require_inputs_kept(networks, few)
@@ -246,6 +246,7 @@ def teacher_of(
     counts: npt.ArrayLike | None,
     likelihood: Likelihood | None,
     temperatures: Temperatures | None = None,
+    draws: Draws | None = None,
 ) -> tuple[Teacher, list[float] | None]:
     """The clients' networks together, and the samples of each.
 
@@ -254,6 +255,7 @@ def teacher_of(
         counts: samples of each client and class [S, K], or of each client [S].
         likelihood: what outputs mean; a class for each by default.
         temperatures: of each client, [S]; see `Teacher`.
+        draws: inputs that it is levelled on, if no client has two classes.
 
     Raises:
         ModelError: counts do not fit the clients, or a weight is not finite.
@@ -270,6 +272,7 @@ def teacher_of(
     of_classes = likelihood is None or isinstance(likelihood, Classes)
     if table.ndim == 2 and table.shape[1] > 1 and of_classes:
         teacher = Teacher(networks, None, likelihood, names, table, temperatures)
+        teacher = teacher if draws is None else teacher.levelled(draws)
     else:
         shares = (samples / samples.sum()).float()
         teacher = Teacher(networks, shares, likelihood, names, None, temperatures)

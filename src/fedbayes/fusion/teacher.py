@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from fedbayes.core.targets import Target
 from fedbayes.core.wording import listed
 from fedbayes.errors import ModelError
+from fedbayes.fusion.draws import CHUNK, Draws
 from fedbayes.likelihoods import Classes, Likelihood
 from fedbayes.likelihoods.categorical import Categorical
 from fedbayes.likelihoods.temperature import at_temperature, has_temperature
@@ -35,6 +36,8 @@ _LEAST = 0.01
 """Smallest variance of a client's outputs that counts, relative to the largest of all clients."""
 _SHARED = 0.05
 """Least 1 − 1/N of a class in the variance between clients: with one client there is none."""
+_LEVELLED, _ITERATIONS = 4, 200
+"""Chunks of inputs on which classes of clients apart are levelled, and iterations for it."""
 _SMALLEST = 1e-12
 """Variance of outputs over the classes where no client distinguishes any."""
 
@@ -61,6 +64,13 @@ class Teacher:
 
     with outputs f of client s, its frequencies p_s(k) of classes, and T = 1 and `SOFTNESS` of the
     deviation of f over the classes: the geometric mean over clients by their mean share.
+
+    If no client has two classes, predictions of exact clients are constant, and Bayes' rule has
+    nothing to compare. Then the teacher is how far each network prefers its class to the others,
+
+        log t_k(x) = log θ_k + b_k + Σ_s π_sk log(p_s(k | x) / (1 − p_s(k | x))) + const,
+
+    divided by 1 and `SOFTNESS` of its deviation, with the b of `levelled`; temperatures count not.
 
     With shares of each class alone the teacher is Σ_s π_sk f_sk of centred logits. Without counts
     and shares its prediction is nearest to the mixture of the clients': the least
@@ -116,6 +126,38 @@ class Teacher:
             self._check_shares(shares)
         self.temperatures = self._checked(temperatures)
         self._pooling = False
+        self._apart = self.counts is not None and bool(((self.counts > 0).sum(1) < 2).all())
+        self._levels = torch.zeros(())
+
+    @torch.no_grad()
+    def levelled(self, draws: Draws) -> "Teacher":
+        """The same, with offsets b by which classes are as frequent on these inputs as among all
+        samples; they are found by Sinkhorn's iteration. Only if no client has two classes.
+        """
+        found, counts = copy.copy(self), self.counts
+        if counts is not None and self._apart:
+            x = torch.cat([draws.batch(-1 - number, CHUNK) for number in range(_LEVELLED)])
+            outputs = torch.stack([client(x) for client in self.clients]).float()
+            kind = self.likelihood(outputs.shape[-1])
+            assert isinstance(kind, Classes)
+            odds = self._odds(kind.normalized(outputs))
+            wanted, levels = frequencies(counts).log().to(odds), odds.new_zeros(odds.shape[1])
+            for _ in range(_ITERATIONS):
+                log = odds - torch.logsumexp(odds + levels, -1, keepdim=True)
+                levels = wanted - torch.logsumexp(log, 0) + math.log(len(x))
+            found._levels = levels
+        return found
+
+    def _odds(self, scores: Tensor) -> Tensor:
+        """Odds log θ_k + b_k + Σ_s π_sk log(p_sk / (1 − p_sk)), by logits [S, n, K]."""
+        assert self.counts is not None
+        assert self.shares is not None
+        top = scores.argmax(-1, keepdim=True)
+        others = scores.logsumexp(-1, keepdim=True) + torch.log1p(-scores.softmax(-1))
+        rest = scores.scatter(-1, top, -torch.inf).logsumexp(-1, keepdim=True)
+        odds = scores - others.scatter(-1, top, rest)
+        mean = (self.shares.to(odds)[:, None] * odds).sum(0)
+        return mean + frequencies(self.counts).log().to(odds) + self._levels.to(odds)
 
     def pooled(self) -> "Teacher":
         """The same, as confident as all samples together make it, if clients are calibrated.
@@ -159,6 +201,8 @@ class Teacher:
         """What the prediction is made of, in a sentence for users."""
         by = "counts of classes" if self.counts is not None else "shares"
         how = f"ensemble prediction by {by}" if self.shares is not None else "mean prediction"
+        if self._apart:
+            return "the teacher is how far each model prefers its only class: no client has two"
         given = [t for t in self.temperatures if t is not None]
         if not given:
             return f"the teacher is the {how} of the models, none of which has a temperature"
@@ -206,6 +250,12 @@ class Teacher:
                 "that inputs are scaled like its training data"
             )
         kind = self.likelihood(draws.shape[-1])
+        if self._apart:
+            assert isinstance(kind, Classes)
+            odds = self._odds(kind.normalized(draws))
+            return kind.outputs_of(
+                (odds / (1 + SOFTNESS * odds.std(-1, keepdim=True))).log_softmax(-1)
+            )
         if any(self.temperatures):
             draws = torch.stack(
                 [
@@ -279,15 +329,21 @@ def stationary(scores: Tensor, counts: Tensor, restart: float = RESTART) -> Tens
     had, sizes = table.sum(0), table.sum(1)
     # A class that nobody has is left by way of all clients, by their samples.
     shares = torch.where(had > 0, table / had.clamp_min(1e-300), sizes[:, None] / sizes.sum())
-    frequencies = (had + len(table)) / (had + len(table)).sum()
+    theta = frequencies(table)
     unseen = (table == 0) & (sizes > 0)[:, None]
     p = scores.double().masked_fill(unseen[:, None], -torch.inf).softmax(-1)
     flow = torch.einsum("sk,tnk->nst", shares, p)
     system = torch.eye(len(p), dtype=p.dtype, device=p.device) - (1 - restart) * flow
-    start = (restart * shares @ frequencies).expand(len(flow), -1)
+    start = (restart * shares @ theta).expand(len(flow), -1)
     mass = torch.linalg.solve(system, start)
-    found = (1 - restart) * torch.einsum("nt,tnk->nk", mass, p) + restart * frequencies
+    found = (1 - restart) * torch.einsum("nt,tnk->nk", mass, p) + restart * theta
     return found.to(scores.dtype)
+
+
+def frequencies(counts: Tensor) -> Tensor:
+    """Of the classes over all clients, with one more sample of every class at every client [K]."""
+    had = counts.double().sum(0) + len(counts)
+    return had / had.sum()
 
 
 def sharpness(scores: Tensor, shares: Tensor, log: Tensor) -> tuple[Tensor, Tensor]:

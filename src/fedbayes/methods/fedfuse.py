@@ -173,8 +173,8 @@ class FedFuse(ClassCountedMethod[Server]):
             for client, state in zip(found, states, strict=True)
         }
         warmth = [float(tensors.get(TEMPERATURE, 0)) or None for tensors in found.values()]
-        teacher, _ = teacher_of(clients, counts, run.likelihood, warmth)
         draws = draws_of_round(self.inputs, at)
+        teacher, _ = teacher_of(clients, counts, run.likelihood, warmth, draws)
         if self.seek and isinstance(run.likelihood, Classes):
             draws = CachedInputs(Seeker(draws, teacher, SeekingSettings(share=self.seek)))
         settings = DistillationSettings(

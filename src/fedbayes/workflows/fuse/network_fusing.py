@@ -123,7 +123,7 @@ class NetworkFusion:
         test, short = self._samples(job.test, silos), silos.short
         networks = {short[path]: network for path, network in silos.networks.items()}
         temperatures = self._temperatures(silos, counts)
-        teacher, _ = teacher_of(networks, counts, silos.likelihood, temperatures)
+        teacher, _ = teacher_of(networks, counts, silos.likelihood, temperatures, inputs)
         if has_temperature(silos.likelihood):
             notes = (*notes, teacher.told)
         scale = SizeTradeoff(teacher, CachedInputs(inputs), test)
