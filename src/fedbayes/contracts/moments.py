@@ -82,7 +82,7 @@ class MomentMatching(PartitionedPosterior[MomentsClient]):
 
     def remarks(self, run: Federation) -> list[str]:
         """A note if clients take part in few rounds."""
-        return few_rounds(self.name, run)
+        return few_rounds(self, run)
 
     def recommended(self, known: Known) -> dict[str, Any]:
         """Adam, and a prior that lets the model fit the data."""

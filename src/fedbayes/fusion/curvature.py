@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, nn
 from torch.func import functional_call, grad, vmap
 
-from fedbayes.contracts import RoundContext
+from fedbayes.contracts import AnyMethod, Federation, RoundContext
 from fedbayes.core import seeds
 from fedbayes.core.tensors import Samples, Tensors, all_finite
 from fedbayes.errors import ConfigError, ModelError
@@ -216,12 +216,13 @@ def _module(network: Network, weights: Tensors) -> nn.Module:
     return module
 
 
-def require_curvature(likelihood: Likelihood) -> None:
-    """Reject likelihoods without a distribution, which have no Fisher matrix.
+def fisher_matrix(method: AnyMethod, run: Federation) -> None:
+    """The likelihood has a distribution, and so a Fisher matrix.
 
     Raises:
-        ConfigError: the likelihood has no distribution.
+        ConfigError: it has none.
     """
+    likelihood = run.likelihood
     if not isinstance(likelihood, Classes | Multilabel | Parametric):
         raise ConfigError(
             f"the likelihood {likelihood.name} has no distribution, so it has no Fisher matrix "

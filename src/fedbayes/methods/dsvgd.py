@@ -28,15 +28,16 @@ from fedbayes.contracts import (
     nll,
 )
 from fedbayes.contracts.changes import norm
-from fedbayes.contracts.drawn import own_prior, sampler_over, weights_alone
+from fedbayes.contracts.drawn import sampler_over
 from fedbayes.contracts.natural import KNOWN_STD
+from fedbayes.contracts.needs import own_prior, weights_alone
 from fedbayes.contracts.personal import PersonalTensors
 from fedbayes.core import seeds
 from fedbayes.core.fields import Chosen
 from fedbayes.core.messages import Message, dense
 from fedbayes.core.tensors import Samples, Tensors, added, named, part
 from fedbayes.errors import MessageError
-from fedbayes.fusion.curvature import require_curvature, summed_diagonal
+from fedbayes.fusion.curvature import fisher_matrix, summed_diagonal
 from fedbayes.fusion.posterior_settings import CurvatureSettings
 
 
@@ -59,6 +60,12 @@ def _typical(method: "Dsvgd", server: DsvgdServer, run: Federation) -> float:
     least, began = KNOWN_STD**-2, [w.double() for w in run.network.initial.values()]
     shift = max(norm([server.shift]), least * norm(began))
     return math.hypot(norm([_diagonal(server.precision).clamp_min(least)]), shift)
+
+
+def _fisher_of_many(method: Any, run: Federation) -> None:
+    """Precisions of more weights than particles need a Fisher matrix."""
+    if method.particles <= _count(run):
+        fisher_matrix(method, run)
 
 
 class Dsvgd(Method[DsvgdServer, PersonalTensors, Sum]):
@@ -90,6 +97,7 @@ class Dsvgd(Method[DsvgdServer, PersonalTensors, Sum]):
     about = About(
         "particles moved by Stein gradients, Gaussian densities",
         "Kassab and Simeone 2022",
+        needs=(weights_alone, own_prior, _fisher_of_many),
     )
     server_state = DsvgdServer
     client_state = PersonalTensors
@@ -116,19 +124,6 @@ class Dsvgd(Method[DsvgdServer, PersonalTensors, Sum]):
     def recommended(self, known: Known) -> dict[str, Any]:
         """Adam, and a temperature that leaves the data their say."""
         return {**adam(known), "method.temperature": known.tempered(0.2)}
-
-    def check(self, run: Federation) -> None:
-        """Weights are all that changes, and precisions of many need a Fisher matrix.
-
-        Raises:
-            ConfigError: there is weight decay, the network is to compute in bf16, or the likelihood
-                has no Fisher matrix.
-            ModelError: the network has buffers, such as running means.
-        """
-        weights_alone(self.name, run)
-        own_prior(self.name, run)
-        if self.particles <= _count(run):
-            require_curvature(run.likelihood)
 
     def init(self, run: Federation) -> DsvgdServer:
         """The prior, and particles around the network's initialization."""

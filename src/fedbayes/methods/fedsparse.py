@@ -37,6 +37,7 @@ from fedbayes.contracts import (
     sgd,
     units_remarks,
 )
+from fedbayes.contracts.needs import sum_of_gradients
 from fedbayes.contracts.variates import Control, ControlVariateMethod, nobody
 from fedbayes.core.devices import placed
 from fedbayes.core.fields import Chosen, Only
@@ -50,7 +51,6 @@ from fedbayes.inference.controls import (
     bounded,
     corrected,
     no_norms,
-    require_plain_sgd,
     zeros,
 )
 from fedbayes.inference.gate_scale import CLOSED, GateScale
@@ -506,7 +506,11 @@ class ScaffoldFedSparse(ControlVariateMethod[Controlled], SpikeSlab[Controlled, 
         }
     )
     name = "scaffold-fedsparse"
-    about = About("FedSparse with SCAFFOLD's control variates", "Louizos et al. 2021, appendix E")
+    about = About(
+        "FedSparse with SCAFFOLD's control variates",
+        "Louizos et al. 2021, appendix E",
+        needs=(sum_of_gradients,),
+    )
     server_state = Controlled
 
     damping: Annotated[float, Chosen()] = Field(
@@ -518,11 +522,6 @@ class ScaffoldFedSparse(ControlVariateMethod[Controlled], SpikeSlab[Controlled, 
         learn less.
         """
         return {**SpikeSlab.recommended(self, known), "method.damping": 0.5}
-
-    def check(self, run: Federation) -> None:
-        """Variates along the path need plain SGD."""
-        super().check(run)
-        require_plain_sgd(run.training)
 
     def init(self, run: Federation) -> Controlled:
         """As FedSparse, with a control variate of zero."""

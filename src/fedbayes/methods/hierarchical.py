@@ -26,8 +26,8 @@ from fedbayes.contracts import (
     nll,
     sgd,
 )
-from fedbayes.contracts.drawn import own_prior
 from fedbayes.contracts.last_layer import FinalLayer, last_layer
+from fedbayes.contracts.needs import own_prior
 from fedbayes.contracts.personal import PersonalTensors, beside_fixed
 from fedbayes.core.fields import Chosen, Only
 from fedbayes.core.messages import Message, dense
@@ -84,6 +84,7 @@ class Hierarchical(Method[PopulationServer, PersonalTensors, Sum]):
     about = About(
         "a mixed model: a learned population of clients' last layers",
         "Laird and Ware 1982; MacKay 1992",
+        needs=(own_prior,),
     )
     server_state = PopulationServer
     client_state = PersonalTensors
@@ -136,9 +137,9 @@ class Hierarchical(Method[PopulationServer, PersonalTensors, Sum]):
 
         Raises:
             ModelError: the last layer is another one, or too large.
-            ConfigError: the rank is too large, or training has weight decay.
+            ConfigError: the rank is too large.
         """
-        own_prior(self.name, run)
+        super().check(run)
         layer = _last(run)
         if layer.size > self.largest:
             raise ModelError(
