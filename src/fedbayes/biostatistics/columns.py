@@ -495,14 +495,7 @@ def _union(column: str, told: Told) -> tuple[str, ...]:
 
 
 def _happens_always_or_never(wanted: Wanted, only: str, *, never: bool) -> str:
-    """Which text means that the event happened, where all rows have one; empty if it is not known,
-    or there is nothing to explain.
-
-    Args:
-        wanted: the columns.
-        only: the text.
-        never: whether there is something to say of an event that never happens.
-    """
+    """Which text means that the event happened, where all rows have one; or empty."""
     if wanted.happened:
         asked = wanted.happened if wanted.happened == only else truth_as_number(wanted.happened)
         return asked if never or (wanted.event and asked == only) else ""
@@ -512,13 +505,7 @@ def _happens_always_or_never(wanted: Wanted, only: str, *, never: bool) -> str:
 
 
 def _happened(wanted: Wanted, told: Told, *, never: bool) -> str:
-    """Which text of the outcome means that the event happened; empty where it is 1.
-
-    Args:
-        wanted: the columns.
-        told: what clients say of them.
-        never: whether it may happen in no row.
-    """
+    """Which text of the outcome means that the event happened; empty where it is 1."""
     column = wanted.binary
     entries = {client: t.columns[column] for client, t in told.items()}
     many = next((c for c, e in entries.items() if isinstance(e.levels, int)), None)

@@ -240,15 +240,7 @@ def _watch(
     title: str = "",
     again: str = "",
 ) -> "Simulation":
-    """Show a run as it goes to its end, and let Ctrl-C end it.
-
-    Args:
-        start: makes the simulation.
-        track: names of trackers.
-        conclude: says the result.
-        title: what is shown before the method's name.
-        again: the command to go on, if it is not the run's own.
-    """
+    """Show a run as it goes to its end, and let Ctrl-C end it."""
     from fedbayes.start import drive
 
     def begin(notify: Notify) -> "Simulation":

@@ -148,10 +148,8 @@ def _move(std: Tensors, rng: torch.Generator) -> Tensors:
 
 
 def _derivable(network: Network, mean: Tensors, x: Tensor) -> Network:
-    """The network, laid out such that it has forward derivatives.
-
-    Those of some operations, GroupNorm's for one, are not there for images with channels last.
-    """
+    """The network, laid out such that it has forward derivatives."""
+    # Some operations have none for images with channels last, such as GroupNorm.
     try:
         _linear(network, mean, mean, x)
     except RuntimeError as error:

@@ -80,11 +80,7 @@ def require(package: str, what: str, error: type[FedbayesError]) -> None:
 
 
 def _import_torchvision() -> None:
-    """Import torchvision, which the others do if it is there.
-
-    One that was built for GPUs has no operators of its own with a PyTorch without them, and its
-    import fails where it describes them. Nothing here uses these operators, so it goes without.
-    """
+    """Import torchvision, if it is there; without its operators where these do not load."""
     if find_spec("torchvision") is None:
         return
     try:

@@ -299,11 +299,7 @@ def _seeking(teacher: Teacher, draws: Draws, settings: FunctionSettings) -> Draw
 
 
 def _balanced(teacher: Teacher, draws: Draws, counts: npt.ArrayLike | None) -> Balanced:
-    """Draws of which the teacher gives each class its share of the counts, as nearly as it can be.
-
-    Raises:
-        ConfigError: there are no counts of classes.
-    """
+    """Draws of which the teacher gives each class about its share of the counts."""
     table = torch.as_tensor(0 if counts is None else counts, dtype=torch.float64)
     if table.ndim != 2 or table.shape[1] < 2:
         raise ConfigError(

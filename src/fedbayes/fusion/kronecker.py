@@ -256,11 +256,7 @@ def check_layers(module: nn.Module, likelihood: Likelihood, x: Tensor) -> None:
 def _operations(
     module: nn.Module, function: Callable[[nn.Module, Tensor], object], example: Tensor
 ) -> GraphModule:
-    """What a function of a network and of one sample does, operation by operation.
-
-    Raises:
-        ModelError: it cannot be recorded.
-    """
+    """What a function of a network and of one sample does, operation by operation."""
     network = copy.deepcopy(module).eval()
     try:
         with warnings.catch_warnings():
@@ -285,11 +281,7 @@ def _without_gradients(module: nn.Module, error: Exception) -> ModelError:
 def _factors(
     module: nn.Module, likelihood: Likelihood, batches: Iterable[Tensor]
 ) -> dict[str, KroneckerFactors]:
-    """Kronecker factors by layer.
-
-    Raises:
-        ModelError: no layer has any, or they cannot be computed.
-    """
+    """Kronecker factors by layer."""
     try:
         factors = layer_factors(module, likelihood, batches)
     except RuntimeError as error:  # of a module of somebody's own

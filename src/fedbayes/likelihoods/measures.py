@@ -58,11 +58,7 @@ class Measure:
 
 
 def _indicators(y: Array, p: Array) -> tuple[Array, Array]:
-    """Whether samples are of each class or label, and its probability, [n, C] each.
-
-    Of two classes C is 1, that of the second. Only those are left of which there are samples and
-    others: of the rest nothing can be ranked.
-    """
+    """Whether samples are of each class, and its probability, where both kinds occur."""
     import numpy as np
 
     if p.ndim == 1:

@@ -227,10 +227,7 @@ def _explained(scores: Mapping[str, float], name: str) -> float:
 
 
 def _quantile(each: Any, p: float, steps: int = 40) -> np.ndarray:
-    """The least x at which the mean of distributions [draws, ...] has CDF(x) ≥ p, [...].
-
-    To within 2^-steps of the distance between quantiles of the components; of counts, exact.
-    """
+    """The least x at which the mean of distributions [draws, ...] has CDF(x) ≥ p, [...]."""
     from scipy.stats import rv_discrete
 
     components = each.ppf(p)

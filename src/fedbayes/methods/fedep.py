@@ -90,9 +90,7 @@ class FedEP(MomentMatching):
         return ClientNote(falls_short=why)
 
     def _schedule(self, samples: int, run: Federation) -> tuple[int, int, int]:
-        """Of a round with so many training samples: steps, those of burn-in, and samples of the
-        weights.
-        """
+        """Of a round of these samples: steps, those of burn-in, and draws of the weights."""
         steps = run.training.step_count(samples)
         burn_in = int(self.burn_in * steps)
         return steps, burn_in, (steps - burn_in) // self.thinning

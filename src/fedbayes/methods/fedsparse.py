@@ -428,11 +428,8 @@ class SpikeSlab(
     def _pruned(
         self, weights: Tensors, thresholds: Tensors, gated: tuple[Gateable, ...]
     ) -> tuple[Tensors, Tensors]:
-        """Zero the units that are too improbable, and what reads them.
-
-        A reader's norm falls with the columns that it loses; its threshold falls by the same, so
-        that its gates stay as they were.
-        """
+        """Zero the units that are too improbable, and what reads them."""
+        # A reader's threshold falls as its norm does, so that its gates stay as they were.
         logits = {u.layer: self._logits(weights, thresholds, u) for u in gated}
         floor = torch.logit(torch.tensor(self.prune_below))
         keep = {u.layer: logits[u.layer] > floor for u in gated}

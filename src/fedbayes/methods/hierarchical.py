@@ -244,11 +244,7 @@ class Hierarchical(Method[PopulationServer, PersonalTensors, Sum]):
     def _inferred(
         self, sent: Tensors, samples: Samples, run: Federation, begin: Tensor | None = None
     ) -> tuple[Tensors, "_Population", Tensors]:
-        """The posterior of the last layer given some samples: `mean` [d] and `covariance` [d, d].
-
-        Returns:
-            The posterior; the population as it was sent; `loss`, and what is sent of the noise.
-        """
+        """The last layer's posterior given samples, the population as sent, and loss and noise."""
         layer = _last(run)
         population = _Population(sent["mean/weights"].cpu(), _cpu(part(sent, "spread")))
         features, more = layer.features(sent, samples.x, run)
@@ -433,9 +429,7 @@ def _posterior(
     run: Federation,
     begin: Tensor | None,
 ) -> tuple[Tensor, Tensor, float]:
-    """The Laplace approximation: φ̂ [d], S [d, d], and the mean loss there, by Newton steps from
-    `begin`, or from μ.
-    """
+    """The Laplace approximation by Newton steps: φ̂ [d], S [d, d], and the mean loss there."""
     prior, precision, y = population.mean, population.precision(), y.cpu()
     likelihood = run.likelihood
 

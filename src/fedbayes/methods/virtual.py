@@ -218,17 +218,7 @@ class Virtual(VariationalFactor[VirtualClient]):
         *,
         training: bool = True,
     ) -> tuple[Tensor, Tensor]:
-        """Outputs of the client and of the server, [samples · n, width].
-
-        Args:
-            run: with the network.
-            shared: posterior of the shared weights.
-            own: posterior of the client's own.
-            parameters: of the E-step, for the gates.
-            x: inputs [n, ...].
-            source: where noise comes from.
-            training: whether dropout is as in training.
-        """
+        """Outputs of the client and of the server, [samples · n, width]."""
         noise = Perturbation(self.samples, self.estimator, source)
         network = variational.stack(run.network.module)
         x, gates = variational.repeat(x, self.samples), part(parameters, "gate")

@@ -461,9 +461,7 @@ class _Collected:
                 self.marks.setdefault(root, set()).add((number, *at))
 
     def _places(self) -> dict[int, int]:
-        """Of every atom, a number for the axis that it was made on and for which of its unit's
-        entries there it is: the same number for every unit.
-        """
+        """A number for every atom's axis and place in its unit, the same for every unit."""
         numbers: dict[tuple[tuple[str, int], int], int] = {}
         places = {}
         for key, atoms in self.trace.axes.items():

@@ -234,9 +234,7 @@ def _start_own() -> Cluster:
 
 
 class _Places(list[str]):
-    """Where Ray has actors look modules up. It adds the current directory, which the command line
-    keeps from modules that nobody names.
-    """
+    """Where Ray has actors look modules up, without the current directory that it adds."""
 
     def extend(self, places: Iterable[str]) -> None:
         """Add places, but not that one."""
@@ -257,9 +255,7 @@ def _init(asked: str, **arguments: Any) -> None:
 
 
 def _silenced() -> Callable[[], None]:
-    """Keep what Ray says of other processes from standard output, which is the run's; what lets it
-    speak again.
-    """
+    """Keep what Ray says of other processes from standard output; what ends that."""
     from ray._private import worker
 
     before = worker.print_to_stdstream

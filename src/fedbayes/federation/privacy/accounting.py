@@ -85,9 +85,7 @@ def _joint(spent: Spent) -> float:
 
 
 def _known(rounds: Iterable[Spent]) -> float:
-    """μ² of the client that pays most for the rounds of which it is known who was in them, in units
-    of its bounds.
-    """
+    """μ² of the client that pays most for rounds with known cohorts, in its bounds."""
     paid: dict[int, float] = {}
     everybody = 0.0  # a rate of 1: whoever there is
     sequence: list[Spent] = []
@@ -129,14 +127,7 @@ def _correlated(rounds: Sequence[Spent]) -> dict[int, float]:
 def _epsilon(
     kind: str, known: float, sampled: tuple[tuple[tuple[float, float], int], ...], delta: float
 ) -> float:
-    """ε of a Gaussian mechanism of this μ and of sampled rounds.
-
-    Args:
-        kind: which federations are neighbours.
-        known: μ of what is not sampled, in units of the bounds.
-        sampled: of each (probability, multiplier), how many rounds.
-        delta: δ.
-    """
+    """ε of a Gaussian mechanism of the μ `known`, and of sampled rounds."""
     from dp_accounting import (
         GaussianDpEvent,
         NeighboringRelation,

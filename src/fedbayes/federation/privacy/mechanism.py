@@ -162,9 +162,7 @@ class Private:
         )
 
     def _noise(self, nonce: bytes, spent: Spent) -> NDArray[np.float64]:
-        """Noise of deviation 1 on all entries; correlated with that of rounds before, it follows
-        again from what they drew.
-        """
+        """Noise of deviation 1 on all entries, perhaps correlated with that of rounds before."""
         mechanism, number = self._mechanism, self._mechanism.number
         fresh = mechanism.secret.stream("noise", number, nonce).gaussian(self._entries)
         if not spent.correlated or spent.begins:
@@ -179,9 +177,7 @@ class Private:
         return noise
 
     def _following(self, nonce: bytes) -> dict[str, float]:
-        """The bounds of the next round: those that follow a quantile of the norms take a step
-        (Andrew et al. 2021); a noisy count of the changes within the bound says where to.
-        """
+        """The bounds of the next round, after a step to a quantile (Andrew et al. 2021)."""
         mechanism, settings = self._mechanism, self._mechanism.settings
         if settings.quantile is None:
             return {}

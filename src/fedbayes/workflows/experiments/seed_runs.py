@@ -406,12 +406,7 @@ def _to_the_end(
 
 
 def _numbers(seeds: int | Sequence[int], first: int) -> list[int]:
-    """The seeds as plain integers, also of NumPy's.
-
-    Args:
-        seeds: how many, or which.
-        first: where a number of seeds begins.
-    """
+    """The seeds as plain integers: these, or so many from the first on."""
     if _whole(seeds):
         given: list[Any] = list(range(first, first + int(seeds)))
     else:

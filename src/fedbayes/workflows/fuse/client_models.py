@@ -187,11 +187,7 @@ def _named_in(card: Card | None) -> ModelSettings | None:
 
 
 def _preprocessing(card: Card | None, seen: Seen, weights: Sequence[Tensors]) -> Preprocessing:
-    """What networks see: as their cards say, or as the user does.
-
-    Raises:
-        ModelError: too little is known, or what is said is not what the cards say.
-    """
+    """What networks see: as their cards say, or as the user does."""
     if card is not None:
         own = card.preprocessing
         if seen.shape not in (None, own.shape):
@@ -242,11 +238,7 @@ def _module(
     likelihood: Likelihood,
     biases: bool,
 ) -> nn.Module:
-    """The network of a file; one that is known by its shapes with biases, if any of these has.
-
-    Raises:
-        ModelError: the weights are of another one.
-    """
+    """The network of a file; one that is known by its shapes perhaps with biases."""
     shape = preprocessing.shape
     if settings is not None:
         frozen = None if card is None else card.frozen

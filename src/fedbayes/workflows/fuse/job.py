@@ -170,11 +170,7 @@ class FusionJob:
         return value is not None and value != () and value != {} and value != []
 
     def _methods(self) -> Mapping[str, FusionKind]:
-        """The methods that there are of such models: adapters, or whole networks.
-
-        Raises:
-            ModelError: some are adapters and others are not, or a file cannot be read.
-        """
+        """The methods that there are of such models: adapters, or whole networks."""
         other = self.method is not None and self.method not in ADAPTERS
         if other and not any(path.is_dir() for path in self.models):
             return FUSIONS  # by the weights of whole networks, whatever trained of them
@@ -189,15 +185,7 @@ class FusionJob:
         return FUSIONS
 
     def _name(self, methods: Mapping[str, FusionKind]) -> str:
-        """The method, in whose place the options or the files decide where none is named.
-
-        Args:
-            methods: those that there are.
-
-        Raises:
-            ConfigError: there is no such method.
-            ModelError: a file cannot be read.
-        """
+        """The method: as named, else as the options or the files decide."""
         if self.method in methods:
             return str(self.method)
         if self.method is not None:
@@ -224,11 +212,7 @@ class FusionJob:
         return "function" if known else "gpi-fnm"
 
     def _refuse_idle(self, name: str, kind: FusionKind, methods: Mapping[str, FusionKind]) -> None:
-        """See that no option or setting was given that the method does not hear.
-
-        Raises:
-            ConfigError: one was.
-        """
+        """See that no option or setting was given that the method does not hear."""
         own = set() if kind.settings is None else set(kind.settings.model_fields)
         for one in (*self._given - set(kind.options), *self.settings.keys() - own):
             if others := hearers(one, methods):
@@ -246,9 +230,7 @@ class FusionJob:
             )
 
     def _dense(self) -> bool:
-        """Whether all files hold fully connected networks, as shapes and cards say, and nothing
-        is said of another.
-        """
+        """Whether all files are fully connected networks by shapes, cards and options."""
         if self._given & set(NETWORK) or self.out.suffix.lower() == PROGRAM:
             return False
         for path in self.models:
@@ -264,11 +246,7 @@ class FusionJob:
         return True
 
     def _check_paths(self, kind: FusionKind) -> None:
-        """See that what is to be written can be.
-
-        Raises:
-            RunError: a path cannot be written, is one of the inputs, or is named twice.
-        """
+        """See that what is to be written can be, each to a path of its own."""
         outputs = {
             "the model": (self.out, (*WEIGHTS, PROGRAM) if kind.programs else WEIGHTS),
             "the report": (self.report, (".json", *((".html", ".htm") if kind.pages else ()))),

@@ -174,11 +174,7 @@ class NetworkFusion:
     def _temperatures(
         self, silos: ClientModels, counts: npt.NDArray[np.int64] | None
     ) -> list[float | None]:
-        """Of each model: fitted to the file of `temperature_data`, or as its own file says.
-
-        Raises:
-            ModelError: there is such a file, and predictions have no temperature.
-        """
+        """Of each model: fitted to the file of `temperature_data`, or as its own file says."""
         job, kind = self.job, silos.likelihood
         samples = self._samples(job.temperature_data, silos)
         if not has_temperature(kind):
@@ -255,11 +251,7 @@ class NetworkFusion:
         return {way: scale.metrics(frozen(network)) for way, network in ways.items()}
 
     def _widths(self) -> list[float]:
-        """That are tried, narrow to wide.
-
-        Raises:
-            ConfigError: they are not above 0, or do not go together.
-        """
+        """The widths that are tried, narrow to wide."""
         if self.width is None:
             widths = list(self.job.frontier) or list(WIDTHS)
         else:
@@ -274,11 +266,7 @@ class NetworkFusion:
         return fusion.likeness.divergence <= self.bound
 
     def _chosen(self, fusions: Mapping[float, FunctionFusion]) -> float:
-        """The width that is written.
-
-        Raises:
-            ModelError: it is free, and none is within the bound.
-        """
+        """The width that is written: as given, or the narrowest within the bound."""
         if self.width is not None:
             return self.width
         for width, fusion in fusions.items():
@@ -292,11 +280,7 @@ class NetworkFusion:
         )
 
     def _check_form(self, silos: ClientModels) -> None:
-        """See that what comes out can be written in the form that was asked for.
-
-        Raises:
-            ModelError: it cannot.
-        """
+        """See that what comes out can be written in the form that was asked for."""
         if self.job.out.suffix.lower() == PROGRAM:
             return
         program = f"write a program, as in -o {self.job.out.with_suffix(PROGRAM)}"

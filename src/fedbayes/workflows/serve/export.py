@@ -275,9 +275,7 @@ def _calibration(kind: CalibrationKind[Found], run: RunFolder, client: str) -> F
 def _answering(
     network: nn.Module, likelihood: Likelihood, temperature: float | None = None
 ) -> nn.Module:
-    """A module that gives what a network predicts, at a temperature if there is one; logits of
-    classes are that already.
-    """
+    """A module that gives what a network predicts, at a temperature if there is one."""
     if temperature is not None:
         network = nn.Sequential(network, _Tempered(likelihood, temperature)).eval()
     if isinstance(likelihood, Categorical):
@@ -298,9 +296,7 @@ class _Tempered(nn.Module):
 
 
 class _Answer(nn.Module):
-    """Outputs of a network to what they predict: log-probabilities, or means in the unit of the
-    target.
-    """
+    """Outputs of a network to log-probabilities, or means in the unit of the target."""
 
     def __init__(self, likelihood: Likelihood) -> None:
         super().__init__()
