@@ -252,14 +252,7 @@ class Dsvgd(Method[DsvgdServer, PersonalTensors, Sum]):
     def report(
         self, solved: Solved, problem: Problem, client: PersonalTensors, at: RoundContext
     ) -> tuple[Report, PersonalTensors, Info]:
-        """Report particles, and the change of the factor; keep the factor with that change.
-
-        Args:
-            solved: its parameters are `particle/…`, and the factor that the data would have.
-            problem: as it was stated.
-            client: the private state.
-            at: client and round.
-        """
+        """Report particles, and the change of the factor; keep the factor with that change."""
         rho = self.damping or 1 / at.run.cohort
         refined = part(solved.parameters, "factor")
         empty = {n: torch.zeros_like(t) for n, t in refined.items()}
@@ -271,11 +264,7 @@ class Dsvgd(Method[DsvgdServer, PersonalTensors, Sum]):
         return Report({**particles, **change}), PersonalTensors(after), solved.info
 
     def accept(self, server: DsvgdServer, report: Report, run: Federation) -> None:
-        """A change leaves the posterior's precision positive.
-
-        Raises:
-            MessageError: it does not.
-        """
+        """A change leaves the posterior's precision positive."""
         change = dense(report.tensors)["factor/precision"].double().cpu()
         if float(_least(server.precision + change)) <= 0:
             raise MessageError("it takes more precision off than the posterior has")

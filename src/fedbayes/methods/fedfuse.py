@@ -89,11 +89,7 @@ class FedFuse(ClassCountedMethod[Server]):
     )
 
     def check(self, run: Federation) -> None:
-        """No weight has the name of what clients count.
-
-        Raises:
-            ModelError: a weight has the name of a tensor that clients report with the network.
-        """
+        """No weight has the name of what clients count."""
         super().check(run)
         taken = self._told(run).keys() & run.network.initial.keys()
         if taken:

@@ -181,11 +181,7 @@ class FedIvon(Averaged, Method[FedIvonServer, Stateless, Sum]):
         return Report(tensors, self.weight(solved)), client, solved.info
 
     def accept(self, server: FedIvonServer, report: Report, run: Federation) -> None:
-        """Precisions are positive.
-
-        Raises:
-            MessageError: one is not.
-        """
+        """Precisions are positive."""
         for name, precision in part(dense(report.tensors), "precision").items():
             if bool((precision <= 0).any()):
                 raise MessageError(f"a precision of {name!r} is not positive")

@@ -181,11 +181,7 @@ class Kronecker(SharedKroneckerPosterior):
         return around(mean, moves, run.network, self.of.predictions, linearized=linear)
 
     def check(self, run: Federation) -> None:
-        """As without Kronecker products; and changes are not shortened.
-
-        Raises:
-            ConfigError: the server shortens what reports add.
-        """
+        """As without Kronecker products; and changes are not shortened."""
         self.of.check(run)
         if run.clips:
             raise ConfigError(
@@ -283,14 +279,7 @@ class Kronecker(SharedKroneckerPosterior):
     def report(
         self, solved: Solved, problem: Problem, client: CurvatureSums, at: RoundContext
     ) -> tuple[Report, CurvatureSums, Info]:
-        """Report the damped change of the sums, and store it.
-
-        Args:
-            solved: its parameters are `weights/…`, w_k, and the client's own terms of the sums.
-            problem: as it was stated.
-            client: the private state.
-            at: client and round.
-        """
+        """Report the damped change of the sums, and store it."""
         exact = problem.given["exact"]
         found = {name: t.double() for name, t in solved.parameters.items()}
         count, temper = float(found["count/samples"]), self.of.kl_weight

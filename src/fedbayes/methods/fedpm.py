@@ -164,11 +164,7 @@ class FedPm(Method[FedPmServer, Stateless, ReportList]):
         return Report({**bits}), client, solved.info
 
     def accept(self, server: FedPmServer, report: Report, run: Federation) -> None:
-        """The bits that fill the last byte are 0.
-
-        Raises:
-            MessageError: one of them is not.
-        """
+        """The bits that fill the last byte are 0."""
         for name, tensor in part(dense(report.tensors), "bits").items():
             count = server.theta[name].numel()
             if bool(np.unpackbits(tensor.cpu().numpy())[count:].any()):

@@ -133,12 +133,7 @@ class Hierarchical(Method[PopulationServer, PersonalTensors, Sum]):
         }
 
     def check(self, run: Federation) -> None:
-        """The last layer is linear, and not too large; its targets have a curvature.
-
-        Raises:
-            ModelError: the last layer is another one, or too large.
-            ConfigError: the rank is too large.
-        """
+        """The last layer is linear, and not too large; its targets have a curvature."""
         super().check(run)
         layer = _last(run)
         if layer.size > self.largest:
@@ -264,11 +259,7 @@ class Hierarchical(Method[PopulationServer, PersonalTensors, Sum]):
         return {"mean": mean, "covariance": covariance}, population, said
 
     def accept(self, server: PopulationServer, report: Report, run: Federation) -> None:
-        """Variances, squares and counts are not negative.
-
-        Raises:
-            MessageError: one of them is.
-        """
+        """Variances, squares and counts are not negative."""
         tensors = dense(report.tensors)
         spread = part(tensors, "spread")
         variance = spread.get("variance")

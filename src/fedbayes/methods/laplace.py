@@ -117,12 +117,7 @@ class Laplace(Averaged, ServerSchedule, Method[LaplaceServer, Stateless, ReportL
         return unused(self, ("server_lr", "server_schedule"), why, "method.")
 
     def check(self, run: Federation) -> None:
-        """Votes by class need a last layer with a row for each.
-
-        Raises:
-            ConfigError: of the likelihood.
-            ModelError: the rows are not to be found.
-        """
+        """Votes by class need a last layer with a row for each."""
         super().check(run)
         if not self.class_rows:
             return

@@ -136,14 +136,7 @@ class GpiFnm(MatchingSettings, ClassCountedMethod[MatchingServer]):
         return notes
 
     def check(self, run: Federation) -> None:
-        """Fully connected networks with a hidden layer, all of it trained; shares need classes.
-
-        Raises:
-            ModelError: the network is not fully connected, or has no hidden layer or frozen
-                weights.
-            ConfigError: noise is learnt behind the network, or the target has no classes whose
-                shares clients could tell.
-        """
+        """Fully connected networks with a hidden layer, all of it trained; shares need classes."""
         if run.network.constants:
             raise ModelError(
                 f"{self.name} matches the neurons of whole networks, but some weights are frozen: "

@@ -127,12 +127,7 @@ class Virtual(VariationalFactor[VirtualClient]):
         return {**chosen, "method.server_likelihood": 1.0, "method.server_trust": trust}
 
     def check(self, run: Federation) -> None:
-        """Plain stacks of trained layers; the server's outputs need classes.
-
-        Raises:
-            ModelError: the network has layers that are frozen, or without a variational form.
-            ConfigError: predictions cannot be mixed.
-        """
+        """Plain stacks of trained layers; the server's outputs need classes."""
         super().check(run)
         variational.stack(run.network.module)
         if names := ", ".join(sorted(run.network.constants)):
