@@ -1,9 +1,12 @@
 """Needs of methods: which training they take, and that subclasses add to those of their bases."""
 
+from contextlib import suppress
+from dataclasses import replace
 from types import SimpleNamespace
 
 import pytest
 
+from fedbayes.contracts import Method
 from fedbayes.contracts.needs import langevin, own_prior, sgd_steps, sum_of_gradients, where
 from fedbayes.errors import ConfigError
 from fedbayes.inference.settings import LocalTraining
@@ -43,3 +46,15 @@ def test_a_subclass_adds_to_what_its_bases_need():
         for base in method.__mro__:
             if "about" in vars(base):
                 assert set(base.about.needs) <= set(method.about.needs)
+
+
+def test_every_method_asks_what_its_class_needs(monkeypatch):
+    """A `check` of its own comes on top of the needs."""
+    asked = []
+    about = replace(Method.about, needs=(lambda method, run: asked.append(method.name),))
+    for name, kind in METHODS.items():
+        monkeypatch.setattr(kind, "about", about)
+        with suppress(Exception):  # what else it needs of a run
+            kind().check(SimpleNamespace(training=LocalTraining()))
+        assert asked == [name]
+        asked.clear()

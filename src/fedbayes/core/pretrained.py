@@ -13,7 +13,7 @@ from typing import Annotated, Any, TypeVar
 
 from pydantic import AfterValidator
 
-from fedbayes.errors import FedbayesError, did_you_mean
+from fedbayes.errors import FedbayesError, did_you_mean, require_extra
 
 Thing = TypeVar("Thing")
 
@@ -68,8 +68,7 @@ def require(package: str, what: str, error: type[FedbayesError]) -> None:
     Raises:
         FedbayesError: of the given class; it is not installed, or does not work.
     """
-    if find_spec(package) is None:
-        raise error(f"{what} needs {package}: pip install 'fedbayes[hf]'")
+    require_extra("hf", what, error, package)
     with _importing(what, error), _quiet():
         _import_torchvision()
         __import__(package)

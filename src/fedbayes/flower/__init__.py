@@ -27,7 +27,7 @@ from collections.abc import Collection
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from fedbayes.errors import EngineError, warn
+from fedbayes.errors import EngineError, require_extra, warn
 from fedbayes.storage.activity import Notify, unnoticed
 
 if TYPE_CHECKING:
@@ -43,10 +43,7 @@ def require_flower() -> None:
     Raises:
         EngineError: it is not.
     """
-    try:
-        import flwr  # noqa: F401
-    except ImportError:
-        raise EngineError("this needs Flower: pip install 'fedbayes[flower]'") from None
+    require_extra("flower", "this", EngineError, "flwr")
 
 
 def host_and_port(option: str, address: str) -> tuple[str, int]:

@@ -187,6 +187,7 @@ class SpikeSlab(
 
     def check(self, run: Federation) -> None:
         """What is zero counts as pruned: no layer may start so."""
+        super().check(run)
         if self.gates == "units":
             return
         weights = run.network.split()[0]

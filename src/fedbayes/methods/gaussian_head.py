@@ -110,6 +110,7 @@ class GaussianHeadMethod(Method[HeadServer, Stateless, Sum]):
 
     def check(self, run: Federation) -> None:
         """Targets are classes; the last layer is linear, and sums are not too large."""
+        super().check(run)
         kind = run.likelihood
         if not (isinstance(kind, Classes) and has_temperature(kind)):
             raise ConfigError(

@@ -137,6 +137,7 @@ class GpiFnm(MatchingSettings, ClassCountedMethod[MatchingServer]):
 
     def check(self, run: Federation) -> None:
         """Fully connected networks with a hidden layer, all of it trained; shares need classes."""
+        super().check(run)
         if run.network.constants:
             raise ModelError(
                 f"{self.name} matches the neurons of whole networks, but some weights are frozen: "
@@ -147,7 +148,6 @@ class GpiFnm(MatchingSettings, ClassCountedMethod[MatchingServer]):
                 f"{self.name} matches neurons, and cannot combine learned noise. Set "
                 f"task.likelihood = '{run.likelihood.name}', and task.noise to 'each' or a number"
             )
-        super().check(run)
         _layers(run)
 
     def init(self, run: Federation) -> MatchingServer:

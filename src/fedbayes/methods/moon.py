@@ -49,6 +49,7 @@ class Moon(PersonalModels):
 
     def check(self, run: Federation) -> None:
         """Some layer computes features."""
+        super().check(run)
         if len(run.network.layers) < 2:
             raise ConfigError(
                 "moon compares features below the last layer, and this network has one layer. "

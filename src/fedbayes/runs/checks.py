@@ -16,10 +16,10 @@ from fedbayes.core.lazy import own_function, raised
 from fedbayes.core.wording import listed
 from fedbayes.data import DataSettings, FederatedData, choose_scheme
 from fedbayes.data.source_settings import BUILT_IN
-from fedbayes.errors import ConfigError, ModelError
+from fedbayes.errors import ConfigError, EngineError, ModelError, require_extra
 from fedbayes.federation.attacks import checks as attacks
 from fedbayes.federation.attacks.adversary import Adversary
-from fedbayes.federation.engine_table import ENGINES, require_package, takers
+from fedbayes.federation.engine_table import ENGINES, takers
 from fedbayes.federation.privacy import accounting, mechanism
 from fedbayes.federation.stages import aggregation, compression, secure, stale
 from fedbayes.federation.stages.report_codec import Compressor
@@ -59,7 +59,8 @@ def check(
         ConfigError: a setting does not go with the method, the data or another setting.
         ModelError: nothing of the network is trained, or the method cannot work with it.
     """
-    require_package(config.engine)
+    package, extra = ENGINES[config.engine].needs
+    require_extra(extra, f"engine {config.engine!r}", EngineError, *package.split())
     if not ENGINES[config.engine].here:
         refuse_objects(config.model_dump(mode="json"), f"Engine {config.engine!r}")
     if not run.network.split()[0]:
@@ -79,7 +80,8 @@ def check(
     _check_metrics(config, method, run, data)
     if needs_secret(config):
         noise = config.privacy.noise
-        accounting.require_packages("privacy.noise" if noise else "sampling = 'poisson'")
+        what = "privacy.noise" if noise else "sampling = 'poisson'"
+        require_extra("privacy", what, ConfigError, *accounting.PACKAGES)
     mechanism.check(
         config.privacy,
         method,

@@ -23,13 +23,12 @@ from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
-from importlib.util import find_spec
 from math import inf, isinf, sqrt
 
 import numpy as np
 from numpy.typing import NDArray
 
-from fedbayes.errors import ConfigError
+from fedbayes.errors import ConfigError, require_extra
 from fedbayes.federation.privacy.matrix import strategy
 
 REPLACE, ADD_REMOVE = "replace-one", "add-or-remove"
@@ -60,6 +59,10 @@ class Spent:
     """Bands of the factor of correlated noise; 0: all."""
 
 
+PACKAGES = ("dp_accounting", "cryptography")
+"""What differential privacy needs."""
+
+
 def epsilons(rounds: Sequence[Spent], delta: float) -> dict[str, float]:
     """ε of all the data of a client after these rounds, by which federations are neighbours.
 
@@ -70,7 +73,7 @@ def epsilons(rounds: Sequence[Spent], delta: float) -> dict[str, float]:
     Raises:
         ConfigError: dp-accounting is not installed.
     """
-    require_packages("privacy.noise")
+    require_extra("privacy", "privacy.noise", ConfigError, *PACKAGES)
     if any(not each.noise for each in rounds):
         return dict.fromkeys(_SHIFT, inf)
     drawn = Counter((s.rate, _joint(s)) for s in rounds if 0 < s.rate < 1)
@@ -153,17 +156,3 @@ def _epsilon(
     for (rate, noise), count in sampled:
         accountant.compose(PoissonSampledDpEvent(rate, GaussianDpEvent(noise)), count)
     return min(without, float(accountant.get_epsilon(delta)))
-
-
-def require_packages(setting: str) -> None:
-    """See that what differential privacy needs is installed.
-
-    Args:
-        setting: what asks for it.
-
-    Raises:
-        ConfigError: it is not.
-    """
-    for module, name in (("dp_accounting", "dp-accounting"), ("cryptography", "cryptography")):
-        if find_spec(module) is None:
-            raise ConfigError(f"{setting} needs {name}: pip install 'fedbayes[privacy]'")
