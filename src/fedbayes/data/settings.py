@@ -42,6 +42,8 @@ _WORKS = {
     "arguments": "your own factory",
     "test = 'clients'": "a generator (choose official or a fraction)",
     "test = 'official'": "a data set that has a test part (choose a fraction or clients)",
+    "missing = 'drop'": "tables (leave such rows out in your factory)",
+    "summaries": "your own data (data.path)",
     **dict.fromkeys(WRITTEN, "files of your own (data.path)"),
 }
 """What settings have an effect on, if not on all own data."""

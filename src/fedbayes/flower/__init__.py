@@ -38,11 +38,7 @@ if TYPE_CHECKING:
 
 
 def require_flower() -> None:
-    """See that Flower is installed.
-
-    Raises:
-        EngineError: it is not.
-    """
+    """See that Flower is installed, or raise an EngineError."""
     require_extra("flower", "this", EngineError, "flwr")
 
 

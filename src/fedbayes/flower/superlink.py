@@ -132,11 +132,7 @@ class SuperLink:
             ).node_id
 
     def check(self) -> None:
-        """See that the SuperLink is there.
-
-        Raises:
-            LinkError: it cannot be reached.
-        """
+        """See that the SuperLink is there, or raise a LinkError."""
         with self._control() as client:
             client.ListRuns(ListRunsRequest(limit=1))
 

@@ -129,7 +129,7 @@ def check_calibration(
     x: Tensor,
     of: PosteriorOf = "last-layer",
 ) -> None:
-    """See that a network can have a posterior, before anything is computed.
+    """See that a network can have a posterior, before anything is computed, or raise a ModelError.
 
     Args:
         like: a network of the wanted graph.
@@ -137,9 +137,6 @@ def check_calibration(
         samples: of each client; None if it is not known.
         x: inputs.
         of: which weights it is of.
-
-    Raises:
-        ModelError: it cannot.
     """
     with torch.no_grad():
         kind = teacher.likelihood(teacher(x).shape[-1])

@@ -65,10 +65,8 @@ class Numeric(Likelihood):
         """
 
     def check(self, f: Tensor, y: Tensor | None = None) -> None:
-        """See that outputs and targets have the columns that belong to the likelihood.
-
-        Raises:
-            ModelError: they do not.
+        """See that outputs and targets have the columns that belong to the likelihood, or raise a
+        ModelError.
         """
         if f.shape[-1] != self.width:
             raise ModelError(
@@ -257,11 +255,7 @@ def pinball(quantiles: Tensor, y: Tensor, levels: Tensor) -> Tensor:
 
 
 def check_level(level: float) -> None:
-    """See that the probability of an interval is one.
-
-    Raises:
-        ConfigError: it is not.
-    """
+    """See that the probability of an interval is one, or raise a ConfigError."""
     if not 0 < level < 1:
         raise ConfigError(f"the level of an interval is {level}. Give a number above 0 and below 1")
 

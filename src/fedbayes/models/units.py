@@ -343,14 +343,11 @@ WRITES_OVER = (
 
 
 def require_inputs_kept(networks: Mapping[str, nn.Module], x: Tensor) -> None:
-    """Check that networks do not change their inputs.
+    """Check that networks do not change their inputs, or raise a ModelError.
 
     Args:
         networks: by name; left in evaluation mode.
         x: inputs [n, ...]; not changed.
-
-    Raises:
-        ModelError: one writes over them.
     """
     for name, network in networks.items():
         own = x.clone()

@@ -73,11 +73,8 @@ class Cluster:
         return [node for node in ray.nodes() if node["Alive"]]
 
     def require_head(self) -> None:
-        """See that the head is there: Ray itself ends this process a minute after it is gone.
-
-        Raises:
-            EngineError: it is not.
-        """
+        """See that the head is there, or raise an EngineError."""
+        # Ray itself ends this process a minute after it is gone.
         if self.own or self.borrowed:
             return
         try:

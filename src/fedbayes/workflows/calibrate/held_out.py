@@ -11,11 +11,7 @@ from fedbayes.errors import ConfigError, RunError
 
 
 def check_share(share: float) -> None:
-    """See that a share is one.
-
-    Raises:
-        ConfigError: it is none.
-    """
+    """See that a share is one, or raise a ConfigError."""
     if not 0 < share < 1:
         raise ConfigError(
             f"the share of the test rows is {share}. Give a number above 0 and below 1"

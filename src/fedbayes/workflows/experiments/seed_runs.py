@@ -161,11 +161,7 @@ class SeedRuns(Brief):
         return bool(reason != "interrupted" and (reason != "completed" or rounds >= config.rounds))
 
     def refuse_untrained(self, seed: int) -> None:
-        """See that the run of a seed, which has ended, learnt something.
-
-        Raises:
-            RunError: no round had an update.
-        """
+        """See that the run of a seed, which has ended, learnt something, or raise a RunError."""
         run = RunFolder(self.place(seed))
         if (lines := run.metrics()) and all(line["skipped"] for line in lines):
             raise RunError(

@@ -145,11 +145,7 @@ class FusionJob:
         return read_silos(self.models, self.model, self.seen, self.like, self.files, self.counts)
 
     def refuse(self, names: Sequence[str], why: str) -> None:
-        """See that none of these options was given.
-
-        Raises:
-            ConfigError: one was.
-        """
+        """See that none of these options was given, or raise a ConfigError."""
         if odd := [_option(name) for name in names if name in self._given]:
             has = "has" if len(odd) == 1 else "have"
             raise ConfigError(f"{', '.join(odd)} {has} no effect on {why}")

@@ -308,15 +308,12 @@ def is_program(path: Path) -> bool:
 
 
 def require_answers(answer: Predictor, seen: Preprocessing, name: str) -> None:
-    """See that a program answers raw samples, as many as there may be.
+    """See that a program answers raw samples, as many as there may be, or raise a ModelError.
 
     Args:
         answer: from samples to what it says of them.
         seen: which samples they are, and what is predicted.
         name: of its file.
-
-    Raises:
-        ModelError: it does not.
     """
     found: object = None
     reason = ""
