@@ -4,6 +4,7 @@ import math
 import re
 import warnings
 from functools import partial
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -17,9 +18,10 @@ from fedbayes.core.tensors import pack
 from fedbayes.errors import ConfigError, EngineError, MessageError
 from fedbayes.federation.privacy.settings import Privacy
 from fedbayes.federation.stages.aggregation import Aggregation
-from fedbayes.federation.stages.secure import MODULUS, Plan, Secure, check
+from fedbayes.federation.stages.secure import MODULUS, Plan, Secure
 from fedbayes.federation.stages.secure import plan as make_plan
 from fedbayes.methods.fedavg import FedAvg
+from fedbayes.runs.rules import _of_secure
 from fedbayes.workflows.running import Result
 from tests.flower.test_federation import at_work, start
 from tests.helpers.deployment import Deployment, wait_for
@@ -473,8 +475,11 @@ def test_what_cannot_be_is_refused_before_anything_runs(changes, words, tmp_path
 
 def test_integers_of_a_model_are_refused():
     initial = {"weight": torch.zeros(3), "batches": torch.tensor(3)}
-    with pytest.raises(ConfigError, match=r"'batches' of this model has torch\.int64"):
-        check(Secure(enabled=True), initial, engine="flower-simulation", cohort=4)
+    config = Config.create(engine="flower-simulation", secure={"enabled": True})
+    (found,) = _of_secure(
+        config, SimpleNamespace(network=SimpleNamespace(initial=initial), cohort=4)
+    )
+    assert "'batches' of this model has torch.int64" in found
 
 
 @pytest.mark.parametrize("cohort", [3, 4, 5, 10, 100, 1000])
