@@ -338,8 +338,8 @@ class DataSettings(SourceSettings):
                     raise ValueError(
                         f"{setting} and {other} exclude each other. Leave one of them out"
                     )
-            if (other := _NEEDS.get(setting)) and not changed(self, other):
-                raise ValueError(f"{setting} has no effect without {other}. Give both, or neither")
+            if (needed := _NEEDS.get(setting)) and not changed(self, needed):
+                raise ValueError(f"{setting} has no effect without {needed}. Give both, or neither")
 
     def _check_columns(self) -> None:
         """See that no column is listed twice, nor for two purposes."""
