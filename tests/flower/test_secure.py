@@ -23,9 +23,9 @@ from fedbayes.federation.stages.secure import plan as make_plan
 from fedbayes.methods.fedavg import FedAvg
 from fedbayes.runs.rules import _of_secure
 from fedbayes.workflows.running import Result
-from tests.flower.test_federation import at_work, start
-from tests.helpers.deployment import Deployment, wait_for
+from tests.helpers.deployment import Deployment, at_work, start, wait_for
 from tests.helpers.flower_runs import same, without
+from tests.helpers.secure_sums import CLIENTS, close, open_sum, plan_of, settings
 
 pytest.importorskip("flwr")
 
@@ -38,33 +38,6 @@ from fedbayes.flower import apps, secagg_node, secagg_steps, simulated
 from fedbayes.flower.node import Node
 from fedbayes.flower.poller import LinkError
 from fedbayes.flower.wire import HELLO
-
-CLIENTS = 4
-
-
-def settings(method="fedavg", secure=(), **more):
-    return Config.published(
-        **{
-            "seed": 7,
-            "rounds": 1,
-            "engine": "flower-simulation",
-            "round_timeout": 60,
-            "metrics": [],
-            "data": {"name": "digits", "clients": CLIENTS, "partition": "dirichlet"},
-            "method": {"name": method} if isinstance(method, str) else method,
-            "secure": {"enabled": True, **dict(secure)},
-            **more,
-        }
-    )
-
-
-def open_sum(config):
-    """The same run without secure aggregation."""
-    return config.model_copy(update={"secure": Secure()})
-
-
-def plan_of(config):
-    return make_plan(config.secure, config.build_method(), config.aggregation, CLIENTS)
 
 
 def largest_error(config, before, after, weights):
@@ -256,10 +229,6 @@ def rounds(config):
     """The lines of the rounds, also of a run in which no round had an update."""
     with Simulation(config) as simulation:
         return [step.metrics for step in simulation]
-
-
-def close(one, other, within=1e-5):
-    return all(torch.allclose(one[name], other[name], rtol=0, atol=within) for name in one)
 
 
 @pytest.mark.parametrize("stage", Stage.all())
