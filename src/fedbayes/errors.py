@@ -118,6 +118,13 @@ def did_you_mean(word: str, known: Iterable[str]) -> str:
     return f" (did you mean {close[0]!r}?)" if close else ""
 
 
+def not_among(what: str, word: str, known: Iterable[str], more: str = "") -> str:
+    """The message on an unknown word: the known one that is like it, and all that there are."""
+    known = list(known)
+    choices = ", or ".join(filter(None, (", ".join(known), more)))
+    return f"unknown {what} {word!r}{did_you_mean(word, known)}. Choose {choices}"
+
+
 def require_extra(extra: str, what: str, error: type[FedbayesError], *packages: str) -> None:
     """See that packages of an extra are installed, which something needs."""
     for package in packages:

@@ -4,9 +4,10 @@ A client says the names of its columns, and of those an analysis uses their kind
 are missing, and the categories of text. The server puts these together: one `Coding` for all.
 """
 
+import math
 from collections.abc import Mapping
 from numbers import Real
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal, Self
 
 import numpy as np
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, model_validator
@@ -97,6 +98,17 @@ class Wanted(BaseModel):
     drop_missing: bool = False
     least: int = 0
     """Fewest rows of a client, and of a category at a client, of which it says anything."""
+
+    @model_validator(mode="after")
+    def _agree(self) -> Self:
+        if self.weights and self.sample_weight:
+            raise ConfigError(
+                f"weights = {self.weights!r} are numbers of rows and sample_weight = "
+                f"{self.sample_weight!r} are sampling weights. Leave one of them out"
+            )
+        if not 0 <= self.coarsen < math.inf:
+            raise ConfigError(f"coarsen is {self.coarsen:g}. Give 0, or a number above 0")
+        return self
 
     @property
     def used(self) -> tuple[str, ...]:

@@ -20,7 +20,7 @@ from pydantic import ValidationError
 
 from fedbayes.core.lazy import Catalogue, attributes, own_class
 from fedbayes.core.targets import Target
-from fedbayes.errors import ConfigError, did_you_mean
+from fedbayes.errors import ConfigError, did_you_mean, not_among
 
 if TYPE_CHECKING:
     from fedbayes.likelihoods.base import Classes, Likelihood
@@ -121,10 +121,8 @@ def find_likelihood(name: str) -> "type[Likelihood]":
     if name in LIKELIHOODS:
         return LIKELIHOODS[name]
     if ":" not in name:
-        raise ConfigError(
-            f"unknown likelihood {name!r}{did_you_mean(name, ('auto', *LIKELIHOODS))}. Choose "
-            f"auto, {', '.join(LIKELIHOODS)}, or your own as package.module:Class"
-        )
+        mine = "your own as package.module:Class"
+        raise ConfigError(not_among("likelihood", name, ("auto", *LIKELIHOODS), mine))
     from fedbayes.likelihoods.base import Likelihood
 
     kind: type[Likelihood] = own_class(name, Likelihood, "likelihood")

@@ -13,7 +13,7 @@ from functools import lru_cache, partial
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 from fedbayes.core.lazy import called, imported, own_function
-from fedbayes.errors import ConfigError, did_you_mean
+from fedbayes.errors import ConfigError, not_among
 
 if TYPE_CHECKING:
     import numpy.typing as npt
@@ -258,8 +258,7 @@ def split(name: str) -> tuple[str, float]:
     base, mark, text = name.partition("@")
     if base not in MEASURES:
         raise ConfigError(
-            f"unknown metric {base!r}{did_you_mean(base, MEASURES)}. Choose "
-            f"{', '.join(MEASURES)}, or your own as package.module:function"
+            not_among("metric", base, MEASURES, "your own as package.module:function")
         )
     if not mark:
         return base, THRESHOLD

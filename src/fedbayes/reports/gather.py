@@ -169,7 +169,7 @@ def gather(folders: Sequence[Path], watch: Watch = lambda _: None) -> list[Recor
     """
     runs = [RunFolder(folder) for folder in folders]
     for run in runs:
-        refuse_no_run(run)
+        run.require_run()
     records = []
     for run, label in zip(runs, labels_of(folders), strict=True):
         watch(f"reading {label}")
@@ -180,20 +180,6 @@ def gather(folders: Sequence[Path], watch: Watch = lambda _: None) -> list[Recor
 def notes_on(records: Sequence[Record]) -> list[str]:
     """What is not told of runs, and why, with their names."""
     return [f"{record.label}: {note}" for record in records for note in record.notes]
-
-
-def refuse_no_run(run: RunFolder) -> None:
-    """See that a folder holds a run.
-
-    Raises:
-        RunError: it holds none; says where there are some.
-    """
-    if run.config_file.exists():
-        return
-    text = f"{run.path} is not a run folder: it has no {run.config_file.name}"
-    if any(run.path.glob("*/config.toml")):
-        text += f". Give the run folders in it: {run.path}/*/"
-    raise RunError(text)
 
 
 def labels_of(folders: Sequence[Path]) -> list[str]:

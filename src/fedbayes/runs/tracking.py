@@ -8,7 +8,7 @@ from contextlib import ExitStack, contextmanager
 from typing import TYPE_CHECKING
 
 from fedbayes.core.files import write_beside
-from fedbayes.errors import ConfigError, require_extra
+from fedbayes.errors import ConfigError, not_among, require_extra
 from fedbayes.storage.best_tracker import flat
 from fedbayes.storage.inventory import dotted
 from fedbayes.storage.metrics_file import Metrics
@@ -28,7 +28,7 @@ def check(names: Sequence[str]) -> None:
     """
     for name in names:
         if name not in TRACKERS:
-            raise ConfigError(f"unknown tracker {name!r}. Choose {', '.join(TRACKERS)}")
+            raise ConfigError(not_among("tracker", name, TRACKERS))
         require_extra(name, f"the tracker {name}", ConfigError, name)
 
 

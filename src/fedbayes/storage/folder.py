@@ -237,7 +237,11 @@ class RunFolder(os.PathLike[str]):
         if (self.path / SEEDS_FILE).exists():
             raise RunError(f"{self.path} has runs of several seeds. Give one of its folders seed-*")
         if not self.config_file.exists():
-            raise RunError(f"{self.path} is not a run folder: it has no {self.config_file.name}")
+            within = any(self.path.glob("*/config.toml"))
+            hint = f". Give the run folders in it: {self.path}/*/" if within else ""
+            raise RunError(
+                f"{self.path} is not a run folder: it has no {self.config_file.name}{hint}"
+            )
 
     def config(self) -> Config:
         """The run's settings; what they name as `package.module:Class` is imported.

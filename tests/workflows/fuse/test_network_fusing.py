@@ -129,11 +129,11 @@ def test_tensors_that_layers_share_have_one_name_of_several(method, tmp_path, ca
             torch.save(network.state_dict(), path)
             given.setdefault(kind, []).append(path)
     scale = ["--set", "function.draws=512"] if method == "function" else []
-    here = "tests.workflows.fuse.test_network_fusing"
-    for kind, factory in ((Tied, "tests.helpers.eyes:tied"), (Untied, f"{here}:untied")):
+    places = {"tied": "tests.helpers.eyes", "untied": "tests.workflows.fuse.test_network_fusing"}
+    for kind, factory in ((Tied, "tied"), (Untied, "untied")):
         asked = (
             "--model",
-            factory,
+            f"{places[factory]}:{factory}",
             "--shape",
             6,
             "--classes",

@@ -13,7 +13,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 from fedbayes.core.lazy import Catalogue, attributes, own_class
-from fedbayes.errors import ConfigError, did_you_mean
+from fedbayes.errors import ConfigError, not_among
 
 if TYPE_CHECKING:
     from fedbayes.federation.attacks.base import Attack, View
@@ -62,7 +62,5 @@ def find_attack(name: str) -> "type[Attack]":
 
 def no_attack(name: str) -> ConfigError:
     """That no attack is called so, and which there are."""
-    return ConfigError(
-        f"unknown attack {name!r}{did_you_mean(name, ('none', *ATTACKS))}. Choose none, "
-        f"{', '.join(ATTACKS)}, or your own as package.module:Class"
-    )
+    own = "your own as package.module:Class"
+    return ConfigError(not_among("attack", name, ("none", *ATTACKS), own))

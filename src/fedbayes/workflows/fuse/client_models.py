@@ -21,7 +21,7 @@ from fedbayes.models.open import open_dense, open_weights
 from fedbayes.models.resize import with_weights
 from fedbayes.storage.card import Card
 from fedbayes.workflows.serve.evaluation_set import is_program, require_answers, stated
-from fedbayes.workflows.serve.model_files import ModelFiles, read_counts
+from fedbayes.workflows.serve.model_files import ModelFiles, each_once, read_counts
 
 
 @dataclass(frozen=True)
@@ -109,9 +109,7 @@ def read_silos(
     Raises:
         ModelError: a file cannot be read, is of another network, or too little is known.
     """
-    for number, path in enumerate(paths):
-        if path in paths[:number]:
-            raise ModelError(f"{path} is given twice. Give each model once")
+    each_once(paths)
     if counts is not None and seen.classes is None:
         files = files or ModelFiles()
         silent = [

@@ -17,7 +17,7 @@ from fedbayes.workflows.fuse.adapter_files import is_adapter
 from fedbayes.workflows.fuse.client_models import ClientModels, Seen, read_silos
 from fedbayes.workflows.fuse.methods import ADAPTERS, FUSIONS, NETWORK, FusionKind, hearers
 from fedbayes.workflows.serve.evaluation_set import is_program
-from fedbayes.workflows.serve.model_files import WEIGHTS, ModelFiles, require_several
+from fedbayes.workflows.serve.model_files import WEIGHTS, ModelFiles, each_once
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
@@ -124,7 +124,7 @@ class FusionJob:
         self._refuse_idle(name, kind, methods)
         if methods is FUSIONS:
             self._check_paths(kind)
-        require_several(self.models)
+        each_once(self.models, 2)
         job = kind.dense if kind.dense and self._dense() else kind.job
         found: Fused = resolve_name(f"{__package__}.{job}")(self, name, watch, progress)
         if self.method is None and name == "gpi-fnm" and not self.settings:
