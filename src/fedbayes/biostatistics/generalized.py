@@ -82,7 +82,11 @@ def fit_glm(
     """
     agreed = agree(exchange, wanted, drop)
     scales = moments(exchange, agreed.coding)
-    _check_outcome(scales, family, wanted.outcome)
+    if family != "binomial" and scales.y_scale == 0:
+        raise DataError(
+            f"the outcome '{wanted.outcome}' is {scales.y_mean:g} in all rows, so there is nothing "
+            "to explain. Choose another column"
+        )
     if family != "gaussian":
         refuse_empty_levels(agreed, scales, all_too=family == "binomial", outcome=wanted.outcome)
     p = len(agreed.coding.names) + 1
@@ -114,14 +118,6 @@ def fit_glm(
         found = exchange.sum("glm_scores", told, {**numbers, "at": best.at}, told_meat)
         covariance = np.asarray(covariance @ unpacked(found["meat"], p) @ covariance)
     return _result(exchange, agreed, scales, family, first, best, covariance)
-
-
-def _check_outcome(scales: ColumnMoments, family: str, outcome: str) -> None:
-    if family != "binomial" and scales.y_scale == 0:
-        raise DataError(
-            f"the outcome '{outcome}' is {scales.y_mean:g} in all rows, so there is nothing to "
-            "explain. Choose another column"
-        )
 
 
 def refuse_empty_levels(

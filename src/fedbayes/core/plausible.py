@@ -61,12 +61,6 @@ class PlausibleMoments:
         return np.asarray(np.sqrt(self.squares / np.maximum(self.count, 1)))
 
 
-def check_number(value: float, what: str, where: str) -> None:
-    """See that a number is finite in float32, or raise a DataError."""
-    if not abs(value) <= LARGEST:  # nor is NaN
-        raise DataError(f"{where}: {what} is {value:g}, beyond float32. Rescale the column")
-
-
 def check_categories(counts: Mapping[str, int], column: str, where: str) -> None:
     """See that categories are not too many, nor their names too long, or raise a DataError."""
     if len(counts) > MOST_CATEGORIES:

@@ -389,10 +389,3 @@ class HeldOut:
 def _class(kind: Classes, outputs: Tensor) -> Tensor:
     """The most probable class [n] by outputs [n, width]."""
     return kind.normalized(outputs).argmax(-1)
-
-
-def check_width(widths: Widths) -> None:
-    """See that widths are above zero, or raise a ConfigError."""
-    values = [widths] if isinstance(widths, int | float) else list(widths.values())
-    if not all(math.isfinite(value) and value > 0 for value in values):
-        raise ConfigError(f"widths must be above 0, such as 1 or 0.5; got {widths}")

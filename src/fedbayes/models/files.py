@@ -6,7 +6,7 @@ import re
 import warnings
 import zlib
 from collections import OrderedDict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
@@ -124,7 +124,9 @@ def read_model(path: Path) -> tuple[Tensors, str]:
         if odd := _oddity(tensor):
             raise ModelError(f"{path}: {name!r} is {odd}")
     try:
-        _refuse_claims(content, len(data))
+        # A number of a pickled file may stand for all of a tensor.
+        claimed = sum(t.numel() * t.element_size() for t in content.values())
+        _refuse_claims(claimed, len(data), 16, "contain tensors of")
     except ValueError as error:
         raise ModelError(_unreadable(path, str(error))) from None
     card = getattr(content, CARD, "") if pickled else metadata(data).get(CARD, "")
@@ -226,18 +228,17 @@ _ROOM = 64 << 20
 def _check_archive(data: bytes) -> None:
     """See that an archive, as PyTorch writes it, is whole, and unpacks to about its own size."""
     with ZipFile(io.BytesIO(data)) as archive:
-        unpacked = sum(entry.file_size for entry in archive.infolist())
-        if unpacked > 4 * len(data) + _ROOM:
-            raise ValueError(f"its {len(data):,} bytes claim to unpack to {unpacked:,}")
+        _refuse_claims(
+            sum(entry.file_size for entry in archive.infolist()), len(data), 4, "unpack to"
+        )
         if (broken := archive.testzip()) is not None:
             raise ValueError(f"{broken} in it is damaged")
 
 
-def _refuse_claims(tensors: Mapping[str, Tensor], size: int) -> None:
-    """See that tensors are about as large as their file: a pickled number may stand for many."""
-    claimed = sum(t.numel() * t.element_size() for t in tensors.values())
-    if claimed > 16 * size + _ROOM:
-        raise ValueError(f"its {size:,} bytes claim to contain tensors of {claimed:,}")
+def _refuse_claims(claimed: int, size: int, times: int, what: str) -> None:
+    """See that what a file holds is about as large as the file."""
+    if claimed > times * size + _ROOM:
+        raise ValueError(f"its {size:,} bytes claim to {what} {claimed:,}")
 
 
 def _oddity(tensor: Tensor) -> str:

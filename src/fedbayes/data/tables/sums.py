@@ -14,12 +14,12 @@ from pydantic import BaseModel, ConfigDict, Field, FiniteFloat
 from fedbayes.core.brief import Brief
 from fedbayes.core.files import write_beside
 from fedbayes.core.plausible import (
+    LARGEST,
     MOST_CATEGORIES,
     MOST_ROWS,
     PlausibleMoments,
     check_categories,
     check_moments,
-    check_number,
     check_rows,
 )
 from fedbayes.core.wording import listed
@@ -262,7 +262,9 @@ def read_sums(path: Path) -> Sums:
     sums = Sums(file.count, np.array(file.sum, np.float64), products, names, categories)
     _check(sums, where)
     for index, name in enumerate(names):
-        check_number(math.sqrt(products[index, index] / file.count), f"'{name}'", where)
+        size = math.sqrt(products[index, index] / file.count)
+        if not size <= LARGEST:  # nor is NaN
+            raise DataError(f"{where}: '{name}' is {size:g}, beyond float32. Rescale the column")
     return sums
 
 

@@ -1,5 +1,6 @@
 """Fusion in function space, from files to files: network, report, pictures."""
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
@@ -12,13 +13,13 @@ from torch import Tensor, nn
 
 from fedbayes.core.files import write_beside
 from fedbayes.core.tensors import Samples
+from fedbayes.core.wording import listed
 from fedbayes.data import Preprocessing
 from fedbayes.errors import ConfigError, ModelError
 from fedbayes.fusion.distillation import DistillationProgress
 from fedbayes.fusion.draws import CachedInputs
 from fedbayes.fusion.function import (
     FunctionFusion,
-    check_width,
     fuse_functions,
     teacher_of,
 )
@@ -256,8 +257,10 @@ class NetworkFusion:
             widths = list(self.job.frontier) or list(WIDTHS)
         else:
             widths = [*self.job.frontier, self.width]
-        for width in widths:
-            check_width(width)
+        if not all(math.isfinite(width) and width > 0 for width in widths):
+            raise ConfigError(
+                f"widths must be above 0, such as 1 or 0.5; got {listed(f'{w:g}' for w in widths)}"
+            )
         if self.job.state is not None and len(set(widths)) > 1:
             raise ConfigError("--state works with one width. Leave out --state or --frontier")
         return sorted(set(widths))
