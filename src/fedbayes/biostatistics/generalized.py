@@ -123,17 +123,8 @@ def fit_glm(
 def refuse_empty_levels(
     agreed: ColumnAgreement, scales: ColumnMoments, *, all_too: bool, outcome: str
 ) -> None:
-    """See that the outcome occurs in every category.
-
-    Args:
-        agreed: the columns.
-        scales: sums of the columns.
-        all_too: whether it must also be absent in some row of each.
-        outcome: its name.
-
-    Raises:
-        DataError: a category has no such row, so that its coefficient is infinite.
-    """
+    """See that coefficients of categories are finite, or raise a DataError."""
+    # The outcome must occur in some row of each, and be absent in one with `all_too`.
     start = 0
     for term in agreed.coding.terms:
         part = slice(start, start + len(term.names))

@@ -149,15 +149,7 @@ def refuse_unknown(settings: Mapping[str, Any], known: Mapping[str, str], file: 
 
 
 def refuse_objects(settings: Mapping[str, Any], where: str) -> None:
-    """See that other processes can import all that settings name.
-
-    Args:
-        settings: of a config.
-        where: what starts these processes, for the message.
-
-    Raises:
-        ConfigError: they cannot; the text says what to do.
-    """
+    """See that processes that `where` starts can import all settings, or raise a ConfigError."""
     for key, place in objects(settings):
         name = place.partition(":")[2]
         raise ConfigError(

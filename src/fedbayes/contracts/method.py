@@ -439,13 +439,7 @@ def weights_of(server: Any) -> Tensors:
 
 
 def units_remarks(name: str, network: Network, touched: Collection[Gateable]) -> list[str]:
-    """Notes of a method that leaves units out on layers where it cannot.
-
-    Args:
-        name: the method.
-        network: all clients' network.
-        touched: groups whose units it may leave out.
-    """
+    """Notes on layers of which a method can leave no units out; `touched` are the others."""
     reasons = {
         group.layer: group.whole_because or "the network's code depends on its width"
         for group in network.groups

@@ -77,13 +77,7 @@ def check_categories(counts: Mapping[str, int], column: str, where: str) -> None
 
 
 def check_rows(rows: Mapping[str, int], most: float = MOST_ROWS) -> None:
-    """See that clients' numbers of rows are plausible, each by itself and relative to the others,
-    or raise a DataError that names the client.
-
-    Args:
-        rows: by client.
-        most: that one client can have.
-    """
+    """See that clients have plausible numbers of rows, or raise a DataError that names one."""
     limit = "(aggregation.max_weight)" if most < MOST_ROWS else "of a client"
     middle = float(np.median(list(rows.values())))
     for name, count in rows.items():

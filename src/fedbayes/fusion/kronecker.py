@@ -232,14 +232,7 @@ class Linearized(nn.Module):
 
 
 def check_layers(module: nn.Module, likelihood: Likelihood, x: Tensor) -> None:
-    """See that a network can have a posterior of all layers, before anything is computed, or raise
-    a ModelError.
-
-    Args:
-        module: the network.
-        likelihood: what its outputs mean.
-        x: inputs.
-    """
+    """See early that a network can have a posterior of all layers, or raise a ModelError."""
     names = list(_factors(module, likelihood, [x]))
     require_apart(module, x, "with a posterior of all layers they are predicted one by one")
     with torch.no_grad():

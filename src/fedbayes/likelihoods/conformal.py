@@ -216,14 +216,7 @@ def count(found: Tensor) -> Tensor:
 
 
 def check_counts(counts: Tensor, columns: int, rows: int, where: str) -> None:
-    """Check that the counts of scores of a client match its number of rows, or raise a DataError.
-
-    Args:
-        counts: as `count` gives them.
-        columns: that there are.
-        rows: that the client says it counted.
-        where: the client, for errors.
-    """
+    """See that a client's counts of scores match its number of rows, or raise a DataError."""
     check_count(rows, "the number of rows", where)
     if tuple(counts.shape) != (columns, BINS) or counts.is_floating_point():
         raise DataError(f"{where}: counts of scores must be integers, {columns} times {BINS:,}")

@@ -123,13 +123,7 @@ def check_events(times: Array, counts: Array, rows: int, where: str) -> None:
 
 
 def check_at_risk(sums: Array, where: str) -> None:
-    """See that sums over who is at risk can be such: not negative, and falling with time, or raise
-    a DataError.
-
-    Args:
-        sums: as `at_risk` gives them [K].
-        where: the client, for errors.
-    """
+    """See that sums [K] over who is at risk fall with time, or raise a DataError."""
     if not (np.abs(sums) <= LARGEST).all():
         raise DataError(f"{where}: its sums over rows at risk are not finite in float32")
     if (sums < 0).any() or (np.diff(sums) > 1e-9 * sums[:-1]).any():

@@ -343,12 +343,7 @@ WRITES_OVER = (
 
 
 def require_inputs_kept(networks: Mapping[str, nn.Module], x: Tensor) -> None:
-    """Check that networks do not change their inputs, or raise a ModelError.
-
-    Args:
-        networks: by name; left in evaluation mode.
-        x: inputs [n, ...]; not changed.
-    """
+    """See that networks do not change their inputs [n, ...], or raise a ModelError."""
     for name, network in networks.items():
         own = x.clone()
         with torch.no_grad():
@@ -358,15 +353,7 @@ def require_inputs_kept(networks: Mapping[str, nn.Module], x: Tensor) -> None:
 
 
 def require_gradients(networks: Mapping[str, nn.Module], x: Tensor) -> None:
-    """Check that networks have gradients in evaluation mode, without dropout.
-
-    Args:
-        networks: by name; left in evaluation mode.
-        x: inputs [n, ...]; not changed.
-
-    Raises:
-        ModelError: one writes over what its gradients are made of, or gives no tensor.
-    """
+    """See that networks have gradients in evaluation mode, or raise a ModelError."""
     for name, network in networks.items():
         leaf = x.clone().requires_grad_(x.is_floating_point())
         with torch.enable_grad():

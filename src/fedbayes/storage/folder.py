@@ -353,15 +353,7 @@ class RunFolder(os.PathLike[str]):
             )
 
     def refuse_moved_states(self, clients: int, engine: str) -> None:
-        """See that the engine finds clients' private states, of which each kind has its own place.
-
-        Args:
-            clients: that have one.
-            engine: that the run is to resume.
-
-        Raises:
-            RunError: the engine before left them elsewhere; says which engines would find them.
-        """
+        """See that an engine finds private states, or raise a RunError that says which would."""
         known = self.inventory()
         before = engine if known is None else str(parse_toml(known.config)["engine"])
         if not clients or before not in ENGINES:

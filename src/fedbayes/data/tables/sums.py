@@ -186,13 +186,7 @@ def add_sums(several: Sequence[Sums], names: Sequence[str] = ()) -> Sums:
 
 
 def check_sums(several: Sequence[Sums], names: Sequence[str]) -> None:
-    """Check that no single client's sums decide the distribution of rows, or raise a DataError that
-    names the client.
-
-    Args:
-        several: each client's.
-        names: of the clients, each once.
-    """
+    """See that no client's sums decide the distribution, or raise a DataError that names it."""
     check_rows({name: sums.count for name, sums in zip(names, several, strict=True)})
     moments = {}
     for name, sums in zip(names, several, strict=True):

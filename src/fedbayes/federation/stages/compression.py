@@ -6,12 +6,7 @@ from fedbayes.federation.stages.report_codec import FEWEST, Compressor
 
 
 def remarks(settings: Compression, link: Compressor) -> list[str]:
-    """What a user should know before the first round, a sentence each.
-
-    Args:
-        settings: of the run.
-        link: what they come to under its method.
-    """
+    """What a user should know before the first round, a sentence each."""
     if not settings.active:
         return []
     method, run = link.method, link.run

@@ -188,13 +188,7 @@ def remarks(plan: Plan | None, sizes: NDArray[Any]) -> list[str]:
 
 
 def remark_of_mean(plan: Plan, samples: float) -> str:
-    """The same where clients' samples are elsewhere, once a round has told their mean; empty if
-    there is nothing to say.
-
-    Args:
-        plan: of the run.
-        samples: mean weight of the reports.
-    """
+    """As `remarks`, once a round has told the mean weight of reports; empty without one."""
     off = plan.error(samples)
     if plan.max_weight <= 10 * samples or off < _FINE:
         return ""

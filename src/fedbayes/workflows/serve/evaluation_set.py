@@ -308,13 +308,7 @@ def is_program(path: Path) -> bool:
 
 
 def require_answers(answer: Predictor, seen: Preprocessing, name: str) -> None:
-    """See that a program answers raw samples, as many as there may be, or raise a ModelError.
-
-    Args:
-        answer: from samples to what it says of them.
-        seen: which samples they are, and what is predicted.
-        name: of its file.
-    """
+    """See that a program answers raw samples, however many, or raise a ModelError."""
     found: object = None
     reason = ""
     try:
