@@ -71,7 +71,7 @@ def check(
     if ":" in config.sampling:
         own_function(config.sampling, "sampling", SAMPLING)
     _check_optimizer(run)
-    _check_metrics(config, method, run, data)
+    fitting(config.metrics, run.likelihood)
     if needs_secret(config):
         noise = config.privacy.noise
         what = "privacy.noise" if noise else "sampling = 'poisson'"
@@ -132,18 +132,6 @@ def _check_schedules(config: Config, method: AnyMethod) -> None:
             training.learning_rate(number, config.rounds)
         if isinstance(method, ServerSchedule) and ":" in method.server_schedule:
             method.server_factor(number, config.rounds)
-
-
-def _check_metrics(config: Config, method: AnyMethod, run: Federation, data: FederatedData) -> None:
-    """See that metrics that were asked for by name can be had of some model."""
-    fitting(config.metrics, run.likelihood)
-    if not config.metrics or AUTO in config.metrics:
-        return
-    if not data.test_total and not config.at_clients:
-        raise ConfigError(
-            f"metrics lists {listed(config.metrics, 3)}, but no client has test samples. Set "
-            "data.test, or leave metrics out"
-        )
 
 
 def _silent(config: Config) -> str:

@@ -8,6 +8,7 @@ import torch
 from fedbayes.config.config import Config
 from fedbayes.contracts import AnyMethod, Federation, Reports, RoundContext
 from fedbayes.contracts.natural import GaussianServer
+from fedbayes.core.wording import listed
 from fedbayes.data import FederatedData
 from fedbayes.errors import ConfigError
 from fedbayes.federation.attacks import ATTACKS
@@ -16,6 +17,7 @@ from fedbayes.federation.attacks.base import Attack
 from fedbayes.federation.engine_table import ENGINES
 from fedbayes.federation.privacy import mechanism
 from fedbayes.federation.settings import FEWEST, MODULUS
+from fedbayes.likelihoods.measures import AUTO
 
 MOST_NODES = 10_000
 """Clients of a generator on an engine that has a node for each of them."""
@@ -191,13 +193,19 @@ def _of_stale(config: Config, method: AnyMethod, run: Federation) -> Iterator[st
 
 
 def _of_metrics(config: Config, method: AnyMethod, data: FederatedData) -> Iterator[str]:
-    """Rounds tell the headline metric, where something depends on it."""
+    """There are the metrics that are asked for, or that something depends on."""
+    untested = not data.test_total and not config.at_clients
+    if untested and config.metrics and AUTO not in config.metrics:
+        yield (
+            f"metrics lists {listed(config.metrics, 3)}, but no client has test samples. Set "
+            "data.test, or leave metrics out"
+        )
     name = "keep_checkpoints = 'best'" if config.keep_checkpoints == "best" else ""
     if config.stop_after is not None:
         name = f"stop_after = {config.stop_after}"
     if not name:
         return
-    if not data.test_total and not config.at_clients:
+    if untested:
         yield f"{name} compares metrics, but no client has test samples"
     local = method.models.headline == "local"
     which, setting = (
