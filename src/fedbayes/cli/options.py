@@ -137,15 +137,23 @@ class MethodOption:
 
 
 @dataclass(frozen=True)
-class ExperimentOptions:
-    """Options that set settings of experiments."""
+class FederationOptions:
+    """Options that set settings of any federation."""
 
     dataset: DataSet = None
     model: Model = None
     clients: Clients = None
+    rounds: Rounds = None
+    seed: Seed = None
+    data_dir: DataDir = None
+
+
+@dataclass(frozen=True)
+class ExperimentOptions(FederationOptions):
+    """Options that set settings of experiments."""
+
     clients_per_round: ClientsPerRound = None
     client_fraction: ClientFraction = None
-    rounds: Rounds = None
     epochs: Epochs = None
     batch_size: BatchSize = None
     optimizer: Optimizer = None
@@ -154,8 +162,6 @@ class ExperimentOptions:
     engine: Engine = None
     workers: Workers = None
     device: Device = None
-    seed: Seed = None
-    data_dir: DataDir = None
 
 
 @dataclass(frozen=True)
