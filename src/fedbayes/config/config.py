@@ -253,21 +253,17 @@ class Config(Settings):
 
     @model_validator(mode="after")
     def _check_bits(self) -> Self:
-        if self.bits == "portable":
-            if self.devices != ("cpu",):
+        for holds, what, setting, good in (
+            (self.devices == ("cpu",), "the CPU", "devices", "cpu"),
+            (self.precision != "bf16", "float32", "precision", "float32"),
+            (ENGINES[self.engine].exact, "rounding as in 'sequential'", "engine", "sequential"),
+        ):
+            if self.bits == "portable" and not holds:
+                value = getattr(self, setting)
+                shown = ", ".join(value) if isinstance(value, tuple) else repr(value)
                 raise ConfigError(
-                    f"bits = 'portable' needs the CPU, and devices is {', '.join(self.devices)}. "
-                    "Set devices = 'cpu'"
-                )
-            if self.precision == "bf16":
-                raise ConfigError(
-                    "bits = 'portable' computes in float32, and precision is 'bf16'. Set "
-                    "precision = 'float32'"
-                )
-            if not ENGINES[self.engine].exact:
-                raise ConfigError(
-                    f"bits = 'portable' needs an engine that rounds as 'sequential' does, and "
-                    f"engine is {self.engine!r}. Set engine = 'sequential'"
+                    f"bits = 'portable' needs {what}, and {setting} is {shown}. Set {setting} = "
+                    f"{good!r}"
                 )
         return self
 
