@@ -4,3 +4,4 @@ from pathlib import Path
 
 ROOT = Path(__file__).parent.parent
 """The repository."""
+DOCS = ROOT / "docs"

@@ -8,6 +8,7 @@ import pytest
 import torch
 
 from tests.helpers.command_line import path_restored
+from tests.helpers.eyes import Eyes
 
 # Test processes share the cores. PyTorch, a BLAS or workers that took all would wait for others.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
@@ -33,6 +34,19 @@ def modules_of_tests():
     """A test that calls the command line leaves the path as it was."""
     with path_restored():
         yield
+
+
+@pytest.fixture
+def photos(tmp_path):
+    """Files of three networks of `eyes`."""
+    paths = []
+    for number in range(3):
+        torch.manual_seed(number)
+        network = Eyes((3, 8, 8), 4)
+        network.norm.running_mean.normal_(0, 0.1)
+        paths.append(tmp_path / f"c{number}.pt")
+        torch.save(network.state_dict(), paths[-1])
+    return paths
 
 
 KIN = {

@@ -8,6 +8,7 @@ import sys
 import warnings
 from collections.abc import Iterable
 from difflib import get_close_matches
+from importlib.util import find_spec
 
 
 class FedbayesError(Exception):
@@ -115,6 +116,21 @@ def did_you_mean(word: str, known: Iterable[str]) -> str:
     same = [name for name in known if name.casefold() == word.casefold()]
     close = same or get_close_matches(word, known, n=1)
     return f" (did you mean {close[0]!r}?)" if close else ""
+
+
+def not_among(what: str, word: str, known: Iterable[str], more: str = "") -> str:
+    """The message on an unknown word: the known one that is like it, and all that there are."""
+    known = list(known)
+    choices = ", or ".join(filter(None, (", ".join(known), more)))
+    return f"unknown {what} {word!r}{did_you_mean(word, known)}. Choose {choices}"
+
+
+def require_extra(extra: str, what: str, error: type[FedbayesError], *packages: str) -> None:
+    """See that packages of an extra are installed, which something needs."""
+    for package in packages:
+        if find_spec(package) is None:
+            name = package.replace("_", "-")
+            raise error(f"{what} needs {name}: pip install 'fedbayes[{extra}]'")
 
 
 _CONTROLS = {

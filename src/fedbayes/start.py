@@ -84,9 +84,7 @@ def drive(
 
 @contextmanager
 def _stop_after_round(simulation: "Simulation", console: Console) -> Iterator[None]:
-    """Let Ctrl-C (and SIGTERM, SIGHUP) end the run after the round under way, a second one at
-    once.
-    """
+    """Let Ctrl-C, SIGTERM and SIGHUP end the run after this round, a second one at once."""
 
     def ask(number: int) -> None:
         if simulation.stop:

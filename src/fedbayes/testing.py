@@ -481,9 +481,7 @@ def _captured(loss: Loss, run: Federation) -> list[str]:
 
 
 def _reached(thing: Any, seen: set[int]) -> Iterator[Tensor]:
-    """Tensors in a function's closure, defaults and bound arguments, in an object's attributes and
-    in what these hold; not what is global.
-    """
+    """Tensors that a function's closure, defaults or arguments hold, or an object."""
     if id(thing) in seen or isinstance(thing, type | ModuleType):
         return
     seen.add(id(thing))

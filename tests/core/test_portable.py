@@ -69,7 +69,7 @@ def test_a_comparison_starts_again_as_a_portable_one(tmp_path):
     ("settings", "words"),
     [
         ({"devices": "cuda"}, "bits = 'portable' needs the CPU, and devices is cuda"),
-        ({"precision": "bf16"}, "computes in float32, and precision is 'bf16'"),
+        ({"precision": "bf16"}, "needs float32, and precision is 'bf16'"),
         ({"engine": "stacked"}, "engine is 'stacked'. Set engine = 'sequential'"),
     ],
 )

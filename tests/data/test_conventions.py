@@ -220,7 +220,7 @@ def test_settings_without_effect_are_errors(tmp_path):
             load_dataset(DataSettings(path=tmp_path / "t.parquet", **asked))
     with pytest.raises(ValidationError, match="both ','"):
         DataSettings(path=tmp_path / "t.csv", decimal=",", thousands=",")
-    with pytest.raises(ValidationError, match="na_values works only with tables"):
+    with pytest.raises(ValidationError, match="na_values has no effect on own_module:factory"):
         DataSettings(name="own_module:factory", na_values=["?"])
 
 

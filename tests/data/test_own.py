@@ -119,7 +119,7 @@ def test_raw_values_are_divided_by_what_is_said(tmp_path):
         np.testing.assert_array_equal(own.x.reshape(x.shape), x)
     with pytest.raises(ValidationError, match="greater than 0"):
         DataSettings(path=tmp_path / "d.npz", scale=0)
-    with pytest.raises(ValidationError, match="scale works only with your own data"):
+    with pytest.raises(ValidationError, match="scale has no effect on digits"):
         DataSettings(scale=16)
 
 

@@ -158,7 +158,7 @@ def test_features_that_contradict(asked, says):
 
 
 def test_a_setting_without_effect_is_refused(tmp_path):
-    with pytest.raises(ValueError, match="group works only with your own data"):
+    with pytest.raises(ValueError, match="group has no effect on mnist"):
         DataSettings(name="mnist", group="writer")
     np.savez(tmp_path / "t.npz", x=np.zeros((4, 2)), y=[0, 1, 0, 1], group=[0, 0, 1, 1])
     with pytest.raises(DataError, match="no columns, so group has no effect"):

@@ -240,7 +240,7 @@ def test_a_label_that_never_changes_is_said(tmp_path):
     [
         ({"label": ["y", "y"]}, "label lists 'y' twice"),
         ({"label": ["y", "z"], "features": ["x", "z"]}, "features lists 'z', which is the label"),
-        ({"label": ["y"], "group": "y"}, "label and group are both 'y'"),
+        ({"label": ["y"], "group": "y"}, "group and label both list 'y'"),
         ({"label": []}, "label"),
     ],
 )

@@ -7,8 +7,9 @@ import time
 from contextlib import suppress
 from dataclasses import replace
 
-import numpy as np
 import pytest
+
+from tests.helpers.deployment import at_work, start, write_table
 
 pytest.importorskip("flwr")
 
@@ -25,26 +26,15 @@ from tests.helpers.flower_runs import DATA, METHODS, same, settings, without
 pytestmark = pytest.mark.slow
 
 
-def start(deployment, config, name="run"):
-    file = deployment.folder / f"{name}.toml"
-    file.write_text(config.dump())
-    return deployment.federate(file, "--out", deployment.folder / name)
+@pytest.fixture
+def deployment(tmp_path):
+    with Deployment(tmp_path) as deployment:
+        yield deployment
 
 
 def rounds_done(deployment, name="run"):
     file = deployment.folder / name / "metrics.jsonl"
     return len(file.read_text().splitlines()) if file.exists() else 0
-
-
-def at_work(deployment, client, number):
-    """Whether a node has received its task of a round."""
-    return f"ROUND {number}]" in deployment.log(f"node-{client}")
-
-
-@pytest.fixture
-def deployment(tmp_path):
-    with Deployment(tmp_path) as deployment:
-        yield deployment
 
 
 @pytest.fixture(scope="module")
@@ -386,16 +376,6 @@ class Apart:
 
     def test(self, client):
         return self._parts[client].test(client)
-
-
-def write_table(path, seed, classes):
-    rng = np.random.default_rng(seed)
-    lines = ["width,height,depth,label"]
-    for _ in range(80):
-        label = int(rng.choice(classes))
-        values = rng.normal(label, 1.0, 3)
-        lines.append(",".join(f"{value:.5f}" for value in values) + f",kind {label}")
-    path.write_text("\n".join(lines) + "\n")
 
 
 def test_a_project_runs_by_flwr_run_on_data_that_only_its_node_has(tmp_path):

@@ -13,11 +13,10 @@ pytest.importorskip("flwr")
 import fedbayes
 from fedbayes.core.messages import decode_file
 from fedbayes.errors import FedbayesWarning
-from tests.federation.stages.test_own_layers import OWN
-from tests.federation.stages.test_own_layers import settings as own_layers
-from tests.flower.test_tried import federated
-from tests.helpers.flower_runs import same
+from tests.helpers.flower_runs import federated, same
 from tests.helpers.others import available, write_text_network, write_texts
+from tests.helpers.own_layers import OWN
+from tests.helpers.own_layers import settings as own_layers
 
 pytestmark = pytest.mark.filterwarnings("ignore::fedbayes.errors.FedbayesWarning")
 

@@ -30,7 +30,7 @@ from fedbayes.flower import secagg, secagg_node, simulated
 from fedbayes.flower.engine import Flower
 from fedbayes.flower.secagg import SecureFlower
 from fedbayes.flower.secagg_masks import draw, with_masks
-from tests.flower.test_secure import close, open_sum, plan_of, settings
+from tests.helpers.secure_sums import close, open_sum, plan_of, settings
 
 MODULUS = 2**32
 THEIRS = [

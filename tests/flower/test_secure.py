@@ -4,6 +4,7 @@ import math
 import re
 import warnings
 from functools import partial
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -17,13 +18,14 @@ from fedbayes.core.tensors import pack
 from fedbayes.errors import ConfigError, EngineError, MessageError
 from fedbayes.federation.privacy.settings import Privacy
 from fedbayes.federation.stages.aggregation import Aggregation
-from fedbayes.federation.stages.secure import MODULUS, Plan, Secure, check
+from fedbayes.federation.stages.secure import MODULUS, Plan, Secure
 from fedbayes.federation.stages.secure import plan as make_plan
 from fedbayes.methods.fedavg import FedAvg
+from fedbayes.runs.rules import _of_secure
 from fedbayes.workflows.running import Result
-from tests.flower.test_federation import at_work, start
-from tests.helpers.deployment import Deployment, wait_for
+from tests.helpers.deployment import Deployment, at_work, start, wait_for
 from tests.helpers.flower_runs import same, without
+from tests.helpers.secure_sums import CLIENTS, close, open_sum, plan_of, settings
 
 pytest.importorskip("flwr")
 
@@ -36,33 +38,6 @@ from fedbayes.flower import apps, secagg_node, secagg_steps, simulated
 from fedbayes.flower.node import Node
 from fedbayes.flower.poller import LinkError
 from fedbayes.flower.wire import HELLO
-
-CLIENTS = 4
-
-
-def settings(method="fedavg", secure=(), **more):
-    return Config.published(
-        **{
-            "seed": 7,
-            "rounds": 1,
-            "engine": "flower-simulation",
-            "round_timeout": 60,
-            "metrics": [],
-            "data": {"name": "digits", "clients": CLIENTS, "partition": "dirichlet"},
-            "method": {"name": method} if isinstance(method, str) else method,
-            "secure": {"enabled": True, **dict(secure)},
-            **more,
-        }
-    )
-
-
-def open_sum(config):
-    """The same run without secure aggregation."""
-    return config.model_copy(update={"secure": Secure()})
-
-
-def plan_of(config):
-    return make_plan(config.secure, config.build_method(), config.aggregation, CLIENTS)
 
 
 def largest_error(config, before, after, weights):
@@ -254,10 +229,6 @@ def rounds(config):
     """The lines of the rounds, also of a run in which no round had an update."""
     with Simulation(config) as simulation:
         return [step.metrics for step in simulation]
-
-
-def close(one, other, within=1e-5):
-    return all(torch.allclose(one[name], other[name], rtol=0, atol=within) for name in one)
 
 
 @pytest.mark.parametrize("stage", Stage.all())
@@ -473,8 +444,11 @@ def test_what_cannot_be_is_refused_before_anything_runs(changes, words, tmp_path
 
 def test_integers_of_a_model_are_refused():
     initial = {"weight": torch.zeros(3), "batches": torch.tensor(3)}
-    with pytest.raises(ConfigError, match=r"'batches' of this model has torch\.int64"):
-        check(Secure(enabled=True), initial, engine="flower-simulation", cohort=4)
+    config = Config.create(engine="flower-simulation", secure={"enabled": True})
+    (found,) = _of_secure(
+        config, SimpleNamespace(network=SimpleNamespace(initial=initial), cohort=4)
+    )
+    assert "'batches' of this model has torch.int64" in found
 
 
 @pytest.mark.parametrize("cohort", [3, 4, 5, 10, 100, 1000])

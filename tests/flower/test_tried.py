@@ -9,25 +9,38 @@ import numpy as np
 import pandas as pd
 import pytest
 
+from tests.helpers.flower_runs import federated
+
 pytest.importorskip("flwr")
 
-from flwr.common.constant import PARTITION_ID_KEY
 from rich.console import Console
 
 import fedbayes
-from fedbayes import Config, Simulation
+from fedbayes import Config
 from fedbayes.errors import ConfigError, EngineError, FedbayesWarning
 from fedbayes.federation.client_runtime import ClientRuntime
-from fedbayes.flower.apps import client_app, flower
-from fedbayes.flower.node import Node
 from fedbayes.flower.own_data import own_data
-from fedbayes.flower.simulated import simulated_grid
 from fedbayes.reports import gather, write_page
-from fedbayes.runs.build import build_data, build_runtime
 from fedbayes.runs.outcome import outcome
-from fedbayes.storage.state_store import StateStore
 
 DIGITS = {"data": {"clients": 4, "partition": "dirichlet", "limit": 500}, "rounds": 1}
+
+
+@pytest.fixture
+def wards(tmp_path):
+    """A table at the server, and one of each of three clients, of which the last is unlike."""
+    rng = np.random.default_rng(0)
+
+    def table(name, rows, flip=False):
+        x = rng.normal(size=(rows, 2))
+        ill = (x[:, 0] + 0.3 * rng.normal(size=rows) > 0) ^ flip
+        frame = pd.DataFrame(x, columns=["u", "v"]).assign(ill=np.where(ill, "yes", "no"))
+        frame.to_csv(tmp_path / f"{name}.csv", index=False)
+
+    table("server", 80)
+    for client in range(3):
+        table(client, 400, flip=client == 2)
+    return tmp_path
 
 
 @pytest.mark.parametrize(
@@ -58,48 +71,6 @@ def test_the_same_as_in_one_place(method, tmp_path):
     assert set(summary["per_client"]["global"]) == set(there.folder.client_names())
     assert "auroc" not in summary["metrics"]["global"]  # it is no sum
     assert "auroc" in summary["metrics"]["global_worst"]
-
-
-@pytest.fixture
-def wards(tmp_path):
-    """A table at the server, and one of each of three clients, of which the last is unlike."""
-    rng = np.random.default_rng(0)
-
-    def table(name, rows, flip=False):
-        x = rng.normal(size=(rows, 2))
-        ill = (x[:, 0] + 0.3 * rng.normal(size=rows) > 0) ^ flip
-        frame = pd.DataFrame(x, columns=["u", "v"]).assign(ill=np.where(ill, "yes", "no"))
-        frame.to_csv(tmp_path / f"{name}.csv", index=False)
-
-    table("server", 80)
-    for client in range(3):
-        table(client, 400, flip=client == 2)
-    return tmp_path
-
-
-def federated(folder, wards, *, spoilt=(), **more):
-    """A run of nodes with tables of their own, in one process."""
-    data = {"path": str(wards / "server.csv"), "label": ["ill"], "clients": 3, "partition": "iid"}
-    asked = {"data": data, "rounds": 2, "engine": "flower-simulation", "evaluate_at": "clients"}
-    config = Config.published(**(asked | more))
-    wanted = build_data(config).preprocessing
-
-    def node(context):
-        client = int(context.node_config[PARTITION_ID_KEY])
-        own = own_data(config, wards / f"{client}.csv", wanted)
-        return Node(client, lambda: build_runtime(config, own), StateStore(folder / str(client), 1))
-
-    grid, close = simulated_grid(client_app(node), 3)
-
-    def engine(run):
-        make = flower(config, run.cohort)
-        options = {"clients": 3, "timeout": 60.0, "poll": 0.01, "closing": close}
-        return make(lambda: grid, run.runtime, **options)
-
-    with Simulation(config, folder / "run", engine=engine) as simulation:
-        for _ in simulation:
-            pass
-        return simulation.summary(), simulation.folder.metrics()
 
 
 def test_nodes_try_it_on_their_own_rows(wards, tmp_path):

@@ -12,8 +12,8 @@ from fedbayes.fusion.cycles import _Universe, cycle_consistent
 from fedbayes.fusion.permutation import align
 from fedbayes.models import MLP
 from fedbayes.models.units import find_units, permute
-from tests.fusion.test_permutation import network, shuffled
 from tests.helpers.architectures import ARCHITECTURES
+from tests.helpers.fused import network, shuffled
 
 ALPHA = [0.5, 0.3, 0.2]
 

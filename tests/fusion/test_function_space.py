@@ -31,45 +31,7 @@ from fedbayes.models.resize import resized, widened, with_weights
 from fedbayes.models.steps import Steps, clean
 from tests.helpers.architectures import ARCHITECTURES
 from tests.helpers.cases import cases
-
-
-def trained_like(make, seed):
-    """A network whose scales, shifts and running statistics are not those of a start."""
-    rng = torch.Generator().manual_seed(seed)
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(seed)
-        module = make().eval()
-    with torch.no_grad():
-        for parameter in module.parameters():
-            if parameter.ndim == 1:
-                parameter += 0.1 * torch.randn(parameter.shape, generator=rng)
-        for name, buffer in module.named_buffers():
-            if name.endswith("running_mean"):
-                buffer.normal_(0, 0.2, generator=rng)
-            if name.endswith("running_var"):
-                buffer.uniform_(0.5, 1.5, generator=rng)
-    return module
-
-
-def inputs(example, number, n=48):
-    rng = torch.Generator().manual_seed(number)
-    if example.dtype == torch.int64:
-        return torch.randint(11, (n, *example.shape[1:]), generator=rng)
-    return torch.randn(n, *example.shape[1:], generator=rng)
-
-
-def teacher_of(modules, classes, seed=0):
-    shares = torch.rand(len(modules), classes, generator=torch.Generator().manual_seed(seed))
-    functions = [lambda x, m=module: m(x).detach() for module in modules]
-    return Teacher(functions, shares / shares.sum(0))
-
-
-def error(fused, teacher, x):
-    """Relative, of centred outputs."""
-    with torch.no_grad():
-        one, two = (out - out.mean(-1, keepdim=True) for out in (fused(x), teacher(x)))
-    return float((one - two).norm() / two.norm())
-
+from tests.helpers.fused import error, inputs, teacher_of, trained_like
 
 UNITED = (
     *("mlp", "lenet", "batch norm", "text", "u-net", "squeeze and excite"),

@@ -18,11 +18,11 @@ from fedbayes.matching import MatchingSettings
 from fedbayes.models import MLP, read_model, read_program
 from fedbayes.models.networks import CNN
 from fedbayes.models.resize import with_weights
-from tests.fusion.test_permutation import network, shuffled
 from tests.helpers.architectures import ARCHITECTURES
 from tests.helpers.cases import cases
 from tests.helpers.command_line import command
-from tests.workflows.fuse.test_network_fusing import OF_EYES, Eyes, photos  # noqa: F401
+from tests.helpers.eyes import OF_EYES, Eyes
+from tests.helpers.fused import network, shuffled
 
 # No deviation is 1, so that none can be left out or squared once too often.
 UNEVEN = MatchingSettings(sigma=0.6, sigma0=1.7, bias_mean=1.5, gamma=3.0)
@@ -426,7 +426,7 @@ def test_lstms_of_other_widths_are_refused_by_name():
 MATCH = ("--method", "match")
 
 
-def test_files_match_to_a_program_with_a_report_and_a_picture(photos, tmp_path, capsys):  # noqa: F811
+def test_files_match_to_a_program_with_a_report_and_a_picture(photos, tmp_path, capsys):
     out, report, picture = tmp_path / "g.pt2", tmp_path / "r.json", tmp_path / "p.png"
     counts = tmp_path / "counts.json"
     counts.write_text(json.dumps([[5, 0, 1, 2], [0, 5, 1, 2], [1, 1, 4, 2]]))
@@ -461,7 +461,7 @@ def test_files_match_to_a_program_with_a_report_and_a_picture(photos, tmp_path, 
     assert told["parameters"] == wanted.parameters
 
 
-def test_weights_are_written_where_they_load_into_the_factory(photos, tmp_path, capsys):  # noqa: F811
+def test_weights_are_written_where_they_load_into_the_factory(photos, tmp_path, capsys):
     out = tmp_path / "g.safetensors"
     few = ("--gamma", "1e-300", "--sigma0", "100")
     assert command("fuse", *photos, "-o", out, *OF_EYES, *MATCH, *few) == 0
@@ -477,7 +477,7 @@ def test_weights_are_written_where_they_load_into_the_factory(photos, tmp_path, 
     assert not wide.exists()
 
 
-def test_programs_match_to_a_program(photos, tmp_path, capsys):  # noqa: F811
+def test_programs_match_to_a_program(photos, tmp_path, capsys):
     programs = []
     for number in range(2):
         programs.append(tmp_path / f"p{number}.pt2")
@@ -519,7 +519,7 @@ def test_fully_connected_files_get_the_very_numbers_of_gpi_fnm(tmp_path):
         ((*MATCH, "--report", "r.txt"), "r.txt"),
     ],
 )
-def test_mistakes_are_told_and_write_nothing(options, words, photos, tmp_path, capsys):  # noqa: F811
+def test_mistakes_are_told_and_write_nothing(options, words, photos, tmp_path, capsys):
     out = tmp_path / "g.pt2"
     assert command("fuse", *photos, "-o", out, *OF_EYES, *options) == 2
     said = " ".join(capsys.readouterr().err.split())

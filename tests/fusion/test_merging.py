@@ -11,7 +11,7 @@ from fedbayes.fusion.regression import regress
 from fedbayes.fusion.targets import Targets
 from fedbayes.models import MLP
 from fedbayes.testing import assert_identical
-from tests.fusion.test_function_space import error, inputs, teacher_of, trained_like
+from tests.helpers.fused import error, inputs, teacher_of, trained_like
 
 
 def random_units(seed, count=24, samples=40):

@@ -1,9 +1,7 @@
 """Weight matching: random orders are undone exactly, and no step makes things worse."""
 
-from functools import cache
 from itertools import permutations
 
-import numpy as np
 import pytest
 import torch
 from hypothesis import given, settings
@@ -12,10 +10,9 @@ from hypothesis import strategies as st
 from fedbayes.errors import FedbayesWarning, ModelError
 from fedbayes.fusion.permutation import align, distance, permuted_average
 from fedbayes.models import MLP
-from fedbayes.models.steps import clean
 from fedbayes.models.units import find_units, permute
-from tests.fusion.test_posteriors import shaken
 from tests.helpers.architectures import ARCHITECTURES
+from tests.helpers.fused import network, shuffled
 
 RECOVERED = [
     "mlp",
@@ -33,27 +30,6 @@ RECOVERED = [
     "decoder",
     "recurrent",
 ]
-
-
-@cache
-def network(name):
-    make, example = ARCHITECTURES[name]
-    torch.manual_seed(0)
-    module = shaken(make())
-    groups = [group for group in find_units(module, example()).groups if not group.output]
-    return module, groups, {n: t.clone() for n, t in clean(module).items()}
-
-
-def shuffled(weights, groups, seed):
-    """The same function with units in another order, within their cells."""
-    rng = np.random.default_rng(seed)
-    for group in groups:
-        cells, order = np.array(group.cells), np.arange(group.count)
-        for cell in set(group.cells):
-            own = np.flatnonzero(cells == cell)
-            order[own] = rng.permutation(own)
-        weights = permute(weights, group, order.tolist())
-    return weights
 
 
 @pytest.mark.parametrize("name", RECOVERED)

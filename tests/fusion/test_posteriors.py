@@ -18,6 +18,7 @@ from fedbayes.likelihoods import build_likelihood
 from fedbayes.models import MLP
 from fedbayes.testing import assert_identical
 from tests.helpers.architectures import ARCHITECTURES, Attention, Convolutions, Recurrent, Shared
+from tests.helpers.fused import shaken
 from tests.helpers.toy_models import residual, sequence
 
 CLASSES = build_likelihood("categorical", Target("class", tuple("abcd")))
@@ -27,17 +28,6 @@ NO_PRIOR = AveragingSettings(precision=1e-12, scaling=1, tolerance=1e-12, iterat
 def classes(x, count=4):
     rng = torch.Generator().manual_seed(1)
     return Samples(x, torch.randint(count, (len(x),), generator=rng))
-
-
-def shaken(module):
-    torch.manual_seed(0)
-    with torch.no_grad():
-        for parameter in module.parameters():
-            parameter.add_(torch.randn_like(parameter) * 0.1)
-        for buffer in module.buffers():
-            if buffer.is_floating_point():
-                buffer.uniform_(0.5, 1.5)
-    return module.eval()
 
 
 def fisher_by_loops(module, samples):

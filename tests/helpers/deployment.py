@@ -9,6 +9,8 @@ import time
 from contextlib import suppress
 from pathlib import Path
 
+import numpy as np
+
 from tests import ROOT
 
 BIN = Path(sys.executable).parent
@@ -163,3 +165,24 @@ class Deployment:
     def __exit__(self, *_):
         for process in reversed(self.processes):
             self.kill(process)
+
+
+def start(deployment, config, name="run"):
+    file = deployment.folder / f"{name}.toml"
+    file.write_text(config.dump())
+    return deployment.federate(file, "--out", deployment.folder / name)
+
+
+def at_work(deployment, client, number):
+    """Whether a node has received its task of a round."""
+    return f"ROUND {number}]" in deployment.log(f"node-{client}")
+
+
+def write_table(path, seed, classes):
+    rng = np.random.default_rng(seed)
+    lines = ["width,height,depth,label"]
+    for _ in range(80):
+        label = int(rng.choice(classes))
+        values = rng.normal(label, 1.0, 3)
+        lines.append(",".join(f"{value:.5f}" for value in values) + f",kind {label}")
+    path.write_text("\n".join(lines) + "\n")

@@ -1,6 +1,7 @@
 """Linear regressions of several clients, with posteriors in closed form."""
 
 import torch
+from lifelines.datasets import load_rossi
 from torch import nn
 
 from fedbayes.core.targets import Target
@@ -40,3 +41,16 @@ def pooled(data, prior=1.0):
     x, y = torch.cat([one.x for one in data]), torch.cat([one.y for one in data])
     precision = prior * torch.eye(2, dtype=torch.float64) + x.T @ x / STD**2
     return torch.linalg.solve(precision, x.T @ y / STD**2)[:, 0], precision
+
+
+def rossi(tmp_path, sites=3):
+    """Rearrests of 432 people, many at the same week, and a site of each."""
+    frame = load_rossi()
+    frame["site"] = [f"site {row % sites}" for row in range(len(frame))]
+    frame.to_csv(tmp_path / "rossi.csv", index=False)
+    return frame
+
+
+def settings_of(tmp_path, **more):
+    data = {"path": tmp_path / "rossi.csv", "label": ["week", "arrest"], "group": "site"}
+    return {"data": data, "task": {"likelihood": "cox"}, "rounds": 2} | more

@@ -3,6 +3,7 @@
 from io import BytesIO
 
 import numpy as np
+import pandas as pd
 
 from fedbayes.data.dataset import build_dataset
 
@@ -41,3 +42,8 @@ def pool(y, *, official=None, groups=None, width=3, seed=0):
         groups=None if groups is None else np.asarray(groups),
         group_names=names,
     )
+
+
+def text(path):
+    """A CSV as it is written, nothing taken for a number or for missing."""
+    return pd.read_csv(path, dtype=str, keep_default_na=False)

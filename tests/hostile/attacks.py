@@ -11,7 +11,7 @@ from pathlib import Path
 
 from fedbayes.errors import FedbayesWarning
 from fedbayes.methods import METHODS
-from tests.methods.test_reference_models import OTHERS
+from tests.helpers.reference import OTHERS
 
 KINDS = {
     "huge": 0.03,

@@ -21,7 +21,7 @@ from fedbayes.federation.broadcast import ServerMessages
 from fedbayes.federation.settings import Compression
 from fedbayes.federation.stages.checks import decode_report
 from fedbayes.methods import METHODS
-from tests.methods.test_reference_models import OTHERS, PARAMETERS, SETTINGS
+from tests.helpers.reference import OTHERS, PARAMETERS, SETTINGS
 
 TIME = 0.02
 """Seconds of a processor that a message may take."""

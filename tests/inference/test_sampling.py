@@ -6,7 +6,7 @@ import torch
 from fedbayes.core.tensors import Samples
 from fedbayes.errors import ConfigError
 from fedbayes.inference.problem import Problem
-from fedbayes.inference.sampling import Langevin, Pulled, require_langevin, sampled
+from fedbayes.inference.sampling import Langevin, Pulled, sampled
 from fedbayes.inference.settings import LocalTraining
 from fedbayes.inference.solve import solve
 
@@ -98,9 +98,3 @@ def test_refusals():
     problem = Problem({"w": torch.ones(3)})
     with pytest.raises(ConfigError, match="give 1 samples"):
         sampled(problem, solver(rows(), 0.1, steps=5), ["w"], burn_in=2, every=2)
-    require_langevin(LocalTraining(lr=0.3, epochs=4))
-    for settings in ({"optimizer": "adam"}, {"momentum": 0.9}, {"weight_decay": 0.1}):
-        with pytest.raises(ConfigError, match="sgd"):
-            require_langevin(LocalTraining(**settings))
-    with pytest.raises(ConfigError, match="patience"):
-        require_langevin(LocalTraining(patience=2))

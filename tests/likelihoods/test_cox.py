@@ -22,10 +22,10 @@ from fedbayes.likelihoods import build_likelihood, evaluate, total
 from fedbayes.reports.gather import gather
 from fedbayes.runs.build import stored_data
 from tests.helpers.command_line import command
+from tests.helpers.regressions import rossi, settings_of
 
 lifelines = pytest.importorskip("lifelines")
 
-from lifelines.datasets import load_rossi  # noqa: E402
 from lifelines.utils import concordance_index  # noqa: E402
 
 pytestmark = pytest.mark.filterwarnings("ignore::fedbayes.errors.FedbayesWarning")
@@ -34,19 +34,6 @@ TARGET = Target("survival", ("week", "arrest"))
 
 def make(ties="efron"):
     return build_likelihood("cox", TARGET, ties=ties)
-
-
-def rossi(tmp_path, sites=3):
-    """Rearrests of 432 people, many at the same week, and a site of each."""
-    frame = load_rossi()
-    frame["site"] = [f"site {row % sites}" for row in range(len(frame))]
-    frame.to_csv(tmp_path / "rossi.csv", index=False)
-    return frame
-
-
-def settings_of(tmp_path, **more):
-    data = {"path": tmp_path / "rossi.csv", "label": ["week", "arrest"], "group": "site"}
-    return {"data": data, "task": {"likelihood": "cox"}, "rounds": 2} | more
 
 
 @pytest.mark.parametrize("ties", ["efron", "breslow"])

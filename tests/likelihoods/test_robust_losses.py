@@ -1,5 +1,7 @@
 """Losses that outliers move less, against integrals and limits."""
 
+from types import SimpleNamespace
+
 import numpy as np
 import pytest
 import torch
@@ -10,13 +12,13 @@ from scipy.stats import norm
 
 from fedbayes.core.targets import Target
 from fedbayes.errors import ConfigError
+from fedbayes.inference.settings import LocalTraining
 from fedbayes.likelihoods import build_likelihood
 from fedbayes.likelihoods.robust import (
     density_power,
     generalized_cross_entropy,
-    require_density_power,
-    require_probabilities,
 )
+from fedbayes.methods.fedgvi import _loss_of_likelihood
 
 reals = st.floats(-4, 4)
 CLASSES = build_likelihood("categorical", Target("class", ("a", "b", "c")))
@@ -132,11 +134,17 @@ def test_an_outlier_pulls_no_more_the_farther_it_is():
 
 def test_likelihoods_without_them_are_refused():
     student = build_likelihood("student-t", Target("real", ("y",), (0.0,), (1.0,)))
-    with pytest.raises(ConfigError, match="no closed form for the likelihood student-t"):
-        require_density_power(student)
-    with pytest.raises(ConfigError, match="probabilities of classes"):
-        require_probabilities(student)
+    for loss, why in (
+        ("beta", "no closed form for the likelihood student-t"),
+        ("gce", "probabilities of classes"),
+    ):
+        with pytest.raises(ConfigError, match=why):
+            _loss_of_likelihood(SimpleNamespace(data_loss=loss), run_with(student))
     with pytest.raises(ConfigError, match="log_power"):
         student.log_power(double(0.0, 0.0), 1.5)
-    require_density_power(gaussian())
-    require_probabilities(CLASSES)
+    _loss_of_likelihood(SimpleNamespace(data_loss="beta"), run_with(gaussian()))
+    _loss_of_likelihood(SimpleNamespace(data_loss="gce"), run_with(CLASSES))
+
+
+def run_with(likelihood):
+    return SimpleNamespace(likelihood=likelihood, training=LocalTraining())

@@ -5,29 +5,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fedbayes.matching import Objective, layer, match_layer
+from fedbayes.matching import Objective, layer
 from tests.helpers.brute import data_terms, posterior_mean, random_problem, relative_costs
-
-
-def process(assignments, objective, clients):
-    """−2 log of the exchangeable process' terms, atom by atom."""
-    members = np.bincount(np.concatenate(assignments))
-    total = 0.0
-    for n in members:
-        total += -2 * np.log(objective.gamma / clients)
-        for m in range(1, n):
-            counted = min(m, objective.popularity_cap or m)
-            total -= objective.popularity_weight * np.log(counted / (clients - counted))
-    for own in assignments if objective.new_atoms == "paper" else ():
-        alone = int((members[own] == 1).sum())
-        total += 2 * np.log(np.arange(1, alone + 1)).sum()
-    return total
-
-
-def match(atoms, precisions, mean, prior, objective, **more):
-    return match_layer(
-        atoms, precisions, prior_mean=mean, prior_precision=prior, objective=objective, **more
-    )
+from tests.helpers.dense_networks import match, process
 
 
 def canonical(result):

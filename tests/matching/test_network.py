@@ -1,41 +1,14 @@
 """Matching of whole networks."""
 
-from itertools import pairwise
-
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fedbayes.errors import ModelError
-from fedbayes.matching import Dense, MatchingSettings, match_networks
+from fedbayes.matching import MatchingSettings, match_networks
 from fedbayes.matching.network import _Networks
-
-
-def random_network(rng, widths, bias=True):
-    weights = [rng.normal(0, 1, (b, a)) for a, b in pairwise(widths)]
-    biases = [rng.normal(0.1, 0.3, len(w)) for w in weights] if bias else None
-    return Dense(weights, biases)
-
-
-def forward(network, x):
-    for depth, weight in enumerate(network.weights):
-        x = x @ weight.T + (network.biases[depth] if network.biases else 0.0)
-        if depth < len(network.weights) - 1:
-            x = np.maximum(x, 0)
-    return x
-
-
-def permuted(network, rng):
-    """The same function with its hidden neurons in another order."""
-    weights, biases = [w.copy() for w in network.weights], network.biases and list(network.biases)
-    for depth in range(len(weights) - 1):
-        order = rng.permutation(len(weights[depth]))
-        weights[depth] = weights[depth][order]
-        weights[depth + 1] = weights[depth + 1][:, order]
-        if biases:
-            biases[depth] = biases[depth][order]
-    return Dense(weights, biases)
+from tests.helpers.dense_networks import forward, permuted, random_network, written_out
 
 
 @pytest.mark.parametrize("bias", [True, False])
@@ -73,43 +46,6 @@ def test_alternating_never_raises_the_objective(seed, epsilon, depth, bias, gamm
     assert (np.diff(values) <= 1e-9 * np.abs(values).max()).all()
     brute = written_out(networks, result.layers, settings, counts)
     assert values[-1] == pytest.approx(brute, rel=1e-9, abs=1e-7)
-
-
-def written_out(networks, layers, settings, counts):
-    """The objective of the whole network, one weight at a time."""
-    hidden = len(layers)
-    totals = counts.sum(0)
-    clients = len(networks)
-    owned = {}
-    for client, network in enumerate(networks):
-        for depth, weight in enumerate(network.weights):
-            for out, row in enumerate(weight):
-                above = layers[depth].assignments[client][out] if depth < hidden else out
-                q = settings.sigma**-2
-                if depth == hidden:
-                    q *= clients * counts[client, out] / totals[out] if totals[out] else 1
-                for into, value in enumerate(row):
-                    below = layers[depth - 1].assignments[client][into] if depth else into
-                    owned.setdefault((depth, above, below), []).append((q, value))
-                if network.biases and depth < hidden:
-                    value = network.biases[depth][out] - settings.bias_mean
-                    owned.setdefault((depth, above, "bias"), []).append((q, value))
-    total, p0 = 0.0, settings.sigma0**-2
-    for observations in owned.values():
-        precision = sum(q for q, _ in observations)
-        theta = sum(q * w for q, w in observations) / (p0 + precision)
-        total += p0 * theta**2 + settings.epsilon * precision * theta**2
-        total += sum(q * ((w - theta) ** 2 - w**2) for q, w in observations)
-    for layer in layers:
-        members = np.bincount(np.concatenate(layer.assignments))
-        for n in members:
-            total -= 2 * np.log(settings.gamma / clients)
-            for m in range(1, n):
-                total -= settings.popularity_weight * np.log(m / (clients - m))
-        for own in layer.assignments:
-            alone = int((members[own] == 1).sum())
-            total += 2 * np.log(np.arange(1, alone + 1)).sum()
-    return total
 
 
 def test_top_down_weights_are_posterior_means():

@@ -7,7 +7,7 @@ import pytest
 
 from fedbayes.matching import MatchingSettings, match_networks, network
 from fedbayes.matching import passes as descent
-from tests.matching.test_network import forward, permuted, random_network, written_out
+from tests.helpers.dense_networks import forward, permuted, random_network, written_out
 
 # No deviation is 1, so that none can be left out or squared once too often.
 UNEVEN = MatchingSettings(sigma=0.6, sigma0=1.7, bias_mean=1.5, gamma=3.0)

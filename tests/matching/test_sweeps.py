@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from fedbayes.errors import ModelError
 from fedbayes.matching import Objective, layer
 from tests.helpers.brute import data_terms, random_problem, relative_costs
-from tests.matching.test_layer import match, process
+from tests.helpers.dense_networks import match, process
 
 
 def table_of(rng, clients=5, popularity_cap=3, **problem):

@@ -211,7 +211,7 @@ def test_laplace_at_the_optimum_is_the_lasso_around_the_server():
 
 
 def test_laplace_needs_sgd():
-    with pytest.raises(ConfigError, match="proximal"):
+    with pytest.raises(ConfigError, match="laplace needs steps of SGD"):
         fedbayes.run(method={"name": "laplace"}, training={"optimizer": "adam"}, rounds=1)
 
 

@@ -5,21 +5,22 @@ errors of their code.
 import random
 import subprocess
 import sys
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 import torch
 
 import fedbayes
+from fedbayes.config.config import Config
 from fedbayes.core import seeds
 from fedbayes.core.tensors import Samples
 from fedbayes.errors import FedbayesError, FedbayesWarning, ModelError
-from fedbayes.federation.settings import Secure
-from fedbayes.federation.stages import secure
 from fedbayes.inference.settings import LocalTraining
 from fedbayes.inference.solve import batches
 from fedbayes.models import ModelSettings, Network, build
 from fedbayes.models.trials import alone
+from fedbayes.runs.rules import _of_secure
 from tests.helpers import toy_networks as toys
 
 pytestmark = pytest.mark.filterwarnings("ignore::fedbayes.errors.FedbayesWarning")
@@ -169,13 +170,12 @@ def test_a_model_with_constant_buffers_is_stored_whole_and_comes_back(tmp_path):
 
 
 def test_secure_sums_are_of_what_trains_alone():
-    asked = {"engine": "flower-simulation", "cohort": 3}
-    network = built("WithBuffers")
-    settled = Secure(enabled=True)
-    secure.check(settled, network.initial, **asked)
-    network = built("Flagged")
-    with pytest.raises(FedbayesError, match=r"'calls'.*int64"):
-        secure.check(settled, network.initial, **asked)
+    config = Config.create(engine="flower-simulation", secure={"enabled": True})
+    runs = [SimpleNamespace(network=built(name), cohort=3) for name in ("WithBuffers", "Flagged")]
+    assert not list(_of_secure(config, runs[0]))
+    (found,) = _of_secure(config, runs[1])
+    assert "'calls'" in found
+    assert "int64" in found
 
 
 def test_a_flag_that_training_sets_is_sent(tmp_path):

@@ -10,7 +10,7 @@ import subprocess
 import sys
 import threading
 import time
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -18,7 +18,7 @@ from types import SimpleNamespace
 import pytest
 
 import fedbayes
-from fedbayes import Config, Simulation
+from fedbayes import Simulation
 from fedbayes.errors import RunError
 from fedbayes.federation.attacks.engine import AdversarialEngine
 from fedbayes.federation.client_runtime import ClientRuntime
@@ -37,24 +37,10 @@ from fedbayes.storage.heartbeat import ACTIVITY_FILE, Pulse, Work, read_pulse
 from fedbayes.storage.pace import Pace
 from fedbayes.workflows.experiments.seed_runs import SeedRuns
 from tests.helpers.command_line import command
+from tests.helpers.watched import followed, served, small, until
 from tests.hostile.kills import forked
 
-SMALL = {"data": {"clients": 4, "partition": "iid", "limit": 200}, "model": {"hidden": [4]}}
 PRIVATE = {"privacy": {"noise": 1.0}, "aggregation": {"clip": 1.0}}
-
-
-def small(**changes):
-    return Config.create(**{"rounds": 3, **SMALL} | changes)
-
-
-def until(true, seconds=60):
-    """Wait for it; things take longer than they should."""
-    end = time.monotonic() + seconds
-    while time.monotonic() < end:
-        if found := true():
-            return found
-        time.sleep(0.02)
-    raise AssertionError("it does not come true")
 
 
 @pytest.fixture
@@ -64,26 +50,6 @@ def quick(monkeypatch):
     monkeypatch.setattr(follow, "LOOK", 0.02)
     monkeypatch.setattr(follow, "QUICK", 0.1)
     monkeypatch.setattr(follow, "DEEP", 0.1)
-
-
-@contextmanager
-def followed(*folders):
-    follower = Follower(folders)
-    try:
-        yield follower
-    finally:
-        follower.close()
-
-
-@contextmanager
-def served(*folders, **how):
-    with followed(*folders) as follower:
-        server = PageServer(follower, **how)
-        server.start()
-        try:
-            yield server
-        finally:
-            server.close()
 
 
 def get(server, path="/", host=None, method="GET"):

@@ -10,7 +10,7 @@ from fedbayes import Simulation
 from fedbayes.reports import follow
 from fedbayes.storage import heartbeat
 from tests.helpers.pages import check_texts, keep_picture, show
-from tests.reports.test_watch import served, small, until
+from tests.helpers.watched import served, small, until
 
 pytestmark = [pytest.mark.xdist_group("browser"), pytest.mark.slow]
 

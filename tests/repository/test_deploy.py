@@ -21,8 +21,15 @@ from fedbayes.cli import app
 from fedbayes.flower.keys import make_keys
 from fedbayes.flower.supernode import read_config, read_private_key
 from fedbayes.workflows.running import Result
-from tests.flower.test_federation import write_table
-from tests.helpers.deployment import BIN, ROOT, Deployment, free_port, listens, wait_for
+from tests.helpers.deployment import (
+    BIN,
+    ROOT,
+    Deployment,
+    free_port,
+    listens,
+    wait_for,
+    write_table,
+)
 
 DEPLOY = ROOT / "deploy"
 COMPOSE = yaml.safe_load((DEPLOY / "compose.yaml").read_text())

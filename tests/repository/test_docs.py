@@ -11,12 +11,11 @@ import pytest
 
 from fedbayes.methods import METHODS
 from fedbayes.reports.palette import DARK, LIGHT, MARKERS, looks
-from tests import ROOT
+from tests import DOCS, ROOT
 from tests.helpers.cases import cases
 from tests.helpers.command_line import command
 from tests.language import prose_of
 
-DOCS = ROOT / "docs"
 BLOCK = re.compile(r"^```(\w+)(?: title=\"([^\"]+)\")?\n(.*?)^```$", re.DOTALL | re.MULTILINE)
 PAGES = [
     *(f"{f}/{p.name}" for f in ("start", "tutorials") for p in (DOCS / f).glob("*.md")),

@@ -9,8 +9,8 @@ import pytest
 
 import fedbayes
 from fedbayes.errors import FedbayesError
+from tests import DOCS
 from tests.helpers.cases import cases
-from tests.repository.test_docs import DOCS
 
 ON_PAGES = sorted(
     name

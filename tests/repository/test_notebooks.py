@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from nbclient import NotebookClient
 
-from tests.repository.test_docs import DOCS
+from tests import DOCS
 
 NUMBER = re.compile(r"-?\d+(?:\.\d+)?(?:e-?\d+)?")
 NOTEBOOKS = sorted((DOCS / "tutorials").glob("*.ipynb"))

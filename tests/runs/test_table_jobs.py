@@ -202,7 +202,7 @@ def test_summaries_that_do_not_belong_together_are_refused(place):
         (place / "bad.json").write_text(damaged)
         with pytest.raises(DataError, match=r"bad\.json is not a summary of a table"):
             read_summary(place / "bad.json")
-    with pytest.raises(ConfigError, match="summaries works only with your own data"):
+    with pytest.raises(ConfigError, match="summaries has no effect on digits"):
         Config.create(data={"name": "digits", "summaries": ["s0.json"]})
 
 

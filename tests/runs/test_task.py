@@ -87,7 +87,7 @@ def test_settings_on_the_command_line(tmp_path):
     ("task", "says"),
     [
         ({"likelihood": "gausian"}, r"unknown likelihood .*'gausian' \(did you mean 'gaussian'"),
-        ({"likelihood": 3}, "task.likelihood is 3; it must be a string"),
+        ({"likelihood": 3}, "the name of the likelihood is 3; it must be a string"),
         (
             {"likelihood": "gaussian", "nois": 1},
             r"task.nois is not a setting of gaussian \(did you mean 'noise'",

@@ -5,6 +5,7 @@ import json
 import pytest
 
 import fedbayes
+from fedbayes import errors
 from fedbayes.config.config import Config
 from fedbayes.errors import ConfigError
 from fedbayes.runs import tracking
@@ -96,7 +97,7 @@ def test_both_from_the_command_line(tmp_path, capsys):
 def test_mistakes_leave_no_folder(tmp_path, monkeypatch, capsys):
     assert command("run", "--track", "paper", "-o", tmp_path / "run") == 2
     assert "tensorboard, mlflow" in capsys.readouterr().err
-    monkeypatch.setattr(tracking, "find_spec", lambda name: None)
+    monkeypatch.setattr(errors, "find_spec", lambda name: None)
     assert command("run", "--track", "mlflow", "-o", tmp_path / "run") == 2
     assert "pip install 'fedbayes[mlflow]'" in capsys.readouterr().err
     with pytest.raises(ConfigError, match="tensorboard"):

@@ -260,7 +260,6 @@ def test_rounds_that_tell_nothing_do_not_count():
             "stop_after = 3 compares metrics of the",
         ),
         ({"keep_checkpoints": "best", "evaluate_every": 0}, "keep_checkpoints = 'best'"),
-        ({"stop_min_improvement": 0.1}, "Set stop_after too"),
         ({"stop_after": 0}, "stop_after"),
     ],
 )

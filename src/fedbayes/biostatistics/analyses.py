@@ -1,6 +1,5 @@
 """Regressions, survival curves and meta-analyses of clients' tables, for Python."""
 
-import math
 from collections.abc import Mapping, Sequence
 from typing import Any, Literal
 
@@ -17,7 +16,7 @@ from fedbayes.biostatistics.meta import MetaAnalysis, Pooled, pool
 from fedbayes.biostatistics.newton import of_condition
 from fedbayes.biostatistics.results import Regression
 from fedbayes.core.categories import normal
-from fedbayes.errors import ConfigError, DataError, MessageError, warn
+from fedbayes.errors import ConfigError, DataError, MessageError, not_among, warn
 
 Clients = Mapping[str, Any] | Carrier
 """A DataFrame for each client by its name, or whatever carries questions to clients."""
@@ -75,10 +74,9 @@ def glm(
         ['intercept', 'age']
     """
     if family not in FAMILIES:
-        raise ConfigError(f"unknown family {family!r}. Choose one of {', '.join(FAMILIES)}")
+        raise ConfigError(not_among("family", family, FAMILIES))
     if happened and family != "binomial":
         raise ConfigError(f"happened has no effect on family = {family!r}. Leave it out")
-    _one_kind_of_weights(weights, sample_weight)
     wanted = Wanted(
         outcome=outcome,
         two_valued=family == "binomial",
@@ -154,16 +152,15 @@ def cox(
         ['age']
     """
     if ties not in ("efron", "breslow"):
-        raise ConfigError(f"unknown ties {ties!r}. Choose efron or breslow")
+        raise ConfigError(not_among("ties", ties, ("efron", "breslow")))
     way = carrier(clients, min_count)
-    _one_kind_of_weights(weights, sample_weight)
-    wanted = _survival(
-        time,
-        event,
-        happened,
-        coarsen,
-        drop_missing,
-        min_count,
+    wanted = Wanted(
+        time=time,
+        event=event,
+        happened=happened,
+        coarsen=coarsen,
+        drop_missing=drop_missing,
+        least=min_count,
         entry=entry,
         weights=weights,
         sample_weight=sample_weight,
@@ -221,9 +218,18 @@ def kaplan_meier(
         >>> list(found.curves)
         ['all']
     """
-    _one_kind_of_weights(weights, sample_weight)
-    roles = {"by": by, "entry": entry, "weights": weights, "sample_weight": sample_weight}
-    wanted = _survival(time, event, happened, coarsen, drop_missing, min_count, **roles)
+    wanted = Wanted(
+        time=time,
+        event=event,
+        happened=happened,
+        coarsen=coarsen,
+        drop_missing=drop_missing,
+        least=min_count,
+        by=by,
+        entry=entry,
+        weights=weights,
+        sample_weight=sample_weight,
+    )
     return fit_curves(Exchange(carrier(clients, min_count)), wanted)
 
 
@@ -288,7 +294,6 @@ def meta_analysis(
         >>> sorted(set(found.frame()["effects"]))
         ['fixed', 'random']
     """
-    _one_kind_of_weights(weights, sample_weight)
     wanted = Wanted(
         outcome=outcome,
         two_valued=family == "binomial",
@@ -384,43 +389,11 @@ def carrier(clients: Clients, least: int = 0) -> Carrier:
     return clients
 
 
-def _one_kind_of_weights(weights: str, sample_weight: str) -> None:
-    """See that rows are weighted once."""
-    if weights and sample_weight:
-        raise ConfigError(
-            f"weights = {weights!r} are numbers of rows and sample_weight = {sample_weight!r} are "
-            "sampling weights. Leave one of them out"
-        )
-
-
 def _with_condition(found: Regression) -> Regression:
     """The fit; a warning says which columns nearly depend on one another."""
     if said := of_condition(*found.condition):
         warn(said)
     return found
-
-
-def _survival(
-    time: str,
-    event: str,
-    happened: str,
-    coarsen: float,
-    drop_missing: bool,
-    least: int,
-    **more: Any,
-) -> Wanted:
-    """What a survival analysis uses; `more` are other fields of `Wanted`."""
-    if not 0 <= coarsen < math.inf:
-        raise ConfigError(f"coarsen is {coarsen:g}. Give 0, or a number above 0")
-    return Wanted(
-        time=time,
-        event=event,
-        happened=happened,
-        coarsen=coarsen,
-        drop_missing=drop_missing,
-        least=least,
-        **more,
-    )
 
 
 __all__ = [

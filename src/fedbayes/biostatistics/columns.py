@@ -4,9 +4,10 @@ A client says the names of its columns, and of those an analysis uses their kind
 are missing, and the categories of text. The server puts these together: one `Coding` for all.
 """
 
+import math
 from collections.abc import Mapping
 from numbers import Real
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal, Self
 
 import numpy as np
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, model_validator
@@ -97,6 +98,17 @@ class Wanted(BaseModel):
     drop_missing: bool = False
     least: int = 0
     """Fewest rows of a client, and of a category at a client, of which it says anything."""
+
+    @model_validator(mode="after")
+    def _agree(self) -> Self:
+        if self.weights and self.sample_weight:
+            raise ConfigError(
+                f"weights = {self.weights!r} are numbers of rows and sample_weight = "
+                f"{self.sample_weight!r} are sampling weights. Leave one of them out"
+            )
+        if not 0 <= self.coarsen < math.inf:
+            raise ConfigError(f"coarsen is {self.coarsen:g}. Give 0, or a number above 0")
+        return self
 
     @property
     def used(self) -> tuple[str, ...]:
@@ -495,14 +507,7 @@ def _union(column: str, told: Told) -> tuple[str, ...]:
 
 
 def _happens_always_or_never(wanted: Wanted, only: str, *, never: bool) -> str:
-    """Which text means that the event happened, where all rows have one; empty if it is not known,
-    or there is nothing to explain.
-
-    Args:
-        wanted: the columns.
-        only: the text.
-        never: whether there is something to say of an event that never happens.
-    """
+    """Which text means that the event happened, where all rows have one; or empty."""
     if wanted.happened:
         asked = wanted.happened if wanted.happened == only else truth_as_number(wanted.happened)
         return asked if never or (wanted.event and asked == only) else ""
@@ -512,13 +517,7 @@ def _happens_always_or_never(wanted: Wanted, only: str, *, never: bool) -> str:
 
 
 def _happened(wanted: Wanted, told: Told, *, never: bool) -> str:
-    """Which text of the outcome means that the event happened; empty where it is 1.
-
-    Args:
-        wanted: the columns.
-        told: what clients say of them.
-        never: whether it may happen in no row.
-    """
+    """Which text of the outcome means that the event happened; empty where it is 1."""
     column = wanted.binary
     entries = {client: t.columns[column] for client, t in told.items()}
     many = next((c for c, e in entries.items() if isinstance(e.levels, int)), None)

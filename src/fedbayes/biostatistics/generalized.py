@@ -82,7 +82,11 @@ def fit_glm(
     """
     agreed = agree(exchange, wanted, drop)
     scales = moments(exchange, agreed.coding)
-    _check_outcome(scales, family, wanted.outcome)
+    if family != "binomial" and scales.y_scale == 0:
+        raise DataError(
+            f"the outcome '{wanted.outcome}' is {scales.y_mean:g} in all rows, so there is nothing "
+            "to explain. Choose another column"
+        )
     if family != "gaussian":
         refuse_empty_levels(agreed, scales, all_too=family == "binomial", outcome=wanted.outcome)
     p = len(agreed.coding.names) + 1
@@ -116,28 +120,11 @@ def fit_glm(
     return _result(exchange, agreed, scales, family, first, best, covariance)
 
 
-def _check_outcome(scales: ColumnMoments, family: str, outcome: str) -> None:
-    if family != "binomial" and scales.y_scale == 0:
-        raise DataError(
-            f"the outcome '{outcome}' is {scales.y_mean:g} in all rows, so there is nothing to "
-            "explain. Choose another column"
-        )
-
-
 def refuse_empty_levels(
     agreed: ColumnAgreement, scales: ColumnMoments, *, all_too: bool, outcome: str
 ) -> None:
-    """See that the outcome occurs in every category.
-
-    Args:
-        agreed: the columns.
-        scales: sums of the columns.
-        all_too: whether it must also be absent in some row of each.
-        outcome: its name.
-
-    Raises:
-        DataError: a category has no such row, so that its coefficient is infinite.
-    """
+    """See that coefficients of categories are finite, or raise a DataError."""
+    # The outcome must occur in some row of each, and be absent in one with `all_too`.
     start = 0
     for term in agreed.coding.terms:
         part = slice(start, start + len(term.names))

@@ -99,15 +99,7 @@ def _each_alone(
 
 
 class _Cohort:
-    """The rows of all clients, or of all in a stratum, at risk together.
-
-    Args:
-        exchange: the way to the clients.
-        coding: of their columns.
-        numbers: `center` and `scale` of the columns.
-        times: at which events happen.
-        ties: how events at the same time count.
-    """
+    """The rows of all clients, or of all in a stratum, at risk together."""
 
     def __init__(
         self,

@@ -139,9 +139,7 @@ def _slack(here: NewtonEvaluation) -> float:
 
 
 def _refined(here: NewtonEvaluation) -> NewtonEvaluation:
-    """The maximum of a quadratic log-likelihood, from a point near it: what was lost by rounding
-    on the way there is in the gradient, and needs no further question.
-    """
+    """The maximum of a quadratic log-likelihood, without what rounding lost on the way."""
     step = _step(here)
     gain = float(here.gradient @ step) / 2
     return replace(

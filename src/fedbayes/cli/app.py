@@ -157,10 +157,7 @@ def _show(
     file: TextIO | None = None,
     line: str | None = None,
 ) -> None:
-    """One plain line of what a user should know, if it is not among those shown before.
-
-    Warnings of libraries are shown as Python shows them.
-    """
+    """Print one plain line for our warning if it is new; others as Python shows them."""
     if issubclass(category, FedbayesWarning):
         if str(message) in shown:
             return

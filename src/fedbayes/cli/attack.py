@@ -9,14 +9,9 @@ from rich.console import Console
 
 from fedbayes.cli.app import app
 from fedbayes.cli.options import (
-    Clients,
     ConfigFile,
-    DataDir,
-    DataSet,
+    FederationOptions,
     Jobs,
-    Model,
-    Rounds,
-    Seed,
     Seeds,
     Setting,
     SettingsCommand,
@@ -54,12 +49,8 @@ def attack(
     ] = None,
     seeds: Seeds = 1,
     jobs: Jobs = 1,
-    dataset: DataSet = None,
-    model: Model = None,
-    clients: Clients = None,
-    rounds: Rounds = None,
-    seed: Seed = None,
-    data_dir: DataDir = None,
+    *,
+    options: FederationOptions,
     out: Annotated[Path, typer.Option("--out", "-o", help="Folder for the runs.")] = Path(
         "attacked"
     ),
@@ -69,16 +60,7 @@ def attack(
     as_json: Annotated[bool, typer.Option("--json", help="Print all outcomes as JSON.")] = False,
 ) -> None:
     """Measure the effect of malicious clients by attack, method and aggregation rule."""
-    given = overrides(
-        settings,
-        dataset=dataset,
-        model=model,
-        clients=clients,
-        rounds=rounds,
-        seed=seed,
-        data_dir=data_dir,
-        malicious=malicious,
-    )
+    given = overrides(settings, **vars(options), malicious=malicious)
     console = rich.get_console()
     with console.status("loading PyTorch"):
         from fedbayes.core.files import writable, write_beside

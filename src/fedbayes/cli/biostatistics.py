@@ -1,5 +1,6 @@
 """`stats`: regression and survival analysis, equal to that of the pooled rows."""
 
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -129,9 +130,114 @@ Timeout = Annotated[
 ]
 
 
+@dataclass(frozen=True)
+class FeatureOptions:
+    """Options of which columns are features, and how."""
+
+    features: Features = None
+    category: Category = None
+    reference: Reference = None
+    drop: Drop = None
+
+    @property
+    def columns(self) -> dict[str, Any]:
+        """The columns by what they are."""
+        references = {}
+        for pair in self.reference or ():
+            column, equals, level = pair.partition("=")
+            if not (column and equals and level):
+                raise ConfigError(f"--reference {pair}: write COLUMN=CATEGORY, as in sex=m")
+            references[column] = level
+        return {
+            "features": _names(self.features),
+            "categories": _names(self.category),
+            "references": references,
+            "drop": _names(self.drop),
+        }
+
+
+@dataclass(frozen=True)
+class RowOptions:
+    """Options of how rows count."""
+
+    event_value: EventValue = ""
+    weights: Weights = ""
+    sample_weight: SampleWeight = ""
+    drop_missing: DropMissing = False
+    min_count: MinCount = 0
+
+    @property
+    def columns(self) -> dict[str, Any]:
+        """The columns by what they are, and what is done with rows."""
+        columns = vars(self).copy()
+        return {"happened": columns.pop("event_value"), **columns}
+
+
+@dataclass(frozen=True)
+class TimeOptions:
+    """Options of times of events."""
+
+    time: Time
+    event: Event
+    entry: Entry = ""
+    coarsen: Coarsen = 0.0
+
+
+@dataclass(frozen=True)
+class SiteOptions:
+    """Options of where the clients are."""
+
+    group: Group = None
+    engine: Engine = "sequential"
+    superlink: Link = None
+    clients: Clients = None
+    root_certificates: Certificates = None
+    insecure: Insecure = False
+    superexec_secret: Secret = None
+    timeout: Timeout = 600.0
+    secure: Secure = False
+    noise: Noise = None
+    settings: Setting = None
+
+    def site(self, files: list[Path] | None) -> "StudySite":
+        """Where the clients are."""
+        from fedbayes.workflows.studies.study import StudySite
+
+        given = vars(self).copy()
+        if given.pop("noise") is not None:
+            raise ConfigError(
+                "--noise is not available: sums of a fit have no bounded sensitivity, and standard "
+                "errors would ignore the noise (see docs/howto/biostatistics.md). --secure hides "
+                "each client's sums, --min-count and --coarsen those of few rows"
+            )
+        if self.engine not in ("sequential", "flower-simulation"):
+            raise ConfigError(f"--engine {self.engine}: choose sequential or flower-simulation")
+        ways = given.pop("root_certificates"), self.insecure, given.pop("superexec_secret")
+        if self.superlink is None and any(ways):
+            raise ConfigError(
+                "--root-certificates, --insecure and --superexec-secret work only with "
+                "--superlink. Leave them out"
+            )
+        settings = given.pop("settings") or ()
+        return StudySite(
+            files=files or (), settings=settings, certificates=ways[0], secret=ways[2], **given
+        )
+
+
+@dataclass(frozen=True)
+class ResultOptions:
+    """Options of what becomes of a fit."""
+
+    level: Level = 0.95
+    out: Out = None
+    plot: Figure = None
+    as_json: Json = False
+
+
 @stats_app.command("glm")
 def glm(
     files: Files = None,
+    *,
     family: Annotated[
         str,
         typer.Option(help="gaussian (linear), binomial (logistic) or poisson (counts)."),
@@ -140,61 +246,32 @@ def glm(
         str,
         typer.Option("--outcome", "--label", "-y", help="Column to explain (data.label)."),
     ] = "",
-    features: Features = None,
-    group: Group = None,
-    category: Category = None,
-    reference: Reference = None,
-    drop: Drop = None,
-    event_value: EventValue = "",
-    weights: Weights = "",
-    sample_weight: SampleWeight = "",
+    features: FeatureOptions,
+    rows: RowOptions,
     offset: Annotated[str, typer.Option(help="Column added to the linear predictor.")] = "",
     exposure: Annotated[str, typer.Option(help="Column whose logarithm is added to it.")] = "",
-    drop_missing: DropMissing = False,
-    min_count: MinCount = 0,
     per_client: PerClient = False,
-    level: Level = 0.95,
-    out: Out = None,
-    plot: Figure = None,
-    engine: Engine = "sequential",
-    superlink: Link = None,
-    clients: Clients = None,
-    root_certificates: Certificates = None,
-    insecure: Insecure = False,
-    superexec_secret: Secret = None,
-    timeout: Timeout = 600.0,
-    secure: Secure = False,
-    noise: Noise = None,
-    settings: Setting = None,
-    as_json: Json = False,
+    site: SiteOptions,
+    result: ResultOptions,
 ) -> None:
     """Fit a linear, logistic or Poisson regression across clients."""
-    place = _place(
-        files, settings, group, engine, superlink, clients, root_certificates, insecure,
-        superexec_secret, timeout, secure, noise,
-    )  # fmt: skip
     columns = {
         "outcome": outcome,
         "family": family,
-        "happened": event_value,
-        "weights": weights,
-        "sample_weight": sample_weight,
         "offset": offset,
         "exposure": exposure,
-        **_features(features, category, reference, drop),
-        "drop_missing": drop_missing,
-        "min_count": min_count,
+        **rows.columns,
+        **features.columns,
     }
-    _run("glm", place, columns, per_client, level, out, plot, as_json)
+    _run("glm", site.site(files), columns, per_client, result)
 
 
 @stats_app.command("cox")
 def cox(
     files: Files = None,
-    time: Time = ...,  # type: ignore[assignment]
-    event: Event = ...,  # type: ignore[assignment]
-    features: Features = None,
-    group: Group = None,
+    *,
+    times: TimeOptions,
+    features: FeatureOptions,
     ties: Annotated[str, typer.Option(help="efron or breslow.")] = "efron",
     strata: Annotated[
         str,
@@ -202,175 +279,39 @@ def cox(
             help="Column whose values have separate baseline hazards. client: one for each client."
         ),
     ] = "",
-    category: Category = None,
-    reference: Reference = None,
-    drop: Drop = None,
-    event_value: EventValue = "",
-    entry: Entry = "",
-    weights: Weights = "",
-    sample_weight: SampleWeight = "",
-    coarsen: Coarsen = 0.0,
-    drop_missing: DropMissing = False,
-    min_count: MinCount = 0,
+    rows: RowOptions,
     per_client: PerClient = False,
-    level: Level = 0.95,
-    out: Out = None,
-    plot: Figure = None,
-    engine: Engine = "sequential",
-    superlink: Link = None,
-    clients: Clients = None,
-    root_certificates: Certificates = None,
-    insecure: Insecure = False,
-    superexec_secret: Secret = None,
-    timeout: Timeout = 600.0,
-    secure: Secure = False,
-    noise: Noise = None,
-    settings: Setting = None,
-    as_json: Json = False,
+    site: SiteOptions,
+    result: ResultOptions,
 ) -> None:
     """Fit a Cox regression across clients: hazard ratios."""
-    place = _place(
-        files, settings, group, engine, superlink, clients, root_certificates, insecure,
-        superexec_secret, timeout, secure, noise,
-    )  # fmt: skip
-    columns: dict[str, Any] = {
-        "time": time,
-        "event": event,
-        "ties": ties,
-        "happened": event_value,
-        "entry": entry,
-        "weights": weights,
-        "sample_weight": sample_weight,
-        "coarsen": coarsen,
-        **_features(features, category, reference, drop),
-        "drop_missing": drop_missing,
-        "min_count": min_count,
-    }
+    place = site.site(files)
+    columns = {"ties": ties, **vars(times), **rows.columns, **features.columns}
     if per_client:
         if strata:
             raise ConfigError("--strata has no effect with --per-client. Leave one of them out")
         columns["family"] = "cox"
     else:
         columns["strata"] = strata
-    _run("cox", place, columns, per_client, level, out, plot, as_json)
+    _run("cox", place, columns, per_client, result)
 
 
 @stats_app.command("km")
 def km(
     files: Files = None,
-    time: Time = ...,  # type: ignore[assignment]
-    event: Event = ...,  # type: ignore[assignment]
+    *,
+    times: TimeOptions,
     by: Annotated[str, typer.Option(help="Column of groups: one curve for each, and a test.")] = "",
-    group: Group = None,
-    event_value: EventValue = "",
-    entry: Entry = "",
-    weights: Weights = "",
-    sample_weight: SampleWeight = "",
-    coarsen: Coarsen = 0.0,
-    drop_missing: DropMissing = False,
-    min_count: MinCount = 0,
-    level: Level = 0.95,
-    out: Out = None,
-    plot: Figure = None,
-    engine: Engine = "sequential",
-    superlink: Link = None,
-    clients: Clients = None,
-    root_certificates: Certificates = None,
-    insecure: Insecure = False,
-    superexec_secret: Secret = None,
-    timeout: Timeout = 600.0,
-    secure: Secure = False,
-    noise: Noise = None,
-    settings: Setting = None,
-    as_json: Json = False,
+    rows: RowOptions,
+    site: SiteOptions,
+    result: ResultOptions,
 ) -> None:
     """Estimate Kaplan-Meier curves across clients, with a log-rank test."""
-    place = _place(
-        files, settings, group, engine, superlink, clients, root_certificates, insecure,
-        superexec_secret, timeout, secure, noise,
-    )  # fmt: skip
-    columns = {
-        "time": time,
-        "event": event,
-        "by": by,
-        "happened": event_value,
-        "entry": entry,
-        "weights": weights,
-        "sample_weight": sample_weight,
-        "coarsen": coarsen,
-        "drop_missing": drop_missing,
-        "min_count": min_count,
-    }
-    _run("km", place, columns, False, level, out, plot, as_json)
+    columns = {"by": by, **vars(times), **rows.columns}
+    _run("km", site.site(files), columns, False, result)
 
 
 app.add_typer(stats_app, name="stats")
-
-
-def _place(
-    files: list[Path] | None,
-    settings: list[str] | None,
-    group: str | None,
-    engine: str,
-    superlink: str | None,
-    clients: int | None,
-    certificates: Path | None,
-    insecure: bool,
-    secret: Path | None,
-    timeout: float,
-    secure: bool,
-    noise: float | None,
-) -> "StudySite":
-    """Where the clients are."""
-    from fedbayes.workflows.studies.study import StudySite
-
-    if noise is not None:
-        raise ConfigError(
-            "--noise is not available: sums of a fit have no bounded sensitivity, and standard "
-            "errors would ignore the noise (see docs/howto/biostatistics.md). --secure hides "
-            "each client's sums, --min-count and --coarsen those of few rows"
-        )
-    if engine not in ("sequential", "flower-simulation"):
-        raise ConfigError(f"--engine {engine}: choose sequential or flower-simulation")
-    if superlink is None and (certificates is not None or insecure or secret is not None):
-        raise ConfigError(
-            "--root-certificates, --insecure and --superexec-secret work only with --superlink. "
-            "Leave them out"
-        )
-    return StudySite(
-        files=files or (),
-        settings=settings or (),
-        group=group,
-        engine=engine,  # type: ignore[arg-type]
-        superlink=superlink,
-        clients=clients,
-        certificates=certificates,
-        insecure=insecure,
-        secret=secret,
-        timeout=timeout,
-        secure=secure,
-    )
-
-
-def _features(
-    features: list[str] | None,
-    category: list[str] | None,
-    reference: list[str] | None,
-    drop: list[str] | None,
-) -> dict[str, Any]:
-    """Which columns are features, and how."""
-    references = {}
-    for pair in reference or ():
-        column, equals, level = pair.partition("=")
-        if not (column and equals and level):
-            raise ConfigError(f"--reference {pair}: write COLUMN=CATEGORY, as in sex=m")
-        references[column] = level
-    return {
-        "features": _names(features),
-        "categories": _names(category),
-        "references": references,
-        "drop": _names(drop),
-    }
 
 
 def _names(given: list[str] | None) -> tuple[str, ...]:
@@ -379,20 +320,14 @@ def _names(given: list[str] | None) -> tuple[str, ...]:
 
 
 def _run(
-    kind: Any,
-    place: "StudySite",
-    columns: dict[str, Any],
-    per_client: bool,
-    level: float,
-    out: Path | None,
-    plot: Path | None,
-    as_json: bool,
+    kind: Any, site: "StudySite", columns: dict[str, Any], per_client: bool, wanted: ResultOptions
 ) -> None:
     from fedbayes.workflows.studies.study import Study
 
+    level, out, plot = wanted.level, wanted.out, wanted.plot
     with rich.get_console().status("reading") as status:
         study = Study(
-            place,
+            site,
             columns,
             kind,
             per_client,
@@ -402,7 +337,7 @@ def _run(
             lambda number, what: status.update(f"round {number}: {what}"),
         )
         found = study.run()
-    if as_json:
+    if wanted.as_json:
         print(json_text(found.to_dict(level)))
         return
     _show(study, found)

@@ -137,13 +137,7 @@ def _given(options: dict[str, Any]) -> dict[str, Any]:
 
 
 def _refuse(chosen: list[str], methods: tuple[str, ...], **options: object) -> None:
-    """See that options have an effect.
-
-    Args:
-        chosen: methods of calibration.
-        methods: those that have these options; none: measuring has them.
-        **options: their values; None where an option is not given.
-    """
+    """See that options have an effect with these methods of calibration; None: not given."""
     for name in _given(options):
         option = f"--{name.replace('_', '-')}"
         if not methods and chosen:

@@ -1,6 +1,9 @@
 """Commands as the help screens show them: in groups, with examples; and their former names."""
 
 from collections.abc import Callable
+from dataclasses import MISSING, fields, is_dataclass
+from functools import wraps
+from inspect import Parameter, Signature, signature
 from typing import Any, get_type_hints
 
 import click
@@ -248,5 +251,35 @@ class Application(typer.Typer):
     def command(
         self, name: str | None = None, *, cls: type[TyperCommand] | None = Command, **options: Any
     ) -> Callable[[Any], Any]:
-        """Register a command."""
-        return super().command(name, cls=cls, **options)
+        """Register a command; options of an argument that is a dataclass are its fields."""
+        register = super().command(name, cls=cls, **options)
+        return lambda function: register(_spread(function))
+
+
+def _spread(function: Callable[..., Any]) -> Callable[..., Any]:
+    """A command with the fields of dataclasses in the place of the arguments that they annotate."""
+    hints = get_type_hints(function, include_extras=True)
+    groups: dict[str, Any] = {name: kind for name, kind in hints.items() if is_dataclass(kind)}
+    parameters = []
+    for name, parameter in signature(function).parameters.items():
+        if name not in groups:
+            parameters.append(parameter.replace(annotation=hints[name]))
+            continue
+        own = get_type_hints(groups[name], include_extras=True)
+        for field in fields(groups[name]):
+            default = Parameter.empty if field.default is MISSING else field.default
+            kind = Parameter.KEYWORD_ONLY
+            parameters.append(
+                Parameter(field.name, kind, default=default, annotation=own[field.name])
+            )
+
+    @wraps(function)
+    def command(**given: Any) -> Any:
+        for name, kind in groups.items():
+            given[name] = kind(**{field.name: given.pop(field.name) for field in fields(kind)})
+        return function(**given)
+
+    ordered = sorted(parameters, key=lambda one: one.kind)
+    command.__signature__ = Signature(ordered)  # type: ignore[attr-defined]
+    command.__annotations__ = {one.name: one.annotation for one in parameters}
+    return command if groups else function

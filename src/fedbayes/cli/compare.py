@@ -8,30 +8,12 @@ import typer
 
 from fedbayes.cli.app import Console, app
 from fedbayes.cli.options import (
-    Alpha,
-    BatchSize,
-    ClientFraction,
-    Clients,
-    ClientsPerRound,
-    Cohort,
-    DataDir,
-    DataPartition,
-    DataSet,
-    Device,
-    Engine,
-    Epochs,
     Jobs,
-    LearningRate,
-    Method,
-    Model,
-    Optimizer,
-    Rounds,
-    Seed,
+    RunOptions,
     Seeds,
     Setting,
     SettingsCommand,
     Track,
-    Workers,
     overrides,
 )
 from fedbayes.core.files import json_text
@@ -71,25 +53,8 @@ def compare(
     out: Annotated[Path, typer.Option("--out", "-o", help="Folder for runs and tables.")] = Path(
         "compared"
     ),
-    method: Method = None,
-    dataset: DataSet = None,
-    model: Model = None,
-    clients: Clients = None,
-    clients_per_round: ClientsPerRound = None,
-    client_fraction: ClientFraction = None,
-    cohort: Cohort = None,
-    rounds: Rounds = None,
-    lr: LearningRate = None,
-    epochs: Epochs = None,
-    batch_size: BatchSize = None,
-    optimizer: Optimizer = None,
-    partition: DataPartition = None,
-    alpha: Alpha = None,
-    engine: Engine = None,
-    workers: Workers = None,
-    device: Device = None,
-    seed: Seed = None,
-    data_dir: DataDir = None,
+    *,
+    options: RunOptions,
     track: Track = None,
     settings: Setting = None,
     as_json: Annotated[
@@ -97,28 +62,7 @@ def compare(
     ] = False,
 ) -> None:
     """Compare methods over several seeds, or resume an interrupted comparison."""
-    given = overrides(
-        settings,
-        method=method,
-        dataset=dataset,
-        model=model,
-        clients=clients,
-        clients_per_round=clients_per_round,
-        client_fraction=client_fraction,
-        cohort=cohort,
-        rounds=rounds,
-        lr=lr,
-        epochs=epochs,
-        batch_size=batch_size,
-        optimizer=optimizer,
-        partition=partition,
-        alpha=alpha,
-        engine=engine,
-        workers=workers,
-        device=device,
-        seed=seed,
-        data_dir=data_dir,
-    )
+    given = overrides(settings, **vars(options))
     console = rich.get_console()
     with console.status("loading PyTorch"):
         from fedbayes.workflows.experiments.comparing import named_methods, run_and_compare

@@ -1,5 +1,6 @@
 """`federate`: runs over a network, with Flower."""
 
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -13,6 +14,7 @@ from fedbayes.cli.run import new_folder, run_to_end
 from fedbayes.storage.activity import Notify
 
 if TYPE_CHECKING:
+    from fedbayes.flower.superlink import SuperLink
     from fedbayes.runs.simulation import Simulation
 
 
@@ -49,13 +51,27 @@ Secret = Annotated[
 ]
 
 
+@dataclass(frozen=True)
+class LinkOptions:
+    """Options of the SuperLink."""
+
+    superlink: Connection = SUPERLINK
+    root_certificates: Certificates = None
+    insecure: Insecure = False
+    superexec_secret: Secret = None
+
+    def open(self) -> "SuperLink":
+        """The SuperLink."""
+        from fedbayes.flower import superlink_at
+
+        return superlink_at(*vars(self).values())
+
+
 @federate_app.command("run")
 def federate(
     config: ConfigFile = None,
-    superlink: Connection = SUPERLINK,
-    root_certificates: Certificates = None,
-    insecure: Insecure = False,
-    superexec_secret: Secret = None,
+    *,
+    link: LinkOptions,
     out: Annotated[Path | None, typer.Option("--out", "-o", help="Run folder.")] = None,
     track: Track = None,
     settings: Setting = None,
@@ -67,13 +83,13 @@ def federate(
     settled = Config.load(config, [*(settings or []), "engine=flower"])
 
     def start(notify: Notify) -> "Simulation":
-        from fedbayes.flower import federation, superlink_at
+        from fedbayes.flower import federation
         from fedbayes.runs.tracking import check
 
-        link = superlink_at(superlink, root_certificates, insecure, superexec_secret)
+        opened = link.open()
         check(track or ())
         folder = out or new_folder(settled.data.name, settled.method["name"])
-        return federation(link, settled, folder, notify=notify)
+        return federation(opened, settled, folder, notify=notify)
 
     run_to_end(start, track, as_json)
 
@@ -81,10 +97,8 @@ def federate(
 @federate_app.command("resume")
 def federate_resume(
     folder: RunFolder,
-    superlink: Connection = SUPERLINK,
-    root_certificates: Certificates = None,
-    insecure: Insecure = False,
-    superexec_secret: Secret = None,
+    *,
+    link: LinkOptions,
     new_key: Annotated[
         list[int] | None,
         typer.Option(
@@ -97,10 +111,9 @@ def federate_resume(
     """Resume an interrupted federation."""
 
     def start(notify: Notify) -> "Simulation":
-        from fedbayes.flower import federation, superlink_at
+        from fedbayes.flower import federation
 
-        link = superlink_at(superlink, root_certificates, insecure, superexec_secret)
-        return federation(link, None, folder, new_keys=new_key or (), notify=notify)
+        return federation(link.open(), None, folder, new_keys=new_key or (), notify=notify)
 
     run_to_end(start, track, as_json)
 

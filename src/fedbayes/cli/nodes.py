@@ -8,7 +8,7 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from fedbayes.cli.federate import Certificates, Connection, Insecure, Secret, federate_app
+from fedbayes.cli.federate import LinkOptions, federate_app
 from fedbayes.cli.listing import AsJson
 from fedbayes.core.files import json_text
 
@@ -18,10 +18,8 @@ if TYPE_CHECKING:
 
 @federate_app.command("nodes")
 def nodes(
-    superlink: Connection = "127.0.0.1:8000",
-    root_certificates: Certificates = None,
-    insecure: Insecure = False,
-    superexec_secret: Secret = None,
+    *,
+    link: LinkOptions,
     ask: Annotated[
         int,
         typer.Option(
@@ -32,19 +30,17 @@ def nodes(
     as_json: AsJson = False,
 ) -> None:
     """List the nodes of a SuperLink: status, client and versions."""
-    from fedbayes.flower import superlink_at
-
-    link = superlink_at(superlink, root_certificates, insecure, superexec_secret)
+    opened = link.open()
     from fedbayes.flower.registry import registered
     from fedbayes.flower.wire import own_versions
 
-    rows, here = registered(link, ask), own_versions()
+    rows, here = registered(opened, ask), own_versions()
     if as_json:
         print(json_text({"here": here, "nodes": [_plain(row) for row in rows]}, indent=2))
         return
     console = Console()
     if not rows:
-        console.print(f"no node is registered at {superlink}", highlight=False)
+        console.print(f"no node is registered at {link.superlink}", highlight=False)
         return
     table = Table("node", "name", "status", "last seen", "client", "versions", pad_edge=False)
     for row in rows:

@@ -3,6 +3,7 @@
 import json
 from collections.abc import Callable
 from copy import copy
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, get_args
 
@@ -126,6 +127,50 @@ Track = Annotated[
 RunFolder = Annotated[Path, typer.Argument(help="Run folder.", exists=True, file_okay=False)]
 ConfigFile = Annotated[Path | None, typer.Argument(help="TOML file with settings.", exists=True)]
 DataDir = Annotated[Path | None, typer.Option(help="Folder with data sets (FEDBAYES_DATA).")]
+
+
+@dataclass(frozen=True)
+class MethodOption:
+    """The option of a command that trains one method."""
+
+    method: Method = None
+
+
+@dataclass(frozen=True)
+class FederationOptions:
+    """Options that set settings of any federation."""
+
+    dataset: DataSet = None
+    model: Model = None
+    clients: Clients = None
+    rounds: Rounds = None
+    seed: Seed = None
+    data_dir: DataDir = None
+
+
+@dataclass(frozen=True)
+class ExperimentOptions(FederationOptions):
+    """Options that set settings of experiments."""
+
+    clients_per_round: ClientsPerRound = None
+    client_fraction: ClientFraction = None
+    epochs: Epochs = None
+    batch_size: BatchSize = None
+    optimizer: Optimizer = None
+    partition: DataPartition = None
+    alpha: Alpha = None
+    engine: Engine = None
+    workers: Workers = None
+    device: Device = None
+
+
+@dataclass(frozen=True)
+class RunOptions(ExperimentOptions, MethodOption):
+    """Options that set settings of runs."""
+
+    cohort: Cohort = None
+    lr: LearningRate = None
+
 
 _KEYS = {
     "method": "method.name",

@@ -14,30 +14,12 @@ from rich.table import Table
 
 from fedbayes.cli.app import Console, app
 from fedbayes.cli.options import (
-    Alpha,
-    BatchSize,
-    ClientFraction,
-    Clients,
-    ClientsPerRound,
-    Cohort,
-    DataDir,
-    DataPartition,
-    DataSet,
-    Device,
-    Engine,
-    Epochs,
     Json,
-    LearningRate,
-    Method,
-    Model,
-    Optimizer,
-    Rounds,
     RunFolder,
-    Seed,
+    RunOptions,
     Setting,
     SettingsCommand,
     Track,
-    Workers,
     overrides,
 )
 from fedbayes.core.files import json_text
@@ -60,59 +42,21 @@ def run(
             exists=True,
         ),
     ] = None,
-    method: Method = None,
-    dataset: DataSet = None,
-    model: Model = None,
-    clients: Clients = None,
-    clients_per_round: ClientsPerRound = None,
-    client_fraction: ClientFraction = None,
-    cohort: Cohort = None,
-    rounds: Rounds = None,
-    lr: LearningRate = None,
-    epochs: Epochs = None,
-    batch_size: BatchSize = None,
-    optimizer: Optimizer = None,
-    partition: DataPartition = None,
-    alpha: Alpha = None,
-    engine: Engine = None,
-    workers: Workers = None,
-    device: Device = None,
-    seed: Seed = None,
+    *,
+    options: RunOptions,
     seeds: Annotated[
         int | None,
         typer.Option(
             min=1, help="Number of runs with consecutive seeds; prints mean and standard deviation."
         ),
     ] = None,
-    data_dir: DataDir = None,
     out: Annotated[Path | None, typer.Option("--out", "-o", help="Run folder.")] = None,
     track: Track = None,
     settings: Setting = None,
     as_json: Json = False,
 ) -> None:
     """Train a federation. Without options it trains on digits with FedAvg."""
-    given = overrides(
-        settings,
-        method=method,
-        dataset=dataset,
-        model=model,
-        clients=clients,
-        clients_per_round=clients_per_round,
-        client_fraction=client_fraction,
-        cohort=cohort,
-        rounds=rounds,
-        lr=lr,
-        epochs=epochs,
-        batch_size=batch_size,
-        optimizer=optimizer,
-        partition=partition,
-        alpha=alpha,
-        engine=engine,
-        workers=workers,
-        device=device,
-        seed=seed,
-        data_dir=data_dir,
-    )
+    given = overrides(settings, **vars(options))
 
     def settle() -> tuple["Config", Path]:
         from fedbayes.config.config import Config
@@ -240,15 +184,7 @@ def _watch(
     title: str = "",
     again: str = "",
 ) -> "Simulation":
-    """Show a run as it goes to its end, and let Ctrl-C end it.
-
-    Args:
-        start: makes the simulation.
-        track: names of trackers.
-        conclude: says the result.
-        title: what is shown before the method's name.
-        again: the command to go on, if it is not the run's own.
-    """
+    """Show a run as it goes to its end, and let Ctrl-C end it."""
     from fedbayes.start import drive
 
     def begin(notify: Notify) -> "Simulation":

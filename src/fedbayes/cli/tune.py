@@ -9,25 +9,10 @@ from rich.table import Table
 
 from fedbayes.cli.app import Console, app
 from fedbayes.cli.options import (
-    Alpha,
-    BatchSize,
-    ClientFraction,
-    Clients,
-    ClientsPerRound,
-    DataDir,
-    DataPartition,
-    DataSet,
-    Device,
-    Engine,
-    Epochs,
+    ExperimentOptions,
     Jobs,
-    Model,
-    Optimizer,
-    Rounds,
-    Seed,
     SettingsCommand,
     Track,
-    Workers,
     complete_setting,
     overrides,
 )
@@ -60,22 +45,8 @@ def tune(
     out: Annotated[
         Path, typer.Option("--out", "-o", help="Folder for runs, configs and the plot.")
     ] = Path("tuned"),
-    dataset: DataSet = None,
-    model: Model = None,
-    clients: Clients = None,
-    clients_per_round: ClientsPerRound = None,
-    client_fraction: ClientFraction = None,
-    rounds: Rounds = None,
-    epochs: Epochs = None,
-    batch_size: BatchSize = None,
-    optimizer: Optimizer = None,
-    partition: DataPartition = None,
-    alpha: Alpha = None,
-    engine: Engine = None,
-    workers: Workers = None,
-    device: Device = None,
-    seed: Seed = None,
-    data_dir: DataDir = None,
+    *,
+    options: ExperimentOptions,
     track: Track = None,
     settings: Annotated[
         list[str] | None,
@@ -93,25 +64,7 @@ def tune(
     ] = False,
 ) -> None:
     """Choose settings on clients' validation rows, with the same budget for every method."""
-    given = overrides(
-        settings,
-        dataset=dataset,
-        model=model,
-        clients=clients,
-        clients_per_round=clients_per_round,
-        client_fraction=client_fraction,
-        rounds=rounds,
-        epochs=epochs,
-        batch_size=batch_size,
-        optimizer=optimizer,
-        partition=partition,
-        alpha=alpha,
-        engine=engine,
-        workers=workers,
-        device=device,
-        seed=seed,
-        data_dir=data_dir,
-    )
+    given = overrides(settings, **vars(options))
     console = rich.get_console()
     with console.status("loading PyTorch"):
         from fedbayes.workflows.experiments.tuning import TuneSearch

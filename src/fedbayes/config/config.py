@@ -14,11 +14,11 @@ from fedbayes.config.settings import SettingRow, explain, find, rows, toml, unkn
 from fedbayes.core.brief import Settings
 from fedbayes.core.fields import AUTO as AUTO_SETTING
 from fedbayes.core.fields import OneOf, Only, Place, Several
-from fedbayes.core.lazy import installed, own_class
+from fedbayes.core.lazy import own_class, placed
 from fedbayes.core.pretrained import TIMM
 from fedbayes.data import DataSettings
 from fedbayes.data.source_settings import is_data
-from fedbayes.errors import ConfigError, did_you_mean
+from fedbayes.errors import ConfigError
 from fedbayes.federation.attacks.settings import AttackSettings
 from fedbayes.federation.clock.settings import Asynchronous, ClockSettings
 from fedbayes.federation.engine_table import ENGINES, takers
@@ -121,6 +121,7 @@ class Config(Settings):
     )
     devices: Several[str] = Field(
         ("cpu",),
+        min_length=1,
         description="cpu, cuda, cuda:1, or auto for all GPUs. With several devices, worker "
         "processes take one each in turn; other processes use the first",
         examples=["cpu", "cuda", "auto"],
@@ -187,7 +188,7 @@ class Config(Settings):
         ge=1,
         description="early stopping: evaluations in a row without a better primary metric",
     )
-    stop_min_improvement: float = Field(
+    stop_min_improvement: Annotated[float, Only("stop_after")] = Field(
         0.0, ge=0, description="smallest improvement of the primary metric that counts (stop_after)"
     )
 
@@ -252,30 +253,19 @@ class Config(Settings):
 
     @model_validator(mode="after")
     def _check_bits(self) -> Self:
-        if self.bits == "portable":
-            if self.devices != ("cpu",):
+        for holds, what, setting, good in (
+            (self.devices == ("cpu",), "the CPU", "devices", "cpu"),
+            (self.precision != "bf16", "float32", "precision", "float32"),
+            (ENGINES[self.engine].exact, "rounding as in 'sequential'", "engine", "sequential"),
+        ):
+            if self.bits == "portable" and not holds:
+                value = getattr(self, setting)
+                shown = ", ".join(value) if isinstance(value, tuple) else repr(value)
                 raise ConfigError(
-                    f"bits = 'portable' needs the CPU, and devices is {', '.join(self.devices)}. "
-                    "Set devices = 'cpu'"
-                )
-            if self.precision == "bf16":
-                raise ConfigError(
-                    "bits = 'portable' computes in float32, and precision is 'bf16'. Set "
-                    "precision = 'float32'"
-                )
-            if not ENGINES[self.engine].exact:
-                raise ConfigError(
-                    f"bits = 'portable' needs an engine that rounds as 'sequential' does, and "
-                    f"engine is {self.engine!r}. Set engine = 'sequential'"
+                    f"bits = 'portable' needs {what}, and {setting} is {shown}. Set {setting} = "
+                    f"{good!r}"
                 )
         return self
-
-    @field_validator("devices")
-    @classmethod
-    def _check_devices(cls, devices: tuple[str, ...]) -> tuple[str, ...]:
-        if not devices:
-            raise ValueError("give at least one")
-        return devices
 
     @field_validator("clients_per_round", mode="before")
     @classmethod
@@ -289,48 +279,19 @@ class Config(Settings):
         check_names(metrics)
         return metrics
 
-    @model_validator(mode="after")
-    def _check_stop(self) -> Self:
-        if self.stop_min_improvement and self.stop_after is None:
-            raise ValueError("stop_min_improvement works only with stop_after. Set stop_after too")
-        return self
-
-    @field_validator("task")
-    @classmethod
-    def _check_task(cls, task: dict[str, Any]) -> dict[str, Any]:
-        """The name alone: what it stands for imports PyTorch."""
-        name = task.setdefault("likelihood", "auto")
-        if not isinstance(name, str):
-            raise ConfigError(f"task.likelihood is {name!r}; it must be a string")
-        if name not in ("auto", *LIKELIHOODS) and ":" not in name:
-            if not (place := installed("likelihoods", name)):
-                find_likelihood(name)  # which says that there is none
-            task["likelihood"] = place
-        return task
-
     @field_validator("stages")
     @classmethod
     def _check_stages(cls, stages: tuple[str, ...]) -> tuple[str, ...]:
         """By their places; what they are is seen when a run is built."""
-        places = [place if ":" in place else installed("stages", place) for place in stages]
-        if "" in places:
-            raise ConfigError(
-                f"unknown stage {stages[places.index('')]!r}. Give your own class as "
-                "package.module:Class"
-            )
-        return tuple(places)
+        return tuple(placed("stage", place, ()) for place in stages)
 
-    @field_validator("method")
-    @classmethod
-    def _check_method(cls, method: dict[str, Any]) -> dict[str, Any]:
-        name = method.setdefault("name", "fedavg")
-        if not isinstance(name, str):
-            raise ConfigError(f"method.name is {name!r}; it must be a string")
-        if name not in METHODS and ":" not in name:
-            if not (place := installed("methods", name)):
-                raise _no_method(name)
-            method["name"] = place
-        return method
+    @model_validator(mode="after")
+    def _check_names(self) -> Self:
+        """The names alone: what they stand for imports PyTorch."""
+        method, likelihood = self.method.get("name", "fedavg"), self.task.get("likelihood", "auto")
+        self.method["name"] = placed("method", method, METHODS)
+        self.task["likelihood"] = placed("likelihood", likelihood, ("auto", *LIKELIHOODS))
+        return self
 
     @model_validator(mode="after")
     def _complete_tables(self) -> Self:
@@ -596,11 +557,9 @@ def find_method(name: str) -> "type[AnyMethod]":
     Raises:
         ConfigError: there is none.
     """
-    if name in METHODS:
-        return METHODS[name]
-    place = name if ":" in name else installed("methods", name)
-    if not place:
-        raise _no_method(name)
+    place = placed("method", name, METHODS)
+    if place in METHODS:
+        return METHODS[place]
     from fedbayes.contracts import Method
 
     kind: type[AnyMethod] = own_class(place, Method, "method")
@@ -709,13 +668,6 @@ def _numbers(value: Any, key: str = "") -> Iterator[tuple[str, float]]:
             yield from _numbers(item, key)
     elif isinstance(value, float):
         yield key, value
-
-
-def _no_method(name: str) -> ConfigError:
-    return ConfigError(
-        f"unknown method {name!r}{did_you_mean(name, METHODS)}. Choose {', '.join(METHODS)}, or "
-        "your own as package.module:Class"
-    )
 
 
 def _known(error: ValidationError, given: Mapping[str, Any]) -> list[SettingRow]:

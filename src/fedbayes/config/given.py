@@ -139,19 +139,9 @@ def renamed(value: Any, names: Mapping[str, str]) -> Any:
 
 
 def refuse_unknown(settings: Mapping[str, Any], known: Mapping[str, str], file: Path) -> None:
-    """See that this process has the Python objects that a stored config names.
-
-    Args:
-        settings: of the config.
-        known: names in the config to names in this process.
-        file: the config.
-
-    Raises:
-        ConfigError: it has not; the text says how to give them.
-    """
-    lacking = [(key, name) for key, name in objects(settings) if name not in known]
-    for key, name in lacking:
-        if name.startswith(IN_MEMORY):
+    """See that this process has the objects that a stored config names, or raise a ConfigError."""
+    for key, name in objects(settings):
+        if name not in known and name.startswith(IN_MEMORY):
             table = key.partition(".")[0]
             raise ConfigError(
                 f"{key} in {file} is {name!r}: {GIVE_AGAIN.replace('model=net', f'{table}=...')}"
@@ -159,15 +149,7 @@ def refuse_unknown(settings: Mapping[str, Any], known: Mapping[str, str], file: 
 
 
 def refuse_objects(settings: Mapping[str, Any], where: str) -> None:
-    """See that other processes can import all that settings name.
-
-    Args:
-        settings: of a config.
-        where: what starts these processes, for the message.
-
-    Raises:
-        ConfigError: they cannot; the text says what to do.
-    """
+    """See that processes that `where` starts can import all settings, or raise a ConfigError."""
     for key, place in objects(settings):
         name = place.partition(":")[2]
         raise ConfigError(

@@ -227,6 +227,8 @@ def _line(
         return f"{key} is {_shown(value)}; {message}"
     if error["type"] == "finite_number":
         return f"{key} is {value}; it must be a finite number"
+    if error["type"] == "too_short":
+        return f"{key} is {_shown(value)}; give at least one"
     if [row.key for row in matching] != [key]:
         first = matching[0] if matching else settings[0]
         example = value if isinstance(value, str) and first.choices else first.default

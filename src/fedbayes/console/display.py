@@ -310,16 +310,7 @@ def _parts(
 def _clients_row(
     width: int, head: int, busy: Activity, work: "Work", pace: Pace, now: float
 ) -> Table:
-    """How far a long round is: its clients as a bar, and who is at work or away.
-
-    Args:
-        width: of the console.
-        head: where the bar of rounds above begins, less the gap.
-        busy: what the run is busy with.
-        work: what goes on at the clients.
-        pace: of the run.
-        now: the time.
-    """
+    """How far a long round is: its clients as a bar, and who is at work or away."""
     left = None if busy.what != TRAINING else pace.left_of_round(now, busy)
     names = ", ".join(work.working[:_NAMED])
     if names and (more := work.working_total - _NAMED) > 0:
@@ -350,9 +341,7 @@ def _away(work: "Work") -> str:
 
 
 def _headlines(simulation: "Simulation", metrics: "Metrics") -> list[tuple[str, str]]:
-    """The headline metric of the global model and of clients' own, the method's own first; then
-    those that were asked for by name, of all rows (or the mean of clients' own) and worst client.
-    """
+    """Headline metrics of the global and own models, then those that were asked for."""
     metric, method = simulation.likelihood.metric, simulation.method
     shown = []
     for whose in sorted(("global", "local"), key=method.models.headline.__ne__):

@@ -34,11 +34,8 @@ class CountsClasses(Method[ServerState, ClientState, Reduced]):
     )
 
     def check(self, run: Federation) -> None:
-        """Shares need an output for each class.
-
-        Raises:
-            ConfigError: the target has no classes whose shares clients could tell.
-        """
+        """Shares need an output for each class."""
+        super().check(run)
         if self.class_shares is True and not _by_class(run):
             raise ConfigError(
                 f"{self.name} weights clients' outputs by their samples of each class, but the "

@@ -10,45 +10,9 @@ from fedbayes.contracts.method import Sampler
 from fedbayes.contracts.run import Federation
 from fedbayes.core.devices import placed
 from fedbayes.core.tensors import Samples, Tensors, added
-from fedbayes.errors import ConfigError, ModelError
+from fedbayes.errors import ModelError
 from fedbayes.inference.problem import Noise, Tree
-from fedbayes.inference.sampling import require_langevin
 from fedbayes.models import Network
-
-
-def weights_alone(name: str, run: Federation) -> None:
-    """Nothing but trained weights changes in training: they can be random, mixed and adapted.
-
-    Raises:
-        ModelError: the network has buffers, such as running means.
-        ConfigError: it is to compute in bf16.
-    """
-    if run.network.precision != "float32":
-        raise ConfigError(f"{name} computes in float32. Leave precision out")
-    if fixed := sorted(run.network.buffers):
-        raise ModelError(
-            f"{name} needs a network that gradients train completely, but not {', '.join(fixed)}. "
-            "Set model.batch_norm = 'frozen', or choose a network without running statistics"
-        )
-
-
-def own_prior(name: str, run: Federation) -> None:
-    """The prior is all that draws the trained parameters.
-
-    Raises:
-        ConfigError: training has weight decay, which would draw the logarithms of stds and
-            precisions to 0 as well.
-    """
-    if run.training.weight_decay:
-        raise ConfigError(
-            f"{name} has its own prior, and training.weight_decay would add another. Set "
-            "training.weight_decay = 0"
-        )
-
-
-def langevin(name: str, run: Federation) -> None:
-    """Steps of training are such as Langevin noise makes a sampler of (`require_langevin`)."""
-    require_langevin(run.training)
 
 
 def weight_noise(run: Federation, samples: int) -> Noise:
@@ -184,10 +148,8 @@ def _move(std: Tensors, rng: torch.Generator) -> Tensors:
 
 
 def _derivable(network: Network, mean: Tensors, x: Tensor) -> Network:
-    """The network, laid out such that it has forward derivatives.
-
-    Those of some operations, GroupNorm's for one, are not there for images with channels last.
-    """
+    """The network, laid out such that it has forward derivatives."""
+    # Some operations have none for images with channels last, such as GroupNorm.
     try:
         _linear(network, mean, mean, x)
     except RuntimeError as error:

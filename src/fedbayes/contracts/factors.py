@@ -100,12 +100,9 @@ class VariationalFactor(PartitionedPosterior[FactorState]):
         return self._begun(split, client, at), given
 
     def _begun(self, split: Split, client: FactorState, at: RoundContext) -> Tensors:
-        """Where training starts: the posterior, or the initialization if there is none yet.
-
-        Stds of a newcomer start small: the first accounts for all of the precision, a later
-        one for its share. So do all where changes are shortened: factors then know less than they
-        were trained to, and from stds that are so wide training diverges.
-        """
+        """Where training starts: the posterior, or the initialization if there is none yet."""
+        # Stds of a newcomer start small: the first accounts for all of the precision, a later one
+        # for its share. Where changes are shortened all do: from wide stds training diverges.
         posterior, mean = split.posterior, split.posterior.mean
         unlearnt = is_unlearnt(mean)
         floor = self.start_std**-2

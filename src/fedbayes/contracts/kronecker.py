@@ -65,9 +65,7 @@ REACH = ("energy", "length")
 
 
 def _typical(part: str, method: object, server: KroneckerServer, run: Federation) -> float:
-    """The sum itself, all that was learnt so far; or that of so many samples, with inputs and
-    slopes of 1, that the only report of a first round is none too long.
-    """
+    """The sum so far; before, one of enough samples that the first report is not too long."""
     sums: Tensors = getattr(server.pool, part)
     ones = {n: torch.ones_like(t) for n, t in sums.items()}
     each = run.network.initial if part == "shift" else ones

@@ -108,9 +108,8 @@ class About:
     """Where the method comes from."""
     published: Mapping[str, Any] = field(default_factory=dict)
     """Published values of fields whose default is another one, for `preset = "published"`."""
-    needs: Sequence[Callable[[str, Federation], None]] = ()
-    """What a run must be, such as `contracts.drawn.own_prior`: functions of the method's name and
-    the run, which raise an error where it is not."""
+    needs: Sequence["Need"] = ()
+    """What a run must be, such as `contracts.needs.own_prior`, after what base classes need."""
 
     def completed(self, other: "About") -> "About":
         """With what another one has of what this one leaves out."""
@@ -118,7 +117,7 @@ class About:
             self.summary or other.summary,
             self.paper or other.paper,
             self.published or other.published,
-            self.needs or other.needs,
+            tuple(dict.fromkeys((*other.needs, *self.needs))),
         )
 
 
@@ -225,7 +224,7 @@ class Method(Choosable, Generic[ServerState, ClientState, Reduced], metaclass=Fo
             ModelError: says which layer.
         """
         for need in self.about.needs:
-            need(self.name, run)
+            need(self, run)
 
     def recommended(self, known: Known) -> dict[str, Any]:
         """Settings that learn at the first try, for those that are left at `auto`.
@@ -440,13 +439,7 @@ def weights_of(server: Any) -> Tensors:
 
 
 def units_remarks(name: str, network: Network, touched: Collection[Gateable]) -> list[str]:
-    """Notes of a method that leaves units out on layers where it cannot.
-
-    Args:
-        name: the method.
-        network: all clients' network.
-        touched: groups whose units it may leave out.
-    """
+    """Notes on layers of which a method can leave no units out; `touched` are the others."""
     reasons = {
         group.layer: group.whole_because or "the network's code depends on its width"
         for group in network.groups
@@ -504,3 +497,6 @@ UNIFORM: Mapping[str, Any] = MappingProxyType({"weighting": "uniform"})
 
 AnyMethod = Method[Any, Any, Any]
 """A method whose states we do not look into: what engines work with."""
+
+Need = Callable[[AnyMethod, Federation], None]
+"""What a method needs of a run: raises an error, which says what would do, where it is not so."""

@@ -82,7 +82,7 @@ class MomentMatching(PartitionedPosterior[MomentsClient]):
 
     def remarks(self, run: Federation) -> list[str]:
         """A note if clients take part in few rounds."""
-        return few_rounds(self.name, run)
+        return few_rounds(self, run)
 
     def recommended(self, known: Known) -> dict[str, Any]:
         """Adam, and a prior that lets the model fit the data."""
@@ -178,14 +178,7 @@ class MomentMatching(PartitionedPosterior[MomentsClient]):
     def report(
         self, solved: Solved, problem: Problem, client: MomentsClient, at: RoundContext
     ) -> tuple[Report, MomentsClient, Info]:
-        """Report the change of the factor; keep the factor with that change.
-
-        Args:
-            solved: its parameters are `mean/…` and `precision/…`, m and Λ_i.
-            problem: as it was stated.
-            client: the private state.
-            at: client and round.
-        """
+        """Report the change of the factor; keep the factor with that change."""
         given, cavity = problem.given, NaturalGaussian(**problem.given["cavity"])
         mean = {n: t.double() for n, t in part(solved.parameters, "mean").items()}
         own = {n: t.double() for n, t in part(solved.parameters, "precision").items()}

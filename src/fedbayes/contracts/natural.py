@@ -12,8 +12,9 @@ from pydantic import Field
 from torch import Tensor
 
 from fedbayes.contracts.changes import Changes, Chart, Clips, norm
-from fedbayes.contracts.drawn import sampler_of, weights_alone
-from fedbayes.contracts.method import About, ClientState, Method, Sampler
+from fedbayes.contracts.drawn import sampler_of
+from fedbayes.contracts.method import About, AnyMethod, ClientState, Method, Sampler
+from fedbayes.contracts.needs import weights_alone
 from fedbayes.contracts.parts import Part, Reports, Retract
 from fedbayes.contracts.reports import Report, Sum
 from fedbayes.contracts.run import Federation, RoundContext
@@ -183,19 +184,14 @@ SEVERAL = 5
 """Rounds that a client takes part in, before its posterior says much at the server."""
 
 
-def few_rounds(name: str, run: Federation) -> list[str]:
-    """What a user should know where a client is in few of the rounds.
-
-    Args:
-        name: of the method.
-        run: the run.
-    """
+def few_rounds(method: AnyMethod, run: Federation) -> list[str]:
+    """What a user should know where a client is in few of the rounds."""
     rounds = run.rounds * run.cohort / run.clients
     if run.cohort == run.clients or rounds >= SEVERAL:
         return []
     return [
         f"a client is in {rounds:.2g} of {run.rounds} rounds on average. With so few, and few "
-        f"classes per client, averaging was more accurate than {name} in our tests"
+        f"classes per client, averaging was more accurate than {method.name} in our tests"
     ]
 
 

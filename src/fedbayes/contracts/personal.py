@@ -119,11 +119,7 @@ class LastLayers(PersonalLayers):
     )
 
     def check(self, run: Federation) -> None:
-        """Some layer is shared.
-
-        Raises:
-            ConfigError: all of them would stay with the clients.
-        """
+        """Some layer is shared."""
         super().check(run)
         every = run.network.layers
         if self.layers >= len(every):

@@ -12,9 +12,9 @@ from typing import Protocol, TypeVar
 import torch
 from pydantic import Field
 
-from fedbayes.contracts.drawn import own_prior, weights_alone
 from fedbayes.contracts.method import About, Info
 from fedbayes.contracts.natural import GaussianServer, least, mean_precision, positive
+from fedbayes.contracts.needs import own_prior
 from fedbayes.contracts.reports import Report, Sum
 from fedbayes.contracts.run import Federation, RoundContext
 from fedbayes.core.messages import Message
@@ -61,7 +61,7 @@ class PartitionedPosterior(GaussianServer[PosteriorServer, FactorState]):
     A factor's precision is positive by construction, so is every product of factors.
     """
 
-    about = About(needs=(weights_alone, own_prior))
+    about = About(needs=(own_prior,))
     server_state = PosteriorServer
 
     damping: float | None = Field(

@@ -61,11 +61,7 @@ def choose_device(name: str) -> torch.device:
 
 @cache
 def _keep_freed_memory() -> None:
-    """Have glibc keep up to 256 MiB of freed memory for the next step.
-
-    Else it returns an entry of a network to the system in every step, and takes it back page by
-    page. Elsewhere there is nothing to be set.
-    """
+    """Have glibc keep up to 256 MiB of freed memory for the next step."""
     mallopt = getattr(ctypes.CDLL(None), "mallopt", None) if os.name == "posix" else None
     if mallopt is not None:
         mallopt(_TRIM_THRESHOLD, 1 << 28)

@@ -165,15 +165,7 @@ def parse_toml(text: str) -> dict[str, Any]:
 
 
 def require_files(paths: Iterable[Path | None], *, folders: bool = False) -> None:
-    """See that files are there, before what reads them is imported.
-
-    Args:
-        paths: the files; None for those that were not given.
-        folders: whether folders are right too.
-
-    Raises:
-        RunError: one is not there, or is a folder.
-    """
+    """See that files, or `folders`, are there before slow imports, or raise a RunError."""
     for path in paths:
         if path is None or (path.exists() and (folders or not path.is_dir())):
             continue

@@ -3,7 +3,7 @@
 import re
 import sys
 import traceback
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from importlib import import_module
 from importlib.metadata import entry_points
 from itertools import count
@@ -13,7 +13,7 @@ from types import ModuleType
 from typing import Any, Generic, TypeVar
 
 from fedbayes.core.here import resolving
-from fedbayes.errors import ConfigError
+from fedbayes.errors import ConfigError, not_among
 
 Kind = TypeVar("Kind")
 
@@ -225,6 +225,26 @@ def installed(group: str, name: str) -> str:
         name: of the entry point.
     """
     return next((p.value for p in entry_points(group=f"fedbayes.{group}", name=name)), "")
+
+
+def placed(what: str, name: Any, known: Collection[str]) -> str:
+    """The name of what is known, or `package.module:name` of what an installed package offers.
+
+    Args:
+        what: `method`, say: packages offer `fedbayes.methods`.
+        name: which of them; `package.module:name` stays as it is.
+        known: what there is without packages.
+
+    Raises:
+        ConfigError: there is none.
+    """
+    if not isinstance(name, str):
+        raise ConfigError(f"the name of the {what} is {name!r}; it must be a string")
+    if name in known or ":" in name:
+        return name
+    if place := installed(f"{what}s", name):
+        return place
+    raise ConfigError(not_among(what, name, known, "your own as package.module:Class"))
 
 
 def own_class(place: str, base: Any, what: str) -> Any:

@@ -112,12 +112,7 @@ class Masked:
 
 
 class _Packed(Mapping[tuple[int, ...], Tensor]):
-    """Masks that came as bits, each of which becomes eight times as long when it is asked for.
-
-    Args:
-        shape: of the dense tensor.
-        packed: by axes, as `np.packbits` makes them.
-    """
+    """Masks as bits of `np.packbits`, which are unpacked when they are asked for."""
 
     def __init__(self, shape: tuple[int, ...], packed: Mapping[tuple[int, ...], bytes]) -> None:
         self._shape, self._packed = shape, packed

@@ -61,22 +61,8 @@ class PlausibleMoments:
         return np.asarray(np.sqrt(self.squares / np.maximum(self.count, 1)))
 
 
-def check_number(value: float, what: str, where: str) -> None:
-    """See that a number is finite in float32.
-
-    Raises:
-        DataError: it is not.
-    """
-    if not abs(value) <= LARGEST:  # nor is NaN
-        raise DataError(f"{where}: {what} is {value:g}, beyond float32. Rescale the column")
-
-
 def check_categories(counts: Mapping[str, int], column: str, where: str) -> None:
-    """See that categories are not too many, nor their names too long.
-
-    Raises:
-        DataError: they are.
-    """
+    """See that categories are not too many, nor their names too long, or raise a DataError."""
     if len(counts) > MOST_CATEGORIES:
         raise DataError(
             f"{where}: the column '{column}' has {len(counts):,} categories, and the limit is "
@@ -91,15 +77,7 @@ def check_categories(counts: Mapping[str, int], column: str, where: str) -> None
 
 
 def check_rows(rows: Mapping[str, int], most: float = MOST_ROWS) -> None:
-    """See that clients' numbers of rows are plausible, each by itself and relative to the others.
-
-    Args:
-        rows: by client.
-        most: that one client can have.
-
-    Raises:
-        DataError: they are not. Names the client.
-    """
+    """See that clients have plausible numbers of rows, or raise a DataError that names one."""
     limit = "(aggregation.max_weight)" if most < MOST_ROWS else "of a client"
     middle = float(np.median(list(rows.values())))
     for name, count in rows.items():
@@ -163,10 +141,6 @@ def check_moments(clients: Mapping[str, PlausibleMoments], columns: Sequence[str
 
 
 def check_count(value: float, what: str, where: str) -> None:
-    """See that a number of rows is one.
-
-    Raises:
-        DataError: it is not.
-    """
+    """See that a number of rows is one, or raise a DataError."""
     if not (math.isfinite(value) and 0 <= value <= MOST_ROWS and float(value).is_integer()):
         raise DataError(f"{where}: {what} is {value:g}, which is not a number of rows")

@@ -13,7 +13,7 @@ from typing import Annotated, Any, TypeVar
 
 from pydantic import AfterValidator
 
-from fedbayes.errors import FedbayesError, did_you_mean
+from fedbayes.errors import FedbayesError, did_you_mean, require_extra
 
 Thing = TypeVar("Thing")
 
@@ -68,8 +68,7 @@ def require(package: str, what: str, error: type[FedbayesError]) -> None:
     Raises:
         FedbayesError: of the given class; it is not installed, or does not work.
     """
-    if find_spec(package) is None:
-        raise error(f"{what} needs {package}: pip install 'fedbayes[hf]'")
+    require_extra("hf", what, error, package)
     with _importing(what, error), _quiet():
         _import_torchvision()
         __import__(package)
@@ -80,11 +79,7 @@ def require(package: str, what: str, error: type[FedbayesError]) -> None:
 
 
 def _import_torchvision() -> None:
-    """Import torchvision, which the others do if it is there.
-
-    One that was built for GPUs has no operators of its own with a PyTorch without them, and its
-    import fails where it describes them. Nothing here uses these operators, so it goes without.
-    """
+    """Import torchvision, if it is there; without its operators where these do not load."""
     if find_spec("torchvision") is None:
         return
     try:

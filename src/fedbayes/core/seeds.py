@@ -101,12 +101,9 @@ def _word(entropy: np.random.SeedSequence) -> int:
 
 
 def _fill(rng: "torch.Generator", entropy: np.random.SeedSequence) -> None:
-    """Put a generator where this entropy says.
-
-    That of CPUs is a Mersenne Twister, of which PyTorch's own seeding reaches 2^32 states: among
-    120,000 streams two would be the same. So its 624 words are written here, from the 128 bits of
-    the entropy. That of CUDA takes 64 bits, and is seeded.
-    """
+    """Put a generator where this entropy says."""
+    # PyTorch's own seeding reaches 2^32 states of a CPU's Mersenne Twister: among 120,000 streams
+    # two would be the same. So its 624 words are written here. CUDA takes 64 bits, and is seeded.
     if rng.device.type != "cpu" or not _known_layout():
         rng.manual_seed(_word(entropy))
         return

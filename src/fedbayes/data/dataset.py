@@ -151,8 +151,7 @@ def build_dataset(
         target = Target("class", target)
     if len(x) != len(y) or (groups is not None and len(groups) != len(y)):
         raise DataError(f"{name}: {len(x):,} samples do not match {len(y):,} labels")
-    _check_arrays(name, x, target, official_train)
-    _refuse_infinite(name, x, features)
+    _check_arrays(name, x, target, official_train, features)
     facts: dict[str, Any] = {"classes": target.names}
     if tokens is not None:
         facts["tokens"] = [tokens.digest, tokens.length]
@@ -196,8 +195,10 @@ def build_dataset(
     )
 
 
-def _check_arrays(name: str, x: Array, target: Target, official_train: int | None) -> None:
-    """See that there are samples, in all parts, and something to tell apart."""
+def _check_arrays(
+    name: str, x: Array, target: Target, official_train: int | None, features: tuple[str, ...]
+) -> None:
+    """See that there are samples, finite ones, in all parts, and something to tell apart."""
     classes = target.names
     if len(x) == 0:
         raise DataError(f"{name}: it has no samples")
@@ -206,6 +207,14 @@ def _check_arrays(name: str, x: Array, target: Target, official_train: int | Non
         raise DataError(f"{name}: at least two classes are needed, {only}")
     if official_train is not None and not 0 < official_train < len(x):
         raise DataError(f"{name}: its official training or test part is empty")
+    if x.dtype.kind == "f" and (bad := np.isinf(x)).any():
+        row, *place = np.argwhere(bad)[0].tolist()
+        position = ", ".join(map(str, place))
+        where = f"column '{features[place[0]]}'" if features else f"position {position}"
+        raise DataError(
+            f"{name}: sample {row} has an infinite value at {where}. Replace it, or leave it "
+            "empty to impute it"
+        )
 
 
 def _digest(arrays: Sequence[Array | None], facts: dict[str, Any]) -> str:
@@ -289,17 +298,3 @@ def _sums(x: Array, rows: Rows, centre: Array, power: int) -> tuple[Array, Array
         count += observed.sum(axes)
         total += np.where(observed, part, 0.0).sum(axes)
     return count, total
-
-
-def _refuse_infinite(name: str, x: Array, features: tuple[str, ...]) -> None:
-    if x.dtype.kind != "f":
-        return
-    bad = np.isinf(x)
-    if bad.any():
-        place = np.argwhere(bad)[0]
-        position = ", ".join(str(int(index)) for index in place[1:])
-        where = f"column '{features[place[1]]}'" if features else f"position {position}"
-        raise DataError(
-            f"{name}: sample {int(place[0])} has an infinite value at {where}. Replace it, or "
-            "leave it empty to impute it"
-        )

@@ -84,11 +84,7 @@ class GeneratedData(FederatedData):
         return self._samples(client, self._generator.split(client)[1])
 
     def all_train(self) -> Samples:
-        """What there is none of.
-
-        Raises:
-            DataError: the samples of so many clients are never in one place.
-        """
+        """What there is none of."""
         raise DataError(
             f"{self._generator.name} gives samples client by client, so no method can pool them"
         )

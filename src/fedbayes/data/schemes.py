@@ -125,10 +125,7 @@ def _iid(
 def _dirichlet(
     labels: Rows, clients: int, settings: DataSettings, needed: int, rng: np.random.Generator
 ) -> Rows:
-    """For each class, shares ~ Dir(alpha) over the clients (Yurochkin et al., 2019).
-
-    Draw for draw the division of `DirichletPartitioner` in flwr-datasets, in whole arrays.
-    """
+    """Shares ~ Dir(alpha) of each class, as `DirichletPartitioner` of flwr-datasets draws."""
     rng = np.random.default_rng(int(rng.integers(2**63)))
     rows = [np.flatnonzero(labels == label) for label in np.unique(labels)]
     for _ in range(_DRAWS):
@@ -160,10 +157,7 @@ _DRAWS = 11
 def _shards(
     labels: Rows, clients: int, settings: DataSettings, needed: int, rng: np.random.Generator
 ) -> Rows:
-    """Shards of the rows sorted by class (McMahan et al., 2017); a rest may be left over.
-
-    Draw for draw the division of `ShardPartitioner` in flwr-datasets, in whole arrays.
-    """
+    """Shards of the rows sorted by class, as `ShardPartitioner` of flwr-datasets draws."""
     each = settings.shards_per_client
     if clients * each > len(labels):
         raise DataError(
@@ -184,11 +178,8 @@ def _shards(
 def _dirichlet_equal(
     labels: Rows, clients: int, settings: DataSettings, needed: int, rng: np.random.Generator
 ) -> Rows:
-    """A class mix ~ Dir(alpha * prior) and equally many rows per client (Hsu et al., 2019).
-
-    Rows are drawn without replacement, one client after another in random order; when a class
-    runs out, the mix is renormalized over those that remain.
-    """
+    """A class mix ~ Dir(alpha * prior) and equally many rows per client (Hsu et al., 2019)."""
+    # When a class runs out, the mix is renormalized over those that remain.
     classes = int(labels.max()) + 1
     left = np.bincount(labels, minlength=classes)
     size = len(labels) // clients

@@ -1,12 +1,13 @@
 """The `[data]` table of a configuration."""
 
 import re
+from collections.abc import Collection
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
 from pydantic import Field, field_validator, model_validator
 
-from fedbayes.core.fields import AbsolutePath, Only, Place, Several
+from fedbayes.core.fields import AbsolutePath, Only, Place, Several, changed
 from fedbayes.core.lazy import installed
 from fedbayes.data.source_settings import (
     ANY_SET,
@@ -36,6 +37,27 @@ _OF_GENERATOR = frozenset(
     )
 )
 """Settings that have an effect on what a generator gives."""
+
+_WORKS = {
+    "arguments": "your own factory",
+    "test = 'clients'": "a generator (choose official or a fraction)",
+    "test = 'official'": "a data set that has a test part (choose a fraction or clients)",
+    "missing = 'drop'": "tables (leave such rows out in your factory)",
+    "summaries": "your own data (data.path)",
+    **dict.fromkeys(WRITTEN, "files of your own (data.path)"),
+}
+"""What settings have an effect on, if not on all own data."""
+_EXCLUDES = {
+    "query": ("path",),
+    "features": ("drop",),
+    "tokens": ("features", "drop"),
+    "test_counts": ("test",),
+}
+"""Settings that say the same as others, or what these leave nothing of."""
+_NEEDS = {"crop": "size", "test_counts": "class_counts"}
+"""Settings that say more of others."""
+_LABEL_GROUP = ("label", "group")
+"""Roles that no column has both of, else each client would have a single label."""
 
 DEFAULT_CLIENTS = 10
 """Number of clients of an artificial partition, unless said otherwise."""
@@ -215,23 +237,16 @@ class DataSettings(SourceSettings):
     @model_validator(mode="after")
     def _agree(self) -> "DataSettings":
         self._check_name()
-        self._check_source()
-        if self.arguments and not (self.of_factory or self.generator):
+        self._check_effects()
+        if holds_password(self.database):  # said without the URL
             raise ValueError(
-                f"data.arguments works only with your own factory. {self.name} takes none"
+                "a password in database would be written to run folders. Leave it out, and set "
+                "FEDBAYES_DATABASE_PASSWORD, or the whole URL in FEDBAYES_DATABASE"
             )
         if self.keep and (self.path is None or self.more or not self.suffix or self.path.is_dir()):
             raise ValueError(
                 f"data.keep copies a single file, and data.path is {self.path}. Leave data.keep out"
             )
-        if self.query is not None:
-            for setting in WRITTEN:
-                if setting != "na_values" and getattr(self, setting) != _default(setting):
-                    raise ValueError(
-                        f"{setting} works only with files, and has no effect on a query"
-                    )
-        if self.crop and not self.size:
-            raise ValueError("crop has no effect without size. Give both, or neither")
         if self.tokens is not None and self.processor is None:
             raise ValueError(
                 "tokens needs a tokenizer. Set data.processor to a name on the Hugging Face hub "
@@ -242,21 +257,27 @@ class DataSettings(SourceSettings):
             raise ValueError(f"test = {self.test} must be between 0 and 1, or 'official'")
         if (self.partition == "counts") != (self.class_counts is not None):
             raise ValueError("partition = 'counts' and class_counts need each other. Give both")
-        if self.test_counts is not None and self.class_counts is None:
-            raise ValueError("test_counts works only with partition = 'counts'")
         if self.class_counts is not None:
             self._check_counts(self.class_counts)
         return self
 
     def _check_name(self) -> None:
-        """See that there is such a data set."""
-        if self.generator is not None or self.name == GENERATOR:
-            self._check_generator()
-        elif self.test == "clients":
+        """See that there is such a data set, and that it is said once where the data are."""
+        given = f"path = {self.path}" if self.path else "query" * bool(self.query)
+        if self.generator is not None and self.name != GENERATOR:
+            given = given or f"name = '{self.name}'"
             raise ValueError(
-                "test = 'clients' works only with a generator. Choose official or a fraction"
+                f"generator and {given} exclude each other: a generator gives all data"
             )
-        elif self.name not in (*BUILT_IN, "own") and not self.of_factory:
+        if self.name == GENERATOR and self.generator is None:
+            raise ValueError("name = 'generator' needs generator = package.module:function")
+        if self.name == GENERATOR and self.clients is None:
+            raise ValueError("a generator can have any number of clients. Set data.clients")
+        if self.name == "own" and not given:
+            raise ValueError("name = 'own' needs your own data. Set data.path too")
+        if self.name in ("own", GENERATOR):
+            return
+        if self.name not in BUILT_IN and not self.of_factory:
             if Path(self.name).suffix or Path(self.name).exists():
                 raise ValueError(
                     f"unknown data set '{self.name}'. Give your own file or folder as data.path: "
@@ -267,29 +288,7 @@ class DataSettings(SourceSettings):
                 f"unknown data set '{self.name}'{like}. Choose one of {', '.join(BUILT_IN)}, set "
                 "data.path to your own data, or give your own factory as package.module:factory"
             )
-
-    def _check_source(self) -> None:
-        """See that it is said once where the data are, and as they can be read."""
-        if self.missing == "drop" and self.of_factory:
-            raise ValueError(
-                f"missing = 'drop' has no effect on {self.name}. Leave such rows out in your "
-                "factory"
-            )
-        if self.missing == "indicate" and self.name != "own":
-            raise ValueError(
-                "missing = 'indicate' works only with your own tables. Choose impute or drop"
-            )
-        if self.name == "own" and self.path is None and self.query is None:
-            raise ValueError("name = 'own' needs your own data. Set data.path too")
-        if holds_password(self.database):  # said without the URL
-            raise ValueError(
-                "a password in database would be written to run folders. Leave it out, and set "
-                "FEDBAYES_DATABASE_PASSWORD, or the whole URL in FEDBAYES_DATABASE"
-            )
-        if self.path is not None and self.query is not None:
-            raise ValueError("path and query exclude each other. Leave one of them out")
-        if self.name != "own" and (self.path is not None or self.query is not None):
-            given = f"path = {self.path}" if self.query is None else "query"
+        if given:
             raise ValueError(
                 f"name = '{self.name}' and {given} exclude each other. Set name = 'own' for your "
                 "own data, and leave the path out for a built-in data set"
@@ -306,84 +305,64 @@ class DataSettings(SourceSettings):
         """What is loaded, in a word."""
         return str(self.generator or self.path or self.name)
 
-    def _check_generator(self) -> None:
-        """See that nothing is set that is for a pool of samples."""
-        if self.generator is None:
-            raise ValueError("name = 'generator' needs generator = package.module:function")
-        if self.name != GENERATOR:
-            given = f"path = {self.path}" if self.path else f"name = '{self.name}'"
-            raise ValueError(
-                f"generator and {given} exclude each other: a generator gives all data"
-            )
-        if self.clients is None:
-            raise ValueError("a generator can have any number of clients. Set data.clients")
-        if self.test == "official":
-            raise ValueError(
-                "test = 'official' needs a data set with a test part. For a generator, set a "
-                "fraction or 'clients'"
-            )
-        for setting, field in type(self).model_fields.items():
-            if setting not in _OF_GENERATOR and getattr(self, setting) != field.default:
-                raise ValueError(f"{setting} has no effect on a generator. Leave it out")
+    @property
+    def _idle(self) -> tuple[str, Collection[str]]:
+        """What data these are, and settings that have no effect on them, or `name = value`."""
+        every, files = set(type(self).model_fields), set(WRITTEN) - {"na_values"}
+        if self.name == GENERATOR:
+            return "a generator", (every - _OF_GENERATOR) | {"test = 'official'"}
+        clients = {"test = 'clients'"}
+        if self.of_factory:
+            idle = {"missing = 'drop'", "missing = 'indicate'", "summaries", *_OF_TABLES}
+            return f"{self.name}, a factory", idle | clients
+        if self.name == "own":
+            return "your own data", clients | {"arguments"} | (files if self.query else set())
+        idle = {"missing = 'indicate'", "summaries", *SourceSettings.model_fields}
+        return f"{self.name}, a built-in data set", idle - ANY_SET | clients
+
+    def _check_effects(self) -> None:
+        """See that settings have an effect on such data, and next to the others."""
+        what, idle = self._idle
+        for setting in (name for name in type(self).model_fields if changed(self, name)):
+            value = f"{setting} = {getattr(self, setting)!r}"
+            if setting in idle or value in idle:
+                said = value if value in idle else setting
+                of_source = "your own data (data.path)" * (setting in SourceSettings.model_fields)
+                works = _WORKS.get(said, of_source)
+                raise ValueError(
+                    f"{said} has no effect on {what}{works and f': it works only with {works}'}. "
+                    "Leave it out"
+                )
+            for other in _EXCLUDES.get(setting, ()):
+                if changed(self, other):
+                    raise ValueError(
+                        f"{setting} and {other} exclude each other. Leave one of them out"
+                    )
+            if (needed := _NEEDS.get(setting)) and not changed(self, needed):
+                raise ValueError(f"{setting} has no effect without {needed}. Give both, or neither")
 
     def _check_columns(self) -> None:
-        if self.summaries and self.name != "own":
-            raise ValueError(
-                f"summaries works only with your own data, and has no effect on {self.name}. "
-                "Leave it out, or set data.path"
-            )
-        if self.tokens is not None and (self.features or self.drop):
-            raise ValueError("tokens already chooses the input column. Leave out features and drop")
-        if self.of_factory:
-            for setting in _OF_TABLES:
-                if getattr(self, setting) != _default(setting):
-                    raise ValueError(
-                        f"{setting} works only with tables, and has no effect on {self.name}. "
-                        "Leave it out"
-                    )
-        elif self.name not in ("own", GENERATOR):
-            for setting, field in SourceSettings.model_fields.items():
-                if setting not in ANY_SET and getattr(self, setting) != field.default:
-                    raise ValueError(
-                        f"{setting} works only with your own data, and has no effect on "
-                        f"{self.name}. Leave it out, or set data.path"
-                    )
+        """See that no column is listed twice, nor for two purposes."""
         for setting in ("label", "classes", "features", "summaries", *KINDS):
             names = getattr(self, setting)
-            twice = next((name for name in names if names.count(name) > 1), None)
-            if twice is not None:
+            if (twice := next((n for n in names if names.count(n) > 1), None)) is not None:
                 raise ValueError(f"{setting} lists '{twice}' twice. List it once")
-        self._check_kinds()
-        if self.features and self.drop:
-            raise ValueError(
-                "features and drop exclude each other: features already lists all columns to use"
-            )
-        labels = [("label", column) for column in self.label]
-        if self.group in self.label:
-            raise ValueError(
-                f"label and group are both '{self.group}', so each client would have a single "
-                "label. Set one of them to another column"
-            )
-        for setting, column in (*labels, ("group", self.group), ("split", self.split)):
-            if column in self.features:
-                raise ValueError(
-                    f"features lists '{column}', which is the {setting}. Leave it out of features"
-                )
-
-    def _check_kinds(self) -> None:
-        """See that a column is named as one kind, and as a feature."""
-        roles = {**dict.fromkeys(self.label, "label"), **dict.fromkeys(self.drop, "drop")}
-        roles |= {name: role for role in ("group", "split") if (name := getattr(self, role))}
-        for setting in KINDS:
-            for name in getattr(self, setting):
-                if name in roles:
+        roles: dict[str, str] = {}
+        for setting in ("label", "drop", "group", "split", *KINDS):
+            value = getattr(self, setting)
+            for name in (value,) if isinstance(value, str) else value or ():
+                if name in roles and (setting in KINDS or (roles[name], setting) == _LABEL_GROUP):
                     raise ValueError(
                         f"{setting} and {roles[name]} both list '{name}'. Leave it out of one of "
                         "them"
                     )
-                if self.features and name not in self.features:
+                if setting in KINDS and self.features and name not in self.features:
                     raise ValueError(
                         f"{setting} lists '{name}', which features does not. Add it to features"
+                    )
+                if setting not in KINDS and name in self.features:
+                    raise ValueError(
+                        f"features lists '{name}', which is the {setting}. Leave it out of features"
                     )
                 roles[name] = setting
 
@@ -395,10 +374,3 @@ class DataSettings(SourceSettings):
             raise ValueError("class_counts and test_counts are numbers of samples, 0 or more")
         if self.clients not in (None, len(counts)):
             raise ValueError(f"clients is {self.clients}, class_counts has {len(counts)} rows")
-        if self.test_counts is not None and self.test != "default":
-            raise ValueError("test_counts and test exclude each other. Leave test out")
-
-
-def _default(setting: str) -> object:
-    """What a setting of how data are read is, unless it is given."""
-    return SourceSettings.model_fields[setting].default

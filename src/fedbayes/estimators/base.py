@@ -102,15 +102,7 @@ class FederatedEstimator(BaseEstimator):  # type: ignore[misc]
         return config_of(super().get_params(deep=False), seed=seed, given=clients is not None)
 
     def _train(self, config: Config, x: Array, y: Array, target: Target, clients: Any) -> Self:
-        """Run the federation.
-
-        Args:
-            config: the settings.
-            x: checked rows [n, D].
-            y: as in `Dataset.y`.
-            target: what it is.
-            clients: the id of each row's client, if it is given.
-        """
+        """Run the federation."""
         whose = None if clients is None else owners(clients, len(x))
         samples = in_samples(x, self.shape)
         known = getattr(self, "feature_names_in_", [f"column {k}" for k in range(x.shape[1])])
@@ -128,13 +120,7 @@ class FederatedEstimator(BaseEstimator):  # type: ignore[misc]
         return self
 
     def _asked(self, X: Any, ask: Callable[[Tensor], Tensor], client: Any) -> Array:
-        """What models say of rows, float64 [n, ...].
-
-        Args:
-            X: rows [n, D].
-            ask: makes of outputs [draws, n, width] what is wanted, [n, ...].
-            client: None for the global model, the id of a client, or an id for each row.
-        """
+        """What models say of rows, float64 [n, ...]; of the global model if client is None."""
         check_is_fitted(self, "_federation")
         x = validate_data(self, X, reset=False, ensure_all_finite="allow-nan")
         samples = in_samples(x, self.shape)

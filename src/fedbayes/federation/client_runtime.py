@@ -397,9 +397,7 @@ class ClientRuntime:
     def _scored(
         self, task: Task, draw: Sampler, test: Samples, measures: tuple[str, ...]
     ) -> Scores:
-        """Scores of a model on test samples of a task's client. Layers that draw random numbers in
-        evaluation too draw the same ones whoever carries the task out.
-        """
+        """Scores of a model on test samples of a task's client, with the same draws anywhere."""
         run = self.run
         with (
             _of_client(task.client, len(test.y), "test"),
@@ -412,11 +410,7 @@ class ClientRuntime:
         return self.resident.get(("test", client), lambda: self.data.test(client))
 
     def _require_constants(self, task: Task) -> None:
-        """See that frozen weights are the server's.
-
-        Raises:
-            EngineError: they are not.
-        """
+        """See that frozen weights are the server's."""
         if task.constants != self.run.network.constants_digest:
             raise EngineError(
                 "frozen weights of the network differ from the server's. Both must use the same "
@@ -435,9 +429,7 @@ class ClientRuntime:
         )
 
     def _calibration(self, client: int) -> Samples | None:
-        """Samples for a temperature of a client's own model: those that it holds out for the
-        global one's; else its validation rows.
-        """
+        """Samples for a temperature of the client's own model: held out, or validation rows."""
         if self.held_out:
             found = self.parts(client)[1].to(self.run.network.device)
         elif self.validates:
@@ -447,11 +439,7 @@ class ClientRuntime:
         return found if len(found.y) else None
 
     def _state(self, task: Task, device: torch.device) -> tuple[Any, Tensors]:
-        """The client's private state, and what it could not say.
-
-        Raises:
-            EngineError: it is damaged.
-        """
+        """The client's private state, and what it could not say."""
         try:
             return read_state(task.state or b"", self.method, device)
         except MessageError as error:
@@ -522,13 +510,7 @@ def _divided(
 
 @contextmanager
 def _of_client(client: int, count: int, kind: str) -> Iterator[None]:
-    """Name the client in errors of networks.
-
-    Args:
-        client: which it is.
-        count: samples that the network works on.
-        kind: what these are for.
-    """
+    """Name the client, its samples and what they are for in errors of networks."""
     try:
         yield
     except ModelError as error:

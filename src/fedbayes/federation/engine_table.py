@@ -6,7 +6,6 @@ point in the group `fedbayes.engines` that names an `EngineKind`. This file impo
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from importlib.util import find_spec
 from pkgutil import resolve_name
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -124,19 +123,6 @@ ENGINES: Mapping[str, EngineKind] = _Engines()
 def takers(key: str) -> tuple[str, ...]:
     """Names of the engines on which a key of a config has an effect."""
     return tuple(name for name, kind in ENGINES.items() if key in kind.settings)
-
-
-def require_package(name: str) -> None:
-    """See that what the engine of this name needs is installed.
-
-    Raises:
-        EngineError: it is not; says which extra brings it.
-    """
-    package, extra = ENGINES[name].needs
-    if package and find_spec(package) is None:
-        raise EngineError(
-            f"engine {name!r} needs the package {package}: pip install 'fedbayes[{extra}]'"
-        )
 
 
 def start(name: str, simulation: Any) -> "Engine":

@@ -295,11 +295,7 @@ class Ledger:
         self._states.close()
 
     def require_someone(self, number: int, cohort: list[int]) -> None:
-        """See that not every client was lost.
-
-        Raises:
-            EngineError: all were.
-        """
+        """See that not every client was lost, or raise an EngineError."""
         if self._missing == len(cohort):
             reasons = "; ".join(f"client {c}: {reason}" for c, reason in self.lost.items())
             raise EngineError(f"no client reported in round {number}. {reasons}")

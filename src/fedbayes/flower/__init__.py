@@ -27,7 +27,7 @@ from collections.abc import Collection
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from fedbayes.errors import EngineError, warn
+from fedbayes.errors import EngineError, require_extra, warn
 from fedbayes.storage.activity import Notify, unnoticed
 
 if TYPE_CHECKING:
@@ -38,15 +38,8 @@ if TYPE_CHECKING:
 
 
 def require_flower() -> None:
-    """See that Flower is installed.
-
-    Raises:
-        EngineError: it is not.
-    """
-    try:
-        import flwr  # noqa: F401
-    except ImportError:
-        raise EngineError("this needs Flower: pip install 'fedbayes[flower]'") from None
+    """See that Flower is installed, or raise an EngineError."""
+    require_extra("flower", "this", EngineError, "flwr")
 
 
 def host_and_port(option: str, address: str) -> tuple[str, int]:

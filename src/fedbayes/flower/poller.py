@@ -25,11 +25,9 @@ class LinkError(EngineError):
 
 
 class _Look(threading.Thread):
-    """One look whether a message is answered, on a thread of its own.
+    """One look whether a message is answered, on a thread of its own."""
 
-    Flower knows of a reply before it is uploaded, and then waits for the rest of it, if need be
-    for hours. So no client must be waited for where others are.
-    """
+    # Flower knows of a reply before it is uploaded, and may wait for its rest for hours.
 
     def __init__(self, grid: Grid, message_id: str, most: int) -> None:
         super().__init__(daemon=True)

@@ -175,12 +175,7 @@ class SecureFlower(Flower):
             time.sleep(self.poll)
 
     def _sum(self, tasks: dict[int, Task], steps: SecaggSteps) -> tuple[dict[int, FitRes], str]:
-        """What came of the protocol, with the mean instead of each report; or nothing, and why.
-
-        Args:
-            tasks: by node.
-            steps: of the protocol.
-        """
+        """What came of the protocol, with the mean instead of each report; or why nothing."""
         needed = f"{self._plan.threshold} are needed"
         while True:
             left = {node: task for node, task in tasks.items() if node not in steps.lost}

@@ -103,10 +103,7 @@ def _flower() -> ModuleType:
 
 
 def _refuse_to_unmask_one(asked: ConfigRecord) -> None:
-    """See that the server wants one of a client's two secrets, as the protocol has it.
-
-    With both it could take all masks off that client's report.
-    """
+    """See that the server wants one of a client's two secrets: both unmask its report."""
     if asked.get(Key.STAGE) != Stage.UNMASK:
         return
     stayed, left = (
@@ -120,13 +117,7 @@ def _refuse_to_unmask_one(asked: ConfigRecord) -> None:
 
 
 def _require_agreed(told: Plan, own: Plan | None, context: Context) -> None:
-    """See that the server goes by the numbers that the node's own settings come to.
-
-    Args:
-        told: what it says now.
-        own: by the settings.
-        context: with what it said when the round's keys were made.
-    """
+    """See that the server goes by the numbers that the node's own settings come to."""
     began = context.state.config_records[RECORD_KEY_STATE]
     agreed = None if own is None else (own.threshold, own.range, own.levels)
     if told != own or agreed != tuple(began[name] for name in _AGREED):

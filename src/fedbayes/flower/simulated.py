@@ -39,9 +39,7 @@ from fedbayes.flower.node import Node
 
 
 class _Stop(threading.Event):
-    """Flower's event that ends a simulation, on which it also waits, 0.1 s, before it looks for
-    messages again: `awake` has it look at once.
-    """
+    """Flower's event that ends a simulation, which can be woken to look for messages."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -71,11 +69,7 @@ class _Grid(InMemoryGrid):
 
 
 class _InProcess(Backend):
-    """Runs the ClientApp in the thread that asks, one message at a time, until the stop.
-
-    Args:
-        stop: after it nothing more is answered.
-    """
+    """Runs the ClientApp in the thread that asks, one message at a time, until the stop."""
 
     num_workers = 1
 

@@ -67,11 +67,9 @@ def _loopback(address: str) -> bool:
 
 
 def _patient() -> RetryInvoker:
-    """Tries again if a connection breaks. Flower's own would send this process SIGINT.
-
-    Not if there is no server: a SuperLink that restarts may have lost what it was passing on, so
-    the run is submitted again (`LinkError`), and with it all that was not answered.
-    """
+    """Tries again if a connection breaks. Flower's own would send this process SIGINT."""
+    # Not if there is no server: a SuperLink that restarts may have lost what it was passing on, so
+    # the run is submitted again (`LinkError`), and with it all that was not answered.
     return RetryInvoker(
         lambda: exponential(max_delay=2),
         httpx.TransportError,
@@ -134,11 +132,7 @@ class SuperLink:
             ).node_id
 
     def check(self) -> None:
-        """See that the SuperLink is there.
-
-        Raises:
-            LinkError: it cannot be reached.
-        """
+        """See that the SuperLink is there, or raise a LinkError."""
         with self._control() as client:
             client.ListRuns(ListRunsRequest(limit=1))
 

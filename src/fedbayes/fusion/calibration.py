@@ -129,18 +129,7 @@ def check_calibration(
     x: Tensor,
     of: PosteriorOf = "last-layer",
 ) -> None:
-    """See that a network can have a posterior, before anything is computed.
-
-    Args:
-        like: a network of the wanted graph.
-        teacher: the ensemble prediction of the clients.
-        samples: of each client; None if it is not known.
-        x: inputs.
-        of: which weights it is of.
-
-    Raises:
-        ModelError: it cannot.
-    """
+    """See early that a network can have a posterior `of` these weights, or raise a ModelError."""
     with torch.no_grad():
         kind = teacher.likelihood(teacher(x).shape[-1])
     if not isinstance(kind, Categorical):

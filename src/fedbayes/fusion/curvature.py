@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, nn
 from torch.func import functional_call, grad, vmap
 
-from fedbayes.contracts import RoundContext
+from fedbayes.contracts import AnyMethod, Federation, RoundContext
 from fedbayes.core import seeds
 from fedbayes.core.tensors import Samples, Tensors, all_finite
 from fedbayes.errors import ConfigError, ModelError
@@ -216,12 +216,13 @@ def _module(network: Network, weights: Tensors) -> nn.Module:
     return module
 
 
-def require_curvature(likelihood: Likelihood) -> None:
-    """Reject likelihoods without a distribution, which have no Fisher matrix.
+def fisher_matrix(method: AnyMethod, run: Federation) -> None:
+    """The likelihood has a distribution, and so a Fisher matrix.
 
     Raises:
-        ConfigError: the likelihood has no distribution.
+        ConfigError: it has none.
     """
+    likelihood = run.likelihood
     if not isinstance(likelihood, Classes | Multilabel | Parametric):
         raise ConfigError(
             f"the likelihood {likelihood.name} has no distribution, so it has no Fisher matrix "
@@ -265,9 +266,7 @@ def scores(
 
 
 def _gaussian_scores(likelihood: Gaussian, f: Tensor) -> Iterator[Tensor]:
-    """Under Gaussian noise the Fisher matrix in locations and log scales is diagonal, and three
-    nodes of Gauss and Hermite give its entries, polynomials of degree 4 in the noise, exactly.
-    """
+    """The diagonal Fisher matrix in locations and log scales, exact by three nodes."""
     mean, std = likelihood.own_unit(f)
     total = torch.zeros_like(f)
     for node, weight in ((-(3**0.5), 1 / 6), (0.0, 2 / 3), (3**0.5, 1 / 6)):
@@ -303,13 +302,7 @@ def _targets(likelihood: Likelihood, f: Tensor, rng: torch.Generator) -> Tensor:
 
 
 class _Sums:
-    """Factors, and diagonals, as far as they are wanted, summed over samples.
-
-    Args:
-        module: the network.
-        largest: the widest layer that gets factors.
-        parts: what is wanted; None: factors, and no diagonal of anything.
-    """
+    """Factors, and diagonals, as far as they are wanted, summed over samples."""
 
     def __init__(self, module: nn.Module, largest: int, parts: Parts | None) -> None:
         self.module = module
@@ -374,13 +367,7 @@ class _Sums:
     def _add_gradients(
         self, uses: Sequence[Call], found: Sequence[Tensor | None], kept: Mapping[int, Tensor]
     ) -> None:
-        """Outer products of the gradients, and squared gradients of samples.
-
-        Args:
-            uses: calls of layers.
-            found: gradients of their outputs.
-            kept: inputs of some calls, by their number; those of others are made again.
-        """
+        """Outer products of the gradients, and squared gradients of samples."""
         by_layer: dict[str, list[tuple[Tensor, int]]] = {}
         for number, (use, gradient) in enumerate(zip(uses, found, strict=True)):
             if gradient is not None:
@@ -450,9 +437,7 @@ class _Sums:
                     self.diagonal.pop(f"{name}.{kind}", None)
 
     def _check(self, f: Tensor, uses: Sequence[Call]) -> None:
-        """Keep those layers alone whose gradients are, sample by sample, the sums over their calls:
-        a weight that is used elsewhere too, or by other code than the layer's, has more to it.
-        """
+        """Keep the layers whose gradients are, sample by sample, the sums over their calls."""
         if not uses:
             self.layers = {}
             return
@@ -487,9 +472,7 @@ class _Sums:
 
 
 def _by_calls(layer: nn.Module) -> bool:
-    """Whether what a layer gets and gives tells the gradients of its parameters, as far as it says
-    itself.
-    """
+    """Whether a layer's calls tell the gradients of its parameters, as far as it says."""
     if isinstance(layer, nn.Conv1d | nn.Conv2d):
         plain = layer.groups == 1 and layer.padding_mode == "zeros"
         if not plain or isinstance(layer.padding, str):
@@ -517,11 +500,7 @@ def _same(own: Tensor, layer: nn.Module, name: str, whole: Mapping[str, Tensor |
 
 
 def _squares(pairs: Sequence[tuple[Tensor, Tensor]]) -> Tensor:
-    """Squared gradients of a weight, summed over samples, [o, d].
-
-    Args:
-        pairs: g [n, places, o] and a [n, places, d] of every call of the layer.
-    """
+    """Squared gradients of a weight [o, d] from g and a of every call, summed over samples."""
     g, a = pairs[0]
     if len(pairs) == 1 and g.shape[1] == 1:
         return g[:, 0].square().T @ a[:, 0].square()

@@ -156,15 +156,7 @@ def fusion_settings(method: str, settings: Mapping[str, Any]) -> FusionSettings:
 
 
 def refuse_idle(settings: FusionSettings, varied: Collection[str] = ()) -> None:
-    """Check that every setting that was given has an effect.
-
-    Args:
-        settings: of a fusion method.
-        varied: names of settings that take other values later.
-
-    Raises:
-        ConfigError: one has no effect; the message names it, and the settings with which it has.
-    """
+    """See that all settings have an effect, if none is `varied`, or raise a ConfigError."""
     for remark in () if varied else idle(settings):
         raise ConfigError(remark)
 

@@ -302,11 +302,7 @@ def _seeking(teacher: Teacher, draws: Draws, settings: FunctionSettings) -> Draw
 
 
 def _balanced(teacher: Teacher, draws: Draws, counts: npt.ArrayLike | None) -> Balanced:
-    """Draws of which the teacher gives each class its share of the counts, as nearly as it can be.
-
-    Raises:
-        ConfigError: there are no counts of classes.
-    """
+    """Draws of which the teacher gives each class about its share of the counts."""
     table = torch.as_tensor(0 if counts is None else counts, dtype=torch.float64)
     if table.ndim != 2 or table.shape[1] < 2:
         raise ConfigError(
@@ -396,14 +392,3 @@ class HeldOut:
 def _class(kind: Classes, outputs: Tensor) -> Tensor:
     """The most probable class [n] by outputs [n, width]."""
     return kind.normalized(outputs).argmax(-1)
-
-
-def check_width(widths: Widths) -> None:
-    """See that widths are above zero.
-
-    Raises:
-        ConfigError: one is not.
-    """
-    values = [widths] if isinstance(widths, int | float) else list(widths.values())
-    if not all(math.isfinite(value) and value > 0 for value in values):
-        raise ConfigError(f"widths must be above 0, such as 1 or 0.5; got {widths}")

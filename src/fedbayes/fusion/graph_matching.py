@@ -170,16 +170,7 @@ def match_graph(
 
 
 class _Graph(Passes[Places]):
-    """Networks of one graph, and what follows from a matching of their groups.
-
-    Args:
-        own: the first network.
-        donors: all of them.
-        names: of them.
-        settings: of the matching.
-        counts: training samples of each client and class, or none.
-        fixed: why groups keep their number of units, by layer.
-    """
+    """Networks of one graph, and what follows from a matching of their groups."""
 
     def __init__(
         self,
@@ -320,11 +311,7 @@ class _Graph(Passes[Places]):
         return [number for _, number in sorted(found)]
 
     def _check(self, names: Sequence[str]) -> None:
-        """See that there is something to match, and that fixed groups are of one width.
-
-        Raises:
-            ModelError: they are not.
-        """
+        """See that there is something to match, and that fixed groups are of one width."""
         if not self.order:
             why = "; ".join(f"{n}: {w}" for n, w in self.own.steps.units().untouched.items())
             raise ModelError(f"{names[0]} has no units that can be matched" + (why and f" ({why})"))

@@ -104,11 +104,7 @@ def gaussian_head(posteriors: Sequence[Posterior], settings: HeadSettings | None
 
 
 def _require_shared(first: Tensors, other: Tensors, head: set[str], number: int) -> None:
-    """See that a network has the layers of the first one below the last.
-
-    Raises:
-        ModelError: it has others.
-    """
+    """See that a network has the layers of the first one below the last."""
     for name, tensor in first.items():
         if name not in head and not (name in other and torch.equal(tensor, other[name])):
             raise ModelError(

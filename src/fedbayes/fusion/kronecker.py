@@ -232,16 +232,7 @@ class Linearized(nn.Module):
 
 
 def check_layers(module: nn.Module, likelihood: Likelihood, x: Tensor) -> None:
-    """See that a network can have a posterior of all layers, before anything is computed.
-
-    Args:
-        module: the network.
-        likelihood: what its outputs mean.
-        x: inputs.
-
-    Raises:
-        ModelError: it cannot.
-    """
+    """See early that a network can have a posterior of all layers, or raise a ModelError."""
     names = list(_factors(module, likelihood, [x]))
     require_apart(module, x, "with a posterior of all layers they are predicted one by one")
     with torch.no_grad():
@@ -256,11 +247,7 @@ def check_layers(module: nn.Module, likelihood: Likelihood, x: Tensor) -> None:
 def _operations(
     module: nn.Module, function: Callable[[nn.Module, Tensor], object], example: Tensor
 ) -> GraphModule:
-    """What a function of a network and of one sample does, operation by operation.
-
-    Raises:
-        ModelError: it cannot be recorded.
-    """
+    """What a function of a network and of one sample does, operation by operation."""
     network = copy.deepcopy(module).eval()
     try:
         with warnings.catch_warnings():
@@ -285,11 +272,7 @@ def _without_gradients(module: nn.Module, error: Exception) -> ModelError:
 def _factors(
     module: nn.Module, likelihood: Likelihood, batches: Iterable[Tensor]
 ) -> dict[str, KroneckerFactors]:
-    """Kronecker factors by layer.
-
-    Raises:
-        ModelError: no layer has any, or they cannot be computed.
-    """
+    """Kronecker factors by layer."""
     try:
         factors = layer_factors(module, likelihood, batches)
     except RuntimeError as error:  # of a module of somebody's own

@@ -150,9 +150,7 @@ def _other_operand(steps: Steps, node: Node) -> tuple[Node, Node] | None:
 
 
 def _channel(steps: Steps, node: Node, weight: Tensor) -> int | None:
-    """The axis of an operation's outputs on which its units lie, from the end; None: it is not
-    solved for.
-    """
+    """The axis of an operation's outputs that its units lie on, from the end; or None."""
     name = kind(node)
     if name in ("linear", "layer_norm", "rms_norm"):
         return -1 if weight.ndim == 1 + (name == "linear") else None

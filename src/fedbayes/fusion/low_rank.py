@@ -106,9 +106,7 @@ def regmean(changes: LayerChanges, settings: AdapterSettings) -> LowRank:
 
 
 def _normal(changes: LayerChanges, ridge: float, off: float) -> tuple[Tensor, Tensor, Tensor]:
-    """The clients' B side by side [out, R], α_s scale_s A_s C_s one below the other [R, in], and
-    Σ_s α_s C_s [in, in].
-    """
+    """All B side by side [out, R], all α scale A C [R, in] below another, and Σ α C [in, in]."""
     scaled = [off * one + (1 - off) * one.diagonal().diag() for one in changes.moments]
     total = sum(
         (share * one for share, one in zip(changes.alpha, scaled, strict=True)),
@@ -123,14 +121,7 @@ def _normal(changes: LayerChanges, ridge: float, off: float) -> tuple[Tensor, Te
 
 
 def _truncated(b: Tensor, right: Tensor, rank: int, factor: Tensor | None = None) -> LowRank:
-    """[b right]_r factor⁻¹, by factors of equal norm; zeros where its rank is less.
-
-    Args:
-        b: [out, R].
-        right: [R, in].
-        rank: r.
-        factor: lower triangular [in, in]; the identity by default.
-    """
+    """[b right]_r factor⁻¹, by factors of equal norm; zeros where its rank is less."""
     basis, small = torch.linalg.qr(b)
     left, values, rows = torch.linalg.svd(small @ right, full_matrices=False)
     found = min(rank, len(values))
@@ -210,11 +201,7 @@ def linear(changes: LayerChanges, settings: None = None) -> LowRank:
 
 
 def _alike(changes: LayerChanges, method: str) -> list[LowRank]:
-    """The clients' changes, which have one rank.
-
-    Raises:
-        ModelError: they have not.
-    """
+    """The clients' changes, which have one rank."""
     found = [one for one in changes.clients if one is not None]
     ranks = ", ".join("none" if one is None else str(one.rank) for one in changes.clients)
     if len(found) < len(changes.clients) or len({one.rank for one in found}) > 1:

@@ -83,9 +83,7 @@ def merge(factor: Tensor, importance: Tensor, chosen: Tensor, cells: Tensor) -> 
 def _nearest(
     factor: Tensor, common: Tensor, chosen: Tensor, cells: Tensor
 ) -> tuple[Tensor, Tensor]:
-    """Of each unit, the common part of its cell that explains most of it, and its loading on the
-    part's direction; chosen units stay with their own.
-    """
+    """The common part that explains most of each unit, and its loading; chosen ones keep theirs."""
     direction = common / common.norm(dim=1, keepdim=True).clamp(min=1e-30)
     loadings = (factor @ direction.T).clamp(min=0)
     loadings *= cells[:, None] == cells[chosen]

@@ -293,9 +293,7 @@ def conjugate_gradients(
 def _near(
     pairs: Sequence[tuple[Tensor, Tensor]], n: Sequence[float], prior: float
 ) -> Callable[[Tensor], Tensor]:
-    """About the inverse of M ↦ Σ_s n_s B_s M A_s + p M: that of B̄ M Ā + p M with the means of the
-    factors, B̄ by n_s tr A_s and Ā by n_s tr B_s, scaled to the trace of the sum.
-    """
+    """About the inverse of M ↦ Σ_s n_s B_s M A_s + p M, by means of the factors."""
     trace = [(float(b.trace()), float(a.trace())) for b, a in pairs]
     outputs = weighted_sum(
         [b for b, _ in pairs], [k * t for k, (_, t) in zip(n, trace, strict=True)]
@@ -381,11 +379,7 @@ def _mean(posteriors: Sequence[Posterior]) -> Tensors:
 
 
 def _check(posteriors: Sequence[Posterior]) -> None:
-    """See that posteriors are of networks of one graph, and fit these.
-
-    Raises:
-        ModelError: they are not.
-    """
+    """See that posteriors are of networks of one graph, and fit these."""
     if not posteriors:
         raise ModelError("there are no posteriors to fuse")
     first = posteriors[0]

@@ -158,11 +158,7 @@ def _anchor(
 
 @torch.no_grad()
 def _taught(own: TracedNetwork, teacher: Teacher, example: Tensor) -> Tensor:
-    """What the teacher says of a batch, of which the wanted network gives as many outputs.
-
-    Raises:
-        ModelError: it does not.
-    """
+    """What the teacher says of a batch, of which the network gives as many outputs."""
     wide, taught = own.steps.outputs(own.tensors, example), teacher(example)
     if wide.shape != taught.shape:
         raise ModelError(

@@ -101,10 +101,7 @@ def _named(network: nn.Module, layers: Sequence[str]) -> list[tuple[str, nn.Modu
 
 
 def _layers(network: nn.Module, x: Tensor) -> tuple[list[str], dict[str, str]]:
-    """Layers to repair, in the order that inputs go through them, and why others are left out.
-
-    One that batch normalization follows is normalized anyway, and the last one makes the outputs.
-    """
+    """Layers to repair, in the order of inputs, and why others are left out."""
     twin, order = copy.deepcopy(network), list[str]()
     set_training(twin, False)
     leaves = {name: leaf for name, leaf in twin.named_modules() if not list(leaf.children())}

@@ -1,6 +1,7 @@
 """What methods share whose server asks networks about inputs that it draws, round after round."""
 
 from collections.abc import Sequence
+from typing import Any
 
 from torch import nn
 
@@ -17,28 +18,25 @@ from fedbayes.inputs import InputPrior, Inputs, build_prior
 from fedbayes.models.resize import with_weights
 
 
-def check_inputs(name: str, inputs: str, run: Federation) -> InputPrior:
-    """Check that networks can predict single inputs, and that inputs can be sampled.
-
-    Args:
-        name: of the method.
-        inputs: what inputs are drawn, as a setting names it.
-        run: the run.
+def drawable(method: Any, run: Federation) -> None:
+    """Networks can predict single inputs, and inputs of the method can be drawn, if it draws any.
 
     Raises:
         ConfigError: they cannot.
     """
+    if method.inputs is None:
+        return
     if run.likelihood.coupled:
         raise ConfigError(
-            f"{name} needs predictions of single inputs, but the likelihood {run.likelihood.name} "
-            "has no distribution. Choose another method"
+            f"{method.name} needs predictions of single inputs, but the likelihood "
+            f"{run.likelihood.name} has no distribution. Choose another method"
         )
     if run.preprocessing.permuted:
         raise ConfigError(
-            f"{name} evaluates all clients' networks on the same inputs, but with permuted pixels "
-            "each client has its own order. Choose other data, or another method"
+            f"{method.name} evaluates all clients' networks on the same inputs, but with permuted "
+            "pixels each client has its own order. Choose other data, or another method"
         )
-    return input_prior(inputs, run)
+    input_prior(method.inputs, run)
 
 
 def input_prior(inputs: str, run: Federation) -> InputPrior:
@@ -47,10 +45,12 @@ def input_prior(inputs: str, run: Federation) -> InputPrior:
     return build_prior(inputs, seen.shape, features=seen.features, columns=seen.columns)
 
 
-def input_remarks(name: str, inputs: str, run: Federation) -> list[str]:
-    """What a user should know of the inputs before the first round."""
-    prior = input_prior(inputs, run)
-    return [*prior.notes, f"{name} assumes these inputs: {prior.assumes}"]
+def input_remarks(method: Any, run: Federation) -> list[str]:
+    """What a user should know of the method's inputs before the first round, if there are any."""
+    if method.inputs is None:
+        return []
+    prior = input_prior(method.inputs, run)
+    return [*prior.notes, f"{method.name} assumes these inputs: {prior.assumes}"]
 
 
 def draws_of_round(inputs: str, at: RoundContext, cycle: int = 0) -> Draws:

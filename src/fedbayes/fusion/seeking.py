@@ -77,11 +77,7 @@ class Seeker(Derived):
         return x
 
     def _slope(self, x: Tensor, wanted: Tensor, rng: torch.Generator) -> Tensor:
-        """Gradient of log p(wanted | x), [n, *shape].
-
-        With shares by class that of one client for each input, drawn by its share of the class: a
-        step costs one network in place of all.
-        """
+        """Gradient of log p(wanted | x), [n, *shape], of one client drawn for each input."""
         shares = self.teacher.shares
         if shares is None or shares.ndim == 1:
             return self._ascent(self.teacher, x, wanted)
@@ -107,10 +103,8 @@ class Seeker(Derived):
 
 
 def _unit(slope: Tensor) -> Tensor:
-    """Each row over its root mean square; zeros stay.
-
-    By its largest entry first: where a class is sure, squares of the slope underflow.
-    """
+    """Each row over its root mean square; zeros stay."""
+    # By its largest entry first: where a class is sure, squares of the slope underflow.
     rows = slope.flatten(1)
     rows = rows / rows.abs().amax(1, keepdim=True).clamp(min=torch.finfo(rows.dtype).tiny)
     scale = rows.square().mean(1, keepdim=True).sqrt().clamp(min=1e-30)

@@ -87,9 +87,7 @@ class Solver:
             self._passes.clear()
 
     def _own_columns(self, fit: Fit, weight: Tensor) -> Tensor:
-        """The weights, rows first, without those between units of one client and what another's
-        give whole.
-        """
+        """The weights, rows first, without those that other units of a client determine."""
         if weight.shape[1] == 1:
             return weight
         rows, columns = (
@@ -100,9 +98,7 @@ class Solver:
         return weight * ~stranger.reshape(*stranger.shape, *[1] * (weight.ndim - 2))
 
     def _features(self, fit: Fit, number: int) -> tuple[Tensor, Tensor | None]:
-        """Of the fused network on a batch: features [problems, n, F] at some places of the
-        layer's outputs, and what its outputs are added to there [n, rows].
-        """
+        """Features [problems, n, F] of the fused network, and what its outputs are added to."""
         passed = self._passes.pop(number, None) or Pass(self.steps, self.draw(number))
         step, places = passed.at(fit.node, self.tensors), fit.places(number)
         before = None

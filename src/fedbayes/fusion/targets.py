@@ -110,9 +110,7 @@ class Targets:
         return outputs
 
     def _enter(self, fit: Fit, number: int, at: int, said: Tensor) -> None:
-        """What a donor says for a layer: of its own units; of what stands for outputs by its
-        shares, output by output where it tells classes.
-        """
+        """Add what a donor says for a layer: of its own units, or by its shares."""
         heard = self._heard[fit, number]
         if not fit.outputs:
             parts = fit.origin.parts
@@ -129,9 +127,7 @@ class Targets:
         return torch.where(donor == FREE, self.anchor, donor)
 
     def _teachers(self, number: int, x: Tensor, outputs: Sequence[Tensor]) -> Tensor:
-        """What the clients say together on a batch, from their outputs if the teacher is made of
-        nothing else.
-        """
+        """What the clients say together on a batch, from their outputs where these suffice."""
         if number == 0:
             taught = self._taught
             self._clients_tell = self._clients_tell and torch.allclose(

@@ -374,12 +374,7 @@ def sharpness(scores: Tensor, shares: Tensor, log: Tensor) -> tuple[Tensor, Tens
 
 
 def _deviation(scores: Tensor, shares: Tensor) -> Tensor:
-    """The clients' mean standard deviation over the classes, a geometric mean, [n, 1].
-
-    Args:
-        scores: of the clients, less their mean over the classes, [S, n, K].
-        shares: of each client in each class, [S, 1, K]; those that have none do not count.
-    """
+    """The clients' geometric mean standard deviation over classes, by shares, [n, 1]."""
     weights = shares.mean(-1, keepdim=True)
     variance = scores.double().square().mean(-1, keepdim=True) * (weights > 0)
     variance = torch.maximum(variance, _LEAST * variance.amax(0, keepdim=True)) + _SMALLEST

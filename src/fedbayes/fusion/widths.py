@@ -83,9 +83,7 @@ def _borne(
     told: bool,
     say: Callable[[str], None],
 ) -> Orders:
-    """The widths that the network's own code supports: each is tried. Of those that were set,
-    `recorded` says how else it computes.
-    """
+    """The widths that the network's own code supports: each is tried."""
 
     def borne(units: Orders) -> bool:
         return computes(own, units, example) if told else bears(own, units, example)

@@ -6,9 +6,7 @@ import torch
 from torch import Tensor
 
 from fedbayes.core.tensors import Samples, Tensors
-from fedbayes.errors import ConfigError
 from fedbayes.inference.problem import Loss, Problem, Solved, Tree
-from fedbayes.inference.settings import LocalTraining
 
 
 def zeros(weights: Tensors) -> Tensors:
@@ -103,19 +101,6 @@ def bounded(own: Tensors, ratio: float, norms: Tensor) -> tuple[Tensors, Tensor,
         own = {name: c * (most / length) for name, c in own.items()}
     info = {"variate_norm": length, "variates_shortened": float(length > most)}
     return own, distribution_of(length), info
-
-
-def require_plain_sgd(training: LocalTraining) -> None:
-    """Reject optimizers whose path is not a sum of gradients.
-
-    Raises:
-        ConfigError: the optimizer is not SGD without momentum.
-    """
-    if training.optimizer != "sgd" or training.momentum:
-        raise ConfigError(
-            "control variates along the path need training.optimizer = 'sgd' with momentum 0; "
-            "variates from gradients (method.control = 'gradient', if the method has it) do not"
-        )
 
 
 def mean_gradient(

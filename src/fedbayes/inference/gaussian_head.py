@@ -228,12 +228,7 @@ def _scaled_identity(found: Moments) -> Tensor:
 
 
 def _evidence(values: Tensor, rows: Tensor) -> Tensor:
-    """Log p(rows | n₀) at each point of `GRID`, up to a constant.
-
-    Args:
-        values: eigenvalues of the scatter where Ψ is I, [groups, D].
-        rows: N of each group, [groups].
-    """
+    """Log p(rows | n₀) of scatters' eigenvalues at each point of `GRID`, up to a constant."""
     columns = values.shape[1]
     before = GRID + columns - 1
     total = torch.zeros_like(GRID)

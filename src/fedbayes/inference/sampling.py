@@ -9,7 +9,6 @@ from fedbayes.core.devices import placed
 from fedbayes.core.tensors import Tensors
 from fedbayes.errors import ConfigError
 from fedbayes.inference.problem import Problem, Solved, Tree
-from fedbayes.inference.settings import LocalTraining
 
 
 @dataclass(frozen=True)
@@ -133,17 +132,3 @@ class _Windows:
             now = {name: parameters[name].detach().clone() for name in self.names}
             self.found.append(self.sums if self.averaged else now)
             self.sums = {}
-
-
-def require_langevin(training: LocalTraining) -> None:
-    """Reject training whose steps Langevin noise does not make a sampler.
-
-    Raises:
-        ConfigError: it is not plain SGD over all steps.
-    """
-    if training.optimizer != "sgd" or training.momentum or training.weight_decay:
-        raise ConfigError(
-            "Langevin dynamics needs training.optimizer = 'sgd' with momentum and weight_decay 0"
-        )
-    if training.patience is not None:
-        raise ConfigError("the method needs samples from all steps. Leave training.patience out")

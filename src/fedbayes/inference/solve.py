@@ -132,11 +132,7 @@ def solve(
 
 
 def _gradients(value: Tensor, leaves: list[Tensor], count: int) -> tuple[Tensor | None, ...]:
-    """Gradients of a loss on a batch of `count` samples; None where it does not depend on a leaf.
-
-    Raises:
-        NetworkError: there are none.
-    """
+    """Gradients of the loss of a batch; None where it does not depend on a leaf."""
     try:
         return torch.autograd.grad(value, leaves, allow_unused=True)
     except RuntimeError as error:
@@ -171,11 +167,7 @@ def _mean_loss(loss: Callable[[Samples], Tensor], samples: Samples, batch_size: 
 def _optimizers(
     trained: Tensors, settings: LocalTraining, lr: float, groups: Mapping[str, OptimizerBuilder]
 ) -> list[Stepper]:
-    """An optimizer for each kind of parameters, fresh: of the longest prefix that fits a name.
-
-    Raises:
-        ConfigError: a prefix fits no name.
-    """
+    """An optimizer for each kind of parameters: of the longest prefix that fits a name."""
     kinds: dict[str | None, list[Tensor]] = {}
     for name, leaf in trained.items():
         fitting = [prefix for prefix in groups if name.startswith(prefix)]

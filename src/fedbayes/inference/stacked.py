@@ -153,15 +153,7 @@ def _batches(
     at: Callable[[Tensor], Samples],
     rng: Callable[[str], torch.Generator],
 ) -> Iterator[tuple[Tensor, Tree]]:
-    """The rows of a client's batches, and the noise of each, by the generators that `solve` uses.
-
-    Args:
-        problem: of the client.
-        own: its rows among those of all.
-        settings: epochs and batch size.
-        at: what gives the samples of some rows.
-        rng: of the client.
-    """
+    """The rows of a client's batches, and their noise, by the generators of `solve`."""
     noise, sizes = problem.noise, settings.batch_sizes(len(own))
     generator = rng(noise.purpose) if noise else None
     for rows in orders(len(own), sizes, rng("batches")):

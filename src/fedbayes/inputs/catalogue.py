@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from fedbayes.core.wording import size
-from fedbayes.errors import ConfigError, DataError, did_you_mean
+from fedbayes.errors import ConfigError, DataError, not_among
 
 if TYPE_CHECKING:
     from fedbayes.data.tables.columns import Column
@@ -131,7 +131,5 @@ def _built(
         return OwnPrior(name, shape)
     if Path(name).suffix or len(Path(name).parts) > 1:
         raise DataError(f"file or folder of samples not found: {name}")
-    raise ConfigError(
-        f"unknown input prior {name!r}{did_you_mean(name, PRIORS)}. Choose {', '.join(PRIORS)}, "
-        "package.module:function, or a folder or file of samples"
-    )
+    own = "package.module:function, or a folder or file of samples"
+    raise ConfigError(not_among("input prior", name, PRIORS, own))

@@ -43,11 +43,7 @@ class OwnPrior(InputPrior):
         self.assumes = f"as {place} returns them"
 
     def draw(self, count: int, rng: np.random.Generator) -> Tensor:
-        """As `InputPrior.draw`.
-
-        Raises:
-            DataError: the function fails, or what it returns is no such array.
-        """
+        """As `InputPrior.draw`."""
         try:
             drawn = self._function(count, rng, shape=self.shape)
         except (Exception, SystemExit) as error:  # whatever a function of one's own may raise

@@ -74,11 +74,7 @@ def draw_inputs(prior: InputPrior, *, seed: int = 0) -> "Figure":
 
 
 def require_picture(shape: Sequence[int]) -> None:
-    """See that there is a picture of inputs of this shape.
-
-    Raises:
-        ConfigError: they have more than three axes.
-    """
+    """See that there is a picture of inputs of this shape, or raise a ConfigError."""
     if len(shape) > 3:
         raise ConfigError(f"inputs of {size(shape)} cannot be drawn as a picture")
 

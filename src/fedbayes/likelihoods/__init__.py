@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 from pydantic import ValidationError
 
-from fedbayes.core.lazy import Catalogue, attributes, own_class
+from fedbayes.core.lazy import Catalogue, attributes, own_class, placed
 from fedbayes.core.targets import Target
 from fedbayes.errors import ConfigError, did_you_mean
 
@@ -118,16 +118,12 @@ def find_likelihood(name: str) -> "type[Likelihood]":
     Raises:
         ConfigError: there is none.
     """
-    if name in LIKELIHOODS:
-        return LIKELIHOODS[name]
-    if ":" not in name:
-        raise ConfigError(
-            f"unknown likelihood {name!r}{did_you_mean(name, ('auto', *LIKELIHOODS))}. Choose "
-            f"auto, {', '.join(LIKELIHOODS)}, or your own as package.module:Class"
-        )
+    place = placed("likelihood", name, ("auto", *LIKELIHOODS))
+    if place in LIKELIHOODS:
+        return LIKELIHOODS[place]
     from fedbayes.likelihoods.base import Likelihood
 
-    kind: type[Likelihood] = own_class(name, Likelihood, "likelihood")
+    kind: type[Likelihood] = own_class(place, Likelihood, "likelihood")
     return kind
 
 

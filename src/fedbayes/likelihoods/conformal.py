@@ -22,7 +22,7 @@ from fedbayes.core.plausible import check_count
 from fedbayes.errors import ConfigError, DataError
 from fedbayes.likelihoods.adaptive import adaptive_scores
 from fedbayes.likelihoods.base import Classes, Likelihood
-from fedbayes.likelihoods.numeric import Numeric
+from fedbayes.likelihoods.numeric import Numeric, check_share
 
 Score = Literal["probability", "adaptive", "adaptive-random", "residual", "quantile"]
 SCORES: dict[Score, str] = {
@@ -118,8 +118,7 @@ def choose_score(likelihood: Likelihood, level: float, asked: str = "auto") -> S
     Raises:
         ConfigError: the level or the name is invalid, or the score is not one of such targets.
     """
-    if not 0 < level < 1:
-        raise ConfigError(f"the level is {level}. Give a number above 0 and below 1")
+    check_share(level, "level")
     kinds: tuple[Score, ...] = ()
     if isinstance(likelihood, Classes):
         kinds = OF_CLASSES
@@ -217,17 +216,7 @@ def count(found: Tensor) -> Tensor:
 
 
 def check_counts(counts: Tensor, columns: int, rows: int, where: str) -> None:
-    """Check that the counts of scores of a client match its number of rows.
-
-    Args:
-        counts: as `count` gives them.
-        columns: that there are.
-        rows: that the client says it counted.
-        where: the client, for errors.
-
-    Raises:
-        DataError: they are not.
-    """
+    """See that a client's counts of scores match its number of rows, or raise a DataError."""
     check_count(rows, "the number of rows", where)
     if tuple(counts.shape) != (columns, BINS) or counts.is_floating_point():
         raise DataError(f"{where}: counts of scores must be integers, {columns} times {BINS:,}")

@@ -116,11 +116,7 @@ class Cox(Likelihood):
         }
 
     def metrics(self, scores: Mapping[str, float]) -> dict[str, float]:
-        """The C-index, NaN where no pair is comparable, and the mean of −log p over samples.
-
-        Raises:
-            ValueError: there are more pairs than samples have.
-        """
+        """The C-index, NaN where no pair is comparable, and the mean of −log p over samples."""
         pairs, count = scores["comparable"], scores["count"]
         if pairs > count * (count - 1) / 2 or scores["concordant"] > pairs:
             raise ValueError(f"{pairs:g} comparable pairs of {count:g} samples are impossible")
@@ -128,19 +124,11 @@ class Cox(Likelihood):
         return {"c_index": index, "nll": mean_of(scores, "nll")}
 
     def pooled(self, draws: Tensor, weights: Tensor) -> Tensor:
-        """Not of log-risks.
-
-        Raises:
-            ConfigError: always.
-        """
+        """Raise an error: log-risks are relative."""
         raise self._relative("combined")
 
     def divergence(self, f: Tensor, g: Tensor) -> Tensor:
-        """Not of log-risks.
-
-        Raises:
-            ConfigError: always.
-        """
+        """Raise an error: log-risks are relative."""
         raise self._relative("compared")
 
     def _relative(self, what: str) -> ConfigError:

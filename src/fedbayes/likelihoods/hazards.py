@@ -105,16 +105,13 @@ def at_risk(risk: Array, y: Array, times: Array) -> Array:
 
 def check_events(times: Array, counts: Array, rows: int, where: str) -> None:
     """Check that a client's events match its rows: increasing times, and at most its number of
-    rows.
+    rows, or raise a DataError.
 
     Args:
         times: distinct times of events [K].
         counts: how many there are at each [K].
         rows: that the client says it has.
         where: the client, for errors.
-
-    Raises:
-        DataError: they are not.
     """
     check_count(rows, "the number of rows", where)
     if times.shape != counts.shape or not (np.abs([*times, *counts]) <= LARGEST).all():
@@ -126,15 +123,7 @@ def check_events(times: Array, counts: Array, rows: int, where: str) -> None:
 
 
 def check_at_risk(sums: Array, where: str) -> None:
-    """See that sums over who is at risk can be such: not negative, and falling with time.
-
-    Args:
-        sums: as `at_risk` gives them [K].
-        where: the client, for errors.
-
-    Raises:
-        DataError: they cannot.
-    """
+    """See that sums [K] over who is at risk fall with time, or raise a DataError."""
     if not (np.abs(sums) <= LARGEST).all():
         raise DataError(f"{where}: its sums over rows at risk are not finite in float32")
     if (sums < 0).any() or (np.diff(sums) > 1e-9 * sums[:-1]).any():

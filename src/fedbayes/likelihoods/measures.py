@@ -13,7 +13,7 @@ from functools import lru_cache, partial
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 from fedbayes.core.lazy import called, imported, own_function
-from fedbayes.errors import ConfigError, did_you_mean
+from fedbayes.errors import ConfigError, not_among
 
 if TYPE_CHECKING:
     import numpy.typing as npt
@@ -58,11 +58,7 @@ class Measure:
 
 
 def _indicators(y: Array, p: Array) -> tuple[Array, Array]:
-    """Whether samples are of each class or label, and its probability, [n, C] each.
-
-    Of two classes C is 1, that of the second. Only those are left of which there are samples and
-    others: of the rest nothing can be ranked.
-    """
+    """Whether samples are of each class, and its probability, where both kinds occur."""
     import numpy as np
 
     if p.ndim == 1:
@@ -262,8 +258,7 @@ def split(name: str) -> tuple[str, float]:
     base, mark, text = name.partition("@")
     if base not in MEASURES:
         raise ConfigError(
-            f"unknown metric {base!r}{did_you_mean(base, MEASURES)}. Choose "
-            f"{', '.join(MEASURES)}, or your own as package.module:function"
+            not_among("metric", base, MEASURES, "your own as package.module:function")
         )
     if not mark:
         return base, THRESHOLD

@@ -65,10 +65,8 @@ class Numeric(Likelihood):
         """
 
     def check(self, f: Tensor, y: Tensor | None = None) -> None:
-        """See that outputs and targets have the columns that belong to the likelihood.
-
-        Raises:
-            ModelError: they do not.
+        """See that outputs and targets have the columns that belong to the likelihood, or raise a
+        ModelError.
         """
         if f.shape[-1] != self.width:
             raise ModelError(
@@ -144,7 +142,7 @@ class Parametric(Numeric):
         A quantile of a mixture lies between the least and the greatest of its components; of a
         single draw it is exact.
         """
-        check_level(level)
+        check_share(level)
         each = self.distribution(draws.detach().cpu().double())
         tail = (1 - level) / 2
         low, high = (torch.from_numpy(_quantile(each, p)) for p in (tail, 1 - tail))
@@ -227,10 +225,7 @@ def _explained(scores: Mapping[str, float], name: str) -> float:
 
 
 def _quantile(each: Any, p: float, steps: int = 40) -> np.ndarray:
-    """The least x at which the mean of distributions [draws, ...] has CDF(x) ≥ p, [...].
-
-    To within 2^-steps of the distance between quantiles of the components; of counts, exact.
-    """
+    """The least x at which the mean of distributions [draws, ...] has CDF(x) ≥ p, [...]."""
     from scipy.stats import rv_discrete
 
     components = each.ppf(p)
@@ -259,14 +254,10 @@ def pinball(quantiles: Tensor, y: Tensor, levels: Tensor) -> Tensor:
     return torch.maximum(levels * error, (levels - 1) * error)
 
 
-def check_level(level: float) -> None:
-    """See that the probability of an interval is one.
-
-    Raises:
-        ConfigError: it is not.
-    """
-    if not 0 < level < 1:
-        raise ConfigError(f"the level of an interval is {level}. Give a number above 0 and below 1")
+def check_share(share: float, what: str = "level of an interval") -> None:
+    """See that a probability or a share of something is one, or raise a ConfigError."""
+    if not 0 < share < 1:
+        raise ConfigError(f"the {what} is {share}. Give a number above 0 and below 1")
 
 
 def bounded(x: Tensor, limit: float) -> Tensor:

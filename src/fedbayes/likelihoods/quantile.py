@@ -11,7 +11,7 @@ from fedbayes.core.fields import Several
 from fedbayes.core.tensors import Tensors
 from fedbayes.errors import ConfigError
 from fedbayes.likelihoods.base import constants, mean_of
-from fedbayes.likelihoods.numeric import Numeric, check_level, pinball
+from fedbayes.likelihoods.numeric import Numeric, check_share, pinball
 
 
 class Quantile(Numeric):
@@ -113,7 +113,7 @@ class Quantile(Numeric):
 
     def interval(self, draws: Tensor, level: float) -> tuple[Tensor, Tensor]:
         """The quantiles of levels (1 − level) / 2 and (1 + level) / 2, which must be among them."""
-        check_level(level)
+        check_share(level)
         ends = [self._place(p) for p in ((1 - level) / 2, (1 + level) / 2)]
         combined = self.combined(draws.double())
         return combined[..., ends[0]], combined[..., ends[1]]

@@ -5,7 +5,6 @@ import math
 import torch
 from torch import Tensor
 
-from fedbayes.errors import ConfigError
 from fedbayes.likelihoods.base import Likelihood
 
 
@@ -43,32 +42,6 @@ def density_power(likelihood: Likelihood, f: Tensor, y: Tensor, beta: float) -> 
     return torch.expm1(whole) / beta - torch.expm1(power * density) / power
 
 
-def require_probabilities(likelihood: Likelihood) -> None:
-    """Check that a likelihood gives probabilities, not densities.
-
-    Raises:
-        ConfigError: it does not.
-    """
-    if not likelihood.target.classes:
-        raise ConfigError(
-            "generalized cross-entropy needs probabilities of classes, but the likelihood is "
-            f"{likelihood.name}. Set method.data_loss = 'beta' or 'log'"
-        )
-
-
 def has_density_power(likelihood: Likelihood) -> bool:
     """Whether a likelihood has the integral of a power of its density."""
     return type(likelihood).log_power is not Likelihood.log_power
-
-
-def require_density_power(likelihood: Likelihood) -> None:
-    """See that a likelihood has the integral of a power of its density.
-
-    Raises:
-        ConfigError: it has not.
-    """
-    if not has_density_power(likelihood):
-        raise ConfigError(
-            f"the density-power loss has no closed form for the likelihood {likelihood.name}. Set "
-            "method.data_loss = 'log'"
-        )

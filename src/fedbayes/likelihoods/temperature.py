@@ -73,12 +73,9 @@ class TemperatureSums:
         return 3 * POINTS + 2
 
     def check(self, where: str) -> None:
-        """Check that rows can have these sums.
+        """Check that rows can have these sums, or raise a DataError.
 
         As a function of 1 / T, −log p is convex and not below 0, and has the stated slope.
-
-        Raises:
-            DataError: no rows can have them.
         """
         check_count(self.rows, "the number of rows", where)
         check_count(self.left_out, "the number of rows left out", where)

@@ -150,11 +150,10 @@ def _check(atoms: Sequence[Array], precisions: Array, mean: Array, prior: Array)
 
 
 class _Layer:
-    """Global atoms as rows of arrays that grow, and each client's places among them.
+    """Global atoms as rows of arrays that grow, and each client's places among them."""
 
-    A row without members is free and used again. Each row has the time of its last change, so
-    that a client at its next visit recomputes products with changed rows alone.
-    """
+    # A row without members is free. Rows have the time of their last change, so that a client
+    # recomputes products with changed rows alone.
 
     def __init__(
         self,
@@ -261,10 +260,7 @@ class _Layer:
         )
 
     def _costs(self, client: int, rows: Indices, others: Indices, old: Indices | None) -> Array:
-        """Costs [L, J] of joining the global atoms `rows` instead of the first new one.
-
-        They are `costs.cost_matrix` less its column for the first new atom, from what is kept.
-        """
+        """Costs [L, J] of joining the global atoms `rows` instead of the first new one."""
         v, squares, blocks = self.v[client], self.squares[client], self.blocks
         q = blocks.precisions[client]
         sums, precisions = self.sums[rows], self.precisions[rows]
@@ -316,11 +312,8 @@ class _Layer:
         old: Indices,
         columns: Indices,
     ) -> bool:
-        """Whether the new places lower the objective.
-
-        The costs leave out that the number of atoms that another client alone owns falls when
-        this one joins some of them.
-        """
+        """Whether the new places lower the objective."""
+        # The costs leave out that fewer atoms are another client's alone if this one joins some.
         before = _columns(rows, old)
         gain = _joined(costs, columns) - _joined(costs, before)
         singles = others[rows] == 1

@@ -269,10 +269,8 @@ class _Networks(Passes[LayerMatching]):
     def _weight_sums(
         self, depth: int, layers: Sequence[LayerMatching], joint: bool
     ) -> tuple[Array, Array]:
-        """Sums of precision times weight, and of precision, of one layer's global weights.
-
-        Unless joint, a client with the lower neuron observes zeros to upper ones it has not.
-        """
+        """Sums of precision times weight, and of precision, of one layer's global weights."""
+        # Unless joint, a client with the lower neuron observes zeros to upper ones it has not.
         shape = (self._size(depth, layers), self._size(depth - 1, layers))
         sums, precisions = np.zeros(shape), np.zeros(shape)
         inner = 0 < depth < self.hidden

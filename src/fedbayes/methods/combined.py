@@ -132,11 +132,8 @@ class Combined(Combination, Method[CombinedServer, Stateless, ReportList]):
         ]
 
     def check(self, run: Federation) -> None:
-        """Factors to normalize must have a sum above 0.
-
-        Raises:
-            ConfigError: they have not.
-        """
+        """Factors to normalize must have a sum above 0."""
+        super().check(run)
         factors(self.alpha, self.c, np.ones(run.cohort), normalized=self.normalized)
 
     def init(self, run: Federation) -> CombinedServer:

@@ -28,15 +28,16 @@ from fedbayes.contracts import (
     nll,
 )
 from fedbayes.contracts.changes import norm
-from fedbayes.contracts.drawn import own_prior, sampler_over, weights_alone
+from fedbayes.contracts.drawn import sampler_over
 from fedbayes.contracts.natural import KNOWN_STD
+from fedbayes.contracts.needs import own_prior, weights_alone
 from fedbayes.contracts.personal import PersonalTensors
 from fedbayes.core import seeds
 from fedbayes.core.fields import Chosen
 from fedbayes.core.messages import Message, dense
 from fedbayes.core.tensors import Samples, Tensors, added, named, part
 from fedbayes.errors import MessageError
-from fedbayes.fusion.curvature import require_curvature, summed_diagonal
+from fedbayes.fusion.curvature import fisher_matrix, summed_diagonal
 from fedbayes.fusion.posterior_settings import CurvatureSettings
 
 
@@ -59,6 +60,12 @@ def _typical(method: "Dsvgd", server: DsvgdServer, run: Federation) -> float:
     least, began = KNOWN_STD**-2, [w.double() for w in run.network.initial.values()]
     shift = max(norm([server.shift]), least * norm(began))
     return math.hypot(norm([_diagonal(server.precision).clamp_min(least)]), shift)
+
+
+def _fisher_of_many(method: Any, run: Federation) -> None:
+    """Precisions of more weights than particles need a Fisher matrix."""
+    if method.particles <= _count(run):
+        fisher_matrix(method, run)
 
 
 class Dsvgd(Method[DsvgdServer, PersonalTensors, Sum]):
@@ -90,6 +97,7 @@ class Dsvgd(Method[DsvgdServer, PersonalTensors, Sum]):
     about = About(
         "particles moved by Stein gradients, Gaussian densities",
         "Kassab and Simeone 2022",
+        needs=(weights_alone, own_prior, _fisher_of_many),
     )
     server_state = DsvgdServer
     client_state = PersonalTensors
@@ -116,19 +124,6 @@ class Dsvgd(Method[DsvgdServer, PersonalTensors, Sum]):
     def recommended(self, known: Known) -> dict[str, Any]:
         """Adam, and a temperature that leaves the data their say."""
         return {**adam(known), "method.temperature": known.tempered(0.2)}
-
-    def check(self, run: Federation) -> None:
-        """Weights are all that changes, and precisions of many need a Fisher matrix.
-
-        Raises:
-            ConfigError: there is weight decay, the network is to compute in bf16, or the likelihood
-                has no Fisher matrix.
-            ModelError: the network has buffers, such as running means.
-        """
-        weights_alone(self.name, run)
-        own_prior(self.name, run)
-        if self.particles <= _count(run):
-            require_curvature(run.likelihood)
 
     def init(self, run: Federation) -> DsvgdServer:
         """The prior, and particles around the network's initialization."""
@@ -257,14 +252,7 @@ class Dsvgd(Method[DsvgdServer, PersonalTensors, Sum]):
     def report(
         self, solved: Solved, problem: Problem, client: PersonalTensors, at: RoundContext
     ) -> tuple[Report, PersonalTensors, Info]:
-        """Report particles, and the change of the factor; keep the factor with that change.
-
-        Args:
-            solved: its parameters are `particle/…`, and the factor that the data would have.
-            problem: as it was stated.
-            client: the private state.
-            at: client and round.
-        """
+        """Report particles, and the change of the factor; keep the factor with that change."""
         rho = self.damping or 1 / at.run.cohort
         refined = part(solved.parameters, "factor")
         empty = {n: torch.zeros_like(t) for n, t in refined.items()}
@@ -276,11 +264,7 @@ class Dsvgd(Method[DsvgdServer, PersonalTensors, Sum]):
         return Report({**particles, **change}), PersonalTensors(after), solved.info
 
     def accept(self, server: DsvgdServer, report: Report, run: Federation) -> None:
-        """A change leaves the posterior's precision positive.
-
-        Raises:
-            MessageError: it does not.
-        """
+        """A change leaves the posterior's precision positive."""
         change = dense(report.tensors)["factor/precision"].double().cpu()
         if float(_least(server.precision + change)) <= 0:
             raise MessageError("it takes more precision off than the posterior has")

@@ -20,7 +20,7 @@ from fedbayes.contracts import (
     sgd,
 )
 from fedbayes.contracts.chain import Chain, ChainServer
-from fedbayes.contracts.drawn import langevin, own_prior, weights_alone
+from fedbayes.contracts.needs import langevin, own_prior, weights_alone
 from fedbayes.contracts.run import with_prior
 from fedbayes.core.messages import Message
 from fedbayes.core.tensors import Samples, Tensors

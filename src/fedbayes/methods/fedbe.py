@@ -34,7 +34,7 @@ from fedbayes.core.fields import Only
 from fedbayes.core.messages import Message, dense
 from fedbayes.core.tensors import Tensors, named, part
 from fedbayes.fusion.combining import combine
-from fedbayes.fusion.rounds import check_inputs, ensemble_of, input_remarks, learnt
+from fedbayes.fusion.rounds import drawable, ensemble_of, input_remarks, learnt
 from fedbayes.fusion.settings import DistillationSettings
 
 
@@ -57,7 +57,7 @@ class FedBeServer:
 class _Ensemble(Averaged, Method[FedBeServer, Stateless, Reduced], Generic[Reduced]):
     """What both ways to the distribution share: clients as of FedAvg, predictions, distillation."""
 
-    about = About(paper="Chen and Chao 2021")
+    about = About(paper="Chen and Chao 2021", needs=(drawable,))
     server_state = FedBeServer
 
     members: int = Field(10, ge=1, description="number of networks sampled for the ensemble")
@@ -86,21 +86,14 @@ class _Ensemble(Averaged, Method[FedBeServer, Stateless, Reduced], Generic[Reduc
         "mean of the networks at the ends of the cycles (stochastic weight averaging)",
     )
 
-    def check(self, run: Federation) -> None:
-        """Inputs, if any, must be such as can be drawn."""
-        if self.inputs is not None:
-            check_inputs(self.name, self.inputs, run)
-
     def remarks(self, run: Federation) -> list[str]:
         """What inputs are taken for, and whether the distribution is of use."""
-        if self.inputs is not None:
-            return input_remarks(self.name, self.inputs, run)
-        if self.predicts == "single":
+        if self.inputs is None and self.predicts == "single":
             return [
                 "method.predicts = 'single' without method.inputs is federated averaging. Set "
                 "method.inputs, or method.predicts = 'ensemble'"
             ]
-        return []
+        return input_remarks(self, run)
 
     def init(self, run: Federation) -> FedBeServer:
         """The network's initialization."""

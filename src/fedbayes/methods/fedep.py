@@ -19,12 +19,13 @@ from fedbayes.contracts import (
     sgd,
 )
 from fedbayes.contracts.moments import MomentMatching
+from fedbayes.contracts.needs import langevin, where
 from fedbayes.core.fields import Only
 from fedbayes.core.tensors import Samples, Tensors
 from fedbayes.errors import ConfigError
-from fedbayes.fusion.curvature import require_curvature, summed_diagonal
+from fedbayes.fusion.curvature import fisher_matrix, summed_diagonal
 from fedbayes.fusion.posterior_settings import CurvatureSettings
-from fedbayes.inference.sampling import Pulled, require_langevin, sampled
+from fedbayes.inference.sampling import Pulled, sampled
 
 _FEWEST = 4
 """Samples for an estimate of a precision."""
@@ -45,7 +46,14 @@ class FedEP(MomentMatching):
     """
 
     name = "fedep"
-    about = About("expectation propagation by Laplace or samples", "Guo et al. 2023")
+    about = About(
+        "expectation propagation by Laplace or samples",
+        "Guo et al. 2023",
+        needs=(
+            where("inference", "laplace", need=fisher_matrix),
+            where("inference", "sgld", need=langevin),
+        ),
+    )
 
     inference: Literal["laplace", "sgld"] = Field(
         "laplace",
@@ -70,20 +78,6 @@ class FedEP(MomentMatching):
         chosen = super().recommended(known)
         return {**chosen, **sgd(known)} if self.inference == "sgld" else chosen
 
-    def check(self, run: Federation) -> None:
-        """Only weights are inferred, by a Fisher matrix or by plain steps.
-
-        Raises:
-            ModelError: the network has buffers, such as running means.
-            ConfigError: the precision is another, the likelihood has no Fisher matrix, or the
-                optimizer is none that Langevin dynamics can be had of.
-        """
-        super().check(run)
-        if self.inference == "laplace":
-            require_curvature(run.likelihood)
-        else:
-            require_langevin(run.training)
-
     def note(self, samples: int, run: Federation) -> ClientNote:
         """A client with too few steps for a precision of its samples cannot answer."""
         if self.inference != "sgld" or self._schedule(samples, run)[2] >= _FEWEST:
@@ -96,9 +90,7 @@ class FedEP(MomentMatching):
         return ClientNote(falls_short=why)
 
     def _schedule(self, samples: int, run: Federation) -> tuple[int, int, int]:
-        """Of a round with so many training samples: steps, those of burn-in, and samples of the
-        weights.
-        """
+        """Of a round of these samples: steps, those of burn-in, and draws of the weights."""
         steps = run.training.step_count(samples)
         burn_in = int(self.burn_in * steps)
         return steps, burn_in, (steps - burn_in) // self.thinning

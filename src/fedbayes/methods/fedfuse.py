@@ -30,7 +30,7 @@ from fedbayes.fusion.distillation import distill
 from fedbayes.fusion.draws import CachedInputs
 from fedbayes.fusion.function import teacher_of
 from fedbayes.fusion.rounds import (
-    check_inputs,
+    drawable,
     draws_of_round,
     input_remarks,
     module_with,
@@ -62,6 +62,7 @@ class FedFuse(ClassCountedMethod[Server]):
     about = About(
         "distills the clients' ensemble on synthetic inputs",
         "after FedDF, Lin et al. 2020; synthetic inputs and teacher: fusion in function space",
+        needs=(drawable,),
     )
     server_state = Server
     reports = replace(
@@ -88,14 +89,8 @@ class FedFuse(ClassCountedMethod[Server]):
     )
 
     def check(self, run: Federation) -> None:
-        """Inputs must be such as can be drawn.
-
-        Raises:
-            ConfigError: they are not.
-            ModelError: a weight has the name of a tensor that clients report with the network.
-        """
+        """No weight has the name of what clients count."""
         super().check(run)
-        check_inputs(self.name, self.inputs, run)
         taken = self._told(run).keys() & run.network.initial.keys()
         if taken:
             raise ModelError(
@@ -120,7 +115,7 @@ class FedFuse(ClassCountedMethod[Server]):
 
     def remarks(self, run: Federation) -> list[str]:
         """Notes on the synthetic inputs, and on `seek` without classes."""
-        notes = input_remarks(self.name, self.inputs, run)
+        notes = input_remarks(self, run)
         if 4 * run.cohort <= run.clients:
             notes.append(
                 f"in a round the server learns the ensemble of {run.cohort} of {run.clients} "

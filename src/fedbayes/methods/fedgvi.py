@@ -13,9 +13,27 @@ from fedbayes.likelihoods.robust import (
     density_power,
     generalized_cross_entropy,
     has_density_power,
-    require_density_power,
-    require_probabilities,
 )
+
+
+def _loss_of_likelihood(method: Any, run: Federation) -> None:
+    """The likelihood has the loss, which nothing else changes."""
+    loss, likelihood = method.data_loss, run.likelihood
+    if loss != "log" and run.training.reweights:
+        raise ConfigError(
+            "training.class_weights and training.focal have no effect on method.data_loss = "
+            f"'{loss}'. Set it to 'log', or leave them out"
+        )
+    if loss == "gce" and not likelihood.target.classes:
+        raise ConfigError(
+            "generalized cross-entropy needs probabilities of classes, but the likelihood is "
+            f"{likelihood.name}. Set method.data_loss = 'beta' or 'log'"
+        )
+    if loss == "beta" and not has_density_power(likelihood):
+        raise ConfigError(
+            f"the density-power loss has no closed form for the likelihood {likelihood.name}. Set "
+            "method.data_loss = 'log'"
+        )
 
 
 class FedGvi(MeanField):
@@ -29,7 +47,9 @@ class FedGvi(MeanField):
 
     name = "fedgvi"
     about = About(
-        "PVI with losses that are robust to wrong labels and outliers", "Mildner et al. 2025"
+        "PVI with losses that are robust to wrong labels and outliers",
+        "Mildner et al. 2025",
+        needs=(_loss_of_likelihood,),
     )
 
     data_loss: Annotated[Literal["log", "gce", "beta"], Chosen()] = Field(
@@ -60,23 +80,6 @@ class FedGvi(MeanField):
         else:
             loss = "beta" if has_density_power(likelihood) else "log"
         return {**super().recommended(known), "method.damping": None, "method.data_loss": loss}
-
-    def check(self, run: Federation) -> None:
-        """As for PVI, and the likelihood must have the loss.
-
-        Raises:
-            ConfigError: it has not.
-        """
-        super().check(run)
-        if self.data_loss != "log" and run.training.reweights:
-            raise ConfigError(
-                "training.class_weights and training.focal have no effect on method.data_loss = "
-                f"'{self.data_loss}'. Set it to 'log', or leave them out"
-            )
-        if self.data_loss == "gce":
-            require_probabilities(run.likelihood)
-        if self.data_loss == "beta":
-            require_density_power(run.likelihood)
 
     def fit(self, run: Federation) -> Fit:
         """The mean loss L of samples."""

@@ -32,11 +32,10 @@ from fedbayes.contracts import (
 from fedbayes.contracts.changes import norm
 from fedbayes.contracts.drawn import (
     expected_loss,
-    own_prior,
     sampler_of,
     weight_noise,
-    weights_alone,
 )
+from fedbayes.contracts.needs import own_prior, weights_alone
 from fedbayes.core.fields import Chosen
 from fedbayes.core.messages import Message, dense
 from fedbayes.core.tensors import Samples, Tensors, named, part
@@ -182,11 +181,7 @@ class FedIvon(Averaged, Method[FedIvonServer, Stateless, Sum]):
         return Report(tensors, self.weight(solved)), client, solved.info
 
     def accept(self, server: FedIvonServer, report: Report, run: Federation) -> None:
-        """Precisions are positive.
-
-        Raises:
-            MessageError: one is not.
-        """
+        """Precisions are positive."""
         for name, precision in part(dense(report.tensors), "precision").items():
             if bool((precision <= 0).any()):
                 raise MessageError(f"a precision of {name!r} is not positive")

@@ -33,6 +33,7 @@ from fedbayes.contracts.kronecker import (
 )
 from fedbayes.contracts.moments import MomentMatching, implicit, retracted
 from fedbayes.contracts.natural import retracting
+from fedbayes.contracts.needs import where
 from fedbayes.core.fields import Only, unused
 from fedbayes.core.messages import Message, dense
 from fedbayes.core.tensors import Samples, Tensors, named, part, to
@@ -40,7 +41,7 @@ from fedbayes.errors import ConfigError, ModelError
 from fedbayes.fusion.curvature import (
     curvature_at,
     factored_layers,
-    require_curvature,
+    fisher_matrix,
     summed_diagonal,
 )
 from fedbayes.fusion.posterior_settings import CurvatureSettings
@@ -66,7 +67,9 @@ class FedLap(MomentMatching):
 
     name = "fedlap"
     about = About(
-        "Laplace approximation at every client, with dual variables", "Swaroop, Khan and Doshi 2025"
+        "Laplace approximation at every client, with dual variables",
+        "Swaroop, Khan and Doshi 2025",
+        needs=(where("covariance", "diagonal", "kronecker", need=fisher_matrix),),
     )
     reports = retracting(
         MomentMatching.reports, retracted, "with method.covariance = 'none' there is no precision"
@@ -114,17 +117,6 @@ class FedLap(MomentMatching):
     def fixed_precision(self) -> bool:
         """Without covariances."""
         return self.covariance == "none"
-
-    def check(self, run: Federation) -> None:
-        """Only weights are inferred, and covariances need a Fisher matrix.
-
-        Raises:
-            ModelError: the network has buffers, such as running means.
-            ConfigError: the precision is another, or the likelihood has no Fisher matrix.
-        """
-        super().check(run)
-        if self.covariance != "none":
-            require_curvature(run.likelihood)
 
     def moments(
         self, problem: Problem, samples: Samples, at: RoundContext
@@ -189,11 +181,7 @@ class Kronecker(SharedKroneckerPosterior):
         return around(mean, moves, run.network, self.of.predictions, linearized=linear)
 
     def check(self, run: Federation) -> None:
-        """As without Kronecker products; and changes are not shortened.
-
-        Raises:
-            ConfigError: the server shortens what reports add.
-        """
+        """As without Kronecker products; and changes are not shortened."""
         self.of.check(run)
         if run.clips:
             raise ConfigError(
@@ -291,14 +279,7 @@ class Kronecker(SharedKroneckerPosterior):
     def report(
         self, solved: Solved, problem: Problem, client: CurvatureSums, at: RoundContext
     ) -> tuple[Report, CurvatureSums, Info]:
-        """Report the damped change of the sums, and store it.
-
-        Args:
-            solved: its parameters are `weights/…`, w_k, and the client's own terms of the sums.
-            problem: as it was stated.
-            client: the private state.
-            at: client and round.
-        """
+        """Report the damped change of the sums, and store it."""
         exact = problem.given["exact"]
         found = {name: t.double() for name, t in solved.parameters.items()}
         count, temper = float(found["count/samples"]), self.of.kl_weight

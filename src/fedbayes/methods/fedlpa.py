@@ -26,14 +26,14 @@ from fedbayes.contracts import (
     Weights,
     sgd,
 )
-from fedbayes.contracts.drawn import own_prior, weights_alone
 from fedbayes.contracts.natural import KNOWN_STD
+from fedbayes.contracts.needs import own_prior, weights_alone
 from fedbayes.contracts.run import with_prior
 from fedbayes.core.fields import Chosen
 from fedbayes.core.messages import Message, dense
 from fedbayes.core.tensors import Samples, Tensors, part
 from fedbayes.errors import MessageError, ModelError
-from fedbayes.fusion.curvature import curvature_at, factored_layers, require_curvature
+from fedbayes.fusion.curvature import curvature_at, factored_layers, fisher_matrix
 from fedbayes.fusion.posterior_settings import CurvatureSettings
 from fedbayes.fusion.posteriors import product_mode
 from fedbayes.inference.kronecker import layered, rows_of
@@ -62,7 +62,11 @@ class FedLpa(Method[Weights, Stateless, ReportList]):
     """
 
     name = "fedlpa"
-    about = About("product of clients' Gaussians with Kronecker factors", "Liu et al. 2024")
+    about = About(
+        "product of clients' Gaussians with Kronecker factors",
+        "Liu et al. 2024",
+        needs=(weights_alone, own_prior, fisher_matrix),
+    )
     server_state = Weights
     reports = Reports(
         {
@@ -111,18 +115,6 @@ class FedLpa(Method[Weights, Stateless, ReportList]):
             "method.prior_std": 0.1 if known.real else 1.0 if damped else 0.5,
             "method.damping": 0.03 if damped else 0.0,
         }
-
-    def check(self, run: Federation) -> None:
-        """Weights are all that changes in training, and predictions have a Fisher matrix.
-
-        Raises:
-            ConfigError: there is weight decay or another precision, or the likelihood has no
-                Fisher matrix.
-            ModelError: the network has buffers, such as running means.
-        """
-        weights_alone(self.name, run)
-        own_prior(self.name, run)
-        require_curvature(run.likelihood)
 
     def init(self, run: Federation) -> Weights:
         """Start at the network's initialization."""

@@ -17,9 +17,9 @@ from fedbayes.contracts import (
     Sum,
     Weights,
 )
+from fedbayes.contracts.needs import sgd_steps
 from fedbayes.core.messages import Message, dense
 from fedbayes.core.tensors import Tensors
-from fedbayes.errors import ConfigError
 
 
 class FedNova(PointEstimate[Weights]):
@@ -38,6 +38,7 @@ class FedNova(PointEstimate[Weights]):
     about = About(
         "averages changes by the number of local steps",
         "Wang et al. 2020",
+        needs=(sgd_steps,),
     )
     server_state = Weights
     reports = Reports(
@@ -46,18 +47,6 @@ class FedNova(PointEstimate[Weights]):
             "fednova": Part(origin="zero", exact=True, linear=False, range=65536.0),
         }
     )
-
-    def check(self, run: Federation) -> None:
-        """Only the steps of SGD have known factors.
-
-        Raises:
-            ConfigError: the optimizer is another one.
-        """
-        if run.training.optimizer != "sgd":
-            raise ConfigError(
-                f"fednova counts steps of SGD, got training.optimizer = "
-                f"{run.training.optimizer!r}. Set training.optimizer = 'sgd'"
-            )
 
     def init(self, run: Federation) -> Weights:
         """Start at the network's initialization."""

@@ -18,12 +18,12 @@ from fedbayes.contracts import (
     sgd,
 )
 from fedbayes.contracts.drift import GeneralizedFedAvg
+from fedbayes.contracts.needs import all_steps, langevin, where
 from fedbayes.core.fields import Only
 from fedbayes.core.messages import Message, dense
 from fedbayes.core.tensors import Samples, Tensors
-from fedbayes.errors import ConfigError
 from fedbayes.inference.optimizers import ServerOptimizer
-from fedbayes.inference.sampling import Langevin, require_langevin, sampled
+from fedbayes.inference.sampling import Langevin, sampled
 from fedbayes.inference.shrinkage import drift
 
 
@@ -39,7 +39,11 @@ class FedPa(ServerOptimizer, GeneralizedFedAvg):
     """
 
     name = "fedpa"
-    about = About("corrects drift with clients' posterior covariances", "Al-Shedivat et al. 2021")
+    about = About(
+        "corrects drift with clients' posterior covariances",
+        "Al-Shedivat et al. 2021",
+        needs=(all_steps, where("sampler", "langevin", need=langevin)),
+    )
 
     burn_in_rounds: int = Field(
         5, ge=0, description="rounds of federated averaging before posteriors are sampled"
@@ -68,20 +72,6 @@ class FedPa(ServerOptimizer, GeneralizedFedAvg):
     def recommended(self, known: Known) -> dict[str, Any]:
         """Langevin dynamics has plain steps."""
         return sgd(known) if self.sampler == "langevin" else super().recommended(known)
-
-    def check(self, run: Federation) -> None:
-        """Samples use all steps, and Langevin dynamics needs plain ones.
-
-        Raises:
-            ConfigError: training ends by patience, or its optimizer makes no sampler.
-        """
-        if run.training.patience is not None:
-            raise ConfigError(
-                f"{self.name} needs samples from all steps of a client's training. Leave "
-                "training.patience out"
-            )
-        if self.sampler == "langevin":
-            require_langevin(run.training)
 
     def remarks(self, run: Federation) -> list[str]:
         """Whether there are rounds in which posteriors are sampled."""

@@ -11,6 +11,7 @@ from torch import Tensor
 
 from fedbayes.contracts import (
     About,
+    AnyMethod,
     Federation,
     Info,
     Known,
@@ -29,7 +30,7 @@ from fedbayes.contracts import (
     Tree,
     adam,
 )
-from fedbayes.contracts.drawn import own_prior, weights_alone
+from fedbayes.contracts.needs import own_prior, weights_alone
 from fedbayes.core import seeds
 from fedbayes.core.devices import placed
 from fedbayes.core.messages import Message, dense
@@ -47,6 +48,12 @@ class FedPmServer:
     """β, float64."""
     theta: Tensors
     """Probabilities that clients start from, float32."""
+
+
+def _matrices(method: AnyMethod, run: Federation) -> None:
+    """Some weight can be masked."""
+    if not _masked(run):
+        raise ModelError("fedpm masks weights with two or more axes, but the network has none")
 
 
 class FedPm(Method[FedPmServer, Stateless, ReportList]):
@@ -67,6 +74,7 @@ class FedPm(Method[FedPmServer, Stateless, ReportList]):
     about = About(
         "masks over a fixed random network, one bit for each weight",
         "Isik et al. 2023",
+        needs=(weights_alone, own_prior, _matrices),
     )
     server_state = FedPmServer
     reports = Reports({"bits": Part(origin="zero", exact=True)}, reduce="set")
@@ -81,18 +89,6 @@ class FedPm(Method[FedPmServer, Stateless, ReportList]):
     def recommended(self, known: Known) -> dict[str, Any]:
         """Adam with the paper's large rate, since scores are far from where masks change."""
         return adam(known, lr=0.1, steps=60) | {"training.lr": 0.1}
-
-    def check(self, run: Federation) -> None:
-        """Weights must be fixed at random, and nothing else may change in training.
-
-        Raises:
-            ModelError: the network has buffers, or no weight with two axes.
-            ConfigError: it is to compute in bf16, or training has weight decay.
-        """
-        weights_alone(self.name, run)
-        own_prior(self.name, run)
-        if not _masked(run):
-            raise ModelError("fedpm masks weights with two or more axes, but the network has none")
 
     def remarks(self, run: Federation) -> list[str]:
         """Which tensors keep their start."""
@@ -168,11 +164,7 @@ class FedPm(Method[FedPmServer, Stateless, ReportList]):
         return Report({**bits}), client, solved.info
 
     def accept(self, server: FedPmServer, report: Report, run: Federation) -> None:
-        """The bits that fill the last byte are 0.
-
-        Raises:
-            MessageError: one of them is not.
-        """
+        """The bits that fill the last byte are 0."""
         for name, tensor in part(dense(report.tensors), "bits").items():
             count = server.theta[name].numel()
             if bool(np.unpackbits(tensor.cpu().numpy())[count:].any()):

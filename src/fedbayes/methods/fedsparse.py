@@ -37,6 +37,7 @@ from fedbayes.contracts import (
     sgd,
     units_remarks,
 )
+from fedbayes.contracts.needs import sum_of_gradients
 from fedbayes.contracts.variates import Control, ControlVariateMethod, nobody
 from fedbayes.core.devices import placed
 from fedbayes.core.fields import Chosen, Only
@@ -50,7 +51,6 @@ from fedbayes.inference.controls import (
     bounded,
     corrected,
     no_norms,
-    require_plain_sgd,
     zeros,
 )
 from fedbayes.inference.gate_scale import CLOSED, GateScale
@@ -187,6 +187,7 @@ class SpikeSlab(
 
     def check(self, run: Federation) -> None:
         """What is zero counts as pruned: no layer may start so."""
+        super().check(run)
         if self.gates == "units":
             return
         weights = run.network.split()[0]
@@ -428,11 +429,8 @@ class SpikeSlab(
     def _pruned(
         self, weights: Tensors, thresholds: Tensors, gated: tuple[Gateable, ...]
     ) -> tuple[Tensors, Tensors]:
-        """Zero the units that are too improbable, and what reads them.
-
-        A reader's norm falls with the columns that it loses; its threshold falls by the same, so
-        that its gates stay as they were.
-        """
+        """Zero the units that are too improbable, and what reads them."""
+        # A reader's threshold falls as its norm does, so that its gates stay as they were.
         logits = {u.layer: self._logits(weights, thresholds, u) for u in gated}
         floor = torch.logit(torch.tensor(self.prune_below))
         keep = {u.layer: logits[u.layer] > floor for u in gated}
@@ -506,7 +504,11 @@ class ScaffoldFedSparse(ControlVariateMethod[Controlled], SpikeSlab[Controlled, 
         }
     )
     name = "scaffold-fedsparse"
-    about = About("FedSparse with SCAFFOLD's control variates", "Louizos et al. 2021, appendix E")
+    about = About(
+        "FedSparse with SCAFFOLD's control variates",
+        "Louizos et al. 2021, appendix E",
+        needs=(sum_of_gradients,),
+    )
     server_state = Controlled
 
     damping: Annotated[float, Chosen()] = Field(
@@ -518,11 +520,6 @@ class ScaffoldFedSparse(ControlVariateMethod[Controlled], SpikeSlab[Controlled, 
         learn less.
         """
         return {**SpikeSlab.recommended(self, known), "method.damping": 0.5}
-
-    def check(self, run: Federation) -> None:
-        """Variates along the path need plain SGD."""
-        super().check(run)
-        require_plain_sgd(run.training)
 
     def init(self, run: Federation) -> Controlled:
         """As FedSparse, with a control variate of zero."""

@@ -27,7 +27,8 @@ from fedbayes.contracts import (
     nll,
     sgd,
 )
-from fedbayes.contracts.drawn import sampler_over, weights_alone
+from fedbayes.contracts.drawn import sampler_over
+from fedbayes.contracts.needs import weights_alone
 from fedbayes.contracts.personal import PersonalTensors, solved_apart
 from fedbayes.core.messages import Message, dense
 from fedbayes.core.tensors import Samples, Tensors, named, part

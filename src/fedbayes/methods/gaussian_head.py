@@ -109,12 +109,8 @@ class GaussianHeadMethod(Method[HeadServer, Stateless, Sum]):
         return {}
 
     def check(self, run: Federation) -> None:
-        """Targets are classes; the last layer is linear, and sums are not too large.
-
-        Raises:
-            ConfigError: targets are no classes, or the last layer has no bias.
-            ModelError: the last layer is another one, or a client would send too much.
-        """
+        """Targets are classes; the last layer is linear, and sums are not too large."""
+        super().check(run)
         kind = run.likelihood
         if not (isinstance(kind, Classes) and has_temperature(kind)):
             raise ConfigError(
@@ -186,11 +182,7 @@ class GaussianHeadMethod(Method[HeadServer, Stateless, Sum]):
         return Report(tensors, rows), client, {}
 
     def accept(self, server: HeadServer, report: Report, run: Federation) -> None:
-        """They are means of some rows.
-
-        Raises:
-            MessageError: no rows have them.
-        """
+        """They are means of some rows."""
         if trouble := _moments(dense(report.tensors)).trouble(1.0):
             raise MessageError(f"its sums are impossible: {trouble}")
 

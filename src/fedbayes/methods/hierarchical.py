@@ -26,8 +26,8 @@ from fedbayes.contracts import (
     nll,
     sgd,
 )
-from fedbayes.contracts.drawn import own_prior
 from fedbayes.contracts.last_layer import FinalLayer, last_layer
+from fedbayes.contracts.needs import own_prior
 from fedbayes.contracts.personal import PersonalTensors, beside_fixed
 from fedbayes.core.fields import Chosen, Only
 from fedbayes.core.messages import Message, dense
@@ -84,6 +84,7 @@ class Hierarchical(Method[PopulationServer, PersonalTensors, Sum]):
     about = About(
         "a mixed model: a learned population of clients' last layers",
         "Laird and Ware 1982; MacKay 1992",
+        needs=(own_prior,),
     )
     server_state = PopulationServer
     client_state = PersonalTensors
@@ -132,13 +133,8 @@ class Hierarchical(Method[PopulationServer, PersonalTensors, Sum]):
         }
 
     def check(self, run: Federation) -> None:
-        """The last layer is linear, and not too large; its targets have a curvature.
-
-        Raises:
-            ModelError: the last layer is another one, or too large.
-            ConfigError: the rank is too large, or training has weight decay.
-        """
-        own_prior(self.name, run)
+        """The last layer is linear, and not too large; its targets have a curvature."""
+        super().check(run)
         layer = _last(run)
         if layer.size > self.largest:
             raise ModelError(
@@ -243,11 +239,7 @@ class Hierarchical(Method[PopulationServer, PersonalTensors, Sum]):
     def _inferred(
         self, sent: Tensors, samples: Samples, run: Federation, begin: Tensor | None = None
     ) -> tuple[Tensors, "_Population", Tensors]:
-        """The posterior of the last layer given some samples: `mean` [d] and `covariance` [d, d].
-
-        Returns:
-            The posterior; the population as it was sent; `loss`, and what is sent of the noise.
-        """
+        """The last layer's posterior given samples, the population as sent, and loss and noise."""
         layer = _last(run)
         population = _Population(sent["mean/weights"].cpu(), _cpu(part(sent, "spread")))
         features, more = layer.features(sent, samples.x, run)
@@ -267,11 +259,7 @@ class Hierarchical(Method[PopulationServer, PersonalTensors, Sum]):
         return {"mean": mean, "covariance": covariance}, population, said
 
     def accept(self, server: PopulationServer, report: Report, run: Federation) -> None:
-        """Variances, squares and counts are not negative.
-
-        Raises:
-            MessageError: one of them is.
-        """
+        """Variances, squares and counts are not negative."""
         tensors = dense(report.tensors)
         spread = part(tensors, "spread")
         variance = spread.get("variance")
@@ -432,9 +420,7 @@ def _posterior(
     run: Federation,
     begin: Tensor | None,
 ) -> tuple[Tensor, Tensor, float]:
-    """The Laplace approximation: φ̂ [d], S [d, d], and the mean loss there, by Newton steps from
-    `begin`, or from μ.
-    """
+    """The Laplace approximation by Newton steps: φ̂ [d], S [d, d], and the mean loss there."""
     prior, precision, y = population.mean, population.precision(), y.cpu()
     likelihood = run.likelihood
 

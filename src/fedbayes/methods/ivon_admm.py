@@ -37,7 +37,7 @@ from fedbayes.contracts.natural import (
     sampler,
     shifted,
 )
-from fedbayes.core.fields import Chosen, Only
+from fedbayes.core.fields import Chosen, Only, unused
 from fedbayes.core.messages import Message
 from fedbayes.core.tensors import Samples, Tensors, part
 from fedbayes.errors import MessageError
@@ -179,20 +179,15 @@ class IvonAdmm(GaussianServer[IvonServer, IvonClient]):
 
     def remarks(self, run: Federation) -> list[str]:
         """Settings of other optimizers, and a penalty with which nothing converges."""
-        training, notes = run.training, few_rounds(self.name, run)
+        notes = few_rounds(self, run)
         if self.penalty(run) < 1 / run.clients:
             notes.append(
                 f"method.rho = {self.rho:g} is less than 1/{run.clients}, which is often "
                 "unstable. Leave it unset"
             )
-        for setting in ("optimizer", "momentum", "weight_decay"):
-            value = getattr(training, setting)
-            if value != type(training).model_fields[setting].default:
-                notes.append(
-                    f"training.{setting} = {value!r} has no effect: {self.name} uses the "
-                    "optimizer IVON with the learning rate training.lr"
-                )
-        return notes
+        names = ("optimizer", "momentum", "weight_decay")
+        why = f"{self.name} uses the optimizer IVON with the learning rate training.lr"
+        return notes + unused(run.training, names, why, "training.")
 
     def init(self, run: Federation) -> IvonServer:
         """The prior, and no dual variables."""
@@ -236,9 +231,7 @@ class IvonAdmm(GaussianServer[IvonServer, IvonClient]):
         return Problem(start, given=given, noise=noise, param_groups=groups)
 
     def _held(self, posterior: NaturalGaussian, dual: NaturalGaussian) -> NaturalGaussian:
-        """What draws means to the server's beside the KL term: precisions over ρ, and these times
-        the server's means.
-        """
+        """What draws means to the server's beside the KL term, by precisions over ρ."""
         mean, own = posterior.mean, dual.precision
         held = {n: p.clamp_min(0.0) if self.damping else 0.0 * p for n, p in own.items()}
         return NaturalGaussian(held, {n: p * mean[n] for n, p in held.items()})

@@ -30,7 +30,8 @@ from fedbayes.contracts import (
     Tree,
     sgd,
 )
-from fedbayes.core.fields import Chosen, Tuned
+from fedbayes.contracts.needs import sgd_steps
+from fedbayes.core.fields import Chosen, Tuned, unused
 from fedbayes.core.messages import Masked, Message, dense
 from fedbayes.core.tensors import Samples, Tensors
 from fedbayes.errors import ConfigError, MessageError, ModelError
@@ -66,6 +67,7 @@ class Laplace(Averaged, ServerSchedule, Method[LaplaceServer, Stateless, ReportL
         "sparse changes and the clients' median: the Laplace prior",
         "Louizos et al. 2021, appendix J.1",
         published=UNIFORM,
+        needs=(sgd_steps,),
     )
     server_state = LaplaceServer
     reports = Reports({"weights": Part(mask="chosen", missing="unchanged")}, reduce="set")
@@ -111,26 +113,12 @@ class Laplace(Averaged, ServerSchedule, Method[LaplaceServer, Stateless, ReportL
         """A rate of steps that the server does not take."""
         if self.m_step == "sign" or self.server_optimizer != "none":
             return []
-        fields = type(self).model_fields
-        return [
-            f"method.{name} has no effect: with method.m_step = 'median' and "
-            "method.server_optimizer = 'none' the server takes the median itself"
-            for name in ("server_lr", "server_schedule")
-            if getattr(self, name) != fields[name].default
-        ]
+        why = "with m_step = 'median' and server_optimizer = 'none' the server takes the median"
+        return unused(self, ("server_lr", "server_schedule"), why, "method.")
 
     def check(self, run: Federation) -> None:
-        """Proximal steps need plain SGD, votes by class a last layer with a row for each.
-
-        Raises:
-            ConfigError: of the optimizer, or the likelihood.
-            ModelError: the rows are not to be found.
-        """
-        if run.training.optimizer != "sgd":
-            raise ConfigError(
-                "laplace takes proximal steps, which need training.optimizer = 'sgd', got "
-                f"{run.training.optimizer!r}"
-            )
+        """Votes by class need a last layer with a row for each."""
+        super().check(run)
         if not self.class_rows:
             return
         if run.likelihood.outputs != run.likelihood.target.classes:

@@ -136,14 +136,8 @@ class GpiFnm(MatchingSettings, ClassCountedMethod[MatchingServer]):
         return notes
 
     def check(self, run: Federation) -> None:
-        """Fully connected networks with a hidden layer, all of it trained; shares need classes.
-
-        Raises:
-            ModelError: the network is not fully connected, or has no hidden layer or frozen
-                weights.
-            ConfigError: noise is learnt behind the network, or the target has no classes whose
-                shares clients could tell.
-        """
+        """Fully connected networks with a hidden layer, all of it trained; shares need classes."""
+        super().check(run)
         if run.network.constants:
             raise ModelError(
                 f"{self.name} matches the neurons of whole networks, but some weights are frozen: "
@@ -154,7 +148,6 @@ class GpiFnm(MatchingSettings, ClassCountedMethod[MatchingServer]):
                 f"{self.name} matches neurons, and cannot combine learned noise. Set "
                 f"task.likelihood = '{run.likelihood.name}', and task.noise to 'each' or a number"
             )
-        super().check(run)
         _layers(run)
 
     def init(self, run: Federation) -> MatchingServer:

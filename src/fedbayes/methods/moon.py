@@ -48,11 +48,8 @@ class Moon(PersonalModels):
     tau: float = Field(0.5, gt=0, description="τ, temperature of the contrastive loss")
 
     def check(self, run: Federation) -> None:
-        """Some layer computes features.
-
-        Raises:
-            ConfigError: the network has one layer alone.
-        """
+        """Some layer computes features."""
+        super().check(run)
         if len(run.network.layers) < 2:
             raise ConfigError(
                 "moon compares features below the last layer, and this network has one layer. "

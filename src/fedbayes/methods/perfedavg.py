@@ -19,7 +19,7 @@ from fedbayes.contracts import (
     Tree,
     nll,
 )
-from fedbayes.contracts.drawn import weights_alone
+from fedbayes.contracts.needs import weights_alone
 from fedbayes.contracts.personal import PersonalModels, PersonalTensors
 from fedbayes.core.messages import Message, dense
 from fedbayes.core.tensors import Samples, Tensors

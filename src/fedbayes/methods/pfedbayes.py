@@ -29,11 +29,10 @@ from fedbayes.contracts import (
 )
 from fedbayes.contracts.drawn import (
     expected_loss,
-    own_prior,
     sampler_of,
     weight_noise,
-    weights_alone,
 )
+from fedbayes.contracts.needs import own_prior, weights_alone
 from fedbayes.contracts.run import nll
 from fedbayes.core.messages import Message, dense
 from fedbayes.core.tensors import Samples, Tensors, named, part

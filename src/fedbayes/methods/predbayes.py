@@ -27,16 +27,17 @@ from fedbayes.contracts import (
     sgd,
     single_draw,
 )
-from fedbayes.contracts.drawn import own_prior, sampler_over, weights_alone
+from fedbayes.contracts.drawn import sampler_over
+from fedbayes.contracts.needs import langevin, own_prior, weights_alone
 from fedbayes.contracts.run import with_prior
 from fedbayes.core.fields import Chosen, Only
 from fedbayes.core.messages import Message, dense
 from fedbayes.core.tensors import Samples, Tensors, named, part
 from fedbayes.errors import MessageError
-from fedbayes.fusion.rounds import check_inputs, input_remarks, learnt
+from fedbayes.fusion.rounds import drawable, input_remarks, learnt
 from fedbayes.fusion.settings import DistillationSettings
 from fedbayes.fusion.teacher import Teacher
-from fedbayes.inference.sampling import Langevin, require_langevin, sampled
+from fedbayes.inference.sampling import Langevin, sampled
 from fedbayes.likelihoods import Classes, Likelihood
 
 
@@ -75,7 +76,11 @@ class PredBayes(Method[PredBayesServer, Stateless, ReportList]):
     """
 
     name = "predbayes"
-    about = About("mixes or multiplies clients' posterior predictions", "Hasan et al. 2024")
+    about = About(
+        "mixes or multiplies clients' posterior predictions",
+        "Hasan et al. 2024",
+        needs=(langevin, own_prior, weights_alone, drawable),
+    )
     server_state = PredBayesServer
     reports = Reports(
         {
@@ -131,23 +136,9 @@ class PredBayes(Method[PredBayesServer, Stateless, ReportList]):
             "method.temperature": float(f"{tempered:.1g}"),
         }
 
-    def check(self, run: Federation) -> None:
-        """Langevin dynamics needs plain steps of only trained weights.
-
-        Raises:
-            ConfigError: the optimizer makes no sampler, there is weight decay, or inputs cannot be
-                drawn.
-            ModelError: the network has buffers, such as running means.
-        """
-        require_langevin(run.training)
-        own_prior(self.name, run)
-        weights_alone(self.name, run)
-        if self.inputs is not None:
-            check_inputs(self.name, self.inputs, run)
-
     def remarks(self, run: Federation) -> list[str]:
         """Notes on the synthetic inputs, the clients of the ensemble and the choice of β."""
-        notes = [] if self.inputs is None else input_remarks(self.name, self.inputs, run)
+        notes = input_remarks(self, run)
         if run.cohort < run.clients:
             notes.append(
                 f"the ensemble of {self.name} contains only the networks of the {run.cohort} "

@@ -74,11 +74,7 @@ class QFedAvg(PointEstimate[Weights]):
     def problem(
         self, message: Message, client: Stateless, samples: Samples, at: RoundContext
     ) -> Problem:
-        """Train from the server's weights, whose loss is F_k.
-
-        Raises:
-            ConfigError: F_k is not positive, and q is.
-        """
+        """Train from the server's weights, whose loss is F_k."""
         problem = super().problem(message, client, samples, at)
         loss, total = self.validation(at.run), torch.zeros((), dtype=torch.float64)
         size = at.run.training.batch_size

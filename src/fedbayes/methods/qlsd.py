@@ -22,7 +22,7 @@ from fedbayes.contracts import (
     sgd,
 )
 from fedbayes.contracts.chain import Chain, ChainServer
-from fedbayes.contracts.drawn import langevin, own_prior, weights_alone
+from fedbayes.contracts.needs import langevin, own_prior, weights_alone
 from fedbayes.core.coding import STEPS, Coded, Int8
 from fedbayes.core.messages import Message, dense
 from fedbayes.core.tensors import Samples, Tensors

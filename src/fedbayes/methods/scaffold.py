@@ -21,6 +21,7 @@ from fedbayes.contracts import (
     Tree,
     nll,
 )
+from fedbayes.contracts.needs import sum_of_gradients, where
 from fedbayes.contracts.variates import Control, ControlVariateMethod, nobody
 from fedbayes.core.messages import Message, dense
 from fedbayes.core.tensors import Samples, Tensors, named, part
@@ -31,7 +32,6 @@ from fedbayes.inference.controls import (
     corrected,
     mean_gradient,
     no_norms,
-    require_plain_sgd,
     zeros,
 )
 from fedbayes.inference.optimizers import ServerOptimizer
@@ -73,17 +73,13 @@ class Scaffold(ServerOptimizer, ControlVariateMethod[ScaffoldServer]):
         "gradients corrected by control variates",
         "Karimireddy et al. 2020; Louizos et al. 2021, appendix E",
         published=UNIFORM,
+        needs=(where("control", "path", need=sum_of_gradients),),
     )
     server_state = ScaffoldServer
 
     control: Literal["path", "gradient"] = Field(
         "path", description="update of c_s: path (option II, plain SGD) or gradient (option I)"
     )
-
-    def check(self, run: Federation) -> None:
-        """Variates along the path need plain SGD."""
-        if self.control == "path":
-            require_plain_sgd(run.training)
 
     def init(self, run: Federation) -> ScaffoldServer:
         """The network's initialization, with a control variate of zero."""

@@ -26,10 +26,9 @@ from fedbayes.contracts import (
     Solved,
     Tree,
 )
-from fedbayes.contracts.drawn import own_prior
 from fedbayes.contracts.factors import VariationalFactor, precisions
 from fedbayes.contracts.natural import is_unlearnt, means_and_stds
-from fedbayes.core.fields import Chosen
+from fedbayes.core.fields import Chosen, Only
 from fedbayes.core.messages import Message
 from fedbayes.core.tensors import Samples, Tensors, named, part, to
 from fedbayes.errors import ConfigError, ModelError
@@ -99,13 +98,13 @@ class Virtual(VariationalFactor[VirtualClient]):
     )
     predictions: int = Field(20, ge=1, description="Monte-Carlo samples of a prediction")
     estimator: Estimator = Field("flipout", description="perturbation of weights in training")
-    server_likelihood: Annotated[float, Chosen()] = Field(
+    server_likelihood: Annotated[float, Chosen(), Only("lateral", True)] = Field(
         0.0,
         ge=0,
         description="weight of the likelihood of the server's own outputs in training. 0: as in "
         "the paper. With a larger value the server's network learns to predict too",
     )
-    server_trust: Annotated[float | None, Chosen()] = Field(
+    server_trust: Annotated[float | None, Chosen(), Only("lateral", True)] = Field(
         None,
         ge=0,
         description="weight of the server's probabilities in a client's predictions, relative to "
@@ -128,20 +127,10 @@ class Virtual(VariationalFactor[VirtualClient]):
         return {**chosen, "method.server_likelihood": 1.0, "method.server_trust": trust}
 
     def check(self, run: Federation) -> None:
-        """Plain stacks of trained layers, in float32; the server's outputs need classes.
-
-        Raises:
-            ModelError: the network has buffers, or layers without a variational form.
-            ConfigError: it is to compute in bf16 or with weight decay, or predictions cannot be
-                mixed.
-        """
-        own_prior(self.name, run)
-        network = run.network
-        if network.precision != "float32":
-            raise ConfigError("virtual computes in float32. Leave precision out")
-        variational.stack(network.module)
-        if fixed := [*network.buffers, *network.constants]:
-            names = ", ".join(sorted(fixed))
+        """Plain stacks of trained layers; the server's outputs need classes."""
+        super().check(run)
+        variational.stack(run.network.module)
+        if names := ", ".join(sorted(run.network.constants)):
             raise ModelError(
                 f"virtual needs a network that gradients train completely, but not {names}"
             )
@@ -164,18 +153,9 @@ class Virtual(VariationalFactor[VirtualClient]):
         return self.server_likelihood if self.server_trust is None else self.server_trust
 
     def remarks(self, run: Federation) -> list[str]:
-        """Warn of settings that have no effect without clients' own networks.
-
-        Warn also of a server's network that was never trained to predict by itself.
-        """
+        """Warn of a server's network that was never trained to predict by itself."""
         notes = super().remarks(run)
-        if not self.lateral:
-            given = [n for n in ("server_likelihood", "server_trust") if getattr(self, n)]
-            notes += [
-                f"method.{n} has no effect: with lateral = false all clients share one network"
-                for n in given
-            ]
-        elif self.trust and not self.server_likelihood:
+        if self.lateral and self.trust and not self.server_likelihood:
             notes.append(
                 "method.server_trust uses predictions of a network that does not learn to "
                 "predict: method.server_likelihood is 0"
@@ -233,17 +213,7 @@ class Virtual(VariationalFactor[VirtualClient]):
         *,
         training: bool = True,
     ) -> tuple[Tensor, Tensor]:
-        """Outputs of the client and of the server, [samples · n, width].
-
-        Args:
-            run: with the network.
-            shared: posterior of the shared weights.
-            own: posterior of the client's own.
-            parameters: of the E-step, for the gates.
-            x: inputs [n, ...].
-            source: where noise comes from.
-            training: whether dropout is as in training.
-        """
+        """Outputs of the client and of the server, [samples · n, width]."""
         noise = Perturbation(self.samples, self.estimator, source)
         network = variational.stack(run.network.module)
         x, gates = variational.repeat(x, self.samples), part(parameters, "gate")

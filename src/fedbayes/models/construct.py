@@ -90,11 +90,7 @@ def build(
 
 
 def _batch_norm(module: nn.Module, settings: ModelSettings) -> frozenset[str]:
-    """Have batch normalization as the settings say, in place.
-
-    Returns:
-        Names of tensors that are each client's own.
-    """
+    """Have batch normalization as the settings say, in place; names of clients' own tensors."""
     kind = settings.batch_norm
     if kind == "default":
         kind = "frozen" if settings.frozen_body else "averaged"
@@ -203,9 +199,7 @@ def _factory(place: str) -> Any:
 
 
 def _own(settings: ModelSettings, shape: tuple[int, ...], outputs: int) -> object:
-    """Call the user's class or function with `model.arguments`, and with those of `shape`,
-    `outputs` and `classes` (the width of the last layer both) that it has parameters for.
-    """
+    """Call the user's class or function with the arguments that it has parameters for."""
     factory = _factory(settings.name)
     if isinstance(factory, nn.Module):
         if not in_memory(settings.name):

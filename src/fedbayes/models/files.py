@@ -6,7 +6,7 @@ import re
 import warnings
 import zlib
 from collections import OrderedDict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
@@ -124,7 +124,9 @@ def read_model(path: Path) -> tuple[Tensors, str]:
         if odd := _oddity(tensor):
             raise ModelError(f"{path}: {name!r} is {odd}")
     try:
-        _refuse_claims(content, len(data))
+        # A number of a pickled file may stand for all of a tensor.
+        claimed = sum(t.numel() * t.element_size() for t in content.values())
+        _refuse_claims(claimed, len(data), 16, "contain tensors of")
     except ValueError as error:
         raise ModelError(_unreadable(path, str(error))) from None
     card = getattr(content, CARD, "") if pickled else metadata(data).get(CARD, "")
@@ -175,9 +177,7 @@ def single(weights: Tensors) -> Tensors:
 
 
 def _index_of(path: Path) -> Path | None:
-    """The index of a model that is stored in parts (shards), as `transformers` writes it: the path
-    itself, or the only one in a folder.
-    """
+    """The index of a model in shards, as `transformers` writes it, at a path or in a folder."""
     if path.name.endswith(_INDEX):
         return path
     found = sorted(path.glob(f"*{_INDEX}")) if path.is_dir() else []
@@ -228,20 +228,17 @@ _ROOM = 64 << 20
 def _check_archive(data: bytes) -> None:
     """See that an archive, as PyTorch writes it, is whole, and unpacks to about its own size."""
     with ZipFile(io.BytesIO(data)) as archive:
-        unpacked = sum(entry.file_size for entry in archive.infolist())
-        if unpacked > 4 * len(data) + _ROOM:
-            raise ValueError(f"its {len(data):,} bytes claim to unpack to {unpacked:,}")
+        _refuse_claims(
+            sum(entry.file_size for entry in archive.infolist()), len(data), 4, "unpack to"
+        )
         if (broken := archive.testzip()) is not None:
             raise ValueError(f"{broken} in it is damaged")
 
 
-def _refuse_claims(tensors: Mapping[str, Tensor], size: int) -> None:
-    """See that tensors are about as large as their file, before memory is taken for them: one
-    number of a pickled file may stand for all of a tensor.
-    """
-    claimed = sum(t.numel() * t.element_size() for t in tensors.values())
-    if claimed > 16 * size + _ROOM:
-        raise ValueError(f"its {size:,} bytes claim to contain tensors of {claimed:,}")
+def _refuse_claims(claimed: int, size: int, times: int, what: str) -> None:
+    """See that what a file holds is about as large as the file."""
+    if claimed > times * size + _ROOM:
+        raise ValueError(f"its {size:,} bytes claim to {what} {claimed:,}")
 
 
 def _oddity(tensor: Tensor) -> str:
@@ -329,9 +326,7 @@ def read_program(path: Path) -> tuple[nn.Module, str]:
 
 
 def _tie(module: nn.Module) -> None:
-    """Have one parameter again where modules shared one: a program has one for each of its names,
-    of the same numbers in memory.
-    """
+    """Have one parameter again where modules shared one, which a program stores twice."""
     first: dict[tuple[object, ...], nn.Parameter] = {}
     for name, parameter in list(module.named_parameters()):
         place = (parameter.data_ptr(), parameter.shape, parameter.stride())
@@ -342,9 +337,7 @@ def _tie(module: nn.Module) -> None:
 
 
 def _refuse_pickles(data: bytes) -> None:
-    """See that a `.pt2` holds nothing but tensors besides its program: where it says that there is
-    more, or its parts do not load as tensors, `torch.export.load` would unpickle them.
-    """
+    """See that `torch.export.load` would unpickle nothing of a `.pt2`."""
     _check_archive(data)
     with ZipFile(io.BytesIO(data)) as archive:
         if not any(Path(name).name == "archive_format" for name in archive.namelist()):
@@ -533,13 +526,7 @@ _STEPS = 20_000
 
 
 def _orders(layers: list[DenseLayer], *, by_number: bool) -> list[list[DenseLayer]]:
-    """Orders in which each layer's outputs are the next one's inputs: all if there are at most
-    one, else two of them.
-
-    Args:
-        layers: those of a network.
-        by_number: whether names that are alike but for a number come in the order of these.
-    """
+    """Orders of layers in which outputs fit the next inputs: all if at most one, else two."""
     found: list[list[DenseLayer]] = []
     begun: list[tuple[list[DenseLayer], list[DenseLayer]]] = [
         ([], sorted(layers, key=lambda layer: _natural(layer.name)))

@@ -35,9 +35,7 @@ channels_last: Callable[[Tensor], Tensor] = _ChannelsLast.apply
 
 
 class _GradientChannelsLast(torch.autograd.Function):
-    """Pooled images as they are, whose gradient is laid out like them. What flattens them gives it
-    in the other layout, and pooling would then copy all of its inputs' gradient there and back.
-    """
+    """Pooled images as they are, whose gradient is laid out like them, which saves copies."""
 
     @staticmethod
     def forward(x: Tensor) -> Tensor:

@@ -152,9 +152,7 @@ class Network(Brief):
         self._lay_out(any(isinstance(m, nn.Conv2d) for m in module.modules()))
 
     def _lay_out(self, channels_last: bool) -> None:
-        """Lay images and filters out channels last, if wanted and the module's code bears it:
-        `view` behind a convolution does not.
-        """
+        """Lay images and filters out channels last, if the module's code bears it."""
         self._channels_last = channels_last
         pools = [m for m in self.module.modules() if type(m) is nn.MaxPool2d]
         self._pools = [p for p in pools if channels_last and not p.return_indices]
@@ -174,10 +172,7 @@ class Network(Brief):
                 return
 
     def _find_slots(self) -> list[tuple[dict[str, Tensor | None], str, str, Tensor]]:
-        """Where each tensor lives: the owner's table, its key, the name in `weights`, and itself.
-
-        A tensor that two layers share has two places and one name.
-        """
+        """Where each tensor lives: the owner's table, its key, the name in `weights`, itself."""
         names: dict[int, str] = {}
         slots: list[tuple[dict[str, Tensor | None], str, str, Tensor]] = []
         for prefix, owner in self.module.named_modules():
@@ -238,10 +233,8 @@ class Network(Brief):
         return tuple(group for group in able if self._computes_without([group]))
 
     def _computes_without(self, groups: Sequence[Group]) -> bool:
-        """Whether the module computes the same without units as with zeros in their place.
-
-        Group normalization counts its channels, so there it is enough that it computes.
-        """
+        """Whether the module computes the same without units as with zeros in their place."""
+        # Group normalization counts its channels, so there it is enough that it computes.
         assert self.shape is not None
         alive = {group.layer: group.thinned(1) for group in groups if group.step > 1}
         found = masks(groups, alive, running=True)

@@ -226,9 +226,7 @@ def _repeated(flow: Flow, axis: int, size: int) -> Flow:
 
 
 def _one_block(trace: Trace, flow: Flow, axis: int, blocks: int) -> Flow:
-    """An axis parted into blocks, which go along a new axis before it; entries in the same place of
-    all blocks are one unit, so that blocks stay of one size.
-    """
+    """An axis parted into blocks of one size along a new axis before it."""
     parted = (*flow.shape[:axis], blocks, flow.shape[axis] // blocks, *flow.shape[axis + 1 :])
     fields = []
     for f in trace.reshape(flow, parted, "a convolution in groups").fields:

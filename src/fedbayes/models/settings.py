@@ -6,9 +6,8 @@ from pydantic import Field, field_validator, model_validator
 
 from fedbayes.core.brief import Settings
 from fedbayes.core.fields import AbsolutePath, Arguments, Only, Several
-from fedbayes.core.lazy import installed
+from fedbayes.core.lazy import placed
 from fedbayes.core.pretrained import PretrainedName
-from fedbayes.errors import did_you_mean
 
 Precision = Literal["float32", "bf16"]
 
@@ -123,14 +122,7 @@ class ModelSettings(Settings):
     @field_validator("name")
     @classmethod
     def _known(cls, name: str) -> str:
-        if name in NAMES or ":" in name:
-            return name
-        if not (place := installed("models", name)):
-            raise ValueError(
-                f"unknown model {name!r}{did_you_mean(name, NAMES)}. Choose {', '.join(NAMES)}, "
-                "or your own as package.module:factory"
-            )
-        return place
+        return placed("model", name, NAMES)
 
     @property
     def frozen_body(self) -> bool:

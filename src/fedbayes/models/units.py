@@ -343,15 +343,7 @@ WRITES_OVER = (
 
 
 def require_inputs_kept(networks: Mapping[str, nn.Module], x: Tensor) -> None:
-    """Check that networks do not change their inputs.
-
-    Args:
-        networks: by name; left in evaluation mode.
-        x: inputs [n, ...]; not changed.
-
-    Raises:
-        ModelError: one writes over them.
-    """
+    """See that networks do not change their inputs [n, ...], or raise a ModelError."""
     for name, network in networks.items():
         own = x.clone()
         with torch.no_grad():
@@ -361,15 +353,7 @@ def require_inputs_kept(networks: Mapping[str, nn.Module], x: Tensor) -> None:
 
 
 def require_gradients(networks: Mapping[str, nn.Module], x: Tensor) -> None:
-    """Check that networks have gradients in evaluation mode, without dropout.
-
-    Args:
-        networks: by name; left in evaluation mode.
-        x: inputs [n, ...]; not changed.
-
-    Raises:
-        ModelError: one writes over what its gradients are made of, or gives no tensor.
-    """
+    """See that networks have gradients in evaluation mode, or raise a ModelError."""
     for name, network in networks.items():
         leaf = x.clone().requires_grad_(x.is_floating_point())
         with torch.enable_grad():
@@ -461,9 +445,7 @@ class _Collected:
                 self.marks.setdefault(root, set()).add((number, *at))
 
     def _places(self) -> dict[int, int]:
-        """Of every atom, a number for the axis that it was made on and for which of its unit's
-        entries there it is: the same number for every unit.
-        """
+        """A number for every atom's axis and place in its unit, the same for every unit."""
         numbers: dict[tuple[tuple[str, int], int], int] = {}
         places = {}
         for key, atoms in self.trace.axes.items():

@@ -178,16 +178,7 @@ def _over(
     spent: Sequence[Mapping[int, float]],
     factor: float,
 ) -> list[Chart]:
-    """The headline metric over something that rounds spend.
-
-    Args:
-        records: of the runs.
-        key: of the figure.
-        what: is spent, in words.
-        label: of the axis.
-        spent: by run and round, what was spent up to then; rounds that do not tell are left out.
-        factor: of the unit in the label.
-    """
+    """The headline metric over something that rounds spend."""
     charts: list[Chart] = []
     for group in _groups(records):
         chart, curves = _global(records, group, key), []

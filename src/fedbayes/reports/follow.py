@@ -14,7 +14,7 @@ from typing import Any
 
 from fedbayes.core.files import parse_toml, read_text
 from fedbayes.errors import FedbayesError
-from fedbayes.reports.gather import Record, deepened, labels_of, refuse_no_run, rounds_of
+from fedbayes.reports.gather import Record, deepened, labels_of, rounds_of
 from fedbayes.reports.now import Now, now, waiting
 from fedbayes.reports.page import render
 from fedbayes.storage.folder import SEEDS_FILE, RunFolder
@@ -120,7 +120,7 @@ def runs_in(folder: Path) -> list[Path]:
     if begun := sorted(path.parent for path in folder.glob("seed-*/config.toml")):
         return begun
     if any(folder.glob("*/config.toml")):
-        refuse_no_run(RunFolder(folder))
+        RunFolder(folder).require_run()
     return [folder]
 
 

@@ -169,7 +169,7 @@ def gather(folders: Sequence[Path], watch: Watch = lambda _: None) -> list[Recor
     """
     runs = [RunFolder(folder) for folder in folders]
     for run in runs:
-        refuse_no_run(run)
+        run.require_run()
     records = []
     for run, label in zip(runs, labels_of(folders), strict=True):
         watch(f"reading {label}")
@@ -180,20 +180,6 @@ def gather(folders: Sequence[Path], watch: Watch = lambda _: None) -> list[Recor
 def notes_on(records: Sequence[Record]) -> list[str]:
     """What is not told of runs, and why, with their names."""
     return [f"{record.label}: {note}" for record in records for note in record.notes]
-
-
-def refuse_no_run(run: RunFolder) -> None:
-    """See that a folder holds a run.
-
-    Raises:
-        RunError: it holds none; says where there are some.
-    """
-    if run.config_file.exists():
-        return
-    text = f"{run.path} is not a run folder: it has no {run.config_file.name}"
-    if any(run.path.glob("*/config.toml")):
-        text += f". Give the run folders in it: {run.path}/*/"
-    raise RunError(text)
 
 
 def labels_of(folders: Sequence[Path]) -> list[str]:
@@ -412,9 +398,7 @@ def _add_predictions(
 
 
 def _calibrated(summary: Metrics) -> dict[str, Any]:
-    """What a summary tells of the calibrated global model, as entries of a record; nothing where
-    it is not.
-    """
+    """What a summary tells of the calibrated global model, as entries of a record."""
     if summary.get("temperature") is None:
         return {}
     tables = {name: own for name, own in summary["metrics"].items() if name.startswith("global")}
@@ -537,11 +521,8 @@ def _model(run: RunFolder, runtime: ClientRuntime, progress: Progress | None) ->
 def _spent(
     run: RunFolder, settings: Mapping[str, Any], progress: Progress | None
 ) -> tuple[tuple[int, dict[str, float]], ...]:
-    """What a run has spent of privacy after some of its rounds; nothing where there is no noise.
-
-    Of rounds whose clients were drawn by secret coins, the sum takes seconds: then after the last
-    one alone, and as the summary has it if there is one.
-    """
+    """What a run has spent of privacy after some rounds; nothing where there is no noise."""
+    # Sums over secret cohorts take seconds, so these are known after the last round alone.
     if progress is None or not (record := progress.privacy).rounds:
         return ()
     last = progress.round
@@ -559,11 +540,7 @@ def _spent(
 def _predicted(
     runtime: ClientRuntime, data: FederatedData, model: Tensors, temperature: float | None
 ) -> dict[str, Any]:
-    """What the global model says of all clients' test samples, as entries of a record.
-
-    Of classes `confusion`, true and predicted classes [K, K], without predictions that are not
-    finite; of numbers `predictions`; calibration and coverage as far as there are any.
-    """
+    """What the global model says of all test samples, as entries of a record."""
     run = runtime.run
     device = run.network.device
     draw = runtime.method.draws(to(model, device), run)

@@ -248,14 +248,7 @@ def _each(names: Iterable[str]) -> str:
 def _sections(
     charts: Sequence[Chart], metrics: str, predictions: str
 ) -> list[tuple[str, str, list[tuple[int, bool]]]]:
-    """The sections of a page: title, note, and the charts: their places among all, and whether
-    they need the width of the page.
-
-    Args:
-        charts: all of them.
-        metrics: whose samples metrics of global models are of.
-        predictions: whose samples their predictions are of.
-    """
+    """The sections of a page: title, note, and charts with whether they need its width."""
     placed = [
         (index, chart.key, isinstance(chart, Heat) and len(chart.columns) > WIDE_COLUMNS)
         for index, chart in enumerate(charts)
@@ -314,9 +307,7 @@ def _clients(run: int, record: Record, most: int) -> ClientTable:
 
 
 def _between(run: int, record: Record) -> Iterator[SpreadTable]:
-    """How metrics differ between clients: of the model that the run is judged by, and of clients'
-    own ones where others were asked for.
-    """
+    """How metrics of the main model, and of clients' own, differ between clients."""
     for whose, model in (("global", "the global model"), ("local", "clients' own models")):
         title = f"Metrics of {model} over clients"
         found = rows_of(record.between, whose) if record.between else []
@@ -349,11 +340,7 @@ def differences(records: Sequence[Record]) -> list[tuple[str, list[str]]]:
 
 
 def _table(records: Sequence[Record]) -> tuple[list[str], list[dict[str, Any]]]:
-    """Headings and rows of the table of runs.
-
-    A column is left out if no run has a value for it, or if `_about` has told it already. A cell
-    is what is shown and what is sorted by, which is empty where there is no value.
-    """
+    """Headings and rows of the table of runs, without what `_about` or no run tells."""
     metrics = list(dict.fromkeys(record.metric for record in records))
     every = [_cells(record, metrics) for record in records]
     above = {"method", "data", "clients", "rounds"} if len(records) == 1 else set()
@@ -377,12 +364,7 @@ def _table(records: Sequence[Record]) -> tuple[list[str], list[dict[str, Any]]]:
 
 
 def _cells(record: Record, metrics: Sequence[str]) -> dict[str, tuple[str, float | str]]:
-    """What the table says of a run.
-
-    Args:
-        record: the run.
-        metrics: headline metrics of all runs.
-    """
+    """What the table says of a run: what is shown, and what is sorted by."""
     none = ("–", "")
     method = str(record.settings.get("method.name", ""))
     cells: dict[str, tuple[str, float | str]] = {

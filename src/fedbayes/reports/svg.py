@@ -216,15 +216,7 @@ def _heat(chart: Heat) -> str:
 def _heat_cells(
     chart: Heat, tall: float, wide: float, by: Sequence[int], written: str
 ) -> tuple[list[str], list[Stop]]:
-    """Cells of a table of counts, and what is said of each under the pointer.
-
-    Args:
-        chart: the counts.
-        tall: height of a cell.
-        wide: its width, in per cent.
-        by: sum of each row or column, which shares are of.
-        written: class of the numbers in cells; empty for none.
-    """
+    """Cells of a table of counts, and what is said of each under the pointer."""
     parts: list[str] = []
     stops: list[Stop] = []
     for i, counts in enumerate(chart.counts):

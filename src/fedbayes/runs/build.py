@@ -184,11 +184,7 @@ def _label(config: Config) -> str:
 
 
 def refuse_other_data(now: Dataset, folder: RunFolder) -> None:
-    """Check that data are the data of a run to compare with.
-
-    Raises:
-        RunError: they are others; names the run.
-    """
+    """Check that data are the data of a run to compare with, or raise a RunError that names it."""
     if (before := folder.preprocessing()) is None:
         return
     try:

@@ -16,12 +16,11 @@ from fedbayes.core.lazy import own_function, raised
 from fedbayes.core.wording import listed
 from fedbayes.data import DataSettings, FederatedData, choose_scheme
 from fedbayes.data.source_settings import BUILT_IN
-from fedbayes.errors import ConfigError, ModelError
-from fedbayes.federation.attacks import checks as attacks
+from fedbayes.errors import ConfigError, EngineError, ModelError, require_extra
 from fedbayes.federation.attacks.adversary import Adversary
-from fedbayes.federation.engine_table import ENGINES, require_package, takers
-from fedbayes.federation.privacy import accounting, mechanism
-from fedbayes.federation.stages import aggregation, compression, secure, stale
+from fedbayes.federation.engine_table import ENGINES, takers
+from fedbayes.federation.privacy import accounting
+from fedbayes.federation.stages import compression, secure, stale
 from fedbayes.federation.stages.report_codec import Compressor
 from fedbayes.inference.schedules import ServerSchedule
 from fedbayes.inference.settings import LocalTraining
@@ -33,9 +32,7 @@ from fedbayes.runs.calibration import no_temperature
 from fedbayes.runs.needs import check_features, check_needs
 from fedbayes.runs.networks import check_batches, remarks_on_network
 from fedbayes.runs.privacy import PUBLIC, needs_secret
-
-MOST_NODES = 10_000
-"""Clients of a generator on an engine that has a node for each of them."""
+from fedbayes.runs.rules import check_rules
 
 
 def check(
@@ -59,14 +56,14 @@ def check(
         ConfigError: a setting does not go with the method, the data or another setting.
         ModelError: nothing of the network is trained, or the method cannot work with it.
     """
-    require_package(config.engine)
+    package, extra = ENGINES[config.engine].needs
+    require_extra(extra, f"engine {config.engine!r}", EngineError, *package.split())
     if not ENGINES[config.engine].here:
         refuse_objects(config.model_dump(mode="json"), f"Engine {config.engine!r}")
     if not run.network.split()[0]:
         raise ModelError(f"model {config.model.name!r} has no trainable parameter")
     find_devices(config.devices)
     _check_tokens(config, run, data)
-    _check_generator(config, method, run)
     _check_schedules(config, method)
     method.check(run)
     check_features(config, method)
@@ -74,39 +71,15 @@ def check(
     if ":" in config.sampling:
         own_function(config.sampling, "sampling", SAMPLING)
     _check_optimizer(run)
-    _check_reports(config, method, run)
-    _check_headline(config, method, data)
-    _check_metrics(config, method, run, data)
+    fitting(config.metrics, run.likelihood)
     if needs_secret(config):
         noise = config.privacy.noise
-        accounting.require_packages("privacy.noise" if noise else "sampling = 'poisson'")
-    mechanism.check(
-        config.privacy,
-        method,
-        run,
-        clip=config.aggregation.clip,
-        sampling=config.sampling,
-        checkpoint_every=config.checkpoint_every,
-    )
-    stale.check(
-        config.asynchronous,
-        config.clock,
-        method,
-        clocked=ENGINES[config.engine].clocked,
-        clients=run.clients,
-        min_reports=config.min_reports,
-        clips=bool(run.clips),
-    )
+        what = "privacy.noise" if noise else "sampling = 'poisson'"
+        require_extra("privacy", what, ConfigError, *accounting.PACKAGES)
+    check_rules(config, method, run, data, adversary)
     check_batches(config, method, run, data)
     if adversary is not None:
-        attacks.check(
-            adversary,
-            method,
-            run,
-            data.shape,
-            engine=config.engine,
-            secure=config.secure.enabled,
-        )
+        adversary.attack.check(run, data.shape)
 
 
 def _check_optimizer(run: Federation) -> None:
@@ -126,27 +99,6 @@ def _check_optimizer(run: Federation) -> None:
             f"the optimizer {name!r} took no step: {raised(error, name)}. Its step() gets no "
             "closure"
         ) from error
-
-
-def _check_generator(config: Config, method: AnyMethod, run: Federation) -> None:
-    """See that a method works client by client, where samples come so."""
-    if config.data.generator is None:
-        return
-    if method.reports.pooled:
-        raise ConfigError(
-            f"{method.name} pools the samples of all clients, but data.generator gives one client "
-            "at a time. Choose another method, or data in a file"
-        )
-    if config.clock.by_samples:
-        raise ConfigError(
-            "clock.by_samples needs the number of samples of each client before the first round, "
-            "which data.generator does not give. Leave it out"
-        )
-    if ENGINES[config.engine].states != "run" and run.clients > MOST_NODES:
-        raise ConfigError(
-            f"engine {config.engine!r} has a node for each of {run.clients:,} clients. With more "
-            f"than {MOST_NODES:,} choose sequential or workers"
-        )
 
 
 def _check_tokens(config: Config, run: Federation, data: FederatedData) -> None:
@@ -180,60 +132,6 @@ def _check_schedules(config: Config, method: AnyMethod) -> None:
             training.learning_rate(number, config.rounds)
         if isinstance(method, ServerSchedule) and ":" in method.server_schedule:
             method.server_factor(number, config.rounds)
-
-
-def _check_reports(config: Config, method: AnyMethod, run: Federation) -> None:
-    """See that rounds can have as many reports as are asked for, and what is done with them."""
-    needed = config.min_reports
-    waits = not config.asynchronous.active
-    if not method.reports.pooled and waits and needed > run.cohort:
-        raise ConfigError(
-            f"min_reports = {needed}, but a round of this run has {run.cohort} clients, so no "
-            "round would update the model"
-        )
-    aggregation.check(config.aggregation, method, min_reports=needed)
-    secure.check(
-        config.secure,
-        run.network.initial,
-        engine=config.engine,
-        cohort=run.cohort,
-    )
-    compression.check(config.compression, method, config.aggregation, run.network.initial)
-
-
-def _check_headline(config: Config, method: AnyMethod, data: FederatedData) -> None:
-    """See that rounds tell the headline metric, where something depends on it."""
-    if config.stop_after is not None:
-        name = f"stop_after = {config.stop_after}"
-    elif config.keep_checkpoints == "best":
-        name = "keep_checkpoints = 'best'"
-    else:
-        return
-    own = method.models.headline == "local"
-    if not data.test_total and not config.at_clients:
-        raise ConfigError(f"{name} compares metrics, but no client has test samples")
-    if not own and not config.evaluate_every:
-        raise ConfigError(
-            f"{name} compares metrics of the global model, but with evaluate_every = 0 only "
-            "the last round is evaluated; set evaluate_every to 1 or more"
-        )
-    if own and not config.evaluate_local_every:
-        raise ConfigError(
-            f"{name} compares metrics of the clients' own models, but with evaluate_local_every = "
-            "0 only the last round is evaluated; set evaluate_local_every to 1 or more"
-        )
-
-
-def _check_metrics(config: Config, method: AnyMethod, run: Federation, data: FederatedData) -> None:
-    """See that metrics that were asked for by name can be had of some model."""
-    fitting(config.metrics, run.likelihood)
-    if not config.metrics or AUTO in config.metrics:
-        return
-    if not data.test_total and not config.at_clients:
-        raise ConfigError(
-            f"metrics lists {listed(config.metrics, 3)}, but no client has test samples. Set "
-            "data.test, or leave metrics out"
-        )
 
 
 def _silent(config: Config) -> str:
@@ -366,7 +264,14 @@ def _of_attacks(config: Config, adversary: Adversary | None, run: Federation) ->
         )
     if config.attack.kind != "none" and not config.attack.clients:
         notes.append("attack.kind has no effect: attack.clients is 0")
-    return notes if adversary is None else [*notes, *attacks.remarks(adversary, run.cohort)]
+    return (
+        notes
+        if adversary is None
+        else [
+            *notes,
+            *adversary.attack.remarks(len(adversary.clients), run.cohort),
+        ]
+    )
 
 
 RARE = 0.1

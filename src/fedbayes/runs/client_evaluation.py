@@ -72,9 +72,7 @@ def try_at_clients(
 
 
 def _odd(told: Mapping[int, Scores]) -> dict[int, str]:
-    """Clients whose scores would hide all others', and why: they are of far more samples than the
-    median client's, or infinite where at least half of the clients' are finite.
-    """
+    """Clients whose scores would hide all others', by many samples or infinity, and why."""
     infinite = {c for c, own in told.items() if not all(map(math.isfinite, _sums(own)))}
     most = MOST_TIMES_ROWS * median([own["count"] for own in told.values()] or [0.0])
     found = {}

@@ -159,11 +159,7 @@ _OWN = (Need.SCORES,)
 
 
 def check_needs(config: Config, method: AnyMethod) -> None:
-    """See that no active setting takes away what another one needs.
-
-    Raises:
-        ConfigError: one does.
-    """
+    """See that no active setting takes away what another one needs, or raise a ConfigError."""
     active = [each for each in settings(config, method) if each.active]
     for one in active:
         for need in one.needs:

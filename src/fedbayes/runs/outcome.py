@@ -160,9 +160,7 @@ def outcome_rows(summary: "Metrics") -> dict[str, str]:
 
 
 def _calibration(summary: "Metrics", metrics: "Metrics") -> str:
-    """The temperature of the saved model, and what it changed; or why there is none. Empty where
-    none was asked for.
-    """
+    """The temperature of the saved model and what it changed, or why there is none."""
     told = summary.get("calibration", {})
     found = summary.get("best_temperature", summary.get("temperature"))
     if found is None:

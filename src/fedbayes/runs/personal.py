@@ -234,17 +234,7 @@ def own_weights(
 
 
 def require_global(run: RunFolder, method: AnyMethod, *, of_all: bool = False) -> None:
-    """See that a run has a global model that learnt something.
-
-    Args:
-        run: the run folder.
-        method: of the run.
-        of_all: whether what is asked for could be had of all clients' own models instead, and not
-            of one client's.
-
-    Raises:
-        RunError: only its clients have models (says whose), or no round had an update.
-    """
+    """See that a run has a trained global model, or raise a RunError that names others."""
     if run.summary().get("stopped_reason") == NO_UPDATE:
         raise RunError(f"the model of {run.path} is the untrained start: {NO_UPDATE}")
     if not method.models.has_global:

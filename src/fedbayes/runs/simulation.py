@@ -500,11 +500,7 @@ class Simulation(Brief):
         self.rounds.stop = stop
 
     def _step(self, number: int) -> Step:
-        """Run a round, evaluate the result, and put it on record.
-
-        Its seconds are without evaluations, as far as these are in this process, and without the
-        start of the engine.
-        """
+        """Run a round, evaluate the result, and put it on record."""
         engine = self.engine  # which starts now, if it has not yet
         began, evaluating = time.perf_counter(), self._seconds_evaluating
         before = self.server
@@ -546,14 +542,7 @@ class Simulation(Brief):
         return step
 
     def _complete(self, result: Round, planned: RoundPlan, began: float, evaluating: float) -> Step:
-        """Evaluate what came of a round, and put it on record.
-
-        Args:
-            result: what the round did.
-            planned: the round as it went.
-            began: when it began, by `time.perf_counter`.
-            evaluating: seconds that evaluations had taken by then.
-        """
+        """Evaluate what came of a round, and put it on record."""
         number = result.number
         packed = self.rounds.take(result)
         model = self.method.model(self.server, self.run)
@@ -641,10 +630,7 @@ class Simulation(Brief):
         return replace(found, result=result, clients=clients), missed
 
     def _delivered(self, copy: bytes, number: int) -> dict[int, str]:
-        """Hand every client a copy of the last global model; those that got none, and why.
-
-        Clients in this process have it as they have everything.
-        """
+        """Hand every client a copy of the last global model; who got none, and why."""
         if not isinstance(self.engine, SupportsFinalBroadcast):
             return {}
         card = self._card(number).dump()

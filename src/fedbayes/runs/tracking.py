@@ -5,11 +5,10 @@ import os
 import re
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
-from importlib.util import find_spec
 from typing import TYPE_CHECKING
 
 from fedbayes.core.files import write_beside
-from fedbayes.errors import ConfigError
+from fedbayes.errors import ConfigError, not_among, require_extra
 from fedbayes.storage.best_tracker import flat
 from fedbayes.storage.inventory import dotted
 from fedbayes.storage.metrics_file import Metrics
@@ -29,9 +28,8 @@ def check(names: Sequence[str]) -> None:
     """
     for name in names:
         if name not in TRACKERS:
-            raise ConfigError(f"unknown tracker {name!r}. Choose {', '.join(TRACKERS)}")
-        if find_spec(name) is None:
-            raise ConfigError(f"{name} is not installed: pip install 'fedbayes[{name}]'")
+            raise ConfigError(not_among("tracker", name, TRACKERS))
+        require_extra(name, f"the tracker {name}", ConfigError, name)
 
 
 @contextmanager

@@ -394,11 +394,7 @@ class TrainedModel(Brief):
         warn(f"{self.source}: {text}")
 
     def refuse_taken(self, kept: Sequence[str], added: Sequence[str] | Answers, where: str) -> None:
-        """See that no column that is kept has the name of one that is added.
-
-        Raises:
-            DataError: one has.
-        """
+        """See that no column that is kept has the name of an added one, or raise a DataError."""
         taken = [name for name in kept if name in added]
         if taken:
             raise DataError(

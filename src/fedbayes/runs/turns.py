@@ -160,10 +160,7 @@ class Scheduler:
         return RoundPlan(turn.cohort, after, turn, past)
 
     def _foreseen(self, number: int, server: Any) -> Callable[[int], Lengths]:
-        """Of the messages of a client that starts in an asynchronous round, before it has trained.
-
-        Reports of methods for such rounds are of a form that what clients learn does not change.
-        """
+        """Lengths of a client's messages in an asynchronous round, before it has trained."""
         if not self.config.clock.carries:
             return lambda client: Lengths()
         config, weighted = self.config, Reports.of(self.method).weighted

@@ -173,11 +173,7 @@ class RunFolder(os.PathLike[str]):
         self._lock = RunLock(self.path)
 
     def refuse_while_locked(self) -> None:
-        """See early that no other process is at work on the run that is here.
-
-        Raises:
-            RunError: one is.
-        """
+        """See early that no other process is at work on the run, or raise a RunError."""
         if self.config_file.exists():
             RunLock(self.path).release()
 
@@ -238,15 +234,15 @@ class RunFolder(os.PathLike[str]):
             raise RunError(f"cannot read the run folder {self.path}: {error}") from None
 
     def require_run(self) -> None:
-        """See that there is a run here.
-
-        Raises:
-            RunError: there is none.
-        """
+        """See that there is a run here, or raise a RunError."""
         if (self.path / SEEDS_FILE).exists():
             raise RunError(f"{self.path} has runs of several seeds. Give one of its folders seed-*")
         if not self.config_file.exists():
-            raise RunError(f"{self.path} is not a run folder: it has no {self.config_file.name}")
+            within = any(self.path.glob("*/config.toml"))
+            hint = f". Give the run folders in it: {self.path}/*/" if within else ""
+            raise RunError(
+                f"{self.path} is not a run folder: it has no {self.config_file.name}{hint}"
+            )
 
     def config(self) -> Config:
         """The run's settings; what they name as `package.module:Class` is imported.
@@ -358,15 +354,7 @@ class RunFolder(os.PathLike[str]):
             )
 
     def refuse_moved_states(self, clients: int, engine: str) -> None:
-        """See that the engine finds clients' private states, of which each kind has its own place.
-
-        Args:
-            clients: that have one.
-            engine: that the run is to resume.
-
-        Raises:
-            RunError: the engine before left them elsewhere; says which engines would find them.
-        """
+        """See that an engine finds private states, or raise a RunError that says which would."""
         known = self.inventory()
         before = engine if known is None else str(parse_toml(known.config)["engine"])
         if not clients or before not in ENGINES:
@@ -407,11 +395,7 @@ class RunFolder(os.PathLike[str]):
         self.check_start()
 
     def check_start(self) -> None:
-        """See that the weights that the run started from are what they were.
-
-        Raises:
-            RunError: they are not, or are gone.
-        """
+        """See that the weights that the run started from are unchanged, or raise a RunError."""
         known = self.inventory()
         for name in [] if known is None else known.files:
             if name.startswith("start."):
@@ -556,10 +540,8 @@ class RunFolder(os.PathLike[str]):
         return newest if newest is not None and newest.round else None
 
     def refuse_lost_checkpoint(self) -> None:
-        """See that a run without a checkpoint never had one, so that it may begin.
-
-        Raises:
-            RunError: it had.
+        """See that a run without a checkpoint never had one, so that it may begin, or raise a
+        RunError.
         """
         self.metrics()  # what is damaged is told first
         if traces := [path.name for path in self._of_rounds if path.exists()]:

@@ -138,11 +138,7 @@ class ClientStates(MutableMapping[int, bytes]):
             flush(folder)
 
     def check(self) -> None:
-        """See that every state is what it was, and closed to others.
-
-        Raises:
-            RunError: one is damaged or lost.
-        """
+        """See that every state is what it was, and closed to others, or raise a RunError."""
         if self._folder.is_dir():
             for folder in (self._folder, *self._folder.glob("[0-9]*")):
                 if folder.is_dir():

@@ -134,9 +134,7 @@ def test_parts(data: FederatedData, likelihood: Likelihood) -> list[Samples]:
 
 
 def _mean(found: Tensor) -> float:
-    """The mean of those that are finite (a single sample has no R², a model that diverged an
-    infinite loss); of what there is if none are.
-    """
+    """The mean of those that are finite; of what there is if none are."""
     finite = found[found.isfinite()]
     return float(finite.mean() if len(finite) else found.nanmean())
 

@@ -63,10 +63,8 @@ class ServerHistory:
             ) from None
 
     def check(self, needed: Collection[int]) -> None:
-        """See that all states are there, and whole, from which clients are at work.
-
-        Raises:
-            RunError: one is not.
+        """See that all states are there, and whole, from which clients are at work, or raise a
+        RunError.
         """
         for number in sorted(needed):
             self.load(number)

@@ -70,10 +70,8 @@ class StateStore:
         return f"{owner}:{number}:{hashlib.sha256(state).hexdigest()}".encode()
 
     def _forget(self, owner: str, client: int, number: int, *, since: int) -> None:
-        """Remove states that no checkpoint of the server can name any more.
-
-        The newest checkpoint may not be on its disk yet, so the one before counts.
-        """
+        """Remove states that no checkpoint of the server can name any more."""
+        # The newest checkpoint may not be on its disk yet, so the one before counts.
         name = re.compile(rf"{owner}-{client}-([0-9]+)\.safetensors")
         found = (name.fullmatch(path.name) for path in self.folder.iterdir())
         states = {int(match[1]) for match in found if match}

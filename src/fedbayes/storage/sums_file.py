@@ -20,12 +20,7 @@ class SumsFile:
         self.path, self._summary, self._resume = path, summary, resume
 
     def check(self, path: Path, data: bytes) -> None:
-        """See that a file that was written at the end is what it was, as `SHA256SUMS` has it;
-        older versions wrote none.
-
-        Raises:
-            RunError: it is not.
-        """
+        """See that a file is what `SHA256SUMS`, if there is one, says, or raise a RunError."""
         self.compare(path, data, self.read())
 
     def read(self) -> dict[str, str] | None:

@@ -11,28 +11,9 @@ from fedbayes.federation.clock.clock import Clock
 from fedbayes.federation.clock.queue import Queue
 from fedbayes.federation.clock.settings import ClockSettings
 from fedbayes.federation.clock.tables import read_seconds, read_spells
+from tests.helpers.toy_clients import Table
 
 NAMES = ("a", "b", "c")
-
-
-class Table:
-    """A clock by a table of whole seconds, of clients that are always there."""
-
-    def __init__(self, seconds):
-        self.clients, self._seconds = len(seconds), seconds
-        self.availability = self
-
-    def here(self, client, time):
-        return True
-
-    def comes(self, client, time):
-        return time
-
-    def ends(self, client, number, start, lengths):
-        return start + self._seconds[client]
-
-    def first(self, time, clients):
-        return time
 
 
 def by_the_second(seconds, size, longest, rounds):

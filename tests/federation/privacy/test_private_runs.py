@@ -14,7 +14,7 @@ import torch
 
 pytest.importorskip("dp_accounting")
 
-from fedbayes import Config, Simulation, resume, run
+from fedbayes import Config, Simulation, errors, resume, run
 from fedbayes.contracts import About, Report
 from fedbayes.errors import ConfigError, FedbayesWarning
 from fedbayes.federation.privacy import keys
@@ -410,9 +410,7 @@ def test_old_settings_are_pointed_to_their_place():
 
 
 def test_a_missing_package_is_named(monkeypatch):
-    from fedbayes.federation.privacy import accounting
-
-    monkeypatch.setattr(accounting, "find_spec", lambda name: None if name == "cryptography" else 1)
+    monkeypatch.setattr(errors, "find_spec", lambda name: None if name == "cryptography" else 1)
     with pytest.raises(ConfigError, match=r"needs cryptography: pip install 'fedbayes\[privacy\]'"):
         Simulation(Config.create(**settings()))
     with pytest.raises(ConfigError, match="sampling = 'poisson' needs cryptography"):

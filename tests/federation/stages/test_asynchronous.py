@@ -24,9 +24,9 @@ from fedbayes.models import Network
 from fedbayes.reports.figures import charts
 from fedbayes.reports.gather import gather
 from fedbayes.testing import assert_identical
-from tests.federation.clock.test_clock import Table
 from tests.helpers.cases import cases
 from tests.helpers.places import at, run_of, samples
+from tests.helpers.toy_clients import Table
 
 DATA = {"name": "digits", "clients": 6, "partition": "iid", "limit": 240}
 SMALL = {

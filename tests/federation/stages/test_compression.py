@@ -27,8 +27,8 @@ from fedbayes.methods.fedavg import FedAvg
 from fedbayes.methods.fedsparse import FedSparse
 from fedbayes.methods.scaffold import Scaffold
 from fedbayes.testing import Tampering
-from tests.federation.stages.test_own_layers import OWN
-from tests.federation.stages.test_own_layers import settings as own_layers
+from tests.helpers.own_layers import OWN
+from tests.helpers.own_layers import settings as own_layers
 
 UPS = ("bf16", "int8", "top-k", "random-k")
 

@@ -11,24 +11,9 @@ from fedbayes.core.messages import decode, decode_file, encode
 from fedbayes.errors import ConfigError, ModelError, RunError
 from fedbayes.federation.client_runtime import Task
 from fedbayes.workflows.serve.export import export
+from tests.helpers.own_layers import OWN, network, settings
 
-OWN = {f"1.{name}" for name in ("weight", "bias", "running_mean", "running_var")}
 OWN |= {"1.num_batches_tracked"}
-
-
-def network(shape, outputs):
-    return nn.Sequential(nn.Flatten(), nn.BatchNorm1d(64), nn.Linear(64, outputs))
-
-
-def settings(**more):
-    return {
-        "rounds": 2,
-        "data": {"name": "digits", "clients": 2, "partition": "iid", "limit": 120},
-        "model": {"name": "tests.federation.stages.test_own_layers:network", "batch_norm": "local"},
-        "training": {"batch_size": 1000, "lr": 0.1, "epochs": 1},
-        "calibration": "none",
-        **more,
-    }
 
 
 def test_a_round_is_that_of_pytorch_by_hand():
@@ -65,7 +50,7 @@ def test_a_round_is_that_of_pytorch_by_hand():
 @pytest.mark.parametrize("method", ["fedavg", "fedprox", "fedadam", "scaffold"])
 def test_alone_in_the_world_it_makes_no_difference(method, tmp_path):
     """One client: its own layers are everybody's."""
-    kind = {"name": "tests.federation.stages.test_own_layers:network"}
+    kind = {"name": "tests.helpers.own_layers:network"}
     data = {"name": "digits", "clients": 1, "partition": "iid", "limit": 120}
     rest = {"data": data, "rounds": 3, "method": {"name": method}}
     if method == "fedadam":  # whose server moves running means otherwise than weights

@@ -99,7 +99,7 @@ def test_worker_processes_have_the_stages_too():
 @pytest.mark.parametrize(
     ("settings", "words"),
     [
-        ({"stages": ["nowhere"]}, "unknown stage 'nowhere'. Give"),
+        ({"stages": ["nowhere"]}, "unknown stage 'nowhere'. Choose"),
         (
             {"stages": ["tests.federation.stages.test_stages:after_a_round"]},
             "not a class derived from",

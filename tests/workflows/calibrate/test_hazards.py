@@ -18,7 +18,7 @@ from fedbayes.runs.build import stored_data
 from fedbayes.workflows.calibrate.hazards import _as_written, estimate_hazards
 from fedbayes.workflows.serve.export import export
 from tests.helpers.command_line import command
-from tests.likelihoods.test_cox import rossi, settings_of
+from tests.helpers.regressions import rossi, settings_of
 
 lifelines = pytest.importorskip("lifelines")
 

@@ -30,42 +30,12 @@ from fedbayes.storage.folder import RunFolder
 from fedbayes.workflows.fuse.frontier import SizeTradeoff, average, multiplications
 from fedbayes.workflows.fuse.posterior_files import sent_counts
 from tests.helpers.command_line import command
+from tests.helpers.eyes import OF_EYES, Eyes, Tied
 from tests.helpers.toy_inputs import Gauss
 from tests.helpers.toy_inputs import inputs as toy_inputs
 
 QUICK = FunctionSettings(draws=1024, distillation=DistillationSettings(steps=30))
 SMALL = ("--minutes", "0", "--seed", "1", "--set", "function.draws=512")
-
-
-class Eyes(nn.Module):
-    """A small network for images."""
-
-    def __init__(self, shape, classes):
-        super().__init__()
-        self.see = nn.Conv2d(shape[0], 4, 3)
-        self.norm = nn.BatchNorm2d(4)
-        self.tell = nn.Linear(4 * 9, classes)
-
-    def forward(self, x):
-        x = functional.relu(self.norm(self.see(x)))
-        return self.tell(functional.max_pool2d(x, 2).flatten(1))
-
-
-def eyes(shape, classes):
-    return Eyes(shape, classes)
-
-
-@pytest.fixture
-def photos(tmp_path):
-    """Files of three networks of `eyes`."""
-    paths = []
-    for number in range(3):
-        torch.manual_seed(number)
-        network = Eyes((3, 8, 8), 4)
-        network.norm.running_mean.normal_(0, 0.1)
-        paths.append(tmp_path / f"c{number}.pt")
-        torch.save(network.state_dict(), paths[-1])
-    return paths
 
 
 @pytest.fixture(scope="module")
@@ -79,16 +49,6 @@ def networks(count=3, hidden=7):
         torch.manual_seed(number)
         found[f"n{number}"] = MLP(6, [hidden], 3).eval()
     return found
-
-
-OF_EYES = (
-    "--model",
-    "tests.workflows.fuse.test_network_fusing:eyes",
-    "--shape",
-    "3,8,8",
-    "--classes",
-    "4",
-)
 
 
 def test_weights_load_into_the_factory_and_the_report_tells_all(photos, tmp_path):
@@ -149,30 +109,12 @@ class Scaled(nn.Module):
         return self.network((x - self.mean) * self.factor)
 
 
-class Tied(nn.Module):
-    """Two layers of one weight, and a layer under two names."""
-
-    def __init__(self, classes):
-        super().__init__()
-        self.first, self.one, self.two = nn.Linear(6, 9), nn.Linear(9, 9), nn.Linear(9, 9)
-        self.last = nn.Linear(9, classes)
-        self.two.weight, self.again = self.one.weight, self.first
-
-    def forward(self, x):
-        x = self.one(torch.relu(self.first(x)))
-        return self.last(torch.relu(self.two(torch.relu(x))))
-
-
 class Untied(Tied):
     """The same without a name for what is there twice."""
 
     def __init__(self, classes):
         super().__init__(classes)
         del self.again
-
-
-def tied(shape, classes):
-    return Tied(classes)
 
 
 @pytest.mark.parametrize("method", ["function", "match", "permute", "c2m3", "average"])
@@ -187,10 +129,11 @@ def test_tensors_that_layers_share_have_one_name_of_several(method, tmp_path, ca
             torch.save(network.state_dict(), path)
             given.setdefault(kind, []).append(path)
     scale = ["--set", "function.draws=512"] if method == "function" else []
+    places = {"tied": "tests.helpers.eyes", "untied": "tests.workflows.fuse.test_network_fusing"}
     for kind, factory in ((Tied, "tied"), (Untied, "untied")):
         asked = (
             "--model",
-            f"tests.workflows.fuse.test_network_fusing:{factory}",
+            f"{places[factory]}:{factory}",
             "--shape",
             6,
             "--classes",
@@ -216,7 +159,7 @@ def test_tensors_that_layers_share_have_one_name_of_several(method, tmp_path, ca
     torch.save(parted, given[Tied][0])
     asked = (
         "--model",
-        "tests.workflows.fuse.test_network_fusing:tied",
+        "tests.helpers.eyes:tied",
         "--shape",
         6,
         "--classes",

@@ -26,8 +26,8 @@ from fedbayes.testing import assert_identical
 from fedbayes.workflows.fuse import network_fusing
 from fedbayes.workflows.fuse.posterior_files import read_posterior, write_posterior
 from tests.helpers.command_line import command
+from tests.helpers.eyes import Tied
 from tests.helpers.toy_models import residual
-from tests.workflows.fuse.test_network_fusing import Tied
 
 THREE = build_likelihood("categorical", Target("class", ("0", "1", "2")))
 
@@ -350,7 +350,7 @@ def test_tensors_that_layers_share_are_counted_once(tmp_path, capsys):
     np.savez(data, x=np.random.default_rng(0).normal(size=(12, 6)), y=np.arange(12) % 3)
     torch.save(Tied(3).state_dict(), tmp_path / "m.pt")
     asked = ["posterior", tmp_path / "m.pt", "--data", data, "-o", out, "--mean", "0", "--std", "1"]
-    assert command(*asked, "--model", "tests.workflows.fuse.test_network_fusing:tied") == 0
+    assert command(*asked, "--model", "tests.helpers.eyes:tied") == 0
     count = sum(parameter.numel() for parameter in Tied(3).parameters())
     assert f": {count} weights, the diagonal" in " ".join(capsys.readouterr().out.split())
 

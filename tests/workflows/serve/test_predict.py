@@ -18,6 +18,7 @@ from fedbayes.likelihoods.conformal import Conformal
 from fedbayes.workflows.serve.evaluation_set import find_tests
 from fedbayes.workflows.serve.export import export
 from tests.helpers.command_line import cli
+from tests.helpers.small_files import text
 
 ROWS = 240
 
@@ -73,11 +74,6 @@ def numbers(place):
 def posterior(place):
     method = {"name": "virtual", "predictions": 7}
     return trained(place / "posterior", place / "patients.csv", "ill", method=method)
-
-
-def text(path):
-    """A CSV as it is written, nothing taken for a number or for missing."""
-    return pd.read_csv(path, dtype=str, keep_default_na=False)
 
 
 def predict(tmp_path, model, inputs, name="out.csv", **options):

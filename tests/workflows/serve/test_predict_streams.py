@@ -14,7 +14,7 @@ from PIL import Image
 import fedbayes
 from fedbayes.errors import DataError, FedbayesWarning, ModelError, RunError
 from tests.helpers.command_line import cli
-from tests.workflows.serve.test_predict import text
+from tests.helpers.small_files import text
 
 KINDS = ("cat", "dog")
 

@@ -182,9 +182,7 @@ def _with_channels(pictures: Sequence[Picture], frame: Framing) -> Framing:
 
 
 def _mode(file: Path) -> str:
-    """The mode of a picture, of which only the head is read; a damaged one is told when it is
-    decoded.
-    """
+    """The mode of a picture, of which only the head is read."""
     from PIL import Image
 
     try:

@@ -256,10 +256,7 @@ class Generator:
     def _target(
         self, clients: Rows, each: Sequence[Array], kinds: Sequence[str], notes: list[str]
     ) -> tuple[Array, Target]:
-        """What is to be predicted, and targets as that, those of each client after another.
-
-        Whole numbers are classes, unless the likelihood takes none; all else is as in tables.
-        """
+        """What is to be predicted, and targets as that, of each client after another."""
         y = np.concatenate(each)
         classes, whole = self.settings.classes, y.dtype.kind == "i" and y.shape[1] == 1
         if classes or "class" in kinds or (whole and not kinds):

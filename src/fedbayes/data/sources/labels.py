@@ -212,16 +212,7 @@ def _refuse_odd(
 def _as_classes(
     labels: Any, classes: tuple[str, ...], kinds: Sequence[str], where: str, notes: list[str]
 ) -> tuple[Rows, Target] | str:
-    """Labels as class indices [N], and the classes; or why they are invalid.
-
-    Args:
-        labels: A column of labels [N].
-        classes: Names of all classes, in the order of the indices; if empty, the classes are the
-            different labels, in rising order.
-        kinds: Kinds of target that were asked for; none: it is told if numbers may be no classes.
-        where: The file, for messages.
-        notes: Takes up what a user should know.
-    """
+    """Labels as class indices [N], and the classes; or why they are invalid."""
     said: list[str] = []
     values = _plain(labels.to_numpy(), "class", where, said)
     y, names = index_names(values)

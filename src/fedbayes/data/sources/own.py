@@ -325,9 +325,7 @@ def _assemble(
     framed: Framing | None = None,
     decimal: str = "",
 ) -> Dataset:
-    """The data set of these samples, those to train on first; `testing` is None without a test
-    part.
-    """
+    """The data set of these samples, those to train on first."""
     if settings.size and framed is None:
         raise DataError(f"{where} has no picture files, so data.size has no effect. Leave it out")
     statistics, scale = None, 255.0 if x.dtype == np.uint8 else 1.0
@@ -372,9 +370,7 @@ def _assemble(
 def _of_arrays(
     x: Array, settings: SourceSettings, where: str, notes: list[str]
 ) -> tuple[tuple[Array, Array] | None, float]:
-    """Statistics and scale of pixels by the processor, where x holds pixels of 8 bits; it is told
-    where it does not.
-    """
+    """Statistics and scale of pixels of 8 bits by the processor."""
     if x.ndim == 4 and x.dtype == np.uint8:
         framed = framing(settings)
         if framed.statistics is None or len(framed.mean) == x.shape[1]:

@@ -244,11 +244,7 @@ def _as_numbers(column: Any) -> Any:
 
 
 def _with_points(cells: Any, column: Column, numbers: Numbers) -> Any:
-    """Categories in which numbers with decimal commas, as in 0,5, have a point.
-
-    In another piece a column may hold other text, so that it is seen to cell by cell; what is a
-    category as it is stays so.
-    """
+    """Categories in which numbers with decimal commas, as in 0,5, have a point."""
     known = cells.str.strip().isin(column.categories)
     return cells.mask(~known, numbers.read(cells, ",", grouped=False)[0])
 

@@ -257,9 +257,7 @@ def without(frame: Any, na_values: Collection[str]) -> Any:
 
 
 def _texts(settings: SourceSettings) -> frozenset[str]:
-    """Columns that are read as text: 01 is none once it is read as a number, which depends on what
-    else is in the column.
-    """
+    """Columns that are read as text, since 01 is no text once it is read as a number."""
     single = filter(None, (settings.group, settings.tokens))
     several = (*settings.label, *settings.categorical, *settings.text, *settings.dates)
     return frozenset((*several, *single))
@@ -309,9 +307,7 @@ def refuse_twice(names: list[str], file: Path) -> None:
 def _read_csv(
     file: Path, settings: SourceSettings, texts: Collection[str], notes: list[str]
 ) -> Any:
-    """A CSV file; columns of these names as text, in which those of categories and labels may be
-    numbers. What separates its decimals is in `attrs` of the frame.
-    """
+    """A CSV file, some columns as text; `attrs` of the frame has the decimal separator."""
     import pandas as pd
 
     found = layout(file, settings)
@@ -358,19 +354,7 @@ def _settle(
     delimiter: str,
     file: Path,
 ) -> tuple[str, list[str]]:
-    """Read numbers as the file writes them, in place.
-
-    Args:
-        frame: The table, as pandas reads it with decimal points.
-        read: Reads the file again.
-        settings: How it is read.
-        texts: Columns that are text.
-        delimiter: Between columns.
-        file: The file.
-
-    Returns:
-        What separates decimals, empty where no cell says so; and what to say.
-    """
+    """Read numbers as the file writes them, in place; the decimal separator, and notes."""
     import pandas as pd
 
     numbers = Numbers.of(settings)

@@ -103,12 +103,8 @@ def _check_parquet(file: Path) -> None:
 
 
 def check_texts(file: Path) -> None:
-    """See that texts of a Parquet file do not fill the memory: it may have one of them once, for a
-    million rows.
-
-    Raises:
-        DataError: they would.
-    """
+    """See that texts of a Parquet file do not fill the memory, or raise a DataError."""
+    # It may have one of them once, for a million rows.
     import pyarrow as pa
     import pyarrow.compute as pc
     from pyarrow import parquet

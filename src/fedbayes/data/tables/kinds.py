@@ -165,9 +165,7 @@ def _by_cells(column: Any, name: str, settings: SourceSettings, where: str) -> C
 
 
 def _only_iso(column: Any, name: str, date_format: str, where: str) -> bool:
-    """Whether cells are written as in 2020-03-31, and none as the date format says, which may be of
-    other columns.
-    """
+    """Whether cells are dates as in 2020-03-31, and none as the date format says."""
     import pandas as pd
 
     if column.dtype.kind in "iufbM":

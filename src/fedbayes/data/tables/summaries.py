@@ -181,16 +181,7 @@ def read_summary(path: Path) -> TableSummary:
 def check_summaries(
     several: Sequence[TableSummary], names: Sequence[str], most: float = MOST_ROWS
 ) -> None:
-    """Check that no single client's summary decides the encoding of columns.
-
-    Args:
-        several: of the same columns, as those that `add_summaries` takes.
-        names: where each is from, each once.
-        most: rows that one of them can have.
-
-    Raises:
-        DataError: one does. Names it, and the column.
-    """
+    """See that no client's summary decides the encoding, or raise a DataError that names it."""
     check_rows({name: one.rows for name, one in zip(names, several, strict=True)}, most)
     for part in ("columns", "target"):
         first: Columns = getattr(several[0], part)

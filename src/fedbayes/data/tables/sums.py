@@ -14,12 +14,12 @@ from pydantic import BaseModel, ConfigDict, Field, FiniteFloat
 from fedbayes.core.brief import Brief
 from fedbayes.core.files import write_beside
 from fedbayes.core.plausible import (
+    LARGEST,
     MOST_CATEGORIES,
     MOST_ROWS,
     PlausibleMoments,
     check_categories,
     check_moments,
-    check_number,
     check_rows,
 )
 from fedbayes.core.wording import listed
@@ -186,15 +186,7 @@ def add_sums(several: Sequence[Sums], names: Sequence[str] = ()) -> Sums:
 
 
 def check_sums(several: Sequence[Sums], names: Sequence[str]) -> None:
-    """Check that no single client's sums decide the distribution of rows.
-
-    Args:
-        several: each client's.
-        names: of the clients, each once.
-
-    Raises:
-        DataError: one client's do. Names it.
-    """
+    """See that no client's sums decide the distribution, or raise a DataError that names it."""
     check_rows({name: sums.count for name, sums in zip(names, several, strict=True)})
     moments = {}
     for name, sums in zip(names, several, strict=True):
@@ -264,7 +256,9 @@ def read_sums(path: Path) -> Sums:
     sums = Sums(file.count, np.array(file.sum, np.float64), products, names, categories)
     _check(sums, where)
     for index, name in enumerate(names):
-        check_number(math.sqrt(products[index, index] / file.count), f"'{name}'", where)
+        size = math.sqrt(products[index, index] / file.count)
+        if not size <= LARGEST:  # nor is NaN
+            raise DataError(f"{where}: '{name}' is {size:g}, beyond float32. Rescale the column")
     return sums
 
 

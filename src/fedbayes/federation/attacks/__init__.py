@@ -12,8 +12,7 @@ other, rewrites their reports, from the change that a report adds (`contracts.ch
 from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
-from fedbayes.core.lazy import Catalogue, attributes, own_class
-from fedbayes.errors import ConfigError, did_you_mean
+from fedbayes.core.lazy import Catalogue, attributes, own_class, placed
 
 if TYPE_CHECKING:
     from fedbayes.federation.attacks.base import Attack, View
@@ -50,19 +49,10 @@ def find_attack(name: str) -> "type[Attack]":
     Raises:
         ConfigError: there is none.
     """
-    if name in ATTACKS:
-        return ATTACKS[name]
-    if ":" not in name:
-        raise no_attack(name)
+    place = placed("attack", name, ATTACKS)
+    if place in ATTACKS:
+        return ATTACKS[place]
     from fedbayes.federation.attacks.base import Attack
 
-    kind: type[Attack] = own_class(name, Attack, "attack")
+    kind: type[Attack] = own_class(place, Attack, "attack")
     return kind
-
-
-def no_attack(name: str) -> ConfigError:
-    """That no attack is called so, and which there are."""
-    return ConfigError(
-        f"unknown attack {name!r}{did_you_mean(name, ('none', *ATTACKS))}. Choose none, "
-        f"{', '.join(ATTACKS)}, or your own as package.module:Class"
-    )

@@ -8,8 +8,8 @@ from pydantic import Field, field_validator, model_validator
 
 from fedbayes.core.brief import Settings
 from fedbayes.core.fields import Arguments, Only
-from fedbayes.core.lazy import installed
-from fedbayes.federation.attacks import ATTACKS, no_attack
+from fedbayes.core.lazy import placed
+from fedbayes.federation.attacks import ATTACKS
 
 
 class AttackSettings(Settings):
@@ -90,11 +90,7 @@ class AttackSettings(Settings):
     @classmethod
     def _known(cls, kind: str) -> str:
         """The name alone: what it stands for imports PyTorch, and may be a user's own code."""
-        if kind in ("none", *ATTACKS) or ":" in kind:
-            return kind
-        if not (place := installed("attacks", kind)):
-            raise no_attack(kind)
-        return place
+        return placed("attack", kind, ("none", *ATTACKS))
 
     @model_validator(mode="after")
     def _own_arguments(self) -> Self:

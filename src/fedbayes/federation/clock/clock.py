@@ -116,14 +116,7 @@ def _seconds(settings: ClockSettings, names: Sequence[str], seed: int) -> Times:
 
 
 def _rates(settings: ClockSettings, column: str, names: Sequence[str], seed: int) -> Times | None:
-    """Bytes a second of each client, float64 [S]; None where messages take no time.
-
-    Args:
-        settings: the `[clock]` table.
-        column: `download` or `upload`. Drawn ones are the same multiple of the median.
-        names: of the clients.
-        seed: of the run.
-    """
+    """Bytes a second of each client, float64 [S]; None where messages take no time."""
     median = getattr(settings, column)
     if median is None:
         return None

@@ -159,9 +159,7 @@ class Queue:
         )
 
     def _next(self, queue: list[UnderWay], now: float, lacking: int) -> float:
-        """The next moment at which something happens: a report comes, or a client does where fewer
-        are at work than could be.
-        """
+        """The next moment at which a report comes, or a client where too few are at work."""
         moments = [queue[0].ends] if queue else []
         idle = [c for c in range(self.clock.clients) if c not in self._busy] if lacking else []
         if idle:
@@ -169,9 +167,7 @@ class Queue:
         return max(now, min(moments))
 
     def _in_turn(self, wanted: int, now: float) -> list[int]:
-        """So many clients that are there and not busy, or as many as there are, in the order of
-        their turns. Whose turn comes while it is busy or away waits for the next one.
-        """
+        """Up to so many clients that are free, in the order of their turns."""
         found: list[int] = []
         clients, first = self.clock.clients, self._first
         for place in range(clients):
@@ -184,9 +180,7 @@ class Queue:
         return found
 
     def _drawn(self, rng: np.random.Generator, wanted: int, now: float) -> list[int]:
-        """So many clients that are there and not busy, or as many as there are; uniformly, at a
-        cost that does not grow with the number of clients while few of them are not.
-        """
+        """Up to so many clients that are free, uniformly, at a cost of these alone."""
         clients = self.clock.clients
         wanted = max(0, min(wanted, clients))
         first = rng.choice(clients, wanted, replace=False, shuffle=False).tolist()

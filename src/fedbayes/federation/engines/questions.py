@@ -71,15 +71,7 @@ def failure(error: Exception) -> Header:
 
 
 def require_answer(reply: Header, where: str = "") -> None:
-    """See that an answer is none of a failure.
-
-    Args:
-        reply: the header of the answer.
-        where: the work was done, to begin the message with.
-
-    Raises:
-        FedbayesError: what the client's side raised.
-    """
+    """Raise what a client's side raised, after `where` it was, if its reply is of a failure."""
     if "error" not in reply:
         return
     if reply["error"]:

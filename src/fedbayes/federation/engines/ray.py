@@ -153,12 +153,9 @@ class OnRay:
             seats.grow(more)
 
     def _shared(self, item: Task | Evaluation) -> Any:
-        """What several items share: what is long is in the object store, once as long as it is the
-        very same; what is short goes with each call.
-
-        A Ray that the user started may send no more than 100 KB with a call, and store each time
-        what is longer. Where clients start in several rounds, the messages of these take turns.
-        """
+        """What several items share: long tensors once in the object store, short ones inline."""
+        # A Ray that the user started may send no more than 100 KB with a call. Where clients start
+        # in several rounds, the messages of these take turns.
         data = item.message if isinstance(item, Task) else item.model
         if len(data) <= SHORT and not self._cluster.borrowed:
             return data

@@ -73,11 +73,8 @@ class Cluster:
         return [node for node in ray.nodes() if node["Alive"]]
 
     def require_head(self) -> None:
-        """See that the head is there: Ray itself ends this process a minute after it is gone.
-
-        Raises:
-            EngineError: it is not.
-        """
+        """See that the head is there, or raise an EngineError."""
+        # Ray itself ends this process a minute after it is gone.
         if self.own or self.borrowed:
             return
         try:
@@ -234,9 +231,7 @@ def _start_own() -> Cluster:
 
 
 class _Places(list[str]):
-    """Where Ray has actors look modules up. It adds the current directory, which the command line
-    keeps from modules that nobody names.
-    """
+    """Where Ray has actors look modules up, without the current directory that it adds."""
 
     def extend(self, places: Iterable[str]) -> None:
         """Add places, but not that one."""
@@ -257,9 +252,7 @@ def _init(asked: str, **arguments: Any) -> None:
 
 
 def _silenced() -> Callable[[], None]:
-    """Keep what Ray says of other processes from standard output, which is the run's; what lets it
-    speak again.
-    """
+    """Keep what Ray says of other processes from standard output; what ends that."""
     from ray._private import worker
 
     before = worker.print_to_stdstream

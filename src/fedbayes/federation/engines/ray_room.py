@@ -91,10 +91,7 @@ def _amounts(resources: Mapping[str, float]) -> str:
 
 
 def _wait_for_room(cluster: Cluster, needs: Mapping[str, float], count: int, seconds: float) -> int:
-    """Wait until there is room for so many actors, as nodes join; how many there is room for.
-
-    A Ray of this run's own gets no more nodes, and is not waited for.
-    """
+    """Wait until nodes have room for so many actors; for how many there is."""
     end = time.monotonic() + seconds
     while (found := room(cluster, needs)) < count and not cluster.own:
         if time.monotonic() > end:

@@ -179,10 +179,8 @@ class ActorPool:
         return []
 
     def _together(self, jobs: Sequence[Job], other: Job, share: int) -> bool:
-        """Whether an actor is to do another job in the same call: a short one, of its fair share.
-
-        A job at which an actor was lost is done alone, so that it ends no others.
-        """
+        """Whether an actor is to do another job in the same call: a short one, of its share."""
+        # A job at which an actor was lost is done alone, so that it ends no others.
         return (
             jobs[0].shared is other.shared
             and not jobs[0].losses + other.losses

@@ -23,13 +23,12 @@ from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
-from importlib.util import find_spec
 from math import inf, isinf, sqrt
 
 import numpy as np
 from numpy.typing import NDArray
 
-from fedbayes.errors import ConfigError
+from fedbayes.errors import ConfigError, require_extra
 from fedbayes.federation.privacy.matrix import strategy
 
 REPLACE, ADD_REMOVE = "replace-one", "add-or-remove"
@@ -60,6 +59,10 @@ class Spent:
     """Bands of the factor of correlated noise; 0: all."""
 
 
+PACKAGES = ("dp_accounting", "cryptography")
+"""What differential privacy needs."""
+
+
 def epsilons(rounds: Sequence[Spent], delta: float) -> dict[str, float]:
     """ε of all the data of a client after these rounds, by which federations are neighbours.
 
@@ -70,7 +73,7 @@ def epsilons(rounds: Sequence[Spent], delta: float) -> dict[str, float]:
     Raises:
         ConfigError: dp-accounting is not installed.
     """
-    require_packages("privacy.noise")
+    require_extra("privacy", "privacy.noise", ConfigError, *PACKAGES)
     if any(not each.noise for each in rounds):
         return dict.fromkeys(_SHIFT, inf)
     drawn = Counter((s.rate, _joint(s)) for s in rounds if 0 < s.rate < 1)
@@ -85,9 +88,7 @@ def _joint(spent: Spent) -> float:
 
 
 def _known(rounds: Iterable[Spent]) -> float:
-    """μ² of the client that pays most for the rounds of which it is known who was in them, in units
-    of its bounds.
-    """
+    """μ² of the client that pays most for rounds with known cohorts, in its bounds."""
     paid: dict[int, float] = {}
     everybody = 0.0  # a rate of 1: whoever there is
     sequence: list[Spent] = []
@@ -129,14 +130,7 @@ def _correlated(rounds: Sequence[Spent]) -> dict[int, float]:
 def _epsilon(
     kind: str, known: float, sampled: tuple[tuple[tuple[float, float], int], ...], delta: float
 ) -> float:
-    """ε of a Gaussian mechanism of this μ and of sampled rounds.
-
-    Args:
-        kind: which federations are neighbours.
-        known: μ of what is not sampled, in units of the bounds.
-        sampled: of each (probability, multiplier), how many rounds.
-        delta: δ.
-    """
+    """ε of a Gaussian mechanism of the μ `known`, and of sampled rounds."""
     from dp_accounting import (
         GaussianDpEvent,
         NeighboringRelation,
@@ -162,17 +156,3 @@ def _epsilon(
     for (rate, noise), count in sampled:
         accountant.compose(PoissonSampledDpEvent(rate, GaussianDpEvent(noise)), count)
     return min(without, float(accountant.get_epsilon(delta)))
-
-
-def require_packages(setting: str) -> None:
-    """See that what differential privacy needs is installed.
-
-    Args:
-        setting: what asks for it.
-
-    Raises:
-        ConfigError: it is not.
-    """
-    for module, name in (("dp_accounting", "dp-accounting"), ("cryptography", "cryptography")):
-        if find_spec(module) is None:
-            raise ConfigError(f"{setting} needs {name}: pip install 'fedbayes[privacy]'")

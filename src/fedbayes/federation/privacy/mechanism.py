@@ -2,7 +2,6 @@
 
 import math
 import secrets
-from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -28,7 +27,6 @@ from fedbayes.federation.privacy.accounting import Spent
 from fedbayes.federation.privacy.noise import Secret
 from fedbayes.federation.privacy.settings import Privacy
 from fedbayes.federation.privacy.spending import NONCE, Spending
-from fedbayes.models import Network
 
 
 @dataclass(frozen=True)
@@ -162,9 +160,7 @@ class Private:
         )
 
     def _noise(self, nonce: bytes, spent: Spent) -> NDArray[np.float64]:
-        """Noise of deviation 1 on all entries; correlated with that of rounds before, it follows
-        again from what they drew.
-        """
+        """Noise of deviation 1 on all entries, perhaps correlated with that of rounds before."""
         mechanism, number = self._mechanism, self._mechanism.number
         fresh = mechanism.secret.stream("noise", number, nonce).gaussian(self._entries)
         if not spent.correlated or spent.begins:
@@ -179,9 +175,7 @@ class Private:
         return noise
 
     def _following(self, nonce: bytes) -> dict[str, float]:
-        """The bounds of the next round: those that follow a quantile of the norms take a step
-        (Andrew et al. 2021); a noisy count of the changes within the bound says where to.
-        """
+        """The bounds of the next round, after a step to a quantile (Andrew et al. 2021)."""
         mechanism, settings = self._mechanism, self._mechanism.settings
         if settings.quantile is None:
             return {}
@@ -231,66 +225,3 @@ def parts_of(method: AnyMethod, run: Federation) -> list[str]:
     pattern = method.expected(method.message(server, RoundContext(run, 1)), run)
     changes = ChangeCoordinates.of(method, server, run).changes(Report(dict(pattern)))
     return sorted(part for part in changes if part != "counters")
-
-
-def check(
-    settings: Privacy,
-    method: AnyMethod,
-    run: Federation,
-    *,
-    clip: float | None,
-    sampling: str,
-    checkpoint_every: int,
-) -> None:
-    """See that the settings go together, and with the rest.
-
-    Args:
-        settings: the `[privacy]` table.
-        method: of the run.
-        run: what no round changes.
-        clip: `aggregation.clip`.
-        sampling: how cohorts are drawn.
-        checkpoint_every: rounds between checkpoints.
-
-    Raises:
-        ConfigError: they do not; the text says what would.
-    """
-    if not settings.noise:
-        return
-    if clip is None:
-        raise ConfigError(
-            "privacy.noise needs aggregation.clip, the largest norm of a change. Set it, as in "
-            "aggregation.clip = 1.0"
-        )
-    if checkpoint_every > 1:
-        raise ConfigError(
-            "privacy.noise needs checkpoint_every = 1, because repeated rounds after an "
-            "interruption would reveal more than ε"
-        )
-    if settings.mechanism == "matrix" and sampling == "poisson":
-        raise ConfigError(
-            "privacy.mechanism = 'matrix' needs cohorts of a fixed schedule. Set sampling to "
-            "'cyclic' or 'uniform', or the mechanism to 'gaussian'"
-        )
-    _refuse_running(run.network)
-    parts = parts_of(method, run)
-    _check_clips(settings.clips, parts)
-    multipliers(settings, len(parts), run.cohort)
-
-
-def _check_clips(clips: Mapping[str, float], parts: list[str]) -> None:
-    if unknown := sorted(clips.keys() - set(parts)):
-        raise ConfigError(
-            f"privacy.clips lists {unknown[0]!r}, but the parts of this method's updates are "
-            f"{', '.join(parts)}"
-        )
-
-
-def _refuse_running(network: Network) -> None:
-    shared = sorted(network.buffers & network.initial.keys())
-    running = [n for n in shared if network.initial[n].is_floating_point()]
-    if running:
-        raise ConfigError(
-            f"privacy.noise cannot protect running statistics ({running[0]!r}): noise might make "
-            "a variance negative. Use GroupNorm or LayerNorm instead of BatchNorm"
-        )

@@ -15,7 +15,6 @@ from fedbayes.contracts import (
     Reports,
     Sum,
 )
-from fedbayes.errors import ConfigError
 from fedbayes.federation.settings import Aggregation
 from fedbayes.federation.stages.robust import Clipped, Robust, RobustGather
 
@@ -52,38 +51,6 @@ class PlainReducer:
     def reduced(self) -> Sum | ReportList:
         """Their sum, or all of them."""
         return self._reports
-
-
-def check(
-    settings: Aggregation,
-    method: AnyMethod,
-    *,
-    min_reports: int,
-) -> None:
-    """See that the settings go together, and with the rest.
-
-    Args:
-        settings: the `[aggregation]` table.
-        method: of the run.
-        min_reports: good reports that an update needs.
-
-    Raises:
-        ConfigError: they do not; the text says what would.
-    """
-    if settings.plain:
-        return
-    declared = Reports.of(method)
-    if settings.rule in ("median", "trimmed-mean") and declared.joint:
-        raise ConfigError(
-            f"aggregation.rule = {settings.rule!r} does not work with {method.name} and these "
-            f"settings: {declared.joint}, or aggregation.rule = 'krum'"
-        )
-    least = {"trimmed-mean": 2 * settings.hostile + 1, "krum": 2 * settings.hostile + 3}
-    if min_reports < least.get(settings.rule, 1):
-        raise ConfigError(
-            f"aggregation.rule = {settings.rule!r} with `hostile = {settings.hostile}` needs "
-            f"min_reports of at least {least[settings.rule]}, got {min_reports}"
-        )
 
 
 def fold(settings: Aggregation, method: AnyMethod, server: Any, run: Federation) -> Fold:

@@ -85,11 +85,7 @@ def decode_report(
 def check_form(
     name: str, item: Tensor | Masked, shape: tuple[int, ...], dtype: torch.dtype
 ) -> None:
-    """See that a tensor has this shape and type.
-
-    Raises:
-        MessageError: it has another one.
-    """
+    """See that a tensor has this shape and type, or raise a MessageError."""
     if shape_of(item) != shape:
         raise MessageError(f"{name!r} has shape {shape_of(item)}, {shape} is expected")
     if dtype_of(item) != dtype:

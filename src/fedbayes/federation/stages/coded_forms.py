@@ -94,13 +94,7 @@ def coded_received(
 
 
 def _masked(name: str, shape: tuple[int, ...], told: Message) -> Tensor | Masked:
-    """A tensor of zeros of this shape, which holds what masks keep.
-
-    Args:
-        name: of the tensor, for errors.
-        shape: of the dense tensor.
-        told: packed masks, as a stranger sent them, by axes in words.
-    """
+    """A tensor of zeros of this shape, which holds what a stranger's masks keep."""
     free, masks = set(range(len(shape))), dict[tuple[int, ...], Tensor]()
     for words, bits in told.items():
         axes = tuple(axis for axis in range(len(shape)) if str(axis) in words.split(","))

@@ -1,64 +1,12 @@
-"""Which methods and settings allow compression."""
+"""What a user should know of compression before the first round."""
 
-import torch
-
-from fedbayes.contracts import AnyMethod, Reports, RoundContext
-from fedbayes.core.tensors import Tensors
-from fedbayes.errors import ConfigError
-from fedbayes.federation.settings import Aggregation, Compression
+from fedbayes.contracts import Reports, RoundContext
+from fedbayes.federation.settings import Compression
 from fedbayes.federation.stages.report_codec import FEWEST, Compressor
 
 
-def check(
-    settings: Compression,
-    method: AnyMethod,
-    aggregation: Aggregation,
-    initial: Tensors,
-) -> None:
-    """Check that messages can be compressed with these settings.
-
-    Args:
-        settings: the `[compression]` table.
-        method: of the run.
-        aggregation: what is done with reports.
-        initial: the network's weights and buffers.
-
-    Raises:
-        ConfigError: they cannot; the text says why, and what would do.
-    """
-    if not settings.active:
-        return
-    if settings.down != "none" and not _starts_at_server(method):
-        raise ConfigError(
-            f"compression.down does not work with {method.name}, which can compress only the "
-            "updates of clients. Leave it out"
-        )
-    if settings.up in ("top-k", "random-k") and aggregation.rule in ("median", "trimmed-mean"):
-        raise ConfigError(
-            f"aggregation.rule = {aggregation.rule!r} needs values for each entry, but "
-            f"compression.up = {settings.up!r} sets nearly all entries to zero. Set "
-            "aggregation.rule = 'krum', or compression.up = 'int8'"
-        )
-    narrow = sorted(name for name, t in initial.items() if t.dtype == torch.bfloat16)
-    if settings.down == "bf16" and narrow:
-        raise ConfigError(
-            f"compression.down = 'bf16' has no effect on weights in bf16, such as {narrow[0]!r} "
-            "of this model. Leave it out"
-        )
-
-
-def _starts_at_server(method: AnyMethod) -> bool:
-    """Whether a broadcast has tensors of the same names as reports: others stay as they are."""
-    return any(p.origin == "server" for p in Reports.of(method).parts.values())
-
-
 def remarks(settings: Compression, link: Compressor) -> list[str]:
-    """What a user should know before the first round, a sentence each.
-
-    Args:
-        settings: of the run.
-        link: what they come to under its method.
-    """
+    """What a user should know before the first round, a sentence each."""
     if not settings.active:
         return []
     method, run = link.method, link.run

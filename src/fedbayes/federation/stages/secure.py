@@ -17,9 +17,8 @@ from fedbayes.contracts import AnyMethod, Report, Reports
 from fedbayes.contracts.changes import shortened
 from fedbayes.core.messages import Masked, Message, dense
 from fedbayes.core.tensors import Tensors
-from fedbayes.errors import ConfigError, EngineError, MessageError
-from fedbayes.federation.engine_table import ENGINES
-from fedbayes.federation.settings import FEWEST, MODULUS, MOST_LEVELS, Aggregation, Secure
+from fedbayes.errors import EngineError, MessageError
+from fedbayes.federation.settings import MODULUS, MOST_LEVELS, Aggregation, Secure
 
 __all__ = ["MODULUS", "Plan", "Secure", "Vector"]
 
@@ -133,65 +132,6 @@ class Plan:
         return Report(tensors, weight * self.max_weight if self.max_weight else 1.0)
 
 
-def check(
-    settings: Secure,
-    initial: Tensors,
-    *,
-    engine: str,
-    cohort: int,
-) -> None:
-    """Check the settings of secure aggregation.
-
-    Args:
-        settings: the `[secure]` table.
-        initial: the network's weights and buffers.
-        engine: name of the engine.
-        cohort: number of clients in a round.
-
-    Raises:
-        ConfigError: it cannot; the text says what could.
-    """
-    if not settings.enabled:
-        return
-    if not ENGINES[engine].secure:
-        able = " or ".join(
-            f"`{kind.launcher}`" if kind.launcher else f"engine = {name!r}"
-            for name, kind in ENGINES.items()
-            if kind.secure
-        )
-        raise ConfigError(f"secure.enabled needs {able}, got engine {engine!r}")
-    whole = sorted(name for name, t in initial.items() if not t.is_floating_point())
-    if whole:
-        raise ConfigError(
-            f"secure.enabled adds only real numbers, but {whole[0]!r} of this model has "
-            f"{initial[whole[0]].dtype}"
-        )
-    _check_sizes(settings, cohort)
-
-
-def _check_sizes(settings: Secure, cohort: int) -> None:
-    if cohort < FEWEST:
-        raise ConfigError(
-            f"secure.enabled needs a cohort of at least {FEWEST} clients, got {cohort}"
-        )
-    shares = cohort if settings.shares is None else settings.shares
-    if shares > cohort or (shares < cohort and shares % 2 == 0):
-        raise ConfigError(
-            f"secure.shares is {shares}; give an odd number, at most the cohort of {cohort}"
-        )
-    most = shares if shares == cohort else shares - 1
-    if settings.threshold is not None and settings.threshold > most:
-        raise ConfigError(
-            f"secure.threshold is {settings.threshold}; with {shares} shares and a cohort of "
-            f"{cohort} it is at most {most}"
-        )
-    if settings.levels is not None and settings.levels * cohort >= MODULUS:
-        raise ConfigError(
-            f"secure.levels is {settings.levels}; with a cohort of {cohort} the limit is "
-            f"{(MODULUS - 1) // cohort}"
-        )
-
-
 def plan(
     settings: Secure,
     method: AnyMethod,
@@ -248,13 +188,7 @@ def remarks(plan: Plan | None, sizes: NDArray[Any]) -> list[str]:
 
 
 def remark_of_mean(plan: Plan, samples: float) -> str:
-    """The same where clients' samples are elsewhere, once a round has told their mean; empty if
-    there is nothing to say.
-
-    Args:
-        plan: of the run.
-        samples: mean weight of the reports.
-    """
+    """As `remarks`, once a round has told the mean weight of reports; empty without one."""
     off = plan.error(samples)
     if plan.max_weight <= 10 * samples or off < _FINE:
         return ""

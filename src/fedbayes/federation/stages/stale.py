@@ -10,11 +10,9 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from fedbayes.contracts import AnyMethod, ChangeCoordinates, Federation, Report, Reports
+from fedbayes.contracts import AnyMethod, ChangeCoordinates, Federation, Report
 from fedbayes.contracts.changes import start_of
-from fedbayes.contracts.natural import GaussianServer
 from fedbayes.core.messages import Masked, Message
-from fedbayes.errors import ConfigError
 from fedbayes.federation.broadcast import ServerMessages
 from fedbayes.federation.client_runtime import Task
 from fedbayes.federation.clock.live import Live
@@ -145,59 +143,6 @@ def up_to_date(
             )
             arrival = replace(arrival, report=report)
         yield arrival
-
-
-def check(
-    settings: Asynchronous,
-    clock: ClockSettings,
-    method: AnyMethod,
-    *,
-    clocked: bool,
-    clients: int,
-    min_reports: int,
-    clips: bool,
-) -> None:
-    """See that asynchronous rounds come to updates, and do with reports what clients count on.
-
-    Args:
-        settings: the `[asynchronous]` table.
-        clock: the `[clock]` table.
-        method: of the run.
-        clocked: whether the engine's clients go by a simulated clock.
-        clients: how many there are.
-        min_reports: good reports that an update needs.
-        clips: whether changes are shortened.
-
-    Raises:
-        ConfigError: they do not; the text says what would.
-    """
-    if not settings.active:
-        return
-    if Reports.of(method).stale == "whole" and settings.weight(1) != 1.0:
-        raise ConfigError(
-            f"{method.name} cannot scale down old updates. Set asynchronous.staleness = 'constant'"
-        )
-    if clips and isinstance(method, GaussianServer) and not method.fixed_precision:
-        raise ConfigError(
-            f"aggregation.clip does not work with {method.name} and asynchronous.buffer: client "
-            "and server would clip different changes. Leave aggregation.clip out"
-        )
-    if clocked and not clock.ticks:
-        raise ConfigError(
-            "asynchronous.buffer needs a clock for the order of updates. Set clock.speeds, such "
-            "as clock.speeds = 'log-normal'"
-        )
-    size = settings.buffer or 1
-    if size > clients:
-        raise ConfigError(
-            f"asynchronous.buffer = {size}, but there are {clients} clients, and each has at most "
-            "one update in a buffer"
-        )
-    if min_reports > size:
-        raise ConfigError(
-            f"min_reports = {min_reports}, but a buffer has {size} updates (asynchronous.buffer), "
-            "so the server would never update"
-        )
 
 
 def remarks(

@@ -29,9 +29,10 @@ from fedbayes.likelihoods.conformal_shift import (
     outlying,
     shifted_threshold,
 )
+from fedbayes.likelihoods.numeric import check_share
 from fedbayes.storage.calibrations import CONFORMAL
 from fedbayes.workflows.calibrate.ended_run import EndedRun
-from fedbayes.workflows.calibrate.held_out import check_counted, check_share, divided
+from fedbayes.workflows.calibrate.held_out import check_counted, divided
 
 
 @dataclass(frozen=True)
@@ -109,7 +110,7 @@ def calibrate_conformal(
         >>> calibrate_conformal("sets", level=0.9).level
         0.9
     """
-    check_share(share)
+    check_share(share, "share of the test rows")
     if personal and (malicious or prior):
         raise ConfigError(
             "a threshold of a client's own model uses only its rows. Leave out malicious and "

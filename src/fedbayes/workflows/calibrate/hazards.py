@@ -168,13 +168,7 @@ class _Side:
 
 
 def _as_written(times: Array, coarsen: float) -> Array:
-    """Times as their table has them, float64: those of float32 are a little off, so that an event
-    at 0.1 would not have happened by 0.1.
-
-    Args:
-        times: float32 [n].
-        coarsen: rounds them up to multiples of it; 0: not at all.
-    """
+    """Times [n] as their table has them, rounded up to multiples of `coarsen` if not 0."""
     distinct, place = np.unique(times, return_inverse=True)
     found = distinct.astype(str).astype(np.float64)  # as few digits as tell them apart
     if coarsen:

@@ -7,19 +7,7 @@ import torch
 from torch import Tensor
 
 from fedbayes.core import seeds
-from fedbayes.errors import ConfigError, RunError
-
-
-def check_share(share: float) -> None:
-    """See that a share is one.
-
-    Raises:
-        ConfigError: it is none.
-    """
-    if not 0 < share < 1:
-        raise ConfigError(
-            f"the share of the test rows is {share}. Give a number above 0 and below 1"
-        )
+from fedbayes.errors import RunError
 
 
 def check_counted(rows: int, folder: Path) -> None:

@@ -11,6 +11,7 @@ from fedbayes.core.brief import Brief
 from fedbayes.core.tensors import Samples
 from fedbayes.errors import ConfigError, DataError
 from fedbayes.likelihoods import Classes, Likelihood
+from fedbayes.likelihoods.numeric import check_share
 from fedbayes.likelihoods.temperature import TemperatureSums, has_temperature, sums_of
 from fedbayes.likelihoods.trust import Trust, examine
 from fedbayes.runs.personal import temperature_of
@@ -21,7 +22,7 @@ from fedbayes.storage.calibrations import (
     read_temperature,
 )
 from fedbayes.workflows.calibrate.ended_run import EndedRun
-from fedbayes.workflows.calibrate.held_out import check_counted, check_share, divided
+from fedbayes.workflows.calibrate.held_out import check_counted, divided
 
 
 @dataclass(frozen=True)
@@ -75,7 +76,7 @@ def calibrate_temperature(
         FedbayesError: the run has not ended, has no such model, or predicts no classes; its data
             are not here; or no temperature is the best.
     """
-    check_share(share)
+    check_share(share, "share of the test rows")
     ended = EndedRun.open(folder, personal=personal)
     run, likelihood = ended.run, ended.run.likelihood
     if isinstance(likelihood, Classes) and not has_temperature(likelihood):

@@ -361,11 +361,7 @@ class Withdrawal:
         return config, division, preprocessing
 
     def _adopt(self, progress: Progress, place: Path, notify: Notify) -> bool:
-        """Make the state without the client that of the new run's first round.
-
-        Returns:
-            Whether the posterior was another than the product of the clients' factors.
-        """
+        """Start the new run without the client; whether its posterior was no product of factors."""
         preprocessing = self.folder.preprocessing()
         assert preprocessing is not None
         run = stored_run(self.folder, self.config, preprocessing)
@@ -388,9 +384,7 @@ class Withdrawal:
     def _without(
         self, server: Any, progress: Progress, run: Federation
     ) -> tuple[Any, dict[int, bytes], bool]:
-        """The server's state, the others' private states by their new numbers, and whether more
-        than the prior would be left of the posterior without all clients.
-        """
+        """The states without the client, and whether all factors leave more than the prior."""
         whole = emptied = server
         states = ClientStates(self.folder.clients, progress.states)
         device = torch.device("cpu")
@@ -476,11 +470,7 @@ def _differ(found: Any, wanted: Any, whole: Any) -> bool:
 def _last_without(
     folder: RunFolder, config: Config, method: AnyMethod, client: int
 ) -> Progress | None:
-    """The last checkpoint before a client's first update, if one was kept and shows that.
-
-    It shows where reports are weighted, since the weights of all that counted are on record, and
-    where clients keep no state that would have to be taken back too.
-    """
+    """The last checkpoint that shows itself to be before a client's first update."""
     reports = Reports.of(method)
     shown = reports.weighted and not config.secure.enabled and not config.privacy.noise
     if method.client_state is not Stateless or reports.pooled or not shown:

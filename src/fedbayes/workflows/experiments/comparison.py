@@ -181,9 +181,7 @@ def _figures(own: Sequence[RunResult], names: Sequence[str]) -> dict[str, Figure
 
 
 def _judge(figures: Mapping[str, dict[str, Figure]], name: str, higher: bool | None) -> None:
-    """Mark the best mean of a metric, and what is not told apart from it; of those that are printed
-    alike none is the best.
-    """
+    """Mark the best mean of a metric, and what is not told apart from it."""
     having = {label: found[name] for label, found in figures.items() if name in found}
     if higher is None or len(having) < 2:
         return

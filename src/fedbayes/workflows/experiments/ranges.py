@@ -82,7 +82,11 @@ def given_ranges(overrides: Iterable[str]) -> tuple[dict[str, Range], list[str]]
         key, _, text = override.partition("=")
         key = key.strip()
         if numbers := _RANGE.fullmatch(text):
-            found[key] = _checked(key, *numbers.groups())
+            low, high = map(float, numbers.groups())
+            if not (low < high and math.isfinite(low) and math.isfinite(high)):
+                raise ConfigError(f"{override}: the first number must be less than the second")
+            whole = all(re.fullmatch(r"[-+]?\d+", number) for number in numbers.groups())
+            found[key] = Range(low, high, whole and _is_whole(key))
         elif choices := _choices(text, key in known and "list" in known[key].type):
             found[key] = Range(choices=choices)
         else:
@@ -94,14 +98,6 @@ def given_ranges(overrides: Iterable[str]) -> tuple[dict[str, Range], list[str]]
                 "value"
             )
     return found, rest
-
-
-def _checked(key: str, low: str, high: str) -> Range:
-    least, most = float(low), float(high)
-    if not (least < most and math.isfinite(least) and math.isfinite(most)):
-        raise ConfigError(f"{key}={low}..{high}: the first number must be less than the second")
-    whole = all(re.fullmatch(r"[-+]?\d+", text) for text in (low, high)) and _is_whole(key)
-    return Range(least, most, whole)
 
 
 def _is_whole(key: str) -> bool:

@@ -161,11 +161,7 @@ class SeedRuns(Brief):
         return bool(reason != "interrupted" and (reason != "completed" or rounds >= config.rounds))
 
     def refuse_untrained(self, seed: int) -> None:
-        """See that the run of a seed, which has ended, learnt something.
-
-        Raises:
-            RunError: no round had an update.
-        """
+        """See that the run of a seed, which has ended, learnt something, or raise a RunError."""
         run = RunFolder(self.place(seed))
         if (lines := run.metrics()) and all(line["skipped"] for line in lines):
             raise RunError(
@@ -406,12 +402,7 @@ def _to_the_end(
 
 
 def _numbers(seeds: int | Sequence[int], first: int) -> list[int]:
-    """The seeds as plain integers, also of NumPy's.
-
-    Args:
-        seeds: how many, or which.
-        first: where a number of seeds begins.
-    """
+    """The seeds as plain integers: these, or so many from the first on."""
     if _whole(seeds):
         given: list[Any] = list(range(first, first + int(seeds)))
     else:

@@ -166,9 +166,7 @@ def _placed(setting: str, method: str) -> str:
 
 
 def _of_file(path: Path) -> list[Variant]:
-    """Each table is a method by its label: settings of a config, `method.name` among them unless
-    the label is the name.
-    """
+    """Each table is a method by its label, with settings of a config."""
     try:
         tables = parse_toml(read_text(path))
     except FileNotFoundError:

@@ -159,11 +159,7 @@ class _AdapterFusion:
         )
 
     def _rank(self) -> int:
-        """That of the fused adapter.
-
-        Raises:
-            ConfigError: it is more than the adapters have together.
-        """
+        """The rank of the fused adapter."""
         ranks = [one.rank for one in self.adapters]
         if self.name == "cat":
             return max(
@@ -275,9 +271,7 @@ class _AdapterFusion:
         batches: Sequence[Tensor],
         said: Sequence[Sequence[Tensor]],
     ) -> Tensors:
-        """The last layer moved by least squares to what the clients say together, which counts of
-        classes are part of.
-        """
+        """The last layer moved by least squares to what the clients say together."""
         network = adapted(base.module, layers, saved, "the fused adapter")
         found = last_layer(network, heads, batches)
         if found is None:

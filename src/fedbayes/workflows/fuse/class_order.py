@@ -123,17 +123,7 @@ def _traced(weights: Tensors, card: Card, source: str) -> tuple[str, ...]:
 
 
 def refuse_other_classes(card: Card, first: Card, one: str, other: str) -> None:
-    """See that two models are of the same classes or labels, in any order.
-
-    Args:
-        card: of a model.
-        first: of the model that it is fused with.
-        one: the file of the model.
-        other: that of the first.
-
-    Raises:
-        ModelError: they are of others: no average, match or ensemble of them predicts anything.
-    """
+    """See that two models have the same classes in any order, or raise a ModelError."""
     here, there = card.preprocessing.target, first.preprocessing.target
     if here.kind == there.kind and sorted(here.names) == sorted(there.names):
         return

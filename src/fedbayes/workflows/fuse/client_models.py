@@ -21,7 +21,7 @@ from fedbayes.models.open import open_dense, open_weights
 from fedbayes.models.resize import with_weights
 from fedbayes.storage.card import Card
 from fedbayes.workflows.serve.evaluation_set import is_program, require_answers, stated
-from fedbayes.workflows.serve.model_files import ModelFiles, read_counts
+from fedbayes.workflows.serve.model_files import ModelFiles, each_once, read_counts
 
 
 @dataclass(frozen=True)
@@ -109,9 +109,7 @@ def read_silos(
     Raises:
         ModelError: a file cannot be read, is of another network, or too little is known.
     """
-    for number, path in enumerate(paths):
-        if path in paths[:number]:
-            raise ModelError(f"{path} is given twice. Give each model once")
+    each_once(paths)
     if counts is not None and seen.classes is None:
         files = files or ModelFiles()
         silent = [
@@ -187,11 +185,7 @@ def _named_in(card: Card | None) -> ModelSettings | None:
 
 
 def _preprocessing(card: Card | None, seen: Seen, weights: Sequence[Tensors]) -> Preprocessing:
-    """What networks see: as their cards say, or as the user does.
-
-    Raises:
-        ModelError: too little is known, or what is said is not what the cards say.
-    """
+    """What networks see: as their cards say, or as the user does."""
     if card is not None:
         own = card.preprocessing
         if seen.shape not in (None, own.shape):
@@ -242,11 +236,7 @@ def _module(
     likelihood: Likelihood,
     biases: bool,
 ) -> nn.Module:
-    """The network of a file; one that is known by its shapes with biases, if any of these has.
-
-    Raises:
-        ModelError: the weights are of another one.
-    """
+    """The network of a file; one that is known by its shapes perhaps with biases."""
     shape = preprocessing.shape
     if settings is not None:
         frozen = None if card is None else card.frozen

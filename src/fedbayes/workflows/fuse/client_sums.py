@@ -68,12 +68,7 @@ class SumsJob:
         }
 
     def _of_texts(self, ids: npt.NDArray[Any], tokens: Tokens) -> dict[str, Any]:
-        """Count tokens and pairs of tokens over texts.
-
-        Raises:
-            ConfigError: there are categories, or no noise.
-            DataError: there are too few texts, or no count is left.
-        """
+        """Count tokens and pairs of tokens over texts."""
         if self.categories:
             raise ConfigError("--category has no effect on texts. Leave it out")
         if self.epsilon is not None and not 0 < self.epsilon < np.inf:
@@ -132,11 +127,7 @@ class SumsJob:
         return sums
 
     def _look_at(self, name: str, counts: list[int]) -> None:
-        """See that the values of a category are not those of single rows.
-
-        Raises:
-            DataError: it is hardly a category.
-        """
+        """See that the values of a category are not those of single rows."""
         once = counts.count(1)
         if 2 * len(counts) > sum(counts):
             raise DataError(

@@ -161,11 +161,7 @@ def _tensors(path: Path) -> Path:
 
 
 def _kind(name: str, model: object) -> str:
-    """What a model is given as.
-
-    Raises:
-        ModelError: it is something else.
-    """
+    """What a model is given as."""
     if isinstance(model, Path | str):
         return "files"
     if isinstance(model, nn.Module):
@@ -179,11 +175,7 @@ def _kind(name: str, model: object) -> str:
 
 
 def _written(networks: Mapping[str, nn.Module], folder: Path) -> list[Path]:
-    """Files with the weights of networks.
-
-    Raises:
-        ModelError: they are of different architectures.
-    """
+    """Files with the weights of networks, which have one architecture."""
     first_name, first = next(iter(networks.items()))
     shapes = {name: tensor.shape for name, tensor in first.state_dict().items()}
     paths = []
@@ -200,11 +192,7 @@ def _written(networks: Mapping[str, nn.Module], folder: Path) -> list[Path]:
 
 
 def _outputs(network: nn.Module, shape: Sequence[int]) -> int:
-    """The number of outputs of a network for inputs of a shape.
-
-    Raises:
-        ModelError: it does not take such inputs.
-    """
+    """The number of outputs of a network for inputs of a shape."""
     copied = copy.deepcopy(network).cpu().eval()
     try:
         with torch.no_grad():

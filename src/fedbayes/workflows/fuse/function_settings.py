@@ -80,11 +80,7 @@ def adapter_settings(
 
 
 def _training(table: dict[str, Any], minutes: float | None) -> dict[str, Any]:
-    """The settings of training end to end that were given, taken out.
-
-    Raises:
-        ConfigError: they have no effect.
-    """
+    """The settings of training end to end that were given, taken out."""
     way = "such as function.distillation.lr; without training end to end: --minutes 0"
     training = _table(table, "distillation", way)
     if minutes == 0 and training:

@@ -378,11 +378,7 @@ def plot_matching(
 
 
 def _check(models: Mapping[str, Layers], samples: Samples, likelihood: Likelihood) -> None:
-    """See that networks and held-out samples fit one another.
-
-    Raises:
-        ModelError: they do not.
-    """
+    """See that networks and held-out samples fit one another."""
     inputs, outputs = samples.x[0].numel(), likelihood.outputs
     classes = int(samples.y.max()) + 1 if likelihood.target.classes == outputs else 0
     for name, layers in models.items():

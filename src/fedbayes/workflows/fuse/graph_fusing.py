@@ -62,11 +62,7 @@ def fuse_graphs(job: FusionJob, name: str, watch: Callable[[str], None], _: obje
 
 
 def _check_form(out: Path, matching: GraphMatching, silos: ClientModels) -> None:
-    """See that weights load into what the files' were read with.
-
-    Raises:
-        ModelError: they are of other widths.
-    """
+    """See that weights load into what the files' were read with."""
     if out.suffix.lower() == PROGRAM or silos.dense or not matching.wider:
         return
     raise ModelError(

@@ -17,7 +17,7 @@ from fedbayes.workflows.fuse.adapter_files import is_adapter
 from fedbayes.workflows.fuse.client_models import ClientModels, Seen, read_silos
 from fedbayes.workflows.fuse.methods import ADAPTERS, FUSIONS, NETWORK, FusionKind, hearers
 from fedbayes.workflows.serve.evaluation_set import is_program
-from fedbayes.workflows.serve.model_files import WEIGHTS, ModelFiles, require_several
+from fedbayes.workflows.serve.model_files import WEIGHTS, ModelFiles, each_once
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
@@ -124,7 +124,7 @@ class FusionJob:
         self._refuse_idle(name, kind, methods)
         if methods is FUSIONS:
             self._check_paths(kind)
-        require_several(self.models)
+        each_once(self.models, 2)
         job = kind.dense if kind.dense and self._dense() else kind.job
         found: Fused = resolve_name(f"{__package__}.{job}")(self, name, watch, progress)
         if self.method is None and name == "gpi-fnm" and not self.settings:
@@ -145,11 +145,7 @@ class FusionJob:
         return read_silos(self.models, self.model, self.seen, self.like, self.files, self.counts)
 
     def refuse(self, names: Sequence[str], why: str) -> None:
-        """See that none of these options was given.
-
-        Raises:
-            ConfigError: one was.
-        """
+        """See that none of these options was given, or raise a ConfigError."""
         if odd := [_option(name) for name in names if name in self._given]:
             has = "has" if len(odd) == 1 else "have"
             raise ConfigError(f"{', '.join(odd)} {has} no effect on {why}")
@@ -170,11 +166,7 @@ class FusionJob:
         return value is not None and value != () and value != {} and value != []
 
     def _methods(self) -> Mapping[str, FusionKind]:
-        """The methods that there are of such models: adapters, or whole networks.
-
-        Raises:
-            ModelError: some are adapters and others are not, or a file cannot be read.
-        """
+        """The methods that there are of such models: adapters, or whole networks."""
         other = self.method is not None and self.method not in ADAPTERS
         if other and not any(path.is_dir() for path in self.models):
             return FUSIONS  # by the weights of whole networks, whatever trained of them
@@ -189,15 +181,7 @@ class FusionJob:
         return FUSIONS
 
     def _name(self, methods: Mapping[str, FusionKind]) -> str:
-        """The method, in whose place the options or the files decide where none is named.
-
-        Args:
-            methods: those that there are.
-
-        Raises:
-            ConfigError: there is no such method.
-            ModelError: a file cannot be read.
-        """
+        """The method: as named, else as the options or the files decide."""
         if self.method in methods:
             return str(self.method)
         if self.method is not None:
@@ -224,11 +208,7 @@ class FusionJob:
         return "function" if known else "gpi-fnm"
 
     def _refuse_idle(self, name: str, kind: FusionKind, methods: Mapping[str, FusionKind]) -> None:
-        """See that no option or setting was given that the method does not hear.
-
-        Raises:
-            ConfigError: one was.
-        """
+        """See that no option or setting was given that the method does not hear."""
         own = set() if kind.settings is None else set(kind.settings.model_fields)
         for one in (*self._given - set(kind.options), *self.settings.keys() - own):
             if others := hearers(one, methods):
@@ -246,9 +226,7 @@ class FusionJob:
             )
 
     def _dense(self) -> bool:
-        """Whether all files hold fully connected networks, as shapes and cards say, and nothing
-        is said of another.
-        """
+        """Whether all files are fully connected networks by shapes, cards and options."""
         if self._given & set(NETWORK) or self.out.suffix.lower() == PROGRAM:
             return False
         for path in self.models:
@@ -264,11 +242,7 @@ class FusionJob:
         return True
 
     def _check_paths(self, kind: FusionKind) -> None:
-        """See that what is to be written can be.
-
-        Raises:
-            RunError: a path cannot be written, is one of the inputs, or is named twice.
-        """
+        """See that what is to be written can be, each to a path of its own."""
         outputs = {
             "the model": (self.out, (*WEIGHTS, PROGRAM) if kind.programs else WEIGHTS),
             "the report": (self.report, (".json", *((".html", ".htm") if kind.pages else ()))),

@@ -1,5 +1,6 @@
 """Fusion in function space, from files to files: network, report, pictures."""
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
@@ -12,13 +13,13 @@ from torch import Tensor, nn
 
 from fedbayes.core.files import write_beside
 from fedbayes.core.tensors import Samples
+from fedbayes.core.wording import listed
 from fedbayes.data import Preprocessing
 from fedbayes.errors import ConfigError, ModelError
 from fedbayes.fusion.distillation import DistillationProgress
 from fedbayes.fusion.draws import CachedInputs
 from fedbayes.fusion.function import (
     FunctionFusion,
-    check_width,
     fuse_functions,
     teacher_of,
 )
@@ -174,11 +175,7 @@ class NetworkFusion:
     def _temperatures(
         self, silos: ClientModels, counts: npt.NDArray[np.int64] | None
     ) -> list[float | None]:
-        """Of each model: fitted to the file of `temperature_data`, or as its own file says.
-
-        Raises:
-            ModelError: there is such a file, and predictions have no temperature.
-        """
+        """Of each model: fitted to the file of `temperature_data`, or as its own file says."""
         job, kind = self.job, silos.likelihood
         samples = self._samples(job.temperature_data, silos)
         if not has_temperature(kind):
@@ -255,17 +252,15 @@ class NetworkFusion:
         return {way: scale.metrics(frozen(network)) for way, network in ways.items()}
 
     def _widths(self) -> list[float]:
-        """That are tried, narrow to wide.
-
-        Raises:
-            ConfigError: they are not above 0, or do not go together.
-        """
+        """The widths that are tried, narrow to wide."""
         if self.width is None:
             widths = list(self.job.frontier) or list(WIDTHS)
         else:
             widths = [*self.job.frontier, self.width]
-        for width in widths:
-            check_width(width)
+        if not all(math.isfinite(width) and width > 0 for width in widths):
+            raise ConfigError(
+                f"widths must be above 0, such as 1 or 0.5; got {listed(f'{w:g}' for w in widths)}"
+            )
         if self.job.state is not None and len(set(widths)) > 1:
             raise ConfigError("--state works with one width. Leave out --state or --frontier")
         return sorted(set(widths))
@@ -274,11 +269,7 @@ class NetworkFusion:
         return fusion.likeness.divergence <= self.bound
 
     def _chosen(self, fusions: Mapping[float, FunctionFusion]) -> float:
-        """The width that is written.
-
-        Raises:
-            ModelError: it is free, and none is within the bound.
-        """
+        """The width that is written: as given, or the narrowest within the bound."""
         if self.width is not None:
             return self.width
         for width, fusion in fusions.items():
@@ -292,11 +283,7 @@ class NetworkFusion:
         )
 
     def _check_form(self, silos: ClientModels) -> None:
-        """See that what comes out can be written in the form that was asked for.
-
-        Raises:
-            ModelError: it cannot.
-        """
+        """See that what comes out can be written in the form that was asked for."""
         if self.job.out.suffix.lower() == PROGRAM:
             return
         program = f"write a program, as in -o {self.job.out.with_suffix(PROGRAM)}"

@@ -112,11 +112,7 @@ class PosteriorJob:
         }
 
     def _temperature(self, module: nn.Module, likelihood: Likelihood) -> float:
-        """The temperature of the client's predictions on rows that it did not train on.
-
-        Raises:
-            ModelError: predictions have none, or no temperature is the best.
-        """
+        """The temperature of the client's predictions on rows that it did not train on."""
         if not has_temperature(likelihood):
             raise ModelError(
                 f"--temperature {self.temperature}: a model of the likelihood {likelihood.name} "
@@ -304,11 +300,7 @@ def read_posterior(path: Path, files: ModelFiles | None = None) -> tuple[Posteri
 
 
 def _head(told: Tensors, path: Path, samples: int) -> dict[str, Moments]:
-    """Sums of features by the name of a layer, checked.
-
-    Raises:
-        ModelError: no features have them.
-    """
+    """Sums of features by the name of a layer, checked."""
     found: dict[str, Moments] = {}
     for layer in {name.partition("/")[2] for name in told}:
         own = {n.partition("/")[0]: t for n, t in told.items() if n.partition("/")[2] == layer}

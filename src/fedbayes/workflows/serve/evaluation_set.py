@@ -172,15 +172,7 @@ def stated(seen: Preprocessing, mean: Sequence[float], std: Sequence[float]) -> 
 def _silent(
     dataset: Dataset, seen: Preprocessing, scaling: Stated, x: npt.NDArray[Any]
 ) -> tuple[Preprocessing, str]:
-    """What a network without a card sees: inputs as they are, or as the user says; never by the
-    statistics of these samples.
-
-    Args:
-        dataset: the samples.
-        seen: what a network that was trained on them would see.
-        scaling: mean and standard deviation.
-        x: the rows that are used.
-    """
+    """What a network without a card sees: inputs unchanged, or as the user says."""
     if dataset.tokens is not None or (dataset.fixed and not any(scaling)):
         return seen, "by the processor" if dataset.tokens is None else "as token ids"
     target = seen.target
@@ -316,16 +308,7 @@ def is_program(path: Path) -> bool:
 
 
 def require_answers(answer: Predictor, seen: Preprocessing, name: str) -> None:
-    """See that a program answers raw samples, as many as there may be.
-
-    Args:
-        answer: from samples to what it says of them.
-        seen: which samples they are, and what is predicted.
-        name: of its file.
-
-    Raises:
-        ModelError: it does not.
-    """
+    """See that a program answers raw samples, however many, or raise a ModelError."""
     found: object = None
     reason = ""
     try:
@@ -447,11 +430,7 @@ def _new_rows(
     *,
     training: bool = False,
 ) -> EvaluationSet:
-    """All rows of a user's own data, or of its test part; of the part to train on if asked.
-
-    With a card, columns and labels are found by the names of the training's; without, by the
-    settings.
-    """
+    """All rows of a user's data, or of its test part; named by the card's columns if any."""
     dataset = _read_rows(config, path, card, source)
     for note in dataset.notes:
         warn(note)

@@ -4,7 +4,6 @@ import io
 import logging
 import warnings
 from dataclasses import dataclass, replace
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Self, TypeVar
 
@@ -17,7 +16,7 @@ from fedbayes.core.files import writable, write_beside
 from fedbayes.core.tensors import Tensors, parameter_count
 from fedbayes.data import FederatedData, Preprocessing, pixel_order
 from fedbayes.data.dataset import Rows
-from fedbayes.errors import FedbayesError, RunError, warn
+from fedbayes.errors import FedbayesError, RunError, require_extra, warn
 from fedbayes.likelihoods import Classes, Likelihood, Predictor, predictor
 from fedbayes.likelihoods.categorical import Categorical
 from fedbayes.likelihoods.temperature import at_temperature
@@ -104,7 +103,7 @@ def export(
     writable(path, "the model", FORMATS, [run.model_file, *folder.glob("start.*")])
     suffix = path.suffix.lower()
     if suffix == ".onnx":
-        _require_onnx()
+        require_extra("onnx", "writing .onnx", RunError, "onnx", "onnxscript")
     source = _Source.open(run, client)
     network, likelihood = source.run.network, source.run.likelihood
     weights = network.whole(source.model)
@@ -275,9 +274,7 @@ def _calibration(kind: CalibrationKind[Found], run: RunFolder, client: str) -> F
 def _answering(
     network: nn.Module, likelihood: Likelihood, temperature: float | None = None
 ) -> nn.Module:
-    """A module that gives what a network predicts, at a temperature if there is one; logits of
-    classes are that already.
-    """
+    """A module that gives what a network predicts, at a temperature if there is one."""
     if temperature is not None:
         network = nn.Sequential(network, _Tempered(likelihood, temperature)).eval()
     if isinstance(likelihood, Categorical):
@@ -298,9 +295,7 @@ class _Tempered(nn.Module):
 
 
 class _Answer(nn.Module):
-    """Outputs of a network to what they predict: log-probabilities, or means in the unit of the
-    target.
-    """
+    """Outputs of a network to log-probabilities, or means in the unit of the target."""
 
     def __init__(self, likelihood: Likelihood) -> None:
         super().__init__()
@@ -432,9 +427,3 @@ def _example(raw: Tensor) -> Tensor:
 
 def _any_number() -> tuple[dict[int, torch.export.Dim]]:
     return ({0: torch.export.Dim("batch")},)
-
-
-def _require_onnx() -> None:
-    """See that what writes ONNX is installed."""
-    if find_spec("onnx") is None or find_spec("onnxscript") is None:
-        raise RunError("writing .onnx needs onnx and onnxscript: pip install 'fedbayes[onnx]'")

@@ -291,9 +291,7 @@ def _program(path: Path, tests: EvaluationSet) -> Candidate:
 def _answering(
     answer: Predictor, parameters: int, preprocessing: Preprocessing, standardized: str
 ) -> Candidate:
-    """A candidate that gives log-probabilities (or logits) of classes, probabilities of labels, or
-    predictive means.
-    """
+    """A candidate that gives log-probabilities, probabilities of labels, or means."""
     target = preprocessing.target
     draw: Sampler = lambda x: answer(x)[None]  # noqa: E731
     if target.kind == "class":
@@ -432,9 +430,7 @@ def _check(name: str, model: Candidate, tests: EvaluationSet) -> None:
 
 
 def _average(models: Sequence[Candidate], counts: npt.NDArray[np.int64] | None) -> Sampler | None:
-    """The mean weight by weight, by samples where these are known; None where networks differ, or
-    what their outputs mean.
-    """
+    """The mean weight by weight, by samples if known; None where networks differ."""
     samples = np.ones(len(models)) if counts is None else counts.sum(1)
     alpha = (samples / samples.sum()).tolist()
     if any(model.likelihood != models[0].likelihood for model in models):
@@ -454,13 +450,7 @@ def _average(models: Sequence[Candidate], counts: npt.NDArray[np.int64] | None) 
 
 
 def _ensemble(models: Sequence[Candidate], alike: bool, shares: Tensor | None = None) -> Candidate:
-    """The mean of the predictive distributions.
-
-    Args:
-        models: the candidates.
-        alike: whether they see the same of a sample.
-        shares: weights of each model and class, [S, K].
-    """
+    """The mean of the predictive distributions, by shares [S, K] of models in classes."""
     first, size = models[0], sum(model.parameters for model in models)
     whose = _whose(models, alike)
     alone = [predictor(model.likelihood, model.draw) for model in models]

@@ -159,9 +159,8 @@ def read_models(
         ModelError: a file is no such network, or is named twice.
     """
     models, files = {}, files or ModelFiles()
+    each_once(paths)
     for path in paths:
-        if str(path) in models:
-            raise ModelError(f"{path} is given twice. Give each model once")
         weights, card = files[path]
         if card is not None:
             card.require_trusted("task.likelihood", way=_ALONE)
@@ -178,14 +177,10 @@ WEIGHTS = (".safetensors", ".pt", ".pth", ".bin")
 """Suffixes of files that weights are written to."""
 
 
-def require_several(models: Sequence[Path]) -> None:
-    """See that there is something to fuse.
-
-    Raises:
-        ModelError: there are fewer than two models, or one is named twice.
-    """
-    if len(models) < 2:
-        raise ModelError("fusing needs at least two models, got one")
+def each_once(models: Sequence[Path], least: int = 1) -> None:
+    """See that there are enough models, each once, or raise a ModelError."""
+    if len(models) < least:
+        raise ModelError(f"fusing needs at least {least} models, got {len(models)}")
     for number, path in enumerate(models):
         if path in models[:number]:
             raise ModelError(f"{path} is given twice. Give each model once")

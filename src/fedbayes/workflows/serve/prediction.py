@@ -248,13 +248,7 @@ _DIGITS = "{:.10g}".format
 
 @contextmanager
 def _writing(path: Path, kinds: Mapping[str, str], safe: bool) -> Iterator[Write]:
-    """Rows to be written to a file that is there whole at the end, or not at all.
-
-    Args:
-        path: the file.
-        kinds: of columns that are read as numbers of another type from piece to piece.
-        safe: whether formulas in a CSV are quoted.
-    """
+    """Rows to be written to a file that is there whole at the end, or not at all."""
     name = path.name.lower()
     with written_whole(path) as file:
         if name.endswith(".parquet"):
@@ -347,9 +341,7 @@ def _parquet(file: BinaryIO, kinds: Mapping[str, str]) -> Iterator[Write]:
 
 
 def _lasting(table: Any, name: str, kinds: Mapping[str, str]) -> Any:
-    """A column of the first piece, of a type that it has in later ones too: here it may be empty,
-    its numbers whole, or its sets all without a class.
-    """
+    """A column of the first piece, of a type that it has in later ones too."""
     import pyarrow as pa
 
     kind, now = kinds.get(name), table.schema.field(name).type

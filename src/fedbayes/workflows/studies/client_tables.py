@@ -92,12 +92,12 @@ def client_tables(
     if group is not None:
         settings = settings.model_copy(update={"group": group})
     given = settings.model_fields_set
-    _refuse_idle(settings)
+    built_in = not paths and settings.path is None and settings.query is None
+    _refuse_idle(settings, divided=not built_in)
     if parts := [f"data.{name}" for name in _PARTS if name in given]:
         warn(f"all rows are used; {listed(parts)} has no effect")
-    if not paths and settings.path is None and settings.query is None:
+    if built_in:
         return _built_in(settings, seed)
-    _refuse_division(settings)
     if not paths and settings.path is not None:
         paths = [settings.path, *settings.more]
     read = settings.model_copy(update={"categorical": (*settings.categorical, *categories)})
@@ -131,29 +131,23 @@ def client_tables(
     )
 
 
-def _refuse_idle(settings: DataSettings) -> None:
-    """See that no setting is of networks."""
+def _refuse_idle(settings: DataSettings, *, divided: bool) -> None:
+    """See that no setting is of networks, nor divides rows that are divided already."""
+    given = settings.model_fields_set
     if settings.missing in ("impute", "indicate"):
         raise ConfigError(
             f"data.missing = {settings.missing!r} has no effect on regressions, which would treat "
             "imputed values as observed. Impute them first, or leave such rows out with "
             "--drop-missing"
         )
-    if idle := [name for name in _FEATURES if name in settings.model_fields_set]:
+    if idle := [n for n in _FEATURES if n in given] + ["label_noise"] * (settings.label_noise > 0):
         raise ConfigError(
             f"data.{idle[0]} has no effect on regressions, which use numbers unchanged and text "
             "as categories. Leave it out"
         )
-    if settings.label_noise:
-        raise ConfigError("data.label_noise has no effect on regressions. Leave it out")
-
-
-def _refuse_division(settings: DataSettings) -> None:
-    """See that no setting divides rows that are divided already."""
-    idle = [name for name in _DIVIDING if name in settings.model_fields_set]
-    if "partition" in idle and settings.partition in ("natural", "default"):
-        idle.remove("partition")
-    if idle:
+    natural = settings.partition in ("natural", "default")
+    idle = [n for n in _DIVIDING if n in given and not (n == "partition" and natural)]
+    if divided and idle:
         raise ConfigError(
             f"data.{idle[0]} has no effect: the clients are the files, or the values of the "
             "column --group (data.group). Leave it out"
