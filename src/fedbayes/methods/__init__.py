@@ -34,7 +34,6 @@ METHODS: Mapping[str, "type[AnyMethod]"] = Catalogue(
         "virtual": ("virtual", "Virtual"),
         "pvi": ("pvi", "Pvi"),
         "fedlap": ("fedlap", "FedLap"),
-        "fedlap-func": ("fedlap_func", "FedLapFunc"),
         "fedep": ("fedep", "FedEP"),
         "fedgvi": ("fedgvi", "FedGvi"),
         "ivon-admm": ("ivon_admm", "IvonAdmm"),

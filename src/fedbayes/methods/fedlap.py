@@ -1,7 +1,8 @@
 """FedLap: federated Laplace with a dual term for each client."""
 
-from dataclasses import replace
-from typing import Annotated, Literal
+from dataclasses import dataclass, replace
+from math import inf
+from typing import Annotated, Literal, Self
 
 import torch
 from pydantic import Field
@@ -32,8 +33,12 @@ from fedbayes.contracts.kronecker import (
     reach,
 )
 from fedbayes.contracts.moments import MomentMatching, implicit, retracted
-from fedbayes.contracts.natural import retracting
-from fedbayes.core.fields import Only, unused
+from fedbayes.contracts.natural import is_unlearnt, retracting
+from fedbayes.contracts.product import PosteriorServer
+from fedbayes.contracts.parts import Part
+from fedbayes.inference.problem import Noise
+from fedbayes.fusion.rounds import draws_of_round
+from fedbayes.core.fields import Only, Tuned, unused
 from fedbayes.core.messages import Message, dense
 from fedbayes.core.tensors import Samples, Tensors, named, part, to
 from fedbayes.errors import ConfigError, ModelError
@@ -99,10 +104,26 @@ class FedLap(MomentMatching):
         description="number of targets sampled per sample for the Fisher matrix; each needs a "
         "backward pass. Default: all classes if there are at most 20 (diagonal, kronecker)",
     )
+    inputs: str | None = Field(
+        None,
+        description="inputs at which clients tell predictions (FedLap-Func): auto (synthetic, by "
+        "their shape), leaves, strokes, noise, gaussian, package.module:function, or a folder or "
+        "file of public samples that all have. none: no predictions are sent",
+    )
+    points: Annotated[int, Only("inputs")] = Field(
+        200, ge=1, description="number of inputs at which clients tell predictions"
+    )
+    strength: Annotated[float, Only("inputs"), Tuned(times=10)] = Field(
+        1.0,
+        ge=0,
+        description="weight of a client's predictions, relative to that of its samples",
+    )
 
     def variant(self) -> AnyMethod:
-        """With Kronecker products states and messages are others."""
-        return Kronecker(of=self) if self.covariance == "kronecker" else self
+        """With Kronecker products or predictions states and messages are others."""
+        if self.covariance == "kronecker":
+            return Kronecker(of=self)
+        return self if self.inputs is None else InFunctionSpace.of(self)
 
     def remarks(self, run: Federation) -> list[str]:
         """Of settings of draws where there is nothing to draw."""
@@ -137,6 +158,123 @@ class FedLap(MomentMatching):
             found = summed_diagonal(solved.parameters, samples, settings, at)
             precision = {n: p + found[n].to(p) / self.kl_weight for n, p in precision.items()}
         return solved, solved.parameters, precision, {}
+
+
+@dataclass(frozen=True)
+class FunctionServer(PosteriorServer):
+    """The server's state: also the weights that fit the posterior and predictions."""
+
+    weights: Tensors
+    """w_g, float64."""
+
+
+class InFunctionSpace(FedLap):
+    server_state = FunctionServer
+    reports = replace(
+        FedLap.reports,
+        parts={
+            **FedLap.reports.parts,
+            "label": Part(origin="zero", range=65536.0, typical=inf),
+            "rows": Part(origin="zero", exact=True, range=65536.0, typical=inf),
+        },
+    )
+
+    @classmethod
+    def of(cls, method: FedLap) -> Self:
+        return cls.model_construct(method.model_fields_set, **dict(method))
+
+    def variant(self) -> AnyMethod:
+        return self
+
+    def init(self, run):
+        found = super().init(run)
+        return FunctionServer(found.posterior, {n: torch.zeros_like(t) for n, t in found.posterior.shift.items()})
+
+    def message(self, server, at):
+        message = super().message(server, at)
+        return message | {f"mean/{n}": t.float() for n, t in server.weights.items()}
+
+    def expected(self, message, run):
+        x = self._x(run)
+        columns = run.likelihood.mean(run.network(run.network.prepare(run.network.initial), x[:1])[None]).shape[1]
+        return super().expected(message, run) | {"label/means": torch.zeros(self.points, columns), "rows/all": torch.zeros(())}
+
+    def _x(self, run):
+        return draws_of_round(self.inputs, RoundContext(run, 0)).batch(0, self.points)
+
+    def problem(self, message, client, samples, at):
+        problem, run = super().problem(message, client, samples, at), at.run
+        x = self._x(run)
+        with torch.no_grad():
+            f = run.network(problem.start, x)
+            told = {"x": x, "means": run.likelihood.mean(f[None]).double()}
+        learnt = not is_unlearnt(part(dense(message), "mean"))
+        told["rows"] = torch.tensor(self.strength * len(samples.y) * (run.clients - 1) / self.kl_weight * learnt * CLIENT)
+        size = min(self.points, run.training.batch_size)
+        noise = Noise("points", lambda rng, batch: {"points": torch.randint(self.points, (size,), generator=rng).to(x.device)})
+        return replace(problem, given={**problem.given, "told": told}, noise=noise)
+
+    def loss(self, run):
+        inner = super().loss(run)
+        def loss(parameters, batch, given, noise):
+            told, points = given["told"], noise["points"]
+            some = {"x": told["x"][points], "means": told["means"][points], "rows": told["rows"]}
+            energy = _energy(some, parameters, run)
+            value = inner(parameters, batch, given, noise)
+            return value + (self.kl_weight / given["count"] * energy).to(value)
+        return loss
+
+    def report(self, solved, problem, client, at):
+        report, client, info = super().report(solved, problem, client, at)
+        run = at.run
+        w = part(solved.parameters, "mean")
+        with torch.no_grad():
+            means = run.likelihood.mean(run.network(w, problem.given["told"]["x"])[None])
+        rows = means.new_tensor(self.strength * float(problem.given["count"]) / self.kl_weight)
+        return replace(report, tensors={**report.tensors, "label/means": rows * means, "rows/all": rows}), client, info
+
+    def update(self, server, reports, at):
+        found, info = super().update(server, reports, at)
+        run, device, before, after = at.run, at.run.network.device, server.posterior, found.posterior
+        moved = {n: m - before.mean[n] for n, m in after.mean.items()}
+        start = {n: (t + moved[n]).to(run.network.initial[n].dtype) for n, t in server.weights.items()}
+        start = run.network.prepare(start)
+        label, rows = reports.tensors["label/means"], reports.tensors["rows/all"].clamp_min(0)
+        if not rows > 0 or not SERVER:
+            return FunctionServer(after, after.mean), info
+        sums = label.clamp_min(0)
+        told = {"x": self._x(run), "means": (sums / sums.sum(1, keepdim=True)).to(device), "rows": rows.to(device)}
+        centre = {n: t.to(device) for n, t in after.mean.items()}
+        precision = {n: t.to(device) for n, t in after.precision.items()}
+        w = {n: t.clone().requires_grad_() for n, t in start.items()}
+        optimizer = torch.optim.LBFGS(list(w.values()), max_iter=STEPS, history_size=20, line_search_fn="strong_wolfe", tolerance_grad=1e-9, tolerance_change=1e-12)
+        def closure():
+            optimizer.zero_grad()
+            apart = [(precision[n] * (t.double() - centre[n]).square()).sum() for n, t in w.items()]
+            energy = (_energy(told, w, run) + sum(apart) / 2) / (1 + float(rows))
+            energy.backward()
+            return energy
+        first = float(closure())
+        optimizer.step(closure)
+        last = float(closure())
+        info |= {"fit_before": first, "fit": last}
+        return FunctionServer(after, {n: t.detach().cpu().double() for n, t in w.items()}), info
+
+    def model(self, server, run):
+        found = super().model(server, run)
+        weights = {n: t.float() for n, t in server.weights.items()}
+        if self.fixed_precision:
+            return run.network.initial if is_unlearnt(weights) else weights
+        return found | named("mean", weights)
+
+
+import os
+CLIENT = float(os.environ.get("FL_CLIENT", "1")); SERVER = int(os.environ.get("FL_SERVER", "1")); STEPS=int(os.environ.get("FL_STEPS", "20"))
+
+def _energy(told, weights, run):
+    f, means = run.network(weights, told["x"]).double(), told["means"]
+    d = torch.special.xlogy(means, means) - means * run.likelihood.normalized(f)
+    return told["rows"] * d.sum(dim=-1).mean()
 
 
 class Kronecker(SharedKroneckerPosterior):

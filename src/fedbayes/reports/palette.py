@@ -102,7 +102,6 @@ METHODS: dict[str, tuple[int, str]] = {
     "fedivon": (BROWN, "P"),
     "fens": (BROWN, "X"),
     "fedlpa": (BROWN, "<"),
-    "fedlap-func": (INDIGO, "X"),
     "predbayes": (PINK, "<"),
     "qlsd": (INDIGO, "<"),
     "dsvgd": (INDIGO, "v"),
