@@ -25,6 +25,7 @@ from fedbayes.contracts import (
     Tree,
     nll,
 )
+from fedbayes.contracts.changes import norm
 from fedbayes.contracts.drawn import around
 from fedbayes.contracts.kronecker import (
     CurvatureSums,
@@ -300,9 +301,16 @@ class InFunctionSpace(FedLap):
     def forget(  # type: ignore[override]
         self, server: FunctionServer, client: MomentsClient, run: Federation
     ) -> FunctionServer:
-        """Divide by the client's factor; labels are of single rounds, so none remain."""
+        """Divide by the client's factor. Labels are of single rounds, so none remain.
+
+        Without all factors the state is that before the first round.
+        """
         before = _whole(server)
         whole = super().forget(before, client, run)
+        if norm(whole.posterior.shift.values()) <= _ROUNDING * norm(
+            before.posterior.shift.values()
+        ):
+            return self.init(run)
         return _around(whole, _moved_along(server, before, whole))
 
 
@@ -382,6 +390,8 @@ def _fitted(
 
 _NO_LABEL = 1e-12
 """Sum of probabilities below which there are none."""
+_ROUNDING = 1e-9
+"""Share of all shifts that sums of factors may be off by."""
 _STEPS = 20
 """Most steps of the server in a round."""
 
