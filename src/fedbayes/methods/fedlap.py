@@ -113,7 +113,8 @@ class FedLap(MomentMatching):
         None,
         description="inputs at which clients tell predictions (FedLap-Func): auto (synthetic, by "
         "their shape), leaves, strokes, noise, gaussian, package.module:function, or a folder or "
-        "file of public samples that the server and all clients have. none: they tell nothing",
+        "file of public samples that the server and all clients have. none: no predictions are "
+        "sent",
     )
     points: Annotated[int, Only("inputs")] = Field(
         200, ge=1, description="number of inputs at which clients tell predictions"
