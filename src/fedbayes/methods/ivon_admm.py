@@ -167,7 +167,8 @@ class IvonAdmm(GaussianServer[IvonServer, IvonClient]):
         """
         run = known.run
         start = self.prior_std if self.fixed_precision else self.start_std
-        length = self.kl_weight * (self.rho or 1 / run.cohort) * run.cohort * (0.05 / start) ** 2
+        rho = self.rho * run.cohort if self.rho else 1.0
+        length = self.kl_weight * rho * (0.05 / start) ** 2
         return {
             **sgd(known, lr=float(f"{min(0.4, 8 / known.median * length):.1g}")),
             "method.rho": 1 / run.cohort if run.cohort < run.clients else None,
