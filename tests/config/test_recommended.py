@@ -75,6 +75,27 @@ def test_what_is_set_stays():
     assert "method.damping" not in longer.settings_chosen  # a quarter a round is enough
 
 
+@pytest.mark.parametrize(
+    "given",
+    [
+        {"kl_weight": 0.01},
+        {"rho": 0.5, "kl_weight": 0.1},
+        {"start_std": 0.1},
+        {"rate": 0.0, "prior_std": 0.1},
+    ],
+)
+def test_first_steps_of_bayesian_admm_are_as_long_whatever_else_is_set(given):
+    """Their length is lr n s²/(kl_weight ρ); rates have one digit."""
+    lengths = []
+    for settings in ({}, given):
+        config = started(method={"name": "ivon-admm", **settings})
+        method = config.build_method()
+        std = method.prior_std if method.fixed_precision else method.start_std
+        rho = method.rho or 1 / SMALL["data"]["clients"]
+        lengths.append(config.training.lr * std**2 / (method.kl_weight * rho))
+    assert lengths[1] == pytest.approx(lengths[0], rel=0.6)
+
+
 @pytest.mark.parametrize(("given", "rate"), [("sgd", 0.1), ("adamax", 0.006)])
 def test_a_rate_goes_with_the_optimizer_that_is_set(given, rate):
     config = started(method={"name": "pvi"}, training={"optimizer": given})

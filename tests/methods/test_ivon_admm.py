@@ -89,7 +89,7 @@ def rounds(method, run, parts, count, cohort=None, curvatures=None):
     """Posteriors of the server, and its and the clients' duals, with E-steps in closed form."""
     server, states = method.init(run), [method.join(at(run)) for _ in parts]
     found, rho = [], method.penalty(run)
-    share = method.dual_step * rho
+    share = method.step(run) * rho
     for number in range(1, count + 1):
         reports = Sum()
         for client in cohort(number) if cohort else range(len(parts)):
@@ -146,14 +146,37 @@ def test_one_round_is_enough_on_quadratic_losses_with_diagonal_hessians(clients,
 
 @pytest.mark.parametrize("damping", [True, False])
 @pytest.mark.parametrize("rho", [0.2, 1.0])
-def test_with_other_penalties_the_distance_shrinks_as_theory_says(rho, damping):
+def test_with_whole_steps_the_distance_shrinks_as_theory_says(rho, damping):
     """By ρK/(1 + ρK) a round, with damping too: duals are what data say from round 1 on."""
-    parts, method = rows(3), IvonAdmm(rho=rho, damping=damping)
+    parts, method = rows(3), IvonAdmm(rho=rho, dual_step=1.0, damping=damping)
     found, _, _ = rounds(method, regression(3), parts, 12)
     distances = [apart(one, pooled(parts)) for one in found]
     for before, after in pairwise(distances[1:6]):
         assert after / before == pytest.approx(3 * rho / (1 + 3 * rho), rel=0.02)
     assert distances[-1] < distances[0]
+
+
+@pytest.mark.parametrize(("rho", "clients"), [(1.0, 3), (0.5, 3), (2.0, 4)])
+def test_with_the_step_of_its_own_choice_the_server_has_the_mean_of_the_clients(rho, clients):
+    """Which is the prior times the dual variables; and the distance shrinks by 1 − 1/(ρK)."""
+    parts, run = rows(clients), regression(clients)
+    method = IvonAdmm(rho=rho, damping=False)
+    found, _, _ = rounds(method, run, parts, 8)
+    for before, after in pairwise(apart(one, pooled(parts)) for one in found):
+        assert after / before == pytest.approx(1 - 1 / (rho * clients), rel=0.02)
+    server = method.init(run)
+    rng = torch.Generator().manual_seed(2)
+    for number in range(1, 4):  # of clients that were trained in any other way too
+        total, mean = Sum(), server.posterior**0.0
+        for client in range(clients):
+            more = torch.rand(1, 2, generator=rng).double(), torch.randn(1, 2, generator=rng)
+            change = {f"precision/{NAME}": more[0], f"shift/{NAME}": more[1].double()}
+            total.add(client, Report(change))
+            own = server.posterior * method.changed_by(change)
+            mean = mean * own ** (1 / clients)
+        server, _ = method.update(server, total, at(run, round=number))
+        assert apart(server.posterior, mean) < 1e-9
+        assert apart(server.posterior, standard({NAME: torch.zeros(1, 2)}) * server.dual) < 1e-9
 
 
 def test_with_a_step_of_its_own_a_dual_variable_comes_to_the_same_factor():

@@ -90,7 +90,9 @@ class IvonAdmm(GaussianServer[IvonServer, IvonClient]):
 
         λ ← a (λ_0 + Σ_K η_k) + (1 − a) mean_k λ_k,    a = 1/(1 + ρK).
 
-    A step γ below 1, as in the authors' program, has the same fixed point.
+    For any step γ the fixed point is the same. With γ = 1/(ρB), B clients in a round, the server's
+    posterior is the mean of the clients', and stays the prior times their dual variables. A larger
+    step counts the precision that training starts with as what γρB clients have learnt.
 
     Where all agree, η_k is what the client's data add to the posterior: its factor in PVI, whose
     E-step this is for ρ = 1. On quadratic losses with diagonal Hessians and ρ = 1/K one round of
@@ -129,12 +131,13 @@ class IvonAdmm(GaussianServer[IvonServer, IvonClient]):
         "exact for quadratic losses with diagonal Hessians. Smaller values are unstable. If "
         "clients have few classes, use a larger value, such as 1",
     )
-    dual_step: float = Field(
-        1.0,
+    dual_step: float | None = Field(
+        None,
         gt=0,
         le=1,
-        description="step γ of the dual variables, as a share of ρ. The authors' experiments "
-        "with networks have 0.1, with ρ from 0.5 to 5",
+        description="step γ of the dual variables, as a share of ρ. Unset: 1/(ρB) for B clients in "
+        "a round, at most 1; then the server's posterior is the mean of the clients'. With larger "
+        "steps precisions grow, and learning rates shrink, before anything is learnt",
     )
     damping: Annotated[bool, Chosen()] = Field(
         True,
@@ -159,12 +162,15 @@ class IvonAdmm(GaussianServer[IvonServer, IvonClient]):
 
     def recommended(self, known: Known) -> dict[str, Any]:
         """Variational online Newton: its learning rate, for steps that grow with a client's
-        samples. The penalty is by the clients of a round, where those are not all.
+        samples. First steps are as long as they are by default, whatever penalty, KL weight and
+        deviation are set. The penalty is by the clients of a round, where those are not all.
         """
         run = known.run
-        rate = float(f"{min(0.4, 8 / known.median):.1g}")
+        start = self.prior_std if self.fixed_precision else self.start_std
+        rho = self.rho * run.cohort if self.rho else 1.0
+        length = self.kl_weight * rho * (0.05 / start) ** 2
         return {
-            **sgd(known, lr=rate),
+            **sgd(known, lr=float(f"{min(0.4, 8 / known.median * length):.1g}")),
             "method.rho": 1 / run.cohort if run.cohort < run.clients else None,
         }
 
@@ -176,6 +182,10 @@ class IvonAdmm(GaussianServer[IvonServer, IvonClient]):
     def penalty(self, run: Federation) -> float:
         """ρ."""
         return self.rho or 1 / run.clients
+
+    def step(self, run: Federation) -> float:
+        """γ."""
+        return self.dual_step or min(1.0, 1 / (self.penalty(run) * run.cohort))
 
     def remarks(self, run: Federation) -> list[str]:
         """Settings of other optimizers, and a penalty with which nothing converges."""
@@ -206,7 +216,7 @@ class IvonAdmm(GaussianServer[IvonServer, IvonClient]):
         device, kind = run.network.device, next(iter(run.network.initial.values())).dtype
         rho = self.penalty(run)
         reported = client.reported if client.reported.precision else posterior**0.0
-        dual = reported**self.dual_step  # η_k/ρ
+        dual = reported ** self.step(run)  # η_k/ρ
         mean, unlearnt = posterior.mean, is_unlearnt(posterior.mean)
         wide = posterior / dual
         start: Tensors = {}
@@ -299,7 +309,7 @@ class IvonAdmm(GaussianServer[IvonServer, IvonClient]):
         before, run = server.posterior, at.run
         total = self.changed_by(reports.tensors)
         rho = self.penalty(run)
-        dual = server.dual * total ** (self.dual_step * rho)
+        dual = server.dual * total ** (self.step(run) * rho)
         share = 1 / (1 + rho * run.clients)
         prior = standard(before.precision, self.prior_std)
         mean = before * total ** (1 / reports.clients)
