@@ -6,7 +6,8 @@ prints the message alone; a traceback is for our own mistakes.
 
 import sys
 import warnings
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from difflib import get_close_matches
 from importlib.util import find_spec
 
@@ -103,6 +104,16 @@ class EngineError(FedbayesError):
 
 class RunError(FedbayesError):
     """A run folder is absent, damaged, or cannot be continued."""
+
+
+@contextmanager
+def told_as(error: type[FedbayesError], before: str, *kinds: type[Exception]) -> Iterator[None]:
+    """Raise an error of ours, with words before the reason, in the place of those of some kinds."""
+    try:
+        yield
+    except kinds as found:
+        reason = getattr(found, "strerror", None) or found
+        raise error(f"{before}: {reason}") from None
 
 
 def quoted(word: str) -> str:

@@ -298,7 +298,7 @@ def test_qlsd_sends_gradients_that_are_right_on_average():
 
 def test_qlsd_says_that_epochs_have_no_effect_and_rejects_negative_steps():
     run = run_of(network(), epochs=3, **PLAIN)
-    assert "have no effect" in Qlsd().remarks(run)[0]
+    assert "training.epochs has no effect" in Qlsd().remarks(run)[0]
     assert not Qlsd().remarks(run_of(network(), epochs=1, **PLAIN))
     bad = Report({"step/1.bias": torch.tensor(-1.0)})
     with pytest.raises(MessageError, match="negative"):

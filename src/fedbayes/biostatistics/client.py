@@ -20,7 +20,14 @@ from fedbayes.biostatistics.risk_sets import (
     tell_scores,
 )
 from fedbayes.core.categories import normal, without_blanks
-from fedbayes.errors import ColumnError, DataError, EngineError, FedbayesError, MessageError
+from fedbayes.errors import (
+    ColumnError,
+    DataError,
+    EngineError,
+    FedbayesError,
+    MessageError,
+    told_as,
+)
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -49,11 +56,9 @@ class TableClient:
             MessageError: it is no question.
             FedbayesError: its rows cannot be coded, or are too few.
         """
-        try:
+        with told_as(MessageError, "unknown question", KeyError, TypeError, ValidationError):
             handler = _ANSWERS[question.told["ask"]]
             return handler(self, question.told, dict(question.numbers))
-        except (KeyError, TypeError, ValidationError) as error:
-            raise MessageError(f"unknown question: {error}") from None
 
     def wanted(self, told: Mapping[str, Any]) -> Wanted:
         """The columns that a question is of, with this client's own least number of rows."""

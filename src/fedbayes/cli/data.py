@@ -11,7 +11,7 @@ from fedbayes.cli.app import Console, app
 from fedbayes.cli.commands import Application, Commands
 from fedbayes.cli.options import DataDir, DataPartition, Setting, completes, overrides
 from fedbayes.core.files import json_text
-from fedbayes.errors import ConfigError, RunError
+from fedbayes.errors import ConfigError, RunError, told_as
 
 if TYPE_CHECKING:
     from fedbayes.data.tables.check import TableCheck
@@ -96,10 +96,8 @@ def data_show(
     scheme = choose_scheme(data.dataset, config.data)
     title = f"{data.dataset.name}, {scheme}, {data.clients:,} clients"
     path = out or Path(f"{data.dataset.name.replace(':', '.')}-{scheme}.png")
-    try:
+    with told_as(RunError, f"cannot write {path}", OSError):
         plot_partition(data, path, title)
-    except OSError as error:
-        raise RunError(f"cannot write {path}: {error}") from None
     sizes, tests = data.train_sizes(), data.test_sizes()
     about = ""
     if not data.classes:
@@ -169,10 +167,8 @@ def data_check(
 
         check = check_like(config, schema)
     if out is not None:
-        try:
+        with told_as(RunError, f"cannot write {out}", OSError):
             plot_check(check, out, config.data.date_format or "")
-        except OSError as error:
-            raise RunError(f"cannot write {out}: {error}") from None
     if as_json:
         print(json_text(check.dump(), indent=2))
     else:

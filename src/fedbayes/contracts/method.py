@@ -110,6 +110,8 @@ class About:
     """Published values of fields whose default is another one, for `preset = "published"`."""
     needs: Sequence["Need"] = ()
     """What a run must be, such as `contracts.needs.own_prior`, after what base classes need."""
+    notes: Sequence["Note"] = ()
+    """What a user should know of a run, such as `contracts.natural.few_rounds`; likewise."""
 
     def completed(self, other: "About") -> "About":
         """With what another one has of what this one leaves out."""
@@ -118,6 +120,7 @@ class About:
             self.paper or other.paper,
             self.published or other.published,
             tuple(dict.fromkeys((*other.needs, *self.needs))),
+            tuple(dict.fromkeys((*other.notes, *self.notes))),
         )
 
 
@@ -239,10 +242,10 @@ class Method(Choosable, Generic[ServerState, ClientState, Reduced], metaclass=Fo
         return adam(known) if known.pretrained else sgd(known)
 
     def remarks(self, run: Federation) -> list[str]:
-        """Notes on the network before the first round, such as a layer that the method leaves out.
-        A sentence each.
+        """Notes before the first round, such as a layer that the method leaves out: by default,
+        those of `about.notes`. A sentence each.
         """
-        return []
+        return [sentence for note in self.about.notes for sentence in note(self, run)]
 
     def note(self, samples: int, run: Federation) -> ClientNote:
         """A note on a client with this number of training samples: its prior, and whether it has
@@ -500,3 +503,5 @@ AnyMethod = Method[Any, Any, Any]
 
 Need = Callable[[AnyMethod, Federation], None]
 """What a method needs of a run: raises an error, which says what would do, where it is not so."""
+Note = Callable[[AnyMethod, Federation], list[str]]
+"""What a user of the method should know of a run before its first round, a sentence each."""

@@ -8,7 +8,7 @@ import torch
 from pydantic import Field
 from torch import Tensor
 
-from fedbayes.contracts.method import Info, Sampler
+from fedbayes.contracts.method import About, Info, Sampler
 from fedbayes.contracts.natural import (
     KNOWN_STD,
     few_rounds,
@@ -57,6 +57,7 @@ class MomentMatching(PartitionedPosterior[MomentsClient]):
     the precision Λ_i and the shift (Λ + Λ_i) m − h.
     """
 
+    about = About(notes=(few_rounds,))
     client_state = MomentsClient
     reports = retracting(PartitionedPosterior.reports, retracted)
 
@@ -79,10 +80,6 @@ class MomentMatching(PartitionedPosterior[MomentsClient]):
         "in Laplace's approximation, or the network itself, which needs small standard "
         "deviations",
     )
-
-    def remarks(self, run: Federation) -> list[str]:
-        """A note if clients take part in few rounds."""
-        return few_rounds(self, run)
 
     def recommended(self, known: Known) -> dict[str, Any]:
         """Adam, and a prior that lets the model fit the data."""

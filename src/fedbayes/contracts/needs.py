@@ -1,4 +1,4 @@
-"""What several methods need of a run, for `About.needs`."""
+"""What several methods need of a run, and tell of it, for `About`."""
 
 from fedbayes.contracts.method import AnyMethod, Need
 from fedbayes.contracts.run import Federation
@@ -97,3 +97,13 @@ def sum_of_gradients(method: AnyMethod, run: Federation) -> None:
             "control variates along the path need training.optimizer = 'sgd' with momentum 0; "
             "variates from gradients (method.control = 'gradient', if the method has it) do not"
         )
+
+
+def of_first_round(method: AnyMethod, run: Federation) -> list[str]:
+    """Whether all clients are in the ensemble of the first round."""
+    if run.cohort == run.clients:
+        return []
+    return [
+        f"the ensemble of {method.name} contains only the networks of the {run.cohort} clients of "
+        "round 1. Leave clients_per_round out"
+    ]

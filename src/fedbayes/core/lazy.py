@@ -13,7 +13,7 @@ from types import ModuleType
 from typing import Any, Generic, TypeVar
 
 from fedbayes.core.here import resolving
-from fedbayes.errors import ConfigError, not_among
+from fedbayes.errors import ConfigError, FedbayesError, not_among, told_as
 
 Kind = TypeVar("Kind")
 
@@ -160,20 +160,19 @@ GIVE_AGAIN = (
 )
 
 
-def named(place: str, what: str) -> Any:
+def named(place: str, what: str, error: type[FedbayesError] = ConfigError) -> Any:
     """A user's own class, function or other object.
 
     Args:
         place: `package.module:name`.
         what: to call it in errors.
+        error: its kind.
 
     Raises:
-        ConfigError: there is none.
+        FedbayesError: there is none.
     """
-    try:
+    with told_as(error, f"cannot find the {what} {place!r}", ImportError):
         return own(place)
-    except ImportError as error:
-        raise ConfigError(f"cannot find the {what} {place!r}: {error}") from None
 
 
 def own_function(place: str, what: str, how: str) -> Any:

@@ -10,7 +10,7 @@ from fedbayes.core.wording import listed, size
 from fedbayes.data.dataset import Array
 from fedbayes.data.tables.cells import as_numbers, is_numeric, no_number
 from fedbayes.data.tables.precision import MOST
-from fedbayes.errors import DataError
+from fedbayes.errors import DataError, told_as
 
 Channels = Literal["auto", "first", "last", "absent"]
 """Where the channels of a sample are: in its first axis, its last one, or in none."""
@@ -37,10 +37,14 @@ def numbers(values: Any, who: str) -> Array:
         values = values.to_pandas()
     if hasattr(values, "iloc"):
         return _of_table(values if hasattr(values, "columns") else values.to_frame(), who)
-    try:
+    with told_as(
+        DataError,
+        f"{who}: samples are not all numbers of one shape",
+        ValueError,
+        TypeError,
+        RuntimeError,
+    ):
         found = np.asarray(plain(values))
-    except (ValueError, TypeError, RuntimeError) as error:
-        raise DataError(f"{who}: samples are not all numbers of one shape: {error}") from None
     if found.dtype.kind not in "iufb":
         raise DataError(f"{who}: samples are of type {found.dtype}, not numbers")
     return found

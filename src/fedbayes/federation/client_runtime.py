@@ -31,6 +31,7 @@ from fedbayes.errors import (
     EngineError,
     MessageError,
     ModelError,
+    told_as,
     warn,
 )
 from fedbayes.federation.attacks.adversary import Adversary
@@ -440,12 +441,10 @@ class ClientRuntime:
 
     def _state(self, task: Task, device: torch.device) -> tuple[Any, Tensors]:
         """The client's private state, and what it could not say."""
-        try:
+        with told_as(
+            EngineError, f"the private state of client {task.client} is damaged", MessageError
+        ):
             return read_state(task.state or b"", self.method, device)
-        except MessageError as error:
-            raise EngineError(
-                f"the private state of client {task.client} is damaged: {error}"
-            ) from None
 
     def _set_aside(self, samples: Samples, client: int) -> tuple[Samples, Samples | None]:
         """What a client trains on, and what its early stopping watches: the same every round."""

@@ -16,7 +16,7 @@ from rich.console import Console
 from fedbayes.config.config import Config
 from fedbayes.core.devices import choose_device, repeatable
 from fedbayes.core.portable import use_threads
-from fedbayes.errors import ConfigError, EngineError
+from fedbayes.errors import ConfigError, EngineError, told_as
 from fedbayes.federation.client_runtime import ClientRuntime
 from fedbayes.federation.engine_table import ENGINES
 from fedbayes.federation.stages import secure
@@ -208,10 +208,8 @@ def _once(grid: Grid) -> Callable[[], Grid]:
 def _config(project: Path, context: Context) -> Config:
     """The settings of a project, changed by the key `set` of the run config."""
     given = str(context.run_config.get("set") or "")
-    try:
+    with told_as(ConfigError, f"set = {given!r} in the run config", ValueError):
         overrides = shlex.split(given)
-    except ValueError as error:
-        raise ConfigError(f"set = {given!r} in the run config: {error}") from None
     # Server and nodes train by the same values: nobody chooses here.
     return Config.stored(project / "config.toml", [*overrides, "engine=flower"]).closed()
 

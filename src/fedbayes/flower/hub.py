@@ -20,7 +20,7 @@ import uvicorn
 from flwr.superlink.main import create_app
 from sqlalchemy.exc import DatabaseError
 
-from fedbayes.errors import EngineError, RunError
+from fedbayes.errors import EngineError, RunError, told_as
 from fedbayes.flower.gate import Gate, Punctual, many_connections, shorten_handshakes
 
 OPEN = "/v1/fleet/"
@@ -165,7 +165,5 @@ def _flower(folder: Path, port: int) -> App:
 def _listen(host: str, port: int) -> socket.socket:
     """A socket that listens."""
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
-    try:
+    with told_as(EngineError, f"cannot listen at {host}:{port}", OSError):
         return socket.create_server((host, port), family=family, backlog=2048)
-    except OSError as error:
-        raise EngineError(f"cannot listen at {host}:{port}: {error.strerror or error}") from None

@@ -14,7 +14,7 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
 from fedbayes.core.files import write_beside
-from fedbayes.errors import EngineError, RunError, warn
+from fedbayes.errors import EngineError, RunError, told_as, warn
 
 _DAYS = 825
 """How long certificates hold; browsers and TLS libraries accept no more."""
@@ -56,7 +56,7 @@ def make_keys(folder: Path, hosts: list[str], clients: int) -> list[Path]:
         files[f"client-{client}.pub"] = key.public_key().public_bytes(
             serialization.Encoding.OpenSSH, serialization.PublicFormat.OpenSSH
         )
-    try:
+    with told_as(RunError, f"cannot write {folder}", OSError):
         folder.mkdir(parents=True, exist_ok=True, mode=0o700)
         for name, content in files.items():
             if name.endswith(".key"):
@@ -64,8 +64,6 @@ def make_keys(folder: Path, hosts: list[str], clients: int) -> list[Path]:
                 (folder / name).write_bytes(content)
             else:
                 write_beside(folder / name, content)
-    except OSError as error:
-        raise RunError(f"cannot write {folder}: {error}") from None
     return [folder / name for name in files]
 
 
@@ -75,10 +73,10 @@ def read_public_key(file: Path) -> bytes:
     Raises:
         RunError: the file holds none of the right kind.
     """
-    try:
+    with told_as(
+        RunError, f"cannot read the public key {file}", OSError, ValueError, UnsupportedAlgorithm
+    ):
         key = serialization.load_ssh_public_key(file.expanduser().read_bytes())
-    except (OSError, ValueError, UnsupportedAlgorithm) as error:
-        raise RunError(f"cannot read the public key {file}: {error}") from None
     if not isinstance(key, ec.EllipticCurvePublicKey):
         raise RunError(
             f"{file} is not an elliptic curve key. Create it with `fedbayes federate keys`"

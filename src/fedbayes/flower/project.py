@@ -6,7 +6,7 @@ from typing import Any
 from fedbayes.config.config import Config
 from fedbayes.core.files import write_beside
 from fedbayes.data import FederatedData, Preprocessing
-from fedbayes.errors import ConfigError, DataError, RunError
+from fedbayes.errors import ConfigError, DataError, RunError, told_as
 
 _PYPROJECT = """\
 [build-system]
@@ -60,10 +60,8 @@ def read_schema(file: Path) -> Preprocessing:
     Raises:
         ConfigError: the file cannot be read.
     """
-    try:
+    with told_as(ConfigError, f"cannot read {file}", OSError, DataError):
         return Preprocessing.load(file.read_bytes())
-    except (OSError, DataError) as error:
-        raise ConfigError(f"cannot read {file}: {error}") from None
 
 
 def app_files(
@@ -118,9 +116,7 @@ def write_project(folder: Path, config: Config, data: FederatedData) -> None:
         name = f"federation-{name}".strip("-")
     run_folder = str(folder.resolve() / "run")
     files = app_files(config, data, name=name, folder=run_folder)
-    try:
+    with told_as(RunError, f"cannot write {folder}", OSError):
         folder.mkdir(parents=True, exist_ok=True)
         for path, content in files.items():
             write_beside(folder / path, content)
-    except OSError as error:
-        raise RunError(f"cannot write {folder}: {error}") from None

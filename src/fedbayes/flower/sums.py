@@ -10,7 +10,7 @@ from flwr.serverapp import Grid
 from fedbayes.biostatistics import Packet, TableClient
 from fedbayes.biostatistics.exchange import SumsWanted
 from fedbayes.biostatistics.limbs import Limbs
-from fedbayes.errors import ConfigError, EngineError, FedbayesError, MessageError
+from fedbayes.errors import ConfigError, EngineError, FedbayesError, MessageError, told_as
 from fedbayes.federation.client_runtime import ClientFailure, ClientResult, Task
 from fedbayes.federation.settings import FEWEST
 from fedbayes.federation.stages.secure import Vector
@@ -123,10 +123,8 @@ class NodeCarrier:
             )
         for name, outcome in found.items():
             assert not isinstance(outcome, ClientFailure)
-            try:
+            with told_as(MessageError, f"client {name}", MessageError):
                 answers[name] = read_packet(outcome.report)
-            except MessageError as error:
-                raise MessageError(f"client {name}: {error}") from None
         return answers
 
     def close(self) -> None:

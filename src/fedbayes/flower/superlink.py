@@ -47,7 +47,7 @@ from flwr.supercore.task_identity import TaskIdentity
 from flwr.superlink.grid import HttpGrid
 from psutil import net_if_addrs
 
-from fedbayes.errors import EngineError
+from fedbayes.errors import EngineError, told_as
 from fedbayes.flower.poller import LinkError
 
 _ACQUIRE = "/flwr.proto.Runtime/AcquireTask"
@@ -101,10 +101,8 @@ class SuperLink:
         return ["--superlink", self.address, *given, *([] if self.certificates else ["--insecure"])]
 
     def _read(self, path: Path | None) -> bytes | None:
-        try:
+        with told_as(EngineError, f"cannot read {path}", OSError):
             return None if path is None else path.expanduser().read_bytes()
-        except OSError as error:
-            raise EngineError(f"cannot read {path}: {error.strerror}") from None
 
     def submit(self, files: dict[str, bytes]) -> int:
         """Submit a Flower app; the id of its run.

@@ -42,7 +42,7 @@ from flwr.supercore.run import RunNotRunningException
 from flwr.supernode import start_client_internal as flower
 from flwr.supernode.nodestate.in_memory_nodestate import InMemoryNodeState
 
-from fedbayes.errors import ConfigError, EngineError, RunError
+from fedbayes.errors import ConfigError, EngineError, RunError, told_as
 from fedbayes.flower.node_config import check_node_config
 from fedbayes.flower.pace import pause
 from fedbayes.flower.warm import Answer, AppDied, Contents, Request, WarmApps
@@ -63,10 +63,10 @@ def read_private_key(file: Path) -> Keys:
     Raises:
         RunError: the file holds none of the right kind.
     """
-    try:
+    with told_as(
+        RunError, f"cannot read the private key {file}", OSError, ValueError, UnsupportedAlgorithm
+    ):
         key = load_ssh_private_key(file.expanduser().read_bytes(), None)
-    except (OSError, ValueError, UnsupportedAlgorithm) as error:
-        raise RunError(f"cannot read the private key {file}: {error}") from None
     if not isinstance(key, ec.EllipticCurvePrivateKey):
         raise RunError(
             f"{file} is not an elliptic curve key. Create it with `fedbayes federate keys`"

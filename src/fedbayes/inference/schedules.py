@@ -8,7 +8,7 @@ from pydantic.json_schema import WithJsonSchema
 from pydantic_core import PydanticCustomError
 
 from fedbayes.core.fields import Only
-from fedbayes.core.lazy import own, raised
+from fedbayes.core.lazy import named, raised
 from fedbayes.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -61,10 +61,7 @@ def factor(schedule: str, decay: float, decay_every: int, round: int, rounds: in
 
 def _own_factor(place: str, round: int, rounds: int) -> float:
     """The factor that a user's own function gives."""
-    try:
-        function: Callable[[int, int], object] = own(place)
-    except ImportError as error:
-        raise ConfigError(f"cannot find the schedule {place!r}: {error}") from None
+    function: Callable[[int, int], object] = named(place, "schedule")
     try:
         found = float(function(round, rounds))  # type: ignore[arg-type]
     except Exception as error:

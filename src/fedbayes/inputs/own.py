@@ -7,7 +7,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fedbayes.core.lazy import own, raised
+from fedbayes.core.lazy import named, raised
 from fedbayes.core.wording import size
 from fedbayes.errors import ConfigError, DataError
 from fedbayes.inputs.prior import InputPrior
@@ -30,10 +30,7 @@ class OwnPrior(InputPrior):
     def __init__(self, place: str, shape: tuple[int, ...]) -> None:
         super().__init__(shape)
         self.name = place
-        try:
-            function = own(place)
-        except ImportError as error:
-            raise ConfigError(f"cannot find the input prior {place!r}: {error}") from None
+        function = named(place, "input prior")
         if not callable(function) or isinstance(function, type):
             raise ConfigError(
                 f"the input prior {place!r} is not a function. Give a function, called as "

@@ -14,7 +14,7 @@ from fedbayes.core.wording import listed
 from fedbayes.data.source_settings import SourceSettings
 from fedbayes.data.sources.own import SUFFIXES
 from fedbayes.data.sources.tables import read_tables
-from fedbayes.errors import ConfigError, DataError, did_you_mean
+from fedbayes.errors import ConfigError, DataError, did_you_mean, told_as
 from fedbayes.inputs.prior import InputPrior
 from fedbayes.inputs.samples import RealSamples
 from fedbayes.models.others import LanguageNetwork, language_model
@@ -221,10 +221,8 @@ def _read_texts(path: Path, column: str | None, notes: list[str]) -> list[str]:
     if not path.name.lower().endswith(SUFFIXES):
         if column is not None:
             raise DataError(f"{path} is not a table, so it has no column {column!r}. Leave it out")
-        try:
+        with told_as(DataError, f"cannot read the texts {path}", OSError, ValueError):
             lines = [line.strip() for line in read_text(path).splitlines()]
-        except (OSError, ValueError) as error:
-            raise DataError(f"cannot read the texts {path}: {error}") from None
         texts = [line for line in lines if line]
         if not texts:
             raise DataError(f"{path} has no lines with text")

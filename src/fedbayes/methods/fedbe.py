@@ -57,7 +57,7 @@ class FedBeServer:
 class _Ensemble(Averaged, Method[FedBeServer, Stateless, Reduced], Generic[Reduced]):
     """What both ways to the distribution share: clients as of FedAvg, predictions, distillation."""
 
-    about = About(paper="Chen and Chao 2021", needs=(drawable,))
+    about = About(paper="Chen and Chao 2021", needs=(drawable,), notes=(input_remarks,))
     server_state = FedBeServer
 
     members: int = Field(10, ge=1, description="number of networks sampled for the ensemble")
@@ -87,13 +87,13 @@ class _Ensemble(Averaged, Method[FedBeServer, Stateless, Reduced], Generic[Reduc
     )
 
     def remarks(self, run: Federation) -> list[str]:
-        """What inputs are taken for, and whether the distribution is of use."""
+        """Whether the distribution is of use, too."""
         if self.inputs is None and self.predicts == "single":
             return [
                 "method.predicts = 'single' without method.inputs is federated averaging. Set "
                 "method.inputs, or method.predicts = 'ensemble'"
             ]
-        return input_remarks(self, run)
+        return super().remarks(run)
 
     def init(self, run: Federation) -> FedBeServer:
         """The network's initialization."""

@@ -63,6 +63,7 @@ class FedFuse(ClassCountedMethod[Server]):
         "distills the clients' ensemble on synthetic inputs",
         "after FedDF, Lin et al. 2020; synthetic inputs and teacher: fusion in function space",
         needs=(drawable,),
+        notes=(input_remarks,),
     )
     server_state = Server
     reports = replace(
@@ -114,8 +115,8 @@ class FedFuse(ClassCountedMethod[Server]):
                 )
 
     def remarks(self, run: Federation) -> list[str]:
-        """Notes on the synthetic inputs, and on `seek` without classes."""
-        notes = input_remarks(self, run)
+        """Notes on few clients, and on `seek` without classes, too."""
+        notes = super().remarks(run)
         if 4 * run.cohort <= run.clients:
             notes.append(
                 f"in a round the server learns the ensemble of {run.cohort} of {run.clients} "

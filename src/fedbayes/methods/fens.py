@@ -28,7 +28,7 @@ from fedbayes.contracts import (
     sgd,
 )
 from fedbayes.contracts.drawn import sampler_over
-from fedbayes.contracts.needs import weights_alone
+from fedbayes.contracts.needs import of_first_round, weights_alone
 from fedbayes.contracts.personal import PersonalTensors, solved_apart
 from fedbayes.core.messages import Message, dense
 from fedbayes.core.tensors import Samples, Tensors, named, part
@@ -69,6 +69,7 @@ class Fens(Averaged, Method[FensServer, PersonalTensors, ReportList]):
         "one round of networks, then an aggregator of their outputs",
         "Allouah et al. 2024",
         needs=(weights_alone,),
+        notes=(of_first_round,),
     )
     server_state = FensServer
     client_state = PersonalTensors
@@ -86,15 +87,6 @@ class Fens(Averaged, Method[FensServer, PersonalTensors, ReportList]):
         """All training of a network is in one round, so that it takes many steps."""
         chosen = sgd(known, steps=300)
         return {**chosen, "training.epochs": max(20, round(300 / known.epoch))}
-
-    def remarks(self, run: Federation) -> list[str]:
-        """Whether all clients are in the ensemble."""
-        if run.cohort == run.clients:
-            return []
-        return [
-            f"the ensemble of fens contains only the networks of the {run.cohort} clients of "
-            "round 1. Leave clients_per_round out"
-        ]
 
     def init(self, run: Federation) -> FensServer:
         """The network's initialization, and a mean."""

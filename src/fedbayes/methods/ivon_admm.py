@@ -112,6 +112,7 @@ class IvonAdmm(GaussianServer[IvonServer, IvonClient]):
         "clients' posteriors with dual variables, as in ADMM",
         "Möllenhoff et al. 2025; Swaroop et al. 2025; Shen et al. 2024",
         published=MappingProxyType({"damping": False}),
+        notes=(few_rounds,),
     )
     server_state = IvonServer
     client_state = IvonClient
@@ -189,7 +190,7 @@ class IvonAdmm(GaussianServer[IvonServer, IvonClient]):
 
     def remarks(self, run: Federation) -> list[str]:
         """Settings of other optimizers, and a penalty with which nothing converges."""
-        notes = few_rounds(self, run)
+        notes = super().remarks(run)
         if self.penalty(run) < 1 / run.clients:
             notes.append(
                 f"method.rho = {self.rho:g} is less than 1/{run.clients}, which is often "

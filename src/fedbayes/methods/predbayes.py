@@ -28,7 +28,7 @@ from fedbayes.contracts import (
     single_draw,
 )
 from fedbayes.contracts.drawn import sampler_over
-from fedbayes.contracts.needs import langevin, own_prior, weights_alone
+from fedbayes.contracts.needs import langevin, of_first_round, own_prior, weights_alone
 from fedbayes.contracts.run import with_prior
 from fedbayes.core.fields import Chosen, Only
 from fedbayes.core.messages import Message, dense
@@ -80,6 +80,7 @@ class PredBayes(Method[PredBayesServer, Stateless, ReportList]):
         "mixes or multiplies clients' posterior predictions",
         "Hasan et al. 2024",
         needs=(langevin, own_prior, weights_alone, drawable),
+        notes=(input_remarks, of_first_round),
     )
     server_state = PredBayesServer
     reports = Reports(
@@ -137,13 +138,8 @@ class PredBayes(Method[PredBayesServer, Stateless, ReportList]):
         }
 
     def remarks(self, run: Federation) -> list[str]:
-        """Notes on the synthetic inputs, the clients of the ensemble and the choice of β."""
-        notes = input_remarks(self, run)
-        if run.cohort < run.clients:
-            notes.append(
-                f"the ensemble of {self.name} contains only the networks of the {run.cohort} "
-                "clients of round 1. Leave clients_per_round out"
-            )
+        """Notes on the choice of β too."""
+        notes = super().remarks(run)
         if run.rounds < 2 and self.beta is None:
             notes.append(
                 f"{self.name} chooses method.beta in round 2, but this run has one round, so it "

@@ -24,6 +24,7 @@ from fedbayes.contracts import (
 from fedbayes.contracts.chain import Chain, ChainServer
 from fedbayes.contracts.needs import langevin, own_prior, weights_alone
 from fedbayes.core.coding import STEPS, Coded, Int8
+from fedbayes.core.fields import unused
 from fedbayes.core.messages import Message, dense
 from fedbayes.core.tensors import Samples, Tensors
 from fedbayes.errors import MessageError
@@ -74,12 +75,8 @@ class Qlsd(Chain, Method[ChainServer, Stateless, ReportList]):
 
     def remarks(self, run: Federation) -> list[str]:
         """Settings of local steps, which there are none of."""
-        if run.training.epochs == 1 and run.training.steps is None:
-            return []
-        return [
-            "training.epochs and training.steps have no effect: a client of qlsd sends one "
-            "gradient of all its rows in a round"
-        ]
+        why = f"a client of {self.name} sends one gradient of all its rows in a round"
+        return unused(run.training, ("epochs", "steps"), why, "training.")
 
     def init(self, run: Federation) -> ChainServer:
         """Start at the network's initialization."""

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from fedbayes.core import seeds
-from fedbayes.core.lazy import in_memory, own, raised
+from fedbayes.core.lazy import in_memory, named, raised
 from fedbayes.errors import ModelError, NetworkError
 from fedbayes.models import normalization, trials
 from fedbayes.models.files import frozen_digest, named_as, read_model, unlike
@@ -192,10 +192,7 @@ def _load(module: nn.Module, settings: ModelSettings, file: Path, fixed: frozens
 
 def _factory(place: str) -> Any:
     """The user's factory; its module is imported."""
-    try:
-        return own(place)
-    except ImportError as error:
-        raise ModelError(f"cannot find the model {place!r}: {error}") from None
+    return named(place, "model", ModelError)
 
 
 def _own(settings: ModelSettings, shape: tuple[int, ...], outputs: int) -> object:

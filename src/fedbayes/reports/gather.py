@@ -18,7 +18,7 @@ from fedbayes.core.tensors import Tensors, to, unpack
 from fedbayes.core.wording import listed
 from fedbayes.data import FederatedData
 from fedbayes.data.dataset import Array, Rows
-from fedbayes.errors import FedbayesError, RunError
+from fedbayes.errors import FedbayesError, RunError, told_as
 from fedbayes.federation.client_runtime import ClientRuntime
 from fedbayes.federation.privacy.accounting import epsilons
 from fedbayes.likelihoods import Likelihood, build_likelihood
@@ -501,11 +501,9 @@ def _written(file: Path) -> datetime | None:
 
 def _settings(run: RunFolder) -> dict[str, Any]:
     """The config as it stands in the file: the method it names need not be installed here."""
-    try:
+    with told_as(RunError, f"cannot read {run.config_file}", OSError, ValueError):
         settings = dotted(parse_toml(read_text(run.config_file)))
         return {key: value for key, value in settings if value != {}}
-    except (OSError, ValueError) as error:
-        raise RunError(f"cannot read {run.config_file}: {error}") from None
 
 
 def _model(run: RunFolder, runtime: ClientRuntime, progress: Progress | None) -> Tensors | None:

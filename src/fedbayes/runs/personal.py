@@ -9,7 +9,7 @@ from fedbayes.core import seeds
 from fedbayes.core.messages import decode_file
 from fedbayes.core.tensors import Samples, Tensors, unpack
 from fedbayes.core.wording import listed
-from fedbayes.errors import MessageError, RunError
+from fedbayes.errors import MessageError, RunError, told_as
 from fedbayes.federation.client_runtime import read_state
 from fedbayes.federation.engine_table import ENGINES
 from fedbayes.methods import METHODS
@@ -58,12 +58,12 @@ def own_models(
     any_model = False
     for number in states if client is None else [client]:
         state = _state(folder, states, number)
-        try:
+        with told_as(
+            RunError,
+            f"the private state of client {number} in {folder.path} is damaged",
+            MessageError,
+        ):
             model = own_model(method, server, state, RoundContext(run, progress.round + 1, number))
-        except MessageError as error:
-            raise RunError(
-                f"the private state of client {number} in {folder.path} is damaged: {error}"
-            ) from None
         if model is not None:
             any_model = True
             yield number, model

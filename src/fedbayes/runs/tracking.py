@@ -8,7 +8,7 @@ from contextlib import ExitStack, contextmanager
 from typing import TYPE_CHECKING
 
 from fedbayes.core.files import write_beside
-from fedbayes.errors import ConfigError, not_among, require_extra
+from fedbayes.errors import ConfigError, not_among, require_extra, told_as
 from fedbayes.storage.best_tracker import flat
 from fedbayes.storage.inventory import dotted
 from fedbayes.storage.metrics_file import Metrics
@@ -87,7 +87,7 @@ def _mlflow(simulation: "Simulation") -> Iterator[Log]:
     if place.startswith("file:"):
         # Files suit a run folder; MLflow would rather have a database.
         os.environ.setdefault("MLFLOW_ALLOW_FILE_STORE", "true")
-    try:
+    with told_as(ConfigError, f"cannot use MLflow at {place}", MlflowException):
         client = MlflowClient(place)
         known = folder / "mlflow-run.txt"
         if known.exists():
@@ -102,8 +102,6 @@ def _mlflow(simulation: "Simulation") -> Iterator[Log]:
                 client.log_batch(run, params=params[at : at + _PARAMS])
             write_beside(known, run.encode())
         logged = max((m.step for m in client.get_metric_history(run, "bytes_up")), default=0)
-    except MlflowException as error:
-        raise ConfigError(f"cannot use MLflow at {place}: {error}") from None
 
     def log(line: Metrics) -> None:
         if line["round"] > logged:

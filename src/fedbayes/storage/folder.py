@@ -51,7 +51,7 @@ from fedbayes.core.tensors import Tensors
 from fedbayes.core.wording import listed
 from fedbayes.data import Partition, Preprocessing
 from fedbayes.data.numbered import Numbered
-from fedbayes.errors import ConfigError, DataError, MessageError, RunError, warn
+from fedbayes.errors import ConfigError, DataError, MessageError, RunError, told_as, warn
 from fedbayes.federation.engine_table import ENGINES
 from fedbayes.models import CARD
 from fedbayes.storage.card import Card
@@ -166,10 +166,8 @@ class RunFolder(os.PathLike[str]):
         Raises:
             RunError: another process is at work on it, or the folder cannot be written.
         """
-        try:
+        with told_as(RunError, f"cannot write the run folder {self.path}", OSError):
             self.path.mkdir(parents=True, exist_ok=True)
-        except OSError as error:
-            raise RunError(f"cannot write the run folder {self.path}: {error}") from None
         self._lock = RunLock(self.path)
 
     def refuse_while_locked(self) -> None:
@@ -201,7 +199,7 @@ class RunFolder(os.PathLike[str]):
         Raises:
             RunError: it cannot be made.
         """
-        try:
+        with told_as(RunError, f"cannot write the run folder {self.path}", OSError):
             self._headline = headline
             self.checkpoints.path.mkdir(parents=True, exist_ok=True)
             if not self.config_file.exists():
@@ -218,8 +216,6 @@ class RunFolder(os.PathLike[str]):
             copies = (*self.path.glob("start.*"), *self.path.glob("data.*"))
             fixed = (self.preprocessing_file, *divided, *copies)
             self._fixed = {path.name: digest(read_bytes(path)) for path in fixed}
-        except OSError as error:
-            raise RunError(f"cannot write the run folder {self.path}: {error}") from None
 
     def fixed_files(self) -> dict[str, bytes]:
         """The files that stay as they are, by name: what clients are built from elsewhere.
@@ -228,10 +224,8 @@ class RunFolder(os.PathLike[str]):
             RunError: one cannot be read, or is not what it was.
         """
         names = (self.config_file.name, *sorted(self._fixed))
-        try:
+        with told_as(RunError, f"cannot read the run folder {self.path}", OSError):
             return {name: self._checked(self.path / name) for name in names}
-        except OSError as error:
-            raise RunError(f"cannot read the run folder {self.path}: {error}") from None
 
     def require_run(self) -> None:
         """See that there is a run here, or raise a RunError."""
@@ -334,10 +328,8 @@ class RunFolder(os.PathLike[str]):
         known = self.inventory()
         if known is None:
             return {}
-        try:
+        with told_as(RunError, f"cannot read {self.config_file}", OSError, ValueError):
             return known.changes(read_text(self.config_file))
-        except (OSError, ValueError) as error:
-            raise RunError(f"cannot read {self.config_file}: {error}") from None
 
     def refuse_changed_config(self) -> None:
         """Check that the run would resume with the settings that it had, and report them.
@@ -463,10 +455,8 @@ class RunFolder(os.PathLike[str]):
 
     def _of_generator(self) -> dict[str, Any]:
         """The settings of the data where a function gives them; empty where none does."""
-        try:
+        with told_as(RunError, f"cannot read {self.config_file}", OSError, ValueError):
             data = parse_toml(read_text(self.config_file)).get("data", {})
-        except (OSError, ValueError) as error:
-            raise RunError(f"cannot read {self.config_file}: {error}") from None
         return data if isinstance(data, dict) and data.get("generator") else {}
 
     def client_names(self) -> Sequence[str]:
@@ -619,13 +609,11 @@ class RunFolder(os.PathLike[str]):
                     "have models"
                 )
         data = self.model_bytes()
-        try:
+        with told_as(RunError, f"cannot read the model {self.model_file}", MessageError):
             check_seal(data)
             if not data:
                 raise MessageError("it is empty")
             return decode_file(data, plain=True)
-        except MessageError as error:
-            raise RunError(f"cannot read the model {self.model_file}: {error}") from None
 
     def model_bytes(self) -> bytes:
         """The file of the global model.
@@ -661,10 +649,8 @@ class RunFolder(os.PathLike[str]):
         except OSError as error:
             raise RunError(f"cannot read {self.summary_file}: {error}") from None
         self.sums.check(self.summary_file, data)
-        try:
+        with told_as(RunError, f"{self.summary_file} is damaged", ValueError):
             summary = table(data)
-        except ValueError as error:
-            raise RunError(f"{self.summary_file} is damaged: {error}") from None
         for name in ("metrics", "best_metrics"):
             whose = summary.get(name)
             undefined(whose.values() if isinstance(whose, dict) else ())

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from fedbayes.core.categories import normal
-from fedbayes.core.lazy import own, raised
+from fedbayes.core.lazy import named, raised
 from fedbayes.core.wording import listed, size
 from fedbayes.data.dataset import Array, Dataset, build_dataset
 from fedbayes.data.intake import Narrowing, arrange, names_of, numbers, plain
@@ -118,10 +118,7 @@ def read_factory(settings: DataSettings, kinds: Sequence[str] = ()) -> Dataset:
 def _called(settings: DataSettings) -> Any:
     """What the factory returns."""
     name = settings.name
-    try:
-        factory = own(name)
-    except ImportError as error:
-        raise DataError(f"cannot find the data {name!r}: {error}") from None
+    factory = named(name, "data", DataError)
     try:
         return factory(**settings.arguments)
     except DataError:

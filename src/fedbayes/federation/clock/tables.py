@@ -11,7 +11,7 @@ import numpy as np
 
 from fedbayes.core.files import read_text
 from fedbayes.core.wording import listed
-from fedbayes.errors import ConfigError, quoted
+from fedbayes.errors import ConfigError, quoted, told_as
 from fedbayes.federation.clock.availability import Times
 from fedbayes.federation.clock.rates import rate
 
@@ -103,7 +103,7 @@ def _rows(
     key: str, path: Path, names: Sequence[str], columns: Mapping[str, Callable[[str], float]]
 ) -> Iterator[tuple[int, int, list[float]]]:
     """Line, client and numbers of each row, each as its column is read."""
-    try:
+    with told_as(ConfigError, f"cannot read {key} = {path}", OSError, ValueError, csv.Error):
         text = io.StringIO(read_text(path).removeprefix("\ufeff"))  # as spreadsheets begin theirs
         reader = csv.DictReader(text, skipinitialspace=True)
         known = {name: client for client, name in enumerate(names)}
@@ -123,8 +123,6 @@ def _rows(
             if None in row:
                 raise ConfigError(f"{path}, line {line}: it has more cells than there are columns")
             yield line, known[name], [_read(path, line, c, row[c], columns[c]) for c in columns]
-    except (OSError, ValueError, csv.Error) as error:
-        raise ConfigError(f"cannot read {key} = {path}: {error}") from None
 
 
 def _read(

@@ -12,7 +12,7 @@ from pathlib import Path
 import platformdirs
 
 from fedbayes.core.files import write_beside
-from fedbayes.errors import RunError
+from fedbayes.errors import RunError, told_as
 from fedbayes.federation.privacy.noise import Secret
 
 _SIZE = 32
@@ -47,14 +47,12 @@ def secret(run: str) -> Secret:
         RunError: it can be neither read nor written, or is damaged.
     """
     path = key_file(run)
-    try:
+    with told_as(RunError, f"cannot store the secret of the noise in {path}", OSError):
         path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
         if not path.exists():
             # Of two processes, the first one's stays.
             write_beside(path, secrets.token_bytes(_SIZE), private=True, durable=True, keep=True)
         key = path.read_bytes()
-    except OSError as error:
-        raise RunError(f"cannot store the secret of the noise in {path}: {error}") from None
     if len(key) != _SIZE:
         raise RunError(
             f"the secret of the noise in {path} is damaged. Remove it, and the run continues with "

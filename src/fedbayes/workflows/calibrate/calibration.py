@@ -7,7 +7,7 @@ import torch
 
 from fedbayes.core.tensors import to
 from fedbayes.data.plot import save_figure
-from fedbayes.errors import DataError, RunError
+from fedbayes.errors import DataError, RunError, told_as
 from fedbayes.likelihoods.measures import AUTO, check_names, fitting
 from fedbayes.likelihoods.trust import Trust, examine
 from fedbayes.reports.charts import coverage_curve, diagram
@@ -61,12 +61,12 @@ def trust(
     chosen = None if client is None else folder_of_run.find_client(client)
     if not personal and chosen is None:
         require_global(folder_of_run, method)
-    try:
+    with told_as(
+        RunError,
+        f"calibration needs the test samples of {folder}, which are not available",
+        DataError,
+    ):
         data = stored_data(config, folder_of_run)
-    except DataError as error:
-        raise RunError(
-            f"calibration needs the test samples of {folder}, which are not available: {error}"
-        ) from None
     if not data.test_total:
         raise RunError(f"the clients of {folder} have no test samples")
     own = personal or chosen is not None

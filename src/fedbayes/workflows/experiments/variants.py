@@ -11,7 +11,7 @@ from fedbayes.config.config import Config, complete_method, find_method, no_sett
 from fedbayes.config.former import COHORT
 from fedbayes.config.given import assign, tables
 from fedbayes.core.files import parse_toml, read_text
-from fedbayes.errors import ConfigError
+from fedbayes.errors import ConfigError, told_as
 from fedbayes.storage.inventory import dotted
 
 SHARED = ("data", "task", "seed", "metrics")
@@ -261,9 +261,7 @@ def settled(base: Config, variant: Variant) -> Config:
     values = base.reopened().model_dump()
     if values["method"]["name"] != variant.method:
         values["method"] = {"name": variant.method, "preset": values["method"]["preset"]}
-    try:
+    with told_as(ConfigError, variant.label, ConfigError):
         for setting in variant.settings:
             assign(values, setting)
         return Config.create(**values)
-    except ConfigError as error:
-        raise ConfigError(f"{variant.label}: {error}") from None

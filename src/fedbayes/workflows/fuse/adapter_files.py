@@ -13,7 +13,7 @@ from fedbayes.core.files import parse_json, read_text, writable_folder, write_be
 from fedbayes.core.seals import sealed
 from fedbayes.core.tensors import Tensors
 from fedbayes.core.wording import listed
-from fedbayes.errors import ModelError, RunError
+from fedbayes.errors import ModelError, RunError, told_as
 from fedbayes.fusion.low_rank import LowRank
 from fedbayes.models import ModelSettings, build, read_weights
 from fedbayes.models.files import kept_order
@@ -146,10 +146,8 @@ def _of_folder(path: Path) -> Adapter:
             f"{path} has no {CONFIG}. Give a PEFT folder with {CONFIG} and {TENSORS[0]}, or a "
             "model file"
         )
-    try:
+    with told_as(ModelError, f"cannot read {file}", OSError, ValueError):
         config = parse_json(read_text(file))
-    except (OSError, ValueError) as error:
-        raise ModelError(f"cannot read {file}: {error}") from None
     if not isinstance(config, dict):
         raise ModelError(f"{file} has no table of settings")
     _refuse(config, str(path))

@@ -17,7 +17,7 @@ from fedbayes.core.files import read_bytes, writable, write_beside
 from fedbayes.core.messages import decode_file, metadata
 from fedbayes.core.seals import check_seal, sealed
 from fedbayes.core.tensors import Samples, Tensors, named, pack, parameter_count, part
-from fedbayes.errors import DataError, MessageError, ModelError, warn
+from fedbayes.errors import DataError, MessageError, ModelError, told_as, warn
 from fedbayes.fusion.curvature import posterior
 from fedbayes.fusion.heads import head_moments
 from fedbayes.fusion.posterior_settings import CurvatureSettings
@@ -125,10 +125,8 @@ class PosteriorJob:
         with torch.no_grad():
             outputs = torch.cat([frozen(module)(some) for some in torch.split(rows, _BATCH)])
         sums = temperature_sums(likelihood, outputs[None], found.samples.y)
-        try:
+        with told_as(ModelError, f"--temperature {self.temperature}", DataError):
             return sums.with_prior().temperature()
-        except DataError as error:
-            raise ModelError(f"--temperature {self.temperature}: {error}") from None
 
 
 def open_module(
@@ -256,11 +254,9 @@ def read_posterior(path: Path, files: ModelFiles | None = None) -> tuple[Posteri
             f"{path} has only weights, or a posterior of another version. Create one at the site "
             f"of its data: fedbayes posterior {path} --data FILE -o client.safetensors"
         )
-    try:
+    with told_as(ModelError, f"{path} is damaged or not a posterior", MessageError):
         check_seal(data)
         content = decode_file(data, plain=True)
-    except MessageError as error:
-        raise ModelError(f"{path} is damaged or not a posterior: {error}") from None
     samples, counts = content.get("samples"), content.get("counts")
     if samples is None or samples.ndim or samples.dtype != torch.int64 or samples < 1:
         raise ModelError(f"{path} has no number of samples")

@@ -25,7 +25,7 @@ from fedbayes.core.tensors import Samples, Tensors
 from fedbayes.core.wording import listed
 from fedbayes.data import Preprocessing
 from fedbayes.data.intake import arrange
-from fedbayes.errors import DataError, ModelError, RunError, warn
+from fedbayes.errors import DataError, ModelError, RunError, told_as, warn
 from fedbayes.federation.engine_table import ENGINES
 from fedbayes.models import CARD, DenseLayer, dense_layers, read_model
 from fedbayes.models.files import kept_order
@@ -79,10 +79,8 @@ def _own_network(path: Path, run: RunFolder, preprocessing: Preprocessing) -> tu
     if not (client.isdecimal() and number.isdecimal() and int(client) < len(names)):
         raise ModelError(f"{path} is not the name of a client state of {run.path}")
     kept = stored_run(run, config, preprocessing)
-    try:
+    with told_as(ModelError, f"{path} is the private state of a client", RunError):
         weights = own_weights(run, method, kept, int(client), int(number))
-    except RunError as error:
-        raise ModelError(f"{path} is the private state of a client: {error}") from None
     network = kept.network
     whole = network.whole(weights)
     order = {name: place for place, name in enumerate(network.module.state_dict())}
@@ -244,10 +242,8 @@ def read_counts(path: Path, models: Sequence[Path]) -> npt.NDArray[np.int64]:
     Raises:
         DataError: the file is absent, no JSON, or does not fit the models.
     """
-    try:
+    with told_as(DataError, f"cannot read the counts {path}", OSError, ValueError):
         content = parse_json(read_text(path))
-    except (OSError, ValueError) as error:
-        raise DataError(f"cannot read the counts {path}: {error}") from None
     if isinstance(content, dict):
         content = [_row(content, model, path) for model in models]
     form = "a list of counts for each model, all of one length, such as [[50, 3], [0, 41]]"
@@ -283,11 +279,11 @@ def read_samples(
         DataError: the file is absent, no NPZ, not of this form, or its samples are of another shape
             than those that the networks were trained on.
     """
-    try:
-        with open_npz(io.BytesIO(read_bytes(path))) as content:
-            arrays = {name: content[name] for name in content.files}
-    except NPZ_ERRORS as error:
-        raise DataError(f"cannot read the samples {path}: {error}") from None
+    with (
+        told_as(DataError, f"cannot read the samples {path}", *NPZ_ERRORS),
+        open_npz(io.BytesIO(read_bytes(path))) as content,
+    ):
+        arrays = {name: content[name] for name in content.files}
     numbers = "finite numbers" if preprocessing is None else "numbers, NaN where one is missing,"
     columns = 0 if target is None or target.classes else target.columns
     targets = f"[n, {columns}] of numbers" if columns else "[n] of class indices"
@@ -321,10 +317,8 @@ def read_samples(
         if x.dtype == np.uint8 and len(preprocessing.shape) == 3:
             x, _ = arrange(x, "auto", str(path))
             x = x.astype(np.float32) / 255 if unit else x
-        try:
+        with told_as(DataError, str(path), DataError):
             return Samples(preprocessing.apply(x), labels)
-        except DataError as error:
-            raise DataError(f"{path}: {error}") from None
     x = x.astype(np.float32)
     if not np.isfinite(x).all():
         raise DataError(f"{path}: NaN or infinite values; expected {form}")

@@ -10,7 +10,7 @@ from fedbayes.data.tables.cells import code
 from fedbayes.data.tables.check import TableCheck, check_table
 from fedbayes.data.tables.columns import reading
 from fedbayes.data.tables.encoding import unknown
-from fedbayes.errors import DataError
+from fedbayes.errors import DataError, told_as
 from fedbayes.models import read_program
 from fedbayes.storage.card import Card
 from fedbayes.workflows.serve.evaluation_set import is_program
@@ -74,12 +74,10 @@ def stored_columns(place: Path) -> Preprocessing:
         )
     if place.suffix.lower() == ".json":
         return Preprocessing.load(place.read_bytes())
-    try:
+    with told_as(DataError, f"cannot read {place}", OSError):
         text = read_program(place)[1] if is_program(place) else ""
         card = Card.load(text, str(place)) if text else None
         card = card if is_program(place) else read_with_card(place)[1]
-    except OSError as error:
-        raise DataError(f"cannot read {place}: {error.strerror}") from None
     if card is None:
         raise DataError(f"{place} has no card with the inputs of its network")
     return card.preprocessing
