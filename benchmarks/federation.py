@@ -121,24 +121,26 @@ def large(width):
     data = {"name": "digits", "clients": 1, "partition": "iid", "limit": 64}
     rare = {"evaluate_every": 0, "evaluate_local_every": 0, "calibration": "none"}
     config = Config.published(rounds=1, data=data, **network, **rare)
-    with tempfile.TemporaryDirectory() as name, Deployment(Path(name)) as deployment:
+    with tempfile.TemporaryDirectory() as name, Deployment(Path(name), database=True) as deployment:
         node = deployment.start_node(0)
         file = Path(name) / "config.toml"
         file.write_text(config.dump())
         began = time.monotonic()
         process = deployment.federate(file, "--out", Path(name) / "run")
         roles = {"SuperLink": deployment.superlink, "node": node, "server": process}
-        most = dict.fromkeys(roles, 0)
+        most, together = dict.fromkeys(roles, 0), 0
         while process.poll() is None:
-            for role, one in roles.items():
-                most[role] = max(most[role], memory(one.pid))
+            now = {role: memory(one.pid) for role, one in roles.items()}
+            most = {role: max(most[role], now[role]) for role in roles}
+            together = max(together, sum(now.values()))
             time.sleep(0.2)
         if process.returncode != 0:
             sys.exit(deployment.log("federate"))
         took, summary = time.monotonic() - began, Result(Path(name) / "run").summary
     sent = ", ".join(f"{summary[f'bytes_{way}']:,} bytes {way}" for way in ("down", "up"))
     held = ", ".join(f"{role} {most[role] / 2**30:.1f} GiB" for role in roles)
-    print(f"{sent}: {took:.0f} s; memory of the {held}")
+    together = f"{together / 2**30:.1f} GiB at once"
+    print(f"{sent}: {took:.0f} s; memory of the {held}; {together}")
 
 
 def memory(pid):
