@@ -220,7 +220,7 @@ def test_each_client_sends_the_temperature_of_rows_that_it_does_not_train_on(kep
             ]
     told = any("no client has rows to fit a temperature" in str(n.message) for n in noted)
     assert told == (kept == "none")
-    networks, _, _, found = seen[0]
+    networks, _, _, found, _ = seen[0]
     if kept == "none":
         assert found == [None] * 3
         return
