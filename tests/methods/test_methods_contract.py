@@ -200,6 +200,18 @@ class TestFedLapOfKroneckerProducts(MethodContract):
     parameters: ClassVar = {"covariance": "kronecker", "predictions": 4, "largest": 64}
 
 
+class TestFedLapInFunctionSpace(MethodContract):
+    method = "fedlap"
+    parameters: ClassVar = {"covariance": "none", "inputs": "auto", "points": 12}
+
+
+@pytest.mark.slow
+class TestFedLapInFunctionSpaceOfNumbers(MethodContract):
+    method = "fedlap"
+    parameters: ClassVar = {"inputs": "auto", "points": 12, "predictions": 4}
+    data: ClassVar = {"name": "diabetes"}
+
+
 class TestFedEP(MethodContract):
     method = "fedep"
     parameters: ClassVar = {"inference": "sgld", "predictions": 4}

@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 import torch
 from torch import nn
+from torch.nn.functional import cross_entropy
 
 from fedbayes import Config, Simulation
 from fedbayes.contracts.drawn import draws_of, sampler_of
@@ -125,6 +126,82 @@ def test_without_covariances_rounds_follow_the_recursion_of_duals():
     mean, _ = pooled(data, delta)
     torch.testing.assert_close(w, mean, rtol=1e-5, atol=1e-6)
     assert (found[-1].precision["0.weight"] - delta).abs().max() < 1e-9
+
+
+LINEAR = FedLap(covariance="none", prior_std=20.0**-0.5, damping=0.8, inputs="gaussian")
+
+
+def test_predictions_without_weight_change_nothing():
+    data, run = regressions(orthogonal=False), linear_run(epochs=5)
+    told = LINEAR.model_copy(update={"strength": 0.0}).variant()
+    plain = LINEAR.model_copy(update={"inputs": None})
+    found, _ = posteriors(told, run, data, 3)
+    wanted, _ = posteriors(plain, run, data, 3)
+    for one, other in zip(found, wanted, strict=True):
+        torch.testing.assert_close(one.mean, other.mean, rtol=1e-6, atol=1e-7)
+
+
+@pytest.mark.slow
+def test_predictions_leave_the_fixed_point_at_the_pooled_mode():
+    """And they change the way there."""
+    data = regressions(orthogonal=False)
+    method = LINEAR.model_copy(update={"strength": 1.0}).variant()
+    found, _ = posteriors(method, linear_run(lr=0.1), data, 40)
+    mean, _ = pooled(data, 20.0)
+    torch.testing.assert_close(found[-1].mean["0.weight"][0], mean, rtol=1e-3, atol=1e-3)
+    plain, _ = posteriors(LINEAR.model_copy(update={"inputs": None}), linear_run(), data, 2)
+    assert not torch.allclose(found[1].mean["0.weight"], plain[1].mean["0.weight"], rtol=1e-2)
+
+
+def logistic(seed=3):
+    """Rows of three clients, each mostly of one class."""
+    rng = torch.Generator().manual_seed(seed)
+    found = []
+    for client in range(3):
+        y = torch.where(torch.rand(30, generator=rng) < 0.7, client, torch.arange(30) % 3)
+        x = torch.randn(30, 4, generator=rng, dtype=torch.float64)
+        x[torch.arange(30), y] += 1.0
+        found.append(Samples(x, y))
+    return found
+
+
+def test_in_function_space_logistic_regression_ends_at_the_pooled_mode():
+    """That by Newton's method on all rows."""
+    data, delta = logistic(), 8.0
+    net = network(dtype=torch.float64)
+    run = run_of(net, clients=3, rounds=40, lr=0.5, epochs=60, batch_size=30)
+    method = FedLap(covariance="none", prior_std=delta**-0.5, damping=0.8, inputs="gaussian")
+    found, _ = posteriors(method.variant(), run, data, 40)
+    x, y = torch.cat([d.x for d in data]), torch.cat([d.y for d in data])
+    x = torch.cat([x, torch.ones(len(x), 1, dtype=x.dtype)], dim=1)
+
+    def energy(w):
+        return cross_entropy(x @ w.T, y, reduction="sum") + delta / 2 * w.square().sum()
+
+    w = torch.zeros(3, 5, dtype=torch.float64)
+    for _ in range(20):
+        slope = torch.func.grad(energy)(w).flatten()
+        curvature = torch.func.hessian(energy)(w).reshape(15, 15)
+        w = w - torch.linalg.solve(curvature, slope).reshape(3, 5)
+    (weight, bias) = found[-1].mean.values()
+    torch.testing.assert_close(torch.cat([weight, bias[:, None]], 1), w, rtol=1e-3, atol=1e-3)
+
+
+def test_a_client_that_is_removed_leaves_the_others_factors():
+    """Labels of its rounds hold nothing back: the sum of the others' factors and the prior."""
+    data, run = regressions(), linear_run()
+    method = LINEAR.variant()
+    servers, states = rounds(method, run, data, 2)
+    after = method.forget(servers[-1], states[0], run)
+    left = {n: t + after.slack[n] for n, t in after.posterior.shift.items()}
+    wanted = states[1].factor.shift["0.weight"] + states[2].factor.shift["0.weight"]
+    torch.testing.assert_close(left["0.weight"], wanted, rtol=1e-6, atol=1e-7)
+
+
+def test_predictions_need_inputs_and_no_kronecker_products():
+    config = {"name": "fedlap", "inputs": "auto", "covariance": "kronecker"}
+    with pytest.raises(ConfigError, match="tell no predictions"):
+        Simulation(Config.create(method=config))
 
 
 def test_a_tempered_likelihood_counts_more_often():

@@ -1,6 +1,7 @@
 """FedLap: federated Laplace with a dual term for each client."""
 
-from dataclasses import replace
+from dataclasses import dataclass, replace
+from math import inf
 from typing import Annotated, Literal
 
 import torch
@@ -13,14 +14,18 @@ from fedbayes.contracts import (
     Federation,
     Info,
     Loss,
+    Noise,
+    Part,
     Problem,
     Report,
     RoundContext,
     Sampler,
     Solved,
+    Sum,
     Tree,
     nll,
 )
+from fedbayes.contracts.changes import norm
 from fedbayes.contracts.drawn import around
 from fedbayes.contracts.kronecker import (
     CurvatureSums,
@@ -31,12 +36,14 @@ from fedbayes.contracts.kronecker import (
     pooled,
     reach,
 )
-from fedbayes.contracts.moments import MomentMatching, implicit, retracted
-from fedbayes.contracts.natural import retracting
+from fedbayes.contracts.moments import MomentMatching, MomentsClient, implicit, retracted
+from fedbayes.contracts.natural import is_unlearnt, retracting
+from fedbayes.contracts.product import PosteriorServer
+from fedbayes.core.devices import placed
 from fedbayes.core.fields import Only, unused
 from fedbayes.core.messages import Message, dense
 from fedbayes.core.tensors import Samples, Tensors, named, part, to
-from fedbayes.errors import ConfigError, ModelError
+from fedbayes.errors import ConfigError, MessageError, ModelError
 from fedbayes.fusion.curvature import (
     curvature_at,
     factored_layers,
@@ -44,8 +51,11 @@ from fedbayes.fusion.curvature import (
     summed_diagonal,
 )
 from fedbayes.fusion.posterior_settings import CurvatureSettings
+from fedbayes.fusion.rounds import check_inputs, draws_of_round, input_remarks
+from fedbayes.inference.gaussian import NaturalGaussian
 from fedbayes.inference.kronecker import Metric, Spectrum, layered, rows_of
 from fedbayes.inference.problem import Projection
+from fedbayes.likelihoods import Classes, Parametric
 
 
 class FedLap(MomentMatching):
@@ -99,16 +109,34 @@ class FedLap(MomentMatching):
         description="number of targets sampled per sample for the Fisher matrix; each needs a "
         "backward pass. Default: all classes if there are at most 20 (diagonal, kronecker)",
     )
+    inputs: str | None = Field(
+        None,
+        description="inputs at which clients tell predictions (FedLap-Func): auto (synthetic, by "
+        "their shape), leaves, strokes, noise, gaussian, package.module:function, or a folder or "
+        "file of public samples that the server and all clients have. none: no predictions are "
+        "sent",
+    )
+    points: Annotated[int, Only("inputs")] = Field(
+        200, ge=1, description="number of inputs at which clients tell predictions"
+    )
+    strength: Annotated[float, Only("inputs")] = Field(
+        0.1, ge=0, description="weight of predictions relative to that of a client's samples"
+    )
 
     def variant(self) -> AnyMethod:
-        """With Kronecker products states and messages are others."""
-        return Kronecker(of=self) if self.covariance == "kronecker" else self
+        """With Kronecker products or predictions states and messages are others."""
+        if self.covariance == "kronecker":
+            return Kronecker(of=self)
+        if self.inputs is None:
+            return self
+        return InFunctionSpace.model_construct(self.model_fields_set, **dict(self))
 
     def remarks(self, run: Federation) -> list[str]:
         """Of settings of draws where there is nothing to draw."""
         names = ("predictions", "predictive") if self.fixed_precision else ()
         why = "with covariance = 'none' the posterior is a point"
-        return super().remarks(run) + unused(self, names, why, "method.")
+        notes = super().remarks(run) + unused(self, names, why, "method.")
+        return notes + (input_remarks(self.name, self.inputs, run) if self.inputs else [])
 
     @property
     def fixed_precision(self) -> bool:
@@ -120,11 +148,19 @@ class FedLap(MomentMatching):
 
         Raises:
             ModelError: the network has buffers, such as running means.
-            ConfigError: the precision is another, or the likelihood has no Fisher matrix.
+            ConfigError: the precision is another, the likelihood has no Fisher matrix, or inputs
+                cannot be drawn.
         """
         super().check(run)
-        if self.covariance != "none":
+        if self.covariance != "none" or self.inputs is not None:
             require_curvature(run.likelihood)
+        if self.inputs is not None:
+            check_inputs(self.name, self.inputs, run)
+            if self.covariance == "kronecker":
+                raise ConfigError(
+                    f"method.inputs is {self.inputs!r}, but with method.covariance = 'kronecker' "
+                    "clients tell no predictions. Leave one of the two out"
+                )
 
     def moments(
         self, problem: Problem, samples: Samples, at: RoundContext
@@ -137,6 +173,239 @@ class FedLap(MomentMatching):
             found = summed_diagonal(solved.parameters, samples, settings, at)
             precision = {n: p + found[n].to(p) / self.kl_weight for n, p in precision.items()}
         return solved, solved.parameters, precision, {}
+
+
+@dataclass(frozen=True)
+class FunctionServer(PosteriorServer):
+    """The server's state: the posterior around w_g, which it sends."""
+
+    slack: Tensors
+    """What the factors' shifts are more than the posterior's, S w_g; float64, 0 where all agree."""
+
+
+class InFunctionSpace(FedLap):
+    """FedLap with terms in function space, after FedLap-Func of Swaroop et al. 2025.
+
+    Clients tell soft labels n_k μ_k(x_j), their predicted means at inputs x_j that all share, and
+    their weights n_k. Up to constants the others' losses are taken for the dual terms of FedLap and
+    τ n/T mean_j D(μ(x_j) ‖ μ_w(x_j)). D is the KL divergence of classes and labels, of numbers the
+    squared error over twice the variance. With v = Σ v_i, S and D̄ the mean over inputs,
+
+        w_i = argmin ℓ_i(w)/T + ½ wᵀ(S − V_i) w − (S w_g − v_i)ᵀ w + τ (K − 1) n_i/T D̄(μ_g ‖ μ_w),
+
+        w_g = argmin ½ wᵀS w − vᵀw + τ K n̄/T D̄(Σ n_i μ_i/Σ n_i ‖ μ_w).
+
+    Duals change as in FedLap. Where all agree, terms D have no gradient, so w_g is stationary in
+    the pooled loss, whatever inputs and τ are. The paper's inputs are rows of clients, and it keeps
+    each client's labels from round to round. Here a prior draws the inputs, and labels are those
+    of the round: with older ones, errors that only the prior bounds made training diverge.
+    """
+
+    server_state = FunctionServer  # type: ignore[assignment]
+    reports = replace(
+        FedLap.reports,
+        parts={
+            **FedLap.reports.parts,
+            "label": Part(origin="zero", range=65536.0, typical=inf),
+            "rows": Part(origin="zero", exact=True, range=65536.0, typical=20e6),  # as max_weight
+        },
+    )
+
+    def variant(self) -> AnyMethod:
+        """Itself."""
+        return self
+
+    def init(self, run: Federation) -> FunctionServer:
+        """The prior."""
+        posterior = super().init(run).posterior
+        return FunctionServer(
+            posterior, {n: torch.zeros_like(t) for n, t in posterior.shift.items()}
+        )
+
+    def expected(self, message: Message, run: Federation) -> Message:
+        """Changes of natural parameters, soft labels, and their weight."""
+        means = self._told(run.network.prepare(run.network.initial), run)["means"]
+        labels = {"label/means": torch.zeros(means.shape), "rows/samples": torch.zeros(())}
+        return super().expected(message, run) | labels
+
+    def accept(self, server: PosteriorServer, report: Report, run: Federation) -> None:
+        """Also the labels' weight is positive."""
+        super().accept(server, report, run)
+        if bool(dense(report.tensors)["rows/samples"] < 0):
+            raise MessageError("its predictions have a negative weight")
+
+    def _told(self, weights: Tensors, run: Federation) -> Tree:
+        """The inputs, the same everywhere, and there means and variances of numbers' noise."""
+        x = draws_of_round(self.inputs or "auto", RoundContext(run, 0)).batch(0, self.points)
+        with torch.no_grad():
+            f, likelihood = run.network(weights, x), run.likelihood
+            means = likelihood.mean(f[None])
+            variances = torch.ones_like(means)
+            if isinstance(likelihood, Parametric):
+                variances = likelihood.moments(f)[1]
+        return {"x": x, "means": means, "variances": variances}
+
+    def problem(
+        self, message: Message, client: MomentsClient, samples: Samples, at: RoundContext
+    ) -> Problem:
+        """Also stay near the predictions of w_g, once there are any."""
+        problem, run = super().problem(message, client, samples, at), at.run
+        told, device = self._told(problem.start, run), run.network.device
+        learnt = not is_unlearnt(part(dense(message), "mean"))
+        told["weight"] = torch.tensor(self.strength * (run.clients - 1) * learnt, device=device)
+        size = min(self.points, run.training.batch_size)
+
+        def points(rng: torch.Generator, batch: Samples) -> Tree:
+            return {"points": placed(torch.randint(self.points, (size,), generator=rng), device)}
+
+        given = {**problem.given, "told": told}
+        return replace(problem, given=given, noise=Noise("points", points))
+
+    def loss(self, run: Federation) -> Loss:
+        """Also the distance of predictions, at some of the inputs in each step."""
+        rest = super().loss(run)
+
+        def loss(parameters: Tensors, batch: Samples, given: Tree, noise: Tree) -> Tensor:
+            told, points = given["told"], noise["points"]
+            some = {name: told[name][points] for name in ("x", "means", "variances")}
+            apart: Tensor = told["weight"] * _apart(some, parameters, run)
+            return rest(parameters, batch, given, noise) + apart
+
+        return loss
+
+    def report(
+        self, solved: Solved, problem: Problem, client: MomentsClient, at: RoundContext
+    ) -> tuple[Report, MomentsClient, Info]:
+        """Report soft labels and their weight with the change of the factor."""
+        report, after, info = super().report(solved, problem, client, at)
+        means = self._told(part(solved.parameters, "mean"), at.run)["means"]
+        rows = problem.given["count"].to(means)
+        labels = {"label/means": rows * means, "rows/samples": rows}
+        return replace(report, tensors={**report.tensors, **labels}), after, info
+
+    def update(  # type: ignore[override]
+        self, server: FunctionServer, reports: Sum, at: RoundContext
+    ) -> tuple[FunctionServer, Info]:
+        """Multiply the changes of the factors into the posterior, and fit w_g to it and labels."""
+        run, before = at.run, _whole(server)
+        whole, info = super().update(before, reports, at)
+        start = _moved_along(server, before, whole)
+        ready = run.network.prepare({n: t.to(run.network.initial[n]) for n, t in start.items()})
+        told, rows = self._told(ready, run), float(reports.tensors["rows/samples"])
+        if rows <= 0:
+            return _around(whole, start), info
+        means = reports.tensors["label/means"].to(told["means"]) / rows
+        told["means"] = _proper(means, told, run)
+        weight = self.strength * rows / self.kl_weight * run.clients / reports.clients
+        fitted, info["predictions_apart"] = _fitted(ready, told, weight, whole.posterior, run)
+        return _around(whole, fitted), info
+
+    def forget(  # type: ignore[override]
+        self, server: FunctionServer, client: MomentsClient, run: Federation
+    ) -> FunctionServer:
+        """Divide by the client's factor. What labels of the last round moved w_g by remains, until
+        the next rounds fit it again.
+
+        Without all factors the state is that before the first round.
+        """
+        before = _whole(server)
+        whole = super().forget(before, client, run)
+        if norm(whole.posterior.shift.values()) <= _ROUNDING * norm(
+            before.posterior.shift.values()
+        ):
+            return self.init(run)
+        return _around(whole, _moved_along(server, before, whole))
+
+
+def _whole(server: FunctionServer) -> PosteriorServer:
+    """The product of the prior and the factors."""
+    posterior = server.posterior
+    shift = {n: t + server.slack[n] for n, t in posterior.shift.items()}
+    return PosteriorServer(NaturalGaussian(posterior.precision, shift))
+
+
+def _around(whole: PosteriorServer, weights: Tensors) -> FunctionServer:
+    """The state with a product of factors, and w_g."""
+    precision, shift = whole.posterior.precision, whole.posterior.shift
+    sent = {n: p * weights[n] for n, p in precision.items()}
+    slack = {n: t - sent[n] for n, t in shift.items()}
+    return FunctionServer(NaturalGaussian(precision, sent), slack)
+
+
+def _moved_along(
+    server: FunctionServer, before: PosteriorServer, after: PosteriorServer
+) -> Tensors:
+    """The weights w_g, moved as far as the mean of the product of factors."""
+    moved = {n: t - before.posterior.mean[n] for n, t in after.posterior.mean.items()}
+    return {n: t + moved[n] for n, t in server.posterior.mean.items()}
+
+
+def _proper(means: Tensor, told: Tree, run: Federation) -> Tensor:
+    """Means of soft labels that noise, compression or a client may have moved too far.
+
+    Args:
+        means: sums of labels by their weights [points, columns].
+        told: means and variances that numbers may be some deviations off.
+        run: the run.
+    """
+    if isinstance(run.likelihood, Parametric):
+        reach = _DEVIATIONS * told["variances"].sqrt()
+        return torch.clamp(means, told["means"] - reach, told["means"] + reach)
+    means = means.clamp(0, 1)
+    if isinstance(run.likelihood, Classes):
+        means = means / means.sum(dim=1, keepdim=True).clamp_min(_NO_LABEL)
+    return means
+
+
+def _apart(told: Tree, weights: Tensors, run: Federation) -> Tensor:
+    """The mean over inputs of D(μ ‖ μ_w), a scalar."""
+    f, means = run.network(weights, told["x"]), told["means"]
+    match run.likelihood:
+        case Parametric() as numbers:
+            apart = (numbers.moments(f)[0] - means).square() / (2 * told["variances"])
+        case Classes() as classes:
+            apart = torch.special.xlogy(means, means) - means * classes.normalized(f)
+        case labels:
+            known = torch.special.xlogy(means, means) + torch.special.xlogy(1 - means, 1 - means)
+            apart = known.sum(dim=-1, keepdim=True) - labels.log_prob(f, means)[..., None]
+    distance: Tensor = apart.sum(dim=-1).mean()
+    return distance
+
+
+def _fitted(
+    start: Tensors, told: Tree, weight: float, posterior: NaturalGaussian, run: Federation
+) -> tuple[Tensors, float]:
+    """The weights of least ½ (w − m)ᵀS(w − m) + weight · D̄, by L-BFGS; and D̄ there."""
+    goal = posterior.to(run.network.device, torch.float64)
+    mean, precision = goal.mean, goal.precision
+    found = {n: t.clone().requires_grad_() for n, t in start.items()}
+    optimizer = torch.optim.LBFGS(
+        list(found.values()), max_iter=_STEPS, history_size=_STEPS, line_search_fn="strong_wolfe"
+    )
+
+    def energy() -> Tensor:
+        optimizer.zero_grad()
+        pulls = [(p * (found[n].double() - mean[n]).square()).sum() for n, p in precision.items()]
+        total = _apart(told, found, run).double() + torch.stack(pulls).sum() / (2 * weight)
+        total.backward()  # type: ignore[no-untyped-call]
+        return total
+
+    if weight > 0:
+        optimizer.step(energy)  # type: ignore[no-untyped-call]
+    ended = {n: t.detach() for n, t in found.items()}
+    with torch.no_grad():
+        apart = float(_apart(told, ended, run))
+    return {n: t.cpu().double() for n, t in ended.items()}, apart
+
+
+_DEVIATIONS = 10.0
+"""Standard deviations of its noise that a number is moved in a round at most."""
+_NO_LABEL = 1e-12
+"""Sum of probabilities below which there are none."""
+_ROUNDING = 1e-9
+"""Share of all shifts that sums of factors may be off by."""
+_STEPS = 20
+"""Most steps of the server in a round."""
 
 
 class Kronecker(SharedKroneckerPosterior):
