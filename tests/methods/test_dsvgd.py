@@ -105,6 +105,20 @@ def test_few_particles_come_to_the_posterior_of_orthogonal_columns():
         assert float(gap.abs().max()) < 0.1
 
 
+def test_without_a_client_the_posterior_is_that_of_the_others_rows():
+    """Losses are quadratic, so factors do not depend on one another."""
+    data = correlated(3)
+    method, run = Dsvgd(particles=8), linear(3, gaussian(), epochs=15)
+    found, states = rounds(method, run, data, 6, [[k % 3] for k in range(6)])
+    left = method.forget(found[-1], states[1], run)
+    mean, covariance = posterior([data[0], data[2]])
+    own, spread = moments(left)
+    torch.testing.assert_close(own, mean, rtol=1e-3, atol=1e-3)
+    torch.testing.assert_close(spread, covariance, rtol=1e-3, atol=1e-6)
+    assert not torch.allclose(moments(found[-1])[0], mean, rtol=1e-2)
+    assert method.forget(left, method.join(at(run)), run) is left
+
+
 def test_a_temperature_counts_rows_more_often():
     data = correlated(3)
     mean, covariance = posterior(data, rows=2)

@@ -292,28 +292,29 @@ class Dsvgd(Method[DsvgdServer, PersonalTensors, Sum]):
         precision = server.precision + reports.tensors["factor/precision"]
         precision = _floored(precision, self.prior_std**-2)
         shift = server.shift + reports.tensors["factor/shift"]
-        covariance = _inverse(precision)
         came, before = (
             _flat(p, at.run).cpu() for p in (part(reports.mean(), "particle"), server.particles)
         )
         came, before = came - came.mean(dim=0), before - before.mean(dim=0)
         gone = came.var(dim=0) <= _GONE * before.var(dim=0)
-        apart = torch.where(gone, before, came)
-        spread = _covariance(apart)
-        if precision.ndim == 2:
-            roots = torch.linalg.cholesky(spread)
-            unit = torch.linalg.solve_triangular(roots, apart.T, upper=False)
-            apart = (torch.linalg.cholesky(covariance) @ unit).T
-        else:
-            apart = apart * (covariance / spread).sqrt()
-        places = _times(covariance, shift) + apart
-        particles, start = {}, 0
-        for name, w in at.run.network.initial.items():
-            end = start + w.numel()
-            particles[name] = places[:, start:end].reshape(-1, *w.shape).to(w.dtype)
-            start = end
-        info = {"mean_std": float(_diagonal(covariance).sqrt().mean())}
-        return DsvgdServer(particles, precision, shift, learnt=True), info
+        found = _around(torch.where(gone, before, came), precision, shift, at.run)
+        return found, {"mean_std": float(_diagonal(_inverse(precision)).sqrt().mean())}
+
+    def forget(self, server: DsvgdServer, client: PersonalTensors, run: Federation) -> DsvgdServer:
+        """Divide q by the client's factor; particles get the mean and covariance that remain.
+
+        Without all factors they are where they were before the first round.
+        """
+        if not client.tensors:
+            return server
+        own = {n: t.to("cpu", torch.float64) for n, t in client.tensors.items()}
+        precision = _floored(server.precision - own["precision"], self.prior_std**-2)
+        shift, start = server.shift - own["shift"], self.init(run)
+        left = (precision - start.precision).abs().max(), shift.abs().max()
+        if max(map(float, left)) <= _ROUNDING * float(server.precision.abs().max()):
+            return start
+        places = _flat(server.particles, run).cpu()
+        return _around(places - places.mean(dim=0), precision, shift, run)
 
     def model(self, server: DsvgdServer, run: Federation) -> Tensors:
         """All particles."""
@@ -328,6 +329,24 @@ class Dsvgd(Method[DsvgdServer, PersonalTensors, Sum]):
     def draws(self, model: Tensors, run: Federation) -> Sampler:
         """Outputs of all particles."""
         return sampler_over(part(model, "particle"), run.network)
+
+
+def _around(apart: Tensor, precision: Tensor, shift: Tensor, run: Federation) -> DsvgdServer:
+    """The state of a Gaussian: rows [N, d] of mean 0 give the particles' places around its mean."""
+    covariance, spread = _inverse(precision), _covariance(apart)
+    if precision.ndim == 2:
+        roots = torch.linalg.cholesky(spread)
+        unit = torch.linalg.solve_triangular(roots, apart.T, upper=False)
+        apart = (torch.linalg.cholesky(covariance) @ unit).T
+    else:
+        apart = apart * (covariance / spread).sqrt()
+    places = _times(covariance, shift) + apart
+    particles, start = {}, 0
+    for name, w in run.network.initial.items():
+        end = start + w.numel()
+        particles[name] = places[:, start:end].reshape(-1, *w.shape).to(w.dtype)
+        start = end
+    return DsvgdServer(particles, precision, shift, learnt=True)
 
 
 def _stein(particles: Tensors) -> tuple[Tensors, Tensor]:
@@ -409,6 +428,8 @@ def _floored(matrix: Tensor, least: float) -> Tensor:
     return found
 
 
+_ROUNDING = 1e-9
+"""Share of the largest precision that sums of factors may be off by."""
 _NARROW = 1e-8
 """Smallest width of a kernel."""
 _GONE = 1e-8

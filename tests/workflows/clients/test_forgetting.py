@@ -208,6 +208,8 @@ FACTORS = [
     {"name": "fedep"},
     {"name": "fedlap"},
     {"name": "fedlap", "covariance": "none"},
+    {"name": "fedlap", "covariance": "none", "inputs": "auto", "points": 20},
+    {"name": "dsvgd", "particles": 3},
 ]
 
 
