@@ -132,11 +132,11 @@ LINEAR = FedLap(covariance="none", prior_std=20.0**-0.5, damping=0.8, inputs="ga
 
 
 def test_predictions_without_weight_change_nothing():
-    data = regressions(orthogonal=False)
+    data, run = regressions(orthogonal=False), linear_run(epochs=5)
     told = LINEAR.model_copy(update={"strength": 0.0}).variant()
     plain = LINEAR.model_copy(update={"inputs": None})
-    found, _ = posteriors(told, linear_run(epochs=5), data, 3)
-    wanted, _ = posteriors(plain, linear_run(epochs=5), data, 3)
+    found, _ = posteriors(told, run, data, 3)
+    wanted, _ = posteriors(plain, run, data, 3)
     for one, other in zip(found, wanted, strict=True):
         torch.testing.assert_close(one.mean, other.mean, rtol=1e-6, atol=1e-7)
 

@@ -209,7 +209,7 @@ class InFunctionSpace(FedLap):
         parts={
             **FedLap.reports.parts,
             "label": Part(origin="zero", range=65536.0, typical=inf),
-            "rows": Part(origin="zero", exact=True, range=65536.0, typical=inf),
+            "rows": Part(origin="zero", exact=True, range=65536.0, typical=20e6),  # as max_weight
         },
     )
 
@@ -296,7 +296,8 @@ class InFunctionSpace(FedLap):
         told, rows = self._told(ready, run), float(reports.tensors["rows/samples"])
         if rows <= 0:
             return _around(whole, start), info
-        told["means"] = _proper(reports.tensors["label/means"].to(told["means"]) / rows, run)
+        means = reports.tensors["label/means"].to(told["means"]) / rows
+        told["means"] = _proper(means, told, run)
         weight = self.strength * rows / self.kl_weight * run.clients / reports.clients
         fitted, info["predictions_apart"] = _fitted(ready, told, weight, whole.posterior, run)
         return _around(whole, fitted), info
@@ -304,7 +305,8 @@ class InFunctionSpace(FedLap):
     def forget(  # type: ignore[override]
         self, server: FunctionServer, client: MomentsClient, run: Federation
     ) -> FunctionServer:
-        """Divide by the client's factor. Labels are of single rounds, so none remain.
+        """Divide by the client's factor. What labels of the last round moved w_g by remains, until
+        the next rounds fit it again.
 
         Without all factors the state is that before the first round.
         """
@@ -340,10 +342,17 @@ def _moved_along(
     return {n: t + moved[n] for n, t in server.posterior.mean.items()}
 
 
-def _proper(means: Tensor, run: Federation) -> Tensor:
-    """Means of soft labels that noise or compression may have moved."""
+def _proper(means: Tensor, told: Tree, run: Federation) -> Tensor:
+    """Means of soft labels that noise, compression or a client may have moved too far.
+
+    Args:
+        means: sums of labels by their weights [points, columns].
+        told: means and variances that numbers may be some deviations off.
+        run: the run.
+    """
     if isinstance(run.likelihood, Parametric):
-        return means
+        reach = _DEVIATIONS * told["variances"].sqrt()
+        return torch.clamp(means, told["means"] - reach, told["means"] + reach)
     means = means.clamp(0, 1)
     if isinstance(run.likelihood, Classes):
         means = means / means.sum(dim=1, keepdim=True).clamp_min(_NO_LABEL)
@@ -391,6 +400,8 @@ def _fitted(
     return {n: t.cpu().double() for n, t in ended.items()}, apart
 
 
+_DEVIATIONS = 10.0
+"""Standard deviations of its noise that a number is moved in a round at most."""
 _NO_LABEL = 1e-12
 """Sum of probabilities below which there are none."""
 _ROUNDING = 1e-9
