@@ -96,15 +96,6 @@ def test_first_steps_of_bayesian_admm_are_as_long_whatever_else_is_set(given):
     assert lengths[1] == pytest.approx(lengths[0], rel=0.6)
 
 
-@pytest.mark.parametrize(("hidden", "start_std"), [([8], 0.05), ([2000], 0.01)])
-def test_bayesian_admm_draws_weights_no_wider_than_a_layer_starts(hidden, start_std):
-    """PyTorch's layers start with a deviation of (3 · inputs)^(-1/2): here 0.013 of 2,000."""
-    found = started(method={"name": "ivon-admm"}, model={"hidden": hidden})
-    assert found.settings_chosen["method.start_std"] == start_std
-    narrow = started(method={"name": "ivon-admm", "start_std": 0.02}, model={"hidden": hidden})
-    assert narrow.method["start_std"] == 0.02
-
-
 @pytest.mark.parametrize(("given", "rate"), [("sgd", 0.1), ("adamax", 0.006)])
 def test_a_rate_goes_with_the_optimizer_that_is_set(given, rate):
     config = started(method={"name": "pvi"}, training={"optimizer": given})

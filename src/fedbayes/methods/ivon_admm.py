@@ -154,11 +154,11 @@ class IvonAdmm(GaussianServer[IvonServer, IvonClient]):
         description="share of the precisions that a step updates. Large values follow the noise "
         "of single batches. 0: precisions of the prior, which are not sent",
     )
-    start_std: Annotated[float, Only("rate"), Chosen()] = Field(
+    start_std: Annotated[float, Only("rate")] = Field(
         0.05,
         gt=0,
-        description="standard deviation of the weights where training starts. Above that of the "
-        "initial weights of a layer, gradients are mostly noise. Its square times "
+        description="standard deviation of the weights where training starts. Take less for "
+        "large convolutions, such as 0.01, whose initial weights are small. Its square times "
         "training.lr n / (kl_weight ρ) is the learning rate of the first steps",
     )
 
@@ -168,16 +168,12 @@ class IvonAdmm(GaussianServer[IvonServer, IvonClient]):
         deviation are set. The penalty is by the clients of a round, where those are not all.
         """
         run = known.run
-        spreads = [float(w.std(correction=0)) for w in run.network.initial.values() if w.dim() > 1]
-        spread = float(f"{min([0.05, *filter(None, spreads)]):.1g}")
-        given = self.start_std if "start_std" in self.model_fields_set else spread
-        start = self.prior_std if self.fixed_precision else given
+        start = self.prior_std if self.fixed_precision else self.start_std
         rho = self.rho * run.cohort if self.rho else 1.0
         length = self.kl_weight * rho * (0.05 / start) ** 2
         return {
             **sgd(known, lr=float(f"{min(0.4, 8 / known.median * length):.1g}")),
             "method.rho": 1 / run.cohort if run.cohort < run.clients else None,
-            "method.start_std": spread,
         }
 
     @property
