@@ -76,6 +76,6 @@ def test_only_prose_of_a_page_is_read():
 
 def test_messages_are_read_without_their_values():
     file = ROOT / "src" / "fedbayes" / "errors.py"
-    assert [one.text for one in messages([file])] == [" (did you mean x?)"]
+    assert " (did you mean x?)" in [one.text for one in messages([file])]
     found = [one.text for one in messages([ROOT / "src" / "fedbayes" / "cli" / "calibrate.py"])]
     assert "--method x: choose x" in found
