@@ -337,7 +337,7 @@ def test_networks_and_settings_that_it_has_no_use_for():
     with pytest.raises(ModelError, match="running"):
         IvonAdmm().check(run_of(Network(stack, shape=(4,))))
     *_, note = IvonAdmm().remarks(run_of(network(), optimizer="adam"))
-    assert "training.optimizer = 'adam' has no effect" in note
+    assert "training.optimizer has no effect" in note
     assert not any("method." in note for note in IvonAdmm().remarks(run_of(network())))
     *_, note = IvonAdmm(rho=0.05).remarks(run_of(network(), clients=10))
     assert "method.rho = 0.05 is less than 1/10" in note

@@ -349,7 +349,7 @@ def test_mistakes_are_told_and_nothing_is_written(files, monkeypatch, capsys, op
 def test_one_model_is_nothing_to_fuse(files, capsys):
     folder, paths = files
     assert command("fuse", paths[0], "-o", folder / "g.pt") == 2
-    assert "at least two models" in capsys.readouterr().err
+    assert "at least 2 models, got 1" in capsys.readouterr().err
 
 
 def test_an_unknown_method_is_told_with_all_that_there_are(files, capsys):
