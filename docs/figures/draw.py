@@ -15,6 +15,7 @@ import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
+from textwrap import fill
 from typing import Any
 
 import numpy as np
@@ -113,6 +114,33 @@ def note(name: str, numbers: dict[str, Any]) -> None:
 
 
 # What each picture shows.
+
+
+def frameworks(runs: Path) -> None:
+    """Rounds a second of each framework in the table of `features.md`, by workload."""
+    lines = (HERE.parent / "benchmarks" / "features.md").read_text().splitlines()
+    head = next(number for number, line in enumerate(lines) if line.startswith("| framework |"))
+    rows = [[cell.strip() for cell in line.split("|")[1:-1]] for line in lines[head:]]
+    rows = rows[: next(number for number, row in enumerate(rows) if not row)]
+    names = [row[0].replace("`", "") for row in rows[2:]]
+
+    def draw(figure: Figure, theme: Theme) -> None:
+        panels = figure.subplots(1, 3, sharey=True)
+        for column, axes in enumerate(panels, 1):
+            rates = [float(row[column].partition(",")[0]) for row in rows[2:]]
+            ours = [name.startswith("fedbayes") for name in names]
+            colours = [theme.hues[ORANGE if own else BLUE] for own in ours]
+            axes.hlines(range(len(rates)), 1, rates, colors=colours, lw=2)
+            axes.scatter(rates, range(len(rates)), color=colours, zorder=2)
+            axes.set(xscale="log", xlim=(0.04, 6), title=fill(rows[0][column], 20))
+            axes.set_xticks([0.1, 1], ["0.1", "1"])
+            axes.grid(axis="y", visible=False)
+        panels[0].set_yticks(range(len(names)), names)
+        panels[0].tick_params(axis="y", length=0, colors=theme.ink)
+        panels[0].invert_yaxis()
+        figure.supxlabel("rounds a second, relative to fedbayes, workers", fontsize=10.5)
+
+    save("frameworks", 3.3, draw)
 
 
 def report(runs: Path) -> None:
@@ -420,6 +448,7 @@ PICTURES: dict[str, Callable[[Path], None]] = {
     "landscape": landscape,
     "calibration": calibration,
     "clients": clients,
+    "frameworks": frameworks,
 }
 
 
