@@ -1,8 +1,9 @@
 """`evaluate`, `export`: trained models."""
 
+import os
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich.markup import escape
@@ -23,6 +24,7 @@ from fedbayes.cli.options import (
     overrides,
 )
 from fedbayes.core.files import json_text, require_files, write_beside
+from fedbayes.core.wording import listed
 from fedbayes.errors import ModelError, RunError, warn
 from fedbayes.storage.formatting import number, words
 
@@ -134,8 +136,7 @@ def evaluate(
 
 def _show(scores: "Sequence[Score]", tests: "EvaluationSet") -> None:
     """Print tables of models and metrics, and what else there is to tell."""
-    from fedbayes.runs.outcome import between_clients
-    from fedbayes.storage.client_spread import BALANCED, as_summary, balanced_leads, one_class
+    from fedbayes.storage.client_spread import BALANCED, balanced_leads, one_class
 
     how = scores[0].standardized
     how = how if how.startswith("not") else f"standardized {how}"
@@ -149,22 +150,55 @@ def _show(scores: "Sequence[Score]", tests: "EvaluationSet") -> None:
                 f"{score.name} predicts one class for all rows. Try training.class_weights, or "
                 "predict --threshold"
             )
+    shown = _apart([score.name for score in scores])
     cells = [
         ["model", *map(words, names), "parameters"],
         *(
-            [s.name, *(number(s.metrics.get(name)) for name in names), f"{s.parameters:,}"]
-            for s in scores
+            [name, *(number(s.metrics.get(metric)) for metric in names), f"{s.parameters:,}"]
+            for name, s in zip(shown, scores, strict=True)
         ),
     ]
     Console().print(*_tables(cells, Console()), sep="\n")
+    if tests.clients:
+        _show_clients(shown, names[0], [_told(score, tests) for score in scores])
     for score in scores:
         if score.note:
             Console().print(f"{score.name}: {score.note}", highlight=False, soft_wrap=True)
-    for score in scores if tests.clients else ():
-        told = between_clients(as_summary(score.metrics, score.clients, tests.likelihood))
-        if told is not None:
-            told.title, told.title_justify = f"\n{escape(score.name)}", "left"
-            Console().print(told)
+
+
+def _told(score: "Score", tests: "EvaluationSet") -> dict[str, Any]:
+    from fedbayes.storage.client_spread import as_summary
+
+    return as_summary(score.metrics, score.clients, tests.likelihood)
+
+
+def _show_clients(names: list[str], metric: str, told: list[dict[str, Any]]) -> None:
+    """Print how metrics differ between clients: all of one model, or one of several models."""
+    from fedbayes.runs.outcome import between_clients
+    from fedbayes.storage.client_spread import rows
+
+    if len(told) == 1:
+        if (table := between_clients(told[0])) is not None:
+            Console().print("", table)
+        return
+    found = [{row.metric: row for row in rows(one, "global")}.get(metric) for one in told]
+    head = [f"{words(metric)} by client", "mean of clients", "spread", "worst client"]
+    cells = [
+        [name, number(row.mean), number(row.spread), f"{number(row.worst)} ({row.client})"]
+        for name, row in zip(names, found, strict=True)
+        if row is not None
+    ]
+    Console().print(*_tables([head, *cells], Console()), sep="\n")
+    if lacking := sorted({client for row in found if row for client in row.undefined}):
+        Console().print(f"undefined, and excluded from means: {listed(lacking, 5)}")
+    Console().print("other metrics by client: --json")
+
+
+def _apart(names: list[str]) -> list[str]:
+    """Names of models without the folder that all files are in."""
+    files = [name for name in names if os.sep in name]
+    folder = os.path.commonpath([*map(os.path.dirname, files)]) + os.sep if len(files) > 1 else ""
+    return [name.removeprefix(folder) for name in names]
 
 
 def _tables(cells: list[list[str]], console: Console) -> list[Table]:

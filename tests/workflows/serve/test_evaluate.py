@@ -184,6 +184,9 @@ def test_the_models_of_a_run(tmp_path, monkeypatch, capsys):
         table = told[told.index("┏") : told.rindex("└")]
         assert max(map(len, table.splitlines())) <= width
         assert all(f"{score['brier']:.4f}" in table for score in scores.values()), "cut off"
+    assert "worst client" in table
+    worst = min(own["accuracy"] for own in scores[str(model)]["clients"].values())
+    assert f"{worst:.4f} (" in table
     assert run.summary["global_accuracy"] is None
     assert scores["ensemble, uniform"]["accuracy"] > scores[str(clients[0])]["accuracy"]
 
