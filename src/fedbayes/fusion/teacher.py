@@ -55,22 +55,23 @@ class Teacher:
     If clients' predictions are exact, so is q as ε tends to 0: Σ_j M_kj q_j = q_k for the posterior
     of all samples together. Networks are overconfident. A client that fitted a temperature to rows
     which it kept out of training has its outputs divided by it; the others have, in q, a
-    temperature of 1 and `SOFTNESS_OF_CHAIN` of the deviation of their outputs. Networks are not
+    temperature of 1 + `SOFTNESS_OF_CHAIN` times the deviation of their outputs. Networks are not
     exact. On validation rows of three cases, one seed each, the geometric mean of q and a sum of
     logits was at most .001 less accurate than either, and up to .02 more
     (`benchmarks/fusion_teacher.py`). That mean is the teacher, and the sum is
 
         log t_k(x) = log θ_k + Σ_s π_sk (f_sk − T log Σ_j exp(f_sj / T) − log p_s(k)) + const,
 
-    with outputs f of client s, its frequencies p_s(k) of classes, and T = 1 and `SOFTNESS` of the
-    deviation of f over the classes: the geometric mean over clients by their mean share.
+    with outputs f of client s, its frequencies p_s(k) of classes, and T = 1 + `SOFTNESS` times
+    the deviation of f over the classes: the geometric mean over clients by their mean share.
 
     If no client has two classes, predictions of exact clients are constant, and Bayes' rule has
     nothing to compare. Then the teacher is how far each network prefers its class to the others,
 
         log t_k(x) = log θ_k + b_k + Σ_s π_sk log(p_s(k | x) / (1 − p_s(k | x))) + const,
 
-    divided by 1 and `SOFTNESS` of its deviation, with the b of `levelled`; temperatures count not.
+    divided by 1 + `SOFTNESS` times its deviation, with the b of `levelled`, whatever temperatures
+    are.
 
     With shares of each class alone the teacher is Σ_s π_sk f_sk of centred logits. Without counts
     and shares its prediction is nearest to the mixture of the clients': the least

@@ -73,7 +73,7 @@ def test_sums_of_clients_add_to_those_of_all_rows(silos, capsys):
     assert command("fuse", *files, *options, *several) == 0
     told = json.loads(_path("r").read_text())
     assert told["inputs"]["assumes"] == "a Gaussian copula, from sums of 95 rows; categories: grade"
-    assert told["sent"] == ["their weights", "sums of rows"]
+    assert told["sent"] == ["their weights", "sums of their rows or texts"]
 
 
 def _path(name):

@@ -221,7 +221,7 @@ class NetworkFusion:
             "their weights": True,
             "counts of samples": counts is not None,
             "temperatures": any(temperatures) and job.temperature_data is None,
-            "sums of rows": bool(job.sums),
+            "sums of their rows or texts": bool(job.sums),
             "curvatures of their weights, which are not used": all(map(is_posterior, job.models)),
         }
         return tuple(what for what, given in sent.items() if given)
