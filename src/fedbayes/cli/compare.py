@@ -36,7 +36,7 @@ def compare(
     ] = None,
     tuned: Annotated[
         Path | None,
-        typer.Option(help="tuned.json of `fedbayes tune`: its methods, with its settings."),
+        typer.Option(help="tuned.json of `fedbayes tune`: its methods, data and settings."),
     ] = None,
     seeds: Seeds = 5,
     jobs: Jobs = 1,
@@ -70,8 +70,10 @@ def compare(
         from fedbayes.workflows.experiments.method_grid import MethodGrid
         from fedbayes.workflows.experiments.variants import variants
 
-        named, chosen = named_methods(None if methods is None else variants(methods), tuned)
-        grid = MethodGrid(out, named, configs or (), seeds, given, foreign, chosen)
+        named, chosen, base = named_methods(
+            None if methods is None else variants(methods), tuned, alone=not configs
+        )
+        grid = MethodGrid(out, named, configs or (), seeds, [*base, *given], foreign, chosen)
     for note in grid.notes:
         warn(note)
     try:

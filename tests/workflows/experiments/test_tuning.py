@@ -135,7 +135,8 @@ def test_every_method_has_its_budget_and_its_best_run(tmp_path):
     assert len(after) == len(before) + 2
     assert all(after[path] == time for path, time in before.items())
 
-    variants, said = tuned_methods(tmp_path / "t")
+    variants, said, given = tuned_methods(tmp_path / "t")
+    assert {"data.clients=3", f"rounds={QUICK['rounds']}"} <= set(given)
     assert more.frame().query("trial < 2").reset_index(drop=True).equals(frame)
     assert [one.label for one in variants] == ["fedavg", "fedprox"]
     assert "3 runs of each method" in said

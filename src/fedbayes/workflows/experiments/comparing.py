@@ -135,16 +135,17 @@ def compare(
     inputs = either(foreign=foreign, ood=ood)
     given = (pair for pair in dotted(whole(settings)) if pair[1] not in ({}, None))
     overrides = [f"{key}={json.dumps(value, default=str)}" for key, value in given]
-    named, chosen = named_methods(
+    named, chosen, base = named_methods(
         None if methods is None else given_variants(methods),
         None if tuned is None else Path(tuned),
+        alone=not configs,
     )
     grid = MethodGrid(
         Path("compared" if place is None else place),
         named,
         list(map(Path, configs)),
         seeds,
-        overrides,
+        [*base, *overrides],
         AUTO if inputs is None else str(inputs),
         chosen,
     )
@@ -152,22 +153,24 @@ def compare(
 
 
 def named_methods(
-    methods: list[Variant] | None, tuned: Path | None
-) -> tuple[list[Variant] | None, str]:
-    """The methods of a comparison, and how their settings were chosen, in words.
+    methods: list[Variant] | None, tuned: Path | None, *, alone: bool
+) -> tuple[list[Variant] | None, str, list[str]]:
+    """The methods of a comparison, how their settings were chosen, in words, and other settings.
 
     Args:
         methods: those that are named, if any are.
         tuned: the file of a search, whose methods are meant.
+        alone: whether there are no configs, so that other settings are those of the search, too.
 
     Raises:
         ConfigError: there are both, or the file is none.
     """
     if tuned is None:
-        return methods, ""
+        return methods, "", []
     if methods is not None:
         raise ConfigError("--tuned already gives the methods. Leave --methods out")
-    return tuned_methods(tuned)
+    found, chosen, given = tuned_methods(tuned)
+    return found, chosen, given if alone else []
 
 
 def run_and_compare(

@@ -257,6 +257,9 @@ class TuneSearch:
             )
         if base.data.validation:
             raise ConfigError("--validation sets data.validation. Give --validation instead")
+        told = base.model_dump(mode="json", exclude_defaults=True, exclude={"method"})
+        self.given = tuple(f"{key}={toml_value(value)}" for key, value in dotted(told))
+        """Settings of all methods that are not the defaults."""
         self.variants = {variant.label: variant for variant in found}
         self.open = {variant.label: settled(base, variant) for variant in found}
         """Settings of each method, without those that are searched."""
@@ -498,6 +501,7 @@ class TuneSearch:
             "budget": made.budget,
             "validation_share": made.share,
             "dataset": made.dataset,
+            "given": self.given,
             "ranges": {m.label: {k: str(r) for k, r in m.ranges.items()} for m in made.methods},
             "variants": {m.label: asdict(m.variant) for m in made.methods},
             "importance": {m.label: m.importance for m in made.methods},
@@ -631,8 +635,9 @@ def _range(key: str, span: Any) -> Range:
     raise ConfigError(f"the range of {key} is {span!r}. Give (low, high), or a list of values")
 
 
-def tuned_methods(file: Path) -> tuple[list[Variant], str]:
-    """The methods of a search with the settings that were best, and a sentence on the search.
+def tuned_methods(file: Path) -> tuple[list[Variant], str, list[str]]:
+    """The methods of a search with the settings that were best, a sentence on the search, and the
+    settings that all methods had, as `key=value`.
 
     Args:
         file: its `tuned.json`, or its folder.
@@ -653,9 +658,11 @@ def tuned_methods(file: Path) -> tuple[list[Variant], str]:
             f"{label}: " + ", ".join(f"{key} {span}" for key, span in own.items())
             for label, own in told["ranges"].items()
         )
-        return found, (
+        return (
+            found,
             f"Settings were chosen on validation rows of {told['dataset']}, with {told['budget']} "
-            f"of each method, in the ranges {spans}."
+            f"of each method, in the ranges {spans}.",
+            [str(one) for one in told.get("given", ())],
         )
     except FileNotFoundError:
         raise ConfigError(f"not found: {path}. Create it with fedbayes tune") from None
