@@ -152,8 +152,8 @@ def test_arrays(tmp_path, shape, dtype, seen, scale):
 @pytest.mark.parametrize(
     ("change", "asked", "says"),
     [
-        ({}, {"label": "species"}, "Set label to one of a, b"),
-        ({}, {"label": "kind", "group": "farm"}, "Set group"),
+        ({}, {"label": "species"}, "Set data.label to one of a, b"),
+        ({}, {"label": "kind", "group": "farm"}, "Set data.group"),
         ({}, {"label": "kind"}, "column 'part' has the values train and test.*drop"),
         ({}, {"label": "kind", "split": "site"}, "neither train nor test"),
         (

@@ -250,7 +250,7 @@ def test_settings_of_labels(tmp_path, asked, says):
 
 
 def test_an_absent_column_of_labels_is_named(tmp_path):
-    with pytest.raises(DataError, match=r"no column 'high'.*\. Set label to one of"):
+    with pytest.raises(DataError, match=r"no column 'high'.*\. Set data.label to one of"):
         load(table(tmp_path, low=[1.5, 2.5]), label="low,high")
 
 

@@ -97,6 +97,17 @@ def open_weights(
     return OpenedWeights(source, settings, network, own, named_as(own, network.module))
 
 
+def absent_classes(outputs: int, likelihood: Likelihood) -> str:
+    """What to do where samples may lack classes that a model has outputs for; empty elsewhere."""
+    classes = likelihood.target.classes
+    if not classes or outputs <= classes:
+        return ""
+    return (
+        f". The samples have {classes} classes. If they lack some, set data.classes to all "
+        f"{outputs}"
+    )
+
+
 def open_dense(
     weights: Tensors,
     shape: tuple[int, ...],
@@ -126,7 +137,7 @@ def open_dense(
     if (inputs, widths[-1]) != wanted:
         raise ModelError(
             f"{source} maps {inputs} inputs to {widths[-1]} outputs, but inputs of {size(shape)} "
-            f"and {wanted[1]} outputs are expected"
+            f"and {wanted[1]} outputs are expected{absent_classes(widths[-1], likelihood)}"
         )
     module = MLP(inputs, widths[:-1], widths[-1])
     names: dict[str, str] = {}

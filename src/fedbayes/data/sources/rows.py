@@ -152,7 +152,7 @@ def choose_features(
         if column not in frame.columns:
             like = did_you_mean(column, frame.columns)
             raise ColumnError(
-                f"{where} has no column '{column}'{like}. Set {setting} to "
+                f"{where} has no column '{column}'{like}. Set data.{setting} to "
                 f"{'some' if setting in SEVERAL else 'one'} of {listed(frame.columns, 100)}",
                 column,
                 setting,

@@ -38,7 +38,7 @@ from fedbayes.models import (
     relu_network,
 )
 from fedbayes.models.files import single
-from fedbayes.models.open import open_weights
+from fedbayes.models.open import absent_classes, open_weights
 from fedbayes.runs.build import build_run
 from fedbayes.runs.trained import joined
 from fedbayes.storage.card import Card
@@ -426,6 +426,7 @@ def _check(name: str, model: Candidate, tests: EvaluationSet) -> None:
             raise ModelError(
                 f"{name} maps {fits[0]} inputs to {fits[1]} {what}, "
                 f"{here.dataset} has {shape[0]} and {shape[1]}"
+                f"{absent_classes(fits[1], model.likelihood)}"
             )
 
 
