@@ -27,7 +27,7 @@ from fedbayes.storage.scores import GlobalEvaluation
 
 SHARE = 0.1
 """Of a client's training samples that it holds out for the temperature."""
-FEWEST = 20
+FEWEST = 50
 """Rows that a temperature is fitted on, at least."""
 _LONGEST = SHORT_HEADER + 8 * 4 * POINTS
 """Bytes of a client's sums at most."""

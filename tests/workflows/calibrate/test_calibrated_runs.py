@@ -196,7 +196,7 @@ def test_without_calibration_clients_train_on_all_rows(run):
         ),
         ({"method": {"name": "local"}}, "local has no global model"),
         ({"privacy": {"noise": 1.0}, "aggregation": {"clip": 1.0}}, "sums would have no noise"),
-        ({"data": {"clients": 2, "limit": 60}}, "and 20 are needed"),
+        ({"data": {"clients": 2, "limit": 60}}, "and 50 are needed"),
     ],
 )
 def test_where_there_is_no_temperature(changes, why, tmp_path, recwarn):
@@ -316,8 +316,8 @@ def test_labels_have_a_temperature():
 
 def test_a_run_of_labels(tmp_path, recwarn):
     rng = np.random.default_rng(0)
-    x = rng.normal(size=(600, 4))
-    y = x[:, :2] + rng.normal(size=(600, 2)) > 0
+    x = rng.normal(size=(800, 4))
+    y = x[:, :2] + rng.normal(size=(800, 2)) > 0
     table = pd.DataFrame(x, columns=list("abcd")).assign(
         one=y[:, 0].astype(int), two=y[:, 1].astype(int)
     )
