@@ -110,6 +110,8 @@ def write_calibration(
             f"{path} ({kind.name}) was for {one}, and is now for {other}. Predictions of {one} no "
             "longer use it"
         )
+    elif tables.get(kind.name, {}).get("clients") and not found.clients:
+        warn(f"{path} has no {kind.what} of single clients any more. Keep them with --per-client")
     tables[kind.name] = _form(kind).dump_python(found, mode="json")
     write_beside(path, sealed_table({"format": FORMAT, **tables}))
     older.unlink(missing_ok=True)
@@ -157,7 +159,9 @@ def read_calibration(
         return stored.all
     if client not in stored.clients:
         there = f"; there are {listed(tuple(stored.clients))}" if stored.clients else ""
-        raise RunError(f"{source} has no {kind.what} of client {client}{there}")
+        raise RunError(
+            f"{source} has no {kind.what} of client {client}{there}. Create it: {again} --per-client"
+        )
     return stored.clients[client]
 
 
