@@ -218,7 +218,7 @@ def test_the_file_with_the_rows_of_the_client_is_named(tmp_path):
     mixed = fedbayes.run(data=mixed, out=tmp_path / "c", **more)
 
     def places(run, client):
-        told = begin(run.folder.path, client, tmp_path / f"without {client}", 0).remains
+        told = begin(run.folder.path, client, run.folder.path.with_suffix(".new"), 0).remains
         (found,) = (text for text in told if text.startswith(f"the rows of {client} in "))
         return found.removesuffix(". Delete them there").split(" in ", 1)[1]
 
