@@ -244,9 +244,10 @@ def _as_classes(
 
 def _alone(y: Array, names: tuple[str, ...], where: str) -> list[str]:
     """A note on classes of one row, where there are many rows of each on average."""
-    rows = np.flatnonzero((np.bincount(y) == 1)[y])
-    if not len(rows) or len(y) < ROWS_OF_CLASS * len(names):
+    alone = np.bincount(y) == 1
+    if not alone.any() or len(y) < ROWS_OF_CLASS * len(names):
         return []
+    rows = np.flatnonzero(alone[y])
     found = [f"1 row of {place(where, row)[0]} has class '{names[y[row]]}'" for row in rows[:4]]
     more = f" and {len(rows) - 3:,} more" if len(rows) > 3 else ""
     return [f"{', '.join(found[:3])}{more}, which no other row has: is it a typo?"]
