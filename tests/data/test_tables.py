@@ -211,6 +211,68 @@ def test_files_of_several_clients_are_one_table_with_a_column_of_clients(tmp_pat
         load(several[0], more=(tmp_path / "other" / "north.csv",))
 
 
+@pytest.fixture
+def wards(tmp_path):
+    """Three tables of 12, 24 and 36 rows, as frames to change, and what reads them."""
+    frames = {
+        name: pd.concat([FRAME] * k, ignore_index=True)
+        for k, name in enumerate(("north", "south", "west"), 1)
+    }
+
+    def read(**settings):
+        files = [tmp_path / f"{name}.csv" for name in frames]
+        for file, frame in zip(files, frames.values(), strict=True):
+            frame.to_csv(file, index=False)
+        notes = load(files[0], more=files[1:], **settings).notes
+        return [note.replace(f"{tmp_path}/", "") for note in notes]
+
+    return frames, read
+
+
+def test_rows_are_numbered_within_the_file_that_they_are_in(wards):
+    frames, read = wards
+    frames["west"].loc[3, "label"] = None
+    with pytest.raises(DataError, match=r"/west\.csv: 1 of 36 rows have no label, first row 4\."):
+        read()
+    frames["south"].loc[[5, 8], "label"] = None
+    two = r"/south\.csv: 2 of 24 rows .* first row 6; .*/west\.csv: 1 of 36 .* row 4\. Leave"
+    with pytest.raises(DataError, match=two):
+        read()
+    for frame in frames.values():
+        frame["label"] = "x"
+    frames["west"]["b"] = frames["west"].b.astype(float)
+    frames["west"].loc[[4, 6], "b"] = np.inf
+    infinite = r"/west\.csv: column 'b' is inf.*in row 5 \(2 such .*row 5 belongs to client 'west'"
+    with pytest.raises(DataError, match=infinite):
+        read()
+
+
+def test_empty_cells_are_counted_in_each_file(wards):
+    """One note, whose counts are those that were taken out."""
+    frames, read = wards
+    frames["north"].loc[[1, 2], "a"] = None
+    frames["north"].loc[4, "b"] = None
+    frames["west"]["a"] = None
+    (note,) = read()
+    assert note.startswith(
+        "north.csv: 2 of 12 cells of a are empty, 1 of 12 of b; west.csv: all 36 of a. Numbers"
+    )
+    assert not read(missing="impute")
+    for frame in frames.values():
+        frame[["c", "d", "e"]] = np.arange(3.0 * len(frame)).reshape(-1, 3)
+        frame.loc[0, ["a", "b", "c", "d", "e"]] = None
+    (note,) = read()
+    assert "; south.csv: 1 of 24 of a, 1 of 24 of b, 1 of 24 of c and 2 more columns; " in note
+
+
+def test_a_class_of_one_row_may_be_a_typo(wards):
+    frames, read = wards
+    assert not read()
+    frames["south"].loc[6, "label"] = "xx"
+    assert read() == ["1 row of south.csv has class 'xx', which no other row has: is it a typo?"]
+    assert not read(classes=("x", "y", "z", "xx"))
+
+
 def test_a_check_shows_the_first_and_the_last_day_and_the_ends_of_numbers_in_text(tmp_path):
     days = pd.date_range("2021-06-01", periods=40, freq="17D")  # ends on 2023-03-26
     frame = pd.DataFrame({"day": days.strftime("%d.%m.%Y"), "code": [f" {k}" for k in range(40)]})

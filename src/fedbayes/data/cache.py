@@ -26,7 +26,7 @@ from fedbayes.data.tokens import Tokens
 from fedbayes.errors import DataError
 
 ENVIRONMENT = "FEDBAYES_CACHE"
-_FORMAT = 9
+_FORMAT = 10
 _ARRAYS = ("x", "y", "groups", "mean", "std")
 _LISTS = ("names", "center", "scale")
 _ABANDONED = 24 * 3600

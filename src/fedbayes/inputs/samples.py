@@ -148,7 +148,7 @@ def _table(
     columns: tuple[Column, ...],
     notes: list[str],
 ) -> Array:
-    frame, _ = read_tables({"train": files}, SourceSettings(), notes)
+    frame, *_ = read_tables({"train": files}, SourceSettings(), notes)
     where = str(files[0])
     for name in [column.name for column in columns] or features:
         if name not in frame.columns:

@@ -229,7 +229,7 @@ def _read_texts(path: Path, column: str | None, notes: list[str]) -> list[str]:
         return texts
     if path.suffix.lower() == ".npz":
         raise DataError(f"{path} has numbers. Give one text per line, or a column of a table")
-    frame, _ = read_tables({"train": [path]}, SourceSettings(), notes)
+    frame, *_ = read_tables({"train": [path]}, SourceSettings(), notes)
     worded = [name for name in frame.columns if _are_words(frame[name])]
     if column is None and len(worded) != 1:
         raise DataError(

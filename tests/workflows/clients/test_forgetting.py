@@ -201,6 +201,32 @@ def test_what_no_factor_has_is_told(tmp_path):
     assert any("not the product" in text for text in remains(before, tmp_path / "c"))
 
 
+def test_the_file_with_the_rows_of_the_client_is_named(tmp_path):
+    """Its own; the one file of all clients; all, if each has its rows."""
+    frame = pd.DataFrame({"a": np.arange(60.0), "label": ["x", "y"] * 30})
+    files = [tmp_path / f"{name}.csv" for name in ("north", "south", "west")]
+    for file in files:
+        frame.to_csv(file, index=False)
+    whole = frame.assign(ward=["north", "south", "west"] * 20)
+    whole.to_csv(tmp_path / "whole.csv", index=False)
+    more = {"method": "pvi", "rounds": 1, "model": {"hidden": [4]}, "training": {"steps": 1}}
+
+    several = fedbayes.run(data=files, out=tmp_path / "a", **more)
+    one = {"path": tmp_path / "whole.csv", "group": "ward"}
+    together = fedbayes.run(data=one, out=tmp_path / "b", **more)
+    mixed = {"path": files[0], "more": files[1:], "partition": "iid", "clients": 3}
+    mixed = fedbayes.run(data=mixed, out=tmp_path / "c", **more)
+
+    def places(run, client):
+        told = begin(run.folder.path, client, run.folder.path.with_suffix(".new"), 0).remains
+        (found,) = (text for text in told if text.startswith(f"the rows of {client} in "))
+        return found.removesuffix(". Delete them there").split(" in ", 1)[1]
+
+    assert places(together, "south") == str(tmp_path / "whole.csv")
+    assert places(mixed, "client-1") == ", ".join(map(str, files))
+    assert places(several, "south") == str(files[1])
+
+
 FACTORS = [
     {"name": "pvi"},
     {"name": "fedgvi"},

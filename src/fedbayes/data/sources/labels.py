@@ -7,7 +7,7 @@ import numpy as np
 
 from fedbayes.core.categories import alike, normal, places
 from fedbayes.core.targets import Target
-from fedbayes.core.wording import listed
+from fedbayes.core.wording import listed, place, spans
 from fedbayes.data.dataset import Array, Rows
 from fedbayes.data.sources.files import index_names
 from fedbayes.data.tables.cells import as_numbers, is_numeric
@@ -89,10 +89,14 @@ def read_target(
 def _refuse_missing(labels: Any, where: str) -> None:
     missing = labels.isna().to_numpy().any(1)
     if missing.any():
-        raise DataError(
-            f"{where}: {int(missing.sum()):,} of {len(labels):,} rows have no label, first row "
-            f"{int(missing.argmax()) + 1:,}. Leave them out"
-        )
+        found = [
+            f"{file}: {int(here.sum()):,} of {len(here):,} rows have no label, first row "
+            f"{int(here.argmax()) + 1:,}"
+            for file, span in spans(where, len(missing))
+            if (here := missing[span]).any()
+        ]
+        more = " files" if len(found) > 3 else ""
+        raise DataError(f"{listed(found, 3, '; ')}{more}. Leave them out")
 
 
 def _choice(kind: str, table: Array, columns: tuple[str, ...], where: str) -> str:
@@ -201,11 +205,12 @@ def _refuse_odd(
     """Refuse a target with values that are not of its kind; names the first one's row."""
     if not odd.any():
         return
-    row, column = (int(place) for place in np.argwhere(odd)[0])
+    row, column = (int(at) for at in np.argwhere(odd)[0])
+    file, number, span = place(where, row)
     raise DataError(
-        f"{where}: '{columns[column]}' is {table[row, column]:g} in row {row + 1:,} "
-        f"({int(odd.any(1).sum()):,} such rows), which is {reason}. Correct it, or choose another "
-        "task.likelihood"
+        f"{file}: '{columns[column]}' is {table[row, column]:g} in row {number} "
+        f"({int(odd[span].any(1).sum()):,} such rows), which is {reason}. Correct it, or choose "
+        "another task.likelihood"
     )
 
 
@@ -220,6 +225,7 @@ def _as_classes(
         return reason
     notes += said
     if not classes:
+        notes += _alone(y, names, where)
         if not kinds and values.dtype.kind in "iuf" and len(names) > NUMBERED_CLASSES:
             notes.append(
                 f"{where}: the label has {len(names):,} different values in {len(values):,} rows, "
@@ -227,13 +233,24 @@ def _as_classes(
                 "measurements, set task.likelihood to poisson or gaussian"
             )
         return y, Target("class", names)
-    place = np.array(places(names, classes), np.int64)
-    unknown = [name for name, at in zip(names, place, strict=True) if at < 0]
+    known = np.array(places(names, classes), np.int64)
+    unknown = [name for name, at in zip(names, known, strict=True) if at < 0]
     if unknown:
         raise DataError(
             f"{where}: unknown class {listed(unknown)}. The classes are {listed(classes, 100)}"
         )
-    return place[y], Target("class", classes)
+    return known[y], Target("class", classes)
+
+
+def _alone(y: Array, names: tuple[str, ...], where: str) -> list[str]:
+    """A note on classes of one row, where there are many rows of each on average."""
+    alone = np.bincount(y) == 1
+    if not alone.any() or len(y) < ROWS_OF_CLASS * len(names):
+        return []
+    rows = np.flatnonzero(alone[y])
+    found = [f"1 row of {place(where, row)[0]} has class '{names[y[row]]}'" for row in rows[:4]]
+    more = f" and {len(rows) - 3:,} more" if len(rows) > 3 else ""
+    return [f"{', '.join(found[:3])}{more}, which no other row has: is it a typo?"]
 
 
 def group_indices(
@@ -269,9 +286,11 @@ def _quantity(values: Array, names: tuple[str, ...], where: str) -> str:
         "a quantity" if fractions else "a quantity or an identifier" if numbers else "identifiers"
     )
     if not numbers and (odd := _odd_texts(values)):
+        file, number, span = place(where, odd[0])
+        first, odd, values = values[odd[0]], [k for k in odd if k < span.stop], values[span]
         return (
-            f"{where}: the label is a number in {len(values) - len(odd):,} of {len(values):,} "
-            f"rows, but '{values[odd[0]]}' in row {odd[0] + 1:,} is not. Correct it, or leave "
+            f"{file}: the label is a number in {len(values) - len(odd):,} of {len(values):,} "
+            f"rows, but '{first}' in row {number} is not. Correct it, or leave "
             "such rows out"
         )
     return (

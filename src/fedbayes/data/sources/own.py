@@ -172,8 +172,7 @@ def _read_tables(
     files: dict[str, list[Path]], settings: SourceSettings, kinds: Sequence[str]
 ) -> Dataset:
     notes: list[str] = []
-    where = str(files["train"][0])
-    frame, before = read_tables(files, settings, notes)
+    frame, before, where = read_tables(files, settings, notes)
     trained = before if "test" in files else None
     return _of_frame(frame, trained, settings.of_table, kinds, where, notes)
 

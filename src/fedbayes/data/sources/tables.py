@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from fedbayes.core.categories import as_if_read, codes, identifiers, name_of, normal
-from fedbayes.core.wording import listed
+from fedbayes.core.wording import Files, listed
 from fedbayes.data.source_settings import CLIENT, TABLES, TEXTS, SourceSettings
 from fedbayes.data.sources.conventions import (
     ConventionEvidence,
@@ -85,9 +85,9 @@ def _expanded(path: Path) -> list[Path]:
 
 def read_tables(
     files: dict[str, list[Path]], settings: SourceSettings, notes: list[str]
-) -> tuple[Any, int]:
-    """The rows of all files as one frame, and how many of them are of the training part. What
-    separates decimals is in `attrs` of the frame, where all files agree.
+) -> tuple[Any, int, Files]:
+    """The rows of all files as one frame, how many of them are of the training part, and the name
+    of the whole. What separates decimals is in `attrs` of the frame, where all files agree.
 
     Args:
         files: Tables by part.
@@ -121,11 +121,12 @@ def read_tables(
             trained += len(frame) if part == "train" else 0
     together = pd.concat(frames, ignore_index=True)
     if settings.more:
-        names = client_files(files["train"], None)
-        together[CLIENT] = np.repeat([*names], [len(frame) for frame in frames])
+        clients = client_files(files["train"], None)
+        together[CLIENT] = np.repeat([*clients], [len(frame) for frame in frames])
     decimals = {frame.attrs.get("decimal", "") for frame in frames} - {""}
     together.attrs["decimal"] = decimals.pop() if len(decimals) == 1 else ""
-    return together, trained
+    names = [str(file) for paths in files.values() for file in paths]
+    return together, trained, Files.of(dict(zip(names, map(len, frames), strict=True)))
 
 
 def _compare(frame: Any, other: Any, settings: SourceSettings, file: Path, first: Path) -> None:

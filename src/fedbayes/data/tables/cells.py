@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 
 from fedbayes.core.categories import TRUTHS, name_of, places, without_blanks
+from fedbayes.core.wording import place
 from fedbayes.data.dataset import CHUNK, Array
 from fedbayes.data.tables.columns import UNSEEN, Column
 from fedbayes.errors import CellError
@@ -90,12 +91,13 @@ def no_number(column: Any, name: str, where: str, way: str) -> CellError:
     with suppress(TypeError):  # of lists and the like
         found = there & pd.to_numeric(column, errors="coerce").isna().to_numpy(bool)
         wrong = found if found.any() else there
-    row, count = int(wrong.argmax()), int(wrong.sum())
+    row = int(wrong.argmax())
+    file, number, span = place(where, row)
+    count = int(wrong[span].sum())
     cells = "1 cell that is not a number" if count == 1 else f"{count:,} cells that are not numbers"
     first = "" if count == 1 else "first "
     return CellError(
-        f"{where}: column '{name}' has {cells} ({first}{cell(column, row)} in row {row + 1:,}). "
-        f"{way}",
+        f"{file}: column '{name}' has {cells} ({first}{cell(column, row)} in row {number}). {way}",
         name,
         row,
     )
@@ -135,8 +137,9 @@ def _factorized(column: Any, name: str, where: str) -> tuple[Array, list[object]
         there = column.notna().to_numpy(bool)
         kinds = [not np.isscalar(value) and not hasattr(value, "year") for value in column]
         row = int((there & np.array(kinds)).argmax())
+        file, number, _ = place(where, row)
         raise CellError(
-            f"{where}: column '{name}' has a cell with several values in row {row + 1:,}. Leave "
+            f"{file}: column '{name}' has a cell with several values in row {number}. Leave "
             f"it out with data.drop={name}",
             name,
             row,
@@ -152,9 +155,10 @@ def _numbers(column: Any, wanted: Column, where: str) -> Array:
     infinite = np.isinf(numbers)
     if infinite.any():
         row = int(infinite.argmax())
+        file, number, span = place(where, row)
         raise CellError(
-            f"{where}: column '{wanted.name}' is infinite, or too large for float32, in row "
-            f"{row + 1:,} ({int(infinite.sum()):,} such rows). Replace it, or leave the cell "
+            f"{file}: column '{wanted.name}' is infinite, or too large for float32, in row "
+            f"{number} ({int(infinite[span].sum()):,} such rows). Replace it, or leave the cell "
             "empty",
             wanted.name,
             row,
@@ -226,10 +230,11 @@ def dates(column: Any, name: str, date_format: str, where: str) -> Array:
     wrong = np.append(bad, False)[index]
     if wrong.any():
         row = int(wrong.argmax())
+        file, number, span = place(where, row)
         how = f"written as {date_format}" if date_format else "written as 2020-03-31"
         raise CellError(
-            f"{where}: column '{name}' has text that is not a date {how} ({cell(column, row)} in "
-            f"row {row + 1:,}; {int(wrong.sum()):,} such rows). Correct it, or set "
+            f"{file}: column '{name}' has text that is not a date {how} ({cell(column, row)} in "
+            f"row {number}; {int(wrong[span].sum()):,} such rows). Correct it, or set "
             "data.date_format, as in %d.%m.%Y",
             name,
             row,

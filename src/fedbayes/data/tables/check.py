@@ -101,7 +101,7 @@ def check_table(settings: SourceSettings, kinds: Sequence[str] = ()) -> TableChe
         if not is_table(files["train"][0]):
             raise DataError(f"{where} is not a table, so it has no columns to check")
         notes += unread(settings.path or Path(), files)
-        frame, before = read_tables(files, settings, notes)
+        frame, before, where = read_tables(files, settings, notes)
         trained, settings = before if "test" in files else None, settings.of_table
     features = choose_features(frame, settings, where, notes, labelled=False)
     absent = [name for name in settings.label if name not in frame.columns]

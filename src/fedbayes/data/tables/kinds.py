@@ -9,7 +9,8 @@ import numpy as np
 
 from fedbayes.core.categories import alike, are_dates, ordered
 from fedbayes.core.plausible import MOST_CATEGORIES
-from fedbayes.core.wording import listed
+from fedbayes.core.wording import listed, place, spans
+from fedbayes.data.dataset import Array
 from fedbayes.data.source_settings import SourceSettings
 from fedbayes.data.tables.cells import (
     ISO_DATE,
@@ -38,12 +39,17 @@ class KindGuess:
     """What becomes of a column: how it is encoded, or why it is not."""
 
     column: Column | None
-    missing: int
-    """Rows in which its cell is empty."""
+    gaps: tuple[int, ...]
+    """Rows in which its cell is empty, of each file."""
     refused: str = ""
     """Why it cannot be used, and the way out."""
     row: int | None = None
     """The first row because of which it is rejected."""
+
+    @property
+    def missing(self) -> int:
+        """Rows in which its cell is empty."""
+        return sum(self.gaps)
 
 
 def judge(column: Any, name: str, settings: SourceSettings, where: str) -> KindGuess:
@@ -74,22 +80,23 @@ def judge(column: Any, name: str, settings: SourceSettings, where: str) -> KindG
             code(column.to_frame(name), [found], where)  # an infinite one has no code
     except DataError as error:
         row = error.row if isinstance(error, CellError) else None
-        return KindGuess(None, int(column.isna().sum()), str(error), row)
+        return KindGuess(None, (int(column.isna().sum()),), str(error), row)
     missing = _missing(column, name, where)
-    indicated = settings.tells_missing and missing > 0
-    gaps = indicated or (found.kind == "category" and missing > 0)
+    empty = tuple(int(np.count_nonzero(missing[span])) for _, span in spans(where, len(missing)))
+    indicated = settings.tells_missing and any(empty)
+    gaps = indicated or (found.kind == "category" and any(empty))
     return KindGuess(
         Column(found.name, found.kind, found.categories, gaps, found.width, found.date_format),
-        missing,
+        empty,
     )
 
 
-def _missing(column: Any, name: str, where: str) -> int:
-    """Rows in which a cell is empty or blank."""
+def _missing(column: Any, name: str, where: str) -> Array:
+    """Whether each cell is empty or blank [N]."""
     if column.dtype.kind in "iufbM":
-        return int(column.isna().sum())
+        return np.asarray(column.isna())
     index, _ = values(column, name, where)
-    return int((index < 0).sum())
+    return index < 0
 
 
 def _as_named(
@@ -262,7 +269,7 @@ def choose_columns(
     if not features:
         raise DataError(f"{where} has no columns besides label, group, split and data.drop")
     verdicts = [judge(frame[name], name, settings, where) for name in features]
-    refused = [_whose(verdict, clients) for verdict in verdicts if verdict.refused]
+    refused = [_whose(verdict, clients, where) for verdict in verdicts if verdict.refused]
     if refused:
         shown = refused[:10]
         more = f"\nand {len(refused) - 10:,} more columns" if len(refused) > 10 else ""
@@ -275,15 +282,38 @@ def choose_columns(
             "model cannot use them. Leave such columns out with data.drop"
         )
     notes += _told(columns, settings, where)
+    gaps = {v.column.name: v.gaps for v in verdicts if v.column and v.column.gaps}
+    notes += [_empty(gaps, len(frame), where)] if gaps else []
     return columns
 
 
-def _whose(verdict: KindGuess, clients: Any) -> str:
+def _empty(gaps: dict[str, tuple[int, ...]], rows: int, where: str) -> str:
+    """How many cells of which columns are empty in which files: of each, up to three are named."""
+    said: list[str] = []
+    for k, (file, span) in enumerate(spans(where, rows)):
+        size = span.stop - span.start
+        names = [name for name, counts in gaps.items() if counts[k]]
+        if not names:
+            continue
+        counts = [gaps[name][k] for name in names]
+        parts = [f"all {n:,}" if n == size else f"{n:,} of {size:,}" for n in counts]
+        of = [f"{part} of {name}" for part, name in zip(parts, names, strict=True)]
+        if not said:
+            are = "is" if counts[0] == 1 else "are"
+            of[0] = f"{parts[0]} cells of {names[0]} {are} empty"
+        said.append(f"{file}: {listed(of, 3)}{' columns' if len(names) > 3 else ''}")
+    return (
+        f"{listed(said, 3, '; ')}{' files' if len(said) > 3 else ''}. Numbers are replaced by the "
+        "mean, and a feature marks the gaps (data.missing = 'impute': only the mean)"
+    )
+
+
+def _whose(verdict: KindGuess, clients: Any, where: str) -> str:
     """Why a column is rejected, and whose row is the first because of which it is."""
     if verdict.row is None or clients is None:
         return verdict.refused
     row, client = verdict.row, clients.iloc[verdict.row]
-    return f"{verdict.refused} (row {row + 1:,} belongs to client '{client}')"
+    return f"{verdict.refused} (row {place(where, row)[1]} belongs to client '{client}')"
 
 
 def _told(columns: Sequence[Column], settings: SourceSettings, where: str) -> list[str]:
@@ -310,10 +340,4 @@ def _told(columns: Sequence[Column], settings: SourceSettings, where: str) -> li
         for column in columns
         for same in alike(column.categories)
     ]
-    gaps = [column.name for column in columns if column.gaps]
-    if gaps:
-        told.append(
-            f"{where}: cells of {listed(gaps)} are empty. Numbers are replaced by the mean, and a "
-            "feature marks the gaps (data.missing = 'impute': only the mean)"
-        )
     return told

@@ -27,8 +27,10 @@ from fedbayes.config.config import Config
 from fedbayes.contracts import AnyMethod, Federation, Method, Reports, Stateless
 from fedbayes.core.files import json_text, parse_json, read_text, write_beside
 from fedbayes.core.tensors import pack, unpack
+from fedbayes.core.wording import listed
 from fedbayes.data import Partition, Preprocessing, load_dataset
 from fedbayes.data.frame_files import FILE, without_rows
+from fedbayes.data.sources.tables import client_files
 from fedbayes.errors import RunError
 from fedbayes.federation.client_runtime import read_state, write_state
 from fedbayes.federation.engine_table import ENGINES
@@ -417,6 +419,15 @@ class Withdrawal:
             + (", and from the copy of the data" if self.config.data.keep else ""),
         )
 
+    def _own(self) -> str:
+        """Where the client's rows come from, in words; empty if from no data of the user's own."""
+        data = self.config.data
+        if not data.more:
+            return str(data.path or data.query or "")
+        files = client_files((data.path or Path(), *data.more), None)
+        # A client of rows of several files has another name than they.
+        return str(files.get(self.name) or listed(files.values()))
+
     def _remains(self, rounds: int, *, odd: bool) -> tuple[str, ...]:
         """What cannot be removed, or lies elsewhere, in words."""
         name, run, config = self.name, self.folder, self.config
@@ -424,8 +435,7 @@ class Withdrawal:
             f"{run} still has all of it. Delete the folder and its copies",
             f"copies of models, predictions and reports of {run} that others have",
         ]
-        own = config.data.path or config.data.query
-        if own and not config.data.keep:
+        if (own := self._own()) and not config.data.keep:
             found.append(f"the rows of {name} in {own}. Delete them there")
         if config.data.summaries:
             found.append(
