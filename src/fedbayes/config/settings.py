@@ -71,9 +71,7 @@ def _only(kind: type[BaseModel], prefix: str, field: FieldInfo) -> str:
     )
 
 
-def _row(
-    kind: type[BaseModel], prefix: str, name: str, published: Mapping[str, Any]
-) -> SettingRow:
+def _row(kind: type[BaseModel], prefix: str, name: str, published: Mapping[str, Any]) -> SettingRow:
     field = kind.model_fields[name]
     named = [name for part in field.metadata if isinstance(part, OneOf) for name in part.table]
     choices = tuple(named) or _words(field.annotation) or tuple(map(str, field.examples or ()))

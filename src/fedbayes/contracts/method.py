@@ -252,7 +252,8 @@ class Method(Choosable, Generic[ServerState, ClientState, Reduced], metaclass=Fo
         notes = [sentence for note in self.about.notes for sentence in note(self, run)]
         if own := self.about.optimizer:
             why = f"{self.name} uses the optimizer {own} with the learning rate training.lr"
-            notes += unused(run.training, ("optimizer", "momentum", "weight_decay"), why, "training.")
+            names = ("optimizer", "momentum", "weight_decay")
+            notes += unused(run.training, names, why, "training.")
         return notes
 
     def note(self, samples: int, run: Federation) -> ClientNote:

@@ -167,19 +167,24 @@ class IvonAdmm(GaussianServer[IvonServer, IvonClient]):
     def recommended(self, known: Known) -> dict[str, Any]:
         """Variational online Newton: its learning rate, for steps that grow with a client's
         samples. First steps are as long as they are by default, whatever penalty, KL weight and
-        deviation are set. The penalty is by the clients of a round, where those are not all. With
-        `rate = 0` weights are drawn as wide as the prior, which is then narrow.
+        deviation are set. The penalty is by the clients of a round, where those are not all.
+
+        With `rate = 0` weights are drawn as wide as the prior, which is then narrow, and the KL
+        weight is its variance: the means are drawn to 0 as by a prior of deviation 1.
         """
-        run, narrow = known.run, self.fixed_precision and "prior_std" in self.open
-        prior = _NARROW if narrow else self.prior_std
-        start = prior if self.fixed_precision else self.start_std
+        run, start, chosen = known.run, self.start_std, dict[str, Any]()
+        kl_weight = self.kl_weight
+        if self.fixed_precision:
+            start = _NARROW if "prior_std" in self.open else self.prior_std
+            if "kl_weight" in self.open:
+                kl_weight = float(f"{min(1.0, start**2):.2g}")
+            chosen = {"method.prior_std": start, "method.kl_weight": kl_weight}
         rho = self.rho * run.cohort if self.rho else 1.0
-        length = self.kl_weight * rho * (0.05 / start) ** 2
-        return {
-            **sgd(known, lr=float(f"{min(0.4, 8 / known.median * length):.1g}")),
-            "method.rho": 1 / run.cohort if run.cohort < run.clients else None,
-            "method.prior_std": prior,
-        }
+        length = kl_weight * rho * (0.05 / start) ** 2
+        chosen |= sgd(known, lr=float(f"{min(0.4, 8 / known.median * length):.1g}"))
+        if known.pretrained:
+            chosen["training.lr"] = float(f"{min(0.4, chosen['training.lr'] * length):.1g}")
+        return {**chosen, "method.rho": 1 / run.cohort if run.cohort < run.clients else None}
 
     @property
     def fixed_precision(self) -> bool:
