@@ -9,7 +9,10 @@ from pathlib import Path
 import click
 import pytest
 
+from fedbayes import Config
 from fedbayes.cli import main
+from fedbayes.config.listing import built_in
+from fedbayes.config.settings import toml_value
 from fedbayes.methods import METHODS
 
 
@@ -44,6 +47,18 @@ def test_methods_are_a_line_each(cli, monkeypatch):
         assert line.startswith(f"{name} ")
         assert line.rstrip().endswith(f"  {method.about.summary}")
         assert method.name == name
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_published_values_are_those_of_the_preset(name):
+    """As a run takes them, for every setting of the method that may be `auto`."""
+    config = Config.create(rounds=1, method={"name": name, "preset": "published"}).closed()
+    made = config.build_method()
+    for row in built_in()[name].parameters:
+        if row.default == "auto":
+            value = getattr(made, row.key.removeprefix("method."))
+            said = "unset" if value is None else toml_value(value)
+            assert row.description.endswith(f"; published: {said}")
 
 
 def test_settings(cli, monkeypatch):

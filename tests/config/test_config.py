@@ -397,7 +397,7 @@ for arguments in sys.argv[1:]:
         ({"data": {"partition": "iid", "alpha": 0.1}}, "data.alpha has no effect"),
         ({"training": {"steps": 3, "epochs": 5}}, "training.epochs has no effect"),
         ({"training": {"decay": 0.5}}, "must be exponential or step"),
-        ({"privacy": {"delta": 0.1}}, "privacy.noise is 0.0, and must be set"),
+        ({"privacy": {"delta": 0.1}}, "privacy.noise is 0.0, and must be above 0"),
         ({"training": {"min_improvement": 0.5}}, "training.patience is unset"),
         ({"workers": 7}, "workers has no effect: engine is auto"),
         ({"method": {"name": "laplace", "server_lr": 0.5}}, "method.server_lr has no effect"),
@@ -415,7 +415,7 @@ for arguments in sys.argv[1:]:
         ),
         (
             {"method": {"name": "gpi-fnm", "starts": 3}},
-            "method.starts has no effect: method.alternations is 0, and must be set",
+            "method.starts has no effect: method.alternations is 0, and must be above 0",
         ),
         (
             {

@@ -11,6 +11,8 @@ from fedbayes.contracts import About, Known, PointEstimate, Weights
 from fedbayes.errors import ConfigError
 from fedbayes.inference.settings import LocalTraining
 from fedbayes.methods import METHODS
+from fedbayes.methods.ivon_admm import IvonAdmm
+from tests.helpers.command_line import command
 
 pytestmark = pytest.mark.filterwarnings("ignore::fedbayes.errors.FedbayesWarning")
 SMALL = {"data": {"name": "digits", "clients": 4, "limit": 200}, "rounds": 2}
@@ -81,7 +83,9 @@ def test_what_is_set_stays():
         {"kl_weight": 0.01},
         {"rho": 0.5, "kl_weight": 0.1},
         {"start_std": 0.1},
+        {"rate": 0.0},
         {"rate": 0.0, "prior_std": 0.1},
+        {"rate": 0.0, "kl_weight": 1.0},
     ],
 )
 def test_first_steps_of_bayesian_admm_are_as_long_whatever_else_is_set(given):
@@ -94,6 +98,33 @@ def test_first_steps_of_bayesian_admm_are_as_long_whatever_else_is_set(given):
         rho = method.rho or 1 / SMALL["data"]["clients"]
         lengths.append(config.training.lr * std**2 / (method.kl_weight * rho))
     assert lengths[1] == pytest.approx(lengths[0], rel=0.6)
+
+
+@pytest.mark.parametrize("name", ["ivon-admm", "fedivon"])
+def test_an_optimizer_without_effect_changes_no_rate_and_is_not_told(name, tmp_path, capsys):
+    usual = started(method={"name": name}).training.lr
+    for training in ({"optimizer": "adam"}, {"momentum": 0.9}):
+        config = started(method={"name": name}, training=training)
+        assert config.training.lr == usual
+    asked = ("--rounds", "1", "--set", "data.limit=200", "--out", tmp_path / "run")
+    assert command("run", "--method", name, *asked) == 0
+    told = capsys.readouterr()
+    told = " ".join((told.out + told.err).split())
+    assert "recommended settings: training.lr = " in told
+    assert "training.optimizer" not in told
+
+
+def test_bayesian_admm_learns_with_precisions_that_stay(tmp_path):
+    """By default, as with a rate; and its first steps for a pretrained network are as long."""
+    method, data = {"name": "ivon-admm", "rate": 0.0}, {"name": "digits"}
+    run = fedbayes.run(rounds=3, data=data, method=method, folder=tmp_path / "run")
+    assert run.summary["global_accuracy"] > 0.8
+    chosen = run.summary["settings_chosen"]
+    assert (chosen["method.prior_std"], chosen["method.kl_weight"]) == (0.03, 0.0009)
+    with Simulation(Config.create(rounds=1, data=data)) as simulation:
+        known = Known(simulation.run, samples=100, median=50, pretrained=True)
+    assert IvonAdmm().recommended(known)["training.lr"] == 0.01
+    assert IvonAdmm(kl_weight=0.1).recommended(known)["training.lr"] == 0.001
 
 
 @pytest.mark.parametrize(("given", "rate"), [("sgd", 0.1), ("adamax", 0.006)])

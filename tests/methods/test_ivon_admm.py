@@ -8,6 +8,7 @@ from torch import nn
 from torch.distributions import Normal, kl_divergence
 
 from fedbayes.contracts import Report, Solved, Sum
+from fedbayes.core.fields import idle
 from fedbayes.core.targets import Target
 from fedbayes.core.tensors import Samples, named
 from fedbayes.errors import MessageError, ModelError
@@ -339,5 +340,7 @@ def test_networks_and_settings_that_it_has_no_use_for():
     *_, note = IvonAdmm().remarks(run_of(network(), optimizer="adam"))
     assert "training.optimizer has no effect" in note
     assert not any("method." in note for note in IvonAdmm().remarks(run_of(network())))
+    (note,) = idle(IvonAdmm(rate=0, start_std=0.02), "method.")
+    assert note.endswith("no effect: method.rate is 0.0, and must be above 0")
     *_, note = IvonAdmm(rho=0.05).remarks(run_of(network(), clients=10))
     assert "method.rho = 0.05 is less than 1/10" in note

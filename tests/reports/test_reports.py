@@ -314,6 +314,24 @@ def test_what_a_page_leaves_out_is_said_where_it_is_written(runs, tmp_path, caps
         assert out.exists()
 
 
+def test_a_damaged_model_is_named_where_the_page_is_written(runs, tmp_path, capsys):
+    """In the page too, beside what other files tell."""
+    folder, out = tmp_path / "run", tmp_path / "x.html"
+    shutil.copytree(runs[0], folder)
+    assert command("report", folder, "-o", out) == 0
+    assert "damaged" not in capsys.readouterr().err
+    with (folder / "model.safetensors").open("r+b") as file:
+        file.seek(-4, 2)
+        file.write(b"\1\2\3\4")
+    assert command("report", folder, "-o", out) == 0
+    told = " ".join(capsys.readouterr().err.split())
+    page = out.read_text()
+    for text in (told, page):
+        assert f"{folder / 'model.safetensors'} or SHA256SUMS next to it is damaged" in text
+        assert "Restore it from a copy; or remove" in text
+    assert "Global accuracy over rounds" in page
+
+
 def test_the_page_asks_for_nothing(runs):
     page = render(gather(runs)).replace("http://www.w3.org/2000/svg", "")
     assert "http://" not in page

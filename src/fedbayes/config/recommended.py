@@ -46,7 +46,7 @@ def choose(config: Config, run: Federation, data: FederatedData) -> Config:
     if method.preset == "recommended":
         wanted = method.recommended(known)
         trains = bool(wanted)
-        wanted = _beside(training, wanted)
+        wanted = _beside(method, training, wanted)
         _require_choosable(method, training, wanted)
     trained = training.with_chosen(_part(wanted, "training"))
     made = method.with_chosen(_part(wanted, "method"))
@@ -80,11 +80,15 @@ def _require_choosable(
         )
 
 
-def _beside(training: LocalTraining, wanted: Mapping[str, Any]) -> dict[str, Any]:
+def _beside(
+    method: AnyMethod, training: LocalTraining, wanted: Mapping[str, Any]
+) -> dict[str, Any]:
     """What is recommended in addition to the user's settings of training."""
     found = dict(wanted)
-    meant = found.get("training.optimizer")
-    if ("optimizer" not in training.open or training.momentum) and meant != training.optimizer:
+    meant, given = found.get("training.optimizer"), "optimizer" not in training.open
+    if method.about.optimizer:  # that of the settings, and its rate, have no effect
+        found.pop("training.optimizer", None)
+    elif (given or training.momentum) and meant != training.optimizer:
         found["training.optimizer"] = training.optimizer
         found["training.lr"] = RATES.get(training.optimizer, training.lr)
     if training.steps is not None:  # epochs and patience would have no effect

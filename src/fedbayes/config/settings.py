@@ -44,16 +44,17 @@ def rows(kind: type[BaseModel], prefix: str = "") -> Iterator[SettingRow]:
 
     Fields that are excluded from a dump are no settings.
     """
+    published = getattr(getattr(kind, "about", None), "published", {})  # those of a method
     for name, field in kind.model_fields.items():
         if field.exclude:
             continue
         annotation = field.annotation
         if isinstance(annotation, type) and issubclass(annotation, BaseModel):
-            only = _only(prefix, field)
+            only = _only(kind, prefix, field)
             for row in rows(annotation, f"{prefix}{name}."):
                 yield replace(row, only=" and ".join(filter(None, (only, row.only))))
         else:
-            yield _row(prefix, name, field)
+            yield _row(kind, prefix, name, published)
 
 
 def find(settings: Sequence[SettingRow], key: str) -> list[SettingRow]:
@@ -61,28 +62,33 @@ def find(settings: Sequence[SettingRow], key: str) -> list[SettingRow]:
     return [row for row in settings if row.key == key or row.key.startswith(f"{key}.")]
 
 
-def _only(prefix: str, field: FieldInfo) -> str:
+def _only(kind: type[BaseModel], prefix: str, field: FieldInfo) -> str:
     """Where a setting, or those of a table, have an effect, in words; empty: everywhere."""
-    marks = [part for part in field.metadata if isinstance(part, Only)]
-    return " and ".join(f"{prefix}{mark.other} is {mark.wanted}" for mark in marks)
+    return " and ".join(
+        f"{prefix}{mark.other} is {mark.wanted(kind.model_fields[mark.other].default)}"
+        for mark in field.metadata
+        if isinstance(mark, Only)
+    )
 
 
-def _row(prefix: str, name: str, field: FieldInfo) -> SettingRow:
+def _row(kind: type[BaseModel], prefix: str, name: str, published: Mapping[str, Any]) -> SettingRow:
+    field = kind.model_fields[name]
     named = [name for part in field.metadata if isinstance(part, OneOf) for name in part.table]
     choices = tuple(named) or _words(field.annotation) or tuple(map(str, field.examples or ()))
     default = to_jsonable_python(field.get_default(call_default_factory=True))
-    kind, about = " | ".join(named) or _type(field.annotation, field.metadata), field.description
+    takes, about = " | ".join(named) or _type(field.annotation, field.metadata), field.description
     if any(isinstance(mark, Chosen) for mark in field.metadata):
-        published = "unset" if default is None else toml_value(default)
-        kind, about, default = f"{kind} | {AUTO}", f"{about}; published: {published}", AUTO
+        value = published.get(name, default)
+        said = "unset" if value is None else toml_value(value)
+        takes, about, default = f"{takes} | {AUTO}", f"{about}; published: {said}", AUTO
         choices = (AUTO, *choices)
     return SettingRow(
         prefix + name,
-        kind,
+        takes,
         default,
         about or "",
         choices,
-        _only(prefix, field),
+        _only(kind, prefix, field),
     )
 
 

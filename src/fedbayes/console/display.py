@@ -141,8 +141,11 @@ class Display:
             f"{simulation.data.clients} clients ({divided}), {simulation.cohort} in a round, "
             f"{shown(config.model.name)}" + f", {config.engine}" * (config.engine != "auto")
         )
-        if config.settings_chosen:
-            chosen = ", ".join(f"{k} = {toml_value(v)}" for k, v in config.settings_chosen.items())
+        told = dict(config.settings_chosen)
+        if simulation.method.about.optimizer:
+            told.pop("training.optimizer", None)
+        if told:
+            chosen = ", ".join(f"{k} = {toml_value(v)}" for k, v in told.items())
             self._print(f"{self._title}{config.method['preset']} settings: {chosen}")
         sizes, method = simulation.data.train_sizes().tolist(), simulation.method
         if prior := in_words(lambda size: method.note(size, simulation.run).prior, sizes):

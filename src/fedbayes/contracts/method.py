@@ -54,7 +54,7 @@ from fedbayes.contracts.recommended import Known, adam, sgd
 from fedbayes.contracts.reports import Report, ReportList, Sum
 from fedbayes.contracts.run import Federation, RoundContext, nll
 from fedbayes.core.brief import Brief
-from fedbayes.core.fields import Choosable, Chosen
+from fedbayes.core.fields import Choosable, Chosen, unused
 from fedbayes.core.messages import Message, dense
 from fedbayes.core.tensors import Samples, Tensors
 from fedbayes.errors import ConfigError
@@ -108,6 +108,9 @@ class About:
     """Where the method comes from."""
     published: Mapping[str, Any] = field(default_factory=dict)
     """Published values of fields whose default is another one, for `preset = "published"`."""
+    optimizer: str = ""
+    """Name of the method's own optimizer with rate `training.lr`, if it ignores that of the
+    settings."""
     needs: Sequence["Need"] = ()
     """What a run must be, such as `contracts.needs.own_prior`, after what base classes need."""
     notes: Sequence["Note"] = ()
@@ -119,6 +122,7 @@ class About:
             self.summary or other.summary,
             self.paper or other.paper,
             self.published or other.published,
+            self.optimizer or other.optimizer,
             tuple(dict.fromkeys((*other.needs, *self.needs))),
             tuple(dict.fromkeys((*other.notes, *self.notes))),
         )
@@ -243,9 +247,14 @@ class Method(Choosable, Generic[ServerState, ClientState, Reduced], metaclass=Fo
 
     def remarks(self, run: Federation) -> list[str]:
         """Notes before the first round, such as a layer that the method leaves out: by default,
-        those of `about.notes`. A sentence each.
+        those of `about.notes`, and settings of other optimizers. A sentence each.
         """
-        return [sentence for note in self.about.notes for sentence in note(self, run)]
+        notes = [sentence for note in self.about.notes for sentence in note(self, run)]
+        if own := self.about.optimizer:
+            why = f"{self.name} uses the optimizer {own} with the learning rate training.lr"
+            names = ("optimizer", "momentum", "weight_decay")
+            notes += unused(run.training, names, why, "training.")
+        return notes
 
     def note(self, samples: int, run: Federation) -> ClientNote:
         """A note on a client with this number of training samples: its prior, and whether it has

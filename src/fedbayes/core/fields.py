@@ -188,10 +188,14 @@ class Only:
         """Whether this is such a value of the other setting."""
         return value in self.values if self.values else bool(value)
 
-    @property
-    def wanted(self) -> str:
-        """Those values, in words."""
-        return " or ".join(map(_word, self.values)) or "set"
+    def wanted(self, beside: object) -> str:
+        """Those values, in words.
+
+        Args:
+            beside: a value that the other setting has: a number must be above 0.
+        """
+        number = isinstance(beside, int | float) and not isinstance(beside, bool)
+        return " or ".join(map(_word, self.values)) or ("above 0" if number else "set")
 
 
 def _word(value: object) -> str:
@@ -231,7 +235,7 @@ def idle(
             if not mark.holds(beside) and not (beside is None and prefix == "method."):
                 yield (
                     f"{prefix}{name} has no effect: {key} is {_word(beside)}, and must be "
-                    f"{mark.wanted}"
+                    f"{mark.wanted(beside)}"
                 )
 
 

@@ -72,10 +72,11 @@ def gaussian_head(posteriors: Sequence[Posterior], settings: HeadSettings | None
     """
     settings = settings or HeadSettings()
     first = posteriors[0]
-    for number, one in enumerate(posteriors):
+    named = [one.source or f"posterior {n}" for n, one in enumerate(posteriors, 1)]
+    for name, one in zip(named, posteriors, strict=True):
         if not one.head:
             raise ModelError(
-                f"file {number + 1} has no sums of features. Make it with fedbayes posterior --head"
+                f"{name} has no sums of features. Make it with fedbayes posterior --head"
             )
         if one.head.keys() != first.head.keys() or not one.weights.keys() >= {
             f"{layer}.weight" if layer else "weight" for layer in one.head
@@ -83,8 +84,8 @@ def gaussian_head(posteriors: Sequence[Posterior], settings: HeadSettings | None
             raise ModelError("the networks have different last layers, so they have no common head")
     ((layer, _),) = first.head.items()
     weight, bias = (f"{layer}.{part}" if layer else part for part in ("weight", "bias"))
-    for number, one in enumerate(posteriors):
-        _require_shared(first.weights, one.weights, {weight, bias}, number)
+    for name, one in zip(named, posteriors, strict=True):
+        _require_shared(first.weights, one.weights, {weight, bias}, name, named[0])
     if bias not in first.weights:
         raise ModelError(f"linear discriminants need a bias, but the layer {layer!r} has none")
     sums = [one.head[layer] for one in posteriors]
@@ -103,12 +104,11 @@ def gaussian_head(posteriors: Sequence[Posterior], settings: HeadSettings | None
     }
 
 
-def _require_shared(first: Tensors, other: Tensors, head: set[str], number: int) -> None:
+def _require_shared(first: Tensors, other: Tensors, head: set[str], own: str, one: str) -> None:
     """See that a network has the layers of the first one below the last."""
     for name, tensor in first.items():
         if name not in head and not (name in other and torch.equal(tensor, other[name])):
             raise ModelError(
-                f"{name!r} of file {number + 1} differs from file 1. Sums of features can be "
-                "added only if all layers below the last are the same. Use --method function for "
-                "others"
+                f"{name!r} of {own} differs from {one}. Sums of features can be added only if "
+                "all layers below the last are the same. Use --method function for others"
             )

@@ -83,6 +83,8 @@ class Posterior(Brief):
     """Of its predictions, fitted to rows that it did not train on; None where it has none."""
     head: dict[str, Moments] = field(default_factory=dict)
     """Sums of what its last layer reads, by the name of that layer; empty where it sent none."""
+    source: str = ""
+    """The file that it was read from, for messages."""
 
 
 def regmean(posteriors: Sequence[Posterior], settings: AveragingSettings | None = None) -> Tensors:

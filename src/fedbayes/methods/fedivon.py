@@ -78,6 +78,7 @@ class FedIvon(Averaged, Method[FedIvonServer, Stateless, Sum]):
     about = About(
         "FedAvg of Gaussians, weighted by their precisions (IVON)",
         "Pal et al. 2025; Shen et al. 2024",
+        optimizer="IVON",
         needs=(weights_alone, own_prior),
     )
     server_state = FedIvonServer

@@ -37,7 +37,7 @@ from fedbayes.contracts.natural import (
     sampler,
     shifted,
 )
-from fedbayes.core.fields import Chosen, Only, unused
+from fedbayes.core.fields import Chosen, Only
 from fedbayes.core.messages import Message
 from fedbayes.core.tensors import Samples, Tensors, part
 from fedbayes.errors import MessageError
@@ -46,6 +46,8 @@ from fedbayes.inference.ivon import Ivon
 from fedbayes.inference.reparametrized import reparametrized
 
 _TRAINED = "posterior"
+_NARROW = 0.03
+"""Standard deviation of the prior where that of the weights stays so, for networks to learn."""
 
 
 @dataclass(frozen=True)
@@ -112,6 +114,7 @@ class IvonAdmm(GaussianServer[IvonServer, IvonClient]):
         "clients' posteriors with dual variables, as in ADMM",
         "Möllenhoff et al. 2025; Swaroop et al. 2025; Shen et al. 2024",
         published=MappingProxyType({"damping": False}),
+        optimizer="IVON",
         notes=(few_rounds,),
     )
     server_state = IvonServer
@@ -143,8 +146,7 @@ class IvonAdmm(GaussianServer[IvonServer, IvonClient]):
     damping: Annotated[bool, Chosen()] = Field(
         True,
         description="whether the precision of the dual variables also regularizes clients' means "
-        "toward the server's. It stabilizes sites of different sizes and correlated columns. "
-        "false: as published",
+        "toward the server's. It stabilizes sites of different sizes and correlated columns",
     )
     momentum: float = Field(0.9, ge=0, lt=1, description="momentum of the gradients of the means")
     rate: float = Field(
@@ -166,15 +168,23 @@ class IvonAdmm(GaussianServer[IvonServer, IvonClient]):
         """Variational online Newton: its learning rate, for steps that grow with a client's
         samples. First steps are as long as they are by default, whatever penalty, KL weight and
         deviation are set. The penalty is by the clients of a round, where those are not all.
+
+        With `rate = 0` weights are drawn as wide as the prior, which is then narrow, and the KL
+        weight is its variance: the means are drawn to 0 as by a prior of deviation 1.
         """
-        run = known.run
-        start = self.prior_std if self.fixed_precision else self.start_std
+        run, start, chosen = known.run, self.start_std, dict[str, Any]()
+        kl_weight = self.kl_weight
+        if self.fixed_precision:
+            start = _NARROW if "prior_std" in self.open else self.prior_std
+            if "kl_weight" in self.open:
+                kl_weight = float(f"{min(1.0, start**2):.2g}")
+            chosen = {"method.prior_std": start, "method.kl_weight": kl_weight}
         rho = self.rho * run.cohort if self.rho else 1.0
-        length = self.kl_weight * rho * (0.05 / start) ** 2
-        return {
-            **sgd(known, lr=float(f"{min(0.4, 8 / known.median * length):.1g}")),
-            "method.rho": 1 / run.cohort if run.cohort < run.clients else None,
-        }
+        length = kl_weight * rho * (0.05 / start) ** 2
+        chosen |= sgd(known, lr=float(f"{min(0.4, 8 / known.median * length):.1g}"))
+        if known.pretrained:
+            chosen["training.lr"] = float(f"{min(0.4, chosen['training.lr'] * length):.1g}")
+        return {**chosen, "method.rho": 1 / run.cohort if run.cohort < run.clients else None}
 
     @property
     def fixed_precision(self) -> bool:
@@ -190,16 +200,14 @@ class IvonAdmm(GaussianServer[IvonServer, IvonClient]):
         return self.dual_step or min(1.0, 1 / (self.penalty(run) * run.cohort))
 
     def remarks(self, run: Federation) -> list[str]:
-        """Settings of other optimizers, and a penalty with which nothing converges."""
+        """As for all methods, and a penalty with which nothing converges."""
         notes = super().remarks(run)
         if self.penalty(run) < 1 / run.clients:
             notes.append(
                 f"method.rho = {self.rho:g} is less than 1/{run.clients}, which is often "
                 "unstable. Leave it unset"
             )
-        names = ("optimizer", "momentum", "weight_decay")
-        why = f"{self.name} uses the optimizer IVON with the learning rate training.lr"
-        return notes + unused(run.training, names, why, "training.")
+        return notes
 
     def init(self, run: Federation) -> IvonServer:
         """The prior, and no dual variables."""

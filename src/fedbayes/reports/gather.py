@@ -265,6 +265,11 @@ def deepened(run: RunFolder, record: Record) -> Record:
         likelihood = _add_target(run, settings, fields)
     except FedbayesError as error:
         notes.append(f"the target is unknown: {error}")
+    try:
+        if run.model_file.exists():
+            run.model()
+    except FedbayesError as error:
+        notes.append(str(error))
     if (known := run.inventory()) is not None and known.headline:
         fields["whose"], _, fields["metric"] = known.headline.partition("_")
         fields["higher_is_better"] = known.higher_is_better

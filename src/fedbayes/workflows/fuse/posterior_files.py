@@ -290,7 +290,9 @@ def read_posterior(path: Path, files: ModelFiles | None = None) -> tuple[Posteri
     factors = {name: KroneckerFactors(inputs[name], outputs[name]) for name in inputs}
     temperature = None if warmth is None else float(warmth)
     head = _head(part(content, "head"), path, int(samples))
-    found = Posterior(weights, int(samples), counts, factors, diagonal, temperature, head)
+    found = Posterior(
+        weights, int(samples), counts, factors, diagonal, temperature, head, str(path)
+    )
     order = files.orders.get(path)
     return found if order is None else order.posterior(found), card
 
