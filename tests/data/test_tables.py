@@ -137,9 +137,13 @@ def test_features_are_taken_in_their_order(tmp_path):
     own = load(tmp_path / "t.csv", features=("b", "a"))
     assert own.features == ("b", "a")
     np.testing.assert_allclose(own.x, FRAME[["b", "a"]])
-    with pytest.raises(DataError, match=r"no column 'aa' \(did you mean 'a'\?\). Set data.features to"):
+    with pytest.raises(
+        DataError, match=r"no column 'aa' \(did you mean 'a'\?\). Set data.features to"
+    ):
         load(tmp_path / "t.csv", features=("b", "aa"))
-    with pytest.raises(DataError, match=r"no column 'idd' \(did you mean 'id'\?\). Set data.drop to"):
+    with pytest.raises(
+        DataError, match=r"no column 'idd' \(did you mean 'id'\?\). Set data.drop to"
+    ):
         load(tmp_path / "t.csv", drop=("idd", "site"))
 
 

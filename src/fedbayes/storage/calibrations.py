@@ -160,7 +160,8 @@ def read_calibration(
     if client not in stored.clients:
         there = f"; there are {listed(tuple(stored.clients))}" if stored.clients else ""
         raise RunError(
-            f"{source} has no {kind.what} of client {client}{there}. Create it: {again} --per-client"
+            f"{source} has no {kind.what} of client {client}{there}. Create it: {again} "
+            "--per-client"
         )
     return stored.clients[client]
 
