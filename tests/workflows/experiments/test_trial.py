@@ -128,7 +128,7 @@ def ended(tmp_path_factory):
     folder = tmp_path_factory.mktemp("trial") / "run"
     fedbayes.run(
         rounds=2,
-        data={"clients": 3, "limit": 400},
+        data={"clients": 3, "limit": 800},
         model={"hidden": [16]},
         method={"name": "pvi"},
         folder=folder,

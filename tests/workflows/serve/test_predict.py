@@ -663,7 +663,7 @@ def test_brackets_in_names_are_shown_as_they_are(tmp_path, capsys, monkeypatch):
     model = "runs [b]/model.safetensors"
     _, told, _ = cli(capsys, "evaluate", model, "--run", "runs [b]")
     assert "by runs [b]/model.safetensors" in told
-    assert "\nruns [b]/model.safetensors" in told
+    assert told.count("runs [b]/model.safetensors") == 2
     assert "rmse/[/b] :b:" in told
 
 
