@@ -224,7 +224,11 @@ def test_categories_are_the_same_however_a_reader_takes_them(tmp_path):
         ),
         ({"fold": ["train", "test", "test"] * 100}, {}, "has the values train and test"),
         ({}, {"numeric": "sex"}, r"'sex' has 300 cells that are not numbers \(first '.' in row 1"),
-        ({}, {"numeric": "sexx"}, r"no column 'sexx' \(did you mean 'sex'\?\)\. Set data.numeric to"),
+        (
+            {},
+            {"numeric": "sexx"},
+            r"no column 'sexx' \(did you mean 'sex'\?\)\. Set data.numeric to",
+        ),
         ({"age (missing)": 1.0}, {}, r"two features would have the name 'age \(missing\)'"),
         ({}, {"scale": 2.0}, "scale has no effect"),
         ({}, {"sheet": "first"}, "has no sheets"),

@@ -122,6 +122,7 @@ def test_a_run_that_keeps_the_best_ends_the_same_wherever_it_is_broken(tmp_path,
         assert again.summary["best_round"] == whole.summary["best_round"]
 
 
+@pytest.mark.slow
 def test_cut_off_at_every_write_it_keeps_what_its_checkpoints_name(tmp_path, monkeypatch):
     config = jumpy(**LOCAL, keep_checkpoints="best", rounds=5)
     cut_off_at_every_write(config, tmp_path, monkeypatch, assert_same, halves=False)

@@ -194,6 +194,7 @@ def test_the_command(method, tmp_path, capsys):
     assert "nothing" in capsys.readouterr().err
 
 
+@pytest.mark.slow
 def test_personal_models_between_rounds(tmp_path, capsys):
     """With one client nothing happens between its refinement and the end of the round."""
     for method in ("virtual", "local"):

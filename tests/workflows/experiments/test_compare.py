@@ -480,6 +480,7 @@ def test_seeds_may_be_named(tmp_path):
         fedbayes.compare("fedavg", tmp_path, jobs=0, **given)
 
 
+@pytest.mark.slow
 def test_where_the_best_is_kept_all_figures_are_of_that_model(tmp_path):
     """Also where its round is not the last, whose summary has other figures."""
     overrides = [*SMALL, "rounds=6", "training.lr=0.9", "keep_checkpoints=best", "metrics=auroc"]
