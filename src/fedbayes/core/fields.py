@@ -188,13 +188,13 @@ class Only:
         """Whether this is such a value of the other setting."""
         return value in self.values if self.values else bool(value)
 
-    def wanted(self, beside: object) -> str:
+    def wanted(self, found: object) -> str:
         """Those values, in words.
 
         Args:
-            beside: a value that the other setting has: a number must be above 0.
+            found: the present value of the other setting: a number must be above 0.
         """
-        number = isinstance(beside, int | float) and not isinstance(beside, bool)
+        number = isinstance(found, int | float) and not isinstance(found, bool)
         return " or ".join(map(_word, self.values)) or ("above 0" if number else "set")
 
 

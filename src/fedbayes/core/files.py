@@ -25,7 +25,7 @@ NPZ_ERRORS = (
 
 
 Pieces = Sequence[bytes | memoryview]
-"""The content of a file, one after the other: what may fill the memory is not copied to join it."""
+"""Parts of a file in their order. Large tensors are written without a joined copy."""
 
 
 def digest(data: bytes | Pieces) -> str:

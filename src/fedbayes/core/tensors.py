@@ -99,7 +99,7 @@ def add_to(total: Tensor, values: Tensor, weight: float) -> None:
 
 
 def quotient(total: Tensor, divisor: float, dtype: torch.dtype) -> Tensor:
-    """The total / divisor in another type, in pieces: it may fill half of the memory."""
+    """The total / divisor in another type, in pieces: no whole copy in float64 is made."""
     if total.numel() <= _PIECE or not total.is_contiguous():
         return (total / divisor).to(dtype)
     found = torch.empty(total.shape, dtype=dtype, device=total.device)

@@ -262,7 +262,7 @@ class DataSettings(SourceSettings):
         return self
 
     def _check_name(self) -> None:
-        """See that there is such a data set, and that it is said once where the data are."""
+        """See that the data set exists, and that only one setting says where the data are."""
         given = f"path = {self.path}" if self.path else "query" * bool(self.query)
         if self.generator is not None and self.name != GENERATOR:
             given = given or f"name = '{self.name}'"

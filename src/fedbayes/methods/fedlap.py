@@ -198,9 +198,9 @@ class InFunctionSpace(FedLap):
         w_g = argmin ½ wᵀS w − vᵀw + τ K n̄/T D̄(Σ n_i μ_i/Σ n_i ‖ μ_w).
 
     Duals change as in FedLap. Where all agree, terms D have no gradient, so w_g is stationary in
-    the pooled loss, whatever inputs and τ are. The paper's inputs are rows of clients, and it keeps
-    each client's labels from round to round. Here a prior draws the inputs, and labels are those
-    of the round: with older ones, errors that only the prior bounds made training diverge.
+    the pooled loss, whatever inputs and τ are. The equations follow the paper's abstract and
+    reviews, since its full text was not available. Inputs are drawn by a prior, and never rows of
+    clients. Labels are those of the round: with older ones training diverged.
     """
 
     server_state = FunctionServer  # type: ignore[assignment]

@@ -286,7 +286,7 @@ def _of_classes(config: Config, data: FederatedData) -> list[str]:
     counts = data.counts()
     share = counts.sum(0) / max(1, counts.sum())
     notes = []
-    # A class of one row may be a typo, and whoever read the rows has said so.
+    # A class of one row may be a typo, of which reading the table has warned.
     if len(names) * share.min() < 0.5 and share.min() < RARE and counts.sum(0).min() != 1:
         notes.append(
             f"{share.min():.1%} of the training rows have class {names[int(share.argmin())]!r}, "
