@@ -251,7 +251,7 @@ class IvonAdmm(GaussianServer[IvonServer, IvonClient]):
         return Problem(start, given=given, noise=noise, param_groups=groups)
 
     def _held(self, posterior: NaturalGaussian, dual: NaturalGaussian) -> NaturalGaussian:
-        """What draws means to the server's beside the KL term, by precisions over ρ."""
+        """The pull of means to the server's next to the KL term, by precisions over ρ."""
         mean, own = posterior.mean, dual.precision
         held = {n: p.clamp_min(0.0) if self.damping else 0.0 * p for n, p in own.items()}
         return NaturalGaussian(held, {n: p * mean[n] for n, p in held.items()})

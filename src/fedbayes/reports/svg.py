@@ -216,7 +216,7 @@ def _heat(chart: Heat) -> str:
 def _heat_cells(
     chart: Heat, tall: float, wide: float, by: Sequence[int], written: str
 ) -> tuple[list[str], list[Stop]]:
-    """Cells of a table of counts, and what is said of each under the pointer."""
+    """Cells of a table of counts, and the tooltip of each."""
     parts: list[str] = []
     stops: list[Stop] = []
     for i, counts in enumerate(chart.counts):

@@ -91,7 +91,7 @@ def _amounts(resources: Mapping[str, float]) -> str:
 
 
 def _wait_for_room(cluster: Cluster, needs: Mapping[str, float], count: int, seconds: float) -> int:
-    """Wait until nodes have room for so many actors; for how many there is."""
+    """Wait for nodes with room for the actors; the number that there is room for."""
     end = time.monotonic() + seconds
     while (found := room(cluster, needs)) < count and not cluster.own:
         if time.monotonic() > end:
