@@ -167,7 +167,7 @@ class Queue:
         return max(now, min(moments))
 
     def _in_turn(self, wanted: int, now: float) -> list[int]:
-        """Up to so many clients that are free, in the order of their turns."""
+        """At most `wanted` free clients, in the order of their turns."""
         found: list[int] = []
         clients, first = self.clock.clients, self._first
         for place in range(clients):
@@ -180,7 +180,7 @@ class Queue:
         return found
 
     def _drawn(self, rng: np.random.Generator, wanted: int, now: float) -> list[int]:
-        """Up to so many clients that are free, uniformly, at a cost of these alone."""
+        """At most `wanted` free clients, drawn uniformly; the time depends on these alone."""
         clients = self.clock.clients
         wanted = max(0, min(wanted, clients))
         first = rng.choice(clients, wanted, replace=False, shuffle=False).tolist()
