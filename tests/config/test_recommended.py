@@ -52,7 +52,8 @@ def test_nothing_is_left_open_and_what_was_chosen_is_known(name):
         held = config.training.model_dump() if table == "training" else config.method
         assert held[setting] == value
     told = {"training.optimizer", "training.lr", "training.epochs"} & set(config.settings_chosen)
-    assert len(told) == (0 if name == "gaussian-head" else 3)  # which trains nothing
+    assert len(told) == 3
+    assert config.reopened().training == Config.create(**SMALL).training
 
 
 @pytest.mark.parametrize("name", METHODS)

@@ -25,8 +25,6 @@ def choose(config: Config, run: Federation, data: FederatedData) -> Config:
         config: the settings.
         run: of the federation, with published values for open settings.
         data: the clients' data, or what the server has of them.
-
-    A method that recommends nothing trains nothing, so `settings_chosen` is without it.
     """
     method, training = config.named_method(), config.training
     if not (training.open or method.open):
@@ -42,10 +40,8 @@ def choose(config: Config, run: Federation, data: FederatedData) -> Config:
     wanted: Mapping[str, Any] = {
         f"method.{n}": value for n, value in method.about.published.items()
     }
-    trains = True
     if method.preset == "recommended":
         wanted = method.recommended(known)
-        trains = bool(wanted)
         wanted = _beside(method, training, wanted)
         _require_choosable(method, training, wanted)
     trained = training.with_chosen(_part(wanted, "training"))
@@ -53,7 +49,7 @@ def choose(config: Config, run: Federation, data: FederatedData) -> Config:
     chosen = {f"training.{name}": getattr(trained, name) for name in training.open}
     chosen |= {f"method.{name}": getattr(made, name) for name in method.open}
     table = {"name": config.method["name"], **made.model_dump(mode="json", exclude_none=True)}
-    told = {key: value for key, value in chosen.items() if value is not None and trains}
+    told = {key: value for key, value in chosen.items() if value is not None}
     told = {**config.settings_chosen, **told}  # those of a run that this config comes from
     return config.model_copy(update={"training": trained, "method": table, "settings_chosen": told})
 
@@ -86,7 +82,7 @@ def _beside(
     """What is recommended in addition to the user's settings of training."""
     found = dict(wanted)
     meant, given = found.get("training.optimizer"), "optimizer" not in training.open
-    if method.about.optimizer:  # that of the settings, and its rate, have no effect
+    if "optimizer" in method.about.unused:  # its usual rate has no effect either
         found.pop("training.optimizer", None)
     elif (given or training.momentum) and meant != training.optimizer:
         found["training.optimizer"] = training.optimizer

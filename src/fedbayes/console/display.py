@@ -141,9 +141,8 @@ class Display:
             f"{simulation.data.clients} clients ({divided}), {simulation.cohort} in a round, "
             f"{shown(config.model.name)}" + f", {config.engine}" * (config.engine != "auto")
         )
-        told = dict(config.settings_chosen)
-        if simulation.method.about.optimizer:
-            told.pop("training.optimizer", None)
+        idle = {f"training.{name}" for name in simulation.method.about.unused}
+        told = {k: v for k, v in config.settings_chosen.items() if k not in idle}
         if told:
             chosen = ", ".join(f"{k} = {toml_value(v)}" for k, v in told.items())
             self._print(f"{self._title}{config.method['preset']} settings: {chosen}")

@@ -108,9 +108,8 @@ class About:
     """Where the method comes from."""
     published: Mapping[str, Any] = field(default_factory=dict)
     """Published values of fields whose default is another one, for `preset = "published"`."""
-    optimizer: str = ""
-    """Name of the method's own optimizer with rate `training.lr`, if it ignores that of the
-    settings."""
+    unused: Mapping[str, str] = field(default_factory=dict)
+    """Settings of `training` that have no effect, each with the reason."""
     needs: Sequence["Need"] = ()
     """What a run must be, such as `contracts.needs.own_prior`, after what base classes need."""
     notes: Sequence["Note"] = ()
@@ -122,7 +121,7 @@ class About:
             self.summary or other.summary,
             self.paper or other.paper,
             self.published or other.published,
-            self.optimizer or other.optimizer,
+            self.unused or other.unused,
             tuple(dict.fromkeys((*other.needs, *self.needs))),
             tuple(dict.fromkeys((*other.notes, *self.notes))),
         )
@@ -247,13 +246,11 @@ class Method(Choosable, Generic[ServerState, ClientState, Reduced], metaclass=Fo
 
     def remarks(self, run: Federation) -> list[str]:
         """Notes before the first round, such as a layer that the method leaves out: by default,
-        those of `about.notes`, and settings of other optimizers. A sentence each.
+        those of `about.notes`, and settings without effect. A sentence each.
         """
         notes = [sentence for note in self.about.notes for sentence in note(self, run)]
-        if own := self.about.optimizer:
-            why = f"{self.name} uses the optimizer {own} with the learning rate training.lr"
-            names = ("optimizer", "momentum", "weight_decay")
-            notes += unused(run.training, names, why, "training.")
+        for name, why in self.about.unused.items():
+            notes += unused(run.training, [name], f"{self.name} {why}", "training.")
         return notes
 
     def note(self, samples: int, run: Federation) -> ClientNote:

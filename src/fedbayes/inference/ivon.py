@@ -6,6 +6,12 @@ from typing import overload
 import torch
 from torch import Tensor
 
+UNUSED = dict.fromkeys(
+    ("optimizer", "momentum", "weight_decay"),
+    "uses the optimizer IVON with the learning rate training.lr",
+)
+"""Settings of `training` that a method with this optimizer does not use, each with the reason."""
+
 
 class Ivon(torch.optim.Optimizer):
     """Natural-gradient steps on Gaussians N(m, 1/Λ) with diagonal precision (Shen et al. 2024).

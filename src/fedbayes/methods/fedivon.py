@@ -41,7 +41,7 @@ from fedbayes.core.messages import Message, dense
 from fedbayes.core.tensors import Samples, Tensors, named, part
 from fedbayes.errors import MessageError
 from fedbayes.inference.gaussian import alike, kl_terms
-from fedbayes.inference.ivon import Ivon
+from fedbayes.inference.ivon import UNUSED, Ivon
 from fedbayes.inference.reparametrized import reparametrized
 
 
@@ -78,7 +78,7 @@ class FedIvon(Averaged, Method[FedIvonServer, Stateless, Sum]):
     about = About(
         "FedAvg of Gaussians, weighted by their precisions (IVON)",
         "Pal et al. 2025; Shen et al. 2024",
-        optimizer="IVON",
+        unused=UNUSED,
         needs=(weights_alone, own_prior),
     )
     server_state = FedIvonServer

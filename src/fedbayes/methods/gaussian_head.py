@@ -22,7 +22,6 @@ from fedbayes.contracts import (
     single_draw,
 )
 from fedbayes.contracts.last_layer import FinalLayer, last_layer
-from fedbayes.core.fields import unused
 from fedbayes.core.messages import Message, dense
 from fedbayes.core.tensors import Samples, Tensors, named, pack, part, unpack
 from fedbayes.core.wording import listed
@@ -71,6 +70,10 @@ class GaussianHeadMethod(Method[HeadServer, Stateless, Sum]):
     about = About(
         "discriminant analysis of frozen features, by sums",
         "Fisher 1936; Murphy 2007",
+        unused=dict.fromkeys(
+            ("optimizer", "lr", "epochs", "steps", "batch_size", "class_weights", "focal"),
+            "trains no layer",
+        ),
     )
     server_state = HeadServer
     reports = Reports(
@@ -133,7 +136,7 @@ class GaussianHeadMethod(Method[HeadServer, Stateless, Sum]):
 
     def remarks(self, run: Federation) -> list[str]:
         """What is not trained, and who is in the sums."""
-        layer, notes = self._layer(run), list[str]()
+        layer, notes = self._layer(run), super().remarks(run)
         below = [n for n in run.network.split()[0] if n not in layer.names]
         if below:
             notes.append(
@@ -146,8 +149,7 @@ class GaussianHeadMethod(Method[HeadServer, Stateless, Sum]):
                 "are sampled more often weigh more. Leave clients_per_round out to use all in "
                 "one round"
             )
-        names = ("optimizer", "lr", "epochs", "steps", "batch_size", "class_weights", "focal")
-        return notes + unused(run.training, names, f"{self.name} trains no layer", "training.")
+        return notes
 
     def init(self, run: Federation) -> HeadServer:
         """The network as it starts."""

@@ -42,7 +42,7 @@ from fedbayes.core.messages import Message
 from fedbayes.core.tensors import Samples, Tensors, part
 from fedbayes.errors import MessageError
 from fedbayes.inference.gaussian import NaturalGaussian, dot, standard
-from fedbayes.inference.ivon import Ivon
+from fedbayes.inference.ivon import UNUSED, Ivon
 from fedbayes.inference.reparametrized import reparametrized
 
 _TRAINED = "posterior"
@@ -114,7 +114,7 @@ class IvonAdmm(GaussianServer[IvonServer, IvonClient]):
         "clients' posteriors with dual variables, as in ADMM",
         "Möllenhoff et al. 2025; Swaroop et al. 2025; Shen et al. 2024",
         published=MappingProxyType({"damping": False}),
-        optimizer="IVON",
+        unused=UNUSED,
         notes=(few_rounds,),
     )
     server_state = IvonServer
