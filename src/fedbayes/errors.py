@@ -130,9 +130,12 @@ def did_you_mean(word: str, known: Iterable[str]) -> str:
 
 
 def not_among(what: str, word: str, known: Iterable[str], more: str = "") -> str:
-    """The message on an unknown word: the known one that is like it, and all that there are."""
+    """The message on an unknown word: the known one that is like it, and all that there are, or
+    the command that lists these where they are many.
+    """
     known = list(known)
-    choices = ", or ".join(filter(None, (", ".join(known), more)))
+    many = f"one of {len(known)} that `fedbayes {what}s` lists"
+    choices = ", or ".join(filter(None, (many if len(known) > 30 else ", ".join(known), more)))
     return f"unknown {what} {word!r}{did_you_mean(word, known)}. Choose {choices}"
 
 

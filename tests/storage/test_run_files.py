@@ -20,7 +20,7 @@ from safetensors.torch import load
 
 import fedbayes
 from fedbayes import Result, Simulation
-from fedbayes.core.files import writable_folder, write_beside
+from fedbayes.core.files import writable, writable_folder, write_beside
 from fedbayes.core.messages import decode, metadata
 from fedbayes.core.seals import check_seal, has_seal, sealed
 from fedbayes.errors import FedbayesWarning, MessageError, RunError
@@ -599,3 +599,8 @@ def test_links_to_nowhere_and_closed_folders_are_told(tmp_path, monkeypatch):
     monkeypatch.setattr(os, "access", lambda path, how: False)
     with pytest.raises(RunError, match=f"cannot write into {tmp_path}"):
         writable_folder(tmp_path / "new" / "er", "the folder")
+
+
+def test_no_output_takes_the_place_of_a_file_of_a_run(run):
+    with pytest.raises(RunError, match="would replace a file of the run"):
+        writable(run / "model.safetensors", "the model")

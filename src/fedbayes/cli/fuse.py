@@ -15,6 +15,10 @@ from fedbayes.errors import ConfigError
 if TYPE_CHECKING:
     from fedbayes.models import ModelSettings
 
+_NETWORKS, _FUNCTION = "Networks of the files", "Settings of function"
+_SELECT, _REPORTS = "Settings by validation", "Reports"
+"""Groups of options in the help."""
+
 Models = Annotated[
     list[Path],
     typer.Argument(help="Model files: .safetensors, .pt; or LoRA adapters: folders of PEFT."),
@@ -23,7 +27,9 @@ Out = Annotated[
     Path,
     typer.Option("--out", "-o", help="Fused model to write: a file; of LoRA adapters a folder."),
 ]
-Method = Annotated[str | None, typer.Option("--method", "-m", help="Fusion method.")]
+Method = Annotated[
+    str | None, typer.Option("--method", "-m", help="Fusion method, of those below.")
+]
 Counts = Annotated[
     Path | None,
     typer.Option(help="JSON file: number of training samples of each class for each model."),
@@ -45,14 +51,29 @@ NetworkOf = Annotated[
         "--model",
         help="Network of files that do not describe it, as in a config. Change its settings with "
         "--set model.KEY=VALUE.",
+        rich_help_panel=_NETWORKS,
     ),
 ]
 Like = Annotated[
-    Path | None, typer.Option(help="Model whose network the fused one has. Default: the first.")
+    Path | None,
+    typer.Option(
+        help="Model whose network the fused one has. Default: the first.", rich_help_panel=_NETWORKS
+    ),
 ]
-Shape = Annotated[str | None, typer.Option(help="Shape of one input, as 3,32,32.", metavar="N,N,N")]
+Shape = Annotated[
+    str | None,
+    typer.Option(
+        help="Shape of one input, as 3,32,32.", metavar="N,N,N", rich_help_panel=_NETWORKS
+    ),
+]
 Classes = Annotated[
-    int | None, typer.Option(min=1, help="Number of outputs. Default: from --counts.")
+    int | None,
+    typer.Option(
+        min=1,
+        help="Number of outputs. Default: from --counts.",
+        rich_help_panel=_NETWORKS,
+        metavar="N",
+    ),
 ]
 InputsOf = Annotated[
     str | None,
@@ -60,73 +81,112 @@ InputsOf = Annotated[
         help="Source of the synthetic inputs: leaves (photographs), strokes (writing), noise, "
         "gaussian (tables), texts (from the base network), your own module:function, or real "
         "samples: a folder, NPZ, Parquet or CSV file, for texts also FILE.csv:COLUMN. "
-        "Default: by the shape."
+        "Default: by the shape.",
+        rich_help_panel=_FUNCTION,
     ),
 ]
 Sums = Annotated[
     list[Path] | None,
     typer.Option(
-        help="JSON file of fedbayes sums, for gaussian inputs or texts. Repeat it for each client."
+        help="JSON file of fedbayes sums, for gaussian inputs or texts. Repeat it for each client.",
+        rich_help_panel=_FUNCTION,
     ),
 ]
 Width = Annotated[
     str | None,
     typer.Option(
         help="Width of the fused network relative to one model. free: the smallest width within "
-        "--bound of the ensemble. Default: 1."
+        "--bound of the ensemble. Default: 1.",
+        rich_help_panel=_FUNCTION,
     ),
 ]
 Bound = Annotated[
-    float | None, typer.Option(min=0, help="KL divergence to the ensemble, in nats. Default: 0.05.")
+    float | None,
+    typer.Option(
+        min=0,
+        help="KL divergence to the ensemble, in nats. Default: 0.05.",
+        rich_help_panel=_FUNCTION,
+        metavar="NUMBER",
+    ),
 ]
 Frontier = Annotated[
     str | None,
-    typer.Option(help="More widths to try, such as 0.5,1,2. See --picture.", metavar="X,X,X"),
+    typer.Option(
+        help="More widths to try, such as 0.5,1,2. See --picture.",
+        metavar="X,X,X",
+        rich_help_panel=_FUNCTION,
+    ),
 ]
-Test = Annotated[Path | None, typer.Option(help="NPZ with raw x and y to score networks on.")]
+Test = Annotated[
+    Path | None,
+    typer.Option(help="NPZ with raw x and y to score networks on.", rich_help_panel=_REPORTS),
+]
 TemperatureData = Annotated[
     Path | None,
     typer.Option(
         help="NPZ with raw x and y that no model trained on, to fit the temperature of each "
-        "model. Default: the temperatures in the files."
+        "model. Default: the temperatures in the files.",
+        rich_help_panel=_FUNCTION,
     ),
 ]
 Minutes = Annotated[
     float | None,
-    typer.Option(min=0, help="Minutes of training end to end. 0: only least squares."),
+    typer.Option(
+        min=0,
+        help="Minutes of training end to end. 0: only least squares.",
+        rich_help_panel=_FUNCTION,
+        metavar="NUMBER",
+    ),
 ]
 PosteriorKind = Annotated[
     str | None,
     typer.Option(
         help="Calibrate uncertainty by a Laplace approximation on the synthetic inputs: "
         "last-layer, or kronecker (all dense layers and convolutions; a prediction takes a "
-        "forward and a backward pass per class). Needs --counts, and a .pt2 file as output."
+        "forward and a backward pass per class). Needs --counts, and a .pt2 file as output.",
+        rich_help_panel=_FUNCTION,
     ),
 ]
 State = Annotated[
-    Path | None, typer.Option(help="File with the state of training end to end, to resume it.")
+    Path | None,
+    typer.Option(
+        help="File with the state of training end to end, to resume it.", rich_help_panel=_FUNCTION
+    ),
 ]
 ShowInputs = Annotated[
-    Path | None, typer.Option(help="PNG, SVG or PDF file of some of the inputs.")
+    Path | None,
+    typer.Option(help="PNG, SVG or PDF file of some of the inputs.", rich_help_panel=_FUNCTION),
 ]
 Select = Annotated[
     Path | None,
     typer.Option(
         help="NPZ with x and y: choose settings on it by a grid. x is raw if all models are "
         "files of fedbayes with the same standardization, else standardized as in training.",
+        rich_help_panel=_SELECT,
     ),
 ]
 Grid = Annotated[
     list[str] | None,
-    typer.Option(help="Values for --select, as in gamma=1,10.", metavar="KEY=V1,V2"),
+    typer.Option(
+        help="Values for --select, as in gamma=1,10.", metavar="KEY=V1,V2", rich_help_panel=_SELECT
+    ),
 ]
 MaxNeurons = Annotated[
-    int | None, typer.Option(min=1, help="Largest layer that --select may choose.")
+    int | None,
+    typer.Option(
+        min=1, help="Largest layer that --select may choose.", rich_help_panel=_SELECT, metavar="N"
+    ),
 ]
-Report = Annotated[Path | None, typer.Option(help="JSON or HTML file for the full report.")]
+Report = Annotated[
+    Path | None,
+    typer.Option(help="JSON or HTML file for the full report.", rich_help_panel=_REPORTS),
+]
 Picture = Annotated[
     Path | None,
-    typer.Option(help="PNG, SVG or PDF file of shared neurons, or of sizes and divergences."),
+    typer.Option(
+        help="PNG, SVG or PDF file of shared neurons, or of sizes and divergences.",
+        rich_help_panel=_REPORTS,
+    ),
 ]
 
 

@@ -244,32 +244,39 @@ class FusionCommand(Command):
 
     def get_params(self, ctx: click.Context) -> list[click.Parameter]:
         """The command's own options and those that settings give, each with its default in the
-        help; methods are those of the table.
+        help, and grouped by the methods that have them.
         """
         from fedbayes.workflows.fuse.methods import ADAPTERS, FUSIONS
 
         own = super().get_params(ctx)
         taken = {option.name for option in own}
-        methods = "; ".join(f"{name}: {kind.summary}" for name, kind in FUSIONS.items())
-        adapters = "; ".join(f"{name}: {kind.summary}" for name, kind in ADAPTERS.items())
-        for option in own:
-            if option.name == "method" and isinstance(option, TyperOption):
-                option.help = (
-                    f"{methods}. Default: function if the files or --shape describe the inputs, "
-                    f"else gpi-fnm. LoRA adapters: {adapters}. Default: function."
-                )
         fields: dict[str, list[FieldInfo]] = {}
-        kinds = (*FUSIONS.values(), *ADAPTERS.values())
-        for settings in dict.fromkeys(kind.settings for kind in kinds):
+        panels: dict[str, str] = {}
+        for settings in dict.fromkeys(k.settings for k in (*FUSIONS.values(), *ADAPTERS.values())):
             known = {} if settings is None else settings.model_fields
-            if not any(field.default_factory for field in known.values()):  # no tables in it
-                for name in known.keys() - taken:
-                    fields.setdefault(name, []).append(known[name])
-        of_settings = [_of_setting(name, fields[name]) for name in sorted(fields)]
+            if any(field.default_factory for field in known.values()):  # tables
+                continue
+            names = ", ".join(name for name, kind in FUSIONS.items() if kind.settings is settings)
+            for name in sorted(known.keys() - taken):
+                fields.setdefault(name, []).append(known[name])
+                panels.setdefault(name, f"Settings of {names or 'LoRA adapters'}")
+        of_settings = [_of_setting(name, fields[name], panels[name]) for name in fields]
         return [*own[:-1], *of_settings, own[-1]]  # whose last one is the help
 
+    def format_help(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        """Print the help, with the methods and then the examples at its end."""
+        from fedbayes.workflows.fuse.methods import ADAPTERS, FUSIONS
 
-def _of_setting(name: str, fields: "list[FieldInfo]") -> TyperOption:
+        lines = ["Methods (default: function if files or --shape describe inputs, else gpi-fnm):"]
+        lines += [f"  {name}: {kind.summary}" for name, kind in FUSIONS.items()]
+        lines.append("Methods of LoRA adapters (default: function):")
+        lines += [f"  {name}: {kind.summary}" for name, kind in ADAPTERS.items()]
+        examples, self.epilog = self.epilog, "\n\n".join([*lines, self.epilog or ""])
+        super().format_help(ctx, formatter)
+        self.epilog = examples
+
+
+def _of_setting(name: str, fields: "list[FieldInfo]", panel: str) -> TyperOption:
     """The option of a setting, which several methods may have, each in words of its own."""
 
     def keep(context: click.Context, option: click.Parameter, value: Any) -> None:
@@ -298,6 +305,7 @@ def _of_setting(name: str, fields: "list[FieldInfo]") -> TyperOption:
         show_default=False,
         expose_value=False,
         callback=keep,
+        rich_help_panel=panel,
     )
 
 

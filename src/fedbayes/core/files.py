@@ -176,6 +176,10 @@ def require_files(paths: Iterable[Path | None], *, folders: bool = False) -> Non
         raise RunError(f"{path} is a folder. Give a model file in it ({which})")
 
 
+SUMS_FILE = "SHA256SUMS"
+"""The file with the digests of the files of a run, next to these."""
+
+
 def writable(
     path: Path, what: str, formats: Sequence[str] = (), inputs: Iterable[Path | None] = ()
 ) -> None:
@@ -189,7 +193,7 @@ def writable(
 
     Raises:
         RunError: its suffix is of no format that there is, its folder is absent or closed, or the
-            path is a folder or one of the inputs.
+            path is a folder, one of the inputs or a file of a run.
     """
     if path.is_dir():
         raise RunError(f"{what} {path} is a folder. Give a file name")
@@ -204,6 +208,9 @@ def writable(
         raise RunError(f"{what} {path}: cannot write into {path.parent}")
     if path.resolve() in {given.resolve() for given in inputs if given is not None}:
         raise RunError(f"{what} {path} would replace one of the inputs. Give another file name")
+    sums = path.parent / SUMS_FILE
+    if sums.is_file() and f"  {path.name}\n" in f"{read_text(sums)}\n":
+        raise RunError(f"{what} {path} would replace a file of the run. Give another file name")
 
 
 def writable_folder(path: Path, what: str) -> None:

@@ -12,7 +12,7 @@ from itertools import accumulate
 import numpy as np
 
 from fedbayes.data.dataset import Rows
-from fedbayes.errors import RunError
+from fedbayes.errors import RunError, did_you_mean
 from fedbayes.federation.privacy.accounting import ADD_REMOVE, REPLACE
 from fedbayes.reports.charts import (
     Chart,
@@ -494,8 +494,11 @@ def charts(figure: str, records: Sequence[Record]) -> list[Chart]:
     elif figure in round_metrics(records):
         found = [Lines(figure, figure, "round", figure, _curves(records, figure))]
     else:
-        names = ", ".join(dict.fromkeys([*FIGURES, *round_metrics(records)]))
-        raise RunError(f"unknown figure {figure!r}. Choose {names}")
+        known = [*FIGURES, *round_metrics(records)]
+        raise RunError(
+            f"unknown figure {figure!r}{did_you_mean(figure, known)}. Choose "
+            f"{', '.join(FIGURES)}, or a metric of metrics.jsonl"
+        )
     if not any(filled(chart) for chart in found):
         notes = "; ".join(notes_on(records))
         raise RunError(f"there is nothing to draw for {figure}" + (f" ({notes})" if notes else ""))

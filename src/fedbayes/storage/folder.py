@@ -34,6 +34,7 @@ from typing import TYPE_CHECKING, Any
 from fedbayes.config.config import Config
 from fedbayes.config.given import objects, tables
 from fedbayes.core.files import (
+    SUMS_FILE,
     Pieces,
     digest,
     flush,
@@ -69,9 +70,7 @@ SEEDS_FILE = "seeds.toml"
 NO_UPDATE = "no round had an update"
 """Why a run ended whose model is the untrained start."""
 
-SUMS_FILE = "SHA256SUMS"
 CONNECTION_FILE = "connection.txt"
-"""Digests of what is written at the end of a run, as `sha256sum` writes and reads them."""
 
 _objects: dict[Path, dict[str, str]] = {}
 """Of run folders that this process began or knows of: what Python objects are called
