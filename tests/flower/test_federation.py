@@ -211,7 +211,7 @@ def test_a_report_that_is_announced_and_never_sent_keeps_nobody_waiting(deployme
     assert same(ended.model, without(config, ended.summary["losses"]))
 
 
-def test_a_killed_server_app_resumes(deployment):
+def test_a_killed_server_app_resumes_and_an_ended_run_goes_on(deployment):
     config = Config.create(**settings("scaffold", rounds=20))
     for client in range(3):
         deployment.start_node(client)
@@ -224,6 +224,10 @@ def test_a_killed_server_app_resumes(deployment):
     ended = Result(deployment.folder / "run")
     assert ended.summary["losses"] == []
     assert same(ended.model, without(config))
+    process = deployment.federate("resume", deployment.folder / "run", "--rounds", 22)
+    assert process.wait(timeout=300) == 0, deployment.log("federate")
+    longer = Config.create(**settings("scaffold", rounds=22))
+    assert same(Result(deployment.folder / "run").model, without(longer))
 
 
 def test_a_restarted_superlink_that_keeps_its_state_in_a_file(tmp_path):

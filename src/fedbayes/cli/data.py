@@ -126,9 +126,13 @@ def data_show(
 
 @data_app.command("check")
 def data_check(
-    file: Annotated[
-        Path | None,
-        typer.Argument(help="Table or folder. Leave it out with --set data.query.", exists=True),
+    files: Annotated[
+        list[Path] | None,
+        typer.Argument(
+            help="Table or folder; of several tables each is one client's. Leave it out with "
+            "--set data.query.",
+            exists=True,
+        ),
     ] = None,
     out: Annotated[
         Path | None, typer.Option("--out", "-o", help="PNG, SVG or PDF to write.")
@@ -146,7 +150,11 @@ def data_check(
     """Print how each column of a table is read; exit status 1 if one is rejected."""
     from fedbayes.config.config import Config
 
-    config = Config.load(None, overrides(settings, file=file))
+    first, *more = files or [None]
+    config = Config.load(
+        None,
+        overrides(settings, file=first, more=json_text(list(map(str, more))) if more else None),
+    )
     if config.data.generator is not None:
         raise ConfigError(
             "a generator returns arrays, which have no columns. Use fedbayes data show"

@@ -9,7 +9,7 @@ from click import Context
 
 from fedbayes.cli.app import Console, app
 from fedbayes.cli.commands import FORMER_COMMANDS, Application, Commands
-from fedbayes.cli.options import ConfigFile, Json, RunFolder, Setting, Track
+from fedbayes.cli.options import ConfigFile, Json, MoreRounds, RunFolder, Setting, Track
 from fedbayes.cli.run import new_folder, run_to_end
 from fedbayes.storage.activity import Notify
 
@@ -99,6 +99,7 @@ def federate_resume(
     folder: RunFolder,
     *,
     link: LinkOptions,
+    rounds: MoreRounds = None,
     new_key: Annotated[
         list[int] | None,
         typer.Option(
@@ -108,12 +109,14 @@ def federate_resume(
     track: Track = None,
     as_json: Json = False,
 ) -> None:
-    """Resume an interrupted federation."""
+    """Resume an interrupted federation, or add rounds to a finished one."""
 
     def start(notify: Notify) -> "Simulation":
         from fedbayes.flower import federation
 
-        return federation(link.open(), None, folder, new_keys=new_key or (), notify=notify)
+        return federation(
+            link.open(), None, folder, new_keys=new_key or (), rounds=rounds, notify=notify
+        )
 
     run_to_end(start, track, as_json)
 

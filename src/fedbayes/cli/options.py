@@ -125,6 +125,10 @@ Track = Annotated[
     list[str] | None, typer.Option("--track", help="Also log rounds to tensorboard or mlflow.")
 ]
 RunFolder = Annotated[Path, typer.Argument(help="Run folder.", exists=True, file_okay=False)]
+MoreRounds = Annotated[
+    int | None,
+    typer.Option("--rounds", min=1, help="New total number of rounds. Default: unchanged."),
+]
 ConfigFile = Annotated[Path | None, typer.Argument(help="TOML file with settings.", exists=True)]
 DataDir = Annotated[Path | None, typer.Option(help="Folder with data sets (FEDBAYES_DATA).")]
 
@@ -197,6 +201,7 @@ _OTHER_KEYS = {
     "data_dir": "data.dir",
     "file": "data.path",
     "malicious": "attack.clients",
+    "more": "data.more",
 }
 """Likewise, where the option says all that there is to say."""
 

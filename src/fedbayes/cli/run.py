@@ -15,6 +15,7 @@ from rich.table import Table
 from fedbayes.cli.app import Console, app
 from fedbayes.cli.options import (
     Json,
+    MoreRounds,
     RunFolder,
     RunOptions,
     Setting,
@@ -90,10 +91,7 @@ def run(
 @app.command()
 def resume(
     folder: RunFolder,
-    rounds: Annotated[
-        int | None,
-        typer.Option(min=1, help="New total number of rounds. Default: unchanged."),
-    ] = None,
+    rounds: MoreRounds = None,
     track: Track = None,
     as_json: Json = False,
 ) -> None:

@@ -109,6 +109,7 @@ def federation(
     folder: Path,
     *,
     new_keys: Collection[int] = (),
+    rounds: int | None = None,
     notify: Notify = unnoticed,
 ) -> "Simulation":
     """A run whose clients are the nodes of a SuperLink.
@@ -118,6 +119,7 @@ def federation(
         config: the settings; None to resume the run that the folder holds.
         folder: the run folder.
         new_keys: clients that may come with another key than before.
+        rounds: how many a resumed run is to have in total; None: as before.
         notify: is called with what the run is busy with.
 
     Raises:
@@ -134,7 +136,7 @@ def federation(
         warn(
             f"anyone who can reach {where} can start runs, which nodes execute, and register "
             "keys: Flower needs no password there. Start the SuperLink with `fedbayes federate "
-            "hub`, or with --host 127.0.0.1 behind a proxy (docs/howto/deploy.md)"
+            "superlink`, or with --host 127.0.0.1 behind a proxy (docs/howto/deploy.md)"
         )
 
     def start(simulation: Simulation) -> "Engine":
@@ -149,6 +151,6 @@ def federation(
         engine.roster.changed = frozenset(new_keys)
         return engine
 
-    simulation = Simulation(config, folder, engine=start, notify=notify)
+    simulation = Simulation(config, folder, engine=start, notify=notify, rounds=rounds)
     simulation.folder.keep_connection(link.options)
     return simulation

@@ -8,7 +8,7 @@ from torch import nn
 from fedbayes.contracts import Federation, Info, RoundContext
 from fedbayes.core import seeds
 from fedbayes.core.tensors import Tensors
-from fedbayes.errors import ConfigError
+from fedbayes.errors import ConfigError, told_as
 from fedbayes.fusion.combining import combine
 from fedbayes.fusion.distillation import distill
 from fedbayes.fusion.draws import CachedInputs, Draws
@@ -36,7 +36,8 @@ def drawable(method: Any, run: Federation) -> None:
             f"{method.name} evaluates all clients' networks on the same inputs, but with permuted "
             "pixels each client has its own order. Choose other data, or another method"
         )
-    input_prior(method.inputs, run)
+    with told_as(ConfigError, "method.inputs", ConfigError):
+        input_prior(method.inputs, run)
 
 
 def input_prior(inputs: str, run: Federation) -> InputPrior:

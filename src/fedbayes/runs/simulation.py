@@ -254,7 +254,11 @@ class Simulation(Brief):
 
     @property
     def scheme(self) -> str:
-        """How the data were divided, also where the config leaves it to the data."""
+        """How the data were divided, also where the config leaves it to the data; clients of a
+        federation have data of their own.
+        """
+        if self.config.reference:
+            return "own data"
         return choose_scheme(self.data.dataset, self.config.data)
 
     def _longer(self, rounds: int) -> Config:
