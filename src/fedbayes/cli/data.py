@@ -150,11 +150,9 @@ def data_check(
     """Print how each column of a table is read; exit status 1 if one is rejected."""
     from fedbayes.config.config import Config
 
-    first, *more = files or [None]
-    config = Config.load(
-        None,
-        overrides(settings, file=first, more=json_text(list(map(str, more))) if more else None),
-    )
+    first, *others = files or (None,)
+    more = json_text([str(path) for path in others]) if others else None
+    config = Config.load(None, overrides(settings, file=first, more=more))
     if config.data.generator is not None:
         raise ConfigError(
             "a generator returns arrays, which have no columns. Use fedbayes data show"

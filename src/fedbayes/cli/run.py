@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated, NoReturn
 
 import rich
 import typer
+from rich.markdown import Markdown
 from rich.table import Table
 
 from fedbayes.cli.app import Console, app
@@ -277,6 +278,7 @@ def reproduce(
     except KeyboardInterrupt:
         console.print("stopped; run the same command again to resume", highlight=False)
         raise typer.Exit(130) from None
-    print(finding)
+    shown = Console()
+    shown.print(Markdown(str(finding)) if shown.is_terminal else str(finding), soft_wrap=True)
     said = f"verdict: {finding.verdict}; wrote {out / name}"
     console.print(said, highlight=False, soft_wrap=True)

@@ -12,8 +12,6 @@ from fedbayes.errors import ConfigError, ModelError
 from fedbayes.models import read_model
 from tests.helpers.command_line import command
 
-pytest.importorskip("fedbayes.workflows.fuse.job")
-
 
 def network(seed):
     torch.manual_seed(seed)
@@ -62,13 +60,26 @@ def test_networks_are_fused_and_stay_as_they_are():
         torch.testing.assert_close(tensor, before[0][name])
 
 
+def test_networks_of_different_architectures():
+    torch.manual_seed(0)
+    x = torch.randn(50, 1, 8, 8)
+    networks = [Sequential(Flatten(), Linear(64, n), ReLU(), Linear(n, 10)) for n in (12, 20)]
+    teacher = (networks[0](x).softmax(1) + networks[1](x).softmax(1)) / 2
+    found = fedbayes.fuse(networks, shape=(1, 8, 8), inputs="noise", minutes=0.1)
+    assert found.path.suffix == ".pt2"
+    student = torch.export.load(found.path).module()(x)
+    assert (teacher * (teacher.log() - student.log_softmax(1))).sum(1).mean() < 0.05
+
+
 def test_mistakes_say_the_way_out(clients):
     with pytest.raises(ModelError, match=r"model 0 is a int\. Give a model file"):
         fedbayes.fuse([1, 2])
     with pytest.raises(ModelError, match=r"files and networks\. Give models"):
         fedbayes.fuse([clients[0], network(0)])
-    with pytest.raises(ModelError, match=r"different weights\. Export them"):
+    with pytest.raises(ModelError, match=r"different weights\. Give the shape"):
         fedbayes.fuse([network(0), Sequential(Linear(2, 3))])
+    with pytest.raises(ConfigError, match=r"no setting count \(did you mean 'counts'"):
+        fedbayes.fuse([network(0), network(1)], method="average", shape=(1, 8, 8), count=[1])
     with pytest.raises(ConfigError, match="unknown fusion method 'avrage'"):
         fedbayes.fuse(clients, method="avrage")
     with pytest.raises(ConfigError, match="out has no effect on state_dicts"):

@@ -16,10 +16,11 @@ from torch import nn
 from fedbayes.core.brief import Brief
 from fedbayes.core.lazy import place_of
 from fedbayes.core.tensors import Tensors
-from fedbayes.errors import ConfigError, ModelError
+from fedbayes.errors import ConfigError, ModelError, told_as
 from fedbayes.fusion import Fusion
 from fedbayes.fusion import fuse as fuse_weights
 from fedbayes.models import ModelSettings, read_model
+from fedbayes.models.units import evaluating
 from fedbayes.workflows.fuse.adapter_files import TENSORS
 from fedbayes.workflows.serve.evaluation_set import is_program
 from fedbayes.workflows.serve.model_files import ModelFiles
@@ -65,8 +66,9 @@ def fuse(
     """Fuse models that were trained separately into one, as `fedbayes fuse` does.
 
     Args:
-        models: model files, folders of LoRA adapters (PEFT), networks (`torch.nn.Module`) of one
-            architecture, or `state_dict`s of fully connected networks; a list, or a dict by name.
+        models: model files, folders of LoRA adapters (PEFT), networks (`torch.nn.Module`; of
+            different architectures with `shape`), or `state_dict`s of fully connected networks; a
+            list, or a dict by name.
         method: a method of `fedbayes fuse`. `auto`: fusion in function space if the inputs of the
             models are known (from their files, or from `shape`), else `gpi-fnm`.
         out: the file of the fused model, or of adapters the folder; a temporary one by default.
@@ -120,9 +122,10 @@ def fuse(
     place = Path(folder.name)
     if kinds == {"networks"}:
         networks = {name: model for name, model in named.items() if isinstance(model, nn.Module)}
-        paths = _written(networks, place)
+        paths = _written(networks, place, job.get("shape"))
         first = next(iter(networks.values()))
-        job.setdefault("model", ModelSettings(name=place_of(first)))
+        if not is_program(paths[0]):
+            job.setdefault("model", ModelSettings(name=place_of(first)))
         if job.get("shape") is not None:
             job.setdefault("classes", _outputs(first, job["shape"]))
     else:
@@ -134,7 +137,8 @@ def fuse(
     for name in (*paths_of, "picture"):
         if job.get(name) is not None:
             job[name] = Path(job[name])
-    own_name = "fused" if any(path.is_dir() for path in paths) else "fused.safetensors"
+    written = ".pt2" if is_program(paths[0]) else ".safetensors"
+    own_name = "fused" if any(path.is_dir() for path in paths) else f"fused{written}"
     target = place / own_name if out is None else Path(out)
     done = FusionJob(
         paths,
@@ -174,20 +178,31 @@ def _kind(name: str, model: object) -> str:
     )
 
 
-def _written(networks: Mapping[str, nn.Module], folder: Path) -> list[Path]:
-    """Files with the weights of networks, which have one architecture."""
-    first_name, first = next(iter(networks.items()))
-    shapes = {name: tensor.shape for name, tensor in first.state_dict().items()}
+def _written(
+    networks: Mapping[str, nn.Module], folder: Path, shape: Sequence[int] | None
+) -> list[Path]:
+    """Files with the weights of networks; with their programs, where these differ."""
+    weights = [network.state_dict() for network in networks.values()]
+    forms = [{name: tensor.shape for name, tensor in state.items()} for state in weights]
+    if all(form == forms[0] for form in forms):
+        paths = [folder / f"{number}.pt" for number in range(len(networks))]
+        for path, state in zip(paths, weights, strict=True):
+            torch.save({key: tensor.detach().cpu() for key, tensor in state.items()}, path)
+        return paths
+    if shape is None:
+        raise ModelError(
+            "the networks have different weights. Give the shape of one input, such as "
+            "shape=(3, 32, 32)"
+        )
     paths = []
     for number, (name, network) in enumerate(networks.items()):
-        state = network.state_dict()
-        if {key: tensor.shape for key, tensor in state.items()} != shapes:
-            raise ModelError(
-                f"networks {first_name} and {name} have different weights. Export them with "
-                "torch.export.save to .pt2 files, and fuse these"
-            )
-        paths.append(folder / f"{number}.pt")
-        torch.save({key: tensor.detach().cpu() for key, tensor in state.items()}, paths[-1])
+        _outputs(network, shape)
+        copied = evaluating(copy.deepcopy(network).cpu())
+        sizes = ({0: torch.export.Dim("batch")},)
+        with told_as(ModelError, f"network {name} cannot be exported", Exception):
+            program = torch.export.export(copied, (torch.zeros(2, *shape),), dynamic_shapes=sizes)
+        paths.append(folder / f"{number}.pt2")
+        torch.export.save(program, paths[-1])
     return paths
 
 

@@ -221,8 +221,8 @@ class FusionJob:
                 raise ConfigError(f"{_option(one)} works only with LoRA adapters. Leave it out")
             these = ", ".join(sorted(own))
             raise ConfigError(
-                f"{name} has no setting {one}{did_you_mean(one, tuple(own))}. It has settings of "
-                f"the model (model.KEY){f', and {these}' if own else ''}"
+                f"{name} has no setting {one}{did_you_mean(one, (*own, *kind.options))}. It "
+                f"has settings of the model (model.KEY){f', and {these}' if own else ''}"
             )
 
     def _dense(self) -> bool:
