@@ -29,9 +29,9 @@ def compare(
     methods: Annotated[
         str | None,
         typer.Option(
-            help="Methods between commas. A method can have settings (fedprox:proximal=0.1) and a "
-            "label (big=fedavg:rounds=9). Or a TOML file with a table for each method. Default: "
-            "the method of each config."
+            help="Methods between commas, or all. A method can have settings "
+            "(fedprox:proximal=0.1) and a label (big=fedavg:rounds=9). Or a TOML "
+            "file with a table for each method. Default: the method of each config."
         ),
     ] = None,
     tuned: Annotated[

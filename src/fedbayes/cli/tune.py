@@ -26,7 +26,7 @@ def tune(
         Path | None, typer.Argument(help="TOML file with settings.", exists=True)
     ] = None,
     methods: Annotated[
-        str, typer.Option(help="Methods between commas, as in `fedbayes compare`.")
+        str, typer.Option(help="Methods between commas, or all, as in `fedbayes compare`.")
     ] = "fedavg",
     budget: Annotated[
         int | None, typer.Option(min=1, help="Runs of each method. Default: 10.")

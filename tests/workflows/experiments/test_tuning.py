@@ -10,7 +10,7 @@ from scipy import stats
 import fedbayes
 from fedbayes import Config
 from fedbayes.data import load_dataset, partition
-from fedbayes.errors import ConfigError
+from fedbayes.errors import ConfigError, FedbayesWarning, RunError
 from fedbayes.workflows.experiments.ranges import Range, declared_ranges, drawn, given_ranges
 from fedbayes.workflows.experiments.tuning import _explained, halving, tuned_methods
 from tests.helpers.command_line import command
@@ -188,3 +188,15 @@ def test_processes_come_to_the_same_and_the_result_is_compared(tmp_path):
         assert any(setting.startswith("training.lr=") for setting in variant.settings)
     with pytest.raises(ConfigError, match="Leave --methods out"):
         fedbayes.compare("fedavg", tuned=tmp_path / "one", out=tmp_path / "d")
+
+
+def test_methods_that_cannot_run_are_left_out(tmp_path):
+    diabetes = {**QUICK, "budget": 1, "data": {"name": "diabetes"}}
+    with pytest.warns(FedbayesWarning, match="gaussian-head is left out.*predicts classes"):
+        found = fedbayes.tune("fedavg,gaussian-head", out=tmp_path / "two", **diabetes)
+    assert [one.label for one in found.methods] == ["fedavg"]
+    with (
+        pytest.warns(FedbayesWarning, match="is left out"),
+        pytest.raises(RunError, match="no run came to an end"),
+    ):
+        fedbayes.tune("gaussian-head", out=tmp_path / "one", **diabetes)

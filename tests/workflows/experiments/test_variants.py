@@ -4,6 +4,7 @@ import pytest
 
 from fedbayes.config.config import Config
 from fedbayes.errors import ConfigError
+from fedbayes.methods import METHODS
 from fedbayes.workflows.experiments.variants import Variant, own_settings, settled, variants
 
 
@@ -21,6 +22,10 @@ def test_labels_names_and_settings():
     assert other == Variant("fedprox", "fedprox")
     own = "own=examples.fedexp:FedExP:epsilon=2"
     assert variants(own) == [Variant("own", "examples.fedexp:FedExP", ("method.epsilon=2",))]
+
+
+def test_all_are_those_of_the_package():
+    assert [one.label for one in variants("all")] == list(METHODS)
 
 
 def test_commas_and_colons_in_brackets_or_quotes_are_of_a_setting():

@@ -30,7 +30,7 @@ from fedbayes.config.settings import toml_value
 from fedbayes.console.display import console_for
 from fedbayes.core.brief import Brief, grid
 from fedbayes.core.files import json_text, parse_json, parse_toml, read_text, write_beside
-from fedbayes.errors import ConfigError, RunError
+from fedbayes.errors import ConfigError, RunError, warn
 from fedbayes.federation.engine_table import ENGINES
 from fedbayes.likelihoods import Likelihood
 from fedbayes.runs.build import build_data, build_federation
@@ -400,7 +400,7 @@ class TuneSearch:
 
         Raises:
             ConfigError: the budget is none.
-            RunError: no run of a method came to an end.
+            RunError: no run came to an end.
             KeyboardInterrupt: it was stopped; the same call resumes it.
         """
         if budget is not None and minutes is not None:
@@ -475,8 +475,9 @@ class TuneSearch:
             most = max((t.rounds for t in trials if t.validation is not None), default=0)
             full = [t for t in trials if t.rounds == most and t.validation is not None]
             if not full:
-                why = dict.fromkeys(t.trouble for t in trials)
-                raise RunError(f"no run of {label} came to an end: {'; '.join(why)}")
+                why = "; ".join(dict.fromkeys(t.trouble for t in trials))
+                warn(f"{label} is left out, because none of its runs came to an end: {why}")
+                continue
             best = self.ranked(full)[0]
             trials.sort(key=lambda trial: trial.number)
             methods.append(
@@ -484,6 +485,8 @@ class TuneSearch:
                     label, variant, self.ranges[label], tuple(trials), best, self.headlines[label]
                 )
             )
+        if not methods:
+            raise RunError("no run came to an end. The reasons are above")
         made = Tuning(self.folder, tuple(methods), budget, self.share, self.dataset)
         return replace(made, files=tuple(self._write(made)))
 
@@ -597,7 +600,7 @@ def tune(
 
     Raises:
         FedbayesError: a setting or range is invalid, the folder holds runs with others, or no run
-            of a method came to an end.
+            came to an end.
 
     Examples:
         >>> import fedbayes

@@ -12,6 +12,7 @@ from fedbayes.config.former import COHORT
 from fedbayes.config.given import assign, tables
 from fedbayes.core.files import parse_toml, read_text
 from fedbayes.errors import ConfigError, told_as
+from fedbayes.methods import METHODS
 from fedbayes.storage.inventory import dotted
 
 SHARED = ("data", "task", "seed", "metrics")
@@ -31,7 +32,7 @@ class Variant:
 
 
 def variants(text: str) -> list[Variant]:
-    """Methods between commas, or the tables of a TOML file.
+    """Methods between commas, the tables of a TOML file, or `all` of the package.
 
     `fedavg,fedprox:proximal=0.1,strong=fedprox:proximal=1:training.lr=0.01` are three: settings are
     behind colons, the method's own without its table, and what is before the name is a label.
@@ -45,6 +46,7 @@ def variants(text: str) -> list[Variant]:
     if text.lower().endswith(".toml"):
         found = _of_file(Path(text))
     else:
+        text = ",".join(METHODS) if text == "all" else text
         found = [_of_text(part.strip()) for part in parts(text, ",") if part.strip()]
     return _sound(found)
 
