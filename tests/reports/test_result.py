@@ -16,6 +16,7 @@ from fedbayes.errors import FedbayesWarning, RunError
 from fedbayes.reports import gather
 from fedbayes.runs.frames import rounds_frame
 from fedbayes.storage.best_tracker import flat
+from tests.helpers.command_line import command
 
 SMALL = {"rounds": 3, "data": {"clients": 4, "alpha": 0.5}, "model": {"hidden": [8]}}
 
@@ -94,6 +95,14 @@ def test_frames_of_several_seeds_stand_below_one_another():
     assert frame.index.names == ["seed", "round"]
     accuracies = [run.summary["global_accuracy"] for run in runs.runs.values()]
     assert frame["global_accuracy"].tolist() == accuracies
+
+
+def test_pages_and_figures_have_all_seeds_of_a_folder(tmp_path):
+    fedbayes.run_seeds(fedbayes.Config.create(**SMALL | {"rounds": 1}), 2, tmp_path / "runs")
+    page, figure = tmp_path / "page.html", tmp_path / "figure.svg"
+    assert command("report", tmp_path / "runs", "--out", page) == 0
+    assert "2 runs of fedavg" in page.read_text()
+    assert command("plot", tmp_path / "runs", "--out", figure) == 0
 
 
 def test_figures_are_those_of_the_command_and_notebooks_draw_them(run, tmp_path):

@@ -13,7 +13,7 @@ from fedbayes.errors import RunError, warn
 if TYPE_CHECKING:
     from fedbayes.reports.serve import PageServer
 
-Runs = Annotated[list[Path], typer.Argument(help="Run folders.")]
+Runs = Annotated[list[Path], typer.Argument(help="Run folders, also of several seeds.")]
 
 
 @app.command()
@@ -51,10 +51,11 @@ def report(
     if alone := [name for name, is_given in given.items() if is_given]:
         raise RunError(f"{', '.join(alone)} has no effect. Add --watch")
     from fedbayes.reports import write_page
+    from fedbayes.reports.follow import runs_in
 
     out = out or Path("report.html")
     with rich.get_console().status("") as status:
-        notes = write_page(folders, out, status.update)
+        notes = write_page([run for one in folders for run in runs_in(one)], out, status.update)
     _say(notes)
     Console().print(f"wrote {out}", highlight=False, soft_wrap=True)
 
@@ -109,8 +110,9 @@ def plot(
 ) -> None:
     """Plot one figure of one run or several runs."""
     from fedbayes.reports import plot
+    from fedbayes.reports.follow import runs_in
 
     with rich.get_console().status("") as status:
-        notes = plot(folders, figure, out, status.update)
+        notes = plot([run for one in folders for run in runs_in(one)], figure, out, status.update)
     _say(notes)
     Console().print(f"wrote {out}", highlight=False, soft_wrap=True)

@@ -24,7 +24,7 @@ from fedbayes.cli.options import (
     Track,
     overrides,
 )
-from fedbayes.core.files import json_text
+from fedbayes.core.files import SEEDS_FILE, json_text
 from fedbayes.errors import RunError
 from fedbayes.storage.activity import Notify
 
@@ -108,7 +108,7 @@ def resume(
 
         return SeedRuns.stored(folder, rounds)
 
-    if (folder / "seeds.toml").exists():
+    if (folder / SEEDS_FILE).exists():
         run_seeds_to_end(start_seeds, track, as_json)
     else:
         run_to_end(start, track, as_json)

@@ -176,6 +176,8 @@ def require_files(paths: Iterable[Path | None], *, folders: bool = False) -> Non
         raise RunError(f"{path} is a folder. Give a model file in it ({which})")
 
 
+SEEDS_FILE = "seeds.toml"
+"""In a folder of several runs, what they share; see `fedbayes.workflows.experiments.seed_runs`."""
 SUMS_FILE = "SHA256SUMS"
 """The file with the digests of the files of a run, next to these."""
 

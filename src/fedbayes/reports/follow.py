@@ -12,12 +12,12 @@ from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
-from fedbayes.core.files import parse_toml, read_text
+from fedbayes.core.files import SEEDS_FILE, parse_toml, read_text
 from fedbayes.errors import FedbayesError
 from fedbayes.reports.gather import Record, deepened, labels_of, rounds_of
 from fedbayes.reports.now import Now, now, waiting
 from fedbayes.reports.page import render
-from fedbayes.storage.folder import SEEDS_FILE, RunFolder
+from fedbayes.storage.folder import RunFolder
 from fedbayes.storage.heartbeat import Pulse, read_pulse
 
 LOOK = 0.5

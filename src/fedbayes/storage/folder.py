@@ -34,6 +34,7 @@ from typing import TYPE_CHECKING, Any
 from fedbayes.config.config import Config
 from fedbayes.config.given import objects, tables
 from fedbayes.core.files import (
+    SEEDS_FILE,
     SUMS_FILE,
     Pieces,
     digest,
@@ -65,8 +66,6 @@ from fedbayes.storage.private_states import START_AGAIN
 from fedbayes.storage.progress import Progress
 from fedbayes.storage.sums_file import SumsFile
 
-SEEDS_FILE = "seeds.toml"
-"""In a folder of several runs, what they share; see `fedbayes.workflows.experiments.seed_runs`."""
 NO_UPDATE = "no round had an update"
 """Why a run ended whose model is the untrained start."""
 

@@ -22,7 +22,7 @@ import tomli_w
 from fedbayes.config.config import Config
 from fedbayes.config.former import renewed
 from fedbayes.core.brief import Brief, grid, table, told
-from fedbayes.core.files import json_text, parse_toml, read_text, write_beside
+from fedbayes.core.files import SEEDS_FILE, json_text, parse_toml, read_text, write_beside
 from fedbayes.core.lazy import in_memory
 from fedbayes.errors import ConfigError, FedbayesError, RunError
 from fedbayes.runs.simulation import Simulation
@@ -30,7 +30,7 @@ from fedbayes.runs.tracking import check
 from fedbayes.start import Listener, either
 from fedbayes.storage.activity import Notify, unnoticed
 from fedbayes.storage.best_tracker import flat
-from fedbayes.storage.folder import SEEDS_FILE, RunFolder
+from fedbayes.storage.folder import RunFolder
 from fedbayes.storage.formatting import number, words
 from fedbayes.storage.inventory import FREE, Inventory, is_free
 from fedbayes.storage.metrics_file import Metrics
