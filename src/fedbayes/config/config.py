@@ -105,8 +105,11 @@ class Config(Settings):
         allow_inf_nan=False,
         description="longest time in seconds that a round waits for updates",
     )
-    workers: Annotated[int, Only("engine", *takers("workers"))] = Field(
-        2, ge=1, description="number of worker processes (engine workers)"
+    workers: Annotated[int | None, Only("engine", *takers("workers"))] = Field(
+        None,
+        ge=1,
+        description="number of worker processes (engine workers). Unset: one per core, or more if "
+        "there are more devices",
     )
     threads: int = Field(
         1,

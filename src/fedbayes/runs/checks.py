@@ -369,7 +369,7 @@ def _of_devices(config: Config, kind: str) -> list[str]:
             f"devices lists {count}, but engine {config.engine!r} uses only the first, "
             f"{config.device}; {listed(takers('devices'))} uses all"
         )
-    elif config.workers < count:
+    elif config.workers is not None and config.workers < count:
         notes.append(
             f"devices lists {count}, but {config.workers} workers use only the first "
             f"{config.workers}. Set workers to {count} or more"

@@ -13,14 +13,12 @@ from fedbayes.errors import warn
 from fedbayes.federation.client_runtime import ClientResult, Evaluation, Task
 from fedbayes.federation.engines import AtWork
 from fedbayes.federation.engines.sequential import Sequential
-from fedbayes.federation.engines.workers import WORKER_BYTES, Workers, started
+from fedbayes.federation.engines.workers import MOST, WORKER_BYTES, Workers, started
 
 _GAIN = 0.8
 """Speed of n workers in ratio to n times that of one process."""
 _LEAST = 20.0
 """Seconds that workers must save; they start in about five."""
-_MOST = 16
-"""Workers at most; a machine with more cores is probably shared."""
 
 
 class Auto:
@@ -97,7 +95,7 @@ def start(simulation: Any) -> Sequential | Auto:
     here, config = Sequential(simulation.runtime), simulation.config
     here_only = simulation.folder.has_objects or config.device != "cpu"
     clients = simulation.cohort
-    most = min(cpu_count() // config.threads, clients, _MOST)
+    most = min(cpu_count() // config.threads, clients, MOST)
     if here_only or config.asynchronous.active or most < 2:
         return here
     return Auto(here, partial(started, simulation), most, clients, config.rounds)

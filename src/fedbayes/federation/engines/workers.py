@@ -46,6 +46,8 @@ _PIPE = 1 << 20
 
 WORKER_BYTES = 512 << 20
 """Memory that a worker needs at least: PyTorch, a network, a client's data."""
+MOST = 16
+"""Workers at most, where no number is set; a machine with more cores is probably shared."""
 
 
 def affordable(asked: int, threads: int = 1) -> int:
@@ -333,7 +335,8 @@ class Workers:
 def start(simulation: Any) -> Workers:
     """The engine for a `Simulation`."""
     config = simulation.config
-    return started(simulation, affordable(config.workers, config.threads))
+    usual = max(len(config.devices), min(MOST, cpu_count() // config.threads), 1)
+    return started(simulation, affordable(config.workers or usual, config.threads))
 
 
 def started(simulation: Any, count: int) -> Workers:
