@@ -107,13 +107,15 @@ class RunError(FedbayesError):
 
 
 @contextmanager
-def told_as(error: type[FedbayesError], before: str, *kinds: type[Exception]) -> Iterator[None]:
-    """Raise an error of ours, with words before the reason, in the place of those of some kinds."""
+def told_as(
+    error: type[FedbayesError], before: str, *kinds: type[Exception], after: str = ""
+) -> Iterator[None]:
+    """Raise an error of ours, with words around the reason, in the place of those of some kinds."""
     try:
         yield
     except kinds as found:
         reason = getattr(found, "strerror", None) or found
-        raise error(f"{before}: {reason}") from None
+        raise error(f"{before}: {reason}{after}") from None
 
 
 def quoted(word: str) -> str:

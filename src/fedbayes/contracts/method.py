@@ -262,9 +262,12 @@ class Method(Choosable, Generic[ServerState, ClientState, Reduced], metaclass=Fo
         """
         return ClientNote()
 
-    @abstractmethod
     def init(self, run: Federation) -> ServerState:
-        """The server's state before the first round."""
+        """The server's state before the first round: by default the network's initialization as
+        `weights`, without `buffers` if the state has these too.
+        """
+        state: ServerState = server_state(self, run.network.initial, run.network)
+        return state
 
     def join(self, at: RoundContext) -> ClientState:
         """The private state of a client before its first round; it never leaves the client."""
@@ -448,6 +451,26 @@ def weights_of(server: Any) -> Tensors:
             "define message, problem, report and model"
         )
     return {**server.weights, **getattr(server, "buffers", {})}
+
+
+def server_state(method: "AnyMethod", weights: Tensors, network: Network) -> Any:
+    """A server's state of these weights and buffers, whose other fields have their defaults.
+
+    Raises:
+        ConfigError: one has no default.
+    """
+    kind, parts = method.server_state, {"weights": weights}
+    if "buffers" in kind.__annotations__:
+        trained = network.split()[0]
+        parts = {"weights": {n: t for n, t in weights.items() if n in trained}}
+        parts["buffers"] = {n: t for n, t in weights.items() if n not in trained}
+    try:
+        return kind(**parts)
+    except TypeError:
+        raise ConfigError(
+            f"the server's state {kind.__name__} of {method.name} has more than weights. Define "
+            "init and update"
+        ) from None
 
 
 def units_remarks(name: str, network: Network, touched: Collection[Gateable]) -> list[str]:

@@ -129,10 +129,6 @@ class FedFuse(ClassCountedMethod[Server]):
             notes.append(f"method.seek has no effect: there are no classes ({kind})")
         return notes
 
-    def init(self, run: Federation) -> Server:
-        """The network's initialization."""
-        return Server(run.network.initial)
-
     def expected(self, message: Message, run: Federation) -> Message:
         """A network, counts of classes, and a temperature."""
         return {**message, **self._told(run)}

@@ -149,10 +149,6 @@ class GaussianHeadMethod(Method[HeadServer, Stateless, Sum]):
         names = ("optimizer", "lr", "epochs", "steps", "batch_size", "class_weights", "focal")
         return notes + unused(run.training, names, f"{self.name} trains no layer", "training.")
 
-    def init(self, run: Federation) -> HeadServer:
-        """The network as it starts."""
-        return HeadServer(run.network.initial)
-
     def expected(self, message: Message, run: Federation) -> Message:
         """Means over a client's rows."""
         columns, zero = _columns(self._layer(run)), torch.zeros((), dtype=torch.float64)
