@@ -266,7 +266,7 @@ class Method(Choosable, Generic[ServerState, ClientState, Reduced], metaclass=Fo
         """The server's state before the first round: by default the network's initialization as
         `weights`, without `buffers` if the state has these too.
         """
-        state: ServerState = server_state(self, run.network.initial, run.network)
+        state: ServerState = server_state(self, run.network.initial, run.network.buffers)
         return state
 
     def join(self, at: RoundContext) -> ClientState:
@@ -453,17 +453,16 @@ def weights_of(server: Any) -> Tensors:
     return {**server.weights, **getattr(server, "buffers", {})}
 
 
-def server_state(method: "AnyMethod", weights: Tensors, network: Network) -> Any:
-    """A server's state of these weights and buffers, whose other fields have their defaults.
+def server_state(method: "AnyMethod", tensors: Tensors, buffers: Collection[str]) -> Any:
+    """A server's state of these tensors, some of which are buffers, with defaults for the rest.
 
     Raises:
-        ConfigError: one has no default.
+        ConfigError: a field has no default.
     """
-    kind, parts = method.server_state, {"weights": weights}
+    kind, parts = method.server_state, {"weights": tensors}
     if "buffers" in kind.__annotations__:
-        trained = network.split()[0]
-        parts = {"weights": {n: t for n, t in weights.items() if n in trained}}
-        parts["buffers"] = {n: t for n, t in weights.items() if n not in trained}
+        parts = {"weights": {n: t for n, t in tensors.items() if n not in buffers}}
+        parts["buffers"] = {n: t for n, t in tensors.items() if n in buffers}
     try:
         return kind(**parts)
     except TypeError:

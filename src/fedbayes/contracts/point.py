@@ -28,5 +28,5 @@ class PointEstimate(Averaged, Method[ServerState, Stateless, Sum], Generic[Serve
         self, server: ServerState, reports: Sum, at: RoundContext
     ) -> tuple[ServerState, Info]:
         """The mean of the reports."""
-        state: ServerState = server_state(self, reports.mean(), at.run.network)
+        state: ServerState = server_state(self, reports.mean(), getattr(server, "buffers", ()))
         return state, {}

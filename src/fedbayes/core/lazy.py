@@ -4,6 +4,7 @@ import re
 import sys
 import traceback
 from collections.abc import Callable, Collection, Iterator, Mapping
+from contextlib import contextmanager
 from importlib import import_module
 from importlib.metadata import entry_points
 from itertools import count
@@ -153,6 +154,26 @@ def raised(error: BaseException, place: str) -> str:
     return f"{type(error).__name__}{': ' * bool(said)}{said}{where}"
 
 
+@contextmanager
+def own_code(
+    error: type[FedbayesError], before: str, place: str, *, after: str = ""
+) -> Iterator[None]:
+    """Errors of somebody's own code become one of ours, with words around what it raised.
+
+    Args:
+        error: of which class; one of it that the code raises stays as it is.
+        before: what failed.
+        place: `package.module:name` of the code.
+        after: the remedy.
+    """
+    try:
+        yield
+    except error:
+        raise
+    except (Exception, SystemExit) as found:
+        raise error(f"{before}: {raised(found, place)}{after}") from found
+
+
 GIVE_AGAIN = (
     "it is a Python object of the process that started the run. Give it to fedbayes.resume "
     "again, as in resume(folder, model=net), or move it to its own file and give it by name "
@@ -208,12 +229,8 @@ def called(place: str, what: str, how: str, *arguments: Any, **settings: Any) ->
         ConfigError: there is none, or it raised an error; the text has its line.
     """
     function = own_function(place, what, how)
-    try:
+    with own_code(ConfigError, f"the {what} {place!r} failed, called as {how}", place):
         return function(*arguments, **settings)
-    except Exception as error:
-        raise ConfigError(
-            f"the {what} {place!r} failed, called as {how}: {raised(error, place)}"
-        ) from error
 
 
 def installed(group: str, name: str) -> str:

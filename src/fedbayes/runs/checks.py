@@ -12,7 +12,7 @@ from fedbayes.config.given import refuse_objects
 from fedbayes.contracts import AnyMethod, Federation, Reports
 from fedbayes.core.devices import find_devices
 from fedbayes.core.fields import changed, idle, unused
-from fedbayes.core.lazy import own_function, raised
+from fedbayes.core.lazy import own_code, own_function
 from fedbayes.core.wording import listed
 from fedbayes.data import DataSettings, FederatedData, choose_scheme
 from fedbayes.data.source_settings import BUILT_IN
@@ -92,13 +92,9 @@ def _check_optimizer(run: Federation) -> None:
     for leaf in leaves:
         leaf.grad = torch.zeros_like(leaf)
     stepper = run.training.build_optimizer(leaves, run.training.lr)
-    try:
+    after = ". Its step() gets no closure"
+    with own_code(ConfigError, f"the optimizer {name!r} took no step", name, after=after):
         stepper.step()
-    except Exception as error:
-        raise ConfigError(
-            f"the optimizer {name!r} took no step: {raised(error, name)}. Its step() gets no "
-            "closure"
-        ) from error
 
 
 def _check_tokens(config: Config, run: Federation, data: FederatedData) -> None:

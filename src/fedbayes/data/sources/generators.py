@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from fedbayes.core import seeds
-from fedbayes.core.lazy import own, raised
+from fedbayes.core.lazy import own, own_code
 from fedbayes.core.targets import Target
 from fedbayes.core.wording import describe, size
 from fedbayes.data.dataset import Array, Dataset, Rows, build_dataset
@@ -117,12 +117,8 @@ class Generator:
         """As `drawn`, from the function itself."""
         who, arguments = self.who(client), self.settings.arguments
         self.calls += 1
-        try:
+        with own_code(DataError, f"{who}: the function failed", self.name):
             given = self.function(client, self.seed, **arguments)
-        except DataError:
-            raise
-        except (Exception, SystemExit) as error:  # whatever a function of one's own may raise
-            raise DataError(f"{who}: the function failed: {raised(error, self.name)}") from error
         if not isinstance(given, tuple | list) or len(given) != 2:
             raise DataError(f"{who}: it returned a {type(given).__name__}. Return {_FORM}")
         x, note = arrange(numbers(given[0], who), self.settings.channels, who)

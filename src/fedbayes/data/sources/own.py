@@ -12,7 +12,7 @@ from fedbayes.data.dataset import Array, Dataset, build_dataset
 from fedbayes.data.intake import Narrowing, arrange
 from fedbayes.data.source_settings import TABLES, WRITTEN, SourceSettings
 from fedbayes.data.sources import folders
-from fedbayes.data.sources.files import PARTS, incomplete, parts_by_name, reading
+from fedbayes.data.sources.files import PARTS, incomplete, parts_by_name, reading, refuse_idle
 from fedbayes.data.sources.labels import group_indices, read_target
 from fedbayes.data.sources.leaf import leaf_files, read_users
 from fedbayes.data.sources.pictures import Framing, framing
@@ -150,17 +150,11 @@ def read_own(
             message names the file and column.
     """
     suffix = files["train"][0].suffix.lower()
-    if settings.channels != "auto" and suffix != ".npz":
-        raise DataError(
-            f"{files['train'][0]} has no arrays, so channels has no effect. Leave it out"
-        )
+    if suffix != ".npz":
+        refuse_idle(settings, ("channels",), f"{files['train'][0]} has no arrays")
     if is_table(files["train"][0]):
         return _read_tables(files, settings, kinds)
-    for setting in _OF_COLUMNS:
-        if getattr(settings, setting) != SourceSettings.model_fields[setting].default:
-            raise DataError(
-                f"{files['train'][0]} has no columns, so {setting} has no effect. Leave it out"
-            )
+    refuse_idle(settings, _OF_COLUMNS, f"{files['train'][0]} has no columns")
     if suffix in folders.SUFFIXES:
         assert settings.path is not None
         return folders.read_folders(settings.path, files["train"], settings, kinds)
@@ -325,11 +319,11 @@ def _assemble(
     decimal: str = "",
 ) -> Dataset:
     """The data set of these samples, those to train on first."""
-    if settings.size and framed is None:
-        raise DataError(f"{where} has no picture files, so data.size has no effect. Leave it out")
+    if framed is None:
+        refuse_idle(settings, ("size",), f"{where} has no picture files")
     statistics, scale = None, 255.0 if x.dtype == np.uint8 else 1.0
     if tokens is not None:
-        statistics = np.zeros(tokens.length, np.float32), np.ones(tokens.length, np.float32)
+        statistics = tokens.statistics
     elif framed is not None:
         statistics, scale = framed.statistics, framed.scale
     elif settings.processor is not None:

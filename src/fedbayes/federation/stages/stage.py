@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from fedbayes.contracts import Report, RoundContext
-from fedbayes.core.lazy import own_class, raised
+from fedbayes.core.lazy import own_class, own_code
 from fedbayes.core.messages import Message
 from fedbayes.errors import ConfigError
 
@@ -83,12 +83,8 @@ def find_stages(places: Sequence[str]) -> tuple[Stage, ...]:
 
 def _made(place: str) -> Stage:
     kind = own_class(place, Stage, "stage")
-    try:
+    with own_code(ConfigError, f"the stage {place!r} cannot be made without arguments", place):
         made: Stage = kind()
-    except Exception as error:
-        raise ConfigError(
-            f"the stage {place!r} cannot be made without arguments: {raised(error, place)}"
-        ) from error
     return made
 
 
@@ -102,13 +98,9 @@ def at_client(
     """
     for stage in stages:
         kind = type(stage)
-        try:
+        failed = f"the stage {kind.__name__} failed at client {at.client}"
+        with own_code(ConfigError, failed, kind.__module__):
             report = stage.client(report, message, at)
-        except Exception as error:
-            raise ConfigError(
-                f"the stage {kind.__name__} failed at client {at.client}: "
-                f"{raised(error, kind.__module__)}"
-            ) from error
         if not isinstance(report, Report):
             raise ConfigError(
                 f"the stage {kind.__name__} returns a {type(report).__name__} from client. Return "
