@@ -80,12 +80,7 @@ class FinalLayer:
 
 
 def last_layer(run: Federation, method: str, other: str) -> FinalLayer:
-    """The last layer of the network of a run.
-
-    Args:
-        run: it.
-        method: that needs it, for errors.
-        other: a method that does not.
+    """The last layer of the network of a run; `method` needs it, and the method `other` does not.
 
     Raises:
         ModelError: it is no linear layer that trains.

@@ -162,7 +162,7 @@ class GaussianServer(Method[PosteriorState, ClientState, Sum]):
         """
         if self.fixed_precision:
             return Chart()
-        mean = _sent_mean(server)
+        mean = {n: m.float() for n, m in server.posterior.mean.items()}  # as clients know them
         return Chart(
             lambda found: {**found, "shift": _recentred(found, mean, -1.0)},
             lambda total: replace(
@@ -310,11 +310,6 @@ def means_and_stds(posterior: NaturalGaussian) -> Tensors:
     means = {n: t.float() for n, t in posterior.mean.items()}
     stds = {n: t.float() for n, t in posterior.std.items()}
     return named("mean", means) | named("std", stds)
-
-
-def _sent_mean(server: HasPosterior) -> Tensors:
-    """The posterior's means as clients know them."""
-    return {n: m.float() for n, m in server.posterior.mean.items()}
 
 
 def _recentred(changes: Changes, mean: Tensors, sign: float) -> Tensors:

@@ -207,11 +207,8 @@ def writable(
 
 
 def writable_folder(path: Path, what: str) -> None:
-    """Make sure early that files can be written into a folder, or that it can be made.
-
-    Args:
-        path: the folder.
-        what: it is, for messages.
+    """Make sure early that files can be written into a folder, or that it can be made; `what` names
+    it in messages.
 
     Raises:
         RunError: it is a file or in one, or it is closed.

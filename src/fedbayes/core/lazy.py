@@ -139,11 +139,8 @@ def own(place: str) -> Any:
 
 
 def raised(error: BaseException, place: str) -> str:
-    """What somebody's own code raised, in words: of which class, and in which line of theirs.
-
-    Args:
-        error: what was caught.
-        place: `package.module:name` of the code.
+    """What somebody's own code, `package.module:name`, raised, in words: of which class, and in
+    which line of theirs.
     """
     package = place.partition(":")[0].partition(".")[0]
     where = ""
@@ -182,12 +179,8 @@ GIVE_AGAIN = (
 
 
 def named(place: str, what: str, error: type[FedbayesError] = ConfigError) -> Any:
-    """A user's own class, function or other object.
-
-    Args:
-        place: `package.module:name`.
-        what: to call it in errors.
-        error: its kind.
+    """A user's own class, function or other object, `package.module:name`; `what` names it in
+    errors.
 
     Raises:
         FedbayesError: there is none.
@@ -216,14 +209,7 @@ def own_function(place: str, what: str, how: str) -> Any:
 
 
 def called(place: str, what: str, how: str, *arguments: Any, **settings: Any) -> Any:
-    """What a user's own function gives.
-
-    Args:
-        place: `package.module:name`.
-        what: to call it in errors.
-        how: how it is called, for errors.
-        *arguments: of the function.
-        **settings: of the function, by name.
+    """What a user's own function gives; `what` names it in errors, and `how` says how it is called.
 
     Raises:
         ConfigError: there is none, or it raised an error; the text has its line.
@@ -264,12 +250,7 @@ def placed(what: str, name: Any, known: Collection[str]) -> str:
 
 
 def own_class(place: str, base: Any, what: str) -> Any:
-    """A user's own class.
-
-    Args:
-        place: `package.module:Class`.
-        base: what it must derive from.
-        what: to call it in errors.
+    """A user's own class, which derives from `base`; `what` it is of, for errors.
 
     Raises:
         ConfigError: there is no such class, or it derives from something else.

@@ -244,11 +244,8 @@ def image_processor(name: str, error: type[FedbayesError]) -> Any:
 
 
 def timm_data(name: str, error: type[FedbayesError]) -> dict[str, Any]:
-    """What a network of timm was trained to see: `input_size`, `mean`, `std`, `crop_pct`.
-
-    Args:
-        name: of the network, without `timm:`.
-        error: class of errors to be raised.
+    """What a network of timm, by its name without `timm:`, was trained to see: `input_size`,
+    `mean`, `std`, `crop_pct`.
 
     Raises:
         FedbayesError: of the given class; timm knows no such network.

@@ -23,11 +23,8 @@ _SEALED = re.compile(rb'"' + SEAL.encode() + rb'":"([0-9a-f]{64})"')
 
 
 def sealed(tensors: Mapping[str, Tensor | Masked], metadata: Mapping[str, str]) -> Pieces:
-    """A safetensors file of these tensors with a seal, in pieces.
-
-    Args:
-        tensors: by name, at least one.
-        metadata: text for its header.
+    """A safetensors file of these tensors, one at least, and this text in its header, with a seal;
+    in pieces.
     """
     # The library's own writer has text in a random order, and equal runs have equal files.
     start, *rest = pieces(tensors, plain=True, metadata={**metadata, SEAL: _BLANK})

@@ -20,7 +20,7 @@ import numpy as np
 import platformdirs
 
 from fedbayes.core.targets import Target
-from fedbayes.data.dataset import Array, Dataset
+from fedbayes.data.dataset import Dataset
 from fedbayes.data.tables.columns import Column
 from fedbayes.data.tokens import Tokens
 from fedbayes.errors import DataError
@@ -91,15 +91,11 @@ def _open(place: Path) -> Dataset | None:
         content["target"] = Target(target["kind"], *(tuple(target[name]) for name in _LISTS))
         for name in _ARRAYS:
             file = place / f"{name}.npy"
-            content[name] = _map(file) if name in stored else None
+            content[name] = np.load(file, mmap_mode="r") if name in stored else None
         content["tokens"] = Tokens(**content["tokens"]) if content["tokens"] else None
         return Dataset(**content)
     except (OSError, ValueError, KeyError, TypeError):
         return None
-
-
-def _map(file: Path) -> Array:
-    return np.asanyarray(np.load(file, mmap_mode="r", allow_pickle=False))
 
 
 def _keep(dataset: Dataset, place: Path) -> None:

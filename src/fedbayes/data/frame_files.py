@@ -23,13 +23,11 @@ def _folder() -> tempfile.TemporaryDirectory[str]:
 
 
 def frame_file(frame: Any) -> Path:
-    """A Parquet file with the columns of a DataFrame; the same file for the same content.
+    """A Parquet file with the columns of a DataFrame, or of what has `to_pandas()`; the same file
+    for the same content.
 
     Names of columns become text. The index is left out, but for levels that have a name that no
     column has: a group may be one.
-
-    Args:
-        frame: of pandas, or what has `to_pandas()`.
 
     Raises:
         DataError: two columns have one name, or a column cannot be stored; names it.

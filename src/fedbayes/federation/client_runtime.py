@@ -282,7 +282,8 @@ class ClientRuntime:
         # A method may send sparse tensors of a network that is large, and then little but names.
         header = SHORT_HEADER + len(task.message) + _HEADER * len(self.run.network.initial)
         message = decode(task.message, longest_header=header)
-        return _to(self._link.received(message), self.run.network.device)
+        device = self.run.network.device
+        return {name: item.to(device) for name, item in self._link.received(message).items()}
 
     @cached_property
     def _link(self) -> Compressor:
@@ -530,10 +531,6 @@ def _varies(error: RuntimeError) -> str:
         f"{operation} is not deterministic on this device. Set deterministic = false to use it, "
         "or choose another network"
     )
-
-
-def _to(message: Message, device: torch.device) -> Message:
-    return {name: item.to(device) for name, item in message.items()}
 
 
 _UNSAID = "unsaid"

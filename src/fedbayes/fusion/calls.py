@@ -33,10 +33,8 @@ class Call:
 
 @contextmanager
 def recorded(layers: Mapping[str, nn.Module]) -> Iterator[list[Call]]:
-    """Note inputs and outputs of layers in a forward pass, call by call.
-
-    Args:
-        layers: dense ones and convolutions, by name.
+    """Note inputs and outputs of layers, dense ones and convolutions, in a forward pass, call by
+    call.
     """
     calls: list[Call] = []
 

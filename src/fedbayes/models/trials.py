@@ -20,11 +20,7 @@ COUNT = 4
 
 
 def inputs(shape: tuple[int, ...], count: int = COUNT) -> Iterator[Tensor]:
-    """Inputs to try, one kind after the other: a network may take only some of them.
-
-    Args:
-        shape: of a sample.
-        count: how many samples.
+    """Inputs of this shape to try, one kind after the other: a network may take only some of them.
 
     Yields:
         Normal numbers, zeros and ones (codes, say), and these as integers; [count, *shape].

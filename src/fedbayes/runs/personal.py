@@ -139,13 +139,8 @@ def _told(folder: RunFolder, client: int, number: int | None) -> Tensors:
 
 
 def own_model(method: AnyMethod, server: Any, state: bytes, at: RoundContext) -> Tensors | None:
-    """The model that a client keeps between rounds, as `Method.draws` takes it; None if none.
-
-    Args:
-        method: of the run.
-        server: the server's state.
-        state: the client's private state, encoded.
-        at: the client, in the round that would follow.
+    """The model that a client keeps between rounds, as `Method.draws` takes it; None if none. `at`
+    is in the round that would follow, and `state` is encoded.
 
     Raises:
         MessageError: the private state is damaged.

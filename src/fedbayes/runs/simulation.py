@@ -151,7 +151,8 @@ class Simulation(Brief):
         self._find_folder(config, folder, rounds)
         self._build(config, beside)
         self._admit(config)
-        self._borrow()
+        self._threads_back = use_threads(self.config.threads)  # until the run is closed
+        self._put_back = repeatable(self.network.device, self.config.deterministic)
         try:
             # Only now is the config known to be sound: a mistake leaves no folder behind.
             self._begin(config, rounds)
@@ -215,11 +216,6 @@ class Simulation(Brief):
             note_start(config, self.data.preprocessing)
             for remark in remarks(self.config, self.method, self.run, self.data, self.adversary):
                 warn(remark)
-
-    def _borrow(self) -> None:
-        """What the run takes of this process until it is closed."""
-        self._threads_back = use_threads(self.config.threads)
-        self._put_back = repeatable(self.network.device, self.config.deterministic)
 
     def _begin(self, config: Config | None, rounds: int | None) -> None:
         """Lock the folder, and take up the last complete round or start at none."""

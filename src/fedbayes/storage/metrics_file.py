@@ -90,11 +90,7 @@ class MetricsFile:
         self._sums.compare(self.path, data, sums)
 
     def drop_after(self, number: int) -> None:
-        """Forget the lines of rounds that did not complete.
-
-        Args:
-            number: the round of the newest checkpoint.
-        """
+        """Forget the lines of rounds that did not complete: those after the newest checkpoint."""
         kept = b"".join(text for line, text in self._read() if line["round"] <= number)
         write_beside(self.path, kept)
         self._hash, self.size = hashlib.sha256(kept), len(kept)

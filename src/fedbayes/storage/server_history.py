@@ -21,9 +21,6 @@ class ServerHistory:
 
     A round writes its state if clients start from it that do not report in the same round. A state
     is removed when no client is at work from it by the last checkpoint and the one before.
-
-    Args:
-        folder: where the files are.
     """
 
     def __init__(self, folder: Path) -> None:

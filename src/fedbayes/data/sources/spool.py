@@ -2,6 +2,7 @@
 
 import tempfile
 from collections.abc import Iterable, Iterator
+from itertools import chain
 
 import numpy as np
 
@@ -32,7 +33,7 @@ def spool(batches: Iterable[Array], total: int | None = None) -> Array:
         folder.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryFile(dir=folder) as file:
             count = 0
-            for batch in _and(first, iterator):
+            for batch in chain([first], iterator):
                 file.write(np.ascontiguousarray(batch).data)
                 count += len(batch)
             if not count:
@@ -45,8 +46,3 @@ def spool(batches: Iterable[Array], total: int | None = None) -> Array:
             f"cannot write decoded data to {folder}: {error.strerror or error}. Free some space, "
             "or set another folder in FEDBAYES_CACHE"
         ) from error
-
-
-def _and(first: Array, rest: Iterator[Array]) -> Iterator[Array]:
-    yield first
-    yield from rest

@@ -357,12 +357,8 @@ _READERS = {".parquet": _parquet, ".xlsx": _excel, ".npz": _arrays}
 
 
 def wanted_columns(table: Sequence[Column], columns: Sequence[str], where: str) -> list[str]:
-    """Names of the columns that the model reads, in its order.
-
-    Args:
-        table: these columns.
-        columns: names of those that there are.
-        where: what has them, for messages.
+    """Names of the columns that the model reads, in its order, among those that there are; `where`
+    is for messages.
 
     Raises:
         ColumnError: one is absent.

@@ -31,12 +31,7 @@ def _refused(file: Path, way_out: str) -> DataError:
 
 
 class BoundedGzip(gzip.GzipFile):
-    """A gzip file of which no more is read than it may unpack to.
-
-    Args:
-        path: the file.
-        opened: the same, opened.
-    """
+    """A gzip file, opened, of which no more is read than it may unpack to."""
 
     def __init__(self, path: Path, opened: IO[bytes]) -> None:
         super().__init__(fileobj=opened)

@@ -200,11 +200,7 @@ def check_summaries(
 
 
 def add_summaries(several: Sequence[TableSummary], names: Sequence[str]) -> TableSummary:
-    """The summary of the rows of all.
-
-    Args:
-        several: at least one.
-        names: where each is from, for messages.
+    """The summary of the rows of all, one at least; `names` say where each is from, for messages.
 
     Raises:
         DataError: one is of other columns, or of other kinds, and names both; or one is of more

@@ -104,11 +104,7 @@ class Cluster:
 
 
 def connect(address: str | None, seconds: float) -> Cluster:
-    """Connect this process to Ray.
-
-    Args:
-        address: as `ray.address` of a config.
-        seconds: that the cluster has to answer.
+    """Connect this process to Ray at `ray.address`, which has so many seconds to answer.
 
     Raises:
         EngineError: nobody answers, or it is no cluster that this process can join.

@@ -156,12 +156,7 @@ P = TypeVar("P", bound=Process)
 
 
 class ProcessPool(Generic[P]):
-    """Processes that threads ask in turn; one that died is replaced.
-
-    Args:
-        processes: they.
-        name: of the threads.
-    """
+    """Processes that threads ask in turn; one that died is replaced."""
 
     def __init__(self, processes: list[P], name: str) -> None:
         self.all = processes
