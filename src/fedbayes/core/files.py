@@ -131,11 +131,7 @@ def json_text(content: Any, *, indent: int | None = None) -> str:
 
 
 def parse_json(text: str | bytes) -> Any:
-    """The value of JSON text.
-
-    Raises:
-        ValueError: it is invalid, or nested so deeply that no file of ours is.
-    """
+    """The value of JSON text. Raises a ValueError if it is invalid, or nested too deeply."""
     try:
         return json.loads(text)
     except RecursionError:
@@ -149,11 +145,7 @@ def parse_json(text: str | bytes) -> Any:
 
 
 def parse_toml(text: str) -> dict[str, Any]:
-    """The table of TOML text.
-
-    Raises:
-        ValueError: it is invalid, or nested so deeply that no file of ours is.
-    """
+    """The table of TOML text. Raises a ValueError if it is invalid, or nested too deeply."""
     try:
         return tomllib.loads(text)
     except RecursionError:

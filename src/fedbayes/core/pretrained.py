@@ -261,11 +261,7 @@ def timm_data(name: str, error: type[FedbayesError]) -> dict[str, Any]:
 
 
 def require_timm_name(name: str, error: type[FedbayesError]) -> None:
-    """See that timm has a network of this name.
-
-    Raises:
-        FedbayesError: of the given class; it has not.
-    """
+    """See that timm has a network of this name, or raise an error of this class."""
     import timm
 
     if not timm.is_model(name):

@@ -37,11 +37,7 @@ class Tokens:
 
     @classmethod
     def of(cls, column: str, tokenizer: str, length: int) -> "Tokens":
-        """With the tokenizer as it is here.
-
-        Raises:
-            DataError: it cannot be loaded.
-        """
+        """With the tokenizer as it is here. Raises a DataError if it cannot be loaded."""
         found, digest = _load(tokenizer)
         return cls(column, tokenizer, digest, length, len(found))
 

@@ -89,11 +89,7 @@ def within(network: nn.Module) -> nn.Module:
 
 
 def found_layer(network: nn.Module, name: str, source: str) -> nn.Module:
-    """A layer of a network, by name.
-
-    Raises:
-        ModelError: there is none.
-    """
+    """A layer of a network, by name. Raises a ModelError if there is none."""
     try:
         return network.get_submodule(name)
     except AttributeError:

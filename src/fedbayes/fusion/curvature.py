@@ -217,11 +217,7 @@ def _module(network: Network, weights: Tensors) -> nn.Module:
 
 
 def fisher_matrix(method: AnyMethod, run: Federation) -> None:
-    """The likelihood has a distribution, and so a Fisher matrix.
-
-    Raises:
-        ConfigError: it has none.
-    """
+    """The likelihood has a distribution, and so a Fisher matrix, or a ConfigError is raised."""
     likelihood = run.likelihood
     if not isinstance(likelihood, Classes | Multilabel | Parametric):
         raise ConfigError(

@@ -377,11 +377,7 @@ class _DistillationRun:
         write_beside(path, sealed(pack(at), {}))
 
     def resume(self, path: Path) -> None:
-        """Go on from a file.
-
-        Raises:
-            RunError: it is damaged, or of another distillation.
-        """
+        """Go on from a file. Raises a RunError if it is damaged, or of another distillation."""
         after = ". Remove it to start again"
         with told_as(
             RunError, f"the state {path} cannot be read", OSError, MessageError, after=after

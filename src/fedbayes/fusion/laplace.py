@@ -313,11 +313,7 @@ def calibrated(module: nn.Module, found: LastLayer) -> nn.Module:
 
 
 def find_last(module: nn.Module, x: Tensor) -> tuple[str, nn.Linear]:
-    """The linear layer whose outputs are those of the network, and its name.
-
-    Raises:
-        ModelError: there is none.
-    """
+    """The linear layer whose outputs are the network's, and its name. A ModelError if none is."""
     made: dict[str, Tensor] = {}
     handles = [
         layer.register_forward_hook(lambda _, __, out, name=name: made.update({name: out}))

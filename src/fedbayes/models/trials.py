@@ -40,11 +40,7 @@ def _fitting(module: nn.Module, shape: tuple[int, ...], count: int = COUNT) -> I
 
 
 def materialize(module: nn.Module, shape: tuple[int, ...], name: str) -> None:
-    """Give lazy layers their shapes and weights, by one pass.
-
-    Raises:
-        ModelError: the network fails on inputs of this shape.
-    """
+    """Give lazy layers shapes and weights, by one pass. A ModelError if the network fails on it."""
     if not any(is_lazy(t) for t in _tensors(module)):
         return
     error: Exception | None = None

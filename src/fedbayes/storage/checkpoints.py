@@ -72,19 +72,11 @@ class Checkpoints:
         return self._of_newest(self._inventory)
 
     def newest(self) -> Progress | None:
-        """The state that a resume starts from; None where there is no checkpoint.
-
-        Raises:
-            RunError: it is damaged.
-        """
+        """The state that a resume starts from, whole; None where there is no checkpoint."""
         return self._of_newest(self._progress)
 
     def progress(self, number: int) -> Progress:
-        """The state after a round.
-
-        Raises:
-            RunError: there is no such checkpoint, or it is damaged.
-        """
+        """The state after a round. A RunError if there is no such checkpoint, or it is damaged."""
         if number not in self.rounds():
             raise RunError(
                 f"{self.path.parent} has no checkpoint of round {number}, only of "

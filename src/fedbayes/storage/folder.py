@@ -474,11 +474,7 @@ class RunFolder(os.PathLike[str]):
         return division.names
 
     def find_client(self, name: str | int) -> int:
-        """Index of the client of this name, or else of this number.
-
-        Raises:
-            RunError: there is none.
-        """
+        """Index of the client of this name, or else of this number. A RunError if there is none."""
         names = self.client_names()
         if str(name) in names:
             return names.index(str(name))
@@ -624,11 +620,7 @@ class RunFolder(os.PathLike[str]):
         return self._of_the_end(self.model_file, gone)
 
     def summary(self) -> Metrics:
-        """The result of the run.
-
-        Raises:
-            RunError: the run has not ended, or the file is damaged.
-        """
+        """The result of the run. A RunError if the run has not ended, or the file is damaged."""
         name = self.summary_file.name
         gone = f"the run in {self.path} has not ended, so it has no {name}. Resume it"
         data = self._of_the_end(self.summary_file, gone)

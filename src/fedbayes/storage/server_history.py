@@ -39,11 +39,7 @@ class ServerHistory:
         self._new.append(self.path(number))
 
     def load(self, number: int) -> Tensors:
-        """The state before a round.
-
-        Raises:
-            RunError: it is lost or damaged.
-        """
+        """The state before a round. Raises a RunError if it is lost or damaged."""
         path = self.path(number)
         what = f"the server's state before round {number}, which clients still use, is lost or"
         after = f"; {START_AGAIN}"

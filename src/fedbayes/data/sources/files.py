@@ -81,11 +81,7 @@ def refuse_idle(settings: SourceSettings, names: Iterable[str], why: str) -> Non
 
 
 def incomplete(where: object, rows: int, kept: int) -> list[str]:
-    """What to say of rows that are left out because a value is missing.
-
-    Raises:
-        DataError: None is left.
-    """
+    """What to say of rows that are left out for a missing value. A DataError if none is left."""
     if not kept:
         raise DataError(
             f"{where}: every row has a missing value, so no row is left. Set data.missing = "

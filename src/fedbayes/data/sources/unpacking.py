@@ -38,11 +38,7 @@ class BoundedGzip(gzip.GzipFile):
         self._path, self._left = path, most_bytes(path)
 
     def read(self, size: int | None = -1) -> bytes:
-        """As of any file.
-
-        Raises:
-            DataError: it unpacks to more.
-        """
+        """As of any file. Raises a DataError if it unpacks to more."""
         asked = self._left + 1 if size is None or size < 0 else min(size, self._left + 1)
         return self._counted(super().read(asked))
 

@@ -19,11 +19,7 @@ _SIZE = 32
 
 
 def key_file(run: str) -> Path:
-    """Where the secret of a run is, by its id.
-
-    Raises:
-        RunError: it is no such id.
-    """
+    """Where the secret of a run is, by its id. Raises a RunError if it is no such id."""
     if not re.fullmatch(r"[0-9a-f]{32}", run):
         raise RunError("the id of the run in its checkpoint is damaged")
     return platformdirs.user_state_path("fedbayes", appauthor=False) / "noise" / f"{run}.key"

@@ -91,11 +91,7 @@ def _made(place: str) -> Stage:
 def at_client(
     stages: Sequence[Stage], report: Report, message: Message, at: RoundContext
 ) -> Report:
-    """The report that a client sends.
-
-    Raises:
-        ConfigError: a stage fails, or returns no report; the text names it.
-    """
+    """The report that a client sends. A ConfigError names a stage that fails, or gives none."""
     for stage in stages:
         kind = type(stage)
         failed = f"the stage {kind.__name__} failed at client {at.client}"
@@ -112,11 +108,7 @@ def at_client(
 def at_server(
     stages: Sequence[Stage], arrivals: Iterator[Arrival], ledger: "Ledger"
 ) -> Iterator[Arrival]:
-    """The reports that all stages let pass.
-
-    Raises:
-        ConfigError: a stage returns no iterator.
-    """
+    """The reports that all stages let pass. Raises a ConfigError if a stage returns no iterator."""
     for stage in stages:
         arrivals = stage.server(arrivals, ledger)
         if not isinstance(arrivals, Iterator):
