@@ -175,6 +175,14 @@ class GaussianServer(Method[PosteriorState, ClientState, Sum]):
         """Means and stds of the shared weights, float32."""
         return means_and_stds(server.posterior.to("cpu", torch.float64))
 
+    def personal_model(
+        self, message: Message, report: Report | None, client: ClientState, run: Federation
+    ) -> Tensors | None:
+        """The posterior after the client's update; between rounds a client has none."""
+        if report is None:
+            return None
+        return means_and_stds(self.known(message, report).to(run.network.device, torch.float32))
+
 
 KNOWN_STD = 0.03
 """Standard deviation of a weight that data of ordinary size say something of."""

@@ -8,7 +8,6 @@ from dataclasses import dataclass, replace
 from functools import partial
 from numbers import Integral
 from pathlib import Path
-from types import TracebackType
 from typing import Any, Self
 from weakref import WeakMethod
 
@@ -368,12 +367,7 @@ class Simulation(Brief):
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
         try:
             if error is None:
                 self._keeper.tidy()

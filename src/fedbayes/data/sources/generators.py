@@ -16,7 +16,7 @@ from fedbayes.data.holdout import DEFAULT_FRACTION, held_out
 from fedbayes.data.intake import Narrowing, arrange, numbers, plain
 from fedbayes.data.settings import DataSettings
 from fedbayes.data.sources.labels import as_target, read_target
-from fedbayes.errors import DataError
+from fedbayes.errors import DataError, told_as
 
 _FEW_CLASSES, _PER_CLASS = 1000, 100
 """Up to so many classes, or so many for each that occurs, labels are believed to be classes."""
@@ -75,14 +75,14 @@ class Generator:
 
     def __post_init__(self) -> None:
         """Find the function."""
-        try:
+        after = (
+            ". Give package.module:function, of a module that Python can import (such as one in "
+            "the current folder)"
+        )
+        with told_as(
+            DataError, f"cannot find data.generator {self.name!r}", ImportError, after=after
+        ):
             self.function = own(self.name)
-        except ImportError as error:
-            raise DataError(
-                f"cannot find data.generator {self.name!r}: {error}. Give "
-                "package.module:function, of a module that Python can import (such as one in the "
-                "current folder)"
-            ) from None
         if not callable(self.function):
             raise DataError(f"data.generator {self.name!r} is not a function")
 
@@ -313,12 +313,9 @@ class Generator:
 
 def _array(values: Any, what: str, who: str) -> Array:
     """NumPy's own array of an array or tensor."""
-    try:
+    wrong, after = f"{who}: {what} is not an array of numbers", f". Return {_FORM}"
+    with told_as(DataError, wrong, ValueError, TypeError, RuntimeError, after=after):
         found = np.asarray(plain(values))
-    except (ValueError, TypeError, RuntimeError) as error:
-        raise DataError(
-            f"{who}: {what} is not an array of numbers: {error}. Return {_FORM}"
-        ) from None
     if found.dtype.kind not in "iufb":
         raise DataError(f"{who}: {what} is of type {found.dtype}, not numbers")
     return found

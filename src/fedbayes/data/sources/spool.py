@@ -6,9 +6,8 @@ from itertools import chain
 
 import numpy as np
 
-from fedbayes.data.cache import cache_folder
+from fedbayes.data.cache import cache_folder, writing
 from fedbayes.data.dataset import Array
-from fedbayes.errors import DataError
 
 
 def spool(batches: Iterable[Array], total: int | None = None) -> Array:
@@ -29,7 +28,7 @@ def spool(batches: Iterable[Array], total: int | None = None) -> Array:
     if first is None:
         return np.empty((0, 1), np.float32)
     folder = cache_folder()
-    try:
+    with writing(folder):
         folder.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryFile(dir=folder) as file:
             count = 0
@@ -41,8 +40,3 @@ def spool(batches: Iterable[Array], total: int | None = None) -> Array:
             file.flush()
             assert total is None or total == count
             return np.memmap(file, first.dtype, "r", shape=(count, *first.shape[1:]))
-    except OSError as error:
-        raise DataError(
-            f"cannot write decoded data to {folder}: {error.strerror or error}. Free some space, "
-            "or set another folder in FEDBAYES_CACHE"
-        ) from error
