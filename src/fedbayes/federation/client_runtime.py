@@ -442,9 +442,8 @@ class ClientRuntime:
 
     def _state(self, task: Task, device: torch.device) -> tuple[Any, Tensors]:
         """The client's private state, and what it could not say."""
-        with told_as(
-            EngineError, f"the private state of client {task.client} is damaged", MessageError
-        ):
+        damaged = f"the private state of client {task.client} is damaged"
+        with told_as(EngineError, damaged, MessageError):
             return read_state(task.state or b"", self.method, device)
 
     def _set_aside(self, samples: Samples, client: int) -> tuple[Samples, Samples | None]:

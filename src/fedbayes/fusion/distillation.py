@@ -378,10 +378,8 @@ class _DistillationRun:
 
     def resume(self, path: Path) -> None:
         """Go on from a file. Raises a RunError if it is damaged, or of another distillation."""
-        after = ". Remove it to start again"
-        with told_as(
-            RunError, f"the state {path} cannot be read", OSError, MessageError, after=after
-        ):
+        unread, after = f"the state {path} cannot be read", ". Remove it to start again"
+        with told_as(RunError, unread, OSError, MessageError, after=after):
             data = read_bytes(path)
             check_seal(data)
             at = unpack(_At, decode_file(data, plain=True))

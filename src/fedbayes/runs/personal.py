@@ -58,11 +58,8 @@ def own_models(
     any_model = False
     for number in states if client is None else [client]:
         state = _state(folder, states, number)
-        with told_as(
-            RunError,
-            f"the private state of client {number} in {folder.path} is damaged",
-            MessageError,
-        ):
+        damaged = f"the private state of client {number} in {folder.path} is damaged"
+        with told_as(RunError, damaged, MessageError):
             model = own_model(method, server, state, RoundContext(run, progress.round + 1, number))
         if model is not None:
             any_model = True

@@ -79,9 +79,8 @@ class Generator:
             ". Give package.module:function, of a module that Python can import (such as one in "
             "the current folder)"
         )
-        with told_as(
-            DataError, f"cannot find data.generator {self.name!r}", ImportError, after=after
-        ):
+        lost = f"cannot find data.generator {self.name!r}"
+        with told_as(DataError, lost, ImportError, after=after):
             self.function = own(self.name)
         if not callable(self.function):
             raise DataError(f"data.generator {self.name!r} is not a function")
