@@ -114,8 +114,16 @@ def told_as(
     try:
         yield
     except kinds as found:
-        reason = getattr(found, "strerror", None) or found
-        raise error(f"{before}: {reason}{after}") from None
+        raise error(f"{before}: {_reason(found)}{after}") from None
+
+
+def _reason(found: Exception) -> object:
+    """What an error says: one of the system without its number, one of Pydantic the first place."""
+    if callable(every := getattr(found, "errors", None)):
+        first = every()[0]
+        place, said = ".".join(map(str, first["loc"])), first["msg"].removeprefix("Value error, ")
+        return f"{place}: {said}" if place else said
+    return getattr(found, "strerror", None) or found
 
 
 def quoted(word: str) -> str:
