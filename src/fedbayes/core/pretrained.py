@@ -187,17 +187,23 @@ def _offline() -> Iterator[None]:
 @contextmanager
 def _quiet() -> Iterator[None]:
     """Keep the libraries from writing to the terminal what is told in other words, or raised."""
-    logs = [logging.getLogger(n) for n in ("transformers", "huggingface_hub", "timm", "httpx")]
-    levels = [log.level for log in logs]
     bars = _bars()
+    with silenced("transformers", "huggingface_hub", "timm", "httpx"), warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        if bars is not None:
+            bars.disable_progress_bar()
+        yield
+
+
+@contextmanager
+def silenced(*names: str) -> Iterator[None]:
+    """Keep libraries from logging what they also raise."""
+    logs = [logging.getLogger(name) for name in names]
+    levels = [log.level for log in logs]
     for log in logs:
         log.setLevel(logging.CRITICAL)
     try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")
-            if bars is not None:
-                bars.disable_progress_bar()
-            yield
+        yield
     finally:
         for log, level in zip(logs, levels, strict=True):
             log.setLevel(level)
