@@ -20,7 +20,7 @@ Kind = TypeVar("Kind")
 
 
 def attributes(
-    package: str, places: Mapping[str, str]
+    package: str, modules: Mapping[str, str]
 ) -> tuple[Callable[[str], Any], Callable[[], list[str]]]:
     """`__getattr__` and `__dir__` of a package, for its `__init__.py`.
 
@@ -28,8 +28,9 @@ def attributes(
 
     Args:
         package: its `__name__`.
-        places: names to the modules that define them.
+        modules: what define its names, with these names, by blanks apart.
     """
+    places = {name: module for module, names in modules.items() for name in names.split()}
 
     def get(name: str) -> Any:
         if name not in places:
