@@ -13,27 +13,13 @@ from typing import Any, NamedTuple, Protocol
 
 import torch
 
-from fedbayes.contracts import (
-    AnyMethod,
-    Federation,
-    Info,
-    Method,
-    Reports,
-    RoundContext,
-    Sampler,
-)
+from fedbayes.contracts import AnyMethod, Federation, Info, Method, Reports, RoundContext, Sampler
 from fedbayes.contracts.returned import answered
 from fedbayes.core import seeds
 from fedbayes.core.devices import nondeterministic, out_of_memory
 from fedbayes.core.messages import SHORT_HEADER, Message, decode, decode_file, encode
 from fedbayes.core.tensors import Samples, Tensors, named, pack, part, to, unpack
-from fedbayes.errors import (
-    EngineError,
-    MessageError,
-    ModelError,
-    told_as,
-    warn,
-)
+from fedbayes.errors import EngineError, MessageError, ModelError, told_as, warn
 from fedbayes.federation.attacks.adversary import Adversary
 from fedbayes.federation.resident import DeviceCache
 from fedbayes.federation.settings import AS_IT_IS, Compression

@@ -1,12 +1,6 @@
 """The baseline without privacy: one model on the pooled data."""
 
-from fedbayes.contracts import (
-    About,
-    Federation,
-    PointEstimate,
-    Reports,
-    Weights,
-)
+from fedbayes.contracts import About, Federation, PointEstimate, Reports, Weights
 from fedbayes.core.fields import unused
 
 

@@ -2,15 +2,7 @@
 
 from pydantic import Field
 
-from fedbayes.contracts import (
-    About,
-    Federation,
-    Info,
-    Loss,
-    Problem,
-    Report,
-    RoundContext,
-)
+from fedbayes.contracts import About, Federation, Info, Loss, Problem, Report, RoundContext
 from fedbayes.contracts.personal import PersonalModels, PersonalTensors, solved_apart
 from fedbayes.contracts.run import given_centre, with_centre
 from fedbayes.core.messages import Message, dense

@@ -29,13 +29,7 @@ from fedbayes.fusion.combining import combine
 from fedbayes.fusion.distillation import distill
 from fedbayes.fusion.draws import CachedInputs
 from fedbayes.fusion.function import teacher_of
-from fedbayes.fusion.rounds import (
-    drawable,
-    draws_of_round,
-    input_remarks,
-    module_with,
-    weights_in,
-)
+from fedbayes.fusion.rounds import drawable, draws_of_round, input_remarks, module_with, weights_in
 from fedbayes.fusion.seeking import Seeker
 from fedbayes.fusion.settings import DistillationSettings, SeekingSettings
 from fedbayes.likelihoods import Classes

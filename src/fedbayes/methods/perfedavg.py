@@ -7,16 +7,7 @@ import torch
 from pydantic import Field
 from torch import Tensor
 
-from fedbayes.contracts import (
-    About,
-    Federation,
-    Info,
-    Loss,
-    Report,
-    RoundContext,
-    Tree,
-    nll,
-)
+from fedbayes.contracts import About, Federation, Info, Loss, Report, RoundContext, Tree, nll
 from fedbayes.contracts.needs import weights_alone
 from fedbayes.contracts.personal import PersonalModels, PersonalTensors
 from fedbayes.core.messages import Message, dense

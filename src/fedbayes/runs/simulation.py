@@ -47,12 +47,7 @@ from fedbayes.runs.calibration import Calibrator
 from fedbayes.runs.checks import check, remarks
 from fedbayes.runs.evaluator import Evaluator
 from fedbayes.runs.keeper import Keeper
-from fedbayes.runs.lines import (
-    evaluation_line,
-    of_noise_alone,
-    round_line,
-    troubles_of,
-)
+from fedbayes.runs.lines import evaluation_line, of_noise_alone, round_line, troubles_of
 from fedbayes.runs.precision import choose
 from fedbayes.runs.privacy import identified, round_summary, secret_of
 from fedbayes.runs.rounds import Rounds, RoundsInVain
