@@ -107,13 +107,23 @@ class RunError(FedbayesError):
 
 
 @contextmanager
-def told_as(error: type[FedbayesError], before: str, *kinds: type[Exception]) -> Iterator[None]:
-    """Raise an error of ours, with words before the reason, in the place of those of some kinds."""
+def told_as(
+    error: type[FedbayesError], before: str, *kinds: type[Exception], after: str = ""
+) -> Iterator[None]:
+    """Raise an error of ours, with words around the reason, in the place of those of some kinds."""
     try:
         yield
     except kinds as found:
-        reason = getattr(found, "strerror", None) or found
-        raise error(f"{before}: {reason}") from None
+        raise error(f"{before}: {_reason(found)}{after}") from None
+
+
+def _reason(found: Exception) -> object:
+    """What an error says: one of the system without its number, one of Pydantic the first place."""
+    if callable(every := getattr(found, "errors", None)):
+        first = every()[0]
+        place, said = ".".join(map(str, first["loc"])), first["msg"].removeprefix("Value error, ")
+        return f"{place}: {said}" if place else said
+    return getattr(found, "strerror", None) or found
 
 
 def quoted(word: str) -> str:

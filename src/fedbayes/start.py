@@ -23,11 +23,7 @@ Listener = Callable[["Simulation", "Step"], None]
 
 
 def either(**places: Path | str | None) -> Path | str | None:
-    """What one of two arguments says; None where neither does.
-
-    Raises:
-        ConfigError: both do.
-    """
+    """What one of two arguments says; None where neither does. Raises a ConfigError if both do."""
     from fedbayes.errors import ConfigError
 
     given = [name for name, place in places.items() if place is not None]

@@ -15,7 +15,7 @@ from torch import nn
 
 import fedbayes
 from fedbayes.config.config import Config
-from fedbayes.contracts import PointEstimate, Reports, Weights
+from fedbayes.contracts import Method, PointEstimate, Reports, Stateless, Sum, Weights
 from fedbayes.core import lazy
 from fedbayes.errors import (
     ConfigError,
@@ -25,6 +25,7 @@ from fedbayes.errors import (
     ModelError,
     RunError,
 )
+from fedbayes.methods.dsvgd import DsvgdServer
 from fedbayes.methods.fedprox import FedProx
 from fedbayes.storage.folder import RunFolder
 from tests.helpers import toy_functions
@@ -580,23 +581,21 @@ def test_what_a_class_lacks_is_told():
     class Nameless(PointEstimate[Weights]):
         server_state = Weights
 
-        def init(self, run):
-            return Weights(run.network.initial)
-
-        def update(self, server, reports, at):
-            return server, {}
-
-    class Stateless(own_method()):
+    class Typeless(own_method()):
         server_state = None
 
-    class Unfinished(PointEstimate[Weights]):
+    class Unfinished(Method[Weights, Stateless, Sum]):
         name = "unfinished"
         server_state = Weights
 
+    class Longer(PointEstimate[DsvgdServer]):
+        name, server_state = "longer", DsvgdServer
+
     for kind, words in (
         (Nameless, "Nameless has no name. Write name = 'nameless' into the class"),
-        (Stateless, r"Stateless has no server_state\. Write server_state = Weights"),
-        (Unfinished, r"Unfinished lacks init, update\. Define"),
+        (Typeless, r"Typeless has no server_state\. Write server_state = Weights"),
+        (Unfinished, r"Unfinished lacks update\. Define"),
+        (Longer, r"state DsvgdServer of longer has more than weights\. Define init and update"),
         (Net, "derived from fedbayes.contracts.Method"),
     ):
         with pytest.raises(ConfigError, match=words):

@@ -165,7 +165,7 @@ def test_a_setting_without_effect_is_refused(tmp_path):
     with pytest.raises(ValueError, match="group has no effect on mnist"):
         DataSettings(name="mnist", group="writer")
     np.savez(tmp_path / "t.npz", x=np.zeros((4, 2)), y=[0, 1, 0, 1], group=[0, 0, 1, 1])
-    with pytest.raises(DataError, match="no columns, so group has no effect"):
+    with pytest.raises(DataError, match=r"no columns, so data\.group has no effect"):
         load(tmp_path / "t.npz", group="group")
     FRAME.to_csv(tmp_path / "t.csv", index=False)
     for name in ("t.npz", "t.csv"):

@@ -255,11 +255,7 @@ def tell_names(frame: "pd.DataFrame") -> Packet:
 
 
 def describe(frame: "pd.DataFrame", wanted: Wanted) -> Packet:
-    """A client's answer: a description of the columns of an analysis.
-
-    Args:
-        frame: its table.
-        wanted: which columns, and as what.
+    """A client's answer, of its table: a description of the columns of an analysis.
 
     Raises:
         EngineError: there are too few rows to say anything of them.

@@ -59,11 +59,7 @@ class Carrier(Protocol):
 
 
 class Exchange:
-    """Rounds of questions, and a count of what travelled.
-
-    Args:
-        carrier: the way to the clients.
-    """
+    """Rounds of questions by way of a carrier, and a count of what travelled."""
 
     def __init__(self, carrier: Carrier) -> None:
         self._carrier = carrier
@@ -82,12 +78,7 @@ class Exchange:
         return self._ask(Packet({"ask": ask, **told}), most)
 
     def words(self, ask: str, told: Mapping[str, Any], kind: type[Words]) -> dict[str, Words]:
-        """The words of every client's own answer, by name.
-
-        Args:
-            ask: what is asked.
-            told: words of the question.
-            kind: what a proper answer says.
+        """The words of every client's own answer of this kind, by name.
 
         Raises:
             MessageError: an answer says something else.

@@ -197,13 +197,13 @@ def _of_data(text: str) -> dict[str, Any]:
     """Data by a word: a set that is known, a function of one's own, or else a file or folder."""
     path = Path(text)
     known = text in (*BUILT_IN, "own", "generator")
-    if known or not (path.suffix or path.exists() or "/" in text) or _is_place(text):
+    if (
+        known
+        or not (path.suffix or path.exists() or "/" in text)
+        or (":" in text and not path.exists())
+    ):
         return {"name": text}
     return {"path": text}
-
-
-def _is_place(text: str) -> bool:
-    return ":" in text and not Path(text).exists()
 
 
 def _name(key: str, thing: Any) -> str:

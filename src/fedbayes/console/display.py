@@ -8,7 +8,6 @@ import math
 import sys
 import threading
 import time
-from types import TracebackType
 from typing import TYPE_CHECKING, Self
 
 import rich
@@ -105,12 +104,7 @@ class Display:
             threading.Thread(target=self._watch, daemon=True, name="fedbayes-display").start()
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
         self._over.set()
         if self._live is not None:
             self._live.transient = self._pace is None  # a spinner leaves nothing behind

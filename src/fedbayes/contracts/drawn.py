@@ -69,26 +69,15 @@ def draws_of(mean: Tensors, std: Tensors, count: int) -> Iterator[Tensors]:
 def sampler_of(
     mean: Tensors, std: Tensors, network: Network, count: int, *, linearized: bool = False
 ) -> Sampler:
-    """Outputs [count, n, width] under draws from N(mean, std²), the same draws on every call.
-
-    Args:
-        mean: of the weights.
-        std: of the weights.
-        network: theirs.
-        count: draws.
-        linearized: as for `around`.
+    """Outputs [count, n, width] under draws from N(mean, std²), the same draws on every call;
+    `linearized` as for `around`.
     """
     mean, std = network.prepare(mean), network.prepare(std)
     return around(mean, lambda rng: _move(std, rng), network, count, linearized=linearized)
 
 
 def sampler_over(networks: Tensors, network: Network) -> Sampler:
-    """Outputs [draws, n, width] of networks whose weights are stacked, [draws, ...] by name.
-
-    Args:
-        networks: the weights.
-        network: theirs.
-    """
+    """Outputs [draws, n, width] of networks whose weights are stacked, [draws, ...] by name."""
     count = len(next(iter(networks.values())))
     every = [network.prepare({n: t[k] for n, t in networks.items()}) for k in range(count)]
     return lambda x: torch.stack([network(weights, x) for weights in every])

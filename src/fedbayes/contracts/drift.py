@@ -1,7 +1,7 @@
 """Methods whose server takes a step of an optimizer along the mean drift of its clients."""
 
 from abc import abstractmethod
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor
@@ -9,7 +9,7 @@ from torch import Tensor
 from fedbayes.contracts.method import About, Info
 from fedbayes.contracts.point import PointEstimate
 from fedbayes.contracts.reports import Sum
-from fedbayes.contracts.run import Federation, RoundContext
+from fedbayes.contracts.run import RoundContext
 from fedbayes.core.tensors import Tensors
 from fedbayes.inference import optimizers
 from fedbayes.inference.schedules import ServerSchedule
@@ -21,7 +21,7 @@ class DriftServer:
 
     weights: Tensors
     buffers: Tensors
-    optimizer: Tensors
+    optimizer: Tensors = field(default_factory=dict)
 
 
 class GeneralizedFedAvg(ServerSchedule, PointEstimate[DriftServer]):
@@ -38,11 +38,6 @@ class GeneralizedFedAvg(ServerSchedule, PointEstimate[DriftServer]):
     @abstractmethod
     def optimizer(self, parameters: list[Tensor]) -> torch.optim.Optimizer:
         """The server's optimizer over the global weights."""
-
-    def init(self, run: Federation) -> DriftServer:
-        """The network's initialization, and no optimizer state."""
-        weights, buffers = run.network.split()
-        return DriftServer(weights, buffers, {})
 
     def update(
         self, server: DriftServer, reports: Sum, at: RoundContext

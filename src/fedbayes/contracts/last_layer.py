@@ -62,11 +62,8 @@ class FinalLayer:
         weights = {n: t for n, t in model.items() if n in network.initial}
         like = {n: torch.zeros_like(network.initial[n]) for n in self.names}
         module = network.module.get_submodule(self.path)
-        hook = module.register_forward_hook(lambda _, i, o: found.append((i[0], o)))
-        try:
+        with module.register_forward_hook(lambda _, i, o: found.append((i[0], o))):
             outputs = network(network.prepare({**weights, **like}), x)
-        finally:
-            hook.remove()
         if not found or found[-1][0].ndim != 2:
             raise ModelError(f"the last layer {self.path!r} does not get one row per sample")
         if bool(outputs[:, : self.outputs].any()):  # of a layer of zeros
@@ -80,12 +77,7 @@ class FinalLayer:
 
 
 def last_layer(run: Federation, method: str, other: str) -> FinalLayer:
-    """The last layer of the network of a run.
-
-    Args:
-        run: it.
-        method: that needs it, for errors.
-        other: a method that does not.
+    """The last layer of the network of a run; `method` needs it, and the method `other` does not.
 
     Raises:
         ModelError: it is no linear layer that trains.

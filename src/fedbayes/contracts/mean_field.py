@@ -4,14 +4,13 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Annotated, Literal, Self
 
-import torch
 from pydantic import Field, model_validator
 from torch import Tensor
 
 from fedbayes.contracts.drawn import Fit, expected_loss, weight_noise
 from fedbayes.contracts.factors import VariationalFactor
 from fedbayes.contracts.method import Info, Sampler
-from fedbayes.contracts.natural import means_and_stds, sampler
+from fedbayes.contracts.natural import sampler
 from fedbayes.contracts.reports import Report
 from fedbayes.contracts.run import Federation, RoundContext
 from fedbayes.core.fields import Only
@@ -105,14 +104,6 @@ class MeanField(VariationalFactor[MeanFieldClient]):
         """Report the change of the factor; keep the factor with that change."""
         report, factor = self.refined(solved, problem.given, at)
         return report, MeanFieldClient(factor), solved.info
-
-    def personal_model(
-        self, message: Message, report: Report | None, client: MeanFieldClient, run: Federation
-    ) -> Tensors | None:
-        """The posterior after the client's update; between rounds a client has none."""
-        if report is None:
-            return None
-        return means_and_stds(self.known(message, report).to(run.network.device, torch.float32))
 
     def draws(self, model: Tensors, run: Federation) -> Sampler:
         """Outputs under draws from the posterior, the same draws on every call."""

@@ -259,9 +259,12 @@ class Method(Choosable, Generic[ServerState, ClientState, Reduced], metaclass=Fo
         """
         return ClientNote()
 
-    @abstractmethod
     def init(self, run: Federation) -> ServerState:
-        """The server's state before the first round."""
+        """The server's state before the first round: by default the network's initialization as
+        `weights`, without `buffers` if the state has these too.
+        """
+        state: ServerState = server_state(self, run.network.initial, run.network.buffers)
+        return state
 
     def join(self, at: RoundContext) -> ClientState:
         """The private state of a client before its first round; it never leaves the client."""
@@ -445,6 +448,25 @@ def weights_of(server: Any) -> Tensors:
             "define message, problem, report and model"
         )
     return {**server.weights, **getattr(server, "buffers", {})}
+
+
+def server_state(method: "AnyMethod", tensors: Tensors, buffers: Collection[str]) -> Any:
+    """A server's state of these tensors, some of which are buffers, with defaults for the rest.
+
+    Raises:
+        ConfigError: a field has no default.
+    """
+    kind, parts = method.server_state, {"weights": tensors}
+    if "buffers" in kind.__annotations__:
+        parts = {"weights": {n: t for n, t in tensors.items() if n not in buffers}}
+        parts["buffers"] = {n: t for n, t in tensors.items() if n in buffers}
+    try:
+        return kind(**parts)
+    except TypeError:
+        raise ConfigError(
+            f"the server's state {kind.__name__} of {method.name} has more than weights. Define "
+            "init and update"
+        ) from None
 
 
 def units_remarks(name: str, network: Network, touched: Collection[Gateable]) -> list[str]:

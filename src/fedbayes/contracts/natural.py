@@ -162,7 +162,7 @@ class GaussianServer(Method[PosteriorState, ClientState, Sum]):
         """
         if self.fixed_precision:
             return Chart()
-        mean = _sent_mean(server)
+        mean = {n: m.float() for n, m in server.posterior.mean.items()}  # as clients know them
         return Chart(
             lambda found: {**found, "shift": _recentred(found, mean, -1.0)},
             lambda total: replace(
@@ -174,6 +174,14 @@ class GaussianServer(Method[PosteriorState, ClientState, Sum]):
     def model(self, server: PosteriorState, run: Federation) -> Tensors:
         """Means and stds of the shared weights, float32."""
         return means_and_stds(server.posterior.to("cpu", torch.float64))
+
+    def personal_model(
+        self, message: Message, report: Report | None, client: ClientState, run: Federation
+    ) -> Tensors | None:
+        """The posterior after the client's update; between rounds a client has none."""
+        if report is None:
+            return None
+        return means_and_stds(self.known(message, report).to(run.network.device, torch.float32))
 
 
 KNOWN_STD = 0.03
@@ -310,11 +318,6 @@ def means_and_stds(posterior: NaturalGaussian) -> Tensors:
     means = {n: t.float() for n, t in posterior.mean.items()}
     stds = {n: t.float() for n, t in posterior.std.items()}
     return named("mean", means) | named("std", stds)
-
-
-def _sent_mean(server: HasPosterior) -> Tensors:
-    """The posterior's means as clients know them."""
-    return {n: m.float() for n, m in server.posterior.mean.items()}
 
 
 def _recentred(changes: Changes, mean: Tensors, sign: float) -> Tensors:

@@ -36,21 +36,9 @@ class PersonalModels(Averaged, Method[Weights, PersonalTensors, Sum]):
     client_state = PersonalTensors
     models = Models.BOTH
 
-    def init(self, run: Federation) -> Weights:
-        """Start at the network's initialization."""
-        return Weights(run.network.initial)
-
-    def message(self, server: Weights, at: RoundContext) -> Message:
-        """Send the weights, the same to all."""
-        return dict(server.weights)
-
     def update(self, server: Weights, reports: Sum, at: RoundContext) -> tuple[Weights, Info]:
         """Take the mean of the reports."""
         return Weights(reports.mean()), {}
-
-    def model(self, server: Weights, run: Federation) -> Tensors:
-        """Return the server's weights."""
-        return server.weights
 
     def personal_model(
         self, message: Message, report: Report | None, client: PersonalTensors, run: Federation

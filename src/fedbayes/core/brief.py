@@ -119,13 +119,7 @@ def told(value: object) -> str:
 
 
 def table(title: str, rows: Mapping[str, str], picture: str = "") -> str:
-    """Rows as HTML.
-
-    Args:
-        title: above them.
-        rows: texts by name.
-        picture: HTML between the title and them.
-    """
+    """Rows as HTML, below a title and a picture."""
     cells = "".join(
         f'<tr><th style="text-align: left">{escape(name)}</th>'
         f'<td style="text-align: left">{escape(value)}</td></tr>'
@@ -135,12 +129,7 @@ def table(title: str, rows: Mapping[str, str], picture: str = "") -> str:
 
 
 def grid(title: str, cells: Sequence[Sequence[str]]) -> str:
-    """A table with a head as HTML.
-
-    Args:
-        title: above it.
-        cells: headings, and below them rows.
-    """
+    """A table as HTML, below a title; the first row has its headings."""
     head, *rows = cells
     first = "".join(f"<th>{escape(text)}</th>" for text in head)
     rest = "".join(f"<tr>{''.join(f'<td>{escape(t)}</td>' for t in row)}</tr>" for row in rows)

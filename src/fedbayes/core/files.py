@@ -9,7 +9,7 @@ import struct
 import tomllib
 import zipfile
 import zlib
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from errno import EDQUOT, EFBIG, EINVAL, ENOSPC
 from pathlib import Path
@@ -131,33 +131,23 @@ def json_text(content: Any, *, indent: int | None = None) -> str:
 
 
 def parse_json(text: str | bytes) -> Any:
-    """The value of JSON text.
+    """The value of JSON text. Raises a ValueError if it is invalid, or nested too deeply."""
+    return _parsed(json.loads, text)
 
-    Raises:
-        ValueError: it is invalid, or nested so deeply that no file of ours is.
-    """
+
+def parse_toml(text: str) -> dict[str, Any]:
+    """The table of TOML text. Raises a ValueError if it is invalid, or nested too deeply."""
+    table: dict[str, Any] = _parsed(tomllib.loads, text)
+    return table
+
+
+def _parsed(parse: Callable[[Any], Any], text: str | bytes) -> Any:
     try:
-        return json.loads(text)
+        return parse(text)
     except RecursionError:
         raise ValueError("it is nested too deeply") from None
     except UnicodeDecodeError:
         raise ValueError("it is not UTF-8 text") from None
-    except ValueError as error:
-        if "int_max_str_digits" in str(error):
-            raise ValueError("it has a number of thousands of digits") from None
-        raise
-
-
-def parse_toml(text: str) -> dict[str, Any]:
-    """The table of TOML text.
-
-    Raises:
-        ValueError: it is invalid, or nested so deeply that no file of ours is.
-    """
-    try:
-        return tomllib.loads(text)
-    except RecursionError:
-        raise ValueError("it is nested too deeply") from None
     except ValueError as error:
         if "int_max_str_digits" in str(error):
             raise ValueError("it has a number of thousands of digits") from None
@@ -216,11 +206,8 @@ def writable(
 
 
 def writable_folder(path: Path, what: str) -> None:
-    """Make sure early that files can be written into a folder, or that it can be made.
-
-    Args:
-        path: the folder.
-        what: it is, for messages.
+    """Make sure early that files can be written into a folder, or that it can be made; `what` names
+    it in messages.
 
     Raises:
         RunError: it is a file or in one, or it is closed.

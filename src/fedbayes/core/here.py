@@ -67,11 +67,7 @@ def _importer() -> str:
 
 
 def only_own_modules(folder: str) -> None:
-    """Take a folder off `sys.path`, and find modules there for a user's own names alone.
-
-    Args:
-        folder: its absolute path.
-    """
+    """Take an absolute folder off `sys.path`, and find modules there for a user's names alone."""
     shipped = {os.path.dirname(os.__file__)}  # noqa: PTH120  (it is imported already)
     shipped |= {place for place in sys.path if place.endswith(("site-packages", "lib-dynload"))}
     if folder not in shipped:

@@ -4,6 +4,7 @@ import re
 import sys
 import traceback
 from collections.abc import Callable, Collection, Iterator, Mapping
+from contextlib import contextmanager
 from importlib import import_module
 from importlib.metadata import entry_points
 from itertools import count
@@ -19,7 +20,7 @@ Kind = TypeVar("Kind")
 
 
 def attributes(
-    package: str, places: Mapping[str, str]
+    package: str, modules: Mapping[str, str]
 ) -> tuple[Callable[[str], Any], Callable[[], list[str]]]:
     """`__getattr__` and `__dir__` of a package, for its `__init__.py`.
 
@@ -27,8 +28,9 @@ def attributes(
 
     Args:
         package: its `__name__`.
-        places: names to the modules that define them.
+        modules: what define its names, with these names, by blanks apart.
     """
+    places = {name: module for module, names in modules.items() for name in names.split()}
 
     def get(name: str) -> Any:
         if name not in places:
@@ -138,11 +140,8 @@ def own(place: str) -> Any:
 
 
 def raised(error: BaseException, place: str) -> str:
-    """What somebody's own code raised, in words: of which class, and in which line of theirs.
-
-    Args:
-        error: what was caught.
-        place: `package.module:name` of the code.
+    """What somebody's own code, `package.module:name`, raised, in words: of which class, and in
+    which line of theirs.
     """
     package = place.partition(":")[0].partition(".")[0]
     where = ""
@@ -153,6 +152,26 @@ def raised(error: BaseException, place: str) -> str:
     return f"{type(error).__name__}{': ' * bool(said)}{said}{where}"
 
 
+@contextmanager
+def own_code(
+    error: type[FedbayesError], before: str, place: str, *, after: str = ""
+) -> Iterator[None]:
+    """Errors of somebody's own code become one of ours, with words around what it raised.
+
+    Args:
+        error: of which class; one of it that the code raises stays as it is.
+        before: what failed.
+        place: `package.module:name` of the code.
+        after: the remedy.
+    """
+    try:
+        yield
+    except error:
+        raise
+    except (Exception, SystemExit) as found:
+        raise error(f"{before}: {raised(found, place)}{after}") from found
+
+
 GIVE_AGAIN = (
     "it is a Python object of the process that started the run. Give it to fedbayes.resume "
     "again, as in resume(folder, model=net), or move it to its own file and give it by name "
@@ -161,12 +180,8 @@ GIVE_AGAIN = (
 
 
 def named(place: str, what: str, error: type[FedbayesError] = ConfigError) -> Any:
-    """A user's own class, function or other object.
-
-    Args:
-        place: `package.module:name`.
-        what: to call it in errors.
-        error: its kind.
+    """A user's own class, function or other object, `package.module:name`; `what` names it in
+    errors.
 
     Raises:
         FedbayesError: there is none.
@@ -195,25 +210,14 @@ def own_function(place: str, what: str, how: str) -> Any:
 
 
 def called(place: str, what: str, how: str, *arguments: Any, **settings: Any) -> Any:
-    """What a user's own function gives.
-
-    Args:
-        place: `package.module:name`.
-        what: to call it in errors.
-        how: how it is called, for errors.
-        *arguments: of the function.
-        **settings: of the function, by name.
+    """What a user's own function gives; `what` names it in errors, and `how` says how it is called.
 
     Raises:
         ConfigError: there is none, or it raised an error; the text has its line.
     """
     function = own_function(place, what, how)
-    try:
+    with own_code(ConfigError, f"the {what} {place!r} failed, called as {how}", place):
         return function(*arguments, **settings)
-    except Exception as error:
-        raise ConfigError(
-            f"the {what} {place!r} failed, called as {how}: {raised(error, place)}"
-        ) from error
 
 
 def installed(group: str, name: str) -> str:
@@ -247,12 +251,7 @@ def placed(what: str, name: Any, known: Collection[str]) -> str:
 
 
 def own_class(place: str, base: Any, what: str) -> Any:
-    """A user's own class.
-
-    Args:
-        place: `package.module:Class`.
-        base: what it must derive from.
-        what: to call it in errors.
+    """A user's own class, which derives from `base`; `what` it is of, for errors.
 
     Raises:
         ConfigError: there is no such class, or it derives from something else.

@@ -187,17 +187,23 @@ def _offline() -> Iterator[None]:
 @contextmanager
 def _quiet() -> Iterator[None]:
     """Keep the libraries from writing to the terminal what is told in other words, or raised."""
-    logs = [logging.getLogger(n) for n in ("transformers", "huggingface_hub", "timm", "httpx")]
-    levels = [log.level for log in logs]
     bars = _bars()
+    with silenced("transformers", "huggingface_hub", "timm", "httpx"), warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        if bars is not None:
+            bars.disable_progress_bar()
+        yield
+
+
+@contextmanager
+def silenced(*names: str) -> Iterator[None]:
+    """Keep libraries from logging what they also raise."""
+    logs = [logging.getLogger(name) for name in names]
+    levels = [log.level for log in logs]
     for log in logs:
         log.setLevel(logging.CRITICAL)
     try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")
-            if bars is not None:
-                bars.disable_progress_bar()
-            yield
+        yield
     finally:
         for log, level in zip(logs, levels, strict=True):
             log.setLevel(level)
@@ -244,11 +250,8 @@ def image_processor(name: str, error: type[FedbayesError]) -> Any:
 
 
 def timm_data(name: str, error: type[FedbayesError]) -> dict[str, Any]:
-    """What a network of timm was trained to see: `input_size`, `mean`, `std`, `crop_pct`.
-
-    Args:
-        name: of the network, without `timm:`.
-        error: class of errors to be raised.
+    """What a network of timm, by its name without `timm:`, was trained to see: `input_size`,
+    `mean`, `std`, `crop_pct`.
 
     Raises:
         FedbayesError: of the given class; timm knows no such network.
@@ -264,11 +267,7 @@ def timm_data(name: str, error: type[FedbayesError]) -> dict[str, Any]:
 
 
 def require_timm_name(name: str, error: type[FedbayesError]) -> None:
-    """See that timm has a network of this name.
-
-    Raises:
-        FedbayesError: of the given class; it has not.
-    """
+    """See that timm has a network of this name, or raise an error of this class."""
     import timm
 
     if not timm.is_model(name):

@@ -23,11 +23,8 @@ _SEALED = re.compile(rb'"' + SEAL.encode() + rb'":"([0-9a-f]{64})"')
 
 
 def sealed(tensors: Mapping[str, Tensor | Masked], metadata: Mapping[str, str]) -> Pieces:
-    """A safetensors file of these tensors with a seal, in pieces.
-
-    Args:
-        tensors: by name, at least one.
-        metadata: text for its header.
+    """A safetensors file of these tensors, one at least, and this text in its header, with a seal;
+    in pieces.
     """
     # The library's own writer has text in a random order, and equal runs have equal files.
     start, *rest = pieces(tensors, plain=True, metadata={**metadata, SEAL: _BLANK})
@@ -43,14 +40,18 @@ def has_seal(data: bytes) -> bool:
     return _seal_of(data) is not None
 
 
-def check_seal(data: bytes) -> None:
-    """Check that a file is unchanged since it was sealed; a file without a seal passes.
+def check_seal(data: bytes, *, required: bool = False) -> None:
+    """Check that a file is unchanged since it was sealed; one without a seal passes, if it may.
 
     Raises:
-        MessageError: the file has changed.
+        MessageError: the file is empty or has changed, or lacks a seal that is required.
     """
+    if not data:
+        raise MessageError("it is empty")
     found = _seal_of(data)
     if found is None:
+        if required:
+            raise MessageError("it lacks its digest")
         return
     start, end = found.span(1)
     content = hashlib.sha256(data[:start])

@@ -39,11 +39,7 @@ def ended_by(ask: Callable[[int], object], numbers: Sequence[int] = ENDS) -> Ite
 
 
 def interrupt(number: int) -> None:
-    """End as Ctrl-C does.
-
-    Raises:
-        KeyboardInterrupt: always.
-    """
+    """End as Ctrl-C does: raises a KeyboardInterrupt."""
     raise KeyboardInterrupt
 
 

@@ -184,12 +184,7 @@ Layout = tuple[tuple[str, torch.dtype, tuple[int, ...]], ...]
 def written(
     layout: Layout, text: tuple[tuple[str, str], ...] = ()
 ) -> tuple[tuple[str, ...], bytes]:
-    """The order of tensors in a file, widest types first, and the header that says so.
-
-    Args:
-        layout: of the tensors; names are distinct.
-        text: for the header, by names.
-    """
+    """The order of tensors in a file, widest types first, and the header that says so."""
     ranked = sorted(layout, key=lambda one: (_CODES[one[1]], one[0]))
     entries: dict[str, object] = {METADATA: dict(text)} if text else {}
     end = 0

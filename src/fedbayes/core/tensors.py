@@ -79,15 +79,10 @@ def added(terms: Sequence[Tensor]) -> Tensor:
 
 
 def add_to(total: Tensor, values: Tensor, weight: float) -> None:
-    """Total += weight · values, as `Tensor.add_` does it, to the bit.
+    """Total += weight · values, in place and of one shape, as `Tensor.add_` does it, to the bit.
 
     Values of another type than the total are not copied whole, which takes several times as long
     as adding them.
-
-    Args:
-        total: changed in place.
-        values: of the same shape.
-        weight: a factor.
     """
     whole = values.dtype == total.dtype or values.numel() <= _PIECE
     if whole or not total.is_contiguous():

@@ -46,10 +46,9 @@ __all__ = [
 __getattr__, __dir__ = attributes(
     __name__,
     {
-        "FederatedData": "fedbayes.data.federated",
-        "Preprocessing": "fedbayes.data.preprocessing",
-        "Samples": "fedbayes.core.tensors",
-        "pixel_order": "fedbayes.data.federated",
-        "plot_partition": "fedbayes.data.plot",
+        "fedbayes.core.tensors": "Samples",
+        "fedbayes.data.federated": "FederatedData pixel_order",
+        "fedbayes.data.plot": "plot_partition",
+        "fedbayes.data.preprocessing": "Preprocessing",
     },
 )

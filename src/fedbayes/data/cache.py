@@ -11,6 +11,7 @@ import shutil
 import tempfile
 import time
 from collections.abc import Callable, Iterable
+from contextlib import AbstractContextManager
 from dataclasses import asdict, fields
 from hashlib import sha256
 from pathlib import Path
@@ -20,10 +21,10 @@ import numpy as np
 import platformdirs
 
 from fedbayes.core.targets import Target
-from fedbayes.data.dataset import Array, Dataset
+from fedbayes.data.dataset import Dataset
 from fedbayes.data.tables.columns import Column
 from fedbayes.data.tokens import Tokens
-from fedbayes.errors import DataError
+from fedbayes.errors import DataError, told_as
 
 ENVIRONMENT = "FEDBAYES_CACHE"
 _FORMAT = 10
@@ -37,14 +38,18 @@ def cache_folder() -> Path:
     return Path(os.environ.get(ENVIRONMENT) or platformdirs.user_cache_dir("fedbayes"))
 
 
+def writing(folder: Path) -> AbstractContextManager[None]:
+    """Where decoded data cannot be written, errors name the folder and the way out."""
+    after = f". Free some space, or set another folder in {ENVIRONMENT}"
+    return told_as(DataError, f"cannot write decoded data to {folder}", OSError, after=after)
+
+
 def fingerprint(files: Iterable[Path], *options: object) -> str:
     """A short name for the state of these files (name, size, time) and options."""
     digest = sha256(repr((_FORMAT, options)).encode())
     for file in files:
-        try:
+        with told_as(DataError, f"cannot read {file}", OSError):
             status = file.stat()
-        except OSError as error:
-            raise DataError(f"cannot read {file}: {error.strerror}") from error
         digest.update(f"|{file.resolve()}|{status.st_size}|{status.st_mtime_ns}".encode())
     return digest.hexdigest()[:16]
 
@@ -65,13 +70,8 @@ def cached(name: str, key: str, build: Callable[[], Dataset]) -> Dataset:
     if kept is not None:
         return kept
     built = build()
-    try:
+    with writing(place.parent):
         _keep(built, place)
-    except OSError as error:
-        raise DataError(
-            f"cannot write decoded data to {place.parent}: {error.strerror or error}. Free some "
-            f"space, or set another folder in {ENVIRONMENT}"
-        ) from error
     kept = _open(place)
     return built if kept is None else kept
 
@@ -91,15 +91,11 @@ def _open(place: Path) -> Dataset | None:
         content["target"] = Target(target["kind"], *(tuple(target[name]) for name in _LISTS))
         for name in _ARRAYS:
             file = place / f"{name}.npy"
-            content[name] = _map(file) if name in stored else None
+            content[name] = np.load(file, mmap_mode="r") if name in stored else None
         content["tokens"] = Tokens(**content["tokens"]) if content["tokens"] else None
         return Dataset(**content)
     except (OSError, ValueError, KeyError, TypeError):
         return None
-
-
-def _map(file: Path) -> Array:
-    return np.asanyarray(np.load(file, mmap_mode="r", allow_pickle=False))
 
 
 def _keep(dataset: Dataset, place: Path) -> None:

@@ -173,17 +173,11 @@ class FederatedData(Brief):
         """Training samples of a client: x float32 [n, ...]; y int64 [n] for classes, else float32
         [n, T].
         """
-        offsets = self.partition.train_offsets
-        return self._gather(
-            self.partition.train, offsets, int(offsets[client]), int(offsets[client + 1])
-        )
+        return self._of_client(self.partition.train, self.partition.train_offsets, client)
 
     def test(self, client: int) -> Samples:
         """Test samples of a client, possibly none, of the same types."""
-        offsets = self.partition.test_offsets
-        return self._gather(
-            self.partition.test, offsets, int(offsets[client]), int(offsets[client + 1])
-        )
+        return self._of_client(self.partition.test, self.partition.test_offsets, client)
 
     def all_train(self) -> Samples:
         """Training samples of all clients, client by client."""
@@ -240,6 +234,9 @@ class FederatedData(Brief):
                         "data.label to another column"
                     )
         return standardized(target, self.dataset.y, rows)
+
+    def _of_client(self, rows: Rows, offsets: Rows, client: int) -> Samples:
+        return self._gather(rows, offsets, int(offsets[client]), int(offsets[client + 1]))
 
     def _gather(self, all_rows: Rows, offsets: Rows, start: int, stop: int) -> Samples:
         """Entries `start` to `stop` of ragged rows, standardized."""

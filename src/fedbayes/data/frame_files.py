@@ -11,7 +11,7 @@ import numpy.typing as npt
 
 from fedbayes.core.files import digest
 from fedbayes.core.wording import listed
-from fedbayes.errors import DataError
+from fedbayes.errors import DataError, told_as
 
 FILE = "dataframe.parquet"
 
@@ -23,13 +23,11 @@ def _folder() -> tempfile.TemporaryDirectory[str]:
 
 
 def frame_file(frame: Any) -> Path:
-    """A Parquet file with the columns of a DataFrame; the same file for the same content.
+    """A Parquet file with the columns of a DataFrame, or of what has `to_pandas()`; the same file
+    for the same content.
 
     Names of columns become text. The index is left out, but for levels that have a name that no
     column has: a group may be one.
-
-    Args:
-        frame: of pandas, or what has `to_pandas()`.
 
     Raises:
         DataError: two columns have one name, or a column cannot be stored; names it.
@@ -46,12 +44,10 @@ def frame_file(frame: Any) -> Path:
     if not len(frame):
         raise DataError("the DataFrame has no rows")
     written = io.BytesIO()
-    try:
+    kinds = TypeError, ValueError, ArithmeticError  # pyarrow's errors are of these
+    after = ". Give each column values of one type"
+    with told_as(DataError, "the DataFrame cannot be stored", *kinds, after=after):
         frame.to_parquet(written, index=False)
-    except (TypeError, ValueError, ArithmeticError) as error:  # pyarrow's errors are of these
-        raise DataError(
-            f"the DataFrame cannot be stored: {error}. Give each column values of one type"
-        ) from error
     content = written.getvalue()
     place = Path(_folder().name) / digest(content)[:16]
     if not (file := place / FILE).exists():

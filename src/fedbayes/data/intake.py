@@ -37,13 +37,8 @@ def numbers(values: Any, who: str) -> Array:
         values = values.to_pandas()
     if hasattr(values, "iloc"):
         return _of_table(values if hasattr(values, "columns") else values.to_frame(), who)
-    with told_as(
-        DataError,
-        f"{who}: samples are not all numbers of one shape",
-        ValueError,
-        TypeError,
-        RuntimeError,
-    ):
+    wrong = f"{who}: samples are not all numbers of one shape"
+    with told_as(DataError, wrong, ValueError, TypeError, RuntimeError):
         found = np.asarray(plain(values))
     if found.dtype.kind not in "iufb":
         raise DataError(f"{who}: samples are of type {found.dtype}, not numbers")

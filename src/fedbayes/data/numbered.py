@@ -5,11 +5,7 @@ from typing import Any, overload
 
 
 class Numbered(Sequence[str]):
-    """The names of clients that are numbered, `client-0` and on, each made when it is asked for.
-
-    Args:
-        clients: how many there are.
-    """
+    """The names of clients that are numbered, `client-0` and on, each made when it is asked for."""
 
     def __init__(self, clients: int) -> None:
         self._clients = clients

@@ -16,7 +16,7 @@ from fedbayes.data.holdout import DEFAULT_FRACTION, deal_official, own_fraction,
 from fedbayes.data.schemes import Division, choose_scheme, divide, group_by_client
 from fedbayes.data.settings import DataSettings
 from fedbayes.data.unassigned_rows import left_out
-from fedbayes.errors import DataError, warn
+from fedbayes.errors import DataError, told_as, warn
 
 
 @dataclass(frozen=True, repr=False)
@@ -103,20 +103,15 @@ class Partition(Brief):
         Raises:
             DataError: The file is absent, damaged, or no partition.
         """
-        try:
+        with told_as(DataError, f"cannot read the partition file {path}", OSError):
             data = read_bytes(path) if data is None else data
-        except FileNotFoundError as error:
-            raise DataError(f"partition file not found: {path}") from error
-        except OSError as error:
-            raise DataError(f"cannot read the partition file {path}: {error.strerror}") from error
-        try:
-            with np.load(io.BytesIO(data), allow_pickle=False) as file:
-                arrays = {name: file[name] for name in _RAGGED}
-                names = tuple(str(name) for name in file["names"])
-        except NPZ_ERRORS as error:
-            raise DataError(
-                f"the partition file {path} is damaged ({error}). Create it again"
-            ) from error
+        damaged, after = f"the partition file {path} is damaged", ". Create it again"
+        with (
+            told_as(DataError, damaged, *NPZ_ERRORS, after=after),
+            np.load(io.BytesIO(data), allow_pickle=False) as file,
+        ):
+            arrays = {name: file[name] for name in _RAGGED}
+            names = tuple(str(name) for name in file["names"])
         if not _consistent(arrays, len(names)):
             raise DataError(f"the partition file {path} is inconsistent. Create it again")
         return cls(**arrays, names=names)

@@ -18,7 +18,7 @@ from fedbayes.data.tables.cells import code
 from fedbayes.data.tables.columns import Column, features_of
 from fedbayes.data.tables.encoding import Unknown, encode, unknown
 from fedbayes.data.tokens import Tokens
-from fedbayes.errors import DataError, warn
+from fedbayes.errors import DataError, told_as, warn
 
 
 @dataclass(frozen=True, repr=False)
@@ -121,13 +121,8 @@ class Preprocessing(Brief):
         Raises:
             DataError: it is invalid.
         """
-        try:
+        with told_as(DataError, "invalid preprocessing of a model", ValidationError):
             return TypeAdapter(cls).validate_json(data)
-        except ValidationError as error:
-            reason = error.errors()[0]
-            place = ".".join(map(str, reason["loc"]))
-            odd = f"{place} {reason['msg']}".strip()
-            raise DataError(f"invalid preprocessing of a model: {odd}") from None
 
     def dump(self) -> bytes:
         """As JSON."""

@@ -20,7 +20,7 @@ __all__ = ["FederatedClassifier", "FederatedRegressor"]
 __getattr__, __dir__ = attributes(
     __name__,
     {
-        "FederatedClassifier": "fedbayes.estimators.classifier",
-        "FederatedRegressor": "fedbayes.estimators.regressor",
+        "fedbayes.estimators.classifier": "FederatedClassifier",
+        "fedbayes.estimators.regressor": "FederatedRegressor",
     },
 )

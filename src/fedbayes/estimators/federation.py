@@ -139,10 +139,7 @@ class FittedClients:
         vars(self).update(state, _lock=threading.Lock())
 
     def model(self, client: int | None = None) -> Tensors:
-        """The global model, or a client's own.
-
-        Args:
-            client: index of the client.
+        """The global model, or that of the client of this index.
 
         Raises:
             RunError: there is none.

@@ -13,27 +13,13 @@ from typing import Any, NamedTuple, Protocol
 
 import torch
 
-from fedbayes.contracts import (
-    AnyMethod,
-    Federation,
-    Info,
-    Method,
-    Reports,
-    RoundContext,
-    Sampler,
-)
+from fedbayes.contracts import AnyMethod, Federation, Info, Method, Reports, RoundContext, Sampler
 from fedbayes.contracts.returned import answered
 from fedbayes.core import seeds
 from fedbayes.core.devices import nondeterministic, out_of_memory
 from fedbayes.core.messages import SHORT_HEADER, Message, decode, decode_file, encode
 from fedbayes.core.tensors import Samples, Tensors, named, pack, part, to, unpack
-from fedbayes.errors import (
-    EngineError,
-    MessageError,
-    ModelError,
-    told_as,
-    warn,
-)
+from fedbayes.errors import EngineError, MessageError, ModelError, told_as, warn
 from fedbayes.federation.attacks.adversary import Adversary
 from fedbayes.federation.resident import DeviceCache
 from fedbayes.federation.settings import AS_IT_IS, Compression
@@ -282,7 +268,8 @@ class ClientRuntime:
         # A method may send sparse tensors of a network that is large, and then little but names.
         header = SHORT_HEADER + len(task.message) + _HEADER * len(self.run.network.initial)
         message = decode(task.message, longest_header=header)
-        return _to(self._link.received(message), self.run.network.device)
+        device = self.run.network.device
+        return {name: item.to(device) for name, item in self._link.received(message).items()}
 
     @cached_property
     def _link(self) -> Compressor:
@@ -441,9 +428,8 @@ class ClientRuntime:
 
     def _state(self, task: Task, device: torch.device) -> tuple[Any, Tensors]:
         """The client's private state, and what it could not say."""
-        with told_as(
-            EngineError, f"the private state of client {task.client} is damaged", MessageError
-        ):
+        damaged = f"the private state of client {task.client} is damaged"
+        with told_as(EngineError, damaged, MessageError):
             return read_state(task.state or b"", self.method, device)
 
     def _set_aside(self, samples: Samples, client: int) -> tuple[Samples, Samples | None]:
@@ -530,10 +516,6 @@ def _varies(error: RuntimeError) -> str:
         f"{operation} is not deterministic on this device. Set deterministic = false to use it, "
         "or choose another network"
     )
-
-
-def _to(message: Message, device: torch.device) -> Message:
-    return {name: item.to(device) for name, item in message.items()}
 
 
 _UNSAID = "unsaid"

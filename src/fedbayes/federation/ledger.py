@@ -15,7 +15,7 @@ from torch import Tensor
 
 from fedbayes.contracts import AnyMethod, Info, Report, Reports
 from fedbayes.core.by_client import ByClient
-from fedbayes.core.messages import Message, dense
+from fedbayes.core.messages import dense
 from fedbayes.errors import EngineError, MessageError
 from fedbayes.federation.broadcast import Sent, ServerMessages
 from fedbayes.federation.client_runtime import ClientFailure, ClientResult
@@ -247,7 +247,8 @@ class Ledger:
             return None
         self.up[client] = outcome.sent or len(outcome.report)
         if outcome.exact:
-            expected = _exact(expected)
+            pattern = dense(expected).items()
+            expected = {n: t.double() if t.is_floating_point() else t for n, t in pattern}
         try:
             if codec is None:
                 report = decode_report(outcome.report, expected)
@@ -303,8 +304,3 @@ class Ledger:
     def info(self) -> Info:
         """The mean of each metric over the clients that gave it, of a bounded number of them."""
         return means(self.infos.values())
-
-
-def _exact(expected: Message) -> Message:
-    """The pattern of a report in float64."""
-    return {n: t.double() if t.is_floating_point() else t for n, t in dense(expected).items()}

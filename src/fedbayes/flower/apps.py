@@ -48,11 +48,7 @@ def state_store(config: Config, folder: Path) -> StateStore:
 
 
 def node_app(project: Path) -> ClientApp:
-    """The ClientApp of a SuperNode.
-
-    Args:
-        project: the folder with `config.toml` and `schema.json`.
-    """
+    """The ClientApp of a SuperNode, by the folder with `config.toml` and `schema.json`."""
     return client_app(once(lambda context: find_node(project, context)))
 
 
@@ -133,7 +129,8 @@ def server_app(project: Path) -> ServerApp:
     @app.main()
     def main(grid: Grid, context: Context) -> None:
         logging.getLogger("flwr").setLevel(logging.WARNING)
-        folder = Path(str(context.run_config.get("folder") or _new_folder())).expanduser()
+        own = f"runs/federation-{datetime.now():%Y%m%d-%H%M%S}"
+        folder = Path(str(context.run_config.get("folder") or own)).expanduser()
         settings = _config(project, context)
         there = (folder / "config.toml").exists()
         if there:
@@ -226,7 +223,3 @@ def _same(config: Config, folder: Path) -> None:
             f"{folder} has a run with other settings than this project. Set another folder in the "
             "run config, or restore the settings"
         )
-
-
-def _new_folder() -> Path:
-    return Path("runs") / f"federation-{datetime.now():%Y%m%d-%H%M%S}"

@@ -72,7 +72,7 @@ class Gate(socket.socket):
         connection = _Connection(family, kind, protocol, fileno=accepted.detach())
         connection.settimeout(self.gettimeout())
         place = _place(str(address[0]))
-        if self.open[place] >= self.most[_is_here(place)]:
+        if self.open[place] >= self.most[ip_address(place).is_loopback]:
             connection.close()
             raise ConnectionAbortedError(f"{place} has too many connections")
         self.open[place] += 1
@@ -90,10 +90,6 @@ def _place(address: str) -> str:
     if found.version == 4 or found.is_loopback:
         return str(found)
     return str(ip_address(int(found) >> 64 << 64))
-
-
-def _is_here(place: str) -> bool:
-    return ip_address(place).is_loopback
 
 
 class Punctual(AutoHTTPProtocol):  # type: ignore[misc, valid-type]

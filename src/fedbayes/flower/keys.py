@@ -68,11 +68,7 @@ def make_keys(folder: Path, hosts: list[str], clients: int) -> list[Path]:
 
 
 def read_public_key(file: Path) -> bytes:
-    """A client's public key as the SuperLink wants it.
-
-    Raises:
-        RunError: the file holds none of the right kind.
-    """
+    """A client's public key as the SuperLink wants it. A RunError if the file holds none."""
     with told_as(
         RunError, f"cannot read the public key {file}", OSError, ValueError, UnsupportedAlgorithm
     ):

@@ -124,11 +124,8 @@ class Answers(Protocol):
 def app_of(
     find: Callable[[Context], Answers], secure: Callable[[Message, Context], Message]
 ) -> ClientApp:
-    """The ClientApp of clients that are found from their contexts.
-
-    Args:
-        find: the client of a context.
-        secure: answers messages of secure aggregation.
+    """The ClientApp of clients that are found from their contexts; `secure` answers messages of
+    secure aggregation.
     """
     app = ClientApp()
 

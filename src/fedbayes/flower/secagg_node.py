@@ -33,10 +33,8 @@ from fedbayes.flower.wire import one_line
 
 
 def secure_answer(node: Callable[[Context], Node]) -> Callable[[Message, Context], Message]:
-    """The function of a ClientApp that takes part in the protocol, for messages of type `train`.
-
-    Args:
-        node: finds the client from its context.
+    """The function of a ClientApp that takes part in the protocol, for messages of type `train`;
+    `node` finds the client from its context.
     """
 
     def train(message: Message, context: Context) -> Message:

@@ -105,11 +105,7 @@ class SuperLink:
             return None if path is None else path.expanduser().read_bytes()
 
     def submit(self, files: dict[str, bytes]) -> int:
-        """Submit a Flower app; the id of its run.
-
-        Raises:
-            LinkError: the SuperLink cannot be reached, or does not take it.
-        """
+        """Submit a Flower app; the id of its run. A LinkError if the SuperLink does not take it."""
         content, _ = build_fab_from_files(files)
         fab = Fab(hashlib.sha256(content).hexdigest(), content, {})
         with self._control() as client:
@@ -135,11 +131,7 @@ class SuperLink:
             client.ListRuns(ListRunsRequest(limit=1))
 
     def nodes(self) -> list[NodeInfo]:
-        """The nodes that it knows, as Flower tells of them.
-
-        Raises:
-            LinkError: it cannot be reached.
-        """
+        """The nodes that it knows, as Flower tells of them. A LinkError if it cannot be reached."""
         with self._control() as client:
             return list(client.ListNodes(ListNodesRequest()).nodes_info)
 
@@ -308,11 +300,7 @@ class Submission:
         self._session: Session | None = None
 
     def connect(self) -> Grid:
-        """Submit, and take the run.
-
-        Raises:
-            EngineError: that is not possible.
-        """
+        """Submit, and take the run. Raises an EngineError if that is not possible."""
         # The run before ends when the SuperLink is there again: a node may wait for the rest of its
         # last message, and for nothing else.
         before, self._session = self._session, self._link.take(self._link.submit(self._files))

@@ -58,11 +58,7 @@ Keys = tuple[ec.EllipticCurvePrivateKey, ec.EllipticCurvePublicKey]
 
 
 def read_private_key(file: Path) -> Keys:
-    """A client's key, as `federate keys` made it, and its public part.
-
-    Raises:
-        RunError: the file holds none of the right kind.
-    """
+    """A client's key, as `federate keys` made it, and its public part, or a RunError."""
     with told_as(
         RunError, f"cannot read the private key {file}", OSError, ValueError, UnsupportedAlgorithm
     ):

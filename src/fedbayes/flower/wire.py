@@ -109,11 +109,7 @@ def write_complaint(text: str) -> RecordDict:
 
 
 def raise_complaint(content: RecordDict, prefix: str = "") -> None:
-    """Raise what a node says instead of a reply, if it does.
-
-    Raises:
-        EngineError: the node's own words, behind the prefix.
-    """
+    """Raise what a node says instead of a reply, if it does, as an EngineError."""
     if "error" in content.config_records:
         words = one_line(content.config_records["error"].get("text"))
         raise EngineError(f"{prefix}{words}")

@@ -50,12 +50,17 @@ __all__ = [
     "regmean",
 ]
 
-_PLACES = {
-    **dict.fromkeys(__all__, "fedbayes.fusion.dense"),
-    **dict.fromkeys(("FunctionFusion", "fuse_functions"), "fedbayes.fusion.function"),
-    **dict.fromkeys(("GraphMatching", "match_graph"), "fedbayes.fusion.graph_matching"),
-    **dict.fromkeys(("Posterior", "fisher", "kfac", "regmean"), "fedbayes.fusion.posteriors"),
-    "FunctionSettings": "fedbayes.fusion.settings",
-    "posterior": "fedbayes.fusion.curvature",
-}
-__getattr__, __dir__ = attributes(__name__, _PLACES)
+__getattr__, __dir__ = attributes(
+    __name__,
+    {
+        "fedbayes.fusion.curvature": "posterior",
+        "fedbayes.fusion.dense": (
+            "Fusion FusionMethod FusionSettings Layers combination coordinate_average fuse "
+            "fuse_layers fusion_settings"
+        ),
+        "fedbayes.fusion.function": "FunctionFusion fuse_functions",
+        "fedbayes.fusion.graph_matching": "GraphMatching match_graph",
+        "fedbayes.fusion.posteriors": "Posterior fisher kfac regmean",
+        "fedbayes.fusion.settings": "FunctionSettings",
+    },
+)

@@ -1,8 +1,7 @@
 """A frozen network with low-rank changes of its layers, and what goes into these layers."""
 
 import copy
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping, Sequence
 
 import torch
 from torch import Tensor, nn
@@ -10,6 +9,7 @@ from torch import Tensor, nn
 from fedbayes.core.tensors import Tensors
 from fedbayes.errors import ModelError
 from fedbayes.fusion.low_rank import LowRank
+from fedbayes.models.hooks import watched
 
 Mask = Callable[[Tensor], Tensor | None]
 """Which of the tokens of inputs [n, length] count, bool [n, length]; None: there are no tokens."""
@@ -89,11 +89,7 @@ def within(network: nn.Module) -> nn.Module:
 
 
 def found_layer(network: nn.Module, name: str, source: str) -> nn.Module:
-    """A layer of a network, by name.
-
-    Raises:
-        ModelError: there is none.
-    """
+    """A layer of a network, by name. Raises a ModelError if there is none."""
     try:
         return network.get_submodule(name)
     except AttributeError:
@@ -146,8 +142,8 @@ def second_moments(
     counts = dict.fromkeys(layers, 0)
     given: list[Tensor | None] = [None]
 
-    def add(name: str, x: Tensor) -> None:
-        tokens = given[0]
+    def add(name: str, _: nn.Module, got: tuple[Tensor, ...], __: Tensor) -> None:
+        x, tokens = got[0], given[0]
         if tokens is not None and x.ndim == 3 and x.shape[:2] == tokens.shape:
             x = x[tokens]
         rows = x.reshape(-1, x.shape[-1])
@@ -157,7 +153,7 @@ def second_moments(
         found = (rows.T @ rows).double()
         totals[name] = totals[name].add_(found) if name in totals else found
 
-    with _watching(within(network), layers, add):
+    with watched({name: within(network).get_submodule(name) for name in layers}, add):
         for done, x in enumerate(batches, 1):
             given[0] = mask(x)
             said = network(x)
@@ -171,24 +167,6 @@ def second_moments(
                 "svd"
             )
     return {name: total / counts[name] for name, total in totals.items()}
-
-
-@contextmanager
-def _watching(
-    network: nn.Module, layers: Sequence[str], add: Callable[[str, Tensor], None]
-) -> Iterator[None]:
-    """Have a function called with the inputs of layers."""
-    hooks = [
-        network.get_submodule(name).register_forward_pre_hook(
-            lambda _, inputs, name=name: add(name, inputs[0])
-        )
-        for name in layers
-    ]
-    try:
-        yield
-    finally:
-        for hook in hooks:
-            hook.remove()
 
 
 @torch.no_grad()
@@ -205,8 +183,9 @@ def last_layer(
     """
     seen: dict[str, Tensor] = {}
     given, said, found = [], [], ""
+    named = {name: within(network).get_submodule(name) for name in layers}
     for x in batches:
-        with _watching(within(network), layers, seen.__setitem__):
+        with watched(named, lambda name, _, got, __: seen.update({name: got[0]})):
             outputs: Tensor = network(x)
         found = next((n for n in layers if _gives(network, n, seen.get(n), outputs)), "")
         if not found:

@@ -52,12 +52,8 @@ class Parts:
 
 
 class Origins:
-    """Where every entry of every tensor of the fused network comes from.
-
-    Args:
-        own: the wanted network.
-        donors: whose units there are.
-        chosen: of the groups.
+    """Where every entry of every tensor of the fused network comes from: of the wanted network, or
+    of donors for chosen groups.
     """
 
     def __init__(

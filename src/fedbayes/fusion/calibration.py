@@ -10,13 +10,7 @@ from torch.fx import GraphModule
 
 from fedbayes.errors import ModelError
 from fedbayes.fusion.draws import CHUNK, Draws
-from fedbayes.fusion.kronecker import (
-    AllLayers,
-    Linearized,
-    all_layers,
-    check_layers,
-    fitted_layers,
-)
+from fedbayes.fusion.kronecker import AllLayers, Linearized, all_layers, check_layers, fitted_layers
 from fedbayes.fusion.laplace import LARGEST, LastLayer, calibrated, find_last, fitted, last_layer
 from fedbayes.fusion.settings import PosteriorOf
 from fedbayes.fusion.teacher import Teacher

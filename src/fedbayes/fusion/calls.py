@@ -5,13 +5,15 @@ each pixel of a convolution, whose a_t is a patch. So with the gradient g_t of s
 gives, that by its weight is Σ_t g_t a_tᵀ.
 """
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
+
+from fedbayes.models.hooks import watched
 
 
 @dataclass
@@ -33,26 +35,17 @@ class Call:
 
 @contextmanager
 def recorded(layers: Mapping[str, nn.Module]) -> Iterator[list[Call]]:
-    """Note inputs and outputs of layers in a forward pass, call by call.
-
-    Args:
-        layers: dense ones and convolutions, by name.
+    """Note inputs and outputs of layers, dense ones and convolutions, in a forward pass, call by
+    call.
     """
     calls: list[Call] = []
 
-    def note(name: str) -> Callable[[nn.Module, tuple[Tensor, ...], Tensor], Tensor]:
-        def hook(layer: nn.Module, given: tuple[Tensor, ...], out: Tensor) -> Tensor:
-            calls.append(Call(name, layer, given[0].detach(), out))
-            return out.clone()  # what comes next may write over it
+    def note(name: str, layer: nn.Module, given: tuple[Tensor, ...], out: Tensor) -> Tensor:
+        calls.append(Call(name, layer, given[0].detach(), out))
+        return out.clone()  # what comes next may write over it
 
-        return hook
-
-    handles = [layer.register_forward_hook(note(name)) for name, layer in layers.items()]
-    try:
+    with watched(layers, note):
         yield calls
-    finally:
-        for handle in handles:
-            handle.remove()
 
 
 def patches(layer: nn.Module, x: Tensor) -> Tensor:

@@ -69,11 +69,8 @@ class PlacedEntries:
 
 
 class Coordinates:
-    """What clients' tensors are on global coordinates.
-
-    Args:
-        donors: the clients' networks, of one graph.
-        names: of them, for errors.
+    """What the tensors of clients' networks of one graph are on global coordinates; `names` are for
+    errors.
 
     Raises:
         ModelError: units have more entries in one network than in another, or free axes differ.

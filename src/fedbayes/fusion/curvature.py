@@ -152,10 +152,7 @@ def curvature_at(
 
 
 def layer_factors(
-    module: nn.Module,
-    likelihood: Likelihood,
-    batches: Iterable[Tensor],
-    settings: CurvatureSettings | None = None,
+    module: nn.Module, likelihood: Likelihood, batches: Iterable[Tensor]
 ) -> dict[str, KroneckerFactors]:
     """Only the Kronecker factors of a network's layers, as for `posterior`.
 
@@ -163,13 +160,12 @@ def layer_factors(
         module: the network; not changed.
         likelihood: what its outputs mean.
         batches: inputs [n, ...].
-        settings: how.
 
     Raises:
         ModelError: there are no inputs.
         ConfigError: the likelihood has no distribution to draw from.
     """
-    settings = settings or CurvatureSettings()
+    settings = CurvatureSettings()
     sums = _Sums(copy.deepcopy(module).eval(), settings.largest, None)
     rng, total = seeds.torch_rng(0, "curvature"), 0
     for batch in batches:
@@ -217,11 +213,7 @@ def _module(network: Network, weights: Tensors) -> nn.Module:
 
 
 def fisher_matrix(method: AnyMethod, run: Federation) -> None:
-    """The likelihood has a distribution, and so a Fisher matrix.
-
-    Raises:
-        ConfigError: it has none.
-    """
+    """The likelihood has a distribution, and so a Fisher matrix, or a ConfigError is raised."""
     likelihood = run.likelihood
     if not isinstance(likelihood, Classes | Multilabel | Parametric):
         raise ConfigError(
@@ -339,7 +331,7 @@ class _Sums:
         with torch.enable_grad(), recorded(self.layers) as uses:
             f = self.module(x)
         if not self.checked:
-            self._check(f, uses)
+            self._keep_added(f, uses)
             self._leave_out()
             uses = [use for use in uses if use.name in self.layers]
         kept, room = dict[int, Tensor](), _KEPT
@@ -436,7 +428,7 @@ class _Sums:
                 for kind in ("weight", "bias"):
                     self.diagonal.pop(f"{name}.{kind}", None)
 
-    def _check(self, f: Tensor, uses: Sequence[Call]) -> None:
+    def _keep_added(self, f: Tensor, uses: Sequence[Call]) -> None:
         """Keep the layers whose gradients are, sample by sample, the sums over their calls."""
         if not uses:
             self.layers = {}

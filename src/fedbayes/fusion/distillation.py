@@ -19,7 +19,7 @@ from fedbayes.core.files import digest, read_bytes, write_beside
 from fedbayes.core.messages import decode_file, encode
 from fedbayes.core.seals import check_seal, sealed
 from fedbayes.core.tensors import Tensors, pack, unpack
-from fedbayes.errors import MessageError, ModelError, RunError
+from fedbayes.errors import MessageError, ModelError, RunError, told_as
 from fedbayes.fusion.draws import CHUNK, Augmented, CachedInputs, Draws
 from fedbayes.fusion.settings import DistillationSettings
 from fedbayes.fusion.teacher import ChannelsLast, Teacher, divergence, set_training
@@ -377,19 +377,12 @@ class _DistillationRun:
         write_beside(path, sealed(pack(at), {}))
 
     def resume(self, path: Path) -> None:
-        """Go on from a file.
-
-        Raises:
-            RunError: it is damaged, or of another distillation.
-        """
-        try:
+        """Go on from a file. Raises a RunError if it is damaged, or of another distillation."""
+        unread, after = f"the state {path} cannot be read", ". Remove it to start again"
+        with told_as(RunError, unread, OSError, MessageError, after=after):
             data = read_bytes(path)
             check_seal(data)
             at = unpack(_At, decode_file(data, plain=True))
-        except (OSError, MessageError) as error:
-            raise RunError(
-                f"the state {path} cannot be read: {error}. Remove it to start again"
-            ) from None
         own = self.module.state_dict()
         if (
             at.asked != self.at.asked

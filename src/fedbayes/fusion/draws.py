@@ -28,11 +28,7 @@ class Draws(Protocol):
 
 
 class Derived:
-    """Draws that are made of others; `batch` says how.
-
-    Args:
-        draws: where they come from.
-    """
+    """Draws that are made of others; `batch` says how."""
 
     def __init__(self, draws: Draws) -> None:
         self.draws = draws

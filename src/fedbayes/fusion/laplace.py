@@ -34,6 +34,7 @@ from fedbayes.errors import ModelError
 from fedbayes.fusion.curvature import scores
 from fedbayes.fusion.teacher import Function
 from fedbayes.likelihoods import Likelihood
+from fedbayes.models.hooks import watched
 
 LARGEST = 2000
 """Weights of a last layer up to which its precision is whole by default."""
@@ -313,28 +314,14 @@ def calibrated(module: nn.Module, found: LastLayer) -> nn.Module:
 
 
 def find_last(module: nn.Module, x: Tensor) -> tuple[str, nn.Linear]:
-    """The linear layer whose outputs are those of the network, and its name.
-
-    Raises:
-        ModelError: there is none.
-    """
+    """The linear layer whose outputs are the network's, and its name. A ModelError if none is."""
     made: dict[str, Tensor] = {}
-    handles = [
-        layer.register_forward_hook(lambda _, __, out, name=name: made.update({name: out}))
-        for name, layer in module.named_modules()
-        if isinstance(layer, nn.Linear)
-    ]
-    try:
-        with torch.no_grad():
-            f = module.eval()(x)
-    finally:
-        for handle in handles:
-            handle.remove()
+    linear = {name: one for name, one in module.named_modules() if isinstance(one, nn.Linear)}
+    with watched(linear, lambda name, _, __, out: made.update({name: out})), torch.no_grad():
+        f = module.eval()(x)
     for name, out in reversed(made.items()):
         if out.shape == f.shape and torch.equal(out, f):
-            layer = module.get_submodule(name)
-            assert isinstance(layer, nn.Linear)
-            return name, layer
+            return name, linear[name]
     raise ModelError(
         f"a {type(module).__name__} does not end with a linear layer, which the Laplace "
         "approximation needs"
@@ -344,10 +331,7 @@ def find_last(module: nn.Module, x: Tensor) -> tuple[str, nn.Linear]:
 def features(module: nn.Module, linear: nn.Linear, x: Tensor) -> tuple[Tensor, Tensor]:
     """What a last layer reads [n, d], and the outputs of the network [n, K]."""
     seen: list[Tensor] = []
-    handle = linear.register_forward_pre_hook(lambda _, given: seen.append(given[0]))
-    try:
-        with torch.no_grad():
-            f = module.eval()(x)
-    finally:
-        handle.remove()
+    hook = linear.register_forward_pre_hook(lambda _, given: seen.append(given[0]))
+    with hook, torch.no_grad():
+        f = module.eval()(x)
     return seen[-1], f

@@ -12,11 +12,6 @@ class NormalEquations:
     Products of a batch are in the batch's own type, sums over batches in float64. The memory is
     [problems, features + 1, features + outputs + 1] numbers of 8 bytes, whatever the number of
     batches.
-
-    Args:
-        problems: how many there are.
-        features: of each problem.
-        outputs: of each problem.
     """
 
     def __init__(self, problems: int, features: int, outputs: int) -> None:

@@ -8,7 +8,6 @@ inputs are those of the networks, averaged (Jordan et al. 2023).
 import copy
 from collections import Counter
 from collections.abc import Sequence
-from functools import partial
 from itertools import pairwise
 from typing import Any
 
@@ -18,6 +17,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 
 from fedbayes.core.tensors import Tensors
 from fedbayes.fusion.teacher import set_training
+from fedbayes.models.hooks import watched
 from fedbayes.models.resize import with_weights
 
 LAYERS = (nn.Linear, nn.Conv1d, nn.Conv2d, nn.Conv3d)
@@ -85,19 +85,11 @@ def repaired(
         shape = _along(layer, outputs)
         return outputs * factor.to(outputs).reshape(shape) + shift.to(outputs).reshape(shape)
 
-    handles = [
-        layer.register_forward_hook(partial(rescale, name)) for name, layer in _named(fused, layers)
-    ]
-    fused(x)
-    for handle in handles:
-        handle.remove()
+    with watched({name: fused.get_submodule(name) for name in layers}, rescale):
+        fused(x)
     state = fused.state_dict()
     found = {n: state[n].to(w.dtype) if w.is_floating_point() else w for n, w in weights.items()}
     return found, left
-
-
-def _named(network: nn.Module, layers: Sequence[str]) -> list[tuple[str, nn.Module]]:
-    return [(name, network.get_submodule(name)) for name in layers]
 
 
 def _layers(network: nn.Module, x: Tensor) -> tuple[list[str], dict[str, str]]:
@@ -105,9 +97,8 @@ def _layers(network: nn.Module, x: Tensor) -> tuple[list[str], dict[str, str]]:
     twin, order = copy.deepcopy(network), list[str]()
     set_training(twin, False)
     leaves = {name: leaf for name, leaf in twin.named_modules() if not list(leaf.children())}
-    for name, leaf in leaves.items():
-        leaf.register_forward_hook(partial(_note, order, name))
-    twin(x)
+    with watched(leaves, lambda name, *_: order.append(name)):
+        twin(x)
     ours = [name for name in dict.fromkeys(order) if isinstance(leaves[name], LAYERS)][:-1]
     owners = Counter(id(p) for leaf in leaves.values() for p in leaf._parameters.values())
     found, left = list[str](), dict[str, str]()
@@ -118,16 +109,6 @@ def _layers(network: nn.Module, x: Tensor) -> tuple[list[str], dict[str, str]]:
         elif not isinstance(following[0], _BatchNorm):
             found.append(name)
     return found, left
-
-
-def _note(order: list[str], name: str, *_: object) -> None:
-    order.append(name)
-
-
-def _measure(
-    found: dict[str, tuple[Tensor, Tensor]], name: str, layer: nn.Module, _: object, outputs: Tensor
-) -> None:
-    found[name] = _moments(layer, outputs)
 
 
 def _normalize(network: nn.Module) -> None:
@@ -159,11 +140,10 @@ def _statistics(
     """Of each layer's units, over these inputs."""
     found: dict[str, tuple[Tensor, Tensor]] = {}
     set_training(network, False)
-    handles = [
-        layer.register_forward_hook(partial(_measure, found, name))
-        for name, layer in _named(network, layers)
-    ]
-    network(x)
-    for handle in handles:
-        handle.remove()
+
+    def measure(name: str, layer: nn.Module, _: object, outputs: Tensor) -> None:
+        found[name] = _moments(layer, outputs)
+
+    with watched({name: network.get_submodule(name) for name in layers}, measure):
+        network(x)
     return found

@@ -86,15 +86,12 @@ def _changes(merging: Merging) -> tuple[Tensors, list[Tensor]]:
             "changes need the network from which all clients started. Give its file with --base"
         )
     combine([*merging.states, merging.start], [0.0] * (len(merging.states) + 1))  # one graph
-    names = _trained(merging.states[0])
+    found = merging.states[0].items()
+    # Counters of batch normalization and running statistics are averaged.
+    names = [n for n, t in found if t.is_floating_point() and "running_" not in n]
     start = {name: merging.start[name] for name in names}
     before = _flat(start, names)
     return start, [_flat(state, names) - before for state in merging.states]
-
-
-def _trained(state: Tensors) -> list[str]:
-    """Names of weights; counters of batch normalization and running statistics are averaged."""
-    return [n for n, t in state.items() if t.is_floating_point() and "running_" not in n]
 
 
 def _flat(state: Mapping[str, Tensor], names: Sequence[str]) -> Tensor:

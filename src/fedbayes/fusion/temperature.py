@@ -15,12 +15,7 @@ from fedbayes.likelihoods.temperature import LIMIT, TemperatureSums, sums_of
 
 
 class TemperatureScaled(nn.Module):
-    """A network whose logits are divided by a temperature, so that it is as sure as its teacher.
-
-    Args:
-        network: of inputs to logits.
-        temperature: what they are divided by.
-    """
+    """A network whose logits are divided by a temperature, so that it is as sure as its teacher."""
 
     def __init__(self, network: nn.Module, temperature: float) -> None:
         super().__init__()

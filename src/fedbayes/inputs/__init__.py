@@ -34,13 +34,8 @@ __all__ = [
 __getattr__, __dir__ = attributes(
     __name__,
     {
-        "InputPrior": "fedbayes.inputs.prior",
-        "Inputs": "fedbayes.inputs.prior",
-        "Sums": "fedbayes.data.tables.sums",
-        "add_sums": "fedbayes.data.tables.sums",
-        "plot_inputs": "fedbayes.inputs.picture",
-        "read_sums": "fedbayes.data.tables.sums",
-        "sums_of": "fedbayes.data.tables.sums",
-        "write_sums": "fedbayes.data.tables.sums",
+        "fedbayes.data.tables.sums": "Sums add_sums read_sums sums_of write_sums",
+        "fedbayes.inputs.picture": "plot_inputs",
+        "fedbayes.inputs.prior": "InputPrior Inputs",
     },
 )

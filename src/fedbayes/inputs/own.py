@@ -7,7 +7,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fedbayes.core.lazy import named, raised
+from fedbayes.core.lazy import named, own_code
 from fedbayes.core.wording import size
 from fedbayes.errors import ConfigError, DataError
 from fedbayes.inputs.prior import InputPrior
@@ -41,12 +41,8 @@ class OwnPrior(InputPrior):
 
     def draw(self, count: int, rng: np.random.Generator) -> Tensor:
         """As `InputPrior.draw`."""
-        try:
+        with own_code(DataError, f"the input prior {self.name} failed", self.name):
             drawn = self._function(count, rng, shape=self.shape)
-        except (Exception, SystemExit) as error:  # whatever a function of one's own may raise
-            raise DataError(
-                f"the input prior {self.name} failed: {raised(error, self.name)}"
-            ) from error
         return self._checked(drawn, count)
 
     def _checked(self, drawn: Any, count: int) -> Tensor:

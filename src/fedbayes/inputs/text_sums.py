@@ -9,24 +9,24 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any, TypeVar
+from typing import Annotated, Any, Literal, TypeVar
 
 import numpy as np
 import numpy.typing as npt
 import torch
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, Strict
 from torch import Tensor
 
 from fedbayes.core import pretrained
-from fedbayes.core.files import parse_json, read_text, write_beside
+from fedbayes.core.files import write_beside
 from fedbayes.core.plausible import MOST_ROWS
 from fedbayes.core.pretrained import PADDING
+from fedbayes.data.tables.summaries import read_as
 from fedbayes.data.tokens import Tokens
 from fedbayes.errors import DataError
 from fedbayes.inputs.prior import InputPrior
 from fedbayes.inputs.texts import special_tokens
 
-FORMAT = "fedbayes text sums 1"
 EDGE = -1
 """Stands before the first token of a text and behind the last one."""
 Pair = tuple[int, int]
@@ -207,23 +207,23 @@ class _TextSumsFile(BaseModel):
 
     model_config = ConfigDict(extra="forbid", strict=True)
 
-    format: str
+    format: Literal["fedbayes text sums 1"]
     texts: _Count
     tokenizer: str
-    tokens: list[tuple[_Token, _Count]]
-    pairs: list[tuple[_Token, _Token, _Count]]
+    tokens: list[Annotated[tuple[_Token, _Count], Strict(False)]]  # JSON has lists for tuples
+    pairs: list[Annotated[tuple[_Token, _Token, _Count], Strict(False)]]
 
 
 def write_text_sums(sums: TextSums, path: Path) -> None:
     """Write sums as JSON, whole or not at all."""
-    content = {
-        "format": FORMAT,
-        "texts": sums.texts,
-        "tokenizer": sums.tokenizer,
-        "tokens": sorted(sums.tokens.items()),
-        "pairs": sorted((one, two, count) for (one, two), count in sums.pairs.items()),
-    }
-    write_beside(path, json.dumps(content).encode() + b"\n")
+    content = _TextSumsFile(
+        format="fedbayes text sums 1",
+        texts=sums.texts,
+        tokenizer=sums.tokenizer,
+        tokens=sorted(sums.tokens.items()),
+        pairs=sorted((one, two, count) for (one, two), count in sums.pairs.items()),
+    )
+    write_beside(path, json.dumps(content.model_dump()).encode() + b"\n")
 
 
 def read_text_sums(path: Path) -> TextSums:
@@ -232,22 +232,11 @@ def read_text_sums(path: Path) -> TextSums:
     Raises:
         DataError: there is no such file, or it holds no sums of texts.
     """
-    try:
-        content = parse_json(read_text(path))
-        if isinstance(content, dict):  # JSON has lists for tuples
-            for key in ("tokens", "pairs"):
-                if isinstance(rows := content.get(key), list):
-                    content[key] = [tuple(r) if isinstance(r, list) else r for r in rows]
-        file = _TextSumsFile.model_validate(content)
-    except OSError as error:
-        raise DataError(f"cannot read {path}: {error.strerror}") from None
-    except (ValidationError, ValueError, TypeError):
-        file = None
-    if file is None or file.format != FORMAT:
-        raise DataError(
-            f"{path} does not contain sums of texts. Create it with: fedbayes sums MODEL --data "
-            "FILE -o sums.json"
-        )
+    wrong = (
+        "does not contain sums of texts. Create it with: fedbayes sums MODEL --data FILE -o "
+        "sums.json"
+    )
+    file = read_as(_TextSumsFile, path, wrong)
     tokens = dict(file.tokens)
     pairs = {(one, two): count for one, two, count in file.pairs}
     if len(tokens) < len(file.tokens) or len(pairs) < len(file.pairs) or EDGE in tokens:

@@ -59,18 +59,11 @@ __all__ = [
 __getattr__, __dir__ = attributes(
     __name__,
     {
-        "Classes": "fedbayes.likelihoods.base",
-        "Likelihood": "fedbayes.likelihoods.base",
-        "Predictor": "fedbayes.likelihoods.evaluation",
-        "predictor": "fedbayes.likelihoods.evaluation",
-        "Scores": "fedbayes.likelihoods.evaluation",
-        "evaluate": "fedbayes.likelihoods.evaluation",
-        "parted": "fedbayes.likelihoods.evaluation",
-        "score_names": "fedbayes.likelihoods.evaluation",
-        "scored": "fedbayes.likelihoods.evaluation",
-        "total": "fedbayes.likelihoods.evaluation",
-        "Numeric": "fedbayes.likelihoods.numeric",
-        "Parametric": "fedbayes.likelihoods.numeric",
+        "fedbayes.likelihoods.base": "Classes Likelihood",
+        "fedbayes.likelihoods.evaluation": (
+            "Predictor Scores evaluate parted predictor score_names scored total"
+        ),
+        "fedbayes.likelihoods.numeric": "Numeric Parametric",
     },
 )
 

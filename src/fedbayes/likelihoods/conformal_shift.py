@@ -107,11 +107,8 @@ _ROUNDING = 1e-12
 
 
 def checked_prior(given: dict[str, float], names: Sequence[str]) -> Tensor:
-    """Shares of classes in their order, [classes]; 0 of a class that is not named.
-
-    Args:
-        given: by name.
-        names: of the classes.
+    """Shares of classes, given by name, in the order of the classes, [classes]; 0 of a class that
+    is not named.
 
     Raises:
         ConfigError: a name is no class, or they are no shares.

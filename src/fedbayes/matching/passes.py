@@ -30,12 +30,7 @@ class Found(Generic[Part]):
 
 
 class Passes(ABC, Generic[Part]):
-    """A network whose parts are matched one at a time.
-
-    Args:
-        hidden: number of parts.
-        settings: of the matching.
-    """
+    """A network whose `hidden` parts are matched one at a time, by the settings of the matching."""
 
     def __init__(self, hidden: int, settings: MatchingSettings) -> None:
         self.hidden, self.settings = hidden, settings

@@ -1,15 +1,6 @@
 """The baseline without privacy: one model on the pooled data."""
 
-from fedbayes.contracts import (
-    About,
-    Federation,
-    Info,
-    PointEstimate,
-    Reports,
-    RoundContext,
-    Sum,
-    Weights,
-)
+from fedbayes.contracts import About, Federation, PointEstimate, Reports, Weights
 from fedbayes.core.fields import unused
 
 
@@ -25,14 +16,6 @@ class Global(PointEstimate[Weights]):
     server_state = Weights
     reports = Reports(pooled=True)
 
-    def init(self, run: Federation) -> Weights:
-        """The network's initialization."""
-        return Weights(run.network.initial)
-
     def remarks(self, run: Federation) -> list[str]:
         """A note that weights have no effect on a single report."""
         return unused(self, ("weighting",), f"{self.name} pools all data", "method.")
-
-    def update(self, server: Weights, reports: Sum, at: RoundContext) -> tuple[Weights, Info]:
-        """The weights of the one report."""
-        return Weights(reports.mean()), {}

@@ -2,16 +2,7 @@
 
 from pydantic import Field
 
-from fedbayes.contracts import (
-    About,
-    Federation,
-    Info,
-    Loss,
-    Problem,
-    Report,
-    RoundContext,
-    Solved,
-)
+from fedbayes.contracts import About, Federation, Info, Loss, Problem, Report, RoundContext
 from fedbayes.contracts.personal import PersonalModels, PersonalTensors, solved_apart
 from fedbayes.contracts.run import given_centre, with_centre
 from fedbayes.core.messages import Message, dense
@@ -42,12 +33,6 @@ class Ditto(PersonalModels):
         "the global one",
     )
 
-    def problem(
-        self, message: Message, client: PersonalTensors, samples: Samples, at: RoundContext
-    ) -> Problem:
-        """Train the global model from the server's weights, as in FedAvg."""
-        return Problem(at.run.network.prepare(dense(message)))
-
     def personal_problem(
         self, message: Message, client: PersonalTensors, at: RoundContext
     ) -> Problem:
@@ -75,9 +60,3 @@ class Ditto(PersonalModels):
             samples,
         )
         return report, PersonalTensors(own.parameters), {**info, "personal_loss": own.loss}
-
-    def report(
-        self, solved: Solved, problem: Problem, client: PersonalTensors, at: RoundContext
-    ) -> tuple[Report, PersonalTensors, Info]:
-        """Report the global weights where training ended."""
-        return Report(dict(solved.parameters), self.weight(solved)), client, solved.info

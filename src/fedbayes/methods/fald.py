@@ -51,10 +51,6 @@ class Fald(Chain, PointEstimate[ChainServer]):
         """Plain steps, and a temperature that lets the model fit the data."""
         return {**sgd(known), "method.temperature": known.tempered(0.2)}
 
-    def init(self, run: Federation) -> ChainServer:
-        """Start at the network's initialization."""
-        return ChainServer(run.network.initial)
-
     def problem(
         self, message: Message, client: Stateless, samples: Samples, at: RoundContext
     ) -> Problem:

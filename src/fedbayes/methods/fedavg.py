@@ -1,6 +1,6 @@
 """FedAvg: the Gaussian prior of vanishing precision."""
 
-from fedbayes.contracts import About, Federation, Info, PointEstimate, RoundContext, Sum, Weights
+from fedbayes.contracts import About, PointEstimate, Weights
 
 
 class FedAvg(PointEstimate[Weights]):
@@ -16,11 +16,3 @@ class FedAvg(PointEstimate[Weights]):
         "McMahan et al. 2017; EM view: Louizos et al. 2021, section 2.1",
     )
     server_state = Weights
-
-    def init(self, run: Federation) -> Weights:
-        """The network's initialization."""
-        return Weights(run.network.initial)
-
-    def update(self, server: Weights, reports: Sum, at: RoundContext) -> tuple[Weights, Info]:
-        """The mean of the reports."""
-        return Weights(reports.mean()), {}

@@ -95,10 +95,6 @@ class _Ensemble(Averaged, Method[FedBeServer, Stateless, Reduced], Generic[Reduc
             ]
         return super().remarks(run)
 
-    def init(self, run: Federation) -> FedBeServer:
-        """The network's initialization."""
-        return FedBeServer(run.network.initial)
-
     def origin(self, server: FedBeServer, run: Federation) -> Tensors:
         """The network that clients start from."""
         return server.weights

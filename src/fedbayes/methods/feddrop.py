@@ -1,6 +1,6 @@
 """Federated dropout: every client trains a smaller network."""
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from math import floor
 from typing import Annotated, Any
 
@@ -28,6 +28,7 @@ from fedbayes.contracts import (
     Total,
     units_remarks,
 )
+from fedbayes.contracts.drift import DriftServer
 from fedbayes.core.fields import Chosen, unused
 from fedbayes.core.messages import Masked, Message
 from fedbayes.core.tensors import Samples, Tensors
@@ -36,17 +37,7 @@ from fedbayes.models import units
 from fedbayes.models.units import Group
 
 
-@dataclass(frozen=True)
-class FedDropServer:
-    """Weights and buffers of the whole network, and the server's optimizer state."""
-
-    weights: Tensors
-    buffers: Tensors
-    optimizer: Tensors
-    """State of the server's optimizer."""
-
-
-class FedDrop(Averaged, ServerOptimizer, Method[FedDropServer, Stateless, Sum]):
+class FedDrop(Averaged, ServerOptimizer, Method[DriftServer, Stateless, Sum]):
     """Federated dropout (Caldas et al. 2018).
 
     For every client of a round the server drops a fixed share of the units of each hidden layer
@@ -67,7 +58,7 @@ class FedDrop(Averaged, ServerOptimizer, Method[FedDropServer, Stateless, Sum]):
         "Caldas et al. 2018; Louizos et al. 2021, appendix A",
         published=UNIFORM,
     )
-    server_state = FedDropServer
+    server_state = DriftServer
     reports = Reports({"weights": Part(mask="sent")})
 
     conv_rate: float = Field(0.1, ge=0, lt=1, description="share of dropped filters")
@@ -106,12 +97,7 @@ class FedDrop(Averaged, ServerOptimizer, Method[FedDropServer, Stateless, Sum]):
     def _droppable(self, run: Federation) -> tuple[Group, ...]:
         return run.network.narrowing
 
-    def init(self, run: Federation) -> FedDropServer:
-        """The network's initialization."""
-        weights, buffers = run.network.split()
-        return FedDropServer(weights, buffers, {})
-
-    def message(self, server: FedDropServer, at: RoundContext) -> Message:
+    def message(self, server: DriftServer, at: RoundContext) -> Message:
         """The client's smaller network of the round."""
         rng = at.rng("dropped units")
         dropped = self._droppable(at.run)
@@ -147,7 +133,7 @@ class FedDrop(Averaged, ServerOptimizer, Method[FedDropServer, Stateless, Sum]):
         }
         return Report(report, self.weight(solved)), client, solved.info
 
-    def chart(self, server: FedDropServer, run: Federation) -> Chart:
+    def chart(self, server: DriftServer, run: Federation) -> Chart:
         """Where nothing says who had an entry, as under noise, as many count as are expected to
         have had it.
         """
@@ -172,8 +158,8 @@ class FedDrop(Averaged, ServerOptimizer, Method[FedDropServer, Stateless, Sum]):
         return Chart(total=as_expected)
 
     def update(
-        self, server: FedDropServer, reports: Sum, at: RoundContext
-    ) -> tuple[FedDropServer, Info]:
+        self, server: DriftServer, reports: Sum, at: RoundContext
+    ) -> tuple[DriftServer, Info]:
         """A step towards each weight's mean over the clients that had it."""
         mean = reports.mean()
         drift = {}
@@ -187,7 +173,7 @@ class FedDrop(Averaged, ServerOptimizer, Method[FedDropServer, Stateless, Sum]):
             share = reports.share(name)
             seen = mean[name] / share.clamp_min(1e-12) if name in reports.present else mean[name]
             buffers[name] = torch.where(share > 0, seen.to(before.dtype), before)
-        return FedDropServer(weights, buffers, optimizer), {}
+        return DriftServer(weights, buffers, optimizer), {}
 
     def personal_model(
         self, message: Message, report: Report | None, client: Stateless, run: Federation

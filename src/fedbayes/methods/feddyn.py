@@ -98,10 +98,6 @@ class FedDyn(Averaged, Method[FedDynServer, PersonalTensors, Sum]):
         """Start with no changes."""
         return PersonalTensors(_zeros(at.run))
 
-    def message(self, server: FedDynServer, at: RoundContext) -> Message:
-        """Send the weights, the same to all."""
-        return dict(server.weights)
-
     def expected(self, message: Message, run: Federation) -> Message:
         """Changes of the trained weights, and buffers."""
         trained = run.network.split()[0]
@@ -159,10 +155,6 @@ class FedDyn(Averaged, Method[FedDynServer, PersonalTensors, Sum]):
         }
         length = torch.stack([d.norm() for d in drift.values()]).norm()
         return FedDynServer(weights, drift, heard), {"drift_norm": float(length)}
-
-    def model(self, server: FedDynServer, run: Federation) -> Tensors:
-        """Return the server's weights."""
-        return server.weights
 
     def personal_model(
         self, message: Message, report: Report | None, client: PersonalTensors, run: Federation

@@ -29,13 +29,7 @@ from fedbayes.fusion.combining import combine
 from fedbayes.fusion.distillation import distill
 from fedbayes.fusion.draws import CachedInputs
 from fedbayes.fusion.function import teacher_of
-from fedbayes.fusion.rounds import (
-    drawable,
-    draws_of_round,
-    input_remarks,
-    module_with,
-    weights_in,
-)
+from fedbayes.fusion.rounds import drawable, draws_of_round, input_remarks, module_with, weights_in
 from fedbayes.fusion.seeking import Seeker
 from fedbayes.fusion.settings import DistillationSettings, SeekingSettings
 from fedbayes.likelihoods import Classes
@@ -128,10 +122,6 @@ class FedFuse(ClassCountedMethod[Server]):
             kind = run.likelihood.name
             notes.append(f"method.seek has no effect: there are no classes ({kind})")
         return notes
-
-    def init(self, run: Federation) -> Server:
-        """The network's initialization."""
-        return Server(run.network.initial)
 
     def expected(self, message: Message, run: Federation) -> Message:
         """A network, counts of classes, and a temperature."""

@@ -9,11 +9,7 @@ from fedbayes.contracts.drawn import Fit
 from fedbayes.contracts.mean_field import MeanField
 from fedbayes.core.fields import Chosen, Only, Tuned
 from fedbayes.errors import ConfigError
-from fedbayes.likelihoods.robust import (
-    density_power,
-    generalized_cross_entropy,
-    has_density_power,
-)
+from fedbayes.likelihoods.robust import density_power, generalized_cross_entropy, has_density_power
 
 
 def _loss_of_likelihood(method: Any, run: Federation) -> None:

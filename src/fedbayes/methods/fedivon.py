@@ -30,11 +30,7 @@ from fedbayes.contracts import (
     sgd,
 )
 from fedbayes.contracts.changes import norm
-from fedbayes.contracts.drawn import (
-    expected_loss,
-    sampler_of,
-    weight_noise,
-)
+from fedbayes.contracts.drawn import expected_loss, sampler_of, weight_noise
 from fedbayes.contracts.needs import own_prior, weights_alone
 from fedbayes.core.fields import Chosen
 from fedbayes.core.messages import Message, dense

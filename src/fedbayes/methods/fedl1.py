@@ -1,6 +1,5 @@
 """FedL1: group lasso at the clients, and whole units below a threshold are not sent."""
 
-from dataclasses import dataclass
 from math import sqrt
 from typing import Any, Literal
 
@@ -30,6 +29,7 @@ from fedbayes.contracts import (
     sgd,
     units_remarks,
 )
+from fedbayes.contracts.drift import DriftServer
 from fedbayes.core.messages import Message
 from fedbayes.core.tensors import Samples, Tensors
 from fedbayes.inference.optimizers import ServerOptimizer
@@ -37,17 +37,7 @@ from fedbayes.models import units
 from fedbayes.models.units import Group
 
 
-@dataclass(frozen=True)
-class FedL1Server:
-    """The weights, those of units below the threshold zero."""
-
-    weights: Tensors
-    buffers: Tensors
-    optimizer: Tensors
-    """State of the server's optimizer."""
-
-
-class FedL1(Averaged, ServerOptimizer, Method[FedL1Server, Stateless, Sum]):
+class FedL1(Averaged, ServerOptimizer, Method[DriftServer, Stateless, Sum]):
     """Group lasso with a hard threshold (EM paper, appendix A, Eq. 24 and 25).
 
     A client minimizes nll(φ) + λ Σ_g ‖φ_g‖₂ over the weights of units and filters. Client and
@@ -61,7 +51,7 @@ class FedL1(Averaged, ServerOptimizer, Method[FedL1Server, Stateless, Sum]):
         "Louizos et al. 2021, appendix A; Wen et al. 2016",
         published=UNIFORM,
     )
-    server_state = FedL1Server
+    server_state = DriftServer
     reports = Reports({"weights": Part(mask="chosen", missing="zero")})
 
     l1: float = Field(2e-3, ge=0, description="λ, penalty of a group's norm, and the threshold")
@@ -88,12 +78,12 @@ class FedL1(Averaged, ServerOptimizer, Method[FedL1Server, Stateless, Sum]):
         """Layers that have no groups."""
         return units_remarks(self.name, run.network, self._groups(run))
 
-    def init(self, run: Federation) -> FedL1Server:
+    def init(self, run: Federation) -> DriftServer:
         """The network's initialization."""
         weights, buffers = run.network.split()
-        return FedL1Server(self._thresholded(weights, self._groups(run)), buffers, {})
+        return DriftServer(self._thresholded(weights, self._groups(run)), buffers)
 
-    def message(self, server: FedL1Server, at: RoundContext) -> Message:
+    def message(self, server: DriftServer, at: RoundContext) -> Message:
         """The groups above the threshold, and what belongs to none."""
         return self._sparse({**server.weights, **server.buffers}, self._groups(at.run))
 
@@ -142,8 +132,8 @@ class FedL1(Averaged, ServerOptimizer, Method[FedL1Server, Stateless, Sum]):
         return Report(sparse, self.weight(solved)), client, solved.info
 
     def update(
-        self, server: FedL1Server, reports: Sum, at: RoundContext
-    ) -> tuple[FedL1Server, Info]:
+        self, server: DriftServer, reports: Sum, at: RoundContext
+    ) -> tuple[DriftServer, Info]:
         """A step along w − mean ŵ_s, and the threshold."""
         groups = self._groups(at.run)
         mean = reports.mean()
@@ -153,4 +143,4 @@ class FedL1(Averaged, ServerOptimizer, Method[FedL1Server, Stateless, Sum]):
         weights = self._thresholded(weights, groups)
         info = {f"alive_{u.layer}": float((units.row_norms(weights, u) > 0).sum()) for u in groups}
         buffers = {name: mean[name] for name in server.buffers}
-        return FedL1Server(weights, buffers, optimizer), info
+        return DriftServer(weights, buffers, optimizer), info

@@ -45,12 +45,7 @@ from fedbayes.core.fields import Only, unused
 from fedbayes.core.messages import Message, dense
 from fedbayes.core.tensors import Samples, Tensors, named, part, to
 from fedbayes.errors import ConfigError, MessageError, ModelError
-from fedbayes.fusion.curvature import (
-    curvature_at,
-    factored_layers,
-    fisher_matrix,
-    summed_diagonal,
-)
+from fedbayes.fusion.curvature import curvature_at, factored_layers, fisher_matrix, summed_diagonal
 from fedbayes.fusion.posterior_settings import CurvatureSettings
 from fedbayes.fusion.rounds import drawable, draws_of_round, input_remarks
 from fedbayes.inference.gaussian import NaturalGaussian

@@ -116,10 +116,6 @@ class FedLpa(Method[Weights, Stateless, ReportList]):
             "method.damping": 0.03 if damped else 0.0,
         }
 
-    def init(self, run: Federation) -> Weights:
-        """Start at the network's initialization."""
-        return Weights(run.network.initial)
-
     def problem(
         self, message: Message, client: Stateless, samples: Samples, at: RoundContext
     ) -> Problem:

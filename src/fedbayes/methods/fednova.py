@@ -48,10 +48,6 @@ class FedNova(PointEstimate[Weights]):
         }
     )
 
-    def init(self, run: Federation) -> Weights:
-        """Start at the network's initialization."""
-        return Weights(run.network.initial)
-
     def expected(self, message: Message, run: Federation) -> Message:
         """A network, and a length."""
         return {**message, "fednova/length": torch.zeros((), dtype=torch.float64)}

@@ -9,14 +9,12 @@ from fedbayes.contracts import (
     About,
     ClientNote,
     Federation,
-    Info,
     Loss,
     PointEstimate,
     Prior,
     Problem,
     RoundContext,
     Stateless,
-    Sum,
     Weights,
     nll,
 )
@@ -52,10 +50,6 @@ class FedProx(PointEstimate[Weights]):
         """A Gaussian of precision λ N_s."""
         return ClientNote(Prior("precision", self.proximal * samples) if self.proximal else None)
 
-    def init(self, run: Federation) -> Weights:
-        """The network's initialization."""
-        return Weights(run.network.initial)
-
     def problem(
         self, message: Message, client: Stateless, samples: Samples, at: RoundContext
     ) -> Problem:
@@ -67,7 +61,3 @@ class FedProx(PointEstimate[Weights]):
     def loss(self, run: Federation) -> Loss:
         """The negative log-likelihood plus λ/2 ‖φ − w‖², over the trainable weights."""
         return with_centre(run, self.proximal, given_centre) if self.proximal else nll(run)
-
-    def update(self, server: Weights, reports: Sum, at: RoundContext) -> tuple[Weights, Info]:
-        """The mean of the reports."""
-        return Weights(reports.mean()), {}

@@ -13,12 +13,7 @@ from fedbayes.contracts import (
     Solved,
     nll,
 )
-from fedbayes.contracts.personal import (
-    LastLayers,
-    PersonalTensors,
-    beside_fixed,
-    solved_apart,
-)
+from fedbayes.contracts.personal import LastLayers, PersonalTensors, beside_fixed, solved_apart
 from fedbayes.core.messages import Message, dense
 from fedbayes.core.tensors import Samples
 

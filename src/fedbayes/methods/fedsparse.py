@@ -45,14 +45,7 @@ from fedbayes.core.messages import Masked, Message, dense
 from fedbayes.core.tensors import Samples, Tensors, named, part
 from fedbayes.errors import ConfigError
 from fedbayes.inference import gates
-from fedbayes.inference.controls import (
-    NORMS,
-    along_path,
-    bounded,
-    corrected,
-    no_norms,
-    zeros,
-)
+from fedbayes.inference.controls import NORMS, along_path, bounded, corrected, no_norms, zeros
 from fedbayes.inference.gate_scale import CLOSED, GateScale
 from fedbayes.inference.optimizers import ServerOptimizer
 from fedbayes.inference.schedules import SCHEDULES, Schedule

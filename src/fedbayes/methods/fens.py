@@ -162,12 +162,6 @@ class Fens(Averaged, Method[FensServer, PersonalTensors, ReportList]):
         )
         return self.report(solved, problem, kept, at)
 
-    def report(
-        self, solved: Solved, problem: Problem, client: PersonalTensors, at: RoundContext
-    ) -> tuple[Report, PersonalTensors, Info]:
-        """Report the network or the aggregator where training ended."""
-        return Report(dict(solved.parameters), self.weight(solved)), client, solved.info
-
     def update(
         self, server: FensServer, reports: ReportList, at: RoundContext
     ) -> tuple[FensServer, Info]:

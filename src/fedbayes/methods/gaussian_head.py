@@ -151,10 +151,6 @@ class GaussianHeadMethod(Method[HeadServer, Stateless, Sum]):
             )
         return notes
 
-    def init(self, run: Federation) -> HeadServer:
-        """The network as it starts."""
-        return HeadServer(run.network.initial)
-
     def expected(self, message: Message, run: Federation) -> Message:
         """Means over a client's rows."""
         columns, zero = _columns(self._layer(run)), torch.zeros((), dtype=torch.float64)

@@ -30,7 +30,6 @@ from fedbayes.contracts.natural import (
     few_rounds,
     is_unlearnt,
     mean_precision,
-    means_and_stds,
     norms,
     positive,
     retracting,
@@ -325,14 +324,6 @@ class IvonAdmm(GaussianServer[IvonServer, IvonClient]):
         mean = before * total ** (1 / reports.clients)
         after = positive((prior * dual) ** share * mean ** (1 - share), before, prior)
         return IvonServer(after, dual), {"mean_precision": mean_precision(after)}
-
-    def personal_model(
-        self, message: Message, report: Report | None, client: IvonClient, run: Federation
-    ) -> Tensors | None:
-        """The client's posterior q_k; between rounds a client has none."""
-        if report is None:
-            return None
-        return means_and_stds(self.known(message, report).to(run.network.device, torch.float32))
 
     def draws(self, model: Tensors, run: Federation) -> Sampler:
         """Outputs under draws from the posterior, the same draws on every call."""

@@ -105,10 +105,6 @@ class Laplace(Averaged, ServerSchedule, Method[LaplaceServer, Stateless, ReportL
         """A Laplace distribution of inverse scale λ N_s."""
         return ClientNote(Prior("inverse scale", self.scale * samples) if self.scale else None)
 
-    def init(self, run: Federation) -> LaplaceServer:
-        """The network's initialization."""
-        return LaplaceServer(run.network.initial)
-
     def remarks(self, run: Federation) -> list[str]:
         """A rate of steps that the server does not take."""
         if self.m_step == "sign" or self.server_optimizer != "none":
@@ -131,10 +127,6 @@ class Laplace(Averaged, ServerSchedule, Method[LaplaceServer, Stateless, ReportL
                 "method.class_rows: the rows of the network's outputs are unknown. Set "
                 "method.class_rows = false"
             )
-
-    def message(self, server: LaplaceServer, at: RoundContext) -> Message:
-        """The weights, the same to all."""
-        return dict(server.weights)
 
     def problem(
         self, message: Message, client: Stateless, samples: Samples, at: RoundContext

@@ -61,10 +61,6 @@ class Local(CountsClasses[Weights, LocalClient, ReportList]):
         "fuse weights the client's outputs. auto: if outputs are classes",
     )
 
-    def init(self, run: Federation) -> Weights:
-        """The common initialization, which no round changes."""
-        return Weights(run.network.initial)
-
     def join(self, at: RoundContext) -> LocalClient:
         """The initialization of the client."""
         network = at.own_network() if self.start == "own" else at.run.network

@@ -117,9 +117,6 @@ def _seen(
     """Outputs of the network, and the inputs of a layer [n, width]."""
     found: list[Tensor] = []
     module = network.module.get_submodule(layer)
-    hook = module.register_forward_pre_hook(lambda _, inputs: found.append(inputs[0]))
-    try:
+    with module.register_forward_pre_hook(lambda _, inputs: found.append(inputs[0])):
         outputs = network(weights, x, training=training)
-    finally:
-        hook.remove()
     return outputs, found[-1].flatten(1)

@@ -7,18 +7,7 @@ import torch
 from pydantic import Field
 from torch import Tensor
 
-from fedbayes.contracts import (
-    About,
-    Federation,
-    Info,
-    Loss,
-    Problem,
-    Report,
-    RoundContext,
-    Solved,
-    Tree,
-    nll,
-)
+from fedbayes.contracts import About, Federation, Info, Loss, Report, RoundContext, Tree, nll
 from fedbayes.contracts.needs import weights_alone
 from fedbayes.contracts.personal import PersonalModels, PersonalTensors
 from fedbayes.core.messages import Message, dense
@@ -53,12 +42,6 @@ class PerFedAvg(PersonalModels):
         "exact", description="derivative of the outer loss: exact, or without the Hessian"
     )
 
-    def problem(
-        self, message: Message, client: PersonalTensors, samples: Samples, at: RoundContext
-    ) -> Problem:
-        """Train from the server's weights."""
-        return Problem(at.run.network.prepare(dense(message)))
-
     def loss(self, run: Federation) -> Loss:
         """The loss on the second half of a batch, after a step on the first.
 
@@ -90,9 +73,3 @@ class PerFedAvg(PersonalModels):
             slope = mean_gradient(weights, loss, samples, sizes, list(weights))
             weights = {n: w - self.alpha * slope[n] for n, w in weights.items()}
         return report, replace(client, tensors=weights), info
-
-    def report(
-        self, solved: Solved, problem: Problem, client: PersonalTensors, at: RoundContext
-    ) -> tuple[Report, PersonalTensors, Info]:
-        """Report the weights where training ended."""
-        return Report(dict(solved.parameters), self.weight(solved)), client, solved.info

@@ -27,11 +27,7 @@ from fedbayes.contracts import (
     Sum,
     adam,
 )
-from fedbayes.contracts.drawn import (
-    expected_loss,
-    sampler_of,
-    weight_noise,
-)
+from fedbayes.contracts.drawn import expected_loss, sampler_of, weight_noise
 from fedbayes.contracts.needs import own_prior, weights_alone
 from fedbayes.contracts.run import nll
 from fedbayes.core.messages import Message, dense

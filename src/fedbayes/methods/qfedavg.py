@@ -63,10 +63,6 @@ class QFedAvg(PointEstimate[Weights]):
         """Losses that are densities of numbers or times may be negative, and have no power."""
         return {**super().recommended(known), "method.q": 0.0 if known.real else 0.1}
 
-    def init(self, run: Federation) -> Weights:
-        """Start at the network's initialization."""
-        return Weights(run.network.initial)
-
     def expected(self, message: Message, run: Federation) -> Message:
         """A network, and two numbers."""
         return {**message, FACTORS: torch.zeros(2, dtype=torch.float64)}

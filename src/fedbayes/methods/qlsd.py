@@ -78,10 +78,6 @@ class Qlsd(Chain, Method[ChainServer, Stateless, ReportList]):
         why = f"a client of {self.name} sends one gradient of all its rows in a round"
         return unused(run.training, ("epochs", "steps"), why, "training.")
 
-    def init(self, run: Federation) -> ChainServer:
-        """Start at the network's initialization."""
-        return ChainServer(run.network.initial)
-
     def expected(self, message: Message, run: Federation) -> Message:
         """Whole numbers of steps, and the length of a step, by tensor."""
         sent = dense(message)

@@ -62,22 +62,12 @@ __all__ = [
 __getattr__, __dir__ = attributes(
     __name__,
     {
-        "CARD": "fedbayes.models.files",
-        "MLP": "fedbayes.models.networks",
-        "PROGRAMS": "fedbayes.models.files",
-        "PICKLED": "fedbayes.models.files",
-        "POSTERIOR": "fedbayes.models.files",
-        "DenseLayer": "fedbayes.models.files",
-        "LeNet5": "fedbayes.models.networks",
-        "Network": "fedbayes.models.network",
-        "ResNet20": "fedbayes.models.networks",
-        "build": "fedbayes.models.construct",
-        "dense_layers": "fedbayes.models.files",
-        "named_as": "fedbayes.models.files",
-        "read_model": "fedbayes.models.files",
-        "read_program": "fedbayes.models.files",
-        "read_weights": "fedbayes.models.files",
-        "relu_network": "fedbayes.models.files",
-        "unlike": "fedbayes.models.files",
+        "fedbayes.models.construct": "build",
+        "fedbayes.models.files": (
+            "CARD DenseLayer PICKLED POSTERIOR PROGRAMS dense_layers named_as read_model "
+            "read_program read_weights relu_network unlike"
+        ),
+        "fedbayes.models.network": "Network",
+        "fedbayes.models.networks": "LeNet5 MLP ResNet20",
     },
 )

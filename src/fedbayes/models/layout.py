@@ -58,11 +58,8 @@ gradient_channels_last: Callable[[Tensor], Tensor] = _GradientChannelsLast.apply
 
 
 def by_portions(function: Callable[[Tensor], Tensor], images: Tensor) -> Tensor:
-    """Outputs [n, width] for images [n, channels, height, width], on a CPU some at a time.
-
-    Args:
-        function: from images to outputs, each by itself.
-        images: any number of them.
+    """Outputs [n, width] of a function for images [n, channels, height, width], on a CPU some at a
+    time.
     """
     if images.device.type != "cpu" or len(images) <= PORTION:
         return function(images)

@@ -51,11 +51,7 @@ class OpenedWeights:
         return ModelError(f"{self.source} has no weights of model {self.settings.name!r}: {told}")
 
     def require(self) -> Tensors:
-        """The weights under the network's names.
-
-        Raises:
-            ModelError: they are of another network.
-        """
+        """The weights under the network's names. A ModelError if they are of another network."""
         if self.named is None or not self.fits:
             raise self.unlike()
         return self.named

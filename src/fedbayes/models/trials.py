@@ -20,11 +20,7 @@ COUNT = 4
 
 
 def inputs(shape: tuple[int, ...], count: int = COUNT) -> Iterator[Tensor]:
-    """Inputs to try, one kind after the other: a network may take only some of them.
-
-    Args:
-        shape: of a sample.
-        count: how many samples.
+    """Inputs of this shape to try, one kind after the other: a network may take only some of them.
 
     Yields:
         Normal numbers, zeros and ones (codes, say), and these as integers; [count, *shape].
@@ -44,11 +40,7 @@ def _fitting(module: nn.Module, shape: tuple[int, ...], count: int = COUNT) -> I
 
 
 def materialize(module: nn.Module, shape: tuple[int, ...], name: str) -> None:
-    """Give lazy layers their shapes and weights, by one pass.
-
-    Raises:
-        ModelError: the network fails on inputs of this shape.
-    """
+    """Give lazy layers shapes and weights, by one pass. A ModelError if the network fails on it."""
     if not any(is_lazy(t) for t in _tensors(module)):
         return
     error: Exception | None = None

@@ -166,11 +166,7 @@ class GivenDraws:
 
 
 class Repeated:
-    """Random numbers that are drawn once, and come again in the same order.
-
-    Args:
-        source: where they come from at first.
-    """
+    """Random numbers that are drawn once, and come again in the same order."""
 
     def __init__(self, source: Source) -> None:
         self._source = source

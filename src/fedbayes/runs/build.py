@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
 
@@ -19,6 +19,7 @@ from fedbayes.core.wording import describe, listed
 from fedbayes.data import (
     Dataset,
     FederatedData,
+    Partition,
     Preprocessing,
     differences,
     load_dataset,
@@ -89,7 +90,7 @@ def _built(config: Config) -> FederatedData:
         generator, pool = _looked_at(config)
         return GeneratedData(generator, pool)
     dataset = load_dataset(config.data, config.target_kinds)
-    columns, statistics, target = None, None, None
+    fitted: dict[str, Any] = {}
     if files := config.data.summaries:
         names = [str(file) for file in files]
         several = [read_summary(file) for file in files]
@@ -97,19 +98,23 @@ def _built(config: Config) -> FederatedData:
         check_summaries(several, names, config.aggregation.max_weight)
         indicate = config.data.tells_missing
         where = f"the sums of {listed(names)}"
-        columns, statistics = fit_summary(whole, dataset, indicate, where)
-        target = fit_target(whole, dataset.target, where)
-    divided = partition(dataset, config.data, config.seed)
+        fitted["columns"], fitted["statistics"] = fit_summary(whole, dataset, indicate, where)
+        fitted["target"] = fit_target(whole, dataset.target, where)
+    return _divided(config, dataset, partition(dataset, config.data, config.seed), fitted)
+
+
+def _divided(
+    config: Config, dataset: Dataset, divided: Partition, fitted: Mapping[str, Any]
+) -> FederatedData:
+    """The clients' data; `fitted` is what is not found by their own rows."""
     return FederatedData(
         dataset,
         divided,
         config.seed,
-        statistics,
-        target=target,
-        columns=columns,
         label=_label(config),
         label_noise=config.data.label_noise,
         label_noise_kind=config.data.label_noise_kind,
+        **fitted,
     )
 
 
@@ -134,31 +139,21 @@ def stored_data(
         RunError: the data have changed and `changed` allows no change, or the model does not fit.
     """
     before = folder.preprocessing()
-    statistics, target, columns = None, None, None
+    fitted: dict[str, Any] = {}
     if before is not None:
-        statistics, target, columns = before.statistics, before.target, before.columns
+        fitted = {"statistics": before.statistics, "target": before.target}
     if config.data.generator is not None:
         generator, pool = _looked_at(config, quiet=changed in ("ignore", "elsewhere"))
         if before is not None:
             _compare(before, pool.dataset, folder, changed)
-        data: FederatedData = GeneratedData(generator, pool, statistics=statistics, target=target)
+        data: FederatedData = GeneratedData(generator, pool, **fitted)
         return _as_before(data, before)
     dataset = load_dataset(config.data, config.target_kinds)
     if before is not None:
         _compare(before, dataset, folder, changed)
+        fitted["columns"] = before.columns
     divided = folder.partition() or partition(dataset, config.data, config.seed)
-    data = FederatedData(
-        dataset,
-        divided,
-        config.seed,
-        statistics,
-        target=target,
-        columns=columns,
-        label=_label(config),
-        label_noise=config.data.label_noise,
-        label_noise_kind=config.data.label_noise_kind,
-    )
-    return _as_before(data, before)
+    return _as_before(_divided(config, dataset, divided, fitted), before)
 
 
 def _as_before(data: FederatedData, before: Preprocessing | None) -> FederatedData:

@@ -58,13 +58,7 @@ class CalibratedRun:
 
 
 def no_temperature(config: Config, method: AnyMethod, likelihood: Likelihood) -> str:
-    """Why a run fits no temperature; empty if it does.
-
-    Args:
-        config: of the run.
-        method: of the run.
-        likelihood: of its targets.
-    """
+    """Why a run fits no temperature; empty if it does."""
     if config.calibration == "none":
         return "calibration is 'none'"
     if not method.models.has_global:

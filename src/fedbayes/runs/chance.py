@@ -9,14 +9,11 @@ from fedbayes.storage.formatting import number
 
 
 def below_chance(metrics: Mapping[str, Any], target: Target) -> str:
-    """What to say of a model that is worse than a guess that knows no inputs; empty of others.
+    """What to say of a model that on test rows is worse than a guess that knows no inputs; empty of
+    others.
 
     The guess is uniform over classes, or over yes and no of each label. Of numbers it is the mean
     of the test targets (R² below 0), of times of events a coin (C-index below one half).
-
-    Args:
-        metrics: of the model on test rows, by name.
-        target: what is predicted.
     """
     nll, guess = metrics.get("nll"), _uniform(target)
     if nll is not None and guess and nll > guess:

@@ -3,6 +3,7 @@ should know of it.
 """
 
 from collections import Counter
+from collections.abc import Iterator
 
 import numpy as np
 import torch
@@ -12,7 +13,7 @@ from fedbayes.config.given import refuse_objects
 from fedbayes.contracts import AnyMethod, Federation, Reports
 from fedbayes.core.devices import find_devices
 from fedbayes.core.fields import changed, idle, unused
-from fedbayes.core.lazy import own_function, raised
+from fedbayes.core.lazy import own_code, own_function
 from fedbayes.core.wording import listed
 from fedbayes.data import DataSettings, FederatedData, choose_scheme
 from fedbayes.data.source_settings import BUILT_IN
@@ -92,13 +93,9 @@ def _check_optimizer(run: Federation) -> None:
     for leaf in leaves:
         leaf.grad = torch.zeros_like(leaf)
     stepper = run.training.build_optimizer(leaves, run.training.lr)
-    try:
+    after = ". Its step() gets no closure"
+    with own_code(ConfigError, f"the optimizer {name!r} took no step", name, after=after):
         stepper.step()
-    except Exception as error:
-        raise ConfigError(
-            f"the optimizer {name!r} took no step: {raised(error, name)}. Its step() gets no "
-            "closure"
-        ) from error
 
 
 def _check_tokens(config: Config, run: Federation, data: FederatedData) -> None:
@@ -175,43 +172,41 @@ def remarks(
 
 def _of_reports(
     config: Config, method: AnyMethod, run: Federation, data: FederatedData
-) -> list[str]:
+) -> Iterator[str]:
     """What rules, masks, codes and noise come to."""
-    notes, privacy = list[str](), config.privacy
+    privacy = config.privacy
     reports = config.asynchronous.buffer or run.cohort
     if config.aggregation.rule == "median" and reports < 3:
-        notes.append(
+        yield (
             f"aggregation.rule = 'median' gives no protection: with {reports} updates per round "
             "it is their mean"
         )
     if ENGINES[config.engine].states != "remote":  # on other machines, they may have other data
         private = bool(privacy.noise)
         plan = secure.plan(config.secure, method, config.aggregation, run.cohort, private=private)
-        notes += secure.remarks(plan, data.train_sizes())
-    notes += compression.remarks(config.compression, Compressor(config.compression, method, run))
+        yield from secure.remarks(plan, data.train_sizes())
+    yield from compression.remarks(config.compression, Compressor(config.compression, method, run))
     if privacy.noise and (config.stop_after or config.keep_checkpoints == "best"):
-        notes.append(
+        yield (
             "stop_after and keep_checkpoints = 'best' use test samples, which ε does not cover. "
             "Use only the server's own test samples"
         )
     if privacy.noise and privacy.repeatable:
-        notes.append(f"privacy.repeatable: {PUBLIC}")
-    return notes
+        yield f"privacy.repeatable: {PUBLIC}"
 
 
-def _of_cohorts(config: Config, method: AnyMethod, run: Federation) -> list[str]:
+def _of_cohorts(config: Config, method: AnyMethod, run: Federation) -> Iterator[str]:
     """What settings of cohorts and of time come to."""
-    notes, pools = list[str](), f"{method.name} pools all data"
+    pools = f"{method.name} pools all data"
     if method.reports.pooled:
         cohorts = ("clients_per_round", "client_fraction", "sampling", "min_reports")
-        notes += unused(config, cohorts, pools)
-        notes += unused(config.aggregation, ("max_change", "max_weight"), pools, "aggregation.")
-        notes += [f"clock has no effect: {pools}"] if config.clock.ticks else []
+        yield from unused(config, cohorts, pools)
+        yield from unused(config.aggregation, ("max_change", "max_weight"), pools, "aggregation.")
+        if config.clock.ticks:
+            yield f"clock has no effect: {pools}"
     elif config.sampling in ("cyclic", "poisson") and run.cohort == run.clients:
-        notes.append(
-            f"sampling = {config.sampling!r} has no effect: all clients are in every round"
-        )
-    return notes + stale.remarks(
+        yield f"sampling = {config.sampling!r} has no effect: all clients are in every round"
+    yield from stale.remarks(
         config.asynchronous,
         config.clock,
         clocked=ENGINES[config.engine].clocked,
@@ -220,75 +215,66 @@ def _of_cohorts(config: Config, method: AnyMethod, run: Federation) -> list[str]
     )
 
 
-def _of_own_models(config: Config, method: AnyMethod) -> list[str]:
+def _of_own_models(config: Config, method: AnyMethod) -> Iterator[str]:
     """What settings of evaluations come to."""
-    notes, every = list[str](), config.evaluate_local_every
+    every = config.evaluate_local_every
     if not method.models.has_global:
-        notes += unused(config, ("evaluate_every",), f"{method.name} has no global model")
+        yield from unused(config, ("evaluate_every",), f"{method.name} has no global model")
     why = _silent(config)
     if method.reports.pooled:
         why = f"{method.name} has no clients' models"
     elif why:
         why = f"clients send no metrics of their own models: {why}"
     if why:
-        notes += unused(config, ("evaluate_local_every",), why)
+        yield from unused(config, ("evaluate_local_every",), why)
     elif every != 1 and config.stop_after:
-        notes.append(
+        yield (
             "a run that stop_after ends has no evaluation of clients' own models in its last "
             f"round{'' if every else ', and so none at all'}: evaluate_local_every is {every}"
         )
     if config.metrics and AUTO not in config.metrics and (silent := _silent(config)):
-        notes.append(f"there are metrics only of the global model: {silent}")
-    return notes
+        yield f"there are metrics only of the global model: {silent}"
 
 
-def _of_temperatures(config: Config, method: AnyMethod, run: Federation) -> list[str]:
+def _of_temperatures(config: Config, method: AnyMethod, run: Federation) -> Iterator[str]:
     """Whether clients have temperatures of their own, where a method takes these."""
     why = no_temperature(config, method, run.likelihood)
     takes = "temperature" in Reports.of(method).parts and has_temperature(run.likelihood)
     if not (takes and why) or config.data.validation:
-        return []
-    return [
+        return
+    yield (
         f"no client has rows to fit a temperature, so {method.name} uses their outputs without "
         f"one: {why}"
-    ]
+    )
 
 
-def _of_attacks(config: Config, adversary: Adversary | None, run: Federation) -> list[str]:
+def _of_attacks(config: Config, adversary: Adversary | None, run: Federation) -> Iterator[str]:
     """What an engine rounds, and whom an attack has."""
-    notes = list[str]()
     if not ENGINES[config.engine].exact:
-        notes.append(
+        yield (
             f"engine {config.engine!r} rounds differently: other engines give slightly different "
             "numbers"
         )
     if config.attack.kind != "none" and not config.attack.clients:
-        notes.append("attack.kind has no effect: attack.clients is 0")
-    return (
-        notes
-        if adversary is None
-        else [
-            *notes,
-            *adversary.attack.remarks(len(adversary.clients), run.cohort),
-        ]
-    )
+        yield "attack.kind has no effect: attack.clients is 0"
+    if adversary is not None:
+        yield from adversary.attack.remarks(len(adversary.clients), run.cohort)
 
 
 RARE = 0.1
 """Share of training rows below which a class is called rare."""
 
 
-def _of_classes(config: Config, data: FederatedData) -> list[str]:
+def _of_classes(config: Config, data: FederatedData) -> Iterator[str]:
     """What to say of rare classes, and of the user's own clients with one class only."""
     names = data.target.names
     if not data.target.classes or data.dataset.name in BUILT_IN or config.training.reweights:
-        return []
+        return
     counts = data.counts()
     share = counts.sum(0) / max(1, counts.sum())
-    notes = []
     # A class of one row may be a typo, of which reading the table has warned.
     if len(names) * share.min() < 0.5 and share.min() < RARE and counts.sum(0).min() != 1:
-        notes.append(
+        yield (
             f"{share.min():.1%} of the training rows have class {names[int(share.argmin())]!r}, "
             "so accuracy is not informative; use balanced accuracy and AUROC. See "
             "training.class_weights=balanced and predict --threshold"
@@ -296,17 +282,16 @@ def _of_classes(config: Config, data: FederatedData) -> list[str]:
     owners = data.owners[(counts > 0).sum(1) == 1]
     single = [data.names[k] for k in owners.tolist()]
     if single and data.dataset.name == "own":
-        notes.append(
+        yield (
             f"{len(single):,} of {len(counts):,} clients have training rows of one class only: "
             f"{listed(single, 5)}"
         )
-    return notes
 
 
-def _of_limit_test(settings: DataSettings, data: FederatedData) -> list[str]:
+def _of_limit_test(settings: DataSettings, data: FederatedData) -> Iterator[str]:
     """That it limits nothing, where no official test part is tested on."""
     if settings.limit_test is None:
-        return []
+        return
     if data.dataset.official_train is None:
         why = "there is no official test part"
     elif settings.test_counts is not None:
@@ -314,8 +299,8 @@ def _of_limit_test(settings: DataSettings, data: FederatedData) -> list[str]:
     elif isinstance(settings.test, float):
         why = f"with test = {settings.test} the official test part is pooled"
     else:
-        return []
-    return [f"data.limit_test has no effect: {why}"]
+        return
+    yield f"data.limit_test has no effect: {why}"
 
 
 def _falling_short(method: AnyMethod, run: Federation, data: FederatedData) -> list[str]:
@@ -330,16 +315,16 @@ def _falling_short(method: AnyMethod, run: Federation, data: FederatedData) -> l
     return [f"{count:,} of {of} {what}" for what, count in short.items()]
 
 
-def _of_patience(training: LocalTraining) -> list[str]:
+def _of_patience(training: LocalTraining) -> Iterator[str]:
     """That patience ends nothing: the first epoch is always better than none before it."""
     patience, epochs = training.patience, training.epochs
     if patience is None or patience < epochs - 1 or (training.validation and epochs > 1):
-        return []
+        return
     aside = ", and no client trains on the samples of training.validation"
-    return [
+    yield (
         f"training.patience = {patience} has no effect: it can stop after epoch {patience + 1}, "
         f"and training.epochs is {epochs}{aside if training.validation else ''}"
-    ]
+    )
 
 
 def _of_steps(training: LocalTraining, method: AnyMethod, rounds: int) -> list[str]:
@@ -356,64 +341,61 @@ def _of_steps(training: LocalTraining, method: AnyMethod, rounds: int) -> list[s
     ]
 
 
-def _of_devices(config: Config, kind: str) -> list[str]:
+def _of_devices(config: Config, kind: str) -> Iterator[str]:
     """What of the settings of devices does nothing, or lets numbers differ."""
-    notes, count = [], len(config.devices)
+    count = len(config.devices)
     if config.bits == "portable" and config.threads > 1:
-        notes.append(
+        yield (
             f"threads = {config.threads} has no effect, because bits = 'portable' computes on one "
             "thread per process; engine = 'workers' uses more cores with the same bits"
         )
     if count > 1 and "devices" not in ENGINES[config.engine].settings:
-        notes.append(
+        yield (
             f"devices lists {count}, but engine {config.engine!r} uses only the first, "
             f"{config.device}; {listed(takers('devices'))} uses all"
         )
     elif config.workers is not None and config.workers < count:
-        notes.append(
+        yield (
             f"devices lists {count}, but {config.workers} workers use only the first "
             f"{config.workers}. Set workers to {count} or more"
         )
     if not config.deterministic and (kind == "cuda" or config.precision == "float32"):
-        notes.append(
+        yield (
             "deterministic = false: numbers differ by rounding from one run to the next, and after "
             "a resume"
             if kind == "cuda"
             else "deterministic has no effect: it works only on GPUs, and this run computes on "
             f"{kind}"
         )
-    return notes
 
 
-def _coupled(config: Config, method: AnyMethod, name: str, data: FederatedData) -> list[str]:
+def _coupled(config: Config, method: AnyMethod, name: str, data: FederatedData) -> Iterator[str]:
     """Which samples a likelihood that couples them takes together in training."""
     sizes = data.train_sizes()
     most = int(sizes.sum() if method.reports.pooled else sizes.max())
-    notes = []
     if method.reports.pooled:
-        notes.append(
+        yield (
             f"{method.name} pools all data, so risk sets of {name} contain rows of several "
             "clients in training, but only its own rows in each client's metrics"
         )
     if config.training.batch_size < most:
-        notes.append(
+        yield (
             f"risk sets of {name} come from a batch of {config.training.batch_size} rows. With "
             f"training.batch_size of {most:,} or more they contain all training rows of a client"
         )
-    return notes
 
 
-def _without_effect(config: Config, method: AnyMethod) -> list[str]:
+def _without_effect(config: Config, method: AnyMethod) -> Iterator[str]:
     """Of settings that do nothing beside the others or under the method, a sentence each."""
-    aggregation, privacy, notes = config.aggregation, config.privacy, list[str]()
+    aggregation, privacy = config.aggregation, config.privacy
 
     if privacy.noise:
         why = "with noise every round has an update"
-        notes += unused(config, ("min_reports", "stop_refused"), why)
+        yield from unused(config, ("min_reports", "stop_refused"), why)
     if config.secure.enabled and privacy.noise and privacy.metrics == "on":
-        notes.append("privacy.metrics has no effect: with secure.enabled clients send no metrics")
+        yield "privacy.metrics has no effect: with secure.enabled clients send no metrics"
     if aggregation.rule in ("trimmed-mean", "krum") and not aggregation.hostile:
-        notes.append(
+        yield (
             f"aggregation.rule = {aggregation.rule!r} excludes no update: aggregation.hostile is 0"
         )
     unseen = ""
@@ -422,18 +404,18 @@ def _without_effect(config: Config, method: AnyMethod) -> list[str]:
     elif config.secure.enabled:
         unseen = "with secure.enabled the server sees no single update"
     if unseen:
-        notes += unused(aggregation, ("max_change",), unseen, "aggregation.")
+        yield from unused(aggregation, ("max_change",), unseen, "aggregation.")
     if aggregation.outliers == "leave-out":
         why = unseen if Reports.of(method).compared else f"{method.name} compares no networks"
-        notes += [f"aggregation.outliers has no effect: {why}"] if why else []
+        if why:
+            yield f"aggregation.outliers has no effect: {why}"
     alike = "with noise" if privacy.noise else f"with {method.name} and these settings"
     if privacy.noise or not Reports.of(method).weighted:
-        notes += [
+        yield from [
             f"{table}.max_weight has no effect: {alike} all updates have weight 1"
             for table in ("aggregation", "secure")
             if changed(getattr(config, table), "max_weight")
             and (config.secure.enabled if table == "secure" else not config.at_clients)
         ]
     if config.attack.kind == "none":
-        notes += unused(config.attack, ("clients", "start"), "attack.kind is none", "attack.")
-    return notes
+        yield from unused(config.attack, ("clients", "start"), "attack.kind is none", "attack.")

@@ -44,14 +44,7 @@ def sample_cohort(
 
 
 def poisson_cohort(secret: Secret, number: int, clients: int, rate: float) -> list[int]:
-    """The clients of a round by a coin for each, which only the server sees fall.
-
-    Args:
-        secret: of the run.
-        number: the round.
-        clients: how many there are.
-        rate: probability of each.
-    """
+    """The clients of a round by a coin for each, of this rate, which only the server sees fall."""
     coins = secret.stream("cohort", number).uniform(clients)
     return np.flatnonzero(coins < rate).tolist()
 

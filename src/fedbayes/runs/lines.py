@@ -136,11 +136,8 @@ def of_noise_alone(line: Metrics) -> bool:
 
 
 def troubles_of(lines: list[Metrics], *kinds: str) -> list[dict[str, Any]]:
-    """What went wrong with whom and when.
-
-    Args:
-        lines: of the rounds.
-        kinds: any of `refused`, `lost`, `troubles` and `outliers`.
+    """What went wrong with whom and when, of the kinds `refused`, `lost`, `troubles` and
+    `outliers`.
     """
     return [
         {"round": line["round"], "client": int(client), "reason": reason}

@@ -2,7 +2,7 @@
 what its outputs look like.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 from fedbayes.config.config import Config
 from fedbayes.contracts import AnyMethod, Federation
@@ -75,44 +75,43 @@ def _told(config: Config, short: Sequence[tuple[str, int]], why: str) -> str:
     )
 
 
-def remarks_on_network(config: Config, run: Federation) -> list[str]:
+def remarks_on_network(config: Config, run: Federation) -> Iterator[str]:
     """What a user should know of a network of somebody's own, a sentence each."""
     if config.model.name in NAMES:
-        return []
-    network, name, notes = run.network, config.model.name, list[str]()
+        return
+    network, name = run.network, config.model.name
     bits = {"torch.float64": "takes twice the bytes of float32 in every message"}
     bits |= {"torch.bfloat16": "keeps 3 digits, so small training steps are rounded to zero"}
     bits |= {"torch.float16": "keeps 3 digits and overflows above 65,504"}
     if (kind := str(network.dtype)) in bits:
-        notes.append(
+        yield (
             f"weights of model {name!r} are in {kind.removeprefix('torch.')}, which {bits[kind]}; "
             "inputs are converted to it. Call .float() in its factory for float32"
         )
     seen = habits(network)
     if run.likelihood.name in _OF_LOGITS and (seen.softmax or seen.sigmoid):
         layer = "Softmax" if seen.softmax else "Sigmoid"
-        notes.append(
+        yield (
             f"model {name!r} seems to end in {layer}: its outputs are between 0 and 1, but the "
             f"likelihood {run.likelihood.name} takes logits and applies {layer} itself. Leave the "
             f"last {layer} out, because training is slow and probabilities are too uniform"
         )
     if seen.draws:
-        notes.append(
+        yield (
             f"model {name!r} uses random numbers in evaluation, so its predictions differ between "
             "calls. Functional dropout needs training=self.training"
         )
     if seen.together:
-        notes.append(
+        yield (
             f"the outputs of model {name!r} for a sample depend on the others in its batch in "
             "evaluation too, so predictions depend on which rows are predicted together"
         )
     if not _sizes_known(config) and alone(network, training=True):
-        notes.append(
+        yield (
             f"model {name!r} cannot train on a batch of one sample. The numbers of samples of "
             "clients are not known yet; training.last_batch = 'merge' avoids such batches for "
             "clients with two or more samples"
         )
-    return notes
 
 
 _OF_LOGITS = ("categorical", "bernoulli", "multilabel")

@@ -30,10 +30,6 @@ def outcome(summary: "Metrics") -> Group:
 def between_clients(summary: "Metrics", whose: str = "global") -> Table | None:
     """How metrics of a model differ between clients; None if that is not told, or is of another
     model than the method is judged by and of no metric that was asked for.
-
-    Args:
-        summary: of a run.
-        whose: `global` or `local`.
     """
     found = rows(summary, whose)
     headline = summary.get("headline", whose).startswith(whose)

@@ -58,11 +58,8 @@ def own_models(
     any_model = False
     for number in states if client is None else [client]:
         state = _state(folder, states, number)
-        with told_as(
-            RunError,
-            f"the private state of client {number} in {folder.path} is damaged",
-            MessageError,
-        ):
+        damaged = f"the private state of client {number} in {folder.path} is damaged"
+        with told_as(RunError, damaged, MessageError):
             model = own_model(method, server, state, RoundContext(run, progress.round + 1, number))
         if model is not None:
             any_model = True
@@ -139,13 +136,8 @@ def _told(folder: RunFolder, client: int, number: int | None) -> Tensors:
 
 
 def own_model(method: AnyMethod, server: Any, state: bytes, at: RoundContext) -> Tensors | None:
-    """The model that a client keeps between rounds, as `Method.draws` takes it; None if none.
-
-    Args:
-        method: of the run.
-        server: the server's state.
-        state: the client's private state, encoded.
-        at: the client, in the round that would follow.
+    """The model that a client keeps between rounds, as `Method.draws` takes it; None if none. `at`
+    is in the round that would follow, and `state` is encoded.
 
     Raises:
         MessageError: the private state is damaged.

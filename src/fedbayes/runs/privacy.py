@@ -36,11 +36,7 @@ def _public(config: Config) -> bool:
 
 
 def secret_of(record: Spending, config: Config) -> Secret | None:
-    """The secret of a run; None if it needs none.
-
-    Raises:
-        RunError: it can neither be read nor made.
-    """
+    """The secret of a run; None if it needs none. A RunError if it can neither be read nor made."""
     if not needs_secret(config):
         return None
     return keys.public(config.seed) if _public(config) else keys.secret(record.run)

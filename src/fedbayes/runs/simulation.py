@@ -8,7 +8,6 @@ from dataclasses import dataclass, replace
 from functools import partial
 from numbers import Integral
 from pathlib import Path
-from types import TracebackType
 from typing import Any, Self
 from weakref import WeakMethod
 
@@ -48,12 +47,7 @@ from fedbayes.runs.calibration import Calibrator
 from fedbayes.runs.checks import check, remarks
 from fedbayes.runs.evaluator import Evaluator
 from fedbayes.runs.keeper import Keeper
-from fedbayes.runs.lines import (
-    evaluation_line,
-    of_noise_alone,
-    round_line,
-    troubles_of,
-)
+from fedbayes.runs.lines import evaluation_line, of_noise_alone, round_line, troubles_of
 from fedbayes.runs.precision import choose
 from fedbayes.runs.privacy import identified, round_summary, secret_of
 from fedbayes.runs.rounds import Rounds, RoundsInVain
@@ -151,7 +145,8 @@ class Simulation(Brief):
         self._find_folder(config, folder, rounds)
         self._build(config, beside)
         self._admit(config)
-        self._borrow()
+        self._threads_back = use_threads(self.config.threads)  # until the run is closed
+        self._put_back = repeatable(self.network.device, self.config.deterministic)
         try:
             # Only now is the config known to be sound: a mistake leaves no folder behind.
             self._begin(config, rounds)
@@ -215,11 +210,6 @@ class Simulation(Brief):
             note_start(config, self.data.preprocessing)
             for remark in remarks(self.config, self.method, self.run, self.data, self.adversary):
                 warn(remark)
-
-    def _borrow(self) -> None:
-        """What the run takes of this process until it is closed."""
-        self._threads_back = use_threads(self.config.threads)
-        self._put_back = repeatable(self.network.device, self.config.deterministic)
 
     def _begin(self, config: Config | None, rounds: int | None) -> None:
         """Lock the folder, and take up the last complete round or start at none."""
@@ -376,12 +366,7 @@ class Simulation(Brief):
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
         try:
             if error is None:
                 self._keeper.tidy()

@@ -21,11 +21,7 @@ Log = Callable[[Metrics], None]
 
 
 def check(names: Sequence[str]) -> None:
-    """See before a run begins that its trackers can be used.
-
-    Raises:
-        ConfigError: there is no such tracker, or it is not installed.
-    """
+    """See before a run begins that its trackers are known and installed, or raise a ConfigError."""
     for name in names:
         if name not in TRACKERS:
             raise ConfigError(not_among("tracker", name, TRACKERS))

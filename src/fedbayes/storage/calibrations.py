@@ -12,12 +12,12 @@ from pathlib import Path
 from typing import Annotated, Any, Generic, TypeVar
 
 import torch
-from pydantic import Field, TypeAdapter, ValidationError
+from pydantic import Field, TypeAdapter
 
 from fedbayes.core.files import digest, read_bytes, write_beside
 from fedbayes.core.seals import sealed_table, unsealed_table
 from fedbayes.core.wording import listed
-from fedbayes.errors import RunError, warn
+from fedbayes.errors import RunError, told_as, warn
 from fedbayes.likelihoods.conformal import Conformal
 from fedbayes.likelihoods.hazards import Hazards
 from fedbayes.storage.folder import RunFolder
@@ -139,12 +139,10 @@ def read_calibration(
     path, again = folder.path / FILE, kind.again(folder)
     stored = None
     for source in (path, _older_file(kind, folder)):
-        try:
+        after = f". Create it again: {again}"
+        with told_as(RunError, f"cannot read {source}", OSError, ValueError, after=after):
             table = _tables(source).get(kind.name) if source.exists() else None
             stored = None if table is None else _form(kind).validate_python(table)
-        except (OSError, ValueError) as error:
-            reason = error.errors()[0]["msg"] if isinstance(error, ValidationError) else error
-            raise RunError(f"cannot read {source}: {reason}. Create it again: {again}") from None
         if stored is not None:
             break
     if stored is None or stored.personal != personal:

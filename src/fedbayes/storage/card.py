@@ -11,7 +11,7 @@ from fedbayes.core.brief import Brief
 from fedbayes.core.wording import listed
 from fedbayes.data import Preprocessing
 from fedbayes.data.source_settings import WRITTEN, SourceSettings
-from fedbayes.errors import ModelError
+from fedbayes.errors import ModelError, told_as
 from fedbayes.likelihoods import Classes, Likelihood, build_likelihood, default_likelihood
 from fedbayes.likelihoods.categorical import Categorical
 from fedbayes.likelihoods.conformal import Conformal
@@ -178,11 +178,8 @@ class Card(Brief):
             ModelError: the card does not say it in proper settings.
         """
         given = {name: self.data[name] for name in (*_FRAMING, *WRITTEN) if name in self.data}
-        try:
+        with told_as(ModelError, f"the card of {self.source} is damaged: data", ValidationError):
             return SourceSettings(**given)
-        except ValidationError as error:
-            place = ".".join(map(str, error.errors()[0]["loc"]))
-            raise ModelError(f"the card of {self.source} is damaged: data.{place}") from None
 
     def require_trusted(self, key: str, *, way: str = "") -> None:
         """Check that no stranger's file decides what is imported or run.
@@ -215,12 +212,8 @@ class Card(Brief):
         Raises:
             ModelError: it is no card; names the source.
         """
-        try:
+        with told_as(ModelError, f"the card of {source} is damaged", ValidationError):
             card = TypeAdapter(cls).validate_json(text)
-        except ValidationError as error:
-            reason = error.errors()[0]
-            place = ".".join(map(str, reason["loc"]))
-            raise ModelError(f"the card of {source} is damaged: {place} {reason['msg']}") from None
         for table, _, entry in (key.partition(".") for key in OWN):
             if not isinstance(getattr(card, table).get(entry, ""), str):
                 raise ModelError(f"the card of {source} is damaged: {table}.{entry} is not text")

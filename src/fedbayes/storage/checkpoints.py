@@ -6,7 +6,7 @@ that goes on replaces them, while others may be reading.
 
 import re
 from collections.abc import Callable, Collection, Sequence
-from contextlib import suppress
+from contextlib import AbstractContextManager, suppress
 from pathlib import Path
 from typing import TypeVar
 
@@ -14,7 +14,7 @@ from fedbayes.core.files import read_bytes, write_beside
 from fedbayes.core.messages import decode_file, metadata
 from fedbayes.core.seals import check_seal, has_seal, sealed
 from fedbayes.core.tensors import pack, unpack
-from fedbayes.errors import MessageError, RunError
+from fedbayes.errors import MessageError, RunError, told_as
 from fedbayes.storage.inventory import INVENTORY, Inventory
 from fedbayes.storage.private_states import START_AGAIN
 from fedbayes.storage.progress import Progress, renewed
@@ -69,37 +69,22 @@ class Checkpoints:
         Raises:
             RunError: the checkpoint is damaged.
         """
-        try:
-            return self._of_newest(self._inventory)
-        except OSError as error:
-            raise RunError(f"cannot read the checkpoint {error.filename}: {error}") from None
+        return self._of_newest(self._inventory)
 
     def newest(self) -> Progress | None:
-        """The state that a resume starts from; None where there is no checkpoint.
-
-        Raises:
-            RunError: it is damaged.
-        """
+        """The state that a resume starts from, whole; None where there is no checkpoint."""
         return self._of_newest(self._progress)
 
     def progress(self, number: int) -> Progress:
-        """The state after a round.
-
-        Raises:
-            RunError: there is no such checkpoint, or it is damaged.
-        """
+        """The state after a round. A RunError if there is no such checkpoint, or it is damaged."""
         if number not in self.rounds():
             raise RunError(
                 f"{self.path.parent} has no checkpoint of round {number}, only of "
                 f"{self.rounds() or 'none'}. Keep all with keep_checkpoints = 'all', or the best "
                 "with 'best'"
             )
-        try:
+        with told_as(RunError, f"cannot read the checkpoint {self.file(number)}", OSError):
             return self._progress(number)
-        except FileNotFoundError as error:
-            raise RunError(
-                f"cannot read the checkpoint {error.filename}: it no longer exists"
-            ) from None
 
     def _of_newest(self, read: Callable[[int], Found]) -> Found | None:
         """What is read of the newest; None where there is none."""
@@ -110,6 +95,8 @@ class Checkpoints:
                 return read(rounds[-1])
             except FileNotFoundError:  # a run that goes on has just written another one
                 continue
+            except OSError as error:
+                raise RunError(f"cannot read {self.file(rounds[-1])}: {error}") from None
             except RunError as error:
                 raise RunError(f"{error}{self._way_back(rounds[:-1])}") from None
         raise RunError(f"the checkpoints in {self.path} change too fast to be read")
@@ -134,7 +121,7 @@ class Checkpoints:
     def _progress(self, number: int) -> Progress:
         """The state in the checkpoint of a round."""
         path = self.file(number)
-        try:
+        with _whole(path):
             data = read_bytes(path)
             _inventory_of(path, data)
             stored = decode_file(data)
@@ -144,27 +131,22 @@ class Checkpoints:
                     "fedbayes 0.1, or start a new run. Its model and summary can be read"
                 )
             progress = unpack(Progress, renewed(stored))
-        except FileNotFoundError:
-            raise
-        except (OSError, MessageError) as error:
-            raise RunError(f"the checkpoint {path} is damaged: {error}; {START_AGAIN}") from None
-        if progress.round != number:
-            raise RunError(
-                f"the checkpoint {path} is damaged: it belongs to round {progress.round}; "
-                f"{START_AGAIN}"
-            )
-        return progress
+            if progress.round != number:
+                raise MessageError(f"it belongs to round {progress.round}")
+            return progress
 
 
 def _inventory_of(path: Path, data: bytes) -> Inventory | None:
     """The inventory in a checkpoint, which is as it was written; None of older ones."""
-    try:
-        if not data:
-            raise MessageError("it is empty")
+    with _whole(path):
         check_seal(data)
         text = metadata(data).get(INVENTORY)
         if (text is None) == has_seal(data):
             raise MessageError("it lacks its digest, or its inventory of other files")
         return None if text is None else Inventory.load(text)
-    except MessageError as error:
-        raise RunError(f"the checkpoint {path} is damaged: {error}; {START_AGAIN}") from None
+
+
+def _whole(path: Path) -> AbstractContextManager[None]:
+    """Errors in a checkpoint say that it is damaged, and what to do."""
+    damaged = f"the checkpoint {path} is damaged"
+    return told_as(RunError, damaged, MessageError, after=f"; {START_AGAIN}")

@@ -222,11 +222,8 @@ class SpreadRow:
 
 
 def rows(summary: Mapping[str, Any], whose: str) -> list[SpreadRow]:
-    """What a summary tells of the metrics of each client, for tables.
-
-    Args:
-        summary: as `summary.json`: its `metrics`, `per_client` and `undefined`.
-        whose: `global` or `local`.
+    """What a summary, as in `summary.json`, tells of the metrics of each client, for tables, of
+    models that are `global` or `local`.
     """
     each = summary.get("per_client", {}).get(whose, {})
     metrics = summary["metrics"]

@@ -8,7 +8,7 @@ from pydantic import TypeAdapter
 
 from fedbayes.core.files import read_bytes, write_beside
 from fedbayes.core.seals import sealed_table, unsealed_table
-from fedbayes.errors import RunError, warn
+from fedbayes.errors import RunError, told_as, warn
 from fedbayes.storage.calibrations import calibrated_model
 from fedbayes.storage.folder import RunFolder
 
@@ -98,12 +98,11 @@ def read_contributions(folder: RunFolder) -> Contributions | None:
     again = shlex.join(["fedbayes", "contributions", str(folder.path)])
     if not path.exists():
         return None
-    try:
+    after = f". Write it again: {again}"
+    with told_as(RunError, f"cannot read {path}", OSError, ValueError, after=after):
         found = _FORM.validate_python(unsealed_table(read_bytes(path)))
         if found.format != FORMAT:
             raise ValueError(f"its format is {found.format}")
-    except (OSError, ValueError) as error:
-        raise RunError(f"cannot read {path}: {error}. Write it again: {again}") from None
     if found.model != calibrated_model(folder, personal=False):
         warn(
             f"{path} belongs to another model than the run has now, so it is not used. Write it "

@@ -29,11 +29,7 @@ class Flusher:
         self._under_way = self._thread.submit(_flush, list(paths), list(replaced))
 
     def wait(self) -> None:
-        """Wait until all of them are there.
-
-        Raises:
-            OSError: the disk failed.
-        """
+        """Wait until all of them are there. Raises an OSError if the disk failed."""
         under_way, self._under_way = self._under_way, None
         if under_way is not None:
             under_way.result()

@@ -335,11 +335,10 @@ class RunFolder(os.PathLike[str]):
         Raises:
             RunError: a setting differs that changes the results; the message names it.
         """
-        bound = [how for key, how in self.config_changes().items() if not is_free(key)]
-        if bound:
+        if bound := self._changed(free=False):
             raise RunError(
                 f"{self.config_file} differs from the config of the run in "
-                f"{self.checkpoints.newest_name}: {listed(bound, between='; ')}. Restore it, or "
+                f"{self.checkpoints.newest_name}: {bound}. Restore it, or "
                 "start a new run with it"
             )
 
@@ -360,11 +359,13 @@ class RunFolder(os.PathLike[str]):
 
     def free_changes(self) -> str:
         """What to say of settings that differ and may; empty if none do."""
-        changed = self.config_changes()
-        free = [how for key, how in changed.items() if is_free(key)]
-        if not free:
-            return ""
-        return f"{self.config_file} has changed since the last round: {listed(free, between='; ')}"
+        free = self._changed(free=True)
+        return free and f"{self.config_file} has changed since the last round: {free}"
+
+    def _changed(self, *, free: bool) -> str:
+        """How settings differ that may while a run is interrupted, or that may not."""
+        changes = self.config_changes().items()
+        return listed([how for key, how in changes if is_free(key) == free], between="; ")
 
     def require_resumable(self) -> None:
         """See that the run that is here can go on, and say which settings differ that may.
@@ -471,11 +472,7 @@ class RunFolder(os.PathLike[str]):
         return division.names
 
     def find_client(self, name: str | int) -> int:
-        """Index of the client of this name, or else of this number.
-
-        Raises:
-            RunError: there is none.
-        """
+        """Index of the client of this name, or else of this number. A RunError if there is none."""
         names = self.client_names()
         if str(name) in names:
             return names.index(str(name))
@@ -609,8 +606,6 @@ class RunFolder(os.PathLike[str]):
         data = self.model_bytes()
         with told_as(RunError, f"cannot read the model {self.model_file}", MessageError):
             check_seal(data)
-            if not data:
-                raise MessageError("it is empty")
             return decode_file(data, plain=True)
 
     def model_bytes(self) -> bytes:
@@ -619,40 +614,29 @@ class RunFolder(os.PathLike[str]):
         Raises:
             RunError: it is gone, cannot be read, or is not what the run left at its end.
         """
-        try:
-            data = read_bytes(self.model_file)
-        except FileNotFoundError:
-            raise RunError(
-                f"the model {self.model_file} no longer exists. Write it again: "
-                f"{self.resume_command}"
-            ) from None
-        except OSError as error:
-            raise RunError(f"cannot read the model {self.model_file}: {error}") from None
-        self.sums.check(self.model_file, data)
-        return data
+        gone = f"the model {self.model_file} no longer exists. Write it again"
+        return self._of_the_end(self.model_file, gone)
 
     def summary(self) -> Metrics:
-        """The result of the run.
-
-        Raises:
-            RunError: the run has not ended, or the file is damaged.
-        """
-        try:
-            data = read_bytes(self.summary_file)
-        except FileNotFoundError:
-            raise RunError(
-                f"the run in {self.path} has not ended, so it has no {self.summary_file.name}. "
-                f"Resume it: {self.resume_command}"
-            ) from None
-        except OSError as error:
-            raise RunError(f"cannot read {self.summary_file}: {error}") from None
-        self.sums.check(self.summary_file, data)
+        """The result of the run. A RunError if the run has not ended, or the file is damaged."""
+        name = self.summary_file.name
+        gone = f"the run in {self.path} has not ended, so it has no {name}. Resume it"
+        data = self._of_the_end(self.summary_file, gone)
         with told_as(RunError, f"{self.summary_file} is damaged", ValueError):
             summary = table(data)
         for name in ("metrics", "best_metrics"):
             whose = summary.get(name)
             undefined(whose.values() if isinstance(whose, dict) else ())
         return summary
+
+    def _of_the_end(self, path: Path, gone: str) -> bytes:
+        """A file that the run left at its end, as it was; `gone` says that it is not there."""
+        if not path.exists():
+            raise RunError(f"{gone}: {self.resume_command}")
+        with told_as(RunError, f"cannot read {path}", OSError):
+            data = read_bytes(path)
+        self.sums.check(path, data)
+        return data
 
 
 _OURS = {

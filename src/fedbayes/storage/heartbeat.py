@@ -78,9 +78,6 @@ class Heartbeat:
     """Writes what a run is busy with, until it is closed.
 
     Nothing depends on it: where the file cannot be written, the run goes on without.
-
-    Args:
-        folder: the run folder.
     """
 
     def __init__(self, folder: Path) -> None:

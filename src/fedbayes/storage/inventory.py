@@ -77,11 +77,7 @@ class Inventory:
 
     @classmethod
     def load(cls, text: str) -> "Inventory":
-        """The inverse of `dump`.
-
-        Raises:
-            MessageError: it is invalid.
-        """
+        """The inverse of `dump`. Raises a MessageError if it is invalid."""
         try:
             return _FORM.validate_json(text)
         except ValidationError:

@@ -18,9 +18,6 @@ system's, so it ends with the process, however that ends."""
 class RunLock:
     """The right to write into a run folder; nobody needs it to read.
 
-    Args:
-        folder: the run folder, which exists.
-
     Raises:
         RunError: another process has it, or the folder cannot be written.
     """

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from fedbayes.core.files import digest, json_text, parse_json, read_bytes, write_beside
-from fedbayes.errors import RunError
+from fedbayes.errors import RunError, told_as
 from fedbayes.storage.best_tracker import TABLES
 from fedbayes.storage.checkpoints import Checkpoints
 from fedbayes.storage.private_states import START_AGAIN
@@ -76,12 +76,10 @@ class MetricsFile:
         except OSError as error:
             raise RunError(f"cannot read {self.path}: {error.strerror}") from None
         for number, line in enumerate(data.split(b"\n")[:-1], start=1):
-            try:
-                yield _line(line, number), line + b"\n"
-            except ValueError as error:
-                raise RunError(
-                    f"{self.path}, line {number} is damaged: {error}; {START_AGAIN}"
-                ) from None
+            damaged = f"{self.path}, line {number} is damaged"
+            with told_as(RunError, damaged, ValueError, after=f"; {START_AGAIN}"):
+                found = _line(line, number)
+            yield found, line + b"\n"
         if known is None or not known.lines_digest:
             return
         if len(data) < known.lines or digest(data[: known.lines]) != known.lines_digest:
@@ -92,11 +90,7 @@ class MetricsFile:
         self._sums.compare(self.path, data, sums)
 
     def drop_after(self, number: int) -> None:
-        """Forget the lines of rounds that did not complete.
-
-        Args:
-            number: the round of the newest checkpoint.
-        """
+        """Forget the lines of rounds that did not complete: those after the newest checkpoint."""
         kept = b"".join(text for line, text in self._read() if line["round"] <= number)
         write_beside(self.path, kept)
         self._hash, self.size = hashlib.sha256(kept), len(kept)

@@ -14,7 +14,7 @@ import torch
 
 from fedbayes.core.by_client import ByClient
 from fedbayes.core.files import flush, read_bytes, write_beside
-from fedbayes.errors import RunError
+from fedbayes.errors import RunError, told_as
 from fedbayes.storage.progress import DIGEST
 
 START_AGAIN = "restore it from a copy, or start a new run"
@@ -90,13 +90,9 @@ class ClientStates(MutableMapping[int, bytes]):
         path = self._path(client, number)
         if not path.exists() and (older := self._folder / path.name).exists():
             path = older  # older versions had one folder, and nobody has gone on with the run
-        try:
+        lost = f"the private state of client {client} is lost: {path}"
+        with told_as(RunError, lost, OSError, after=f"; {START_AGAIN}"):
             state = read_bytes(path)
-        except OSError as error:
-            raise RunError(
-                f"the private state of client {client} is lost: {path}: {error.strerror or error}; "
-                f"{START_AGAIN}"
-            ) from None
         # Older versions kept no digests.
         if any(wanted) and hashlib.sha256(state).digest() != wanted:
             raise RunError(

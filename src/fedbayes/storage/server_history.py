@@ -6,9 +6,9 @@ from pathlib import Path
 
 from fedbayes.core.files import read_bytes, write_beside
 from fedbayes.core.messages import decode_file, metadata
-from fedbayes.core.seals import check_seal, has_seal, sealed
+from fedbayes.core.seals import check_seal, sealed
 from fedbayes.core.tensors import Tensors
-from fedbayes.errors import MessageError, RunError
+from fedbayes.errors import MessageError, RunError, told_as
 from fedbayes.storage.private_states import START_AGAIN
 
 _VERSION = re.compile(r"\.?before-([0-9]{7,})\.safetensors(\.[0-9]+)?")
@@ -21,9 +21,6 @@ class ServerHistory:
 
     A round writes its state if clients start from it that do not report in the same round. A state
     is removed when no client is at work from it by the last checkpoint and the one before.
-
-    Args:
-        folder: where the files are.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -42,25 +39,16 @@ class ServerHistory:
         self._new.append(self.path(number))
 
     def load(self, number: int) -> Tensors:
-        """The state before a round.
-
-        Raises:
-            RunError: it is lost or damaged.
-        """
+        """The state before a round. Raises a RunError if it is lost or damaged."""
         path = self.path(number)
-        try:
+        what = f"the server's state before round {number}, which clients still use, is lost or"
+        after = f"; {START_AGAIN}"
+        with told_as(RunError, f"{what} damaged: {path}", OSError, MessageError, after=after):
             data = read_bytes(path)
-            if not data or not has_seal(data):
-                raise MessageError("it lacks its digest")
-            check_seal(data)
+            check_seal(data, required=True)
             if metadata(data).get(_ROUND) != str(number):
                 raise MessageError("it belongs to another round")
             return decode_file(data)
-        except (OSError, MessageError) as error:
-            raise RunError(
-                f"the server's state before round {number}, which clients still use, is lost or "
-                f"damaged: {path}: {error}; {START_AGAIN}"
-            ) from None
 
     def check(self, needed: Collection[int]) -> None:
         """See that all states are there, and whole, from which clients are at work, or raise a

@@ -32,11 +32,7 @@ class StateStore:
     and so go back to the state before the last one that a checkpoint's round had begun."""
 
     def load(self, ticket: bytes, client: int) -> bytes:
-        """The state that a ticket names.
-
-        Raises:
-            EngineError: it is not here, or not what it was.
-        """
+        """The state that a ticket names. An EngineError if it is not here, or not what it was."""
         owner, number, digest = _read_ticket(ticket)
         path = self._path(owner, client, number)
         try:

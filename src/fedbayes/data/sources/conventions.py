@@ -68,7 +68,7 @@ def layout(file: Path, settings: SourceSettings) -> Layout:
         lines = [stream.readline(AT_LEAST) for _ in range(settings.header_rows)]
         rest = stream.read(_HEAD)
     whole, head = len(rest) < _HEAD, "".join(lines) + rest
-    tabs = _stem(file).endswith(".tsv")
+    tabs = file.name.lower().removesuffix(".gz").endswith(".tsv")
     choice = sorted(DELIMITERS, key=lambda delimiter: delimiter != "\t") if tabs else DELIMITERS
     rows: dict[str, list[list[str]]] = {}
     for delimiter in choice:
@@ -134,10 +134,6 @@ def header_names(file: Path, header: Sequence[Sequence[str]]) -> tuple[str, ...]
         filled.append([left := cell or left for cell in row])
     together = zip(*filled, last, strict=True)
     return tuple(" ".join(dict.fromkeys(filter(None, cells))) for cells in together)
-
-
-def _stem(file: Path) -> str:
-    return file.name.lower().removesuffix(".gz")
 
 
 @contextmanager

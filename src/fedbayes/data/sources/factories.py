@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from fedbayes.core.categories import normal
-from fedbayes.core.lazy import named, raised
+from fedbayes.core.lazy import named, own_code
 from fedbayes.core.wording import listed, size
 from fedbayes.data.dataset import Array, Dataset, build_dataset
 from fedbayes.data.intake import Narrowing, arrange, names_of, numbers, plain
@@ -96,7 +96,7 @@ def read_factory(settings: DataSettings, kinds: Sequence[str] = ()) -> Dataset:
     scale = settings.scale or (255.0 if x.dtype == np.uint8 else 1.0)
     statistics = None
     if tokens is not None:
-        statistics = np.zeros(tokens.length, np.float32), np.ones(tokens.length, np.float32)
+        statistics = tokens.statistics
     elif frame is not None and x.dtype == np.uint8 and len(frame.mean) in (0, x.shape[1]):
         statistics, scale = frame.statistics, settings.scale or frame.scale
     return build_dataset(
@@ -119,15 +119,9 @@ def _called(settings: DataSettings) -> Any:
     """What the factory returns."""
     name = settings.name
     factory = named(name, "data", DataError)
-    try:
+    after = "; its arguments are those of data.arguments"
+    with own_code(DataError, f"{name}(**arguments) failed", name, after=after):
         return factory(**settings.arguments)
-    except DataError:
-        raise
-    except (Exception, SystemExit) as error:  # whatever a function of somebody's own may raise
-        raise DataError(
-            f"{name}(**arguments) failed: {raised(error, name)}; its arguments are those of "
-            "data.arguments"
-        ) from error
 
 
 def _pairs(returned: Any, name: str) -> Iterator[tuple[str, Any]]:
@@ -193,11 +187,9 @@ def _made(data: Any, client: str, reading: _Reading) -> Any:
     if not callable(data) or hasattr(data, "__getitem__"):
         return data
     make: Callable[[], Any] = data
-    try:
+    failed = f"{_who(reading, client)}: its function failed"
+    with own_code(DataError, failed, reading.settings.name):
         return make()
-    except (Exception, SystemExit) as error:  # whatever a function of somebody's own may raise
-        failed = raised(error, reading.settings.name)
-        raise DataError(f"{_who(reading, client)}: its function failed: {failed}") from error
 
 
 def _samples(data: Any, client: str, reading: _Reading) -> Iterator[tuple[Array, Array]]:
@@ -256,14 +248,11 @@ def _of_arrays(x: Any, y: Any, client: str, reading: _Reading) -> Iterator[tuple
 def _of_torch(data: Any, client: str, reading: _Reading) -> Iterator[tuple[Array, Array]]:
     """Of a map-style data set of pairs."""
     for start in range(0, len(data), BATCH):
-        try:
+        failed = f"{_who(reading, client)}: samples from {start:,} on cannot be read"
+        after = ". data[i] must be a pair (x, y)"
+        with own_code(DataError, failed, reading.settings.name, after=after):
             pairs = [data[row] for row in range(start, min(start + BATCH, len(data)))]
             xs, ys = zip(*((pair[0], pair[1]) for pair in pairs), strict=True)
-        except Exception as error:  # whatever a data set of somebody's own may raise
-            raise DataError(
-                f"{_who(reading, client)}: samples from {start:,} on cannot be read: "
-                f"{raised(error, reading.settings.name)}. data[i] must be a pair (x, y)"
-            ) from error
         yield _array(list(xs), client, reading), _plain(list(ys))
 
 

@@ -1,12 +1,15 @@
 """Finding the files of a data set, and labels as class indices."""
 
-from collections.abc import Iterator, Sequence
+import warnings
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
 import numpy as np
 
+from fedbayes.core.fields import changed
 from fedbayes.data.dataset import Array, Rows
+from fedbayes.data.source_settings import SourceSettings
 from fedbayes.errors import DataError
 
 PARTS = ("train", "test")
@@ -55,12 +58,30 @@ def reading(file: Path | str) -> Iterator[None]:
         ) from error
 
 
-def incomplete(where: object, rows: int, kept: int) -> list[str]:
-    """What to say of rows that are left out because a value is missing.
+@contextmanager
+def named_cells(file: Path) -> Iterator[None]:
+    """See that no row of a CSV file that pandas reads has more cells than there are names."""
+    import pandas as pd
 
-    Raises:
-        DataError: None is left.
-    """
+    try:
+        with warnings.catch_warnings(action="error", category=pd.errors.ParserWarning):
+            yield
+    except pd.errors.ParserWarning:
+        raise DataError(
+            f"{file} has a row with more values than its first line has names. Give every column "
+            "a name"
+        ) from None
+
+
+def refuse_idle(settings: SourceSettings, names: Iterable[str], why: str) -> None:
+    """See that settings of these names, which have no effect, are not set, or raise a DataError."""
+    for name in names:
+        if changed(settings, name):
+            raise DataError(f"{why}, so data.{name} has no effect. Leave it out")
+
+
+def incomplete(where: object, rows: int, kept: int) -> list[str]:
+    """What to say of rows that are left out for a missing value. A DataError if none is left."""
     if not kept:
         raise DataError(
             f"{where}: every row has a missing value, so no row is left. Set data.missing = "

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from fedbayes.core import seeds
-from fedbayes.core.lazy import own, raised
+from fedbayes.core.lazy import own, own_code
 from fedbayes.core.targets import Target
 from fedbayes.core.wording import describe, size
 from fedbayes.data.dataset import Array, Dataset, Rows, build_dataset
@@ -16,7 +16,7 @@ from fedbayes.data.holdout import DEFAULT_FRACTION, held_out
 from fedbayes.data.intake import Narrowing, arrange, numbers, plain
 from fedbayes.data.settings import DataSettings
 from fedbayes.data.sources.labels import as_target, read_target
-from fedbayes.errors import DataError
+from fedbayes.errors import DataError, told_as
 
 _FEW_CLASSES, _PER_CLASS = 1000, 100
 """Up to so many classes, or so many for each that occurs, labels are believed to be classes."""
@@ -75,14 +75,13 @@ class Generator:
 
     def __post_init__(self) -> None:
         """Find the function."""
-        try:
+        after = (
+            ". Give package.module:function, of a module that Python can import (such as one in "
+            "the current folder)"
+        )
+        lost = f"cannot find data.generator {self.name!r}"
+        with told_as(DataError, lost, ImportError, after=after):
             self.function = own(self.name)
-        except ImportError as error:
-            raise DataError(
-                f"cannot find data.generator {self.name!r}: {error}. Give "
-                "package.module:function, of a module that Python can import (such as one in the "
-                "current folder)"
-            ) from None
         if not callable(self.function):
             raise DataError(f"data.generator {self.name!r} is not a function")
 
@@ -117,12 +116,8 @@ class Generator:
         """As `drawn`, from the function itself."""
         who, arguments = self.who(client), self.settings.arguments
         self.calls += 1
-        try:
+        with own_code(DataError, f"{who}: the function failed", self.name):
             given = self.function(client, self.seed, **arguments)
-        except DataError:
-            raise
-        except (Exception, SystemExit) as error:  # whatever a function of one's own may raise
-            raise DataError(f"{who}: the function failed: {raised(error, self.name)}") from error
         if not isinstance(given, tuple | list) or len(given) != 2:
             raise DataError(f"{who}: it returned a {type(given).__name__}. Return {_FORM}")
         x, note = arrange(numbers(given[0], who), self.settings.channels, who)
@@ -317,12 +312,9 @@ class Generator:
 
 def _array(values: Any, what: str, who: str) -> Array:
     """NumPy's own array of an array or tensor."""
-    try:
+    wrong, after = f"{who}: {what} is not an array of numbers", f". Return {_FORM}"
+    with told_as(DataError, wrong, ValueError, TypeError, RuntimeError, after=after):
         found = np.asarray(plain(values))
-    except (ValueError, TypeError, RuntimeError) as error:
-        raise DataError(
-            f"{who}: {what} is not an array of numbers: {error}. Return {_FORM}"
-        ) from None
     if found.dtype.kind not in "iufb":
         raise DataError(f"{who}: {what} is of type {found.dtype}, not numbers")
     return found

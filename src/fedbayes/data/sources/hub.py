@@ -1,12 +1,11 @@
 """Tables through Hugging Face `datasets`: from local Parquet files, or from the hub."""
 
-import logging
 from collections.abc import Iterator
-from contextlib import contextmanager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from pathlib import Path
 from typing import Any
 
-from fedbayes.core.pretrained import unreachable
+from fedbayes.core.pretrained import silenced, unreachable
 from fedbayes.data.sources.files import PARTS, reading
 from fedbayes.errors import DataError
 
@@ -38,18 +37,9 @@ def open_parquet(files: dict[str, list[Path]]) -> dict[str, Any]:
     return tables
 
 
-@contextmanager
-def quiet() -> Iterator[None]:
+def quiet() -> AbstractContextManager[None]:
     """Keep `datasets` and the hub's client from writing to the terminal what they also raise."""
-    logs = [logging.getLogger(name) for name in ("datasets", "huggingface_hub")]
-    levels = [log.level for log in logs]
-    for log in logs:
-        log.setLevel(logging.CRITICAL)
-    try:
-        yield
-    finally:
-        for log, level in zip(logs, levels, strict=True):
-            log.setLevel(level)
+    return silenced("datasets", "huggingface_hub")
 
 
 def open_hub(name: str, hub: str) -> dict[str, Any]:

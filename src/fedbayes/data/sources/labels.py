@@ -256,11 +256,7 @@ def _alone(y: Array, names: tuple[str, ...], where: str) -> list[str]:
 def group_indices(
     groups: Array | None, where: str, notes: list[str]
 ) -> tuple[Rows | None, tuple[str, ...]]:
-    """Groups as indices [N], and their names in rising order.
-
-    Raises:
-        DataError: A row has no group.
-    """
+    """Groups as indices [N], and their names in rising order. A DataError if a row has no group."""
     if groups is None:
         return None, ()
     import pandas as pd

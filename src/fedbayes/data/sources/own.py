@@ -12,15 +12,13 @@ from fedbayes.data.dataset import Array, Dataset, build_dataset
 from fedbayes.data.intake import Narrowing, arrange
 from fedbayes.data.source_settings import TABLES, WRITTEN, SourceSettings
 from fedbayes.data.sources import folders
-from fedbayes.data.sources.files import PARTS, incomplete, parts_by_name, reading
+from fedbayes.data.sources.files import PARTS, incomplete, parts_by_name, reading, refuse_idle
 from fedbayes.data.sources.labels import group_indices, read_target
 from fedbayes.data.sources.leaf import leaf_files, read_users
-from fedbayes.data.sources.pictures import Framing, framing
-from fedbayes.data.sources.rows import SEVERAL, read_rows
+from fedbayes.data.sources.pictures import framing
+from fedbayes.data.sources.rows import SEVERAL, TableRows, read_rows
 from fedbayes.data.sources.sql import WHERE, read_query
 from fedbayes.data.sources.tables import client_files, is_table, read_tables
-from fedbayes.data.tables.columns import Column
-from fedbayes.data.tokens import Tokens
 from fedbayes.errors import DataError, did_you_mean
 
 SUFFIXES = (*TABLES, ".npz")
@@ -150,17 +148,11 @@ def read_own(
             message names the file and column.
     """
     suffix = files["train"][0].suffix.lower()
-    if settings.channels != "auto" and suffix != ".npz":
-        raise DataError(
-            f"{files['train'][0]} has no arrays, so channels has no effect. Leave it out"
-        )
+    if suffix != ".npz":
+        refuse_idle(settings, ("channels",), f"{files['train'][0]} has no arrays")
     if is_table(files["train"][0]):
         return _read_tables(files, settings, kinds)
-    for setting in _OF_COLUMNS:
-        if getattr(settings, setting) != SourceSettings.model_fields[setting].default:
-            raise DataError(
-                f"{files['train'][0]} has no columns, so {setting} has no effect. Leave it out"
-            )
+    refuse_idle(settings, _OF_COLUMNS, f"{files['train'][0]} has no columns")
     if suffix in folders.SUFFIXES:
         assert settings.path is not None
         return folders.read_folders(settings.path, files["train"], settings, kinds)
@@ -195,20 +187,7 @@ def _of_frame(
     notes: list[str],
 ) -> Dataset:
     rows = read_rows(frame, trained, settings, where, notes)
-    return _assemble(
-        rows.x,
-        rows.labels,
-        rows.groups,
-        rows.testing,
-        settings,
-        kinds,
-        where,
-        notes,
-        rows.columns,
-        rows.tokens,
-        rows.framed,
-        frame.attrs.get("decimal", ""),
-    )
+    return _assemble(rows, settings, kinds, where, notes, frame.attrs.get("decimal", ""))
 
 
 def _read_arrays(
@@ -261,7 +240,7 @@ def _read_arrays(
     narrowing = Narrowing()
     x = narrowing.add(x)
     notes += [*([note] if note else []), *narrowing.notes((), where)]
-    return _assemble(x, labels, groups, parted, settings, kinds, where, notes, ())
+    return _assemble(TableRows(x, labels, groups, parted), settings, kinds, where, notes)
 
 
 def plain_array(file: Any, name: str, where: Path) -> Array:
@@ -307,29 +286,25 @@ def _read_users(
 
     testing = None if trained is None else np.arange(len(x)) >= trained
     where = str(files["train"][0])
-    return _assemble(x, pd.DataFrame({"y": y}), users, testing, settings, kinds, where, notes, ())
+    rows = TableRows(x, pd.DataFrame({"y": y}), users, testing)
+    return _assemble(rows, settings, kinds, where, notes)
 
 
 def _assemble(
-    x: Array,
-    labels: Any,
-    groups: Array | None,
-    testing: Array | None,
+    rows: TableRows,
     settings: SourceSettings,
     kinds: Sequence[str],
     where: str,
     notes: list[str],
-    columns: tuple[Column, ...],
-    tokens: Tokens | None = None,
-    framed: Framing | None = None,
     decimal: str = "",
 ) -> Dataset:
     """The data set of these samples, those to train on first."""
-    if settings.size and framed is None:
-        raise DataError(f"{where} has no picture files, so data.size has no effect. Leave it out")
+    x, labels, groups, testing, columns, tokens, framed = rows
+    if framed is None:
+        refuse_idle(settings, ("size",), f"{where} has no picture files")
     statistics, scale = None, 255.0 if x.dtype == np.uint8 else 1.0
     if tokens is not None:
-        statistics = np.zeros(tokens.length, np.float32), np.ones(tokens.length, np.float32)
+        statistics = tokens.statistics
     elif framed is not None:
         statistics, scale = framed.statistics, framed.scale
     elif settings.processor is not None:

@@ -42,11 +42,7 @@ class Framing:
     std: tuple[float, ...] = ()
 
     def open(self, source: Path | bytes, where: str) -> Any:
-        """A picture, upright, in its mode.
-
-        Raises:
-            DataError: it is none, damaged, or of more than 8 bits a pixel; names where.
-        """
+        """A picture, upright, in its mode. A DataError if it is damaged, or none; names where."""
         from PIL import Image, ImageOps
 
         try:

@@ -36,7 +36,7 @@ class TableRows(NamedTuple):
     """Client of each row."""
     testing: Array | None
     """Which rows are of the test part; None without one."""
-    columns: tuple[Column, ...]
+    columns: tuple[Column, ...] = ()
     """None of pictures and tokens."""
     tokens: Tokens | None = None
     """How texts became x, if they did."""

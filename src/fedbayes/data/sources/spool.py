@@ -2,12 +2,12 @@
 
 import tempfile
 from collections.abc import Iterable, Iterator
+from itertools import chain
 
 import numpy as np
 
-from fedbayes.data.cache import cache_folder
+from fedbayes.data.cache import cache_folder, writing
 from fedbayes.data.dataset import Array
-from fedbayes.errors import DataError
 
 
 def spool(batches: Iterable[Array], total: int | None = None) -> Array:
@@ -28,11 +28,11 @@ def spool(batches: Iterable[Array], total: int | None = None) -> Array:
     if first is None:
         return np.empty((0, 1), np.float32)
     folder = cache_folder()
-    try:
+    with writing(folder):
         folder.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryFile(dir=folder) as file:
             count = 0
-            for batch in _and(first, iterator):
+            for batch in chain([first], iterator):
                 file.write(np.ascontiguousarray(batch).data)
                 count += len(batch)
             if not count:
@@ -40,13 +40,3 @@ def spool(batches: Iterable[Array], total: int | None = None) -> Array:
             file.flush()
             assert total is None or total == count
             return np.memmap(file, first.dtype, "r", shape=(count, *first.shape[1:]))
-    except OSError as error:
-        raise DataError(
-            f"cannot write decoded data to {folder}: {error.strerror or error}. Free some space, "
-            "or set another folder in FEDBAYES_CACHE"
-        ) from error
-
-
-def _and(first: Array, rest: Iterator[Array]) -> Iterator[Array]:
-    yield first
-    yield from rest

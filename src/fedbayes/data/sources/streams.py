@@ -1,6 +1,5 @@
 """Rows to be predicted, read piece by piece: files may be larger than memory."""
 
-import warnings
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -21,7 +20,7 @@ from fedbayes.data.sources.conventions import (
     decide,
     layout,
 )
-from fedbayes.data.sources.files import reading
+from fedbayes.data.sources.files import named_cells, reading
 from fedbayes.data.sources.own import plain_array
 from fedbayes.data.sources.rows import decoded, holds_pictures
 from fedbayes.data.sources.tables import read_table, refuse_twice
@@ -251,16 +250,8 @@ def _with_points(cells: Any, column: Column, numbers: Numbers) -> Any:
 
 def _next(pieces: Any, path: Path) -> Any:
     """The next piece of a CSV file; None at its end."""
-    import pandas as pd
-
-    try:
-        with warnings.catch_warnings(action="error", category=pd.errors.ParserWarning):
-            return next(pieces, None)
-    except pd.errors.ParserWarning:
-        raise DataError(
-            f"{path} has a row with more values than its first line has names. Give every column "
-            "a name"
-        ) from None
+    with named_cells(path):
+        return next(pieces, None)
 
 
 @contextmanager
@@ -366,12 +357,8 @@ _READERS = {".parquet": _parquet, ".xlsx": _excel, ".npz": _arrays}
 
 
 def wanted_columns(table: Sequence[Column], columns: Sequence[str], where: str) -> list[str]:
-    """Names of the columns that the model reads, in its order.
-
-    Args:
-        table: these columns.
-        columns: names of those that there are.
-        where: what has them, for messages.
+    """Names of the columns that the model reads, in its order, among those that there are; `where`
+    is for messages.
 
     Raises:
         ColumnError: one is absent.

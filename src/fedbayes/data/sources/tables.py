@@ -1,6 +1,5 @@
 """The user's own tables: CSV, Parquet and Excel files as frames."""
 
-import warnings
 from collections import Counter
 from collections.abc import Collection, Sequence
 from functools import partial
@@ -21,7 +20,7 @@ from fedbayes.data.sources.conventions import (
     layout,
     may_be_grouped,
 )
-from fedbayes.data.sources.files import reading
+from fedbayes.data.sources.files import named_cells, reading, refuse_idle
 from fedbayes.data.sources.unpacking import check_unpacked
 from fedbayes.data.tables.cells import cell, is_numeric, no_number
 from fedbayes.errors import CellError, ConfigError, DataError, did_you_mean
@@ -175,8 +174,8 @@ def read_table(file: Path, settings: SourceSettings, notes: list[str]) -> Any:
     import pandas as pd
 
     name, texts = file.name.lower(), _texts(settings)
-    if settings.sheet is not None and not name.endswith(".xlsx"):
-        raise DataError(f"{file} has no sheets, so sheet has no effect. Leave it out")
+    if not name.endswith(".xlsx"):
+        refuse_idle(settings, ("sheet",), f"{file} has no sheets")
     with reading(file):
         check_unpacked(file)
         if name.endswith(".parquet"):
@@ -197,7 +196,9 @@ def read_table(file: Path, settings: SourceSettings, notes: list[str]) -> Any:
     if frame.empty:
         raise DataError(f"{file} has no rows")
     refuse_twice(list(frame.columns), file)
-    _refuse_idle(settings, name, file)
+    idle = () if name.endswith(TEXTS) else ("decimal", "thousands", "encoding")
+    idle = (*idle, "header_rows") if name.endswith(".parquet") else idle
+    refuse_idle(settings, idle, f"{file} is not a text file")
     return without(frame, settings.na_values)
 
 
@@ -219,17 +220,6 @@ def _refuse_units(frame: Any, free: Collection[str], file: Path) -> None:
                 f"{file}: column '{name}' is '{column.iloc[0]}' in row 1 and a number in all "
                 "others. If that row belongs to the header, set data.header_rows to 2; if it "
                 "means a missing value, list it in data.na_values"
-            )
-
-
-def _refuse_idle(settings: SourceSettings, name: str, file: Path) -> None:
-    """See that no setting is given that has no effect on a file of this kind."""
-    idle = () if name.endswith(TEXTS) else ("decimal", "thousands", "encoding")
-    idle = (*idle, "header_rows") if name.endswith(".parquet") else idle
-    for setting in idle:
-        if getattr(settings, setting) != SourceSettings.model_fields[setting].default:
-            raise DataError(
-                f"{file} is not a text file, so data.{setting} has no effect. Leave it out"
             )
 
 
@@ -295,11 +285,7 @@ def _read_excel(
 
 
 def refuse_twice(names: list[str], file: Path) -> None:
-    """See that no two columns have one name.
-
-    Raises:
-        DataError: Two have.
-    """
+    """See that no two columns have one name, or raise a DataError."""
     twice = [name for name, count in Counter(filter(None, names)).items() if count > 1]
     if twice:
         raise DataError(f"{file} has two columns '{twice[0]}'. Give each column its own name")
@@ -327,14 +313,8 @@ def _read_csv(
         encoding=found.encoding,
         na_values=list(settings.na_values),
     )
-    try:
-        with warnings.catch_warnings(action="error", category=pd.errors.ParserWarning):
-            frame = read(dtype={name: str for name in found.columns if name in texts})
-    except pd.errors.ParserWarning:
-        raise DataError(
-            f"{file} has a row with more values than its first line has names. Give every column "
-            "a name"
-        ) from None
+    with named_cells(file):
+        frame = read(dtype={name: str for name in found.columns if name in texts})
     said = list(found.notes)
     decimal, told = _settle(frame, read, settings, texts, found.delimiter, file)
     if said and told and told[0].startswith(COMMAS):

@@ -31,23 +31,14 @@ def _refused(file: Path, way_out: str) -> DataError:
 
 
 class BoundedGzip(gzip.GzipFile):
-    """A gzip file of which no more is read than it may unpack to.
-
-    Args:
-        path: the file.
-        opened: the same, opened.
-    """
+    """A gzip file, opened, of which no more is read than it may unpack to."""
 
     def __init__(self, path: Path, opened: IO[bytes]) -> None:
         super().__init__(fileobj=opened)
         self._path, self._left = path, most_bytes(path)
 
     def read(self, size: int | None = -1) -> bytes:
-        """As of any file.
-
-        Raises:
-            DataError: it unpacks to more.
-        """
+        """As of any file. Raises a DataError if it unpacks to more."""
         asked = self._left + 1 if size is None or size < 0 else min(size, self._left + 1)
         return self._counted(super().read(asked))
 

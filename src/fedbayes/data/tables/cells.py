@@ -22,12 +22,8 @@ _ONCE_NUMBER = re.compile(r"[0-9]+\.0")
 
 
 def code(frame: Any, columns: Sequence[Column], where: str) -> Array:
-    """A table in its stored form: see `fedbayes.data.tables.columns`.
-
-    Args:
-        frame: the table; other columns are ignored.
-        columns: what to make of it.
-        where: what the table is, for messages.
+    """A table in its stored form: see `fedbayes.data.tables.columns`. Other columns are ignored;
+    `where` is for messages.
 
     Returns:
         float32 [N, C]; NaN where a cell is empty, `UNSEEN` where it is none of the categories.

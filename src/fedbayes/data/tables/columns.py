@@ -68,11 +68,7 @@ def plain(columns: Iterable[Column]) -> bool:
 
 
 def features_of(columns: Iterable[Column]) -> tuple[str, ...]:
-    """Names of all encoded columns.
-
-    Raises:
-        DataError: two would have the same one.
-    """
+    """Names of all encoded columns. Raises a DataError if two would have the same one."""
     names = tuple(name for column in columns for name in column.features)
     if len(set(names)) < len(names):
         twice = next(name for name in names if names.count(name) > 1)

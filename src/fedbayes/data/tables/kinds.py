@@ -53,18 +53,13 @@ class KindGuess:
 
 
 def judge(column: Any, name: str, settings: SourceSettings, where: str) -> KindGuess:
-    """Decide the kind of a column of a table, by the settings or by its cells.
+    """Decide the kind of a column of a table, by the settings or by its cells; `where` is for
+    messages.
 
     Numbers, booleans and dates are what they are. Text is of dates if all of it is written as in
     ISO 8601, of categories if it has few different values, and otherwise not usable: free text and
     identifiers are taken if they are named in `text` or `categorical`, and so is what is partly
     numbers.
-
-    Args:
-        column: Its cells.
-        name: Its name.
-        settings: How the table is read.
-        where: What the table is, for messages.
     """
     named: dict[Kind, Sequence[str]] = {
         "number": settings.numeric,

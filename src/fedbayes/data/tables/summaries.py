@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Annotated, Literal, TypeVar
 
 import numpy as np
-from pydantic import BaseModel, ConfigDict, Field, FiniteFloat, ValidationError, model_validator
+from pydantic import BaseModel, ConfigDict, Field, FiniteFloat, model_validator
 
 from fedbayes.core.categories import ordered, spelled_apart
 from fedbayes.core.files import parse_json, read_text, write_beside
@@ -31,7 +31,7 @@ from fedbayes.core.wording import describe, listed
 from fedbayes.data.dataset import Array, Dataset, Rows, deviations
 from fedbayes.data.tables.columns import Column, Kind, described, features_of, plain
 from fedbayes.data.tables.encoding import spread
-from fedbayes.errors import DataError
+from fedbayes.errors import DataError, told_as
 
 Count = Annotated[int, Field(ge=0, le=2**53)]
 
@@ -150,19 +150,12 @@ def read_as(kind: type[File], path: Path, wrong: str) -> File:
     Raises:
         DataError: there is no such file, or it holds something else.
     """
-    try:
-        return kind.model_validate(parse_json(read_text(path)))
-    except OSError as error:
-        raise DataError(f"cannot read {path}: {error.strerror}") from None
-    except ValidationError as error:
-        problem = error.errors()[0]
-        place = ".".join(str(part) for part in problem["loc"])
-        said = f"{place}: {problem['msg']}" if place else "it is not a JSON object"
-        if problem["type"] == "value_error":
-            said = str(problem["ctx"]["error"])
-        raise DataError(f"{path} {wrong}: {said}") from None
-    except ValueError as error:
-        raise DataError(f"{path} {wrong}: {error}") from None
+    unread = told_as(DataError, f"cannot read {path}", OSError)
+    with unread, told_as(DataError, f"{path} {wrong}", ValueError):
+        found = parse_json(read_text(path))
+        if not isinstance(found, dict):
+            raise ValueError("it is not a JSON object")
+        return kind.model_validate(found)
 
 
 def read_summary(path: Path) -> TableSummary:
@@ -200,11 +193,7 @@ def check_summaries(
 
 
 def add_summaries(several: Sequence[TableSummary], names: Sequence[str]) -> TableSummary:
-    """The summary of the rows of all.
-
-    Args:
-        several: at least one.
-        names: where each is from, for messages.
+    """The summary of the rows of all, one at least; `names` say where each is from, for messages.
 
     Raises:
         DataError: one is of other columns, or of other kinds, and names both; or one is of more

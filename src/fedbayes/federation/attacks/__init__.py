@@ -19,10 +19,7 @@ if TYPE_CHECKING:
 
 __all__ = ["ATTACKS", "Attack", "View", "find_attack"]
 
-__getattr__, __dir__ = attributes(
-    __name__,
-    {"Attack": "fedbayes.federation.attacks.base", "View": "fedbayes.federation.attacks.base"},
-)
+__getattr__, __dir__ = attributes(__name__, {"fedbayes.federation.attacks.base": "Attack View"})
 
 ATTACKS: Mapping[str, "type[Attack]"] = Catalogue(
     "fedbayes.federation.attacks",

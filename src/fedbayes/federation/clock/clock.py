@@ -9,13 +9,7 @@ from numpy.typing import NDArray
 
 from fedbayes.core import seeds
 from fedbayes.errors import ConfigError
-from fedbayes.federation.clock.availability import (
-    Always,
-    Availability,
-    Times,
-    listed,
-    shares,
-)
+from fedbayes.federation.clock.availability import Always, Availability, Times, listed, shares
 from fedbayes.federation.clock.rates import FROM_FILE
 from fedbayes.federation.clock.settings import ClockSettings
 from fedbayes.federation.clock.tables import read_rates, read_seconds, read_spells

@@ -25,7 +25,7 @@ from joblib import cpu_count
 from ray.job_config import JobConfig
 
 from fedbayes.core import here
-from fedbayes.errors import EngineError
+from fedbayes.errors import EngineError, told_as
 
 LOCAL, AUTO = "local", "auto"
 _OWN = "fedbayes-ray-"
@@ -77,14 +77,13 @@ class Cluster:
         # Ray itself ends this process a minute after it is gone.
         if self.own or self.borrowed:
             return
-        try:
+        after = (
+            ". Start a cluster, and run `fedbayes resume` to continue after the last complete "
+            "round (set ray.address in the run's config.toml for another one)"
+        )
+        lost = f"the head of Ray at {self.address} was lost"
+        with told_as(EngineError, lost, OSError, after=after):
             _reach(self.address, _AGAIN)
-        except OSError as error:
-            raise EngineError(
-                f"the head of Ray at {self.address} was lost: {error}. Start a cluster, and run "
-                "`fedbayes resume` to continue after the last complete round (set ray.address in "
-                "the run's config.toml for another one)"
-            ) from None
 
     def close(self) -> None:
         """Leave it; a Ray of this run's own ends."""
@@ -104,11 +103,7 @@ class Cluster:
 
 
 def connect(address: str | None, seconds: float) -> Cluster:
-    """Connect this process to Ray.
-
-    Args:
-        address: as `ray.address` of a config.
-        seconds: that the cluster has to answer.
+    """Connect this process to Ray at `ray.address`, which has so many seconds to answer.
 
     Raises:
         EngineError: nobody answers, or it is no cluster that this process can join.
@@ -168,12 +163,9 @@ def _resolved(address: str) -> str:
 def _require_answer(asked: str, address: str, seconds: float) -> None:
     """See that the head of a cluster answers."""
     nobody = f"no Ray answers at {address} (ray.address = {asked!r})"
-    try:
+    after = ". Is `ray start --head` running there, and its port open?"
+    with told_as(EngineError, nobody, OSError, OverflowError, after=after):
         _reach(address, min(seconds, 10))
-    except (OSError, OverflowError) as error:
-        raise EngineError(
-            f"{nobody}: {error}. Is `ray start --head` running there, and its port open?"
-        ) from None
     try:
         said = subprocess.run(
             [sys.executable, "-P", "-c", _PROBE, address],

@@ -35,11 +35,7 @@ def write(stream: IO[bytes], header: Header, blobs: Sequence[bytes] = ()) -> Non
 
 
 def read(stream: IO[bytes]) -> tuple[Header, list[bytes]]:
-    """Read one frame.
-
-    Raises:
-        EOFError: the stream ended before the frame did.
-    """
+    """Read one frame. Raises an EOFError if the stream ended before the frame did."""
 
     def exactly(count: int) -> bytes:
         data = stream.read(count)

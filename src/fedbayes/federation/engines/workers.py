@@ -116,22 +116,14 @@ class Process:
         self._requests, self._replies = self.process.stdin, self.process.stdout
 
     def tell(self, header: Header, blobs: Sequence[bytes] = ()) -> None:
-        """Send a request.
-
-        Raises:
-            DiedError: the process has ended.
-        """
+        """Send a request. Raises a DiedError if the process has ended."""
         try:
             write(self._requests, header, blobs)
         except (OSError, ValueError):
             raise DiedError from None
 
     def hear(self) -> tuple[Header, list[bytes]]:
-        """Wait for the next reply.
-
-        Raises:
-            DiedError: the process ended first.
-        """
+        """Wait for the next reply. Raises a DiedError if the process ended first."""
         try:
             return read(self._replies)
         except (EOFError, OSError, ValueError):
@@ -158,12 +150,7 @@ P = TypeVar("P", bound=Process)
 
 
 class ProcessPool(Generic[P]):
-    """Processes that threads ask in turn; one that died is replaced.
-
-    Args:
-        processes: they.
-        name: of the threads.
-    """
+    """Processes that threads ask in turn; one that died is replaced."""
 
     def __init__(self, processes: list[P], name: str) -> None:
         self.all = processes

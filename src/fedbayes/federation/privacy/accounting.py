@@ -66,10 +66,6 @@ PACKAGES = ("dp_accounting", "cryptography")
 def epsilons(rounds: Sequence[Spent], delta: float) -> dict[str, float]:
     """ε of all the data of a client after these rounds, by which federations are neighbours.
 
-    Args:
-        rounds: what each spent.
-        delta: δ.
-
     Raises:
         ConfigError: dp-accounting is not installed.
     """

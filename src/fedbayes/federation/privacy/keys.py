@@ -19,14 +19,7 @@ _SIZE = 32
 
 
 def key_file(run: str) -> Path:
-    """Where the secret of a run is.
-
-    Args:
-        run: its id, as `new_id` makes them.
-
-    Raises:
-        RunError: it is no such id.
-    """
+    """Where the secret of a run is, by its id. Raises a RunError if it is no such id."""
     if not re.fullmatch(r"[0-9a-f]{32}", run):
         raise RunError("the id of the run in its checkpoint is damaged")
     return platformdirs.user_state_path("fedbayes", appauthor=False) / "noise" / f"{run}.key"
@@ -38,10 +31,7 @@ def new_id() -> str:
 
 
 def secret(run: str) -> Secret:
-    """The secret of a run, made where there is none: at first, and on another machine.
-
-    Args:
-        run: its id.
+    """The secret of a run, by its id, made where there is none: at first, and on another machine.
 
     Raises:
         RunError: it can be neither read nor written, or is damaged.

@@ -24,12 +24,8 @@ class Secret:
     """32 bytes."""
 
     def stream(self, purpose: str, number: int, nonce: bytes = b"") -> "Stream":
-        """The stream of a purpose in a round.
-
-        Args:
-            purpose: a word such as "noise".
-            number: the round.
-            nonce: of an attempt at it.
+        """The stream of a purpose, such as "noise", in the round of this number; `nonce` is of an
+        attempt at it.
         """
         place = purpose.encode() + b"\0" + number.to_bytes(8, "little") + nonce
         return Stream(hmac.digest(self.key, place, sha256))

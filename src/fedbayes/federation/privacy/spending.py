@@ -40,11 +40,7 @@ class Spending:
 
     @classmethod
     def empty(cls, run: str = "") -> Self:
-        """Before any round.
-
-        Args:
-            run: id of the run.
-        """
+        """Before any round of the run of this id."""
         return cls(
             run,
             "",

@@ -34,10 +34,6 @@ def norms_of_report(report: Report, way: ChangeCoordinates) -> dict[str, float]:
 
     Whole reports whose changes are the coordinates are not widened to float64, unless their size
     asks for it.
-
-    Args:
-        report: it.
-        way: how its changes are measured.
     """
     whole = not any(isinstance(item, Masked) for item in report.tensors.values())
     if whole and way.chart.coordinates is None and len(way.origins) == 1:

@@ -59,11 +59,7 @@ class Compressor:
         return codes.get(self.settings.up)
 
     def parts(self, expected: Message) -> dict[str, str]:
-        """Of each tensor of a report, by name, the part that it belongs to.
-
-        Args:
-            expected: the pattern of a proper report.
-        """
+        """Of each tensor of a proper report, by name, the part that it belongs to."""
         network = self.run.network
         trained = network.split()[0]
         return {n: part_of(n, dtype_of(p), network, trained) for n, p in expected.items()}

@@ -6,6 +6,7 @@ as a vector of bounded reals, which Flower rounds to integers, and the mean that
 """
 
 import math
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -166,7 +167,7 @@ def plan(
     )
 
 
-def remarks(plan: Plan | None, sizes: NDArray[Any]) -> list[str]:
+def remarks(plan: Plan | None, sizes: NDArray[Any]) -> Iterator[str]:
     """What a user should know of how finely reports are added, a sentence each.
 
     Args:
@@ -174,17 +175,17 @@ def remarks(plan: Plan | None, sizes: NDArray[Any]) -> list[str]:
         sizes: training samples of each client.
     """
     if plan is None or not plan.max_weight:
-        return []
+        return
     if plan.max_weight <= 10 * (largest := float(sizes.max())):
-        return []
+        return
     off, least = (p.error(float(sizes.mean())) for p in (plan, replace(plan, max_weight=largest)))
     if off < _FINE:
-        return []
-    return [
+        return
+    yield (
         f"secure.max_weight = {plan.max_weight:,g}, and no client has more than {largest:,.0f} "
         f"training samples. Weights may be off by {off:.1g} in a round; with max_weight = "
         f"{largest:.0f} by {least:.1g}"
-    ]
+    )
 
 
 def remark_of_mean(plan: Plan, samples: float) -> str:

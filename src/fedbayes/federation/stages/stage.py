@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from fedbayes.contracts import Report, RoundContext
-from fedbayes.core.lazy import own_class, raised
+from fedbayes.core.lazy import own_class, own_code
 from fedbayes.core.messages import Message
 from fedbayes.errors import ConfigError
 
@@ -83,32 +83,20 @@ def find_stages(places: Sequence[str]) -> tuple[Stage, ...]:
 
 def _made(place: str) -> Stage:
     kind = own_class(place, Stage, "stage")
-    try:
+    with own_code(ConfigError, f"the stage {place!r} cannot be made without arguments", place):
         made: Stage = kind()
-    except Exception as error:
-        raise ConfigError(
-            f"the stage {place!r} cannot be made without arguments: {raised(error, place)}"
-        ) from error
     return made
 
 
 def at_client(
     stages: Sequence[Stage], report: Report, message: Message, at: RoundContext
 ) -> Report:
-    """The report that a client sends.
-
-    Raises:
-        ConfigError: a stage fails, or returns no report; the text names it.
-    """
+    """The report that a client sends. A ConfigError names a stage that fails, or gives none."""
     for stage in stages:
         kind = type(stage)
-        try:
+        failed = f"the stage {kind.__name__} failed at client {at.client}"
+        with own_code(ConfigError, failed, kind.__module__):
             report = stage.client(report, message, at)
-        except Exception as error:
-            raise ConfigError(
-                f"the stage {kind.__name__} failed at client {at.client}: "
-                f"{raised(error, kind.__module__)}"
-            ) from error
         if not isinstance(report, Report):
             raise ConfigError(
                 f"the stage {kind.__name__} returns a {type(report).__name__} from client. Return "
@@ -120,11 +108,7 @@ def at_client(
 def at_server(
     stages: Sequence[Stage], arrivals: Iterator[Arrival], ledger: "Ledger"
 ) -> Iterator[Arrival]:
-    """The reports that all stages let pass.
-
-    Raises:
-        ConfigError: a stage returns no iterator.
-    """
+    """The reports that all stages let pass. Raises a ConfigError if a stage returns no iterator."""
     for stage in stages:
         arrivals = stage.server(arrivals, ledger)
         if not isinstance(arrivals, Iterator):

@@ -147,20 +147,18 @@ def up_to_date(
 
 def remarks(
     settings: Asynchronous, clock: ClockSettings, *, clocked: bool, clients: int, cohort: int
-) -> list[str]:
+) -> Iterator[str]:
     """What a user should know of simulated time; as for `check`, with the clients at work."""
-    notes = []
     if clock.ticks and not clocked:
-        notes.append("clock has no effect: clients on other machines use real time")
+        yield "clock has no effect: clients on other machines use real time"
     drawn = any(isinstance(rate, float) for rate in (clock.download, clock.upload))
     if clock.ticks and clock.rate_spread and not drawn:
-        notes.append(
+        yield (
             "clock.rate_spread has no effect: clock.download and clock.upload set no median rate"
         )
     size = settings.buffer or 0
     if settings.active and cohort + size - 1 > clients:
-        notes.append(
+        yield (
             f"of {clients} clients fewer than {cohort} can be at work: up to {size - 1} have "
             "updates that wait in the buffer (asynchronous.buffer)"
         )
-    return notes
