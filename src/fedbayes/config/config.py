@@ -632,14 +632,7 @@ def complete_task(table: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def no_setting(key: str, known: Sequence[SettingRow], method: str, likelihood: str = "auto") -> str:
-    """The error for an unknown setting; it lists methods or likelihoods that have it.
-
-    Args:
-        key: as in `--set`.
-        known: the settings that there are.
-        method: the one whose parameters are among them.
-        likelihood: the one whose settings are among them.
-    """
+    """The error for an unknown setting; it lists methods or likelihoods that have it."""
     table, _, parameter = key.partition(".")
     if table == "task":
         owners = [n for n, kind in LIKELIHOODS.items() if parameter in kind.model_fields]

@@ -20,11 +20,7 @@ _WIDTH, _HEIGHT = 260, 48
 
 
 class Panel:
-    """One output of a notebook.
-
-    Args:
-        picture: makes its HTML and its plain text.
-    """
+    """One output of a notebook; `picture` makes its HTML and its plain text."""
 
     def __init__(self, picture: Callable[[], tuple[str, str]]) -> None:
         self._picture = picture
@@ -32,11 +28,7 @@ class Panel:
         self._drawn = -math.inf
 
     def draw(self, *, at_once: bool = False) -> None:
-        """Draw it again, unless that was a moment ago.
-
-        Args:
-            at_once: whether it is drawn all the same.
-        """
+        """Draw it again, unless that was a moment ago and it need not be at once."""
         now = time.monotonic()
         if not at_once and now - self._drawn < LEAST_WAIT:
             return

@@ -48,11 +48,7 @@ class FittedClients:
     """Of the global model, fitted on rows that clients held out; None where there is none."""
 
     def __init__(self, config: Config, data: FederatedData) -> None:
-        """Run all rounds.
-
-        Args:
-            config: the settings.
-            data: the clients' data, all of them to train on.
+        """Run all rounds, on data that are all to train on.
 
         Raises:
             FedbayesError: a setting will not do, or no round had an update.

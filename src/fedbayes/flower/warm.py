@@ -169,14 +169,8 @@ class WarmApps:
         self._apps: dict[int, PersistentApp] = {}  # by run; who was asked last is last
 
     def ask(self, run_id: int, run: bytes, fab: bytes, request: Request, seconds: float) -> Answer:
-        """A run's answer to a message.
-
-        Args:
-            run_id: the run.
-            run: all of it, as Flower's protobuf has it.
-            fab: its app, likewise.
-            request: the message.
-            seconds: after which nobody waits for the answer.
+        """A run's answer to a message, for which nobody waits after so many seconds; the run and
+        its app are as Flower's protobuf has them.
 
         Raises:
             AppDied: there is none.

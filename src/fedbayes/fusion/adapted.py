@@ -173,13 +173,8 @@ def second_moments(
 def last_layer(
     network: nn.Module, layers: Sequence[str], batches: Sequence[Tensor]
 ) -> tuple[str, Tensor, Tensor] | None:
-    """The layer among some that gives the outputs of a network, with its inputs [n, in] and
-    outputs [n, K] of batches; None if there is none, or it answers for every token.
-
-    Args:
-        network: in evaluation mode.
-        layers: names of dense layers.
-        batches: inputs of the network.
+    """The layer among some that gives the outputs of a network, with its inputs [n, in] and outputs
+    [n, K] of batches; None if there is none, or it answers for every token.
     """
     seen: dict[str, Tensor] = {}
     given, said, found = [], [], ""

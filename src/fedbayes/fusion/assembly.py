@@ -112,15 +112,7 @@ def assembled(
     shares: Shares,
     anchor: int,
 ) -> Tensors:
-    """The fused network's first weights.
-
-    Args:
-        own: the wanted network.
-        donors: whose units there are.
-        origins: of all entries.
-        shares: of donors in outputs.
-        anchor: the donor that gives what belongs to no group.
-    """
+    """The fused network's first weights; the donor `anchor` gives what belongs to no group."""
     found: Tensors = {}
     for name, old in own.tensors.items():
         axes = [origins.at(name, axis) for axis in range(old.ndim)]

@@ -48,15 +48,10 @@ def find_donors(
     example: Tensor,
     say: Callable[[str], None],
 ) -> tuple[TracedNetwork, list[TracedNetwork]]:
-    """The wanted network as it stands, and the clients that compute as it does.
+    """The wanted network as it stands, of the graph of `like`, and the clients that compute as it
+    does; `say` is called with what should be known.
 
     Where none does, the wanted network is its own donor: its units stay, whatever they are.
-
-    Args:
-        clients: their networks.
-        like: the network whose graph the fused one has.
-        example: a batch of inputs.
-        say: called with what should be known.
 
     Raises:
         ModelError: `like` cannot be traced.

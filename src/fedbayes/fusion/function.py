@@ -320,12 +320,7 @@ def _balanced(teacher: Teacher, draws: Draws, counts: npt.ArrayLike | None) -> B
 
 
 class HeldOut:
-    """Predictions of the clients and the teacher on held-out inputs, computed once per client.
-
-    Args:
-        teacher: of the clients.
-        draws: inputs, as networks see them.
-    """
+    """Predictions of the clients and the teacher on held-out inputs, computed once per client."""
 
     def __init__(self, teacher: Teacher, draws: Draws) -> None:
         self.teacher = teacher

@@ -135,12 +135,6 @@ def bears(own: TracedNetwork, units: Orders, example: Tensor) -> bool:
 def recorded(own: TracedNetwork, module: nn.Module, found: Orders, example: Tensor) -> Steps:
     """The operations of the fused network at its widths.
 
-    Args:
-        own: the wanted network.
-        module: the fused one.
-        found: its widths.
-        example: a batch of inputs.
-
     Raises:
         ModelError: at these widths the network's own code computes otherwise, or its units lie
             otherwise than they are placed.

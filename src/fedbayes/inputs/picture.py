@@ -50,10 +50,6 @@ def draw_inputs(prior: InputPrior, *, seed: int = 0) -> "Figure":
     Images are a grid, in colour where they have three channels and else their first one in grey;
     signals are lines; of rows of a table there is a histogram of every feature, of the first 24.
 
-    Args:
-        prior: what draws them.
-        seed: of the draws.
-
     Raises:
         ConfigError: inputs have more than three axes.
     """

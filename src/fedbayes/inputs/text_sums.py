@@ -245,12 +245,7 @@ def read_text_sums(path: Path) -> TextSums:
 
 
 def add_text_sums(paths: Sequence[Path], tokenizer: str, vocabulary: int) -> TextSums:
-    """The sums of all clients, from a file of each.
-
-    Args:
-        paths: the files.
-        tokenizer: digest of the networks' tokenizer.
-        vocabulary: how many tokens there are.
+    """The sums of all clients, from a file of each; `tokenizer` is the digest of the networks' own.
 
     Raises:
         DataError: a file is named twice, holds no sums of texts, or is of another tokenizer.
@@ -272,11 +267,7 @@ def add_text_sums(paths: Sequence[Path], tokenizer: str, vocabulary: int) -> Tex
 
 
 def prior_by_sums(tokens: Tokens, paths: Sequence[Path]) -> SumsPrior:
-    """The prior of texts that networks take, by the sums of their clients.
-
-    Args:
-        tokens: how texts become samples of the networks.
-        paths: a file of each client.
+    """The prior of texts that networks take, by the sums in a file of each client.
 
     Raises:
         DataError: as `add_text_sums` and `SumsPrior`.

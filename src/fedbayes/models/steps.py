@@ -217,12 +217,7 @@ class Steps:
 
 
 class Pass:
-    """A forward pass that stops at an operation, and resumes the weights of then.
-
-    Args:
-        steps: the operations.
-        x: a batch of inputs.
-    """
+    """A forward pass that stops at an operation, and resumes the weights of then."""
 
     def __init__(self, steps: Steps, x: Tensor) -> None:
         self._steps, self._next = steps, 0

@@ -70,11 +70,6 @@ def fixed_buffers(module: nn.Module, shape: tuple[int, ...], name: str) -> froze
 
     The module's buffers are put back as they were.
 
-    Args:
-        module: the network.
-        shape: of a sample.
-        name: of the network, for errors.
-
     Raises:
         ModelError: a parameter is complex, or a buffer that changes is complex or not finite.
     """

@@ -387,14 +387,8 @@ def build_run(
     likelihood: Likelihood,
     clients: int,
 ) -> Federation:
-    """What no round of a run changes.
-
-    Args:
-        config: the settings.
-        network: all clients' network.
-        preprocessing: what it sees of a sample.
-        likelihood: of the targets.
-        clients: how many have data.
+    """What no round of a run changes; `preprocessing` is what the network sees of a sample, and
+    `clients` are those with data.
     """
     centralized = config.build_method().reports.pooled
     if config.training.reweights:

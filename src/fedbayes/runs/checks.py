@@ -45,13 +45,6 @@ def check(
 ) -> None:
     """Check that a config is consistent and every setting has an effect.
 
-    Args:
-        config: the settings.
-        method: of the run.
-        run: what no round changes.
-        data: the clients' data.
-        adversary: the malicious clients, if there are any.
-
     Raises:
         EngineError: what the engine needs is not installed.
         ConfigError: a setting does not go with the method, the data or another setting.

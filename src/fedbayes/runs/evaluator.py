@@ -26,14 +26,7 @@ MOST_UNASKED_VALUES = 10_000_000
 
 
 class Evaluator:
-    """Evaluates the global model of a run.
-
-    Args:
-        config: of the run.
-        method: of the run.
-        run: what no round changes.
-        data: the clients' data.
-    """
+    """Evaluates the global model of a run."""
 
     def __init__(
         self, config: Config, method: AnyMethod, run: Federation, data: FederatedData

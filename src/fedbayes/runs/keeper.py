@@ -39,11 +39,8 @@ class Keeper:
         """The state after the best round so far, where its checkpoint is kept."""
 
     def take_up(self, saved: int, lines: Sequence[Metrics]) -> None:
-        """Go on after the newest checkpoint.
-
-        Args:
-            saved: its round.
-            lines: of metrics, up to it.
+        """Go on after the newest checkpoint, of the round `saved`, with the lines of metrics up to
+        it.
         """
         self.saved, self._standing = saved, self._standing.after_all(lines)
         if self._keeps_best:

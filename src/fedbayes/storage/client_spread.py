@@ -129,11 +129,6 @@ def per_client(
 ) -> dict[str, Any]:
     """The newest metrics of each client by its name.
 
-    Args:
-        lines: of the rounds.
-        names: of the clients.
-        target: what is predicted.
-
     Returns:
         `per_client`: by `global` (the global model on its test rows) and `local` (its own model),
         the client and the metric, None where it has none; of more than `MOST_LISTED` clients those

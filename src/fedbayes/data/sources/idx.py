@@ -33,11 +33,6 @@ def idx_files(folder: Path) -> list[Path]:
 def read_idx(name: str, classes: tuple[str, ...], files: list[Path]) -> Dataset:
     """Read grey images and their labels.
 
-    Args:
-        name: name of the data set.
-        classes: names of the classes, in the order of the labels.
-        files: as `idx_files` lists them.
-
     Raises:
         DataError: a file is damaged or of another format, or they do not fit together.
     """

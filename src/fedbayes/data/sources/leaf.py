@@ -77,11 +77,6 @@ def read_users(
 
     That is None if there is no official split, or one by user, which is noted.
 
-    Args:
-        name: Name of the data set.
-        files: Files by part.
-        notes: Takes up what a user should know.
-
     Raises:
         DataError: A file is damaged or of another format.
     """

@@ -128,14 +128,8 @@ def testing_rows(
 def choose_features(
     frame: Any, settings: SourceSettings, where: str, notes: list[str], *, labelled: bool = True
 ) -> tuple[str, ...]:
-    """Names of the columns to use as features.
-
-    Args:
-        frame: The table.
-        settings: Which columns are what.
-        where: Name of the file, for messages.
-        notes: Takes up what a user should know.
-        labelled: Whether it must have the columns of labels.
+    """Names of the columns to use as features; `labelled`: the table must have the columns of
+    labels. Notes on them are added to `notes`.
 
     Raises:
         ColumnError: A column that a setting names is not there.

@@ -88,11 +88,6 @@ def read_tables(
     """The rows of all files as one frame, how many of them are of the training part, and the name
     of the whole. What separates decimals is in `attrs` of the frame, where all files agree.
 
-    Args:
-        files: Tables by part.
-        settings: How they are read.
-        notes: Takes up what a user should know.
-
     Raises:
         DataError: A file is damaged or empty, or lacks a column that the first one has, or has
             other things in it.

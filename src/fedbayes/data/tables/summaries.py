@@ -140,12 +140,7 @@ def _of_target(dataset: Dataset, rows: Rows) -> tuple[ColumnSummary, ...]:
 
 
 def read_as(kind: type[File], path: Path, wrong: str) -> File:
-    """What a client's JSON file holds.
-
-    Args:
-        kind: of what it is to hold.
-        path: of the file.
-        wrong: what to say of one that does not.
+    """What a client's JSON file holds, of this kind; `wrong` is the message on one that does not.
 
     Raises:
         DataError: there is no such file, or it holds something else.
@@ -328,12 +323,8 @@ def _deviation(column: ColumnSummary, rows: int, constant: float) -> float:
 
 
 def fit_target(summary: TableSummary, target: Target, where: str) -> Target:
-    """What is predicted, with center and scale by a summary instead of rows.
-
-    Args:
-        summary: of the clients' rows.
-        target: as a table has it.
-        where: what the summary is of, for messages.
+    """What is predicted, with center and scale by a summary instead of rows; `where` is for
+    messages.
 
     Raises:
         DataError: the summary is of another target, or it is the same in all rows.

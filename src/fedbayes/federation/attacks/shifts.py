@@ -18,13 +18,7 @@ def changes(method: AnyMethod, report: Report, server: Any, run: Federation) -> 
 
 
 def shifted(report: Report, own: Tensors, wanted: Tensors) -> Report:
-    """The report of the same form that says other changes.
-
-    Args:
-        report: what it is made from.
-        own: its changes.
-        wanted: the changes that are to be in their place.
-    """
+    """The report of the same form as this one, whose own changes become the wanted ones."""
     tensors = dict(report.tensors)
     for name, item in _real(report):
         if name in wanted:

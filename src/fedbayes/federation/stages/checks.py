@@ -146,10 +146,6 @@ def _same_masks(item: Tensor | Masked, pattern: Tensor | Masked) -> bool:
 def figures(said: Mapping[str, object], what: str) -> dict[str, float]:
     """The metrics or scores that a client says, whatever engine brought them.
 
-    Args:
-        said: by name; nothing is taken on trust.
-        what: what they are, for the error.
-
     Raises:
         MessageError: they are too many or no numbers, or names are long or cannot be printed.
     """

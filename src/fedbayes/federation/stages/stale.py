@@ -122,13 +122,7 @@ def as_of_now(
 def up_to_date(
     arrivals: Iterator[Arrival], own: ServerMessages, past: AsyncRound
 ) -> Iterator[Arrival]:
-    """Reports from older states of the server, as if they had been learnt from today's.
-
-    Args:
-        arrivals: in the order in which they count.
-        own: the broadcast of the round.
-        past: where clients started.
-    """
+    """Reports from older states of the server, as if they had been learnt from today's."""
     for arrival in arrivals:
         then = arrival.broadcast
         if then is not own:
