@@ -9,6 +9,7 @@ import stat
 import subprocess
 import sys
 from contextlib import suppress
+from pathlib import Path
 
 import pytest
 import torch
@@ -20,6 +21,7 @@ from safetensors.torch import load
 
 import fedbayes
 from fedbayes import Result, Simulation
+from fedbayes.cli.federate import LinkOptions
 from fedbayes.core.files import writable, writable_folder, write_beside
 from fedbayes.core.messages import decode, metadata
 from fedbayes.core.seals import check_seal, has_seal, sealed
@@ -604,3 +606,15 @@ def test_links_to_nowhere_and_closed_folders_are_told(tmp_path, monkeypatch):
 def test_no_output_takes_the_place_of_a_file_of_a_run(run):
     with pytest.raises(RunError, match="would replace a file of the run"):
         writable(run / "model.safetensors", "the model")
+
+
+def test_the_connection_of_a_federation_is_that_of_its_start(tmp_path):
+    kept = LinkOptions("hub:9093", Path("keys/ca.crt"), False, Path("keys/superexec.key"))
+    options = ["--superlink", "hub:9093", "--root-certificates", "keys/ca.crt"]
+    RunFolder(tmp_path).keep_connection([*options, "--superexec-secret", "keys/superexec.key"])
+    assert LinkOptions().or_stored(tmp_path) == kept
+    other = LinkOptions("127.0.0.1:9093", insecure=True)
+    assert other.or_stored(tmp_path) == other
+    RunFolder(tmp_path).keep_connection(["--superlink", "127.0.0.1:9093", "--insecure"])
+    assert LinkOptions().or_stored(tmp_path) == other
+    assert LinkOptions().or_stored(tmp_path / "none") == LinkOptions()

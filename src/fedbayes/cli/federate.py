@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from click import Context
@@ -66,6 +66,19 @@ class LinkOptions:
 
         return superlink_at(*vars(self).values())
 
+    def or_stored(self, folder: Path) -> "LinkOptions":
+        """The same; without options, those that the run of a folder was started with."""
+        if self != LinkOptions():
+            return self
+        from fedbayes.storage.folder import RunFolder
+
+        words, given = RunFolder(folder).connection, dict[str, Any]()
+        while words:
+            name = words.pop(0).removeprefix("--").replace("-", "_")
+            given[name] = name == "insecure" or words.pop(0)
+        paths = {k: Path(v) for k, v in given.items() if isinstance(v, str) and k != "superlink"}
+        return LinkOptions(**given | paths)
+
 
 @federate_app.command("run")
 def federate(
@@ -115,7 +128,12 @@ def federate_resume(
         from fedbayes.flower import federation
 
         return federation(
-            link.open(), None, folder, new_keys=new_key or (), rounds=rounds, notify=notify
+            link.or_stored(folder).open(),
+            None,
+            folder,
+            new_keys=new_key or (),
+            rounds=rounds,
+            notify=notify,
         )
 
     run_to_end(start, track, as_json)

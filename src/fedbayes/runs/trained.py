@@ -335,6 +335,7 @@ class TrainedModel(Brief):
             start += draws.shape[1]
         return {name: np.concatenate([one[name] for one in found]) for name in found[0]}
 
+    @torch.no_grad()
     def _draws(self, raw: Sequence[Tensor]) -> Iterator[Tensor]:
         """Outputs of all members together, [draws, n, width], some samples at a time."""
         for batch in zip(*(torch.split(part, PREDICTED) for part in raw), strict=True):

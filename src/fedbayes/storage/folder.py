@@ -581,13 +581,19 @@ class RunFolder(os.PathLike[str]):
         write_beside(self.connection_file, "\n".join(options).encode())
 
     @property
+    def connection(self) -> list[str]:
+        """The options by which a federation reaches its SuperLink; none of another run."""
+        try:
+            return read_text(self.connection_file).splitlines()
+        except (OSError, ValueError):
+            return []
+
+    @property
     def resume_command(self) -> str:
         """The command that resumes the run, with the options of its connection."""
-        try:
-            options = read_text(self.connection_file).splitlines()
-        except (OSError, ValueError):
-            return f"fedbayes resume {shlex.quote(str(self.path))}"
-        return shlex.join(["fedbayes", "federate", "resume", str(self.path), *options])
+        if options := self.connection:
+            return shlex.join(["fedbayes", "federate", "resume", str(self.path), *options])
+        return f"fedbayes resume {shlex.quote(str(self.path))}"
 
     def model(self) -> Tensors:
         """The global model at the end.

@@ -69,6 +69,8 @@ def test_networks_of_different_architectures():
     assert found.path.suffix == ".pt2"
     student = torch.export.load(found.path).module()(x)
     assert (teacher * (teacher.log() - student.log_softmax(1))).sum(1).mean() < 0.05
+    told = fedbayes.load(found.path).predict_proba(x.numpy())
+    np.testing.assert_allclose(told, student.softmax(1).detach(), rtol=1e-4)
 
 
 def test_mistakes_say_the_way_out(clients):
