@@ -254,10 +254,12 @@ def own_class(place: str, base: Any, what: str) -> Any:
     """A user's own class, which derives from `base`; `what` it is of, for errors.
 
     Raises:
-        ConfigError: there is no such class, or it derives from something else.
+        ConfigError: there is no such class, it derives from something else, or it lacks methods.
     """
     found = named(place, what)
     if not (isinstance(found, type) and issubclass(found, base)):
         public = base.__module__.rpartition(".")[0]
         raise ConfigError(f"{place!r} is not a class derived from {public}.{base.__name__}")
+    if lacking := sorted(getattr(found, "__abstractmethods__", ())):
+        raise ConfigError(f"{place!r} lacks {', '.join(lacking)}. Define what is missing")
     return found

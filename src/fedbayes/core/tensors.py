@@ -10,7 +10,7 @@ import math
 import operator
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import MISSING, fields, is_dataclass
-from typing import Any, NamedTuple, TypeVar, get_type_hints
+from typing import Any, NamedTuple, TypeVar, get_origin, get_type_hints
 
 import torch
 from torch import Tensor
@@ -197,7 +197,7 @@ def unpack(kind: type[State], flat: Tensors) -> State:
         if name not in groups and name in optional:
             continue
         group = groups.pop(name, {})
-        if hint == Tensors:
+        if dict in (hint, get_origin(hint)):
             values[name] = group
         elif isinstance(hint, type) and is_dataclass(hint):
             values[name] = unpack(hint, group)
