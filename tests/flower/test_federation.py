@@ -211,7 +211,7 @@ def test_a_report_that_is_announced_and_never_sent_keeps_nobody_waiting(deployme
     assert same(ended.model, without(config, ended.summary["losses"]))
 
 
-def test_a_killed_server_app_resumes_and_an_ended_run_goes_on(deployment):
+def test_a_killed_server_app_resumes(deployment):
     config = Config.create(**settings("scaffold", rounds=20))
     for client in range(3):
         deployment.start_node(client)

@@ -1,5 +1,6 @@
 """An engine that takes a file and a row of the table: the cohort's clients, last one first."""
 
+from fedbayes.federation.engine_table import EngineKind
 from fedbayes.federation.engines.sequential import Sequential
 
 
@@ -13,3 +14,6 @@ class Backwards(Sequential):
 
 def start(simulation):
     return Backwards(simulation.runtime)
+
+
+TOY = EngineKind("clients from the last to the first", start="tests.helpers.toy_engine:start")

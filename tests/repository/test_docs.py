@@ -313,3 +313,13 @@ def test_the_commands_of_a_federation_have_these_options(capsys):
         assert command(*shlex.split(line), "--help") == 0, line
     assert command("federate", "superlink", "keys", "--node", "x", "--help") == 2
     assert "No such option" in capsys.readouterr().err
+
+
+def test_what_is_sent_and_staleness_are_told_of_every_method():
+    text = (DOCS / "reference" / "rounds.md").read_text()
+    sent = text.partition("{#updates}")[2].partition("\n## ")[0]
+    assert [name for name in METHODS if f"`{name}`" not in sent] == []
+    lines = text.partition("| Methods | Staleness |")[2].splitlines()[2:4]
+    for line, stale in zip(lines, ("weighed", "whole"), strict=True):
+        told = set(re.findall(r"`([\w-]+)`", line.split("|")[1]))
+        assert told == {name for name, kind in METHODS.items() if kind.reports.stale == stale}

@@ -97,7 +97,7 @@ class _Engines(Mapping[str, EngineKind]):
     def __getitem__(self, name: str) -> EngineKind:
         if name in _BUILT_IN:
             return _BUILT_IN[name]
-        if not (place := installed("engines", name)):
+        if not (place := name if ":" in name else installed("engines", name)):
             raise KeyError(name)
         found = named(place, "engine")
         if not isinstance(found, EngineKind):
@@ -107,7 +107,9 @@ class _Engines(Mapping[str, EngineKind]):
         return found
 
     def __contains__(self, name: object) -> bool:
-        return name in _BUILT_IN or (isinstance(name, str) and bool(installed("engines", name)))
+        if name in _BUILT_IN or not isinstance(name, str):
+            return name in _BUILT_IN
+        return ":" in name or bool(installed("engines", name))
 
     def __iter__(self) -> Iterator[str]:
         return iter(_BUILT_IN)

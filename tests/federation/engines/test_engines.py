@@ -14,11 +14,9 @@ from fedbayes.errors import ConfigError, EngineError
 from fedbayes.federation import engine_table
 from fedbayes.federation.engine_table import ENGINES, EngineKind, takers
 from fedbayes.testing import assert_identical
-from tests.helpers.toy_engine import Backwards
+from tests.helpers.toy_engine import TOY, Backwards
 
 pytest.importorskip("flwr")
-
-TOY = EngineKind("clients from the last to the first", start="tests.helpers.toy_engine:start")
 
 
 @pytest.fixture(autouse=True)
@@ -53,7 +51,12 @@ def told(result):
 
 @pytest.mark.parametrize(
     "engine",
-    ["workers", "flower-simulation", "toy", pytest.param("ray", marks=pytest.mark.slow)],
+    [
+        "workers",
+        "flower-simulation",
+        "tests.helpers.toy_engine:TOY",
+        pytest.param("ray", marks=pytest.mark.slow),
+    ],
 )
 def test_the_numbers_are_those_of_the_sequential_engine(engine, expected, tmp_path):
     assert ENGINES[engine].exact
@@ -148,3 +151,8 @@ def test_settings_of_one_engine_are_said_to_be():
     assert takers("round_timeout") == ("flower-simulation", "flower")
     only = {row.key: row.only for row in settings(None)}
     assert only["round_timeout"] == "engine is flower-simulation or flower"
+
+
+def test_a_place_is_that_of_an_engine():
+    with pytest.raises(ConfigError, match=r"Backwards, which is not a fedbayes.*EngineKind"):
+        Simulation(config("tests.helpers.toy_engine:Backwards"))
