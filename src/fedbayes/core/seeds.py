@@ -20,7 +20,9 @@ if TYPE_CHECKING:
 
 def sequence(seed: int, purpose: str, *, round: int = 0, client: int = 0) -> np.random.SeedSequence:
     """The entropy of one generator; `purpose` is a word such as "cohort" or "batches"."""
-    return np.random.SeedSequence([seed, crc32(purpose.encode()), round, client])
+    entropy = [seed, crc32(purpose.encode()), round, client]
+    # NumPy takes words of 32 bits as they are, in a third of the time that it takes for numbers.
+    return np.random.SeedSequence(np.array(entropy, np.uint32) if seed < 2**32 else entropy)
 
 
 def numpy_rng(seed: int, purpose: str, *, round: int = 0, client: int = 0) -> np.random.Generator:
