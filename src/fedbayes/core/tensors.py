@@ -81,7 +81,7 @@ def shaped(entries: Tensor, like: Tensors) -> Tensors:
         entries: of all tensors, [entries].
         like: tensors of these names and shapes.
     """
-    pieces = entries.split([tensor.numel() for tensor in like.values()])
+    pieces = torch.split(entries, [tensor.numel() for tensor in like.values()])
     return {
         name: piece.view(tensor.shape)
         for (name, tensor), piece in zip(like.items(), pieces, strict=True)
