@@ -55,21 +55,15 @@ def reparametrized(
         ([{'w': tensor([2., 0.])}], tensor(1.))
     """
     with torch.no_grad():
-        share = log_precision.exp()
-        if rest is None:
-            variance = share.reciprocal()
-        else:
-            variance = rest.add(share).reciprocal_()
-            share.mul_(variance)
+        own = log_precision.exp()
+        variance = (own if rest is None else rest + own).reciprocal_()
+        share = None if rest is None else own.mul_(variance)
         std, (*first, last) = variance.sqrt(), noise.unbind()
         steps = [*(each * std for each in first), std.mul_(last)]
         weights = [mean + step for step in steps]
         value, slope, spread = terms(mean, variance, *others)
-        if rest is not None:
-            for each in (spread, *steps):
-                each.mul_(share)
     shapes = tuple(tensor.shape for tensor in like.values())
-    known = slope, spread, *steps
+    known = share, slope, spread, *steps
     total, *drawn = _closed(shapes, value, mean, log_precision, *weights, *known)
     parts = range(0, len(drawn), len(like))
     return [dict(zip(like, drawn[k : k + len(like)], strict=True)) for k in parts], total
@@ -78,9 +72,9 @@ def reparametrized(
 class _Closed(torch.autograd.Function):
     """A divergence and weights whose gradients in means and log-precisions are known.
 
-    Given are the divergence's gradients in means and in log standard deviations, and the steps from
-    means to weights. log λ moves log standard deviations by −λ/(2 Λ), and all but the first come
-    times λ/Λ. The backward pass writes over them.
+    Given are λ/Λ, the divergence's gradients in means and in log standard deviations, and the steps
+    from means to weights. log λ moves log standard deviations by −λ/(2 Λ). The backward pass writes
+    over them.
     """
 
     generate_vmap_rule = True
@@ -100,13 +94,15 @@ class _Closed(torch.autograd.Function):
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, outer: Tensor, *gradients: Tensor) -> tuple[Tensor | None, ...]:
-        slope, spread, *steps = ctx.saved_tensors
+        share, slope, spread, *steps = ctx.saved_tensors
         mean, log = slope.mul_(outer), spread.mul_(-0.5 * outer)
         parts = [each.reshape(-1) for each in gradients]
         for first, step in zip(range(0, len(parts), len(parts) // len(steps)), steps, strict=True):
             gradient = torch.cat(parts[first : first + len(parts) // len(steps)])
             mean.add_(gradient)
             log.sub_(step.mul_(gradient), alpha=0.5)
+        if share is not None:
+            log.mul_(share)
         return None, None, mean, log, *[None] * (ctx.inputs - 4)
 
 
