@@ -203,13 +203,13 @@ class MethodContract:
         """
         with self.after_one_round(tmp_path) as simulation:
             method, run, server = simulation.method, simulation.run, simulation.server
-            declared, trained = Reports.of(method), run.network.split()[0]
+            declared = Reports.of(method)
             at = simulation.runtime.at(Task(0, 2, b"", None))
             message, before = method.message(server, at), method.join(at)
             sample = simulation.data.train(0)
             report, after, _ = method.local(message, before, sample, at)
             expected = method.expected(message, run)
-            parts = {n: part_of(n, dtype_of(i), run.network, trained) for n, i in expected.items()}
+            parts = {n: part_of(n, dtype_of(i), run.network) for n, i in expected.items()}
             check_entries(report, expected, method, run.network)
 
             moved, kept = _moved(before, after), dict[str, list[str]]()

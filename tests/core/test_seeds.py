@@ -84,6 +84,36 @@ def test_the_global_generator_is_as_it_was_afterwards():
     assert torch.equal(inside, torch.rand(6, generator=seeds.torch_rng(0, "layers", client=2)))
 
 
+def drawn_from_all():
+    return torch.rand(1).item(), np.random.randn(), random.random()  # noqa: NPY002
+
+
+def states():
+    numpy = np.random.get_state()  # noqa: NPY002
+    return [np.asarray(each).tolist() for each in numpy], random.getstate()
+
+
+def test_what_several_clients_draw_is_put_back_once_and_what_one_nests_at_once():
+    """The same numbers as one by one, and the generators of whoever called as they were."""
+
+    def drawn(client):
+        with seeds.global_rng(0, "layers", client=client):
+            first = drawn_from_all()
+            with seeds.global_rng(0, "evaluation", client=client):
+                inside = drawn_from_all()
+            return first, inside, drawn_from_all()
+
+    drawn_from_all()  # NumPy now has a second normal number ready
+    before = states()
+    alone = [drawn(client) for client in range(3)]
+    with seeds.kept():
+        assert [drawn(client) for client in range(3)] == alone
+        assert states() != before
+    assert states() == before
+    assert [drawn(client) for client in range(3)] == alone
+    assert states() == before
+
+
 def test_threads_draw_from_the_global_generators_in_turn():
     """What one thread draws does not depend on what others draw meanwhile."""
 

@@ -34,7 +34,7 @@ def stepped(optimizer, mean, log_precision, epsilon):
 def test_a_step_is_that_of_the_paper():
     """Shen et al. 2024, Algorithm 1, with h + δ = Λ/N, momentum of the prior's gradient too."""
     mean, log_precision = start()
-    optimizer = Ivon([mean], [log_precision], 0.2, scale=COUNT, momentum=0.8, rate=0.1)
+    optimizer = Ivon(mean, log_precision, 0.2, scale=COUNT, momentum=0.8, rate=0.1)
     m, h = mean.detach().clone(), log_precision.detach().exp() / COUNT - DELTA
     average = torch.zeros(2).double()
     rng = torch.Generator().manual_seed(0)
@@ -60,7 +60,7 @@ def test_a_step_is_that_of_its_own_program():
         log_precision.fill_(float(log_precision[0]))
     options = {"hess_init": h, "beta1": 0.0, "beta2": 0.95, "weight_decay": DELTA}
     other = ivon.IVON([own], lr=0.2, ess=COUNT, rescale_lr=False, **options)
-    optimizer = Ivon([mean], [log_precision], 0.2, scale=COUNT, momentum=0.0, rate=0.05)
+    optimizer = Ivon(mean, log_precision, 0.2, scale=COUNT, momentum=0.0, rate=0.05)
     torch.manual_seed(0)
     for _ in range(5):
         precision = log_precision.detach().exp()
@@ -80,7 +80,7 @@ def test_on_a_quadratic_it_ends_at_the_posterior():
     rng = torch.Generator().manual_seed(1)
     tail = []
     for rate in (0.1, 0.01):
-        optimizer = Ivon([mean], [log_precision], rate, scale=COUNT, rate=rate / 2)
+        optimizer = Ivon(mean, log_precision, rate, scale=COUNT, rate=rate / 2)
         for _ in range(1500):
             stepped(
                 optimizer,
@@ -101,7 +101,7 @@ def test_on_a_quadratic_it_ends_at_the_posterior():
 def test_precisions_stay_positive_whatever_is_estimated(gradient, rate):
     mean, log_precision = torch.zeros(1), torch.zeros(1)
     mean.grad, log_precision.grad = torch.zeros(1), torch.tensor([gradient])
-    Ivon([mean], [log_precision], 0.1, rate=rate).step()
+    Ivon(mean, log_precision, 0.1, rate=rate).step()
     assert torch.isfinite(log_precision).all()
     assert float(log_precision) >= -0.7  # half of it at least
     if rate == 0:

@@ -10,7 +10,7 @@ from torch.distributions import Normal, kl_divergence
 from fedbayes.contracts import Report, Solved, Sum
 from fedbayes.core.fields import idle
 from fedbayes.core.targets import Target
-from fedbayes.core.tensors import Samples, named
+from fedbayes.core.tensors import Samples
 from fedbayes.errors import MessageError, ModelError
 from fedbayes.inference.gaussian import NaturalGaussian, divergence, standard
 from fedbayes.likelihoods import build_likelihood
@@ -106,9 +106,8 @@ def rounds(method, run, parts, count, cohort=None, curvatures=None):
             )
             if curvatures is not None:
                 curvatures.append(least)
-            ended = named("posterior/mean", own.mean) | named(
-                "posterior/log_precision", {n: p.log() for n, p in own.precision.items()}
-            )
+            precision = own.precision[NAME][0]
+            ended = {"mean": own.mean[NAME][0], "log_precision": precision.log()}
             solved = Solved(ended, 1, 0.0, 30)
             report, states[client], _ = method.report(solved, problem, states[client], here)
             method.accept(server, report, run)

@@ -58,14 +58,11 @@ def test_the_loss_is_the_free_energy_of_a_conjugate_model():
 
 def moved_copy(rate, own, copy):
     """Mean and standard deviation of a copy after a step to (mean, standard deviation)."""
-    current = {
-        f"mean/{NAME}": one(own[0])[NAME].double(),
-        f"log_std/{NAME}": one(own[1])[NAME].double().log(),
-        f"global_mean/{NAME}": one(copy[0])[NAME].double(),
-        f"global_std/{NAME}": one(copy[1])[NAME].double(),
-    }
+    values = {"mean": own[0], "log_std": math.log(own[1])}
+    values |= {"global_mean": copy[0], "global_std": copy[1]}
+    current = {kind: torch.tensor([value], dtype=torch.float64) for kind, value in values.items()}
     PFedBayes(global_lr=rate)._follow(current, {}, 0.1)
-    return tuple(float(current[f"global_{kind}/{NAME}"]) for kind in ("mean", "std"))
+    return float(current["global_mean"]), float(current["global_std"])
 
 
 def natural(mean, std):
@@ -153,10 +150,10 @@ def test_a_round_starts_where_it_is_to(start):
     message, own = method.message(server, at(run)), PFedBayesClient(one(-1.0), one(-2.0))
     problem = method.problem(message, own, data, at(run)).start
     expected = (-1.0, -2.0) if start == "own" else (0.4, math.log(0.5))
-    assert float(problem[f"mean/{NAME}"]) == pytest.approx(expected[0])
-    assert float(problem[f"log_std/{NAME}"]) == pytest.approx(expected[1])
+    assert float(problem["mean"]) == pytest.approx(expected[0])
+    assert float(problem["log_std"]) == pytest.approx(expected[1])
     newcomer = method.problem(message, method.join(at(run)), data, at(run)).start
-    assert float(newcomer[f"mean/{NAME}"]) == pytest.approx(0.4)
+    assert float(newcomer["mean"]) == pytest.approx(0.4)
 
 
 def test_the_server_goes_part_of_the_way():

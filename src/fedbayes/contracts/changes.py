@@ -7,7 +7,7 @@ Both follow from what the method declares (`Reports`, `Method.origin`, `Method.c
 """
 
 import math
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -153,9 +153,9 @@ def typical_norms(method: Any, server: Any, run: "Federation") -> dict[str, floa
     """
     found = method.origin(server, run)
     origin = found[0] if isinstance(found, list) else found
-    trained, parts = run.network.split()[0], Changes()
+    parts = Changes()
     for name, tensor in origin.items():
-        part = part_of(name, tensor.dtype, run.network, trained)
+        part = part_of(name, tensor.dtype, run.network)
         parts.setdefault(part, {})[name] = tensor.double()
     norms = {part: norm(tensors.values()) for part, tensors in parts.items()}
     for part, p in Reports.of(method).parts.items():
@@ -174,10 +174,10 @@ def reference(method: Any, message: Message, run: "Federation") -> Tensors:
     """Where secure aggregation and compression measure reports from, dense, for who knows the
     broadcast: its own tensors, or zero where the declaration says so.
     """
-    sent, trained, declared = dense(message), run.network.split()[0], Reports.of(method)
+    sent, declared = dense(message), Reports.of(method)
     found = {}
     for name, pattern in dense(method.expected(message, run)).items():
-        part = declared.part(part_of(name, pattern.dtype, run.network, trained))
+        part = declared.part(part_of(name, pattern.dtype, run.network))
         moves = part.origin == "server" and name in sent
         found[name] = sent[name] if moves else torch.zeros_like(pattern)
     return found
@@ -194,10 +194,10 @@ def changes_of(
         network: of the run.
         declared: what entries say that a sparse tensor leaves out (`Part.missing`).
     """
-    whole, trained = dense(report.tensors), network.split()[0]
+    whole = dense(report.tensors)
     changes: Changes = {}
     for name, item in report.tensors.items():
-        part = part_of(name, dtype_of(item), network, trained)
+        part = part_of(name, dtype_of(item), network)
         change = whole[name].cpu().double()
         if (start := start_of(name, change.shape, origin)) is not None:
             change = change - start.cpu().double()
@@ -216,7 +216,7 @@ def start_of(name: str, shape: torch.Size, origin: Mapping[str, Tensor]) -> Tens
     return start if start is not None and start.shape == shape else None
 
 
-def part_of(name: str, dtype: torch.dtype, network: Network, trained: Collection[str]) -> str:
+def part_of(name: str, dtype: torch.dtype, network: Network) -> str:
     """The part that a tensor belongs to: `weights` that are trained, `buffers` of real numbers,
     `counters` of integers; and what is called `part/name` belongs to the part of that name.
 
@@ -224,12 +224,11 @@ def part_of(name: str, dtype: torch.dtype, network: Network, trained: Collection
         name: of the tensor.
         dtype: its type, as it is reported.
         network: of the run.
-        trained: names of the weights that are trained.
     """
     if not dtype.is_floating_point:
         return "counters"
     if name in network.initial:
-        return "weights" if name in trained else "buffers"
+        return "buffers" if name in network.buffers else "weights"
     return name.partition("/")[0] if "/" in name else "weights"
 
 

@@ -20,15 +20,14 @@ def weight_noise(run: Federation, samples: int) -> Noise:
 
     Args:
         run: with the network.
-        samples: Monte-Carlo samples of a step, the first axis of what is drawn.
+        samples: Monte-Carlo samples of a step, the first axis of what is drawn, `weights`
+            [samples, entries].
     """
-    shapes = {name: tensor.shape for name, tensor in run.network.initial.items()}
+    sizes = [tensor.numel() for tensor in run.network.initial.values()]
 
     def draw(rng: torch.Generator, batch: Samples) -> Tree:
-        return {
-            name: placed(torch.randn(samples, *shape, generator=rng), run.network.device)
-            for name, shape in shapes.items()
-        }
+        drawn = torch.cat([torch.randn(samples, size, generator=rng) for size in sizes], 1)
+        return {"weights": placed(drawn, run.network.device)}
 
     return Noise("weights", draw)
 

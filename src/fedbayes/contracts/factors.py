@@ -14,7 +14,7 @@ from fedbayes.core.fields import Chosen
 from fedbayes.core.messages import Message
 from fedbayes.core.tensors import Samples, Tensors, part
 from fedbayes.inference.gaussian import NaturalGaussian
-from fedbayes.inference.problem import Solved, Tree
+from fedbayes.inference.problem import Tree
 
 
 class VariationalFactor(PartitionedPosterior[FactorState]):
@@ -119,13 +119,12 @@ class VariationalFactor(PartitionedPosterior[FactorState]):
         return start
 
     def refined(
-        self, solved: Solved, given: Tree, at: RoundContext
+        self, mean: Tensors, log_precision: Tensors, given: Tree, at: RoundContext
     ) -> tuple[Report, NaturalGaussian]:
         """The damped change of the factor as a report, and the factor with it; see `answered`."""
-        ended, cavity = solved.parameters, NaturalGaussian(**given["cavity"])
-        log_precision = part(ended, "log_precision")
+        cavity = NaturalGaussian(**given["cavity"])
         precision = {n: t.double().exp() for n, t in log_precision.items()}
-        mean = {n: t.double() for n, t in part(ended, "mean").items()}
+        mean = {n: t.double() for n, t in mean.items()}
         shift = {n: (cavity.precision[n] + precision[n]) * mean[n] - cavity.shift[n] for n in mean}
         refined = NaturalGaussian(precision, shift)
         return self.answered(refined, NaturalGaussian(**given["factor"]), given["mean"], at)

@@ -15,7 +15,7 @@ from fedbayes.contracts.reports import Report
 from fedbayes.contracts.run import Federation, RoundContext
 from fedbayes.core.fields import Only
 from fedbayes.core.messages import Message
-from fedbayes.core.tensors import Samples, Tensors, part
+from fedbayes.core.tensors import Samples, Tensors, flat, part, shaped
 from fedbayes.inference.gaussian import NaturalGaussian, kl_terms, renyi_terms
 from fedbayes.inference.problem import Loss, Problem, Solved, Tree
 from fedbayes.inference.reparametrized import reparametrized
@@ -66,7 +66,11 @@ class MeanField(VariationalFactor[MeanFieldClient]):
     ) -> Problem:
         """Minimize the free energy from the posterior that came."""
         start, given = self.taken_out(message, client, samples, at)
-        return Problem(start, given=given, noise=weight_noise(at.run, self.samples))
+        names = at.run.network.initial
+        begun = {kind: flat(part(start, kind), names) for kind in ("mean", "log_precision")}
+        given["rest"] = flat(given["rest"], names)
+        given["prior"] = {kind: flat(known, names) for kind, known in given["prior"].items()}
+        return Problem(begun, given=given, noise=weight_noise(at.run, self.samples))
 
     def fit(self, run: Federation) -> Fit:
         """The mean loss L of samples: the negative log-likelihood."""
@@ -85,10 +89,10 @@ class MeanField(VariationalFactor[MeanFieldClient]):
         terms = kl_terms if self.divergence == "kl" else partial(renyi_terms, alpha=self.alpha)
 
         def loss(parameters: Tensors, batch: Samples, given: Tree, noise: Tree) -> Tensor:
-            own, log_precision = part(parameters, "mean"), part(parameters, "log_precision")
+            own = parameters["mean"], parameters["log_precision"], noise["weights"]
             prior = given["prior"]["precision"], given["prior"]["mean"]
             drawn, apart = reparametrized(
-                own, log_precision, noise, terms, *prior, rest=given["rest"]
+                run.network.initial, *own, terms, *prior, rest=given["rest"]
             )
             total = expected_loss(fit, run, drawn, batch, training=training)
             if not training:
@@ -102,7 +106,8 @@ class MeanField(VariationalFactor[MeanFieldClient]):
         self, solved: Solved, problem: Problem, client: MeanFieldClient, at: RoundContext
     ) -> tuple[Report, MeanFieldClient, Info]:
         """Report the change of the factor; keep the factor with that change."""
-        report, factor = self.refined(solved, problem.given, at)
+        mean, spread = (shaped(t, at.run.network.initial) for t in solved.parameters.values())
+        report, factor = self.refined(mean, spread, problem.given, at)
         return report, MeanFieldClient(factor), solved.info
 
     def draws(self, model: Tensors, run: Federation) -> Sampler:

@@ -357,11 +357,11 @@ class Method(Choosable, Generic[ServerState, ClientState, Reduced], metaclass=Fo
         Returns:
             Several where the server has several models: a report is measured from the nearest.
         """
-        trained, declared = run.network.split()[0], Reports.of(self)
+        declared = Reports.of(self)
         return {
             name: tensor
             for name, tensor in self.model(server, run).items()
-            if declared.starts_at_server(part_of(name, tensor.dtype, run.network, trained))
+            if declared.starts_at_server(part_of(name, tensor.dtype, run.network))
         }
 
     def chart(self, server: ServerState, run: Federation) -> Chart:

@@ -8,7 +8,7 @@ flat dict and back, so that every state of every method is stored in one way.
 import functools
 import math
 import operator
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import MISSING, fields, is_dataclass
 from typing import Any, NamedTuple, TypeVar, get_origin, get_type_hints
 
@@ -67,6 +67,25 @@ def part(tensors: Mapping[str, Value], prefix: str) -> dict[str, Value]:
 def named(prefix: str, tensors: Mapping[str, Value]) -> dict[str, Value]:
     """The tensors with `prefix/` before their names; the inverse of `part`."""
     return {f"{prefix}/{name}": tensor for name, tensor in tensors.items()}
+
+
+def flat(tensors: Mapping[str, Tensor], names: Iterable[str]) -> Tensor:
+    """All entries of tensors, concatenated in the order of the names, [entries]."""
+    return torch.cat([tensors[name].reshape(-1) for name in names])
+
+
+def shaped(entries: Tensor, like: Tensors) -> Tensors:
+    """Views of what `flat` put together, by name.
+
+    Args:
+        entries: of all tensors, [entries].
+        like: tensors of these names and shapes.
+    """
+    pieces = torch.split(entries, [tensor.numel() for tensor in like.values()])
+    return {
+        name: piece.view(tensor.shape)
+        for (name, tensor), piece in zip(like.items(), pieces, strict=True)
+    }
 
 
 _PIECE = 1 << 16

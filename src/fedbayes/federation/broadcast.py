@@ -33,6 +33,8 @@ class ServerMessages:
     _codecs: dict[int, ReportCodec | None] = field(default_factory=dict)
     _message: Message = field(default_factory=dict)
     _data: bytes = b""
+    _pattern: Message = field(default_factory=dict)
+    _longest: int = 0
     _saved: int = 0
     _codec: ReportCodec | None = None
     _reports: dict[bool, int] = field(default_factory=dict)
@@ -43,12 +45,12 @@ class ServerMessages:
         constants = self.run.network.constants_digest
         for client in cohort:
             message = self.message(client)
-            expected = self._expected[client] = self.method.expected(message, self.run)
             data = self._encoded(message)
+            self._expected[client] = self._pattern
             self.sent[client], self.saved[client] = len(data), self._saved
             self._codecs[client] = self._codec_of(client)
             state = states.get(client)
-            yield Task(client, self.number, data, state, constants, longest_report(expected))
+            yield Task(client, self.number, data, state, constants, self._longest)
 
     def length(self, client: int) -> tuple[int, int]:
         """Encoded bytes of what a client is sent, and by how many compression made them less."""
@@ -61,7 +63,7 @@ class ServerMessages:
         message = self.message(client)
         down, said = len(self._encoded(message)), weight != 1.0
         if said not in self._reports:
-            report = Report(dict(self.method.expected(message, self.run)), weight)
+            report = Report(dict(self._pattern), weight)
             way = self._codec_of(client)
             data = encode_report(report) if way is None else way.write(report, {}).data
             self._reports[said] = len(data)
@@ -96,6 +98,8 @@ class ServerMessages:
             link = Compressor(self.compression, self.method, self.run)
             sent = link.sent(message)
             self._message, self._data = message, encode(sent)
+            self._pattern = self.method.expected(message, self.run)
+            self._longest = longest_report(self._pattern)
             self._reports.clear()
             self._saved = payload(message) - payload(sent)
             if self.compression.active:

@@ -1,8 +1,5 @@
 """IVON, the improved variational online Newton method, as an optimizer of the training loop."""
 
-from collections.abc import Callable, Sequence
-from typing import overload
-
 import torch
 from torch import Tensor
 
@@ -13,7 +10,7 @@ UNUSED = dict.fromkeys(
 """Settings of `training` that a method with this optimizer does not use, each with the reason."""
 
 
-class Ivon(torch.optim.Optimizer):
+class Ivon:
     """Natural-gradient steps on Gaussians N(m, 1/Λ) with diagonal precision (Shen et al. 2024).
 
     It minimizes an objective F of means m and log-precisions log Λ, whose gradients come from
@@ -33,53 +30,37 @@ class Ivon(torch.optim.Optimizer):
 
     def __init__(
         self,
-        means: Sequence[Tensor],
-        log_precisions: Sequence[Tensor],
+        mean: Tensor,
+        log_precision: Tensor,
         lr: float,
         *,
         scale: float = 1.0,
         momentum: float = 0.9,
         rate: float = 1e-3,
     ) -> None:
-        """Step on pairs of means and log-precisions.
+        """Step on means and log-precisions.
 
         Args:
-            means: leaf tensors m.
-            log_precisions: leaf tensors log Λ of the same shapes, in the same order.
+            mean: the leaf tensor m.
+            log_precision: the leaf tensor log Λ, of the same shape.
             lr: of the means; 1 is a Newton step.
             scale: what gradients are multiplied by to be those of F, such as the number of samples
                 where a loss is their mean.
             momentum: β.
             rate: ρ, the share of Λ that a step renews; 0 leaves precisions as they are.
         """
-        super().__init__(
-            [{"params": [*pair]} for pair in zip(means, log_precisions, strict=True)],
-            {"lr": lr, "scale": scale, "momentum": momentum, "rate": rate},
-        )
+        self.mean, self.log_precision = mean, log_precision
+        self.lr, self.scale, self.momentum, self.rate = lr, scale, momentum, rate
+        self._taken, self._average = 0, torch.zeros_like(mean)
 
-    @overload
-    def step(self, closure: None = None) -> None: ...
-    @overload
-    def step(self, closure: Callable[[], float]) -> float: ...
     @torch.no_grad()
-    def step(self, closure: Callable[[], float] | None = None) -> float | None:
-        """One update of every pair that has gradients."""
-        loss = None
-        if closure is not None:
-            with torch.enable_grad():
-                loss = closure()
-        for group in self.param_groups:
-            mean, log_precision = group["params"]
-            if mean.grad is None or log_precision.grad is None:
-                continue
-            state = self.state[mean]
-            if not state:
-                state["step"], state["average"] = 0, torch.zeros_like(mean)
-            state["step"] += 1
-            z = -2 * group["rate"] * group["scale"] * log_precision.grad
-            log_precision.add_(torch.log1p(z + 0.5 * z.square()))
-            average, momentum = state["average"], group["momentum"]
-            average.lerp_(group["scale"] * mean.grad, 1 - momentum)
-            correction = 1 - momentum ** state["step"]
-            mean.sub_(group["lr"] / correction * average * (-log_precision).exp())
-        return loss
+    def step(self) -> None:
+        """One update of both, if they have gradients."""
+        if self.mean.grad is None or self.log_precision.grad is None:
+            return
+        self._taken += 1
+        z = -2 * self.rate * self.scale * self.log_precision.grad
+        self.log_precision.add_(torch.log1p(z + 0.5 * z.square()))
+        self._average.lerp_(self.scale * self.mean.grad, 1 - self.momentum)
+        correction = 1 - self.momentum**self._taken
+        self.mean.sub_(self.lr / correction * self._average * (-self.log_precision).exp())

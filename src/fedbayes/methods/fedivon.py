@@ -34,9 +34,9 @@ from fedbayes.contracts.drawn import expected_loss, sampler_of, weight_noise
 from fedbayes.contracts.needs import own_prior, weights_alone
 from fedbayes.core.fields import Chosen
 from fedbayes.core.messages import Message, dense
-from fedbayes.core.tensors import Samples, Tensors, named, part
+from fedbayes.core.tensors import Samples, Tensors, flat, named, part, shaped
 from fedbayes.errors import MessageError
-from fedbayes.inference.gaussian import alike, kl_terms
+from fedbayes.inference.gaussian import kl_terms
 from fedbayes.inference.ivon import UNUSED, Ivon
 from fedbayes.inference.reparametrized import reparametrized
 
@@ -131,32 +131,34 @@ class FedIvon(Averaged, Method[FedIvonServer, Stateless, Sum]):
     ) -> Problem:
         """Train from the server's Gaussian."""
         network, sent = at.run.network, dense(message)
-        mean = network.prepare(part(sent, "mean"))
-        spread = {n: t.log() for n, t in network.prepare(part(sent, "precision")).items()}
+        mean, precision = (
+            flat(part(sent, kind), network.initial).to(network.device)
+            for kind in ("mean", "precision")
+        )
         count = len(samples.y)
         build = partial(self._stepper, float(count), at.lr)
         return Problem(
-            named("q/mean", mean) | named("q/log_precision", spread),
+            {"q/mean": mean, "q/log_precision": precision.log()},
             given={"count": torch.tensor(float(count), device=network.device)},
             noise=weight_noise(at.run, self.samples),
             param_groups={"q": build},
         )
 
     def _stepper(self, count: float, lr: float, leaves: list[Tensor]) -> Ivon:
-        """IVON over means, which come first, and log-precisions."""
-        half = len(leaves) // 2
-        return Ivon(
-            leaves[:half], leaves[half:], lr, scale=count, momentum=self.momentum, rate=self.rate
-        )
+        """IVON over means and log-precisions."""
+        mean, log_precision = leaves
+        own = {"momentum": self.momentum, "rate": self.rate}
+        return Ivon(mean, log_precision, lr, scale=count, **own)
 
     def loss(self, run: Federation) -> Loss:
         """The free energy per sample, by Monte Carlo."""
 
         def loss(parameters: Tensors, batch: Samples, given: Tree, noise: Tree) -> Tensor:
-            mean = part(parameters, "q/mean")
-            log_precision = part(parameters, "q/log_precision")
-            prior = alike(mean, self.prior_std**-2), alike(mean, 0.0)
-            drawn, apart = reparametrized(mean, log_precision, noise, kl_terms, *prior)
+            mean, log_precision = parameters["q/mean"], parameters["q/log_precision"]
+            prior = (mean.new_full((), value) for value in (self.prior_std**-2, 0.0))
+            drawn, apart = reparametrized(
+                run.network.initial, mean, log_precision, noise["weights"], kl_terms, *prior
+            )
             fit = expected_loss(run.likelihood.nll, run, drawn, batch, training=True)
             energy: Tensor = fit + self.kl_weight * apart / given["count"]
             return energy
@@ -165,16 +167,18 @@ class FedIvon(Averaged, Method[FedIvonServer, Stateless, Sum]):
 
     def validation(self, run: Federation) -> Loss:
         """The negative log-likelihood at the mean, without dropout."""
-        return nll(run, training=False, weights=lambda found, _: part(found, "q/mean"))
+        like = run.network.initial
+        return nll(run, training=False, weights=lambda found, _: shaped(found["q/mean"], like))
 
     def report(
         self, solved: Solved, problem: Problem, client: Stateless, at: RoundContext
     ) -> tuple[Report, Stateless, Info]:
         """Report natural parameters."""
-        mean = part(solved.parameters, "q/mean")
-        precision = {n: t.exp() for n, t in part(solved.parameters, "q/log_precision").items()}
-        shift = {n: precision[n] * m for n, m in mean.items()}
-        tensors: Message = {**named("precision", precision), **named("shift", shift)}
+        mean, log_precision = solved.parameters.values()
+        precision = log_precision.exp()
+        tensors: Message = {}
+        for kind, entries in (("precision", precision), ("shift", precision * mean)):
+            tensors |= named(kind, shaped(entries, at.run.network.initial))
         return Report(tensors, self.weight(solved)), client, solved.info
 
     def accept(self, server: FedIvonServer, report: Report, run: Federation) -> None:

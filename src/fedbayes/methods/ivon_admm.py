@@ -38,13 +38,12 @@ from fedbayes.contracts.natural import (
 )
 from fedbayes.core.fields import Chosen, Only
 from fedbayes.core.messages import Message
-from fedbayes.core.tensors import Samples, Tensors, part
+from fedbayes.core.tensors import Samples, Tensors, flat, shaped
 from fedbayes.errors import MessageError
 from fedbayes.inference.gaussian import NaturalGaussian, dot, standard
 from fedbayes.inference.ivon import UNUSED, Ivon
 from fedbayes.inference.reparametrized import reparametrized
 
-_TRAINED = "posterior"
 _NARROW = 0.03
 """Standard deviation of the prior where that of the weights stays so, for networks to learn."""
 
@@ -228,24 +227,25 @@ class IvonAdmm(GaussianServer[IvonServer, IvonClient]):
         dual = reported ** self.step(run)  # η_k/ρ
         mean, unlearnt = posterior.mean, is_unlearnt(posterior.mean)
         wide = posterior / dual
-        start: Tensors = {}
-        for name, m in mean.items():
-            began = run.network.initial[name].to(m) if unlearnt else m
-            precision = posterior.precision[name]
-            if unlearnt and not self.fixed_precision:
-                precision = precision.clamp_min(self.start_std**-2)
-            start[f"{_TRAINED}/mean/{name}"] = began.to(device, kind)
-            start[f"{_TRAINED}/log_precision/{name}"] = precision.log().to(device, kind)
+        initial = run.network.initial
+        precision = flat(posterior.precision, initial)
+        if unlearnt and not self.fixed_precision:
+            precision = precision.clamp_min(self.start_std**-2)
+        start = {
+            "mean": flat(initial if unlearnt else mean, initial).to(device, kind),
+            "log_precision": precision.log().to(device, kind),
+        }
+        pull = wide * self._held(posterior, dual)
         given: Tree = {
             "posterior": vars(posterior),
             "reported": vars(reported),
-            "wide": wide.to(device, kind).precision,
-            "pull": vars((wide * self._held(posterior, dual)).to(device, kind)),
+            "wide": flat(wide.precision, initial).to(device, kind),
+            "pull": {n: flat(t, initial).to(device, kind) for n, t in vars(pull).items()},
             "constant": constant(posterior).to(device, kind),
             "count": torch.tensor(len(samples.y), device=device),
         }
         scale = len(samples.y) / (self.kl_weight * rho)
-        groups = {f"{_TRAINED}/": partial(self._optimizer, lr=at.lr, scale=scale)}
+        groups = {"": partial(self._optimizer, lr=at.lr, scale=scale)}
         noise = weight_noise(run, self.samples)
         return Problem(start, given=given, noise=noise, param_groups=groups)
 
@@ -256,9 +256,10 @@ class IvonAdmm(GaussianServer[IvonServer, IvonClient]):
         return NaturalGaussian(held, {n: p * mean[n] for n, p in held.items()})
 
     def _optimizer(self, leaves: list[Tensor], lr: float, scale: float) -> Ivon:
-        """IVON over means and log-precisions, which take turns."""
+        """IVON over means and log-precisions."""
+        mean, log_precision = leaves
         own = {"momentum": self.momentum, "rate": self.rate}
-        return Ivon(leaves[::2], leaves[1::2], lr, scale=scale, **own)
+        return Ivon(mean, log_precision, lr, scale=scale, **own)
 
     def loss(self, run: Federation) -> Loss:
         """What a client minimizes, per sample, by Monte Carlo."""
@@ -272,10 +273,9 @@ class IvonAdmm(GaussianServer[IvonServer, IvonClient]):
         factor = self.kl_weight * self.penalty(run)
 
         def loss(parameters: Tensors, batch: Samples, given: Tree, noise: Tree) -> Tensor:
-            mean = part(parameters, f"{_TRAINED}/mean")
-            log_precision = part(parameters, f"{_TRAINED}/log_precision")
+            own = parameters["mean"], parameters["log_precision"], noise["weights"]
             pull = given["pull"]["precision"], given["pull"]["shift"]
-            drawn, apart = reparametrized(mean, log_precision, noise, away, given["wide"], *pull)
+            drawn, apart = reparametrized(run.network.initial, *own, away, given["wide"], *pull)
             nll = expected_loss(run.likelihood.nll, run, drawn, batch, training=training)
             if not training:
                 return nll
@@ -289,9 +289,10 @@ class IvonAdmm(GaussianServer[IvonServer, IvonClient]):
     ) -> tuple[Report, IvonClient, Info]:
         """Report λ_k − λ; γρ times it is added to the dual variable."""
         ended, posterior = solved.parameters, NaturalGaussian(**problem.given["posterior"])
-        mean = {n: t.double() for n, t in part(ended, f"{_TRAINED}/mean").items()}
-        log_precision = part(ended, f"{_TRAINED}/log_precision")
-        precision = {n: t.double().exp() for n, t in log_precision.items()}
+        mean, precision = (
+            shaped(t, at.run.network.initial)
+            for t in (ended["mean"].double(), ended["log_precision"].double().exp())
+        )
         if self.fixed_precision:  # without the rounding of its logarithm
             precision = posterior.precision
         own = NaturalGaussian(precision, {n: precision[n] * m for n, m in mean.items()})

@@ -31,7 +31,7 @@ from fedbayes.contracts.drawn import expected_loss, sampler_of, weight_noise
 from fedbayes.contracts.needs import own_prior, weights_alone
 from fedbayes.contracts.run import nll
 from fedbayes.core.messages import Message, dense
-from fedbayes.core.tensors import Samples, Tensors, named, part
+from fedbayes.core.tensors import Samples, Tensors, flat, named, part, shaped
 from fedbayes.errors import MessageError
 from fedbayes.inference.gaussian import kl_terms
 from fedbayes.inference.problem import Tree
@@ -133,10 +133,9 @@ class PFedBayes(Averaged, Method[PFedBayesServer, PFedBayesClient, Sum]):
         spread = {name: s.log() for name, s in std.items()}
         goes_on = client.mean and self.start == "own"
         own = client if goes_on else PFedBayesClient(mean, spread)
-        start = named("mean", own.mean) | named("log_std", own.log_std)
-        start |= named("global_mean", mean) | named("global_std", std)
+        start = {"mean": own.mean, "log_std": own.log_std, "global_mean": mean, "global_std": std}
         return Problem(
-            start,
+            {kind: flat(tensors, network.initial) for kind, tensors in start.items()},
             given={"count": torch.tensor(float(len(samples.y)), device=network.device)},
             noise=weight_noise(at.run, self.samples),
             project=self._follow,
@@ -145,22 +144,19 @@ class PFedBayes(Averaged, Method[PFedBayesServer, PFedBayesClient, Sum]):
     def _follow(self, current: Tensors, given: Tree, lr: float) -> None:
         """A natural-gradient step of the copy, in place."""
         rate = self.global_lr
-        for name, mean in part(current, "mean").items():
-            centre, std = current[f"global_mean/{name}"], current[f"global_std/{name}"]
-            own = (2 * current[f"log_std/{name}"]).exp()
-            apart = rate * (1 - rate) * (mean - centre).square()
-            std.copy_(((1 - rate) * std.square() + rate * own + apart).sqrt())
-            centre.lerp_(mean, rate)
+        mean, centre, std = current["mean"], current["global_mean"], current["global_std"]
+        own = (2 * current["log_std"]).exp()
+        apart = rate * (1 - rate) * (mean - centre).square()
+        std.copy_(((1 - rate) * std.square() + rate * own + apart).sqrt())
+        centre.lerp_(mean, rate)
 
     def loss(self, run: Federation) -> Loss:
         """F_i per sample, by Monte Carlo, as a function of the client's own Gaussian."""
 
         def loss(parameters: Tensors, batch: Samples, given: Tree, noise: Tree) -> Tensor:
-            mean, spread = part(parameters, "mean"), part(parameters, "log_std")
-            log_precision = {name: -2 * s for name, s in spread.items()}
-            precision = {n: t.detach().pow(-2) for n, t in part(parameters, "global_std").items()}
-            centre = part(parameters, "global_mean")
-            drawn, apart = reparametrized(mean, log_precision, noise, kl_terms, precision, centre)
+            own = parameters["mean"], -2 * parameters["log_std"], noise["weights"]
+            copy = parameters["global_std"].detach().pow(-2), parameters["global_mean"]
+            drawn, apart = reparametrized(run.network.initial, *own, kl_terms, *copy)
             fit = expected_loss(run.likelihood.nll, run, drawn, batch, training=True)
             energy: Tensor = fit + self.zeta * apart / given["count"]
             return energy
@@ -169,16 +165,17 @@ class PFedBayes(Averaged, Method[PFedBayesServer, PFedBayesClient, Sum]):
 
     def validation(self, run: Federation) -> Loss:
         """The negative log-likelihood at the mean of the client's own Gaussian, without dropout."""
-        return nll(run, training=False, weights=lambda found, _: part(found, "mean"))
+        like = run.network.initial
+        return nll(run, training=False, weights=lambda found, _: shaped(found["mean"], like))
 
     def report(
         self, solved: Solved, problem: Problem, client: PFedBayesClient, at: RoundContext
     ) -> tuple[Report, PFedBayesClient, Info]:
         """Report the copy, keep the client's own Gaussian."""
-        ended = solved.parameters
-        copy = named("mean", part(ended, "global_mean"))
-        tensors: Message = {**copy, **named("std", part(ended, "global_std"))}
-        after = PFedBayesClient(part(ended, "mean"), part(ended, "log_std"))
+        ended = {n: shaped(t, at.run.network.initial) for n, t in solved.parameters.items()}
+        tensors: Message = {**named("mean", ended["global_mean"])}
+        tensors |= named("std", ended["global_std"])
+        after = PFedBayesClient(ended["mean"], ended["log_std"])
         return Report(tensors, self.weight(solved)), after, solved.info
 
     def accept(self, server: PFedBayesServer, report: Report, run: Federation) -> None:

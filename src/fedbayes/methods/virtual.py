@@ -258,8 +258,9 @@ class Virtual(VariationalFactor[VirtualClient]):
         self, solved: Solved, problem: Problem, client: VirtualClient, at: RoundContext
     ) -> tuple[Report, VirtualClient, Info]:
         """Report the change of the factor; keep what never leaves the client."""
-        report, factor = self.refined(solved, problem.given, at)
         ended = solved.parameters
+        shared = part(ended, "mean"), part(ended, "log_precision")
+        report, factor = self.refined(*shared, problem.given, at)
         after = VirtualClient(
             factor, part(ended, "own_mean"), part(ended, "own_log_std"), part(ended, "gate")
         )

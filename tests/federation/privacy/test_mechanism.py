@@ -30,7 +30,7 @@ SECRET = Secret(b"s" * 32)
 def way_around(centre, parts=None):
     """A way for reports of these tensors, by part: all real ones are `weights` by default."""
 
-    network = SimpleNamespace(initial=centre, split=lambda: (centre, {}))
+    network = SimpleNamespace(initial=centre, buffers=())
 
     def changes(report):
         every = changes_of(report, centre, network, Reports())

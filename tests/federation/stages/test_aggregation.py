@@ -45,8 +45,7 @@ def middle(rule, found, **settings):
 
 def folding(aggregation):
     """A fold of FedAvg's reports whose server is at the centre."""
-    real = {name: t for name, t in CENTRE.items() if t.is_floating_point()}
-    network = SimpleNamespace(initial=CENTRE, split=lambda: (real, {}))
+    network = SimpleNamespace(initial=CENTRE, buffers=())
     run = SimpleNamespace(network=network)
     return fold(aggregation, FedAvg(), Weights(CENTRE), run)
 

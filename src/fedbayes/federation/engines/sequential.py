@@ -4,6 +4,7 @@ from collections.abc import Iterable, Iterator
 from itertools import islice
 from typing import Any
 
+from fedbayes.core import seeds
 from fedbayes.core.tensors import Tensors
 from fedbayes.federation.client_runtime import ClientResult, ClientRuntime, Evaluation, Task
 from fedbayes.federation.engines import AtWork
@@ -18,11 +19,12 @@ class Sequential:
 
     def train(self, tasks: Iterable[Task]) -> Iterator[ClientResult]:
         """Run the tasks in order."""
-        for task in tasks:
-            self._working = (task.client,)
-            outcome = self._runtime.train(task)
-            self._working = ()
-            yield outcome
+        with seeds.kept():
+            for task in tasks:
+                self._working = (task.client,)
+                outcome = self._runtime.train(task)
+                self._working = ()
+                yield outcome
 
     def evaluate(self, evaluations: Iterable[Evaluation]) -> Iterator[Tensors]:
         """Run the evaluations in order."""

@@ -17,6 +17,7 @@ from collections.abc import Sequence
 from pkgutil import resolve_name
 from typing import IO
 
+from fedbayes.core import seeds
 from fedbayes.core.portable import use_threads
 from fedbayes.core.signals import ENDS
 from fedbayes.federation.client_runtime import ClientRuntime
@@ -86,4 +87,5 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    with seeds.kept():  # of which nobody else is in this process
+        main()

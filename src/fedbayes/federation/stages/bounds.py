@@ -37,9 +37,9 @@ def norms_of_report(report: Report, way: ChangeCoordinates) -> dict[str, float]:
     """
     whole = not any(isinstance(item, Masked) for item in report.tensors.values())
     if whole and way.chart.coordinates is None and len(way.origins) == 1:
-        trained, squares = way.network.split()[0], dict[str, float]()
+        squares = dict[str, float]()
         for name, item in dense(report.tensors).items():
-            part = part_of(name, item.dtype, way.network, trained)
+            part = part_of(name, item.dtype, way.network)
             own = start_of(name, item.shape, way.origins[0])
             exact = item if item.dtype in (torch.float32, torch.float64) else item.double()
             change = exact if own is None else exact - own.cpu().to(exact.dtype)
@@ -56,9 +56,9 @@ _EXACT = 1e30
 
 def norms_compared(report: Report, declared: Reports, run: Federation) -> dict[str, float]:
     """Return the norms that distinguish outlying reports, by tensor or part (`Part.compared`)."""
-    trained, squares = run.network.split()[0], dict[str, float]()
+    squares = dict[str, float]()
     for name, tensor in dense(report.tensors).items():
-        part = part_of(name, tensor.dtype, run.network, trained)
+        part = part_of(name, tensor.dtype, run.network)
         if part == "counters" or (how := declared.part(part).compared) == "no":
             continue
         key = name if how == "tensors" else part

@@ -121,9 +121,9 @@ def check_entries(report: Report, expected: Message, method: AnyMethod, network:
         MessageError: it leaves out others. The text says of which tensor.
         ConfigError: the method does not declare a part of its reports.
     """
-    trained, declared = network.split()[0], Reports.of(method)
+    declared = Reports.of(method)
     for name, item in report.tensors.items():
-        pattern, part = expected[name], part_of(name, dtype_of(item), network, trained)
+        pattern, part = expected[name], part_of(name, dtype_of(item), network)
         mask = declared.part(part).mask
         if mask == "sent" and not _same_masks(item, pattern):
             raise MessageError(f"it contains other entries of {name!r} than the server sent")

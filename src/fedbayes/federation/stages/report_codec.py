@@ -61,8 +61,7 @@ class Compressor:
     def parts(self, expected: Message) -> dict[str, str]:
         """Of each tensor of a proper report, by name, the part that it belongs to."""
         network = self.run.network
-        trained = network.split()[0]
-        return {n: part_of(n, dtype_of(p), network, trained) for n, p in expected.items()}
+        return {n: part_of(n, dtype_of(p), network) for n, p in expected.items()}
 
     def shrinks(self, expected: Message) -> list[str]:
         """Names of the tensors of a report that are compressed: of many numbers in float32, and of
