@@ -62,6 +62,8 @@ def summarize(simulation: "Simulation") -> Metrics:
             local = found.clients.means(simulation.likelihood)
         last = _line(simulation, found)
         between = [*lines, last]
+    measured = last["metrics"]["global"] if last else {}
+    place, _, name = simulation.headline.partition("_")
     summary = {
         "method": shown(config.method["name"]),
         "headline": simulation.headline,
@@ -76,10 +78,11 @@ def summarize(simulation: "Simulation") -> Metrics:
         "seed": config.seed,
         "precision": config.precision,
         "settings_chosen": config.settings_chosen,
-        **{name: last.get(name) for name in _SCORES},
+        **{score: last.get(score) for score in _SCORES},
         "local_accuracy": local.get("accuracy"),
+        simulation.headline: (local if place == "local" else measured).get(name),
         "metrics": {
-            "global": last["metrics"]["global"] if last else {},
+            "global": measured,
             **({BEFORE: before["metrics"]["global"]} if last is not before else {}),
             "local": local,
             **tables(between),

@@ -187,11 +187,13 @@ def _judge(figures: Mapping[str, dict[str, Figure]], name: str, higher: bool | N
         return
     best = (max if higher else min)(having, key=lambda label: having[label].mean)
     shown = {label: printed(name, one.mean) for label, one in having.items()}
-    won = list(shown.values()).count(shown[best]) == 1
+    tied = {label for label in having if shown[label] == shown[best]}  # as they are printed
+    won = len(tied) < len(having)
     for label, one in having.items():
         p = None if label == best else paired(one.values, having[best].values)
-        near = won and label != best and p is not None and p >= LEVEL
-        figures[label][name] = Figure(one.mean, one.std, one.values, p, won and label == best, near)
+        near = won and label not in tied and p is not None and p >= LEVEL
+        first = won and label in tied
+        figures[label][name] = Figure(one.mean, one.std, one.values, p, first, near)
 
 
 def printed(name: str, value: float) -> str:
