@@ -16,7 +16,7 @@ from torch import nn
 from fedbayes.core.brief import Brief
 from fedbayes.core.lazy import place_of
 from fedbayes.core.tensors import Tensors
-from fedbayes.errors import ConfigError, ModelError, told_as
+from fedbayes.errors import ConfigError, FedbayesError, ModelError, told_as
 from fedbayes.fusion import Fusion
 from fedbayes.fusion import fuse as fuse_weights
 from fedbayes.models import ModelSettings, read_model
@@ -25,6 +25,7 @@ from fedbayes.workflows.fuse.adapter_files import TENSORS
 from fedbayes.workflows.serve.evaluation_set import is_program
 from fedbayes.workflows.serve.model_files import ModelFiles
 
+COUNTS = "counts.json"
 Model = Path | str | nn.Module | Mapping[str, torch.Tensor]
 """A model file, a network, or its `state_dict`."""
 
@@ -98,6 +99,8 @@ def fuse(
     """
     named = models if isinstance(models, Mapping) else {str(k): m for k, m in enumerate(models)}
     kinds = {_kind(name, model) for name, model in named.items()}
+    if not kinds:
+        raise ModelError("there are no models to fuse")
     if len(kinds) > 1:
         raise ModelError(f"the models are {' and '.join(sorted(kinds))}. Give models of one kind")
     if kinds <= {"state_dicts"}:
@@ -124,6 +127,11 @@ def fuse(
         networks = {name: model for name, model in named.items() if isinstance(model, nn.Module)}
         paths = _written(networks, place, job.get("shape"))
         first = next(iter(networks.values()))
+        if is_program(paths[0]) and method not in ("auto", "function"):
+            raise ModelError(
+                f"the networks have different weights, and {method} needs the same. Choose "
+                "method='function'"
+            )
         if not is_program(paths[0]):
             job.setdefault("model", ModelSettings(name=place_of(first)))
         if job.get("shape") is not None:
@@ -140,16 +148,20 @@ def fuse(
     written = ".pt2" if is_program(paths[0]) else ".safetensors"
     own_name = "fused" if any(path.is_dir() for path in paths) else f"fused{written}"
     target = place / own_name if out is None else Path(out)
-    done = FusionJob(
+    prepared = FusionJob(
         paths,
         target,
         method=None if method == "auto" else method,
         settings=settings,
-        counts=_counts(counts, paths, place),
+        counts=_counts(counts, place),
         seed=seed,
         files=ModelFiles([name for name in trusted if ":" in name]),
         **job,
-    ).run(watch or ignore)
+    )
+    try:
+        done = prepared.run(watch or ignore)
+    except FedbayesError as error:  # in the words of the caller, who wrote no file
+        raise type(error)(str(error).replace(str(place / COUNTS), "counts")) from None
     return FusedModel(
         target,
         {} if is_program(target) else read_model(_tensors(target))[0],
@@ -218,12 +230,10 @@ def _outputs(network: nn.Module, shape: Sequence[int]) -> int:
         ) from None
 
 
-def _counts(
-    counts: npt.ArrayLike | Path | str | None, paths: Sequence[Path], folder: Path
-) -> Path | None:
+def _counts(counts: npt.ArrayLike | Path | str | None, folder: Path) -> Path | None:
     """A file of counts."""
     if counts is None or isinstance(counts, Path | str):
         return None if counts is None else Path(counts)
-    path = folder / "counts.json"
+    path = folder / COUNTS
     path.write_text(json.dumps(np.asarray(counts).tolist()))
     return path
