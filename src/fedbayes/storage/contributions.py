@@ -68,11 +68,19 @@ class Contributions:
     def note(self) -> str:
         """What the numbers are of, in words."""
         drawn = f", over {self.orders:,} orders of clients" if self.orders else ""
+        gain = self.everyone - self.nobody
+        above = any(one.left_out > max(gain, 0.0) for one in self.clients.values())
+        advice = (
+            "Without some client the model is worse than without clients, as it was not trained "
+            "further. Compare the order of clients alone."
+            if above
+            else "If the two differ, trust leave-one-out."
+        )
         return (
             f"Nats a row of {self.rows:,} validation rows, ± standard error{drawn}. The Shapley "
-            f"values sum to {self.everyone - self.nobody:.4f}: from {self.nobody:.4f} without "
+            f"values sum to {gain:.4f}: from {self.nobody:.4f} without "
             f"clients to {self.everyone:.4f} with all. Clients are left out without retraining, "
-            "and sets of few clients predict poorly. If the two differ, trust leave-one-out."
+            f"and sets of few clients predict poorly. {advice}"
         )
 
 

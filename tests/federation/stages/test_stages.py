@@ -35,6 +35,11 @@ class Picky(Stage):
                 yield arrival
 
 
+class Nothing(Stage):
+    def serve(self, arrivals, ledger):
+        return arrivals
+
+
 class Needs(Stage):
     def __init__(self, share):
         self.share = share
@@ -58,6 +63,7 @@ class Lost(Stage):
 @pytest.mark.parametrize(
     ("name", "words"),
     [
+        ("Nothing", r"Nothing' does nothing\. Define client, server or both"),
         ("Needs", "cannot be made without arguments"),
         ("Forgets", "Forgets returns a NoneType from client"),
         ("Fails", "Fails failed at client 0: KeyError"),

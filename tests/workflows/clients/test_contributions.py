@@ -1,6 +1,7 @@
 """Contributions of clients: against brute force, axioms, and posteriors in closed form."""
 
 import json
+from dataclasses import replace
 from itertools import permutations
 
 import pytest
@@ -111,6 +112,11 @@ def test_leave_one_out_is_what_forgetting_costs(run, tmp_path):
 def test_in_the_folder_on_the_page_and_on_the_command_line(run, tmp_path, capsys):
     found = contributions(run.folder)
     assert read_contributions(run.folder) == found
+    gain = found.everyone - found.nobody
+    above = any(one.left_out > gain for one in found.clients.values())
+    assert ("worse than without clients" in found.note) == above
+    assert ("trust leave-one-out" in found.note) != above
+    assert "trust leave-one-out" in replace(found, everyone=found.nobody + 99).note
     total = sum(one.shapley for one in found.clients.values())
     assert total == pytest.approx(found.everyone - found.nobody)
     assert command("contributions", run.folder, "--json") == 0

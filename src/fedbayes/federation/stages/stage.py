@@ -76,7 +76,8 @@ def find_stages(places: Sequence[str]) -> tuple[Stage, ...]:
     """The stages of a config, in their order.
 
     Raises:
-        ConfigError: one is no class, it derives from something else, or it cannot be made.
+        ConfigError: one is no class, it derives from something else, does nothing or cannot be
+            made.
     """
     return tuple(_made(place) for place in places)
 
@@ -85,6 +86,8 @@ def _made(place: str) -> Stage:
     kind = own_class(place, Stage, "stage")
     with own_code(ConfigError, f"the stage {place!r} cannot be made without arguments", place):
         made: Stage = kind()
+    if (kind.client, kind.server) == (Stage.client, Stage.server):
+        raise ConfigError(f"the stage {place!r} does nothing. Define client, server or both")
     return made
 
 
