@@ -613,6 +613,14 @@ def test_what_functions_of_a_method_return_is_looked_at():
         def update(self, server, reports, at):
             return {}, server
 
+    class Wider(half):
+        def update(self, server, reports, at):
+            return Weights({n: t.double() for n, t in server.weights.items()}), {}
+
+    class Fewer(half):
+        def update(self, server, reports, at):
+            return Weights(dict(list(server.weights.items())[:-1])), {}
+
     class Pair(half):
         def report(self, solved, problem, client, at):
             return super().report(solved, problem, client, at)[:2]
@@ -628,6 +636,8 @@ def test_what_functions_of_a_method_return_is_looked_at():
     for kind, words in (
         (Alone, r"update of the method half returned a Weights. Return .*\(Weights\), metrics"),
         (Swapped, "update of the method half returned a dict for the server's state"),
+        (Wider, r"gives the weight '.*' as torch.float64, and it was torch.float32\. Convert"),
+        (Fewer, "update of half gives no weight .* Return all"),
         (Pair, "report of the method half returned a tuple of 2. Return a Report"),
         (Nothing, "local of the method half returned a NoneType"),
         (Started, "init of the method half returned a dict"),

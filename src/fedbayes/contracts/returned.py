@@ -31,14 +31,23 @@ def answered(method: AnyMethod, value: Any) -> tuple[Report, Any, Info]:
     return report, state, info
 
 
-def updated(method: AnyMethod, value: Any) -> tuple[Any, Info]:
-    """The server's new state and metrics, as `update` gave them.
+def updated(method: AnyMethod, value: Any, before: Any) -> tuple[Any, Info]:
+    """The server's new state and metrics, as `update` gave them for the state `before`.
 
     Raises:
-        ConfigError: it is no such pair.
+        ConfigError: it is no such pair, or `weights` of the state lack one or have another type.
     """
     _check(method, "update", value, {"the server's state": method.server_state, "metrics": Mapping})
     state, info = value
+    had, has = (getattr(server, "weights", {}) for server in (before, state))
+    for name, tensor in had.items():
+        if name not in has:
+            raise ConfigError(f"update of {method.name} gives no weight {name!r}. Return all")
+        if has[name].dtype != tensor.dtype:
+            raise ConfigError(
+                f"update of {method.name} gives the weight {name!r} as {has[name].dtype}, and it "
+                f"was {tensor.dtype}. Convert it with .to({tensor.dtype})"
+            )
     return state, info
 
 

@@ -185,7 +185,7 @@ def _updated(
     if isinstance(reduced, ReportList):
         reduced.refused = frozenset(ledger.refused)
     given = method.update(own.server, reduced, RoundContext(run, own.number))
-    server, info = updated(method, given)
+    server, info = updated(method, given, own.server)
     if undone := non_finite_state(server, method, run):
         return Update(own.server, undone=undone)
     ledger.keep(states)
