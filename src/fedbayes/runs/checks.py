@@ -225,7 +225,12 @@ def _of_own_models(config: Config, method: AnyMethod) -> Iterator[str]:
             "a run that stop_after ends has no evaluation of clients' own models in its last "
             f"round{'' if every else ', and so none at all'}: evaluate_local_every is {every}"
         )
-    if config.metrics and AUTO not in config.metrics and (silent := _silent(config)):
+    if (silent := _silent(config)) and not method.models.has_global:
+        yield (
+            f"the run has no metrics: {method.name} has no global model, and clients send none, "
+            f"because {silent}"
+        )
+    elif silent and config.metrics and AUTO not in config.metrics:
         yield f"there are metrics only of the global model: {silent}"
 
 

@@ -396,6 +396,7 @@ def test_the_least_noise_has_an_epsilon():
             },
             "clients send no metrics",
         ),
+        ({"method": "fedper", "privacy": {"noise": 1.0}}, "the run has no metrics: fedper has no"),
     ],
 )
 def test_settings_without_effect_are_told(changes, words, tmp_path):
