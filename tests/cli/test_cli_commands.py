@@ -1,7 +1,9 @@
 """The command line's help screens, examples, and names of version 0.2."""
 
+import os
 import re
 import shlex
+import subprocess
 
 import click
 import pytest
@@ -10,7 +12,7 @@ from typer.main import get_command
 import fedbayes
 from fedbayes.cli import app
 from fedbayes.cli.commands import EXAMPLES, FORMER_COMMANDS, FORMER_OPTIONS, PANELS
-from tests.helpers.command_line import command
+from tests.helpers.command_line import command, process
 
 
 def leaves():
@@ -160,3 +162,26 @@ def test_a_run_is_evaluated_by_its_folder(folder, capsys):
 def test_mistakes_of_a_newcomer(folder, capsys, words, message):
     assert command(*[str(folder) if word == "RUN" else word for word in words]) == 2
     assert message in capsys.readouterr().err
+
+
+def test_an_error_in_own_code_is_shown_from_this_code_on(tmp_path):
+    lines = [
+        "from fedbayes.methods.fedavg import FedAvg",
+        "class Broken(FedAvg):",
+        "    name = 'broken'",
+        "    def update(self, server, reports, at):",
+        "        return nowhere",
+    ]
+    (tmp_path / "mine.py").write_text("\n".join(lines))
+    done = subprocess.run(
+        process("run", "--method", "mine:Broken", "--rounds", 1, "--clients", 3, "-o", "run"),
+        capture_output=True,
+        text=True,
+        cwd=tmp_path,
+        env={**os.environ, "PYTHONPATH": str(tmp_path)},
+        check=False,
+    )
+    assert done.returncode == 1
+    told = done.stderr.partition("Traceback")[2].splitlines()
+    assert told[1].endswith('mine.py", line 5, in update')
+    assert told[-1] == "NameError: name 'nowhere' is not defined"

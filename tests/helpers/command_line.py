@@ -12,9 +12,12 @@ from fedbayes.core import here
 
 @contextmanager
 def path_restored():
-    """The command line takes its folder off the path of its process: tests share one process."""
+    """The command line takes its folder off the path of its process, and sets what shows errors:
+    tests share one process.
+    """
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(sys, "path", [*sys.path])
+        patch.setattr(sys, "excepthook", sys.excepthook)
         patch.setattr(here._finder, "folder", here._finder.folder)
         yield patch
 

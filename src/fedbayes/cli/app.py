@@ -3,12 +3,15 @@
 import os
 import re
 import sys
+import sysconfig
+import traceback
 import warnings
 from collections.abc import Iterable
 from errno import EPIPE
 from functools import partial
 from io import TextIOWrapper
 from pathlib import Path
+from types import TracebackType
 from typing import Annotated, Any, NoReturn, TextIO
 
 import click
@@ -128,6 +131,19 @@ def main() -> None:
         if error.filename is None and error.errno not in FULL:
             raise
         fail(f"{error.filename or 'the run folder'}: {error.strerror}")
+    finally:
+        sys.excepthook = _show_error  # Typer has set its own
+
+
+def _show_error(
+    kind: type[BaseException], error: BaseException, frames: TracebackType | None
+) -> None:
+    """Print an error that nobody expected; one in a user's own code from this code on."""
+    installed = (str(Path(__file__).parents[1]), *sysconfig.get_paths().values(), "<frozen")
+    own = frames
+    while own is not None and own.tb_frame.f_code.co_filename.startswith(installed):
+        own = own.tb_next
+    traceback.print_exception(kind, error, own or frames)
 
 
 def _here() -> str:
