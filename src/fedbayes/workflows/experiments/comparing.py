@@ -15,7 +15,7 @@ from fedbayes.start import either
 from fedbayes.storage.inventory import dotted
 from fedbayes.workflows.experiments.comparison import Compared, compared, content, failed, notes
 from fedbayes.workflows.experiments.comparison_files import write_comparison
-from fedbayes.workflows.experiments.comparison_table import cells, title
+from fedbayes.workflows.experiments.comparison_table import cells, text, title
 from fedbayes.workflows.experiments.grid_display import GridDisplay
 from fedbayes.workflows.experiments.grid_jobs import run_grid
 from fedbayes.workflows.experiments.method_grid import MethodGrid, RunResult, conclude
@@ -70,6 +70,9 @@ class Comparison:
             "Comparison",
             {"methods": labels, "data": names, "seeds": seeds, "folder": self.grid.folder},
         )
+
+    def __str__(self) -> str:
+        return text(self.tables, self.notes)
 
     def _repr_html_(self) -> str:
         """What a notebook shows: the tables, and what is to be known of them."""

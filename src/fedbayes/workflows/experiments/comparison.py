@@ -246,7 +246,8 @@ def notes(grid: MethodGrid, tables: Sequence[Compared]) -> list[str]:
             f"; ≈ not significantly different from it (paired t-test over seeds, p ≥ {LEVEL:g}, "
             "not corrected for multiple tests)"
         )
-    foreign = dict.fromkeys(table.foreign for table in tables if table.foreign)
+    tried = [table for table in tables if "ood_auroc" in table.columns]
+    foreign = dict.fromkeys(table.foreign for table in tried if table.foreign)
     odd = {table.task: grid.partitions_differ(table.task) for table in tables}
     same = _same(grid)
     return [

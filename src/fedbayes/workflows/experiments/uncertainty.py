@@ -168,7 +168,8 @@ _KEPT = ("brier", "crps", "error_auroc")
 
 
 def separation(lower: Tensor, upper: Tensor) -> float:
-    """AUROC of an uncertainty that is to be higher of the second; NaN where one is empty.
+    """AUROC of an uncertainty that is to be higher of the second; NaN where one is empty, or where
+    all are the same, as under noise with one standard deviation.
 
     Args:
         lower: of samples of which a model should be sure, [n]; infinite where it predicts nothing.
@@ -177,6 +178,8 @@ def separation(lower: Tensor, upper: Tensor) -> float:
     if not (len(lower) and len(upper)):
         return math.nan
     score = np.concatenate([lower.double().numpy(), upper.double().numpy()])
+    if score.min() == score.max():
+        return math.nan
     truth = np.repeat([False, True], [len(lower), len(upper)])
     return float(auroc(truth, np.nan_to_num(score, posinf=np.finfo(np.float64).max)))
 
