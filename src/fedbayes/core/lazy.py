@@ -261,5 +261,9 @@ def own_class(place: str, base: Any, what: str) -> Any:
         public = base.__module__.rpartition(".")[0]
         raise ConfigError(f"{place!r} is not a class derived from {public}.{base.__name__}")
     if lacking := sorted(getattr(found, "__abstractmethods__", ())):
-        raise ConfigError(f"{place!r} lacks {', '.join(lacking)}. Define what is missing")
+        most = ", or derive the class from fedbayes.contracts.PointEstimate, which has most of them"
+        raise ConfigError(
+            f"the {what} {found.__name__} lacks {', '.join(lacking)}. Define them"
+            + (most if what == "method" else "")
+        )
     return found
