@@ -72,7 +72,7 @@ class Contributions:
         above = any(one.left_out > max(gain, 0.0) for one in self.clients.values())
         advice = (
             "Without some client the model is worse than without clients, as it was not trained "
-            "further. Compare the order of clients alone."
+            "further. Only compare the order of clients."
             if above
             else "If the two differ, trust leave-one-out."
         )
