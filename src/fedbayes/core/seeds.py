@@ -89,7 +89,8 @@ _free = False
 @contextmanager
 def kept() -> Iterator[None]:
     """Put the global generators of NumPy and Python back after, once for all that seeds them
-    inside: every time, it takes longer than a step of a small network.
+    inside: every time, it takes longer than a step of a small network. Do not yield inside, as
+    the thread holds them until the end.
     """
     global _free
     with _TURN, _put_back():

@@ -2,6 +2,7 @@
 
 import json
 
+import numpy as np
 import pytest
 from pydantic import TypeAdapter
 from typer.testing import CliRunner
@@ -10,9 +11,12 @@ from fedbayes import Config, Simulation, run
 from fedbayes.cli import app
 from fedbayes.config.config import settings
 from fedbayes.config.schema import schema
+from fedbayes.core import seeds
 from fedbayes.errors import ConfigError, EngineError
 from fedbayes.federation import engine_table
+from fedbayes.federation.client_runtime import Task
 from fedbayes.federation.engine_table import ENGINES, EngineKind, takers
+from fedbayes.federation.engines.sequential import Sequential
 from fedbayes.testing import assert_identical
 from tests.helpers.toy_engine import TOY, Backwards
 
@@ -156,3 +160,17 @@ def test_settings_of_one_engine_are_said_to_be():
 def test_a_place_is_that_of_an_engine():
     with pytest.raises(ConfigError, match=r"Backwards, which is not a fedbayes.*EngineKind"):
         Simulation(config("tests.helpers.toy_engine:Backwards"))
+
+
+def test_between_clients_the_global_generators_are_those_of_the_process():
+    class Runtime:
+        def train(self, task):
+            with seeds.global_rng(task.client, "layers"):
+                return np.random.random()  # noqa: NPY002
+
+    np.random.seed(7)  # noqa: NPY002
+    before = np.random.get_state()[1].copy()  # noqa: NPY002
+    outcomes = Sequential(Runtime()).train([Task(client, 1, b"", None) for client in range(2)])
+    next(outcomes)
+    np.testing.assert_array_equal(np.random.get_state()[1], before)  # noqa: NPY002
+    assert not seeds._free

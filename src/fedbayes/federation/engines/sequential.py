@@ -19,12 +19,12 @@ class Sequential:
 
     def train(self, tasks: Iterable[Task]) -> Iterator[ClientResult]:
         """Run the tasks in order."""
-        with seeds.kept():
-            for task in tasks:
-                self._working = (task.client,)
+        for task in tasks:
+            self._working = (task.client,)
+            with seeds.kept():  # of one client: what runs after it may use the generators
                 outcome = self._runtime.train(task)
-                self._working = ()
-                yield outcome
+            self._working = ()
+            yield outcome
 
     def evaluate(self, evaluations: Iterable[Evaluation]) -> Iterator[Tensors]:
         """Run the evaluations in order."""
