@@ -618,3 +618,7 @@ def test_the_connection_of_a_federation_is_that_of_its_start(tmp_path):
     RunFolder(tmp_path).keep_connection(["--superlink", "127.0.0.1:9093", "--insecure"])
     assert LinkOptions().or_stored(tmp_path) == other
     assert LinkOptions().or_stored(tmp_path / "none") == LinkOptions()
+    for damaged in (["--superlink"], ["--port", "1"]):
+        RunFolder(tmp_path).keep_connection(damaged)
+        with pytest.raises(RunError, match=r"connection.txt is damaged"):
+            LinkOptions().or_stored(tmp_path)

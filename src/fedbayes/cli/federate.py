@@ -11,6 +11,7 @@ from fedbayes.cli.app import Console, app
 from fedbayes.cli.commands import FORMER_COMMANDS, Application, Commands
 from fedbayes.cli.options import ConfigFile, Json, MoreRounds, RunFolder, Setting, Track
 from fedbayes.cli.run import new_folder, run_to_end
+from fedbayes.errors import RunError, told_as
 from fedbayes.storage.activity import Notify
 
 if TYPE_CHECKING:
@@ -72,12 +73,15 @@ class LinkOptions:
             return self
         from fedbayes.storage.folder import RunFolder
 
-        words, given = RunFolder(folder).connection, dict[str, Any]()
-        while words:
-            name = words.pop(0).removeprefix("--").replace("-", "_")
-            given[name] = name == "insecure" or words.pop(0)
-        paths = {k: Path(v) for k, v in given.items() if isinstance(v, str) and k != "superlink"}
-        return LinkOptions(**given | paths)
+        run = RunFolder(folder)
+        words, given = run.connection, dict[str, Any]()
+        with told_as(RunError, f"{run.connection_file} is damaged", IndexError, TypeError):
+            while words:
+                name = words.pop(0).removeprefix("--").replace("-", "_")
+                value = name == "insecure" or words.pop(0)
+                path = name != "superlink" and isinstance(value, str)
+                given[name] = Path(str(value)) if path else value
+            return LinkOptions(**given)
 
 
 @federate_app.command("run")

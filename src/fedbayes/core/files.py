@@ -201,7 +201,7 @@ def writable(
     if path.resolve() in {given.resolve() for given in inputs if given is not None}:
         raise RunError(f"{what} {path} would replace one of the inputs. Give another file name")
     sums = path.parent / SUMS_FILE
-    if sums.is_file() and f"  {path.name}\n" in f"{read_text(sums)}\n":
+    if sums.is_file() and f"  {path.name}\n".encode() in read_bytes(sums) + b"\n":
         raise RunError(f"{what} {path} would replace a file of the run. Give another file name")
 
 
