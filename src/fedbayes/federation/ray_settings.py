@@ -52,7 +52,7 @@ class RaySettings(Settings):
         return resources
 
     def needs(self, threads: int) -> dict[str, float]:
-        """What an actor that computes with so many threads needs of its node, by Ray's names."""
+        """What an actor with this number of threads needs of its node, by Ray's names."""
         cpus = float(threads) if self.cpus is None else self.cpus
         wanted = {"CPU": cpus, "GPU": self.gpus, **self.resources}
         return {name: amount for name, amount in wanted.items() if amount}

@@ -169,7 +169,7 @@ class WarmApps:
         self._apps: dict[int, PersistentApp] = {}  # by run; who was asked last is last
 
     def ask(self, run_id: int, run: bytes, fab: bytes, request: Request, seconds: float) -> Answer:
-        """A run's answer to a message, for which nobody waits after so many seconds; the run and
+        """A run's answer to a message, for which nobody waits after these seconds; the run and
         its app are as Flower's protobuf has them.
 
         Raises:

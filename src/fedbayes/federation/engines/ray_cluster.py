@@ -103,7 +103,7 @@ class Cluster:
 
 
 def connect(address: str | None, seconds: float) -> Cluster:
-    """Connect this process to Ray at `ray.address`, which has so many seconds to answer.
+    """Connect this process to Ray at `ray.address`, or raise an error after these seconds.
 
     Raises:
         EngineError: nobody answers, or it is no cluster that this process can join.
