@@ -27,7 +27,7 @@ from fedbayes.federation.stages import bounds
 from fedbayes.methods import METHODS
 from fedbayes.workflows.experiments.attack_grid import AttackGrid
 
-AVERAGED = [n for n, kind in METHODS.items() if not kind.centralized and n != "local"]
+AVERAGED = [n for n, kind in METHODS.items() if not kind.reports.pooled and n != "local"]
 DATA = {
     "digits": {"name": "digits", "limit": 600, "clients": 10},
     "breast cancer": {"path": "cancer.csv", "label": "diagnosis", "clients": 6},

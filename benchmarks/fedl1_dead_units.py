@@ -31,7 +31,7 @@ def norms(method: FedL1, width: int, rounds: int, seed: int = 0) -> list[float]:
         for _ in range(STEPS):
             own -= RATE * price * own / own.norm().clamp_min(1e-30)
         own *= own.norm() > price
-        weights, state = method.server_step(weights, {"w": weights["w"] - own}, state)
+        weights, state = method.server_step(weights, {"w": weights["w"] - own}, state, 1.0)
         weights = {"w": weights["w"] * (weights["w"].norm() > price)}
         found.append(float(weights["w"].norm()))
         if not found[-1]:
