@@ -126,8 +126,8 @@ def seen(monkeypatch):
     found = {"answers": [], "vectors": []}
     write, check = Plan.write, secagg_steps.CHECKS[Stage.COLLECT_MASKED_VECTORS]
 
-    def writes(plan, report, broadcast):
-        vector = write(plan, report, broadcast)
+    def writes(plan, report, *place):
+        vector = write(plan, report, *place)
         found["vectors"].append(vector)
         return vector
 
@@ -335,6 +335,14 @@ def test_a_spoilt_sum_is_told_and_changes_nothing(failing):
         "secure aggregation failed: the sum is impossible for honest updates: a client sent "
         "invalid numbers"
     }
+
+
+def test_each_part_has_the_range_that_its_method_declares():
+    """Normalized averaging sends steps, far larger than weights, which must not coarsen these."""
+    config = settings("fednova", rounds=2)
+    hidden, shown = run(config), run(open_sum(config))
+    assert plan_of(config).range == 65536
+    assert close(hidden.model, shown.model, 1e-3)  # with one range for both it is off by 0.6
 
 
 def test_weights_and_changes_that_do_not_fit_are_named(monkeypatch):

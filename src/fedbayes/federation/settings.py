@@ -104,8 +104,8 @@ class Secure(Settings):
     range: Annotated[float | None, Only("enabled", True)] = Field(
         None,
         gt=0,
-        description="largest change of a weight. Default: aggregation.clip, else 8 (65536 for "
-        "natural parameters)",
+        description="largest change of a number. Default: aggregation.clip, else what the method "
+        "declares: 8 for weights, 65536 for natural parameters",
     )
     levels: Annotated[int | None, Only("enabled", True)] = Field(
         None,

@@ -203,7 +203,10 @@ class SecureFlower(Flower):
             MessageError: no vectors of honest clients have this mean.
         """
         assert isinstance(self._plan, Plan)
-        report = self._plan.read(mean, self._centre(task))
+        assert self._runtime is not None
+        centre = self._centre(task)
+        ranges = self._plan.ranges(self._runtime.method, centre, self._runtime.run)
+        report = self._plan.read(mean, centre, ranges)
         if self._untold and (remark := remark_of_mean(self._plan, report.weight)):
             warn(remark)
         self._untold = False

@@ -50,7 +50,8 @@ def secure_answer(node: Callable[[Context], Node]) -> Callable[[Message, Context
         outcome = client.work(task, runtime)
         broadcast, method, run = decode(task.message), runtime.method, runtime.run
         report = decode_report(outcome.report, method.expected(broadcast, run))
-        vector = plan.write(report, reference(method, broadcast, run))
+        centre = reference(method, broadcast, run)
+        vector = plan.write(report, centre, plan.ranges(method, centre, run))
         place = {"round": task.round, "client": task.client}
         words = seeds.sequence(runtime.run.seed, "rounding", **place).generate_state(8)
         np.random.seed(words)  # noqa: NPY002 - Flower's rounding draws from this one

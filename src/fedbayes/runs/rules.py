@@ -83,7 +83,8 @@ def _of_secure(config: Config, run: Federation) -> Iterator[str]:
     if whole:
         yield (
             f"secure.enabled adds only real numbers, but {whole[0]!r} of this model has "
-            f"{run.network.initial[whole[0]].dtype}"
+            f"{run.network.initial[whole[0]].dtype}. For counters of batch normalization set "
+            "model.batch_norm = 'local' or 'frozen'"
         )
     if cohort < FEWEST:
         yield f"secure.enabled needs a cohort of at least {FEWEST} clients, got {cohort}"

@@ -6,7 +6,7 @@ as a vector of bounded reals, which Flower rounds to integers, and the mean that
 """
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -14,8 +14,8 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from fedbayes.contracts import AnyMethod, Report, Reports
-from fedbayes.contracts.changes import shortened
+from fedbayes.contracts import AnyMethod, Federation, Report, Reports
+from fedbayes.contracts.changes import part_of, shortened
 from fedbayes.core.messages import Masked, Message, dense
 from fedbayes.core.tensors import Tensors
 from fedbayes.errors import EngineError, MessageError
@@ -30,9 +30,10 @@ Vector = NDArray[np.float64]
 class Plan:
     """The numbers of one run's secure aggregation, known to server and clients.
 
-    A report of tensors φ and weight n becomes x = [R n / N, (φ − w) n / N], of which every entry is
-    in [−R, R]; w is `contracts.changes.reference`, the broadcast mostly, and N the largest weight.
-    Rounding to a grid of L steps errs by less than the step 2 R / L in each entry, without bias.
+    A report of tensors φ and weight n becomes x = [R n / N, (φ − w) R/r n / N], of which every
+    entry is in [−R, R]; w is `contracts.changes.reference`, the broadcast mostly, N the largest
+    weight, r the range of an entry's part and R the largest of these. Rounding to a grid of L
+    steps errs by less than 2 r / L in each entry, without bias.
     """
 
     shares: int
@@ -45,6 +46,8 @@ class Plan:
     """N; 0 if all weights are equal."""
     clip: float
     """Largest L2 norm of a change, at which clients clip; 0 for none."""
+    by_part: bool = False
+    """Whether r is what a part declares (`Part.range`); else it is R for all."""
     exact: bool = False
     """Whether the mean is read in float64: before noise, it must not be rounded to the weights'
     type, which could move it by more than a client may."""
@@ -55,7 +58,7 @@ class Plan:
         return 2 * self.range / self.levels
 
     def error(self, samples: float) -> float:
-        """How far a weight of the mean may be off that no client changed.
+        """How far a number of the mean may be off that no client changed, in the widest range.
 
         Args:
             samples: mean weight of the reports.
@@ -64,12 +67,23 @@ class Plan:
         left = share - self.step / self.range if self.max_weight else 1.0
         return self.step / left if left > 0 else math.inf
 
-    def write(self, report: Report, centre: Tensors) -> Vector:
+    def ranges(self, method: AnyMethod, centre: Tensors, run: Federation) -> dict[str, float]:
+        """The range r of each tensor of a report where it may be another than R."""
+        if not self.by_part:
+            return {}
+        declared = Reports.of(method)
+        return {
+            name: declared.part(part_of(name, start.dtype, run.network)).range
+            for name, start in centre.items()
+        }
+
+    def write(self, report: Report, centre: Tensors, ranges: Mapping[str, float] = {}) -> Vector:
         """The vector that stands for a report, float64 [1 + entries].
 
         Args:
             report: of a client.
             centre: `contracts.changes.reference` of the broadcast.
+            ranges: what `ranges` gives.
 
         A change is clipped so short that rounding cannot make it longer than `clip`.
 
@@ -93,24 +107,26 @@ class Plan:
             entries = sum(t.numel() for t in tensors.values())
             clip = max(0.0, self.clip - self.step * math.sqrt(entries))
             changes = shortened(changes, clip) if clip else {n: 0 * t for n, t in changes.items()}
-        flat = [
-            torch.tensor([self.range], dtype=torch.float64),
-            *(t.flatten() for t in changes.values()),
-        ]
+        flat = [torch.tensor([self.range], dtype=torch.float64)]
+        for name, change in changes.items():
+            most = ranges.get(name, self.range)
+            scaled = change.flatten() * (self.range / most)
+            if not (scaled.abs() * share <= self.range).all():
+                raise EngineError(
+                    f"{name!r} changed by {float(change.abs().max()):g}, far more than "
+                    f"secure.range = {most:g} allows"
+                )
+            flat.append(scaled)
         vector: Vector = torch.cat(flat).numpy() * share
-        if not float(np.abs(vector).max()) <= self.range:
-            raise EngineError(
-                f"a weight changed by {np.abs(vector[1:]).max() / share:g}, far more than "
-                f"secure.range = {self.range:g} allows"
-            )
         return vector
 
-    def read(self, mean: Vector, centre: Tensors) -> Report:
+    def read(self, mean: Vector, centre: Tensors, ranges: Mapping[str, float] = {}) -> Report:
         """The mean of the reports whose vectors have this mean, and the mean of their weights.
 
         Args:
             mean: of the vectors.
             centre: `contracts.changes.reference` of the broadcast.
+            ranges: what `ranges` gives.
 
         Raises:
             MessageError: no vectors of honest clients have this mean.
@@ -127,7 +143,7 @@ class Plan:
         for name in sorted(centre):
             before = centre[name]
             change = changes[start : start + before.numel()].reshape(before.shape)
-            moved = before.double() + change
+            moved = before.double() + change * (ranges.get(name, self.range) / self.range)
             tensors[name] = moved if self.exact else moved.to(before.dtype)
             start += before.numel()
         return Report(tensors, weight * self.max_weight if self.max_weight else 1.0)
@@ -163,6 +179,7 @@ def plan(
         levels=settings.levels or min(most, MOST_LEVELS),
         max_weight=settings.max_weight if declared.weighted and not private else 0.0,
         clip=aggregation.clip or 0.0,
+        by_part=not (settings.range or aggregation.clip),
         exact=private,
     )
 
@@ -183,8 +200,8 @@ def remarks(plan: Plan | None, sizes: NDArray[Any]) -> Iterator[str]:
         return
     yield (
         f"secure.max_weight = {plan.max_weight:,g}, and no client has more than {largest:,.0f} "
-        f"training samples. Weights may be off by {off:.1g} in a round; with max_weight = "
-        f"{largest:.0f} by {least:.1g}"
+        f"training samples. Numbers of updates may be off by {off:.1g} in a round; with "
+        f"max_weight = {largest:.0f} by {least:.1g}"
     )
 
 
@@ -195,8 +212,8 @@ def remark_of_mean(plan: Plan, samples: float) -> str:
         return ""
     return (
         f"secure.max_weight = {plan.max_weight:,g}, and clients have {samples:,.0f} training "
-        f"samples on average. Weights may be off by {off:.1g} in a round; a max_weight near the "
-        "samples of the largest client reduces this"
+        f"samples on average. Numbers of updates may be off by {off:.1g} in a round; a max_weight "
+        "near the samples of the largest client reduces this"
     )
 
 
