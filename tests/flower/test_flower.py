@@ -28,6 +28,7 @@ from flwr.supercore.task_identity import TaskIdentity
 from safetensors.torch import load_file
 
 from fedbayes.core.messages import decode, encode
+from fedbayes.federation.client_runtime import Task
 from fedbayes.flower.engine import Flower
 from fedbayes.flower.node import Node, complaint
 from fedbayes.flower.poller import LinkError
@@ -402,6 +403,19 @@ def over(tmp_path, monkeypatch):
         return made[-1], step.metrics
 
     return run_over
+
+
+def test_a_client_that_is_away_delays_an_evaluation_less_than_a_round(tmp_path):
+    TaskIdentity.run_id, TaskIdentity.task_id, TaskIdentity.node_id = 1, 1, 1
+    engine = Flower(lambda: Wire({}, None, tmp_path), None, clients=2, timeout=1.0, poll=0.01)
+    tasks = [Task(client, 1, b"", None) for client in range(2)]
+    for ask, seconds in ((engine.tried, "0.25"), (engine.train, "1")):
+        began = time.monotonic()
+        reasons = [outcome.reason for outcome in ask(tasks)]
+        assert reasons == [
+            f"no report within {seconds} s: client {client} is not connected" for client in (0, 1)
+        ]
+        assert float(seconds) <= time.monotonic() - began < float(seconds) + 0.5
 
 
 def test_a_client_whose_node_is_away_is_named_while_the_round_waits(tmp_path, monkeypatch):

@@ -92,7 +92,7 @@ class AsynchronousFlower(Flower):
         self._pull(pending, self._ready)
         late = [c for c in pending if time.monotonic() >= self._given_up_at[c]]
         for client in late:
-            self._ready[client] = self._given_up(pending.pop(client))
+            self._ready[client] = self._given_up(pending.pop(client), self.timeout)
 
     def _broken(self, error: LinkError, end: float) -> None:
         """Drop a broken grid, so that another is opened and all tasks are sent again."""

@@ -28,6 +28,8 @@ TRIES = 5
 """How often a task is sent in a round whose messages or nodes get lost."""
 SOONEST = 0.05
 """Seconds between two looks at the grid, at least."""
+GATHER = 0.25
+"""Share of a round's time that clients have to connect, where the round needs no more of it."""
 GRACE = 60.0
 """Seconds after a round for which Flower still hands out its messages."""
 _TOGETHER = 64
@@ -101,12 +103,18 @@ class Flower:
 
     def train(self, tasks: Iterable[Task]) -> Iterator[ClientResult | ClientFailure]:
         """Send the tasks and wait; what came of each, in the order of the tasks."""
+        return self._ask(tasks)
+
+    def _ask(
+        self, tasks: Iterable[Task], gather: float = 1.0
+    ) -> Iterator[ClientResult | ClientFailure]:
+        """As `train`; `gather` is the share of the time that clients have to connect."""
         self._pending = pending = {task.client: PendingTask(task) for task in tasks}
         order = list(pending)
         cohort = len(order)
         done: dict[int, ClientResult | ClientFailure] = {}
-        since = time.monotonic()
-        deadline = since + self.timeout
+        began = since = time.monotonic()
+        deadline = began + self.timeout
         self.begin()
         while order:
             open_before = len(pending)
@@ -123,9 +131,11 @@ class Flower:
                 self.start_over()
                 for each in pending.values():
                     each.lose(f"the SuperLink was lost: {error}")
-            if time.monotonic() >= deadline:
-                done |= {client: self._given_up(each) for client, each in pending.items()}
-                pending.clear()
+            waited = time.monotonic() - began
+            for client, each in list(pending.items()):
+                limit = self.timeout if each.message_id else gather * self.timeout
+                if waited >= limit:
+                    done[client] = self._given_up(pending.pop(client), limit)
             self._answered = cohort - len(pending)
             while order and order[0] in done:
                 yield done.pop(order.pop(0))
@@ -138,12 +148,14 @@ class Flower:
     def deliver(self, copies: Iterable[Task]) -> dict[int, str]:
         """Hand clients copies of the last global model; those that got none, each with why."""
         copies = list(copies)
-        outcomes = zip(copies, Flower.train(self, copies), strict=True)
+        outcomes = zip(copies, self._ask(copies), strict=True)
         return {task.client: o.reason for task, o in outcomes if isinstance(o, ClientFailure)}
 
     def tried(self, tasks: Iterable[Task]) -> Iterator[ClientResult | ClientFailure]:
-        """Have clients try a global model on their own test samples; what each says of it."""
-        return Flower.train(self, tasks)
+        """Have clients try a global model on their own test samples; what each says of it. A client
+        that is away does not delay the run as much as one whose update is awaited.
+        """
+        return self._ask(tasks, GATHER)
 
     def at_work(self) -> AtWork:
         """Who works on a task, and whose node is away."""
@@ -236,14 +248,14 @@ class Flower:
                 continue
             done[client] = _settle(reply, pending.pop(client))
 
-    def _given_up(self, pending: PendingTask) -> ClientFailure:
+    def _given_up(self, pending: PendingTask, limit: float) -> ClientFailure:
         """What is said of a task that was not answered in time."""
         if pending.message_id:
             trouble = "it is connected, but has not answered completely"
         else:
             trouble = pending.trouble or f"client {pending.task.client} is not connected"
             trouble += self.roster.unplaced()
-        return ClientFailure(f"no report within {self.timeout:g} s: {trouble}", pending.link_down)
+        return ClientFailure(f"no report within {limit:g} s: {trouble}", pending.link_down)
 
 
 def _parcels(waiting: list[PendingTask]) -> Iterator[list[PendingTask]]:

@@ -34,15 +34,12 @@ from fedbayes.federation.client_runtime import ClientFailure, ClientResult, Clie
 from fedbayes.federation.engines import AtWork
 from fedbayes.federation.stages.checks import encode_report
 from fedbayes.federation.stages.secure import MODULUS, Plan, Vector, remark_of_mean
-from fedbayes.flower.engine import Flower
+from fedbayes.flower.engine import GATHER, Flower
 from fedbayes.flower.poller import LinkError
 from fedbayes.flower.secagg_masks import with_masks
 from fedbayes.flower.secagg_node import write_secure_task
 from fedbayes.flower.secagg_steps import DroppedEarly, SecaggSteps
 from fedbayes.flower.wire import one_line
-
-_GATHER = 0.25
-"""Share of a round's time that clients have to connect."""
 
 
 class Masking(Protocol):
@@ -166,7 +163,7 @@ class SecureFlower(Flower):
 
     def _gather(self, cohort: Collection[int]) -> dict[int, int]:
         """Wait for the cohort to connect: the clients that are there, and their nodes."""
-        until = time.monotonic() + _GATHER * self.timeout
+        until = time.monotonic() + GATHER * self.timeout
         while True:
             self.roster.discover()
             here = {c: self.roster.nodes[c] for c in cohort if c in self.roster.nodes}
