@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from fedbayes.fusion import Fusion
     from fedbayes.runs.simulation import Simulation, Step
     from fedbayes.runs.trained import TrainedModel
+    from fedbayes.workflows.clients.contributions import contributions
     from fedbayes.workflows.clients.forgetting import forget
     from fedbayes.workflows.experiments.comparing import compare
     from fedbayes.workflows.experiments.seed_runs import SeedRuns, resume_seeds, run_seeds
@@ -53,6 +54,7 @@ __all__ = [
     "__version__",
     "client_tables",
     "compare",
+    "contributions",
     "cox",
     "forget",
     "fuse",
@@ -78,6 +80,7 @@ __getattr__, __dir__ = attributes(
         "fedbayes.fusion": "Fusion",
         "fedbayes.runs.simulation": "Simulation Step",
         "fedbayes.runs.trained": "TrainedModel",
+        "fedbayes.workflows.clients.contributions": "contributions",
         "fedbayes.workflows.clients.forgetting": "forget",
         "fedbayes.workflows.experiments.comparing": "compare",
         "fedbayes.workflows.experiments.seed_runs": "SeedRuns resume_seeds run_seeds",

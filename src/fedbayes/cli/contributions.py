@@ -4,9 +4,8 @@ from typing import Annotated
 
 import rich
 import typer
-from rich.table import Table
 
-from fedbayes.cli.app import Console, app
+from fedbayes.cli.app import app
 from fedbayes.cli.options import RunFolder
 from fedbayes.core.files import json_text
 
@@ -34,15 +33,5 @@ def contributions(
     if as_json:
         print(json_text(asdict(found)))
         return
-    head, *rows = found.table()
-    table = Table(*head, pad_edge=False, box=None)
-    for row in rows:
-        table.add_row(*row)
-    Console().print(table)
-    Console().print(found.note, markup=False, highlight=False, soft_wrap=True)
-    Console().print(
-        f"wrote {folder / 'contributions.json'}, which fedbayes report shows",
-        markup=False,
-        highlight=False,
-        soft_wrap=True,
-    )
+    print(found)
+    print(f"wrote {folder / 'contributions.json'}, which fedbayes report shows")

@@ -64,6 +64,13 @@ class Contributions:
             )
         return rows
 
+    def __str__(self) -> str:
+        """The table, aligned, and the note below."""
+        rows = self.table()
+        widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+        lines = ["  ".join(map(str.ljust, row, widths)).rstrip() for row in rows]
+        return "\n".join([*lines, self.note])
+
     @property
     def note(self) -> str:
         """What the numbers are of, in words."""
