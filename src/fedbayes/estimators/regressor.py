@@ -139,6 +139,9 @@ class FederatedRegressor(RegressorMixin, FederatedEstimator):  # type: ignore[mi
     ) -> tuple[Array, Array]:
         """The central interval in which y lies with a probability, by the predictive distribution.
 
+        The noise is learnt on training rows. With a few hundred rows, intervals contain fewer values
+        than `level` says. Those of `fedbayes calibrate RUN --method conformal` contain as many.
+
         Args:
             X: rows [n, D] as for `fit`.
             level: the probability, above 0 and below 1.
