@@ -158,7 +158,8 @@ def load(name: str, part: FilePart) -> Tensor:
     if dtype is torch.bool and np.frombuffer(data, "u1").max(initial=0) > 1:
         raise MessageError(f"not a message: {quoted(name)} has boolean values other than 0 and 1")
     found = torch.empty(shape, dtype=dtype)
-    found.view(same).numpy()[...] = np.ndarray(shape, stored, data)
+    entries = found if same is dtype else found.view(same)
+    entries.numpy()[...] = np.ndarray(shape, stored, data)
     return found
 
 
@@ -172,8 +173,12 @@ def contents(tensor: Tensor) -> memoryview:
         stored, same = _STORED[tensor.dtype]
     except KeyError:
         raise MessageError(f"tensors of {tensor.dtype} cannot be stored") from None
-    here = tensor.detach().to("cpu").resolve_conj()
-    return np.ascontiguousarray(here.reshape(-1).view(same).numpy(), stored).data
+    here = tensor.detach()
+    if not here.is_cpu or here.is_conj():
+        here = here.to("cpu").resolve_conj()
+    if same is not tensor.dtype:
+        here = here.view(same)
+    return np.ascontiguousarray(here.numpy(), stored).reshape(-1).data
 
 
 Layout = tuple[tuple[str, torch.dtype, tuple[int, ...]], ...]
