@@ -140,10 +140,10 @@ def _fill(rng: "torch.Generator", entropy: np.random.SeedSequence) -> None:
     if rng.device.type != "cpu" or not _known_layout():
         rng.manual_seed(_word(entropy))
         return
-    state = _seeded().clone()
-    words = np.random.PCG64(entropy).random_raw(312).view(np.uint32)  # faster than of `entropy`
-    state.numpy().view("<u8")[_WORDS] = words
-    rng.set_state(state)
+    # Of `entropy` itself, words take longer.
+    scratch = _scratch()
+    scratch.words[:] = np.random.PCG64(entropy).random_raw(312).view(np.uint32)
+    rng.set_state(scratch.state)
 
 
 _WORDS = slice(3, 3 + 624)
@@ -157,6 +157,20 @@ def _seeded() -> "torch.Tensor":
     import torch
 
     return torch.Generator().manual_seed(_SEED).get_state()
+
+
+class _Scratch(threading.local):
+    """Where a thread writes the state of a generator, which copies it."""
+
+    def __init__(self) -> None:
+        self.state = _seeded().clone()
+        self.words = self.state.numpy().view("<u8")[_WORDS]
+
+
+@cache
+def _scratch() -> _Scratch:
+    """That of every thread."""
+    return _Scratch()
 
 
 @cache

@@ -176,9 +176,10 @@ def contents(tensor: Tensor) -> memoryview:
     here = tensor.detach()
     if not here.is_cpu or here.is_conj():
         here = here.to("cpu").resolve_conj()
+    flat = here.reshape(-1)
     if same is not tensor.dtype:
-        here = here.view(same)
-    return np.ascontiguousarray(here.numpy(), stored).reshape(-1).data
+        flat = flat.view(same)
+    return np.ascontiguousarray(flat.numpy(), stored).data
 
 
 Layout = tuple[tuple[str, torch.dtype, tuple[int, ...]], ...]

@@ -13,6 +13,7 @@ from functools import partial
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from fedbayes.contracts import AnyMethod, ChangeCoordinates, Changes, Federation, Report, Reports
 from fedbayes.contracts.changes import norm, part_of, start_of, typical_norms
@@ -29,29 +30,76 @@ def norms_of(changes: Changes) -> dict[str, float]:
     return {part: norm(tensors.values()) for part, tensors in changes.items()}
 
 
-def norms_of_report(report: Report, way: ChangeCoordinates) -> dict[str, float]:
-    """The L2 norm of the change of every part.
+class ChangeNorms:
+    """The norms of the changes of a round's reports.
 
-    Whole reports whose changes are the coordinates are not widened to float64, unless their size
-    asks for it.
+    Args:
+        way: what the changes are.
     """
-    whole = not any(isinstance(item, Masked) for item in report.tensors.values())
-    if whole and way.chart.coordinates is None and len(way.origins) == 1:
-        squares = dict[str, float]()
-        for name, item in dense(report.tensors).items():
-            part = part_of(name, item.dtype, way.network)
-            own = start_of(name, item.shape, way.origins[0])
+
+    def __init__(self, way: ChangeCoordinates) -> None:
+        self._way = way
+        self._direct = way.chart.coordinates is None and len(way.origins) == 1
+        self._starts: dict[_Together, tuple[_Forms, Tensor | None]] = {}
+
+    def of(self, report: Report) -> dict[str, float]:
+        """The L2 norm of the change of every part of a report.
+
+        Whole reports whose changes are the coordinates are not widened to float64, unless their
+        size asks for it. Small tensors of a part are taken together.
+        """
+        together: dict[_Together, list[tuple[str, Tensor]]] = {}
+        for name, item in report.tensors.items():
+            if isinstance(item, Masked) or not self._direct:
+                return norms_of(self._way.changes(report))
             exact = item if item.dtype in (torch.float32, torch.float64) else item.double()
-            change = exact if own is None else exact - own.cpu().to(exact.dtype)
-            length = torch.linalg.vector_norm(change).item()
-            squares[part] = squares.get(part, 0.0) + length * length
+            large = name if item.numel() > _SMALL else ""
+            key = part_of(name, item.dtype, self._way.network), exact.dtype, large
+            together.setdefault(key, []).append((name, exact))
+        squares = dict[str, float]()
+        for key, tensors in together.items():
+            start = self._start(key, tuple((name, item.shape) for name, item in tensors))
+            whole = _joined([item for _, item in tensors])
+            length = torch.linalg.vector_norm(whole if start is None else whole - start).item()
+            squares[key[0]] = squares.get(key[0], 0.0) + length * length
         if all(square < _EXACT for square in squares.values()):
             return {part: math.sqrt(square) for part, square in squares.items()}
-    return norms_of(way.changes(report))
+        return norms_of(self._way.changes(report))
+
+    def _start(self, key: "_Together", forms: "_Forms") -> Tensor | None:
+        """What changes of tensors of these names and shapes are measured from, [entries]; None,
+        which is zero, where there is nothing. That of the last report is kept.
+        """
+        kept = self._starts.get(key)
+        if kept is None or kept[0] != forms:
+            origin, dtype = self._way.origins[0], key[1]
+            found = [(start_of(name, shape, origin), shape) for name, shape in forms]
+            start = None
+            if any(own is not None for own, _ in found):
+                start = _joined(
+                    [
+                        torch.zeros(shape, dtype=dtype) if own is None else own.cpu().to(dtype)
+                        for own, shape in found
+                    ]
+                )
+            kept = self._starts[key] = forms, start
+        return kept[1]
 
 
+_Together = tuple[str, torch.dtype, str]
+"""Of tensors that are taken together: their part and type, and the name of one that is alone."""
+_Forms = tuple[tuple[str, torch.Size], ...]
+"""Names and shapes of tensors."""
+_SMALL = 1 << 16
+"""Entries up to which tensors are joined: what is beyond is not copied."""
 _EXACT = 1e30
 """Squares up to which float32 has no overflow."""
+
+
+def _joined(tensors: list[Tensor]) -> Tensor:
+    """The entries of tensors one after the other, [entries]."""
+    flat = [tensor.reshape(-1) for tensor in tensors]
+    return flat[0] if len(flat) == 1 else torch.cat(flat)
 
 
 def norms_compared(report: Report, declared: Reports, run: Federation) -> dict[str, float]:
@@ -201,7 +249,8 @@ class NormBound:
         self._relative = settings.weighs and self._declared.weighted
         self._leave_out = settings.outliers == "leave-out"
         self._compared: dict[int, dict[str, float]] = {}
-        self._way = ChangeCoordinates.of(method, server, run) if self._bounded else None
+        way = ChangeCoordinates.of(method, server, run) if self._bounded else None
+        self._norms = None if way is None else ChangeNorms(way)
         self._waiting = SpillBuffer(encode_report, read_report, MEMORY)
         self._held: dict[int, tuple[tuple[str, ...], ServerMessages]] = {}
         self._weights: dict[int, float] = {}
@@ -232,8 +281,8 @@ class NormBound:
         self._weights[client] = report.weight
         if self._declared.compared:
             self._compared[client] = norms_compared(report, self._declared, self._run)
-        way = self._way
-        within = way is None or self._bounds.within(client, norms_of_report(report, way))
+        norms = self._norms
+        within = norms is None or self._bounds.within(client, norms.of(report))
         return within and not (self._relative or (self._declared.compared and self._leave_out))
 
     def _hold(self, arrival: Arrival) -> None:
