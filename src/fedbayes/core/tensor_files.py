@@ -84,15 +84,31 @@ def parts(header: bytes, body: memoryview, most: int) -> dict[str, FilePart]:
     Raises:
         MessageError: the header is none, it does not fit the body, or there are more parts.
     """
-    places = (_remembered if len(header) <= _SHORT else _places)(header, most)
-    length = max((stop for *_, stop in places), default=0)
-    if length > len(body):
-        raise MessageError("not a message: its tensors are longer than its bytes")
-    if length < len(body):
-        raise MessageError("not a message: bytes are in none of its tensors")
     return {
-        name: FilePart(dtype, shape, body[start:stop]) for name, dtype, shape, start, stop in places
+        name: FilePart(dtype, shape, body[start:stop])
+        for name, dtype, shape, start, stop in _fitting(header, len(body), most)
     }
+
+
+def stacked_parts(header: bytes, bodies: Sequence[memoryview], most: int) -> dict[str, FilePart]:
+    """As `parts`, of several files of one header and length: with a first axis for the files."""
+    places, count = _fitting(header, len(bodies[0]), most), len(bodies)
+    rows = np.frombuffer(b"".join(bodies), np.uint8).reshape(count, -1)
+    return {
+        name: FilePart(dtype, (count, *shape), rows[:, start:stop].reshape(-1).data)
+        for name, dtype, shape, start, stop in places
+    }
+
+
+def _fitting(header: bytes, length: int, most: int) -> "tuple[_Place, ...]":
+    """The parts that a header names, if they fill a body of this length."""
+    places = (_remembered if len(header) <= _SHORT else _places)(header, most)
+    end = max((stop for *_, stop in places), default=0)
+    if end > length:
+        raise MessageError("not a message: its tensors are longer than its bytes")
+    if end < length:
+        raise MessageError("not a message: bytes are in none of its tensors")
+    return places
 
 
 _Place = tuple[str, torch.dtype, tuple[int, ...], int, int]

@@ -1,7 +1,7 @@
 """What a report must be before the server looks at it."""
 
 import math
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 from functools import lru_cache
 
 import torch
@@ -14,8 +14,10 @@ from fedbayes.core.messages import (
     Masked,
     Message,
     decode,
+    decode_stacked,
     dtype_of,
     encode,
+    encode_each,
     shape_of,
 )
 from fedbayes.core.plausible import LARGEST
@@ -44,6 +46,49 @@ def encode_report(report: Report) -> bytes:
     if report.weight == 1.0:
         return encode(report.tensors)
     return encode({**report.tensors, _WEIGHT: torch.tensor(report.weight, dtype=torch.float64)})
+
+
+def encode_reports(reports: Sequence[Report]) -> list[bytes]:
+    """As `encode_report` of each, in fewer operations where they are alike."""
+    weights = torch.tensor([report.weight for report in reports], dtype=torch.float64).unbind()
+    return encode_each(
+        [
+            report.tensors if report.weight == 1.0 else {**report.tensors, _WEIGHT: weight}
+            for report, weight in zip(reports, weights, strict=True)
+        ]
+    )
+
+
+def decode_reports(data: Sequence[bytes], expected: Message) -> list[Report]:
+    """The reports that were encoded together, in fewer operations than by `decode_report`.
+
+    Returns:
+        They; none unless all are alike and proper. `decode_report` of each then says why.
+    """
+    forms = forms_of(expected)
+    header, most = _limits(forms)
+    if len(data[0]) > most:
+        return []
+    try:
+        stacked = decode_stacked(data, longest_header=header)
+    except MessageError:
+        return []
+    said = stacked.pop(_WEIGHT, torch.ones(len(data), dtype=torch.float64))
+    weights = said.tolist()
+    if (
+        said.shape != (len(data),)
+        or said.dtype != torch.float64
+        or not all(LIGHTEST <= weight <= HEAVIEST for weight in weights)
+        or stacked.keys() != expected.keys()
+        or tuple((name, stacked[name].shape[1:], stacked[name].dtype) for name in expected) != forms
+        or not all(map(all_finite, stacked.values()))
+    ):
+        return []
+    rows = zip(*(stacked[name].unbind() for name in expected), strict=True)
+    return [
+        Report(dict(zip(expected, row, strict=True)), weight)
+        for row, weight in zip(rows, weights, strict=True)
+    ]
 
 
 def decode_report(
