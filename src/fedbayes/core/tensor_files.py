@@ -94,10 +94,11 @@ def stacked_parts(header: bytes, bodies: Sequence[memoryview], most: int) -> dic
     """As `parts`, of several files of one header and length: with a first axis for the files."""
     places, count = _fitting(header, len(bodies[0]), most), len(bodies)
     rows = np.frombuffer(b"".join(bodies), np.uint8).reshape(count, -1)
-    return {
-        name: FilePart(dtype, (count, *shape), rows[:, start:stop].reshape(-1).data)
-        for name, dtype, shape, start, stop in places
-    }
+    found: dict[str, FilePart] = {}
+    for name, dtype, shape, start, stop in places:
+        own = np.ascontiguousarray(rows[:, start:stop])
+        found[name] = FilePart(dtype, (count, *shape), own.reshape(-1).data)
+    return found
 
 
 def _fitting(header: bytes, length: int, most: int) -> "tuple[_Place, ...]":

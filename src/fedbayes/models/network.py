@@ -381,7 +381,7 @@ class Network(Brief):
         return {
             name: tensor.to(self.device, memory_format=layout)
             if tensor.ndim == 4
-            else tensor.to(self.device)
+            else (tensor if tensor.device == self.device else tensor.to(self.device))
             for name, tensor in weights.items()
         }
 

@@ -33,6 +33,9 @@ def norms_of(changes: Changes) -> dict[str, float]:
 class ChangeNorms:
     """The norms of the changes of a round's reports.
 
+    Tensors that are rows of one, as those of clients that were trained at once, are measured at
+    once.
+
     Args:
         way: what the changes are.
     """
@@ -40,66 +43,56 @@ class ChangeNorms:
     def __init__(self, way: ChangeCoordinates) -> None:
         self._way = way
         self._direct = way.chart.coordinates is None and len(way.origins) == 1
-        self._starts: dict[_Together, tuple[_Forms, Tensor | None]] = {}
+        self._measured: dict[str, tuple[Tensor, int, list[float]]] = {}
 
     def of(self, report: Report) -> dict[str, float]:
         """The L2 norm of the change of every part of a report.
 
         Whole reports whose changes are the coordinates are not widened to float64, unless their
-        size asks for it. Small tensors of a part are taken together.
+        size asks for it.
         """
-        together: dict[_Together, list[tuple[str, Tensor]]] = {}
+        squares = dict[str, float]()
         for name, item in report.tensors.items():
             if isinstance(item, Masked) or not self._direct:
                 return norms_of(self._way.changes(report))
-            exact = item if item.dtype in (torch.float32, torch.float64) else item.double()
-            large = name if item.numel() > _SMALL else ""
-            key = part_of(name, item.dtype, self._way.network), exact.dtype, large
-            together.setdefault(key, []).append((name, exact))
-        squares = dict[str, float]()
-        for key, tensors in together.items():
-            start = self._start(key, tuple((name, item.shape) for name, item in tensors))
-            whole = _joined([item for _, item in tensors])
-            length = torch.linalg.vector_norm(whole if start is None else whole - start).item()
-            squares[key[0]] = squares.get(key[0], 0.0) + length * length
+            part, length = part_of(name, item.dtype, self._way.network), self._length(name, item)
+            squares[part] = squares.get(part, 0.0) + length * length
         if all(square < _EXACT for square in squares.values()):
             return {part: math.sqrt(square) for part, square in squares.items()}
         return norms_of(self._way.changes(report))
 
-    def _start(self, key: "_Together", forms: "_Forms") -> Tensor | None:
-        """What changes of tensors of these names and shapes are measured from, [entries]; None,
-        which is zero, where there is nothing. That of the last report is kept.
-        """
-        kept = self._starts.get(key)
-        if kept is None or kept[0] != forms:
-            origin, dtype = self._way.origins[0], key[1]
-            found = [(start_of(name, shape, origin), shape) for name, shape in forms]
-            start = None
-            if any(own is not None for own, _ in found):
-                start = _joined(
-                    [
-                        torch.zeros(shape, dtype=dtype) if own is None else own.cpu().to(dtype)
-                        for own, shape in found
-                    ]
-                )
-            kept = self._starts[key] = forms, start
-        return kept[1]
+    def _length(self, name: str, item: Tensor) -> float:
+        """The norm of the change of a tensor."""
+        rows, row = _row_of(item)
+        if rows is item:
+            return self._lengths(name, item[None])[0]
+        kept = self._measured.get(name)
+        if kept is None or kept[0] is not rows or kept[1] != rows._version:
+            kept = self._measured[name] = rows, rows._version, self._lengths(name, rows)
+        return kept[2][row]
+
+    def _lengths(self, name: str, rows: Tensor) -> list[float]:
+        """The norms of the changes of tensors of one name, [n, ...]."""
+        start = start_of(name, rows.shape[1:], self._way.origins[0])
+        exact = rows if rows.dtype in (torch.float32, torch.float64) else rows.double()
+        change = exact if start is None else exact - start.cpu().to(exact.dtype)
+        found: list[float] = torch.linalg.vector_norm(
+            change.reshape(len(rows), math.prod(rows.shape[1:])), dim=1
+        ).tolist()
+        return found
 
 
-_Together = tuple[str, torch.dtype, str]
-"""Of tensors that are taken together: their part and type, and the name of one that is alone."""
-_Forms = tuple[tuple[str, torch.Size], ...]
-"""Names and shapes of tensors."""
-_SMALL = 1 << 16
-"""Entries up to which tensors are joined: what is beyond is not copied."""
 _EXACT = 1e30
 """Squares up to which float32 has no overflow."""
 
 
-def _joined(tensors: list[Tensor]) -> Tensor:
-    """The entries of tensors one after the other, [entries]."""
-    flat = [tensor.reshape(-1) for tensor in tensors]
-    return flat[0] if len(flat) == 1 else torch.cat(flat)
+def _row_of(item: Tensor) -> tuple[Tensor, int]:
+    """The tensor that an item is a row of, and which; itself where it is none."""
+    rows = item._base
+    if rows is None or rows.shape[1:] != item.shape or rows.stride()[1:] != item.stride():
+        return item, 0
+    row, rest = divmod(int(item.storage_offset() - rows.storage_offset()), rows.stride(0) or 1)
+    return (rows, row) if not rest and 0 <= row < len(rows) else (item, 0)
 
 
 def norms_compared(report: Report, declared: Reports, run: Federation) -> dict[str, float]:
