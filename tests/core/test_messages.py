@@ -63,7 +63,7 @@ def test_messages_of_one_form_are_encoded_as_each_alone(pattern, odd):
         {f"t{k}": torch.randn(shape).to(dtype) for k, (shape, dtype) in enumerate(pattern)}
         for _ in range(3)
     ]
-    for messages in (alike, [], alike[:1], alike[:odd] + [{"t0": torch.ones(7)}] + alike[odd:]):
+    for messages in (alike, [], alike[:1], [*alike[:odd], {"t0": torch.ones(7)}, *alike[odd:]]):
         assert encode_each(messages) == [encode(message) for message in messages]
     if not pattern:
         return
