@@ -252,7 +252,7 @@ def encode_each(messages: Sequence[Mapping[str, Tensor | Masked]]) -> list[bytes
     """As `encode` of each message, in fewer operations where all are of the same names, shapes and
     types.
     """
-    layouts = set(map(_layout, messages))
+    layouts = {_layout(message) for message in messages} if len(messages) > 1 else set()
     if len(layouts) != 1 or not (layout := layouts.pop()):
         return [encode(message) for message in messages]
     stacked = {
