@@ -6,7 +6,7 @@ between server and client but what is counted.
 
 import time
 from collections.abc import Callable, Collection, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field, replace
 from functools import cached_property, lru_cache
 from typing import Any, NamedTuple, Protocol
@@ -266,13 +266,30 @@ class ClientRuntime:
         stated = type(self.method).local is Method.local
         return stated and not (self.run.network.buffers or self.run.training.reweights)
 
+    @cached_property
+    def draws(self) -> bool:
+        """Whether training may draw from global generators, which are seeded then: code of users
+        may, and layers such as dropout. What is built in draws from `RoundContext.rng`.
+        """
+        run, training = self.run, self.run.training
+        kinds = type(self.method), type(run.likelihood)
+        return (
+            run.network.draws
+            or not all(kind.__module__.startswith("fedbayes.") for kind in kinds)
+            or ":" in training.optimizer + training.schedule
+            or bool(self.stages)
+            or self.adversary is not None
+        )
+
     def _train(self, task: Task) -> ClientResult:
         begun = self._begun(task, self._received(task))
         run, (message, state, samples, at) = self.run, begun[1:]
         place = {"round": task.round, "client": task.client}
+        device = run.network.device
+        seeded = seeds.global_rng(run.seed, "layers", **place, device=device)
         with (
             _of_client(task.client, len(samples.y), "training"),
-            seeds.global_rng(run.seed, "layers", **place, device=run.network.device),
+            seeded if self.draws else nullcontext(),
         ):
             given = self.method.local(message, state, samples, at)
             run.network.require_unwritten()
