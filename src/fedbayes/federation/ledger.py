@@ -288,8 +288,7 @@ class Ledger:
         group = outcome.group
         if group and (group is not self._group or expected is not self._pattern):
             self._group, self._pattern = group, expected
-            # None if one is not proper.
-            reports = decode_reports(group, expected)
+            reports = decode_reports(group, expected)  # empty if one of them is not proper
             self._reports = {id(data): each for data, each in zip(group, reports, strict=False)}
         # The very same bytes: what came between, as an attack, may have replaced them.
         found = self._reports.pop(id(outcome.report), None) if group else None
