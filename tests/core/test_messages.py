@@ -13,7 +13,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from safetensors.torch import load, save
 
-from fedbayes.core.messages import Masked, decode, decode_file, encode
+from fedbayes.core.messages import (
+    Masked,
+    decode,
+    decode_file,
+    decode_stacked,
+    encode,
+    encode_each,
+)
 from fedbayes.core.tensor_files import NAMES
 from fedbayes.errors import MessageError
 from tests.hostile.messages import fuzz
@@ -48,6 +55,37 @@ def test_dense_round_trip(pattern):
     for name, tensor in message.items():
         assert back[name].dtype == tensor.dtype
         assert torch.equal(back[name], tensor)
+
+
+@given(st.lists(st.tuples(shapes, st.sampled_from(DTYPES)), max_size=3), st.integers(0, 3))
+def test_messages_of_one_form_are_encoded_as_each_alone(pattern, odd):
+    alike = [
+        {f"t{k}": torch.randn(shape).to(dtype) for k, (shape, dtype) in enumerate(pattern)}
+        for _ in range(3)
+    ]
+    for messages in (alike, [], alike[:1], [*alike[:odd], {"t0": torch.ones(7)}, *alike[odd:]]):
+        assert encode_each(messages) == [encode(message) for message in messages]
+    if not pattern:
+        return
+    found = decode_stacked([encode(message) for message in alike], longest_header=4096)
+    assert list(found) == sorted(alike[0])
+    for name, rows in found.items():
+        assert torch.equal(rows, torch.stack([message[name] for message in alike]))
+
+
+@given(masked())
+def test_sparse_messages_are_encoded_as_each_alone(item):
+    messages = [{"w": item}, {"w": torch.ones(2)}, {"w": item}]
+    assert encode_each(messages) == [encode(message) for message in messages]
+    with pytest.raises(MessageError, match="masks"):
+        decode_stacked([encode({"w": item})] * 2, longest_header=4096)
+
+
+def test_messages_of_different_headers_or_lengths_are_not_read_together():
+    one, other = encode({"w": torch.ones(2)}), encode({"v": torch.ones(2)})
+    for data in ([one, other], [one, one + b"more"], [one, one[:-1]], [one[:-1]] * 2):
+        with pytest.raises(MessageError):
+            decode_stacked(data, longest_header=4096)
 
 
 @given(masked())
@@ -317,6 +355,9 @@ def test_every_type_comes_back_bit_for_bit(dtype):
     assert back["w"].shape == wanted.shape
     assert torch.equal(back["w"].view(torch.uint8), wanted.view(torch.uint8))
     assert back["none"].shape == (0, wanted.shape[1])
+    assert encode_each([{"w": wanted}] * 2) == [encode({"w": wanted})] * 2
+    stacked = decode_stacked([encode({"w": wanted})] * 2, longest_header=4096)["w"]
+    assert torch.equal(stacked.view(torch.uint8)[1], wanted.view(torch.uint8))
 
 
 @pytest.mark.parametrize("axes", [4, 32, 2_000])

@@ -1,7 +1,7 @@
 """What the server sends in a round, and its accounts of what came back."""
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import pytest
 import torch
@@ -14,10 +14,11 @@ from fedbayes.errors import EngineError, MessageError
 from fedbayes.federation.broadcast import ServerMessages
 from fedbayes.federation.client_runtime import ClientFailure, ClientResult
 from fedbayes.federation.ledger import Ledger
-from fedbayes.federation.stages.checks import encode_report
+from fedbayes.federation.stages.checks import decode_report, encode_report, encode_reports
 from fedbayes.likelihoods import build_likelihood, total
 from fedbayes.methods.fedavg import FedAvg
 from fedbayes.storage.scores import ClientScores
+from fedbayes.testing import assert_identical
 
 COHORT = [0, 1, 3]
 ODD = {"loss": math.nan, "norm": math.inf}
@@ -149,6 +150,57 @@ def test_a_bad_report_is_refused_though_its_bytes_count(books, run):
     assert books.ledger.bytes_up == 8 + len(good(run).report)
     assert books.ledger.info() == {}
     assert books.ledger.scores == {}
+
+
+def group_of(run, **changes):
+    """Results of clients that were trained at once; `changes` of the bias of a client."""
+    networks = [
+        {n: t + float(changes.get(f"client_{k}", 0)) for n, t in run.network.initial.items()}
+        for k in range(3)
+    ]
+    weights = changes.get("weights", (1.0, 7.0, 0.5))
+    data = encode_reports([Report(n, w) for n, w in zip(networks, weights, strict=True)])
+    return [ClientResult(each, b"", {}, {}, group=tuple(data)) for each in data]
+
+
+@pytest.mark.parametrize("weights", [(1.0, 7.0, 0.5), (1.0, 1.0, 1.0), (3.0, 3.0, 2.0)])
+def test_reports_of_a_group_are_those_of_each_alone(run, weights):
+    results = group_of(run, client_1=0.5, weights=weights)
+    for outcomes in (results, results[::-1], [replace(one, group=()) for one in results]):
+        sent, ledger = broadcast(run), Ledger()
+        list(sent.tasks([0, 1, 2], {}))
+        for outcome in outcomes:
+            client = [one.report for one in results].index(outcome.report)
+            report = ledger.record(client, outcome, sent, sent.method)
+            alone = decode_report(outcome.report, sent.method.expected(sent.message(0), run))
+            assert report.weight == alone.weight == weights[client]
+            assert_identical(report.tensors, alone.tensors)
+        assert ledger.refused == {}
+
+
+@pytest.mark.parametrize("lie", [math.nan, math.inf])
+def test_of_a_group_only_the_improper_report_is_refused(books, run, lie):
+    results = group_of(run, client_1=lie)
+    reports = [books.enter(k, one) for k, one in zip(COHORT, results, strict=True)]
+    assert [report is None for report in reports] == [False, True, False]
+    assert "NaN or infinite" in books.ledger.refused[1]
+
+
+@pytest.mark.parametrize("weights", [(1.0, 2.0**60, 1.0), (2.0, 0.0, 2.0), (2.0, math.nan, 2.0)])
+def test_of_a_group_only_the_impossible_weight_is_refused(books, run, weights):
+    results = group_of(run, weights=weights)
+    reports = [books.enter(k, one) for k, one in zip(COHORT, results, strict=True)]
+    assert [report is None for report in reports] == [False, True, False]
+    assert "its weight is" in books.ledger.refused[1]
+
+
+def test_a_report_that_is_replaced_on_the_way_is_not_read_from_its_group(books, run):
+    first, second, _ = group_of(run)
+    other = encode_report(Report({n: t + 1 for n, t in run.network.initial.items()}, 2.0))
+    found = books.enter(0, replace(first, report=other))
+    assert found.weight == 2
+    assert_identical(found.tensors, {n: t + 1 for n, t in run.network.initial.items()})
+    assert books.enter(1, second).weight == 7
 
 
 def test_values_that_the_method_does_not_accept_are_refused(run):

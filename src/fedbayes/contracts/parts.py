@@ -20,6 +20,7 @@ A value that depends on settings is a function of the method: `typical`, `Report
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from typing import Any, Literal, Self
 
 from fedbayes.contracts.reports import ReportList, Sum
@@ -122,15 +123,26 @@ class Reports:
     def of(cls, method: Any) -> Self:
         """The declaration of a method under its settings."""
         declared: Self = method.reports
-        weighted = declared.weighted or getattr(method, "weighting", "uniform") == "samples"
-        if not any(p.unless for p in declared.parts.values()):
-            return declared if weighted == declared.weighted else replace(declared, weighted=True)
+        if not declared.weighted and getattr(method, "weighting", "uniform") == "samples":
+            declared = declared._weighing
+        if not declared._conditional:
+            return declared
         parts = {
             name: p
             for name, p in declared.parts.items()
             if not (p.unless and getattr(method, p.unless))
         }
-        return replace(declared, parts=parts, weighted=weighted)
+        return replace(declared, parts=parts)
+
+    @cached_property
+    def _weighing(self) -> Self:
+        """The same, of reports that weigh; asked for once for every report of a round."""
+        return replace(self, weighted=True)
+
+    @cached_property
+    def _conditional(self) -> bool:
+        """Whether there are parts under some settings only."""
+        return any(p.unless for p in self.parts.values())
 
     def part(self, name: str) -> Part:
         """The declaration of a part.

@@ -7,7 +7,7 @@ makes engines agree bit for bit and lets a run resume where it was killed.
 import random
 import threading
 from collections.abc import Iterator
-from contextlib import contextmanager, nullcontext
+from contextlib import ExitStack, contextmanager, nullcontext
 from functools import cache
 from typing import TYPE_CHECKING
 from zlib import crc32
@@ -84,21 +84,23 @@ _TURN = threading.RLock()
 
 _free = False
 """Whether the global generators of NumPy and Python may be left as they are."""
+_untouched: ExitStack | None = None
+"""Of `kept`, as long as nothing was seeded inside: what puts the generators back goes there."""
 
 
 @contextmanager
 def kept() -> Iterator[None]:
     """Put the global generators of NumPy and Python back after, once for all that seeds them
-    inside: every time, it takes longer than a step of a small network. Do not yield inside, as
-    the thread holds them until the end.
+    inside, if anything does: every time, it takes longer than a step of a small network. Do not
+    yield inside, as the thread holds them until the end.
     """
-    global _free
-    with _TURN, _put_back():
-        _free = True
+    global _free, _untouched
+    with _TURN, ExitStack() as stack:
+        _free, _untouched = True, stack
         try:
             yield
         finally:
-            _free = False
+            _free, _untouched = False, None
 
 
 @contextmanager
@@ -116,7 +118,10 @@ def _put_back() -> Iterator[None]:
 @contextmanager
 def _others(entropy: np.random.SeedSequence) -> Iterator[None]:
     """The global generators of NumPy and Python, seeded inside and put back after."""
-    global _free
+    global _free, _untouched
+    if _untouched is not None:
+        _untouched.enter_context(_put_back())
+        _untouched = None
     words = entropy.generate_state(8)
     free, _free = _free, False  # who seeds them inside puts them back
     try:
@@ -140,10 +145,10 @@ def _fill(rng: "torch.Generator", entropy: np.random.SeedSequence) -> None:
     if rng.device.type != "cpu" or not _known_layout():
         rng.manual_seed(_word(entropy))
         return
-    state = _seeded().clone()
-    words = np.random.PCG64(entropy).random_raw(312).view(np.uint32)  # faster than of `entropy`
-    state.numpy().view("<u8")[_WORDS] = words
-    rng.set_state(state)
+    # Of `entropy` itself, words take longer.
+    scratch = _scratch()
+    scratch.words[:] = np.random.PCG64(entropy).random_raw(312).view(np.uint32)
+    rng.set_state(scratch.state)
 
 
 _WORDS = slice(3, 3 + 624)
@@ -157,6 +162,20 @@ def _seeded() -> "torch.Tensor":
     import torch
 
     return torch.Generator().manual_seed(_SEED).get_state()
+
+
+class _Scratch(threading.local):
+    """Where a thread writes the state of a generator, which copies it."""
+
+    def __init__(self) -> None:
+        self.state = _seeded().clone()
+        self.words = self.state.numpy().view("<u8")[_WORDS]
+
+
+@cache
+def _scratch() -> _Scratch:
+    """That of every thread."""
+    return _Scratch()
 
 
 @cache

@@ -84,15 +84,32 @@ def parts(header: bytes, body: memoryview, most: int) -> dict[str, FilePart]:
     Raises:
         MessageError: the header is none, it does not fit the body, or there are more parts.
     """
-    places = (_remembered if len(header) <= _SHORT else _places)(header, most)
-    length = max((stop for *_, stop in places), default=0)
-    if length > len(body):
-        raise MessageError("not a message: its tensors are longer than its bytes")
-    if length < len(body):
-        raise MessageError("not a message: bytes are in none of its tensors")
     return {
-        name: FilePart(dtype, shape, body[start:stop]) for name, dtype, shape, start, stop in places
+        name: FilePart(dtype, shape, body[start:stop])
+        for name, dtype, shape, start, stop in _fitting(header, len(body), most)
     }
+
+
+def stacked_parts(header: bytes, bodies: Sequence[memoryview], most: int) -> dict[str, FilePart]:
+    """As `parts`, of several files of one header and length: with a first axis for the files."""
+    places, count = _fitting(header, len(bodies[0]), most), len(bodies)
+    rows = np.frombuffer(b"".join(bodies), np.uint8).reshape(count, -1)
+    found: dict[str, FilePart] = {}
+    for name, dtype, shape, start, stop in places:
+        own = np.ascontiguousarray(rows[:, start:stop])
+        found[name] = FilePart(dtype, (count, *shape), own.reshape(-1).data)
+    return found
+
+
+def _fitting(header: bytes, length: int, most: int) -> "tuple[_Place, ...]":
+    """The parts that a header names, if they fill a body of this length."""
+    places = (_remembered if len(header) <= _SHORT else _places)(header, most)
+    end = max((stop for *_, stop in places), default=0)
+    if end > length:
+        raise MessageError("not a message: its tensors are longer than its bytes")
+    if end < length:
+        raise MessageError("not a message: bytes are in none of its tensors")
+    return places
 
 
 _Place = tuple[str, torch.dtype, tuple[int, ...], int, int]
@@ -158,7 +175,8 @@ def load(name: str, part: FilePart) -> Tensor:
     if dtype is torch.bool and np.frombuffer(data, "u1").max(initial=0) > 1:
         raise MessageError(f"not a message: {quoted(name)} has boolean values other than 0 and 1")
     found = torch.empty(shape, dtype=dtype)
-    found.view(same).numpy()[...] = np.ndarray(shape, stored, data)
+    entries = found if same is dtype else found.view(same)
+    entries.numpy()[...] = np.ndarray(shape, stored, data)
     return found
 
 
@@ -172,8 +190,13 @@ def contents(tensor: Tensor) -> memoryview:
         stored, same = _STORED[tensor.dtype]
     except KeyError:
         raise MessageError(f"tensors of {tensor.dtype} cannot be stored") from None
-    here = tensor.detach().to("cpu").resolve_conj()
-    return np.ascontiguousarray(here.reshape(-1).view(same).numpy(), stored).data
+    here = tensor.detach()
+    if not here.is_cpu or here.is_conj():
+        here = here.to("cpu").resolve_conj()
+    flat = here.reshape(-1)
+    if same is not tensor.dtype:
+        flat = flat.view(same)
+    return np.ascontiguousarray(flat.numpy(), stored).data
 
 
 Layout = tuple[tuple[str, torch.dtype, tuple[int, ...]], ...]

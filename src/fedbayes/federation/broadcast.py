@@ -87,8 +87,9 @@ class ServerMessages:
         return self._codecs.pop(client)
 
     def _codec_of(self, client: int) -> ReportCodec | None:
-        at = RoundContext(self.run, self.number, client)
-        return None if self._codec is None else replace(self._codec, at=at)
+        if self._codec is None:
+            return None
+        return replace(self._codec, at=RoundContext(self.run, self.number, client))
 
     def _encoded(self, message: Message) -> bytes:
         same = message.keys() == self._message.keys() and all(

@@ -6,14 +6,23 @@ between server and client but what is counted.
 
 import time
 from collections.abc import Callable, Collection, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field, replace
 from functools import cached_property, lru_cache
 from typing import Any, NamedTuple, Protocol
 
 import torch
 
-from fedbayes.contracts import AnyMethod, Federation, Info, Method, Reports, RoundContext, Sampler
+from fedbayes.contracts import (
+    AnyMethod,
+    Federation,
+    Info,
+    Method,
+    Report,
+    Reports,
+    RoundContext,
+    Sampler,
+)
 from fedbayes.contracts.returned import answered
 from fedbayes.core import seeds
 from fedbayes.core.devices import nondeterministic, out_of_memory
@@ -23,6 +32,7 @@ from fedbayes.errors import EngineError, MessageError, ModelError, told_as, warn
 from fedbayes.federation.attacks.adversary import Adversary
 from fedbayes.federation.resident import DeviceCache
 from fedbayes.federation.settings import AS_IT_IS, Compression
+from fedbayes.federation.stages.checks import encode_reports
 from fedbayes.federation.stages.report_codec import Compressor
 from fedbayes.federation.stages.stage import Stage, at_client
 from fedbayes.inference.stacked import solve_stacked, stackable
@@ -86,6 +96,9 @@ class ClientResult:
     exact: bool = False
     """Whether real numbers of the report are float64, whatever the server's are: a mean that is not
     rounded yet."""
+    group: tuple[bytes, ...] = ()
+    """Reports of clients that were trained at once, this one among them, which can be read at
+    once."""
 
 
 @dataclass(frozen=True)
@@ -232,10 +245,12 @@ class ClientRuntime:
             )
         except Exception as error:  # of anyone's loss, which is pure; a real error comes again
             return self._one_by_one(tasks, str(error).partition("\n")[0])
-        return [
-            self._ended(one, method.report(solution, problem, one.state, one.at))
-            for one, problem, solution in zip(begun, problems, solved, strict=True)
-        ]
+        return self._sent(
+            [
+                self._ended(one, method.report(solution, problem, one.state, one.at))
+                for one, problem, solution in zip(begun, problems, solved, strict=True)
+            ]
+        )
 
     def _one_by_one(self, tasks: Sequence[Task], why: str) -> list[ClientResult]:
         # A network that fails on a client's samples fails here too, and the client is named.
@@ -251,17 +266,34 @@ class ClientRuntime:
         stated = type(self.method).local is Method.local
         return stated and not (self.run.network.buffers or self.run.training.reweights)
 
+    @cached_property
+    def draws(self) -> bool:
+        """Whether training may draw from global generators, which are seeded then: code of users
+        may, and layers such as dropout. What is built in draws from `RoundContext.rng`.
+        """
+        run, training = self.run, self.run.training
+        kinds = type(self.method), type(run.likelihood)
+        return (
+            run.network.draws
+            or not all(kind.__module__.startswith("fedbayes.") for kind in kinds)
+            or ":" in training.optimizer + training.schedule
+            or bool(self.stages)
+            or self.adversary is not None
+        )
+
     def _train(self, task: Task) -> ClientResult:
         begun = self._begun(task, self._received(task))
         run, (message, state, samples, at) = self.run, begun[1:]
         place = {"round": task.round, "client": task.client}
+        device = run.network.device
+        seeded = seeds.global_rng(run.seed, "layers", **place, device=device)
         with (
             _of_client(task.client, len(samples.y), "training"),
-            seeds.global_rng(run.seed, "layers", **place, device=run.network.device),
+            seeded if self.draws else nullcontext(),
         ):
             given = self.method.local(message, state, samples, at)
             run.network.require_unwritten()
-        return self._ended(begun, given)
+        return self._sent([self._ended(begun, given)])[0]
 
     def _received(self, task: Task) -> Message:
         """The broadcast, on the device."""
@@ -297,8 +329,8 @@ class ClientRuntime:
             state, memory = self._state(task, device)
         return _Begun((task, memory), message, state, samples, at)
 
-    def _ended(self, begun: "_Begun", given: object) -> ClientResult:
-        """Evaluate the client's own model, and encode what it sends and keeps."""
+    def _ended(self, begun: "_Begun", given: object) -> "_Ended":
+        """Evaluate the client's own model."""
         run, (task, memory), message, at = self.run, begun.place, begun.message, begun.at
         report, state, info = answered(self.method, given)
         scores: Scores = {}
@@ -313,15 +345,34 @@ class ClientRuntime:
                 scores = self._scored(task, draw, test, run.measures)
             self.evaluating["seconds"] += time.perf_counter() - began
         report = at_client(self.stages, report, message, at)
-        written = self._link.codec(message, at).write(report, memory)
-        if written.missed:
-            state = Reports.of(self.method).retracted(state, written.missed)
-        return ClientResult(
-            report=written.data,
-            state=write_state(state, written.memory),
-            info=info,
-            scores=scores,
-        )
+        return _Ended(begun, report, state, memory, info, scores)
+
+    def _sent(self, ended: Sequence["_Ended"]) -> list[ClientResult]:
+        """Encode what clients send and keep."""
+        if self._link.code is None:
+            told = encode_reports([one.report for one in ended])
+            group = tuple(told) if len(told) > 1 else ()
+            return [
+                ClientResult(
+                    report=data,
+                    state=write_state(one.state, one.memory),
+                    info=one.info,
+                    scores=one.scores,
+                    group=group,
+                )
+                for one, data in zip(ended, told, strict=True)
+            ]
+        results = []
+        for one in ended:
+            codec = self._link.codec(one.begun.message, one.begun.at)
+            written, state = codec.write(one.report, one.memory), one.state
+            if written.missed:
+                state = Reports.of(self.method).retracted(state, written.missed)
+            kept = write_state(state, written.memory)
+            results.append(
+                ClientResult(report=written.data, state=kept, info=one.info, scores=one.scores)
+            )
+        return results
 
     def evaluate(self, evaluation: Evaluation) -> Tensors:
         """Evaluate a global model on some rows of the union of the test sets.
@@ -448,6 +499,18 @@ class _Begun(NamedTuple):
     state: Any
     samples: Samples
     at: RoundContext
+
+
+class _Ended(NamedTuple):
+    """A client's work when it is done."""
+
+    begun: _Begun
+    report: Report
+    state: Any
+    memory: Tensors
+    """What the client could not say so far."""
+    info: Info
+    scores: Scores
 
 
 MOST_HELD_OUT = 200

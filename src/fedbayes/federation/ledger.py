@@ -15,7 +15,7 @@ from torch import Tensor
 
 from fedbayes.contracts import AnyMethod, Info, Report, Reports
 from fedbayes.core.by_client import ByClient
-from fedbayes.core.messages import dense
+from fedbayes.core.messages import Message, dense
 from fedbayes.errors import EngineError, MessageError
 from fedbayes.federation.broadcast import Sent, ServerMessages
 from fedbayes.federation.client_runtime import ClientFailure, ClientResult
@@ -24,6 +24,7 @@ from fedbayes.federation.stages.checks import (
     check_entries,
     check_scores,
     decode_report,
+    decode_reports,
     figures,
     means,
 )
@@ -200,6 +201,10 @@ class Ledger:
     weights: ReportWeights = field(default_factory=lambda: ReportWeights(weighted=True))
     """What reports weigh."""
     _missing: int = field(default=0, init=False)
+    _group: tuple[bytes, ...] = field(default=(), init=False)
+    _pattern: Message = field(default_factory=dict, init=False)
+    _reports: dict[int, Report] = field(default_factory=dict, init=False)
+    """Of the group, those that are read and not asked for yet, by the identity of their bytes."""
     _states: SpillBuffer[bytes] = field(
         default_factory=lambda: SpillBuffer(bytes, bytes), init=False
     )
@@ -251,7 +256,7 @@ class Ledger:
             expected = {n: t.double() if t.is_floating_point() else t for n, t in pattern}
         try:
             if codec is None:
-                report = decode_report(outcome.report, expected)
+                report = self._read(outcome, expected)
             else:
                 report, saved = codec.read(outcome.report)
                 self.bytes_saved_up += saved
@@ -273,6 +278,21 @@ class Ledger:
         if outcome.state:
             self._states.add(client, outcome.state, len(outcome.state))
         return report
+
+    def _read(self, outcome: ClientResult, expected: Message) -> Report:
+        """The report of a result; those of its group are read at once, as far as they are proper.
+
+        Raises:
+            MessageError: it is not proper.
+        """
+        group = outcome.group
+        if group and (group is not self._group or expected is not self._pattern):
+            self._group, self._pattern = group, expected
+            reports = decode_reports(group, expected)  # empty if one of them is not proper
+            self._reports = {id(data): each for data, each in zip(group, reports, strict=False)}
+        # The very same bytes: what came between, as an attack, may have replaced them.
+        found = self._reports.pop(id(outcome.report), None) if group else None
+        return decode_report(outcome.report, expected) if found is None else found
 
     def refuse(self, client: int, reason: str) -> None:
         """Take back what a client said whose report, once the cohort was heard, does not count."""

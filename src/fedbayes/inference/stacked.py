@@ -6,10 +6,11 @@ of the optimizer for all. Sums are added up in another order, so numbers agree u
 
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from itertools import accumulate, cycle, islice, zip_longest
+from itertools import accumulate, cycle, islice, pairwise, zip_longest
 from operator import itemgetter
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -18,6 +19,8 @@ from fedbayes.inference.problem import Loss, Problem, Solved, Tree, each, stack
 from fedbayes.inference.settings import LocalTraining
 from fedbayes.inference.solve import orders
 
+Rows = np.ndarray[Any, np.dtype[np.int64]]
+"""Rows of the samples of all clients."""
 ELEMENTWISE = ("sgd", "adam", "amsgrad", "adamax")
 """Optimizers that treat every entry of a tensor alike, so that a stack is as good as its parts."""
 
@@ -88,8 +91,9 @@ def solve_stacked(
     given = stack([each.given for each in problems])
     every = Samples(*map(torch.cat, zip(*samples, strict=True)))
 
-    def at(rows: Tensor) -> Samples:
-        return Samples(every.x[rows], every.y[rows])
+    def at(rows: Rows) -> Samples:
+        chosen = torch.from_numpy(rows)
+        return Samples(every.x[chosen], every.y[chosen])
 
     firsts = accumulate(counts, initial=0)
     drawn = [
@@ -116,7 +120,8 @@ def solve_stacked(
                     ]
                 )
             else:
-                rows, noise = (stack([found[c][part] for c in group]) for part in (0, 1))
+                rows = np.concatenate([found[c][0] for c in group]).reshape(len(group), -1)
+                noise = stack([found[c][1] for c in group])
                 own, fixed = stacked, given
                 if len(group) < len(problems):
                     own, fixed = each(itemgetter(group), (stacked, given))
@@ -150,14 +155,17 @@ def _batches(
     problem: Problem,
     own: range,
     settings: LocalTraining,
-    at: Callable[[Tensor], Samples],
+    at: Callable[[Rows], Samples],
     rng: Callable[[str], torch.Generator],
-) -> Iterator[tuple[Tensor, Tree]]:
+) -> Iterator[tuple[Rows, Tree]]:
     """The rows of a client's batches, and their noise, by the generators of `solve`."""
     noise, sizes = problem.noise, settings.batch_sizes(len(own))
     generator = rng(noise.purpose) if noise else None
-    for rows in orders(len(own), sizes, rng("batches")):
-        for batch in torch.split(rows + own.start, sizes):
+    cuts = list(pairwise(accumulate(sizes, initial=0)))
+    for order in orders(len(own), sizes, rng("batches")):
+        rows = order.numpy() + own.start  # NumPy cuts them in a tenth of the time
+        for first, last in cuts:
+            batch = rows[first:last]
             yield batch, noise.draw(generator, at(batch)) if noise and generator else {}
 
 

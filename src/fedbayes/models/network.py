@@ -14,6 +14,7 @@ from fedbayes.core.devices import nondeterministic, out_of_memory
 from fedbayes.core.lazy import raised
 from fedbayes.core.tensors import Tensors
 from fedbayes.errors import FedbayesError, ModelError, NetworkError
+from fedbayes.models import networks
 from fedbayes.models.layout import by_portions, channels_last, gradient_channels_last
 from fedbayes.models.normalization import frozen_buffers
 from fedbayes.models.resize import channels_by_weight, is_depthwise
@@ -37,6 +38,17 @@ def _copies(tensors: Tensors) -> Tensors:
 
 def _here(tensors: Tensors) -> Tensors:
     return {name: tensor.detach().cpu() for name, tensor in tensors.items()}
+
+
+_STILL = frozenset(
+    [
+        *(nn.Sequential, nn.Flatten, nn.Identity, nn.Linear, nn.Conv1d, nn.Conv2d),
+        *(nn.ReLU, nn.GELU, nn.SiLU, nn.Tanh, nn.Sigmoid, nn.Softplus),
+        *(nn.MaxPool2d, nn.AvgPool2d, nn.AdaptiveAvgPool2d),
+        *(nn.BatchNorm1d, nn.BatchNorm2d, nn.GroupNorm, nn.LayerNorm),
+    ]
+)
+"""Layers that draw no random numbers."""
 
 
 def digest_of(tensors: Tensors) -> str:
@@ -336,6 +348,18 @@ class Network(Brief):
                 f"for example with self.{changed[0]}.add_(0)"
             )
 
+    @cached_property
+    def draws(self) -> bool:
+        """Whether its layers may draw random numbers in training: all that are not known to draw
+        none, and layers with hooks.
+        """
+        return any(
+            (type(layer) not in _STILL and type(layer).__module__ != networks.__name__)
+            or layer._forward_hooks
+            or layer._forward_pre_hooks
+            for layer in self.module.modules()
+        )
+
     def whole(self, weights: Tensors) -> Tensors:
         """A model of this network together with what is frozen: what a `state_dict` holds."""
         return {**self.constants, **weights}
@@ -381,7 +405,7 @@ class Network(Brief):
         return {
             name: tensor.to(self.device, memory_format=layout)
             if tensor.ndim == 4
-            else tensor.to(self.device)
+            else (tensor if tensor.device == self.device else tensor.to(self.device))
             for name, tensor in weights.items()
         }
 

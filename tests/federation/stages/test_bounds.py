@@ -12,7 +12,16 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fedbayes import Config, Simulation, resume, run
-from fedbayes.contracts import About, Part, Report, ReportList, Reports, RoundContext, Sum
+from fedbayes.contracts import (
+    About,
+    ChangeCoordinates,
+    Part,
+    Report,
+    ReportList,
+    Reports,
+    RoundContext,
+    Sum,
+)
 from fedbayes.core.by_client import ByClient
 from fedbayes.core.messages import Masked
 from fedbayes.core.tensors import pack
@@ -20,7 +29,14 @@ from fedbayes.errors import MessageError, RunError
 from fedbayes.federation.engines.sequential import Sequential
 from fedbayes.federation.ledger import Ledger, ReportWeights, SpillBuffer
 from fedbayes.federation.stages.aggregation import Aggregation, Clipped, PlainReducer
-from fedbayes.federation.stages.bounds import Bounds, NormBound, median, norms_of, size_of
+from fedbayes.federation.stages.bounds import (
+    Bounds,
+    ChangeNorms,
+    NormBound,
+    median,
+    norms_of,
+    size_of,
+)
 from fedbayes.federation.stages.checks import encode_report, read_report
 from fedbayes.federation.stages.stage import Arrival
 from fedbayes.methods import METHODS
@@ -256,6 +272,34 @@ def test_norms_do_not_overflow_and_what_is_not_said_is_no_change():
         "b": {"y": torch.tensor([float("nan"), 3.0]).double(), "z": torch.tensor([4.0]).double()},
     }
     assert norms_of(changes) == pytest.approx({"a": 5e38, "b": 5.0})
+
+
+def test_tensors_of_one_are_measured_as_each_alone():
+    """Rows of a tensor, other views of it, rows that were changed since, and 0 or 1 axes."""
+    net = network(hidden=[4])
+    run, method = run_of(net), FedAvg()
+    way = ChangeCoordinates.of(method, method.init(run), run)
+    norms, first = ChangeNorms(way), net.initial
+    groups = {n: torch.randn(5, *t.shape) for n, t in first.items()} | {
+        "control/a": torch.randn(5),
+        "control/b": torch.randn(5, 0),
+        "control/c": torch.randn(5, 3).t().contiguous().t(),
+        "control/d": torch.arange(10).reshape(5, 2),
+    }
+    rows = {n: group.unbind() for n, group in groups.items()}
+    rows["control/c"] = [groups["control/c"].flatten()[k : k + 3] for k in range(5)]
+    rows["control/e"] = [torch.randn(5, 4).as_strided((4,), (1,), k) for k in range(5)]
+
+    def check(client):
+        report = Report({name: each[client] for name, each in rows.items()})
+        assert norms.of(report) == pytest.approx(norms_of(way.changes(report)), rel=1e-6)
+
+    for client in (0, 3, 4, 1):
+        check(client)
+    groups["control/a"].mul_(3)
+    rows[next(iter(first))][2].add_(1.0)
+    for client in (1, 2):
+        check(client)
 
 
 def test_without_a_bound_everything_is_folded_in_at_once():

@@ -13,6 +13,7 @@ from functools import partial
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from fedbayes.contracts import AnyMethod, ChangeCoordinates, Changes, Federation, Report, Reports
 from fedbayes.contracts.changes import norm, part_of, start_of, typical_norms
@@ -29,29 +30,69 @@ def norms_of(changes: Changes) -> dict[str, float]:
     return {part: norm(tensors.values()) for part, tensors in changes.items()}
 
 
-def norms_of_report(report: Report, way: ChangeCoordinates) -> dict[str, float]:
-    """The L2 norm of the change of every part.
+class ChangeNorms:
+    """The norms of the changes of a round's reports.
 
-    Whole reports whose changes are the coordinates are not widened to float64, unless their size
-    asks for it.
+    Tensors that are rows of one, as those of clients that were trained at once, are measured at
+    once.
+
+    Args:
+        way: what the changes are.
     """
-    whole = not any(isinstance(item, Masked) for item in report.tensors.values())
-    if whole and way.chart.coordinates is None and len(way.origins) == 1:
+
+    def __init__(self, way: ChangeCoordinates) -> None:
+        self._way = way
+        self._direct = way.chart.coordinates is None and len(way.origins) == 1
+        self._measured: dict[str, tuple[Tensor, int, list[float]]] = {}
+
+    def of(self, report: Report) -> dict[str, float]:
+        """The L2 norm of the change of every part of a report.
+
+        Whole reports whose changes are the coordinates are not widened to float64, unless their
+        size asks for it.
+        """
         squares = dict[str, float]()
-        for name, item in dense(report.tensors).items():
-            part = part_of(name, item.dtype, way.network)
-            own = start_of(name, item.shape, way.origins[0])
-            exact = item if item.dtype in (torch.float32, torch.float64) else item.double()
-            change = exact if own is None else exact - own.cpu().to(exact.dtype)
-            length = torch.linalg.vector_norm(change).item()
+        for name, item in report.tensors.items():
+            if isinstance(item, Masked) or not self._direct:
+                return norms_of(self._way.changes(report))
+            part, length = part_of(name, item.dtype, self._way.network), self._length(name, item)
             squares[part] = squares.get(part, 0.0) + length * length
         if all(square < _EXACT for square in squares.values()):
             return {part: math.sqrt(square) for part, square in squares.items()}
-    return norms_of(way.changes(report))
+        return norms_of(self._way.changes(report))
+
+    def _length(self, name: str, item: Tensor) -> float:
+        """The norm of the change of a tensor."""
+        rows, row = _row_of(item)
+        if rows is item:
+            return self._lengths(name, item[None])[0]
+        kept = self._measured.get(name)
+        if kept is None or kept[0] is not rows or kept[1] != rows._version:
+            kept = self._measured[name] = rows, rows._version, self._lengths(name, rows)
+        return kept[2][row]
+
+    def _lengths(self, name: str, rows: Tensor) -> list[float]:
+        """The norms of the changes of tensors of one name, [n, ...]."""
+        start = start_of(name, rows.shape[1:], self._way.origins[0])
+        exact = rows if rows.dtype in (torch.float32, torch.float64) else rows.double()
+        change = exact if start is None else exact - start.cpu().to(exact.dtype)
+        found: list[float] = torch.linalg.vector_norm(
+            change.reshape(len(rows), math.prod(rows.shape[1:])), dim=1
+        ).tolist()
+        return found
 
 
 _EXACT = 1e30
 """Squares up to which float32 has no overflow."""
+
+
+def _row_of(item: Tensor) -> tuple[Tensor, int]:
+    """The tensor that an item is a row of, and which; itself where it is none."""
+    rows = item._base
+    if rows is None or rows.shape[1:] != item.shape or rows.stride()[1:] != item.stride():
+        return item, 0
+    row, rest = divmod(int(item.storage_offset() - rows.storage_offset()), rows.stride(0) or 1)
+    return (rows, row) if not rest and 0 <= row < len(rows) else (item, 0)
 
 
 def norms_compared(report: Report, declared: Reports, run: Federation) -> dict[str, float]:
@@ -201,7 +242,8 @@ class NormBound:
         self._relative = settings.weighs and self._declared.weighted
         self._leave_out = settings.outliers == "leave-out"
         self._compared: dict[int, dict[str, float]] = {}
-        self._way = ChangeCoordinates.of(method, server, run) if self._bounded else None
+        way = ChangeCoordinates.of(method, server, run) if self._bounded else None
+        self._norms = None if way is None else ChangeNorms(way)
         self._waiting = SpillBuffer(encode_report, read_report, MEMORY)
         self._held: dict[int, tuple[tuple[str, ...], ServerMessages]] = {}
         self._weights: dict[int, float] = {}
@@ -232,8 +274,8 @@ class NormBound:
         self._weights[client] = report.weight
         if self._declared.compared:
             self._compared[client] = norms_compared(report, self._declared, self._run)
-        way = self._way
-        within = way is None or self._bounds.within(client, norms_of_report(report, way))
+        norms = self._norms
+        within = norms is None or self._bounds.within(client, norms.of(report))
         return within and not (self._relative or (self._declared.compared and self._leave_out))
 
     def _hold(self, arrival: Arrival) -> None:

@@ -1,7 +1,8 @@
 """What a report must be before the server looks at it."""
 
 import math
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
+from functools import lru_cache
 
 import torch
 from torch import Tensor
@@ -13,8 +14,10 @@ from fedbayes.core.messages import (
     Masked,
     Message,
     decode,
+    decode_stacked,
     dtype_of,
     encode,
+    encode_each,
     shape_of,
 )
 from fedbayes.core.plausible import LARGEST
@@ -45,6 +48,49 @@ def encode_report(report: Report) -> bytes:
     return encode({**report.tensors, _WEIGHT: torch.tensor(report.weight, dtype=torch.float64)})
 
 
+def encode_reports(reports: Sequence[Report]) -> list[bytes]:
+    """As `encode_report` of each, in fewer operations where they are alike."""
+    weights = torch.tensor([report.weight for report in reports], dtype=torch.float64).unbind()
+    return encode_each(
+        [
+            report.tensors if report.weight == 1.0 else {**report.tensors, _WEIGHT: weight}
+            for report, weight in zip(reports, weights, strict=True)
+        ]
+    )
+
+
+def decode_reports(data: Sequence[bytes], expected: Message) -> list[Report]:
+    """The reports that were encoded together, in fewer operations than by `decode_report`.
+
+    Returns:
+        They; none unless all are alike and proper. `decode_report` of each then says why.
+    """
+    forms = forms_of(expected)
+    header, most = _limits(forms)
+    if len(data[0]) > most:
+        return []
+    try:
+        stacked = decode_stacked(data, longest_header=header)
+    except MessageError:
+        return []
+    said = stacked.pop(_WEIGHT, torch.ones(len(data), dtype=torch.float64))
+    weights = said.tolist()
+    if (
+        said.shape != (len(data),)
+        or said.dtype != torch.float64
+        or not all(LIGHTEST <= weight <= HEAVIEST for weight in weights)
+        or stacked.keys() != expected.keys()
+        or tuple((name, stacked[name].shape[1:], stacked[name].dtype) for name in expected) != forms
+        or not all(map(all_finite, stacked.values()))
+    ):
+        return []
+    rows = zip(*(stacked[name].unbind() for name in expected), strict=True)
+    return [
+        Report(dict(zip(expected, row, strict=True)), weight)
+        for row, weight in zip(rows, weights, strict=True)
+    ]
+
+
 def decode_report(
     data: bytes, expected: Message, expand: Callable[[Message], Message] = lambda sent: sent
 ) -> Report:
@@ -60,8 +106,8 @@ def decode_report(
         MessageError: the bytes are no message or too many, or names, shapes, types or weight
             are wrong, or a value is NaN or infinite. The text says which.
     """
-    header = longest_header(expected)
-    most = header + most_values(expected)
+    forms = forms_of(expected)
+    header, most = _limits(forms)
     if len(data) > most:
         raise MessageError(f"it has {len(data):,} bytes; the limit is {most:,}")
     report = read_report(data, longest_header=header)
@@ -73,13 +119,23 @@ def decode_report(
         missing = listed(map(quoted, sorted(expected.keys() - tensors.keys())), 3) or "none"
         surplus = listed(map(quoted, sorted(tensors.keys() - expected.keys())), 3) or "none"
         raise MessageError(f"its tensors are not as expected: missing {missing}; extra {surplus}")
-    for name, pattern in expected.items():
-        item = tensors[name]
-        check_form(name, item, shape_of(pattern), dtype_of(pattern))
-        values = item.values if isinstance(item, Masked) else item
-        if not all_finite(values):
+    tensors = {name: tensors[name] for name in expected}
+    if forms_of(tensors) != forms:
+        for name, shape, dtype in forms:
+            check_form(name, tensors[name], shape, dtype)
+    for name, item in tensors.items():
+        if not all_finite(item.values if isinstance(item, Masked) else item):
             raise MessageError(f"{name!r} contains NaN or infinite values")
-    return Report({name: tensors[name] for name in expected}, weight)
+    return Report(tensors, weight)
+
+
+Forms = tuple[tuple[str, tuple[int, ...], torch.dtype], ...]
+"""Names, dense shapes and types of the tensors of a message."""
+
+
+def forms_of(message: Message) -> Forms:
+    """The forms of a message, whose reports have limits (`longest_report`)."""
+    return tuple((name, shape_of(item), dtype_of(item)) for name, item in message.items())
 
 
 def check_form(
@@ -125,6 +181,8 @@ def check_entries(report: Report, expected: Message, method: AnyMethod, network:
     for name, item in report.tensors.items():
         pattern, part = expected[name], part_of(name, dtype_of(item), network)
         mask = declared.part(part).mask
+        if isinstance(item, Tensor) and isinstance(pattern, Tensor):
+            continue
         if mask == "sent" and not _same_masks(item, pattern):
             raise MessageError(f"it contains other entries of {name!r} than the server sent")
         if mask == "none" and isinstance(item, Masked):
@@ -241,24 +299,18 @@ def check_scores(scores: Scores, likelihood: Likelihood, measures: Collection[st
 
 def longest_report(expected: Message) -> int:
     """Bytes that no proper report exceeds."""
-    return longest_header(expected) + most_values(expected)
+    return _limits(forms_of(expected))[1]
 
 
-def longest_header(expected: Message) -> int:
-    """Bytes that names and shapes of no proper report exceed, deflated or not."""
-    total = 1024
-    for name, pattern in expected.items():
-        axes = len(shape_of(pattern))
+@lru_cache(maxsize=16)
+def _limits(forms: Forms) -> tuple[int, int]:
+    """Bytes that names and shapes of no proper report exceed, deflated or not; and bytes that the
+    whole does not exceed, with every value and a mask for every entry.
+    """
+    header, values = 1024, 0
+    for name, shape, dtype in forms:
+        axes, entries = len(shape), math.prod(shape)
         parts = 3 + axes  # the tensor, its shape, its masks
-        total += parts * (160 + 2 * len(name) + 24 * axes)
-    return total
-
-
-def most_values(expected: Message) -> int:
-    """Bytes that the rest of no proper report exceeds: every value, a mask for every entry."""
-    total = 0
-    for pattern in expected.values():
-        shape = shape_of(pattern)
-        entries = math.prod(shape)
-        total += entries * dtype_of(pattern).itemsize + entries // 8 + 8 * (3 + len(shape))
-    return total
+        header += parts * (160 + 2 * len(name) + 24 * axes)
+        values += entries * dtype.itemsize + entries // 8 + 8 * (3 + axes)
+    return header, header + values
