@@ -139,8 +139,8 @@ class FederatedRegressor(RegressorMixin, FederatedEstimator):  # type: ignore[mi
     ) -> tuple[Array, Array]:
         """The central interval in which y lies with a probability, by the predictive distribution.
 
-        The noise is learnt on training rows. With a few hundred rows, intervals contain fewer values
-        than `level` says. Those of `fedbayes calibrate RUN --method conformal` contain as many.
+        The noise is learnt on training rows. With a few hundred rows, intervals contain fewer
+        values than `level` says; those of `fedbayes calibrate --method conformal` contain as many.
 
         Args:
             X: rows [n, D] as for `fit`.
