@@ -5,7 +5,7 @@ import pytest
 import torch
 from scipy.linalg import inv, sqrtm
 
-from fedbayes.fusion.one_class import SPREAD, Evidence
+from fedbayes.fusion.one_class import RIDGE, SPREAD, Evidence
 
 THETA = torch.tensor([0.1, 0.2, 0.3, 0.4], dtype=torch.float64)
 
@@ -21,10 +21,10 @@ def preferences():
 def test_the_weights_are_those_of_the_symmetric_whitening_of_correlations(preferences):
     found = Evidence.of(preferences, torch.ones(4).bool(), THETA)
     o = preferences.double().numpy()
-    wanted = SPREAD * inv(sqrtm(np.corrcoef(o.T))) / o.std(0, ddof=1)
-    np.testing.assert_allclose(found.weights.numpy(), wanted, rtol=5e-3, atol=1e-4)
+    wanted = SPREAD * inv(sqrtm(np.corrcoef(o.T) + RIDGE * np.eye(4))) / o.std(0, ddof=1)
+    np.testing.assert_allclose(found.weights.numpy(), wanted, rtol=1e-5, atol=1e-7)
     white = np.cov((o @ found.weights.numpy().T).T)
-    np.testing.assert_allclose(white, SPREAD**2 * np.eye(4), atol=5e-3)
+    np.testing.assert_allclose(white, SPREAD**2 * np.eye(4), atol=0.05)
 
 
 def test_classes_are_as_frequent_as_given_on_the_inputs(preferences):

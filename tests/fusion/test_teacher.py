@@ -161,7 +161,7 @@ def test_clients_of_one_class_are_compared_by_white_preferences():
     teacher, odds = one_class([[30, 0, 0], [0, 60, 0], [0, 0, 60]], temperatures=[2.0, None, None])
     x = torch.randn(40, 3)
     seen, own = (torch.stack([odds(k, k, part) for k in range(3)], 1) for part in (HELD, x))
-    white = torch.tensor(inv(sqrtm(np.corrcoef(seen.numpy().T)))) * 1.5
+    white = torch.tensor(inv(sqrtm(np.corrcoef(seen.numpy().T) + 1e-3 * np.eye(3)))) * 1.5
     with torch.no_grad():
         found = teacher(x).double()
     scores = ((own - seen.mean(0)) / seen.std(0)) @ white

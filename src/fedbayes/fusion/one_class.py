@@ -11,10 +11,9 @@ from typing import Self
 import torch
 from torch import Tensor
 
-SPREAD = 1.5
-"""Standard deviation of log-odds on synthetic inputs, after whitening."""
-_RIDGE = 1e-4
-"""Added to correlations: networks may have the same preferences."""
+SPREAD, RIDGE = 1.5, 1e-3
+"""Standard deviation of scores on synthetic inputs, and what is added to each preference's variance
+of 1 before whitening. Chosen on validation rows (`docs/benchmarks/fusion.md`)."""
 _SMALLEST = 1e-12
 """Standard deviation of preferences that are as good as constant, and count for nothing."""
 _ITERATIONS = 200
@@ -28,10 +27,11 @@ class Evidence:
     The preferences are standardized and whitened on inputs from the prior, and each class gets an
     offset with which it is as frequent there as among all samples:
 
-        log t(x) = c R^(−1/2) (o(x) − μ) / σ + b + const,
+        log t(x) = c (R + ρ I)^(−1/2) (o(x) − μ) / σ + b + const,
 
-    with means μ, standard deviations σ and correlations R of the preferences, and c = `SPREAD`.
-    This is the whitening that stays closest to the preferences (Kessy, Lewin and Strimmer 2018).
+    with means μ, standard deviations σ and correlations R of the preferences, c = `SPREAD` and
+    ρ = `RIDGE`. Without ρ, no whitening stays closer to the preferences (Kessy, Lewin and
+    Strimmer 2018).
     It removes what networks have in common, and does not depend on the scale of any of them.
     """
 
@@ -55,7 +55,7 @@ class Evidence:
         std = std.where(std > _SMALLEST, torch.inf)
         z = (own - own.mean(0)) / std
         values, vectors = torch.linalg.eigh(z.T @ z / (len(z) - 1))
-        whitening = (vectors / (values.clamp_min(0) + _RIDGE).sqrt()) @ vectors.T
+        whitening = (vectors / (values.clamp_min(0) + RIDGE).sqrt()) @ vectors.T
         places = held.nonzero()[:, 0]
         weights = o.new_zeros(o.shape[1], o.shape[1])
         weights[places[:, None], places] = SPREAD * whitening / std
