@@ -5,9 +5,13 @@ import pytest
 import torch
 from scipy.linalg import inv, sqrtm
 
-from fedbayes.fusion.one_class import RIDGE, SPREAD, Evidence
+from fedbayes.fusion.one_class import RIDGE, SPREAD, Evidence, whitening
 
 THETA = torch.tensor([0.1, 0.2, 0.3, 0.4], dtype=torch.float64)
+
+
+def evidence(preferred, held=(True,) * 4, theta=THETA):
+    return Evidence.of(preferred, whitening(preferred, torch.as_tensor(held)), theta)
 
 
 @pytest.fixture(scope="module")
@@ -19,7 +23,7 @@ def preferences():
 
 
 def test_the_weights_are_those_of_the_symmetric_whitening_of_correlations(preferences):
-    found = Evidence.of(preferences, torch.ones(4).bool(), THETA)
+    found = evidence(preferences)
     o = preferences.double().numpy()
     wanted = SPREAD * inv(sqrtm(np.corrcoef(o.T) + RIDGE * np.eye(4))) / o.std(0, ddof=1)
     np.testing.assert_allclose(found.weights.numpy(), wanted, rtol=1e-5, atol=1e-7)
@@ -28,7 +32,7 @@ def test_the_weights_are_those_of_the_symmetric_whitening_of_correlations(prefer
 
 
 def test_classes_are_as_frequent_as_given_on_the_inputs(preferences):
-    found = Evidence.of(preferences, torch.ones(4).bool(), THETA)
+    found = evidence(preferences)
     log = found.log_probabilities(preferences)
     assert log.dtype == preferences.dtype
     torch.testing.assert_close(log.exp().mean(0).double(), THETA, rtol=1e-4, atol=1e-5)
@@ -36,18 +40,17 @@ def test_classes_are_as_frequent_as_given_on_the_inputs(preferences):
 
 
 def test_scales_and_levels_of_networks_do_not_count(preferences):
-    every = torch.ones(4).bool()
-    one = Evidence.of(preferences, every, THETA).log_probabilities(preferences)
+    one = evidence(preferences).log_probabilities(preferences)
     other = preferences * torch.tensor([9.0, 0.1, 2, 1]) + torch.tensor([0.0, 3, 1, -20])
-    found = Evidence.of(other, every, THETA).log_probabilities(other)
+    found = evidence(other).log_probabilities(other)
     torch.testing.assert_close(found, one, rtol=1e-3, atol=1e-3)
 
 
 def test_a_class_that_nobody_has_does_not_count_as_evidence(preferences):
     """The others are compared as if it were not there, and it has its frequency everywhere."""
-    held = torch.tensor([True, True, False, True])
-    whole = Evidence.of(preferences, held, THETA)
-    rest = Evidence.of(preferences[:, held], torch.ones(3).bool(), THETA[held] / THETA[held].sum())
+    held = torch.tensor((True, True, False, True))
+    whole = evidence(preferences, held)
+    rest = evidence(preferences[:, held], held[held], THETA[held] / THETA[held].sum())
     torch.testing.assert_close(whole.weights[held][:, held], rest.weights)
     assert not whole.weights[2].any()
     assert not whole.weights[:, 2].any()
@@ -59,7 +62,7 @@ def test_equal_and_constant_preferences_are_finite(preferences):
     x = preferences.clone()
     x[:, 1] = x[:, 0]
     x[:, 2] = 4.0
-    found = Evidence.of(x, torch.ones(4).bool(), THETA)
+    found = evidence(x)
     moved = x + 3.0 * torch.eye(4)[2]
     for inputs in (x, moved):
         assert torch.isfinite(found.log_probabilities(inputs)).all()

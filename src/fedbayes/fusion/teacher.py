@@ -13,7 +13,7 @@ from fedbayes.core.targets import Target
 from fedbayes.core.wording import listed
 from fedbayes.errors import ModelError
 from fedbayes.fusion.draws import CHUNK, Draws
-from fedbayes.fusion.one_class import Evidence
+from fedbayes.fusion.one_class import Evidence, preferences, whitening
 from fedbayes.likelihoods import Classes, Likelihood
 from fedbayes.likelihoods.categorical import Categorical
 from fedbayes.likelihoods.temperature import at_temperature, has_temperature
@@ -37,7 +37,7 @@ _LEAST = 0.01
 """Smallest variance of a client's outputs that counts, relative to the largest of all clients."""
 _SHARED = 0.05
 """Least 1 − 1/N of a class in the variance between clients: with one client there is none."""
-_COMPARED = 4
+COMPARED = 4
 """Chunks of inputs on which clients of one class are compared."""
 _SMALLEST = 1e-12
 """Variance of outputs over the classes where no client distinguishes any."""
@@ -138,29 +138,18 @@ class Teacher:
         """
         if self.counts is None or not self._apart:
             return self
-        found = copy.copy(self)
-        said = []
-        for number in range(_COMPARED):
+        assert self.shares is not None
+        found, seen = copy.copy(self), []
+        for number in range(COMPARED):
             x = draws.batch(-1 - number, CHUNK)
             outputs = torch.stack([client(x) for client in self.clients]).float()
             kind = self.likelihood(outputs.shape[-1])
             assert isinstance(kind, Classes)
-            said.append(self._odds(kind.normalized(outputs)))
-        found._evidence = Evidence.of(torch.cat(said), self.counts.sum(0) > 0, self._theta())
+            seen.append(preferences(kind.normalized(outputs), self.shares))
+        preferred = torch.cat(seen)
+        weights = whitening(preferred, self.counts.sum(0) > 0)
+        found._evidence = Evidence.of(preferred, weights, frequencies(self.counts))
         return found
-
-    def _theta(self) -> Tensor:
-        assert self.counts is not None
-        return frequencies(self.counts)
-
-    def _odds(self, scores: Tensor) -> Tensor:
-        """Odds Σ_s π_sk log(p_sk / (1 − p_sk)) [n, K], by logits [S, n, K]."""
-        assert self.shares is not None
-        top = scores.argmax(-1, keepdim=True)
-        others = scores.logsumexp(-1, keepdim=True) + torch.log1p(-scores.softmax(-1))
-        rest = scores.scatter(-1, top, -torch.inf).logsumexp(-1, keepdim=True)
-        odds = scores - others.scatter(-1, top, rest)
-        return (self.shares.to(odds)[:, None] * odds).sum(0)
 
     def pooled(self) -> "Teacher":
         """The same, as confident as all samples together make it, if clients are calibrated.
@@ -255,13 +244,14 @@ class Teacher:
         kind = self.likelihood(draws.shape[-1])
         if self._apart:
             assert isinstance(kind, Classes)
+            assert self.shares is not None
             if self._evidence is None:
                 raise ModelError(
                     "no client has two classes, so their predictions are compared on synthetic "
                     "inputs. Use Teacher.compared(inputs)"
                 )
-            odds = self._odds(kind.normalized(draws))
-            return kind.outputs_of(self._evidence.log_probabilities(odds))
+            preferred = preferences(kind.normalized(draws), self.shares)
+            return kind.outputs_of(self._evidence.log_probabilities(preferred))
         if any(self.temperatures):
             draws = torch.stack(
                 [
