@@ -23,7 +23,7 @@ from fedbayes.core.wording import listed
 from fedbayes.errors import ConfigError, ModelError
 from fedbayes.fusion.calibration import NAMES, FusedCalibration, calibrate, check_calibration
 from fedbayes.fusion.distillation import DistillationProgress, Distilled, distill
-from fedbayes.fusion.draws import CHUNK, Augmented, CachedInputs, Draws
+from fedbayes.fusion.draws import CHUNK, Augmented, Batches, CachedInputs, Draws
 from fedbayes.fusion.kronecker import AllLayers
 from fedbayes.fusion.regression import regress
 from fedbayes.fusion.reweighting import Balanced
@@ -246,7 +246,7 @@ def teacher_of(
     counts: npt.ArrayLike | None,
     likelihood: Likelihood | None,
     temperatures: Temperatures | None = None,
-    draws: Draws | None = None,
+    draws: Batches | None = None,
 ) -> tuple[Teacher, list[float] | None]:
     """The clients' networks together, and the samples of each.
 
@@ -257,7 +257,7 @@ def teacher_of(
         counts: samples of each client and class [S, K], or of each client [S].
         likelihood: what outputs mean; a class for each by default.
         temperatures: of each client, [S]; see `Teacher`.
-        draws: inputs that clients are compared on, needed if none has two classes.
+        draws: inputs, as clients take them, to compare them on; needed if none has two classes.
 
     Raises:
         ModelError: counts do not fit the clients, or a weight is not finite.

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from fedbayes.core.targets import Target
 from fedbayes.core.wording import listed
 from fedbayes.errors import ModelError
-from fedbayes.fusion.draws import CHUNK, Draws
+from fedbayes.fusion.draws import CHUNK, Batches
 from fedbayes.fusion.one_class import Evidence, preferences, whitening
 from fedbayes.likelihoods import Classes, Likelihood
 from fedbayes.likelihoods.categorical import Categorical
@@ -131,7 +131,7 @@ class Teacher:
         self._evidence: Evidence | None = None
 
     @torch.no_grad()
-    def compared(self, draws: Draws) -> "Teacher":
+    def compared(self, draws: Batches) -> "Teacher":
         """The same, with preferences on the scale that they have on these inputs (`Evidence`).
 
         Only if no client has two classes. All others are the same on any inputs.

@@ -492,35 +492,29 @@ def _taught(
             short if len(set(short)) == len(names) else names, models, strict=True
         )
     }
-    warmth, inputs = [model.temperature for model in models], RawInputs(first.preprocessing)
+    warmth, inputs = [model.temperature for model in models], _RawInputs(first.preprocessing)
     teacher, _ = teacher_of(alone, counts, None, warmth, inputs)
     found = _answering(teacher, size, first.preprocessing, _whose(models, alike))
     return replace(found, note=teacher.told)
 
 
-class RawInputs:
-    """Synthetic inputs as `fuse` generates them by default, as raw samples.
+class _RawInputs:
+    """Synthetic inputs of `fuse`, by its defaults, as raw samples.
 
-    The prior is built when inputs are needed, since few ensembles need any.
+    Few teachers need any, and not every network has a prior. So it is built when inputs are drawn.
     """
-
-    seed = 0
 
     def __init__(self, preprocessing: Preprocessing) -> None:
         self.preprocessing = preprocessing
 
     @cached_property
-    def seen(self) -> Inputs:
-        """The same as networks see them."""
-        return drawn_for(self.preprocessing, None, "auto", seed=self.seed)[1]
+    def inputs(self) -> Inputs:
+        """The same, as networks see them."""
+        return drawn_for(self.preprocessing, None, "auto")[1]
 
     def batch(self, number: int, count: int) -> Tensor:
-        """As `Draws.batch`."""
-        return self.preprocessing.restored(self.seen.batch(number, count))
-
-    def augmented(self, x: Tensor, rng: torch.Generator) -> Tensor:
-        """As `Draws.augmented`."""
-        return self.preprocessing.restored(self.seen.augmented(self.preprocessing.apply(x), rng))
+        """As `Batches.batch`."""
+        return self.preprocessing.restored(self.inputs.batch(number, count))
 
 
 def _whose(models: Sequence[Candidate], alike: bool) -> str:
