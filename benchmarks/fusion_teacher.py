@@ -13,6 +13,13 @@ its own; the others judge. Rules are those of `fedbayes.fusion.teacher.Teacher`:
 - `both`: their geometric mean, the teacher without temperatures of clients;
 - `sum, T_s`, `chain, T_s`, `both, T_s`: likewise after each client's outputs are divided by its
   temperature, the chain at T = 1; `both, T_s` is the teacher with temperatures.
+
+Clients of one class each (`fedlpa-1`) have other rules, by how far networks prefer their class:
+
+- `preferences`: with offsets by which classes are as frequent on synthetic inputs as among all
+  samples;
+- `standardized`: likewise after each is standardized on synthetic inputs;
+- `white`: likewise after they are whitened there; the teacher.
 """
 
 import argparse
@@ -33,17 +40,22 @@ from fedbayes.core.targets import Target
 from fedbayes.core.tensors import Samples
 from fedbayes.errors import DataError
 from fedbayes.fusion.combining import combine
+from fedbayes.fusion.draws import CHUNK
+from fedbayes.fusion.one_class import SPREAD, Evidence, preferences, whitening
 from fedbayes.fusion.teacher import (
+    COMPARED,
     SOFTNESS,
     SOFTNESS_OF_CHAIN,
     Teacher,
     class_offsets,
     class_shares,
+    frequencies,
     frozen,
     stationary,
 )
 from fedbayes.likelihoods import build_likelihood
 from fedbayes.likelihoods.temperature import temperature_sums
+from fedbayes.workflows.fuse.network_fusing import drawn
 from fedbayes_papers.finding import markdown
 
 ROUNDS, EPOCHS, ALPHA = 3, 8, 0.1
@@ -108,27 +120,61 @@ def measured(
         "chain, T_s": stationary(cold, counts).log(),
         "both, T_s": Teacher(functions, counts=counts, temperatures=warmth).of(list(f)),
     }
-    found = {}
-    for name, log in rules.items():
-        confidence, chosen = log.softmax(-1).max(-1)
-        right, nll = chosen == y, float(functional.cross_entropy(log, y))
-        found[name] = float(right.float().mean()), nll, calibrate(confidence, right).error
-    return found
+    return {name: scores(log, y) for name, log in rules.items()}
+
+
+def measured_apart(clients: Clients) -> dict[str, tuple[float, float, float]]:
+    """The same of clients of one class each, without temperatures."""
+    functions = [frozen(network) for network in clients.networks.values()]
+    counts, test = torch.as_tensor(clients.counts), clients.test
+    shares, theta = class_shares(counts), frequencies(counts)
+    inputs = drawn(clients.silos, clients.prior, (), clients.seed)[1]
+    synthetic = torch.cat([inputs.batch(-1 - number, CHUNK) for number in range(COMPARED)])
+
+    @torch.no_grad()
+    def outputs(x: Tensor) -> Tensor:
+        return torch.stack([torch.cat([f(part) for part in x.split(500)]) for f in functions])
+
+    f = outputs(test.x)
+    seen = preferences(outputs(synthetic), shares).double()
+    ways = {
+        "preferences": torch.eye(len(theta)).double(),
+        "standardized": SPREAD * torch.diag(1 / seen.std(0)),
+        "white": whitening(seen, counts.sum(0) > 0),
+    }
+    rules = {
+        "mean of probabilities": f.softmax(-1).mean(0).log(),
+        "class-share logits": Teacher(functions, shares).of(list(f)),
+    }
+    for name, weights in ways.items():
+        rules[name] = Evidence.of(seen, weights, theta).log_probabilities(preferences(f, shares))
+    return {name: scores(log, test.y) for name, log in rules.items()}
+
+
+def scores(log: Tensor, y: Tensor) -> tuple[float, float, float]:
+    """Accuracy, NLL and ECE of logits."""
+    confidence, chosen = log.softmax(-1).max(-1)
+    right, nll = chosen == y, float(functional.cross_entropy(log, y))
+    return float(right.float().mean()), nll, calibrate(confidence, right).error
 
 
 def federations(
     name: str, seed: int, keep: Path
-) -> Iterator[tuple[Sequence[nn.Module], Tensor, Samples]]:
-    """Clients' networks, their counts of classes and what judges them."""
+) -> Iterator[dict[str, tuple[float, float, float]]]:
+    """Accuracy, NLL and ECE by rule, of each federation of a case and seed."""
     if name != "digits":
         clients = Clients(f"{name}-validation", seed, keep, CASES[name].validation(20_000))
-        yield list(clients.networks.values()), torch.as_tensor(clients.counts), clients.test
+        if ((clients.counts > 0).sum(1) < 2).all():
+            yield measured_apart(clients)
+            return
+        networks = list(clients.networks.values())
+        yield measured(networks, torch.as_tensor(clients.counts), clients.test, seed)
         return
     federation, rng = FusionCase(name, ALPHA, seed), torch.Generator().manual_seed(seed)
     weights = federation.start
     for _ in range(ROUNDS):
         networks = [federation.local(weights, client, EPOCHS, rng) for client in range(10)]
-        yield networks, torch.as_tensor(federation.counts), federation.test
+        yield measured(networks, torch.as_tensor(federation.counts), federation.test, seed)
         weights = combine([dict(n.state_dict()) for n in networks], federation.weights)
 
 
@@ -145,8 +191,8 @@ def main() -> None:
     for name in given.cases:
         found: dict[str, list[tuple[float, float, float]]] = defaultdict(list)
         for seed in given.seeds:
-            for federation in federations(name, seed, given.keep.absolute()):
-                for teacher, three in measured(*federation, seed).items():
+            for by_rule in federations(name, seed, given.keep.absolute()):
+                for teacher, three in by_rule.items():
                     found[teacher].append(three)
         means = {teacher: np.mean(pairs, axis=0) for teacher, pairs in found.items()}
         told = {rule: "{:.3f}, {:.2f}, {:.3f}".format(*three) for rule, three in means.items()}

@@ -33,6 +33,21 @@ def test_arrays_and_tensors(kind):
     np.testing.assert_array_equal(np.asarray(raw), RAW.astype(np.asarray(raw).dtype))
 
 
+def test_samples_are_restored_from_what_a_network_sees():
+    torch.testing.assert_close(
+        TABLE.restored(SEEN[:2, :1].repeat(1, 2)), torch.tensor([[1.0, -1.5], [5, -0.5]])
+    )
+    photos = Preprocessing(
+        shape=(3, 2, 2), scale=255.0, mean=(0.1, 0.2, 0.3), std=(0.5, 0.6, 0.7),
+        target=Target("class", ("no", "yes")), bounds=(0.0, 255.0),
+    )  # fmt: skip
+    raw = torch.randint(256, (5, 3, 2, 2)).float()
+    raw[0, 0] = 255.0
+    found = photos.restored(photos.apply(raw))
+    torch.testing.assert_close(found, raw, rtol=0, atol=1e-3)
+    assert found.max() <= 255, "else a program rejects them"
+
+
 def test_a_table_is_taken_by_the_names_of_its_columns():
     frame = pd.DataFrame(RAW, columns=["age", "dose"])
     frame["hospital"] = ["a", "b", "c"]

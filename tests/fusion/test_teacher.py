@@ -3,6 +3,7 @@
 import numpy as np
 import pytest
 import torch
+from scipy.linalg import inv, sqrtm
 from torch import nn
 
 from fedbayes.core.targets import Target
@@ -138,41 +139,98 @@ def test_three_exact_clients_of_two_classes_each():
     torch.testing.assert_close(q[0], pooled / pooled.sum(), rtol=0, atol=1e-6)
 
 
-def test_where_no_client_has_two_classes_it_is_by_how_far_each_prefers_its_own():
-    clients = networks(2, inputs=3)
-    teacher = Teacher(clients, counts=[[0, 30, 0], [0, 0, 60]], temperatures=[2.0, None])
-    x = torch.randn(10, 3)
-    with torch.no_grad():
-        odds = [(p / (1 - p)).log() for p in (f(x).double().softmax(-1) for f in clients)]
-        found = teacher(x).double().softmax(-1)
-    theta = torch.tensor([2, 32, 62], dtype=torch.float64) / 96
-    each = [(odds[0] + odds[1])[:, 0] / 2, odds[0][:, 1], odds[1][:, 2]]
-    log = torch.stack(each, 1) + theta.log()
-    wanted = (log / (1 + 0.6 * log.std(-1, keepdim=True))).softmax(-1)
-    torch.testing.assert_close(found, wanted, rtol=1e-4, atol=1e-5)
+def one_class(counts, outputs=3, **given):
+    """Clients of one class each, compared on inputs; and a client's odds of a class, by input."""
+    clients = networks(len(counts), outputs=outputs, inputs=3)
+    teacher = Teacher(clients, counts=counts, **given)
     assert "its only class" in teacher.told
 
+    def odds(client, k, x):
+        with torch.no_grad():
+            p = clients[client](x).double().softmax(-1)[:, k]
+        return (p / (1 - p)).log()
 
-def test_levelled_it_is_the_same_however_sure_a_client_is_of_its_only_class():
-    found = {}
-    for bias in (0.0, 300.0):
+    return teacher.compared(SEEN), odds
+
+
+HELD = torch.cat([SEEN.batch(-1 - number, 512) for number in range(4)])
+"""What clients of one class are compared on."""
+
+
+def test_clients_of_one_class_are_compared_by_white_preferences():
+    teacher, odds = one_class([[30, 0, 0], [0, 60, 0], [0, 0, 60]], temperatures=[2.0, None, None])
+    x = torch.randn(40, 3)
+    seen, own = (torch.stack([odds(k, k, part) for k in range(3)], 1) for part in (HELD, x))
+    white = torch.tensor(inv(sqrtm(np.corrcoef(seen.numpy().T) + 1e-3 * np.eye(3)))) * 1.5
+    with torch.no_grad():
+        found = teacher(x).double()
+    scores = ((own - seen.mean(0)) / seen.std(0)) @ white
+    offsets = (found - scores).log_softmax(-1)  # the same for all inputs
+    torch.testing.assert_close(offsets, offsets[:1].expand(40, 3), rtol=0, atol=5e-3)
+
+
+def test_classes_are_as_frequent_on_inputs_as_among_all_samples():
+    """One more of every class at each client; of a class that nobody has, that is all."""
+    teacher, _ = one_class([[30, 0, 0], [0, 60, 0]])
+    with torch.no_grad():
+        found = teacher(HELD).double().softmax(-1)
+    theta = torch.tensor([32, 62, 2], dtype=torch.float64) / 96
+    torch.testing.assert_close(found.mean(0), theta, rtol=1e-4, atol=1e-5)
+
+
+def test_it_is_the_same_however_sure_a_client_is_of_its_only_class():
+    """Neither a constant nor a factor of a client's preference counts."""
+    found = []
+    for bias, factor in ((0.0, 1.0), (8.0, 3.0)):
         clients = networks(2, outputs=2, inputs=3)
         with torch.no_grad():
+            clients[1].weight *= factor
+            clients[1].bias *= factor
             clients[1].bias[1] += bias
-        teacher = Teacher(clients, counts=[[30, 0], [0, 60]])
-        x = SEEN.batch(5, 200)
+        teacher = Teacher(clients, counts=[[30, 0], [0, 60]]).compared(SEEN)
         with torch.no_grad():
-            found[bias] = teacher(x).softmax(-1), teacher.levelled(SEEN)(x).softmax(-1)
-    plain, levelled = zip(*found.values(), strict=True)
-    assert (plain[0] - plain[1]).abs().max() > 0.1
-    torch.testing.assert_close(*levelled, rtol=0, atol=1e-3)
-    assert 0.5 < (levelled[0][:, 1] > 0.5).double().mean() < 0.8
+            found.append(teacher(SEEN.batch(5, 200)).softmax(-1))
+    torch.testing.assert_close(*found, rtol=0, atol=1e-3)
+    assert 0.5 < (found[0][:, 1] > 0.5).double().mean() < 0.8
 
 
-def test_only_clients_of_one_class_are_levelled():
+def test_what_all_networks_have_in_common_does_not_count():
+    """Each prefers its class by the size of an input, and a little by what its class is like."""
+    towards = torch.eye(3)
+
+    def client(k):
+        def answer(x):
+            f = torch.zeros(len(x), 3)
+            f[:, k] = 40 * (k + 1) * (x.norm(dim=1) + 0.05 * x @ towards[k])
+            return f
+
+        return answer
+
+    teacher = Teacher([client(k) for k in range(3)], counts=torch.eye(3) * 50).compared(SEEN)
+    x = SEEN.batch(5, 300)
+    right = (teacher(x).argmax(1) == (x @ towards).argmax(1)).double().mean()
+    loudest = torch.stack([client(k)(x)[:, k] for k in range(3)], 1).argmax(1)
+    assert right > 0.9
+    assert (loudest == (x @ towards).argmax(1)).double().mean() < 0.5
+
+
+def test_clients_of_one_class_are_compared_on_inputs_only():
+    teacher = Teacher(networks(2, inputs=3), counts=[[5, 0, 0], [0, 0, 5]])
+    with pytest.raises(ModelError, match="compared on synthetic inputs"):
+        teacher(torch.randn(4, 3))
+
+
+def test_networks_that_always_say_the_same_leave_the_frequencies():
+    same = [lambda x: torch.tensor([[40.0, -40.0]]).expand(len(x), 2)] * 2
+    teacher = Teacher(same, counts=[[30, 0], [0, 60]]).compared(SEEN)
+    found = teacher(torch.randn(4, 3)).softmax(-1)
+    torch.testing.assert_close(found, torch.tensor([[32 / 94, 62 / 94]]).expand(4, 2))
+
+
+def test_other_clients_are_the_same_on_any_inputs():
     teacher = Teacher(networks(2, inputs=3), counts=[[5, 1, 0], [0, 0, 5]])
     x = torch.randn(4, 3)
-    torch.testing.assert_close(teacher.levelled(SEEN)(x), teacher(x), rtol=0, atol=0)
+    torch.testing.assert_close(teacher.compared(SEEN)(x), teacher(x), rtol=0, atol=0)
 
 
 def test_a_temperature_takes_the_place_of_larger_outputs():

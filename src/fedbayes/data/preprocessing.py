@@ -277,6 +277,12 @@ class Preprocessing(Brief):
                 raw[:, feature] = torch.randint(int(most) + 1, shape, generator=rng).float()
         return raw if self.raw_range is None else raw.clamp_(*self.raw_range)
 
+    def restored(self, x: Tensor) -> Tensor:
+        """Raw samples of which a network sees these, float32 [n, ...]; the inverse of `apply`."""
+        offset, factor = (one.to(x.device) for one in self._offset_and_factor)
+        raw = x * factor + offset
+        return raw if self.raw_range is None else raw.clamp_(*self.raw_range)
+
     def same_inputs(self, other: "Preprocessing") -> bool:
         """Whether networks see the same of a sample under both."""
         names = ("shape", "scale", "mean", "std", "features", "columns", "permuted", "tokens")

@@ -13,15 +13,19 @@ MEMORY = 512 * 2**20
 """Bytes of draws that are kept."""
 
 
-class Draws(Protocol):
-    """Inputs as networks see them, the same for the same number; `fedbayes.inputs.prior.Inputs`."""
+class Batches(Protocol):
+    """Batches of inputs, the same for the same number."""
+
+    def batch(self, number: int, count: int) -> Tensor:
+        """So many inputs [count, *shape], fresh for every number; below 0 held out."""
+
+
+class Draws(Batches, Protocol):
+    """Inputs as networks see them; `fedbayes.inputs.prior.Inputs`."""
 
     @property
     def seed(self) -> int:
         """Of all that is drawn."""
-
-    def batch(self, number: int, count: int) -> Tensor:
-        """So many inputs [count, *shape], fresh for every number; below 0 held out."""
 
     def augmented(self, x: Tensor, rng: torch.Generator) -> Tensor:
         """Other inputs, made of these, that are drawn as often."""

@@ -23,13 +23,13 @@ from fedbayes.core.wording import listed
 from fedbayes.errors import ConfigError, ModelError
 from fedbayes.fusion.calibration import NAMES, FusedCalibration, calibrate, check_calibration
 from fedbayes.fusion.distillation import DistillationProgress, Distilled, distill
-from fedbayes.fusion.draws import CHUNK, Augmented, CachedInputs, Draws
+from fedbayes.fusion.draws import CHUNK, Augmented, Batches, CachedInputs, Draws
 from fedbayes.fusion.kronecker import AllLayers
 from fedbayes.fusion.regression import regress
 from fedbayes.fusion.reweighting import Balanced
 from fedbayes.fusion.seeking import Seeker
 from fedbayes.fusion.settings import FunctionSettings
-from fedbayes.fusion.teacher import Teacher, Temperatures, divergence, frozen
+from fedbayes.fusion.teacher import Function, Teacher, Temperatures, divergence, frozen
 from fedbayes.fusion.temperature import temperature
 from fedbayes.fusion.widths import Widths
 from fedbayes.likelihoods import Classes, Likelihood
@@ -242,20 +242,22 @@ def _notes(
 
 
 def teacher_of(
-    clients: Mapping[str, nn.Module],
+    clients: Mapping[str, nn.Module | Function],
     counts: npt.ArrayLike | None,
     likelihood: Likelihood | None,
     temperatures: Temperatures | None = None,
-    draws: Draws | None = None,
+    draws: Batches | None = None,
 ) -> tuple[Teacher, list[float] | None]:
     """The clients' networks together, and the samples of each.
 
+    Whoever asks clients together builds their teacher here.
+
     Args:
-        clients: their networks, by name.
+        clients: their networks, or functions, by name.
         counts: samples of each client and class [S, K], or of each client [S].
         likelihood: what outputs mean; a class for each by default.
         temperatures: of each client, [S]; see `Teacher`.
-        draws: inputs that it is levelled on, if no client has two classes.
+        draws: inputs, as clients take them, to compare them on; needed if none has two classes.
 
     Raises:
         ModelError: counts do not fit the clients, or a weight is not finite.
@@ -272,7 +274,7 @@ def teacher_of(
     of_classes = likelihood is None or isinstance(likelihood, Classes)
     if table.ndim == 2 and table.shape[1] > 1 and of_classes:
         teacher = Teacher(networks, None, likelihood, names, table, temperatures)
-        teacher = teacher if draws is None else teacher.levelled(draws)
+        teacher = teacher if draws is None else teacher.compared(draws)
     else:
         shares = (samples / samples.sum()).float()
         teacher = Teacher(networks, shares, likelihood, names, None, temperatures)

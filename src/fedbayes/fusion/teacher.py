@@ -12,7 +12,8 @@ from torch import Tensor, nn
 from fedbayes.core.targets import Target
 from fedbayes.core.wording import listed
 from fedbayes.errors import ModelError
-from fedbayes.fusion.draws import CHUNK, Draws
+from fedbayes.fusion.draws import CHUNK, Batches
+from fedbayes.fusion.one_class import Evidence, preferences, whitening
 from fedbayes.likelihoods import Classes, Likelihood
 from fedbayes.likelihoods.categorical import Categorical
 from fedbayes.likelihoods.temperature import at_temperature, has_temperature
@@ -36,8 +37,8 @@ _LEAST = 0.01
 """Smallest variance of a client's outputs that counts, relative to the largest of all clients."""
 _SHARED = 0.05
 """Least 1 − 1/N of a class in the variance between clients: with one client there is none."""
-_LEVELLED, _ITERATIONS = 4, 200
-"""Chunks of inputs on which classes of clients apart are levelled, and iterations for it."""
+COMPARED = 4
+"""Chunks of inputs on which clients of one class are compared."""
 _SMALLEST = 1e-12
 """Variance of outputs over the classes where no client distinguishes any."""
 
@@ -68,10 +69,9 @@ class Teacher:
     If no client has two classes, predictions of exact clients are constant, and Bayes' rule has
     nothing to compare. Then the teacher is how far each network prefers its class to the others,
 
-        log t_k(x) = log θ_k + b_k + Σ_s π_sk log(p_s(k | x) / (1 − p_s(k | x))) + const,
+        o_k(x) = Σ_s π_sk log(p_s(k | x) / (1 − p_s(k | x))),
 
-    divided by 1 + `SOFTNESS` times its deviation, with the b of `levelled`, whatever temperatures
-    are.
+    after `compared` has put them on one scale, whatever temperatures are.
 
     With shares of each class alone the teacher is Σ_s π_sk f_sk of centred logits. Without counts
     and shares its prediction is nearest to the mixture of the clients': the least
@@ -128,37 +128,28 @@ class Teacher:
         self.temperatures = self._checked(temperatures)
         self._pooling = False
         self._apart = self.counts is not None and bool(((self.counts > 0).sum(1) < 2).all())
-        self._levels = torch.zeros(())
+        self._evidence: Evidence | None = None
 
     @torch.no_grad()
-    def levelled(self, draws: Draws) -> "Teacher":
-        """The same, with offsets b by which classes are as frequent on these inputs as among all
-        samples; they are found by Sinkhorn's iteration. Only if no client has two classes.
+    def compared(self, draws: Batches) -> "Teacher":
+        """The same, with preferences on the scale that they have on these inputs (`Evidence`).
+
+        Only if no client has two classes. All others are the same on any inputs.
         """
-        found, counts = copy.copy(self), self.counts
-        if counts is not None and self._apart:
-            x = torch.cat([draws.batch(-1 - number, CHUNK) for number in range(_LEVELLED)])
+        if self.counts is None or not self._apart:
+            return self
+        assert self.shares is not None
+        found, seen = copy.copy(self), []
+        for number in range(COMPARED):
+            x = draws.batch(-1 - number, CHUNK)
             outputs = torch.stack([client(x) for client in self.clients]).float()
             kind = self.likelihood(outputs.shape[-1])
             assert isinstance(kind, Classes)
-            odds = self._odds(kind.normalized(outputs))
-            wanted, levels = frequencies(counts).log().to(odds), odds.new_zeros(odds.shape[1])
-            for _ in range(_ITERATIONS):
-                log = odds - torch.logsumexp(odds + levels, -1, keepdim=True)
-                levels = wanted - torch.logsumexp(log, 0) + math.log(len(x))
-            found._levels = levels
+            seen.append(preferences(kind.normalized(outputs), self.shares))
+        preferred = torch.cat(seen)
+        weights = whitening(preferred, self.counts.sum(0) > 0)
+        found._evidence = Evidence.of(preferred, weights, frequencies(self.counts))
         return found
-
-    def _odds(self, scores: Tensor) -> Tensor:
-        """Odds log θ_k + b_k + Σ_s π_sk log(p_sk / (1 − p_sk)), by logits [S, n, K]."""
-        assert self.counts is not None
-        assert self.shares is not None
-        top = scores.argmax(-1, keepdim=True)
-        others = scores.logsumexp(-1, keepdim=True) + torch.log1p(-scores.softmax(-1))
-        rest = scores.scatter(-1, top, -torch.inf).logsumexp(-1, keepdim=True)
-        odds = scores - others.scatter(-1, top, rest)
-        mean = (self.shares.to(odds)[:, None] * odds).sum(0)
-        return mean + frequencies(self.counts).log().to(odds) + self._levels.to(odds)
 
     def pooled(self) -> "Teacher":
         """The same, as confident as all samples together make it, if clients are calibrated.
@@ -253,10 +244,14 @@ class Teacher:
         kind = self.likelihood(draws.shape[-1])
         if self._apart:
             assert isinstance(kind, Classes)
-            odds = self._odds(kind.normalized(draws))
-            return kind.outputs_of(
-                (odds / (1 + SOFTNESS * odds.std(-1, keepdim=True))).log_softmax(-1)
-            )
+            assert self.shares is not None
+            if self._evidence is None:
+                raise ModelError(
+                    "no client has two classes, so their predictions are compared on synthetic "
+                    "inputs. Use Teacher.compared(inputs)"
+                )
+            preferred = preferences(kind.normalized(draws), self.shares)
+            return kind.outputs_of(self._evidence.log_probabilities(preferred))
         if any(self.temperatures):
             draws = torch.stack(
                 [

@@ -361,6 +361,32 @@ def test_a_client_that_is_alone_has_a_temperature_by_its_validation_rows(tmp_pat
     np.testing.assert_allclose(wanted, np.exp(log_softmax(plain, axis=1)), rtol=1e-4)
 
 
+@pytest.mark.parametrize("apart", [False, True])
+def test_evaluate_has_the_teacher_that_fuse_reports(apart, tmp_path, capsys):
+    """Also where no client has two classes, which are compared on synthetic inputs."""
+    given = {"clients": 3, "limit": 400}
+    folder = fedbayes.run(method="local", rounds=1, data=given, out=tmp_path / "run").folder
+    files = sorted(folder.clients.glob("*.safetensors"))
+    counts, rows, fused = (tmp_path / name for name in ("c.json", "r.npz", "f.safetensors"))
+    table = 30 * np.eye(3, 10) if apart else 5 + np.arange(30).reshape(3, 10)
+    counts.write_text(json.dumps(table.astype(int).tolist()))
+    data = stored_data(StoredRun(folder).config, folder)
+    labels = data.test_union(0, data.test_total).y.numpy()
+    np.savez(rows, x=data.raw_test(0, data.test_total).numpy(), y=labels)
+    small = ("--set", "draws=256", "--minutes", "0", "--json")
+    assert command("fuse", *files, "-o", fused, "--counts", counts, "--test", rows, *small) == 0
+    told = json.loads(capsys.readouterr().out)
+    marks = {mark["name"]: mark for mark in told["frontier"]}
+    asked = ("--run", folder, "--counts", counts, "--json")
+    assert command("evaluate", fused, *files, *asked) == 0
+    scores = {one["name"]: one for one in json.loads(capsys.readouterr().out)}
+    learnt = scores["ensemble, as fuse learns it"]
+    assert learnt["note"] in told["notes"]
+    assert ("its only class" in learnt["note"]) == apart
+    for metric in ("accuracy", "nll"):
+        assert learnt[metric] == pytest.approx(marks["ensemble"][metric], rel=1e-4)
+
+
 def test_evaluate_and_fuse_have_the_same_teacher(tmp_path, capsys, monkeypatch):
     """Counts of a file, temperatures of clients' files, or those of rows that are given."""
     given = {"clients": 2, "limit": 400, "validation": 0.3}

@@ -289,7 +289,7 @@ class _AdapterFusion:
     def _teacher(self, base: BaseNetwork, clients: Sequence[nn.Module]) -> Teacher:
         """The clients together."""
         named = dict(zip([one.source for one in self.adapters], clients, strict=True))
-        return teacher_of(named, self.counts, base.likelihood)[0]
+        return teacher_of(named, self.counts, base.likelihood, None, base.inputs)[0]
 
     def _heads(self, inside: nn.Module) -> list[str]:
         """Dense layers that clients trained whole."""

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import partial
+from functools import cached_property, partial
 from math import prod
 from pathlib import Path
 
@@ -22,7 +22,9 @@ from fedbayes.data.differences import SCALE, differences
 from fedbayes.errors import ConfigError, ModelError, warn
 from fedbayes.fusion import Layers, combination
 from fedbayes.fusion.combining import combine
-from fedbayes.fusion.teacher import Teacher, class_shares
+from fedbayes.fusion.function import teacher_of
+from fedbayes.fusion.teacher import class_shares
+from fedbayes.inputs import Inputs
 from fedbayes.likelihoods import Likelihood, Predictor, evaluate, parted, predictor, total
 from fedbayes.likelihoods.categorical import Categorical
 from fedbayes.likelihoods.cox import Cox
@@ -42,6 +44,7 @@ from fedbayes.models.open import absent_classes, open_weights
 from fedbayes.runs.build import build_run
 from fedbayes.runs.trained import joined
 from fedbayes.storage.card import Card
+from fedbayes.workflows.fuse.network_fusing import drawn_for
 from fedbayes.workflows.fuse.posterior_files import is_posterior, read_posterior
 from fedbayes.workflows.serve.evaluation_set import (
     EvaluationSet,
@@ -482,11 +485,36 @@ def _taught(
 ) -> Candidate:
     """What a fusion in function space learns: see `fedbayes.fusion.teacher.Teacher`."""
     first, size = models[0], sum(model.parameters for model in models)
-    alone = [predictor(model.likelihood, model.draw) for model in models]
-    warmth = [model.temperature for model in models]
-    teacher = Teacher(alone, None, None, [Path(name).name for name in names], counts, warmth)
+    short = [Path(name).name for name in names]
+    alone = {
+        name: predictor(model.likelihood, model.draw)
+        for name, model in zip(
+            short if len(set(short)) == len(names) else names, models, strict=True
+        )
+    }
+    warmth, inputs = [model.temperature for model in models], _RawInputs(first.preprocessing)
+    teacher, _ = teacher_of(alone, counts, None, warmth, inputs)
     found = _answering(teacher, size, first.preprocessing, _whose(models, alike))
     return replace(found, note=teacher.told)
+
+
+class _RawInputs:
+    """Synthetic inputs of `fuse`, by its defaults, as raw samples.
+
+    Few teachers need any, and not every network has a prior. So it is built when inputs are drawn.
+    """
+
+    def __init__(self, preprocessing: Preprocessing) -> None:
+        self.preprocessing = preprocessing
+
+    @cached_property
+    def inputs(self) -> Inputs:
+        """The same, as networks see them."""
+        return drawn_for(self.preprocessing, None, "auto")[1]
+
+    def batch(self, number: int, count: int) -> Tensor:
+        """As `Batches.batch`."""
+        return self.preprocessing.restored(self.inputs.batch(number, count))
 
 
 def _whose(models: Sequence[Candidate], alike: bool) -> str:
