@@ -405,7 +405,8 @@ class Cnn(nn.Sequential):
         super().__init__(
             nn.Conv2d(channels, 6, 5), nn.ReLU(), nn.MaxPool2d(2),
             nn.Conv2d(6, 16, 5), nn.ReLU(), nn.MaxPool2d(2), nn.Flatten(),
-            nn.Linear(16 * positions, 120), nn.ReLU(), nn.Linear(120, 84), nn.ReLU(), nn.Linear(84, outputs),
+            nn.Linear(16 * positions, 120), nn.ReLU(),
+            nn.Linear(120, 84), nn.ReLU(), nn.Linear(84, outputs),
         )  # fmt: skip
 
 
