@@ -111,8 +111,8 @@ TORCHVISION = (
 
 def torchvision(rows):
     """Images of MNIST where programs expect those of torchvision: some training rows, all tests."""
+    pixels, labels = mnist()  # first: readers of data sets look for torchvision
     absent(*TORCHVISION)
-    pixels, labels = mnist()
     pixels, tests = (pixels * 255).round().byte(), np.arange(60000, 70000)
 
     class Images:
@@ -208,12 +208,12 @@ def pfedbayes_theirs(folder, task, noise=None):
 
 def bayes_admm(folder, seed):
     """Their modules, with MNIST from here, and the generators at the start of a seed."""
+    x, y = mnist()
     if str(folder) not in sys.path:
         sys.path.insert(0, str(folder))
         absent(*TORCHVISION)
     import data_generators
 
-    x, y = mnist()
     x, y = x.flatten(1).numpy(), y.numpy()
     parts = [(x[a:b], y[a:b]) for a, b in ((0, 50000), (50000, 60000), (60000, 70000))]
     data_generators.gzip = types.SimpleNamespace(open=lambda *_: io.BytesIO())
@@ -223,34 +223,45 @@ def bayes_admm(folder, seed):
     return data_generators
 
 
-def bayes_admm_split(folder, seed):
-    """Their division for MNIST, of ten clients: 600 rows of two digits each."""
+def bayes_admm_split(folder, seed, clients=10):
+    """Their division for MNIST: 600 rows of two digits for each client."""
     program = bayes_admm(folder, seed)
-    found = program.FederatedHeterogenousMNISTDataGenerator(num_clients=10, seed=seed)
-    train = [found.client_indices_list[k] for k in range(10)]
-    return Task(seed, *mnist(), train, shares(np.arange(60000, 70000), 10))
+    found = program.FederatedHeterogenousMNISTDataGenerator(num_clients=clients, seed=seed)
+    train = [found.client_indices_list[k] for k in range(clients)]
+    return Task(seed, *mnist(), train, shares(np.arange(60000, 70000), clients))
 
 
-def bayes_admm_theirs(folder, task, method="fedivon", fresh=False):
-    """Their settings for MNIST, but 10 clients of 100 and 20 rounds of 100."""
+def bayes_admm_theirs(folder, task, method="fedivon", rounds=20, fresh=False, rested=False):
+    """Their settings for MNIST, but 10 clients of 100 and 20 rounds of 100, unless `--whole`."""
     bayes_admm(folder, task.seed)
     import train
     import yaml
     from local_client_worker import worker
 
     given = yaml.safe_load((folder / f"configs/mnist_heterog/{method}.yaml").read_text())
-    given |= {"use_cuda": False, "num_clients": 10, "num_comm_rounds": ROUNDS["ivon-admm"]}
+    given |= {"use_cuda": False, "num_clients": len(task.train), "num_comm_rounds": rounds}
     options = train.parser.parse_args([])
     vars(options).update(given)
     found, test = [], worker.test
     if fresh:  # they give each client the same random numbers in each round
         seeds = itertools.count(1000 * task.seed)
         worker.seed = property(lambda _: next(seeds), lambda *_: None)
+    if rested:  # they go on with the momentum of the round before, at other weights
+        go_on = worker.train
+
+        def start(self, *given, **others):
+            self.optimiser.current_step = 0
+            for group in self.optimiser.param_groups:
+                group["momentum"] = torch.zeros_like(group["momentum"])
+            go_on(self, *given, **others)
+
+        worker.train = start
 
     def at_the_mean(self, loader=None):
         if loader is None:  # of a client alone
             return np.nan, np.nan
         found.append(test(self, loader))
+        print(f"round {len(found)}:", *found[-1], file=sys.stderr)
         return found[-1]
 
     worker.test = at_the_mean
@@ -388,13 +399,14 @@ def fedlpa_theirs(folder, task):
 
 
 class Cnn(nn.Sequential):
-    """Their network."""
+    """Their network, of 44,000 weights; for CIFAR-10 of 62,000."""
 
-    def __init__(self, outputs):
+    def __init__(self, outputs, channels=1, positions=16):
         super().__init__(
-            nn.Conv2d(1, 6, 5), nn.ReLU(), nn.MaxPool2d(2),
+            nn.Conv2d(channels, 6, 5), nn.ReLU(), nn.MaxPool2d(2),
             nn.Conv2d(6, 16, 5), nn.ReLU(), nn.MaxPool2d(2), nn.Flatten(),
-            nn.Linear(256, 120), nn.ReLU(), nn.Linear(120, 84), nn.ReLU(), nn.Linear(84, outputs),
+            nn.Linear(16 * positions, 120), nn.ReLU(),
+            nn.Linear(120, 84), nn.ReLU(), nn.Linear(84, outputs),
         )  # fmt: skip
 
 
@@ -433,14 +445,6 @@ def ours(settings, folder, task, means=False, scores=None):
     server = method.init(run)
     states = [method.join(RoundContext(run, 1, k)) for k in range(data.clients)]
     samples = [data.train(k) for k in range(data.clients)]
-    for number in range(1, run.rounds + 1):
-        reports = method.reports.reduction()
-        for k, own in enumerate(samples):
-            at = RoundContext(run, number, k)
-            found = method.local(method.message(server, at), states[k], own, at)
-            report, states[k], _ = answered(method, found)
-            reports.add(k, report)
-        server, _ = method.update(server, reports, RoundContext(run, number))
 
     def predict(model, inputs):
         with torch.no_grad():
@@ -451,24 +455,41 @@ def ours(settings, folder, task, means=False, scores=None):
                 [run.likelihood.log_probabilities(draws(b)) for b in inputs.split(1000)]
             )
 
+    tests = [data.test(k) for k in range(data.clients)]
+    y = torch.cat([rows.y for rows in tests])
+
+    def scores_of(models):
+        logs = [predict(model, rows.x) for model, rows in zip(models, tests, strict=True)]
+        return torch.cat(logs), y
+
+    for number in range(1, run.rounds + 1):
+        reports = method.reports.reduction()
+        for k, own in enumerate(samples):
+            at = RoundContext(run, number, k)
+            found = method.local(method.message(server, at), states[k], own, at)
+            report, states[k], _ = answered(method, found)
+            reports.add(k, report)
+        server, _ = method.update(server, reports, RoundContext(run, number))
+        if means:
+            found = scored("global", *scores_of([method.model(server, run)] * data.clients))
+            print(f"round {number}:", *found.values(), file=sys.stderr)
+
     shared = method.model(server, run)
     if scores is not None:
         return scores(task, shared)
-    tests = [data.test(k) for k in range(data.clients)]
-    y = torch.cat([rows.y for rows in tests])
-    found = scored("global", torch.cat([predict(shared, rows.x) for rows in tests]), y)
+    found = scored("global", *scores_of([shared] * data.clients))
     if keeps_own(method):
         message = method.message(server, RoundContext(run, run.rounds))
         own = [method.personal_model(message, None, state, run) for state in states]
-        logs = [predict(model, rows.x) for model, rows in zip(own, tests, strict=True)]
-        found |= scored("local", torch.cat(logs), y)
+        found |= scored("local", *scores_of(own))
     return found
 
 
-ROUNDS = {"pfedbayes": 10, "ivon-admm": 20, "fedgvi": 8}
+ROUNDS = {"pfedbayes": 10, "fedgvi": 8}
 SPLIT = {
     "pfedbayes": pfedbayes_split,
     "ivon-admm": bayes_admm_split,
+    "ivon-admm, whole": partial(bayes_admm_split, clients=100),
     **dict.fromkeys(("fedgvi", "fedgvi, log"), fedgvi_split),
     "fedlpa": fedlpa_split,
 }
@@ -479,7 +500,7 @@ PFEDBAYES = {
     "training": {"optimizer": "adam", "lr": 0.001, "steps": 100, "batch_size": 100},
 }
 ADMM = {
-    "rounds": ROUNDS["ivon-admm"],
+    "rounds": 20,
     "model": {"name": "authors:sigmoids"},
     "training": {"epochs": 10, "batch_size": 64},
 }
@@ -537,8 +558,14 @@ VARIANTS = {
         "ours, whole step": partial(ours, admm(COSINE, **EQUAL | {"dual_step": 1.0}), means=True),
         "ours": partial(ours, admm({}, name="ivon-admm")),
         "theirs, fresh noise": partial(bayes_admm_theirs, fresh=True),
+        "theirs, rested": partial(bayes_admm_theirs, rested=True),
         "theirs, fedavg": partial(bayes_admm_theirs, method="fedavg"),
         "ours, fedavg": partial(ours, admm({"optimizer": "adam", "lr": 0.001}, name="fedavg")),
+    },
+    "ivon-admm, whole": {
+        "theirs": partial(bayes_admm_theirs, rounds=100),
+        "ours, equal": partial(ours, admm(COSINE, **EQUAL) | {"rounds": 100}, means=True),
+        "theirs, fedavg": partial(bayes_admm_theirs, method="fedavg", rounds=100),
     },
     "fedgvi": {
         "theirs": partial(fedgvi_theirs, loss="density_power", divergence="AR"),
@@ -594,6 +621,9 @@ def main(argv=None):
     parser.add_argument("--seeds", nargs="+", type=int, default=[0, 1, 2])
     parser.add_argument("--variants", nargs="+", help="default: all")
     parser.add_argument("--out", type=Path, default=Path("authors"))
+    parser.add_argument(
+        "--whole", action="store_true", help="only whole protocols, which take hours: ivon-admm"
+    )
     given = parser.parse_args(argv)
     folders = {name: vars(given)[name.replace("-", "_")] for name in SOURCES}
     if not any(folders.values()):
@@ -604,7 +634,7 @@ def main(argv=None):
     given.out.mkdir(parents=True, exist_ok=True)
     for name in SPLIT:
         folder, every = folders[name.partition(",")[0]], {}
-        if folder is None:
+        if folder is None or name.endswith("whole") != given.whole:
             continue
         for seed in given.seeds:
             for variant in given.variants or VARIANTS[name]:

@@ -332,6 +332,51 @@ def test_its_gradients_are_those_of_automatic_differentiation():
     assert torch.autograd.gradcheck(found, leaves)
 
 
+@pytest.mark.parametrize("step", [0.1, 1.0])
+def test_rounds_are_those_of_its_authors_program(step):
+    """In its terms: Hessians h of mean losses, n/(τρ) samples, dual variables of other sign."""
+    parts, rho, tau, rate, lr, prior, first = rows(2), 0.5, 0.3, 0.02, 0.05, 0.04, 20.0
+    given = {"dual_step": step, "kl_weight": tau, "damping": False, "rate": rate, "rho": rho}
+    given |= {"prior_std": prior**-0.5, "start_std": first**-0.5, "momentum": 0.0}
+    method, run = IvonAdmm(**given), regression(2, lr=lr, epochs=5, batch_size=30)
+    server, states = method.init(run), [method.join(at(run)) for _ in parts]
+    begin = run.network.initial[NAME][0].double()
+    centre, whole = torch.zeros(2).double(), torch.full((2,), prior).double()
+    v, u = torch.zeros(2, 2, 2).double()
+    for number in range(1, 4):
+        reports, precisions, products = Sum(), [], []
+        for client, data in enumerate(parts):
+            here = at(run, client=client, round=number)
+            message = method.message(server, here)
+            noise = method.problem(message, states[client], data, here).noise
+            rng = here.rng(noise.purpose)
+            count, x, y = len(data.y), data.x.double(), data.y.double()[:, 0]
+            ess, scale = count / (tau * rho), count / tau
+            decay = whole / ess
+            mean, h = (begin, first / ess - decay) if number == 1 else (centre, 0 * decay)
+            for _ in range(5):
+                epsilon = noise.draw(rng, data)["weights"][0].double()
+                theta = mean + epsilon / (ess * (h + decay)).sqrt()
+                gradient = x.T @ (x @ theta - y) / count
+                f = gradient * epsilon * (ess * (h + decay)).sqrt() + u[client] / scale
+                part = 0.5 * rate**2 * (h - f) ** 2 / (h + decay)
+                h = (1 - rate) * h + rate * f + part
+                pull = u[client] / scale * mean - v[client] / scale + decay * (mean - centre)
+                mean = mean - lr * (gradient + pull) / (h + decay)
+            precisions.append(ess * (h + decay))
+            products.append(precisions[-1] * mean)
+            v[client] += step * rho * (whole * centre - products[-1])
+            u[client] += step * rho * (whole - precisions[-1])
+            report, states[client], _ = method.local(message, states[client], data, here)
+            reports.add(client, report)
+        server, _ = method.update(server, reports, at(run, round=number))
+        a = 1 / (1 + 2 * rho)
+        whole = (1 - a) * sum(precisions) / 2 + a * (prior - u.sum(0))
+        centre = ((1 - a) * sum(products) / 2 - a * v.sum(0)) / whole
+        torch.testing.assert_close(server.posterior.precision[NAME][0], whole, rtol=1e-4, atol=0)
+        torch.testing.assert_close(server.posterior.mean[NAME][0], centre, rtol=1e-4, atol=1e-5)
+
+
 def test_networks_and_settings_that_it_has_no_use_for():
     stack = nn.Sequential(nn.Linear(4, 4), nn.BatchNorm1d(4), nn.Linear(4, 3))
     with pytest.raises(ModelError, match="running"):
