@@ -196,7 +196,7 @@ def survivors() -> Iterator[tuple[Mutant, int, str, str, int | None]]:
         yield mutant, line, before, after, excuse
 
 
-def tell(*, everything: bool) -> None:
+def tell() -> None:
     """Print the survivors and the scores; if all mutants were run, excuses that are not needed."""
     counts = {m.path.parent: Counter[str]() for m in mutants() if m.status != "not checked"}
     for mutant in mutants():
@@ -217,6 +217,7 @@ def tell(*, everything: bool) -> None:
         name = path.as_posix().removeprefix("src/fedbayes/")
         score = count["killed"] / max(1, count["killed"] + count["alive"])
         print(f"{name:32}{count['killed']:8}{count['alive']:8}{count['equivalent']:12}{score:9.1%}")
+    everything = all(mutant.status != "not checked" for mutant in mutants())
     for place, item in enumerate(EQUIVALENT):
         if everything and place not in needed:
             print(f"no survivor is like {item['change']!r} of equivalent_mutants.toml")
@@ -248,7 +249,7 @@ def main() -> None:
             wanted = [n for p in parts for n in draw.sample(p, min(options.sample, len(p)))]
         if mutmut("run", "--max-children", options.jobs, *wanted, quiet=False).returncode:
             sys.exit("mutmut stopped early; see above")
-    tell(everything=not (options.names or options.sample or options.again))
+    tell()
 
 
 if __name__ == "__main__":
