@@ -136,6 +136,8 @@ def test_fald_keeps_draws_after_burn_in():
     assert torch.equal(servers[-1].draws["1.bias"][0], servers[-2].weights["1.bias"])
     drawn = method.draws(method.model(servers[-1], run), run)(samples(3).x)
     assert drawn.shape == (2, 3, 3)
+    longer, info = method.kept(servers[-1], servers[0].weights, at(run, round=6))
+    assert info == {"draws": 4.0, "r_hat": r_hat(longer.track), "ess": effective_size(longer.track)}
 
 
 def test_r_hat_and_effective_size_of_chains_that_are_known():
