@@ -245,7 +245,9 @@ def test_apfl_in_plain_numbers():
         alpha -= 0.5 * turned
     assert float(client.tensors[ALPHA]) == pytest.approx(alpha, rel=1e-5)
     mixed = method.personal_model(net.initial, report, client, place.run)
+    between = method.personal_model(net.initial, None, client, place.run)
     for n in NAMES:
+        torch.testing.assert_close(between[n], alpha * v[n] + (1 - alpha) * net.initial[n])
         torch.testing.assert_close(report.tensors[n], w[n])
         torch.testing.assert_close(client.tensors[f"own/{n}"], v[n])
         torch.testing.assert_close(mixed[n], alpha * v[n] + (1 - alpha) * w[n])

@@ -1,6 +1,7 @@
 """The mixed model: the pooled maximum of the marginal likelihood, and its posteriors."""
 
 import csv
+from contextlib import nullcontext
 from pathlib import Path
 
 import numpy as np
@@ -8,10 +9,11 @@ import pytest
 import torch
 from torch import nn
 
+from fedbayes.contracts import Report
 from fedbayes.contracts.personal import PersonalTensors
 from fedbayes.core.targets import Target
 from fedbayes.core.tensors import Samples
-from fedbayes.errors import ConfigError, ModelError
+from fedbayes.errors import ConfigError, MessageError, ModelError
 from fedbayes.likelihoods import build_likelihood
 from fedbayes.likelihoods.noise import LIMIT, LearntNoise
 from fedbayes.likelihoods.numeric import bounded
@@ -55,6 +57,13 @@ def test_sleepstudy_is_the_published_mixed_model():
     found = estimates(method, servers[-1], run)
     wanted = [251.405, 10.467, 23.78, 5.72, 0.08, 25.59]
     assert found == pytest.approx(wanted, abs=5e-3)
+
+
+def test_a_variance_may_be_zero_but_not_negative():
+    for variance in (0.0, -1e-9):
+        report = Report({"spread/variance": torch.tensor([1.0, variance])})
+        with pytest.raises(MessageError, match="negative") if variance else nullcontext():
+            Hierarchical().accept(None, report, None)
 
 
 @pytest.mark.parametrize("covariance", ["full", "diagonal"])

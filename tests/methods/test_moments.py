@@ -141,6 +141,19 @@ def test_predictions_without_weight_change_nothing():
         torch.testing.assert_close(one.mean, other.mean, rtol=1e-6, atol=1e-7)
 
 
+def test_predictions_count_once_there_are_any():
+    """As the other clients do, and not in the first round, when nothing is learnt."""
+    data, run = regressions(orthogonal=False), linear_run(epochs=1)
+    method = LINEAR.model_copy(update={"strength": 0.3}).variant()
+    servers, states = rounds(method, run, data, 1)
+    weights = []
+    for server in (method.init(run), *servers):
+        message = method.message(server, at(run))
+        problem = method.problem(message, states[0], data[0], at(run))
+        weights.append(float(problem.given["told"]["weight"]))
+    assert weights == pytest.approx([0.0, 0.3 * (run.clients - 1)])
+
+
 @pytest.mark.slow
 def test_predictions_leave_the_fixed_point_at_the_pooled_mode():
     """And they change the way there."""

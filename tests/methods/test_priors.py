@@ -11,7 +11,7 @@ from scipy.optimize import minimize_scalar
 from torch import nn
 
 import fedbayes
-from fedbayes.contracts import Report, ReportList, Stateless
+from fedbayes.contracts import Known, Report, ReportList, Stateless
 from fedbayes.contracts.prior import in_words
 from fedbayes.core.fields import idle
 from fedbayes.core.messages import Masked, dense
@@ -208,6 +208,13 @@ def test_laplace_at_the_optimum_is_the_lasso_around_the_server():
         sign = torch.sign(phi[name] - server.weights[name])
         torch.testing.assert_close(leaf.grad[moved], -0.03 * sign[moved], atol=1e-5, rtol=0)
     assert kept > 0
+
+
+@pytest.mark.parametrize(("likelihood", "by_class"), [(None, True), ("gaussian", False)])
+def test_rows_of_classes_have_votes_of_their_own_where_there_are_any(likelihood, by_class):
+    likelihood = likelihood and build_likelihood(likelihood, Target("real", ("y",), (0.0,), (1.0,)))
+    run = run_of(network(), likelihood=likelihood)
+    assert Laplace().recommended(Known(run, 100, 25))["method.class_rows"] is by_class
 
 
 def test_laplace_needs_sgd():

@@ -5,6 +5,7 @@ from dataclasses import replace
 
 import pytest
 import torch
+from torch.nn.functional import cross_entropy
 
 import fedbayes
 from fedbayes.contracts import Report, ReportList, Stateless, Sum
@@ -17,6 +18,7 @@ from fedbayes.methods.fedivon import FedIvon, FedIvonServer
 from fedbayes.methods.fedpm import FedPm, _fixed
 from fedbayes.methods.fens import MIXER, Fens, FensServer
 from fedbayes.methods.qlsd import Qlsd, _read
+from fedbayes.models import MLP, Network
 from tests.helpers.places import at, network, rounds, run_of, samples
 from tests.helpers.regressions import linear_run, pooled, regressions
 
@@ -134,6 +136,8 @@ def test_fald_keeps_draws_after_burn_in():
     assert torch.equal(servers[-1].draws["1.bias"][0], servers[-2].weights["1.bias"])
     drawn = method.draws(method.model(servers[-1], run), run)(samples(3).x)
     assert drawn.shape == (2, 3, 3)
+    longer, info = method.kept(servers[-1], servers[0].weights, at(run, round=6))
+    assert info == {"draws": 4.0, "r_hat": r_hat(longer.track), "ess": effective_size(longer.track)}
 
 
 def test_r_hat_and_effective_size_of_chains_that_are_known():
@@ -166,6 +170,14 @@ def test_fedivon_multiplies_gaussians():
         wanted = torch.full_like(server.mean[name], 5.0)
         torch.testing.assert_close(after.precision[name], wanted)
         torch.testing.assert_close(after.mean[name], wanted * (2 * 5 + 18 * 1) / 20 / 5)
+
+
+def test_fedivon_watches_the_likelihood_at_the_mean_without_dropout():
+    net, data, method = Network(MLP(4, [6], 3, dropout=0.5)), samples(), FedIvon()
+    place = at(run_of(net, **PLAIN))
+    start = method.problem(method.message(method.init(place.run), place), Stateless(), data, place)
+    found = method.validation(place.run)(start.start, data, start.given, {})
+    torch.testing.assert_close(found, cross_entropy(net(net.initial, data.x), data.y))
 
 
 def test_fedivon_finds_the_variational_optimum_of_a_quadratic():

@@ -199,19 +199,18 @@ def given_centre(parameters: Tensors, given: Tree) -> Tensors:
     return centre
 
 
-def with_prior(run: Federation, std: float, *, training: bool = True) -> Loss:
+def with_prior(run: Federation, std: float) -> Loss:
     """The mean negative log-likelihood plus a share of a Gaussian prior: ‖w‖²/(2 s² n).
 
     Args:
         run: network and likelihood.
         std: s, the standard deviation of each weight.
-        training: as for `nll`.
 
     Returns:
         A loss that is given n as `total`: the rows of the federation, or a client's own times the
         number of clients that share the prior.
     """
-    likelihood = nll(run, training=training)
+    likelihood = nll(run)
 
     def loss(parameters: Tensors, batch: Samples, given: Tree, noise: Tree) -> torch.Tensor:
         value = likelihood(parameters, batch, given, noise)

@@ -15,10 +15,10 @@ from fedbayes.errors import ConfigError, FedbayesWarning, RunError
 from fedbayes.federation.attacks.engine import AdversarialEngine
 from fedbayes.federation.client_runtime import ClientResult
 from fedbayes.federation.clock.queue import Queue
-from fedbayes.federation.clock.settings import Asynchronous
+from fedbayes.federation.clock.settings import Asynchronous, ClockSettings
 from fedbayes.federation.round import run_round
 from fedbayes.federation.stages.checks import encode_report
-from fedbayes.federation.stages.stale import AsyncRound, as_of_now
+from fedbayes.federation.stages.stale import AsyncRound, as_of_now, remarks
 from fedbayes.methods import METHODS
 from fedbayes.models import Network
 from fedbayes.reports.figures import charts
@@ -404,6 +404,18 @@ def test_settings_without_effect_are_named():
     said = " ".join(str(warning.message) for warning in told)
     assert "clock.spread has no effect: clock.speeds is none" in said
     assert "asynchronous.longest has no effect: asynchronous.buffer is unset" in said
+
+
+def test_settings_of_time_that_have_an_effect_are_not_named():
+    def told(clock, **settings):
+        counts = {"clocked": True, "clients": 6, "cohort": 4}
+        return " ".join(remarks(Asynchronous(**settings), ClockSettings(**clock), **counts))
+
+    assert not told({"speeds": "equal"})
+    assert "clock.rate_spread has no effect" in told({"speeds": "equal", "rate_spread": 1.0})
+    assert not told({"speeds": "equal", "rate_spread": 1.0, "upload": 1000.0})
+    assert not told({}, buffer=3)  # 4 at work, and 2 that wait
+    assert "fewer than 4 can be at work: up to 3 have" in told({}, buffer=4)
 
 
 def test_runs_by_the_clock_share_a_figure(tmp_path):

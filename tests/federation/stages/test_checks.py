@@ -47,6 +47,11 @@ def test_a_good_report_passes(weight):
     assert list(report.tensors) == list(EXPECTED)
 
 
+def test_of_many_missing_tensors_three_are_named():
+    with pytest.raises(MessageError, match="missing 'b', 'c', 'd' and 2 more; extra none"):
+        decode_report(encode({"a": torch.ones(1)}), dict.fromkeys("abcdef", torch.ones(1)))
+
+
 def test_a_weight_of_one_costs_nothing():
     assert encode_report(Report(good(), 1.0)) == encode(good())
     assert encode_report(Report({}, 1.0)) == b""

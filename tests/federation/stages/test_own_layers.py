@@ -10,6 +10,8 @@ from fedbayes.contracts import RoundContext
 from fedbayes.core.messages import decode, decode_file, encode
 from fedbayes.errors import ConfigError, ModelError, RunError
 from fedbayes.federation.client_runtime import Task
+from fedbayes.federation.stages.personal_layers import with_personal_layers
+from fedbayes.methods.fedavg import FedAvg
 from fedbayes.workflows.serve.export import export
 from tests.helpers.own_layers import OWN, network, settings
 
@@ -45,6 +47,22 @@ def test_a_round_is_that_of_pytorch_by_hand():
     for name, tensor in step.server.weights.items():
         one, two = (float(n) / float(sizes.sum()) for n in sizes)
         torch.testing.assert_close(tensor, one * by_hand[0][name] + two * by_hand[1][name])
+
+
+def test_the_method_behind_gets_the_samples_of_the_client():
+    found = []
+
+    class Looking(FedAvg):
+        def problem(self, message, client, samples, at):
+            found.append(samples)
+            return super().problem(message, client, samples, at)
+
+    method = with_personal_layers(Looking())
+    with Simulation(Config.create(**settings(rounds=1))) as simulation:
+        at, samples = RoundContext(simulation.run, 1, client=0), simulation.data.train(0)
+        message = method.message(method.init(simulation.run), at)
+        method.problem(message, method.join(at), samples, at)
+    assert found == [samples]
 
 
 @pytest.mark.parametrize("method", ["fedavg", "fedprox", "fedadam", "scaffold"])

@@ -20,7 +20,7 @@ from fedbayes.federation.engines.sequential import Sequential
 from fedbayes.federation.stages.aggregation import Aggregation, fold
 from fedbayes.federation.stages.bounds import outliers
 from fedbayes.federation.stages.checks import encode_report, read_report
-from fedbayes.federation.stages.robust import nearest, trimmed
+from fedbayes.federation.stages.robust import RobustGather, nearest, trimmed
 from fedbayes.methods import METHODS
 from fedbayes.testing import Tampering
 from tests.helpers.cases import cases
@@ -165,6 +165,21 @@ def test_a_weighted_trimmed_mean_of_copies_is_that_of_numbers(seed, count, cut):
     else:
         np.testing.assert_allclose(found, ordered[cut : len(rows) - cut].mean(0), atol=1e-9)
     np.testing.assert_allclose(trimmed(x, weights, None), np.median(rows, 0), atol=1e-9)
+
+
+@pytest.mark.parametrize(
+    ("rule", "wanted"),
+    [
+        ("mean", lambda rows: rows.mean(0)),
+        ("median", lambda rows: np.median(rows, 0)),
+        ("trimmed-mean", lambda rows: np.sort(rows, 0)[2:-2].mean(0)),
+    ],
+)
+def test_gathered_reports_come_with_the_middle_of_the_rule(rule, wanted):
+    rows = np.random.default_rng(0).normal(size=(7, 3))
+    middle = RobustGather(None, rule, hostile=2, clip=None).reduced().middle
+    found = middle(torch.from_numpy(rows), torch.ones(7).double())
+    np.testing.assert_allclose(found, wanted(rows))
 
 
 def test_a_component_that_hostile_clients_may_have_to_themselves_stays():
