@@ -391,6 +391,19 @@ def test_a_metric_that_is_asked_for_has_one_column(tmp_path):
     assert row.figures["error_auroc"].mean == row.figures["global_error_auroc"].mean
 
 
+def test_rejected_updates_are_told(tmp_path):
+    bound = "aggregation.max_change=1.01"  # whoever is above the median
+    runs = grid(tmp_path, "fedavg", [*SMALL, "cohort=1.0", bound])
+    outcomes, tables, _ = finish(runs)
+    files = sorted(tmp_path.rglob("metrics.jsonl"))
+    lines = [json.loads(line) for file in files for line in file.read_text().splitlines()]
+    rejected = sum(len(line["refused"]) for line in lines)
+    assert len(files) == len(outcomes) == 2
+    assert rejected > 0
+    told = f"digits: updates were rejected, by method and over all seeds: fedavg {rejected}."
+    assert any(note.startswith(told) for note in notes(runs, tables))
+
+
 def test_numbers_have_their_own_columns(tmp_path):
     runs = grid(tmp_path, "fedavg,local", ["data.name=diabetes", "rounds=1", "data.clients=3"])
     _, (table,), _ = finish(runs)

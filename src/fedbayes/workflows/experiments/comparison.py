@@ -63,6 +63,8 @@ class ComparisonRow(Brief):
     lost: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
     """Metrics of the table without a mean, and the seeds under which they are no finite number;
     where no method has a mean, there is no column either."""
+    rejected: int = 0
+    """Updates that runs rejected, over all seeds."""
 
 
 @dataclass(frozen=True, repr=False)
@@ -125,6 +127,11 @@ def _compared(grid: MethodGrid, task: str, outcomes: Sequence[RunResult]) -> Com
             _warned([o for o in ended if o.cell.label == label]),
             any(_held_out(o) for o in ended if o.cell.label == label),
             _lost([o for o in ended if o.cell.label == label], list(first)),
+            sum(
+                sum(o.summary.get("refused_clients", {}).values())
+                for o in ended
+                if o.cell.label == label
+            ),
         )
         for label in labels
     ]
@@ -277,6 +284,7 @@ def notes(grid: MethodGrid, tables: Sequence[Compared]) -> list[str]:
         ),
         *([_CALIBRATED] if any(_BEFORE in row.figures for _, row in rows) else []),
         *(line for table in tables if (line := _unlike(table))),
+        *(line for table in tables if (line := _rejected(table))),
         *(
             f"{table.task}, {line}"
             for table, row in rows
@@ -300,6 +308,17 @@ def _unlike(table: Compared) -> str:
         f"{table.task}: {listed(whole)} without a temperature, trained on all training rows; "
         "clients of the others held out a tenth to calibrate by. With calibration = 'none' "
         "all train on all rows."
+    )
+
+
+def _rejected(table: Compared) -> str:
+    """Which methods lost updates to the checks of a round; empty without any."""
+    counts = [f"{row.variant.label} {row.rejected}" for row in table.rows if row.rejected]
+    if not counts:
+        return ""
+    return (
+        f"{table.task}: updates were rejected, by method and over all seeds: {listed(counts)}. "
+        "metrics.jsonl of a run says which and why."
     )
 
 
