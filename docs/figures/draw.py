@@ -132,7 +132,7 @@ def frameworks(runs: Path) -> None:
             colours = [theme.hues[ORANGE if own else BLUE] for own in ours]
             axes.hlines(range(len(rates)), 1, rates, colors=colours, lw=2)
             axes.scatter(rates, range(len(rates)), color=colours, zorder=2)
-            axes.set(xscale="log", xlim=(0.04, 6), title=fill(rows[0][column], 20))
+            axes.set(xscale="log", xlim=(0.03, 6), title=fill(rows[0][column], 20))
             axes.set_xticks([0.1, 1], ["0.1", "1"])
             axes.grid(axis="y", visible=False)
         panels[0].set_yticks(range(len(names)), names)
