@@ -16,6 +16,7 @@ from fedbayes.federation.stages.stage import Stage
 from fedbayes.methods import METHODS
 from fedbayes.methods.fedavg import FedAvg
 from fedbayes.models import Network
+from tests.helpers.cases import cases
 
 
 def global_states():
@@ -28,7 +29,7 @@ def global_states():
     )
 
 
-@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize("method", cases(METHODS, slow=["fedfuse"]))
 @pytest.mark.filterwarnings("ignore::fedbayes.errors.FedbayesWarning")
 def test_what_is_built_in_draws_from_no_global_generator(method):
     """So that they are seeded only where code of users or layers may draw from them."""

@@ -299,6 +299,7 @@ def test_no_step_of_training_waits_for_the_device(method):
 
 
 @pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="other allocators are as they are")
+@pytest.mark.slow
 def test_memory_that_a_step_frees_is_kept_for_the_next():
     """Of 32 MB that the first step frees, all stay with the process; without it, none."""
     code = (

@@ -105,6 +105,7 @@ def test_it_is_said_where_it_changes_nothing():
         )
 
 
+@pytest.mark.slow
 def test_a_program_has_it_and_the_report_says_what_it_did(files, tmp_path):
     rng = np.random.default_rng(0)
     x, y = rng.normal(size=(200, 6)).astype(np.float32), rng.integers(3, size=200)

@@ -117,6 +117,7 @@ def test_factors_of_many_places_add_inputs_and_average_gradients():
     torch.testing.assert_close(whole, 50 * torch.kron(b, a), rtol=1e-4, atol=1e-4)
 
 
+@pytest.mark.slow
 def test_predictions_are_those_of_brute_force_jacobians_exported_too(tmp_path):
     module = twice()
     found = all_layers(module, THREE, images, 3, 40)

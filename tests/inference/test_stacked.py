@@ -18,6 +18,7 @@ from fedbayes.inference.settings import LocalTraining
 from fedbayes.inference.solve import solve
 from fedbayes.inference.stacked import solve_stacked, stackable
 from fedbayes.testing import assert_identical
+from tests.helpers.cases import cases
 
 COUNTS = [3, 20, 20, 20, 20, 41]
 
@@ -98,7 +99,10 @@ def ended(folder, engine, method="fedavg", data=MappingProxyType({}), **more):
         return pack(simulation.server), lines
 
 
-@pytest.mark.parametrize("method", ["fedavg", "scaffold", "pvi", "fedgvi", "virtual", "fedsparse"])
+@pytest.mark.parametrize(
+    "method",
+    cases(["fedavg", "scaffold", "pvi", "fedgvi", "virtual", "fedsparse"], slow=["virtual"]),
+)
 def test_a_run_is_that_of_the_sequential_engine_up_to_rounding(method, tmp_path, monkeypatch):
     solved = []
 

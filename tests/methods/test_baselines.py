@@ -152,9 +152,8 @@ def _ran(method, sizes, count, **training):
     return float((found - optimum).norm())
 
 
-@pytest.mark.parametrize(
-    "sizes", [pytest.param((30, 30, 30), marks=pytest.mark.slow), (10, 20, 60)]
-)
+@pytest.mark.slow
+@pytest.mark.parametrize("sizes", [(30, 30, 30), (10, 20, 60)])
 def test_feddyn_ends_at_the_pooled_optimum_where_fedavg_does_not(sizes):
     """Least squares of clients that differ, in full batches and many local steps."""
     assert _ran(FedDyn(alpha=0.5), sizes, 80) < 1e-3

@@ -108,7 +108,12 @@ Y = [1.2, 0.4, 2.1, 1.7, 0.3, 1.1, 9.0]
             renyi(0.4),
             marks=pytest.mark.slow,
         ),
-        ({"data_loss": "log", "divergence": "renyi", "alpha": 2.5}, log_loss, renyi(2.5)),
+        pytest.param(
+            {"data_loss": "log", "divergence": "renyi", "alpha": 2.5},
+            log_loss,
+            renyi(2.5),
+            marks=pytest.mark.slow,
+        ),
         pytest.param({"data_loss": "beta"}, beta_loss, kl, marks=pytest.mark.slow),
         ({"data_loss": "beta", "divergence": "renyi"}, beta_loss, renyi(2.5)),
     ],

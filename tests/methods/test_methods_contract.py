@@ -88,6 +88,10 @@ class TestFedSparse(MethodContract):
     method = "fedsparse"
     parameters: ClassVar = {"l0": 1e-3, "gate_lr": 3e-2, "server_gate_lr": 3e-2}
 
+    @pytest.mark.slow  # of the same kind, scaffold-fedsparse is tried each time
+    def test_engines_agree(self, tmp_path):
+        super().test_engines_agree(tmp_path)
+
 
 @pytest.mark.slow
 class TestFedSparseConvolutional(MethodContract):

@@ -178,6 +178,7 @@ def logistic(seed=3):
     return found
 
 
+@pytest.mark.slow
 def test_in_function_space_logistic_regression_ends_at_the_pooled_mode():
     """That by Newton's method on all rows."""
     data, delta = logistic(), 8.0

@@ -113,6 +113,7 @@ def test_a_run_sends_and_stores_the_adapters_and_little_more(tmp_path, texts):
     assert sum(file.stat().st_size for file in run.folder.path.rglob("*")) < 2 * adapters + 44_000
 
 
+@pytest.mark.slow
 def test_the_whole_network_comes_back_beside_the_same_base_alone(tmp_path, bert, texts):
     base = shutil.copytree(bert, tmp_path / "base")
     folder = tmp_path / "run"

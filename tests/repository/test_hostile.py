@@ -12,6 +12,7 @@ THIRD = Part("a third", "tests.helpers.toy_parts:one_in_three", 9, 2, 4)
 BROKEN = Part("broken", "tests.helpers.toy_parts:broken", 2, 0, 2)
 
 
+@pytest.mark.slow
 def test_each_part_is_tried_as_often_as_asked_and_in_pieces():
     told = []
     parts = {SOUND: 10, THIRD: 9, BROKEN: 2}

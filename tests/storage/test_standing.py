@@ -109,7 +109,11 @@ def test_otherwise_the_model_is_the_last_and_the_summary_says_so(tmp_path):
 
 @pytest.mark.parametrize(
     "changes",
-    [{}, pytest.param(LOCAL, marks=pytest.mark.slow), {"checkpoint_every": 4}],
+    [
+        {},
+        pytest.param(LOCAL, marks=pytest.mark.slow),
+        pytest.param({"checkpoint_every": 4}, marks=pytest.mark.slow),
+    ],
 )
 def test_a_run_that_keeps_the_best_ends_the_same_wherever_it_is_broken(tmp_path, changes):
     config = jumpy(**changes, keep_checkpoints="best")

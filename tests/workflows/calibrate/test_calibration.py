@@ -218,6 +218,7 @@ def test_personal_models_between_rounds(tmp_path, capsys):
             assert metrics["information_wrong"] > metrics["information_right"] > 0
 
 
+@pytest.mark.slow
 def test_personal_models_on_flowers_simulation_and_after_damage(tmp_path, capsys):
     pytest.importorskip("flwr")
     settings = {

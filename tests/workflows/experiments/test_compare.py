@@ -51,6 +51,7 @@ from fedbayes.workflows.experiments.grid_display import GridDisplay
 from fedbayes.workflows.experiments.grid_jobs import run_grid
 from fedbayes.workflows.experiments.method_grid import MethodGrid, conclude, seconds_of
 from fedbayes.workflows.experiments.variants import Variant, variants
+from tests.helpers.cases import cases
 
 SMALL = ["data.limit=300", "data.clients=4", "model.hidden=[8]", "rounds=2", "cohort=0.5"]
 
@@ -488,6 +489,7 @@ def test_from_python(tmp_path):
         fedbayes.compare("fedavg", tmp_path, method={"name": "pvi"})
 
 
+@pytest.mark.slow
 def test_seeds_may_be_named(tmp_path):
     given = {"data": {"limit": 300, "clients": 3}, "model": {"hidden": [8]}, "rounds": 1}
     found = fedbayes.compare("fedavg", tmp_path, seeds=[3, 0], **given)
@@ -560,7 +562,7 @@ def test_another_file_of_foreign_inputs_is_tried_anew(tmp_path):
     assert found[0] != found[1]
 
 
-@pytest.mark.parametrize("jobs", [1, 2])
+@pytest.mark.parametrize("jobs", cases([1, 2], slow=[2]))
 def test_a_table_is_of_runs_on_the_same_data(jobs, tmp_path):
     """Where a file of rows is another by now, runs on it have no place beside those before."""
     rng, file = np.random.default_rng(0), tmp_path / "rows.npz"

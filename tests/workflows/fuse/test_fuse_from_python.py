@@ -65,7 +65,7 @@ def test_networks_of_different_architectures():
     x = torch.randn(50, 1, 8, 8)
     networks = [Sequential(Flatten(), Linear(64, n), ReLU(), Linear(n, 10)) for n in (12, 20)]
     teacher = (networks[0](x).softmax(1) + networks[1](x).softmax(1)) / 2
-    found = fedbayes.fuse(networks, shape=(1, 8, 8), inputs="noise", minutes=0.1)
+    found = fedbayes.fuse(networks, shape=(1, 8, 8), inputs="noise", minutes=0.05)
     assert found.path.suffix == ".pt2"
     student = torch.export.load(found.path).module()(x)
     assert (teacher * (teacher.log() - student.log_softmax(1))).sum(1).mean() < 0.05

@@ -29,6 +29,7 @@ from fedbayes.storage.card import Card
 from fedbayes.storage.folder import RunFolder
 from fedbayes.workflows.fuse.frontier import SizeTradeoff, average, multiplications
 from fedbayes.workflows.fuse.posterior_files import sent_counts
+from tests.helpers.cases import cases
 from tests.helpers.command_line import command
 from tests.helpers.eyes import OF_EYES, Eyes, Tied
 from tests.helpers.toy_inputs import Gauss
@@ -117,7 +118,9 @@ class Untied(Tied):
         del self.again
 
 
-@pytest.mark.parametrize("method", ["function", "match", "permute", "c2m3", "average"])
+@pytest.mark.parametrize(
+    "method", cases(["function", "match", "permute", "c2m3", "average"], slow=["c2m3"])
+)
 def test_tensors_that_layers_share_have_one_name_of_several(method, tmp_path, capsys):
     """What comes out is what networks give whose layers have one name each, and stays shared."""
     given = {}
