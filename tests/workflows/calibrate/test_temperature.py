@@ -36,6 +36,7 @@ from fedbayes.workflows.calibrate.calibration import trust
 from fedbayes.workflows.calibrate.held_out import divided
 from fedbayes.workflows.calibrate.temperature import calibrate_temperature
 from fedbayes.workflows.fuse import network_fusing
+from fedbayes.workflows.serve import model_evaluation
 from fedbayes.workflows.serve.export import export
 from fedbayes.workflows.serve.model_files import read_with_card
 from tests.helpers.command_line import command
@@ -362,7 +363,7 @@ def test_a_client_that_is_alone_has_a_temperature_by_its_validation_rows(tmp_pat
 
 
 @pytest.mark.parametrize("apart", [False, True])
-def test_evaluate_has_the_teacher_that_fuse_reports(apart, tmp_path, capsys):
+def test_evaluate_has_the_teacher_that_fuse_reports(apart, tmp_path, capsys, monkeypatch):
     """Also where no client has two classes, which are compared on synthetic inputs."""
     given = {"clients": 3, "limit": 400}
     folder = fedbayes.run(method="local", rounds=1, data=given, out=tmp_path / "run").folder
@@ -385,6 +386,17 @@ def test_evaluate_has_the_teacher_that_fuse_reports(apart, tmp_path, capsys):
     assert ("its only class" in learnt["note"]) == apart
     for metric in ("accuracy", "nll"):
         assert learnt[metric] == pytest.approx(marks["ensemble"][metric], rel=1e-4)
+    monkeypatch.setattr(model_evaluation, "drawn_for", without_inputs)
+    assert command("evaluate", fused, *files, *asked) == 0
+    found = capsys.readouterr()
+    assert (
+        "ensemble, as fuse learns it" in [one["name"] for one in json.loads(found.out)]
+    ) != apart
+    assert ("there is no row 'ensemble, as fuse learns it': no prior" in found.err) == apart
+
+
+def without_inputs(*_):
+    raise ConfigError("no prior fits")
 
 
 def test_evaluate_and_fuse_have_the_same_teacher(tmp_path, capsys, monkeypatch):

@@ -19,7 +19,7 @@ from fedbayes.core.tensors import Tensors, parameter_count
 from fedbayes.core.wording import describe
 from fedbayes.data import Preprocessing
 from fedbayes.data.differences import SCALE, differences
-from fedbayes.errors import ConfigError, ModelError, warn
+from fedbayes.errors import ConfigError, DataError, ModelError, warn
 from fedbayes.fusion import Layers, combination
 from fedbayes.fusion.combining import combine
 from fedbayes.fusion.function import teacher_of
@@ -370,9 +370,15 @@ def compare(
             shares = class_shares(counts)
             candidates["ensemble, by class share"] = _ensemble(fused, alike, shares)
         if target.classes:
-            taught = _taught(fused, inputs, alike, counts)
             uniform = counts is None and all(one.temperature is None for one in fused)
-            candidates[UNIFORM if uniform else "ensemble, as fuse learns it"] = taught
+            name = UNIFORM if uniform else "ensemble, as fuse learns it"
+            try:
+                candidates[name] = _taught(fused, inputs, alike, counts)
+            except (
+                ConfigError,
+                DataError,
+            ) as error:  # of synthetic inputs for clients of one class
+                warn(f"there is no row '{name}': {error}")
     asked = {name: _asked(name, one, metrics) for name, one in candidates.items()}
     return [_score(name, one, tests, asked[name]) for name, one in candidates.items()]
 
