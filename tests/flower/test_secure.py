@@ -504,10 +504,10 @@ def test_a_link_that_breaks_in_a_round_ends_the_run_which_can_be_resumed(monkeyp
             raise LinkError("connection refused")
         return honest(self, message)
 
-    honest = secagg_steps.Steps._push
+    honest = secagg_steps.SecaggSteps._push
     config = settings("scaffold", rounds=3)
     with monkeypatch.context() as broken:
-        broken.setattr(secagg_steps.Steps, "_push", push)
+        broken.setattr(secagg_steps.SecaggSteps, "_push", push)
         with pytest.raises(EngineError, match="the SuperLink was lost: connection refused"):
             run(config, tmp_path / "run")
     assert same(resume(tmp_path / "run").model, run(config).model)

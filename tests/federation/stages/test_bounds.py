@@ -134,6 +134,8 @@ def test_a_huge_report_counts_as_if_its_client_had_not_been_there(method):
 @pytest.mark.parametrize("lie", [{"value": 3e38}, {"value": -1e30}, {"weight": 2.0**53}])
 @pytest.mark.filterwarnings("ignore::fedbayes.errors.FedbayesWarning")
 def test_every_method_ends_as_without_a_huge_liar(method, lie):
+    if method == "fedpm" and "value" in lie:
+        pytest.skip("its reports are bits, which cannot be huge")
     config = small(method, rounds=2)
     with_lies, lines = attacked(config, lying(2, first=2, **lie))
     assert [list(line["refused"]) for line in lines] == [[], ["2"]]
