@@ -210,7 +210,7 @@ class TestFedLapInFunctionSpace(MethodContract):
 
 
 @pytest.mark.slow
-class TestFedLapInFunctionSpaceOfNumbers(MethodContract):
+class TestFedLapFunctionSpaceRegression(MethodContract):
     method = "fedlap"
     parameters: ClassVar = {"inputs": "auto", "points": 12, "predictions": 4}
     data: ClassVar = {"name": "diabetes"}

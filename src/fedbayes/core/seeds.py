@@ -85,7 +85,7 @@ _TURN = threading.RLock()
 _free = False
 """Whether the global generators of NumPy and Python may be left as they are."""
 _untouched: ExitStack | None = None
-"""Of `kept`, as long as nothing was seeded inside: what puts the generators back goes there."""
+"""The stack of `kept` until generators are seeded inside; it then puts them back."""
 
 
 @contextmanager

@@ -17,7 +17,7 @@ class Batches(Protocol):
     """Batches of inputs, the same for the same number."""
 
     def batch(self, number: int, count: int) -> Tensor:
-        """So many inputs [count, *shape], fresh for every number; below 0 held out."""
+        """Inputs [count, *shape]; each number has its own, and those below 0 are held out."""
 
 
 class Draws(Batches, Protocol):

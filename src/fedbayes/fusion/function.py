@@ -250,7 +250,7 @@ def teacher_of(
 ) -> tuple[Teacher, list[float] | None]:
     """The clients' networks together, and the samples of each.
 
-    Whoever asks clients together builds their teacher here.
+    Every ensemble of clients takes its teacher from here.
 
     Args:
         clients: their networks, or functions, by name.
