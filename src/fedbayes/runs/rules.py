@@ -14,6 +14,7 @@ from fedbayes.errors import ConfigError
 from fedbayes.federation.attacks import ATTACKS
 from fedbayes.federation.attacks.adversary import Adversary
 from fedbayes.federation.attacks.base import Attack
+from fedbayes.federation.attacks.shifts import holds_numbers
 from fedbayes.federation.engine_table import ENGINES
 from fedbayes.federation.privacy import mechanism
 from fedbayes.federation.settings import FEWEST, MODULUS
@@ -274,8 +275,8 @@ def _of_attack(
             "[secure] out"
         )
     message = method.message(method.init(run), RoundContext(run, 1))
-    if not method.expected(message, run):
+    if not holds_numbers(method.expected(message, run)):
         yield (
-            f"{kind} changes updates, but those of {method.name} are empty. Choose label-flip or "
-            "backdoor"
+            f"{kind} changes real numbers, but updates of {method.name} hold none. Choose "
+            "label-flip or backdoor"
         )

@@ -261,7 +261,7 @@ def test_every_method_can_be_attacked(tmp_path):
     something.
     """
     for name, kind in METHODS.items():
-        if kind.reports.pooled or name == "local":
+        if kind.reports.pooled or name in ("local", "fedpm"):
             continue
         for attack in ("sign-flip", "inner-product"):
             changes = {"rounds": 2, "model": {"hidden": [4]}, "method": {"name": name}}
@@ -431,7 +431,8 @@ OWN = "tests.helpers.toy_attacks:Shrink"
         ),
         ({"attack": {"kind": "backdoor", "size": 8}}, "attack.size is 8, but a sample has 8 × 8"),
         ({"attack": {"kind": "nan"}, "method": {"name": "global"}}, "global pools all data"),
-        ({"attack": {"kind": "nan"}, "method": {"name": "local"}}, "those of local are empty"),
+        ({"attack": {"kind": "nan"}, "method": {"name": "local"}}, "updates of local hold none"),
+        ({"attack": {"kind": "huge"}, "method": {"name": "fedpm"}}, "updates of fedpm hold none"),
         ({"attack": {"kind": "nan"}, "engine": "flower"}, "works only in simulations"),
         (
             {
