@@ -115,24 +115,24 @@ def test_a_rule_takes_the_middle_of_every_part(method, rule):
 
 
 def krum(each, hostile):
-    """Multi-Krum over parts in units of their median norms, by its definition."""
-    rows = []
-    for changes in each:
-        pieces = []
-        for part in changes:
-            if part == "counters":
-                continue
-            norms = sorted(norm(c[part].values()) for c in each)
-            unit = norms[(len(norms) - 1) // 2] or 1.0
-            pieces += [np.nan_to_num(t.numpy().ravel()) / unit for t in changes[part].values()]
-        rows.append(np.concatenate(pieces))
-    rows = np.stack(rows)
-    distances = ((rows[:, None] - rows) ** 2).sum(-1)
-    scores = [
-        np.sort(np.delete(distances[one], one))[: len(rows) - hostile - 2].sum()
-        for one in range(len(rows))
-    ]
-    return np.sort(np.argsort(scores, kind="stable")[: len(rows) - hostile])
+    """The places that Multi-Krum keeps in every part, by its definition."""
+    kept = set(range(len(each)))
+    for part in each[0].keys() - {"counters"}:
+        rows = np.stack(
+            [
+                np.concatenate([t.numpy().ravel() for t in changes[part].values()])
+                for changes in each
+            ]
+        )
+        distances = ((np.nan_to_num(rows)[:, None] - np.nan_to_num(rows)) ** 2).sum(-1)
+        scores = np.array(
+            [
+                np.sort(np.delete(distances[one], one))[: len(rows) - hostile - 2].sum()
+                for one in range(len(rows))
+            ]
+        )
+        kept -= set(np.flatnonzero(scores > np.sort(scores)[len(rows) - hostile - 1]).tolist())
+    return sorted(kept)
 
 
 def test_no_part_drowns_another_in_the_distances_of_krum():
@@ -146,7 +146,29 @@ def test_no_part_drowns_another_in_the_distances_of_krum():
         for _ in range(7)
     ]
     found[4]["control"]["c"] *= -30
-    assert nearest(found, 1) == [0, 1, 2, 3, 5, 6]
+    assert 4 not in nearest(found, 1)
+
+
+def test_an_honest_client_far_from_others_in_one_part_takes_no_liars_place():
+    """One client's gates alone have moved, and another lies about its weights."""
+    rng = np.random.default_rng(0)
+    found = [
+        {
+            "weights": {"w": torch.from_numpy(1 + 0.1 * rng.normal(size=40))},
+            "gates": {"g": torch.full((5,), 1.0 if client == 2 else 0.01).double()},
+        }
+        for client in range(7)
+    ]
+    found[4]["weights"]["w"] *= -4
+    assert nearest(found, 1) == [0, 1, 3, 5, 6]
+
+
+def test_krum_keeps_reports_where_each_is_far_from_others_in_one_part():
+    found = [
+        {f"part {part}": {"t": torch.full((2,), float(part == one)).double()} for part in range(5)}
+        for one in range(5)
+    ]
+    assert nearest(found, 1) == [0, 1, 2, 3, 4]
 
 
 @settings(max_examples=60, deadline=None)

@@ -12,10 +12,10 @@ import torch
 from torch import Tensor
 
 from fedbayes.contracts import ChangeCoordinates, Changes, Report, ReportList, Sum, Total
-from fedbayes.contracts.changes import clipped, norm, types_of
+from fedbayes.contracts.changes import clipped, types_of
 from fedbayes.contracts.reports import Middle, weighted_mean
+from fedbayes.core.tensors import Tensors
 from fedbayes.federation.settings import Rule
-from fedbayes.federation.stages.bounds import median
 
 
 class ChangeReducer(ABC):
@@ -183,23 +183,23 @@ def trimmed(values: Tensor, weights: Tensor, cut: float | None) -> Tensor | None
 
 
 def nearest(found: list[Changes], hostile: int) -> list[int]:
-    """Multi-Krum (Blanchard et al. 2017): places of the n − f reports nearest to their neighbours.
+    """Multi-Krum (Blanchard et al. 2017): places of the reports nearest to their neighbours.
 
-    A report's score is the sum of its squared distances to the n − f − 2 nearest others. Each part
-    is in units of its median norm, so that none drowns the others. Integers, and what a report says
-    nothing of, are no distance.
+    A report's score is the sum of its squared distances to the n − f − 2 nearest others. Those
+    whose score is among the f largest are left out, of each part anew: an honest client that is far
+    from others in one part takes no liar's place in another. At least one report is left. Integers,
+    and what a report says nothing of, are no distance.
     """
-    units = {
-        part: median([norm(changes[part].values()) for changes in found]) or 1.0
-        for part in found[0]
-        if part != "counters"
-    }
-    flat = torch.stack([_flat(changes, units) for changes in found])
-    distances = torch.cdist(flat, flat, compute_mode="donot_use_mm_for_euclid_dist").square()
-    scores = distances.sort(1).values[:, 1 : len(flat) - hostile - 1].sum(1)
-    return sorted(scores.argsort(stable=True)[: len(flat) - hostile].tolist())
+    worst = torch.zeros(len(found), dtype=torch.int64)
+    for part in found[0]:
+        if part != "counters":
+            flat = torch.stack([_flat(changes[part]) for changes in found])
+            near = torch.cdist(flat, flat, compute_mode="donot_use_mm_for_euclid_dist").square()
+            scores = near.sort(1).values[:, 1 : len(flat) - hostile - 1].sum(1)
+            worst = worst.maximum((scores < scores[:, None]).sum(1))  # equal scores, equal ranks
+    most = max(len(found) - hostile, int(worst.min()) + 1)
+    return (worst < most).nonzero().flatten().tolist()
 
 
-def _flat(changes: Changes, units: dict[str, float]) -> Tensor:
-    pieces = [t.flatten() / unit for part, unit in units.items() for t in changes[part].values()]
-    return torch.cat(pieces).nan_to_num(nan=0.0)
+def _flat(tensors: Tensors) -> Tensor:
+    return torch.cat([t.flatten() for t in tensors.values()]).nan_to_num(nan=0.0)
