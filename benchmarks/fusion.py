@@ -39,11 +39,19 @@ from fedbayes.fusion.combining import Merging, combine
 from fedbayes.fusion.curvature import posterior
 from fedbayes.fusion.cycles import c2m3
 from fedbayes.fusion.function import fuse_functions, teacher_of
+from fedbayes.fusion.one_class import RIDGE, SPREAD
 from fedbayes.fusion.permutation import permuted
 from fedbayes.fusion.posterior_settings import CurvatureSettings
 from fedbayes.fusion.posteriors import fisher, kfac, regmean
 from fedbayes.fusion.settings import AlignedSettings
-from fedbayes.fusion.teacher import SOFTNESS, Teacher, class_shares, frozen
+from fedbayes.fusion.teacher import (
+    RESTART,
+    SOFTNESS,
+    SOFTNESS_OF_CHAIN,
+    Teacher,
+    class_shares,
+    frozen,
+)
 from fedbayes.fusion.temperature import TemperatureScaled
 from fedbayes.inputs import add_sums, sums_of, write_sums
 from fedbayes.likelihoods import evaluate, total
@@ -64,6 +72,8 @@ GPI_FNM = {"optimizer": "amsgrad", "lr": 0.01, "weight_decay": 1e-5, "epochs": 1
 FEDFISHER = {**SGD, "lr": 0.01, "batch_size": 64, "epochs": 30}
 JUDGES = 5000
 """Training samples that no client has, for `--validation`."""
+TEACHER = [SOFTNESS, SOFTNESS_OF_CHAIN, RESTART, SPREAD, RIDGE]
+"""Constants that results depend on."""
 POSTERIORS = {"regmean": regmean, "fisher": fisher, "kfac": kfac}
 
 
@@ -429,8 +439,8 @@ def measure(name, seed, results, folder, settings, rows, validation=None, unlabe
     if validation is not None:
         name, case = f"{name}-validation", case.validation(validation)
     fusion = settings.model_dump(mode="json", exclude_defaults=True)
-    trained, taught = fingerprint(case.config), fingerprint([case.config, SOFTNESS])
-    fused = fingerprint([case.config, SOFTNESS, fusion, *(["unlabelled"] if unlabelled else [])])
+    trained, taught = fingerprint(case.config), fingerprint([case.config, TEACHER])
+    fused = fingerprint([case.config, TEACHER, fusion, *(["unlabelled"] if unlabelled else [])])
     keys = [
         {"case": name, "seed": seed, "what": what}
         | {"settings": fused if ", width" in what else taught if what == "ensemble" else trained}
