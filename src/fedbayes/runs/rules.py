@@ -277,6 +277,6 @@ def _of_attack(
     message = method.message(method.init(run), RoundContext(run, 1))
     if not holds_numbers(method.expected(message, run)):
         yield (
-            f"{kind} changes real numbers, but updates of {method.name} hold none. Choose "
+            f"{kind} changes real numbers, but updates of {method.name} contain none. Choose "
             "label-flip or backdoor"
         )

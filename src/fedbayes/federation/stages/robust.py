@@ -185,10 +185,10 @@ def trimmed(values: Tensor, weights: Tensor, cut: float | None) -> Tensor | None
 def nearest(found: list[Changes], hostile: int) -> list[int]:
     """Multi-Krum (Blanchard et al. 2017): places of the reports nearest to their neighbours.
 
-    A report's score is the sum of its squared distances to the n − f − 2 nearest others. Those
-    whose score is among the f largest are left out, of each part anew: an honest client that is far
-    from others in one part takes no liar's place in another. At least one report is left. Integers,
-    and what a report says nothing of, are no distance.
+    A report's score is the sum of its squared distances to the n − f − 2 nearest others. In each
+    part the f reports with the largest scores are left out, so an honest client that is far from
+    others in one part takes no liar's place in another. At least one report is left. Integers, and
+    what a report says nothing of, are no distance.
     """
     worst = torch.zeros(len(found), dtype=torch.int64)
     for part in found[0]:
