@@ -1,11 +1,12 @@
 """The bounds of reports: how many honest ones they reject, and what one liar of ten can do.
 
-    python benchmarks/bounds.py needs      # about ten minutes on one core
+    python benchmarks/bounds.py needs      # about half an hour on one core
     python benchmarks/bounds.py damage     # about ten minutes
 
 `needs` runs honest federations without a bound: on 600 digits among ten clients, and on two tables
 among six. What a report needs is the norm of its change as a multiple of what `max_change` is a
-multiple of (`fedbayes.federation.stages.bounds`), of the part that needs most. `damage` trains on
+multiple of (`fedbayes.federation.stages.bounds`), of the part that needs most. Below the table are
+the methods and data that have no such number, with the reason. `damage` trains on
 digits among ten clients, of which one lies in every round; bold is what loses more than the
 target. Both print the tables of docs/benchmarks/features.md.
 """
@@ -37,7 +38,7 @@ PARTITIONS = {
     "iid": {"partition": "iid"},
     "Dirichlet 0.1": {"partition": "dirichlet", "alpha": 0.1, "balance": True},
     "two classes": {"partition": "shards"},
-    "unequal sizes": {"partition": "benchmarks.bounds:unequal"},
+    "unequal sizes": {"partition": f"{__name__}:unequal"},
 }
 NO_BOUND = 1e9
 LIMITS = (5, 10)
@@ -68,7 +69,7 @@ class Recorded(bounds.Bounds):
         """Of each report, by part, the multiple of the median that it needs."""
         limits = self.limits()
         return [
-            {part: NO_BOUND * length / limits[part] for part, length in norms.items() if length}
+            {p: NO_BOUND * length / limits[p] for p, length in norms.items() if p != "counters"}
             for norms in self.norms.values()
         ]
 
@@ -92,14 +93,17 @@ def honest(method, data, rounds, cohort):
 
 
 def needs(methods, rounds, cohort):
-    """Print what honest reports need, a line for each method."""
+    """Print what honest reports need, a line for each method, and what has no such need."""
     bounds.Bounds = Recorded
-    lines = []
+    lines, without, limits = [], [], dict.fromkeys(LIMITS, 0)
     with tempfile.TemporaryDirectory() as folder:
         cancer = load_breast_cancer(as_frame=True).frame.rename(columns={"target": "diagnosis"})
         cancer.to_csv(Path(folder) / "cancer.csv", index=False)
         for method in methods:
-            longest, first, later, found = defaultdict(float), 0.0, 0.0, []
+            longest, first, later, found, reasons = defaultdict(float), 0.0, 0.0, [], {}
+            if METHODS[method].reports.pooled:
+                without.append(f"`{method}`: {METHODS[method].reports.refusals['noise']}")
+                continue
             for (name, data), (partition, division) in product(DATA.items(), PARTITIONS.items()):
                 if name == "diabetes" and partition in OF_CLASSES:
                     continue
@@ -109,7 +113,10 @@ def needs(methods, rounds, cohort):
                 try:
                     told = honest(method, data, rounds, cohort)
                 except FedbayesError as error:
-                    print(f"{method}, {name}, {partition}: {error!s:.150}", file=sys.stderr)
+                    reasons[name] = f"{error}"
+                    continue
+                if not (parts := {part for reports in told for n in reports for part in n}):
+                    reasons[name] = "it sends no real numbers"
                     continue
                 for number, reports in enumerate(told):
                     most = max(max(need.values(), default=0.0) for need in reports)
@@ -118,15 +125,24 @@ def needs(methods, rounds, cohort):
                     )
                     found += reports
                     longest[partition] = max(longest[partition], most)
-                by_part = {p: max(n.get(p, 0.0) for r in told for n in r) for p in told[0][0]}
+                by_part = {p: max(n.get(p, 0.0) for r in told for n in r) for p in sorted(parts)}
                 shown = ", ".join(f"{part} {need:.3g}" for part, need in by_part.items())
                 print(f"{method}, {name}, {partition}: {shown}", file=sys.stderr, flush=True)
+            if not found:
+                without.append(f"`{method}`: {next(iter(reasons.values()))}")
+                continue
+            without += [f"`{method}`, {name}: {why}" for name, why in reasons.items()]
             rejected = [sum(max(n.values(), default=0.0) > m for n in found) for m in LIMITS]
+            for m, count in zip(LIMITS, rejected, strict=True):
+                limits[m] += count
             columns = [longest[p] for p in PARTITIONS] + [first, later]
-            lines.append([method, len(found), *(f"{x:.1f}" for x in columns), *rejected])
+            lines.append([f"`{method}`", len(found), *(f"{x:.1f}" for x in columns), *rejected])
     table(
         ["method", "reports", *PARTITIONS, "round 1", "later", *(f"> {m}" for m in LIMITS)], lines
     )
+    counts = ", ".join(f"{count} more than {m}" for m, count in limits.items())
+    print(f"\nOf {sum(line[1] for line in lines):,} reports need: {counts}.\n")
+    print("\n".join(f"- {each}" for each in without))
 
 
 def table(head, lines):
@@ -173,12 +189,12 @@ if __name__ == "__main__":
     warnings.simplefilter("ignore")
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("command", choices=["needs", "damage"])
-    parser.add_argument("--methods", nargs="*", default=AVERAGED)
+    parser.add_argument("--methods", nargs="*", help="needs: all; damage: those that average")
     parser.add_argument("--rounds", type=int, default=6, help="of needs; damage has twice as many")
     parser.add_argument("--cohort", type=int, help="needs: clients in a round; all by default")
     parser.add_argument("--rules", nargs="*", default=["mean", "trimmed-mean"], help="damage")
     given = parser.parse_args()
     if given.command == "needs":
-        needs(given.methods, given.rounds, given.cohort)
+        needs(given.methods or METHODS, given.rounds, given.cohort)
     else:
-        damage(given.methods, 2 * given.rounds, given.rules)
+        damage(given.methods or AVERAGED, 2 * given.rounds, given.rules)
