@@ -35,12 +35,14 @@ def methods(
     as_json: AsJson = False,
 ) -> None:
     """List the methods, or print the paper and parameters of one method."""
-    from fedbayes.config.listing import built_in, listed
+    from fedbayes.config.listing import built_in, installed_methods, listed
 
     chosen = built_in()
-    if name and name in chosen:
+    if name is None:
+        chosen = chosen | installed_methods()
+    elif name in chosen:
         chosen = {name: chosen[name]}
-    elif name:
+    else:
         from fedbayes.config.config import find_method
 
         chosen = {name: listed(find_method(name))}
@@ -48,6 +50,7 @@ def methods(
         listing: list[dict[str, Any]] = [
             {
                 "name": key,
+                "package": one.package,
                 "summary": one.summary,
                 "paper": one.paper,
                 "parameters": {
@@ -70,7 +73,7 @@ def methods(
     if name is None:
         table = Table("method", "", box=None, pad_edge=False, show_header=False)
         for key, one in chosen.items():
-            table.add_row(f"[bold]{key}", escape(one.summary))
+            table.add_row(f"[bold]{escape(key)}", escape(one.summary) + _package(one))
         console.print(table)
         console.print("\nPaper and parameters of one: fedbayes methods NAME")
         return
@@ -95,10 +98,15 @@ def _print_matrix(console: Console, chosen: "dict[str, Listed]") -> None:
             f"no ({reasons.setdefault(why, len(reasons) + 1)})" if why else "yes"
             for why in one.refusals.values()
         ]
-        table.add_row(name, *cells)
+        table.add_row(escape(name) + _package(one), *cells)
     console.print(table)
     for why, number in reasons.items():
         console.print(f"({number}) {escape(why)}", soft_wrap=True)
+
+
+def _package(one: "Listed") -> str:
+    """The package of a method that is not built in, for the end of a cell."""
+    return "" if one.package == "fedbayes" else f" [dim]({escape(one.package)})[/dim]"
 
 
 @app.command()
