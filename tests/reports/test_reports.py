@@ -114,7 +114,7 @@ def test_the_title_names_every_file(runs):
         data = {"data.path": "/x/north.csv", "data.more": [f"/y/{name}.csv" for name in others]}
         return render([replace(record, settings=record.settings | data)])
 
-    assert "<title>fedavg on north.csv, south.csv – " in titled("south")
+    assert "<title>fedavg on north.csv + south.csv – " in titled("south")
     assert "<h1>fedavg on north.csv and 3 other files</h1>" in titled("south", "west", "east")
     more = {"data.path": "/x/north.csv", "data.more": ["/y/south.csv"]}
     alone = {"data.path": "/x/north.csv"}

@@ -36,7 +36,7 @@ def dataset(record: Record) -> str:
     files = [Path(file).name for file in (path, *record.settings.get("data.more", ()))]
     if len(files) > LISTED_FILES:
         files = [f"{files[0]} and {len(files) - 1} other files"]
-    return ", ".join(files)
+    return " + ".join(files)
 
 
 LISTED_FILES = 3
