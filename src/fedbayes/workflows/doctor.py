@@ -21,7 +21,7 @@ from fedbayes.core import pretrained
 from fedbayes.core.brief import Brief
 from fedbayes.core.lazy import named, offers
 from fedbayes.data.cache import cache_folder
-from fedbayes.data.settings import BUILT_IN
+from fedbayes.data.source_settings import BUILT_IN
 from fedbayes.errors import ConfigError
 from fedbayes.federation.attacks import ATTACKS
 from fedbayes.federation.engine_table import ENGINES
