@@ -66,10 +66,18 @@ class Recorded(bounds.Bounds):
         SEEN.append(self)
 
     def needs(self):
-        """Of each report, by part, the multiple of the median that it needs."""
+        """Of each report, by part, the multiple of the median that it needs; infinity: any is too
+        small, since the median is 0.
+        """
+
+        def need(length, limit):
+            if not length:
+                return 0.0
+            return NO_BOUND * length / limit if limit else float("inf")
+
         limits = self.limits()
         return [
-            {p: NO_BOUND * length / limits[p] for p, length in norms.items() if p != "counters"}
+            {p: need(length, limits[p]) for p, length in norms.items() if p != "counters"}
             for norms in self.norms.values()
         ]
 
@@ -95,7 +103,9 @@ def honest(method, data, rounds, cohort):
 def needs(methods, rounds, cohort):
     """Print what honest reports need, a line for each method, and what has no such need."""
     bounds.Bounds = Recorded
-    lines, without, limits = [], [], dict.fromkeys(LIMITS, 0)
+    reported, without, limits = 0, [], dict.fromkeys(LIMITS, 0)
+    limited = [f"> {m}" for m in LIMITS]
+    table(["method", "reports", *PARTITIONS, "round 1", "later", *limited], [])
     with tempfile.TemporaryDirectory() as folder:
         cancer = load_breast_cancer(as_frame=True).frame.rename(columns={"target": "diagnosis"})
         cancer.to_csv(Path(folder) / "cancer.csv", index=False)
@@ -136,19 +146,22 @@ def needs(methods, rounds, cohort):
             for m, count in zip(LIMITS, rejected, strict=True):
                 limits[m] += count
             columns = [longest[p] for p in PARTITIONS] + [first, later]
-            lines.append([f"`{method}`", len(found), *(f"{x:.1f}" for x in columns), *rejected])
-    table(
-        ["method", "reports", *PARTITIONS, "round 1", "later", *(f"> {m}" for m in LIMITS)], lines
-    )
+            reported += len(found)
+            row([f"`{method}`", len(found), *(f"{x:.1f}" for x in columns), *rejected])
     counts = ", ".join(f"{count} more than {m}" for m, count in limits.items())
-    print(f"\nOf {sum(line[1] for line in lines):,} reports need: {counts}.\n")
+    print(f"\nOf {reported:,} reports need: {counts}.\n")
     print("\n".join(f"- {each}" for each in without))
 
 
 def table(head, lines):
     """Print a table of Markdown."""
     for line in (head, ["---", *["--:"] * (len(head) - 1)], *lines):
-        print("| " + " | ".join(map(str, line)) + " |", flush=True)
+        row(line)
+
+
+def row(cells):
+    """Print a row of a table."""
+    print("| " + " | ".join(map(str, cells)) + " |", flush=True)
 
 
 def damage(methods, rounds, rules):
