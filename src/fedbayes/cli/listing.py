@@ -12,6 +12,8 @@ from rich.table import Table
 from fedbayes.cli.app import app
 from fedbayes.cli.options import complete_key, completes
 from fedbayes.core.files import json_text
+from fedbayes.core.lazy import offers
+from fedbayes.errors import ConfigError, warn
 from fedbayes.version import __version__
 
 if TYPE_CHECKING:
@@ -35,11 +37,11 @@ def methods(
     as_json: AsJson = False,
 ) -> None:
     """List the methods, or print the paper and parameters of one method."""
-    from fedbayes.config.listing import built_in, installed_methods, listed
+    from fedbayes.config.listing import built_in, listed
 
     chosen = built_in()
     if name is None:
-        chosen = chosen | installed_methods()
+        chosen = chosen | _installed(chosen)
     elif name in chosen:
         chosen = {name: chosen[name]}
     else:
@@ -104,6 +106,20 @@ def _print_matrix(console: Console, chosen: "dict[str, Listed]") -> None:
         console.print(f"({number}) {escape(why)}", soft_wrap=True)
 
 
+def _installed(known: "dict[str, Listed]") -> "dict[str, Listed]":
+    """The methods of other packages by name; one that cannot be loaded is a warning."""
+    from fedbayes.config.config import find_method
+    from fedbayes.config.listing import listed
+
+    found = {}
+    for offer in offers("methods", known):
+        try:
+            found[offer.name] = listed(find_method(offer.name))._replace(package=offer.package)
+        except ConfigError as error:
+            warn(f"the method {offer.name} of {offer.package} is left out: {error}")
+    return found
+
+
 def _package(one: "Listed") -> str:
     """The package of a method that is not built in, for the end of a cell."""
     return "" if one.package == "fedbayes" else f" [dim]({escape(one.package)})[/dim]"
@@ -135,7 +151,7 @@ def settings(
     """List the settings: type, default and meaning."""
     from fedbayes.config import config
     from fedbayes.config.settings import find
-    from fedbayes.errors import ConfigError, did_you_mean
+    from fedbayes.errors import did_you_mean
     from fedbayes.likelihoods import LIKELIHOODS
     from fedbayes.methods import METHODS
 

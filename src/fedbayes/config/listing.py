@@ -11,8 +11,6 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from fedbayes.config.settings import SettingRow, rows
 from fedbayes.core.files import json_text, parse_json, read_text
-from fedbayes.core.lazy import offers
-from fedbayes.errors import ConfigError, warn
 from fedbayes.methods import METHODS
 
 if TYPE_CHECKING:
@@ -47,19 +45,6 @@ def built_in() -> dict[str, Listed]:
     for name, summary, paper, refusals, *parameters in parse_json(read_text(FILE)):
         settings = (SettingRow(**row | {"choices": tuple(row["choices"])}) for row in parameters)
         methods[name] = Listed(summary, paper, tuple(settings), refusals)
-    return methods
-
-
-def installed_methods() -> dict[str, Listed]:
-    """The methods of other installed packages by name; one that cannot be loaded is a warning."""
-    from fedbayes.config.config import find_method
-
-    methods = {}
-    for offer in offers("methods", METHODS):
-        try:
-            methods[offer.name] = listed(find_method(offer.name))._replace(package=offer.package)
-        except ConfigError as error:
-            warn(f"the method {offer.name} of {offer.package} is left out: {error}")
     return methods
 
 
