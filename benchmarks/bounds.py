@@ -1,6 +1,6 @@
 """The bounds of reports: how many honest ones they reject, and what one liar of ten can do.
 
-    python benchmarks/bounds.py needs      # about half an hour on one core
+    python benchmarks/bounds.py needs      # about ten minutes on one core
     python benchmarks/bounds.py damage     # about ten minutes
 
 `needs` runs honest federations without a bound: on 600 digits among ten clients, and on two tables
