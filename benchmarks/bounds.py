@@ -5,7 +5,8 @@
 
 `needs` runs honest federations without a bound: on 600 digits among ten clients, and on two tables
 among six. What a report needs is the norm of its change as a multiple of what `max_change` is a
-multiple of (`fedbayes.federation.stages.bounds`), of the part that needs most. `damage` trains on
+multiple of (`fedbayes.federation.stages.bounds`), of the part that needs most. Below the table are
+the methods and data that have no such number, with the reason. `damage` trains on
 digits among ten clients, of which one lies in every round; bold is what loses more than the
 target. Both print the tables of docs/benchmarks/features.md.
 """
@@ -37,7 +38,7 @@ PARTITIONS = {
     "iid": {"partition": "iid"},
     "Dirichlet 0.1": {"partition": "dirichlet", "alpha": 0.1, "balance": True},
     "two classes": {"partition": "shards"},
-    "unequal sizes": {"partition": "benchmarks.bounds:unequal"},
+    "unequal sizes": {"partition": f"{__name__}:unequal"},
 }
 NO_BOUND = 1e9
 LIMITS = (5, 10)
@@ -65,10 +66,18 @@ class Recorded(bounds.Bounds):
         SEEN.append(self)
 
     def needs(self):
-        """Of each report, by part, the multiple of the median that it needs."""
+        """Of each report, by part, the multiple of the median that it needs; infinity: any is too
+        small, since the median is 0.
+        """
+
+        def need(length, limit):
+            if not length:
+                return 0.0
+            return NO_BOUND * length / limit if limit else float("inf")
+
         limits = self.limits()
         return [
-            {part: NO_BOUND * length / limits[part] for part, length in norms.items() if length}
+            {p: need(length, limits[p]) for p, length in norms.items() if p != "counters"}
             for norms in self.norms.values()
         ]
 
@@ -92,14 +101,19 @@ def honest(method, data, rounds, cohort):
 
 
 def needs(methods, rounds, cohort):
-    """Print what honest reports need, a line for each method."""
+    """Print what honest reports need, a line for each method, and what has no such need."""
     bounds.Bounds = Recorded
-    lines = []
+    reported, without, limits = 0, [], dict.fromkeys(LIMITS, 0)
+    limited = [f"> {m}" for m in LIMITS]
+    table(["method", "reports", *PARTITIONS, "round 1", "later", *limited], [])
     with tempfile.TemporaryDirectory() as folder:
         cancer = load_breast_cancer(as_frame=True).frame.rename(columns={"target": "diagnosis"})
         cancer.to_csv(Path(folder) / "cancer.csv", index=False)
         for method in methods:
-            longest, first, later, found = defaultdict(float), 0.0, 0.0, []
+            longest, first, later, found, reasons = defaultdict(float), 0.0, 0.0, [], {}
+            if METHODS[method].reports.pooled:
+                without.append(f"`{method}`: {METHODS[method].reports.refusals['noise']}")
+                continue
             for (name, data), (partition, division) in product(DATA.items(), PARTITIONS.items()):
                 if name == "diabetes" and partition in OF_CLASSES:
                     continue
@@ -109,7 +123,10 @@ def needs(methods, rounds, cohort):
                 try:
                     told = honest(method, data, rounds, cohort)
                 except FedbayesError as error:
-                    print(f"{method}, {name}, {partition}: {error!s:.150}", file=sys.stderr)
+                    reasons[name] = f"{error}"
+                    continue
+                if not (parts := {part for reports in told for n in reports for part in n}):
+                    reasons[name] = "it sends no real numbers"
                     continue
                 for number, reports in enumerate(told):
                     most = max(max(need.values(), default=0.0) for need in reports)
@@ -118,21 +135,33 @@ def needs(methods, rounds, cohort):
                     )
                     found += reports
                     longest[partition] = max(longest[partition], most)
-                by_part = {p: max(n.get(p, 0.0) for r in told for n in r) for p in told[0][0]}
+                by_part = {p: max(n.get(p, 0.0) for r in told for n in r) for p in sorted(parts)}
                 shown = ", ".join(f"{part} {need:.3g}" for part, need in by_part.items())
                 print(f"{method}, {name}, {partition}: {shown}", file=sys.stderr, flush=True)
+            if not found:
+                without.append(f"`{method}`: {next(iter(reasons.values()))}")
+                continue
+            without += [f"`{method}`, {name}: {why}" for name, why in reasons.items()]
             rejected = [sum(max(n.values(), default=0.0) > m for n in found) for m in LIMITS]
+            for m, count in zip(LIMITS, rejected, strict=True):
+                limits[m] += count
             columns = [longest[p] for p in PARTITIONS] + [first, later]
-            lines.append([method, len(found), *(f"{x:.1f}" for x in columns), *rejected])
-    table(
-        ["method", "reports", *PARTITIONS, "round 1", "later", *(f"> {m}" for m in LIMITS)], lines
-    )
+            reported += len(found)
+            row([f"`{method}`", len(found), *(f"{x:.1f}" for x in columns), *rejected])
+    counts = ", ".join(f"{count} more than {m}" for m, count in limits.items())
+    print(f"\nOf {reported:,} reports need: {counts}.\n")
+    print("\n".join(f"- {each}" for each in without))
 
 
 def table(head, lines):
     """Print a table of Markdown."""
     for line in (head, ["---", *["--:"] * (len(head) - 1)], *lines):
-        print("| " + " | ".join(map(str, line)) + " |", flush=True)
+        row(line)
+
+
+def row(cells):
+    """Print a row of a table."""
+    print("| " + " | ".join(map(str, cells)) + " |", flush=True)
 
 
 def damage(methods, rounds, rules):
@@ -173,12 +202,12 @@ if __name__ == "__main__":
     warnings.simplefilter("ignore")
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("command", choices=["needs", "damage"])
-    parser.add_argument("--methods", nargs="*", default=AVERAGED)
+    parser.add_argument("--methods", nargs="*", help="needs: all; damage: those that average")
     parser.add_argument("--rounds", type=int, default=6, help="of needs; damage has twice as many")
     parser.add_argument("--cohort", type=int, help="needs: clients in a round; all by default")
     parser.add_argument("--rules", nargs="*", default=["mean", "trimmed-mean"], help="damage")
     given = parser.parse_args()
     if given.command == "needs":
-        needs(given.methods, given.rounds, given.cohort)
+        needs(given.methods or METHODS, given.rounds, given.cohort)
     else:
-        damage(given.methods, 2 * given.rounds, given.rules)
+        damage(given.methods or AVERAGED, 2 * given.rounds, given.rules)

@@ -199,7 +199,8 @@ class MethodContract:
 
     def test_reports_are_what_is_declared(self, tmp_path: Path) -> None:
         """Every part of a report is declared, and its masks, its origin, what clients track of it
-        and what may become of its numbers are as declared (`fedbayes.contracts.Reports`).
+        and what may become of its numbers are as declared (`fedbayes.contracts.Reports`). Reports
+        have every declared part and mask in one of the first two rounds, but for optional ones.
         """
         with self.after_one_round(tmp_path) as simulation:
             method, run, server = simulation.method, simulation.run, simulation.server
@@ -211,6 +212,11 @@ class MethodContract:
             expected = method.expected(message, run)
             parts = {n: part_of(n, dtype_of(i), run.network) for n, i in expected.items()}
             check_entries(report, expected, method, run.network)
+            first = simulation.runtime.at(Task(0, 1, b"", None))
+            broadcast = method.message(method.init(run), first)
+            earlier, _, _ = method.local(broadcast, method.join(first), sample, first)
+            way = ChangeCoordinates.of(method, server, run)
+            assert not (never := _never(declared, (earlier, report), way)), never
 
             moved, kept = _moved(before, after), dict[str, list[str]]()
             for name, item in dense(report.tensors).items():
@@ -524,6 +530,23 @@ def _split(parameters: Tensors, buffers: frozenset[str]) -> tuple[Tensors, Tenso
     """What is trained, and buffers."""
     trained = {name: t for name, t in parameters.items() if name not in buffers}
     return trained, {name: t for name, t in parameters.items() if name in buffers}
+
+
+def _never(declared: Reports, reports: Iterable[Report], way: ChangeCoordinates) -> str:
+    """Which declared part no report has, or leaves out entries of; empty if there is none."""
+    found, sparse = set[str](), set[str]()
+    for report in reports:
+        found |= way.changes(report).keys()
+        for name, item in report.tensors.items():
+            kind = part_of(name, dtype_of(item), way.network)
+            found |= {kind, name.partition("/")[0]}  # integers are counters under any name
+            sparse |= {kind} if isinstance(item, Masked) else set()
+    for name, part in declared.parts.items():
+        if part.optional or (name in found and (part.mask == "none" or name in sparse)):
+            continue
+        what = f"leaves out entries of {name!r}" if name in found else f"has the part {name!r}"
+        return f"no report {what}, as `reports` declares. Correct it, or add optional=True"
+    return ""
 
 
 def _moved(before: Any, after: Any) -> Tensors:

@@ -103,6 +103,16 @@ DECLARED = {
         ".* is not restored",
     ),
     "whole": (FedDrop, Reports(), "must be complete"),
+    "never there": (
+        FedAvg,
+        Reports({"weights": WEIGHTS, "control": TRACKED}),
+        "no report has the part 'control'",
+    ),
+    "never sparse": (
+        FedAvg,
+        Reports({"weights": Part(mask="chosen")}),
+        "no report leaves out entries of 'weights'",
+    ),
     "compressible": (
         Pvi,
         Reports(
@@ -130,6 +140,14 @@ def test_a_wrong_declaration_is_found(wrong, tmp_path, monkeypatch):
     monkeypatch.setattr(kind, "reports", declaration)
     with pytest.raises((AssertionError, MessageError, ConfigError), match=words):
         contract.test_reports_are_what_is_declared(tmp_path)
+
+
+def test_an_optional_part_may_be_missing(tmp_path, monkeypatch):
+    contract = MethodContract()
+    contract.method = "fedavg"
+    parts = {"weights": Part(mask="sent", optional=True), "more": Part(optional=True)}
+    monkeypatch.setattr(FedAvg, "reports", Reports(parts))
+    contract.test_reports_are_what_is_declared(tmp_path)
 
 
 def test_flags_of_older_methods_name_what_declares_the_same():

@@ -106,6 +106,22 @@ def test_headlines(runs, tmp_path):
     assert "0 of 4 rounds" in render([nothing]), "a page all the same"
 
 
+def test_the_title_names_every_file(runs):
+    """Of runs on several tables, one for each client."""
+    (record,) = gather(runs[:1])
+
+    def titled(*others):
+        data = {"data.path": "/x/north.csv", "data.more": [f"/y/{name}.csv" for name in others]}
+        return render([replace(record, settings=record.settings | data)])
+
+    assert "<title>fedavg on north.csv + south.csv – " in titled("south")
+    assert "<h1>fedavg on north.csv and 3 other files</h1>" in titled("south", "west", "east")
+    more = {"data.path": "/x/north.csv", "data.more": ["/y/south.csv"]}
+    alone = {"data.path": "/x/north.csv"}
+    both = [replace(record, settings=record.settings | data) for data in (more, alone)]
+    assert len(headlines(both)) == 2, "other data are not compared"
+
+
 def test_a_page_says_what_ran_and_when(runs):
     (record,) = gather(runs[:1])
     made = datetime(2026, 3, 4, 5, 6)

@@ -13,7 +13,7 @@ import numpy as np
 import pandas as pd
 import pytest
 import torch
-from benchmarks import authors, frameworks, history
+from benchmarks import authors, bounds, frameworks, history
 from benchmarks.fusion_networks import Augmentation
 from benchmarks.fusion_partitions import halves, labels, uneven
 
@@ -192,3 +192,20 @@ def test_augmented_images_are_shifted_or_reflected():
         seen |= ways
     assert len({flipped for *_, flipped in seen}) == 2
     assert len(seen) > 10
+
+
+def test_what_reports_need_has_a_line_or_a_reason_for_every_method(monkeypatch, capsys):
+    """Of three clients the longest change is at least the median; others have a reason."""
+    monkeypatch.setattr(bounds.bounds, "Bounds", bounds.bounds.Bounds)
+    monkeypatch.setattr(bounds, "DATA", {"digits": {"name": "digits", "limit": 200, "clients": 3}})
+    unequal = {"partition": "benchmarks.bounds:unequal"}
+    monkeypatch.setattr(bounds, "PARTITIONS", {"unequal sizes": unequal})
+    bounds.needs(["scaffold", "fedpm", "global"], 1, None)
+    _, _, line, *rest = capsys.readouterr().out.splitlines()
+    name, reports, need, first, later, _, _ = line.strip("| ").split(" | ")
+    assert (name, reports, first, later) == ("`scaffold`", "3", need, "0.0")
+    assert float(need) >= 1
+    assert rest[-2:] == [
+        "- `fedpm`: it sends no real numbers",
+        "- `global`: it pools all data, and sends nothing",
+    ]

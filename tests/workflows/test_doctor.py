@@ -50,6 +50,22 @@ def test_every_extra_is_listed_and_a_missing_package_is_named(monkeypatch, capsy
     assert "pip install 'fedbayes[ray]'" in capsys.readouterr().out
 
 
+def test_an_extra_whose_import_fails_is_broken(monkeypatch, tmp_path, capsys):
+    """A module that is `None` in `sys.modules` raises an error on import."""
+    for module in ("sqlalchemy", "mlflow.entities"):
+        monkeypatch.setitem(sys.modules, module, None)
+    (tmp_path / "peft.py").write_text("raise RuntimeError('operator is missing')")
+    monkeypatch.delitem(sys.modules, "peft", raising=False)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    monkeypatch.setattr(doctor, "requires", lambda name: ["torch", "nowhere; extra == 'mlflow'"])
+    extras = {extra.name: extra.trouble for extra in doctor.examine().extras}
+    assert "import of sqlalchemy halted" in extras.pop("sql")
+    assert extras.pop("hf").startswith("peft cannot be imported: operator is missing. ")
+    assert set(extras.values()) == {""}, "which are sound, or missing anyway"
+    assert command("doctor") == 0
+    assert "broken: cannot find the import" in " ".join(capsys.readouterr().out.split())
+
+
 def test_what_is_faster_is_measured(monkeypatch):
     monkeypatch.setattr(doctor, "_shares", lambda cores: {"a": 0.5, "b": 0.95})
     monkeypatch.setattr(doctor, "cpu_count", lambda: 4)

@@ -27,14 +27,17 @@ def data_list(
     data_dir: DataDir = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print as JSON.")] = False,
 ) -> None:
-    """List the built-in data sets and their sources."""
+    """List the built-in data sets and their sources, and those of installed packages."""
     from dataclasses import asdict
 
+    from fedbayes.core.lazy import offers
     from fedbayes.data import catalogue
 
     entries = catalogue(data_dir)
+    offered = offers("data", [entry.name for entry in entries])
     if as_json:
-        print(json_text([asdict(entry) for entry in entries], indent=2))
+        own = [asdict(entry) | {"package": "fedbayes"} for entry in entries]
+        print(json_text([*own, *(offer._asdict() for offer in offered)], indent=2))
         return
     table = Table("", "samples", "shape", "target", "here", show_header=True, pad_edge=False)
     for entry in entries:
@@ -46,6 +49,9 @@ def data_list(
             f"{entry.classes} classes" if entry.classes else "real",
             "yes" if entry.available else "no",
         )
+    for offer in offered:
+        name, place, package = map(escape, offer)
+        table.add_row(f"[bold]{name}[/bold]  of {package}\n[dim]{place}", "", "", "", "yes")
     Console().print(table)
 
 

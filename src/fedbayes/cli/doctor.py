@@ -37,9 +37,18 @@ def doctor(
             console.print(f"- {sentence}", markup=False, highlight=False, soft_wrap=True)
     table = Table("extra", "for", "", box=None, pad_edge=False)
     for extra in found.extras:
-        state = f"missing: {', '.join(extra.missing)}" if extra.missing else "installed"
-        table.add_row(extra.name, extra.purpose, state)
+        state = f"broken: {extra.trouble}" if extra.trouble else "installed"
+        if extra.missing:
+            state = f"missing: {', '.join(extra.missing)}"
+        table.add_row(extra.name, extra.purpose, escape(state))
     console.print()
     console.print(table)
     if missing := [extra.name for extra in found.extras if extra.missing]:
         console.print(f"pip install 'fedbayes[{','.join(missing)}]'", markup=False, soft_wrap=True)
+    if found.plugins:
+        table = Table("of other packages", "name", "package", "", box=None, pad_edge=False)
+        for one in found.plugins:
+            state = one.trouble or "installed"
+            table.add_row(one.kind, *map(escape, (one.name, one.package, state)))
+        console.print()
+        console.print(table)

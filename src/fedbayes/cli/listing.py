@@ -12,6 +12,8 @@ from rich.table import Table
 from fedbayes.cli.app import app
 from fedbayes.cli.options import complete_key, completes
 from fedbayes.core.files import json_text
+from fedbayes.core.lazy import offers
+from fedbayes.errors import ConfigError, warn
 from fedbayes.version import __version__
 
 if TYPE_CHECKING:
@@ -38,9 +40,11 @@ def methods(
     from fedbayes.config.listing import built_in, listed
 
     chosen = built_in()
-    if name and name in chosen:
+    if name is None:
+        chosen = chosen | _installed(chosen)
+    elif name in chosen:
         chosen = {name: chosen[name]}
-    elif name:
+    else:
         from fedbayes.config.config import find_method
 
         chosen = {name: listed(find_method(name))}
@@ -48,6 +52,7 @@ def methods(
         listing: list[dict[str, Any]] = [
             {
                 "name": key,
+                "package": one.package,
                 "summary": one.summary,
                 "paper": one.paper,
                 "parameters": {
@@ -70,7 +75,7 @@ def methods(
     if name is None:
         table = Table("method", "", box=None, pad_edge=False, show_header=False)
         for key, one in chosen.items():
-            table.add_row(f"[bold]{key}", escape(one.summary))
+            table.add_row(f"[bold]{escape(key)}", escape(one.summary) + _package(one))
         console.print(table)
         console.print("\nPaper and parameters of one: fedbayes methods NAME")
         return
@@ -95,10 +100,29 @@ def _print_matrix(console: Console, chosen: "dict[str, Listed]") -> None:
             f"no ({reasons.setdefault(why, len(reasons) + 1)})" if why else "yes"
             for why in one.refusals.values()
         ]
-        table.add_row(name, *cells)
+        table.add_row(escape(name) + _package(one), *cells)
     console.print(table)
     for why, number in reasons.items():
         console.print(f"({number}) {escape(why)}", soft_wrap=True)
+
+
+def _installed(known: "dict[str, Listed]") -> "dict[str, Listed]":
+    """The methods of other packages by name; one that cannot be loaded is a warning."""
+    from fedbayes.config.config import find_method
+    from fedbayes.config.listing import listed
+
+    found = {}
+    for offer in offers("methods", known):
+        try:
+            found[offer.name] = listed(find_method(offer.name))._replace(package=offer.package)
+        except ConfigError as error:
+            warn(f"the method {offer.name} of {offer.package} is left out: {error}")
+    return found
+
+
+def _package(one: "Listed") -> str:
+    """The package of a method that is not built in, for the end of a cell."""
+    return "" if one.package == "fedbayes" else f" [dim]({escape(one.package)})[/dim]"
 
 
 @app.command()
@@ -127,7 +151,7 @@ def settings(
     """List the settings: type, default and meaning."""
     from fedbayes.config import config
     from fedbayes.config.settings import find
-    from fedbayes.errors import ConfigError, did_you_mean
+    from fedbayes.errors import did_you_mean
     from fedbayes.likelihoods import LIKELIHOODS
     from fedbayes.methods import METHODS
 

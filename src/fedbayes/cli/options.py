@@ -12,12 +12,17 @@ import typer
 from typer.core import TyperOption
 
 from fedbayes.cli.commands import Command
+from fedbayes.core.lazy import offers
 from fedbayes.errors import ConfigError
 
 if TYPE_CHECKING:
     from pydantic.fields import FieldInfo
 
     from fedbayes.config.settings import SettingRow
+
+
+_OFFERED = {"method.name": "methods", "data.name": "data", "model.name": "models"}
+"""Settings whose values installed packages offer too, and the groups of their entry points."""
 
 
 def completes(key: str) -> Callable[[str], list[str]]:
@@ -27,6 +32,8 @@ def completes(key: str) -> Callable[[str], list[str]]:
         from fedbayes.config.config import settings
 
         choices = [word for row in settings(None) if row.key == key for word in row.choices]
+        if key in _OFFERED:
+            choices += [offer.name for offer in offers(_OFFERED[key], choices)]
         return [word for word in choices if word.startswith(incomplete)]
 
     return complete

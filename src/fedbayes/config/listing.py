@@ -1,6 +1,7 @@
-"""What lists tell of the built-in methods, without PyTorch: from a file that a test compares.
+"""What lists tell of methods: of the built-in ones from a file, without PyTorch.
 
-`python -m fedbayes.config.listing` writes it again, after a method's words or parameters changed.
+A test compares the file. `python -m fedbayes.config.listing` writes it again, after a method's
+words or parameters changed.
 """
 
 from dataclasses import asdict
@@ -19,7 +20,7 @@ FILE = Path(__file__).with_name("methods.json")
 
 
 class Listed(NamedTuple):
-    """A built-in method in a list."""
+    """A method in a list."""
 
     summary: str
     paper: str
@@ -27,6 +28,8 @@ class Listed(NamedTuple):
     """Its settings, `method.NAME`."""
     refusals: dict[str, str]
     """Why each feature of a round is not for it; empty where it is."""
+    package: str = "fedbayes"
+    """The installed package that has it."""
 
 
 def listed(method: "type[AnyMethod]") -> Listed:
@@ -49,7 +52,7 @@ def content() -> str:
     """What the file is to hold: a line for each method, and one for each of its settings."""
     methods = []
     for name, method in METHODS.items():
-        summary, paper, parameters, refusals = listed(method)
+        summary, paper, parameters, refusals, _ = listed(method)
         lines = [json_text([name, summary, paper, refusals])[1:-1]]
         methods.append(",\n".join([*lines, *(json_text(asdict(row)) for row in parameters)]))
     return "[[" + "],\n[".join(methods) + "]]\n"

@@ -80,6 +80,9 @@ class Part:
     Empty: it may."""
     unless: str = ""
     """Name of a property of the method: where that is true, reports have no such part."""
+    optional: bool = False
+    """Whether reports may never have it, or never leave out entries, as where a setting or the
+    likelihood decides. The contract tests miss other parts that no report has."""
 
 
 FEATURES = ("secure sums", "compression", "robust rules", "noise", "asynchronous rounds")
@@ -241,7 +244,7 @@ class Reports:
     @property
     def range(self) -> float:
         """Largest change of an entry under secure aggregation, where the user sets none."""
-        return max(p.range for p in self.parts.values())
+        return max((p.range for p in self.parts.values()), default=0.0)
 
     def retracted(self, client: Any, missed: Tensors) -> Any:
         """The private state of a client of whose report not all arrived.

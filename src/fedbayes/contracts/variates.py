@@ -68,7 +68,7 @@ VARIATES = Reports(
             compared="whole",
             typical=_size_of_control,
         ),
-        "norms": Part(origin="zero", exact=True, typical=inf),
+        "norms": Part(origin="zero", exact=True, typical=inf, optional=True),
     }
 )
 """Weights, the change of the client's variate, and a distribution of variates' norms."""

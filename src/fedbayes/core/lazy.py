@@ -11,7 +11,7 @@ from itertools import count
 from pathlib import Path
 from pkgutil import resolve_name
 from types import ModuleType
-from typing import Any, Generic, TypeVar
+from typing import Any, Generic, NamedTuple, TypeVar
 
 from fedbayes.core.here import resolving
 from fedbayes.errors import ConfigError, FedbayesError, not_among, told_as
@@ -228,6 +228,29 @@ def installed(group: str, name: str) -> str:
         name: of the entry point.
     """
     return next((p.value for p in entry_points(group=f"fedbayes.{group}", name=name)), "")
+
+
+class Offer(NamedTuple):
+    """A thing that an installed package offers by an entry point."""
+
+    name: str
+    place: str
+    """Where it is, as `package.module:name`."""
+    package: str
+
+
+def offers(group: str, known: Collection[str] = ()) -> list[Offer]:
+    """All that installed packages offer in a group, by name.
+
+    Args:
+        group: as for `installed`.
+        known: names that stand for what there is without packages, which are left out.
+    """
+    found = dict[str, Offer]()
+    for point in entry_points(group=f"fedbayes.{group}"):
+        package = point.dist.name if point.dist else ""
+        found.setdefault(point.name, Offer(point.name, point.value, package))
+    return [found[name] for name in sorted(found.keys() - set(known))]
 
 
 def placed(what: str, name: Any, known: Collection[str]) -> str:

@@ -101,7 +101,7 @@ class Hierarchical(Method[PopulationServer, PersonalTensors, Sum]):
                 joint="an entrywise median of covariance matrices is not a covariance matrix. "
                 "Set method.covariance = 'diagonal'",
             ),
-            "noise": Part(origin="zero", exact=True, linear=False, range=65536.0),
+            "noise": Part(origin="zero", exact=True, linear=False, range=65536.0, optional=True),
         }
     )
 

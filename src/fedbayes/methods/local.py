@@ -49,7 +49,7 @@ class Local(CountsClasses[Weights, LocalClient, ReportList]):
     about = About("one model per client, nothing is sent (baseline)")
     server_state = Weights
     client_state = LocalClient
-    reports = Reports(reduce="set")
+    reports = Reports({}, reduce="set")
     models = Models.PERSONAL
 
     start: Literal["own", "common"] = Field(

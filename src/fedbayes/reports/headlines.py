@@ -29,9 +29,18 @@ def count(number: int, what: str) -> str:
 
 
 def dataset(record: Record) -> str:
-    """Name of the data set, or of the file of one's own."""
+    """Name of the data set, or of the files of one's own: of many the first and how many more."""
     name, path = (str(record.settings.get(f"data.{key}", "")) for key in ("name", "path"))
-    return Path(path).name if path else name
+    if not path:
+        return name
+    files = [Path(file).name for file in (path, *record.settings.get("data.more", ()))]
+    if len(files) > LISTED_FILES:
+        files = [f"{files[0]} and {len(files) - 1} other files"]
+    return " + ".join(files)
+
+
+LISTED_FILES = 3
+"""Most files that are listed by name."""
 
 
 def headlines(records: Sequence[Record]) -> list[Headline]:

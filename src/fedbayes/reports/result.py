@@ -257,8 +257,8 @@ class StoredRun:
             client: name or index of a client, for its own model instead of the global one.
 
         Returns:
-            Names of classes [n], labels 0 or 1 [n, K], predictive means [n] or [n, T], or
-            log-risks [n].
+            Names of classes [n], which are text (`astype(int)` makes integers of those that are),
+            labels 0 or 1 [n, K], predictive means [n] or [n, T], or log-risks [n].
 
         Raises:
             RunError: there is no global model, or the client has none of its own.

@@ -175,7 +175,7 @@ def check_features(config: Config, method: AnyMethod) -> None:
     """Check that a method's reports support the features of its rounds.
 
     Raises:
-        ConfigError: they are not; the text says why, and which methods' are.
+        ConfigError: they are not; the text says why, and which methods' are, a line for each.
     """
     rule = config.aggregation.rule
     asked = {
@@ -188,11 +188,13 @@ def check_features(config: Config, method: AnyMethod) -> None:
         "noise": ("privacy.noise", bool(config.privacy.noise)),
         "asynchronous rounds": ("asynchronous.buffer", config.asynchronous.active),
     }
-    refusals = Reports.of(method).refusals
+    refusals, refused = Reports.of(method).refusals, []
     for feature, (words, active) in asked.items():
         if active and (why := refusals[feature]):
             able = [name for name, kind in METHODS.items() if not kind.reports.refusals[feature]]
-            raise ConfigError(
+            refused.append(
                 f"{words} does not work with {method.name}: {why}. It works with "
                 f"{listed(able)}. Leave it out, or choose another method.name"
             )
+    if refused:
+        raise ConfigError("\n".join(refused))

@@ -31,8 +31,8 @@ def check_rules(
     data: FederatedData,
     adversary: Adversary | None,
 ) -> None:
-    """See that a run keeps all rules, or raise a ConfigError of the first that it breaks."""
-    broken = chain(
+    """See that a run keeps all rules, or raise a ConfigError with a line for each it breaks."""
+    rules = chain(
         _of_reports(config, method, run),
         _of_secure(config, run),
         _of_compression(config, method, run),
@@ -42,8 +42,8 @@ def check_rules(
         _of_generator(config, method, run),
         _of_attack(config, method, run, adversary) if adversary else (),
     )
-    for sentence in broken:
-        raise ConfigError(sentence)
+    if broken := list(rules):
+        raise ConfigError("\n".join(broken))
 
 
 def _of_reports(config: Config, method: AnyMethod, run: Federation) -> Iterator[str]:

@@ -164,7 +164,9 @@ class TrainedModel(Brief):
         Returns:
             The names of the most probable classes [n] (with two classes and a `threshold`, those
             at the threshold); of labels 0 or 1 [n, K]; of numbers the predictive means [n], or
-            [n, T] for several targets; of survival the log-risks [n].
+            [n, T] for several targets; of survival the log-risks [n]. Names of classes are text,
+            also those of classes 0 and 1: model files have the names, not the type of the labels.
+            `predict(x).astype(int)` makes them integers.
 
         Raises:
             DataError: the samples do not have the shape or the columns of the training data.
@@ -173,8 +175,9 @@ class TrainedModel(Brief):
             >>> import fedbayes
             >>> from sklearn.datasets import load_digits
             >>> run = fedbayes.run(data="digits", rounds=1)
-            >>> fedbayes.load(run.folder).predict(load_digits().images[:3, None]).shape
-            (3,)
+            >>> digits = fedbayes.load(run.folder).predict(load_digits().images[:3, None])
+            >>> type(digits[0]).__name__, digits.astype(int).dtype.kind
+            ('str', 'i')
         """
         found = self.expectation(x).double().numpy()
         kind = self.target.kind

@@ -5,7 +5,7 @@ import platform
 import re
 import statistics
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, distribution, requires
 from pathlib import Path
@@ -17,9 +17,18 @@ from packaging.requirements import Requirement
 from torch import nn
 
 from fedbayes.config.config import Config
+from fedbayes.core import pretrained
 from fedbayes.core.brief import Brief
+from fedbayes.core.lazy import named, offers
 from fedbayes.data.cache import cache_folder
+from fedbayes.data.source_settings import BUILT_IN
+from fedbayes.errors import ConfigError
+from fedbayes.federation.attacks import ATTACKS
+from fedbayes.federation.engine_table import ENGINES
+from fedbayes.likelihoods import LIKELIHOODS
+from fedbayes.methods import METHODS
 from fedbayes.models import MLP, LeNet5
+from fedbayes.models.settings import NAMES
 from fedbayes.runs.precision import has_units
 
 EXTRAS = {
@@ -34,6 +43,30 @@ EXTRAS = {
     "tensorboard": "tracking with TensorBoard",
 }
 """Optional parts of the package, and what each is for."""
+USED = {
+    "flower": ("flwr.app:Context", "flwr.serverapp:ServerApp"),
+    "mlflow": ("mlflow.entities:Metric",),
+    "onnx": ("onnx.reference:ReferenceEvaluator", "onnxscript:script"),
+    "papers": ("fedbayes_papers:__doc__",),
+    "privacy": (
+        "dp_accounting.pld:PLDAccountant",
+        "cryptography.hazmat.primitives.ciphers:Cipher",
+    ),
+    "ray": ("ray:init",),
+    "sql": ("sqlalchemy:create_engine",),
+    "tensorboard": ("torch.utils.tensorboard:SummaryWriter",),
+}
+"""What runs import of each; those of `hf` are in `pretrained.require`."""
+OFFERED: dict[str, tuple[str, Collection[str]]] = {
+    "methods": ("method", METHODS),
+    "likelihoods": ("likelihood", LIKELIHOODS),
+    "models": ("model", NAMES),
+    "attacks": ("attack", ATTACKS),
+    "data": ("data set", BUILT_IN),
+    "stages": ("stage", ()),
+    "engines": ("engine", tuple(ENGINES)),
+}
+"""Groups of entry points: what other packages offer in them, and names that are built in."""
 LEAST_MEMORY, LEAST_DISK = 2 << 30, 1 << 30
 """Free bytes below which a run may fail."""
 FASTER = 0.9
@@ -48,7 +81,22 @@ class Extra(Brief):
     name: str
     purpose: str
     missing: tuple[str, ...]
-    """Packages that are absent or too old; none: the extra can be used."""
+    """Packages that are absent or too old; none: the extra is installed."""
+    trouble: str = ""
+    """Why what is installed cannot be imported; empty if it can."""
+
+
+@dataclass(frozen=True)
+class Plugin(Brief):
+    """A thing that another installed package offers by an entry point."""
+
+    kind: str
+    name: str
+    package: str
+    place: str
+    """As `package.module:name`."""
+    trouble: str
+    """Why a run cannot use it; empty if it can."""
 
 
 @dataclass(frozen=True)
@@ -70,10 +118,11 @@ class Diagnosis(Brief):
     warnings: tuple[str, ...]
     """What may let a run fail, a sentence each."""
     extras: tuple[Extra, ...]
+    plugins: tuple[Plugin, ...]
 
 
 def examine(folder: Path | str = ".") -> Diagnosis:
-    """Look at this machine, in about a second.
+    """Look at this machine, in a few seconds, and import what the installed extras need.
 
     Args:
         folder: where runs are to be written.
@@ -101,7 +150,8 @@ def examine(folder: Path | str = ".") -> Diagnosis:
         "devices": ", ".join(config.devices),
         "precision": config.precision,
     }
-    return Diagnosis(machine, chosen, _faster(cores, bool(gpus)), _risks(machine), _extras())
+    faster = _faster(cores, bool(gpus))
+    return Diagnosis(machine, chosen, faster, _risks(machine), _extras(), _plugins())
 
 
 def _processor() -> str:
@@ -194,7 +244,37 @@ def _extras() -> tuple[Extra, ...]:
                 continue
             if marker.evaluate({"extra": name}) and not _has(requirement):
                 missing.append(requirement.name)
-    return tuple(Extra(name, EXTRAS[name], tuple(lacks)) for name, lacks in needs.items())
+    return tuple(
+        Extra(name, EXTRAS[name], tuple(lacks), "" if lacks else _trouble(name))
+        for name, lacks in needs.items()
+    )
+
+
+def _trouble(extra: str) -> str:
+    """Why the packages of an extra that is installed cannot be imported; empty if they can."""
+    try:
+        if extra == "hf":
+            for package in ("transformers", "peft", "timm"):
+                pretrained.require(package, package, ConfigError)
+        for place in USED.get(extra, ()):
+            named(place, "import")
+    except ConfigError as error:
+        return str(error)
+    return ""
+
+
+def _plugins() -> tuple[Plugin, ...]:
+    """All that other packages offer, each imported once."""
+    found = []
+    for group, (kind, known) in OFFERED.items():
+        for offer in offers(group):
+            trouble = "hidden: the name is built in" if offer.name in known else ""
+            try:
+                named(offer.place, kind)
+            except ConfigError as error:
+                trouble = str(error)
+            found.append(Plugin(kind, offer.name, offer.package, offer.place, trouble))
+    return tuple(found)
 
 
 def _has(requirement: Requirement) -> bool:

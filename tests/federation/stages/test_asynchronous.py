@@ -395,6 +395,22 @@ def test_what_cannot_be_is_refused_with_the_reason(changes, words):
         Simulation(config(**changes))
 
 
+def test_all_that_cannot_be_is_refused_at_once():
+    """A line for each: stale reports cannot weigh less, and a clock and updates are missing."""
+    changes = {"method": {"name": "scaffold"}, "clock": {}, "min_reports": 3}
+    with pytest.raises(ConfigError) as found:
+        Simulation(config(**changes))
+    lines = str(found.value).splitlines()
+    expected = ("cannot scale down old", "needs a clock", "a buffer has 2 updates")
+    assert [word in line for word, line in zip(expected, lines, strict=True)] == [True] * 3
+    changes = {"method": {"name": "pfnm"}, "compression": {"up": "int8"}}
+    with pytest.raises(ConfigError) as found:
+        Simulation(config(**changes))
+    first, second = str(found.value).splitlines()
+    assert first.startswith("compression does not work with pfnm: its updates are not added")
+    assert second.startswith("asynchronous.buffer does not work with pfnm: an update cannot")
+
+
 def test_settings_without_effect_are_named():
     with pytest.warns(UserWarning, match="fewer than 4 can be at work: up to 3 have updates"):
         Simulation(config(asynchronous={"buffer": 4})).close()
