@@ -17,13 +17,14 @@ def doctor(
     """Print what this machine is, what runs use of it, and what would be faster or is missing."""
     from dataclasses import asdict
 
-    from fedbayes.workflows.doctor import examine
+    console = Console()
+    with console.status("looking at the machine and what is installed"):
+        from fedbayes.workflows.doctor import examine
 
-    found = examine()
+        found = examine()
     if as_json:
         print(json_text(asdict(found)))
         return
-    console = Console()
     for title, rows in (("machine", found.machine), ("a run without options", found.chosen)):
         table = Table(title, "", box=None, pad_edge=False)
         for name, value in rows.items():
