@@ -8,7 +8,7 @@ import time
 from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field, replace
-from functools import cached_property, lru_cache
+from functools import cache, cached_property, lru_cache
 from typing import Any, NamedTuple, Protocol
 
 import torch
@@ -234,6 +234,8 @@ class ClientRuntime:
         if not stackable(problems, [len(one.samples.y) for one in begun], run.training):
             why = "batches of one size are too few, or steps differ from client to client"
             return self._one_by_one(tasks, why)
+        places = [(task.round, task.client) for task in tasks]
+        drawn = cache(lambda purpose: seeds.torch_rngs(run.seed, purpose, places))
         try:
             solved = solve_stacked(
                 problems,
@@ -241,7 +243,7 @@ class ClientRuntime:
                 [each.samples for each in begun],
                 run.training,
                 lr=begun[0].at.lr,
-                rngs=[each.at.rng for each in begun],
+                rngs=[lambda purpose, own=own: drawn(purpose)[own] for own in range(len(tasks))],
             )
         except Exception as error:  # of anyone's loss, which is pure; a real error comes again
             return self._one_by_one(tasks, str(error).partition("\n")[0])
