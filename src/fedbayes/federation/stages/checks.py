@@ -9,6 +9,7 @@ from torch import Tensor
 
 from fedbayes.contracts import AnyMethod, Info, Report, Reports
 from fedbayes.contracts.changes import part_of
+from fedbayes.contracts.reports import Row, Rows
 from fedbayes.core.messages import (
     LONGEST_HEADER,
     Masked,
@@ -59,7 +60,7 @@ def encode_reports(reports: Sequence[Report]) -> list[bytes]:
     )
 
 
-def decode_reports(data: Sequence[bytes], expected: Message) -> list[Report]:
+def decode_reports(data: Sequence[bytes], expected: Message) -> list[Row]:
     """The reports that were encoded together, in fewer operations than by `decode_report`.
 
     Returns:
@@ -84,11 +85,8 @@ def decode_reports(data: Sequence[bytes], expected: Message) -> list[Report]:
         or not all(map(all_finite, stacked.values()))
     ):
         return []
-    rows = zip(*(stacked[name].unbind() for name in expected), strict=True)
-    return [
-        Report(dict(zip(expected, row, strict=True)), weight)
-        for row, weight in zip(rows, weights, strict=True)
-    ]
+    rows = Rows.of({name: stacked[name] for name in expected})
+    return [Row.of(rows, place, weight) for place, weight in enumerate(weights)]
 
 
 def decode_report(
