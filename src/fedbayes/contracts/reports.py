@@ -58,7 +58,8 @@ class Rows(NamedTuple):
     @property
     def version(self) -> int:
         """Another number after the tensors were changed."""
-        return sum(tensor._version for tensor in self.stacked.values())
+        own = self.stacked.values() if self.entries is None else (self.entries,)
+        return sum(tensor._version for tensor in own)
 
 
 @dataclass(frozen=True, repr=False)
@@ -73,8 +74,8 @@ class Row(Report):
     @classmethod
     def of(cls, rows: Rows, place: int, weight: float) -> "Row":
         """One of several reports."""
-        names = (name for name, *_ in rows.form)
-        return cls(dict(zip(names, rows.each[place], strict=True)), weight, rows, place)
+        tensors = dict(zip(rows.stacked, rows.each[place], strict=True))
+        return cls(tensors, weight, rows, place)
 
     @property
     def known(self) -> Rows | None:

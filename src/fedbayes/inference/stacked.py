@@ -41,7 +41,8 @@ def stackable(problems: Sequence[Problem], counts: Sequence[int], settings: Loca
         or len({_form([each.start, each.given]) for each in problems}) > 1
     ):
         return False
-    sizes = [_sizes(count, settings) for count in counts]
+    sizes_of = {count: _sizes(count, settings) for count in set(counts)}
+    sizes = [sizes_of[count] for count in counts]
     groups = [Counter(filter(None, met)).values() for met in zip_longest(*sizes)]
     cost = sum(_MAPPED if clients >= _FEW else 1.5 * clients for g in groups for clients in g)
     return cost < sum(map(len, sizes))
