@@ -49,7 +49,7 @@ class Rows(NamedTuple):
         if len({tensor.dtype for tensor in stacked.values()}) == 1:
             entries = torch.cat([tensor.flatten(1) for tensor in stacked.values()], 1)
             sizes = [tensor[0].numel() for tensor in stacked.values()]
-            columns = zip(entries.split(sizes, 1), stacked.items(), strict=True)
+            columns = zip(torch.split(entries, sizes, 1), stacked.items(), strict=True)
             stacked = {name: own.view(old.shape) for own, (name, old) in columns}
         form = tuple((name, tuple(t.shape[1:]), t.dtype) for name, t in stacked.items())
         each = zip(*(tensor.unbind() for tensor in stacked.values()), strict=True)
@@ -74,7 +74,7 @@ class Row(Report):
     @classmethod
     def of(cls, rows: Rows, place: int, weight: float) -> "Row":
         """One of several reports."""
-        tensors = dict(zip(rows.stacked, rows.each[place], strict=True))
+        tensors: Message = dict(zip(rows.stacked, rows.each[place], strict=True))
         return cls(tensors, weight, rows, place)
 
     @property
@@ -130,14 +130,14 @@ class Sum(Brief):
         self.clients += 1
 
     def _entries_of(self, report: Row) -> Tensor | None:
-        """The entries of a report, in the order of those of the sums; None where that is another."""
+        """The entries of a report, in the order of the sums' own; None where it has another."""
         rows = report.known
         if rows is None or rows.entries is None:
             return None
         if not self.tensors:
             self._rows = rows
             self._entries = torch.zeros(rows.entries.shape[1], dtype=torch.float64)
-            self.tensors = shaped(self._entries, report.tensors)
+            self.tensors = shaped(self._entries, dict(zip(rows.stacked, rows.each[0], strict=True)))
             self.dtypes = {name: dtype for name, _, dtype in rows.form}
         if self._rows is None or self._rows.form != rows.form:
             return None

@@ -169,7 +169,7 @@ def _powers(first: int, factor: int, count: int) -> Words:
 
 # Those of NumPy's `SeedSequence`, whose streams NumPy has promised to keep.
 _POOL, _STATE = _powers(0x43B0D7E5, 0x931E8875, 17), _powers(0x8B51F9DD, 0x58F38DED, 9)
-_LEFT, _RIGHT = np.uint32(0xCA01F9DD), np.uint32(0x4973F715)
+_LEFT, _RIGHT, _HALF = np.uint32(0xCA01F9DD), np.uint32(0x4973F715), np.uint32(16)
 
 
 def _hashed(
@@ -179,7 +179,7 @@ def _hashed(
 
     def hashed(words: Words, by: Words) -> Words:
         words = (words ^ by[:-1]) * by[1:]
-        return words ^ words >> 16
+        return words ^ words >> _HALF
 
     word = crc32(purpose.encode())
     pool = hashed(np.array([(seed, word, *place) for place in places], np.uint32).T, _POOL[:5])
@@ -187,7 +187,7 @@ def _hashed(
         others = [word for word in range(4) if word != source]
         by = _POOL[4 + 3 * source :][:4]
         mixed = _LEFT * pool[others] - _RIGHT * hashed(pool[source], by)
-        pool[others] = mixed ^ mixed >> 16
+        pool[others] = mixed ^ mixed >> _HALF
     words = hashed(np.concatenate([pool, pool]), _STATE)
     return np.ascontiguousarray(words.T).view(np.uint64)
 
@@ -206,7 +206,8 @@ def _fill(rng: "torch.Generator", entropy: ISeedSequence) -> None:
         return
     # Of `entropy` itself, words take longer.
     scratch = _scratch()
-    scratch.words[:] = np.random.PCG64(entropy).random_raw(312).view(np.uint32)
+    raw = np.random.PCG64(entropy).random_raw(312)  # type: ignore[arg-type]
+    scratch.words[:] = raw.view(np.uint32)
     rng.set_state(scratch.state)
 
 

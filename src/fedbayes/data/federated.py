@@ -182,7 +182,7 @@ class FederatedData(Brief):
         offsets = self.partition.train_offsets
         own = [self.partition.train[offsets[c] : offsets[c + 1]] for c in clients]
         every = self._standardized(np.concatenate(own))
-        parts = (tensor.split([len(rows) for rows in own]) for tensor in every)
+        parts = (torch.split(tensor, [len(rows) for rows in own]) for tensor in every)
         # In memory of their own, so that nobody's samples keep those of others alive.
         return [Samples(x.clone(), y.clone()) for x, y in zip(*parts, strict=True)]
 

@@ -8,7 +8,7 @@ import time
 from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field, replace
-from functools import cache, cached_property, lru_cache
+from functools import cache, cached_property, lru_cache, partial
 from typing import Any, NamedTuple, Protocol
 
 import torch
@@ -242,7 +242,11 @@ class ClientRuntime:
             why = "batches of one size are too few, or steps differ from client to client"
             return self._one_by_one(tasks, why)
         places = [(task.round, task.client) for task in tasks]
-        drawn = cache(lambda purpose: seeds.torch_rngs(run.seed, purpose, places))
+        streams = cache(partial(seeds.torch_rngs, run.seed, places=places))
+
+        def rng(own: int, purpose: str) -> torch.Generator:
+            return streams(purpose)[own]
+
         try:
             solved = solve_stacked(
                 problems,
@@ -250,7 +254,7 @@ class ClientRuntime:
                 [each.samples for each in begun],
                 run.training,
                 lr=begun[0].at.lr,
-                rngs=[lambda purpose, own=own: drawn(purpose)[own] for own in range(len(tasks))],
+                rngs=[partial(rng, own) for own in range(len(tasks))],
             )
         except Exception as error:  # of anyone's loss, which is pure; a real error comes again
             return self._one_by_one(tasks, str(error).partition("\n")[0])
@@ -319,16 +323,17 @@ class ClientRuntime:
         return Compressor(self.compression, self.method, self.run)
 
     def _samples(self, clients: Sequence[int]) -> Iterator[Samples]:
-        """Training samples of clients, on the device; those that are not there, gathered at once."""
+        """Training samples of clients on the device; those that are not there, gathered at once."""
         missing = [client for client in clients if ("train", client) not in self.resident]
+        gathered: dict[int, Samples] = {}
         if len(missing) > 1 and not (self.held_out or self.method.reports.pooled):
             gathered = dict(zip(missing, self.data.train_each(missing), strict=True))
-        else:
-            gathered = {}
+
+        def gather(client: int) -> Samples:
+            return gathered[client] if client in gathered else self.parts(client)[0]
+
         for client in clients:
-            yield self.resident.get(
-                ("train", client), lambda c=client: gathered.get(c) or self.parts(c)[0]
-            )
+            yield self.resident.get(("train", client), partial(gather, client))
 
     def _begun(self, task: Task, message: Message, samples: Samples) -> "_Begun":
         """What a client starts from: the message, its private state and its samples."""

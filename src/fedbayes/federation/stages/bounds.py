@@ -19,7 +19,7 @@ from torch import Tensor
 from fedbayes.contracts import AnyMethod, ChangeCoordinates, Changes, Federation, Report, Reports
 from fedbayes.contracts.changes import norm, part_of, start_of, typical_norms
 from fedbayes.contracts.reports import Row, Rows
-from fedbayes.core.messages import Masked, dense, payload
+from fedbayes.core.messages import dense, payload
 from fedbayes.core.tensors import Tensors
 from fedbayes.federation.broadcast import ServerMessages
 from fedbayes.federation.ledger import MEMORY, Ledger, SpillBuffer
