@@ -47,8 +47,9 @@ class Rows(NamedTuple):
         """Those of these names, with a first axis for the reports, one at least; copied."""
         entries = None
         if len({tensor.dtype for tensor in stacked.values()}) == 1:
-            entries = torch.cat([tensor.flatten(1) for tensor in stacked.values()], 1)
             sizes = [tensor[0].numel() for tensor in stacked.values()]
+            vectors = zip(stacked.values(), sizes, strict=True)
+            entries = torch.cat([tensor.reshape(len(tensor), size) for tensor, size in vectors], 1)
             columns = zip(torch.split(entries, sizes, 1), stacked.items(), strict=True)
             stacked = {name: own.view(old.shape) for own, (name, old) in columns}
         form = tuple((name, tuple(t.shape[1:]), t.dtype) for name, t in stacked.items())
