@@ -12,7 +12,6 @@ from collections.abc import Callable, Iterator
 from functools import partial
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor
 
@@ -74,17 +73,18 @@ class ChangeNorms:
 
     def _norms(self, stacked: Tensors) -> list[dict[str, float]]:
         """The norms of the changes of reports, whose tensors have a first axis for the reports."""
-        squares: dict[str, Any] = {}
+        squares: dict[str, list[float]] = {}
         for name, rows in stacked.items():
             start = start_of(name, rows.shape[1:], self._way.origins[0])
             exact = rows if rows.dtype in (torch.float32, torch.float64) else rows.double()
             change = exact if start is None else exact - start.cpu().to(exact.dtype)
             flat = change.reshape(len(rows), math.prod(rows.shape[1:]))
-            lengths = torch.linalg.vector_norm(flat, dim=1).numpy().astype(np.float64)
+            lengths = torch.linalg.vector_norm(flat, dim=1).tolist()
             part = part_of(name, rows.dtype, self._way.network)
-            squares[part] = squares.get(part, 0.0) + lengths * lengths
-        columns = [np.sqrt(column).tolist() for column in squares.values()]
-        return [dict(zip(squares, row, strict=True)) for row in zip(*columns, strict=True)] or [{}]
+            before = squares.get(part, [0.0] * len(lengths))
+            squares[part] = [s + x * x for s, x in zip(before, lengths, strict=True)]
+        each = zip(*squares.values(), strict=True)
+        return [dict(zip(squares, map(math.sqrt, row), strict=True)) for row in each] or [{}]
 
 
 _EXACT = 1e15

@@ -80,6 +80,7 @@ def decode_reports(data: Sequence[bytes], expected: Message) -> list[Row]:
         said.shape != (len(data),)
         or said.dtype != torch.float64
         or not all(LIGHTEST <= weight <= HEAVIEST for weight in weights)
+        or not stacked
         or stacked.keys() != expected.keys()
         or tuple((name, stacked[name].shape[1:], stacked[name].dtype) for name in expected) != forms
         or not all(map(all_finite, stacked.values()))
