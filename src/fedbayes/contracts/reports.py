@@ -30,7 +30,7 @@ class Report(Brief):
     """Its weight in a sum over clients, at least 0: the number of samples, for instance."""
 
 
-class Rows(NamedTuple):
+class ReportRows(NamedTuple):
     """Tensors of several reports of one form: what is done with all of these is one operation."""
 
     stacked: Tensors
@@ -43,7 +43,7 @@ class Rows(NamedTuple):
     """The tensors of each report."""
 
     @classmethod
-    def of(cls, stacked: Tensors) -> "Rows":
+    def of(cls, stacked: Tensors) -> "ReportRows":
         """Those of these names, with a first axis for the reports, one at least; copied."""
         entries = None
         if len({tensor.dtype for tensor in stacked.values()}) == 1:
@@ -64,22 +64,22 @@ class Rows(NamedTuple):
 
 
 @dataclass(frozen=True, repr=False)
-class Row(Report):
+class ReportRow(Report):
     """A report whose tensors are a row of several reports'."""
 
-    rows: Rows | None = None
+    rows: ReportRows | None = None
     """These reports."""
     place: int = 0
     """Which of them it is."""
 
     @classmethod
-    def of(cls, rows: Rows, place: int, weight: float) -> "Row":
+    def of(cls, rows: ReportRows, place: int, weight: float) -> "ReportRow":
         """One of several reports."""
         tensors: Message = dict(zip(rows.stacked, rows.each[place], strict=True))
         return cls(tensors, weight, rows, place)
 
     @property
-    def known(self) -> Rows | None:
+    def known(self) -> ReportRows | None:
         """The reports that it is a row of; None where a stage has put other tensors into it."""
         rows = self.rows
         if rows is None or len(self.tensors) != len(rows.form):
@@ -115,14 +115,14 @@ class Sum(Brief):
     float64 by name."""
     dtypes: dict[str, torch.dtype] = field(default_factory=dict)
     """Types of the tensors as they were reported."""
-    _rows: Rows | None = field(default=None, init=False, compare=False)
+    _rows: ReportRows | None = field(default=None, init=False, compare=False)
     """Those of the first report, if that is why the sums lie in one piece of memory."""
     _entries: Tensor = field(default_factory=lambda: torch.empty(0), init=False, compare=False)
     """All of the sums then."""
 
     def add(self, client: int, report: Report) -> None:
         """Fold one report in."""
-        entries = self._entries_of(report) if isinstance(report, Row) else None
+        entries = self._entries_of(report) if isinstance(report, ReportRow) else None
         if entries is not None:
             add_to(self._entries, entries, report.weight)
         else:
@@ -130,7 +130,7 @@ class Sum(Brief):
         self.weight += report.weight
         self.clients += 1
 
-    def _entries_of(self, report: Row) -> Tensor | None:
+    def _entries_of(self, report: ReportRow) -> Tensor | None:
         """The entries of a report, in the order of the sums' own; None where it has another."""
         rows = report.known
         if rows is None or rows.entries is None:

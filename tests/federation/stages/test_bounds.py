@@ -23,7 +23,7 @@ from fedbayes.contracts import (
     RoundContext,
     Sum,
 )
-from fedbayes.contracts.reports import Row, Rows
+from fedbayes.contracts.reports import ReportRow, ReportRows
 from fedbayes.core.by_client import ByClient
 from fedbayes.core.messages import Masked
 from fedbayes.core.tensors import pack
@@ -294,9 +294,9 @@ def test_rows_are_measured_as_each_report_alone():
             assert norms.of(each) == pytest.approx(wanted, rel=1e-6)
 
     for stacked in (real, real | mixed):
-        rows = Rows.of(stacked)
+        rows = ReportRows.of(stacked)
         assert (rows.entries is None) == (stacked is not real)
-        reports = [Row.of(rows, place, 1.0) for place in range(5)]
+        reports = [ReportRow.of(rows, place, 1.0) for place in range(5)]
         for place in (0, 3, 4, 1):
             check(reports[place])
         rows.stacked["control/a"].mul_(3)
@@ -307,7 +307,7 @@ def test_rows_are_measured_as_each_report_alone():
         check(replace(reports[3], tensors={**reports[3].tensors, name: first[name] + 7}))
         reports[4].tensors[name] = first[name] - 7
         check(reports[4])
-    huge = Row.of(Rows.of({name: torch.full((2, *first[name].shape), 3e30)}), 1, 1.0)
+    huge = ReportRow.of(ReportRows.of({name: torch.full((2, *first[name].shape), 3e30)}), 1, 1.0)
     check(huge)
 
 
@@ -321,8 +321,12 @@ def test_rows_are_added_as_each_report_alone_to_the_bit(types):
         return {n: torch.randn(4, *shapes[n], generator=draw).to(kinds[n]) for n in order}
 
     weights = [0.3, 1.0, 7.7, 2.0]
-    groups = [Rows.of(group(shapes)), Rows.of(group(shapes)), Rows.of(group([*shapes][::-1]))]
-    reports = [Row.of(rows, k, weight) for rows in groups for k, weight in enumerate(weights)]
+    groups = [
+        ReportRows.of(group(shapes)),
+        ReportRows.of(group(shapes)),
+        ReportRows.of(group([*shapes][::-1])),
+    ]
+    reports = [ReportRow.of(rows, k, weight) for rows in groups for k, weight in enumerate(weights)]
     reports[2].tensors["a"].mul_(2)
     reports[5].tensors["a"] = torch.ones(3, 5, dtype=types[0])
     reports[6] = replace(reports[6], tensors={n: t + 1 for n, t in reports[6].tensors.items()})

@@ -17,7 +17,7 @@ from torch import Tensor
 
 from fedbayes.contracts import AnyMethod, ChangeCoordinates, Changes, Federation, Report, Reports
 from fedbayes.contracts.changes import norm, part_of, start_of, typical_norms
-from fedbayes.contracts.reports import Row, Rows
+from fedbayes.contracts.reports import ReportRow, ReportRows
 from fedbayes.core.messages import dense, payload
 from fedbayes.core.tensors import Tensors
 from fedbayes.federation.broadcast import ServerMessages
@@ -45,7 +45,7 @@ class ChangeNorms:
     def __init__(self, way: ChangeCoordinates) -> None:
         self._way = way
         self._direct = way.chart.coordinates is None and len(way.origins) == 1
-        self._measured: tuple[Rows | None, int, list[dict[str, float]]] = None, 0, []
+        self._measured: tuple[ReportRows | None, int, list[dict[str, float]]] = None, 0, []
 
     def of(self, report: Report) -> dict[str, float]:
         """The L2 norm of the change of every part of a report.
@@ -53,7 +53,7 @@ class ChangeNorms:
         Whole reports whose changes are the coordinates are not widened to float64, unless their
         size asks for it.
         """
-        norms = self._of_row(report) if isinstance(report, Row) and self._direct else None
+        norms = self._of_row(report) if isinstance(report, ReportRow) and self._direct else None
         if norms is None:
             whole = {n: t[None] for n, t in report.tensors.items() if isinstance(t, Tensor)}
             if not self._direct or len(whole) < len(report.tensors):
@@ -63,7 +63,7 @@ class ChangeNorms:
             return norms
         return norms_of(self._way.changes(report))
 
-    def _of_row(self, report: Row) -> dict[str, float] | None:
+    def _of_row(self, report: ReportRow) -> dict[str, float] | None:
         """Of a report that is a row of others; None where it is not."""
         if (rows := report.known) is None:
             return None

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from fedbayes.contracts import AnyMethod, Info, Report, Reports
 from fedbayes.contracts.changes import part_of
-from fedbayes.contracts.reports import Row, Rows
+from fedbayes.contracts.reports import ReportRow, ReportRows
 from fedbayes.core.messages import (
     LONGEST_HEADER,
     Masked,
@@ -60,7 +60,7 @@ def encode_reports(reports: Sequence[Report]) -> list[bytes]:
     )
 
 
-def decode_reports(data: Sequence[bytes], expected: Message) -> list[Row]:
+def decode_reports(data: Sequence[bytes], expected: Message) -> list[ReportRow]:
     """The reports that were encoded together, in fewer operations than by `decode_report`.
 
     Returns:
@@ -86,8 +86,8 @@ def decode_reports(data: Sequence[bytes], expected: Message) -> list[Row]:
         or not all(map(all_finite, stacked.values()))
     ):
         return []
-    rows = Rows.of({name: stacked[name] for name in expected})
-    return [Row.of(rows, place, weight) for place, weight in enumerate(weights)]
+    rows = ReportRows.of({name: stacked[name] for name in expected})
+    return [ReportRow.of(rows, place, weight) for place, weight in enumerate(weights)]
 
 
 def decode_report(
