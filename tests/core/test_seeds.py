@@ -137,6 +137,19 @@ def test_where_the_layout_is_another_generators_are_seeded(monkeypatch):
     assert torch.equal(torch.rand(5, generator=rng), torch.rand(5, generator=seeded))
 
 
+@pytest.mark.parametrize("known", [True, False])
+def test_generators_that_are_made_at_once_are_those_of_each_alone(known, monkeypatch):
+    monkeypatch.setattr(seeds, "_known_layout", lambda: known)
+    draw = np.random.default_rng(0)
+    for seed in (0, 7, 2**32 - 1, 2**32, 2**63 - 1):
+        places = [(1, 0), (2**32 - 1, 2**32 - 1), *draw.integers(2**31, size=(20, 2)).tolist()]
+        found = seeds.torch_rngs(seed, "batches", places)
+        for rng, (number, client) in zip(found, places, strict=True):
+            alone = seeds.torch_rng(seed, "batches", round=number, client=client)
+            assert torch.equal(rng.get_state(), alone.get_state())
+    assert seeds.torch_rngs(0, "batches", []) == []
+
+
 def test_this_version_of_pytorch_has_the_known_layout():
     assert seeds._known_layout()
 

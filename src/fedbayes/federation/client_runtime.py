@@ -8,7 +8,7 @@ import time
 from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field, replace
-from functools import cached_property, lru_cache
+from functools import cache, cached_property, lru_cache, partial
 from typing import Any, NamedTuple, Protocol
 
 import torch
@@ -136,6 +136,9 @@ class Data(Protocol):
     def train(self, client: int) -> Samples:
         """Training samples of a client."""
 
+    def train_each(self, clients: Sequence[int]) -> list[Samples]:
+        """Training samples of each of some clients."""
+
     def test(self, client: int) -> Samples:
         """Test samples of a client, possibly none."""
 
@@ -226,7 +229,11 @@ class ClientRuntime:
             return self._one_by_one(tasks, why)
         said = {task.message: task for task in tasks}
         messages = {data: self._received(task) for data, task in said.items()}
-        begun = [self._begun(task, messages[task.message]) for task in tasks]
+        samples = self._samples([task.client for task in tasks])
+        begun = [
+            self._begun(task, messages[task.message], own)
+            for task, own in zip(tasks, samples, strict=True)
+        ]
         problems = []
         for task, each in zip(tasks, begun, strict=True):
             with _of_client(task.client, len(each.samples.y), "training"):
@@ -234,6 +241,12 @@ class ClientRuntime:
         if not stackable(problems, [len(one.samples.y) for one in begun], run.training):
             why = "batches of one size are too few, or steps differ from client to client"
             return self._one_by_one(tasks, why)
+        places = [(task.round, task.client) for task in tasks]
+        streams = cache(partial(seeds.torch_rngs, run.seed, places=places))
+
+        def rng(own: int, purpose: str) -> torch.Generator:
+            return streams(purpose)[own]
+
         try:
             solved = solve_stacked(
                 problems,
@@ -241,7 +254,7 @@ class ClientRuntime:
                 [each.samples for each in begun],
                 run.training,
                 lr=begun[0].at.lr,
-                rngs=[each.at.rng for each in begun],
+                rngs=[partial(rng, own) for own in range(len(tasks))],
             )
         except Exception as error:  # of anyone's loss, which is pure; a real error comes again
             return self._one_by_one(tasks, str(error).partition("\n")[0])
@@ -282,7 +295,8 @@ class ClientRuntime:
         )
 
     def _train(self, task: Task) -> ClientResult:
-        begun = self._begun(task, self._received(task))
+        message, (samples,) = self._received(task), self._samples([task.client])
+        begun = self._begun(task, message, samples)
         run, (message, state, samples, at) = self.run, begun[1:]
         place = {"round": task.round, "client": task.client}
         device = run.network.device
@@ -308,12 +322,24 @@ class ClientRuntime:
         """How numbers are written and read."""
         return Compressor(self.compression, self.method, self.run)
 
-    def _begun(self, task: Task, message: Message) -> "_Begun":
+    def _samples(self, clients: Sequence[int]) -> Iterator[Samples]:
+        """Training samples of clients on the device; those that are not there, gathered at once."""
+        missing = [client for client in clients if ("train", client) not in self.resident]
+        gathered: dict[int, Samples] = {}
+        if len(missing) > 1 and not (self.held_out or self.method.reports.pooled):
+            gathered = dict(zip(missing, self.data.train_each(missing), strict=True))
+
+        def gather(client: int) -> Samples:
+            return gathered[client] if client in gathered else self.parts(client)[0]
+
+        for client in clients:
+            yield self.resident.get(("train", client), partial(gather, client))
+
+    def _begun(self, task: Task, message: Message, samples: Samples) -> "_Begun":
         """What a client starts from: the message, its private state and its samples."""
         run = self.run
         self._require_constants(task)
         device = run.network.device
-        samples = self.resident.get(("train", task.client), lambda: self.parts(task.client)[0])
         if self.adversary is not None:
             samples = self.adversary.poisoned(samples, run, task.client, task.round)
         samples, held_out = self._set_aside(samples, task.client)

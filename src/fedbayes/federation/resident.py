@@ -24,6 +24,9 @@ class DeviceCache:
         """Bytes that are held now."""
         self._kept: OrderedDict[Hashable, Samples] = OrderedDict()
 
+    def __contains__(self, key: Hashable) -> bool:
+        return key in self._kept
+
     def get(self, key: Hashable, gather: Callable[[], Samples]) -> Samples:
         """The samples of a key on the device; whoever gets them changes nothing of them.
 

@@ -21,8 +21,10 @@ def orders(count: int, sizes: Sequence[int], rng: torch.Generator) -> Iterator[T
         sizes: of the batches of an epoch; samples beyond their sum are left out of it.
         rng: what the orders are drawn from.
     """
+    used = sum(sizes)
     while True:
-        yield torch.randperm(count, generator=rng)[: sum(sizes)]
+        order = torch.randperm(count, generator=rng)
+        yield order if used == count else order[:used]
 
 
 def batches(

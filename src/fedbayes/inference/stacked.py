@@ -41,7 +41,8 @@ def stackable(problems: Sequence[Problem], counts: Sequence[int], settings: Loca
         or len({_form([each.start, each.given]) for each in problems}) > 1
     ):
         return False
-    sizes = [_sizes(count, settings) for count in counts]
+    sizes_of = {count: _sizes(count, settings) for count in set(counts)}
+    sizes = [sizes_of[count] for count in counts]
     groups = [Counter(filter(None, met)).values() for met in zip_longest(*sizes)]
     cost = sum(_MAPPED if clients >= _FEW else 1.5 * clients for g in groups for clients in g)
     return cost < sum(map(len, sizes))
@@ -82,10 +83,11 @@ def solve_stacked(
     """
     counts = [len(each.y) for each in samples]
     steps = [settings.step_count(count) for count in counts]
-    stacked = {
-        name: torch.stack([each.start[name].detach() for each in problems]).requires_grad_()
-        for name in problems[0].start
-    }
+    with torch.no_grad():
+        stacked = {
+            name: torch.stack([each.start[name] for each in problems]).requires_grad_()
+            for name in problems[0].start
+        }
     leaves = list(stacked.values())
     optimizer = settings.build_optimizer(leaves, lr)
     given = stack([each.given for each in problems])
@@ -96,8 +98,9 @@ def solve_stacked(
         return Samples(every.x[chosen], every.y[chosen])
 
     firsts = accumulate(counts, initial=0)
+    sizes_of = {count: settings.batch_sizes(count) for count in set(counts)}
     drawn = [
-        _batches(problem, range(first, first + count), settings, at, rng)
+        _batches(problem, range(first, first + count), sizes_of[count], at, rng)
         for problem, first, count, rng in zip(problems, firsts, counts, rngs, strict=False)
     ]
     losses = torch.zeros(max(steps), len(problems), device=leaves[0].device)
@@ -154,12 +157,12 @@ def solve_stacked(
 def _batches(
     problem: Problem,
     own: range,
-    settings: LocalTraining,
+    sizes: Sequence[int],
     at: Callable[[Rows], Samples],
     rng: Callable[[str], torch.Generator],
 ) -> Iterator[tuple[Rows, Tree]]:
     """The rows of a client's batches, and their noise, by the generators of `solve`."""
-    noise, sizes = problem.noise, settings.batch_sizes(len(own))
+    noise = problem.noise
     generator = rng(noise.purpose) if noise else None
     cuts = list(pairwise(accumulate(sizes, initial=0)))
     for order in orders(len(own), sizes, rng("batches")):

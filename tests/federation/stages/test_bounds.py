@@ -3,6 +3,7 @@
 import math
 import statistics
 from dataclasses import replace
+from itertools import cycle
 from types import SimpleNamespace
 
 import numpy as np
@@ -22,6 +23,7 @@ from fedbayes.contracts import (
     RoundContext,
     Sum,
 )
+from fedbayes.contracts.reports import ReportRow, ReportRows
 from fedbayes.core.by_client import ByClient
 from fedbayes.core.messages import Masked
 from fedbayes.core.tensors import pack
@@ -276,32 +278,68 @@ def test_norms_do_not_overflow_and_what_is_not_said_is_no_change():
     assert norms_of(changes) == pytest.approx({"a": 5e38, "b": 5.0})
 
 
-def test_tensors_of_one_are_measured_as_each_alone():
-    """Rows of a tensor, other views of it, rows that were changed since, and 0 or 1 axes."""
+def test_rows_are_measured_as_each_report_alone():
+    """Also rows that were changed since, reports with other tensors, and 0 or 1 axes."""
     net = network(hidden=[4])
     run, method = run_of(net), FedAvg()
     way = ChangeCoordinates.of(method, method.init(run), run)
     norms, first = ChangeNorms(way), net.initial
-    groups = {n: torch.randn(5, *t.shape) for n, t in first.items()} | {
-        "control/a": torch.randn(5),
-        "control/b": torch.randn(5, 0),
-        "control/c": torch.randn(5, 3).t().contiguous().t(),
-        "control/d": torch.arange(10).reshape(5, 2),
-    }
-    rows = {n: group.unbind() for n, group in groups.items()}
-    rows["control/c"] = [groups["control/c"].flatten()[k : k + 3] for k in range(5)]
-    rows["control/e"] = [torch.randn(5, 4).as_strided((4,), (1,), k) for k in range(5)]
+    real = {n: torch.randn(5, *t.shape) for n, t in first.items()} | {"control/a": torch.randn(5)}
+    mixed = {"control/b": torch.randn(5, 0), "control/c": torch.arange(10).reshape(5, 2)}
 
-    def check(client):
-        report = Report({name: each[client] for name, each in rows.items()})
-        assert norms.of(report) == pytest.approx(norms_of(way.changes(report)), rel=1e-6)
+    def check(report):
+        plain = Report(dict(report.tensors), report.weight)
+        wanted = norms_of(way.changes(report))
+        for each in (report, plain):
+            assert norms.of(each) == pytest.approx(wanted, rel=1e-6)
 
-    for client in (0, 3, 4, 1):
-        check(client)
-    groups["control/a"].mul_(3)
-    rows[next(iter(first))][2].add_(1.0)
-    for client in (1, 2):
-        check(client)
+    for stacked in (real, real | mixed):
+        rows = ReportRows.of(stacked)
+        assert (rows.entries is None) == (stacked is not real)
+        reports = [ReportRow.of(rows, place, 1.0) for place in range(5)]
+        for place in (0, 3, 4, 1):
+            check(reports[place])
+        rows.stacked["control/a"].mul_(3)
+        name = next(iter(first))
+        reports[2].tensors[name].add_(1.0)
+        for place in (1, 2):
+            check(reports[place])
+        check(replace(reports[3], tensors={**reports[3].tensors, name: first[name] + 7}))
+        reports[4].tensors[name] = first[name] - 7
+        check(reports[4])
+    huge = ReportRow.of(ReportRows.of({name: torch.full((2, *first[name].shape), 3e30)}), 1, 1.0)
+    check(huge)
+
+
+@pytest.mark.parametrize("types", [(torch.float32,), (torch.float32, torch.float64)])
+def test_rows_are_added_as_each_report_alone_to_the_bit(types):
+    draw = torch.Generator().manual_seed(2)
+    shapes = {"a": (3, 5), "b": (), "c": (70,), "d": (2, 0)}
+
+    def group(order):
+        kinds = dict(zip(shapes, cycle(types), strict=False))
+        return {n: torch.randn(4, *shapes[n], generator=draw).to(kinds[n]) for n in order}
+
+    weights = [0.3, 1.0, 7.7, 2.0]
+    groups = [
+        ReportRows.of(group(shapes)),
+        ReportRows.of(group(shapes)),
+        ReportRows.of(group([*shapes][::-1])),
+    ]
+    reports = [ReportRow.of(rows, k, weight) for rows in groups for k, weight in enumerate(weights)]
+    reports[2].tensors["a"].mul_(2)
+    reports[5].tensors["a"] = torch.ones(3, 5, dtype=types[0])
+    reports[6] = replace(reports[6], tensors={n: t + 1 for n, t in reports[6].tensors.items()})
+    reports.append(Report({n: t.clone() for n, t in reports[0].tensors.items()}, 0.1))
+    for first in (0, 6):  # a row, and a report with tensors of its own
+        together, alone = Sum(), Sum()
+        for report in [*reports[first:], *reports[:first]]:
+            together.add(0, report)
+            alone.add(0, Report(dict(report.tensors), report.weight))
+        assert_identical(together.tensors, alone.tensors)
+        assert_identical(together.mean(), alone.mean())
+        assert (together.weight, together.clients) == (alone.weight, alone.clients)
+        assert together.dtypes == alone.dtypes
 
 
 def test_without_a_bound_everything_is_folded_in_at_once():

@@ -17,7 +17,9 @@ from torch import Tensor
 
 from fedbayes.contracts import AnyMethod, ChangeCoordinates, Changes, Federation, Report, Reports
 from fedbayes.contracts.changes import norm, part_of, start_of, typical_norms
-from fedbayes.core.messages import Masked, dense, payload
+from fedbayes.contracts.reports import ReportRow, ReportRows
+from fedbayes.core.messages import dense, payload
+from fedbayes.core.tensors import Tensors
 from fedbayes.federation.broadcast import ServerMessages
 from fedbayes.federation.ledger import MEMORY, Ledger, SpillBuffer
 from fedbayes.federation.settings import Aggregation
@@ -33,8 +35,8 @@ def norms_of(changes: Changes) -> dict[str, float]:
 class ChangeNorms:
     """The norms of the changes of a round's reports.
 
-    Tensors that are rows of one, as those of clients that were trained at once, are measured at
-    once.
+    Reports that are rows of the same tensors, as those of clients that were trained at once, are
+    measured at once.
 
     Args:
         way: what the changes are.
@@ -43,7 +45,7 @@ class ChangeNorms:
     def __init__(self, way: ChangeCoordinates) -> None:
         self._way = way
         self._direct = way.chart.coordinates is None and len(way.origins) == 1
-        self._measured: dict[str, tuple[Tensor, int, list[float]]] = {}
+        self._measured: tuple[ReportRows | None, int, list[dict[str, float]]] = None, 0, []
 
     def of(self, report: Report) -> dict[str, float]:
         """The L2 norm of the change of every part of a report.
@@ -51,48 +53,42 @@ class ChangeNorms:
         Whole reports whose changes are the coordinates are not widened to float64, unless their
         size asks for it.
         """
-        squares = dict[str, float]()
-        for name, item in report.tensors.items():
-            if isinstance(item, Masked) or not self._direct:
+        norms = self._of_row(report) if isinstance(report, ReportRow) and self._direct else None
+        if norms is None:
+            whole = {n: t[None] for n, t in report.tensors.items() if isinstance(t, Tensor)}
+            if not self._direct or len(whole) < len(report.tensors):
                 return norms_of(self._way.changes(report))
-            part, length = part_of(name, item.dtype, self._way.network), self._length(name, item)
-            squares[part] = squares.get(part, 0.0) + length * length
-        if all(square < _EXACT for square in squares.values()):
-            return {part: math.sqrt(square) for part, square in squares.items()}
+            norms = self._norms(whole)[0]
+        if all(norm < _EXACT for norm in norms.values()):
+            return norms
         return norms_of(self._way.changes(report))
 
-    def _length(self, name: str, item: Tensor) -> float:
-        """The norm of the change of a tensor."""
-        rows, row = _row_of(item)
-        if rows is item:
-            return self._lengths(name, item[None])[0]
-        kept = self._measured.get(name)
-        if kept is None or kept[0] is not rows or kept[1] != rows._version:
-            kept = self._measured[name] = rows, rows._version, self._lengths(name, rows)
-        return kept[2][row]
+    def _of_row(self, report: ReportRow) -> dict[str, float] | None:
+        """Of a report that is a row of others; None where it is not."""
+        if (rows := report.known) is None:
+            return None
+        if self._measured[0] is not rows or self._measured[1] != rows.version:
+            self._measured = rows, rows.version, self._norms(rows.stacked)
+        return self._measured[2][report.place]
 
-    def _lengths(self, name: str, rows: Tensor) -> list[float]:
-        """The norms of the changes of tensors of one name, [n, ...]."""
-        start = start_of(name, rows.shape[1:], self._way.origins[0])
-        exact = rows if rows.dtype in (torch.float32, torch.float64) else rows.double()
-        change = exact if start is None else exact - start.cpu().to(exact.dtype)
-        found: list[float] = torch.linalg.vector_norm(
-            change.reshape(len(rows), math.prod(rows.shape[1:])), dim=1
-        ).tolist()
-        return found
+    def _norms(self, stacked: Tensors) -> list[dict[str, float]]:
+        """The norms of the changes of reports, whose tensors have a first axis for the reports."""
+        squares: dict[str, list[float]] = {}
+        for name, rows in stacked.items():
+            start = start_of(name, rows.shape[1:], self._way.origins[0])
+            exact = rows if rows.dtype in (torch.float32, torch.float64) else rows.double()
+            change = exact if start is None else exact - start.cpu().to(exact.dtype)
+            flat = change.reshape(len(rows), math.prod(rows.shape[1:]))
+            lengths = torch.linalg.vector_norm(flat, dim=1).tolist()
+            part = part_of(name, rows.dtype, self._way.network)
+            before = squares.get(part, [0.0] * len(lengths))
+            squares[part] = [s + x * x for s, x in zip(before, lengths, strict=True)]
+        each = zip(*squares.values(), strict=True)
+        return [dict(zip(squares, map(math.sqrt, row), strict=True)) for row in each] or [{}]
 
 
-_EXACT = 1e30
-"""Squares up to which float32 has no overflow."""
-
-
-def _row_of(item: Tensor) -> tuple[Tensor, int]:
-    """The tensor that an item is a row of, and which; itself where it is none."""
-    rows = item._base
-    if rows is None or rows.shape[1:] != item.shape or rows.stride()[1:] != item.stride():
-        return item, 0
-    row, rest = divmod(int(item.storage_offset() - rows.storage_offset()), rows.stride(0) or 1)
-    return (rows, row) if not rest and 0 <= row < len(rows) else (item, 0)
+_EXACT = 1e15
+"""Norms up to which float32 has no overflow."""
 
 
 def norms_compared(report: Report, declared: Reports, run: Federation) -> dict[str, float]:

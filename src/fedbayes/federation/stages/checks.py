@@ -9,6 +9,7 @@ from torch import Tensor
 
 from fedbayes.contracts import AnyMethod, Info, Report, Reports
 from fedbayes.contracts.changes import part_of
+from fedbayes.contracts.reports import ReportRow, ReportRows
 from fedbayes.core.messages import (
     LONGEST_HEADER,
     Masked,
@@ -59,7 +60,7 @@ def encode_reports(reports: Sequence[Report]) -> list[bytes]:
     )
 
 
-def decode_reports(data: Sequence[bytes], expected: Message) -> list[Report]:
+def decode_reports(data: Sequence[bytes], expected: Message) -> list[ReportRow]:
     """The reports that were encoded together, in fewer operations than by `decode_report`.
 
     Returns:
@@ -79,16 +80,14 @@ def decode_reports(data: Sequence[bytes], expected: Message) -> list[Report]:
         said.shape != (len(data),)
         or said.dtype != torch.float64
         or not all(LIGHTEST <= weight <= HEAVIEST for weight in weights)
+        or not stacked
         or stacked.keys() != expected.keys()
         or tuple((name, stacked[name].shape[1:], stacked[name].dtype) for name in expected) != forms
         or not all(map(all_finite, stacked.values()))
     ):
         return []
-    rows = zip(*(stacked[name].unbind() for name in expected), strict=True)
-    return [
-        Report(dict(zip(expected, row, strict=True)), weight)
-        for row, weight in zip(rows, weights, strict=True)
-    ]
+    rows = ReportRows.of({name: stacked[name] for name in expected})
+    return [ReportRow.of(rows, place, weight) for place, weight in enumerate(weights)]
 
 
 def decode_report(
