@@ -32,7 +32,9 @@ GRID = torch.linspace(-math.log(LIMIT), math.log(LIMIT), POINTS, dtype=torch.flo
 _ROUNDING = 1e-9
 """Part of its sums by which what a client says may contradict itself."""
 PRIOR = 0.5
-"""Standard deviation of log T around 0 in the prior of a single client's temperature."""
+"""Standard deviation of log T around 0 in the prior of a temperature that few rows decide."""
+USUAL = 2.0
+"""Standard deviations of the prior within which the temperature of a run needs no prior."""
 _BATCH = 200
 """Samples of which the grid is computed at a time."""
 
@@ -140,6 +142,19 @@ class TemperatureSums:
         if not float(self.slope[first]) <= 0 <= float(self.slope[first + 1]):
             return math.exp(-float(GRID[place]))
         return math.exp(-float(brentq(slope, *GRID[ends].tolist(), xtol=1e-14)))
+
+    def cautious_temperature(self) -> float:
+        """The T of the least sum; the one under the prior if that is far from 1.
+
+        Where almost every row is right, a few rows decide T: it may be near 0, and the first
+        confident error on new rows then costs more than T ever gained. Many rows outweigh the
+        prior.
+
+        Raises:
+            DataError: as for `temperature`.
+        """
+        found = self.temperature()
+        return found if abs(math.log(found)) <= USUAL * PRIOR else self.with_prior().temperature()
 
     def tensors(self) -> Tensors:
         """As a client sends it."""

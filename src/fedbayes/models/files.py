@@ -461,8 +461,8 @@ def dense_layers(weights: Tensors, source: str) -> list[DenseLayer]:
     if unknown:
         shape = tuple(weights[unknown[0]].shape)
         raise ModelError(
-            f"{source}: {unknown[0]!r} of shape {shape} belongs to no linear layer. Fuse networks "
-            "that are not fully connected with --method match"
+            f"{source}: {unknown[0]!r} of shape {shape} belongs to no linear layer. Name its "
+            "network with --model, or give a program of torch.export (.pt2)"
         )
     if len(layers) < 2:
         raise ModelError(f"{source} has {len(layers)} linear layers, but at least two are needed")

@@ -166,7 +166,7 @@ def fitted(
         why = f"clients held out {sums.rows} rows, and {FEWEST} are needed"
         return replace(found, reason=why)
     try:
-        return replace(found, temperature=sums.temperature())
+        return replace(found, temperature=sums.cautious_temperature())
     except DataError as error:
         return replace(found, reason=str(error))
 

@@ -107,7 +107,11 @@ def test_the_temperature_is_that_of_the_rows_that_clients_held_out(run, held_out
     def loss(t):
         return -log_softmax(math.exp(t) * logits, axis=1)[np.arange(len(y)), y.numpy()].sum()
 
-    assert run.summary["temperature"] == pytest.approx(best(loss), rel=1e-5)
+    plain = best(loss)
+    assert plain < 1 / math.e, "far from 1, so it has a prior"
+    expected = best(lambda t: loss(t) + 2 * t**2)
+    assert plain < expected < 1
+    assert run.summary["temperature"] == pytest.approx(expected, rel=1e-5)
     assert run.summary["calibration"]["rows"] == len(y)
     assert run.summary["calibration"]["clients"] == 4
     # 3 sums of each point, and two counts, with a short header.

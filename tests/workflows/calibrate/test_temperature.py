@@ -145,6 +145,32 @@ def test_where_no_temperature_is_the_best():
             temperature_sums(likelihood, f, y).temperature()
 
 
+def test_a_temperature_far_from_one_has_a_prior():
+    """SciPy's optimum with the prior; near 1 the one without it."""
+    for sharp, far in ((1.0, False), (6.0, True)):
+        likelihood, f, y = example(4, 300, 4, sharp)
+        found = temperature_sums(likelihood, f, y).cautious_temperature()
+        plain, loss = pooled(likelihood, f, y.numpy())
+        assert (abs(math.log(plain)) > 1) == far
+        best = minimize_scalar(lambda t, loss=loss: loss(t) + 2 * t**2, bounds=(-4, 4))
+        assert found == pytest.approx(math.exp(-best.x) if far else plain, rel=1e-5)
+
+
+def test_where_almost_all_rows_are_right_new_rows_are_not_much_worse():
+    """The model is right in 97 % of rows; one of 134 held-out rows is barely wrong."""
+    likelihood, f, _ = example(5, 2000, 4, 2.0)
+    first, second = f[0].topk(2, dim=1).indices.T
+    y = torch.where(torch.arange(2000) % 33 == 2, second, first)
+    held = [k for k in range(200) if k % 33 != 2][:134]
+    y[held[0]] = f[0, held[0]].topk(2).indices[1]
+    f[0, held[0], y[held[0]]] = f[0, held[0]].max() - 0.05
+    sums = temperature_sums(likelihood, f[:, held], y[held])
+    _, loss = pooled(likelihood, f[:, 200:], y[200:].numpy())
+    plain, cautious = sums.temperature(), sums.cautious_temperature()
+    assert 2 * plain < cautious < 1
+    assert loss(-math.log(cautious)) < loss(0.0) < loss(-math.log(plain)) / 5
+
+
 def test_temperatures_keep_the_order_and_one_changes_nothing():
     logs = torch.log_softmax(torch.randn(9, 4), dim=-1)
     torch.testing.assert_close(cooled(logs, 1.0), logs)

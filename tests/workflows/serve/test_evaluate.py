@@ -3,9 +3,11 @@
 import json
 
 import numpy as np
+import pandas as pd
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
+from torch import nn
 
 import fedbayes
 from fedbayes.core.tensors import Samples
@@ -17,7 +19,7 @@ from fedbayes.models import MLP, dense_layers, relu_network
 from fedbayes.workflows.serve.evaluation_set import EvaluationSet
 from fedbayes.workflows.serve.model_evaluation import Candidate, compare
 from fedbayes.workflows.serve.model_files import read_counts, read_models
-from tests.helpers.command_line import cli
+from tests.helpers.command_line import cli, command
 
 
 @pytest.fixture(scope="module")
@@ -273,3 +275,23 @@ def test_evaluate_gives_what_fuse_gives_on_the_same_pictures(tmp_path, capsys, s
         logits = relu_network(layers, (raw - 0.4) / 0.2 if scaled else raw)
     nll = torch.nn.functional.cross_entropy(logits, torch.from_numpy(y))
     assert score["nll"] == pytest.approx(float(nll), abs=1e-5)
+
+
+@pytest.mark.parametrize("layer", [nn.BatchNorm1d(8), nn.Dropout(0.5)], ids=["norm", "dropout"])
+def test_a_program_exported_in_training_raises_an_error(layer, tmp_path, capsys):
+    rng = np.random.default_rng(0)
+    x = rng.normal(size=(40, 4))
+    table = pd.DataFrame(x, columns=list("abcd")).assign(label=np.where(x[:, 0] > 0, "yes", "no"))
+    table.to_csv(tmp_path / "rows.csv", index=False)
+    network = nn.Sequential(nn.Linear(4, 8), layer, nn.ReLU(), nn.Linear(8, 2))
+    many = ({0: torch.export.Dim("n", min=1)},)
+    rows = ("--set", f"data.path={tmp_path / 'rows.csv'}")
+    for training in (True, False):
+        network.train(training)
+        path = tmp_path / f"{training}.pt2"
+        torch.export.save(
+            torch.export.export(network, (torch.zeros(3, 4),), dynamic_shapes=many), path
+        )
+        assert command("evaluate", path, *rows) == (2 if training else 0)
+        said = capsys.readouterr().err
+        assert ("Call model.eval() before torch.export" in said) == training

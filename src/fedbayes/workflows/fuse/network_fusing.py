@@ -15,7 +15,7 @@ from fedbayes.core.files import write_beside
 from fedbayes.core.tensors import Samples
 from fedbayes.core.wording import listed
 from fedbayes.data import Preprocessing
-from fedbayes.errors import ConfigError, ModelError
+from fedbayes.errors import ConfigError, ModelError, warn
 from fedbayes.fusion.distillation import DistillationProgress
 from fedbayes.fusion.draws import CachedInputs
 from fedbayes.fusion.function import (
@@ -64,11 +64,14 @@ from fedbayes.workflows.serve.model_files import (
     read_samples,
     write_model,
 )
+from fedbayes.workflows.serve.output_order import other_order
 
 UNTOLD = "samples in the form that the fused networks expect"
 """What a program takes where nobody said how samples were scaled."""
 WIDTHS = (0.25, 0.5, 1.0, 2.0, 4.0)
 """That are tried where the width is free."""
+_COMPARED = 2048
+"""Inputs by which the order of outputs is checked."""
 BOUND = 0.05
 """KL divergence to the teacher in nats, on held-out draws."""
 
@@ -123,6 +126,8 @@ class NetworkFusion:
             counts = counts[:, 0]
         test, short = self._samples(job.test, silos), silos.short
         networks = {short[path]: network for path, network in silos.networks.items()}
+        if silos.card is None:
+            self._doubt_order(networks, silos, inputs)
         temperatures = self._temperatures(silos, counts)
         teacher, _ = teacher_of(networks, counts, silos.likelihood, temperatures, inputs)
         if has_temperature(silos.likelihood):
@@ -171,6 +176,29 @@ class NetworkFusion:
             return None
         seen = silos.preprocessing
         return read_samples(path, seen, seen.target, unit=silos.card is None)
+
+    def _doubt_order(
+        self, networks: Mapping[str, nn.Module], silos: ClientModels, inputs: Inputs
+    ) -> None:
+        """Print a warning if a network seems to have its classes in another order than the first.
+
+        Files without cards do not name their classes, so that output k is the same class in all.
+        """
+        likelihood = silos.likelihood
+        if not likelihood.target.classes:
+            return
+        x = inputs.batch(-1, _COMPARED)
+        with torch.no_grad():
+            says = [likelihood.mean(frozen(n)(x)[None]).argmax(-1) for n in networks.values()]
+        first, *others = networks
+        for name, own in zip(others, says[1:], strict=True):
+            if (order := other_order(own, says[0], likelihood.target.classes)) is not None:
+                warn(
+                    f"{name} agrees with {first} on {order.assumed:.0%} of the inputs, and on "
+                    f"{order.found:.0%} with its outputs as the classes "
+                    f"{order.named(likelihood.target.names)}. Files without cards must have their "
+                    "classes in one order"
+                )
 
     def _temperatures(
         self, silos: ClientModels, counts: npt.NDArray[np.int64] | None

@@ -37,6 +37,7 @@ from fedbayes.models.steps import stored
 from fedbayes.storage.card import Card
 from fedbayes.workflows.serve.evaluation_set import find_training, is_program, refuse_own_order
 from fedbayes.workflows.serve.model_files import ModelFiles, read_with_card
+from fedbayes.workflows.serve.output_order import other_order
 
 VERSION = "1"
 """Of the form of the files."""
@@ -96,6 +97,8 @@ class PosteriorJob:
         module, names = open_module(
             weights, card, chosen, seen.shape, found.likelihood, str(self.model)
         )
+        if card is None or card.by_hand:
+            self._doubt_order(module, found.likelihood, samples)
         fitted = None if self.temperature is None else self._temperature(module, found.likelihood)
         rng = seeds.torch_rng(self.seed, "curvature")
         result = posterior(module, found.likelihood, samples, self.settings, rng=rng, watch=watch)
@@ -110,6 +113,21 @@ class PosteriorJob:
             "temperature": fitted,
             "features": sum(own.sums.shape[1] for own in head.values()),
         }
+
+    def _doubt_order(self, module: nn.Module, likelihood: Likelihood, samples: Samples) -> None:
+        """Print a warning if outputs seem to be in another order than the classes of the rows."""
+        target = likelihood.target
+        if not target.classes:
+            return
+        with torch.no_grad():
+            outputs = torch.cat([frozen(module)(x) for x in torch.split(samples.x, _BATCH)])
+        says = likelihood.mean(outputs[None]).argmax(-1)
+        if (order := other_order(says, samples.y, target.classes)) is not None:
+            warn(
+                f"{self.model} does not name its classes: its accuracy is {order.assumed:.3f} in "
+                f"this order, and {order.found:.3f} in another. If it was trained so, set "
+                f"data.classes={order.named(target.names)}"
+            )
 
     def _temperature(self, module: nn.Module, likelihood: Likelihood) -> float:
         """The temperature of the client's predictions on rows that it did not train on."""

@@ -308,12 +308,15 @@ def is_program(path: Path) -> bool:
 
 
 def require_answers(answer: Predictor, seen: Preprocessing, name: str) -> None:
-    """See that a program answers raw samples, however many, or raise a ModelError."""
+    """See that a program answers each raw sample by itself, or raise a ModelError."""
     found: object = None
+    again: object = None
     reason = ""
+    rng = torch.Generator().manual_seed(0)
     try:
         with torch.no_grad():
-            found = answer(seen.example(TRIED, torch.Generator().manual_seed(0)))
+            found = answer(first := seen.example(TRIED, rng))
+            again = answer(torch.cat([first[:1], seen.example(TRIED - 1, rng)]))
     except Exception as error:  # a program's own, of any class
         reason = f": {(str(error).strip() or type(error).__name__).splitlines()[0]}"
     target = seen.target
@@ -323,6 +326,13 @@ def require_answers(answer: Predictor, seen: Preprocessing, name: str) -> None:
         raise ModelError(
             f"{name} returns no {what} for samples of shape "
             f"({', '.join(map(str, ('n', *seen.shape)))}) and type float32{reason}"
+        )
+    if not isinstance(again, Tensor) or not torch.allclose(
+        found[0], again[0], rtol=1e-3, atol=1e-4, equal_nan=True
+    ):
+        raise ModelError(
+            f"{name} answers a sample differently next to other samples, as batch normalization "
+            "and dropout do in training. Call model.eval() before torch.export"
         )
 
 

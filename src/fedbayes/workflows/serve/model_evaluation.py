@@ -15,7 +15,7 @@ from fedbayes import models as networks
 from fedbayes.config.config import Config
 from fedbayes.contracts import Sampler, single_draw
 from fedbayes.core.targets import Target
-from fedbayes.core.tensors import Tensors, parameter_count
+from fedbayes.core.tensors import PREDICTED, Samples, Tensors, parameter_count
 from fedbayes.core.wording import describe
 from fedbayes.data import Preprocessing
 from fedbayes.data.differences import SCALE, differences
@@ -54,7 +54,10 @@ from fedbayes.workflows.serve.evaluation_set import (
     trained_in,
 )
 from fedbayes.workflows.serve.model_files import read_with_card
+from fedbayes.workflows.serve.output_order import other_order
 
+_TRIED = 5000
+"""Samples by which the order of outputs is checked."""
 UNIFORM = "ensemble, uniform"
 """The mean of the predictive distributions of models."""
 
@@ -101,6 +104,8 @@ class Candidate:
     """Of its probabilities, which `draw` is without; None where there is none."""
     note: str = ""
     """What a user should know of it."""
+    unnamed: bool = False
+    """Whether its file does not say which output is of which class."""
 
 
 def open_models(
@@ -138,6 +143,7 @@ def open_model(
         return _program(path, tests)
     stored, card = read_with_card(path, tests.trusted)
     found = _of_weights(str(path), stored, card, tests, settings)
+    found = replace(found, unnamed=card is None or card.by_hand)
     if is_posterior(path) and (sent := read_posterior(path)[0].temperature) is not None:
         return replace(found, temperature=sent)
     return found if card is None else replace(found, temperature=card.temperature)
@@ -288,6 +294,7 @@ def _program(path: Path, tests: EvaluationSet) -> Candidate:
 
     require_answers(answer, seen, str(path))
     found = _answering(answer, size, seen, whose)
+    found = replace(found, unnamed=card is None or card.by_hand)
     return found if card is None else replace(found, temperature=card.temperature)
 
 
@@ -379,6 +386,8 @@ def compare(
                 DataError,
             ) as error:  # of synthetic inputs for clients of one class
                 warn(f"there is no row '{name}': {error}")
+    for name, one in models.items():
+        _doubt_order(name, one, tests)
     asked = {name: _asked(name, one, metrics) for name, one in candidates.items()}
     return [_score(name, one, tests, asked[name]) for name, one in candidates.items()]
 
@@ -414,6 +423,23 @@ def _score(name: str, one: Candidate, tests: EvaluationSet, asked: tuple[str, ..
     }
     rows = len(tests.samples.y)
     return Score(name, metrics(found), one.parameters, rows, one.standardized, clients, one.note)
+
+
+def _doubt_order(name: str, model: Candidate, tests: EvaluationSet) -> None:
+    """Print a warning if outputs without names seem to be in another order than the classes."""
+    target, samples = tests.preprocessing.target, tests.samples
+    if not model.unnamed or not target.classes:
+        return
+    some = Samples(samples.x[:_TRIED], samples.y[:_TRIED])
+    with torch.no_grad():
+        says = [model.likelihood.mean(model.draw(x)).argmax(-1) for x, _ in some.batches(PREDICTED)]
+    found = other_order(torch.cat(says).cpu(), some.y.cpu(), target.classes)
+    if found is not None:
+        warn(
+            f"{name} does not name its classes: its accuracy is {found.assumed:.3f} in this order, "
+            f"and {found.found:.3f} in another. If it was trained so, set data.classes="
+            f"{found.named(target.names)}"
+        )
 
 
 def _check(name: str, model: Candidate, tests: EvaluationSet) -> None:
