@@ -34,6 +34,7 @@ from flwr.supercore.inflatable.inflatable_object import (
 from flwr.superlink.grid import HttpGrid
 
 from fedbayes.errors import MessageError
+from fedbayes.flower.joining import Joining
 
 ENVELOPE = 2**17
 """Bytes of a reply besides what it carries: metrics, scores, a ticket, words, Flower's own."""
@@ -64,8 +65,10 @@ def fetch(grid: Grid, message_id: str, most: int) -> Message | None:
         MessageError: it is longer.
     """
     if isinstance(grid, HttpGrid):
-        grid = copy.copy(grid)
-        grid._client = _Counting(grid._runtime_client, most)  # type: ignore[assignment]
+        grid, counting = copy.copy(grid), _Counting(grid._runtime_client, most)
+        grid._client = counting  # type: ignore[assignment]
+        found = next(iter(grid.pull_messages([message_id])), None)
+        return found and counting.joining.joined(found)
     return next(iter(grid.pull_messages([message_id])), None)
 
 
@@ -76,6 +79,7 @@ class _Counting:
         self._client, self._most, self._left = client, most, most
         self._lengths: dict[str, int] = {}
         self._joined: list[str] = []
+        self.joining = Joining()
         self._lock = threading.Lock()
         _watch(client._client)
 
@@ -101,7 +105,12 @@ class _Counting:
             self._lengths[request.object_id] = len(content)
             if content:
                 self._joined += _pieces(content)
-        return response
+                content = self.joining.set_aside(request.object_id, content)
+        return PullObjectResponse(
+            object_found=response.object_found,
+            object_available=response.object_available,
+            object_content=content,
+        )
 
     def ConfirmMessageReceived(
         self, request: ConfirmMessageReceivedRequest

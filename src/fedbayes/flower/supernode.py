@@ -42,6 +42,7 @@ from flwr.supercore.run import RunNotRunningException
 from flwr.supernode import start_client_internal as flower
 from flwr.supernode.nodestate.in_memory_nodestate import InMemoryNodeState
 
+from fedbayes.core.memory import give_back
 from fedbayes.errors import ConfigError, EngineError, RunError, told_as
 from fedbayes.flower.node_config import check_node_config
 from fedbayes.flower.pace import pause
@@ -153,15 +154,19 @@ class SuperNode:
                     self._apps.reap()
                     time.sleep(pause(time.monotonic() - since, SOONEST, LATEST))
                     continue
-                self.work(run_id)
+                length = self.work(run_id)
                 flower._push_messages(
                     self._state, self._store, _noted(send, lost), _noted(push, lost)
                 )
+                give_back(length)
                 since = time.monotonic()
         return bool(lost)
 
-    def work(self, run_id: int) -> None:
-        """Have the app of a run answer the message that came for it, and keep the answer."""
+    def work(self, run_id: int) -> int:
+        """Have the app of a run answer the message that came for it, and keep the answer; its
+        bytes.
+        """
+        length = 0
         state, store = self._state, self._store
         # Flower notes a task for whoever asks at its server; here is none, and nobody asks.
         state.task_store.clear()
@@ -180,7 +185,10 @@ class SuperNode:
                 flower._insert_message(Message(reason, reply_to=message), state, store)
             else:
                 self._keep(run_id, answer)
+                length += sum(len(content) for _, content in answer.contents)
+                del answer
             state.record_message_processing_end(number)
+        return length
 
     def _ask(self, run_id: int, message: str, contents: Contents, seconds: float) -> Answer:
         run = self._state.get_run(run_id)
