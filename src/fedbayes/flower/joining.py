@@ -7,7 +7,7 @@ names instead: what it makes of them says which pieces an array has, and in whic
 
 from collections.abc import Iterator
 
-from flwr.app import Array, Message
+from flwr.app import Array, ArrayRecord, Message
 from flwr.app.message.arraychunk import ArrayChunk
 from flwr.supercore.constant import HEAD_BODY_DIVIDER
 from flwr.supercore.inflatable.inflatable_object import (
@@ -37,8 +37,8 @@ class Joining:
     def joined(self, message: Message) -> Message:
         """The message that Flower made of the other objects, with its arrays' own bytes."""
         if message.has_content():
-            for record in message.content.array_records.values():
-                for array in record.values():
+            for record in message.content.values():
+                for array in record.values() if isinstance(record, ArrayRecord) else ():
                     array.data = b"".join(map(self._pieces.__getitem__, _names(array)))
         self._pieces.clear()
         return message

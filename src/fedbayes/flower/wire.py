@@ -40,7 +40,16 @@ def bytes_record(data: bytes) -> ArrayRecord:
     return ArrayRecord({"bytes": Array("uint8", (len(data),), "fedbayes", data)})
 
 
-def _bytes_of(record: ArrayRecord) -> bytes:
+def _taken(content: RecordDict, name: str) -> bytes:
+    """Bytes out of a message, which lets go of them: Flower's views of a message are cycles that
+    keep it until Python collects them.
+
+    Raises:
+        KeyError: it has none under this name.
+    """
+    record = content.pop(name)
+    if not isinstance(record, ArrayRecord):
+        raise KeyError(name)
     return record["bytes"].data
 
 
@@ -134,12 +143,14 @@ def write_task(task: Task) -> RecordDict:
 
 
 def read_task(content: RecordDict) -> Task:
-    """The inverse of `write_task`; its state is a ticket."""
+    """The inverse of `write_task`, which takes the message out of the content; its state is a
+    ticket.
+    """
     about = content.config_records["about"]
     return Task(
         client=int(about["client"]),  # type: ignore[arg-type]
         round=int(about["round"]),  # type: ignore[arg-type]
-        message=_bytes_of(content.array_records["message"]),
+        message=_taken(content, "message"),
         state=bytes(about["ticket"]) or None,  # type: ignore[arg-type]
         constants=str(about["constants"]),
         card=str(about.get("card", "")),
@@ -162,7 +173,8 @@ def write_reply(outcome: ClientResult) -> RecordDict:
 
 
 def read_reply(content: RecordDict) -> ClientResult:
-    """What a node said about its task; nothing is taken on trust.
+    """What a node said about its task; nothing is taken on trust. The report is taken out of the
+    content.
 
     Raises:
         MessageError: it is not what a node says. The text says why.
@@ -170,7 +182,7 @@ def read_reply(content: RecordDict) -> ClientResult:
     """
     raise_complaint(content, "its node says: ")
     try:
-        report = _bytes_of(content.array_records["report"])
+        report = _taken(content, "report")
         ticket = content.config_records["about"]["ticket"]
         metrics = content.metric_records["metrics"]
         scores = content.metric_records["scores"]
