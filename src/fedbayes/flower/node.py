@@ -84,6 +84,7 @@ class Node:
         # Training takes several times the memory of a model: the bytes of this one are let go.
         received, length = runtime.received(task), len(task.message)
         task = replace(task, message=b"")
+        del content["message"]
         give_back(length)
         return write_reply(self.work(task, runtime, received))
 
