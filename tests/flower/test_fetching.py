@@ -1,6 +1,9 @@
 """A reply is fetched as far as it can be a proper one: Flower's own grid, over answers by hand."""
 
+import gc
 import json
+import random
+import tracemalloc
 from collections import Counter
 
 import httpx
@@ -106,6 +109,24 @@ def test_a_proper_reply_comes_whole(size, grid):
     found = fetch(grid(link), "1", longest_reply(len(data)))
     assert found.content.array_records["report"]["bytes"].data == data
     assert link.asked["confirm-message-received"] == 1
+
+
+def test_a_reply_is_joined_with_fewer_copies_than_flowers_own_way_has(grid):
+    data = random.Random(1).randbytes(40 * MB)
+    ways = {
+        "Flower": lambda grid: next(iter(grid.pull_messages(["1"]))),
+        "ours": lambda grid: fetch(grid, "1", longest_reply(len(data))),
+    }
+    most = {}
+    for name, way in ways.items():
+        asked = grid(SuperLink(report(data)))
+        gc.collect()
+        tracemalloc.start()
+        found = way(asked)
+        most[name] = tracemalloc.get_traced_memory()[1]
+        tracemalloc.stop()
+        assert found.content["report"]["bytes"].data == data
+    assert most["ours"] < most["Flower"] - 0.8 * len(data)
 
 
 def test_pieces_that_are_the_same_count_as_often_as_they_stand(grid):

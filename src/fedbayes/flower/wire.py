@@ -25,6 +25,9 @@ LONGEST_VERSION = 40
 """Characters of a version."""
 TRAIN = "train.round"
 """Type of the message that carries a task."""
+LONGEST_REQUEST = 2**29
+"""Bytes of a node's request to our SuperLink. Flower cuts messages into pieces of 5 MiB, so their
+length has no limit, but masked updates not."""
 LONGEST_TICKET = 200
 """Bytes of a ticket for a private state."""
 
