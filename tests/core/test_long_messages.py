@@ -70,7 +70,7 @@ def test_an_axis_of_a_sparse_tensor_that_int32_cannot_say_is_an_error():
     none = torch.empty(0)
     encode({"w": Masked(none, (LONGEST_AXIS, 2), {(1,): torch.zeros(2, dtype=torch.bool)})})
     too_long = Masked(none, (2, LONGEST_AXIS + 1), {(0,): torch.zeros(2, dtype=torch.bool)})
-    with pytest.raises(MessageError, match="'w' has 2,147,483,648 entries along an axis; .*dense"):
+    with pytest.raises(MessageError, match=r"'w' has an axis of 2,147,483,648 entries; .*dense"):
         encode({"w": too_long})
 
 

@@ -22,6 +22,7 @@ from flwr.supercore.inflatable.inflatable_object import (
     get_all_nested_objects,
     get_object_id,
     get_object_tree,
+    iterate_object_tree,
 )
 from flwr.supercore.run import Run
 from flwr.supercore.runtime import RuntimeHttpClient
@@ -193,6 +194,30 @@ def test_a_piece_that_is_named_many_times_is_not_joined(grid):
     with pytest.raises(MessageError, match="longer than"):
         fetch(grid(link), "1", longest_reply(200_000))
     assert link.read < 400_000
+
+
+def test_an_array_of_arrays_is_not_joined(grid):
+    """Each of them may be as long as a report, and is short where it is named."""
+    message = report(b"abc")
+    objects = {name: item.deflate() for name, item in get_all_nested_objects(message).items()}
+    (inner,) = (name for name, content in objects.items() if content.startswith(b"Array "))
+    (piece,) = (name for name, content in objects.items() if content.startswith(b"ArrayChunk "))
+    body = objects[inner].split(b"\0", 1)[1].replace(b"[0]", b"[0, 0, 0]")
+    outer = b"Array %s %d\0" % (inner.encode(), len(body)) + body
+    tree = get_object_tree(message)
+    record = next(
+        t for t in iterate_object_tree(tree) if t.children and t.children[0].object_id == inner
+    )
+    record.children[0].CopyFrom(
+        ObjectTree(
+            object_id="f" * 64,
+            children=[ObjectTree(object_id=inner, children=[ObjectTree(object_id=piece)])],
+        )
+    )
+    named = {record.object_id: objects[record.object_id].replace(inner.encode(), b"f" * 64)}
+    link = SuperLink(message, objects={**named, "f" * 64: outer}, tree=tree)
+    with pytest.raises(MessageError, match="not made of pieces"):
+        fetch(grid(link), "1", longest_reply(1000))
 
 
 def test_a_reply_that_is_not_there_yet(grid):

@@ -232,7 +232,7 @@ def pieces(
         if isinstance(item, Masked):
             if max(item.shape, default=0) > LONGEST_AXIS:
                 raise MessageError(
-                    f"the sparse tensor {name!r} has {max(item.shape):,} entries along an axis; the "
+                    f"the sparse tensor {name!r} has an axis of {max(item.shape):,} entries; the "
                     f"limit is {LONGEST_AXIS:,}. Give it several axes, or send it dense"
                 )
             flat[name] = item.values

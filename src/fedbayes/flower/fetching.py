@@ -77,7 +77,6 @@ class _Counting:
 
     def __init__(self, client: Any, most: int) -> None:
         self._client, self._most, self._left = client, most, most
-        self._lengths: dict[str, int] = {}
         self._joined: list[str] = []
         self.joining = Joining()
         self._lock = threading.Lock()
@@ -102,7 +101,6 @@ class _Counting:
             self._left -= len(content)
             if self._left < 0:
                 raise _too_long(self._most)
-            self._lengths[request.object_id] = len(content)
             if content:
                 self._joined += _pieces(content)
                 content = self.joining.set_aside(request.object_id, content)
@@ -116,7 +114,10 @@ class _Counting:
         self, request: ConfirmMessageReceivedRequest
     ) -> ConfirmMessageReceivedResponse:
         """All were fetched; now Flower joins them."""
-        if sum(self._lengths.get(piece, 0) for piece in self._joined) > self._most:
+        lengths = self.joining.lengths
+        if not lengths.keys() >= set(self._joined):  # of an array, say, which has pieces itself
+            raise MessageError("its reply has an array that is not made of pieces")
+        if sum(lengths[piece] for piece in self._joined) > self._most:
             raise _too_long(self._most)
         response: ConfirmMessageReceivedResponse = self._client.ConfirmMessageReceived(request)
         return response

@@ -34,6 +34,11 @@ class Joining:
         own = memoryview(name.encode())
         return add_header_to_object_body(own, ArrayChunk(own))
 
+    @property
+    def lengths(self) -> dict[str, int]:
+        """Bytes of each piece, by its name."""
+        return {name: len(piece) for name, piece in self._pieces.items()}
+
     def joined(self, message: Message) -> Message:
         """The message that Flower made of the other objects, with its arrays' own bytes."""
         if message.has_content():
