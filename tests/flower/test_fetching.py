@@ -30,6 +30,7 @@ from flwr.supercore.task_identity import TaskIdentity
 from flwr.superlink.grid import HttpGrid
 
 from fedbayes.errors import MessageError
+from fedbayes.flower import superlink
 from fedbayes.flower.fetching import ENVELOPE, fetch, longest_reply
 from fedbayes.flower.wire import bytes_record
 
@@ -254,3 +255,25 @@ def test_a_piece_that_arrays_share_counts_for_each(grid):
     assert link.read < 400_000  # it is listed for each of them
     found = fetch(grid(link), "1", longest_reply(2 * MB))
     assert len(found.content.array_records["report"]) == 20
+
+
+def test_a_superlink_that_is_busy_is_asked_again(grid):
+    """Its database may be locked while a large message is written; a refusal is final."""
+    link = SuperLink(report(b"abc"))
+    answer, tries = link.handle_request, Counter()
+
+    def busy(request):
+        tries[request.url.path] += 1
+        if tries[request.url.path] < 2:
+            return httpx.Response(500, text="database is locked", request=request)
+        return answer(request)
+
+    link.handle_request = busy
+    asked = grid(link)
+    asked._runtime_client._retry_invoker = superlink._patient()
+    found = fetch(asked, "1", longest_reply(3))
+    assert found.content["report"]["bytes"].data == b"abc"
+    assert min(tries.values()) == 2
+    link.handle_request = lambda request: httpx.Response(403, request=request)
+    with pytest.raises(httpx.HTTPStatusError):
+        fetch(asked, "1", longest_reply(3))

@@ -67,16 +67,25 @@ def _loopback(address: str) -> bool:
 
 
 def _patient() -> RetryInvoker:
-    """Tries again if a connection breaks. Flower's own would send this process SIGINT."""
+    """Tries again if a connection breaks, or the SuperLink cannot answer now, as where its database
+    is busy with a large message. Flower's own would send this process SIGINT.
+    """
     # Not if there is no server: a SuperLink that restarts may have lost what it was passing on, so
     # the run is submitted again (`LinkError`), and with it all that was not answered.
     return RetryInvoker(
         lambda: exponential(max_delay=2),
-        httpx.TransportError,
+        httpx.HTTPError,
         None,
         _PATIENCE,
-        should_giveup=lambda error: isinstance(error, httpx.ConnectError),
+        should_giveup=_final,
     )
+
+
+def _final(error: Exception) -> bool:
+    """Whether to try again is of no use."""
+    if isinstance(error, httpx.HTTPStatusError):
+        return not error.response.is_server_error
+    return isinstance(error, httpx.ConnectError)
 
 
 @dataclass(frozen=True)
