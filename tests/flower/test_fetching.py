@@ -270,7 +270,7 @@ def test_a_superlink_that_is_busy_is_asked_again(grid):
 
     link.handle_request = busy
     asked = grid(link)
-    asked._runtime_client._retry_invoker = superlink._patient()
+    asked._runtime_client._retry_invoker = superlink.patient()
     found = fetch(asked, "1", longest_reply(3))
     assert found.content["report"]["bytes"].data == b"abc"
     assert min(tries.values()) == 2

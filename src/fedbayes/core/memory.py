@@ -1,6 +1,7 @@
 """Memory that is free, but that the C library keeps for the process."""
 
 import ctypes
+import gc
 from functools import cache
 from typing import Any
 
@@ -19,13 +20,16 @@ _LARGE = 2**26
 
 
 def give_back(freed: int) -> None:
-    """Return freed memory to the system, where the C library can.
+    """Collect cycles, and return freed memory to the system, where the C library can.
 
     After hundreds of pieces of a few megabytes, as Flower cuts messages into, glibc may keep as
-    much as a message takes.
+    much as a message takes; and answers of httpx are cycles.
 
     Args:
         freed: bytes that were let go; after few, nothing is done.
     """
-    if freed >= _LARGE and (trim := _trim()):
+    if freed < _LARGE:
+        return
+    gc.collect()
+    if trim := _trim():
         trim(0)

@@ -12,11 +12,13 @@ import sys
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from logging import ERROR, INFO
 from pathlib import Path
 from threading import Timer
 from typing import Any, NoReturn, ParamSpec, TypeVar
 
+import httpx
 from click import ClickException
 from cryptography.exceptions import UnsupportedAlgorithm
 from cryptography.hazmat.primitives.asymmetric import ec
@@ -46,6 +48,7 @@ from fedbayes.core.memory import give_back
 from fedbayes.errors import ConfigError, EngineError, RunError, told_as
 from fedbayes.flower.node_config import check_node_config
 from fedbayes.flower.pace import pause
+from fedbayes.flower.superlink import patient
 from fedbayes.flower.warm import Answer, AppDied, Contents, Request, WarmApps
 
 SOONEST, LATEST = 0.25, 3.0
@@ -143,7 +146,7 @@ class SuperNode:
                     self._state,
                     self._store,
                     self._config,
-                    receive,
+                    partial(patient(httpx.HTTPStatusError).invoke, receive),
                     get_run,
                     get_fab,
                     _noted(pull, lost),
@@ -215,11 +218,14 @@ class SuperNode:
 
 
 def _noted(way: Callable[P, T], lost: list[Exception]) -> Callable[P, T]:
-    """A function that also lists its errors, because Flower only logs them."""
+    """A function that also lists its errors, because Flower only logs them; it is tried again while
+    the SuperLink is too busy to answer.
+    """
 
     def call(*arguments: P.args, **named: P.kwargs) -> T:
         try:
-            return way(*arguments, **named)
+            found: T = patient(httpx.HTTPStatusError).invoke(way, *arguments, **named)
+            return found
         except (RunNotRunningException, ObjectUnavailableError):
             raise  # Nothing is lost: the run has ended, or Flower asks for the object again.
         except Exception as error:
