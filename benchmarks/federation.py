@@ -16,7 +16,7 @@ objects), and by the proxy. How busy the machine was with other work is told too
 
 `large` is a round of one client with two layers of so many units (12,500: 629 MB each way; 23,200:
 2.16 GB, with a tensor of more than 2 GiB). It prints the time, and the largest memory of SuperLink,
-node and server. At the end all of them together take seven times the message, and 2 GB.
+node and server. At once all of them take about six times the message, and 2.3 GB.
 """
 
 import os
