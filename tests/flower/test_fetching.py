@@ -1,6 +1,9 @@
 """A reply is fetched as far as it can be a proper one: Flower's own grid, over answers by hand."""
 
+import gc
 import json
+import random
+import tracemalloc
 from collections import Counter
 
 import httpx
@@ -19,6 +22,7 @@ from flwr.supercore.inflatable.inflatable_object import (
     get_all_nested_objects,
     get_object_id,
     get_object_tree,
+    iterate_object_tree,
 )
 from flwr.supercore.run import Run
 from flwr.supercore.runtime import RuntimeHttpClient
@@ -26,6 +30,7 @@ from flwr.supercore.task_identity import TaskIdentity
 from flwr.superlink.grid import HttpGrid
 
 from fedbayes.errors import MessageError
+from fedbayes.flower import superlink
 from fedbayes.flower.fetching import ENVELOPE, fetch, longest_reply
 from fedbayes.flower.wire import bytes_record
 
@@ -108,6 +113,24 @@ def test_a_proper_reply_comes_whole(size, grid):
     assert link.asked["confirm-message-received"] == 1
 
 
+def test_a_reply_is_joined_with_fewer_copies_than_flowers_own_way_has(grid):
+    data = random.Random(1).randbytes(40 * MB)
+    ways = {
+        "Flower": lambda grid: next(iter(grid.pull_messages(["1"]))),
+        "ours": lambda grid: fetch(grid, "1", longest_reply(len(data))),
+    }
+    most = {}
+    for name, way in ways.items():
+        asked = grid(SuperLink(report(data)))
+        gc.collect()
+        tracemalloc.start()
+        found = way(asked)
+        most[name] = tracemalloc.get_traced_memory()[1]
+        tracemalloc.stop()
+        assert found.content["report"]["bytes"].data == data
+    assert most["ours"] < most["Flower"] - 0.8 * len(data)
+
+
 def test_pieces_that_are_the_same_count_as_often_as_they_stand(grid):
     """Zeros are stored once, and are a report of their whole length."""
     data = bytes(20 * MB)
@@ -174,6 +197,30 @@ def test_a_piece_that_is_named_many_times_is_not_joined(grid):
     assert link.read < 400_000
 
 
+def test_an_array_of_arrays_is_not_joined(grid):
+    """Each of them may be as long as a report, and is short where it is named."""
+    message = report(b"abc")
+    objects = {name: item.deflate() for name, item in get_all_nested_objects(message).items()}
+    (inner,) = (name for name, content in objects.items() if content.startswith(b"Array "))
+    (piece,) = (name for name, content in objects.items() if content.startswith(b"ArrayChunk "))
+    body = objects[inner].split(b"\0", 1)[1].replace(b"[0]", b"[0, 0, 0]")
+    outer = b"Array %s %d\0" % (inner.encode(), len(body)) + body
+    tree = get_object_tree(message)
+    record = next(
+        t for t in iterate_object_tree(tree) if t.children and t.children[0].object_id == inner
+    )
+    record.children[0].CopyFrom(
+        ObjectTree(
+            object_id="f" * 64,
+            children=[ObjectTree(object_id=inner, children=[ObjectTree(object_id=piece)])],
+        )
+    )
+    named = {record.object_id: objects[record.object_id].replace(inner.encode(), b"f" * 64)}
+    link = SuperLink(message, objects={**named, "f" * 64: outer}, tree=tree)
+    with pytest.raises(MessageError, match="not made of pieces"):
+        fetch(grid(link), "1", longest_reply(1000))
+
+
 def test_a_reply_that_is_not_there_yet(grid):
     link = SuperLink(report(b"abc"))
     link.handle_request = lambda _: httpx.Response(200, content=b"")
@@ -208,3 +255,25 @@ def test_a_piece_that_arrays_share_counts_for_each(grid):
     assert link.read < 400_000  # it is listed for each of them
     found = fetch(grid(link), "1", longest_reply(2 * MB))
     assert len(found.content.array_records["report"]) == 20
+
+
+def test_a_superlink_that_is_busy_is_asked_again(grid):
+    """Its database may be locked while a large message is written; a refusal is final."""
+    link = SuperLink(report(b"abc"))
+    answer, tries = link.handle_request, Counter()
+
+    def busy(request):
+        tries[request.url.path] += 1
+        if tries[request.url.path] < 2:
+            return httpx.Response(500, text="database is locked", request=request)
+        return answer(request)
+
+    link.handle_request = busy
+    asked = grid(link)
+    asked._runtime_client._retry_invoker = superlink.patient()
+    found = fetch(asked, "1", longest_reply(3))
+    assert found.content["report"]["bytes"].data == b"abc"
+    assert min(tries.values()) == 2
+    link.handle_request = lambda request: httpx.Response(403, request=request)
+    with pytest.raises(httpx.HTTPStatusError):
+        fetch(asked, "1", longest_reply(3))

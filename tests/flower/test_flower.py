@@ -633,9 +633,9 @@ def test_a_node_that_replays_its_first_reply_does_no_more_than_that(tmp_path, mo
     replies, tickets = {}, []
 
     class Replaying(Node):
-        def work(self, task, runtime):
+        def work(self, task, runtime, received=None):
             tickets.extend([task.state] if self.client == 1 else [])
-            return super().work(task, runtime)
+            return super().work(task, runtime, received)
 
         def train(self, content):
             told = super().train(content)

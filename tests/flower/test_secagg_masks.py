@@ -220,3 +220,13 @@ def test_keys_that_fewer_can_open_are_noticed_before_a_report(monkeypatch):
     assert plan_of(settings()).threshold > 2
     with pytest.raises(EngineError, match="differ from the federation's, so"):
         run(settings())
+
+
+def test_an_update_that_is_too_long_when_it_is_masked_is_said_by_the_client():
+    """Flower sends it in one piece, which our SuperLink takes up to a length."""
+    secagg_node.require_short(np.broadcast_to(0.0, 2**26 - 2**13))
+    with pytest.raises(
+        EngineError, match=r"536,870,920 bytes; the limit is .*smaller model"
+    ) as said:
+        secagg_node.require_short(np.broadcast_to(0.0, 2**26 + 1))
+    assert len(str(said.value)) < 200

@@ -123,6 +123,7 @@ class Runs:
             request,
             seconds,
         )
+        assert not request.contents  # the process has them, and they may be gigabytes
         self.contexts[run] = context_from_proto(ContextProto.FromString(answer.context))
         root = ObjectTree.FromString(answer.tree).object_id
         reply = inflate_object_from_contents(root, dict(answer.contents))

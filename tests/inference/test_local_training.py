@@ -112,6 +112,18 @@ def test_the_start_is_left_alone_and_buffers_have_no_gradients(samples):
     assert not torch.equal(found["1.weight"], before["1.weight"])
 
 
+def test_gradients_of_one_step_are_gone_before_those_of_the_next(samples):
+    seen = []
+
+    def loss(parameters, batch, given, noise):
+        seen.append(parameters["w"].grad)
+        return (batch.x @ parameters["w"]).square().mean()
+
+    settings = LocalTraining(batch_size=10, epochs=2)
+    solve(Problem({"w": torch.ones(6)}), loss, samples, settings, lr=0.01, rng=same)
+    assert seen == [None] * 10
+
+
 def test_running_statistics_move_without_gradients(samples):
     network = Network(nn.Sequential(nn.Linear(6, 4), nn.BatchNorm1d(4), nn.Linear(4, 3)))
     found = solve(

@@ -175,6 +175,8 @@ def payload(message: Mapping[str, Tensor | Masked]) -> int:
 
 
 _SHAPE, _MASK = "#shape", "#mask:"
+LONGEST_AXIS = 2**31 - 1
+"""Entries along an axis of a sparse tensor, whose shape is int32. Dense ones have no limit."""
 
 _DEFLATED = 1 << 63
 """Flag in the header's length, the first eight bytes: the header is deflated."""
@@ -201,7 +203,8 @@ def encode(
 
     Raises:
         MessageError: a name contains `#`, which marks the parts of sparse tensors, or is
-            `__metadata__`, under which a safetensors file has its text.
+            `__metadata__`, under which a safetensors file has its text; or an axis of a sparse
+            tensor is longer than `LONGEST_AXIS`.
 
     Examples:
         >>> import torch
@@ -227,6 +230,11 @@ def pieces(
         if name == METADATA:
             raise MessageError(f"the name {name!r} of a tensor is reserved for text in the header")
         if isinstance(item, Masked):
+            if max(item.shape, default=0) > LONGEST_AXIS:
+                raise MessageError(
+                    f"the sparse tensor {name!r} has an axis of {max(item.shape):,} entries; the "
+                    f"limit is {LONGEST_AXIS:,}. Give it several axes, or send it dense"
+                )
             flat[name] = item.values
             flat[name + _SHAPE] = torch.tensor(item.shape, dtype=torch.int32)
             for axes, mask in item.masks.items():

@@ -137,7 +137,7 @@ def parameter_count(tensors: Tensors) -> int:
 def sparsity(tensors: Tensors) -> float:
     """Share of scalars that are exactly zero; 0 when there are none at all."""
     count = parameter_count(tensors)
-    zeros = sum(int((tensor == 0).sum()) for tensor in tensors.values())
+    zeros = sum(tensor.numel() - int(tensor.count_nonzero()) for tensor in tensors.values())
     return zeros / count if count else 0.0
 
 

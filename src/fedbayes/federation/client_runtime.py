@@ -189,19 +189,25 @@ class ClientRuntime:
         """The samples that are on the device."""
         return DeviceCache(self.run.network.device, self.data_cache)
 
-    def train(self, task: Task) -> ClientResult:
+    def train(self, task: Task, received: Message | None = None) -> ClientResult:
         """Decode, run the E-step, evaluate the personal model, encode.
 
         Where the device has no memory left, samples that are kept there are let go, and the work is
         done once more: it depends on the task alone.
+
+        Args:
+            task: what to do.
+            received: the message of the task (`received`), where the caller lets go of its bytes,
+                which may be gigabytes; None: it is decoded here.
 
         Raises:
             EngineError: frozen weights are not the server's, the private state is damaged, or the
                 device has too little memory.
             ModelError: the network cannot be trained on the client's samples.
         """
+        received = self.received(task) if received is None else received
         try:
-            return self._train(task)
+            return self._train(task, received)
         except RuntimeError as error:
             if nondeterministic(error):
                 raise ModelError(_varies(error)) from error
@@ -209,7 +215,7 @@ class ClientRuntime:
                 raise
         if self.resident.release():
             try:
-                return self._train(task)
+                return self._train(task, received)
             except RuntimeError as error:
                 if not out_of_memory(error):
                     raise
@@ -228,7 +234,7 @@ class ClientRuntime:
             why = f"{method.name}, the network's buffers or weights of classes do not allow more"
             return self._one_by_one(tasks, why)
         said = {task.message: task for task in tasks}
-        messages = {data: self._received(task) for data, task in said.items()}
+        messages = {data: self._placed(self.received(task)) for data, task in said.items()}
         samples = self._samples([task.client for task in tasks])
         begun = [
             self._begun(task, messages[task.message], own)
@@ -294,9 +300,9 @@ class ClientRuntime:
             or self.adversary is not None
         )
 
-    def _train(self, task: Task) -> ClientResult:
-        message, (samples,) = self._received(task), self._samples([task.client])
-        begun = self._begun(task, message, samples)
+    def _train(self, task: Task, received: Message) -> ClientResult:
+        (samples,) = self._samples([task.client])
+        begun = self._begun(task, self._placed(received), samples)
         run, (message, state, samples, at) = self.run, begun[1:]
         place = {"round": task.round, "client": task.client}
         device = run.network.device
@@ -309,13 +315,20 @@ class ClientRuntime:
             run.network.require_unwritten()
         return self._sent([self._ended(begun, given)])[0]
 
-    def _received(self, task: Task) -> Message:
-        """The broadcast, on the device."""
+    def received(self, task: Task) -> Message:
+        """The broadcast of a task.
+
+        Raises:
+            MessageError: its bytes are no message.
+        """
         # A method may send sparse tensors of a network that is large, and then little but names.
         header = SHORT_HEADER + len(task.message) + _HEADER * len(self.run.network.initial)
-        message = decode(task.message, longest_header=header)
+        return self._link.received(decode(task.message, longest_header=header))
+
+    def _placed(self, message: Message) -> Message:
+        """A message on the device."""
         device = self.run.network.device
-        return {name: item.to(device) for name, item in self._link.received(message).items()}
+        return {name: item.to(device) for name, item in message.items()}
 
     @cached_property
     def _link(self) -> Compressor:

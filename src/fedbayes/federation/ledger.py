@@ -31,7 +31,9 @@ from fedbayes.federation.stages.checks import (
 from fedbayes.federation.stages.stage import Arrival
 from fedbayes.likelihoods import Scores
 
-Answers = Iterator[tuple[int, ClientResult | ClientFailure]]
+Answer = tuple[int, ClientResult | ClientFailure]
+"""What came of a client's task."""
+Answers = Iterator[Answer]
 """What came of each client's task."""
 T = TypeVar("T")
 MEMORY = 256 * 2**20
@@ -219,9 +221,11 @@ class Ledger:
         for client, outcome in answers:
             broadcast = sent.of(client)
             report = self.record(client, outcome, broadcast, method)
+            del outcome  # its bytes, which the report does without
             sent.answered(client)
             if report is not None:
                 yield Arrival(client, report, broadcast)
+                del report  # while the next one is awaited
 
     def record(
         self,

@@ -21,9 +21,10 @@ from fedbayes.contracts import (
 from fedbayes.contracts.returned import updated
 from fedbayes.core.tensors import all_finite, pack
 from fedbayes.federation.broadcast import Sent, ServerMessages
+from fedbayes.federation.client_runtime import Task
 from fedbayes.federation.clock.clock import Lengths
 from fedbayes.federation.engines import Engine
-from fedbayes.federation.ledger import Answers, Ledger, ReportWeights
+from fedbayes.federation.ledger import Answer, Answers, Ledger, ReportWeights
 from fedbayes.federation.privacy.mechanism import Mechanism, Private
 from fedbayes.federation.privacy.spending import Spending
 from fedbayes.federation.settings import AS_IT_IS, Aggregation, Compression
@@ -146,8 +147,6 @@ def run_round(
     if past:
         arrivals = up_to_date(arrivals, own, past)
     _fold(bounds(at_server(rules.stages, arrivals, ledger), ledger), reports)
-    if past is None:
-        own.forget()
 
     cohort = members if past and past.live else cohort
     if rules.privacy is None and (cohort or past):
@@ -163,6 +162,7 @@ def _fold(arrivals: Iterator[Arrival], reports: Fold) -> None:
     """Take the reports in; none stays in memory for the sake of a local variable."""
     for arrival in arrivals:
         reports.add(arrival.client, arrival.report)
+        del arrival  # while the next one is awaited
 
 
 @dataclass(frozen=True)
@@ -196,10 +196,14 @@ def _heard(
     answers: Answers, members: list[int], rules: Rules, on_progress: Callable[[int], object]
 ) -> Answers:
     """The answers as the server may see them; who gave them is noted, and how many did."""
-    for done, (client, outcome) in enumerate(answers, 1):
-        on_progress(done)
+
+    def heard(answer: Answer) -> Answer:
+        client, outcome = answer
         members.append(client)
-        yield client, rules.privacy.kept(outcome) if rules.privacy else outcome
+        on_progress(len(members))
+        return client, rules.privacy.kept(outcome) if rules.privacy else outcome
+
+    return map(heard, answers)  # which holds none of them, as a loop would
 
 
 def _ended(
@@ -250,7 +254,20 @@ def _answers(
     if past is not None and past.live is not None:
         yield from past.live.answers(sent, states)
     elif cohort:
-        yield from zip(cohort, engine.train(sent.tasks(cohort, states)), strict=True)
+        outcomes = iter(engine.train(_tasks(sent, cohort, states, past)))
+        for client in cohort:
+            yield client, next(outcomes)  # zip would hold it while the next one is awaited
+        if surplus := sum(1 for _ in outcomes):
+            raise ValueError(f"the engine has {surplus} outcomes more than tasks")
+
+
+def _tasks(
+    sent: Sent, cohort: list[int], states: Mapping[int, bytes], past: AsyncRound | None
+) -> Iterator[Task]:
+    """The tasks of a cohort. After the last one, nobody is sent the encoded message again."""
+    yield from sent.tasks(cohort, states)
+    if past is None:
+        sent.of(cohort[0]).forget()
 
 
 def _sent(broadcast: ServerMessages, past: AsyncRound | None) -> tuple[int, int]:

@@ -4,9 +4,9 @@
 networks. Whatever comes from a node is read without trust and within bounds: keep that in any
 change, and try it with `python -m tests.hostile`. What is not Flower's public interface may be
 used only where it is used now: `superlink.py`, `hub.py`, `simulated.py`, `supernode.py`,
-`warm_app.py`, `wire.py` (`link_size`), `fetching.py`, the names of errors in `engine.py` and
-`poller.py`, and the four files of secure aggregation. So the range of versions in `pyproject.toml`
-is narrow.
+`warm_app.py`, `wire.py` (`link_size`), `fetching.py`, `joining.py`, the names of errors in
+`engine.py` and `poller.py`, and the four files of secure aggregation. So the range of versions in
+`pyproject.toml` is narrow.
 
 `Flower` pushes the tasks of a round through a *grid* and yields a `ClientResult` or a
 `ClientFailure` for each, in the order of the cohort. `Node.answer` is the other end, and `wire.py`

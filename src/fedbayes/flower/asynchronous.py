@@ -6,7 +6,7 @@ from typing import Any
 
 from fedbayes.errors import EngineError
 from fedbayes.federation.client_runtime import ClientFailure, ClientResult, Task
-from fedbayes.flower.engine import Flower, PendingTask, _lose_node
+from fedbayes.flower.engine import Flower, PendingTask, _lose_all, _lose_node
 from fedbayes.flower.poller import LinkError
 
 
@@ -47,11 +47,11 @@ class AsynchronousFlower(Flower):
             except LinkError as error:
                 self._broken(error, end)
             while self._ready and taken < reports:
-                client = next(iter(self._ready))
-                outcome = self._ready.pop(client)
+                client, outcome = next(iter(self._ready.items()))
                 taken += not isinstance(outcome, ClientFailure) or outcome.refused
                 self._answered = taken
-                yield client, outcome
+                del outcome  # which may be gigabytes, and is not needed here
+                yield client, self._ready.pop(client)
             if taken < reports:
                 time.sleep(self.poll)
         self._answered = 0
@@ -101,6 +101,5 @@ class AsynchronousFlower(Flower):
         if time.monotonic() >= end:
             raise EngineError(f"the SuperLink was lost: {error}") from None
         self.start_over()
-        for each in self._pending.values():
-            each.lose(f"the SuperLink was lost: {error}")
+        _lose_all(self._pending, f"the SuperLink was lost: {error}")
         time.sleep(self.poll)

@@ -8,6 +8,7 @@ from flwr.app import Message
 from flwr.common.constant import ErrorCode
 from flwr.serverapp import Grid
 
+from fedbayes.core.memory import give_back
 from fedbayes.core.tensors import Tensors
 from fedbayes.errors import EngineError, MessageError
 from fedbayes.federation.client_runtime import (
@@ -129,13 +130,8 @@ class Flower:
                 if time.monotonic() >= deadline:
                     raise EngineError(f"the SuperLink was lost: {error}") from None
                 self.start_over()
-                for each in pending.values():
-                    each.lose(f"the SuperLink was lost: {error}")
-            waited = time.monotonic() - began
-            for client, each in list(pending.items()):
-                limit = self.timeout if each.message_id else gather * self.timeout
-                if waited >= limit:
-                    done[client] = self._given_up(pending.pop(client), limit)
+                _lose_all(pending, f"the SuperLink was lost: {error}")
+            self._give_up(pending, done, time.monotonic() - began, gather)
             self._answered = cohort - len(pending)
             while order and order[0] in done:
                 yield done.pop(order.pop(0))
@@ -226,6 +222,7 @@ class Flower:
                 if number:
                     each.sent += 1
                     each.link_down += link_size(message)
+            give_back(sum(each.link_down for each in some))
 
     def _pull(
         self, pending: dict[int, PendingTask], done: dict[int, ClientResult | ClientFailure]
@@ -246,7 +243,21 @@ class Flower:
                 else:
                     each.lose("its message was lost on the way")
                 continue
-            done[client] = _settle(reply, pending.pop(client))
+            done[client] = outcome = _settle(reply, pending.pop(client))
+            give_back(outcome.link_up)
+
+    def _give_up(
+        self,
+        pending: dict[int, PendingTask],
+        done: dict[int, ClientResult | ClientFailure],
+        waited: float,
+        gather: float,
+    ) -> None:
+        """Move what was waited for long enough to what is done."""
+        for client, each in list(pending.items()):
+            limit = self.timeout if each.message_id else gather * self.timeout
+            if waited >= limit:
+                done[client] = self._given_up(pending.pop(client), limit)
 
     def _given_up(self, pending: PendingTask, limit: float) -> ClientFailure:
         """What is said of a task that was not answered in time."""
@@ -270,6 +281,12 @@ def _parcels(waiting: list[PendingTask]) -> Iterator[list[PendingTask]]:
         parcel.append(each)
     if parcel:
         yield parcel
+
+
+def _lose_all(pending: dict[int, PendingTask], trouble: str) -> None:
+    """Have all tasks sent again."""
+    for each in pending.values():
+        each.lose(trouble)
 
 
 def _lose_node(node: int, pending: dict[int, PendingTask]) -> None:

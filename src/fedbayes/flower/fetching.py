@@ -34,6 +34,7 @@ from flwr.supercore.inflatable.inflatable_object import (
 from flwr.superlink.grid import HttpGrid
 
 from fedbayes.errors import MessageError
+from fedbayes.flower.joining import Joining
 
 ENVELOPE = 2**17
 """Bytes of a reply besides what it carries: metrics, scores, a ticket, words, Flower's own."""
@@ -64,8 +65,10 @@ def fetch(grid: Grid, message_id: str, most: int) -> Message | None:
         MessageError: it is longer.
     """
     if isinstance(grid, HttpGrid):
-        grid = copy.copy(grid)
-        grid._client = _Counting(grid._runtime_client, most)  # type: ignore[assignment]
+        grid, counting = copy.copy(grid), _Counting(grid._runtime_client, most)
+        grid._client = counting  # type: ignore[assignment]
+        found = next(iter(grid.pull_messages([message_id])), None)
+        return found and counting.joining.joined(found)
     return next(iter(grid.pull_messages([message_id])), None)
 
 
@@ -74,8 +77,8 @@ class _Counting:
 
     def __init__(self, client: Any, most: int) -> None:
         self._client, self._most, self._left = client, most, most
-        self._lengths: dict[str, int] = {}
         self._joined: list[str] = []
+        self.joining = Joining()
         self._lock = threading.Lock()
         _watch(client._client)
 
@@ -98,16 +101,23 @@ class _Counting:
             self._left -= len(content)
             if self._left < 0:
                 raise _too_long(self._most)
-            self._lengths[request.object_id] = len(content)
             if content:
                 self._joined += _pieces(content)
-        return response
+                content = self.joining.set_aside(request.object_id, content)
+        return PullObjectResponse(
+            object_found=response.object_found,
+            object_available=response.object_available,
+            object_content=content,
+        )
 
     def ConfirmMessageReceived(
         self, request: ConfirmMessageReceivedRequest
     ) -> ConfirmMessageReceivedResponse:
         """All were fetched; now Flower joins them."""
-        if sum(self._lengths.get(piece, 0) for piece in self._joined) > self._most:
+        lengths = self.joining.lengths
+        if not lengths.keys() >= set(self._joined):  # of an array, say, which has pieces itself
+            raise MessageError("its reply has an array that is not made of pieces")
+        if sum(lengths[piece] for piece in self._joined) > self._most:
             raise _too_long(self._most)
         response: ConfirmMessageReceivedResponse = self._client.ConfirmMessageReceived(request)
         return response

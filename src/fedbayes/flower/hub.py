@@ -22,11 +22,10 @@ from sqlalchemy.exc import DatabaseError
 
 from fedbayes.errors import EngineError, RunError, told_as
 from fedbayes.flower.gate import Gate, Punctual, many_connections, shorten_handshakes
+from fedbayes.flower.wire import LONGEST_REQUEST
 
 OPEN = "/v1/fleet/"
 """The paths that nodes need."""
-LARGEST = 2**29
-"""Bytes of a node's request. Flower cuts reports into pieces of 5 MiB, but masked ones not."""
 _NEEDED = ("ca.crt", "server.pem", "server.key", "superexec.key")
 
 Scope = MutableMapping[str, Any]
@@ -51,7 +50,7 @@ def only_nodes_from_outside(app: App, inside: int) -> App:
             await send({"type": "websocket.close"})
         elif not scope["path"].startswith(OPEN):
             await _refuse(send, 404)
-        elif _length(scope) > LARGEST:
+        elif _length(scope) > LONGEST_REQUEST:
             await _refuse(send, 413)  # Flower reads a request before it asks whose it is
         else:
             await app(scope, receive, send)

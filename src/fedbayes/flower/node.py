@@ -15,7 +15,9 @@ from flwr.app import Context, Message, RecordDict
 from flwr.clientapp import ClientApp
 
 from fedbayes.contracts import Federation
+from fedbayes.core import messages
 from fedbayes.core.files import write_beside
+from fedbayes.core.memory import give_back
 from fedbayes.core.messages import SHORT_HEADER, decode
 from fedbayes.core.seals import sealed
 from fedbayes.errors import DataError, EngineError, FedbayesError
@@ -79,7 +81,12 @@ class Node:
                 "it needs secure aggregation (secure.enabled), but the server requested its "
                 "update without masks"
             )
-        return write_reply(self.work(task, runtime))
+        # Training takes several times the memory of a model: the bytes of this one are let go.
+        received, length = runtime.received(task), len(task.message)
+        task = replace(task, message=b"")
+        del content["message"]
+        give_back(length)
+        return write_reply(self.work(task, runtime, received))
 
     def _require_own(self, task: Task) -> None:
         if task.client != self.client:
@@ -98,8 +105,15 @@ class Node:
         write_beside(self.states.folder / COPY, sealed(model, {CARD: task.card}))
         return ClientResult(b"kept", task.state or b"", {}, {})
 
-    def work(self, task: Task, runtime: ClientRuntime) -> ClientResult:
+    def work(
+        self, task: Task, runtime: ClientRuntime, received: messages.Message | None = None
+    ) -> ClientResult:
         """Carry out a task whose state is a ticket, and have one in the outcome.
+
+        Args:
+            task: what to do.
+            runtime: of the client.
+            received: as for `ClientRuntime.train`.
 
         Raises:
             EngineError: it is another client's, or its state is not here.
@@ -107,7 +121,7 @@ class Node:
         self._require_own(task)
         ticket = task.state
         state = self.states.load(ticket, self.client) if ticket else None
-        outcome = runtime.train(replace(task, state=state))
+        outcome = runtime.train(replace(task, state=state), received)
         if not outcome.state:
             return outcome
         kept = self.states.save(outcome.state, ticket, self.client, task.round)

@@ -29,7 +29,7 @@ from fedbayes.federation.stages.checks import decode_report
 from fedbayes.federation.stages.secure import Plan, Vector
 from fedbayes.flower.node import Node, complaint
 from fedbayes.flower.secagg_masks import KIND, with_masks
-from fedbayes.flower.wire import one_line
+from fedbayes.flower.wire import LONGEST_REQUEST, one_line
 
 
 def secure_answer(node: Callable[[Context], Node]) -> Callable[[Message, Context], Message]:
@@ -52,12 +52,27 @@ def secure_answer(node: Callable[[Context], Node]) -> Callable[[Message, Context
         report = decode_report(outcome.report, method.expected(broadcast, run))
         centre = reference(method, broadcast, run)
         vector = plan.write(report, centre, plan.ranges(method, centre, run))
+        require_short(vector)
         place = {"round": task.round, "client": task.client}
         words = seeds.sequence(runtime.run.seed, "rounding", **place).generate_state(8)
         np.random.seed(words)  # noqa: NPY002 - Flower's rounding draws from this one
         return vector_reply(vector, outcome.state, message)
 
     return masked(train)
+
+
+_AROUND = 2**16
+"""Bytes of a request around a masked update."""
+
+
+def require_short(vector: Vector) -> None:
+    """See that a SuperLink takes an update when it is masked, or raise an EngineError."""
+    length, most = vector.size * np.dtype(np.int64).itemsize, LONGEST_REQUEST - _AROUND
+    if length > most:
+        raise EngineError(
+            f"its masked update would have {length:,} bytes; the limit is {most:,}. Use a smaller "
+            "model, or train without secure aggregation (secure.enabled = false)"
+        )
 
 
 def vector_reply(vector: Vector, ticket: bytes, message: Message) -> Message:

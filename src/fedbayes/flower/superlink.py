@@ -52,8 +52,9 @@ from fedbayes.flower.poller import LinkError
 
 _ACQUIRE = "/flwr.proto.Runtime/AcquireTask"
 _PATIENCE = 10.0
-"""Seconds that one call is tried again while the SuperLink does not answer, and that a run
-waits to be handed out."""
+"""Seconds that a run waits to be handed out."""
+_BUSY = 60.0
+"""Seconds that one call is tried again while the SuperLink is there, but does not answer it."""
 
 _INTERNET = (socket.AF_INET, socket.AF_INET6)
 _ADDRESSES = 8
@@ -66,17 +67,29 @@ def _loopback(address: str) -> bool:
     return ip_address(address.partition("%")[0]).is_loopback
 
 
-def _patient() -> RetryInvoker:
-    """Tries again if a connection breaks. Flower's own would send this process SIGINT."""
+def patient(errors: type[httpx.HTTPError] = httpx.HTTPError) -> RetryInvoker:
+    """Tries again if a connection breaks, or the SuperLink cannot answer now, as where its database
+    is busy with a large message. Flower's own would send this process SIGINT.
+
+    Args:
+        errors: after which to try again.
+    """
     # Not if there is no server: a SuperLink that restarts may have lost what it was passing on, so
     # the run is submitted again (`LinkError`), and with it all that was not answered.
     return RetryInvoker(
         lambda: exponential(max_delay=2),
-        httpx.TransportError,
+        errors,
         None,
-        _PATIENCE,
-        should_giveup=lambda error: isinstance(error, httpx.ConnectError),
+        _BUSY,
+        should_giveup=_final,
     )
+
+
+def _final(error: Exception) -> bool:
+    """Whether to try again is of no use."""
+    if isinstance(error, httpx.HTTPStatusError):
+        return not error.response.is_server_error
+    return isinstance(error, httpx.ConnectError)
 
 
 @dataclass(frozen=True)
@@ -234,7 +247,7 @@ class SuperLink:
         grid = HttpGrid(
             self.address, self.certificates is None, self._read(self.certificates), token=token
         )
-        grid._retry_invoker = _patient()
+        grid._retry_invoker = patient()
         return grid
 
     def _trouble(self, error: httpx.HTTPError) -> str:

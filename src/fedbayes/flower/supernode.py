@@ -12,11 +12,13 @@ import sys
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from logging import ERROR, INFO
 from pathlib import Path
 from threading import Timer
 from typing import Any, NoReturn, ParamSpec, TypeVar
 
+import httpx
 from click import ClickException
 from cryptography.exceptions import UnsupportedAlgorithm
 from cryptography.hazmat.primitives.asymmetric import ec
@@ -42,9 +44,11 @@ from flwr.supercore.run import RunNotRunningException
 from flwr.supernode import start_client_internal as flower
 from flwr.supernode.nodestate.in_memory_nodestate import InMemoryNodeState
 
+from fedbayes.core.memory import give_back
 from fedbayes.errors import ConfigError, EngineError, RunError, told_as
 from fedbayes.flower.node_config import check_node_config
 from fedbayes.flower.pace import pause
+from fedbayes.flower.superlink import patient
 from fedbayes.flower.warm import Answer, AppDied, Contents, Request, WarmApps
 
 SOONEST, LATEST = 0.25, 3.0
@@ -142,7 +146,7 @@ class SuperNode:
                     self._state,
                     self._store,
                     self._config,
-                    receive,
+                    partial(patient(httpx.HTTPStatusError).invoke, receive),
                     get_run,
                     get_fab,
                     _noted(pull, lost),
@@ -153,15 +157,19 @@ class SuperNode:
                     self._apps.reap()
                     time.sleep(pause(time.monotonic() - since, SOONEST, LATEST))
                     continue
-                self.work(run_id)
+                length = self.work(run_id)
                 flower._push_messages(
                     self._state, self._store, _noted(send, lost), _noted(push, lost)
                 )
+                give_back(length)
                 since = time.monotonic()
         return bool(lost)
 
-    def work(self, run_id: int) -> None:
-        """Have the app of a run answer the message that came for it, and keep the answer."""
+    def work(self, run_id: int) -> int:
+        """Have the app of a run answer the message that came for it, and keep the answer; its
+        bytes.
+        """
+        length = 0
         state, store = self._state, self._store
         # Flower notes a task for whoever asks at its server; here is none, and nobody asks.
         state.task_store.clear()
@@ -180,7 +188,10 @@ class SuperNode:
                 flower._insert_message(Message(reason, reply_to=message), state, store)
             else:
                 self._keep(run_id, answer)
+                length += sum(len(content) for _, content in answer.contents)
+                del answer
             state.record_message_processing_end(number)
+        return length
 
     def _ask(self, run_id: int, message: str, contents: Contents, seconds: float) -> Answer:
         run = self._state.get_run(run_id)
@@ -207,11 +218,14 @@ class SuperNode:
 
 
 def _noted(way: Callable[P, T], lost: list[Exception]) -> Callable[P, T]:
-    """A function that also lists its errors, because Flower only logs them."""
+    """A function that also lists its errors, because Flower only logs them; it is tried again while
+    the SuperLink is too busy to answer.
+    """
 
     def call(*arguments: P.args, **named: P.kwargs) -> T:
         try:
-            return way(*arguments, **named)
+            found: T = patient(httpx.HTTPStatusError).invoke(way, *arguments, **named)
+            return found
         except (RunNotRunningException, ObjectUnavailableError):
             raise  # Nothing is lost: the run has ended, or Flower asks for the object again.
         except Exception as error:

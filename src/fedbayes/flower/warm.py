@@ -13,6 +13,7 @@ from multiprocessing import Pipe
 from multiprocessing.connection import Connection
 from threading import Timer
 
+from fedbayes.core.memory import give_back
 from fedbayes.errors import EngineError
 
 KEPT = 2
@@ -125,6 +126,9 @@ class PersistentApp:
                 del self._first[0]
             request.send(self._pipe)
             taken = self._next() == TAKEN
+            length = sum(len(content) for _, content in request.contents)
+            request.contents.clear()  # the process has them
+            give_back(length)
             self._wait()
             return Answer.receive(self._pipe)
         except (EOFError, OSError):

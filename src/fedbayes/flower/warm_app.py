@@ -44,6 +44,7 @@ from flwr.supercore.inflatable.inflatable_object import (
 )
 from flwr.supercore.inflatable.inflatable_utils import inflate_object_from_contents
 
+from fedbayes.flower.joining import Joining
 from fedbayes.flower.warm import TAKEN, Answer, Request
 
 _GLANCE = 0.5
@@ -105,10 +106,12 @@ class LoadedApp:
 
     def answer(self, request: Request) -> tuple[Message, Context, bool]:
         """What the app says to a request, the context that it leaves, and whether it is sound."""
-        contents = dict(request.contents)
+        joining = Joining()
+        contents = {name: joining.set_aside(name, content) for name, content in request.contents}
         request.contents.clear()  # what is joined is not needed in pieces, and may be gigabytes
-        message = inflate_object_from_contents(request.message, contents)
-        assert isinstance(message, Message)
+        found = inflate_object_from_contents(request.message, contents)
+        assert isinstance(found, Message)
+        message = joining.joined(found)
         message.metadata.__dict__["_message_id"] = request.message
         context = context_from_proto(ContextProto.FromString(request.context))
         try:

@@ -8,6 +8,7 @@ import logging
 import platform
 from dataclasses import dataclass
 from importlib.metadata import version
+from typing import TypeVar
 
 from flwr.app import Array, ArrayRecord, ConfigRecord, Message, MetricRecord, RecordDict
 from flwr.supercore.inflatable.inflatable_object import get_all_nested_objects
@@ -24,6 +25,9 @@ LONGEST_VERSION = 40
 """Characters of a version."""
 TRAIN = "train.round"
 """Type of the message that carries a task."""
+LONGEST_REQUEST = 2**29
+"""Bytes of a node's request to our SuperLink. Flower cuts messages into pieces of 5 MiB, so their
+length has no limit, but masked updates not."""
 LONGEST_TICKET = 200
 """Bytes of a ticket for a private state."""
 
@@ -40,8 +44,24 @@ def bytes_record(data: bytes) -> ArrayRecord:
     return ArrayRecord({"bytes": Array("uint8", (len(data),), "fedbayes", data)})
 
 
-def _bytes_of(record: ArrayRecord) -> bytes:
-    return record["bytes"].data
+Record = TypeVar("Record", ArrayRecord, ConfigRecord, MetricRecord)
+
+
+def _record(content: RecordDict, name: str, kind: type[Record]) -> Record:
+    """A record of a message. Flower's own views, `content.array_records` and others, are cycles,
+    which would keep a large message until Python collects them.
+
+    Raises:
+        KeyError: there is none of this kind.
+    """
+    record = content[name]
+    if not isinstance(record, kind):
+        raise KeyError(name)
+    return record
+
+
+def _bytes_of(content: RecordDict, name: str) -> bytes:
+    return _record(content, name, ArrayRecord)["bytes"].data
 
 
 def one_line(words: object) -> str:
@@ -72,8 +92,8 @@ def write_question(trouble: str) -> RecordDict:
 
 def note_question(content: RecordDict) -> None:
     """Write to a node's own log why the server could not place it."""
-    if "told" in content.config_records:
-        why = one_line(content.config_records["told"].get("text"))
+    if isinstance(told := content.get("told"), ConfigRecord):
+        why = one_line(told.get("text"))
         logging.getLogger("flwr").error("the server gives this node no tasks: %s", why)
 
 
@@ -93,12 +113,13 @@ def read_hello(reply: Message) -> Hello:
         raise EngineError(one_line(reply.error.reason or "no reason given"))
     try:
         raise_complaint(reply.content)
-        client = reply.content.config_records["hello"]["client"]
+        client = _record(reply.content, "hello", ConfigRecord)["client"]
     except (KeyError, ValueError) as error:
         raise EngineError(str(error)) from None
     if type(client) is not int:
         raise EngineError(f"its number is {one_line(repr(client))}")
-    told = reply.content.config_records.get("versions", ConfigRecord())
+    told = reply.content.get("versions")
+    told = told if isinstance(told, ConfigRecord) else ConfigRecord()
     versions = {name: told[name] for name in PROGRAMS if isinstance(told.get(name), str)}
     return Hello(client, {name: one_line(v)[:LONGEST_VERSION] for name, v in versions.items()})
 
@@ -110,8 +131,8 @@ def write_complaint(text: str) -> RecordDict:
 
 def raise_complaint(content: RecordDict, prefix: str = "") -> None:
     """Raise what a node says instead of a reply, if it does, as an EngineError."""
-    if "error" in content.config_records:
-        words = one_line(content.config_records["error"].get("text"))
+    if isinstance(said := content.get("error"), ConfigRecord):
+        words = one_line(said.get("text"))
         raise EngineError(f"{prefix}{words}")
 
 
@@ -135,11 +156,11 @@ def write_task(task: Task) -> RecordDict:
 
 def read_task(content: RecordDict) -> Task:
     """The inverse of `write_task`; its state is a ticket."""
-    about = content.config_records["about"]
+    about = _record(content, "about", ConfigRecord)
     return Task(
         client=int(about["client"]),  # type: ignore[arg-type]
         round=int(about["round"]),  # type: ignore[arg-type]
-        message=_bytes_of(content.array_records["message"]),
+        message=_bytes_of(content, "message"),
         state=bytes(about["ticket"]) or None,  # type: ignore[arg-type]
         constants=str(about["constants"]),
         card=str(about.get("card", "")),
@@ -170,10 +191,10 @@ def read_reply(content: RecordDict) -> ClientResult:
     """
     raise_complaint(content, "its node says: ")
     try:
-        report = _bytes_of(content.array_records["report"])
-        ticket = content.config_records["about"]["ticket"]
-        metrics = content.metric_records["metrics"]
-        scores = content.metric_records["scores"]
+        report = _bytes_of(content, "report")
+        ticket = _record(content, "about", ConfigRecord)["ticket"]
+        metrics = _record(content, "metrics", MetricRecord)
+        scores = _record(content, "scores", MetricRecord)
     except (KeyError, AttributeError, TypeError):
         raise MessageError("its reply lacks the report or what belongs to it") from None
     if not is_ticket(ticket):

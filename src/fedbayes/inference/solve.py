@@ -1,7 +1,8 @@
 """The local training loop, the only one: every method's E-step by gradients is solved here."""
 
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from itertools import repeat
 
 import torch
 from torch import Tensor
@@ -98,11 +99,10 @@ def solve(
     best: tuple[Tensors, int] | None = None
     for batch in batches(samples, sizes, steps, rng("batches")):
         value = loss(current, batch, problem.given, draw(batch))
-        gradients = _gradients(value, leaves, len(batch.y))
-        for leaf, gradient in zip(leaves, gradients, strict=True):
-            leaf.grad = gradient
+        _set_gradients(leaves, _gradients(value, leaves, len(batch.y)))
         for optimizer in optimizers:
             optimizer.step()
+        _set_gradients(leaves, repeat(None))  # or there are those of two steps at once
         if problem.project is not None:
             with torch.no_grad():
                 problem.project(current, problem.given, lr)
@@ -144,6 +144,12 @@ def _gradients(value: Tensor, leaves: list[Tensor], count: int) -> tuple[Tensor 
             f"the loss on a training batch of {count:,} samples has no gradient: "
             f"{str(error).partition(chr(10))[0]}"
         ) from error
+
+
+def _set_gradients(leaves: list[Tensor], gradients: Iterable[Tensor | None]) -> None:
+    """Give each leaf its gradient for a step."""
+    for leaf, gradient in zip(leaves, gradients, strict=False):
+        leaf.grad = gradient
 
 
 def _draws(

@@ -251,6 +251,7 @@ class NormBound:
                 yield arrival
             else:
                 self._hold(arrival)
+            del arrival  # while the next one is awaited
         refused = self._refused()
         good = {c: w for c, w in self._weights.items() if not refused.get(c)}
         usual = median(list(good.values())) if good else 1.0
