@@ -432,7 +432,10 @@ OWN = "tests.helpers.toy_attacks:Shrink"
         ({"attack": {"kind": "backdoor", "size": 8}}, "attack.size is 8, but a sample has 8 × 8"),
         ({"attack": {"kind": "nan"}, "method": {"name": "global"}}, "global pools all data"),
         ({"attack": {"kind": "nan"}, "method": {"name": "local"}}, "updates of local contain none"),
-        ({"attack": {"kind": "huge"}, "method": {"name": "fedpm"}}, "updates of fedpm contain none"),
+        (
+            {"attack": {"kind": "huge"}, "method": {"name": "fedpm"}},
+            "updates of fedpm contain none",
+        ),
         ({"attack": {"kind": "nan"}, "engine": "flower"}, "works only in simulations"),
         (
             {
