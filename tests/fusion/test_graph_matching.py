@@ -534,7 +534,7 @@ def test_gpi_fnm_of_other_networks_names_the_way(tmp_path, capsys):
         paths.append(tmp_path / f"c{number}.pt")
         torch.save(CNN(1, 10, 10, 2).state_dict(), paths[-1])
     assert command("fuse", *paths, "-o", tmp_path / "g.pt", "--method", "gpi-fnm") == 2
-    assert "with --method match" in " ".join(capsys.readouterr().err.split())
+    assert "Name its network with --model" in " ".join(capsys.readouterr().err.split())
 
 
 class Rotated(nn.Module):

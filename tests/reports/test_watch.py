@@ -201,12 +201,12 @@ def test_flower_tells_who_is_at_work(secure, monkeypatch, tmp_path):
     config = small(rounds=1, engine="flower-simulation", round_timeout=60, **more)
     with Simulation(config, tmp_path / "r") as simulation:
 
-        def train(self, task):
+        def train(self, task, *given):
             # A node may begin before the server knows that it took its message.
             until(lambda: task.client in simulation.at_work().working)
             until(lambda: not simulation.at_work().away)
             seen.append(task.client)
-            return real(self, task)
+            return real(self, task, *given)
 
         monkeypatch.setattr(ClientRuntime, "train", train)
         list(simulation)

@@ -20,6 +20,7 @@ from fedbayes.fusion.curvature import posterior
 from fedbayes.fusion.function import HeldOut, fuse_functions, teacher_of
 from fedbayes.fusion.graph_matching import match_graph
 from fedbayes.fusion.settings import DistillationSettings, FunctionSettings, SeekingSettings
+from fedbayes.fusion.teacher import RESTART
 from fedbayes.inputs import Inputs, build_prior
 from fedbayes.likelihoods import build_likelihood
 from fedbayes.matching import MatchingSettings
@@ -220,7 +221,7 @@ def test_one_logit_of_two_classes_is_fused_by_shares_of_both(inputs):
         # Of two centred logits the deviation is half of their difference.
         warmth = 1 + 0.4 * (a.abs() / 2) ** 0.75 * (b.abs() / 2) ** 0.25
         mean = 0.75 * (a / warmth).sigmoid() + 0.25 * (b / warmth).sigmoid()
-        chain = (0.99 * mean + 0.01 * 402 / 1604).logit()
+        chain = ((1 - RESTART) * mean + RESTART * 402 / 1604).logit()
         wanted = (chain + 0.75 * a + 0.25 * b) / 2
         torch.testing.assert_close(fusion.module(x), wanted, atol=1e-2, rtol=0)
 

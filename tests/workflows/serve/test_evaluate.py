@@ -14,6 +14,7 @@ from fedbayes.core.tensors import Samples
 from fedbayes.data import DataSettings, FederatedData, load_dataset, partition
 from fedbayes.errors import DataError, ModelError, RunError
 from fedbayes.fusion import coordinate_average
+from fedbayes.fusion.teacher import RESTART
 from fedbayes.likelihoods import build_likelihood
 from fedbayes.models import MLP, dense_layers, relu_network
 from fedbayes.workflows.serve.evaluation_set import EvaluationSet
@@ -87,8 +88,10 @@ def test_ensembles_by_hand(tests):
         q.masked_fill(row == 0, -torch.inf).softmax(1) for q, row in zip(warm, had, strict=True)
     ]
     chain = sum(q[:, :, None] * row for q, row in zip(warm, leave, strict=True))
-    frequencies = 0.01 * (had.sum(0) + 2) / (had + 1).sum()
-    stationary = torch.linalg.solve(torch.eye(10) - 0.99 * chain, frequencies.expand(len(y), -1))
+    frequencies = RESTART * (had.sum(0) + 2) / (had + 1).sum()
+    stationary = torch.linalg.solve(
+        torch.eye(10) - (1 - RESTART) * chain, frequencies.expand(len(y), -1)
+    )
     learnt = ((freed.log_softmax(1) + stationary.log()) / 2).softmax(1).float()
     found = ("uniform", uniform), ("by class share", weighted), ("as fuse learns it", learnt)
     for name, p in found:

@@ -189,7 +189,10 @@ class NetworkFusion:
             return
         x = inputs.batch(-1, _COMPARED)
         with torch.no_grad():
-            says = [likelihood.mean(frozen(n)(x)[None]).argmax(-1) for n in networks.values()]
+            says = [
+                likelihood.mean(frozen(network, name)(x)[None]).argmax(-1)
+                for name, network in networks.items()
+            ]
         first, *others = networks
         for name, own in zip(others, says[1:], strict=True):
             if (order := other_order(own, says[0], likelihood.target.classes)) is not None:
