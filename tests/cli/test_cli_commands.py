@@ -164,6 +164,7 @@ def test_mistakes_of_a_newcomer(folder, capsys, words, message):
     assert message in capsys.readouterr().err
 
 
+@pytest.mark.slow
 def test_an_error_in_own_code_is_shown_from_this_code_on(tmp_path):
     lines = [
         "from fedbayes.methods.fedavg import FedAvg",

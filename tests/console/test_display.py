@@ -86,6 +86,7 @@ def test_every_client_is_heard_of_on_every_engine(engine):
     ]
 
 
+@pytest.mark.slow
 def test_off_a_terminal_a_long_round_says_how_far_it_is(monkeypatch):
     monkeypatch.setattr(shown, "QUIET", 0.2)
     monkeypatch.setattr(shown, "_TICK", 0.02)

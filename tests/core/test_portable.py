@@ -31,6 +31,7 @@ def digest(folder, *options, level="avx512", threads=1):
     return hashlib.sha256(model).hexdigest(), done.stderr
 
 
+@pytest.mark.slow
 def test_kernels_and_threads_do_not_change_a_bit(tmp_path):
     one, _ = digest(tmp_path / "one")
     other, said = digest(tmp_path / "other", "--set", "threads=2", level="default", threads=2)

@@ -45,6 +45,7 @@ def test_a_comma_is_a_delimiter_though_cells_hold_others(tmp_path, plain):
     assert load(tmp_path / "long.csv").samples == 40_000
 
 
+@pytest.mark.slow
 def test_a_header_longer_than_what_is_looked_at(tmp_path):
     names = [f"expression of gene {k}" for k in range(3_500)]
     x = np.arange(14_000.0).reshape(4, -1)

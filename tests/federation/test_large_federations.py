@@ -266,6 +266,7 @@ def test_classes_are_named():
 # The same on every engine, and after a kill.
 
 
+@pytest.mark.slow
 def test_workers_compute_the_same_and_resume_goes_on(tmp_path):
     whole = fedbayes.run(config(method={"name": "scaffold"}), tmp_path / "whole")
     beside = fedbayes.run(

@@ -113,6 +113,7 @@ def test_a_proper_reply_comes_whole(size, grid):
     assert link.asked["confirm-message-received"] == 1
 
 
+@pytest.mark.slow
 def test_a_reply_is_joined_with_fewer_copies_than_flowers_own_way_has(grid):
     data = random.Random(1).randbytes(40 * MB)
     ways = {

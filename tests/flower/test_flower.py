@@ -119,6 +119,7 @@ def test_what_two_checkpoints_name_is_there_whichever_reports_count(tmp_path, ev
     assert len(list(tmp_path.iterdir())) <= 2 * every + 1
 
 
+@pytest.mark.slow
 @tries(max_examples=200, deadline=None)
 @given(st.lists(st.tuples(st.integers(0, 4), st.integers(0, 3)), max_size=12), st.integers(1, 4))
 def test_what_two_checkpoints_name_is_there_in_asynchronous_rounds(turns, every):
@@ -418,6 +419,7 @@ def test_a_client_that_is_away_delays_an_evaluation_less_than_a_round(tmp_path):
         assert float(seconds) <= time.monotonic() - began < float(seconds) + 0.5
 
 
+@pytest.mark.slow
 def test_a_client_whose_node_is_away_is_named_while_the_round_waits(tmp_path, monkeypatch):
     TaskIdentity.run_id, TaskIdentity.task_id, TaskIdentity.node_id = 1, 1, 1
     monkeypatch.setattr("fedbayes.flower.roster.DISCOVER_EVERY", 0.0)
@@ -459,6 +461,7 @@ def test_a_reply_that_flower_cannot_read_is_refused(over):
     assert metrics["lost"] == {}
 
 
+@pytest.mark.slow
 def test_a_reply_that_does_not_end_costs_only_its_own_client(over):
     ended = threading.Event()
 

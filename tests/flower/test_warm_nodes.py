@@ -150,6 +150,7 @@ def gone(process):
     return not psutil.pid_exists(process) or psutil.Process(process).status() == "zombie"
 
 
+@pytest.mark.slow
 def test_a_runs_process_is_asked_again_until_its_app_raises_or_dies(runs):
     node = runs()
     first, second = node.ask(1), node.ask(1)

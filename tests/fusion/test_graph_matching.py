@@ -127,6 +127,7 @@ def test_networks_in_other_orders_match_back_to_the_network(name, alternations):
         torch.testing.assert_close(found.module(x), module.eval()(x), rtol=1e-4, atol=1e-5)
 
 
+@pytest.mark.slow
 @settings(max_examples=6, deadline=None)
 @given(
     seed=st.integers(0, 10**6),
@@ -477,6 +478,7 @@ def test_weights_are_written_where_they_load_into_the_factory(photos, tmp_path, 
     assert not wide.exists()
 
 
+@pytest.mark.slow
 def test_programs_match_to_a_program(photos, tmp_path, capsys):
     programs = []
     for number in range(2):

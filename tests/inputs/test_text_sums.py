@@ -66,6 +66,7 @@ def test_drawn_texts_have_the_frequencies_of_the_chain():
             assert abs(behind[one, two] / count - wanted) <= 5 * spread + 0.01 * (two == EDGE)
 
 
+@pytest.mark.slow
 def test_noise_is_two_sided_geometric_and_small_counts_go():
     ids = np.tile(np.arange(10, 14), (500, 1))
     rng, share = np.random.default_rng(0), np.exp(-2.0 / 9)

@@ -119,6 +119,7 @@ def test_seeds_reach_all_global_generators():
     assert all(a != b for a, b in zip(drawn(0), drawn(1), strict=True))
 
 
+@pytest.mark.slow
 def test_layers_that_draw_in_evaluation_too_are_seeded_and_named(tmp_path):
     with pytest.warns(FedbayesWarning, match="uses random numbers in evaluation"):
         first = fedbayes.run(None, tmp_path / "1", **settings("Noisy"))
@@ -322,6 +323,7 @@ def test_a_loss_without_a_gradient_names_client_and_batch(tmp_path):
         fedbayes.run(None, tmp_path / "run", **own)
 
 
+@pytest.mark.slow
 def test_the_command_line_shows_no_traceback(tmp_path):
     given = [
         "data.name=tests.helpers.toy_networks:rows",

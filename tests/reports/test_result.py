@@ -152,6 +152,7 @@ def test_what_is_shown_can_be_no_markup(run):
     assert "<script>" not in odd._repr_html_()
 
 
+@pytest.mark.slow
 def test_a_plain_script_is_quiet_and_needs_no_notebook():
     code = (
         "import fedbayes, sys\n"

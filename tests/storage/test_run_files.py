@@ -351,6 +351,7 @@ def test_private_states_are_closed_to_others(run):
         assert stat.S_IMODE(state.stat().st_mode) & 0o077 == 0
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(sys.platform == "win32", reason="has no limits of this kind")
 def test_a_quota_that_is_used_up_is_told_with_the_file(tmp_path):
     import resource

@@ -107,6 +107,7 @@ def config(**more):
     return Config.create(rounds=2, data={"clients": 4}, model={"hidden": [8]}, **more)
 
 
+@pytest.mark.slow
 def test_a_run_that_starts_workers_has_the_bits_of_one_that_does_not(monkeypatch, tmp_path):
     expected = run(config(engine="sequential"), tmp_path / "sequential")
     monkeypatch.setattr(auto, "_LEAST", 1e-9)

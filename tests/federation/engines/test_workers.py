@@ -133,6 +133,7 @@ def test_a_bug_comes_back_with_its_trace(tmp_path):
         list(simulation)
 
 
+@pytest.mark.slow
 def test_a_users_mistake_comes_back_as_itself(tmp_path):
     with (
         Simulation(config("Broken", user=True), tmp_path) as simulation,
@@ -157,6 +158,7 @@ def test_workers_end_with_the_run(tmp_path):
             os.kill(pid, 0)
 
 
+@pytest.mark.slow
 def test_closing_leaves_no_process_behind(tmp_path):
     """Also when workers are at work, and none is started in place of those killed."""
     with Simulation(config("Slow"), tmp_path) as simulation:

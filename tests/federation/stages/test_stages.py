@@ -95,6 +95,7 @@ def test_a_server_s_end_rejects_a_report_by_name():
     assert metrics["refused"] == {"1": "it is client 1"}
 
 
+@pytest.mark.slow
 def test_worker_processes_have_the_stages_too():
     _, here, _ = after_a_round(stages=[f"{__name__}:Halved"])
     _, there, _ = after_a_round(stages=[f"{__name__}:Halved"], engine="workers", workers=1)

@@ -60,6 +60,7 @@ def test_networks_are_fused_and_stay_as_they_are():
         torch.testing.assert_close(tensor, before[0][name])
 
 
+@pytest.mark.slow
 def test_networks_of_different_architectures():
     torch.manual_seed(0)
     x = torch.randn(50, 1, 8, 8)

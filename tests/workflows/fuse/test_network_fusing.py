@@ -1003,6 +1003,7 @@ def test_counts_say_how_many_classes_there_are(photos, tmp_path, capsys):
     assert command("fuse", *photos, "-o", tmp_path / "g.pt", *given) == 2
 
 
+@pytest.mark.slow
 def test_a_fusion_on_guessed_inputs_warns_and_names_the_options(photos, tmp_path, capsys):
     out, rng = tmp_path / "g.pt", np.random.default_rng(0)
     np.savez(tmp_path / "t.npz", x=rng.random((8, 3, 8, 8)), y=np.arange(8) % 4)

@@ -48,6 +48,7 @@ def test_metrics_are_of_each_clients_test_rows(run, exported):
     assert card["metrics"]["test_rows"] == len(partition.test)
 
 
+@pytest.mark.slow
 def test_programs_of_one_name_have_a_card_each(run, tmp_path):
     pytest.importorskip("onnxscript")
     for name in ("risk.pt2", "risk.onnx"):
