@@ -37,7 +37,7 @@ from fedbayes.models.steps import stored
 from fedbayes.storage.card import Card
 from fedbayes.workflows.serve.evaluation_set import find_training, is_program, refuse_own_order
 from fedbayes.workflows.serve.model_files import ModelFiles, read_with_card
-from fedbayes.workflows.serve.output_order import other_order
+from fedbayes.workflows.serve.output_order import warn_of_order
 
 VERSION = "1"
 """Of the form of the files."""
@@ -122,12 +122,7 @@ class PosteriorJob:
         with torch.no_grad():
             outputs = torch.cat([frozen(module)(x) for x in torch.split(samples.x, _BATCH)])
         says = likelihood.mean(outputs[None]).argmax(-1)
-        if (order := other_order(says, samples.y, target.classes)) is not None:
-            warn(
-                f"{self.model} does not name its classes: its accuracy is {order.assumed:.3f} in "
-                f"this order, and {order.found:.3f} in another. If it was trained so, set "
-                f"data.classes={order.named(target.names)}"
-            )
+        warn_of_order(self.model, says, samples.y, target)
 
     def _temperature(self, module: nn.Module, likelihood: Likelihood) -> float:
         """The temperature of the client's predictions on rows that it did not train on."""

@@ -54,7 +54,7 @@ from fedbayes.workflows.serve.evaluation_set import (
     trained_in,
 )
 from fedbayes.workflows.serve.model_files import read_with_card
-from fedbayes.workflows.serve.output_order import other_order
+from fedbayes.workflows.serve.output_order import warn_of_order
 
 _TRIED = 5000
 """Samples by which the order of outputs is checked."""
@@ -433,13 +433,7 @@ def _doubt_order(name: str, model: Candidate, tests: EvaluationSet) -> None:
     some = Samples(samples.x[:_TRIED], samples.y[:_TRIED])
     with torch.no_grad():
         says = [model.likelihood.mean(model.draw(x)).argmax(-1) for x, _ in some.batches(PREDICTED)]
-    found = other_order(torch.cat(says).cpu(), some.y.cpu(), target.classes)
-    if found is not None:
-        warn(
-            f"{name} does not name its classes: its accuracy is {found.assumed:.3f} in this order, "
-            f"and {found.found:.3f} in another. If it was trained so, set data.classes="
-            f"{found.named(target.names)}"
-        )
+    warn_of_order(name, torch.cat(says).cpu(), some.y.cpu(), target)
 
 
 def _check(name: str, model: Candidate, tests: EvaluationSet) -> None:

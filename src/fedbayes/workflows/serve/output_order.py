@@ -7,10 +7,13 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from fedbayes.core.targets import Target
+from fedbayes.errors import warn
+
 GAIN = 0.3
-"""By how much more samples another order must fit, of all, before anybody is told of it."""
+"""Least gain of another order, as a share of all samples, for a warning."""
 LEAST = 0.25
-"""How often each class must occur at least, relative to classes that are all as frequent."""
+"""Least frequency of each class, relative to equally frequent classes."""
 _NAMED = 12
 """Classes that a warning lists."""
 
@@ -56,3 +59,20 @@ def other_order(outputs: Tensor, classes: Tensor, count: int) -> OtherOrder | No
     if found - assumed < GAIN:
         return None
     return OtherOrder(tuple(order.tolist()), float(assumed), float(found))
+
+
+def warn_of_order(file: object, outputs: Tensor, classes: Tensor, target: Target) -> None:
+    """Warn if a file that names no classes seems to have them in another order than the target.
+
+    Args:
+        file: its name.
+        outputs: the output that is largest for each sample, int64 [n].
+        classes: the classes of the samples, int64 [n].
+        target: what the samples' classes are called.
+    """
+    if (order := other_order(outputs, classes, target.classes)) is not None:
+        warn(
+            f"{file} does not name its classes: its accuracy is {order.assumed:.3f} in this order, "
+            f"and {order.found:.3f} in another. If it was trained so, set data.classes="
+            f"{order.named(target.names)}"
+        )
