@@ -6,7 +6,7 @@
   with the client's network and its lateral connections beside the server's.
 - Mean-field posteriors (PVI, FedGVI, Bayesian ADMM): a step with one Monte-Carlo sample over a
   plain step, with the draw of its noise, on an MLP with a hidden layer of 200 (MNIST's shape) and
-  on LeNet-5 (CIFAR-10's shape), batch 256.
+  on LeNet-5 (MNIST's and CIFAR-10's shapes), batch 256.
 - Adam and AMSGrad as clients take them over PyTorch's plain loop, in a step of MLPs of two shapes.
 - Prediction of 1,000 images, some at a time as networks do it, over all at once.
 - Predictions under 20 draws from a posterior over one forward pass, for 1 and 1,000 rows.
@@ -130,17 +130,21 @@ MEAN_FIELD: dict[str, AnyMethod] = {
 }
 
 
-def mean_field(repeats: int) -> dict[str, tuple[float, float]]:
-    """Methods with a Gaussian for each weight over FedAvg, on an MLP and on LeNet-5."""
-    networks = [Network(MLP(784, [200], 10)), Network(LeNet5(3, 32, 32, 10), shape=(3, 32, 32))]
-    batches = [samples(256, 784), samples(256, 3, 32, 32)]
-    ratios = {}
-    for name, method in MEAN_FIELD.items():
-        found = [
-            race(step(method, network, batch), step(FedAvg(), network, batch), repeats)
-            for network, batch in zip(networks, batches, strict=True)
-        ]
-        ratios[name] = (found[0], found[1])
+NETWORKS: dict[str, tuple[Callable[[], nn.Module], tuple[int, ...]]] = {
+    "MLP": (lambda: MLP(784, [200], 10), (784,)),
+    "LeNet-5 of MNIST": (lambda: LeNet5(1, 28, 28, 10), (1, 28, 28)),
+    "LeNet-5 of CIFAR-10": (lambda: LeNet5(3, 32, 32, 10), (3, 32, 32)),
+}
+"""How to make a network, and the shape of a sample."""
+
+
+def mean_field(method: AnyMethod, repeats: int) -> list[float]:
+    """A method with a Gaussian for each weight over FedAvg, on every network of `NETWORKS`."""
+    ratios = []
+    for make, shape in NETWORKS.values():
+        network, batch = Network(make(), shape=shape), samples(256, *shape)
+        plain = step(FedAvg(), network, batch)
+        ratios.append(race(step(method, network, batch), plain, repeats))
     return ratios
 
 
@@ -200,9 +204,10 @@ def main() -> None:
     torch.set_num_threads(1)
     choose_device("cpu")  # with the allocator as every run has it
     print(f"FedSparse step / FedAvg step, LeNet-5: {fedsparse(repeats):.2f}")
-    print("step of one Monte-Carlo sample / FedAvg step, MLP and LeNet-5:")
-    for name, (mlp, lenet) in mean_field(repeats).items():
-        print(f"  {name}: {mlp:.2f}, {lenet:.2f} (aim 2.2)")
+    print(f"step of one Monte-Carlo sample / FedAvg step, {', '.join(NETWORKS)}:")
+    for name, method in MEAN_FIELD.items():
+        ratios = ", ".join(f"{ratio:.2f}" for ratio in mean_field(method, repeats))
+        print(f"  {name}: {ratios} (aim 2.2)")
     print("step of Adam, of AMSGrad / PyTorch's plain loop:")
     for sizes in ([3072, 100, 100], [784, 100]):
         ratios = [adam(sizes, amsgrad=amsgrad, repeats=5 * repeats) for amsgrad in (False, True)]
@@ -212,11 +217,8 @@ def main() -> None:
     print(f"  LeNet-5: {prediction(LeNet5(3, 32, 32, 10), few):.2f}")
     print(f"  ResNet-20: {prediction(ResNet20(3, 10), few):.2f}")
     print("prediction under 20 draws / one forward pass, 1 and 1,000 rows:")
-    for name, module, shape in (
-        ("MLP", MLP(784, [200], 10), (784,)),
-        ("LeNet-5", LeNet5(3, 32, 32, 10), (3, 32, 32)),
-    ):
-        network = Network(module, shape=shape)
+    for name, (make, shape) in NETWORKS.items():
+        network = Network(make(), shape=shape)
         one, many = (drawn(network, shape, rows, few) for rows in (1, 1000))
         print(f"  {name}: {one:.1f}, {many:.1f}")
     print("VIRTUAL step of 20 samples / step of the same on 20 times the batch:")

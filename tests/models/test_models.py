@@ -248,6 +248,35 @@ class PoolingBackward(TorchDispatchMode):
         return function(*args, **(kwargs or {}))
 
 
+class Convolutions(TorchDispatchMode):
+    """Notes the strides of the filters of every convolution."""
+
+    def __init__(self):
+        super().__init__()
+        self.found = []
+
+    def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+        if function is torch.ops.aten.convolution.default:
+            self.found.append(args[1].stride())
+        return function(*args, **(kwargs or {}))
+
+
+@pytest.mark.parametrize(("groups", "first"), [(1, 1), (3, 3)])
+def test_filters_of_one_channel_count_as_channels_last(groups, first):
+    """Whatever the strides of the weights, as PyTorch is slower with the others."""
+    torch.manual_seed(0)
+    module = nn.Sequential(nn.Conv2d(first, 6, 3, groups=groups), nn.Flatten(), nn.Linear(216, 5))
+    network = Network(module, shape=(first, 8, 8))
+    x = torch.randn(4, first, 8, 8)
+    weights = {name: tensor.contiguous() for name, tensor in network.initial.items()}
+    weights["0.weight"] = weights["0.weight"].reshape(-1).view(6, 1, 3, 3)
+    assert weights["0.weight"].stride() == (9, 9, 3, 1)
+    with Convolutions() as seen:
+        found = network(weights, x)
+    assert seen.found == [(9, 1, 3, 1)]
+    torch.testing.assert_close(found, module(x))
+
+
 def test_pooling_goes_back_through_gradients_laid_out_as_its_images_are():
     """Before a layer that flattens too, with the gradients of the plain module, alone and mapped
     over samples; and the module is left as it was.

@@ -15,7 +15,12 @@ from fedbayes.core.lazy import raised
 from fedbayes.core.tensors import Tensors
 from fedbayes.errors import FedbayesError, ModelError, NetworkError
 from fedbayes.models import networks
-from fedbayes.models.layout import by_portions, channels_last, gradient_channels_last
+from fedbayes.models.layout import (
+    by_portions,
+    channels_last,
+    filters_last,
+    gradient_channels_last,
+)
 from fedbayes.models.normalization import frozen_buffers
 from fedbayes.models.resize import channels_by_weight, is_depthwise
 from fedbayes.models.settings import Precision
@@ -449,6 +454,7 @@ class Network(Brief):
             self.module.train(training)
         if self._channels_last and x.ndim == 4:
             x = channels_last(x)
+            weights = {n: filters_last(t) for n, t in weights.items()}
         x = self._typed(x)
         hooks = [pool.register_forward_hook(_relaid) for pool in self._pools] if training else ()
         try:

@@ -21,7 +21,7 @@ from fedbayes.core.devices import placed
 from fedbayes.core.tensors import Tensors
 from fedbayes.errors import ModelError
 from fedbayes.likelihoods.noise import LearntNoise
-from fedbayes.models.layout import gradient_channels_last
+from fedbayes.models.layout import filters_last, gradient_channels_last
 
 Estimator = Literal["flipout", "reparametrization"]
 
@@ -265,7 +265,7 @@ def _apply(
 ) -> Tensor:
     if isinstance(layer, nn.Linear):
         return functional.linear(x, weight, bias)
-    return functional.conv2d(x, weight, bias, layer.stride, layer.padding)
+    return functional.conv2d(x, filters_last(weight), bias, layer.stride, layer.padding)
 
 
 def _each(layer: nn.Linear | nn.Conv2d, x: Tensor, weights: Tensor) -> Tensor:
