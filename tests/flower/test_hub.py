@@ -371,7 +371,7 @@ def attacks(link, deployment):
 def test_a_stranger_with_the_public_certificate_gets_nowhere(deployed):
     for host in ("127.0.0.1", *ADDRESSES):
         came = attacks(stranger_at(f"{host}:{deployed.nodes_port}", deployed), deployed)
-        assert all("says 404" in str(error) for error in came.values()), came
+        assert all("answered 404" in str(error) for error in came.values()), came
     for host in ADDRESSES:
         came = attacks(stranger_at(f"{host}:{deployed.port}", deployed), deployed)
         assert all("cannot reach" in str(error) for error in came.values()), came
@@ -442,7 +442,7 @@ def test_the_proxy_of_the_documentation_lets_nodes_through_and_nobody_else(tmp_p
         deployment.spawn("nginx", [which("nginx"), *paths])
         wait_for(lambda: listens(deployment.nodes_port), 30, "nginx")
         came = attacks(stranger_at(deployment.nodes_address, deployment), deployment)
-        assert all("says 404" in str(error) for error in came.values()), came
+        assert all("answered 404" in str(error) for error in came.values()), came
         for way in ("fleet/../control", "fleet/%2e%2e/control", "fleet/..%2fcontrol", "/control"):
             trust = ssl.create_default_context(cafile=deployment.certificates / "ca.crt")
             line = http.client.HTTPSConnection("localhost", deployment.nodes_port, context=trust)
@@ -493,7 +493,7 @@ def test_nodes_are_listed_with_their_clients_and_when_they_were_seen(deployed):
         timeout=100,
     )
     assert process.returncode == 0
-    assert "says 401" in process.stderr
+    assert "answered 401" in process.stderr
     assert "--superexec-secret" in process.stderr
     assert "client-2" in process.stdout
     # A hub that was ended knows its nodes again.
