@@ -315,7 +315,7 @@ def test_tls_and_keys(secured):
     command = ["fedbayes", "federate", "--superlink", secured.address, *secured.trust]
     impostor = secured.spawn("impostor", [*command, "--out", secured.folder / "impostor"])
     assert impostor.wait(timeout=60) == 2
-    assert "says 401" in secured.log("impostor")
+    assert "answered 401" in secured.log("impostor")
     # The number that a stranger took does not reach the run; the run ends as it should.
     config = Config.create(**settings("fedavg", rounds=2))
     assert start(secured, config).wait(timeout=200) == 0, secured.log("federate")

@@ -347,6 +347,18 @@ def test_an_answer_of_a_node_that_went_away_gives_it_no_place(grid_of_nodes):
     assert roster.nodes == {0: 8}
 
 
+def test_nodes_that_have_not_answered_yet_are_told_from_those_that_are_away(grid_of_nodes):
+    roster, present, answers = grid_of_nodes
+    assert roster.unplaced() == ""
+    present |= {7, 8}
+    roster.discover()
+    assert roster.unplaced().startswith("; 2 connected nodes have not said yet which client")
+    number = next(number for number, node in roster.asked.items() if node == 7)
+    answers[number] = hello_of(7, 0)
+    roster.discover()
+    assert roster.unplaced().startswith("; 1 connected node has not said yet which client")
+
+
 def test_a_node_without_a_place_is_asked_once_at_a_time(grid_of_nodes):
     roster, present, answers = grid_of_nodes
     present |= {7, 8}

@@ -10,6 +10,7 @@ import stat
 import subprocess
 import time
 import warnings
+from contextlib import nullcontext
 from datetime import UTC, datetime, timedelta
 from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
@@ -297,6 +298,21 @@ def test_keys_are_admitted_for_their_clients():
             key_names([zero, ward], wrong)
 
 
+def test_a_key_that_is_registered_already_keeps_its_node_and_its_client(monkeypatch):
+    known = [NodeInfo(node_id=7, name="client-0", public_key=b"zero")]
+    asked = []
+    control = SimpleNamespace(
+        RegisterNode=lambda request: asked.append(request.name) or NodeInfo(node_id=8),
+        ListNodes=lambda request: SimpleNamespace(nodes_info=known),
+    )
+    monkeypatch.setattr(SuperLink, "_control", lambda self: nullcontext(control))
+    link = SuperLink("hub:8000")
+    assert [link.admit(b"zero", "client-0"), link.admit(b"one", "client-1")] == [7, 8]
+    assert asked == ["client-1"]
+    with pytest.raises(LinkError, match="registered at hub:8000, as client-0, not as client-2"):
+        link.admit(b"zero", "client-2")
+
+
 def test_when_a_node_was_seen_last():
     def node(**more):
         return _row(NodeInfo(node_id=1, registered_at="2026-01-01T00:00:00+00:00", **more))
@@ -321,8 +337,9 @@ def deployed(tmp_path):
         tmp_path, certificates=tmp_path / "keys", hub=True, host="0.0.0.0"
     ) as deployment:
         public = [tmp_path / "keys" / f"client-{client}.pub" for client in range(3)]
-        process = deployment.federate("admit", *public)
-        assert process.wait(timeout=60) == 0, deployment.log("federate")
+        for known in (public[:1], public):
+            process = deployment.federate("admit", *known)
+            assert process.wait(timeout=60) == 0, deployment.log("federate")
         yield deployment
 
 
@@ -354,7 +371,7 @@ def attacks(link, deployment):
 def test_a_stranger_with_the_public_certificate_gets_nowhere(deployed):
     for host in ("127.0.0.1", *ADDRESSES):
         came = attacks(stranger_at(f"{host}:{deployed.nodes_port}", deployed), deployed)
-        assert all("says 404" in str(error) for error in came.values()), came
+        assert all("answered 404" in str(error) for error in came.values()), came
     for host in ADDRESSES:
         came = attacks(stranger_at(f"{host}:{deployed.port}", deployed), deployed)
         assert all("cannot reach" in str(error) for error in came.values()), came
@@ -425,7 +442,7 @@ def test_the_proxy_of_the_documentation_lets_nodes_through_and_nobody_else(tmp_p
         deployment.spawn("nginx", [which("nginx"), *paths])
         wait_for(lambda: listens(deployment.nodes_port), 30, "nginx")
         came = attacks(stranger_at(deployment.nodes_address, deployment), deployment)
-        assert all("says 404" in str(error) for error in came.values()), came
+        assert all("answered 404" in str(error) for error in came.values()), came
         for way in ("fleet/../control", "fleet/%2e%2e/control", "fleet/..%2fcontrol", "/control"):
             trust = ssl.create_default_context(cafile=deployment.certificates / "ca.crt")
             line = http.client.HTTPSConnection("localhost", deployment.nodes_port, context=trust)
@@ -476,7 +493,7 @@ def test_nodes_are_listed_with_their_clients_and_when_they_were_seen(deployed):
         timeout=100,
     )
     assert process.returncode == 0
-    assert "says 401" in process.stderr
+    assert "answered 401" in process.stderr
     assert "--superexec-secret" in process.stderr
     assert "client-2" in process.stdout
     # A hub that was ended knows its nodes again.

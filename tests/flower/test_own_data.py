@@ -15,6 +15,7 @@ from fedbayes import Config, Simulation
 from fedbayes.data import FederatedData
 from fedbayes.errors import ConfigError, DataError, FedbayesWarning, RunError
 from fedbayes.federation.broadcast import ServerMessages
+from fedbayes.federation.engines.sequential import Sequential
 from fedbayes.flower import apps, superlink_at
 from fedbayes.flower.apps import _same, find_node, on_grid
 from fedbayes.flower.keys import make_keys, read_public_key
@@ -88,8 +89,14 @@ def test_a_silo_needs_no_group_and_its_columns_have_names(tmp_path):
     ("text", "words"),
     [
         ("width,height,label\n1,2,dog\n1,2,dog\n1,2,ant\n1,2,ant\n", "unknown class dog"),
-        ("width,depth,label\n1,2,ant\n1,2,bee\n1,2,ant\n", "no column 'height'"),
+        ("width,depth,label\n1,2,ant\n1,2,bee\n1,2,ant\n", "'height', which the federation needs"),
         ("width,label\n1,ant\n1,bee\n1,ant\n", "no column 'height'"),
+        ("width,height\n1,2\n1,3\n1,4\n", "no column 'label', which the federation needs. Add"),
+        (
+            "width,Height,label\n1,2,ant\n1,2,bee\n",
+            r"needs \(did you mean 'Height'\?\)\. Add or ren",
+        ),
+        ("width,height,label\n1,2,ant\n", "= 2; use more rows, or a smaller min_samples"),
     ],
 )
 def test_samples_of_another_kind_are_refused(table, tmp_path, text, words):
@@ -97,6 +104,27 @@ def test_samples_of_another_kind_are_refused(table, tmp_path, text, words):
     path.write_text(text)
     with pytest.raises(DataError, match=words):
         own_data(table, path, build_data(table).preprocessing.public())
+
+
+def test_a_file_that_is_not_there_is_corrected_in_the_node_config(table, tmp_path):
+    with pytest.raises(DataError, match=r"none\.csv\. Correct data in the node config"):
+        own_data(table, tmp_path / "none.csv", build_data(table).preprocessing.public())
+
+
+def test_nothing_is_said_of_clients_by_the_rows_of_a_reference_table(tmp_path, recwarn):
+    """A client's part of them has one class; what its own rows have, its node alone knows."""
+    rows = [f"{i},{i * i % 7},{'xyz'[i // 20]},{'ant' if i < 30 else 'bee'}" for i in range(60)]
+    (tmp_path / "server.csv").write_text("a,b,ward,label\n" + "\n".join(rows) + "\n")
+    data = {"path": tmp_path / "server.csv", "group": "ward", "label": "label"}
+
+    def said(**settings):
+        recwarn.clear()
+        with Simulation(Config.create(data=data, rounds=1, **settings), engine=Sequential):
+            return [str(warning.message) for warning in recwarn]
+
+    words = "2 of 3 clients have training rows of one class only: x, z"
+    assert words in said()
+    assert words not in said(engine="flower")
 
 
 def test_images_keep_the_servers_standardization(tmp_path):

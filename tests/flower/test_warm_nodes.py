@@ -1,6 +1,7 @@
 """Processes of a node that stay loaded: who is asked again, what ends them, what they leave."""
 
 import hashlib
+import logging
 import os
 import signal
 import subprocess
@@ -30,11 +31,11 @@ from flwr.supercore.run import Run
 from flwr.supercore.task_identity import TaskIdentity
 from flwr.supernode import start_client_internal as flower
 
-from fedbayes.errors import ConfigError, RunError
+from fedbayes.errors import ConfigError, FedbayesWarning, RunError
 from fedbayes.flower.keys import make_keys
 from fedbayes.flower.node_config import NODE_CONFIG, check_node_config
 from fedbayes.flower.pace import pause
-from fedbayes.flower.supernode import Connection, SuperNode, read_config, read_private_key
+from fedbayes.flower.supernode import Connection, SuperNode, read_config, read_private_key, serve
 from fedbayes.flower.warm import KEPT, AppDied, Request, WarmApps
 from tests.helpers.command_line import command
 from tests.helpers.deployment import ROOT, wait_for
@@ -414,10 +415,29 @@ def test_what_a_node_needs_is_said_before_it_connects(tmp_path, capsys):
     assert "--warm" in refused("--node-config", "client=0", "--insecure", "--warm", "-1")
 
 
+@pytest.mark.parametrize(("code", "said"), [(1, True), (0, False)])
+def test_a_node_that_flower_does_not_let_in_says_what_to_check(monkeypatch, caplog, code, said):
+    def refuse(**_):
+        sys.exit(code)
+
+    monkeypatch.setattr(flower, "_init_connection", refuse)
+    monkeypatch.setattr(signal, "signal", lambda *_: None)
+    with pytest.raises(SystemExit), caplog.at_level(logging.INFO, "flwr"):
+        serve(Connection("127.0.0.1:9", None, None), {"client": 3}, 1.0)
+    assert "Connecting to 127.0.0.1:9 without TLS" in caplog.text
+    assert ("rejects the same key for up to a minute" in caplog.text) == said
+
+
+def test_data_that_are_not_there_yet_are_said_before_a_node_connects(tmp_path):
+    with pytest.warns(FedbayesWarning, match=r"not there yet: .*none\.csv"):
+        read_config(f'client=2 data="{tmp_path / "none.csv"}"')
+
+
 def test_a_node_config_is_what_was_written(tmp_path):
-    assert read_config('client=2 data="/a b.csv" secure=true min-count=5') == {
+    (tmp_path / "a b.csv").touch()
+    assert read_config(f'client=2 data="{tmp_path}/a b.csv" secure=true min-count=5') == {
         "client": 2,
-        "data": "/a b.csv",
+        "data": f"{tmp_path}/a b.csv",
         "secure": True,
         "min-count": 5,
     }

@@ -262,10 +262,12 @@ def _refuse_small(train: Division, settings: DataSettings) -> None:
     smallest = int(sizes.argmin())
     if sizes[smallest] >= least:
         return
+    ways = "fewer clients, a larger alpha, balance = true, or a smaller min_samples"
+    if len(sizes) == 1:
+        ways = "more rows, or a smaller min_samples"
     raise DataError(
         f"client '{train.names[smallest]}' would have {sizes[smallest]} training samples, fewer "
-        f"than min_samples = {settings.min_samples}; use fewer clients, a larger alpha, "
-        "balance = true, or a smaller min_samples"
+        f"than min_samples = {settings.min_samples}; use {ways}"
     )
 
 

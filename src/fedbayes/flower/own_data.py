@@ -11,7 +11,7 @@ from fedbayes.core.wording import listed
 from fedbayes.data import Dataset, FederatedData, Preprocessing, load_dataset, partition
 from fedbayes.data.differences import CLASSES, differences
 from fedbayes.data.tables.columns import reading
-from fedbayes.errors import DataError
+from fedbayes.errors import ColumnError, DataError
 
 
 class OwnData(FederatedData):
@@ -58,8 +58,17 @@ def own_data(
     # By name, in the federation's order; a column that says whose rows they are is not needed.
     columns = {**reading(wanted.table), "group": None} if wanted.table else {}
     settings = config.data.model_copy(update={**read, **one_part, **columns})
-    dataset = load_dataset(settings, (wanted.target.kind,))
-    dataset = fit(dataset, wanted, str(path or "the query"))
+    where = str(path or "the query")
+    if file is not None and not file.exists():
+        raise DataError(f"file or folder not found: {file}. Correct data in the node config")
+    try:
+        dataset = load_dataset(settings, (wanted.target.kind,))
+    except ColumnError as error:
+        raise DataError(
+            f"{where} has no column '{error.column}', which the federation needs{error.like}. Add "
+            "or rename it; cells of features may be empty"
+        ) from None
+    dataset = fit(dataset, wanted, where)
     divided = partition(dataset, settings, config.seed)
     return OwnData(
         dataset,

@@ -133,8 +133,14 @@ class Roster:
         self.nodes = {client: n for client, n in self.nodes.items() if n != node}
 
     def unplaced(self) -> str:
-        """What nodes say that could not be placed, to be put behind a sentence."""
-        return "".join(f"; node {node} says: {why}" for node, why in self.troubles().items())
+        """What is known of nodes without a place, to be put behind a sentence."""
+        said = "".join(f"; node {node} says: {why}" for node, why in self.troubles().items())
+        if silent := len(set(self.asked.copy().values())):  # another thread may ask this
+            said += (
+                f"; {silent} connected node{'s have' if silent > 1 else ' has'} not said yet which "
+                "client it is, and may be loading or busy with an earlier run"
+            )
+        return said
 
     def troubles(self) -> dict[int, str]:
         """Nodes that are no client, and why."""

@@ -49,6 +49,7 @@ from psutil import net_if_addrs
 
 from fedbayes.errors import EngineError, told_as
 from fedbayes.flower.poller import LinkError
+from fedbayes.flower.wire import one_line
 
 _ACQUIRE = "/flwr.proto.Runtime/AcquireTask"
 _PATIENCE = 10.0
@@ -128,11 +129,20 @@ class SuperLink:
         return run_id
 
     def admit(self, public_key: bytes, name: str) -> int:
-        """Let the node with this key (PEM) in; its id.
+        """Let the node with this key (PEM) in; its id, also if it was let in before.
 
         Raises:
-            LinkError: the SuperLink cannot be reached, or does not want the key.
+            LinkError: the SuperLink cannot be reached, does not want the key, or has it under
+                another name.
         """
+        for node in self.nodes():
+            if node.public_key == public_key:
+                if node.name == name:
+                    return node.node_id
+                raise LinkError(
+                    f"the key is already registered at {self.address}, as {one_line(node.name)}, "
+                    f"not as {one_line(name)}. Use another key of `fedbayes federate keys`"
+                )
         with self._control() as client:
             return client.RegisterNode(
                 RegisterNodeRequest(public_key=public_key, name=name)

@@ -45,7 +45,7 @@ from flwr.supernode import start_client_internal as flower
 from flwr.supernode.nodestate.in_memory_nodestate import InMemoryNodeState
 
 from fedbayes.core.memory import give_back
-from fedbayes.errors import ConfigError, EngineError, RunError, told_as
+from fedbayes.errors import ConfigError, EngineError, RunError, told_as, warn
 from fedbayes.flower.node_config import check_node_config
 from fedbayes.flower.pace import pause
 from fedbayes.flower.superlink import patient
@@ -55,6 +55,12 @@ SOONEST, LATEST = 0.25, 3.0
 """Seconds between two looks for messages: at least, and at most, which is what Flower's takes."""
 _FAREWELL = 5.0
 """Seconds that a node has to end, once it is told to."""
+
+_WAY_IN = (
+    "This node could not connect. Check --superlink, --root-certificates and --key, and that the "
+    "key is registered (on the hub: fedbayes federate register). After a crash the SuperLink "
+    "rejects the same key for up to a minute; then start the node again."
+)
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -86,6 +92,9 @@ def read_config(text: str) -> dict[str, Any]:
         said = error.format_message() if isinstance(error, ClickException) else str(error)
         raise ConfigError(f"--node-config {text}: {said}") from None
     check_node_config(given)
+    if "data" in given and not Path(str(given["data"])).expanduser().exists():
+        path = given["data"]
+        warn(f"data in the node config is not there yet: {path}. It is read with the first task")
     return given
 
 
@@ -255,7 +264,12 @@ def serve(link: Connection, config: dict[str, Any], idle: float) -> None:
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, end)
     apps = WarmApps(idle)
+    log(INFO, "Connecting to %s with%s TLS", link.address, "" if link.certificates else "out")
     try:
         SuperNode(config, apps).serve(link)
+    except SystemExit as error:
+        if error.code:  # by Flower, which says what happened and not what to do
+            log(ERROR, _WAY_IN)
+        raise
     finally:
         apps.close()

@@ -142,9 +142,10 @@ def remarks(
 ) -> list[str]:
     """What a user should know before the first round, a sentence each; as for `check`."""
     scheme = choose_scheme(data.dataset, config.data)
+    known = not config.reference  # the rows of a reference table say nothing of the clients' own
     return [
         *_of_limit_test(config.data, data),
-        *_of_classes(config, data),
+        *(_of_classes(config, data) if known else []),
         *_of_devices(config, run.network.device.type),
         *_without_effect(config, method),
         *_of_patience(config.training),
@@ -159,7 +160,7 @@ def remarks(
         *idle(method, "method."),
         *remarks_on_network(config, run),
         *method.remarks(run),
-        *_falling_short(method, run, data),
+        *(_falling_short(method, run, data) if known else []),
     ]
 
 

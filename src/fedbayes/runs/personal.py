@@ -47,7 +47,10 @@ def own_models(
     progress = _progress(folder, client, number)
     place = ENGINES[folder.config().engine].states
     if place == "remote":
-        raise RunError(f"the clients' own models of {folder.path} are at their nodes")
+        raise RunError(
+            f"the clients' own models of {folder.path} are at their nodes. A client can train one "
+            "again with a copy of this folder: fedbayes predict RUN NEW.csv --adapt ITS-ROWS.csv"
+        )
     server: Any = unpack(method.server_state, progress.server)
     states = ClientStates(folder.clients, progress.states)
     if client is not None and client not in states:

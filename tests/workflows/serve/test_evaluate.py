@@ -1,6 +1,7 @@
 """Models from files on test data: `fedbayes evaluate` and what is behind it."""
 
 import json
+import re
 
 import numpy as np
 import pandas as pd
@@ -12,14 +13,20 @@ from torch import nn
 import fedbayes
 from fedbayes.core.tensors import Samples
 from fedbayes.data import DataSettings, FederatedData, load_dataset, partition
-from fedbayes.errors import DataError, ModelError, RunError
+from fedbayes.errors import DataError, FedbayesWarning, ModelError, RunError
 from fedbayes.fusion import coordinate_average
 from fedbayes.fusion.teacher import RESTART
 from fedbayes.likelihoods import build_likelihood
 from fedbayes.models import MLP, dense_layers, relu_network
 from fedbayes.workflows.serve.evaluation_set import EvaluationSet
 from fedbayes.workflows.serve.model_evaluation import Candidate, compare
-from fedbayes.workflows.serve.model_files import read_counts, read_models
+from fedbayes.workflows.serve.model_files import (
+    each_once,
+    read_counts,
+    read_models,
+    read_with_card,
+    shared_card,
+)
 from tests.helpers.command_line import cli, command
 
 
@@ -170,6 +177,31 @@ def test_a_model_counts_once(tmp_path):
     save_file(MLP(64, [3], 10).state_dict(), tmp_path / "a.safetensors")
     with pytest.raises(ModelError, match="given twice"):
         read_models([tmp_path / "a.safetensors"] * 2)
+
+
+def test_columns_in_another_order_are_no_matter_of_standardization(tmp_path):
+    rng = np.random.default_rng(0)
+    table = pd.DataFrame(
+        {"a": rng.normal(size=40), "b": rng.normal(3, 2, 40), "y": ["n", "m"] * 20}
+    )
+    cards = {}
+    for name, columns in (("one", ["a", "b", "y"]), ("two", ["b", "a", "y"])):
+        table[columns].to_csv(tmp_path / f"{name}.csv", index=False)
+        data = {"path": tmp_path / f"{name}.csv", "label": "y", "clients": 1}
+        run = fedbayes.run(data=data, rounds=1, out=tmp_path / name)
+        _, cards[tmp_path / name] = read_with_card(run.folder.path / "model.safetensors")
+    with pytest.warns(FedbayesWarning, match="another order of them.*data.features sets both"):
+        assert shared_card(cards) is None
+
+
+def test_a_copy_of_a_model_under_another_name_is_warned_of(tmp_path):
+    for name, seed in (("a", 0), ("b", 0), ("c", 1)):
+        torch.manual_seed(seed)
+        save_file(MLP(64, [3], 10).state_dict(), tmp_path / f"{name}.safetensors")
+    with pytest.warns(FedbayesWarning) as warned:
+        each_once([tmp_path / f"{name}.safetensors" for name in "abc"], 2)
+    (told,) = [str(one.message) for one in warned]
+    assert re.search(r"b\.safetensors is a copy of .*a\.safetensors, so its client counts", told)
 
 
 def test_the_models_of_a_run(tmp_path, monkeypatch, capsys):

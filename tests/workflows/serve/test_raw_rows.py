@@ -471,6 +471,10 @@ def test_a_private_state_that_is_no_network_is_refused(tmp_path, capsys):
         ModelError, match=r"at their nodes\. Export a client's network with fedbayes"
     ):
         read_with_card(state)
+    config = fedbayes.Config.create(method={"name": "local"}, engine="flower")
+    (tmp_path / "run" / "config.toml").write_text(config.dump())
+    with pytest.raises(ModelError, match="is a ticket, not a network"):
+        read_with_card(state)
 
 
 def test_what_was_standardized_otherwise_is_not_fused_in_silence(place, alone, tmp_path, capsys):

@@ -5,6 +5,7 @@ from collections import OrderedDict
 from collections.abc import Collection, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
+from filecmp import cmp
 from pathlib import Path
 
 import numpy as np
@@ -69,7 +70,11 @@ def _own_network(path: Path, run: RunFolder, preprocessing: Preprocessing) -> tu
             f"{path} is the private state of a client, not a network: with {method.name} clients "
             "keep no own weights"
         )
-    if ENGINES[config.engine].states != "run":
+    if (place := ENGINES[config.engine].states) == "remote":
+        raise ModelError(
+            f"{path} is a ticket, not a network: private states of {run.path} are at their nodes"
+        )
+    if place != "run":
         raise ModelError(
             f"{path} is not a network: private states of {run.path} are at their nodes. Export a "
             f"client's network with fedbayes export {run.path} --client NAME"
@@ -176,12 +181,22 @@ WEIGHTS = (".safetensors", ".pt", ".pth", ".bin")
 
 
 def each_once(models: Sequence[Path], least: int = 1) -> None:
-    """See that there are enough models, each once, or raise a ModelError."""
+    """See that there are enough models, each once, or raise a ModelError; warn of copies."""
     if len(models) < least:
         raise ModelError(f"fusing needs at least {least} models, got {len(models)}")
     for number, path in enumerate(models):
         if path in models[:number]:
             raise ModelError(f"{path} is given twice. Give each model once")
+    begun = dict[bytes, Path]()  # files that begin alike are compared whole
+    for path in filter(Path.is_file, models):
+        with path.open("rb") as file:
+            first = begun.setdefault(file.read(_BEGIN), path)
+        if first != path and cmp(first, path, shallow=False):
+            warn(f"{path} is a copy of {first}, so its client counts twice. Leave one out")
+
+
+_BEGIN = 2**16
+"""Bytes by which copies of a file are looked for."""
 
 
 def shared_card(found: Mapping[Path, Card | None]) -> Card | None:
@@ -203,10 +218,12 @@ def shared_card(found: Mapping[Path, Card | None]) -> Card | None:
             )
             return None
         if one.target != other.target or not one.same_inputs(other):
+            what, way = "standardizations", "data.summaries gives runs the same one"
+            if one.features != other.features:
+                what, way = "features, or another order of them", "data.features sets both"
             warn(
-                f"{path} and {first} have different standardizations, but fused models need the "
-                "same inputs (data.summaries gives runs the same one). The fused file has no "
-                "card with names of classes and features"
+                f"{path} and {first} have different {what}, but fused models need the same inputs "
+                f"({way}). The fused file has no card with names of classes and features"
             )
             return None
     return next(iter(cards.values())) if len(cards) == len(found) else None
