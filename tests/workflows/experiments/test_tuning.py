@@ -226,6 +226,14 @@ def test_minutes_are_a_budget_too(tmp_path):
     assert len(made.methods[0].trials) == 1  # a run that began is not cut short
 
 
+def test_budgets_and_ranges_of_python_are_checked(tmp_path):
+    for budget in (0, 1.5):
+        with pytest.raises(ConfigError, match="a whole number of runs"):
+            fedbayes.tune("fedavg", budget=budget, out=tmp_path, **QUICK)
+    with pytest.raises(ConfigError, match=r"is \('a', 'b'\)"):
+        fedbayes.tune("fedavg", ranges={"training.lr": ("a", "b")}, out=tmp_path, **QUICK)
+
+
 def test_on_the_command_line(tmp_path, capsys):
     place = ("tune", "--rounds", 1, "--clients", 2, "-s", "model.hidden=[4]", "-o", tmp_path / "t")
     ask = (*place, "--methods", "fedavg", "--budget", 2, "-s", "training.lr=[0.1,0.3]", "--json")

@@ -19,6 +19,7 @@ import json
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
+from numbers import Integral
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -430,8 +431,12 @@ class TuneSearch:
         """
         if budget is not None and minutes is not None:
             raise ConfigError("the budget is runs or minutes of each method. Give one of them")
-        if (budget is not None and budget < 1) or (minutes is not None and minutes <= 0):
-            raise ConfigError("the budget of each method must be 1 run or more, or minutes above 0")
+        too_few = budget is not None and (not isinstance(budget, Integral) or budget < 1)
+        if too_few or (minutes is not None and not minutes > 0):
+            raise ConfigError(
+                "the budget of each method must be a whole number of runs, 1 or more, or minutes "
+                "above 0"
+            )
         if search not in ("random", "halving"):
             raise ConfigError(f"search is {search!r}. Choose random or halving")
         if search == "halving" and minutes is not None:
@@ -673,7 +678,9 @@ def _range(key: str, span: Any) -> Range:
     if isinstance(span, list) and span:
         return Range(choices=tuple(span))
     if isinstance(span, tuple) and len(span) == 2:
-        return given_ranges([f"{key}={span[0]}..{span[1]}"])[0].get(key) or _range(key, None)
+        found, _ = given_ranges([f"{key}={span[0]}..{span[1]}"])
+        if key in found:
+            return found[key]
     raise ConfigError(f"the range of {key} is {span!r}. Give (low, high), or a list of values")
 
 
