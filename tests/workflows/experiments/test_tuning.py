@@ -234,6 +234,27 @@ def test_budgets_and_ranges_of_python_are_checked(tmp_path):
         fedbayes.tune("fedavg", ranges={"training.lr": ("a", "b")}, out=tmp_path, **QUICK)
 
 
+def test_failed_runs_count_as_minutes_too(tmp_path):
+    """Some learning rates are so large that runs fail, after rounds that took time."""
+    settings = {**QUICK, "rounds": 8, "training": {"steps": 3, "optimizer": "sgd"}}
+    ranges = {"training.lr": (0.1, 1e25)}
+    made = fedbayes.tune("fedavg", budget=6, ranges=ranges, out=tmp_path, **settings)
+    trials = made.methods[0].trials
+    assert any(trial.trouble for trial in trials)
+    for trial in trials:
+        lines = tmp_path / "fedavg" / f"trial-{trial.number:03d}" / "seed-0" / "metrics.jsonl"
+        rounds = [json.loads(line)["seconds"] for line in lines.read_text().splitlines()]
+        assert trial.seconds == pytest.approx(sum(rounds))
+        assert rounds
+
+
+def test_invalid_values_are_found_before_the_first_minute(tmp_path):
+    ranges = {"training.momentum": (0.0, 1.5)}
+    with pytest.raises(ConfigError, match=r"training\.momentum is 1"):
+        fedbayes.tune("fedavg", minutes=1, ranges=ranges, out=tmp_path, **QUICK)
+    assert not list(tmp_path.rglob("seed-0"))
+
+
 def test_on_the_command_line(tmp_path, capsys):
     place = ("tune", "--rounds", 1, "--clients", 2, "-s", "model.hidden=[4]", "-o", tmp_path / "t")
     ask = (*place, "--methods", "fedavg", "--budget", 2, "-s", "training.lr=[0.1,0.3]", "--json")

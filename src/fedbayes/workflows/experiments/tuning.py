@@ -75,6 +75,11 @@ FEWER = 3
 """Successive halving keeps one trial of so many, and gives it so many times the rounds."""
 TUNED_FILE = "tuned.json"
 
+FORESEEN = 100
+"""Trials of a budget in minutes whose settings are checked before the first run."""
+IN_A_ROW = 20
+"""Runs of a method after whose failure a budget in minutes ends."""
+
 Search = Literal["random", "halving"]
 
 
@@ -381,12 +386,11 @@ class TuneSearch:
         """
         folder, settings = RunFolder(self._run(cell)), self.settings(cell)
         rounds = self.rounds(cell.label, share)
-        if trouble or not folder.summary_file.exists():
-            return TuneTrial(
-                cell.number, settings, planned=rounds, trouble=trouble or "it has not ended"
-            )
         lines = folder.metrics()[:rounds]
         seconds = sum(float(one["seconds"]) for one in lines)
+        if trouble or not folder.summary_file.exists():
+            trouble = trouble or "it has not ended"
+            return TuneTrial(cell.number, settings, None, None, 0, rounds, seconds, trouble)
         last = flat(lines[-1])
         headline = self.headlines[cell.label]
         value, nll = (_finite(last, name) for name in (headline, f"{headline[:6].rstrip('_')}_nll"))
@@ -464,6 +468,8 @@ class TuneSearch:
         """Trials until each method has trained for so long; the last one is not cut short."""
         found: dict[TuneCell, TuneTrial] = {}
         number = dict.fromkeys(self.variants, 0)
+        for cell in (TuneCell(n, k) for n in self.variants for k in range(FORESEEN)):
+            self.config(cell)  # invalid values raise an error now, not after some minutes
         while True:
             spent = dict.fromkeys(self.variants, 0.0)
             for cell, trial in found.items():
@@ -471,8 +477,9 @@ class TuneSearch:
             failed = {
                 label
                 for label in self.variants
-                if number[label] and all(t.trouble for c, t in found.items() if c.label == label)
-            }
+                if number[label]
+                and all([t.trouble for c, t in found.items() if c.label == label][-IN_A_ROW:])
+            }  # runs that fail before their first round take no time
             left = [n for n in self.variants if spent[n] < seconds and n not in failed]
             if not left:
                 return found
