@@ -188,6 +188,16 @@ def test_a_run_that_stops_early_is_no_worse_for_it(tmp_path):
     assert trials[made.methods[0].best.number].rounds < max(trial.rounds for trial in trials)
 
 
+def test_trials_are_judged_by_the_round_whose_model_is_kept(tmp_path):
+    small = {"clients": 3, "data": {"limit": 400}, "rounds": 8, "keep_checkpoints": "best"}
+    made = fedbayes.tune("fedavg", budget=3, out=tmp_path, **small)
+    told = [json.loads(path.read_text()) for path in sorted(tmp_path.rglob("summary.json"))]
+    assert any(one["best_round"] < 8 for one in told)
+    for trial, one in zip(made.methods[0].trials, told, strict=True):
+        assert trial.validation == one["best_metrics"]["global"]["accuracy"]
+        assert trial.nll == one["best_metrics"]["global"]["nll"]
+
+
 def test_a_comparison_has_the_settings_of_the_config_of_the_search(tmp_path):
     config = tmp_path / "own.toml"
     config.write_text('[method]\nname = "fedprox"\nweighting = "uniform"\nproximal = 0.5\n')

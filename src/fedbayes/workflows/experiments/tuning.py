@@ -391,11 +391,20 @@ class TuneSearch:
         if trouble or not folder.summary_file.exists():
             trouble = trouble or "it has not ended"
             return TuneTrial(cell.number, settings, None, None, 0, rounds, seconds, trouble)
-        last = flat(lines[-1])
         headline = self.headlines[cell.label]
-        value, nll = (_finite(last, name) for name in (headline, f"{headline[:6].rstrip('_')}_nll"))
+        kept = flat(lines[-1])
+        if self.base[cell.label].keep_checkpoints == "best":
+            kept = self._best([flat(line) for line in lines], headline) or kept
+        value, nll = (_finite(kept, name) for name in (headline, f"{headline[:6].rstrip('_')}_nll"))
         why = "" if value is not None else f"its {words(headline)} is not finite"
         return TuneTrial(cell.number, settings, value, nll, len(lines), rounds, seconds, why)
+
+    def _best(self, lines: Sequence[Metrics], headline: str) -> Metrics | None:
+        """The line of the first round with the best metric."""
+        assert self.likelihood is not None
+        known = [line for line in lines if _finite(line, headline) is not None]
+        choose = max if self.likelihood.higher_is_better else min
+        return choose(known, key=lambda line: float(line[headline]), default=None)
 
     def ranked(self, trials: Iterable[TuneTrial]) -> list[TuneTrial]:
         """Trials, the best first; of equal ones that of the least NLL, then of the least number."""
