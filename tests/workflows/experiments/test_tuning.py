@@ -11,6 +11,7 @@ import fedbayes
 from fedbayes import Config
 from fedbayes.data import load_dataset, partition
 from fedbayes.errors import ConfigError, FedbayesWarning, RunError
+from fedbayes.workflows.experiments.grid_worker import in_words
 from fedbayes.workflows.experiments.ranges import Range, declared_ranges, drawn, given_ranges
 from fedbayes.workflows.experiments.tuning import _explained, halving, tuned_methods
 from tests.helpers.command_line import command
@@ -303,3 +304,11 @@ def test_methods_that_cannot_run_are_left_out(tmp_path):
         pytest.raises(RunError, match="no run came to an end"),
     ):
         fedbayes.tune("gaussian-head", out=tmp_path / "one", **diabetes)
+
+
+def test_a_full_disk_is_no_fault_of_the_code(tmp_path):
+    with pytest.raises(FileNotFoundError) as found:
+        (tmp_path / "gone" / "file").write_text("")
+    told = in_words(found.value)
+    assert told.startswith(f"{tmp_path / 'gone' / 'file'}: No such file")
+    assert "Run the same command again" in told
