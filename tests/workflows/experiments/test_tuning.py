@@ -11,6 +11,7 @@ import fedbayes
 from fedbayes import Config
 from fedbayes.data import load_dataset, partition
 from fedbayes.errors import ConfigError, FedbayesWarning, RunError
+from fedbayes.workflows.experiments.grid_worker import in_words
 from fedbayes.workflows.experiments.ranges import Range, declared_ranges, drawn, given_ranges
 from fedbayes.workflows.experiments.tuning import _explained, halving, tuned_methods
 from tests.helpers.command_line import command
@@ -56,8 +57,42 @@ def test_ranges_are_those_that_are_given():
     assert rest == ["model.hidden=[8]", "data.alpha=0.5"]
     with pytest.raises(ConfigError, match="less than the second"):
         given_ranges(["training.lr=1..0.1"])
-    with pytest.raises(ConfigError, match="all methods share this"):
-        given_ranges(["data.alpha=0.1..1"])
+
+
+@pytest.mark.parametrize(
+    "ranges",
+    [
+        {"data.alpha": (0.1, 1)},
+        {"rounds": (2, 6)},
+        {"rounds": [2, 6]},
+        {"training.epochs": (1.2, 1.4)},
+    ],
+)
+def test_ranges_without_an_effect_are_rejected(tmp_path, ranges):
+    with pytest.raises(ConfigError, match=r"Give (one value|another range)"):
+        fedbayes.tune("fedavg", budget=1, ranges=ranges, out=tmp_path, **QUICK)
+    assert not list(tmp_path.rglob("summary.json"))
+
+
+def test_no_trial_has_a_value_outside_of_a_range_that_is_given(tmp_path):
+    ranges = {"training.lr": (0.001, 0.01), "privacy.noise": (0.1, 1.0)}  # neither has its default
+    settings = {**QUICK, "aggregation": {"clip": 1.0}}
+    frame = fedbayes.tune("fedavg", budget=3, ranges=ranges, out=tmp_path, **settings).frame()
+    assert frame["training.lr"].between(0.001, 0.01).all()
+    assert frame["privacy.noise"].between(0.1, 1).all()
+
+
+def test_a_setting_with_a_value_is_not_searched(tmp_path):
+    methods = "fedprox,rate=fedprox:training.lr=0.05,pull=fedprox:proximal=2"
+    made = fedbayes.tune(methods, budget=1, out=tmp_path / "one", **QUICK)
+    assert {one.label: sorted(one.ranges) for one in made.methods} == {
+        "fedprox": ["method.proximal", "training.lr"],
+        "rate": ["method.proximal"],
+        "pull": ["training.lr"],
+    }
+    settings = {**QUICK, "training": {"steps": 3, "lr": 0.05}}
+    with pytest.raises(ConfigError, match="fedavg has no setting to search"):
+        fedbayes.tune("fedprox,fedavg", budget=1, out=tmp_path / "two", **settings)
 
 
 def test_draws_are_even_in_the_logarithm_and_their_own():
@@ -143,6 +178,46 @@ def test_every_method_has_its_budget_and_its_best_run(tmp_path):
     assert "training.lr" in said
 
 
+def test_a_run_that_stops_early_is_no_worse_for_it(tmp_path):
+    small = {"clients": 3, "data": {"limit": 400}, "rounds": 25, "stop_after": 2}
+    made = fedbayes.tune("fedavg", budget=3, out=tmp_path, **small)
+    trials = made.methods[0].trials
+    assert len({trial.rounds for trial in trials}) > 1
+    told = [json.loads(path.read_text()) for path in sorted(tmp_path.rglob("summary.json"))]
+    found = [(-one["global_accuracy"], one["global_nll"]) for one in told]
+    assert made.methods[0].best.number == found.index(min(found))
+    assert trials[made.methods[0].best.number].rounds < max(trial.rounds for trial in trials)
+
+
+def test_trials_are_judged_by_the_round_whose_model_is_kept(tmp_path):
+    small = {"clients": 3, "data": {"limit": 400}, "rounds": 8, "keep_checkpoints": "best"}
+    made = fedbayes.tune("fedavg", budget=3, out=tmp_path, **small)
+    told = [json.loads(path.read_text()) for path in sorted(tmp_path.rglob("summary.json"))]
+    assert any(one["best_round"] < 8 for one in told)
+    for trial, one in zip(made.methods[0].trials, told, strict=True):
+        assert trial.validation == one["best_metrics"]["global"]["accuracy"]
+        assert trial.nll == one["best_metrics"]["global"]["nll"]
+
+
+def test_a_comparison_has_the_settings_of_the_config_of_the_search(tmp_path):
+    config = tmp_path / "own.toml"
+    config.write_text('[method]\nname = "fedprox"\nweighting = "uniform"\nproximal = 0.5\n')
+    place = tmp_path / "t"
+    fedbayes.tune("fedprox,fedavg", place, budget=1, config=config, **QUICK)
+    found = fedbayes.compare(tuned=place, seeds=1, out=tmp_path / "c")
+    for label, grid in found.grid.settings.items():
+        searched = tomllib.loads((place / f"{label[1]}.toml").read_text())
+        assert grid.model_dump()["method"]["weighting"] == searched["method"]["weighting"]
+    assert found.grid.settings["digits", "fedprox"].method["weighting"] == "uniform"
+    assert found.grid.settings["digits", "fedavg"].method["weighting"] == "auto"
+
+
+def test_halving_needs_runs_that_were_evaluated_on_its_way(tmp_path):
+    fedbayes.tune("fedavg", budget=1, out=tmp_path, **{**QUICK, "rounds": 6})
+    with pytest.raises(RunError, match="was not evaluated after round 1"):
+        fedbayes.tune("fedavg", budget=1, search="halving", out=tmp_path, **{**QUICK, "rounds": 6})
+
+
 def test_halving_drops_the_worse_trials(tmp_path):
     settings = {**QUICK, "rounds": 6}
     made = fedbayes.tune("fedavg", budget=2, search="halving", out=tmp_path, **settings)
@@ -160,6 +235,35 @@ def test_halving_drops_the_worse_trials(tmp_path):
 def test_minutes_are_a_budget_too(tmp_path):
     made = fedbayes.tune("fedavg", minutes=1e-6, out=tmp_path, **QUICK)
     assert len(made.methods[0].trials) == 1  # a run that began is not cut short
+
+
+def test_budgets_and_ranges_of_python_are_checked(tmp_path):
+    for budget in (0, 1.5):
+        with pytest.raises(ConfigError, match="a whole number of runs"):
+            fedbayes.tune("fedavg", budget=budget, out=tmp_path, **QUICK)
+    with pytest.raises(ConfigError, match=r"is \('a', 'b'\)"):
+        fedbayes.tune("fedavg", ranges={"training.lr": ("a", "b")}, out=tmp_path, **QUICK)
+
+
+def test_failed_runs_count_as_minutes_too(tmp_path):
+    """Some learning rates are so large that runs fail, after rounds that took time."""
+    settings = {**QUICK, "rounds": 8, "training": {"steps": 3, "optimizer": "sgd"}}
+    ranges = {"training.lr": (0.1, 1e25)}
+    made = fedbayes.tune("fedavg", budget=6, ranges=ranges, out=tmp_path, **settings)
+    trials = made.methods[0].trials
+    assert any(trial.trouble for trial in trials)
+    for trial in trials:
+        lines = tmp_path / "fedavg" / f"trial-{trial.number:03d}" / "seed-0" / "metrics.jsonl"
+        rounds = [json.loads(line)["seconds"] for line in lines.read_text().splitlines()]
+        assert trial.seconds == pytest.approx(sum(rounds))
+        assert rounds
+
+
+def test_invalid_values_are_found_before_the_first_minute(tmp_path):
+    ranges = {"training.momentum": (0.0, 1.5)}
+    with pytest.raises(ConfigError, match=r"training\.momentum is 1"):
+        fedbayes.tune("fedavg", minutes=1, ranges=ranges, out=tmp_path, **QUICK)
+    assert not list(tmp_path.rglob("seed-0"))
 
 
 def test_on_the_command_line(tmp_path, capsys):
@@ -200,3 +304,11 @@ def test_methods_that_cannot_run_are_left_out(tmp_path):
         pytest.raises(RunError, match="no run came to an end"),
     ):
         fedbayes.tune("gaussian-head", out=tmp_path / "one", **diabetes)
+
+
+def test_a_full_disk_is_no_fault_of_the_code(tmp_path):
+    with pytest.raises(FileNotFoundError) as found:
+        (tmp_path / "gone" / "file").write_text("")
+    told = in_words(found.value)
+    assert told.startswith(f"{tmp_path / 'gone' / 'file'}: No such file")
+    assert "Run the same command again" in told

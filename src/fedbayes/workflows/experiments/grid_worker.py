@@ -25,6 +25,8 @@ def in_words(error: Exception) -> str:
     """What stopped a run; of what is no user's mistake, where in the code it was."""
     if isinstance(error, FedbayesError):
         return str(error)
+    if isinstance(error, OSError) and error.filename:  # such as a full disk
+        return f"{error.filename}: {error.strerror}. Run the same command again to resume"
     trace = error.__traceback__
     while trace is not None and trace.tb_next is not None:
         trace = trace.tb_next

@@ -7,7 +7,7 @@ its values. Any setting of a config can have one.
 import math
 import re
 import tomllib
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -20,7 +20,6 @@ from fedbayes.config.settings import find, toml_value
 from fedbayes.core.fields import Only, Tuned
 from fedbayes.core.files import parse_toml
 from fedbayes.errors import ConfigError
-from fedbayes.workflows.experiments.variants import SHARED
 
 _NUMBER = r"[-+]?(?:\d+\.?\d*|\.\d+)(?:[eE][-+]?\d+)?"
 _RANGE = re.compile(rf"\s*({_NUMBER})\s*\.\.\s*({_NUMBER})\s*")
@@ -48,6 +47,12 @@ class Range:
         """Whether values are even in their logarithm."""
         return not self.choices and self.low > 0
 
+    def contains(self, value: Any) -> bool:
+        """Whether a value is between `low` and `high`; of choices none is."""
+        return (
+            not self.choices and isinstance(value, int | float) and self.low <= value <= self.high
+        )
+
     def draw(self, rng: np.random.Generator) -> Any:
         """A value."""
         place = float(rng.random())
@@ -73,7 +78,7 @@ def given_ranges(overrides: Iterable[str]) -> tuple[dict[str, Range], list[str]]
     A list is one value where the setting itself is a list, unless its items are lists too.
 
     Raises:
-        ConfigError: a range is empty, or is of a setting that all runs share.
+        ConfigError: a range is empty.
     """
     known = {row.key: row for row in settings(None)}
     found: dict[str, Range] = {}
@@ -91,12 +96,6 @@ def given_ranges(overrides: Iterable[str]) -> tuple[dict[str, Range], list[str]]
             found[key] = Range(choices=choices)
         else:
             rest.append(override)
-            continue
-        if key.partition(".")[0] in SHARED:
-            raise ConfigError(
-                f"{key} has the range {found[key]}, but all methods share this setting. Give one "
-                "value"
-            )
     return found, rest
 
 
@@ -118,15 +117,16 @@ def _choices(text: str, is_list: bool) -> tuple[Any, ...]:
     return tuple(value) if inside or not is_list else ()
 
 
-def declared_ranges(config: Config, given: Ranges) -> dict[str, Range]:
+def declared_ranges(config: Config, given: Ranges, fixed: Container[str] = ()) -> dict[str, Range]:
     """The ranges of a method: those that are given, and the declared ones of other settings.
 
     Args:
         config: its settings, with recommended values where none were set.
         given: ranges by key; those of parameters that the method lacks are left out.
+        fixed: keys of settings whose declared range does not count.
 
     Raises:
-        ConfigError: a key is no setting.
+        ConfigError: a key is no setting, or a range of integers has none.
     """
     name = str(config.method["name"])
     known = settings(name)
@@ -135,7 +135,7 @@ def declared_ranges(config: Config, given: Ranges) -> dict[str, Range]:
     for table, prefix in ((config.training, "training."), (method, "method.")):
         for key, field in type(table).model_fields.items():
             for mark in field.metadata:
-                if isinstance(mark, Tuned) and _works(table, field):
+                if isinstance(mark, Tuned) and prefix + key not in fixed and _works(table, field):
                     span = _around(getattr(table, key), mark, field)
                     if span is not None:
                         found[prefix + key] = span
@@ -146,6 +146,8 @@ def declared_ranges(config: Config, given: Ranges) -> dict[str, Range]:
         if len(rows) != 1 or rows[0].key != key:
             raise ConfigError(f"{key} cannot have a range ({span})")
         whole = span.whole or (rows[0].type.startswith("integer") and not span.choices)
+        if whole and math.ceil(span.low) > math.floor(span.high):
+            raise ConfigError(f"{key} is an integer, and {span} contains none. Give another range")
         found[key] = Range(span.low, span.high, whole, span.choices)
     return found
 

@@ -19,6 +19,7 @@ import json
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
+from numbers import Integral
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -52,8 +53,10 @@ from fedbayes.workflows.experiments.ranges import (
 )
 from fedbayes.workflows.experiments.seed_runs import SeedRuns
 from fedbayes.workflows.experiments.variants import (
+    SHARED,
     Methods,
     Variant,
+    changed_from_defaults,
     folder_name,
     given_variants,
     own_settings,
@@ -71,6 +74,11 @@ BUDGET = 10
 FEWER = 3
 """Successive halving keeps one trial of so many, and gives it so many times the rounds."""
 TUNED_FILE = "tuned.json"
+
+FORESEEN = 100
+"""Trials of a budget in minutes whose settings are checked before the first run."""
+IN_A_ROW = 20
+"""Runs of a method after whose failure a budget in minutes ends."""
 
 Search = Literal["random", "halving"]
 
@@ -97,6 +105,8 @@ class TuneTrial:
     nll: float | None = None
     """Their negative log-likelihood, which decides between equal metrics."""
     rounds: int = 0
+    planned: int = 0
+    """Rounds that it was given; early stopping leaves some out."""
     seconds: float = 0.0
     """That its rounds took."""
     trouble: str = ""
@@ -248,8 +258,16 @@ class TuneSearch:
         RunFolder(folder).require_vacant()
         searched, rest = given_ranges(overrides)
         searched |= ranges or {}
+        for key, span in searched.items():
+            if key.partition(".")[0] in (*SHARED, "rounds"):
+                raise ConfigError(
+                    f"{key} has the range {span}, but is the same in all trials. Give one value"
+                )
         found, rest, self.notes = own_settings(methods, rest)
         base = Config.load(config, rest)
+        fixed = {v.label: _fixed((*rest, *v.settings)) for v in found}
+        # The file of results names the methods alone, so a method has what the config says of it.
+        found = [replace(v, settings=(*_of_config(base, v.method), *v.settings)) for v in found]
         if not ENGINES[base.engine].start:
             raise ConfigError(
                 f"engine = {base.engine!r} is started with {ENGINES[base.engine].launcher}, one "
@@ -278,13 +296,14 @@ class TuneSearch:
             self.closed[label] = chosen
             # Values that were chosen count whatever a trial's number of rounds is.
             self.base[label] = _with(one, chosen.settings_chosen)
-            self.ranges[label] = declared_ranges(chosen, searched)
+            self.ranges[label] = declared_ranges(chosen, searched, fixed[label])
             self.likelihood = runtime.run.likelihood
             headline = runtime.method.models.headline
             self.headlines[label] = f"{headline}_{self.likelihood.metric}"
             if not self.ranges[label]:
                 raise ConfigError(
-                    f"{label} declares no range. Give one, as in --set training.lr=0.001..1"
+                    f"{label} has no setting to search. Give a range, as in --set "
+                    "training.lr=0.001..1"
                 )
         for key in searched:
             if not any(key in own for own in self.ranges.values()):
@@ -297,9 +316,9 @@ class TuneSearch:
         if cell.number:
             return values
         known = dict(dotted(config.model_dump(mode="json")))
-        # A list is no recommendation, and may lack the recommended value.
+        # A range that a user gives may lack the recommended value.
         return {
-            key: values[key] if spans[key].choices else known.get(key, values[key]) for key in spans
+            key: known[key] if spans[key].contains(known.get(key)) else values[key] for key in spans
         }
 
     def config(self, cell: TuneCell, rounds: int | None = None) -> Config:
@@ -325,6 +344,7 @@ class TuneSearch:
         jobs = {}
         for cell in cells:
             rounds = max(self.rounds(cell.label, share), self._had(cell))
+            self._require_evaluated(cell, self.rounds(cell.label, share))
             config = self.config(cell, rounds)
             member = SeedRuns(config, [config.seed], self.place(cell))
             jobs[cell] = GridJob(f"{cell.label}, trial {cell.number}", member, config.seed)
@@ -344,6 +364,15 @@ class TuneSearch:
         except (OSError, ValueError, KeyError) as error:
             raise RunError(f"cannot read {file}: {error}") from None
 
+    def _require_evaluated(self, cell: TuneCell, rounds: int) -> None:
+        """See that a run that had more rounds was evaluated after these, or raise a RunError."""
+        lines = RunFolder(self._run(cell)).metrics()
+        if len(lines) > rounds and self.headlines[cell.label] not in flat(lines[rounds - 1]):
+            raise RunError(
+                f"{self.place(cell)} was not evaluated after round {rounds}, because it is of a "
+                "search with other rounds. Choose another folder"
+            )
+
     def _run(self, cell: TuneCell) -> Path:
         return self.place(cell) / f"seed-{self.closed[cell.label].seed}"
 
@@ -357,15 +386,25 @@ class TuneSearch:
         """
         folder, settings = RunFolder(self._run(cell)), self.settings(cell)
         rounds = self.rounds(cell.label, share)
-        if trouble or not folder.summary_file.exists():
-            return TuneTrial(cell.number, settings, trouble=trouble or "it has not ended")
         lines = folder.metrics()[:rounds]
         seconds = sum(float(one["seconds"]) for one in lines)
-        last = flat(lines[-1])
+        if trouble or not folder.summary_file.exists():
+            trouble = trouble or "it has not ended"
+            return TuneTrial(cell.number, settings, None, None, 0, rounds, seconds, trouble)
         headline = self.headlines[cell.label]
-        value, nll = (_finite(last, name) for name in (headline, f"{headline[:6].rstrip('_')}_nll"))
+        kept = flat(lines[-1])
+        if self.base[cell.label].keep_checkpoints == "best":
+            kept = self._best([flat(line) for line in lines], headline) or kept
+        value, nll = (_finite(kept, name) for name in (headline, f"{headline[:6].rstrip('_')}_nll"))
         why = "" if value is not None else f"its {words(headline)} is not finite"
-        return TuneTrial(cell.number, settings, value, nll, len(lines), seconds, why)
+        return TuneTrial(cell.number, settings, value, nll, len(lines), rounds, seconds, why)
+
+    def _best(self, lines: Sequence[Metrics], headline: str) -> Metrics | None:
+        """The line of the first round with the best metric."""
+        assert self.likelihood is not None
+        known = [line for line in lines if _finite(line, headline) is not None]
+        choose = max if self.likelihood.higher_is_better else min
+        return choose(known, key=lambda line: float(line[headline]), default=None)
 
     def ranked(self, trials: Iterable[TuneTrial]) -> list[TuneTrial]:
         """Trials, the best first; of equal ones that of the least NLL, then of the least number."""
@@ -405,8 +444,12 @@ class TuneSearch:
         """
         if budget is not None and minutes is not None:
             raise ConfigError("the budget is runs or minutes of each method. Give one of them")
-        if (budget is not None and budget < 1) or (minutes is not None and minutes <= 0):
-            raise ConfigError("the budget of each method must be 1 run or more, or minutes above 0")
+        too_few = budget is not None and (not isinstance(budget, Integral) or budget < 1)
+        if too_few or (minutes is not None and not minutes > 0):
+            raise ConfigError(
+                "the budget of each method must be a whole number of runs, 1 or more, or minutes "
+                "above 0"
+            )
         if search not in ("random", "halving"):
             raise ConfigError(f"search is {search!r}. Choose random or halving")
         if search == "halving" and minutes is not None:
@@ -434,6 +477,8 @@ class TuneSearch:
         """Trials until each method has trained for so long; the last one is not cut short."""
         found: dict[TuneCell, TuneTrial] = {}
         number = dict.fromkeys(self.variants, 0)
+        for cell in (TuneCell(n, k) for n in self.variants for k in range(FORESEEN)):
+            self.config(cell)  # invalid values raise an error now, not after some minutes
         while True:
             spent = dict.fromkeys(self.variants, 0.0)
             for cell, trial in found.items():
@@ -441,8 +486,9 @@ class TuneSearch:
             failed = {
                 label
                 for label in self.variants
-                if number[label] and all(t.trouble for c, t in found.items() if c.label == label)
-            }
+                if number[label]
+                and all([t.trouble for c, t in found.items() if c.label == label][-IN_A_ROW:])
+            }  # runs that fail before their first round take no time
             left = [n for n in self.variants if spent[n] < seconds and n not in failed]
             if not left:
                 return found
@@ -472,8 +518,8 @@ class TuneSearch:
         methods = []
         for label, variant in self.variants.items():
             trials = [trial for cell, trial in found.items() if cell.label == label]
-            most = max((t.rounds for t in trials if t.validation is not None), default=0)
-            full = [t for t in trials if t.rounds == most and t.validation is not None]
+            most = max((t.planned for t in trials if t.validation is not None), default=0)
+            full = [t for t in trials if t.planned == most and t.validation is not None]
             if not full:
                 why = "; ".join(dict.fromkeys(t.trouble for t in trials))
                 warn(f"{label} is left out, because none of its runs came to an end: {why}")
@@ -549,6 +595,20 @@ def _judged(config: Config, share: float) -> Config:
     if not often and config.named_method().models.has_global:
         seldom["evaluate_every"] = 0
     return config.model_copy(update={"data": data, **seldom})
+
+
+def _of_config(base: Config, method: str) -> list[str]:
+    """Settings of a config's table `method` that a method takes over, as `key=value`."""
+    own = changed_from_defaults(base.reopened().method)
+    if base.method["name"] != method:
+        own = {key: value for key, value in own.items() if key == "preset"}
+    return [f"method.{key}={toml_value(value)}" for key, value in own.items()]
+
+
+def _fixed(overrides: Iterable[str]) -> set[str]:
+    """Keys of settings that have a value, and so are not searched."""
+    pairs = (override.partition("=") for override in overrides)
+    return {key.strip() for key, _, value in pairs if value.strip(" \"'") != "auto"}
 
 
 def _with(config: Config, settings: Mapping[str, Any]) -> Config:
@@ -634,7 +694,9 @@ def _range(key: str, span: Any) -> Range:
     if isinstance(span, list) and span:
         return Range(choices=tuple(span))
     if isinstance(span, tuple) and len(span) == 2:
-        return given_ranges([f"{key}={span[0]}..{span[1]}"])[0].get(key) or _range(key, None)
+        found, _ = given_ranges([f"{key}={span[0]}..{span[1]}"])
+        if key in found:
+            return found[key]
     raise ConfigError(f"the range of {key} is {span!r}. Give (low, high), or a list of values")
 
 

@@ -80,7 +80,7 @@ def given_variants(methods: Methods) -> list[Variant]:
                 f"methods has {one!r}. Give names, classes or instances of methods, or settings "
                 "with a name"
             )
-        settings = _changed_from_defaults(own)
+        settings = changed_from_defaults(own)
         name = str(getattr(find_method(own["name"]), "name", own["name"]))
         shown = [f"{key}={json.dumps(value)}" for key, value in settings.items()]
         found.append(
@@ -93,7 +93,7 @@ def given_variants(methods: Methods) -> list[Variant]:
     return _sound(found)
 
 
-def _changed_from_defaults(own: Mapping[str, Any]) -> dict[str, Any]:
+def changed_from_defaults(own: Mapping[str, Any]) -> dict[str, Any]:
     """Parameters of a method that differ from their defaults."""
     usual = complete_method({"name": own["name"]})
     return {key: value for key, value in own.items() if value != usual.get(key)}
