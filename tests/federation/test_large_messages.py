@@ -26,7 +26,7 @@ class Watched(Sequential):
 
     def train(self, tasks):
         tasks = [replace(task) for task in tasks]
-        for task in tasks:
+        for task in tasks[: len(tasks) + min(self.more, 0)]:
             result = next(super().train([task]))
             self.given.append(weakref.ref(result))
             holder = [result]
@@ -82,10 +82,11 @@ def test_the_encoded_message_is_forgotten_with_the_last_task(begun, monkeypatch)
     assert result.bytes_down > 0
 
 
-def test_outcomes_beyond_the_tasks_are_an_error(begun):
+@pytest.mark.parametrize(("more", "words"), [(2, "2 outcomes more than"), (-2, "2 outcomes less")])
+def test_an_engine_has_an_outcome_for_every_task(begun, more, words):
     runtime, engine = begun
-    engine.more = 2
-    with pytest.raises(ValueError, match="2 outcomes more than tasks"):
+    engine.more = more
+    with pytest.raises(ValueError, match=words):
         run(runtime, engine)
 
 

@@ -255,8 +255,12 @@ def _answers(
         yield from past.live.answers(sent, states)
     elif cohort:
         outcomes = iter(engine.train(_tasks(sent, cohort, states, past)))
-        for client in cohort:
-            yield client, next(outcomes)  # zip would hold it while the next one is awaited
+        try:
+            for client in cohort:
+                yield client, next(outcomes)  # zip would hold it while the next one is awaited
+        except StopIteration:
+            missing = len(cohort) - cohort.index(client)
+            raise ValueError(f"the engine has {missing} outcomes less than tasks") from None
         if surplus := sum(1 for _ in outcomes):
             raise ValueError(f"the engine has {surplus} outcomes more than tasks")
 

@@ -173,6 +173,20 @@ def test_the_best_and_what_is_not_told_apart_from_it(ended):
             assert figure.near == (p >= 0.05)
 
 
+def test_the_best_has_ended_with_every_seed_where_one_has():
+    figures = {
+        "failed": {"global_accuracy": Figure(0.9, None, (0.9, None))},
+        "whole": {"global_accuracy": Figure(0.8, 0.1, (0.87, 0.73))},
+        "other": {"global_accuracy": Figure(0.7, 0.1, (0.77, 0.63))},
+    }
+    _judge(figures, "global_accuracy", higher=True)
+    assert [label for label, one in figures.items() if one["global_accuracy"].best] == ["whole"]
+    del figures["whole"], figures["other"]
+    figures["as well"] = {"global_accuracy": Figure(0.8, None, (None, 0.8))}
+    _judge(figures, "global_accuracy", higher=True)
+    assert [label for label, one in figures.items() if one["global_accuracy"].best] == ["failed"]
+
+
 def test_figures_that_are_printed_alike_are_all_the_best():
     """The table has four digits, so readers cannot see which one won; if all tie, none did."""
     cases = (

@@ -188,13 +188,17 @@ def _figures(own: Sequence[RunResult], names: Sequence[str]) -> dict[str, Figure
 
 
 def _judge(figures: Mapping[str, dict[str, Figure]], name: str, higher: bool | None) -> None:
-    """Mark the best mean of a metric, and what is not told apart from it."""
+    """Mark the best mean of a metric, and what is not told apart from it.
+
+    A method with failed runs is best only where all have some, as its other seeds may be easier.
+    """
     having = {label: found[name] for label, found in figures.items() if name in found}
     if higher is None or len(having) < 2:
         return
-    best = (max if higher else min)(having, key=lambda label: having[label].mean)
+    whole = {label: one for label, one in having.items() if None not in one.values} or having
+    best = (max if higher else min)(whole, key=lambda label: whole[label].mean)
     shown = {label: printed(name, one.mean) for label, one in having.items()}
-    tied = {label for label in having if shown[label] == shown[best]}  # as they are printed
+    tied = {label for label in whole if shown[label] == shown[best]}  # as they are printed
     won = len(tied) < len(having)
     for label, one in having.items():
         p = None if label == best else paired(one.values, having[best].values)
