@@ -50,8 +50,11 @@ class FedIvonServer:
 
 
 def _length(method: Any, server: FedIvonServer, run: Federation) -> float:
-    """The norm of precisions times means: a client's may be a few times as large."""
-    return norm(server.precision[n].double() * m.double() for n, m in server.mean.items())
+    """Ten times the norm of the shifts, of which `max_change` = 5 allows 5/`bounds.FAR`.
+
+    That is half of the norm, as far as honest clients of unequal sizes move them.
+    """
+    return 10 * norm(server.precision[n].double() * m.double() for n, m in server.mean.items())
 
 
 class FedIvon(Averaged, Method[FedIvonServer, Stateless, Sum]):
@@ -81,7 +84,7 @@ class FedIvon(Averaged, Method[FedIvonServer, Stateless, Sum]):
     reports = Reports(
         {
             "precision": Part(exact=True),
-            "shift": Part(origin="zero", exact=True, range=65536.0, typical=_length),
+            "shift": Part(exact=True, range=65536.0, typical=_length),
         }
     )
 
@@ -188,8 +191,9 @@ class FedIvon(Averaged, Method[FedIvonServer, Stateless, Sum]):
                 raise MessageError(f"a precision of {name!r} is not positive")
 
     def origin(self, server: FedIvonServer, run: Federation) -> Tensors:
-        """Precisions are measured from the server's, and shifts from zero."""
-        return named("precision", server.precision)
+        """Precisions and shifts are measured from the server's."""
+        shift = {n: server.precision[n] * m for n, m in server.mean.items()}
+        return named("precision", server.precision) | named("shift", shift)
 
     def update(
         self, server: FedIvonServer, reports: Sum, at: RoundContext
