@@ -235,29 +235,16 @@ def test_the_client_whose_samples_leave_one_over_is_named():
         )
 
 
-class PoolingBackward(TorchDispatchMode):
-    """Notes whether gradients that pooling goes back through lie channels last."""
+class Noted(TorchDispatchMode):
+    """Notes something of the arguments of every call of an operation."""
 
-    def __init__(self):
+    def __init__(self, operation, note):
         super().__init__()
-        self.found = []
+        self.operation, self.note, self.found = operation, note, []
 
     def __torch_dispatch__(self, function, types, args=(), kwargs=None):
-        if function is torch.ops.aten.max_pool2d_with_indices_backward.default:
-            self.found.append(args[0].is_contiguous(memory_format=torch.channels_last))
-        return function(*args, **(kwargs or {}))
-
-
-class Convolutions(TorchDispatchMode):
-    """Notes the strides of the filters of every convolution."""
-
-    def __init__(self):
-        super().__init__()
-        self.found = []
-
-    def __torch_dispatch__(self, function, types, args=(), kwargs=None):
-        if function is torch.ops.aten.convolution.default:
-            self.found.append(args[1].stride())
+        if function is self.operation:
+            self.found.append(self.note(*args))
         return function(*args, **(kwargs or {}))
 
 
@@ -271,7 +258,8 @@ def test_filters_of_one_channel_count_as_channels_last(groups, first):
     weights = {name: tensor.contiguous() for name, tensor in network.initial.items()}
     weights["0.weight"] = weights["0.weight"].reshape(-1).view(6, 1, 3, 3)
     assert weights["0.weight"].stride() == (9, 9, 3, 1)
-    with Convolutions() as seen:
+    convolution = torch.ops.aten.convolution.default
+    with Noted(convolution, lambda x, filters, *others: filters.stride()) as seen:
         found = network(weights, x)
     assert seen.found == [(9, 1, 3, 1)]
     torch.testing.assert_close(found, module(x))
@@ -294,7 +282,9 @@ def test_pooling_goes_back_through_gradients_laid_out_as_its_images_are():
 
     weights = {name: tensor.clone() for name, tensor in network.initial.items()}
     leaves = {name: tensor.requires_grad_() for name, tensor in network.prepare(weights).items()}
-    with PoolingBackward() as seen:
+    backward = torch.ops.aten.max_pool2d_with_indices_backward.default
+    last = torch.channels_last
+    with Noted(backward, lambda x, *others: x.is_contiguous(memory_format=last)) as seen:
         found = torch.autograd.grad(loss(leaves, x, y), list(leaves.values()))
     assert seen.found == [True]
     weights = {name: tensor.detach() for name, tensor in weights.items()}
