@@ -82,7 +82,7 @@ def test_the_encoded_message_is_forgotten_with_the_last_task(begun, monkeypatch)
     assert result.bytes_down > 0
 
 
-@pytest.mark.parametrize(("more", "words"), [(2, "2 outcomes more than"), (-2, "2 outcomes less")])
+@pytest.mark.parametrize(("more", "words"), [(2, "2 outcomes more than"), (-2, "2 outcomes fewer")])
 def test_an_engine_has_an_outcome_for_every_task(begun, more, words):
     runtime, engine = begun
     engine.more = more

@@ -260,7 +260,7 @@ def _answers(
                 yield client, next(outcomes)  # zip would hold it while the next one is awaited
         except StopIteration:
             missing = len(cohort) - cohort.index(client)
-            raise ValueError(f"the engine has {missing} outcomes less than tasks") from None
+            raise ValueError(f"the engine has {missing} outcomes fewer than tasks") from None
         if surplus := sum(1 for _ in outcomes):
             raise ValueError(f"the engine has {surplus} outcomes more than tasks")
 

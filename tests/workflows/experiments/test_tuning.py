@@ -259,6 +259,15 @@ def test_failed_runs_count_as_minutes_too(tmp_path):
         assert rounds
 
 
+def test_a_search_by_minutes_goes_on_after_a_failure(tmp_path):
+    settings = {**QUICK, "rounds": 8, "training": {"steps": 3, "optimizer": "sgd"}}
+    ranges = {"training.lr": [0.1, 1e25]}
+    made = fedbayes.tune("fedavg", minutes=0.05, ranges=ranges, out=tmp_path, **settings)
+    trials = made.methods[0].trials
+    assert trials[0].trouble
+    assert made.methods[0].best.settings == {"training.lr": 0.1}
+
+
 def test_invalid_values_are_found_before_the_first_minute(tmp_path):
     ranges = {"training.momentum": (0.0, 1.5)}
     with pytest.raises(ConfigError, match=r"training\.momentum is 1"):

@@ -78,7 +78,7 @@ TUNED_FILE = "tuned.json"
 FORESEEN = 100
 """Trials of a budget in minutes whose settings are checked before the first run."""
 IN_A_ROW = 20
-"""Runs of a method after whose failure a budget in minutes ends."""
+"""Failed runs of a method, one after the other, that end its search by minutes."""
 
 Search = Literal["random", "halving"]
 
@@ -483,12 +483,12 @@ class TuneSearch:
             spent = dict.fromkeys(self.variants, 0.0)
             for cell, trial in found.items():
                 spent[cell.label] += trial.seconds
-            failed = {
-                label
+            last = {
+                label: [t.trouble for c, t in found.items() if c.label == label][-IN_A_ROW:]
                 for label in self.variants
-                if number[label]
-                and all([t.trouble for c, t in found.items() if c.label == label][-IN_A_ROW:])
-            }  # runs that fail before their first round take no time
+            }
+            # Runs that fail before their first round take no time.
+            failed = {n for n, known in last.items() if len(known) == IN_A_ROW and all(known)}
             left = [n for n in self.variants if spent[n] < seconds and n not in failed]
             if not left:
                 return found
