@@ -248,6 +248,13 @@ def test_check_says_what_becomes_of_every_column(place, capsys):
     assert "different whole number in every row" in columns["code"]["hint"]
     assert "same value in every row" in columns["born"]["hint"]
     assert not said["usable"]
+    # Numbers of persons, one of whom was there twice.
+    frame["code"] = [1234567890123 + max(k, 1) for k in range(60)]
+    frame.to_csv("persons.csv", index=False)
+    assert run("data", "check", "persons.csv", "--json") == 1
+    (code,) = (c for c in json.loads(capsys.readouterr().out)["columns"] if c["name"] == "code")
+    assert code["values"] == ["1234567890124", "1234567890182"]
+    assert "different whole number in almost every row" in code["hint"]
     # What it says is what a run does.
     assert run("data", "check", "t.csv", "--json", "-s", "data.drop=id,site") == 0
     said = json.loads(capsys.readouterr().out)

@@ -359,6 +359,13 @@ def test_other_ends_are_not(values):
     assert divergence(told(*values)) == ""
 
 
+def test_under_noise_another_way_out_is_named():
+    assert "smaller training.lr" in divergence(told(0.3, 900.0))
+    assert divergence(told(0.3, 900.0), noisy=True).endswith(
+        "fewer rounds or more clients in each help"
+    )
+
+
 def test_a_run_that_diverged_says_so(tmp_path):
     settings = {"data": {"clients": 3}, "model": {"hidden": [8]}, "metrics": []}
     config = Config.create(rounds=3, method={"name": "ivon-admm"}, training={"lr": 5.0}, **settings)

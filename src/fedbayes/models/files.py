@@ -289,7 +289,7 @@ def _unreadable(path: Path, reason: str) -> str:
         )
     first = reason.strip().splitlines()[0] if reason.strip() else "it is empty"
     return (
-        f"{path} is damaged or not a model: {first}. Save a state_dict, with safetensors or "
+        f"{path} is damaged or not a model: {first}. Copy it again, or save a state_dict with "
         "torch.save"
     )
 

@@ -449,7 +449,7 @@ class Simulation(Brief):
                 f"{noise} of {len(metrics)} rounds of {self.folder.path} had only noise: no "
                 f"update was accepted{_reasons(metrics)}"
             )
-        if diverged := divergence(metrics):
+        if diverged := divergence(metrics, noisy=self.config.privacy.noise > 0):
             warn(f"{self.folder.path}: {diverged}")
         skipped = sum(line["skipped"] for line in metrics)
         if skipped < len(metrics):

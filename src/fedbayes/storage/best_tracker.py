@@ -102,13 +102,22 @@ class BestTracker:
         return standing
 
 
-def divergence(lines: Iterable[dict[str, Any]]) -> str:
+def divergence(lines: Iterable[dict[str, Any]], *, noisy: bool = False) -> str:
     """What to say of a run whose model ends far worse than it was; nothing of others.
 
     Far worse: the mean negative log-likelihood of test samples has left its least by more than
     `_DIVERGED` nats, and by more than that least itself. Judged is the global model where there is
     one, else the clients' own.
+
+    Args:
+        lines: those of `metrics.jsonl`.
+        noisy: whether updates have noise for privacy, which is then the likely cause.
     """
+    way_out = (
+        "With noise for privacy, fewer rounds or more clients in each help"
+        if noisy
+        else "Try a smaller training.lr, or fewer steps per round"
+    )
     told = [(line["round"], flat(line)) for line in lines]
     for whose, model in (("global", "the global model"), ("local", "clients' own models")):
         found = [
@@ -123,7 +132,6 @@ def divergence(lines: Iterable[dict[str, Any]]) -> str:
                 return ""
             return (
                 f"training diverged: with {model} the test NLL is {last:.4g} at the end, and was "
-                f"{least:.4g} after round {at}. Try a smaller training.lr, or fewer steps per "
-                "round"
+                f"{least:.4g} after round {at}. {way_out}"
             )
     return ""

@@ -21,6 +21,8 @@ from fedbayes.errors import DataError
 
 SHOWN = 5
 """Values of a column that are shown."""
+_NUMBERED = 0.9
+"""Share of rows with different whole numbers from which they may be row numbers."""
 
 
 @dataclass(frozen=True)
@@ -144,15 +146,18 @@ def _feature(column: Any, name: str, settings: SourceSettings, where: str) -> Co
         )
     elif not look.distinct:
         hint = "it has no values. Leave it out with data.drop"
-    elif kind == "number" and look.distinct == len(column) > 1 and _whole(column):
+    elif kind == "number" and _whole(column) and look.distinct > max(1, _NUMBERED * len(column)):
+        rows = "every row" if look.distinct == len(column) else "almost every row"
         hint = (
-            "it has a different whole number in every row. If it is a row number, leave it out "
-            "with data.drop"
+            f"it has a different whole number in {rows}. If it numbers rows or persons, leave it "
+            "out with data.drop"
         )
     elif kind == "number" and look.distinct <= SHOWN and _whole(column) and look.distinct > 2:
         hint = "it has few different whole numbers. If they are codes, list it in data.categorical"
     if verdict.column.measured:
-        coded = code(column.to_frame(name), [verdict.column], where)[:, 0]
+        coded = column.to_numpy()  # in full: float32 makes long numbers equal
+        if column.dtype.kind not in "iuf":
+            coded = code(column.to_frame(name), [verdict.column], where)[:, 0]
         ends = [column.iloc[find(coded)] for find in (np.nanargmin, np.nanargmax) if look.distinct]
         look = replace(look, values=tuple(_short(end) for end in ends))
     width = len(verdict.column.features)
@@ -160,8 +165,11 @@ def _feature(column: Any, name: str, settings: SourceSettings, where: str) -> Co
 
 
 def _short(value: Any) -> str:
-    """A number to six digits, or a date."""
-    return f"{value:.6g}" if isinstance(value, float) else str(value)[:40]
+    """A number to six digits, a whole one to its last digit, or a date."""
+    if not isinstance(value, float):
+        return str(value)[:40]
+    whole = value.is_integer() and abs(value) < 1e16
+    return f"{value:.0f}" if whole else f"{value:.6g}"
 
 
 def _whole(column: Any) -> bool:
