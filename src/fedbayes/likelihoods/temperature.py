@@ -32,9 +32,7 @@ GRID = torch.linspace(-math.log(LIMIT), math.log(LIMIT), POINTS, dtype=torch.flo
 _ROUNDING = 1e-9
 """Part of its sums by which what a client says may contradict itself."""
 PRIOR = 0.5
-"""Standard deviation of log T around 0 in the prior of a temperature that few rows decide."""
-USUAL = 2.0
-"""Standard deviations of the prior within which the temperature of a run needs no prior."""
+"""Standard deviation of log T around 0 in the prior of a temperature."""
 _BATCH = 200
 """Samples of which the grid is computed at a time."""
 
@@ -104,6 +102,10 @@ class TemperatureSums:
     def with_prior(self, sd: float = PRIOR) -> "TemperatureSums":
         """With −log of a normal prior of log T, so that few rows find a T near 1 and no endless
         one.
+
+        Where almost every row is right, a few rows decide T: it may be near 0, and the first
+        confident error on new rows then costs more than T ever gained. Many rows outweigh the
+        prior.
         """
         z = GRID / sd
         curvature = torch.full_like(z, 1 / sd**2)
@@ -142,19 +144,6 @@ class TemperatureSums:
         if not float(self.slope[first]) <= 0 <= float(self.slope[first + 1]):
             return math.exp(-float(GRID[place]))
         return math.exp(-float(brentq(slope, *GRID[ends].tolist(), xtol=1e-14)))
-
-    def cautious_temperature(self) -> float:
-        """The T of the least sum; the one under the prior if that is far from 1.
-
-        Where almost every row is right, a few rows decide T: it may be near 0, and the first
-        confident error on new rows then costs more than T ever gained. Many rows outweigh the
-        prior.
-
-        Raises:
-            DataError: as for `temperature`.
-        """
-        found = self.temperature()
-        return found if abs(math.log(found)) <= USUAL * PRIOR else self.with_prior().temperature()
 
     def tensors(self) -> Tensors:
         """As a client sends it."""

@@ -27,8 +27,6 @@ from fedbayes.storage.scores import GlobalEvaluation
 
 SHARE = 0.1
 """Of a client's training samples that it holds out for the temperature."""
-FEWEST = 50
-"""Rows that a temperature is fitted on, at least."""
 _LONGEST = SHORT_HEADER + 8 * 4 * POINTS
 """Bytes of a client's sums at most."""
 
@@ -162,11 +160,8 @@ def fitted(
     )
     if not told:
         return replace(found, reason=f"no client sent sums: {next(iter(missed.values()))}")
-    if sums.rows < FEWEST:
-        why = f"clients held out {sums.rows} rows, and {FEWEST} are needed"
-        return replace(found, reason=why)
     try:
-        return replace(found, temperature=sums.cautious_temperature())
+        return replace(found, temperature=sums.with_prior().temperature())
     except DataError as error:
         return replace(found, reason=str(error))
 

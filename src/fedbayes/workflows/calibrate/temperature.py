@@ -63,7 +63,8 @@ def calibrate_temperature(
 ) -> FittedTemperature:
     """Fit the temperature of a run's model, and write it next to the model.
 
-    It has the least negative log-likelihood on clients' held-out rows, and needs their sums alone.
+    It has the least negative log-likelihood on clients' held-out rows, under the prior of
+    `TemperatureSums.with_prior`, and needs their sums alone.
     `fedbayes predict` reads it from there.
 
     Args:
@@ -110,7 +111,7 @@ def calibrate_temperature(
     sums = reduce(add, told(), nothing)
     check_counted(sums.rows, ended.folder.path)
     try:
-        found = sums.temperature()
+        found = sums.with_prior().temperature()
     except DataError as error:
         raise DataError(f"{error}. Count more rows with --share, or train longer") from None
     others = [(draw, rest.to(device)) for _, draw, _, rest in models()]
