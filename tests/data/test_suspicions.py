@@ -76,3 +76,24 @@ def test_classes_by_client(frame):
     assert "training.class_weights=balanced" in said
     assert "no/yes by client: a 96/4; b 100/0" in said
     assert "1 of 2 clients have rows of one class only: b" in said
+
+
+def test_a_client_with_another_unit(frame):
+    """Creatinine in µmol/L at one of four hospitals, in mg/dL at the others."""
+    rng = np.random.default_rng(1)
+    frame["site"] = pd.Series(rng.choice(["a", "b", "c", "d"], 200))
+    frame["creatinine"] = rng.normal(1, 0.3, 200)
+    frame.loc[3, "creatinine"] = np.nan
+    assert "unit" not in of(frame, "creatinine", group="site")
+    there = frame.site == "b"
+    frame.loc[there, "creatinine"] *= 88.4
+    others = frame.loc[~there, "creatinine"]
+    assert (
+        f"creatinine: its mean is {frame.loc[there, 'creatinine'].mean():.4g} at b, and "
+        f"{others.mean():.4g} at the other clients, with a standard deviation of "
+        f"{others.std(ddof=0):.4g}. Check that its unit is the same"
+    ) in (said := of(frame, "creatinine", group="site"))
+    assert said.count("unit") == 1
+    assert "unit" not in of(frame, "creatinine")
+    frame["site"] = "a"  # of one client nothing can be said
+    assert "unit" not in of(frame, "creatinine", group="site")

@@ -9,6 +9,10 @@ from fedbayes.core.wording import listed
 
 RARE = 0.1
 """Share of rows below which a class is called rare."""
+_APART = 5.0
+"""Standard deviations of the others' rows beyond which a client's mean suggests another unit."""
+_ENOUGH = 5
+"""Values of a client that are not so far off by chance."""
 _CLIENTS = 20
 """Clients whose counts are printed, at most."""
 _NUMBERS = frozenset((-1, -9, -99, -999, -9999, 99, 999, 9999, 99999))
@@ -26,8 +30,8 @@ def suspicions(
     *,
     repeats: bool = True,
 ) -> list[str]:
-    """Notes about columns that repeat the label, repeated rows, stand-ins for missing values, and
-    classes that are rare or absent at a client.
+    """Notes about columns that repeat the label, repeated rows, stand-ins for missing values, other
+    units at a client, and classes that are rare or absent at a client.
 
     Args:
         frame: the table.
@@ -39,6 +43,8 @@ def suspicions(
     notes = [] if label is None else _copies(frame, features, label)
     notes += _repeated(frame, features, label) if repeats else []
     notes += [note for name in features if (note := _stand_in(frame[name], name))]
+    if group is not None:
+        notes += [note for name in features for note in _units(frame[name], name, frame[group])]
     return notes + ([] if label is None else _classes(frame, label, group))
 
 
@@ -102,6 +108,28 @@ def _said(name: str, value: str, rows: int, count: int) -> str:
         f"{name}: {value!r} occurs in {rows:,} of {count:,} rows. If it means a missing value, "
         "list it in data.na_values"
     )
+
+
+def _units(column: Any, name: str, clients: Any) -> list[str]:
+    """Clients whose numbers lie far outside those of all others."""
+    if column.dtype.kind not in "iuf" or column.nunique() <= 2:
+        return []
+    middle = column.mean()
+    each = (column - middle).groupby(clients.astype("string").str.strip())
+    count, mean = each.count(), each.mean().fillna(0)
+    squares = count * (each.var(ddof=0).fillna(0) + mean**2)
+    rest = count.sum() - count
+    with np.errstate(divide="ignore", invalid="ignore"):
+        others = ((count * mean).sum() - count * mean) / rest
+        std = np.sqrt(((squares.sum() - squares) / rest - others**2).clip(lower=0))
+    gap = (mean - others).abs()
+    apart = (count >= _ENOUGH) & (std > 1e-6 * gap) & (gap > _APART * std)
+    return [
+        f"{name}: its mean is {middle + mean[client]:.4g} at {client}, and "
+        f"{middle + others[client]:.4g} at the other clients, with a standard deviation of "
+        f"{std[client]:.4g}. Check that its unit is the same"
+        for client in mean.index[apart][:_CLIENTS]
+    ]
 
 
 def _classes(frame: Any, label: str, group: str | None) -> list[str]:
