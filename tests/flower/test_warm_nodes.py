@@ -6,7 +6,9 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 import time
+from contextlib import contextmanager
 from dataclasses import replace
 
 import pytest
@@ -32,6 +34,7 @@ from flwr.supercore.task_identity import TaskIdentity
 from flwr.supernode import start_client_internal as flower
 
 from fedbayes.errors import ConfigError, FedbayesWarning, RunError
+from fedbayes.flower import supernode
 from fedbayes.flower.keys import make_keys
 from fedbayes.flower.node_config import NODE_CONFIG, check_node_config
 from fedbayes.flower.pace import pause
@@ -426,6 +429,33 @@ def test_a_node_that_flower_does_not_let_in_says_what_to_check(monkeypatch, capl
         serve(Connection("127.0.0.1:9", None, None), {"client": 3}, 1.0)
     assert "Connecting to 127.0.0.1:9 without TLS" in caplog.text
     assert ("rejects the same key for up to a minute" in caplog.text) == said
+
+
+def test_a_node_that_reaches_nobody_says_what_to_check_and_tries_on(monkeypatch, caplog, runs):
+    node, tried = runs(), threading.Event()
+    wire = Wire([], node.fab)
+
+    @contextmanager
+    def late(**_):
+        deadline = time.monotonic() + 20
+        while "No connection to 127.0.0.1:9 yet" not in caplog.text:
+            assert time.monotonic() < deadline
+            time.sleep(0.01)
+        tried.set()
+        with wire as ways:
+            yield ways
+
+    monkeypatch.setattr(supernode, "_UNREACHED", 0.05)
+    monkeypatch.setattr(flower, "_init_connection", late)
+    with pytest.raises(KeyboardInterrupt), caplog.at_level(logging.INFO, "flwr"):
+        SuperNode({"client": 3}, node.apps).serve(Connection("127.0.0.1:9", None, None))
+    assert tried.is_set()
+    caplog.clear()
+    monkeypatch.setattr(flower, "_init_connection", lambda **_: Wire([], node.fab))
+    monkeypatch.setattr(supernode, "_UNREACHED", 60.0)
+    with pytest.raises(KeyboardInterrupt), caplog.at_level(logging.INFO, "flwr"):
+        SuperNode({"client": 3}, node.apps).serve(Connection("127.0.0.1:9", None, None))
+    assert "No connection" not in caplog.text
 
 
 def test_data_that_are_not_there_yet_are_said_before_a_node_connects(tmp_path):

@@ -10,10 +10,11 @@ import os
 import signal
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
-from logging import ERROR, INFO
+from logging import ERROR, INFO, WARNING
 from pathlib import Path
 from threading import Timer
 from typing import Any, NoReturn, ParamSpec, TypeVar
@@ -60,6 +61,14 @@ _WAY_IN = (
     "This node could not connect. Check --superlink, --root-certificates and --key, and that the "
     "key is registered (on the hub: fedbayes federate register). After a crash the SuperLink "
     "rejects the same key for up to a minute; then start the node again."
+)
+
+_UNREACHED = 15.0
+"""Seconds after which a node that is not connected says what to check; it tries on."""
+_NO_ANSWER = (
+    "No connection to %s yet. Check that the SuperLink runs and --superlink is its address for "
+    "nodes, and that both sides use TLS (--root-certificates) or both do not (--insecure). Trying "
+    "again"
 )
 
 P = ParamSpec("P")
@@ -141,12 +150,16 @@ class SuperNode:
     def _connected(self, link: Connection) -> bool:
         """Connect and answer messages until one is lost; False if the connection ended."""
         lost: list[Exception] = []
-        with flower._init_connection(
-            server_address=link.address,
-            insecure=link.certificates is None,
-            root_certificates=link.certificates,
-            authentication_keys=link.keys,
-        ) as (node, receive, send, get_run, get_fab, pull, push, confirm):
+        with (
+            _reminded(link.address) as connected,
+            flower._init_connection(
+                server_address=link.address,
+                insecure=link.certificates is None,
+                root_certificates=link.certificates,
+                authentication_keys=link.keys,
+            ) as (node, receive, send, get_run, get_fab, pull, push, confirm),
+        ):
+            connected()
             self._state.set_node_id(node)
             log(INFO, "SuperNode ID: %s", node)
             since = time.monotonic()
@@ -224,6 +237,21 @@ class SuperNode:
         self._store.preregister(run_id, ObjectTree.FromString(answer.tree))
         for name, content in answer.contents:
             self._store.put(name, content)
+
+
+@contextmanager
+def _reminded(address: str) -> Iterator[Callable[[], None]]:
+    """Say after a while what to check, unless what is yielded was called before.
+
+    Flower retries without end, and does not say what may be wrong.
+    """
+    reminder = Timer(_UNREACHED, log, [WARNING, _NO_ANSWER, address])
+    reminder.daemon = True
+    reminder.start()
+    try:
+        yield reminder.cancel
+    finally:
+        reminder.cancel()
 
 
 def _noted(way: Callable[P, T], lost: list[Exception]) -> Callable[P, T]:
