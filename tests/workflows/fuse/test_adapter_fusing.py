@@ -15,6 +15,7 @@ from fedbayes.fusion.adapted import adapted, second_moments
 from fedbayes.fusion.low_rank import LayerChanges, LowRank, least_squares
 from fedbayes.fusion.settings import AdapterFunctionSettings, AdapterSettings, AdapterTaskSettings
 from fedbayes.inputs import build_prior
+from fedbayes.inputs.texts import text_inputs
 from fedbayes.models import read_weights
 from fedbayes.models.network import digest_of
 from fedbayes.models.others import token_mask
@@ -123,23 +124,23 @@ def bert(tmp_path_factory):
     return write_text_network(tmp_path_factory.mktemp("bert"))
 
 
-def model(bert, task="SEQ_CLS"):
+def model(bert, task="SEQ_CLS", kind="SequenceClassification"):
     import transformers
 
-    if task == "SEQ_CLS":
-        with torch.random.fork_rng():
-            torch.manual_seed(0)
-            kind = transformers.AutoModelForSequenceClassification
-            return kind.from_pretrained(bert, num_labels=3).eval()
-    return transformers.AutoModel.from_pretrained(bert).eval()
+    if task == "FEATURE_EXTRACTION":
+        return transformers.AutoModel.from_pretrained(bert).eval()
+    sizes = {"num_labels": 3} if "Classification" in kind else {}
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        return getattr(transformers, f"AutoModelFor{kind}").from_pretrained(bert, **sizes).eval()
 
 
-def write_adapter(bert, folder, seed, task="SEQ_CLS", **settings):
+def write_adapter(bert, folder, seed, task="SEQ_CLS", kind="SequenceClassification", **settings):
     """An adapter with random factors."""
     from peft import LoraConfig, get_peft_model
 
     settings = {"r": 4, "lora_alpha": 8, "target_modules": ["query", "value"], **settings}
-    net = get_peft_model(model(bert, task), LoraConfig(task_type=task, **settings))
+    net = get_peft_model(model(bert, task, kind), LoraConfig(task_type=task, **settings))
     rng = torch.Generator().manual_seed(seed)
     with torch.no_grad():
         for name, parameter in net.named_parameters():
@@ -161,10 +162,10 @@ def adapters(bert, tmp_path_factory):
     ]
 
 
-def loaded(bert, folder, task="SEQ_CLS"):
+def loaded(bert, folder, task="SEQ_CLS", **more):
     from peft import PeftModel
 
-    return PeftModel.from_pretrained(model(bert, task), folder).eval()
+    return PeftModel.from_pretrained(model(bert, task, **more), folder).eval()
 
 
 def delta(net, layer):
@@ -429,11 +430,83 @@ def test_what_cannot_be_fused_is_told_by_name(bert, adapters, tmp_path, capsys):
     )
     assert "to a folder" in refused(capsys, north, south, "-o", tmp_path / "x.safetensors")
     assert "would replace one of the inputs" in refused(capsys, north, south, "-o", south)
-    headless = write_adapter(bert, tmp_path / "headless", 4, task="FEATURE_EXTRACTION")
+    headless = write_adapter(bert, tmp_path / "headless", 4, task=None)
     assert "modules_to_save" in refused(capsys, north, headless, *out, "-m", "svd")
     biased = write_adapter(bert, tmp_path / "biased", 5, bias="lora_only")
     assert "trained biases" in refused(capsys, north, biased, *out)
     assert not (tmp_path / "out").exists()
+
+
+def test_adapters_for_other_tasks_are_told(bert, adapters, tmp_path, capsys):
+    """Their networks are not those that inputs go through, whatever shapes they have."""
+    north, _ = adapters
+    out = ("-o", tmp_path / "out")
+    tokens = [
+        write_adapter(bert, tmp_path / str(seed), seed, "TOKEN_CLS", kind="TokenClassification")
+        for seed in (1, 2)
+    ]
+    assert "is for TOKEN_CLS (task_type)" in refused(capsys, *tokens, *out)
+    assert "Fuse adapters for one task" in refused(capsys, north, tokens[0], *out, "-m", "svd")
+    plain = [write_adapter(bert, tmp_path / f"plain{k}", k, None) for k in (1, 2)]
+    assert "classifier.bias is neither in the files" in refused(capsys, *plain, *out)
+    headless = write_adapter(bert, tmp_path / "headless", 4, "FEATURE_EXTRACTION")
+    assert "two classes of one network" in refused(capsys, headless, plain[0], *out, "-m", "svd")
+    assert not (tmp_path / "out").exists()
+
+
+def test_a_base_network_that_has_moved(bert, adapters, tmp_path, monkeypatch, capsys):
+    """Names of one folder are one; other names need --base."""
+    monkeypatch.chdir(bert.parent)
+    near = write_adapter(bert.name, tmp_path / "near", 3)
+    fuse([adapters[0], near], tmp_path / "m", "-m", "svd")
+    moved = write_adapter(shutil.copytree(bert, tmp_path / "moved"), tmp_path / "far", 3)
+    both = (adapters[0], moved)
+    assert "write one base_model" in refused(capsys, *both, "-o", tmp_path / "n", "-m", "svd")
+    options = ["--base", bert, "--draws", "64", "--length", "12"]
+    same = fuse([adapters[0], near], tmp_path / "same", *options)
+    found = fuse(both, tmp_path / "found", *options)
+    one, two = (read_weights(f / "adapter_model.safetensors") for f in (same, found))
+    torch.testing.assert_close(one, two)
+
+
+def test_options_without_effect_are_told(bert, adapters, tmp_path, capsys):
+    out = ("-o", tmp_path / "out")
+    sums = tmp_path / "sums.json"
+    sums.write_text("{}")
+    assert "--sums has no effect on PEFT" in refused(capsys, *adapters, *out, "--sums", sums)
+    assert "at most 32 tokens" in refused(capsys, *adapters, *out, "--length", "33")
+    assert "a larger --ridge" in refused(capsys, *adapters, *out, "--ridge", "0", "--draws", "64")
+    counts = tmp_path / "counts.json"
+    counts.write_text("[[1, 2], [3, 4]]")
+    told = refused(capsys, *adapters, *out, "--counts", counts)
+    assert "counts of 2 classes, but the adapters predict 3" in told
+
+
+def test_a_head_that_is_tied_to_embeddings(bert, tmp_path, capsys):
+    """PEFT trains a copy of it, and so the networks here have one."""
+    from transformers import AutoModelForCausalLM, AutoTokenizer, GPT2Config, GPT2LMHeadModel
+
+    words = AutoTokenizer.from_pretrained(bert)
+    base, length = tmp_path / "gpt2", 12
+    words.save_pretrained(base)
+    sizes = {"n_embd": 32, "n_layer": 1, "n_head": 2, "n_positions": length}
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        config = GPT2Config(vocab_size=len(words), bos_token_id=2, eos_token_id=3, **sizes)
+        GPT2LMHeadModel(config).save_pretrained(base)
+    more = {"target_modules": ["c_attn"], "modules_to_save": ["lm_head"], "kind": "CausalLM"}
+    found = [write_adapter(base, tmp_path / str(k), k, "CAUSAL_LM", **more) for k in (1, 2)]
+    capsys.readouterr()
+    options = ["--draws", "1024", "--json"]
+    assert command("fuse", *found, "-o", tmp_path / "out", *options) == 0
+    told = list(json.loads(capsys.readouterr().out)["divergence"].values())
+    nets = [loaded(base, f, "CAUSAL_LM", kind="CausalLM") for f in (*found, tmp_path / "out")]
+    assert isinstance(nets[0].base_model.model, AutoModelForCausalLM._model_mapping[GPT2Config])
+    x = text_inputs("texts", str(base), length).draw(1000, np.random.default_rng(0)).long()
+    said = [logits(net, x)[x >= 0] for net in nets]
+    pooled = (said[0].softmax(-1) + said[1].softmax(-1)) / 2
+    gaps = [float((pooled * (pooled.log() - f.log_softmax(-1))).sum(-1).mean()) for f in said]
+    assert told == pytest.approx(gaps, rel=0.05)  # other texts
 
 
 def test_methods_of_adapters_name_them_for_other_files(tmp_path, capsys):
