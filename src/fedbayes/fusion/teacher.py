@@ -19,6 +19,7 @@ from fedbayes.likelihoods.categorical import Categorical
 from fedbayes.likelihoods.temperature import at_temperature, has_temperature
 from fedbayes.matching import network as matched
 from fedbayes.models.layout import by_portions
+from fedbayes.models.steps import require_finite
 
 Function = Callable[[Tensor], Tensor]
 """From inputs [n, ...] to outputs [n, K], in evaluation mode; without gradients of weights."""
@@ -428,12 +429,10 @@ def frozen(module: nn.Module, name: str = "the network") -> Function:
     Raises:
         ModelError: a weight is not finite.
     """
+    require_finite(module, name)
     own: dict[int, object] = {}
-    for key, tensor in [*module.named_parameters(), *module.named_buffers()]:
+    for tensor in [*module.parameters(), *module.buffers()]:
         is_parameter = isinstance(tensor, nn.Parameter)
-        odd = ~torch.isfinite(tensor) if is_parameter else torch.isnan(tensor)
-        if bool(odd.any()):  # masks of attention are infinite
-            raise ModelError(f"the weights {key!r} of {name} are not all finite")
         plain = tensor.detach()
         own[id(tensor)] = nn.Parameter(plain, requires_grad=False) if is_parameter else plain
     with warnings.catch_warnings():

@@ -351,6 +351,10 @@ def test_files_that_do_not_fit_are_named(photos, tmp_path, capsys):
         torch.save({**torch.load(photos[0]), **change}, photos[1])
         assert command("fuse", *photos, "-o", tmp_path / "g.pt", *OF_EYES, *SMALL) == 2
         assert words in " ".join(capsys.readouterr().err.split())
+    for method in ("average", "permute"):
+        asked = (*OF_EYES, "-m", method)
+        assert command("fuse", *photos, "-o", tmp_path / "g.pt", *asked) == 2
+        assert "'see.bias' of c1 are not all finite" in " ".join(capsys.readouterr().err.split())
     counts = tmp_path / "counts.json"
     counts.write_text("[[1, 2, 3], [1, 2, 3], [1, 2, 3]]")
     torch.save(torch.load(photos[0]), photos[1])
