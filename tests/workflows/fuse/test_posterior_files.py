@@ -385,6 +385,9 @@ def test_a_temperature_is_the_best_on_rows_that_were_kept(client, capsys, monkey
         options={"xatol": 1e-8},
     )
     assert read_posterior(files[0])[0].temperature == pytest.approx(np.exp(best.x), rel=1e-3)
+    trained = ("--temperature", folder / "data.npz", "-o", folder / "low.safetensors")
+    assert command(*asked, "--std", "1", *trained) == 0
+    assert "has the rows of --data" in " ".join(capsys.readouterr().err.split())
     seen = []
     teach = network_fusing.teacher_of
     monkeypatch.setattr(network_fusing, "teacher_of", lambda *a: seen.append(a[3]) or teach(*a))

@@ -132,6 +132,11 @@ class PosteriorJob:
                 "has no temperature. Leave the option out"
             )
         assert self.temperature is not None
+        if self.temperature.resolve() == self.data.resolve():
+            warn(
+                f"--temperature {self.temperature} has the rows of --data. If the model trained on "
+                "them, its temperature is too low: give rows that were kept aside"
+            )
         scaling = (self.mean, self.std)
         found = find_training(self.model, self.temperature, self.given, scaling)
         rows = found.preprocessing.apply(found.samples.x)
