@@ -226,9 +226,15 @@ class Teacher:
         """What the clients' outputs, each [n, K], come to.
 
         Raises:
-            ModelError: clients differ in the number of outputs, one is not finite, or the shares
-                are of another number of classes.
+            ModelError: clients differ in the number of outputs, one is not finite, the shares
+                are of another number of classes, or one output is to be all classes.
         """
+        if outputs[0].shape[-1] == 1 and isinstance(self.likelihood(1), Categorical):
+            # Any prediction of a single class is right, and a fused network would be noise.
+            raise ModelError(
+                "the networks have one output, which is a number or the logit of a class. Fuse "
+                "files of fedbayes, which say what it is, or by weights (average, permute)"
+            )
         for name, said in zip(self.names, outputs, strict=True):
             if said.shape != outputs[0].shape:
                 raise ModelError(
