@@ -920,6 +920,12 @@ def test_labels_of_no_class_are_told_before_anything_is_fused(photos, tmp_path, 
     said = capsys.readouterr().err
     assert "a label is 4, but the models have 4 classes, 0 to 3" in said
     assert not out.exists()
+    for most, warned in ((1.0, False), (16.0, True)):
+        np.savez(test, x=np.full((4, 3, 8, 8), most, np.float32), y=np.arange(4))
+        asked = (*OF_EYES, *SMALL, "--inputs", "leaves", "--test", test)
+        assert command("fuse", *photos, "-o", out, *asked) == 0
+        said = " ".join(capsys.readouterr().err.split())
+        assert ("from 16 to 16, but synthetic ones are in [0, 1]" in said) == warned
 
 
 @pytest.mark.parametrize(
