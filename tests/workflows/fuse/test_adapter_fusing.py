@@ -20,6 +20,7 @@ from fedbayes.models import read_weights
 from fedbayes.models.network import digest_of
 from fedbayes.models.others import token_mask
 from fedbayes.workflows.fuse.adapter_fusing import _Pace
+from fedbayes.workflows.serve.model_files import ModelFiles
 from tests.helpers.command_line import command
 from tests.helpers.others import (
     WORDS,
@@ -192,7 +193,6 @@ def test_an_adapter_here_answers_as_peft_does(bert, adapters):
     from fedbayes.models import ModelSettings
     from fedbayes.models.others import build_other
     from fedbayes.workflows.fuse.adapter_files import read_adapters
-    from fedbayes.workflows.serve.model_files import ModelFiles
 
     settings = ModelSettings(name="transformers", pretrained=str(bert), trains="head")
     base, x = build_other(settings, (12,), 3), ids()
@@ -372,6 +372,7 @@ def test_clients_of_a_federation(bert, tmp_path, capsys):
     texts = write_texts(tmp_path / "notes.csv")
     shape = {"name": "transformers", "pretrained": str(bert), "trains": "lora", "lora_rank": 2}
     data = {"path": texts, "label": "outcome", "group": "site", "tokens": "note", "max_tokens": 12}
+    data |= {"validation": 0.2}
     run = tmp_path / "run"
     training = {"lr": 0.1, "epochs": 5}
     fedbayes.run(method="local", rounds=2, data=data, model=shape, training=training, out=run)
@@ -383,6 +384,20 @@ def test_clients_of_a_federation(bert, tmp_path, capsys):
         assert command("fuse", *clients, "-o", out, *options) == 0
         told = json.loads(capsys.readouterr().out)
     assert told["bytes"] < 20_000
+    # Counts and temperatures in the files are those of the teacher, as of whole networks.
+    asked = {"inputs": str(texts), "draws": 64, "minutes": 0, "rank": 3}
+    notes = fedbayes.fuse(clients, out=tmp_path / "python", **asked).notes
+    assert notes[0] == "counts of samples are those in the files"
+    assert "by counts of classes of the models at temperatures of" in notes[-1]
+    counts = tmp_path / "counts.json"
+    files = ModelFiles()
+    tables = [files[one][1].counts for one in clients]
+    counts.write_text(json.dumps(tables))
+    assert command("fuse", *clients, "-o", tmp_path / "same", *options, "--counts", counts) == 0
+    assert json.loads(capsys.readouterr().out)["divergence"] == told["divergence"]
+    counts.write_text("[[40], [30], [30]]")
+    assert command("fuse", *clients, "-o", tmp_path / "same", *options, "--counts", counts) == 0
+    assert json.loads(capsys.readouterr().out)["divergence"] != told["divergence"]
     names = read_weights(file)
     assert all(".lora_" in name or "classifier" in name for name in names)
     from peft import PeftModel

@@ -36,6 +36,7 @@ from fedbayes.inputs import InputPrior, Inputs, build_prior
 from fedbayes.inputs.texts import text_inputs
 from fedbayes.likelihoods import Likelihood, build_likelihood
 from fedbayes.likelihoods.categorical import Categorical
+from fedbayes.likelihoods.temperature import has_temperature
 from fedbayes.models import ModelSettings, build
 from fedbayes.models.others import (
     LanguageNetwork,
@@ -50,6 +51,7 @@ from fedbayes.workflows.fuse.function_settings import adapter_settings
 from fedbayes.workflows.fuse.job import Fused, FusionJob
 from fedbayes.workflows.fuse.methods import ADAPTERS
 from fedbayes.workflows.fuse.network_fusing import drawn_for
+from fedbayes.workflows.fuse.posterior_files import FROM_FILES, sent_counts, sent_temperatures
 from fedbayes.workflows.serve.model_files import read_counts
 
 HELD_OUT = 256
@@ -120,9 +122,15 @@ class _AdapterFusion:
         check_out(job.out, self.adapters, job.models)
         self.layers = sorted({layer for one in self.adapters for layer in one.layers})
         self.rank = self._rank()
-        table = None if job.counts is None else read_counts(job.counts, job.models)
+        self.folders = any(one.card is None for one in self.adapters)
+        if job.counts is not None:
+            table = read_counts(job.counts, job.models)
+        else:
+            table = None if self.folders else sent_counts(job.models, job.files)
+        self.notes = () if table is None or job.counts is not None else (FROM_FILES,)
         self.counts = table[:, 0] if table is not None and table.shape[1] == 1 else table
         sizes = np.ones(len(self.adapters)) if table is None else table.sum(1).astype(float)
+        self.teacher: Teacher | None = None
         self.alpha: list[float] = (sizes / sizes.sum()).tolist()
 
     def run(self) -> Fused:
@@ -144,9 +152,11 @@ class _AdapterFusion:
                 ) from None
         seconds = perf_counter() - begin
         scores: dict[str, float] = {}
-        notes = () if base is None else base.prior.notes
+        notes = (*self.notes, *(() if base is None else base.prior.notes))
         if base is not None:
             layers, saved, scores = self._finish(base, clients, layers, saved)
+            if base.likelihood is not None and has_temperature(base.likelihood):
+                notes = (*notes, self._teacher(base, clients).told)
         self.watch("writing")
         file = write_adapter(self.job.out, self.adapters, layers, saved, self.rank, self.name)
         size = sum(t.numel() for t in saved.values()) + sum(
@@ -301,8 +311,14 @@ class _AdapterFusion:
 
     def _teacher(self, base: BaseNetwork, clients: Sequence[nn.Module]) -> Teacher:
         """The clients together."""
+        if self.teacher is not None:
+            return self.teacher
         named = dict(zip([one.source for one in self.adapters], clients, strict=True))
-        return teacher_of(named, self.counts, base.likelihood, None, base.inputs)[0]
+        warmth: list[float | None] | None = None
+        if not self.folders and base.likelihood is not None and has_temperature(base.likelihood):
+            warmth = sent_temperatures(self.job.models, self.job.files)
+        self.teacher = teacher_of(named, self.counts, base.likelihood, warmth, base.inputs)[0]
+        return self.teacher
 
     def _heads(self, inside: nn.Module) -> list[str]:
         """Dense layers that clients trained whole."""
