@@ -3,7 +3,6 @@
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 
-import torch
 from torch import Tensor, nn
 
 from fedbayes.core.tensors import Tensors
