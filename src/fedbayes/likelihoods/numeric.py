@@ -71,7 +71,7 @@ class Numeric(Likelihood):
         if f.shape[-1] != self.width:
             way = ""
             if getattr(self, "noise", None) == "learnt" and f.shape[-1] == self.target.columns:
-                way = f". If it predicts means alone, set task.likelihood={self.name} task.noise=1"
+                way = f". If it predicts only means, set task.likelihood={self.name} task.noise=1"
             raise ModelError(
                 f"the network has {f.shape[-1]} outputs, but the likelihood {self.name} needs "
                 f"{self.width}{way}"

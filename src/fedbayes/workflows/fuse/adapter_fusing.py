@@ -123,10 +123,9 @@ class _AdapterFusion:
         self.layers = sorted({layer for one in self.adapters for layer in one.layers})
         self.rank = self._rank()
         self.folders = any(one.card is None for one in self.adapters)
+        table = None if self.folders else sent_counts(job.models, job.files)
         if job.counts is not None:
             table = read_counts(job.counts, job.models)
-        else:
-            table = None if self.folders else sent_counts(job.models, job.files)
         self.notes = () if table is None or job.counts is not None else (FROM_FILES,)
         self.counts = table[:, 0] if table is not None and table.shape[1] == 1 else table
         sizes = np.ones(len(self.adapters)) if table is None else table.sum(1).astype(float)
