@@ -233,7 +233,7 @@ class Teacher:
             # Any prediction of a single class is right, and a fused network would be noise.
             raise ModelError(
                 "the networks have one output, which is a number or the logit of a class. Fuse "
-                "files of fedbayes, which name it, or fuse by weights (average, permute)"
+                "files of fedbayes with cards, or fuse by weights (average, permute)"
             )
         for name, said in zip(self.names, outputs, strict=True):
             if said.shape != outputs[0].shape:
