@@ -123,3 +123,6 @@ def test_of_files(tmp_path, capsys, method):
     fused = read_model(out)[0]
     assert fused.keys() == start.state_dict().keys()
     assert any((fused[n] != t).any() for n, t in start.state_dict().items())
+    onto = (*asked[:4], tmp_path / "start.pt", *asked[5:], "--base", tmp_path / "start.pt")
+    assert command(*onto) == 2
+    assert "would replace one of the inputs" in " ".join(capsys.readouterr().err.split())

@@ -467,6 +467,18 @@ def test_outputs_of_another_number_are_refused():
         Teacher(clients)(torch.randn(6, 4))
 
 
+def test_one_output_is_not_a_class():
+    """Every network would agree with the teacher, whatever it predicts."""
+    clients = networks(outputs=1)
+    for kind in (None, build_likelihood("categorical", Target("class", ("0",)))):
+        with pytest.raises(ModelError, match="one output, which is a number or the logit"):
+            Teacher(clients, likelihood=kind)(torch.randn(6, 4))
+    kind = build_likelihood("gaussian", Target("real", ("y",), (3.0,), (2.0,)), noise=1.0)
+    x = torch.randn(6, 4)
+    mean = sum(client(x) for client in clients) / len(clients)
+    torch.testing.assert_close(Teacher(clients, likelihood=kind)(x), mean)
+
+
 def test_shares_that_do_not_fit_are_refused():
     clients = networks()
     with pytest.raises(ModelError, match="shares have 2 clients; there are 3"):

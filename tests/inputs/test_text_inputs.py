@@ -131,7 +131,7 @@ def test_without_a_language_model_tokens_are_by_frequency(tmp_path):
 
 
 def test_texts_of_a_file(masked, tmp_path):
-    lines = ["the pain was good", "", "fever", "not very mild"]
+    lines = ["the pain\u2028was good", "", "fever", "not very mild"]
     file = tmp_path / "texts.txt"
     file.write_text("\n".join(lines))
     prior = text_inputs(str(file), str(masked), 6)

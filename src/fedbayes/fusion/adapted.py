@@ -69,7 +69,8 @@ def adapted(
             )
         place, _, last = name.rpartition(".")
         setattr(inside.get_submodule(place), last, AdaptedLayer(layer, change))
-    own = dict(inside.named_parameters())
+    # A tensor in two places, such as tied embeddings, is replaced in one of them, as PEFT does.
+    own = dict(inside.named_parameters(remove_duplicate=False))
     for name, tensor in saved.items():
         if name not in own or own[name].shape != tensor.shape:
             known = str(tuple(own[name].shape)) if name in own else "none"

@@ -3,7 +3,6 @@
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 
-import torch
 from torch import Tensor, nn
 
 from fedbayes.core.tensors import Tensors
@@ -12,7 +11,7 @@ from fedbayes.fusion.combining import combine
 from fedbayes.fusion.donors import TracedNetwork, find_donors
 from fedbayes.fusion.widths import bears
 from fedbayes.models.resize import widened
-from fedbayes.models.steps import clean
+from fedbayes.models.steps import clean, require_finite
 from fedbayes.models.units import require_inputs_kept
 
 
@@ -25,11 +24,9 @@ def of_one_graph(
         ModelError: they are not of one graph, or hold values that are not finite.
     """
     for name, client in clients.items():
+        require_finite(client, name)
         learnt = dict(client.named_parameters())
         for tensor, values in clean(client).items():
-            odd = ~torch.isfinite(values) if tensor in learnt else torch.isnan(values)
-            if bool(odd.any()):  # masks of attention are infinite
-                raise ModelError(f"the values {tensor!r} of {name} are not all finite")
             if values.is_complex() and tensor in learnt:
                 raise ModelError(
                     f"the weights {tensor!r} of {name} are complex numbers, which cannot be "

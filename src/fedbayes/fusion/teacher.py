@@ -19,6 +19,7 @@ from fedbayes.likelihoods.categorical import Categorical
 from fedbayes.likelihoods.temperature import at_temperature, has_temperature
 from fedbayes.matching import network as matched
 from fedbayes.models.layout import by_portions
+from fedbayes.models.steps import require_finite
 
 Function = Callable[[Tensor], Tensor]
 """From inputs [n, ...] to outputs [n, K], in evaluation mode; without gradients of weights."""
@@ -225,9 +226,15 @@ class Teacher:
         """What the clients' outputs, each [n, K], come to.
 
         Raises:
-            ModelError: clients differ in the number of outputs, one is not finite, or the shares
-                are of another number of classes.
+            ModelError: clients differ in the number of outputs, one is not finite, the shares
+                are of another number of classes, or one output is to be all classes.
         """
+        if outputs[0].shape[-1] == 1 and isinstance(self.likelihood(1), Categorical):
+            # Any prediction of a single class is right, and a fused network would be noise.
+            raise ModelError(
+                "the networks have one output, which is a number or the logit of a class. Fuse "
+                "files of fedbayes with cards, or fuse by weights (average, permute)"
+            )
         for name, said in zip(self.names, outputs, strict=True):
             if said.shape != outputs[0].shape:
                 raise ModelError(
@@ -428,12 +435,10 @@ def frozen(module: nn.Module, name: str = "the network") -> Function:
     Raises:
         ModelError: a weight is not finite.
     """
+    require_finite(module, name)
     own: dict[int, object] = {}
-    for key, tensor in [*module.named_parameters(), *module.named_buffers()]:
+    for tensor in [*module.parameters(), *module.buffers()]:
         is_parameter = isinstance(tensor, nn.Parameter)
-        odd = ~torch.isfinite(tensor) if is_parameter else torch.isnan(tensor)
-        if bool(odd.any()):  # masks of attention are infinite
-            raise ModelError(f"the weights {key!r} of {name} are not all finite")
         plain = tensor.detach()
         own[id(tensor)] = nn.Parameter(plain, requires_grad=False) if is_parameter else plain
     with warnings.catch_warnings():

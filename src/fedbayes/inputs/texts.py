@@ -222,7 +222,8 @@ def _read_texts(path: Path, column: str | None, notes: list[str]) -> list[str]:
         if column is not None:
             raise DataError(f"{path} is not a table, so it has no column {column!r}. Leave it out")
         with told_as(DataError, f"cannot read the texts {path}", OSError, ValueError):
-            lines = [line.strip() for line in read_text(path).splitlines()]
+            text = read_text(path).replace("\r\n", "\n").replace("\r", "\n")
+            lines = [line.strip() for line in text.split("\n")]  # splitlines knows others too
         texts = [line for line in lines if line]
         if not texts:
             raise DataError(f"{path} has no lines with text")
@@ -285,8 +286,8 @@ def text_inputs(
         path, own = name, ""
     if not Path(path).is_file():
         raise ConfigError(
-            f"--inputs {name}: the network takes texts. Give {TEXTS}, or a file with one text per "
-            "line, or FILE.csv:COLUMN"
+            f"--inputs {name} is not a file, and the network takes texts. Give {TEXTS}, or a "
+            "file with one text per line, or FILE.csv:COLUMN"
         )
     found = Path(path)
     table = found.name.lower().endswith(SUFFIXES)

@@ -69,9 +69,12 @@ class Numeric(Likelihood):
         ModelError.
         """
         if f.shape[-1] != self.width:
+            way = ""
+            if getattr(self, "noise", None) == "learnt" and f.shape[-1] == self.target.columns:
+                way = f". If it predicts only means, set task.likelihood={self.name} task.noise=1"
             raise ModelError(
                 f"the network has {f.shape[-1]} outputs, but the likelihood {self.name} needs "
-                f"{self.width}"
+                f"{self.width}{way}"
             )
         wanted = (*f.shape[-2:-1], self.target.columns)
         if y is not None and y.shape != wanted:

@@ -17,9 +17,13 @@ class TextNetwork(nn.Module):
     shorter: so the mask of the attention is in the sample, whichever id a tokenizer pads with.
     """
 
-    def __init__(self, network: nn.Module, pad: int, vocabulary: int) -> None:
+    def __init__(
+        self, network: nn.Module, pad: int, vocabulary: int, absent: frozenset[str] = frozenset()
+    ) -> None:
         super().__init__()
         self.network = network
+        self.absent = absent
+        """Names of parameters that are not in the files, so that their values are random."""
         self.pad = pad
         self.vocabulary = vocabulary
         """How many tokens it knows."""
@@ -54,9 +58,11 @@ class LanguageNetwork(TextNetwork):
 class ImageNetwork(nn.Module):
     """A network of `transformers` for images, as a function of pixels."""
 
-    def __init__(self, network: nn.Module) -> None:
+    def __init__(self, network: nn.Module, absent: frozenset[str] = frozenset()) -> None:
         super().__init__()
         self.network = network
+        self.absent = absent
+        """As in `TextNetwork`."""
 
     def forward(self, x: Tensor) -> Tensor:
         """Images [n, channels, height, width] to outputs [n, width]."""
@@ -117,21 +123,24 @@ def _transformers(
             trust_remote_code=False,
             ignore_mismatched_sizes=True,
             dtype=torch.float32,
+            output_loading_info=True,
             **options,
         )
 
+    absent: frozenset[str] = frozenset()
     if settings.scratch:
         network = kind.from_config(config).float()
     else:
-        network = pretrained.load("the network", name, loader, ModelError)
+        network, about = pretrained.load("the network", name, loader, ModelError)
+        absent = frozenset(about["missing_keys"]) | {n for n, *_ in about["mismatched_keys"]}
     body = f"{network.base_model_prefix}."
     head = frozenset(n for n, _ in network.named_parameters() if not n.startswith(body))
     if task == "image-classification":
-        return network, head, ImageNetwork(network)
+        return network, head, ImageNetwork(network, absent)
     pad = config.get_text_config().pad_token_id
     if pad is None:  # the last token of a text is found by it
         network.config.pad_token_id = pad = 0
-    return network, head, TextNetwork(network, pad, config.get_text_config().vocab_size)
+    return network, head, TextNetwork(network, pad, config.get_text_config().vocab_size, absent)
 
 
 def _task(settings: ModelSettings, config: Any) -> str:

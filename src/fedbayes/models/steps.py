@@ -293,6 +293,19 @@ def stored(module: nn.Module) -> Tensors:
     return {name: tensor for name, tensor in clean(module).items() if name in kept}
 
 
+def require_finite(module: nn.Module, name: str) -> None:
+    """See that no weight of a network is NaN or infinite, and no buffer NaN.
+
+    Raises:
+        ModelError: one is.
+    """
+    learnt = dict(module.named_parameters())
+    for key, tensor in clean(module).items():
+        odd = ~torch.isfinite(tensor) if key in learnt else torch.isnan(tensor)
+        if bool(odd.any()):  # masks of attention are infinite
+            raise ModelError(f"the weights {key!r} of {name} are not all finite")
+
+
 def same_function(steps: Steps, module: nn.Module, x: Tensor) -> bool:
     """Whether a module of the same shapes is the network that was recorded, with other weights."""
     try:

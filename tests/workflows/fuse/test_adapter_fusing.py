@@ -15,10 +15,12 @@ from fedbayes.fusion.adapted import adapted, second_moments
 from fedbayes.fusion.low_rank import LayerChanges, LowRank, least_squares
 from fedbayes.fusion.settings import AdapterFunctionSettings, AdapterSettings, AdapterTaskSettings
 from fedbayes.inputs import build_prior
+from fedbayes.inputs.texts import text_inputs
 from fedbayes.models import read_weights
 from fedbayes.models.network import digest_of
 from fedbayes.models.others import token_mask
 from fedbayes.workflows.fuse.adapter_fusing import _Pace
+from fedbayes.workflows.serve.model_files import ModelFiles
 from tests.helpers.command_line import command
 from tests.helpers.others import (
     WORDS,
@@ -123,23 +125,23 @@ def bert(tmp_path_factory):
     return write_text_network(tmp_path_factory.mktemp("bert"))
 
 
-def model(bert, task="SEQ_CLS"):
+def model(bert, task="SEQ_CLS", kind="SequenceClassification"):
     import transformers
 
-    if task == "SEQ_CLS":
-        with torch.random.fork_rng():
-            torch.manual_seed(0)
-            kind = transformers.AutoModelForSequenceClassification
-            return kind.from_pretrained(bert, num_labels=3).eval()
-    return transformers.AutoModel.from_pretrained(bert).eval()
+    if task == "FEATURE_EXTRACTION":
+        return transformers.AutoModel.from_pretrained(bert).eval()
+    sizes = {"num_labels": 3} if "Classification" in kind else {}
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        return getattr(transformers, f"AutoModelFor{kind}").from_pretrained(bert, **sizes).eval()
 
 
-def write_adapter(bert, folder, seed, task="SEQ_CLS", **settings):
+def write_adapter(bert, folder, seed, task="SEQ_CLS", kind="SequenceClassification", **settings):
     """An adapter with random factors."""
     from peft import LoraConfig, get_peft_model
 
     settings = {"r": 4, "lora_alpha": 8, "target_modules": ["query", "value"], **settings}
-    net = get_peft_model(model(bert, task), LoraConfig(task_type=task, **settings))
+    net = get_peft_model(model(bert, task, kind), LoraConfig(task_type=task, **settings))
     rng = torch.Generator().manual_seed(seed)
     with torch.no_grad():
         for name, parameter in net.named_parameters():
@@ -161,10 +163,10 @@ def adapters(bert, tmp_path_factory):
     ]
 
 
-def loaded(bert, folder, task="SEQ_CLS"):
+def loaded(bert, folder, task="SEQ_CLS", **more):
     from peft import PeftModel
 
-    return PeftModel.from_pretrained(model(bert, task), folder).eval()
+    return PeftModel.from_pretrained(model(bert, task, **more), folder).eval()
 
 
 def delta(net, layer):
@@ -191,7 +193,6 @@ def test_an_adapter_here_answers_as_peft_does(bert, adapters):
     from fedbayes.models import ModelSettings
     from fedbayes.models.others import build_other
     from fedbayes.workflows.fuse.adapter_files import read_adapters
-    from fedbayes.workflows.serve.model_files import ModelFiles
 
     settings = ModelSettings(name="transformers", pretrained=str(bert), trains="head")
     base, x = build_other(settings, (12,), 3), ids()
@@ -371,6 +372,7 @@ def test_clients_of_a_federation(bert, tmp_path, capsys):
     texts = write_texts(tmp_path / "notes.csv")
     shape = {"name": "transformers", "pretrained": str(bert), "trains": "lora", "lora_rank": 2}
     data = {"path": texts, "label": "outcome", "group": "site", "tokens": "note", "max_tokens": 12}
+    data |= {"validation": 0.2}
     run = tmp_path / "run"
     training = {"lr": 0.1, "epochs": 5}
     fedbayes.run(method="local", rounds=2, data=data, model=shape, training=training, out=run)
@@ -382,6 +384,20 @@ def test_clients_of_a_federation(bert, tmp_path, capsys):
         assert command("fuse", *clients, "-o", out, *options) == 0
         told = json.loads(capsys.readouterr().out)
     assert told["bytes"] < 20_000
+    # Counts and temperatures in the files are those of the teacher, as of whole networks.
+    asked = {"inputs": str(texts), "draws": 64, "minutes": 0, "rank": 3}
+    notes = fedbayes.fuse(clients, out=tmp_path / "python", **asked).notes
+    assert notes[0] == "counts of samples are those in the files"
+    assert "by counts of classes of the models at temperatures of" in notes[-1]
+    counts = tmp_path / "counts.json"
+    files = ModelFiles()
+    tables = [files[one][1].counts for one in clients]
+    counts.write_text(json.dumps(tables))
+    assert command("fuse", *clients, "-o", tmp_path / "same", *options, "--counts", counts) == 0
+    assert json.loads(capsys.readouterr().out)["divergence"] == told["divergence"]
+    counts.write_text("[[40], [30], [30]]")
+    assert command("fuse", *clients, "-o", tmp_path / "same", *options, "--counts", counts) == 0
+    assert json.loads(capsys.readouterr().out)["divergence"] != told["divergence"]
     names = read_weights(file)
     assert all(".lora_" in name or "classifier" in name for name in names)
     from peft import PeftModel
@@ -429,11 +445,83 @@ def test_what_cannot_be_fused_is_told_by_name(bert, adapters, tmp_path, capsys):
     )
     assert "to a folder" in refused(capsys, north, south, "-o", tmp_path / "x.safetensors")
     assert "would replace one of the inputs" in refused(capsys, north, south, "-o", south)
-    headless = write_adapter(bert, tmp_path / "headless", 4, task="FEATURE_EXTRACTION")
+    headless = write_adapter(bert, tmp_path / "headless", 4, task=None)
     assert "modules_to_save" in refused(capsys, north, headless, *out, "-m", "svd")
     biased = write_adapter(bert, tmp_path / "biased", 5, bias="lora_only")
     assert "trained biases" in refused(capsys, north, biased, *out)
     assert not (tmp_path / "out").exists()
+
+
+def test_adapters_for_other_tasks_are_told(bert, adapters, tmp_path, capsys):
+    """Their networks are not those that inputs go through, whatever shapes they have."""
+    north, _ = adapters
+    out = ("-o", tmp_path / "out")
+    tokens = [
+        write_adapter(bert, tmp_path / str(seed), seed, "TOKEN_CLS", kind="TokenClassification")
+        for seed in (1, 2)
+    ]
+    assert "is for TOKEN_CLS (task_type)" in refused(capsys, *tokens, *out)
+    assert "Fuse adapters for one task" in refused(capsys, north, tokens[0], *out, "-m", "svd")
+    plain = [write_adapter(bert, tmp_path / f"plain{k}", k, None) for k in (1, 2)]
+    assert "classifier.bias is neither in the files" in refused(capsys, *plain, *out)
+    headless = write_adapter(bert, tmp_path / "headless", 4, "FEATURE_EXTRACTION")
+    assert "two classes of one network" in refused(capsys, headless, plain[0], *out, "-m", "svd")
+    assert not (tmp_path / "out").exists()
+
+
+def test_a_base_network_that_has_moved(bert, adapters, tmp_path, monkeypatch, capsys):
+    """Names of one folder are one; other names need --base."""
+    monkeypatch.chdir(bert.parent)
+    near = write_adapter(bert.name, tmp_path / "near", 3)
+    fuse([adapters[0], near], tmp_path / "m", "-m", "svd")
+    moved = write_adapter(shutil.copytree(bert, tmp_path / "moved"), tmp_path / "far", 3)
+    both = (adapters[0], moved)
+    assert "write one base_model" in refused(capsys, *both, "-o", tmp_path / "n", "-m", "svd")
+    options = ["--base", bert, "--draws", "64", "--length", "12"]
+    same = fuse([adapters[0], near], tmp_path / "same", *options)
+    found = fuse(both, tmp_path / "found", *options)
+    one, two = (read_weights(f / "adapter_model.safetensors") for f in (same, found))
+    torch.testing.assert_close(one, two)
+
+
+def test_options_without_effect_are_told(bert, adapters, tmp_path, capsys):
+    out = ("-o", tmp_path / "out")
+    sums = tmp_path / "sums.json"
+    sums.write_text("{}")
+    assert "--sums has no effect on PEFT" in refused(capsys, *adapters, *out, "--sums", sums)
+    assert "at most 32 tokens" in refused(capsys, *adapters, *out, "--length", "33")
+    assert "a larger --ridge" in refused(capsys, *adapters, *out, "--ridge", "0", "--draws", "64")
+    counts = tmp_path / "counts.json"
+    counts.write_text("[[1, 2], [3, 4]]")
+    told = refused(capsys, *adapters, *out, "--counts", counts)
+    assert "counts of 2 classes, but the adapters predict 3" in told
+
+
+def test_a_head_that_is_tied_to_embeddings(bert, tmp_path, capsys):
+    """PEFT trains a copy of it, and so the networks here have one."""
+    from transformers import AutoModelForCausalLM, AutoTokenizer, GPT2Config, GPT2LMHeadModel
+
+    words = AutoTokenizer.from_pretrained(bert)
+    base, length = tmp_path / "gpt2", 12
+    words.save_pretrained(base)
+    sizes = {"n_embd": 32, "n_layer": 1, "n_head": 2, "n_positions": length}
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        config = GPT2Config(vocab_size=len(words), bos_token_id=2, eos_token_id=3, **sizes)
+        GPT2LMHeadModel(config).save_pretrained(base)
+    more = {"target_modules": ["c_attn"], "modules_to_save": ["lm_head"], "kind": "CausalLM"}
+    found = [write_adapter(base, tmp_path / str(k), k, "CAUSAL_LM", **more) for k in (1, 2)]
+    capsys.readouterr()
+    options = ["--draws", "1024", "--json"]
+    assert command("fuse", *found, "-o", tmp_path / "out", *options) == 0
+    told = list(json.loads(capsys.readouterr().out)["divergence"].values())
+    nets = [loaded(base, f, "CAUSAL_LM", kind="CausalLM") for f in (*found, tmp_path / "out")]
+    assert isinstance(nets[0].base_model.model, AutoModelForCausalLM._model_mapping[GPT2Config])
+    x = text_inputs("texts", str(base), length).draw(1000, np.random.default_rng(0)).long()
+    said = [logits(net, x)[x >= 0] for net in nets]
+    pooled = (said[0].softmax(-1) + said[1].softmax(-1)) / 2
+    gaps = [float((pooled * (pooled.log() - f.log_softmax(-1))).sum(-1).mean()) for f in said]
+    assert told == pytest.approx(gaps, rel=0.05)  # other texts
 
 
 def test_methods_of_adapters_name_them_for_other_files(tmp_path, capsys):

@@ -351,6 +351,10 @@ def test_files_that_do_not_fit_are_named(photos, tmp_path, capsys):
         torch.save({**torch.load(photos[0]), **change}, photos[1])
         assert command("fuse", *photos, "-o", tmp_path / "g.pt", *OF_EYES, *SMALL) == 2
         assert words in " ".join(capsys.readouterr().err.split())
+    for method in ("average", "permute"):
+        asked = (*OF_EYES, "-m", method)
+        assert command("fuse", *photos, "-o", tmp_path / "g.pt", *asked) == 2
+        assert "'see.bias' of c1 are not all finite" in " ".join(capsys.readouterr().err.split())
     counts = tmp_path / "counts.json"
     counts.write_text("[[1, 2, 3], [1, 2, 3], [1, 2, 3]]")
     torch.save(torch.load(photos[0]), photos[1])
@@ -916,6 +920,12 @@ def test_labels_of_no_class_are_told_before_anything_is_fused(photos, tmp_path, 
     said = capsys.readouterr().err
     assert "a label is 4, but the models have 4 classes, 0 to 3" in said
     assert not out.exists()
+    for most, warned in ((1.0, False), (16.0, True)):
+        np.savez(test, x=np.full((4, 3, 8, 8), most, np.float32), y=np.arange(4))
+        asked = (*OF_EYES, *SMALL, "--inputs", "leaves", "--test", test)
+        assert command("fuse", *photos, "-o", out, *asked) == 0
+        said = " ".join(capsys.readouterr().err.split())
+        assert ("from 16 to 16, but synthetic ones are in [0, 1]" in said) == warned
 
 
 @pytest.mark.parametrize(

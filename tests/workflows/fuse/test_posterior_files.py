@@ -226,6 +226,12 @@ def test_a_network_of_ones_own_is_named(tmp_path, capsys):
     assert "has no weights of model 'mlp'" in capsys.readouterr().err
     assert command(*asked) == 2
     assert "belongs to no linear layer" in capsys.readouterr().err
+    np.savez(data, x=rng.integers(0, 256, (12, 1, 8, 8), dtype=np.uint8), y=np.arange(12) % 2)
+    own = ("--model", "tests.helpers.toy_models:residual")
+    assert command(*asked, *own) == 2
+    told = " ".join(capsys.readouterr().err.split())
+    assert "m.pt has 3 outputs. The samples have 2 classes" in told
+    assert "set data.classes to all 3" in told
     assert not out.exists()
 
 
@@ -379,6 +385,9 @@ def test_a_temperature_is_the_best_on_rows_that_were_kept(client, capsys, monkey
         options={"xatol": 1e-8},
     )
     assert read_posterior(files[0])[0].temperature == pytest.approx(np.exp(best.x), rel=1e-3)
+    trained = ("--temperature", folder / "data.npz", "-o", folder / "low.safetensors")
+    assert command(*asked, "--std", "1", *trained) == 0
+    assert "has the rows of --data" in " ".join(capsys.readouterr().err.split())
     seen = []
     teach = network_fusing.teacher_of
     monkeypatch.setattr(network_fusing, "teacher_of", lambda *a: seen.append(a[3]) or teach(*a))

@@ -539,6 +539,6 @@ def test_numbers_of_a_file_without_a_card_are_not_guessed(place, run, new, tmp_p
     settings = (f"data.path={gaps}", "data.label=diagnosis", "data.missing=impute")
     words = ("evaluate", plain, *(word for one in settings for word in ("--set", one)))
     assert command(*words) == 2
-    assert "values are missing, and the model has no rule" in capsys.readouterr().err
+    assert "missing values, and the model has no rule" in capsys.readouterr().err
     assert command(*words, *numbers) == 0
     assert command(*words, "--set", "data.missing=drop") == 0

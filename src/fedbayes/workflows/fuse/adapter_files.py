@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from fedbayes.core import pretrained
 from fedbayes.core.files import parse_json, read_text, writable_folder, write_beside
 from fedbayes.core.seals import sealed
 from fedbayes.core.tensors import Tensors
@@ -83,8 +84,15 @@ def is_adapter(path: Path, files: ModelFiles) -> bool:
     return own.get("trains") == "lora" and own.get("name") in OTHERS
 
 
-def read_adapters(paths: Sequence[Path], files: ModelFiles) -> list[Adapter]:
+def read_adapters(
+    paths: Sequence[Path], files: ModelFiles, base: str | None = None
+) -> list[Adapter]:
     """Adapters of one base network.
+
+    Args:
+        paths: their folders or files.
+        files: those that were read before.
+        base: the network that a user says all folders are of, whatever they say.
 
     Raises:
         ModelError: one cannot be read, is of another kind than LoRA, or they do not go together.
@@ -101,10 +109,19 @@ def read_adapters(paths: Sequence[Path], files: ModelFiles) -> list[Adapter]:
                 f"{first.source} and {other.source}: one is a PEFT folder and the other a "
                 "client's file, whose base networks cannot be compared. Give all in one form"
             )
-        if other.digest != first.digest or (not first.digest and other.base != first.base):
+        if other.digest != first.digest or (not first.digest and not base and _moved(other, first)):
+            way = "Fuse adapters of one base network"
+            if not first.digest:
+                way += f", or write one base_model_name_or_path into each {CONFIG} if it is one"
             raise ModelError(
                 f"{other.source} is an adapter of another base network ({_base(other)}) than "
-                f"{first.source} ({_base(first)}). Fuse adapters of one base network"
+                f"{first.source} ({_base(first)}). {way}"
+            )
+        tasks = [str(one.config.get("task_type")) for one in (first, other)]
+        if len(set(tasks)) > 1 and "None" not in tasks:
+            raise ModelError(
+                f"{first.source} is for {tasks[0]} and {other.source} for {tasks[1]} (task_type). "
+                "Fuse adapters for one task"
             )
         for name in sorted(first.saved.keys() ^ other.saved.keys()):
             has, lacks = (first, other) if name in first.saved else (other, first)
@@ -124,6 +141,13 @@ def read_adapters(paths: Sequence[Path], files: ModelFiles) -> list[Adapter]:
 
 def _check_layers(first: Adapter, other: Adapter) -> None:
     """See that layers of one name have one shape."""
+    for one, two in ((first, other), (other, first)):
+        for name in one.layers.keys() - two.layers.keys():
+            if long := next((n for n in two.layers if n.endswith(f".{name}")), None):
+                raise ModelError(
+                    f"{one.source} changes the layer {name}, {two.source} {long}: adapters of two "
+                    "classes of one network. Fuse adapters of one class"
+                )
     for name in first.layers.keys() & other.layers.keys():
         shapes = [(len(a.layers[name].b), a.layers[name].a.shape[1]) for a in (first, other)]
         if shapes[0] != shapes[1]:
@@ -131,6 +155,11 @@ def _check_layers(first: Adapter, other: Adapter) -> None:
                 f"{other.source} changes the layer {name} of shape {shapes[1]}, {first.source} of "
                 f"shape {shapes[0]}. Fuse adapters of one base network"
             )
+
+
+def _moved(other: Adapter, first: Adapter) -> bool:
+    """Whether folders name different base networks."""
+    return pretrained.absolute(other.base) != pretrained.absolute(first.base)
 
 
 def _base(adapter: Adapter) -> str:
@@ -203,7 +232,12 @@ def _split(tensors: Tensors, source: str) -> tuple[dict[str, LowRank], Tensors]:
     parts: dict[str, dict[str, Tensor]] = {}
     saved: Tensors = {}
     for name, tensor in tensors.items():
-        if not tensor.is_floating_point() or not bool(torch.isfinite(tensor).all()):
+        if not tensor.is_floating_point():
+            raise ModelError(
+                f"{source} saved {name!r}, which counts something and has no mean. Leave its layer "
+                "out of modules_to_save"
+            )
+        if not bool(torch.isfinite(tensor).all()):
             raise ModelError(f"{source}: {name!r} has values that are not finite")
         end = next((end for end in _PARTS if name.endswith(end)), None)
         if end is not None:

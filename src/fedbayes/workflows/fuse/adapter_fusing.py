@@ -36,6 +36,7 @@ from fedbayes.inputs import InputPrior, Inputs, build_prior
 from fedbayes.inputs.texts import text_inputs
 from fedbayes.likelihoods import Likelihood, build_likelihood
 from fedbayes.likelihoods.categorical import Categorical
+from fedbayes.likelihoods.temperature import has_temperature
 from fedbayes.models import ModelSettings, build
 from fedbayes.models.others import (
     LanguageNetwork,
@@ -50,6 +51,7 @@ from fedbayes.workflows.fuse.function_settings import adapter_settings
 from fedbayes.workflows.fuse.job import Fused, FusionJob
 from fedbayes.workflows.fuse.methods import ADAPTERS
 from fedbayes.workflows.fuse.network_fusing import drawn_for
+from fedbayes.workflows.fuse.posterior_files import FROM_FILES, sent_counts, sent_temperatures
 from fedbayes.workflows.serve.model_files import read_counts
 
 HELD_OUT = 256
@@ -115,13 +117,19 @@ class _AdapterFusion:
             else adapter_settings(self.kind.settings, job.settings, job.minutes)
         )
         watch("reading adapters")
-        self.adapters = read_adapters(job.models, job.files)
+        base = getattr(self.settings, "base", None)
+        self.adapters = read_adapters(job.models, job.files, base)
         check_out(job.out, self.adapters, job.models)
         self.layers = sorted({layer for one in self.adapters for layer in one.layers})
         self.rank = self._rank()
-        table = None if job.counts is None else read_counts(job.counts, job.models)
+        self.folders = any(one.card is None for one in self.adapters)
+        table = None if self.folders else sent_counts(job.models, job.files)
+        if job.counts is not None:
+            table = read_counts(job.counts, job.models)
+        self.notes = () if table is None or job.counts is not None else (FROM_FILES,)
         self.counts = table[:, 0] if table is not None and table.shape[1] == 1 else table
         sizes = np.ones(len(self.adapters)) if table is None else table.sum(1).astype(float)
+        self.teacher: Teacher | None = None
         self.alpha: list[float] = (sizes / sizes.sum()).tolist()
 
     def run(self) -> Fused:
@@ -134,12 +142,20 @@ class _AdapterFusion:
         if base is None:
             layers = {layer: self._merged(layer, ()) for layer in self.layers}
         else:
-            layers, saved = self._on_inputs(base, clients, saved)
+            try:
+                layers, saved = self._on_inputs(base, clients, saved)
+            except torch.linalg.LinAlgError:  # type: ignore[attr-defined]
+                raise ConfigError(
+                    f"--ridge {self.settings.ridge:g}: the inputs of a layer do not determine its "
+                    "change. Give a larger --ridge, such as 0.001"
+                ) from None
         seconds = perf_counter() - begin
         scores: dict[str, float] = {}
-        notes = () if base is None else base.prior.notes
+        notes = (*self.notes, *(() if base is None else base.prior.notes))
         if base is not None:
             layers, saved, scores = self._finish(base, clients, layers, saved)
+            if base.likelihood is not None and has_temperature(base.likelihood):
+                notes = (*notes, self._teacher(base, clients).told)
         self.watch("writing")
         file = write_adapter(self.job.out, self.adapters, layers, saved, self.rank, self.name)
         size = sum(t.numel() for t in saved.values()) + sum(
@@ -209,6 +225,12 @@ class _AdapterFusion:
             raise ConfigError(
                 "--minutes has no effect on a language model, whose outputs for all tokens need "
                 "too much memory. Leave it out"
+            )
+        known = 0 if found.likelihood is None else found.likelihood.target.classes
+        if self.counts is not None and self.counts.ndim == 2 and self.counts.shape[1] != known:
+            raise ModelError(
+                f"{self.job.counts} has counts of {self.counts.shape[1]} classes, but the adapters "
+                f"predict {known or 'none. Give a number of samples for each, as [[40], [60]]'}"
             )
         return found
 
@@ -288,8 +310,14 @@ class _AdapterFusion:
 
     def _teacher(self, base: BaseNetwork, clients: Sequence[nn.Module]) -> Teacher:
         """The clients together."""
+        if self.teacher is not None:
+            return self.teacher
         named = dict(zip([one.source for one in self.adapters], clients, strict=True))
-        return teacher_of(named, self.counts, base.likelihood, None, base.inputs)[0]
+        warmth: list[float | None] | None = None
+        if not self.folders and base.likelihood is not None and has_temperature(base.likelihood):
+            warmth = sent_temperatures(self.job.models, self.job.files)
+        self.teacher = teacher_of(named, self.counts, base.likelihood, warmth, base.inputs)[0]
+        return self.teacher
 
     def _heads(self, inside: nn.Module) -> list[str]:
         """Dense layers that clients trained whole."""
@@ -435,6 +463,12 @@ def open_base(
     """
     first = adapters[0]
     if first.card is not None and first.settings is not None:
+        for option in ("base", "length"):
+            if option in settings.model_fields_set:
+                raise ConfigError(
+                    f"--{option} has no effect on clients' files, which have their own. Leave it "
+                    "out"
+                )
         card = first.card
         plain = first.settings.model_copy(update={"trains": "head"})
         shape, outputs = card.preprocessing.shape, card.likelihood.outputs
@@ -443,26 +477,44 @@ def open_base(
             card.preprocessing, first.settings, job.inputs or "auto", job.sums, job.seed
         )
         return BaseNetwork(module, inputs, prior, card.likelihood)
+    if job.sums:
+        raise ConfigError(
+            "--sums has no effect on PEFT folders. Give texts with --inputs FILE, or leave it out"
+        )
     name = settings.base or first.base
     if not name:
         raise ModelError(
             f"{first.source} does not give its base network. Give it with --base, or use --method "
             "svd"
         )
-    if first.config.get("task_type") == "CAUSAL_LM":
+    task = first.config.get("task_type")
+    if task not in (None, "SEQ_CLS", "CAUSAL_LM"):
+        raise ModelError(
+            f"{first.source} is for {task} (task_type), but inputs are only for SEQ_CLS and "
+            "CAUSAL_LM. Use --method svd, which needs none"
+        )
+    if task == "CAUSAL_LM":
         found = language_model(name, ModelError, "causal")
         if found is None:
             raise ModelError(f"{name} is not a causal language model, unlike {first.source}")
-        prior = text_inputs(job.inputs, name, _length(found[0].network, settings.length))
+        prior = text_inputs(job.inputs, name, _length(found[0].network.config, settings))
         return BaseNetwork(found[0], _plain(prior, job.seed), prior, None)
     return _classifier(first, name, job, settings)
 
 
-def _length(network: nn.Module, wanted: int) -> int:
-    """Tokens of a text: what is wanted, as far as the network takes it."""
-    config: Any = network.config
-    most = getattr(config.get_text_config(), "max_position_embeddings", None)
-    return wanted if most is None else min(wanted, int(most))
+def _length(config: Any, settings: AdapterInputSettings) -> int:
+    """Tokens of a text: by default as many as the network takes, up to the setting.
+
+    Raises:
+        ConfigError: the user wants more than the network takes.
+    """
+    most = getattr(config.get_text_config(), "max_position_embeddings", None) or settings.length
+    if settings.length > most and "length" in settings.model_fields_set:
+        raise ConfigError(
+            f"--length {settings.length}: the base network takes at most {most} tokens. Give "
+            f"{most} or less"
+        )
+    return min(settings.length, int(most))
 
 
 def _plain(prior: InputPrior, seed: int) -> Inputs:
@@ -484,6 +536,7 @@ def _classifier(
     sizes = [len(t) for t in first.saved.values() if t.ndim == 2]
     outputs = min(sizes) if sizes else config.num_labels
     own = ModelSettings(name="transformers", pretrained=name, trains="head")
+    module: Any
     channels, side = getattr(config, "num_channels", None), getattr(config, "image_size", None)
     if side is not None and channels is not None:
         sides = (side, side) if isinstance(side, int) else tuple(side)
@@ -493,11 +546,15 @@ def _classifier(
         mean, std = torch.tensor(processor.image_mean), torch.tensor(processor.image_std)
         inputs = Inputs(prior, mean, std, job.seed)
     else:
-        most = getattr(config.get_text_config(), "max_position_embeddings", None)
-        length = settings.length if most is None else min(settings.length, most)
+        length = _length(config, settings)
         module = build_other(own, (length,), outputs)
         prior = text_inputs(job.inputs, name, length)
         inputs = _plain(prior, job.seed)
+    if lost := sorted(module.absent - first.saved.keys()):
+        raise ModelError(
+            f"{lost[0]} is neither in the files of {name} nor in {first.source}, so its values "
+            "would be random. Train it with modules_to_save, or use --method svd"
+        )
     if outputs == 1:
         raise ModelError(
             f"{first.source} predicts one number, and its unit is unknown. Use --method svd"

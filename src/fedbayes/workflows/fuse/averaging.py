@@ -14,7 +14,7 @@ from fedbayes.core.tensors import Tensors, parameter_count
 from fedbayes.errors import ModelError, warn
 from fedbayes.fusion.combining import MergedWeights, Merging
 from fedbayes.models.resize import with_weights
-from fedbayes.models.steps import stored
+from fedbayes.models.steps import require_finite, stored
 from fedbayes.storage.card import Card
 from fedbayes.workflows.fuse.client_models import read_silos
 from fedbayes.workflows.fuse.job import Fused, FusionJob, checked
@@ -58,6 +58,8 @@ def networks(job: FusionJob, name: str, watch: Callable[[str], None], _: object)
         raise ModelError(
             "programs cannot be averaged. Give files of weights, or use --method function"
         )
+    for path, network in silos.networks.items():
+        require_finite(network, silos.short[path])
     clients = list(silos.networks.values())
     samples = np.ones(len(clients))
     if job.counts is not None:
@@ -71,7 +73,9 @@ def networks(job: FusionJob, name: str, watch: Callable[[str], None], _: object)
     base = getattr(settings, "base", None)
     if base is not None:  # in the order of layers and classes of the first network
         both = read_silos([job.models[0], base], job.model, job.seen, job.like, job.files)
-        base = stored(list(both.networks.values())[-1])
+        start = list(both.networks.values())[-1]
+        require_finite(start, "--base")
+        base = stored(start)
     draw: Callable[[int], Tensor] | None = None
     notes: tuple[str, ...] = ()
     if repair:

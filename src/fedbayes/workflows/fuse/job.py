@@ -257,6 +257,8 @@ class FusionJob:
             )
         inputs = [*self.models, self.counts, *self.sums, self.test, self.like, self.select]
         inputs.append(self.temperature_data)
+        if isinstance(base := self.settings.get("base"), str | Path):
+            inputs.append(Path(base))
         written: dict[Path, str] = {}
         for what, (path, formats) in outputs.items():
             if path is None:

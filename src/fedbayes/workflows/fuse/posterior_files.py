@@ -32,7 +32,7 @@ from fedbayes.models import (
     ModelSettings,
 )
 from fedbayes.models.files import kept_order
-from fedbayes.models.open import open_dense, open_weights
+from fedbayes.models.open import OpenedWeights, absent_classes, open_dense, open_weights
 from fedbayes.models.steps import stored
 from fedbayes.storage.card import Card
 from fedbayes.workflows.serve.evaluation_set import find_training, is_program, refuse_own_order
@@ -132,6 +132,11 @@ class PosteriorJob:
                 "has no temperature. Leave the option out"
             )
         assert self.temperature is not None
+        if self.temperature.resolve() == self.data.resolve():
+            warn(
+                f"--temperature {self.temperature} has the rows of --data. If the model trained on "
+                "them, its temperature is too low: give rows that were kept aside"
+            )
         scaling = (self.mean, self.std)
         found = find_training(self.model, self.temperature, self.given, scaling)
         rows = found.preprocessing.apply(found.samples.x)
@@ -183,9 +188,23 @@ def open_module(
         return module, names
     frozen = None if card is None else card.frozen
     opened = open_weights(weights, settings, shape, likelihood, source, frozen=frozen)
+    if (outputs := _outputs(opened, likelihood)) and (way := absent_classes(outputs, likelihood)):
+        raise ModelError(f"{source} has {outputs} outputs{way}")
     # Shared tensors have several names in the module, and one here.
     opened.network.module.load_state_dict(opened.require(), strict=False)
     return opened.network.module, dict(opened.names)
+
+
+def _outputs(opened: OpenedWeights, likelihood: Likelihood) -> int:
+    """The outputs of a file's network where only their number keeps it from fitting; else 0."""
+    found: set[int] = set()
+    for name, wanted in opened.network.start.items():
+        own = None if opened.named is None else opened.named[name]
+        if own is None or own.shape[1:] != wanted.shape[1:]:
+            return 0
+        if own.shape != wanted.shape:
+            found.add(len(own) if len(wanted) == likelihood.outputs else 0)
+    return found.pop() if len(found) == 1 else 0
 
 
 def _renamed(found: Posterior, names: dict[str, str]) -> Posterior:

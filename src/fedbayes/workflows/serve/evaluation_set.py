@@ -185,7 +185,7 @@ def _silent(
         return own, "by --mean and --std"
     if x.dtype.kind == "f" and bool(np.isnan(x).any()):
         raise DataError(
-            f"{dataset.name}: values are missing, and the model has no rule to impute them. "
+            "samples have missing values, and the model has no rule to impute them. "
             "Give --mean (used for missing values) and --std, or leave such rows out with --set "
             "data.missing=drop"
         )

@@ -334,6 +334,12 @@ def read_samples(
         if x.dtype == np.uint8 and len(preprocessing.shape) == 3:
             x, _ = arrange(x, "auto", str(path))
             x = x.astype(np.float32) / 255 if unit else x
+        elif unit and len(preprocessing.shape) == 3 and (np.nanmin(x) < 0 or np.nanmax(x) > 1):
+            warn(
+                f"{path}: values of images are from {np.nanmin(x):g} to {np.nanmax(x):g}, but "
+                "synthetic ones are in [0, 1]. Divide them, and give --mean and --std if networks "
+                "trained on other values"
+            )
         with told_as(DataError, str(path), DataError):
             return Samples(preprocessing.apply(x), labels)
     x = x.astype(np.float32)
