@@ -139,6 +139,10 @@ class FederatedData(Brief):
         """Names of the clients [S]."""
         return self.partition.names
 
+    def number(self, client: int) -> int:
+        """The number that splits of a client's rows depend on, as `Partition.numbers`."""
+        return self.partition.numbers[client] if self.partition.numbers else client
+
     @property
     def owners(self) -> Rows:
         """The clients that `train_sizes`, `test_sizes` and `counts` are of, and whose test samples

@@ -2,7 +2,7 @@
 
 import io
 from collections.abc import Collection
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
@@ -44,6 +44,9 @@ class Partition(Brief):
     """Where each client's test rows begin, int64 [S + 1]."""
     names: tuple[str, ...]
     """Names of the clients [S]."""
+    numbers: tuple[int, ...] = ()
+    """Their numbers before others were taken out [S]. Splits of their rows depend on these. Empty:
+    nobody was."""
 
     @property
     def clients(self) -> int:
@@ -59,7 +62,7 @@ class Partition(Brief):
         return self.test[self.test_offsets[client] : self.test_offsets[client + 1]]
 
     def without(self, names: Collection[str]) -> "Partition":
-        """The partition of the other clients, each with the rows that it has.
+        """The partition of the other clients, each with the rows and the number that it has.
 
         Raises:
             DataError: There is no client of such a name, or none would be left.
@@ -77,7 +80,8 @@ class Partition(Brief):
             own = [every(client) for client in kept]
             rows[part] = np.concatenate(own)
             rows[f"{part}_offsets"] = np.cumsum([0, *map(len, own)], dtype=np.int64)
-        return Partition(**rows, names=tuple(self.names[client] for client in kept))
+        numbers = tuple(self.numbers[client] if self.numbers else client for client in kept)
+        return Partition(**rows, names=tuple(self.names[c] for c in kept), numbers=numbers)
 
     def dump(self) -> bytes:
         """As the content of an `.npz` file."""
@@ -89,6 +93,7 @@ class Partition(Brief):
             test=self.test,
             test_offsets=self.test_offsets,
             names=np.array(self.names, dtype=np.str_),
+            numbers=np.array(self.numbers, dtype=np.int64),
         )
         return file.getvalue()
 
@@ -112,9 +117,10 @@ class Partition(Brief):
         ):
             arrays = {name: file[name] for name in _RAGGED}
             names = tuple(str(name) for name in file["names"])
-        if not _consistent(arrays, len(names)):
+            numbers = tuple(int(n) for n in file["numbers"]) if "numbers" in file else ()
+        if not _consistent(arrays, len(names)) or len(numbers) not in (0, len(names)):
             raise DataError(f"the partition file {path} is inconsistent. Create it again")
-        return cls(**arrays, names=names)
+        return cls(**arrays, names=names, numbers=numbers)
 
 
 _RAGGED = ("train", "train_offsets", "test", "test_offsets")
@@ -187,7 +193,8 @@ def partition(dataset: Dataset, settings: DataSettings, seed: int) -> Partition:
         )
         _refuse_small(train, settings)
     found = Partition(train.rows, train.offsets, test.rows, test.offsets, division.names)
-    return found.without(settings.exclude) if settings.exclude else found
+    # Nothing was split yet, so the others count from 0.
+    return replace(found.without(settings.exclude), numbers=()) if settings.exclude else found
 
 
 def _fraction(dataset: Dataset, settings: DataSettings) -> float | None:

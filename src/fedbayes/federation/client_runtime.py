@@ -133,6 +133,9 @@ class Evaluation:
 class Data(Protocol):
     """The data of the clients, as `fedbayes.data.FederatedData` has them."""
 
+    def number(self, client: int) -> int:
+        """The number that splits of a client's samples depend on."""
+
     def train(self, client: int) -> Samples:
         """Training samples of a client."""
 
@@ -470,7 +473,7 @@ class ClientRuntime:
         every = self.data.all_train() if self.method.reports.pooled else self.data.train(client)
         share = self.held_out if client in calibrating(self.run) else 0.0
         count = held_out_of(len(every.y), share)
-        return _divided(every, count, self.run.seed, "temperature", client)
+        return _divided(every, count, self.run.seed, "temperature", self.data.number(client))
 
     def _scored(
         self, task: Task, draw: Sampler, test: Samples, measures: tuple[str, ...]
@@ -526,7 +529,7 @@ class ClientRuntime:
         """What a client trains on, and what its early stopping watches: the same every round."""
         if not (count := set_aside(len(samples.y), self.run.training.validation)):
             return samples, None
-        return _divided(samples, count, self.run.seed, "validation", client)
+        return _divided(samples, count, self.run.seed, "validation", self.data.number(client))
 
 
 class _Begun(NamedTuple):

@@ -76,17 +76,18 @@ class Contributions:
         """What the numbers are of, in words."""
         drawn = f", over {self.orders:,} orders of clients" if self.orders else ""
         gain = self.everyone - self.nobody
-        above = any(one.left_out > max(gain, 0.0) for one in self.clients.values())
+        rounding = 1e-9 * (1 + abs(gain))
+        above = any(one.left_out > max(gain, 0.0) + rounding for one in self.clients.values())
         advice = (
-            "Without some client the model is worse than without clients, as it was not trained "
+            "Without some client the model is worse than the untrained one, as it was not trained "
             "further. Only compare the order of clients."
             if above
             else "If the two differ, trust leave-one-out."
         )
         return (
             f"Nats a row of {self.rows:,} validation rows, ± standard error{drawn}. The Shapley "
-            f"values sum to {gain:.4f}: from {self.nobody:.4f} without "
-            f"clients to {self.everyone:.4f} with all. Clients are left out without retraining, "
+            f"values sum to {gain:.4f}: from {self.nobody:.4f}, of the untrained model, to "
+            f"{self.everyone:.4f} with all clients. Clients are left out without retraining, "
             f"and sets of few clients predict poorly. {advice}"
         )
 

@@ -114,7 +114,7 @@ def test_in_the_folder_on_the_page_and_on_the_command_line(run, tmp_path, capsys
     assert read_contributions(run.folder) == found
     gain = found.everyone - found.nobody
     above = any(one.left_out > gain for one in found.clients.values())
-    assert ("worse than without clients" in found.note) == above
+    assert ("worse than the untrained one" in found.note) == above
     assert ("trust leave-one-out" in found.note) != above
     assert "trust leave-one-out" in replace(found, everyone=found.nobody + 99).note
     total = sum(one.shapley for one in found.clients.values())
@@ -135,5 +135,20 @@ def test_where_there_are_none(run, tmp_path):
     ):
         contributions(averaged.folder)
     all_train = fedbayes.run(method="pvi", calibration="none", out=tmp_path / "b", **SETTINGS)
-    with pytest.raises(RunError, match="no validation rows"):
+    with pytest.raises(RunError, match=r"no validation rows.*calibration = 'temperature'"):
         contributions(all_train.folder)
+    numbers = fedbayes.run(method="pvi", rounds=1, data={"name": "diabetes", "clients": 2})
+    with pytest.raises(RunError, match=r"no validation rows\. .* data\.validation = 0\.2$"):
+        contributions(numbers.folder)
+
+
+def test_a_client_that_is_alone_adds_all(tmp_path):
+    alone = fedbayes.run(
+        method="pvi", rounds=1, data={"name": "diabetes", "clients": 1, "validation": 0.2}
+    )
+    found = contributions(alone.folder)
+    one = found.clients["client-0"]
+    assert one.left_out == pytest.approx(one.shapley)
+    assert one.left_out == pytest.approx(found.everyone - found.nobody)
+    below = replace(found, nobody=found.everyone - one.left_out * (1 + 1e-14))
+    assert "untrained one" not in below.note

@@ -17,7 +17,9 @@ from fedbayes.errors import DataError, RunError
 from fedbayes.inference.gaussian import NaturalGaussian, standard
 from fedbayes.methods.fedlap import FedLap
 from fedbayes.methods.pvi import Pvi
+from fedbayes.runs.build import build_runtime
 from fedbayes.runs.simulation import Simulation
+from fedbayes.workflows.calibrate.ended_run import EndedRun
 from fedbayes.workflows.clients.forgetting import FORGOTTEN_FILE, begin, forgotten
 from tests.helpers.command_line import command
 from tests.helpers.places import network, run_of
@@ -172,6 +174,7 @@ def test_nothing_of_the_client_is_in_the_new_run(tmp_path):
     assert list(found.summary["per_client"]["global"]) == names
     told = json.loads((found.folder / FORGOTTEN_FILE).read_text())
     assert {**told, "removed": 0, "remains": 0} == {
+        "earlier": [],
         "client": "client-1",
         "run": str(tmp_path / "a"),
         "way": "factor",
@@ -220,7 +223,7 @@ def test_the_file_with_the_rows_of_the_client_is_named(tmp_path):
     def places(run, client):
         told = begin(run.folder.path, client, run.folder.path.with_suffix(".new"), 0).remains
         (found,) = (text for text in told if text.startswith(f"the rows of {client} in "))
-        return found.removesuffix(". Delete them there").split(" in ", 1)[1]
+        return found.split(". Delete them there")[0].split(" in ", 1)[1]
 
     assert places(together, "south") == str(tmp_path / "whole.csv")
     assert places(mixed, "client-1") == ", ".join(map(str, files))
@@ -266,6 +269,61 @@ def test_two_clients_one_after_the_other(tmp_path):
     assert twice.config.data.exclude == ("client-3", "client-0")
     for name, wanted in other.model.items():
         torch.testing.assert_close(twice.model[name], wanted, rtol=1e-6, atol=1e-7)
+
+
+@pytest.mark.parametrize("gone", ["north", "south"])
+def test_rows_held_out_are_rows_that_nobody_trained_on_before(gone, tmp_path):
+    """Numbers of clients change, but not which of their rows are held out."""
+    frame = pd.DataFrame({"a": np.arange(120.0), "ward": ["north", "south", "west"] * 40})
+    frame["label"] = np.random.default_rng(0).choice(["x", "y"], 120)
+    frame.to_csv(tmp_path / "wards.csv", index=False)
+    data = {"path": tmp_path / "wards.csv", "label": "label", "group": "ward"}
+    more = {"method": "pvi", "rounds": 1, "model": {"hidden": []}, "training": {"steps": 1}}
+    before = fedbayes.run(data=data, out=tmp_path / "a", **more)
+    once = fedbayes.forget(before, gone, out=tmp_path / "b", rounds=0)
+    other = next(name for name in ("south", "north") if name != gone)
+    twice = fedbayes.forget(once, other, out=tmp_path / "c", rounds=0)
+
+    def held_out(run):
+        ended = EndedRun.open(run.folder, personal=False)
+        runtime = build_runtime(ended.config, ended.data, quiet=True)
+        parts = [runtime.parts(client)[1].x for client in range(ended.data.clients)]
+        return dict(zip(ended.data.names, parts, strict=True))
+
+    first = held_out(before)
+    assert len(first["west"])
+    for run in (once, twice):
+        for name, x in held_out(run).items():
+            assert torch.equal(x, first[name])
+
+
+def test_what_remains_of_names_and_of_clients_that_went_earlier(tmp_path):
+    frame = pd.DataFrame({"a": np.arange(120.0), "ward": ["north", "south", "west"] * 40})
+    frame["sex"] = np.where(frame["ward"] == "south", "none", "f")
+    frame["label"] = np.where((frame["ward"] == "south") & (frame["a"] > 60), "z", "x")
+    frame.loc[frame["a"] % 2 == 0, ["sex", "label"]] = ["m", "y"]
+    frame.to_csv(tmp_path / "wards.csv", index=False)
+    data = {"path": tmp_path / "wards.csv", "label": "label", "group": "ward"}
+    more = {"rounds": 1, "model": {"hidden": []}, "training": {"steps": 1}}
+
+    def told(method, client):
+        out = tmp_path / f"{method}-{client}"
+        run = fedbayes.run(method=method, data=data, out=tmp_path / f"old-{out.name}", **more)
+        return out, "; ".join(begin(run.folder.path, client, out, 1).remains)
+
+    assert "sex=none, z" in told("fedavg", "south")[1]
+    once, remains = told("pvi", "south")
+    assert "sex=none, z" in remains
+    assert "new run has" not in told("pvi", "west")[1]
+    twice = begin(once, "west", tmp_path / "twice", 1)
+    assert twice.earlier == ("south",)
+    assert any("count the training rows of south, west" in text for text in twice.remains)
+    assert forgotten(tmp_path / "twice") == twice
+    with pytest.raises(RunError, match="is inside of"):
+        begin(once, "west", once / "inside", 1)
+    frame[frame["ward"] != "south"].to_csv(tmp_path / "wards.csv", index=False)
+    with pytest.raises(RunError, match=r"changed since \S*pvi-south began: classes"):
+        begin(once, "west", tmp_path / "late", 1)
 
 
 def test_averages_start_again_as_if_the_client_had_never_been_there(tmp_path):

@@ -28,6 +28,7 @@ from fedbayes.core.tensors import Samples, to, unpack
 from fedbayes.errors import ConfigError, RunError
 from fedbayes.federation.client_runtime import read_state
 from fedbayes.federation.engine_table import ENGINES
+from fedbayes.likelihoods.temperature import has_temperature
 from fedbayes.methods import METHODS
 from fedbayes.runs.build import build_runtime
 from fedbayes.storage.calibrations import calibrated_model
@@ -86,9 +87,11 @@ def contributions(
         )
     rows = validation_rows(ended)
     if not len(rows.y):
+        way = ", or calibration = 'temperature', which holds out a tenth of the training rows"
+        fits = ended.config.calibration == "none" and has_temperature(run.likelihood)
         raise RunError(
-            f"{ended.folder} has no validation rows. Run it with calibration = 'temperature', "
-            "which holds out a tenth of the training rows, or with data.validation = 0.2"
+            f"{ended.folder} has no validation rows. Run it with data.validation = 0.2"
+            f"{way if fits else ''}"
         )
     progress = ended.folder.progress(ended.folder.best_round())
     assert progress is not None

@@ -28,13 +28,13 @@ from fedbayes.contracts import AnyMethod, Federation, Method, Reports, Stateless
 from fedbayes.core.files import json_text, parse_json, read_text, write_beside
 from fedbayes.core.tensors import pack, unpack
 from fedbayes.core.wording import listed
-from fedbayes.data import Partition, Preprocessing, load_dataset
+from fedbayes.data import FederatedData, Partition, Preprocessing, load_dataset
 from fedbayes.data.frame_files import FILE, without_rows
 from fedbayes.data.sources.tables import client_files
 from fedbayes.errors import RunError
 from fedbayes.federation.client_runtime import read_state, write_state
 from fedbayes.federation.engine_table import ENGINES
-from fedbayes.runs.build import stored_run
+from fedbayes.runs.build import stored_data, stored_run
 from fedbayes.runs.simulation import Simulation
 from fedbayes.start import Listener, either
 from fedbayes.storage.activity import Notify, unnoticed
@@ -70,6 +70,8 @@ class Forgotten:
     """What the new run no longer has, in words."""
     remains: tuple[str, ...]
     """What cannot be removed, or lies elsewhere, in words."""
+    earlier: tuple[str, ...] = ()
+    """Clients that were removed before it, of whom as much remains."""
 
     def lines(self) -> list[str]:
         """All of it, a line each."""
@@ -89,7 +91,7 @@ def forgotten(folder: Path | str) -> Forgotten:
     path = Path(folder) / FORGOTTEN_FILE
     try:
         told = parse_json(read_text(path))
-        lists = {name: tuple(told[name]) for name in ("removed", "remains")}
+        lists = {name: tuple(told.get(name, ())) for name in ("removed", "remains", "earlier")}
         return Forgotten(**{**told, **lists})
     except FileNotFoundError:
         raise RunError(
@@ -188,6 +190,8 @@ def begin(
     RunFolder(run).give_objects(objects)
     withdrawal = Withdrawal.open(RunFolder(run), client)
     RunFolder(out).require_vacant()
+    if run.resolve() in out.resolve().parents:
+        raise RunError(f"{out} is inside of {run}, which you delete later. Choose another folder")
     if out.exists() and next(out.iterdir(), None) is not None:
         raise RunError(f"{out} is not empty. Give a new folder")
     with _renamed_when_whole(out) as beside:
@@ -279,6 +283,7 @@ class Withdrawal:
             notify: called with the name of each step that takes long.
         """
         more = self._rounds(rounds)
+        data = stored_data(self.config, self.folder, changed="refuse")
         config = self._settings(more if self.progress is None else 1 + more)
         division = self.division.without([self.name])
         preprocessing = self.folder.preprocessing()
@@ -295,8 +300,16 @@ class Withdrawal:
             RunFolder(place).create(config, division, preprocessing)
             odd = self._adopt(self.progress, place, notify)
         done = 0 if self.progress is None else self.progress.round
-        removed, remains = self._removed(), self._remains(more, odd=odd)
-        return Forgotten(self.name, str(self.folder), self.way, done, more, removed, remains)
+        return Forgotten(
+            self.name,
+            str(self.folder),
+            self.way,
+            done,
+            more,
+            self._removed(),
+            self._remains(self._only_own(data), odd=odd),
+            self._earlier(),
+        )
 
     def _rounds(self, rounds: int | None) -> int:
         """Rounds that follow."""
@@ -419,6 +432,29 @@ class Withdrawal:
             + (", and from the copy of the data" if self.config.data.keep else ""),
         )
 
+    def _earlier(self) -> tuple[str, ...]:
+        """Clients that were removed before, and are part of the state that rounds start from."""
+        if self.way == "start" or not (self.folder.path / FORGOTTEN_FILE).exists():
+            return ()
+        before = forgotten(self.folder.path)
+        return () if before.way == "start" else (*before.earlier, before.client)
+
+    def _only_own(self, data: FederatedData) -> list[str]:
+        """Categories and classes that no other client has, but whose names the new run has."""
+        if data.division is None or (self.config.data.keep and self.way == "start"):
+            return []
+        dataset, others = data.dataset, self.division.without([self.name])
+        rows = np.concatenate([others.train, others.test])
+        found, place = [], 0
+        for column in dataset.columns:
+            codes = dataset.x[rows, place] if column.categories else ()
+            place += len(column.codes)
+            there = set(np.unique(codes).tolist())
+            gone = (c for code, c in enumerate(column.categories) if code not in there)
+            found += [f"{column.name}={category}" for category in gone]
+        there = set(np.unique(dataset.y[rows]).tolist()) if dataset.classes else set()
+        return found + [c for code, c in enumerate(dataset.classes) if code not in there]
+
     def _own(self) -> str:
         """Where the client's rows come from, in words; empty if from no data of the user's own."""
         data = self.config.data
@@ -428,24 +464,33 @@ class Withdrawal:
         # A client of rows of several files has another name than they.
         return str(files.get(self.name) or listed(files.values()))
 
-    def _remains(self, rounds: int, *, odd: bool) -> tuple[str, ...]:
+    def _remains(self, only_own: list[str], *, odd: bool) -> tuple[str, ...]:
         """What cannot be removed, or lies elsewhere, in words."""
         name, run, config = self.name, self.folder, self.config
+        every = listed((*self._earlier(), name))
         found = [
             f"{run} still has all of it. Delete the folder and its copies",
             f"copies of models, predictions and reports of {run} that others have",
         ]
         if (own := self._own()) and not config.data.keep:
-            found.append(f"the rows of {name} in {own}. Delete them there")
+            found.append(
+                f"the rows of {name} in {own}. Delete them there. The new run then still "
+                "predicts, but does not resume or evaluate"
+            )
         if config.data.summaries:
             found.append(
                 f"the sums in data.summaries, if one of the files belongs to {name}: columns are "
                 "encoded with them"
             )
+        if only_own:
+            found.append(
+                "names of categories and classes that no client of the new run has: "
+                f"{listed(only_own)}"
+            )
         if self.way == "factor":
             found.append(
-                f"the other clients' factors were trained together with that of {name}. {rounds} "
-                "rounds without it move them toward what retraining from the beginning gives"
+                f"the other clients' factors were trained together with {every}. Rounds that "
+                "follow move them toward what retraining from the beginning gives"
             )
         if odd:
             found.append(
@@ -454,10 +499,10 @@ class Withdrawal:
                 "new run removes it"
             )
         if self.way != "start":
-            found.append(f"the means and SDs of the inputs count the training rows of {name}")
+            found.append(f"the means and SDs of the data count the training rows of {every}")
             if config.settings_chosen:
                 found.append(
-                    f"settings that were chosen automatically with {name}: "
+                    f"settings that were chosen automatically with {every}: "
                     f"{', '.join(config.settings_chosen)}"
                 )
         return tuple(found)
