@@ -423,7 +423,8 @@ def test_a_node_with_own_data_knows_how_many_clients_there_are(method, tmp_path)
         assert (there.run.clients, there.run.cohort) == (3, 2)
         (task,) = sent.tasks([client], {})
         rows = there.data.train(client)
-        here = replace(here, data=SimpleNamespace(train=lambda _, rows=rows: rows, test=data.test))
+        own = SimpleNamespace(train=lambda _, rows=rows: rows, test=data.test, number=data.number)
+        here = replace(here, data=own)
         assert there.train(task).report == here.train(task).report
 
 

@@ -318,6 +318,7 @@ def settings(table, **changes):
         "metrics": list(ASKED),
         "data": {"path": table, "label": "ill", "group": "site"},
         "model": {"hidden": [4]},
+        "calibration": "none",
         **changes,
     }
 

@@ -5,10 +5,12 @@ from contextlib import nullcontext
 from pathlib import Path
 
 import numpy as np
+import pandas as pd
 import pytest
 import torch
 from torch import nn
 
+import fedbayes
 from fedbayes.contracts import Report
 from fedbayes.contracts.personal import PersonalTensors
 from fedbayes.core.targets import Target
@@ -185,3 +187,23 @@ def test_networks_that_do_not_fit_are_named():
         method.local(
             method.message(method.init(run), at(run)), PersonalTensors(), logistic(), at(run)
         )
+
+
+def test_an_honest_client_two_deviations_away_is_not_rejected():
+    """By its squared distance it would be far more than five times the median client."""
+    rng = np.random.default_rng(0)
+    intercepts = rng.normal(size=12)
+    intercepts[0] = 2.0
+    frames = [
+        pd.DataFrame({"x": (x := rng.normal(size=17)), "y": b + x + rng.normal(size=17), "site": k})
+        for k, b in enumerate(intercepts)
+    ]
+    done = fedbayes.run(
+        method="hierarchical",
+        data=pd.concat(frames),
+        label="y",
+        group="site",
+        model={"hidden": []},
+        rounds=10,
+    )
+    assert done.summary["refused_reports"] == 0

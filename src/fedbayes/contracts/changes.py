@@ -147,6 +147,12 @@ class ChangeCoordinates:
         return moved(report, changes, self.origin(report))
 
 
+def length_of(part: str, tensors: Tensors, declared: Reports) -> float:
+    """The L2 norm of a part's change, or its root where these are squares (`Part.squared`)."""
+    found = norm(tensors.values())
+    return math.sqrt(found) if declared.part(part).squared else found
+
+
 def typical_norms(method: Any, server: Any, run: "Federation") -> dict[str, float]:
     """By part, the L2 norm that changes are measured by where a cohort tells little; parts that are
     not here have none (`Part.typical`).
@@ -157,8 +163,9 @@ def typical_norms(method: Any, server: Any, run: "Federation") -> dict[str, floa
     for name, tensor in origin.items():
         part = part_of(name, tensor.dtype, run.network)
         parts.setdefault(part, {})[name] = tensor.double()
-    norms = {part: norm(tensors.values()) for part, tensors in parts.items()}
-    for part, p in Reports.of(method).parts.items():
+    declared = Reports.of(method)
+    norms = {part: length_of(part, tensors, declared) for part, tensors in parts.items()}
+    for part, p in declared.parts.items():
         if p.typical is not None:
             typical = p.typical
             norms[part] = typical if isinstance(typical, float) else typical(method, server, run)

@@ -75,6 +75,9 @@ class Part:
     """The L2 norm that a change of the part is measured by where a cohort tells little
     (`aggregation.max_change`); infinity: it needs no bound. None: that of what the server has of
     it (`Method.origin`)."""
+    squared: bool = False
+    """Whether its numbers are squares of distances, as second moments are. Its norm is then the
+    root of the L2 norm, as honest distances differ by less than their squares."""
     uncompressed: str = ""
     """Why it may not arrive with an error that is right on average, in words; then no part may.
     Empty: it may."""

@@ -98,10 +98,18 @@ class Hierarchical(Method[PopulationServer, PersonalTensors, Sum]):
                 exact=True,
                 linear=False,
                 range=65536.0,
+                squared=True,
                 joint="an entrywise median of covariance matrices is not a covariance matrix. "
                 "Set method.covariance = 'diagonal'",
             ),
-            "noise": Part(origin="zero", exact=True, linear=False, range=65536.0, optional=True),
+            "noise": Part(
+                origin="zero",
+                exact=True,
+                linear=False,
+                range=65536.0,
+                squared=True,
+                optional=True,
+            ),
         }
     )
 

@@ -275,7 +275,11 @@ def test_norms_do_not_overflow_and_what_is_not_said_is_no_change():
         "a": {"x": torch.tensor([3e38, -4e38], dtype=torch.float64)},
         "b": {"y": torch.tensor([float("nan"), 3.0]).double(), "z": torch.tensor([4.0]).double()},
     }
-    assert norms_of(changes) == pytest.approx({"a": 5e38, "b": 5.0})
+    declared = Reports({"a": Part(squared=True), "b": Part()})
+    assert norms_of(changes, Reports({"a": Part(), "b": Part()})) == pytest.approx(
+        {"a": 5e38, "b": 5.0}
+    )
+    assert norms_of(changes, declared) == pytest.approx({"a": 5e38**0.5, "b": 5.0})
 
 
 def test_rows_are_measured_as_each_report_alone():
@@ -283,13 +287,14 @@ def test_rows_are_measured_as_each_report_alone():
     net = network(hidden=[4])
     run, method = run_of(net), FedAvg()
     way = ChangeCoordinates.of(method, method.init(run), run)
+    way = replace(way, declared=Reports({"weights": Part(), "control": Part(squared=True)}))
     norms, first = ChangeNorms(way), net.initial
     real = {n: torch.randn(5, *t.shape) for n, t in first.items()} | {"control/a": torch.randn(5)}
     mixed = {"control/b": torch.randn(5, 0), "control/c": torch.arange(10).reshape(5, 2)}
 
     def check(report):
         plain = Report(dict(report.tensors), report.weight)
-        wanted = norms_of(way.changes(report))
+        wanted = norms_of(way.changes(report), way.declared)
         for each in (report, plain):
             assert norms.of(each) == pytest.approx(wanted, rel=1e-6)
 

@@ -180,6 +180,7 @@ def test_every_method_has_its_budget_and_its_best_run(tmp_path):
 
 def test_a_run_that_stops_early_is_no_worse_for_it(tmp_path):
     small = {"clients": 3, "data": {"limit": 400}, "rounds": 25, "stop_after": 2}
+    small["calibration"] = "none"
     made = fedbayes.tune("fedavg", budget=3, out=tmp_path, **small)
     trials = made.methods[0].trials
     assert len({trial.rounds for trial in trials}) > 1
@@ -191,6 +192,7 @@ def test_a_run_that_stops_early_is_no_worse_for_it(tmp_path):
 
 def test_trials_are_judged_by_the_round_whose_model_is_kept(tmp_path):
     small = {"clients": 3, "data": {"limit": 400}, "rounds": 8, "keep_checkpoints": "best"}
+    small["calibration"] = "none"
     made = fedbayes.tune("fedavg", budget=3, out=tmp_path, **small)
     told = [json.loads(path.read_text()) for path in sorted(tmp_path.rglob("summary.json"))]
     assert any(one["best_round"] < 8 for one in told)

@@ -57,7 +57,7 @@ def trained(folder, path, label, **settings):
     drop = [name for name in ("patient", "ill", "cost") if name != label]
     data = {"path": str(path), "label": [label], "group": "site", "drop": drop}
     data |= {"missing": "impute"}
-    return fedbayes.run(folder=folder, data=data, rounds=3, **settings)
+    return fedbayes.run(folder=folder, data=data, rounds=3, calibration="none", **settings)
 
 
 @pytest.fixture(scope="module")
@@ -253,6 +253,7 @@ def test_labels_and_several_targets(tmp_path):
             folder=tmp_path / name,
             data=data | {"clients": 3, "partition": "iid"},
             rounds=3,
+            calibration="none",
             method={"name": "virtual"} if name == "labels" else {"name": "fedavg"},
         )
         found = run.predict_frame(frame[features])

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from fedbayes.contracts import AnyMethod, ChangeCoordinates, Changes, Federation, Report, Reports
-from fedbayes.contracts.changes import norm, part_of, start_of, typical_norms
+from fedbayes.contracts.changes import length_of, norm, part_of, start_of, typical_norms
 from fedbayes.contracts.reports import ReportRow, ReportRows
 from fedbayes.core.messages import dense, payload
 from fedbayes.core.tensors import Tensors
@@ -27,9 +27,9 @@ from fedbayes.federation.stages.checks import encode_report, read_report
 from fedbayes.federation.stages.stage import Arrival
 
 
-def norms_of(changes: Changes) -> dict[str, float]:
-    """The L2 norm of every part."""
-    return {part: norm(tensors.values()) for part, tensors in changes.items()}
+def norms_of(changes: Changes, declared: Reports) -> dict[str, float]:
+    """The norm of every part, as `length_of` measures it."""
+    return {part: length_of(part, tensors, declared) for part, tensors in changes.items()}
 
 
 class ChangeNorms:
@@ -48,7 +48,7 @@ class ChangeNorms:
         self._measured: tuple[ReportRows | None, int, list[dict[str, float]]] = None, 0, []
 
     def of(self, report: Report) -> dict[str, float]:
-        """The L2 norm of the change of every part of a report.
+        """The norm of the change of every part of a report.
 
         Whole reports whose changes are the coordinates are not widened to float64, unless their
         size asks for it.
@@ -57,11 +57,11 @@ class ChangeNorms:
         if norms is None:
             whole = {n: t[None] for n, t in report.tensors.items() if isinstance(t, Tensor)}
             if not self._direct or len(whole) < len(report.tensors):
-                return norms_of(self._way.changes(report))
+                return norms_of(self._way.changes(report), self._way.declared)
             norms = self._norms(whole)[0]
         if all(norm < _EXACT for norm in norms.values()):
             return norms
-        return norms_of(self._way.changes(report))
+        return norms_of(self._way.changes(report), self._way.declared)
 
     def _of_row(self, report: ReportRow) -> dict[str, float] | None:
         """Of a report that is a row of others; None where it is not."""
@@ -83,8 +83,12 @@ class ChangeNorms:
             part = part_of(name, rows.dtype, self._way.network)
             before = squares.get(part, [0.0] * len(lengths))
             squares[part] = [s + x * x for s, x in zip(before, lengths, strict=True)]
+        for part, row in squares.items():
+            squares[part] = [math.sqrt(x) for x in row]
+            if self._way.declared.part(part).squared:
+                squares[part] = [math.sqrt(x) for x in squares[part]]
         each = zip(*squares.values(), strict=True)
-        return [dict(zip(squares, map(math.sqrt, row), strict=True)) for row in each] or [{}]
+        return [dict(zip(squares, row, strict=True)) for row in each] or [{}]
 
 
 _EXACT = 1e15
