@@ -66,9 +66,8 @@ _WAY_IN = (
 _UNREACHED = 15.0
 """Seconds after which a node that is not connected says what to check; it tries on."""
 _NO_ANSWER = (
-    "No connection to %s yet. Check that the SuperLink runs and --superlink is its address for "
-    "nodes, and that both sides use TLS (--root-certificates) or both do not (--insecure). Trying "
-    "again"
+    "No connection to %s yet. Check that the SuperLink runs, and that --superlink is its address "
+    "for nodes. Both sides use TLS (--root-certificates), or none does (--insecure). Trying again"
 )
 
 P = ParamSpec("P")

@@ -99,7 +99,7 @@ class TemperatureSums:
         sums = (self.nll * weight, self.slope * weight, self.curvature * weight)
         return TemperatureSums(*sums, self.rows, self.left_out)
 
-    def with_prior(self, sd: float = PRIOR) -> "TemperatureSums":
+    def with_prior(self) -> "TemperatureSums":
         """With −log of a normal prior of log T, so that few rows find a T near 1 and no endless
         one.
 
@@ -107,9 +107,9 @@ class TemperatureSums:
         confident error on new rows then costs more than T ever gained. Many rows outweigh the
         prior.
         """
-        z = GRID / sd
-        curvature = torch.full_like(z, 1 / sd**2)
-        return self + TemperatureSums(z.square() / 2, z / sd, curvature, 0, 0)
+        z = GRID / PRIOR
+        curvature = torch.full_like(z, 1 / PRIOR**2)
+        return self + TemperatureSums(z.square() / 2, z / PRIOR, curvature, 0, 0)
 
     def temperature(self) -> float:
         """The T of the least sum.
