@@ -2,7 +2,8 @@
 
 Clients hold 12,000 training images by Dirichlet shares (0.5) and train a small LeNet each. A
 student from random weights fits their class-share logits on 5,000 draws of a prior, or on as many
-other real images, by squared error. What is printed is measured on 3,000 further training images;
+other real images, by squared error. With `+ sums` draws have the mean and spectra of the clients'
+images. What is printed is measured on 3,000 further training images;
 no test image is read.
 
     FEDBAYES_DATA=data python benchmarks/inputs_quality.py cifar10
@@ -17,12 +18,15 @@ from torch import Tensor, nn
 from fedbayes.data import DataSettings, load_dataset
 from fedbayes.fusion.teacher import Teacher
 from fedbayes.inputs import InputPrior, Inputs, build_prior
+from fedbayes.inputs.spectra import spectra_of
 
 CLIENTS, BATCH = 5, 64
 PRIORS = {
-    "cifar10": ("real", "leaves", "noise", "white"),
+    "cifar10": ("real", "leaves", "noise", "strokes", "white"),
     "mnist": ("real", "strokes", "leaves", "noise", "white"),
 }
+SUMS = " + sums"
+"""After the name of a prior: with the mean and spectra of the clients' images."""
 
 
 class Real(InputPrior):
@@ -109,7 +113,7 @@ def main() -> None:
     )
     mean, std = torch.tensor(data.mean), torch.tensor(data.std)
     shape = tuple(x.shape[1:])
-    plain = Inputs(Real(x), mean, std)
+    scaled = Inputs(Real(x), mean, std).scaled
     rng = np.random.default_rng(3)
     owner = np.empty(len(y), np.int64)
     for label in range(10):
@@ -118,20 +122,22 @@ def main() -> None:
     mine = [torch.from_numpy(np.flatnonzero(owner == client)) for client in range(CLIENTS)]
     counts = torch.stack([torch.bincount(y[rows], minlength=10) for rows in mine]).float()
     clients = [
-        trained(plain.scaled(x[rows]), y[rows], client, options.epochs)
+        trained(scaled(x[rows]), y[rows], client, options.epochs)
         for client, rows in enumerate(mine)
     ]
     teacher = Teacher(clients, counts / counts.sum(0))
-    held = plain.scaled(held)
+    held = scaled(held)
     with torch.no_grad():
         said = teacher(held).argmax(-1)
         locals_ = [float((client(held).argmax(-1) == labels).float().mean()) for client in clients]
     right = float((said == labels).float().mean())
     print(f"{options.data}: clients {np.mean(locals_):.3f}, together {right:.3f}", flush=True)
-    print("prior     accuracy  deviation  agreement", flush=True)
-    for name in options.priors or PRIORS[options.data]:
-        own = {"real": Real(other), "white": White(shape)}
-        prior = own[name] if name in own else build_prior(name, shape)
+    print("prior           accuracy  deviation  agreement", flush=True)
+    sums, own = spectra_of(x.numpy()), {"real": Real(other), "white": White(shape)}
+    known = [name + SUMS for name in PRIORS[options.data] if name not in own]
+    for name in options.priors or (*PRIORS[options.data], *known):
+        plain, summed, _ = name.partition(SUMS)
+        prior = own.get(name) or build_prior(plain, shape, sums=sums if summed else None)
         found = []
         for seed in range(options.seeds):
             torch.manual_seed(100 + seed)
@@ -144,7 +150,7 @@ def main() -> None:
             found.append([float((guess == truth).float().mean()) for truth in (labels, said)])
         accuracy, agreement = np.mean(found, 0)
         deviation = np.std([row[0] for row in found])
-        print(f"{name:9} {accuracy:8.3f} {deviation:10.3f} {agreement:10.3f}", flush=True)
+        print(f"{name:15} {accuracy:8.3f} {deviation:10.3f} {agreement:10.3f}", flush=True)
 
 
 if __name__ == "__main__":

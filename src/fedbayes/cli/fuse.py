@@ -88,7 +88,7 @@ InputsOf = Annotated[
 Sums = Annotated[
     list[Path] | None,
     typer.Option(
-        help="JSON file of fedbayes sums, for gaussian inputs or texts. Repeat it for each client.",
+        help="JSON file of fedbayes sums, for inputs like the clients'. Repeat it for each client.",
         rich_help_panel=_FUNCTION,
     ),
 ]

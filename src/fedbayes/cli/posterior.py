@@ -9,6 +9,7 @@ import typer
 from fedbayes.cli.app import Console, app
 from fedbayes.cli.options import Json, Mean, Setting, Std, numbers, overrides
 from fedbayes.core.files import json_text, require_files
+from fedbayes.core.wording import size
 
 
 @app.command()
@@ -125,7 +126,7 @@ def sums(
         int,
         typer.Option(
             min=1,
-            help="Smallest number of rows; sums of fewer raise an error. Of texts, also the "
+            help="Smallest number of samples; sums of fewer raise an error. Of texts, also the "
             "smallest number that have a token or a pair of tokens; rarer ones are left out.",
         ),
     ] = 10,
@@ -136,8 +137,8 @@ def sums(
     settings: Setting = None,
     as_json: Json = False,
 ) -> None:
-    """Compute sums over a client's rows for fuse --sums: means and correlations, or for a model
-    of texts counts of tokens and pairs.
+    """Compute sums over a client's data for fuse --sums: of rows means and correlations, of images
+    and signals the mean and spectra, of texts counts of tokens and pairs.
     """
     from fedbayes.workflows.fuse.client_sums import SumsJob
 
@@ -149,6 +150,11 @@ def sums(
         f"sums of {done['rows']:,} rows of {len(done['features']):,} features. They contain means, "
         "variances and correlations, but no single row"
     )
+    if "shape" in done:
+        told = (
+            f"the mean and spectra of {done['rows']:,} samples of {size(done['shape'])}. They "
+            "contain no single sample, and are safer the more samples they are of"
+        )
     if "tokens" in done:
         told = (
             f"counts of {done['tokens']:,} tokens and {done['pairs']:,} pairs of tokens in "

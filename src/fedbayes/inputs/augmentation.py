@@ -10,8 +10,13 @@ def turned(x: Tensor, rng: torch.Generator) -> Tensor:
     Those that are no squares are turned by halves.
     """
     for axis in (-1, -2):
-        x = torch.where(_coin(x, rng), x.flip(axis), x)
+        x = mirrored(x, rng, axis)
     return torch.where(_coin(x, rng), x.mT, x) if x.shape[-1] == x.shape[-2] else x
+
+
+def mirrored(x: Tensor, rng: torch.Generator, axis: int = -1) -> Tensor:
+    """Images [n, C, H, W], each as often as it is or mirrored along an axis."""
+    return torch.where(_coin(x, rng), x.flip(axis), x)
 
 
 def recoloured(x: Tensor, rng: torch.Generator) -> Tensor:

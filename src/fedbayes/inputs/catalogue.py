@@ -4,13 +4,14 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from fedbayes.core.wording import size
+from fedbayes.core.wording import listed, size
 from fedbayes.errors import ConfigError, DataError, not_among
 
 if TYPE_CHECKING:
     from fedbayes.data.tables.columns import Column
     from fedbayes.data.tables.sums import Sums
     from fedbayes.inputs.prior import InputPrior
+    from fedbayes.inputs.spectra import Spectra
 
 PRIORS: dict[str, str] = {
     "auto": "by the shape of an input: leaves, strokes, noise or gaussian",
@@ -23,13 +24,15 @@ PRIORS: dict[str, str] = {
 """Names of input priors, and what they are for."""
 AXES = {"leaves": (3,), "strokes": (3,), "noise": (1, 2, 3), "gaussian": (1,)}
 """How many axes an input has."""
+FILTERED = ("leaves", "strokes", "noise")
+"""Priors that can have the clients' mean and spectra; the first are chosen where equal."""
 
 
 def build_prior(
     name: str,
     shape: Sequence[int],
     *,
-    sums: "Sums | None" = None,
+    sums: "Sums | Spectra | None" = None,
     features: Sequence[str] = (),
     columns: Sequence["Column"] = (),
 ) -> "InputPrior":
@@ -38,7 +41,7 @@ def build_prior(
     Args:
         name: one of `PRIORS`; `package.module:function`; or a folder or file of real samples.
         shape: of one input: channels, height and width of an image, the length of a row.
-        sums: of the clients' rows, for `gaussian`.
+        sums: of the clients' rows, for `gaussian`; or of their images or signals, for the others.
         features: columns of a table of real samples to take.
         columns: those that are encoded as the features, where they are no plain numbers.
 
@@ -59,6 +62,10 @@ def build_prior(
     shape = tuple(int(length) for length in shape)
     if not shape or min(shape) < 1:
         raise ConfigError(f"an input cannot have the shape {shape}. All lengths must be 1 or more")
+    from fedbayes.inputs.spectra import Spectra
+
+    if isinstance(sums, Spectra):
+        return _filtered(name, shape, sums)
     chosen, why = choose(shape, sums) if name == "auto" else (name, "")
     if sums is not None and chosen != "gaussian":
         raise ConfigError(
@@ -67,6 +74,27 @@ def build_prior(
     prior = _built(chosen, shape, sums, features, columns)
     if why:
         prior.notes = (f"inputs are sampled from {chosen!r}: {why}", *prior.notes)
+    return prior
+
+
+def _filtered(name: str, shape: tuple[int, ...], spectra: "Spectra") -> "InputPrior":
+    """A prior with the clients' mean and spectra; auto: that whose own are the nearest."""
+    from fedbayes.inputs.spectra import Filtered
+
+    if name != "auto" and name not in FILTERED:
+        raise ConfigError(
+            f"sums of images or signals have no effect on {name!r}. They work only with auto, "
+            f"{listed(FILTERED)}"
+        )
+    names = [known for known in FILTERED if len(shape) in AXES[known]]
+    names = names if name == "auto" else [name]
+    priors = [Filtered(_built(known, shape, None, (), ()), spectra) for known in names]
+    prior = min(priors, key=lambda each: each.distance)
+    if name == "auto":
+        prior.notes = (
+            f"inputs are sampled from {prior.name!r}, whose spectra are nearest to the clients'",
+            *prior.notes,
+        )
     return prior
 
 

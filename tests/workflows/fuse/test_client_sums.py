@@ -10,6 +10,7 @@ import torch
 from fedbayes.core.targets import Target
 from fedbayes.data import Preprocessing
 from fedbayes.inputs import read_sums
+from fedbayes.inputs.spectra import read_spectra
 from fedbayes.models import MLP
 from fedbayes.storage.card import Card
 from fedbayes.workflows.serve.model_files import write_model
@@ -73,7 +74,7 @@ def test_sums_of_clients_add_to_those_of_all_rows(silos, capsys):
     assert command("fuse", *files, *options, *several) == 0
     told = json.loads(_path("r").read_text())
     assert told["inputs"]["assumes"] == "a Gaussian copula, from sums of 95 rows; categories: grade"
-    assert told["sent"] == ["their weights", "sums of their rows or texts"]
+    assert told["sent"] == ["their weights", "sums over their data"]
 
 
 def _path(name):
@@ -123,7 +124,9 @@ def test_few_rows_are_allowed_where_they_are_asked_for(silos, capsys):
         ("--data 0.csv -o s.json", "has no column 'label'"),
         ("0.safetensors --data 0.csv -o s.json --category age", "30 different values in 30 rows"),
         ("0.safetensors --data 0.csv -o s.json --category grad", "did you mean 'grade'"),
-        ("--data images.npz -o s.json", "sums need rows of a table"),
+        ("--data images.npz -o s.json --category grade", "no effect on images and signals"),
+        ("--data images.npz -o s.json --min-rows 30", "has 20 samples"),
+        ("--data images.npz -o s.json --epsilon 1", "--epsilon works only with texts"),
         ("--data 0.csv -o 0.csv", "ends in .json"),
     ],
 )
@@ -179,3 +182,42 @@ def test_sums_that_do_not_belong_together_are_refused(silos, capsys, spoil, said
 def _other(name, features):
     content = json.loads(_path(name).read_text())
     _path(name).write_text(json.dumps({**content, "features": features}))
+
+
+@pytest.fixture
+def signals(tmp_path, monkeypatch):
+    """Three clients' signals of two channels in volts, and a network of each."""
+    monkeypatch.chdir(tmp_path)
+    rng = np.random.default_rng(0)
+    seen = Preprocessing(
+        (2, 24), 1.0, (300.0, -4.0), (25.0, 3.0), Target("class", ("no", "yes")), label="sick"
+    )
+    card = Card(seen, {"name": "mlp", "hidden": [8]}, {}, {}, 1)
+    for number in range(3):
+        x = 300 + 25 * rng.standard_normal((30, 2, 24)).astype(np.float32)
+        x[:, 1] = -4 + 3 * rng.standard_normal((30, 24))
+        np.savez(f"{number}.npz", x=x, y=np.array(["no", "yes"])[np.arange(30) % 2])
+        torch.manual_seed(number)
+        write_model(tmp_path / f"{number}.safetensors", MLP(48, [8], 2).state_dict(), card)
+
+
+def test_signals_in_any_unit_are_fused_by_their_spectra(signals, capsys):
+    for number in range(3):
+        file, data = f"{number}.safetensors", f"{number}.npz"
+        assert command("sums", file, "--data", data, "-o", f"{number}.json") == 0
+    assert "mean and spectra of 30 samples of 2 x 24" in " ".join(capsys.readouterr().out.split())
+    x = np.load("1.npz")["x"]
+    np.testing.assert_allclose(read_spectra(_path("1")).total, x.sum(0, np.float64), rtol=1e-6)
+    files = [f"{number}.safetensors" for number in range(3)]
+    options = ("-o", "g.safetensors", "--minutes", "0", "--report", "r.json")
+    assert command("fuse", *files, *options) == 2
+    assert "'noise' gives values between 0 and 1" in " ".join(capsys.readouterr().err.split())
+    several = [word for number in range(3) for word in ("--sums", f"{number}.json")]
+    assert command("fuse", *files, *options, *several) == 0
+    told = json.loads(_path("r").read_text())
+    assert told["inputs"]["assumes"].endswith("with the mean and spectra of 90 samples")
+    assert told["sent"] == ["their weights", "sums over their data"]
+    assert command("fuse", *files, *options, *several, "--inputs", "0.npz") == 2
+    assert "have no effect on '0.npz'" in " ".join(capsys.readouterr().err.split())
+    assert command("fuse", *files, *options, "--sums", "0.json", "--sums", "0.json") == 2
+    assert "0.json is given twice" in " ".join(capsys.readouterr().err.split())

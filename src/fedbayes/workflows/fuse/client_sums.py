@@ -1,4 +1,4 @@
-"""Sums of a client's rows or texts, from its data into a file for `fedbayes fuse --sums`."""
+"""Sums over a client's samples, from its data into a file for `fedbayes fuse --sums`."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -9,12 +9,12 @@ import numpy as np
 import numpy.typing as npt
 
 from fedbayes.core.files import writable
-from fedbayes.core.wording import size
 from fedbayes.data.tables.columns import flags
 from fedbayes.data.tables.sums import check_sums
 from fedbayes.data.tokens import Tokens
 from fedbayes.errors import ConfigError, DataError, warn
 from fedbayes.inputs import Sums, add_sums, read_sums, sums_of, write_sums
+from fedbayes.inputs.spectra import Spectra, add_spectra, read_spectra, spectra_of, write_spectra
 from fedbayes.inputs.text_sums import delta, plain_tokens, text_sums_of, write_text_sums
 from fedbayes.workflows.serve.evaluation_set import EvaluationSet, find_training
 
@@ -24,7 +24,7 @@ LEAST = 10
 
 @dataclass(frozen=True)
 class SumsJob:
-    """Sums of a client's rows into a file; `fedbayes sums`."""
+    """Sums over a client's samples into a file; `fedbayes sums`."""
 
     data: Path
     out: Path
@@ -35,7 +35,7 @@ class SumsJob:
     categories: Sequence[str] = ()
     """Features for which the number of rows with each value is sent."""
     least: int = LEAST
-    """Rows that there must be; of texts, that a count is of."""
+    """Rows or samples that there must be; of texts, that a count is of."""
     epsilon: float | None = None
     """Of the noise on counts of texts."""
 
@@ -59,6 +59,8 @@ class SumsJob:
                 "--epsilon works only with texts: sums of rows have no bounded sensitivity. Leave "
                 "it out"
             )
+        if found.samples.x.ndim > 2:
+            return self._of_signals(found)
         sums = self._sums(found)
         write_sums(sums, self.out)
         return {
@@ -92,13 +94,22 @@ class SumsJob:
         told = {"tokens": len(sums.tokens), "pairs": len(sums.pairs), **noise}
         return {"rows": sums.texts, "features": [], "categories": [], **told}
 
+    def _of_signals(self, found: EvaluationSet) -> dict[str, Any]:
+        """The mean and spectra of images or signals."""
+        if self.categories:
+            raise ConfigError("--category has no effect on images and signals. Leave it out")
+        x = found.samples.x.numpy()
+        if len(x) < self.least:
+            raise DataError(
+                f"{self.data} has {len(x):,} samples, and the mean of few samples nearly reveals "
+                f"them; the minimum is {self.least}. Combine them with other samples, or set "
+                "--min-rows"
+            )
+        write_spectra(spectra_of(x / found.preprocessing.scale, str(self.data)), self.out)
+        return {"rows": len(x), "features": [], "categories": [], "shape": list(x.shape[1:])}
+
     def _sums(self, found: EvaluationSet) -> Sums:
         x = found.samples.x.numpy()
-        if x.ndim != 2:
-            raise DataError(
-                f"{self.data} has samples of {size(x.shape[1:])}, but sums need rows of a table. "
-                "For images, use an input prior without sums"
-            )
         seen = found.preprocessing
         if seen.columns:  # as a network sees them: a mean, and a feature that says so
             x = np.where(np.isnan(x), seen.statistics[0] * seen.scale, x)
@@ -145,6 +156,19 @@ class SumsJob:
             )
 
 
+def spectra_of_clients(paths: Sequence[Path]) -> Spectra:
+    """The sums of all clients' images or signals, from a file of each.
+
+    Args:
+        paths: the files.
+
+    Raises:
+        DataError: a file is named twice, holds no such sums, or samples have different shapes.
+    """
+    _once(paths)
+    return add_spectra([read_spectra(path) for path in paths], [str(path) for path in paths])
+
+
 def sums_of_clients(paths: Sequence[Path], features: Sequence[str]) -> Sums:
     """The sums of all clients' rows, from a file of each.
 
@@ -155,9 +179,7 @@ def sums_of_clients(paths: Sequence[Path], features: Sequence[str]) -> Sums:
     Raises:
         DataError: a file is named twice, holds no sums, or sums are of other features.
     """
-    for number, path in enumerate(paths):
-        if path in paths[:number]:
-            raise DataError(f"{path} is given twice. Give each client's file once")
+    _once(paths)
     several, names = [read_sums(path) for path in paths], [str(path) for path in paths]
     together = add_sums(several, names)
     check_sums(several, names)
@@ -172,3 +194,10 @@ def sums_of_clients(paths: Sequence[Path], features: Sequence[str]) -> Sums:
             f"{odd[0]!r} instead of {odd[1]!r}. Create them with: fedbayes sums MODEL --data FILE"
         )
     return together
+
+
+def _once(paths: Sequence[Path]) -> None:
+    """See that no file is named twice."""
+    for number, path in enumerate(paths):
+        if path in paths[:number]:
+            raise DataError(f"{path} is given twice. Give each client's file once")

@@ -73,7 +73,7 @@ class FusionJob:
     inputs: str | None = None
     """The input prior; by default by the shape."""
     sums: Sequence[Path] = ()
-    """Files of clients' rows' sums, for the prior `gaussian`."""
+    """Files of `fedbayes sums`, one of each client."""
     width: float | Literal["free"] | None = None
     """In that of `like`, 1 by default; free: the least of `frontier` within `bound`."""
     bound: float | None = None

@@ -28,8 +28,9 @@ from fedbayes.fusion.regression import WHOLE
 from fedbayes.fusion.settings import FunctionSettings
 from fedbayes.fusion.teacher import frozen
 from fedbayes.fusion.temperature import TemperatureScaled, own_temperature
-from fedbayes.inputs import InputPrior, Inputs, build_prior, plot_inputs
+from fedbayes.inputs import InputPrior, Inputs, Sums, build_prior, plot_inputs
 from fedbayes.inputs.picture import require_picture
+from fedbayes.inputs.spectra import Spectra
 from fedbayes.inputs.text_sums import prior_by_sums
 from fedbayes.inputs.texts import TEXTS, text_inputs
 from fedbayes.likelihoods.temperature import has_temperature
@@ -41,7 +42,7 @@ from fedbayes.storage.card import (
     program_outputs,
 )
 from fedbayes.workflows.fuse.client_models import ClientModels
-from fedbayes.workflows.fuse.client_sums import sums_of_clients
+from fedbayes.workflows.fuse.client_sums import spectra_of_clients, sums_of_clients
 from fedbayes.workflows.fuse.frontier import (
     FrontierPoint,
     SizeTradeoff,
@@ -252,7 +253,7 @@ class NetworkFusion:
             "their weights": True,
             "counts of samples": counts is not None,
             "temperatures": any(temperatures) and job.temperature_data is None,
-            "sums of their rows or texts": bool(job.sums),
+            "sums over their data": bool(job.sums),
             "curvatures of their weights, which are not used": all(map(is_posterior, job.models)),
         }
         return tuple(what for what, given in sent.items() if given)
@@ -501,10 +502,14 @@ def drawn_for(
             column=tokens.column,
         )
         return prior, Inputs.seen(prior, seen, seed)
+    known: Sums | Spectra | None = None
+    if sums:
+        table = len(seen.shape) == 1
+        known = sums_of_clients(sums, seen.features) if table else spectra_of_clients(sums)
     prior = build_prior(
         name,
         seen.shape,
-        sums=sums_of_clients(sums, seen.features) if sums else None,
+        sums=known,
         features=seen.features,
         columns=seen.columns,
     )
