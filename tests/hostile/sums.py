@@ -27,6 +27,7 @@ from fedbayes.data.tables.sums import check_sums
 from fedbayes.errors import DataError, FedbayesError, MessageError
 from fedbayes.federation.stages.checks import check_scores
 from fedbayes.inputs import add_sums, read_sums, sums_of, write_sums
+from fedbayes.inputs.spectra import add_spectra, read_spectra, spectra_of, write_spectra
 from fedbayes.likelihoods.categorical import Categorical
 from fedbayes.likelihoods.conformal import BINS, check_counts, count, threshold
 from fedbayes.likelihoods.hazards import at_risk, check_at_risk, check_events, event_counts
@@ -143,6 +144,19 @@ def sums(rng, folder):
     near(whole.mean[:2], whole.std[:2], np.concatenate(tables())[:, :2])
 
 
+def spectra(rng, folder):
+    signals = [x[: len(x) // 10 * 10, :2].reshape(-1, 5, 4).mT / 100 for x in tables()]
+    honest = [spectra_of(x) for x in signals]
+    path = folder / f"{LIAR}.json"
+    write_spectra(honest[-1], path)
+    told = changed(json.loads(path.read_text()), rng)
+    several = [*honest[:-1], read_spectra(written(told, folder))]
+    whole = add_spectra(several, [f"ward-{client}" for client in range(5)])
+    mean = whole.mean.mean(1)
+    std = np.sqrt(whole.squares / (whole.count * whole.shape[1]) - mean**2)
+    near(mean, std, np.concatenate([x.transpose(0, 2, 1).reshape(-1, 4) for x in signals]))
+
+
 def likelihood():
     return Categorical(target=Target("class", ("a", "b", "c")))
 
@@ -219,7 +233,7 @@ def answers(rng, folder):
     assert all((np.isfinite(array) & (array >= 0)).all() for array in found.values())
 
 
-KINDS = (summaries, sums, temperature, counts, hazards, scores, answers)
+KINDS = (summaries, sums, spectra, temperature, counts, hazards, scores, answers)
 
 
 def attack(count, seed):

@@ -108,7 +108,8 @@ class Inputs(Brief):
                     f"{prior.name!r} gives values between 0 and 1, but the networks were trained "
                     f"on values of mean {float(mean.mean()):.3g} and standard deviation "
                     f"{float(std.mean()):.3g}; Give the clients' sums with --sums, real samples or "
-                    "your own function with --inputs, or train on values between 0 and 1 (data.scale)"
+                    "your own function with --inputs, or train on values between 0 and 1 "
+                    "(data.scale)"
                 )
             return cls(prior, mean, std, seed)
         if prior.name == "gaussian" and not sums:

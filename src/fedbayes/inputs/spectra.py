@@ -31,8 +31,8 @@ from fedbayes.inputs.prior import InputPrior
 FORMAT = "fedbayes-spectra-1"
 MOST_NUMBERS = 4_000_000
 """Of a file; 12 channels of 10,000 values take 1.6 million."""
-CHUNK = 256
-"""Samples that are transformed at once."""
+CHUNK = 2**22
+"""Values that are transformed at once."""
 COMPARED = 4096
 """Draws of 1,024 values a channel that a filter is computed from; fewer of larger ones."""
 FEWEST = 256
@@ -149,14 +149,20 @@ def spectra_of(samples: npt.ArrayLike, where: str = "the samples") -> Spectra:
         )
     total = np.zeros(x.shape[1:])
     power = np.zeros((*space[:-1], space[-1] // 2 + 1, channels, channels), np.complex128)
-    for begin in range(0, len(x), CHUNK):
-        part = np.asarray(x[begin : begin + CHUNK], np.float64)
+    for piece in _pieces(len(x), x.shape[1:]):
+        part = np.asarray(x[piece], np.float64)
         if not np.isfinite(part).all():
             raise DataError(f"{where}: a value is missing or infinite. Leave such samples out")
         total += part.sum(0)
         f = _transform(part)
         power += f @ np.moveaxis(f.conj(), -1, -2)
     return Spectra(len(x), total, power)
+
+
+def _pieces(count: int, shape: tuple[int, ...]) -> list[slice]:
+    """Samples of a shape that are transformed at once."""
+    step = max(1, CHUNK // math.prod(shape))
+    return [slice(begin, min(begin + step, count)) for begin in range(0, count, step)]
 
 
 def _transform(x: npt.NDArray[np.float64]) -> Complex:
@@ -298,8 +304,8 @@ class Filtered(InputPrior):
         count = min(max(count, FEWEST), COMPARED)
         rng = np.random.default_rng(0)
         parts = [
-            spectra_of(self.prior.draw(min(CHUNK, count - begin), rng).numpy())
-            for begin in range(0, count, CHUNK)
+            spectra_of(self.prior.draw(piece.stop - piece.start, rng).numpy())
+            for piece in _pieces(count, self.shape)
         ]
         whole = sum(parts[1:], parts[0])
         return whole.mirrored() if self._pictures else whole
@@ -309,11 +315,11 @@ class Filtered(InputPrior):
         x = self.prior.draw(count, rng).numpy()
         drawn = np.empty(x.shape, np.float32)
         before, after = self._shift
-        for begin in range(0, count, CHUNK):
-            f = self._filter @ _transform(x[begin : begin + CHUNK] - before)
+        for piece in _pieces(count, self.shape):
+            f = self._filter @ _transform(x[piece] - before)
             f = np.moveaxis(f, (-1, -2), (0, 1))
             axes = range(2, f.ndim)
-            drawn[begin : begin + CHUNK] = np.fft.irfftn(f, self.shape[1:], axes=axes) + after
+            drawn[piece] = np.fft.irfftn(f, self.shape[1:], axes=axes) + after
         return torch.from_numpy(drawn.clip(0, 1) if self._within else drawn)
 
     def augmented(self, x: Tensor, rng: torch.Generator) -> Tensor:
