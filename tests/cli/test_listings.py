@@ -14,6 +14,7 @@ from fedbayes.cli import main
 from fedbayes.config.listing import built_in
 from fedbayes.config.settings import toml_value
 from fedbayes.methods import METHODS
+from tests.helpers.command_line import command
 
 
 @pytest.fixture
@@ -350,3 +351,12 @@ def test_lists_and_absent_files_need_no_pytorch():
     for error in errors:
         assert "absent" in error
         assert "does not exist" in error or "not found" in error
+
+
+@pytest.mark.parametrize("name", ["run", "compare", "tune"])
+def test_defaults_are_shown_as_a_command_line_has_them(name, capsys):
+    assert command(name, "--help") == 0
+    shown = " ".join(capsys.readouterr().out.replace("│", " ").split())
+    assert "Device" in shown
+    assert "Default: cpu." in shown
+    assert "['" not in shown

@@ -263,15 +263,24 @@ def fuse(
         files=ModelFiles([model] if model and ":" in model else []),
     )
     console = rich.get_console()
-    with console.status("reading") as status:
-        fused = job.run(
-            status.update,
-            lambda at: status.update(
-                f"training end to end: {at.share:.0%}, KL divergence to the teacher "
-                f"{at.divergence:.3g} nats, "
-                f"{at.left:.0f} s left"
-            ),
-        )
+    try:
+        with console.status("reading") as status:
+            fused = job.run(
+                status.update,
+                lambda at: status.update(
+                    f"training end to end: {at.share:.0%}, KL divergence to the teacher "
+                    f"{at.divergence:.3g} nats, "
+                    f"{at.left:.0f} s left"
+                ),
+            )
+    except KeyboardInterrupt:
+        said = f"stopped before {out} was written"
+        if state is not None and state.exists():
+            said += "; the same command resumes it"
+        elif state is None:
+            said += "; with --state FILE, training end to end can be resumed"
+        console.print(said, markup=False, highlight=False, soft_wrap=True)
+        raise typer.Exit(130) from None
     if as_json:
         print(json_text(fused.summary))
         return

@@ -240,10 +240,15 @@ class SettingsCommand(Command):
                     about = row.description[:1].upper() + row.description[1:]
                 elif row.choices:
                     about += f": {', '.join(row.choices)}"
-                default = "" if row.default is None else f" Default: {row.default}."
+                default = "" if row.default is None else f" Default: {_shown(row.default)}."
                 option.help = f"{about}.{default}"
             options.append(option)
         return options
+
+
+def _shown(default: object) -> str:
+    """A default as a command line has it."""
+    return ",".join(map(str, default)) if isinstance(default, list) else str(default)
 
 
 class FusionCommand(Command):

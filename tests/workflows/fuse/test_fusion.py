@@ -18,6 +18,7 @@ from fedbayes.inference.combination import Combination
 from fedbayes.matching import MatchingSettings
 from fedbayes.models import MLP, dense_layers, relu_network
 from fedbayes.storage.card import Card
+from fedbayes.workflows.fuse.job import FusionJob
 from fedbayes.workflows.serve.model_files import write_model
 from tests.helpers.command_line import command
 
@@ -80,6 +81,29 @@ def test_fusion_beats_its_inputs(silos):
     assert fusion.parameters == sum(p.numel() for p in fresh.parameters())
     for weights, places in zip(models, fusion.assignments.values(), strict=True):
         assert len(set(places[0].tolist())) == len(weights["1.bias"])
+
+
+@pytest.mark.parametrize(
+    ("state", "said"),
+    [
+        (None, "; with --state FILE, training end to end can be resumed"),
+        ("old.state", "; the same command resumes it"),
+        ("new.state", ""),
+    ],
+)
+def test_ctrl_c_says_how_to_go_on(files, monkeypatch, capsys, state, said):
+    folder, models = files
+    (folder / "old.state").touch()
+    monkeypatch.chdir(folder)
+
+    def interrupted(*_):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(FusionJob, "run", interrupted)
+    given = () if state is None else ("--state", state)
+    assert command("fuse", *models, "-o", "g.safetensors", *given) == 130
+    words = " ".join(capsys.readouterr().err.split())
+    assert words == f"stopped before g.safetensors was written{said}"
 
 
 def test_models_that_are_no_state_dicts_are_refused_with_the_way_out(files):
