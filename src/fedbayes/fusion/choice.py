@@ -15,6 +15,7 @@ from functools import cached_property, partial
 import torch
 from torch import Tensor
 
+from fedbayes.data.progress import progress
 from fedbayes.fusion.donors import TracedNetwork
 from fedbayes.fusion.merging import Members, merge
 from fedbayes.fusion.shares import Shares
@@ -210,14 +211,16 @@ def activations(
     squares: dict[str, list[Tensor]] = {
         g.layer: [torch.zeros(d.groups[g.layer].count) for d in donors] for g in groups
     }
-    for number in range(batches):
-        x = draw(number)
-        for at, donor in enumerate(donors):
-            for layer, kept, grade in _looked(
-                donor, groups, x, partial(shares.part, at), number, samples // batches
-            ):
-                sampled[layer][at].append(kept)
-                squares[layer][at] += grade
+    with progress("choosing units", batches * len(donors)) as advance:
+        for number in range(batches):
+            x = draw(number)
+            for at, donor in enumerate(donors):
+                for layer, kept, grade in _looked(
+                    donor, groups, x, partial(shares.part, at), number, samples // batches
+                ):
+                    sampled[layer][at].append(kept)
+                    squares[layer][at] += grade
+                advance(1)
     return {
         layer: [
             (torch.cat(parts, dim=1), (square / batches).sqrt())

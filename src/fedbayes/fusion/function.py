@@ -20,6 +20,7 @@ from torch import Tensor, nn
 from fedbayes.core.brief import Brief
 from fedbayes.core.tensors import parameter_count
 from fedbayes.core.wording import listed
+from fedbayes.data.progress import progress as shown
 from fedbayes.errors import ConfigError, ModelError
 from fedbayes.fusion.calibration import NAMES, FusedCalibration, calibrate, check_calibration
 from fedbayes.fusion.distillation import DistillationProgress, Distilled, distill
@@ -327,8 +328,9 @@ class HeldOut:
     def __init__(self, teacher: Teacher, draws: Draws) -> None:
         self.teacher = teacher
         self.inputs = [draws.batch(-1 - number, CHUNK) for number in range(HELD_OUT // CHUNK)]
-        with torch.no_grad():
-            said = [[client(x) for client in teacher.clients] for x in self.inputs]
+        total = len(self.inputs) * len(teacher.clients)
+        with torch.no_grad(), shown("asking the clients", total) as advance:
+            said = [[_asked(client, x, advance) for client in teacher.clients] for x in self.inputs]
             self.taught = torch.cat([teacher.of(each) for each in said])
         self.clients = [torch.cat(each) for each in zip(*said, strict=True)]
         """Outputs of each client, [n, K]."""
@@ -384,6 +386,13 @@ class HeldOut:
         varies = length > 1e-6 * means.norm(dim=1, keepdim=True)
         unit = centred / torch.where(varies, length, torch.nan)
         return (unit[:1] * unit[1:]).sum(1).float()
+
+
+def _asked(client: Function, x: Tensor, advance: Callable[[int], object]) -> Tensor:
+    """What a client says, [n, K]; one step of what is shown."""
+    said = client(x)
+    advance(1)
+    return said
 
 
 def _class(kind: Classes, outputs: Tensor) -> Tensor:

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 from torch.fx import Node
 
+from fedbayes.data.progress import progress
 from fedbayes.fusion.assembly import FREE
 from fedbayes.fusion.donors import TracedNetwork
 from fedbayes.fusion.layers import Fit, bundles
@@ -62,10 +63,20 @@ class Targets:
         if (fit, number) not in self._heard:
             self._heard.clear()
             bundle = next(bundle for bundle in self._bundles if fit in bundle)
-            self._listen(bundle, [number] if len(bundle) == 1 else range(self.batches))
+            if len(bundle) == 1:
+                self._listen(bundle, [number])
+            else:
+                most = max(one.batches(self.batches) for one in bundle)
+                with progress("recording activations", most * len(self.donors)) as advance:
+                    self._listen(bundle, range(self.batches), advance)
         return self._heard[fit, number]
 
-    def _listen(self, bundle: Sequence[Fit], numbers: Iterable[int]) -> None:
+    def _listen(
+        self,
+        bundle: Sequence[Fit],
+        numbers: Iterable[int],
+        advance: Callable[[int], object] = int,
+    ) -> None:
         """Hear what these layers are to say on batches, as far as they want them."""
         last = [fit for fit in bundle if self._is_last(fit)]
         inner = [fit for fit in bundle if not self._is_last(fit)]
@@ -75,12 +86,19 @@ class Targets:
             if not asking and not ending:
                 break
             x = self.draw(number)
-            outputs = self._inner(asking, number, x, bool(ending) and self._clients_tell)
+            outputs = self._inner(asking, number, x, bool(ending) and self._clients_tell, advance)
             for fit in ending:
                 taught = self._teachers(number, x, outputs)
                 self._heard[fit, number] = picked(taught, fit.channel, fit.places(number))
 
-    def _inner(self, asking: Sequence[Fit], number: int, x: Tensor, ending: bool) -> list[Tensor]:
+    def _inner(
+        self,
+        asking: Sequence[Fit],
+        number: int,
+        x: Tensor,
+        ending: bool,
+        advance: Callable[[int], object],
+    ) -> list[Tensor]:
         """Hear the donors on a batch; their outputs, if they are wanted."""
         places = {fit: fit.places(number) for fit in asking}
         for fit in asking:
@@ -107,6 +125,7 @@ class Targets:
                     missing -= 1
                 if not missing:
                     break
+            advance(1)
         return outputs
 
     def _enter(self, fit: Fit, number: int, at: int, said: Tensor) -> None:

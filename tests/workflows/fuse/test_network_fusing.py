@@ -1,7 +1,9 @@
 """`fedbayes fuse --method function`: networks from files, made one without data."""
 
+import contextlib
 import copy
 import json
+import math
 import subprocess
 import sys
 
@@ -15,8 +17,10 @@ import fedbayes
 from fedbayes.core.targets import Target
 from fedbayes.core.tensors import Samples
 from fedbayes.data import Preprocessing
-from fedbayes.errors import ConfigError, ModelError
+from fedbayes.errors import ConfigError, FedbayesWarning, ModelError
+from fedbayes.fusion import choice, function, targets
 from fedbayes.fusion.curvature import posterior
+from fedbayes.fusion.distillation import DistillationProgress
 from fedbayes.fusion.function import HeldOut, fuse_functions, teacher_of
 from fedbayes.fusion.graph_matching import match_graph
 from fedbayes.fusion.settings import DistillationSettings, FunctionSettings, SeekingSettings
@@ -28,6 +32,7 @@ from fedbayes.models import MLP, read_model, read_program
 from fedbayes.runs.build import stored_data
 from fedbayes.storage.card import Card
 from fedbayes.storage.folder import RunFolder
+from fedbayes.workflows.fuse import network_fusing
 from fedbayes.workflows.fuse.frontier import SizeTradeoff, average, multiplications
 from fedbayes.workflows.fuse.posterior_files import sent_counts
 from tests.helpers.cases import cases
@@ -1057,3 +1062,45 @@ def test_a_program_says_what_it_takes_and_rejects_images_that_are_standardized(
     said = " ".join("".join(capsys.readouterr()).split())
     assert "takes samples in the form that the fused networks expect" in said
     assert read_program(out)[0](x * 255 - 100).shape == (4, 4)
+
+
+def test_training_that_takes_hours_is_warned_about_once():
+    told = []
+    tell = network_fusing._long_told(told.append)
+    left = [math.nan, *[9e3] * 8, 8e3]
+    steps = [DistillationProgress(step, 0.0, 1.0, 1.0, s) for step, s in enumerate(left)]
+    with pytest.warns(FedbayesWarning) as found:
+        list(map(tell, steps))
+    assert [str(one.message) for one in found] == [
+        "training end to end is going to take 2.5 hours. --minutes bounds it, and with --state "
+        "FILE it can be stopped and resumed"
+    ]
+    assert len(told) == 10
+
+
+def test_every_pass_through_the_clients_is_shown(photos, monkeypatch, tmp_path):
+    bars = {}
+
+    @contextlib.contextmanager
+    def shown(what, total):
+        bars.setdefault(what, []).append([total, 0])
+        own = bars[what][-1]
+
+        def advance(count):
+            own[1] += count
+
+        yield advance
+
+    for place in (network_fusing, function):
+        monkeypatch.setattr(place, "shown", shown)
+    for place in (choice, targets):
+        monkeypatch.setattr(place, "progress", shown)
+    scaling = ("--mean", "0.5", "--std", "0.25")
+    assert command("fuse", *photos, "-o", tmp_path / "g.pt2", *OF_EYES, *scaling, *SMALL) == 0
+    assert bars.keys() == {
+        "comparing the order of classes",
+        "choosing units",
+        "recording activations",
+        "asking the clients",
+    }
+    assert all(total == done for several in bars.values() for total, done in several), bars

@@ -15,6 +15,7 @@ from fedbayes.core.files import write_beside
 from fedbayes.core.tensors import Samples
 from fedbayes.core.wording import listed
 from fedbayes.data import Preprocessing
+from fedbayes.data.progress import progress as shown
 from fedbayes.errors import ConfigError, ModelError, warn
 from fedbayes.fusion.distillation import DistillationProgress
 from fedbayes.fusion.draws import CachedInputs
@@ -73,6 +74,12 @@ WIDTHS = (0.25, 0.5, 1.0, 2.0, 4.0)
 """That are tried where the width is free."""
 _COMPARED = 2048
 """Inputs by which the order of outputs is checked."""
+_PIECE = 128
+"""Of them that a network is asked about at once."""
+_PACED = 8
+"""Steps of training end to end after which the time left is believed."""
+_LONG = 1800
+"""Seconds from which on training end to end is warned about."""
 BOUND = 0.05
 """KL divergence to the teacher in nats, on held-out draws."""
 
@@ -89,7 +96,28 @@ def fuse_networks(
     if job.bound is not None and job.width != "free":
         raise ConfigError("--bound works only with --width free")
     settings = function_settings(job.settings, job.minutes, job.posterior)
+    if job.minutes is None:
+        progress = _long_told(progress)
     return told(NetworkFusion(job, settings).run(watch, progress), job)
+
+
+def _long_told(
+    progress: Callable[[DistillationProgress], object],
+) -> Callable[[DistillationProgress], None]:
+    """The same, with one warning if training end to end is going to take long."""
+    warned = False
+
+    def tell(at: DistillationProgress) -> None:
+        nonlocal warned
+        if not warned and at.step >= _PACED and at.left > _LONG:
+            warned = True
+            warn(
+                f"training end to end is going to take {at.left / 3600:.1f} hours. --minutes "
+                "bounds it, and with --state FILE it can be stopped and resumed"
+            )
+        progress(at)
+
+    return tell
 
 
 @dataclass(frozen=True)
@@ -188,12 +216,16 @@ class NetworkFusion:
         likelihood = silos.likelihood
         if not likelihood.target.classes:
             return
-        x = inputs.batch(-1, _COMPARED)
-        with torch.no_grad():
-            says = [
-                likelihood.mean(frozen(network, name)(x)[None]).argmax(-1)
-                for name, network in networks.items()
-            ]
+        pieces = inputs.batch(-1, _COMPARED).split(_PIECE)
+        says = []
+        total = len(networks) * len(pieces)
+        with torch.no_grad(), shown("comparing the order of classes", total) as advance:
+            for name, network in networks.items():
+                function, outputs = frozen(network, name), []
+                for x in pieces:
+                    outputs.append(function(x))
+                    advance(1)
+                says.append(likelihood.mean(torch.cat(outputs)[None]).argmax(-1))
         first, *others = networks
         for name, own in zip(others, says[1:], strict=True):
             if (order := other_order(own, says[0], likelihood.target.classes)) is not None:
