@@ -216,7 +216,7 @@ class NetworkFusion:
         likelihood = silos.likelihood
         if not likelihood.target.classes:
             return
-        pieces = inputs.batch(-1, _COMPARED).split(_PIECE)
+        pieces = torch.split(inputs.batch(-1, _COMPARED), _PIECE)
         says = []
         total = len(networks) * len(pieces)
         with torch.no_grad(), shown("comparing the order of classes", total) as advance:
