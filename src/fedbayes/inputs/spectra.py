@@ -113,7 +113,7 @@ class Spectra(Brief):
         return Spectra(self.count + other.count, self.total + other.total, self.power + other.power)
 
 
-class _File(BaseModel):
+class _SpectraFile(BaseModel):
     """The JSON file: arrays row by row."""
 
     model_config = ConfigDict(extra="forbid", strict=True)
@@ -201,7 +201,7 @@ def add_spectra(several: Sequence[Spectra], names: Sequence[str]) -> Spectra:
 
 def write_spectra(spectra: Spectra, path: Path) -> None:
     """Write sums as JSON, whole or not at all."""
-    content = _File(
+    content = _SpectraFile(
         format=FORMAT,
         count=spectra.count,
         shape=list(spectra.shape),
@@ -223,7 +223,7 @@ def read_spectra(path: Path) -> Spectra:
     Raises:
         DataError: there is no such file, it holds no spectra, or they can be of no samples.
     """
-    file = read_as(_File, path, "does not contain sums of images or signals")
+    file = read_as(_SpectraFile, path, "does not contain sums of images or signals")
     if file.format != FORMAT:
         raise DataError(
             f"{path} does not contain sums of images or signals: its format is {file.format!r}, "
