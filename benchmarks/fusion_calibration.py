@@ -90,7 +90,7 @@ def one(case, seed, given):
     teacher, samples = teacher_of(silos.networks, counts, silos.likelihood, temperatures)
     draws, pooled = CachedInputs(inputs), teacher.pooled()
     held_out = HeldOut(pooled, draws)
-    scale = SizeTradeoff(teacher, draws, test)
+    scale = SizeTradeoff(HeldOut(teacher, draws), test)
     cost = sum(multiplications(network, scale.example) for network in silos.networks.values())
     ways = {"ensemble": (teacher, 0.0, cost, "")}
     if given.validation:

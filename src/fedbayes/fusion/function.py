@@ -10,6 +10,7 @@ This needs no data, and no permutation of units has to be found.
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from pathlib import Path
 from time import perf_counter
 
@@ -42,6 +43,8 @@ SLACK = 0.01
 ever drawn is not to be one draw many times over."""
 HELD_OUT = 2048
 """Inputs that networks are compared on with the teacher."""
+PIECE = 128
+"""Of them that a network is asked about at once; progress is shown after each."""
 Say = Callable[[str], object]
 """Told what is being done."""
 
@@ -116,6 +119,7 @@ def fuse_functions(
     likelihood: Likelihood | None = None,
     widths: Widths = 1.0,
     settings: FunctionSettings | None = None,
+    held_out: "HeldOut | None" = None,
     state: Path | None = None,
     watch: Say | None = None,
     progress: Callable[[DistillationProgress], object] | None = None,
@@ -133,6 +137,7 @@ def fuse_functions(
         likelihood: what outputs mean; a class for each by default.
         widths: see `fedbayes.fusion.regression.regress`.
         settings: how.
+        held_out: predictions of these clients on these draws, if they are known already.
         state: a file for distillation to go on from, and to be kept in.
         watch: told of each step in words.
         progress: told how far distillation is.
@@ -183,7 +188,7 @@ def fuse_functions(
         progress=say,
     )
     seconds = {"least squares": perf_counter() - begin}
-    held_out = HeldOut(teacher, kept)
+    held_out = held_out or HeldOut(teacher, kept)
     outputs = held_out.outputs(module)
     solved = held_out.likeness(outputs)
     distilled = None
@@ -323,18 +328,36 @@ def _balanced(teacher: Teacher, draws: Draws, counts: npt.ArrayLike | None) -> B
 
 
 class HeldOut:
-    """Predictions of the clients and the teacher on held-out inputs, computed once per client."""
+    """Predictions of the clients and the teacher on held-out inputs.
 
-    def __init__(self, teacher: Teacher, draws: Draws) -> None:
+    Args:
+        teacher: what the clients predict together.
+        draws: inputs, as networks see them.
+    """
+
+    def __init__(self, teacher: Teacher, draws: Batches) -> None:
         self.teacher = teacher
-        self.inputs = [draws.batch(-1 - number, CHUNK) for number in range(HELD_OUT // CHUNK)]
-        total = len(self.inputs) * len(teacher.clients)
-        with torch.no_grad(), shown("asking the clients", total) as advance:
-            said = [[_asked(client, x, advance) for client in teacher.clients] for x in self.inputs]
-            self.taught = torch.cat([teacher.of(each) for each in said])
-        self.clients = [torch.cat(each) for each in zip(*said, strict=True)]
-        """Outputs of each client, [n, K]."""
-        self.likelihood = teacher.likelihood(self.taught.shape[-1])
+        chunks = [draws.batch(-1 - number, CHUNK) for number in range(HELD_OUT // CHUNK)]
+        self.inputs = [x for chunk in chunks for x in torch.split(chunk, PIECE)]
+
+    @cached_property
+    def clients(self) -> list[Tensor]:
+        """Outputs of each client, [n, K]. Large networks take minutes, so this is done once."""
+        every = self.teacher.clients
+        with torch.no_grad(), shown("asking the clients", len(self.inputs) * len(every)) as advance:
+            said = [[_asked(client, x, advance) for x in self.inputs] for client in every]
+        return [torch.cat(each) for each in said]
+
+    @cached_property
+    def taught(self) -> Tensor:
+        """Outputs of the teacher, [n, K]."""
+        with torch.no_grad():
+            return self.teacher.of(self.clients)
+
+    @cached_property
+    def likelihood(self) -> Likelihood:
+        """What outputs mean."""
+        return self.teacher.likelihood(self.taught.shape[-1])
 
     @torch.no_grad()
     def outputs(self, network: nn.Module) -> Tensor:

@@ -575,7 +575,8 @@ def test_average_and_multiplications(inputs):
     assert multiplications(conv, torch.zeros(1, 3, 8, 8)) == 64 * 4 * 27 + 4 * 64 * 5
     blocks = nn.Sequential(nn.Conv2d(8, 8, 3, groups=8), nn.Conv2d(8, 12, 1, groups=4))
     assert multiplications(blocks, torch.zeros(1, 8, 10, 10)) == 64 * 8 * 9 + 64 * 12 * 2
-    scale = SizeTradeoff(teacher_of({"a": one, "b": two}, None, None)[0], inputs, None)
+    teacher, _ = teacher_of({"a": one, "b": two}, None, None)
+    scale = SizeTradeoff(HeldOut(teacher, inputs), None)
     names = [mark.name for mark in scale.clients({"a": one, "b": two})]
     assert names[1:] == ["average", "ensemble"]
 
@@ -1091,16 +1092,11 @@ def test_every_pass_through_the_clients_is_shown(photos, monkeypatch, tmp_path):
 
         yield advance
 
-    for place in (network_fusing, function):
-        monkeypatch.setattr(place, "shown", shown)
+    monkeypatch.setattr(function, "shown", shown)
     for place in (choice, targets):
         monkeypatch.setattr(place, "progress", shown)
-    scaling = ("--mean", "0.5", "--std", "0.25")
-    assert command("fuse", *photos, "-o", tmp_path / "g.pt2", *OF_EYES, *scaling, *SMALL) == 0
-    assert bars.keys() == {
-        "comparing the order of classes",
-        "choosing units",
-        "recording activations",
-        "asking the clients",
-    }
+    asked = (*OF_EYES, "--mean", "0.5", "--std", "0.25", *SMALL, "--report", tmp_path / "g.html")
+    assert command("fuse", *photos, "-o", tmp_path / "g.pt2", *asked) == 0
+    assert bars.keys() == {"choosing units", "recording activations", "asking the clients"}
+    assert len(bars["asking the clients"]) == 1  # the order of classes, results and the page
     assert all(total == done for several in bars.values() for total, done in several), bars

@@ -16,9 +16,8 @@ from fedbayes.core.tensors import Samples, parameter_count
 from fedbayes.data.plot import plain_numbers, save_figure
 from fedbayes.errors import ModelError
 from fedbayes.fusion.combining import combine
-from fedbayes.fusion.draws import Draws
 from fedbayes.fusion.function import FunctionFusion, HeldOut, Likeness
-from fedbayes.fusion.teacher import Function, Teacher, frozen
+from fedbayes.fusion.teacher import Function, frozen
 from fedbayes.likelihoods import Classes, Likelihood, evaluate, total
 from fedbayes.models.resize import with_weights
 from fedbayes.models.steps import stored
@@ -66,14 +65,13 @@ class SizeTradeoff:
     """Measures networks against what the clients' say together.
 
     Args:
-        teacher: what they say.
-        draws: inputs, as networks see them.
+        held_out: what they say on synthetic inputs.
         test: samples to score networks on, as they see them.
     """
 
-    def __init__(self, teacher: Teacher, draws: Draws, test: Samples | None) -> None:
-        self.teacher, self.draws, self.test = teacher, draws, test
-        self.example = draws.batch(-1, 512)[:1]
+    def __init__(self, held_out: HeldOut, test: Samples | None) -> None:
+        self.held_out, self.test = held_out, test
+        self.example = held_out.inputs[0][:1]
 
     def fused(
         self, fusion: FunctionFusion, width: float, answering: nn.Module | None = None
@@ -102,7 +100,7 @@ class SizeTradeoff:
             sizes: numbers of samples, in their order, by which the average is weighted; equal if
                 None.
         """
-        held_out = HeldOut(self.teacher, self.draws)
+        held_out = self.held_out
         marks = [
             self._mark(name, network, held_out.likeness(outputs))
             for (name, network), outputs in zip(networks.items(), held_out.clients, strict=True)
@@ -122,7 +120,7 @@ class SizeTradeoff:
                 sum(mark.parameters for mark in marks),
                 sum(mark.multiplications for mark in marks),
                 Likeness(0.0, 1.0 if not math.isnan(nearest.likeness.agreement) else math.nan),
-                self.metrics(self.teacher),
+                self.metrics(held_out.teacher),
             ),
         ]
 
@@ -140,8 +138,9 @@ class SizeTradeoff:
 
     def _likelihood(self) -> Likelihood:
         """Of the clients' outputs."""
+        teacher = self.held_out.teacher
         with torch.no_grad():
-            return self.teacher.likelihood(self.teacher(self.example).shape[-1])
+            return teacher.likelihood(teacher(self.example).shape[-1])
 
     def metrics(self, function: Function) -> dict[str, float]:
         """On test samples, the headline first, of classes with the calibration error; empty

@@ -15,12 +15,12 @@ from fedbayes.core.files import write_beside
 from fedbayes.core.tensors import Samples
 from fedbayes.core.wording import listed
 from fedbayes.data import Preprocessing
-from fedbayes.data.progress import progress as shown
 from fedbayes.errors import ConfigError, ModelError, warn
 from fedbayes.fusion.distillation import DistillationProgress
 from fedbayes.fusion.draws import CachedInputs
 from fedbayes.fusion.function import (
     FunctionFusion,
+    HeldOut,
     fuse_functions,
     teacher_of,
 )
@@ -72,10 +72,6 @@ UNTOLD = "samples in the form that the fused networks expect"
 """What a program takes where nobody said how samples were scaled."""
 WIDTHS = (0.25, 0.5, 1.0, 2.0, 4.0)
 """That are tried where the width is free."""
-_COMPARED = 2048
-"""Inputs by which the order of outputs is checked."""
-_PIECE = 128
-"""Of them that a network is asked about at once."""
 _PACED = 8
 """Steps of training end to end after which the time left is believed."""
 _LONG = 1800
@@ -155,13 +151,14 @@ class NetworkFusion:
             counts = counts[:, 0]
         test, short = self._samples(job.test, silos), silos.short
         networks = {short[path]: network for path, network in silos.networks.items()}
-        if silos.card is None:
-            self._doubt_order(networks, silos, inputs)
         temperatures = self._temperatures(silos, counts)
         teacher, _ = teacher_of(networks, counts, silos.likelihood, temperatures, inputs)
         if has_temperature(silos.likelihood):
             notes = (*notes, teacher.told)
-        scale = SizeTradeoff(teacher, CachedInputs(inputs), test)
+        held_out = HeldOut(teacher, CachedInputs(inputs))
+        if silos.card is None:
+            _doubt_order(list(networks), held_out)
+        scale = SizeTradeoff(held_out, test)
         fusions: dict[float, FunctionFusion] = {}
         for width in widths:
             fusions[width] = fuse_functions(
@@ -173,6 +170,7 @@ class NetworkFusion:
                 likelihood=silos.likelihood,
                 widths=width,
                 settings=self.settings,
+                held_out=held_out,
                 state=job.state,
                 watch=partial(_say, watch, f"width {width:g}: " if len(widths) > 1 else ""),
                 progress=progress,
@@ -205,36 +203,6 @@ class NetworkFusion:
             return None
         seen = silos.preprocessing
         return read_samples(path, seen, seen.target, unit=silos.card is None)
-
-    def _doubt_order(
-        self, networks: Mapping[str, nn.Module], silos: ClientModels, inputs: Inputs
-    ) -> None:
-        """Print a warning if a network seems to have its classes in another order than the first.
-
-        Files without cards do not name their classes, so that output k is the same class in all.
-        """
-        likelihood = silos.likelihood
-        if not likelihood.target.classes:
-            return
-        pieces = torch.split(inputs.batch(-1, _COMPARED), _PIECE)
-        says = []
-        total = len(networks) * len(pieces)
-        with torch.no_grad(), shown("comparing the order of classes", total) as advance:
-            for name, network in networks.items():
-                function, outputs = frozen(network, name), []
-                for x in pieces:
-                    outputs.append(function(x))
-                    advance(1)
-                says.append(likelihood.mean(torch.cat(outputs)[None]).argmax(-1))
-        first, *others = networks
-        for name, own in zip(others, says[1:], strict=True):
-            if (order := other_order(own, says[0], likelihood.target.classes)) is not None:
-                warn(
-                    f"{name} agrees with {first} on {order.assumed:.0%} of the inputs, and on "
-                    f"{order.found:.0%} with its outputs as the classes "
-                    f"{order.named(likelihood.target.names)}. Files without cards must have their "
-                    "classes in one order"
-                )
 
     def _temperatures(
         self, silos: ClientModels, counts: npt.NDArray[np.int64] | None
@@ -382,6 +350,25 @@ class NetworkFusion:
         if self.job.report is not None:
             write_report(outcome, self.job.report)
         return expects
+
+
+def _doubt_order(names: Sequence[str], held_out: HeldOut) -> None:
+    """Print a warning if a network seems to have its classes in another order than the first.
+
+    Files without cards do not name their classes, so that output k is the same class in all.
+    """
+    likelihood = held_out.likelihood
+    if not likelihood.target.classes:
+        return
+    says = [likelihood.mean(outputs[None]).argmax(-1) for outputs in held_out.clients]
+    for name, own in zip(names[1:], says[1:], strict=True):
+        if (order := other_order(own, says[0], likelihood.target.classes)) is not None:
+            warn(
+                f"{name} agrees with {names[0]} on {order.assumed:.0%} of the inputs, and on "
+                f"{order.found:.0%} with its outputs as the classes "
+                f"{order.named(likelihood.target.names)}. Files without cards must have their "
+                "classes in one order"
+            )
 
 
 def counts_of(
