@@ -34,6 +34,7 @@ def main() -> None:
         *(("leaves", shape, None) for shape in [(3, 32, 32), (1, 28, 28), (3, 96, 96)]),
         *(("strokes", shape, None) for shape in [(1, 28, 28), (1, 64, 64)]),
         *(("noise", shape, None) for shape in [(3, 32, 32), (6, 128)]),
+        ("tones", (1024,), None),
         *(("gaussian", (100,), name) for name in tables),
     ]
     print("prior     shape            a second   20,000 in")

@@ -10,6 +10,8 @@ from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 from scipy.stats import multivariate_normal, norm
 
+from fedbayes.core.targets import Target
+from fedbayes.data import Preprocessing
 from fedbayes.errors import ConfigError, DataError, RunError
 from fedbayes.inputs import (
     Inputs,
@@ -19,6 +21,7 @@ from fedbayes.inputs import (
     plot_inputs,
     read_sums,
     sums_of,
+    tones,
     write_sums,
 )
 from fedbayes.inputs.augmentation import recoloured, turned
@@ -54,7 +57,7 @@ def test_noise_is_of_signals_too(shape):
     assert 0 <= x.min() < x.max() <= 1
 
 
-@pytest.mark.parametrize(("name", "shape"), [*IMAGES, ("gaussian", (7,))])
+@pytest.mark.parametrize(("name", "shape"), [*IMAGES, ("tones", (64,)), ("gaussian", (7,))])
 def test_a_batch_is_the_same_for_its_seed_and_number_alone(name, shape):
     def inputs(seed):
         return Inputs(build_prior(name, shape), torch.tensor(0.5), torch.tensor(0.25), seed)
@@ -141,6 +144,50 @@ def test_noise_has_its_spectrum(exponent, shape):
 def test_channels_of_noise_have_a_share_in_common():
     x = power_law_noise((4000, 2, 8, 8), np.zeros(4000), np.random.default_rng(0), common=0.6)
     assert np.corrcoef(x[:, 0].ravel(), x[:, 1].ravel())[0, 1] == pytest.approx(0.6, abs=0.01)
+
+
+@pytest.mark.parametrize("shape", [(1024,), (2, 300), (1, 1)])
+def test_tones_are_standardized(shape):
+    x = drawn("tones", shape, 1100)
+    assert x.shape == (1100, *shape)
+    assert x.dtype == torch.float32
+    torch.testing.assert_close(x.mean(-1), torch.zeros(x.shape[:-1]), atol=1e-5, rtol=0)
+    if shape[-1] > 1:
+        torch.testing.assert_close(x.std(-1, correction=0), torch.ones(x.shape[:-1]))
+    turned_over = build_prior("tones", shape).augmented(x, torch.Generator().manual_seed(0))
+    assert torch.equal(turned_over.abs(), x.abs())
+    assert not torch.equal(turned_over, x) or shape[-1] == 1
+
+
+def test_tones_are_harmonics_of_one_pitch(monkeypatch):
+    """All that is left of them after least squares on sines and cosines of the pitch is rounding.
+
+    Those of an octave above leave something, and no pitch is out of its range.
+    """
+    monkeypatch.setattr(tones, "GLIDE", 0.0)
+    length, count = 1024, 50
+    x = tones._tones(count, length, np.random.default_rng(3)).astype(float)
+    pitch = np.exp(np.random.default_rng(3).uniform(np.log(1 / 512), np.log(1 / 8), count))
+
+    def left(row, pitch):
+        turns = 2 * np.pi * pitch * np.outer(np.arange(length), np.arange(1, 17))
+        turns = turns[:, np.arange(1, 17) * pitch < 0.5]
+        waves = np.hstack([np.sin(turns), np.cos(turns)])
+        rest = row - waves @ np.linalg.lstsq(waves, row, rcond=None)[0]
+        return rest.std() / row.std()
+
+    assert max(left(row, own) for row, own in zip(x, pitch, strict=True)) < 1e-4
+    assert np.median([left(row, 2 * own) for row, own in zip(x, pitch, strict=True)]) > 0.3
+    assert 1 / 512 <= pitch.min() < 1 / 300 < 1 / 12 < pitch.max() <= 1 / 8
+
+
+def test_standard_draws_are_as_networks_see_them():
+    """Whatever the unit of the clients' signals is."""
+    prior = build_prior("tones", (2, 64))
+    by = Preprocessing((2, 64), 1.0, (300.0, -5.0), (40.0, 2.0), Target("class", ("a", "b")))
+    x = Inputs.seen(prior, by).batch(0, 8)
+    torch.testing.assert_close(x.mean(-1), torch.zeros(8, 2), atol=1e-5, rtol=0)
+    torch.testing.assert_close(x.std(-1, correction=0), torch.ones(8, 2))
 
 
 def test_sizes_of_leaves_follow_their_power_law():
@@ -622,7 +669,13 @@ def test_samples_that_are_none(tmp_path):
 
 @pytest.mark.parametrize(
     ("name", "shape"),
-    [("leaves", (3, 8, 8)), ("strokes", (1, 9, 7)), ("noise", (2, 30)), ("gaussian", (30,))],
+    [
+        ("leaves", (3, 8, 8)),
+        ("strokes", (1, 9, 7)),
+        ("noise", (2, 30)),
+        ("tones", (30,)),
+        ("gaussian", (30,)),
+    ],
 )
 def test_a_picture_of_draws(tmp_path, name, shape):
     from PIL import Image

@@ -79,8 +79,9 @@ InputsOf = Annotated[
     str | None,
     typer.Option(
         help="Source of the synthetic inputs: leaves (photographs), strokes (writing), noise, "
-        "gaussian (tables), texts (from the base network), your own module:function, or real "
-        "samples: a folder, NPZ, Parquet or CSV file, for texts also FILE.csv:COLUMN. "
+        "tones (sound), gaussian (tables), texts (from the base network), your own "
+        "module:function, or real samples: a folder, NPZ, Parquet or CSV file, for texts also "
+        "FILE.csv:COLUMN. "
         "Default: by the shape.",
         rich_help_panel=_FUNCTION,
     ),

@@ -18,13 +18,14 @@ PRIORS: dict[str, str] = {
     "leaves": "photographs: random shapes that hide each other",
     "strokes": "writing: pen strokes, light on a dark ground",
     "noise": "signals or textures: 1/f^a noise",
+    "tones": "sound and other signals with a pitch: harmonic tones in noise",
     "gaussian": "rows of a table: standard normal, or from the clients' sums",
     "texts": "texts: sampled from the base network; for networks of texts",
 }
 """Names of input priors, and what they are for."""
-AXES = {"leaves": (3,), "strokes": (3,), "noise": (1, 2, 3), "gaussian": (1,)}
+AXES = {"leaves": (3,), "strokes": (3,), "noise": (1, 2, 3), "tones": (1, 2), "gaussian": (1,)}
 """How many axes an input has."""
-FILTERED = ("leaves", "strokes", "noise")
+FILTERED = ("leaves", "strokes", "noise", "tones")
 """Priors that can have the clients' mean and spectra; the first are chosen where equal."""
 
 
@@ -132,6 +133,7 @@ def _built(
     from fedbayes.inputs.own import OwnPrior
     from fedbayes.inputs.samples import RealSamples
     from fedbayes.inputs.strokes import Strokes
+    from fedbayes.inputs.tones import Tones
 
     if name in AXES and len(shape) not in AXES[name]:
         raise ConfigError(
@@ -139,10 +141,11 @@ def _built(
             f"{size(shape)}. Give the shape as channels, height and width of an image or as the "
             "length of a row, or choose another prior"
         )
-    drawn: dict[str, type[Leaves | Strokes | NoiseInputs]] = {
+    drawn: dict[str, type[Leaves | Strokes | NoiseInputs | Tones]] = {
         "leaves": Leaves,
         "strokes": Strokes,
         "noise": NoiseInputs,
+        "tones": Tones,
     }
     if name in drawn:
         return drawn[name](shape)

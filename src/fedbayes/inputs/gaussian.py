@@ -52,6 +52,7 @@ class GaussianInputs(InputPrior):
                     f"rows of a table have one axis, but an input has the shape {shape}"
                 )
             self.assumes = "independent features, normal with mean 0 and deviation 1"
+            self.standard = True
             return
         if shape != (len(sums.features),):
             raise DataError(

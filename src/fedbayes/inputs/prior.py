@@ -38,6 +38,8 @@ class InputPrior(ABC):
     """What it takes inputs for: a result that rests on it should say so."""
     bounded: bool = False
     """Whether it draws values between 0 and 1, whatever the clients' are."""
+    standard: bool = False
+    """Whether it draws inputs as networks see them: of mean 0 and standard deviation 1."""
     notes: tuple[str, ...] = ()
     """What a user should know of how it was chosen or read."""
 
@@ -84,13 +86,11 @@ class Inputs(Brief):
     seed: int = 0
 
     @classmethod
-    def seen(
-        cls, prior: InputPrior, by: Preprocessing, seed: int = 0, *, sums: bool = False
-    ) -> "Inputs":
+    def seen(cls, prior: InputPrior, by: Preprocessing, seed: int = 0) -> "Inputs":
         """Draws as networks with a preprocessing see them.
 
         Images are drawn in [0, 1], and so are rows of a prior of such values; others in their own
-        units, but those of a normal prior that knows no sums as networks see them.
+        units, but those of a `standard` prior as networks see them.
 
         Raises:
             ConfigError: a prior of values between 0 and 1 is to stand for others.
@@ -99,21 +99,20 @@ class Inputs(Brief):
             prior: of the inputs.
             by: what networks see of a sample.
             seed: of all that is drawn.
-            sums: whether the prior knows the clients' sums.
         """
         mean, std = torch.tensor(by.mean), torch.tensor(by.std)
+        if prior.standard:
+            return cls(prior, torch.zeros_like(mean), torch.ones_like(std), seed)
         if len(by.shape) > 1 or prior.bounded:
             if prior.bounded and not (mean.min() >= 0 and mean.max() <= 1 and std.max() <= 1):
                 raise ConfigError(
                     f"{prior.name!r} gives values between 0 and 1, but the networks were trained "
                     f"on values of mean {float(mean.mean()):.3g} and standard deviation "
-                    f"{float(std.mean()):.3g}; Give the clients' sums with --sums, real samples or "
-                    "your own function with --inputs, or train on values between 0 and 1 "
-                    "(data.scale)"
+                    f"{float(std.mean()):.3g}. Give the clients' sums with --sums, real samples, "
+                    "your own function or (signals) tones with --inputs, or train on values "
+                    "between 0 and 1 (data.scale)"
                 )
             return cls(prior, mean, std, seed)
-        if prior.name == "gaussian" and not sums:
-            return cls(prior, torch.zeros_like(mean), torch.ones_like(std), seed)
         return cls(prior, mean * by.scale, std * by.scale, seed)
 
     @property

@@ -474,13 +474,13 @@ def drawn(
     """
     prior, inputs = drawn_for(silos.preprocessing, silos.settings, name, sums, seed)
     if silos.programs and silos.card is not None:
-        Inputs.seen(prior, silos.card.preprocessing, seed, sums=bool(sums))  # they see the same
-    if silos.programs and prior.name == "gaussian" and not sums and len(prior.shape) == 1:
-        if silos.card is None:
-            raise ConfigError(
-                "programs take rows in unknown units. Give the clients' sums with --sums, or "
-                "real samples with --inputs"
-            )
+        Inputs.seen(prior, silos.card.preprocessing, seed)  # they see the same
+    if silos.programs and silos.card is None and prior.name == "gaussian" and prior.standard:
+        raise ConfigError(
+            "programs take rows in unknown units. Give the clients' sums with --sums, or real "
+            "samples with --inputs"
+        )
+    if silos.programs and silos.card is not None and prior.standard:
         own = silos.card.preprocessing
         std = 1 / (torch.tensor(own.std) * own.scale)
         mean = -torch.tensor(own.mean) * own.scale * std
@@ -532,4 +532,4 @@ def drawn_for(
         features=seen.features,
         columns=seen.columns,
     )
-    return prior, Inputs.seen(prior, seen, seed, sums=bool(sums))
+    return prior, Inputs.seen(prior, seen, seed)
