@@ -227,6 +227,7 @@ def fuse(
     """Fuse models that were trained apart into one, in one go."""
     require_files(models, folders=True)
     require_files([counts, like, test, temperature_data, select, *(sums or [])])
+    from fedbayes.data.progress import ProgressLines
     from fedbayes.workflows.fuse.fusing import read_grid
     from fedbayes.workflows.fuse.job import FusionJob
     from fedbayes.workflows.serve.model_files import ModelFiles
@@ -266,9 +267,11 @@ def fuse(
     console = rich.get_console()
     try:
         with console.status("reading") as status:
+            say: Callable[[str], None]
+            say = status.update if console.is_terminal else ProgressLines(console)
             fused = job.run(
-                status.update,
-                lambda at: status.update(
+                say,
+                lambda at: say(
                     f"training end to end: {at.share:.0%}, KL divergence to the teacher "
                     f"{at.divergence:.3g} nats, "
                     f"{at.left:.0f} s left"
