@@ -116,11 +116,12 @@ def one_shot(alpha, published):
     return Case(config, baselines=(*ALIGNED, *SHARED), published=published)
 
 
-def fedlpa(labels):
+def fedlpa(labels, **data):
     """FedLPA's protocol on MNIST: ten clients of so many classes, one start, ten epochs."""
+    data = {"name": "mnist", "clients": 10, "partition": f"fusion_partitions:{labels}", **data}
     return Case(
         {
-            "data": {"name": "mnist", "clients": 10, "partition": f"fusion_partitions:{labels}"},
+            "data": data,
             "model": {"name": "fusion_networks:fedlpa_cnn"},
             "training": {**SGD, "lr": 0.01, "batch_size": 64, "epochs": 10},
             "method": {"name": "local", "start": "common"},
@@ -265,8 +266,8 @@ CASES = {
     "vgg-4": vgg(4, 6, 0.789),
     "vgg-8": vgg(8, 8, 0.696),
     "fedlpa-1": fedlpa("one_label"),
-    "fedlpa-2": fedlpa("two_labels"),
-    "fedlpa-3": fedlpa("three_labels"),
+    "fedlpa-2": fedlpa("two_labels", validation=0.1),
+    "fedlpa-3": fedlpa("three_labels", validation=0.1),
     "resnet20": Case(residual("resnet20", 10), baselines=("permute",)),
     "resnet18": Case(residual("fusion_networks:resnet18", 10), baselines=("permute",)),
     "resnet20-small": Case(residual("resnet20", 20, limit=10000), baselines=("permute",)),
