@@ -124,7 +124,8 @@ def fits(
         features = tensors[weight].select(rows, 0).numel()
         if features > LARGEST:
             raise ModelError(
-                f"{weight} has {features:,} inputs; the limit of least squares is {LARGEST:,}"
+                f"{weight} has {features:,} inputs; the limit of least squares is {LARGEST:,}. "
+                "Fuse into a smaller network: another one with like, or a smaller width"
             )
         rest = _other_operand(steps, node)
         found.append(Fit(node, weight, bias, rows, channel, origin, features, rest))
