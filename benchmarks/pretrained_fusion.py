@@ -20,7 +20,7 @@ import matplotlib
 import numpy as np
 import torch
 from PIL import Image, ImageDraw, ImageFilter, ImageFont
-from pretrained_networks import BINS, LETTERS, crepe, letters
+from pretrained_networks import LETTERS, crepe, letters
 from scipy.signal import lfilter
 from torch.nn.functional import cross_entropy
 
@@ -126,7 +126,9 @@ def main():
     """Print a table for each case."""
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("cases", nargs="+", choices=list(CASES))
-    parser.add_argument("--minutes", type=float, default=10.0, help="of training end to end")
+    parser.add_argument(
+        "--minutes", type=float, default=10.0, help="of training end to end; 0: none"
+    )
     parser.add_argument("--seeds", type=int, default=1)
     parser.add_argument("--threads", type=int, default=2)
     given = parser.parse_args()
@@ -157,18 +159,16 @@ def report(case, seed, minutes):
     counts = how.get("counts")
     counts = None if counts is None else torch.tensor(counts).double()
     row("ensemble", Teacher(list(networks.values()), counts=counts))
-    for minutes in (0.0, minutes):
-        begin = perf_counter()
-        fused = fedbayes.fuse(networks, method="function", seed=seed, minutes=minutes, **how)
-        took = perf_counter() - begin
-        name = f"fused, {minutes:g} minutes end to end" if minutes else "fused, least squares"
-        if fused.weights:
-            network = with_weights(next(iter(networks.values())), fused.weights)
-        else:
-            network = torch.export.load(fused.path).module()
-        row(name, network, f"{took:.0f}")
-        for note in fused.notes:
-            print(f"<!-- {note} -->")
+    begin = perf_counter()
+    fused = fedbayes.fuse(networks, method="function", seed=seed, minutes=minutes, **how)
+    took = perf_counter() - begin
+    if fused.weights:
+        network = with_weights(next(iter(networks.values())), fused.weights)
+    else:
+        network = torch.export.load(fused.path).module()
+    row(f"fused, {minutes:g} minutes end to end", network, f"{took:.0f}")
+    for note in fused.notes:
+        print(f"<!-- {note} -->")
 
 
 if __name__ == "__main__":

@@ -3,8 +3,11 @@
 import ast
 import re
 from collections import defaultdict
+from functools import cache
 from graphlib import TopologicalSorter
 from pathlib import Path
+
+import pytest
 
 import fedbayes
 
@@ -29,7 +32,13 @@ FLOORS = [
     {"cli", "testing"},
     {"__main__"},
 ]
+pytestmark = pytest.mark.xdist_group("floors")  # files are parsed once
 FILES = sorted(path for path in ROOT.rglob("*.py") if path != ROOT / "__init__.py")
+
+
+@cache
+def tree_of(path):
+    return ast.parse(path.read_text())
 
 
 def room(path):
@@ -41,7 +50,7 @@ def floor(name):
 
 
 def imported(path):
-    for node in ast.walk(ast.parse(path.read_text())):
+    for node in ast.walk(tree_of(path)):
         if isinstance(node, ast.ImportFrom) and node.module and node.level == 0:
             modules = [node.module]
             if node.module == "fedbayes":
@@ -76,7 +85,7 @@ def module(path):
 
 def dependencies(path):
     """Files of the package that a file imports when it is loaded or run, types apart."""
-    tree = ast.parse(path.read_text())
+    tree = tree_of(path)
     for node in ast.walk(tree):
         if isinstance(node, ast.If) and ast.unparse(node.test) == "TYPE_CHECKING":
             node.body = []
@@ -116,7 +125,7 @@ def test_folders_of_tests_mirror_the_package():
 def test_a_class_name_has_one_meaning():
     places = defaultdict(list)
     for path in FILES:
-        for node in ast.walk(ast.parse(path.read_text())):
+        for node in ast.walk(tree_of(path)):
             if isinstance(node, ast.ClassDef):
                 places[node.name].append(str(path.relative_to(ROOT)))
     assert not {name: where for name, where in places.items() if len(where) > 1}
