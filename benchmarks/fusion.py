@@ -127,6 +127,7 @@ def fedlpa(labels, **data):
             "method": {"name": "local", "start": "common"},
         },
         baselines=("fedlpa",),
+        whole=True,
     )
 
 
@@ -198,7 +199,7 @@ class Case:
         """The same, with so many training samples among the clients."""
         data = self.config["data"] | {"limit": samples}
         if self.whole:
-            del data["validation"]
+            data.pop("validation", None)
         return replace(self, config=self.config | {"data": data}, validated=True)
 
     def fusions(self):
@@ -305,6 +306,9 @@ class Clients:
         self.networks = self.silos.networks
         if case.validated:
             self.data = judged_by_others(self.data, seed)
+        elif "validation" in data:  # the run was judged by the rows that clients keep
+            pool = self.data.dataset
+            self.data = judged_by(self.data, np.arange(pool.official_train, len(pool.y)), seed)
         self.test = self.data.test_union(0, self.data.test_total)
         self.share = (self.counts.sum(1) / self.counts.sum()).tolist()
 
@@ -429,11 +433,16 @@ def judged_by_others(data, seed):
     others = np.setdiff1d(np.arange(pool.official_train or 0), own.train)
     if len(others) < JUDGES:
         raise SystemExit(f"--validation: there are no {JUDGES:,} training samples beside these")
-    others = np.sort(np.random.default_rng(seed).choice(others, JUDGES, replace=False))
-    offsets = np.full(len(own.test_offsets), len(others))
+    others = np.random.default_rng(seed).choice(others, JUDGES, replace=False)
+    return judged_by(data, np.sort(others), seed)
+
+
+def judged_by(data, rows, seed):
+    """Clients' data, with these rows of the pool as test samples, all of the first client."""
+    offsets = np.full(len(data.partition.test_offsets), len(rows))
     offsets[0] = 0
-    judges = replace(own, test=others, test_offsets=offsets)
-    return FederatedData(pool, judges, seed, data.preprocessing.statistics)
+    judges = replace(data.partition, test=rows, test_offsets=offsets)
+    return FederatedData(data.dataset, judges, seed, data.preprocessing.statistics)
 
 
 def write_breast_cancer(path):
