@@ -106,7 +106,9 @@ def choose(shape: tuple[int, ...], sums: "Sums | None" = None) -> tuple[str, str
     if len(shape) == 1:
         return "gaussian", f"an input is a row of {shape[0]} values; without sums, standard normal"
     if len(shape) == 2:
-        return "noise", f"an input of {size(shape)} is read as channels of a signal"
+        return "noise", (
+            f"an input of {size(shape)} is read as channels of a signal; for sound choose tones"
+        )
     if len(shape) == 3 and shape[0] == 1:
         return "strokes", (
             "an image of one channel is read as writing, light on dark; for grey photographs "
