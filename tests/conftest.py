@@ -53,6 +53,7 @@ KIN = {
     *("fedprox", "reptile", "fedavgm", "fedyogi", "fedep", "fedpa", "pfnm", "scaffold-fedsparse"),
     *("fednova", "qfedavg", "moon", "apfl", "pfedme", "perfedavg", "fedper", "fedrep", "fedbn"),
     *("fald", "fedivon", "fens", "fedlpa", "predbayes", "qlsd", "dsvgd", "gaussian-head"),
+    *("feddrop", "fedl1", "laplace", "ivon-admm"),
 }
 """Methods that share their code with others: the default run tries what their reports declare."""
 ENGINES_AGREE = {"fedsparse"}

@@ -130,7 +130,7 @@ def unfold(browser):
 
 @pytest.mark.parametrize(
     ("name", "theme"),
-    cases(SHOWN, slow={*SHOWN} - {(name, "light") for name in ("all", "fused")}),
+    cases(SHOWN, slow={*SHOWN} - {("all", "light")}),
 )
 def test_pages_can_be_read_at_any_width(name, theme, pages, browser):
     show(browser, pages[name], WIDTHS[0], theme)

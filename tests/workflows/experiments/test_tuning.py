@@ -261,6 +261,7 @@ def test_failed_runs_count_as_minutes_too(tmp_path):
         assert rounds
 
 
+@pytest.mark.slow
 def test_a_search_by_minutes_goes_on_after_a_failure(tmp_path):
     settings = {**QUICK, "rounds": 8, "training": {"steps": 3, "optimizer": "sgd"}}
     ranges = {"training.lr": [0.1, 1e25]}
