@@ -117,7 +117,10 @@ def one_shot(alpha, published):
 
 
 def fedlpa(labels, **data):
-    """FedLPA's protocol on MNIST: ten clients of so many classes, one start, ten epochs."""
+    """FedLPA's protocol on MNIST: ten clients of so many classes, one start, ten epochs.
+
+    Here clients of several classes keep a tenth of their rows for a temperature.
+    """
     data = {"name": "mnist", "clients": 10, "partition": f"fusion_partitions:{labels}", **data}
     return Case(
         {

@@ -14,7 +14,7 @@ from torch._subclasses.fake_tensor import FakeTensor
 from torch.nn import functional
 
 from fedbayes.errors import ConfigError, ModelError
-from fedbayes.fusion import widths
+from fedbayes.fusion import layers, widths
 from fedbayes.fusion.choice import pivots
 from fedbayes.fusion.draws import CachedInputs
 from fedbayes.fusion.function import fuse_functions
@@ -514,3 +514,12 @@ def test_the_temperature_of_calibrated_clients_is_nearest_to_what_they_say_poole
     best = optimize.minimize_scalar(cost, bounds=(-3, 3), method="bounded").x
     assert found.temperature == pytest.approx(np.exp(best), rel=1e-3)
     assert found.temperature < 0.95, "clients who differ are together surer than the teacher"
+
+
+def test_a_layer_of_too_many_inputs_names_the_way_out(monkeypatch):
+    monkeypatch.setattr(layers, "LARGEST", 7)
+    clients = {name: MLP(6, [8], 3) for name in "ab"}
+    drawn = Inputs(build_prior("gaussian", (6,)), torch.zeros(6), torch.ones(6))
+    settings = FunctionSettings(draws=512, distillation=None)
+    with pytest.raises(ModelError, match=r"8 inputs; the limit .* is 7\. Fuse into a smaller"):
+        fuse_functions(clients, clients["a"], drawn, settings=settings)

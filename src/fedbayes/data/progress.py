@@ -54,7 +54,7 @@ def progress(description: str, total: int | None) -> Iterator[Callable[[int], No
 
 
 def _lines(console: "Console", description: str, total: int | None) -> Callable[[int], None]:
-    """Advances a progress that is told in lines."""
+    """Return a function that counts steps and prints how far they are."""
     say, begin, done = ProgressLines(console), monotonic(), 0
 
     def advance(steps: int) -> None:

@@ -351,8 +351,10 @@ class HeldOut:
     @cached_property
     def taught(self) -> Tensor:
         """Outputs of the teacher, [n, K]."""
+        # By chunks: memory grows with inputs times clients squared.
+        chunks = zip(*(torch.split(outputs, CHUNK) for outputs in self.clients), strict=True)
         with torch.no_grad():
-            return self.teacher.of(self.clients)
+            return torch.cat([self.teacher.of(said) for said in chunks])
 
     @cached_property
     def likelihood(self) -> Likelihood:

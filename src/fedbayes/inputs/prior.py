@@ -89,8 +89,8 @@ class Inputs(Brief):
     def seen(cls, prior: InputPrior, by: Preprocessing, seed: int = 0) -> "Inputs":
         """Draws as networks with a preprocessing see them.
 
-        Images are drawn in [0, 1], and so are rows of a prior of such values; others in their own
-        units, but those of a `standard` prior as networks see them.
+        Images are drawn in [0, 1], and so are rows of a `bounded` prior. Draws of a `standard`
+        prior are what networks see. Others are in the units of the clients' data.
 
         Raises:
             ConfigError: a prior of values between 0 and 1 is to stand for others.
