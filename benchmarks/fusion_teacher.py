@@ -12,8 +12,10 @@ its own; the others judge. Rules are those of `fedbayes.fusion.teacher.Teacher`:
 - `chain`: the stationary distribution, with T = 1 and 0.4 deviations;
 - `both`: their geometric mean, the teacher without temperatures of clients;
 - `sum, T_s`, `chain, T_s`, `both, T_s`: likewise after each client's outputs are divided by its
-  temperature, the chain at T = 1; `both, T_s` is the teacher with temperatures;
-- `both, ε = .01` and `both, T_s, ε = .01`: likewise with a larger ε.
+  temperature, the chain at T = 1;
+- `both, T_s, lacking`: likewise with T = 1 and 0.4 deviations times the frequency of the classes
+  that a client lacks in the chain, the teacher with temperatures;
+- `both, ε = .01`: likewise with a larger ε.
 
 Clients of one class each (`fedlpa-1`) have other rules, by how far networks prefer their class:
 
@@ -119,9 +121,9 @@ def measured(
         "both": Teacher(functions, counts=counts).of(list(f)),
         "sum, T_s": added_up(cold, counts),
         "chain, T_s": stationary(cold, counts).log(),
-        "both, T_s": Teacher(functions, counts=counts, temperatures=warmth).of(list(f)),
+        "both, T_s": (stationary(cold, counts).log() + added_up(cold, counts)) / 2,
+        "both, T_s, lacking": Teacher(functions, counts=counts, temperatures=warmth).of(list(f)),
         "both, ε = .01": (stationary(soft, counts, 0.01).log() + added_up(f, counts)) / 2,
-        "both, T_s, ε = .01": (stationary(cold, counts, 0.01).log() + added_up(cold, counts)) / 2,
     }
     return {name: scores(log, y) for name, log in rules.items()}
 

@@ -111,7 +111,9 @@ def test_with_counts_it_is_the_geometric_mean_of_the_chain_and_a_sum_of_logits(t
             level = warmth * np.log(np.exp(f[s] / warmth).sum())
             total += shares[s] * (f[s] - level - np.log(more[s] / more[s].sum()))
         known = np.array([bool(t) for t in temperatures or [None] * 3])
-        softer = np.where(known, 1, 1 + 0.4 * deviation)[:, None]
+        lacking = np.array(COUNTS) == 0
+        untold = np.where(known, lacking @ more.sum(0) / more.sum(), 1)
+        softer = (1 + 0.4 * untold * deviation)[:, None]
         stationary = chain(softmax(f / softer), COUNTS, 1e-4)
         wanted = np.log(softmax((total + np.log(stationary)) / 2))
         np.testing.assert_allclose(found[row].tolist(), wanted, atol=1e-4)

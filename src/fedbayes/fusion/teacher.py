@@ -56,9 +56,10 @@ class Teacher:
 
     If clients' predictions are exact, so is q as ε tends to 0: Σ_j M_kj q_j = q_k for the posterior
     of all samples together. Networks are overconfident. A client that fitted a temperature to rows
-    which it kept out of training has its outputs divided by it; the others have, in q, a
-    temperature of 1 + `SOFTNESS_OF_CHAIN` times the deviation of their outputs. Networks are not
-    exact. On validation rows of nine cases the geometric mean of q and a sum of logits was on
+    which it kept out of training has its outputs divided by it. In q there is one more temperature,
+    1 + `SOFTNESS_OF_CHAIN` u_s times the deviation of outputs. Here u_s is 1 for clients that
+    fitted none. Rows that a client keeps have no sample of a class that it lacks, so otherwise u_s
+    is the frequency Σ θ_k of those classes. Networks are not exact. On validation rows of nine cases the geometric mean of q and a sum of logits was on
     average .004 to .008 more accurate than the better of them (`benchmarks/fusion_teacher.py`).
     That mean is the teacher, and the sum is
 
@@ -291,8 +292,8 @@ class Teacher:
         counts = self.counts.to(draws.device)
         scores = scores - scores.mean(-1, keepdim=True)
         deviation = _deviation(scores, shares[:, None])
-        softness = [0.0 if t else SOFTNESS_OF_CHAIN for t in self.temperatures]
-        softer = 1 + torch.tensor(softness).to(draws)[:, None, None] * deviation
+        softness = SOFTNESS_OF_CHAIN * self._untold(counts).to(draws)
+        softer = 1 + softness[:, None, None] * deviation
         chain = stationary(scores / softer, counts).log()
         temperature = 1 + SOFTNESS * deviation
         level = temperature * torch.logsumexp(scores / temperature, -1, keepdim=True)
@@ -304,6 +305,12 @@ class Teacher:
             a, b = sharpness(told, shares, (chain + total) / 2)
             chain, total = a * b * chain, a * total
         return kind.outputs_of((chain + total) / 2)
+
+    def _untold(self, counts: Tensor) -> Tensor:
+        """Frequency of the classes that a client's temperature says nothing of, [S]."""
+        fitted = torch.tensor([t is not None for t in self.temperatures], device=counts.device)
+        lacking = ((counts == 0) * frequencies(counts)).sum(1)
+        return torch.where(fitted, lacking, 1.0)
 
     def likelihood(self, outputs: int) -> Likelihood:
         """What outputs mean: as given, or a class for each."""
