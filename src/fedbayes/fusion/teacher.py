@@ -59,9 +59,9 @@ class Teacher:
     which it kept out of training has its outputs divided by it. In q there is one more temperature,
     1 + `SOFTNESS_OF_CHAIN` u_s times the deviation of outputs. Here u_s is 1 for clients that
     fitted none. Rows that a client keeps have no sample of a class that it lacks, so otherwise u_s
-    is the frequency Σ θ_k of those classes. Networks are not exact. On validation rows of nine cases the geometric mean of q and a sum of logits was on
-    average .004 to .008 more accurate than the better of them (`benchmarks/fusion_teacher.py`).
-    That mean is the teacher, and the sum is
+    is the frequency Σ θ_k of those classes. Networks are not exact. On validation rows of nine
+    cases the geometric mean of q and a sum of logits was on average .004 more accurate than the
+    better of them (`benchmarks/fusion_teacher.py`). That mean is the teacher, and the sum is
 
         log t_k(x) = log θ_k + Σ_s π_sk (f_sk − T log Σ_j exp(f_sj / T) − log p_s(k)) + const,
 
