@@ -1,5 +1,6 @@
 """Networks to fuse, and what fusions of them are compared with."""
 
+import copy
 from functools import cache
 
 import numpy as np
@@ -11,8 +12,13 @@ from fedbayes.models.units import find_units, permute
 from tests.helpers.architectures import ARCHITECTURES
 
 
-@cache
 def network(name):
+    """A network of `ARCHITECTURES`, its groups of units and its weights; each test has its own."""
+    return copy.deepcopy(_network(name))
+
+
+@cache
+def _network(name):
     make, example = ARCHITECTURES[name]
     torch.manual_seed(0)
     module = shaken(make())
