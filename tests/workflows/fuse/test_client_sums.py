@@ -75,6 +75,10 @@ def test_sums_of_clients_add_to_those_of_all_rows(silos, capsys):
     told = json.loads(_path("r").read_text())
     assert told["inputs"]["assumes"] == "a Gaussian copula, from sums of 95 rows; categories: grade"
     assert told["sent"] == ["their weights", "sums over their data"]
+    assert "files of sums" not in " ".join(told["notes"])
+    assert command("fuse", *files, *options, *several[:4]) == 0
+    alone = "2 files of sums for 3 models: the inputs are drawn by the sums of those clients alone"
+    assert alone in json.loads(_path("r").read_text())["notes"]
 
 
 def _path(name):

@@ -190,6 +190,7 @@ class NetworkFusion:
             (
                 *notes,
                 *prior.notes,
+                *self._of_some(),
                 *(f"width {w:g}: {n}" for w, f in fusions.items() if w != chosen for n in f.notes),
                 *_cost(fusions[chosen], scale.example),
                 *self._doubts(fusions[chosen], prior),
@@ -257,6 +258,14 @@ class NetworkFusion:
             "curvatures of their weights, which are not used": all(map(is_posterior, job.models)),
         }
         return tuple(what for what, given in sent.items() if given)
+
+    def _of_some(self) -> tuple[str, ...]:
+        """That not every client sent sums."""
+        files, models = len(self.job.sums), len(self.job.models)
+        if files in (0, models):
+            return ()
+        told = f"{files} file{'s' * (files > 1)} of sums for {models} models"
+        return (f"{told}: the inputs are drawn by the sums of those clients alone",)
 
     def _doubts(self, fusion: FunctionFusion, prior: InputPrior) -> tuple[str, ...]:
         """What to say of scores that may not be those of real samples."""
