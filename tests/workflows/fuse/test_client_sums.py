@@ -77,7 +77,7 @@ def test_sums_of_clients_add_to_those_of_all_rows(silos, capsys):
     assert told["sent"] == ["their weights", "sums over their data"]
     assert "files of sums" not in " ".join(told["notes"])
     assert command("fuse", *files, *options, *several[:4]) == 0
-    alone = "2 files of sums for 3 models: the inputs are drawn by the sums of those clients alone"
+    alone = "2 files of sums for 3 models: the inputs are drawn by the sums of those clients only"
     assert alone in json.loads(_path("r").read_text())["notes"]
 
 

@@ -265,7 +265,7 @@ class NetworkFusion:
         if files in (0, models):
             return ()
         told = f"{files} file{'s' * (files > 1)} of sums for {models} models"
-        return (f"{told}: the inputs are drawn by the sums of those clients alone",)
+        return (f"{told}: the inputs are drawn by the sums of those clients only",)
 
     def _doubts(self, fusion: FunctionFusion, prior: InputPrior) -> tuple[str, ...]:
         """What to say of scores that may not be those of real samples."""
