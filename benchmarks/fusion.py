@@ -344,7 +344,8 @@ class Clients:
             case "ensemble":
                 _, inputs = drawn(self.silos, self.prior, (), self.seed)
                 kind = self.silos.likelihood
-                teacher, _ = teacher_of(self.networks, self.counts, kind, self.temperatures, inputs)
+                warmth = self.temperatures
+                teacher, _ = teacher_of(self.networks, self.counts, kind, warmth, inputs, True)
                 return {"accuracy": self.accuracy(teacher)}
             case "class-share logits":
                 teacher = Teacher(list(self.networks.values()), class_shares(self.counts))

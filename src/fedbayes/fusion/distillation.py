@@ -250,17 +250,21 @@ class _DistillationRun:
         return x.to(self.device)
 
     def lesson(self, step: int) -> tuple[Tensor, Tensor]:
-        """The batch of a step and what the teacher says: some batches come, then again."""
-        block, place = divmod(step, LESSONS * self.settings.repeats)
+        """The batch of a step and what the teacher says: some batches come, then again, in each
+        view of the teacher, which has one prediction for all.
+        """
+        views = self.teacher.views
+        repeats = self.settings.repeats * len(views)
+        block, place = divmod(step, LESSONS * repeats)
         number = block * LESSONS + place % LESSONS
         if number not in self.told:
             x = self.inputs(number)
             with torch.no_grad():
                 self.told[number] = x, self.teacher(x)
-        lesson = self.told[number]
-        if place >= LESSONS * (self.settings.repeats - 1):
+        x, said = self.told[number]
+        if place >= LESSONS * (repeats - 1):
             del self.told[number]
-        return lesson
+        return views[place // LESSONS % len(views)](x), said
 
     def loss(self, outputs: Tensor, said: Tensor) -> Tensor:
         """What is minimized."""

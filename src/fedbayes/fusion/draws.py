@@ -19,6 +19,10 @@ class Batches(Protocol):
     def batch(self, number: int, count: int) -> Tensor:
         """Inputs [count, *shape]; each number has its own, and those below 0 are held out."""
 
+    @property
+    def mirrors(self) -> bool:
+        """Whether mirrored inputs (along the last axis) are of the same class."""
+
 
 class Draws(Batches, Protocol):
     """Inputs as networks see them; `fedbayes.inputs.prior.Inputs`."""
@@ -41,6 +45,11 @@ class Derived:
     def seed(self) -> int:
         """That of the draws."""
         return self.draws.seed
+
+    @property
+    def mirrors(self) -> bool:
+        """As `Batches.mirrors`."""
+        return self.draws.mirrors
 
     def augmented(self, x: Tensor, rng: torch.Generator) -> Tensor:
         """As `Draws.augmented`."""

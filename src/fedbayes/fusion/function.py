@@ -163,7 +163,9 @@ def fuse_functions(
     """
     settings, say = settings or FunctionSettings(), watch or (lambda text: None)
     kept = CachedInputs(draws)
-    teacher, samples = teacher_of(clients, counts, likelihood, temperatures, kept)
+    teacher, samples = teacher_of(
+        clients, counts, likelihood, temperatures, kept, settings.mirrored
+    )
     few = kept.batch(-1, CHUNK)[:2]
     networks = {**clients, "the wanted network": like}
     require_inputs_kept(networks, few)
@@ -253,6 +255,7 @@ def teacher_of(
     likelihood: Likelihood | None,
     temperatures: Temperatures | None = None,
     draws: Batches | None = None,
+    mirrored: bool = False,
 ) -> tuple[Teacher, list[float] | None]:
     """The clients' networks together, and the samples of each.
 
@@ -264,6 +267,7 @@ def teacher_of(
         likelihood: what outputs mean; a class for each by default.
         temperatures: of each client, [S]; see `Teacher`.
         draws: inputs, as clients take them, to compare them on; needed if none has two classes.
+        mirrored: whether images and mirror images may have one prediction; `Teacher.mirrored`.
 
     Raises:
         ModelError: counts do not fit the clients, or a weight is not finite.
@@ -271,20 +275,24 @@ def teacher_of(
     networks, names = list(clients.values()), list(clients)
     if not networks:
         raise ModelError("there are no models to fuse")
+    samples = None
     if counts is None:
-        return Teacher(networks, None, likelihood, names, None, temperatures), None
-    table = torch.as_tensor(counts, dtype=torch.float64)
-    samples = table.reshape(len(table), -1).sum(1)
-    if len(samples) != len(networks) or not samples.sum() > 0:
-        raise ModelError(f"the counts have {len(samples)} models; there are {len(networks)}")
-    of_classes = likelihood is None or isinstance(likelihood, Classes)
-    if table.ndim == 2 and table.shape[1] > 1 and of_classes:
-        teacher = Teacher(networks, None, likelihood, names, table, temperatures)
-        teacher = teacher if draws is None else teacher.compared(draws)
+        teacher = Teacher(networks, None, likelihood, names, None, temperatures)
     else:
-        shares = (samples / samples.sum()).float()
-        teacher = Teacher(networks, shares, likelihood, names, None, temperatures)
-    return teacher, samples.tolist()
+        table = torch.as_tensor(counts, dtype=torch.float64)
+        samples = table.reshape(len(table), -1).sum(1)
+        if len(samples) != len(networks) or not samples.sum() > 0:
+            raise ModelError(f"the counts have {len(samples)} models; there are {len(networks)}")
+        of_classes = likelihood is None or isinstance(likelihood, Classes)
+        if table.ndim == 2 and table.shape[1] > 1 and of_classes:
+            teacher = Teacher(networks, None, likelihood, names, table, temperatures)
+            teacher = teacher if draws is None else teacher.compared(draws)
+        else:
+            shares = (samples / samples.sum()).float()
+            teacher = Teacher(networks, shares, likelihood, names, None, temperatures)
+    if mirrored and draws is not None:
+        teacher = teacher.mirrored(draws)
+    return teacher, None if samples is None else samples.tolist()
 
 
 def _inputs(
@@ -342,19 +350,35 @@ class HeldOut:
 
     @cached_property
     def clients(self) -> list[Tensor]:
-        """Outputs of each client, [n, K]. Large networks take minutes, so this is done once."""
-        every = self.teacher.clients
-        with torch.no_grad(), shown("asking the clients", len(self.inputs) * len(every)) as advance:
-            said = [[_asked(client, x, advance) for x in self.inputs] for client in every]
-        return [torch.cat(each) for each in said]
+        """Outputs of each client, [n, K]."""
+        return self._views[0]
+
+    @cached_property
+    def _views(self) -> list[list[Tensor]]:
+        """The same in each view of the teacher. Large networks take minutes, so it is done once."""
+        every, views = self.teacher.clients, self.teacher.views
+        steps = len(self.inputs) * len(every) * len(views)
+        with torch.no_grad(), shown("asking the clients", steps) as advance:
+            return [
+                [torch.cat([_asked(one, view(x), advance) for x in self.inputs]) for one in every]
+                for view in views
+            ]
 
     @cached_property
     def taught(self) -> Tensor:
         """Outputs of the teacher, [n, K]."""
+        return self._said(self.teacher)
+
+    @torch.no_grad()
+    def _said(self, teacher: Teacher) -> Tensor:
         # By chunks: memory grows with inputs times clients squared.
-        chunks = zip(*(torch.split(outputs, CHUNK) for outputs in self.clients), strict=True)
-        with torch.no_grad():
-            return torch.cat([self.teacher.of(said) for said in chunks])
+        pieces = [[torch.split(outputs, CHUNK) for outputs in view] for view in self._views]
+        return torch.cat(
+            [
+                teacher.joined([teacher.of([client[i] for client in view]) for view in pieces])
+                for i in range(len(pieces[0][0]))
+            ]
+        )
 
     @cached_property
     def likelihood(self) -> Likelihood:
@@ -380,7 +404,7 @@ class HeldOut:
         """
         if not isinstance(self.likelihood, Classes) or not any(self.teacher.temperatures):
             return otherwise
-        return temperature(outputs, self.teacher.pooled().of(self.clients), self.likelihood)
+        return temperature(outputs, self._said(self.teacher.pooled()), self.likelihood)
 
     def likeness(self, outputs: Tensor) -> Likeness:
         """Agreement of a network with these outputs with the teacher."""

@@ -101,6 +101,11 @@ class FunctionSettings(Settings):
     ridge: float = Field(
         1e-3, ge=0, description="ridge, as a share of the mean diagonal of the normal equations"
     )
+    mirrored: bool = Field(
+        True,
+        description="whether an image and its mirror image have one prediction, the mean, where "
+        "inputs are photographs. false: if left and right are different classes",
+    )
     seeking: SeekingSettings = Field(
         default_factory=SeekingSettings, description="inputs moved toward rare classes"
     )

@@ -40,6 +40,8 @@ class InputPrior(ABC):
     """Whether it draws values between 0 and 1, whatever the clients' are."""
     standard: bool = False
     """Whether it draws inputs as networks see them: of mean 0 and standard deviation 1."""
+    mirrors: bool = False
+    """Whether mirrored inputs (along the last axis) are of the same class."""
     notes: tuple[str, ...] = ()
     """What a user should know of how it was chosen or read."""
 
@@ -119,6 +121,11 @@ class Inputs(Brief):
     def shape(self) -> tuple[int, ...]:
         """Of one input."""
         return self.prior.shape
+
+    @property
+    def mirrors(self) -> bool:
+        """As `InputPrior.mirrors`."""
+        return self.prior.mirrors
 
     def batch(self, number: int, count: int) -> Tensor:
         """So many inputs [count, *shape], fresh for every number.

@@ -75,6 +75,7 @@ class RealSamples(InputPrior):
     def _take(self, x: Array, path: Path, notes: list[str]) -> None:
         """Take samples, of which some are set aside."""
         super().__init__(x.shape[1:])
+        self.mirrors = len(self.shape) == 3 and self.shape[0] > 1  # as photographs are
         self._x = x
         self._rows = self._aside = np.arange(len(self._x))
         if len(self._x) >= FEWEST:

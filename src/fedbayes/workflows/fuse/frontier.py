@@ -118,7 +118,7 @@ class SizeTradeoff:
             FrontierPoint(
                 "ensemble",
                 sum(mark.parameters for mark in marks),
-                sum(mark.multiplications for mark in marks),
+                sum(mark.multiplications for mark in marks) * len(held_out.teacher.views),
                 Likeness(0.0, 1.0 if not math.isnan(nearest.likeness.agreement) else math.nan),
                 self.metrics(held_out.teacher),
             ),

@@ -152,10 +152,13 @@ class NetworkFusion:
         test, short = self._samples(job.test, silos), silos.short
         networks = {short[path]: network for path, network in silos.networks.items()}
         temperatures = self._temperatures(silos, counts)
-        teacher, _ = teacher_of(networks, counts, silos.likelihood, temperatures, inputs)
+        cached = CachedInputs(inputs)
+        teacher, _ = teacher_of(
+            networks, counts, silos.likelihood, temperatures, cached, self.settings.mirrored
+        )
         if has_temperature(silos.likelihood):
             notes = (*notes, teacher.told)
-        held_out = HeldOut(teacher, CachedInputs(inputs))
+        held_out = HeldOut(teacher, cached)
         if silos.card is None:
             _doubt_order(list(networks), held_out)
         scale = SizeTradeoff(held_out, test)

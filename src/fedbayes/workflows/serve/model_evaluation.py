@@ -519,7 +519,7 @@ def _taught(
         )
     }
     warmth, inputs = [model.temperature for model in models], _RawInputs(first.preprocessing)
-    teacher, _ = teacher_of(alone, counts, None, warmth, inputs)
+    teacher, _ = teacher_of(alone, counts, None, warmth, inputs, mirrored=True)
     found = _answering(teacher, size, first.preprocessing, _whose(models, alike))
     return replace(found, note=teacher.told)
 
@@ -537,6 +537,16 @@ class _RawInputs:
     def inputs(self) -> Inputs:
         """The same, as networks see them."""
         return drawn_for(self.preprocessing, None, "auto")[1]
+
+    @property
+    def mirrors(self) -> bool:
+        """As `Batches.mirrors`."""
+        if len(self.preprocessing.shape) != 3:
+            return False
+        try:
+            return self.inputs.mirrors
+        except ConfigError:  # no prior is like these images
+            return False
 
     def batch(self, number: int, count: int) -> Tensor:
         """As `Batches.batch`."""
