@@ -15,6 +15,7 @@ its own; the others judge. Rules are those of `fedbayes.fusion.teacher.Teacher`:
   temperature, the chain at T = 1;
 - `both, T_s, lacking`: likewise with T = 1 and 0.4 deviations times the frequency of the classes
   that a client lacks in the chain, the teacher with temperatures;
+- `mirrored`: the same, the mean of each photograph and its mirror image: the teacher of these;
 - `both, ε = .01`: likewise with a larger ε.
 
 Clients of one class each (`fedlpa-1`) have other rules, by how far networks prefer their class:
@@ -54,6 +55,7 @@ from fedbayes.fusion.teacher import (
     class_shares,
     frequencies,
     frozen,
+    mirror,
     stationary,
 )
 from fedbayes.likelihoods import build_likelihood
@@ -106,11 +108,15 @@ def measured(
 ) -> dict[str, tuple[float, float, float]]:
     """Accuracy, NLL and ECE by rule."""
     functions = [frozen(network) for network in networks]
-    with torch.no_grad():
-        said = [torch.cat([f(part) for part in test.x.split(500)]) for f in functions]
-    f = torch.stack(said).float()
+
+    @torch.no_grad()
+    def outputs(x: Tensor) -> Tensor:
+        return torch.stack([torch.cat([f(part) for part in x.split(500)]) for f in functions])
+
+    f = outputs(test.x).float()
     warmth, judge = temperatures(f, test.y, counts, torch.Generator().manual_seed(seed))
     f, y = f[:, judge], test.y[judge]
+    teacher = Teacher(functions, counts=counts, temperatures=warmth)
     cold = f / warmth[:, None, None]
     soft = f / (1 + SOFTNESS_OF_CHAIN * deviation(f, counts))
     rules = {
@@ -122,9 +128,12 @@ def measured(
         "sum, T_s": added_up(cold, counts),
         "chain, T_s": stationary(cold, counts).log(),
         "both, T_s": (stationary(cold, counts).log() + added_up(cold, counts)) / 2,
-        "both, T_s, lacking": Teacher(functions, counts=counts, temperatures=warmth).of(list(f)),
+        "both, T_s, lacking": teacher.of(list(f)),
         "both, ε = .01": (stationary(soft, counts, 0.01).log() + added_up(f, counts)) / 2,
     }
+    if test.x.ndim == 4 and test.x.shape[1] > 1:
+        reversed_f = outputs(mirror(test.x[judge])).float()
+        rules["mirrored"] = teacher.joined([teacher.of(list(f)), teacher.of(list(reversed_f))])
     return {name: scores(log, y) for name, log in rules.items()}
 
 
@@ -202,7 +211,7 @@ def main() -> None:
         means = {teacher: np.mean(pairs, axis=0) for teacher, pairs in found.items()}
         told = {rule: "{:.3f}, {:.2f}, {:.3f}".format(*three) for rule, three in means.items()}
         lines.append({"case": name} | told)
-    print(markdown(pd.DataFrame(lines)))
+    print(markdown(pd.DataFrame(lines).fillna("")))
 
 
 if __name__ == "__main__":

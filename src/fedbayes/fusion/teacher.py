@@ -161,9 +161,8 @@ class Teacher:
         """The same, with one prediction for an image and its mirror image: of mean log-probability.
 
         Of photographs it is the more accurate one. Other inputs (`Batches.mirrors`) and likelihoods
-        without classes stay as they are. So do classes of which some become others in a mirror,
-        such as left and right. They are found on these inputs: more than half of those of two
-        classes become the other one, by three standard deviations of a fair coin.
+        without classes stay as they are. So do classes of which two change places in a mirror, such
+        as left and right: their log-odds at inputs and at mirror images are negatively correlated.
         """
         if not draws.mirrors:
             return self
@@ -172,16 +171,11 @@ class Teacher:
         kind = self.likelihood(outputs.shape[-1])
         if x.ndim != 4 or not isinstance(kind, Classes):
             return self
-        before, after = (kind.normalized(f) for f in (outputs, reversed_outputs))
-        classes = before.shape[-1]
-        pairs = before.argmax(-1) * classes + after.argmax(-1)
-        table = torch.bincount(pairs, minlength=classes**2).reshape(classes, classes).double()
-        kept = table.diagonal()[:, None] + table.diagonal()
-        changed = table + table.T
-        excess = (changed - kept - 3 * (changed + kept).sqrt()).fill_diagonal_(-1)
+        before, after = (kind.normalized(f).double() for f in (outputs, reversed_outputs))
+        joint = _of_pairs((before - before.mean(0)).T @ (after - after.mean(0)))
         found = copy.copy(self)
-        if excess.max() > 0:
-            found._swapped = divmod(int(excess.argmax()), classes)
+        if joint.min() < 0:
+            found._swapped = divmod(int(joint.argmin()), len(joint))
         else:
             found.views = (_as_it_is, mirror)
         return found
@@ -242,10 +236,7 @@ class Teacher:
         if self._swapped is not None:
             names = self.likelihood(max(self._swapped) + 1).target.names
             left, right = (names[place] for place in self._swapped)
-            return (
-                f". Mirror images count as others: most of {left} are {right} to the models, or "
-                f"{right} {left}"
-            )
+            return f". Mirror images count as others: in a mirror {left} and {right} change places"
         return ", the mean of each image and its mirror image" if len(self.views) > 1 else ""
 
     @property
@@ -381,6 +372,12 @@ class Teacher:
 def mirror(x: Tensor) -> Tensor:
     """Inputs along the last axis in the other direction."""
     return x.flip(-1)
+
+
+def _of_pairs(covariance: Tensor) -> Tensor:
+    """Of differences of any two entries, from the covariance of two vectors, [K, K]."""
+    diagonal = covariance.diagonal()
+    return diagonal[:, None] + diagonal - covariance - covariance.T
 
 
 def _as_it_is(x: Tensor) -> Tensor:
