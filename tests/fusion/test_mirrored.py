@@ -12,6 +12,7 @@ from fedbayes.fusion import fuse_functions
 from fedbayes.fusion.distillation import LESSONS, distill
 from fedbayes.fusion.function import HeldOut, teacher_of
 from fedbayes.fusion.settings import DistillationSettings, FunctionSettings
+from fedbayes.fusion.teacher import _correlations
 from fedbayes.inputs import Inputs, build_prior
 from fedbayes.likelihoods import build_likelihood
 from tests.helpers.command_line import command
@@ -90,6 +91,18 @@ def test_classes_that_are_each_other_in_a_mirror_stay():
     assert found.told.endswith(
         ". Mirror images count as others: in a mirror left and right change places"
     )
+
+
+def test_correlations_are_those_of_all_log_odds():
+    rng = np.random.default_rng(0)
+    a, b = rng.normal(size=(50, 4)), rng.normal(size=(50, 4))
+    a[:, 3] = a[:, 2] + 1  # of which the log-odds say nothing
+    found = _correlations(torch.tensor(a), torch.tensor(b))
+    for j in range(4):
+        for k in range(4):
+            same = j == k or {j, k} == {2, 3}
+            wanted = 1 if same else np.corrcoef(a[:, j] - a[:, k], b[:, j] - b[:, k])[0, 1]
+            assert found[j, k] == pytest.approx(wanted)
 
 
 def test_held_out_clients_answer_for_themselves():

@@ -137,7 +137,8 @@ def fuse_functions(
         likelihood: what outputs mean; a class for each by default.
         widths: see `fedbayes.fusion.regression.regress`.
         settings: how.
-        held_out: predictions of these clients on these draws, if they are known already.
+        held_out: predictions of these clients on these draws, if they are known already, and the
+            teacher.
         state: a file for distillation to go on from, and to be kept in.
         watch: told of each step in words.
         progress: told how far distillation is.
@@ -164,8 +165,9 @@ def fuse_functions(
     settings, say = settings or FunctionSettings(), watch or (lambda text: None)
     kept = CachedInputs(draws)
     teacher, samples = teacher_of(
-        clients, counts, likelihood, temperatures, kept, settings.mirrored
+        clients, counts, likelihood, temperatures, None if held_out else kept, settings.mirrored
     )
+    teacher = held_out.teacher if held_out else teacher
     few = kept.batch(-1, CHUNK)[:2]
     networks = {**clients, "the wanted network": like}
     require_inputs_kept(networks, few)
