@@ -47,7 +47,7 @@ def files(tmp_path):
 class Recorded:
     """Draws, and the numbers of the batches that were asked for."""
 
-    seed = 3
+    seed, mirrors = 3, False
 
     def __init__(self):
         self.numbers = set()

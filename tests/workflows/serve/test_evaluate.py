@@ -11,15 +11,17 @@ from safetensors.torch import load_file, save_file
 from torch import nn
 
 import fedbayes
+from fedbayes.core.targets import Target
 from fedbayes.core.tensors import Samples
 from fedbayes.data import DataSettings, FederatedData, load_dataset, partition
+from fedbayes.data.preprocessing import Preprocessing
 from fedbayes.errors import DataError, FedbayesWarning, ModelError, RunError
 from fedbayes.fusion import coordinate_average
 from fedbayes.fusion.teacher import RESTART
 from fedbayes.likelihoods import build_likelihood
 from fedbayes.models import MLP, dense_layers, relu_network
 from fedbayes.workflows.serve.evaluation_set import EvaluationSet
-from fedbayes.workflows.serve.model_evaluation import Candidate, compare
+from fedbayes.workflows.serve.model_evaluation import Candidate, _taught, compare
 from fedbayes.workflows.serve.model_files import (
     each_once,
     read_counts,
@@ -233,6 +235,38 @@ def test_the_models_of_a_run(tmp_path, monkeypatch, capsys):
     code, _, err = cli(capsys, "evaluate", tmp_path / "absent.pt")
     assert code == 2
     assert "absent.pt" in err
+
+
+@pytest.mark.parametrize(
+    ("shape", "mean", "mirrored"),
+    [((3, 6, 6), 0.5, True), ((1, 6, 6), 0.5, False), ((3, 6, 6), 5.0, False), ((9,), 0.5, False)],
+)
+def test_photographs_are_seen_in_a_mirror_too(shape, mean, mirrored):
+    """As `fuse` does it by its defaults; images of other ranges have no prior."""
+    target = Target("class", ("cat", "dog", "owl"))
+    seen = Preprocessing(shape, 1.0, (mean,) * shape[0], (0.25,) * shape[0], target)
+    torch.manual_seed(0)
+    layers = [torch.nn.Linear(int(np.prod(shape)), 3) for _ in range(2)]
+    found = []
+    for layer in layers:
+        weight = layer.weight.data.reshape(3, *shape)
+        weight += 0.5 * weight.flip(-1)  # much the same in a mirror
+        found.append(
+            Candidate(
+                lambda x, own=layer: own(seen.apply(x).flatten(1))[None],
+                build_likelihood("auto", target), 0, seen, "so",
+            )
+        )  # fmt: skip
+    counts = np.array([[9, 4, 1], [2, 5, 6]])
+    both = _taught(found, ["a", "b"], True, counts, mirrored=True)
+    apart = _taught(found, ["a", "b"], True, counts, mirrored=False)
+    x = torch.rand(4, *shape)
+    assert both.note == apart.note + ", the mean of each image and its mirror image" * mirrored
+    with torch.no_grad():
+        wanted = apart.draw(x)[0].log_softmax(1)
+        if mirrored:
+            wanted = (wanted + apart.draw(x.flip(-1))[0].log_softmax(1)) / 2
+        torch.testing.assert_close(both.draw(x)[0].log_softmax(1), wanted.log_softmax(1))
 
 
 @pytest.mark.parametrize("kind", [torch.float64, torch.float16, torch.bfloat16])

@@ -380,7 +380,7 @@ def compare(
             uniform = counts is None and all(one.temperature is None for one in fused)
             name = UNIFORM if uniform else "ensemble, as fuse learns it"
             try:
-                candidates[name] = _taught(fused, inputs, alike, counts)
+                candidates[name] = _taught(fused, inputs, alike, counts, mirrored=not uniform)
             except (
                 ConfigError,
                 DataError,
@@ -508,6 +508,7 @@ def _taught(
     names: Sequence[str],
     alike: bool,
     counts: npt.NDArray[np.int64] | None,
+    mirrored: bool,
 ) -> Candidate:
     """What a fusion in function space learns: see `fedbayes.fusion.teacher.Teacher`."""
     first, size = models[0], sum(model.parameters for model in models)
@@ -519,7 +520,7 @@ def _taught(
         )
     }
     warmth, inputs = [model.temperature for model in models], _RawInputs(first.preprocessing)
-    teacher, _ = teacher_of(alone, counts, None, warmth, inputs, mirrored=True)
+    teacher, _ = teacher_of(alone, counts, None, warmth, inputs, mirrored)
     found = _answering(teacher, size, first.preprocessing, _whose(models, alike))
     return replace(found, note=teacher.told)
 
