@@ -45,6 +45,7 @@ from fedbayes.fusion.posterior_settings import CurvatureSettings
 from fedbayes.fusion.posteriors import fisher, kfac, regmean
 from fedbayes.fusion.settings import AlignedSettings
 from fedbayes.fusion.teacher import (
+    ALIKE,
     RESTART,
     SOFTNESS,
     SOFTNESS_OF_CHAIN,
@@ -72,7 +73,7 @@ GPI_FNM = {"optimizer": "amsgrad", "lr": 0.01, "weight_decay": 1e-5, "epochs": 1
 FEDFISHER = {**SGD, "lr": 0.01, "batch_size": 64, "epochs": 30}
 JUDGES = 5000
 """Training samples that no client has, for `--validation`."""
-TEACHER = [SOFTNESS, SOFTNESS_OF_CHAIN, RESTART, SPREAD, RIDGE]
+TEACHER = [SOFTNESS, SOFTNESS_OF_CHAIN, RESTART, SPREAD, RIDGE, ALIKE]
 """Constants that results depend on."""
 POSTERIORS = {"regmean": regmean, "fisher": fisher, "kfac": kfac}
 

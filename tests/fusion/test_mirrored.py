@@ -59,7 +59,7 @@ def test_it_is_the_mean_of_both_log_probabilities(counts, warmth):
     mean = (apart(x).log_softmax(1) + apart(x.flip(-1)).log_softmax(1)) / 2
     torch.testing.assert_close(both(x).log_softmax(1), mean.log_softmax(1))
     torch.testing.assert_close(both(x), both(x.flip(-1)))
-    assert both.told == f"{apart.told}, the mean of each image and its mirror image"
+    assert both.told == f"{apart.told}; each image counts with its mirror image"
 
 
 @pytest.mark.parametrize("name", ["strokes", "noise"])
@@ -89,7 +89,7 @@ def test_classes_that_are_each_other_in_a_mirror_stay():
     assert found(left).argmax(1).tolist() == [0]
     assert found(left.flip(-1)).argmax(1).tolist() == [2]
     assert found.told.endswith(
-        ". Mirror images count as others: in a mirror left and right change places"
+        ". Mirror images do not count: in a mirror left and right change places"
     )
 
 
@@ -165,5 +165,5 @@ def test_the_command_says_so(photos, tmp_path, capsys):
     for options, told in ((), True), (("--set", "function.mirrored=false"), False):
         assert command(*words, "-o", tmp_path / "g.pt", *options) == 0, capsys.readouterr().err
         notes = " ".join(json.loads((tmp_path / "r.json").read_text())["notes"])
-        assert ("the mean of each image and its mirror image" in notes) is told
+        assert ("; each image counts with its mirror image" in notes) is told
     assert np.isfinite(json.loads((tmp_path / "r.json").read_text())["divergence"])

@@ -42,8 +42,8 @@ _SHARED = 0.05
 COMPARED = 4
 """Chunks of inputs on which clients of one class are compared."""
 ALIKE = 0.1
-"""Correlation of log-odds at images and at mirror images from which both count. Networks that tell
-arrows to the left from those to the right have −0.5, weak ones 0, and CIFAR-10's at least 0.27."""
+"""Correlation of log-odds at images and at mirror images from which both count. Classes that change
+places in a mirror have one below 0; networks that hardly tell them apart, one near 0."""
 MIRRORED = 256
 """Inputs that classes which change places in a mirror are found on."""
 _PIECE = 32
@@ -250,8 +250,8 @@ class Teacher:
         if self._swapped is not None:
             names = self.likelihood(max(self._swapped) + 1).target.names
             left, right = (names[place] for place in self._swapped)
-            return f". Mirror images count as others: in a mirror {left} and {right} change places"
-        return ", the mean of each image and its mirror image" if len(self.views) > 1 else ""
+            return f". Mirror images do not count: in a mirror {left} and {right} change places"
+        return "; each image counts with its mirror image" if len(self.views) > 1 else ""
 
     @property
     def _made_of(self) -> str:
