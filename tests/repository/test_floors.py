@@ -37,8 +37,12 @@ FILES = sorted(path for path in ROOT.rglob("*.py") if path != ROOT / "__init__.p
 
 
 @cache
-def tree_of(path):
-    return ast.parse(path.read_text())
+def nodes_of(path):
+    """Imports and classes of a file, and all that only type checkers see."""
+    nodes = list(ast.walk(ast.parse(path.read_text())))
+    typing = [n for n in nodes if isinstance(n, ast.If) and ast.unparse(n.test) == "TYPE_CHECKING"]
+    kinds = ast.Import | ast.ImportFrom | ast.ClassDef
+    return [n for n in nodes if isinstance(n, kinds)], {m for n in typing for m in n.body}
 
 
 def room(path):
@@ -50,7 +54,7 @@ def floor(name):
 
 
 def imported(path):
-    for node in ast.walk(tree_of(path)):
+    for node in nodes_of(path)[0]:
         if isinstance(node, ast.ImportFrom) and node.module and node.level == 0:
             modules = [node.module]
             if node.module == "fedbayes":
@@ -85,11 +89,10 @@ def module(path):
 
 def dependencies(path):
     """Files of the package that a file imports when it is loaded or run, types apart."""
-    tree = tree_of(path)
-    for node in ast.walk(tree):
-        if isinstance(node, ast.If) and ast.unparse(node.test) == "TYPE_CHECKING":
-            node.body = []
-    for node in ast.walk(tree):
+    nodes, typing = nodes_of(path)
+    for node in nodes:
+        if node in typing:
+            continue
         if isinstance(node, ast.ImportFrom) and (node.module or "").startswith("fedbayes"):
             for alias in node.names:
                 inner = f"{node.module}.{alias.name}"
@@ -125,7 +128,7 @@ def test_folders_of_tests_mirror_the_package():
 def test_a_class_name_has_one_meaning():
     places = defaultdict(list)
     for path in FILES:
-        for node in ast.walk(tree_of(path)):
+        for node in nodes_of(path)[0]:
             if isinstance(node, ast.ClassDef):
                 places[node.name].append(str(path.relative_to(ROOT)))
     assert not {name: where for name, where in places.items() if len(where) > 1}
