@@ -14,7 +14,7 @@ from torch._subclasses.fake_tensor import FakeTensor
 from torch.nn import functional
 
 from fedbayes.errors import ConfigError, ModelError
-from fedbayes.fusion import layers, widths
+from fedbayes.fusion import layers, regression, widths
 from fedbayes.fusion.choice import pivots
 from fedbayes.fusion.draws import CachedInputs
 from fedbayes.fusion.function import fuse_functions
@@ -517,7 +517,9 @@ def test_the_temperature_of_calibrated_clients_is_nearest_to_what_they_say_poole
 
 
 def test_a_layer_of_too_many_inputs_names_the_way_out(monkeypatch):
+    """Before units are chosen, which takes minutes for large networks."""
     monkeypatch.setattr(layers, "LARGEST", 7)
+    monkeypatch.setattr(regression, "choose", None)
     clients = {name: MLP(6, [8], 3) for name in "ab"}
     drawn = Inputs(build_prior("gaussian", (6,)), torch.zeros(6), torch.ones(6))
     settings = FunctionSettings(draws=512, distillation=None)

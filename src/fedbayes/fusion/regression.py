@@ -20,16 +20,16 @@ from torch import Tensor, nn
 
 from fedbayes.errors import ConfigError, ModelError
 from fedbayes.fusion.assembly import Origins, assembled, whole_tensors
-from fedbayes.fusion.choice import choose
+from fedbayes.fusion.choice import UnitChoice, choose
 from fedbayes.fusion.donors import TracedNetwork, find_donors
 from fedbayes.fusion.layers import fits
 from fedbayes.fusion.shares import Shares
 from fedbayes.fusion.solver import Solver
 from fedbayes.fusion.targets import Targets
 from fedbayes.fusion.teacher import Teacher, divergence, frozen
-from fedbayes.fusion.widths import Widths, orders, recorded
+from fedbayes.fusion.widths import Orders, Widths, orders, recorded
 from fedbayes.likelihoods import Classes
-from fedbayes.models.resize import with_weights
+from fedbayes.models.resize import taken, with_weights
 
 UnitsFrom = Literal["auto", "chosen", "merged"]
 UNSEEN = 4
@@ -103,6 +103,7 @@ def regress(
     if untouched and own is not donors[0]:
         say(f"{WHOLE}: {whole_tensors(untouched)}")
     wanted = orders(own, donors, widths, example, say)
+    _check_sizes(own, donors, wanted)
     chosen, whole = choose(donors, wanted, draw, batches, shares, anchor, units != "chosen")
     if whole:
         say(f"units of only one client: {', '.join(whole)}")
@@ -143,6 +144,20 @@ def regress(
     if merged and nearest is networks[0]:
         say(f"neurons of several clients are merged in layer {', '.join(merged)}")
     return nearest
+
+
+def _check_sizes(own: TracedNetwork, donors: Sequence[TracedNetwork], wanted: Orders) -> None:
+    """See that no layer is too large before units are chosen, which can take minutes.
+
+    Raises:
+        ModelError: as `fits`.
+    """
+    first = []
+    for group, order in wanted:
+        none = torch.zeros(len(order), dtype=torch.int64)
+        first.append(UnitChoice(group, order, none, none))
+    tensors = own.tensors | taken(own.tensors, wanted)
+    fits(own.steps, Origins(own, donors, first), tensors, own, donors[0].client >= 0)
 
 
 def _anchor(
