@@ -128,6 +128,45 @@ def test_bayesian_admm_learns_with_precisions_that_stay(tmp_path):
     assert IvonAdmm(kl_weight=0.1).recommended(known)["training.lr"] == 0.001
 
 
+DEEP, CNN = {"hidden": [8, 6, 8]}, {"name": "lenet5"}
+
+
+@pytest.mark.parametrize(
+    ("name", "model", "rate"),
+    [
+        ("fedavg", {"hidden": [8]}, 0.2),
+        ("fedavg", DEEP, 0.2),
+        ("fedavg", CNN, 0.1),
+        ("pvi", {"hidden": [8]}, 0.01),
+        *(("pvi", model, 0.003) for model in (DEEP, CNN)),
+        ("pfedbayes", DEEP, 0.003),
+        ("fedlap", DEEP, 0.003),
+        ("gpi-fnm", DEEP, 0.01),
+    ],
+)
+def test_steps_are_shorter_on_convolutions_and_on_drawn_weights_of_deep_networks(name, model, rate):
+    assert started(method={"name": name}, model=model).training.lr == pytest.approx(rate)
+
+
+def test_bayesian_admm_starts_as_wide_as_the_narrowest_layer():
+    """Uniform weights have the standard deviation (3 · fan-in)^-½."""
+    narrow = started(method={"name": "ivon-admm"}, model={"hidden": [400, 300, 8]})
+    assert narrow.method["start_std"] == pytest.approx(0.03)  # (3 · 400)^-½ = 0.029
+    wide = started(method={"name": "ivon-admm"}, model=DEEP)
+    assert wide.method["start_std"] == 0.05
+    set_ = started(method={"name": "ivon-admm", "start_std": 0.01}, model=DEEP)
+    assert set_.method["start_std"] == 0.01
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["fedavg", "pvi", "ivon-admm", "virtual"])
+@pytest.mark.parametrize("model", [{"hidden": [200] * 3}, CNN], ids=["dense", "convolutions"])
+def test_a_first_run_of_a_deep_network_learns(name, model):
+    chosen = {"method": {"name": name}, "model": model, "evaluate_every": 0, "progress": False}
+    summary = fedbayes.run(**chosen, seed=7).summary
+    assert summary["global_accuracy"] > 0.9
+
+
 @pytest.mark.parametrize(("given", "rate"), [("sgd", 0.1), ("adamax", 0.006)])
 def test_a_rate_goes_with_the_optimizer_that_is_set(given, rate):
     config = started(method={"name": "pvi"}, training={"optimizer": given})

@@ -8,6 +8,7 @@ import pandas as pd
 import pytest
 import torch
 from scipy.optimize import minimize_scalar
+from torch import nn
 from torch.nn import functional
 
 from fedbayes import Config, Simulation
@@ -220,7 +221,7 @@ def test_each_client_sends_the_temperature_of_rows_that_it_does_not_train_on(kep
             ]
     told = any("no client has rows to fit a temperature" in str(n.message) for n in noted)
     assert told == (kept == "none")
-    networks, _, _, found, _ = seen[0]
+    networks, _, _, found, *_ = seen[0]
     if kept == "none":
         assert found == [None] * 3
         return
@@ -233,6 +234,22 @@ def test_each_client_sends_the_temperature_of_rows_that_it_does_not_train_on(kep
 
         best = minimize_scalar(loss, bounds=(-3, 3), method="bounded", options={"xatol": 1e-8})
         assert warmth == pytest.approx(np.exp(best.x), rel=1e-4)
+
+
+@pytest.mark.parametrize("mirrored", [True, False])
+def test_a_photograph_counts_with_its_mirror_image(mirrored, monkeypatch):
+    taught, learn = [], fedfuse.distill
+    monkeypatch.setattr(fedfuse, "distill", lambda _, t, *a: taught.append(t) or learn(_, t, *a))
+    torch.manual_seed(0)
+    module = nn.Sequential(nn.Flatten(), nn.Linear(3 * 8 * 8, 3))
+    weight = module[1].weight.data.reshape(3, 3, 8, 8)
+    weight += 0.5 * weight.flip(-1)
+    net = Network(module, shape=(3, 8, 8))
+    method = FedFuse(steps=5, drawn=64, seek=0.0, mirrored=mirrored)
+    updated(method, net, [net.initial] * 2, [30, 30], [[10, 10, 10], [10, 10, 10]])
+    x = torch.randn(5, 3, 8, 8)
+    both = taught[0](x).softmax(1), taught[0](x.flip(-1)).softmax(1)
+    assert torch.allclose(*both, atol=1e-6) == mirrored
 
 
 @pytest.mark.parametrize("warmth", [-1.0, 1e-9, 1e9])

@@ -47,7 +47,7 @@ class VariationalFactor(PartitionedPosterior[FactorState]):
         half = 1 - 0.5 ** (run.clients / (run.rounds * run.cohort))
         larger = min(half, 3 / run.cohort)
         return {
-            **adam(known),
+            **adam(known, drawn=True),
             "method.kl_weight": known.tempered(0.2),
             "method.damping": float(f"{larger:.2g}") if larger > 1 / run.cohort else None,
         }

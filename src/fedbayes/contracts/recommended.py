@@ -4,6 +4,8 @@ from dataclasses import dataclass
 from math import ceil
 from typing import Any
 
+from torch import Tensor
+
 from fedbayes.contracts.run import Federation
 
 
@@ -38,6 +40,27 @@ class Known:
     def weights(self) -> int:
         """Numbers that are trained in the network."""
         return sum(t.numel() for t in self.run.network.split()[0].values())
+
+    @property
+    def deep(self) -> bool:
+        """Whether three layers have weights, or more: long steps of noisy weights then mislead."""
+        return len(self._layers) > 2
+
+    @property
+    def filters(self) -> bool:
+        """Whether there are convolutions, on which long steps of plain SGD diverge."""
+        return any(t.ndim > 2 for t in self._layers)
+
+    @property
+    def narrowest(self) -> float:
+        """Smallest standard deviation of a layer's weights where training starts; 0: of none."""
+        found = [float(t.float().std(correction=0)) for t in self._layers]
+        return min((std for std in found if std), default=0.0)
+
+    @property
+    def _layers(self) -> list[Tensor]:
+        """Weights of dense layers and convolutions, and the like."""
+        return [t for t in self.run.network.split()[0].values() if t.ndim > 1]
 
     def tempered(self, share: float) -> float:
         """A weight of the KL term under which a mean-field posterior learns.
@@ -82,15 +105,18 @@ def sgd(known: Known, *, lr: float = 0.2, steps: int = 20) -> dict[str, Any]:
         >>> sgd(known)["training.lr"]
         0.2
     """
+    part = 8 if known.real else 2 if known.filters else 1
     return {
         "training.optimizer": "sgd",
-        "training.lr": 0.01 if known.pretrained else lr / 8 if known.real else lr,
+        "training.lr": 0.01 if known.pretrained else lr / part,
         "training.epochs": known.epochs(steps),
     }
 
 
-def adam(known: Known, *, lr: float = 0.01, steps: int = 20) -> dict[str, Any]:
+def adam(known: Known, *, lr: float = 0.01, steps: int = 20, drawn: bool = False) -> dict[str, Any]:
     """Adam at the clients, for parameters of different scales, such as means and log-precisions.
+
+    Where weights are `drawn` in each step, steps are shorter in deep networks.
 
     Examples:
         >>> from pathlib import Path
@@ -104,6 +130,8 @@ def adam(known: Known, *, lr: float = 0.01, steps: int = 20) -> dict[str, Any]:
         >>> adam(known, lr=0.003)["training.lr"]
         0.003
     """
+    if drawn and known.deep and not known.real:
+        lr *= 0.3
     return {
         "training.optimizer": "adam",
         "training.lr": 1e-4 if known.pretrained else lr / 4 if known.real else lr,

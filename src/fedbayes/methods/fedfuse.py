@@ -82,6 +82,11 @@ class FedFuse(ClassCountedMethod[Server]):
     seek: float = Field(
         0.7, ge=0, le=1, description="share of the inputs that are moved toward classes"
     )
+    mirrored: bool = Field(
+        True,
+        description="whether an image and its mirror image have one prediction, the mean, where "
+        "inputs are photographs. false: if left and right are different classes",
+    )
 
     def check(self, run: Federation) -> None:
         """No weight has the name of what clients count."""
@@ -160,7 +165,7 @@ class FedFuse(ClassCountedMethod[Server]):
         }
         warmth = [float(tensors.get(TEMPERATURE, 0)) or None for tensors in found.values()]
         draws = draws_of_round(self.inputs, at)
-        teacher, _ = teacher_of(clients, counts, run.likelihood, warmth, draws)
+        teacher, _ = teacher_of(clients, counts, run.likelihood, warmth, draws, self.mirrored)
         if self.seek and isinstance(run.likelihood, Classes):
             draws = CachedInputs(Seeker(draws, teacher, SeekingSettings(share=self.seek)))
         settings = DistillationSettings(

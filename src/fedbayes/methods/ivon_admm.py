@@ -154,7 +154,7 @@ class IvonAdmm(GaussianServer[IvonServer, IvonClient]):
         description="share of the precisions that a step updates. Large values follow the noise "
         "of single batches. 0: precisions of the prior, which are not sent",
     )
-    start_std: Annotated[float, Only("rate")] = Field(
+    start_std: Annotated[float, Only("rate"), Chosen()] = Field(
         0.05,
         gt=0,
         description="standard deviation of the weights where training starts. Take less for "
@@ -166,13 +166,19 @@ class IvonAdmm(GaussianServer[IvonServer, IvonClient]):
         """Variational online Newton: its learning rate, for steps that grow with a client's
         samples. First steps are as long as they are by default, whatever penalty, KL weight and
         deviation are set. The penalty is by the clients of a round, where those are not all.
+        Weights of deep networks vary no more than they do from unit to unit, or the noise of all
+        layers hides what they learn.
 
         With `rate = 0` weights are drawn as wide as the prior, which is then narrow, and the KL
         weight is its variance: the means are drawn to 0 as by a prior of deviation 1.
         """
         run, start, chosen = known.run, self.start_std, dict[str, Any]()
         kl_weight = self.kl_weight
-        if self.fixed_precision:
+        if known.deep and not (known.real or known.pretrained) and "start_std" in self.open:
+            start = min(start, float(f"{known.narrowest:.1g}") or start)
+        if not self.fixed_precision:
+            chosen = {"method.start_std": start}
+        else:
             start = _NARROW if "prior_std" in self.open else self.prior_std
             if "kl_weight" in self.open:
                 kl_weight = float(f"{min(1.0, start**2):.2g}")

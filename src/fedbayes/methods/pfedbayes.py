@@ -107,7 +107,7 @@ class PFedBayes(Averaged, Method[PFedBayesServer, PFedBayesClient, Sum]):
 
     def recommended(self, known: Known) -> dict[str, Any]:
         """Adam, for means and log-deviations."""
-        return adam(known)
+        return adam(known, drawn=True)
 
     def init(self, run: Federation) -> PFedBayesServer:
         """Narrow Gaussians around the network's initialization."""
