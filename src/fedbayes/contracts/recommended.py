@@ -131,7 +131,7 @@ def adam(known: Known, *, lr: float = 0.01, steps: int = 20, drawn: bool = False
         0.003
     """
     if drawn and known.deep and not known.real:
-        lr *= 0.3
+        lr /= 5
     return {
         "training.optimizer": "adam",
         "training.lr": 1e-4 if known.pretrained else lr / 4 if known.real else lr,
