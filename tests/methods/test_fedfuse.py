@@ -246,7 +246,8 @@ def test_a_photograph_counts_with_its_mirror_image(mirrored, monkeypatch):
     weight += 0.5 * weight.flip(-1)
     net = Network(module, shape=(3, 8, 8))
     method = FedFuse(steps=5, drawn=64, seek=0.0, mirrored=mirrored)
-    updated(method, net, [net.initial] * 2, [30, 30], [[10, 10, 10], [10, 10, 10]])
+    _, info = updated(method, net, [net.initial] * 2, [30, 30], [[10, 10, 10], [10, 10, 10]])
+    assert info["mirrored"] == mirrored
     x = torch.randn(5, 3, 8, 8)
     both = taught[0](x).softmax(1), taught[0](x.flip(-1)).softmax(1)
     assert torch.allclose(*both, atol=1e-6) == mirrored

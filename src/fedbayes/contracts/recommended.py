@@ -43,12 +43,14 @@ class Known:
 
     @property
     def deep(self) -> bool:
-        """Whether three layers have weights, or more: long steps of noisy weights then mislead."""
+        """Whether three layers or more have weights. Long steps of drawn weights then diverge."""
         return len(self._layers) > 2
 
     @property
     def filters(self) -> bool:
-        """Whether there are convolutions, on which long steps of plain SGD diverge."""
+        """Whether weights have more than two axes, as those of convolutions, on which long steps
+        of plain SGD diverge.
+        """
         return any(t.ndim > 2 for t in self._layers)
 
     @property

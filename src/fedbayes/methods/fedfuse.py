@@ -177,6 +177,7 @@ class FedFuse(ClassCountedMethod[Server]):
             "divergence_of_average": learnt.checks[0].divergence,
             "divergence": learnt.divergence,
             "without_temperature": float(warmth.count(None)),
+            "mirrored": float(len(teacher.views) > 1),
         }
         return Server(weights), info
 

@@ -46,6 +46,8 @@ from fedbayes.inference.reparametrized import reparametrized
 
 _NARROW = 0.03
 """Standard deviation of the prior where that of the weights stays so, for networks to learn."""
+_NARROWEST = 0.01
+"""Standard deviation of the weights of deep networks where training starts, at least."""
 
 
 @dataclass(frozen=True)
@@ -166,8 +168,8 @@ class IvonAdmm(GaussianServer[IvonServer, IvonClient]):
         """Variational online Newton: its learning rate, for steps that grow with a client's
         samples. First steps are as long as they are by default, whatever penalty, KL weight and
         deviation are set. The penalty is by the clients of a round, where those are not all.
-        Weights of deep networks vary no more than they do from unit to unit, or the noise of all
-        layers hides what they learn.
+        In deep networks weights start no wider than those of the narrowest layer are spread.
+        Else the noise of all layers hides what they learn.
 
         With `rate = 0` weights are drawn as wide as the prior, which is then narrow, and the KL
         weight is its variance: the means are drawn to 0 as by a prior of deviation 1.
@@ -175,7 +177,7 @@ class IvonAdmm(GaussianServer[IvonServer, IvonClient]):
         run, start, chosen = known.run, self.start_std, dict[str, Any]()
         kl_weight = self.kl_weight
         if known.deep and not (known.real or known.pretrained) and "start_std" in self.open:
-            start = min(start, float(f"{known.narrowest:.1g}") or start)
+            start = min(start, max(_NARROWEST, float(f"{known.narrowest:.1g}")))
         if not self.fixed_precision:
             chosen = {"method.start_std": start}
         else:
