@@ -14,6 +14,8 @@ from fedbayes.fusion.teacher import (
     class_shares,
     divergence,
     frozen,
+    groups,
+    of_groups,
     set_training,
     stationary,
 )
@@ -91,15 +93,21 @@ def softmax(f):
     return e / e.sum(-1, keepdims=True)
 
 
+@pytest.mark.parametrize("counts", [COUNTS, [[30, 9, 0], [20, 11, 0], [0, 0, 50]]])
 @pytest.mark.parametrize("temperatures", [None, [1.0, 2.5, 0.7], [None, 2.5, 0.7]])
-def test_with_counts_it_is_the_geometric_mean_of_the_chain_and_a_sum_of_logits(temperatures):
-    """Both formulas, one input at a time; frequencies of the sum have one more sample of each."""
+def test_with_counts_it_is_the_geometric_mean_of_the_chain_and_a_sum_of_logits(
+    temperatures, counts
+):
+    """Both formulas, one input at a time; frequencies of the sum have one more sample of each.
+
+    A class that no client connects to the others has the probability of the sum.
+    """
     clients, x = networks(), torch.randn(6, 4)
     named = dict(zip("abc", clients, strict=True))
-    teacher, samples = teacher_of(named, COUNTS, None, temperatures)
-    assert samples == [53, 41, 50]
+    teacher, samples = teacher_of(named, counts, None, temperatures)
+    assert samples == np.sum(counts, axis=1).tolist()
     found = teacher(x).log_softmax(1)
-    shares, more = class_shares(COUNTS).double().numpy(), np.array(COUNTS) + 1
+    shares, more = class_shares(counts).double().numpy(), np.array(counts) + 1
     for row in range(len(x)):
         f = np.array([client(x[row]).tolist() for client in clients])
         if temperatures:
@@ -111,12 +119,16 @@ def test_with_counts_it_is_the_geometric_mean_of_the_chain_and_a_sum_of_logits(t
             level = warmth * np.log(np.exp(f[s] / warmth).sum())
             total += shares[s] * (f[s] - level - np.log(more[s] / more[s].sum()))
         known = np.array([bool(t) for t in temperatures or [None] * 3])
-        lacking = np.array(COUNTS) == 0
+        lacking = np.array(counts) == 0
         untold = np.where(known, lacking @ more.sum(0) / more.sum(), 1)
         softer = (1 + 0.4 * untold * deviation)[:, None]
-        stationary = chain(softmax(f / softer), COUNTS, 1e-4)
-        wanted = np.log(softmax((total + np.log(stationary)) / 2))
-        np.testing.assert_allclose(found[row].tolist(), wanted, atol=1e-4)
+        stationary = chain(softmax(f / softer), counts, 1e-4)
+        wanted = softmax((total + np.log(stationary)) / 2)
+        if counts is not COUNTS:
+            alone = softmax(total)[2]
+            wanted[:2] *= (1 - alone) / wanted[:2].sum()
+            wanted[2] = alone
+        np.testing.assert_allclose(found[row].tolist(), np.log(wanted), atol=1e-4)
 
 
 @pytest.mark.parametrize("seed", range(5))
@@ -139,6 +151,27 @@ def test_three_exact_clients_of_two_classes_each():
     own = torch.stack([(pooled * torch.tensor(row) + 1e-300).log() for row in counts])[:, None]
     q = stationary(own, torch.tensor(counts), restart=1e-9)
     torch.testing.assert_close(q[0], pooled / pooled.sum(), rtol=0, atol=1e-6)
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_groups_of_classes_are_those_that_no_path_of_clients_connects(seed):
+    """Two clients of classes that share one, and so on, by powers of a matrix."""
+    rng = np.random.default_rng(seed)
+    had = rng.random((4, 9)) < 0.25
+    reached = np.linalg.matrix_power(had.T.astype(float) @ had + np.eye(9), 9) > 0
+    wanted = {tuple(row) for row, any_has in zip(reached, had.any(0), strict=True) if any_has}
+    found = groups(torch.tensor(had) * 7.0)
+    assert len(found) == len(wanted)
+    assert {tuple(own.tolist()) for own in found} == wanted
+
+
+def test_a_class_that_nobody_has_takes_no_part_in_groups():
+    log, total = torch.randn(5, 4), torch.randn(5, 4)
+    masks = groups(torch.tensor([[5, 5, 0, 0], [0, 0, 5, 0]]))
+    found = of_groups(log, total, masks).exp()
+    torch.testing.assert_close(found[:, 3], log.softmax(1)[:, 3])
+    torch.testing.assert_close(found[:, 2], total.softmax(1)[:, 2])
+    assert of_groups(log, total, masks[:1]) is log
 
 
 def one_class(counts, outputs=3, **given):

@@ -5,8 +5,10 @@ import math
 import warnings
 from collections.abc import Callable, Sequence
 
+import numpy as np
 import numpy.typing as npt
 import torch
+from scipy.sparse.csgraph import connected_components
 from torch import Tensor, nn
 
 from fedbayes.core.targets import Target
@@ -75,6 +77,9 @@ class Teacher:
 
     with outputs f of client s, its frequencies p_s(k) of classes, and T = 1 + `SOFTNESS` times
     the deviation of f over the classes: the geometric mean over clients by their mean share.
+    Where no client connects two groups of classes, q says nothing of which group it is, and its
+    mean with the sum would halve what the sum says of that. So each group has the probability that
+    the sum gives it (`of_groups`).
 
     If no client has two classes, predictions of exact clients are constant, and Bayes' rule has
     nothing to compare. Then the teacher is how far each network prefers its class to the others,
@@ -132,6 +137,7 @@ class Teacher:
             if shares is not None:
                 raise ModelError("a teacher takes shares or counts of classes. Leave one out")
             shares = class_shares(self.counts, len(clients))
+        self._groups = [] if self.counts is None else groups(self.counts)
         self.shares, self._likelihood = shares, likelihood
         if shares is not None:
             self._check_shares(shares)
@@ -367,7 +373,7 @@ class Teacher:
             told = kind.normalized(draws) - own[:, None]
             a, b = sharpness(told, shares, (chain + total) / 2)
             chain, total = a * b * chain, a * total
-        return kind.outputs_of((chain + total) / 2)
+        return kind.outputs_of(of_groups((chain + total) / 2, total, self._groups))
 
     def _untold(self, counts: Tensor) -> Tensor:
         """Frequency of the classes that a client's temperature says nothing of, [S]."""
@@ -434,6 +440,45 @@ def stationary(scores: Tensor, counts: Tensor, restart: float = RESTART) -> Tens
     mass = torch.linalg.solve(system, start)
     found = (1 - restart) * torch.einsum("nt,tnk->nk", mass, p) + restart * theta
     return found.to(scores.dtype)
+
+
+def groups(counts: Tensor) -> list[Tensor]:
+    """Classes that no client connects to others: a mask [K] of each group, of which no client has
+    a class within and one outside.
+
+    Args:
+        counts: samples of each client and class, [S, K]. Classes that nobody has are in no group.
+    """
+    had = (counts > 0).cpu().numpy()
+    _, label = connected_components(had.T.astype(int) @ had)
+    return [
+        torch.from_numpy(label == own).to(counts.device) for own in np.unique(label[had.any(0)])
+    ]
+
+
+def of_groups(log: Tensor, total: Tensor, each: Sequence[Tensor]) -> Tensor:
+    """Logits `log` [n, K] with the probabilities of groups of classes that logits `total` have.
+
+    Args:
+        log: of which the ratios within each group stay.
+        total: [n, K].
+        each: masks of the groups, [K]; of a single one all stays as it is.
+
+    Examples:
+        >>> import torch
+        >>> from fedbayes.fusion.teacher import groups, of_groups
+        >>> masks = groups(torch.tensor([[9, 9, 0], [0, 0, 9]]))
+        >>> even, sure = torch.tensor([[3.0, 1.0, 4.0]]), torch.tensor([[8.0, 2.0, 5.0]])
+        >>> of_groups(even.log(), sure.log(), masks).softmax(-1)
+        tensor([[0.5000, 0.1667, 0.3333]])
+    """
+    if len(each) < 2:
+        return log
+    found, base = log.log_softmax(-1), total.log_softmax(-1)
+    for own in each:
+        shift = torch.logsumexp(base[:, own], -1) - torch.logsumexp(found[:, own], -1)
+        found = torch.where(own.to(log.device), found + shift[:, None], found)
+    return found
 
 
 def frequencies(counts: Tensor) -> Tensor:
