@@ -379,6 +379,9 @@ def test_it_says_what_it_is_made_of():
     told = Teacher(networks(), counts=COUNTS, temperatures=[0.5, None, 2], **named).told
     assert "by counts of classes" in told
     assert "temperatures of 0.5 to 2; b have no temperature" in told
+    assert "groups" not in told
+    apart = Teacher(networks(), counts=[[9, 9, 0], [3, 1, 0], [0, 0, 9]], **named).told
+    assert apart.endswith("the sizes of logits alone compare them: 0, 1 | 2")
 
 
 @pytest.mark.parametrize("warmth", [[1.0, 2.0], [1.0, 0.0, 1.0], [1.0, float("nan"), 1.0]])

@@ -248,7 +248,19 @@ class Teacher:
     @property
     def told(self) -> str:
         """What the prediction is made of, in a sentence for users."""
-        return f"{self._made_of}{self._of_mirrors}"
+        return f"{self._made_of}{self._of_mirrors}{self._of_groups}"
+
+    @property
+    def _of_groups(self) -> str:
+        """Which classes no client compares, to be added to it."""
+        if len(self._groups) < 2 or self._apart:
+            return ""
+        names = self.likelihood(len(self._groups[0])).target.names
+        each = [listed((names[int(k)] for k in own.nonzero()), 3) for own in self._groups]
+        return (
+            f". No model has seen classes of two of these groups, so the sizes of logits alone "
+            f"compare them: {listed(each, 3, ' | ')}"
+        )
 
     @property
     def _of_mirrors(self) -> str:
