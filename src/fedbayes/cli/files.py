@@ -42,7 +42,8 @@ def evaluate(
     inputs: Annotated[
         list[Path] | None,
         typer.Argument(
-            help="Models that it was fused from, for comparison; and other fused models."
+            help="Models that it was fused from, for comparison; and other fused models. "
+            "If all are clients' models, all of them make the ensemble."
         ),
     ] = None,
     dataset: DataSet = None,
@@ -111,6 +112,8 @@ def evaluate(
     fused = {path for path, card in cards.items() if card.fused}
     if fused:  # they may be several, in any place; the others are what they were fused from
         files = [path for path in paths if path not in fused]
+    elif files and all(path in cards and cards[path].client for path in paths):
+        files = paths  # of clients alone, so the first belongs to the ensemble, too
     table = sent_counts(files, known) if files else None
     if counts is not None:
         table = read_counts(counts, files)

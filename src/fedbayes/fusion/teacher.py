@@ -258,7 +258,7 @@ class Teacher:
         names = self.likelihood(len(self._groups[0])).target.names
         each = [listed((names[int(k)] for k in own.nonzero()), 3) for own in self._groups]
         return (
-            f". No model has seen classes of two of these groups, so the sizes of logits alone "
+            ". No model has seen classes of two of these groups, so only the sizes of logits "
             f"compare them: {listed(each, 3, ' | ')}"
         )
 

@@ -227,7 +227,13 @@ def test_the_models_of_a_run(tmp_path, monkeypatch, capsys):
     worst = min(own["accuracy"] for own in scores[str(model)]["clients"].values())
     assert f"{worst:.4f} (" in table
     assert run.summary["global_accuracy"] is None
-    assert scores["ensemble, uniform"]["accuracy"] > scores[str(clients[0])]["accuracy"]
+    ensemble = scores["ensemble, uniform"]
+    assert ensemble["accuracy"] > scores[str(clients[0])]["accuracy"]
+    _, out, _ = cli(
+        capsys, "evaluate", clients[0], model, clients[1], "--run", tmp_path / "run", "--json"
+    )
+    again = {s["name"]: s for s in json.loads(out)}["ensemble, uniform"]
+    assert again["nll"] == pytest.approx(ensemble["nll"]), "the first is not in it"
 
     code, out, err = cli(capsys, "evaluate", model, "--dataset", "digits")
     assert code == 0
