@@ -337,6 +337,17 @@ def test_averages_start_again_as_if_the_client_had_never_been_there(tmp_path):
         assert torch.equal(found.model[name], wanted)
 
 
+def test_epsilon_of_both_runs_adds_up(tmp_path):
+    noise = {"privacy": {"noise": 1.0}, "aggregation": {"clip": 1.0}}
+    before = fedbayes.run(method="fedavg", rounds=1, out=tmp_path / "a", **SMALL, **noise)
+    plain = fedbayes.run(method="fedavg", rounds=1, out=tmp_path / "c", **SMALL)
+    told = [
+        [text for text in begin(run.folder.path, 1, tmp_path / out, 1).remains if "loss" in text]
+        for run, out in ((before, "b"), (plain, "d"))
+    ]
+    assert [len(texts) for texts in told] == [1, 0]
+
+
 def test_or_from_the_last_checkpoint_without_it(tmp_path):
     more = {"clients_per_round": 1, "sampling": "cyclic", "keep_checkpoints": "all"}
     before = fedbayes.run(method="fedavg", rounds=4, out=tmp_path / "a", **SMALL, **more)

@@ -487,6 +487,11 @@ class Withdrawal:
                 "names of categories and classes that no client of the new run has: "
                 f"{listed(only_own)}"
             )
+        if config.privacy.noise:
+            found.append(
+                f"the privacy loss of the other clients: both runs train on their rows, so epsilon "
+                f"of {run} and that of the new run add up"
+            )
         if self.way == "factor":
             found.append(
                 f"the other clients' factors were trained together with {every}. Rounds that "
