@@ -276,7 +276,10 @@ class Teacher:
         by = "counts of classes" if self.counts is not None else "shares"
         how = f"ensemble prediction by {by}" if self.shares is not None else "mean prediction"
         if self._apart:
-            return "the teacher is how far each model prefers its only class: no client has two"
+            return (
+                "the teacher is how far each model prefers its only class, since no client has "
+                "two; its probabilities are rough"
+            )
         given = [t for t in self.temperatures if t is not None]
         if not given:
             return f"the teacher is the {how} of the models, none of which has a temperature"
