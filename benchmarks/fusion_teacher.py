@@ -10,7 +10,8 @@ its own; the others judge. Rules are those of `fedbayes.fusion.teacher.Teacher`:
 
 - `sum`: the sum of logits with T = 1 and 0.6 deviations;
 - `chain`: the stationary distribution, with T = 1 and 0.4 deviations;
-- `both`: their geometric mean, the teacher without temperatures of clients;
+- `both`: their geometric mean, the teacher without temperatures of clients; groups of classes that
+  no client connects have the probabilities of the sum;
 - `sum, T_s`, `chain, T_s`, `both, T_s`: likewise after each client's outputs are divided by its
   temperature, the chain at T = 1;
 - `both, T_s, lacking`: likewise with T = 1 and 0.4 deviations times the frequency of the classes
@@ -48,6 +49,7 @@ from fedbayes.fusion.draws import CHUNK
 from fedbayes.fusion.one_class import SPREAD, Evidence, preferences, whitening
 from fedbayes.fusion.teacher import (
     COMPARED,
+    RESTART,
     SOFTNESS,
     SOFTNESS_OF_CHAIN,
     Teacher,
@@ -55,7 +57,9 @@ from fedbayes.fusion.teacher import (
     class_shares,
     frequencies,
     frozen,
+    groups,
     mirror,
+    of_groups,
     stationary,
 )
 from fedbayes.likelihoods import build_likelihood
@@ -81,6 +85,12 @@ def added_up(f: Tensor, counts: Tensor) -> Tensor:
     level = warmth * torch.logsumexp(f / warmth, -1, keepdim=True)
     total = (class_shares(counts)[:, None] * (f - level)).sum(0) + class_offsets(counts)
     return total.log_softmax(-1)
+
+
+def both(f: Tensor, soft: Tensor, counts: Tensor, restart: float = RESTART) -> Tensor:
+    """The mean of the sum of logits and of the chain of these, [n, K]."""
+    chain, total = stationary(soft, counts, restart).log(), added_up(f, counts)
+    return of_groups((chain + total) / 2, total, groups(counts))
 
 
 def temperatures(f: Tensor, y: Tensor, counts: Tensor, rng: torch.Generator) -> tuple[Tensor, list]:
@@ -127,9 +137,9 @@ def measured(
         "both": Teacher(functions, counts=counts).of(list(f)),
         "sum, T_s": added_up(cold, counts),
         "chain, T_s": stationary(cold, counts).log(),
-        "both, T_s": (stationary(cold, counts).log() + added_up(cold, counts)) / 2,
+        "both, T_s": both(cold, cold, counts),
         "both, T_s, lacking": teacher.of(list(f)),
-        "both, ε = .01": (stationary(soft, counts, 0.01).log() + added_up(f, counts)) / 2,
+        "both, ε = .01": both(f, soft, counts, 0.01),
     }
     if test.x.ndim == 4 and test.x.shape[1] > 1:
         reversed_f = outputs(mirror(test.x[judge])).float()
