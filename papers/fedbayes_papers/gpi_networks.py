@@ -26,7 +26,7 @@ from fedbayes.core.tensors import Samples
 from fedbayes.data import FederatedData
 from fedbayes.fusion import Layers, coordinate_average
 from fedbayes.fusion.function import fuse_functions
-from fedbayes.fusion.teacher import SOFTNESS, frozen
+from fedbayes.fusion.teacher import ALIKE, RESTART, SOFTNESS, SOFTNESS_OF_CHAIN, frozen
 from fedbayes.likelihoods import Predictor, evaluate, total
 from fedbayes.likelihoods.categorical import Categorical
 from fedbayes.matching import MatchingSettings
@@ -289,6 +289,6 @@ def _settings(federation: FusionCase, method: str, grid: Row) -> str:
             return fingerprint(ALTERNATING)
         case "GPI-FNM, alternating, small":
             return fingerprint(SMALL)
-        case _ if method == FUNCTION_SPACE:
-            return fingerprint(SOFTNESS)
+        case _ if method in (FUNCTION_SPACE, NO_COUNTS):
+            return fingerprint([SOFTNESS, SOFTNESS_OF_CHAIN, RESTART, ALIKE])
     return ""
