@@ -155,14 +155,32 @@ def test_three_exact_clients_of_two_classes_each():
 
 @pytest.mark.parametrize("seed", range(20))
 def test_groups_of_classes_are_those_that_no_path_of_clients_connects(seed):
-    """Two clients of classes that share one, and so on, by powers of a matrix."""
+    """Two clients of classes that share one, and so on, by powers of a matrix.
+
+    Stray samples connect nothing: classes a fifth as frequent as among all do, rarer ones do not.
+    """
     rng = np.random.default_rng(seed)
     had = rng.random((4, 9)) < 0.25
-    reached = np.linalg.matrix_power(had.T.astype(float) @ had + np.eye(9), 9) > 0
-    wanted = {tuple(row) for row, any_has in zip(reached, had.any(0), strict=True) if any_has}
-    found = groups(torch.tensor(had) * 7.0)
+    counts = had * rng.integers(90, 110, (4, 9)) + (rng.random((4, 9)) < 0.3)
+    if not counts.sum():
+        return
+    mine, all_ = counts / counts.sum(1, keepdims=True).clip(1), counts.sum(0) / counts.sum()
+    known = (counts > 0) & (mine / all_.clip(1e-9) >= 0.2)
+    reached = np.linalg.matrix_power(known.T.astype(float) @ known + np.eye(9), 9) > 0
+    wanted = {tuple(row) for row, any_has in zip(reached, counts.any(0), strict=True) if any_has}
+    found = groups(torch.tensor(counts))
     assert len(found) == len(wanted)
     assert {tuple(own.tolist()) for own in found} == wanted
+
+
+def test_rare_classes_connect_as_often_as_everywhere():
+    """One in a hundred at each client, and 100 classes of one in a hundred each."""
+    assert len(groups(torch.tensor([[99, 1], [198, 2]]))) == 1
+    assert len(groups(torch.ones(2, 100))) == 1
+    assert [own.tolist() for own in groups(torch.tensor([[136, 131, 2], [0, 0, 120]]))] == [
+        [True, True, False],
+        [False, False, True],
+    ]
 
 
 def test_a_class_that_nobody_has_takes_no_part_in_groups():

@@ -35,6 +35,10 @@ SOFTNESS, SOFTNESS_OF_CHAIN = 0.6, 0.4
 deviate by over the classes: in the sum of logits, and in the stationary distribution."""
 RESTART = 1e-4
 """Weight ε of the classes' frequencies in the stationary distribution."""
+CONNECTS = 0.2
+"""Least frequency of a class among a client's samples, relative to that among all, with which the
+client connects it to others. Of a few stray samples a network hardly learns a class, and
+transitions of the chain by such clients misled it on shards of digits."""
 PROBIT = math.pi / 8
 """λ of E σ(f) ≈ σ(f̄ / (1 + λ v)^½) for a logit f of variance v (MacKay 1992)."""
 _LEAST = 0.01
@@ -77,9 +81,9 @@ class Teacher:
 
     with outputs f of client s, its frequencies p_s(k) of classes, and T = 1 + `SOFTNESS` times
     the deviation of f over the classes: the geometric mean over clients by their mean share.
-    Where no client connects two groups of classes, q says nothing of which group it is, and its
-    mean with the sum would halve what the sum says of that. So each group has the probability that
-    the sum gives it (`of_groups`).
+    Where no client connects two groups of classes (`groups`), q says nothing of which group it is,
+    and its mean with the sum would halve what the sum says of that. So each group has the
+    probability that the sum gives it (`of_groups`).
 
     If no client has two classes, predictions of exact clients are constant, and Bayes' rule has
     nothing to compare. Then the teacher is how far each network prefers its class to the others,
@@ -458,17 +462,19 @@ def stationary(scores: Tensor, counts: Tensor, restart: float = RESTART) -> Tens
 
 
 def groups(counts: Tensor) -> list[Tensor]:
-    """Classes that no client connects to others: a mask [K] of each group, of which no client has
-    a class within and one outside.
+    """Classes that no client connects to others, as a mask [K] of each group.
+
+    A client connects those of its classes that are at least `CONNECTS` times as frequent among its
+    samples as among all.
 
     Args:
         counts: samples of each client and class, [S, K]. Classes that nobody has are in no group.
     """
-    had = (counts > 0).cpu().numpy()
-    _, label = connected_components(had.T.astype(int) @ had)
-    return [
-        torch.from_numpy(label == own).to(counts.device) for own in np.unique(label[had.any(0)])
-    ]
+    table = counts.double().cpu().numpy()
+    of_all = table.sum(0) / table.sum()
+    known = (table > 0) & (table >= CONNECTS * of_all * table.sum(1, keepdims=True))
+    _, label = connected_components(known.T.astype(int) @ known)
+    return [torch.from_numpy(label == own) for own in np.unique(label[of_all > 0])]
 
 
 def of_groups(log: Tensor, total: Tensor, each: Sequence[Tensor]) -> Tensor:
