@@ -399,7 +399,7 @@ def test_it_says_what_it_is_made_of():
     assert "temperatures of 0.5 to 2; b have no temperature" in told
     assert "groups" not in told
     apart = Teacher(networks(), counts=[[9, 9, 0], [3, 1, 0], [0, 0, 9]], **named).told
-    assert apart.endswith("only the sizes of logits compare them: 0, 1 | 2")
+    assert apart.endswith("the sizes of logits compare them: 0, 1 | 2")
 
 
 @pytest.mark.parametrize("warmth", [[1.0, 2.0], [1.0, 0.0, 1.0], [1.0, float("nan"), 1.0]])

@@ -264,8 +264,8 @@ def test_models_of_other_targets_are_not_fused(regression, tmp_path):
         write_model(other, weights, dataclasses.replace(card, preprocessing=changed))
 
     write(scaled)
-    with pytest.warns(FedbayesWarning, match="different standardizations"):
-        assert ModelFiles().card([model, other]) is None
+    with pytest.raises(ModelError, match="different standardizations"):
+        ModelFiles().card([model, other])
     write(Target("real", ("tax",), (0.0,), (1.0,)))
     with pytest.raises(ModelError, match="predicts real: tax"):
         ModelFiles().card([model, other])

@@ -114,9 +114,9 @@ def evaluate(
         files = [path for path in paths if path not in fused]
     elif files and all(path in cards and cards[path].client for path in paths):
         files = paths  # of clients alone, so the first belongs to the ensemble, too
-    table = sent_counts(files, known) if files else None
-    if counts is not None:
-        table = read_counts(counts, files)
+    table = read_counts(counts, files) if counts is not None else None
+    if counts is None and files:
+        table = sent_counts(files, known)
     scores = compare(
         open_models(paths, tests, chosen),
         tests,

@@ -262,8 +262,8 @@ class Teacher:
         names = self.likelihood(len(self._groups[0])).target.names
         each = [listed((names[int(k)] for k in own.nonzero()), 3) for own in self._groups]
         return (
-            ". No model has seen classes of two of these groups, so only the sizes of logits "
-            f"compare them: {listed(each, 3, ' | ')}"
+            ". No model has enough samples of two of these groups of classes, so only the sizes of "
+            f"logits compare them: {listed(each, 3, ' | ')}"
         )
 
     @property

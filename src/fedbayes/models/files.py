@@ -21,7 +21,8 @@ from fedbayes.core.files import read_bytes, require_files
 from fedbayes.core.messages import decode_file, metadata
 from fedbayes.core.seals import check_seal
 from fedbayes.core.tensors import Tensors, named, part
-from fedbayes.errors import MessageError, ModelError, RunError
+from fedbayes.core.wording import listed
+from fedbayes.errors import MessageError, ModelError, RunError, warn
 
 PICKLED = (".pt", ".pth", ".bin", ".ckpt")
 """Files of PyTorch; all others are taken for safetensors, unless they begin as PyTorch's do."""
@@ -135,6 +136,12 @@ def read_model(path: Path) -> tuple[Tensors, str]:
         own = part(content, "weights")
         others = content.keys() - named("weights", own)
         if POSTERIOR in metadata(data) or others <= {"temperature", "counts"}:
+            if POSTERIOR not in metadata(data) and own and others:
+                warn(
+                    f"{path} is the state of a client outside its run, so {listed(sorted(others))} "
+                    "in it and the standardization of its inputs are not used. Export the network: "
+                    "fedbayes export RUN --client NAME"
+                )
             content = own  # as of a client's state
         order = _kept_order(metadata(data).get(ORDER, ""), content)
         kind = OrderedDict if order else dict

@@ -1,6 +1,7 @@
 """`fedbayes.fuse` of files and of networks is the command."""
 
 import copy
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -8,9 +9,10 @@ import torch
 from torch.nn import Conv2d, Flatten, Linear, ReLU, Sequential
 
 import fedbayes
-from fedbayes.errors import ConfigError, ModelError
+from fedbayes.errors import ConfigError, FedbayesWarning, ModelError
+from fedbayes.inputs import sums_of, write_sums
 from fedbayes.models import read_model
-from tests.helpers.command_line import command
+from tests.helpers.command_line import cli, command
 
 
 def network(seed):
@@ -87,3 +89,36 @@ def test_mistakes_say_the_way_out(clients):
         fedbayes.fuse(clients, method="avrage")
     with pytest.raises(ConfigError, match="out has no effect on state_dicts"):
         fedbayes.fuse([network(0).state_dict()] * 2, out="x.pt")
+
+
+def test_what_client_files_lack_or_lose_is_told(tmp_path, capsys):
+    """Counts that one file lacks, a state copied out of its run, and units that do not fit."""
+    data = {"clients": 3, "validation": 0.2, "limit": 300}
+    given = {"method": {"name": "local"}, "model": {"hidden": [6]}, "data": data, "rounds": 1}
+    run = fedbayes.run(out=tmp_path / "run", **given)
+    files = sorted(run.folder.clients.iterdir())
+    plain = tmp_path / "plain"
+    bare = fedbayes.run(out=plain, **given | {"method": {"name": "local", "class_shares": False}})
+    mixed = [*files[:2], sorted(bare.folder.clients.iterdir())[2]]
+    code, _, err = cli(capsys, "fuse", *mixed, "-o", tmp_path / "a.safetensors", "--minutes", 0)
+    assert code == 0
+    assert "counts of samples in 2 files are not used" in " ".join(err.split())
+    copy = tmp_path / "copy.safetensors"
+    copy.write_bytes(files[0].read_bytes())
+    with pytest.warns(FedbayesWarning, match="counts, temperature in it and the standardization"):
+        read_model(copy)
+    options = ("--minutes", 0, "--set", "model.hidden=[5]")
+    code, _, err = cli(capsys, "fuse", *files, "-o", tmp_path / "b.safetensors", *options)
+    assert code == 2
+    assert not (tmp_path / "b.safetensors").exists()
+
+
+def test_options_are_those_of_the_command(tmp_path):
+    networks = [Sequential(Linear(3, 4), ReLU(), Linear(4, 2)) for _ in range(2)]
+    assert fedbayes.fuse(networks, method="gpi-fnm").weights
+    tables = []
+    for number, x in enumerate(torch.randn(2, 50, 3)):
+        tables.append(str(tmp_path / f"{number}.json"))
+        write_sums(sums_of(x.numpy()), Path(tables[-1]))
+    one = fedbayes.fuse(networks, shape=(3,), sums=tables, minutes=0, mean=0.5, std=2.0)
+    assert one.weights["0.weight"].shape == (4, 3)

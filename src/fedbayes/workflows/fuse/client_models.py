@@ -143,7 +143,7 @@ def _weights(
     if card is None and any(own is not None for _, own in found.values()):
         raise ModelError(
             "the files do not show that all models have the same inputs and targets. Leave out "
-            "those that differ, or use --method gpi-fnm"
+            "those without a card"
         )
     settings = {name: network or _named_in(own) for name, (_, own) in found.items()}
     preprocessing = _preprocessing(card, seen, [weights for weights, _ in found.values()])
@@ -151,8 +151,9 @@ def _weights(
         card.likelihood if card is not None else build_likelihood("auto", preprocessing.target)
     )
     biases = any(tensor.ndim == 1 for weights, _ in found.values() for tensor in weights.values())
+    exact = network is not None and network != ModelSettings(name=network.name)
     modules = {
-        name: _module(name, weights, own, settings[name], preprocessing, likelihood, biases)
+        name: _module(name, weights, own, settings[name], preprocessing, likelihood, biases, exact)
         for name, (weights, own) in found.items()
     }
     wanted = str(like) if like is not None else next(iter(modules))
@@ -235,13 +236,16 @@ def _module(
     preprocessing: Preprocessing,
     likelihood: Likelihood,
     biases: bool,
+    exact: bool,
 ) -> nn.Module:
-    """The network of a file; one that is known by its shapes perhaps with biases."""
+    """The network of a file; one that is known by its shapes, if the settings are not `exact`,
+    perhaps with biases.
+    """
     shape = preprocessing.shape
     if settings is not None:
         frozen = None if card is None else card.frozen
         opened = open_weights(weights, settings, shape, likelihood, name, frozen=frozen)
-        if opened.fits or settings.name != "mlp" or likelihood.head() is not None:
+        if opened.fits or exact or settings.name != "mlp" or likelihood.head() is not None:
             return with_weights(opened.network.module, opened.require())
     return open_dense(weights, shape, likelihood, name, biases=biases)[0]
 

@@ -117,6 +117,7 @@ def fuse(
             **options,
         )
     from fedbayes.workflows.fuse.job import FusionJob, ignore
+    from fedbayes.workflows.fuse.methods import FUSIONS
 
     own = {one.name for one in fields(FusionJob)}
     job = {name: value for name, value in options.items() if name in own}
@@ -132,9 +133,10 @@ def fuse(
                 f"the networks have different weights, and {method} needs the same. Choose "
                 "method='function'"
             )
-        if not is_program(paths[0]):
+        heard = FUSIONS[method].options if method in FUSIONS else ("model", "classes")
+        if not is_program(paths[0]) and "model" in heard:
             job.setdefault("model", ModelSettings(name=place_of(first)))
-        if job.get("shape") is not None:
+        if job.get("shape") is not None and "classes" in heard:
             job.setdefault("classes", _outputs(first, job["shape"]))
     else:
         paths = [Path(str(model)) for model in named.values()]
@@ -145,6 +147,12 @@ def fuse(
     for name in (*paths_of, "picture"):
         if job.get(name) is not None:
             job[name] = Path(job[name])
+    if (sums := job.get("sums")) is not None:
+        several = [sums] if isinstance(sums, str | Path) else sums
+        job["sums"] = tuple(map(Path, several))
+    for name in ("mean", "std"):
+        if isinstance(job.get(name), int | float):
+            job[name] = (float(job[name]),)
     written = ".pt2" if is_program(paths[0]) else ".safetensors"
     own_name = "fused" if any(path.is_dir() for path in paths) else f"fused{written}"
     target = place / own_name if out is None else Path(out)

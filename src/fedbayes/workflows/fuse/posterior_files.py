@@ -17,6 +17,7 @@ from fedbayes.core.files import read_bytes, writable, write_beside
 from fedbayes.core.messages import decode_file, metadata
 from fedbayes.core.seals import check_seal, sealed
 from fedbayes.core.tensors import Samples, Tensors, named, pack, parameter_count, part
+from fedbayes.core.wording import listed
 from fedbayes.errors import DataError, MessageError, ModelError, told_as, warn
 from fedbayes.fusion.curvature import posterior
 from fedbayes.fusion.heads import head_moments
@@ -364,20 +365,28 @@ def sent_counts(
     Raises:
         ModelError: a file is damaged, or they count other classes.
     """
-    found = []
+    found, without = [], []
     for path in paths:
         counts: Sequence[int] | Tensor | None = None
         if is_program(path):
-            return None
-        if is_posterior(path):
+            pass
+        elif is_posterior(path):
             sent = read_posterior(path, files)[0]
             counts = [sent.samples] if not by_class else sent.counts
         elif (card := files[path][1]) is not None:
             counts = card.counts
         if counts is None:
-            return None
+            without.append(path)
+            continue
         table = np.array(counts)
         found.append(table if by_class else table.sum(keepdims=True))
+    if found and without:
+        warn(
+            f"counts of samples in {len(found)} files are not used, since {listed(without, 3)} "
+            "has none. Give all of them with --counts"
+        )
+    if without:
+        return None
     if len({len(row) for row in found}) > 1:
         raise ModelError("the files have counts of different numbers of classes")
     return np.stack(found)

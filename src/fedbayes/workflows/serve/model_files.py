@@ -200,32 +200,31 @@ _BEGIN = 2**16
 
 
 def shared_card(found: Mapping[Path, Card | None]) -> Card | None:
-    """Return the card of the first model, if all have one and see the same of a sample.
-
-    Models that see other inputs cannot be fused: if the cards of two differ, a warning says so.
+    """Return the card of the first model, if all have one.
 
     Args:
         found: the cards of models, by their files.
+
+    Raises:
+        ModelError: two models see other inputs of the same sample, so they cannot be fused.
     """
     cards = {path: card for path, card in found.items() if card is not None}
     for path, card in cards.items():
         first, base = next(iter(cards.items()))
         one, other = card.preprocessing, base.preprocessing
         if one.permuted and card.client != base.client:
-            warn(
-                f"{path} and {first} are own networks of clients with different pixel orders. "
-                "Fused models need the same inputs"
+            raise ModelError(
+                f"{path} and {first} are own networks of clients with different pixel orders, but "
+                "fused models need the same inputs"
             )
-            return None
         if one.target != other.target or not one.same_inputs(other):
             what, way = "standardizations", "data.summaries gives runs the same one"
             if one.features != other.features:
                 what, way = "features, or another order of them", "data.features sets both"
-            warn(
-                f"{path} and {first} have different {what}, but fused models need the same inputs "
-                f"({way}). The fused file has no card with names of classes and features"
+            raise ModelError(
+                f"{path} and {first} have different {what}, but fused models need the same inputs. "
+                f"Train them again ({way})"
             )
-            return None
     return next(iter(cards.values())) if len(cards) == len(found) else None
 
 
