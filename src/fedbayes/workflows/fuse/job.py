@@ -209,8 +209,7 @@ class FusionJob:
 
     def _refuse_idle(self, name: str, kind: FusionKind, methods: Mapping[str, FusionKind]) -> None:
         """See that no option or setting was given that the method does not hear."""
-        own = set() if kind.settings is None else set(kind.settings.model_fields)
-        for one in (*self._given - set(kind.options), *self.settings.keys() - own):
+        for one in (*self._given - set(kind.options), *self.settings.keys() - kind.own):
             if others := hearers(one, methods):
                 raise ConfigError(
                     f"{_option(one)} has no effect on {name}. It works with {', '.join(others)}"
@@ -219,10 +218,10 @@ class FusionJob:
                 raise ConfigError(f"{_option(one)} has no effect on LoRA adapters. Leave it out")
             if one in self._given or hearers(one, ADAPTERS):
                 raise ConfigError(f"{_option(one)} works only with LoRA adapters. Leave it out")
-            these = ", ".join(sorted(own))
+            these = ", ".join(sorted(kind.own))
             raise ConfigError(
-                f"{name} has no setting {one}{did_you_mean(one, (*own, *kind.options))}. It "
-                f"has settings of the model (model.KEY){f', and {these}' if own else ''}"
+                f"{name} has no setting {one}{did_you_mean(one, (*kind.own, *kind.options))}. It "
+                f"has settings of the model (model.KEY){f', and {these}' if these else ''}"
             )
 
     def _dense(self) -> bool:

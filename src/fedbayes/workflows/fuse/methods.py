@@ -45,6 +45,8 @@ class FusionKind:
     """Fields of `FusionJob` that have an effect, of those that not all methods hear."""
     settings: type[BaseModel] | None = None
     """Its own; those that are no tables are options of the command too."""
+    unheard: tuple[str, ...] = ()
+    """Those of them that have an effect only on other methods with the same."""
     dense: str = ""
     """The job instead of that where all files are of fully connected networks."""
     merge: str = ""
@@ -53,6 +55,11 @@ class FusionKind:
     """Whether it can write a program of `torch.export`."""
     pages: bool = False
     """Whether its report can be a page in HTML."""
+
+    @property
+    def own(self) -> set[str]:
+        """Names of its settings."""
+        return set(self.settings.model_fields if self.settings else ()) - set(self.unheard)
 
 
 _OF_POSTERIORS = "average weighted by files of fedbayes posterior"
@@ -104,6 +111,7 @@ FUSIONS: Mapping[str, FusionKind] = {
         "averaging:posteriors",
         (),
         AveragingSettings,
+        ("tolerance", "iterations"),
         merge="posteriors:regmean",
     ),
     "fisher": FusionKind(
@@ -111,6 +119,7 @@ FUSIONS: Mapping[str, FusionKind] = {
         "averaging:posteriors",
         (),
         AveragingSettings,
+        ("scaling", "tolerance", "iterations"),
         merge="posteriors:fisher",
     ),
     "kfac": FusionKind(
@@ -118,6 +127,7 @@ FUSIONS: Mapping[str, FusionKind] = {
         "averaging:posteriors",
         (),
         AveragingSettings,
+        ("scaling",),
         merge="posteriors:kfac",
     ),
     "gaussian-head": FusionKind(
@@ -132,6 +142,7 @@ FUSIONS: Mapping[str, FusionKind] = {
         "averaging:networks",
         ("counts", *NETWORK),
         TaskVectorSettings,
+        ("drop_seed",),
         merge="task_vectors:ties",
     ),
     "dare": FusionKind(
@@ -200,6 +211,7 @@ ADAPTERS: Mapping[str, FusionKind] = {
         _ADAPTERS,
         ("counts",),
         AdapterTaskSettings,
+        ("drop_seed",),
         merge="low_rank:ties",
     ),
     "dare": FusionKind(
@@ -216,8 +228,4 @@ networks."""
 
 def hearers(name: str, methods: Mapping[str, FusionKind] = FUSIONS) -> list[str]:
     """Methods that hear an option or a setting."""
-    return [
-        method
-        for method, kind in methods.items()
-        if name in kind.options or (kind.settings and name in kind.settings.model_fields)
-    ]
+    return [method for method, kind in methods.items() if name in {*kind.options, *kind.own}]
