@@ -12,6 +12,7 @@ from scipy.stats import multivariate_normal, norm
 
 from fedbayes.core.targets import Target
 from fedbayes.data import Preprocessing
+from fedbayes.data.tables.columns import Column
 from fedbayes.errors import ConfigError, DataError, RunError
 from fedbayes.inputs import (
     Inputs,
@@ -28,6 +29,7 @@ from fedbayes.inputs.augmentation import recoloured, turned
 from fedbayes.inputs.gaussian import GaussianInputs, latent_correlation
 from fedbayes.inputs.leaves import LARGEST, POWER, SMALLEST, _radii
 from fedbayes.inputs.noise import power_law_noise
+from fedbayes.inputs.samples import RealSamples
 from tests import ROOT
 
 IMAGES = [("leaves", (3, 32, 32)), ("strokes", (1, 28, 28)), ("noise", (3, 32, 32))]
@@ -719,3 +721,12 @@ def test_the_page_does_what_it_says(tmp_path, monkeypatch, capsys):
     assert (tmp_path / "leaves.png").stat().st_size > 10_000
     assert read_sums(tmp_path / "example.json").features == ("age", "grade")
     assert all(f"| `{name}` |" in page for name in PRIORS)
+
+
+def test_categories_that_no_training_row_had_are_told(tmp_path):
+    table = tmp_path / "new.csv"
+    table.write_text("age,sex\n" + "30,x\n" * 20 + "40,f\n" * 10)
+    columns = (Column("age"), Column("sex", "category", ("f", "m")))
+    found = RealSamples(table, (3,), columns=columns)
+    (told,) = [note for note in found.notes if "sex" in note]
+    assert "has a category, unlike all training rows, in 20 rows" in told

@@ -25,7 +25,7 @@ from fedbayes.data.sources.rows import holds_pictures
 from fedbayes.data.sources.tables import read_tables
 from fedbayes.data.tables.cells import code
 from fedbayes.data.tables.columns import Column
-from fedbayes.data.tables.encoding import encode
+from fedbayes.data.tables.encoding import encode, unknown
 from fedbayes.errors import DataError, did_you_mean
 from fedbayes.inputs.prior import InputPrior
 
@@ -158,7 +158,9 @@ def _table(
                 f"{listed(frame.columns)}"
             )
     if columns:
-        return encode(code(frame, columns, where), columns)
+        coded = code(frame, columns, where)
+        notes += [one.told(where) for one in unknown(coded, columns)]
+        return encode(coded, columns)
     pictured = [name for name in features or frame.columns if holds_pictures(frame[name])]
     if pictured:
         cells = frame[pictured[0]]
