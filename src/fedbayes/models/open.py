@@ -111,6 +111,7 @@ def open_dense(
     source: str,
     *,
     biases: bool | None = None,
+    way: str | None = None,
 ) -> tuple[MLP, dict[str, str]]:
     """A fully connected ReLU network from the shapes of its tensors, in evaluation mode.
 
@@ -120,6 +121,7 @@ def open_dense(
         likelihood: what the outputs mean.
         source: what to call the file in errors.
         biases: whether layers have biases, 0 where the file has none; None: those that it has.
+        way: what to do if inputs or outputs do not fit; by default what samples may lack.
 
     Returns:
         The network, and the file's names of its tensors by those of the network.
@@ -133,7 +135,8 @@ def open_dense(
     if (inputs, widths[-1]) != wanted:
         raise ModelError(
             f"{source} maps {inputs} inputs to {widths[-1]} outputs, but inputs of {size(shape)} "
-            f"and {wanted[1]} outputs are expected{absent_classes(widths[-1], likelihood)}"
+            f"and {wanted[1]} outputs are expected"
+            f"{absent_classes(widths[-1], likelihood) if way is None else way}"
         )
     module = MLP(inputs, widths[:-1], widths[-1])
     names: dict[str, str] = {}

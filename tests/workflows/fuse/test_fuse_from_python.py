@@ -122,3 +122,8 @@ def test_options_are_those_of_the_command(tmp_path):
         write_sums(sums_of(x.numpy()), Path(tables[-1]))
     one = fedbayes.fuse(networks, shape=(3,), sums=tables, minutes=0, mean=0.5, std=2.0)
     assert one.weights["0.weight"].shape == (4, 3)
+    files = [tmp_path / f"{number}.pt" for number in range(2)]
+    for network, file in zip(networks, files, strict=True):
+        torch.save(network.state_dict(), file)
+    with pytest.raises(ModelError, match=r"7 outputs are expected\. Check --shape, and --classes"):
+        fedbayes.fuse(files, shape=(3,), classes=7)

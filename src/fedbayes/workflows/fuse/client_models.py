@@ -247,7 +247,8 @@ def _module(
         opened = open_weights(weights, settings, shape, likelihood, name, frozen=frozen)
         if opened.fits or exact or settings.name != "mlp" or likelihood.head() is not None:
             return with_weights(opened.network.module, opened.require())
-    return open_dense(weights, shape, likelihood, name, biases=biases)[0]
+    way = ". Check --shape, and --classes or the counts"
+    return open_dense(weights, shape, likelihood, name, biases=biases, way=way)[0]
 
 
 def _programs(
