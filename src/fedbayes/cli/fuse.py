@@ -311,6 +311,10 @@ def _settings(options: dict[str, Any], entries: list[str]) -> tuple[dict[str, An
         raise ConfigError(
             f"function = {table!r}: it is a table. Set its keys, such as function.draws"
         )
+    if twice := sorted(table.keys() & found.keys()):
+        raise ConfigError(
+            f"--set {twice[0]} and --set function.{twice[0]} are the same setting. Give one of them"
+        )
     found = {**table, **found}
     for name in options.keys() & found.keys():
         raise ConfigError(

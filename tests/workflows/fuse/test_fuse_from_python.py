@@ -9,7 +9,7 @@ import torch
 from torch.nn import Conv2d, Flatten, Linear, ReLU, Sequential
 
 import fedbayes
-from fedbayes.errors import ConfigError, FedbayesWarning, ModelError
+from fedbayes.errors import ConfigError, DataError, FedbayesWarning, ModelError
 from fedbayes.inputs import sums_of, write_sums
 from fedbayes.models import read_model
 from tests.helpers.command_line import cli, command
@@ -127,3 +127,10 @@ def test_options_are_those_of_the_command(tmp_path):
         torch.save(network.state_dict(), file)
     with pytest.raises(ModelError, match=r"7 outputs are expected\. Check --shape, and --classes"):
         fedbayes.fuse(files, shape=(3,), classes=7)
+    with pytest.raises(ConfigError, match=r"numpy\.savez"):
+        fedbayes.fuse(files, shape=(3,), inputs=np.zeros((9, 3)))
+    few = {"shape": (3,), "minutes": 0, "draws": 512}
+    found = [fedbayes.fuse(files, counts=np.array([[9, 1], [1, 9]], kind), **few) for kind in "if"]
+    assert torch.equal(found[0].weights["0.weight"], found[1].weights["0.weight"])
+    with pytest.raises(DataError, match="must contain a list of counts"):
+        fedbayes.fuse(files, counts=np.full((2, 2), 0.5), **few)

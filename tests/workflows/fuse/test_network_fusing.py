@@ -297,6 +297,12 @@ def test_mistakes_are_told_and_write_nothing(options, words, photos, tmp_path, c
         ),
         ("average", ("--repair", "99"), "--repair has no effect on average. It works"),
         ("kfac", ("--shape", "3,8,8"), "--shape has no effect on kfac"),
+        ("permute", ("--mean", "0.5"), "--mean has no effect on permute without --repair"),
+        (
+            "function",
+            ("--set", "draws=99", "--set", "function.draws=98"),
+            "--set draws and --set function.draws are the same setting",
+        ),
         ("kfac", ("--scaling", "0.5"), "--scaling has no effect on kfac. It works with regmean"),
         ("fisher", ("--tolerance", "0.1"), "--tolerance has no effect on fisher"),
         ("ties", ("--drop-seed", "1"), "--drop-seed has no effect on ties. It works with dare"),

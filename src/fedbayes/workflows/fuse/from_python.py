@@ -150,6 +150,13 @@ def fuse(
     if (sums := job.get("sums")) is not None:
         several = [sums] if isinstance(sums, str | Path) else sums
         job["sums"] = tuple(map(Path, several))
+    if (inputs := job.get("inputs")) is not None:
+        if not isinstance(inputs, str | Path):
+            raise ConfigError(
+                "inputs is the name of an input prior, a file or module:function. Save arrays with "
+                "numpy.savez(FILE, x=inputs), and give the file"
+            )
+        job["inputs"] = str(inputs)
     for name in ("mean", "std"):
         if isinstance(job.get(name), int | float):
             job[name] = (float(job[name]),)
@@ -243,5 +250,8 @@ def _counts(counts: npt.ArrayLike | Path | str | None, folder: Path) -> Path | N
     if counts is None or isinstance(counts, Path | str):
         return None if counts is None else Path(counts)
     path = folder / COUNTS
-    path.write_text(json.dumps(np.asarray(counts).tolist()))
+    table = np.asarray(counts)
+    if table.dtype.kind == "f" and (table == np.trunc(table)).all() and np.isfinite(table).all():
+        table = table.astype(np.int64)
+    path.write_text(json.dumps(table.tolist()))
     return path
