@@ -275,6 +275,17 @@ def test_photographs_are_seen_in_a_mirror_too(shape, mean, mirrored):
         torch.testing.assert_close(both.draw(x)[0].log_softmax(1), wanted.log_softmax(1))
 
 
+def test_stray_samples_of_a_class_do_not_mislead_the_teacher(tmp_path, capsys):
+    """Two classes for each client and up to six samples of a third."""
+    data = {"partition": "shards", "shards_per_client": 1, "clients": 5}
+    run = fedbayes.run(method="local", rounds=3, seed=0, data=data, out=tmp_path / "run")
+    files = sorted(run.folder.clients.iterdir())
+    code, out, _ = cli(capsys, "evaluate", *files, "--run", tmp_path / "run", "--json")
+    assert code == 0
+    scores = {score["name"]: score["accuracy"] for score in json.loads(out)}
+    assert scores["ensemble, as fuse learns it"] > scores["ensemble, by class share"]
+
+
 @pytest.mark.parametrize("kind", [torch.float64, torch.float16, torch.bfloat16])
 def test_weights_of_any_precision_are_tried_in_single(tmp_path, capsys, kind):
     torch.manual_seed(0)
