@@ -35,24 +35,18 @@ from fedbayes import Config
 from fedbayes.config.given import assign
 from fedbayes.core.metrics import calibrate
 from fedbayes.data.federated import FederatedData
+from fedbayes.fusion.class_counts import RESTART, class_shares
 from fedbayes.fusion.combining import Merging, combine
 from fedbayes.fusion.curvature import posterior
 from fedbayes.fusion.cycles import c2m3
+from fedbayes.fusion.frozen import frozen
 from fedbayes.fusion.function import fuse_functions, teacher_of
 from fedbayes.fusion.one_class import RIDGE, SPREAD
 from fedbayes.fusion.permutation import permuted
 from fedbayes.fusion.posterior_settings import CurvatureSettings
 from fedbayes.fusion.posteriors import fisher, kfac, regmean
 from fedbayes.fusion.settings import AlignedSettings
-from fedbayes.fusion.teacher import (
-    ALIKE,
-    RESTART,
-    SOFTNESS,
-    SOFTNESS_OF_CHAIN,
-    Teacher,
-    class_shares,
-    frozen,
-)
+from fedbayes.fusion.teacher import ALIKE, SOFTNESS, SOFTNESS_OF_CHAIN, Teacher
 from fedbayes.fusion.temperature import TemperatureScaled
 from fedbayes.inputs import add_sums, sums_of, write_sums
 from fedbayes.likelihoods import evaluate, total
@@ -89,13 +83,13 @@ def images(name, clients, alpha, model, training, start="own", **more):
     }
 
 
-def fedfisher(alpha, start="common"):
+def fedfisher(alpha, start="common", **more):
     """FedFisher's Table 2: its network, optimizer, batches and epochs; no augmentation.
 
     Here each client keeps a tenth of its rows for a temperature.
     """
     network = "fusion_networks:fedfisher_cnn"
-    config = images("cifar10", 5, alpha, network, FEDFISHER, start, precision="bf16")
+    config = images("cifar10", 5, alpha, network, FEDFISHER, start, **more)
     config["data"]["validation"] = 0.1
     return config
 
@@ -157,7 +151,6 @@ def halves():
         "method": {"name": "local"},
         "rounds": 15,
         "evaluate_local_every": 15,
-        "precision": "bf16",
     }
 
 
@@ -254,10 +247,10 @@ CASES = {
     "one-shot-0.1": one_shot(0.1, {"ensemble": 0.868, "DENSE": 0.666}),
     "one-shot-0.3": one_shot(0.3, {"ensemble": 0.968, "DENSE": 0.765}),
     "one-shot-0.5": one_shot(0.5, {"ensemble": 0.972, "DENSE": 0.958}),
-    "fedfisher-0.1": Case(fedfisher(0.1), baselines=SHARED, whole=True),
     "fedfisher-0.05": Case(fedfisher(0.05), baselines=SHARED, whole=True),
-    "fedfisher-0.2": Case(fedfisher(0.2), baselines=SHARED, whole=True),
-    "fedfisher-0.1-apart": Case(fedfisher(0.1, "own"), whole=True),
+    "fedfisher-0.1": Case(fedfisher(0.1, precision="bf16"), baselines=SHARED, whole=True),
+    "fedfisher-0.2": Case(fedfisher(0.2, precision="bf16"), baselines=SHARED, whole=True),
+    "fedfisher-0.1-apart": Case(fedfisher(0.1, "own", precision="bf16"), whole=True),
     "fashion-0.05": fashion(0.05),
     "fashion-0.1": fashion(0.1),
     "fashion-0.2": fashion(0.2),

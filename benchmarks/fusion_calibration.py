@@ -27,9 +27,9 @@ from sklearn.datasets import load_breast_cancer
 from fedbayes import Config, Simulation
 from fedbayes.fusion.calibration import calibrate
 from fedbayes.fusion.draws import CHUNK, CachedInputs
+from fedbayes.fusion.frozen import frozen
 from fedbayes.fusion.function import HeldOut, fuse_functions, teacher_of
 from fedbayes.fusion.settings import DistillationSettings, FunctionSettings
-from fedbayes.fusion.teacher import frozen
 from fedbayes.fusion.temperature import TemperatureScaled
 from fedbayes.inputs import Inputs, build_prior, sums_of
 from fedbayes.workflows.fuse.client_models import Seen, read_silos

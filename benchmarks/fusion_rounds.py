@@ -22,10 +22,11 @@ from fedbayes import Config, Simulation
 from fedbayes.fusion.combining import combine
 from fedbayes.fusion.distillation import distill
 from fedbayes.fusion.draws import CachedInputs
+from fedbayes.fusion.frozen import frozen
 from fedbayes.fusion.function import FunctionSettings, fuse_functions, teacher_of
 from fedbayes.fusion.seeking import Seeker
 from fedbayes.fusion.settings import DistillationSettings, SeekingSettings
-from fedbayes.fusion.teacher import Teacher, frozen
+from fedbayes.fusion.teacher import Teacher
 from fedbayes.inputs import Inputs, build_prior
 from fedbayes.models.resize import with_weights
 

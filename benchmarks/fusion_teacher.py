@@ -44,24 +44,20 @@ from fedbayes.core.metrics import calibrate
 from fedbayes.core.targets import Target
 from fedbayes.core.tensors import Samples
 from fedbayes.errors import DataError
-from fedbayes.fusion.combining import combine
-from fedbayes.fusion.draws import CHUNK
-from fedbayes.fusion.one_class import SPREAD, Evidence, preferences, whitening
-from fedbayes.fusion.teacher import (
-    COMPARED,
+from fedbayes.fusion.class_counts import (
     RESTART,
-    SOFTNESS,
-    SOFTNESS_OF_CHAIN,
-    Teacher,
     class_offsets,
     class_shares,
     frequencies,
-    frozen,
     groups,
-    mirror,
     of_groups,
     stationary,
 )
+from fedbayes.fusion.combining import combine
+from fedbayes.fusion.draws import CHUNK
+from fedbayes.fusion.frozen import frozen
+from fedbayes.fusion.one_class import SPREAD, Evidence, preferences, whitening
+from fedbayes.fusion.teacher import COMPARED, SOFTNESS, SOFTNESS_OF_CHAIN, Teacher, mirror
 from fedbayes.likelihoods import build_likelihood
 from fedbayes.likelihoods.temperature import temperature_sums
 from fedbayes.workflows.fuse.network_fusing import drawn

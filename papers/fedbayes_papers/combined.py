@@ -16,7 +16,7 @@ import pandas as pd
 
 from fedbayes.config.config import Config
 from fedbayes.fusion.combining import combine
-from fedbayes.fusion.teacher import frozen
+from fedbayes.fusion.frozen import frozen
 from fedbayes.likelihoods import evaluate, total
 from fedbayes.models.resize import with_weights
 from fedbayes.runs.build import stored_data

@@ -25,8 +25,10 @@ from fedbayes.core.targets import Target
 from fedbayes.core.tensors import Samples
 from fedbayes.data import FederatedData
 from fedbayes.fusion import Layers, coordinate_average
+from fedbayes.fusion.class_counts import RESTART
+from fedbayes.fusion.frozen import frozen
 from fedbayes.fusion.function import fuse_functions
-from fedbayes.fusion.teacher import ALIKE, RESTART, SOFTNESS, SOFTNESS_OF_CHAIN, frozen
+from fedbayes.fusion.teacher import ALIKE, SOFTNESS, SOFTNESS_OF_CHAIN
 from fedbayes.likelihoods import Predictor, evaluate, total
 from fedbayes.likelihoods.categorical import Categorical
 from fedbayes.matching import MatchingSettings

@@ -11,10 +11,12 @@ from torch import nn
 
 from fedbayes.core.targets import Target
 from fedbayes.errors import ModelError, RunError
+from fedbayes.fusion.class_counts import class_shares
 from fedbayes.fusion.distillation import STATISTICS, _DistillationRun, cycle, distill, recompute
 from fedbayes.fusion.draws import CHUNK, Augmented, CachedInputs
+from fedbayes.fusion.frozen import ChannelsLast
 from fedbayes.fusion.settings import DistillationSettings
-from fedbayes.fusion.teacher import ChannelsLast, Teacher, class_shares
+from fedbayes.fusion.teacher import Teacher
 from fedbayes.fusion.temperature import temperature
 from fedbayes.likelihoods import build_likelihood
 from tests.helpers.toy_inputs import Gauss, inputs

@@ -7,9 +7,10 @@ from torch import nn
 
 from fedbayes.core.targets import Target
 from fedbayes.errors import ModelError
+from fedbayes.fusion.class_counts import class_shares
 from fedbayes.fusion.seeking import Seeker
 from fedbayes.fusion.settings import SeekingSettings
-from fedbayes.fusion.teacher import Teacher, class_shares
+from fedbayes.fusion.teacher import Teacher
 from fedbayes.likelihoods import build_likelihood
 from tests.helpers.toy_inputs import Gauss, inputs
 

@@ -8,17 +8,10 @@ from torch import nn
 
 from fedbayes.core.targets import Target
 from fedbayes.errors import ModelError
+from fedbayes.fusion.class_counts import class_shares, groups, of_groups, stationary
+from fedbayes.fusion.frozen import frozen, set_training
 from fedbayes.fusion.function import teacher_of
-from fedbayes.fusion.teacher import (
-    Teacher,
-    class_shares,
-    divergence,
-    frozen,
-    groups,
-    of_groups,
-    set_training,
-    stationary,
-)
+from fedbayes.fusion.teacher import Teacher, divergence
 from fedbayes.inputs import Inputs, build_prior
 from fedbayes.likelihoods import build_likelihood
 

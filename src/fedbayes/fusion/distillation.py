@@ -21,8 +21,9 @@ from fedbayes.core.seals import check_seal, sealed
 from fedbayes.core.tensors import Tensors, pack, unpack
 from fedbayes.errors import MessageError, ModelError, RunError, told_as
 from fedbayes.fusion.draws import CHUNK, Augmented, CachedInputs, Draws
+from fedbayes.fusion.frozen import ChannelsLast, set_training
 from fedbayes.fusion.settings import DistillationSettings
-from fedbayes.fusion.teacher import ChannelsLast, Teacher, divergence, set_training
+from fedbayes.fusion.teacher import Teacher, divergence
 from fedbayes.fusion.temperature import temperature
 from fedbayes.likelihoods import Classes, Likelihood
 

@@ -26,12 +26,13 @@ from fedbayes.errors import ConfigError, ModelError
 from fedbayes.fusion.calibration import NAMES, FusedCalibration, calibrate, check_calibration
 from fedbayes.fusion.distillation import DistillationProgress, Distilled, distill
 from fedbayes.fusion.draws import CHUNK, Augmented, Batches, CachedInputs, Draws
+from fedbayes.fusion.frozen import Function, frozen
 from fedbayes.fusion.kronecker import AllLayers
 from fedbayes.fusion.regression import regress
 from fedbayes.fusion.reweighting import Balanced
 from fedbayes.fusion.seeking import Seeker
 from fedbayes.fusion.settings import FunctionSettings
-from fedbayes.fusion.teacher import Function, Teacher, Temperatures, divergence, frozen
+from fedbayes.fusion.teacher import Teacher, Temperatures, divergence
 from fedbayes.fusion.temperature import temperature
 from fedbayes.fusion.widths import Widths
 from fedbayes.likelihoods import Classes, Likelihood

@@ -36,9 +36,9 @@ from fedbayes.core.tensors import Tensors
 from fedbayes.errors import ModelError
 from fedbayes.fusion.calls import patches, places, recorded
 from fedbayes.fusion.curvature import layer_factors
+from fedbayes.fusion.frozen import Function
 from fedbayes.fusion.laplace import PRECISIONS, Draw, expected, nearest
 from fedbayes.fusion.posteriors import KroneckerFactors
-from fedbayes.fusion.teacher import Function
 from fedbayes.inference.kronecker import Spectrum
 from fedbayes.likelihoods import Likelihood
 from fedbayes.models.units import require_apart

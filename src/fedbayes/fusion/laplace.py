@@ -32,7 +32,7 @@ from torch import Tensor, nn
 from fedbayes.core.brief import Brief
 from fedbayes.errors import ModelError
 from fedbayes.fusion.curvature import scores
-from fedbayes.fusion.teacher import Function
+from fedbayes.fusion.frozen import Function
 from fedbayes.likelihoods import Likelihood
 from fedbayes.models.hooks import watched
 

@@ -22,11 +22,12 @@ from fedbayes.errors import ConfigError, ModelError
 from fedbayes.fusion.assembly import Origins, assembled, whole_tensors
 from fedbayes.fusion.choice import UnitChoice, choose
 from fedbayes.fusion.donors import TracedNetwork, find_donors
+from fedbayes.fusion.frozen import frozen
 from fedbayes.fusion.layers import fits
 from fedbayes.fusion.shares import Shares
 from fedbayes.fusion.solver import Solver
 from fedbayes.fusion.targets import Targets
-from fedbayes.fusion.teacher import Teacher, divergence, frozen
+from fedbayes.fusion.teacher import Teacher, divergence
 from fedbayes.fusion.widths import Orders, Widths, orders, recorded
 from fedbayes.likelihoods import Classes
 from fedbayes.models.resize import taken, with_weights

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from fedbayes.core.tensors import Tensors
-from fedbayes.fusion.teacher import set_training
+from fedbayes.fusion.frozen import set_training
 from fedbayes.models.hooks import watched
 from fedbayes.models.resize import with_weights
 

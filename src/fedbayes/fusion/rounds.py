@@ -12,8 +12,9 @@ from fedbayes.errors import ConfigError, told_as
 from fedbayes.fusion.combining import combine
 from fedbayes.fusion.distillation import distill
 from fedbayes.fusion.draws import CachedInputs, Draws
+from fedbayes.fusion.frozen import Function
 from fedbayes.fusion.settings import DistillationSettings
-from fedbayes.fusion.teacher import Function, Teacher
+from fedbayes.fusion.teacher import Teacher
 from fedbayes.inputs import InputPrior, Inputs, build_prior
 from fedbayes.models.resize import with_weights
 

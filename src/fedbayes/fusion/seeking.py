@@ -7,8 +7,9 @@ from torch.nn import functional
 from fedbayes.core import seeds
 from fedbayes.errors import ModelError
 from fedbayes.fusion.draws import Derived, Draws
+from fedbayes.fusion.frozen import Function
 from fedbayes.fusion.settings import SeekingSettings
-from fedbayes.fusion.teacher import Function, Teacher
+from fedbayes.fusion.teacher import Teacher
 from fedbayes.likelihoods import Classes
 
 

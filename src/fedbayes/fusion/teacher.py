@@ -2,30 +2,31 @@
 
 import copy
 import math
-import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
-import numpy as np
 import numpy.typing as npt
 import torch
-from scipy.sparse.csgraph import connected_components
 from torch import Tensor, nn
 
 from fedbayes.core.targets import Target
 from fedbayes.core.wording import listed
 from fedbayes.data.progress import progress
 from fedbayes.errors import ModelError
+from fedbayes.fusion.class_counts import (
+    class_offsets,
+    class_shares,
+    frequencies,
+    groups,
+    of_groups,
+    sharpness,
+    stationary,
+)
 from fedbayes.fusion.draws import CHUNK, Batches
+from fedbayes.fusion.frozen import Function, frozen
 from fedbayes.fusion.one_class import Evidence, preferences, whitening
 from fedbayes.likelihoods import Classes, Likelihood
 from fedbayes.likelihoods.categorical import Categorical
 from fedbayes.likelihoods.temperature import at_temperature, has_temperature
-from fedbayes.matching import network as matched
-from fedbayes.models.layout import by_portions
-from fedbayes.models.steps import require_finite
-
-Function = Callable[[Tensor], Tensor]
-"""From inputs [n, ...] to outputs [n, K], in evaluation mode; without gradients of weights."""
 
 Temperatures = Sequence[float | None] | Tensor
 """Of each client's predictions [S], fitted to rows that it did not train on; None: it has none."""
@@ -33,18 +34,8 @@ Temperatures = Sequence[float | None] | Tensor
 SOFTNESS, SOFTNESS_OF_CHAIN = 0.6, 0.4
 """Temperature of clients without one of their own, above 1, for each unit that their outputs
 deviate by over the classes: in the sum of logits, and in the stationary distribution."""
-RESTART = 1e-4
-"""Weight ε of the classes' frequencies in the stationary distribution."""
-CONNECTS = 0.2
-"""Least frequency of a class among a client's samples, relative to that among all, with which the
-client connects it to others. From a few stray samples a network hardly learns a class. Chosen on
-shards of digits under seeds 10 to 13."""
-PROBIT = math.pi / 8
-"""λ of E σ(f) ≈ σ(f̄ / (1 + λ v)^½) for a logit f of variance v (MacKay 1992)."""
 _LEAST = 0.01
 """Smallest variance of a client's outputs that counts, relative to the largest of all clients."""
-_SHARED = 0.05
-"""Least 1 − 1/N of a class in the variance between clients: with one client there is none."""
 COMPARED = 4
 """Chunks of inputs on which clients of one class are compared."""
 ALIKE = 0.1
@@ -431,229 +422,12 @@ def _as_it_is(x: Tensor) -> Tensor:
     return x
 
 
-def stationary(scores: Tensor, counts: Tensor, restart: float = RESTART) -> Tensor:
-    """The stationary distribution q = (1 − ε) M q + ε θ over the classes, [n, K]; see `Teacher`.
-
-    M is a product of the clients' predictions [K, S] and their shares [S, K], so that a linear
-    system of S unknowns a = shares · q for each input is solved, and none of K. Frequencies θ are
-    those with one more sample of every class at every client, so that no class has none.
-
-    Args:
-        scores: logits of the clients, [S, n, K].
-        counts: samples of each client and class, [S, K].
-        restart: ε, above 0 where the clients' classes may not connect.
-
-    Returns:
-        Probabilities, of the type of the scores.
-    """
-    table = counts.double()
-    had, sizes = table.sum(0), table.sum(1)
-    # A class that nobody has is left by way of all clients, by their samples.
-    shares = torch.where(had > 0, table / had.clamp_min(1e-300), sizes[:, None] / sizes.sum())
-    theta = frequencies(table)
-    unseen = (table == 0) & (sizes > 0)[:, None]
-    p = scores.double().masked_fill(unseen[:, None], -torch.inf).softmax(-1)
-    flow = torch.einsum("sk,tnk->nst", shares, p)
-    system = torch.eye(len(p), dtype=p.dtype, device=p.device) - (1 - restart) * flow
-    start = (restart * shares @ theta).expand(len(flow), -1)
-    mass = torch.linalg.solve(system, start)
-    found = (1 - restart) * torch.einsum("nt,tnk->nk", mass, p) + restart * theta
-    return found.to(scores.dtype)
-
-
-def groups(counts: Tensor) -> list[Tensor]:
-    """Classes that no client connects to others, as a mask [K] of each group.
-
-    A client connects those of its classes that are at least `CONNECTS` times as frequent among its
-    samples as among all.
-
-    Args:
-        counts: samples of each client and class, [S, K]. Classes that nobody has are in no group.
-    """
-    table = counts.double().cpu().numpy()
-    of_all = table.sum(0) / table.sum()
-    known = (table > 0) & (table >= CONNECTS * of_all * table.sum(1, keepdims=True))
-    _, label = connected_components(known.T.astype(int) @ known)
-    return [torch.from_numpy(label == own) for own in np.unique(label[of_all > 0])]
-
-
-def of_groups(log: Tensor, total: Tensor, each: Sequence[Tensor]) -> Tensor:
-    """Logits `log` [n, K] with the probabilities of groups of classes that logits `total` have.
-
-    Args:
-        log: of which the ratios within each group stay.
-        total: [n, K].
-        each: masks of the groups, [K]; of a single one all stays as it is.
-
-    Examples:
-        >>> import torch
-        >>> from fedbayes.fusion.teacher import groups, of_groups
-        >>> masks = groups(torch.tensor([[9, 9, 0], [0, 0, 9]]))
-        >>> even, sure = torch.tensor([[3.0, 1.0, 4.0]]), torch.tensor([[8.0, 2.0, 5.0]])
-        >>> of_groups(even.log(), sure.log(), masks).softmax(-1)
-        tensor([[0.5000, 0.1667, 0.3333]])
-    """
-    if len(each) < 2:
-        return log
-    found, base = log.log_softmax(-1), total.log_softmax(-1)
-    for own in each:
-        shift = torch.logsumexp(base[:, own], -1) - torch.logsumexp(found[:, own], -1)
-        found = torch.where(own.to(log.device), found + shift[:, None], found)
-    return found
-
-
-def frequencies(counts: Tensor) -> Tensor:
-    """Of the classes over all clients, with one more sample of every class at every client [K]."""
-    had = counts.double().sum(0) + len(counts)
-    return had / had.sum()
-
-
-def sharpness(scores: Tensor, shares: Tensor, log: Tensor) -> tuple[Tensor, Tensor]:
-    """The factors a of logits and b of probabilities that `Teacher.pooled` describes, [n, 1].
-
-    Args:
-        scores: logits of calibrated clients, [S, n, K].
-        shares: of each client in each class, [S, K].
-        log: of what they say together, [n, K]; of any scale.
-
-    Examples:
-        >>> import torch
-        >>> from fedbayes.fusion.teacher import sharpness
-        >>> scores = torch.tensor([[[1.0, -1.0]], [[3.0, -3.0]]])
-        >>> a, b = sharpness(scores, torch.full((2, 2), 0.5), torch.tensor([[2.0, -2.0]]))
-        >>> round(float(a), 3), round(float(b), 3)  # v = 4, N = 2
-        (1.2, 1.336)
-    """
-    f, pi = scores.double(), shares.double()[:, None]
-    f = f - f.mean(-1, keepdim=True)
-    several = pi.square().sum(0)  # 1 / N by class, [1, K]
-    spread = (pi * (f - (pi * f).sum(0)).square()).sum(0)
-    v = 2 * PROBIT * (spread / (1 - several).clamp_min(_SHARED)).mean(-1, keepdim=True)
-    n = (log.double().softmax(-1) / several).sum(-1, keepdim=True)
-    a = ((1 + v) / (1 + v / n)).sqrt()
-    b = (1 + v * (1 - 1 / n)).sqrt()
-    return a.to(scores.dtype), b.to(scores.dtype)
-
-
 def _deviation(scores: Tensor, shares: Tensor) -> Tensor:
     """The clients' geometric mean standard deviation over classes, by shares, [n, 1]."""
     weights = shares.mean(-1, keepdim=True)
     variance = scores.double().square().mean(-1, keepdim=True) * (weights > 0)
     variance = torch.maximum(variance, _LEAST * variance.amax(0, keepdim=True)) + _SMALLEST
     return ((weights * variance.log()).sum(0) / 2).exp().to(scores)
-
-
-def class_offsets(counts: npt.ArrayLike | Tensor, clients: int | None = None) -> Tensor:
-    """How much more frequent classes are among all samples than where they come from, [K].
-
-    log p_k − Σ_s share_sk log p_s(k), with frequencies as if each client had one more sample of
-    every class.
-
-    Args:
-        counts: samples of each client and class, [S, K].
-        clients: how many there are.
-
-    Raises:
-        ModelError: as `class_shares`.
-    """
-    shares = class_shares(counts, clients).double()
-    more = torch.as_tensor(counts, dtype=torch.float64) + 1
-    shares = shares.to(more.device)
-    own = (more / more.sum(1, keepdim=True)).log()
-    of_all = (more.sum(0) / more.sum()).log()
-    return (of_all - (shares * own).sum(0)).float()
-
-
-def class_shares(counts: npt.ArrayLike | Tensor, clients: int | None = None) -> Tensor:
-    """Each client's share of every class, [S, K], from its samples.
-
-    Of a class that nobody has, all clients have an equal share: they agree that it is rare. A
-    client without samples has no share in the others.
-
-    Args:
-        counts: samples of each client and class, [S, K].
-        clients: how many there are.
-
-    Raises:
-        ModelError: counts are not finite, negative, all zero or of another number of clients.
-    """
-    table = torch.as_tensor(counts, dtype=torch.float64)
-    if table.ndim != 2 or not table.numel():
-        raise ModelError(f"counts have shape {tuple(table.shape)}. Give one row for each client")
-    if clients is not None and len(table) != clients:
-        raise ModelError(f"counts have {len(table)} clients; there are {clients}")
-    if not torch.isfinite(table).all() or (table < 0).any() or not table.any():
-        raise ModelError("counts of samples must be at least 0, and not all of them 0")
-    return torch.from_numpy(matched.class_shares(table.numpy(), *table.shape)).float()
-
-
-def frozen(module: nn.Module, name: str = "the network") -> Function:
-    """A module as a function: a twin in evaluation mode that shares its memory, without gradients
-    of weights. Images go through it channels last, which is twice as fast, if its code bears that.
-
-    Raises:
-        ModelError: a weight is not finite.
-    """
-    require_finite(module, name)
-    own: dict[int, object] = {}
-    for tensor in [*module.parameters(), *module.buffers()]:
-        is_parameter = isinstance(tensor, nn.Parameter)
-        plain = tensor.detach()
-        own[id(tensor)] = nn.Parameter(plain, requires_grad=False) if is_parameter else plain
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", FutureWarning)  # of what programs are made of
-        twin = copy.deepcopy(module, own)
-    set_training(twin, False)
-    return ChannelsLast(twin)
-
-
-class ChannelsLast:
-    """A module that gets its images channels last, as long as its code bears it: `view` does not.
-    With convolutions it predicts some of them at a time.
-
-    Args:
-        module: from inputs [n, ...] to outputs.
-    """
-
-    def __init__(self, module: nn.Module) -> None:
-        self.module, self._laid_out = module, True
-        self._convolves = any(isinstance(layer, nn.Conv2d) for layer in module.modules())
-
-    def __call__(self, x: Tensor) -> Tensor:
-        """Outputs at inputs."""
-        predicts = not (self.module.training or torch.is_grad_enabled())
-        if predicts and self._convolves and x.ndim == 4:
-            return by_portions(self.at_once, x)
-        return self.at_once(x)
-
-    def at_once(self, x: Tensor) -> Tensor:
-        """The same of all inputs together, as layers want them that look at a whole batch."""
-        if x.ndim == 4 and self._laid_out:
-            try:
-                outputs: Tensor = self.module(x.contiguous(memory_format=torch.channels_last))
-                return outputs
-            except RuntimeError as error:
-                if "view size is not compatible" not in str(error):
-                    raise
-                self._laid_out = False
-        outputs = self.module(x)
-        return outputs
-
-
-def set_training(module: nn.Module, training: bool) -> None:
-    """Training or evaluation mode of batch normalization. All else stays in evaluation mode,
-    dropout and what a network's own code does in training alone (auxiliary outputs, say); but
-    recurrent layers on a GPU, which has their gradients in training mode only. Exported programs,
-    which know no other mode, stay as they are.
-    """
-    try:
-        module.eval()
-    except NotImplementedError:
-        return
-    for layer in module.modules():
-        recurrent = isinstance(layer, nn.RNNBase) and any(p.is_cuda for p in layer.parameters())
-        if recurrent or isinstance(layer, nn.modules.batchnorm._BatchNorm):
-            layer.train(training)
 
 
 def divergence(outputs: Tensor, teacher_outputs: Tensor, likelihood: Likelihood) -> Tensor:

@@ -19,12 +19,12 @@ from fedbayes.core.tensors import Samples
 from fedbayes.data import Preprocessing
 from fedbayes.errors import ConfigError, FedbayesWarning, ModelError
 from fedbayes.fusion import choice, function, targets
+from fedbayes.fusion.class_counts import RESTART
 from fedbayes.fusion.curvature import posterior
 from fedbayes.fusion.distillation import DistillationProgress
 from fedbayes.fusion.function import HeldOut, fuse_functions, teacher_of
 from fedbayes.fusion.graph_matching import match_graph
 from fedbayes.fusion.settings import DistillationSettings, FunctionSettings, SeekingSettings
-from fedbayes.fusion.teacher import RESTART
 from fedbayes.inputs import Inputs, build_prior
 from fedbayes.likelihoods import build_likelihood
 from fedbayes.matching import MatchingSettings

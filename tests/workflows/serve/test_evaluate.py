@@ -17,7 +17,7 @@ from fedbayes.data import DataSettings, FederatedData, load_dataset, partition
 from fedbayes.data.preprocessing import Preprocessing
 from fedbayes.errors import DataError, FedbayesWarning, ModelError, RunError
 from fedbayes.fusion import coordinate_average
-from fedbayes.fusion.teacher import RESTART
+from fedbayes.fusion.class_counts import RESTART
 from fedbayes.likelihoods import build_likelihood
 from fedbayes.models import MLP, dense_layers, relu_network
 from fedbayes.workflows.serve.evaluation_set import EvaluationSet

@@ -28,10 +28,11 @@ from fedbayes.fusion.adapted import (
 )
 from fedbayes.fusion.distillation import DistillationProgress, distill
 from fedbayes.fusion.draws import CachedInputs
+from fedbayes.fusion.frozen import frozen
 from fedbayes.fusion.function import teacher_of
 from fedbayes.fusion.low_rank import LayerChanges, LowRank, nearer, solved
 from fedbayes.fusion.settings import AdapterInputSettings
-from fedbayes.fusion.teacher import Teacher, frozen
+from fedbayes.fusion.teacher import Teacher
 from fedbayes.inputs import InputPrior, Inputs, build_prior
 from fedbayes.inputs.texts import text_inputs
 from fedbayes.likelihoods import Likelihood, build_likelihood

@@ -16,8 +16,8 @@ from fedbayes.core.tensors import Samples, parameter_count
 from fedbayes.data.plot import plain_numbers, save_figure
 from fedbayes.errors import ModelError
 from fedbayes.fusion.combining import combine
+from fedbayes.fusion.frozen import Function, frozen
 from fedbayes.fusion.function import FunctionFusion, HeldOut, Likeness
-from fedbayes.fusion.teacher import Function, frozen
 from fedbayes.likelihoods import Classes, Likelihood, evaluate, total
 from fedbayes.models.resize import with_weights
 from fedbayes.models.steps import stored

@@ -18,6 +18,7 @@ from fedbayes.data import Preprocessing
 from fedbayes.errors import ConfigError, ModelError, warn
 from fedbayes.fusion.distillation import DistillationProgress
 from fedbayes.fusion.draws import CachedInputs
+from fedbayes.fusion.frozen import frozen
 from fedbayes.fusion.function import (
     FunctionFusion,
     HeldOut,
@@ -27,7 +28,6 @@ from fedbayes.fusion.function import (
 from fedbayes.fusion.laplace import LastLayer
 from fedbayes.fusion.regression import WHOLE
 from fedbayes.fusion.settings import FunctionSettings
-from fedbayes.fusion.teacher import frozen
 from fedbayes.fusion.temperature import TemperatureScaled, own_temperature
 from fedbayes.inputs import InputPrior, Inputs, Sums, build_prior, plot_inputs
 from fedbayes.inputs.picture import require_picture

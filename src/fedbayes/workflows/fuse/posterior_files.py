@@ -20,10 +20,10 @@ from fedbayes.core.tensors import Samples, Tensors, named, pack, parameter_count
 from fedbayes.core.wording import listed
 from fedbayes.errors import DataError, MessageError, ModelError, told_as, warn
 from fedbayes.fusion.curvature import posterior
+from fedbayes.fusion.frozen import frozen
 from fedbayes.fusion.heads import head_moments
 from fedbayes.fusion.posterior_settings import CurvatureSettings
 from fedbayes.fusion.posteriors import KroneckerFactors, Posterior
-from fedbayes.fusion.teacher import frozen
 from fedbayes.inference.gaussian_head import Moments
 from fedbayes.likelihoods import Likelihood
 from fedbayes.likelihoods.temperature import has_temperature, temperature_sums

@@ -21,9 +21,9 @@ from fedbayes.data import Preprocessing
 from fedbayes.data.differences import SCALE, differences
 from fedbayes.errors import ConfigError, DataError, ModelError, warn
 from fedbayes.fusion import Layers, combination
+from fedbayes.fusion.class_counts import class_shares
 from fedbayes.fusion.combining import combine
 from fedbayes.fusion.function import teacher_of
-from fedbayes.fusion.teacher import class_shares
 from fedbayes.inputs import Inputs
 from fedbayes.likelihoods import Likelihood, Predictor, evaluate, parted, predictor, total
 from fedbayes.likelihoods.categorical import Categorical
