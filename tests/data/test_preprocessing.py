@@ -63,6 +63,23 @@ def test_a_table_is_taken_by_the_names_of_its_columns():
         TABLE.apply(np.ones((3, 3)))
 
 
+@pytest.mark.parametrize(
+    ("dose", "told"),
+    [(1.0, ""), (100.0, "'dose'"), (0.001, "'dose'"), (0.0, "")],
+    ids=["the same units", "larger numbers", "smaller numbers", "all equal"],
+)
+def test_rows_in_other_units_are_noticed(dose, told):
+    rows = torch.randn(50, 2, generator=torch.Generator().manual_seed(0)) * torch.tensor([2, 0.5])
+    rows = (rows + torch.tensor([3.0, -1.0])) * torch.tensor([1.0, dose])
+    rows[0] = torch.nan
+    found = TABLE.other_units(rows)
+    assert (told in found) if told else not found
+    assert "'age'" not in found
+    assert not TABLE.other_units(rows[:19]), "of so few rows"
+    plain = dataclasses.replace(TABLE, mean=(0.0, 0.0), std=(1.0, 1.0))
+    assert not plain.other_units(100 * rows), "rows that were not standardized have no units"
+
+
 def test_blanks_around_names_of_columns_do_not_count_as_in_a_file():
     frame = pd.DataFrame(RAW, columns=[" age", "dose \t"])
     assert torch.equal(TABLE.apply(frame), SEEN)

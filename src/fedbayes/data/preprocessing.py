@@ -1,9 +1,9 @@
 """From raw samples to what a network sees: a part of every model, and stored with it."""
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
-from math import prod
 from typing import Any
 
 import numpy as np
@@ -13,6 +13,7 @@ from torch import Tensor, nn
 
 from fedbayes.core.brief import Brief
 from fedbayes.core.targets import Target
+from fedbayes.core.wording import listed
 from fedbayes.data.dataset import Array, Rows
 from fedbayes.data.tables.cells import code
 from fedbayes.data.tables.columns import Column, features_of
@@ -207,7 +208,7 @@ class Preprocessing(Brief):
             raw = raw / 255
         shape = tuple(raw.shape[1:])
         # A flat sample, or one without its only channel, can mean one thing alone.
-        if raw.ndim > 1 and shape in (self.shape, (prod(self.shape),), _flat_grey(self.shape)):
+        if raw.ndim > 1 and shape in (self.shape, (math.prod(self.shape),), _flat_grey(self.shape)):
             return raw.reshape(-1, *self.shape)
         if len(shape) == 3 and (shape[2], *shape[:2]) == self.shape:  # channels last
             return raw.movedim(-1, 1)
@@ -276,6 +277,32 @@ class Preprocessing(Brief):
                 shape = raw[:, feature].shape
                 raw[:, feature] = torch.randint(int(most) + 1, shape, generator=rng).float()
         return raw if self.raw_range is None else raw.clamp_(*self.raw_range)
+
+    def other_units(self, raw: Tensor) -> str:
+        """What tells that numbers of raw rows are in other units than in training; "" if nothing.
+
+        More than half of a feature's values are more than 10 standard deviations from the training
+        mean, or all of them differ by less than a tenth of one. Fewer than 20 rows tell nothing.
+
+        Args:
+            raw: rows [n, C], NaN for missing values.
+        """
+        if len(self.shape) != 1 or len(raw) < 20 or self.tokens is not None:
+            return ""
+        offset, factor = self._offset_and_factor
+        x = (raw.float() - offset) / factor
+        spread = x.nan_to_num(-math.inf).amax(0) - x.nan_to_num(math.inf).amin(0)
+        odd = ((x.abs() > 10).float().mean(0) > 0.5) | ((spread > 0) & (spread < 0.1))
+        odd &= (offset != 0) | (factor != 1)  # standardized at all
+        names = self.features or tuple(f"feature {place + 1}" for place in range(len(odd)))
+        known = {column.name for column in self.table if column.measured} or set(names)
+        told = [n for n, is_odd in zip(names, odd.tolist(), strict=True) if is_odd and n in known]
+        if not told:
+            return ""
+        return (
+            f"values of {listed(map(repr, told), 3)} are far from those of the training rows, or "
+            "hardly differ. Check that they are in the same units"
+        )
 
     def restored(self, x: Tensor) -> Tensor:
         """Raw samples of which a network sees these, float32 [n, ...]; the inverse of `apply`."""

@@ -411,7 +411,7 @@ class HeldOut:
 
     def likeness(self, outputs: Tensor) -> Likeness:
         """Agreement of a network with these outputs with the teacher."""
-        far = float(divergence(outputs, self.taught, self.likelihood))
+        far = float(divergence(outputs, self.taught, self.likelihood).clamp_min(0))  # rounding
         if not isinstance(self.likelihood, Classes):
             return Likeness(far, math.nan)
         same = _class(self.likelihood, outputs) == _class(self.likelihood, self.taught)

@@ -81,6 +81,16 @@ def test_sums_of_clients_add_to_those_of_all_rows(silos, capsys):
     assert alone in json.loads(_path("r").read_text())["notes"]
 
 
+def test_inputs_in_other_units_are_noticed(silos):
+    files = [f"{number}.safetensors" for number in range(3)]
+    for scale, told in ((1, False), (100, True)):
+        silos.assign(dose=silos["dose"] * scale).to_csv("new.csv", index=False)
+        asked = ("--minutes", 0, "--inputs", "new.csv", "--report", "r.json")
+        assert command("fuse", *files, "-o", "h.safetensors", *asked) == 0
+        notes = json.loads(_path("r").read_text())["notes"]
+        assert any("inputs: values of 'dose' are far" in note for note in notes) == told
+
+
 def _path(name):
     from pathlib import Path
 

@@ -118,6 +118,17 @@ def test_the_same_as_evaluate(tmp_path, classes, place, capsys):
         assert -np.log(p).mean() == pytest.approx(score["nll"], rel=1e-5)
 
 
+def test_rows_in_other_units_are_noticed(tmp_path, classes, place, patients):
+    for scale, told in ((1, False), (10, True)):
+        patients.assign(age=patients.age * scale).to_csv(tmp_path / "new.csv", index=False)
+        out = tmp_path / f"{scale}.csv"
+        found = fedbayes.predict_file(place / "classes", tmp_path / "new.csv", out, rows=50)
+        assert [n for n in found.notes if "same units" in n] == [
+            f"{tmp_path / 'new.csv'}: values of 'age' are far from those of the training rows, or "
+            "hardly differ. Check that they are in the same units"
+        ] * told
+
+
 def test_numbers_have_intervals_of_the_likelihood(tmp_path, numbers, place, patients):
     for level in (None, 0.5):
         found = predict(

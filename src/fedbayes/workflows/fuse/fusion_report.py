@@ -18,6 +18,7 @@ from fedbayes.fusion.function import FunctionFusion, Likeness, TeacherAgreement
 from fedbayes.fusion.laplace import LastLayer
 from fedbayes.inputs import InputPrior, Inputs
 from fedbayes.inputs.picture import draw_inputs
+from fedbayes.inputs.samples import RealSamples
 from fedbayes.models.steps import stored
 from fedbayes.reports.fusion import render
 from fedbayes.storage.formatting import number, words
@@ -94,6 +95,7 @@ def report(outcome: FusionResult) -> dict[str, Any]:
         "target": list(likelihood.target.names),
         "inputs": {
             "name": prior.name,
+            "kind": _kind(prior),
             "assumes": prior.assumes,
             "shape": list(prior.shape),
             "seed": outcome.inputs.seed,
@@ -205,20 +207,24 @@ def told(outcome: FusionResult, job: FusionJob) -> Fused:
     return Fused(
         summary(outcome),
         f"function: {len(job.models)} models to one of {fusion.parameters:,} parameters in "
-        f"{sum(fusion.seconds.values()):.1f} s, on synthetic inputs "
+        f"{sum(fusion.seconds.values()):.1f} s, on {_kind(prior)} inputs "
         f"({prior.name}: {prior.assumes})\n"
         f"{job.written(job.show_inputs)}{expects}",
         (*outcome.told, *fusion.notes),
-        (_networks(fusion), *((_frontier(outcome),) if outcome.marks else ())),
+        (_networks(fusion, prior), *((_frontier(outcome),) if outcome.marks else ())),
     )
 
 
-def _networks(fusion: FunctionFusion) -> Table:
+def _kind(prior: InputPrior) -> str:
+    return "real" if isinstance(prior, RealSamples) else "synthetic"
+
+
+def _networks(fusion: FunctionFusion, prior: InputPrior) -> Table:
     """How near the networks are to the teacher."""
     table = Table("network", "parameters", "KL divergence to\nthe teacher (nats)", pad_edge=False)
     classes = not math.isnan(fusion.likeness.agreement)
     if classes:
-        table.add_column("same class as the teacher\n(synthetic inputs)")
+        table.add_column(f"same class as the teacher\n({_kind(prior)} inputs)")
     rows = [(name, "", likeness) for name, likeness in fusion.clients.items()]
     if fusion.distilled is not None:
         rows.append(("fused, least squares", "", fusion.solved))

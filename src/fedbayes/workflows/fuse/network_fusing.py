@@ -484,18 +484,22 @@ def drawn(
         ConfigError: there is no such prior.
         DataError: samples or sums cannot be read, or do not fit.
     """
-    prior, inputs = drawn_for(silos.preprocessing, silos.settings, name, sums, seed)
+    seen = silos.preprocessing
+    prior, inputs = drawn_for(seen, silos.settings, name, sums, seed)
     if silos.programs and silos.card is not None:
-        Inputs.seen(prior, silos.card.preprocessing, seed)  # they see the same
+        seen = silos.card.preprocessing
+        Inputs.seen(prior, seen, seed)  # they see the same
+    if not (prior.standard or prior.bounded):
+        odd = seen.other_units(prior.draw(512, np.random.default_rng(seed)))
+        prior.notes += (f"inputs: {odd}",) if odd else ()
     if silos.programs and silos.card is None and prior.name == "gaussian" and prior.standard:
         raise ConfigError(
             "programs take rows in unknown units. Give the clients' sums with --sums, or real "
             "samples with --inputs"
         )
     if silos.programs and silos.card is not None and prior.standard:
-        own = silos.card.preprocessing
-        std = 1 / (torch.tensor(own.std) * own.scale)
-        mean = -torch.tensor(own.mean) * own.scale * std
+        std = 1 / (torch.tensor(seen.std) * seen.scale)
+        mean = -torch.tensor(seen.mean) * seen.scale * std
         inputs = Inputs(prior, mean, std, seed)
     return prior, inputs
 

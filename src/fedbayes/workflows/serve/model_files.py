@@ -183,7 +183,11 @@ WEIGHTS = (".safetensors", ".pt", ".pth", ".bin")
 def each_once(models: Sequence[Path], least: int = 1) -> None:
     """See that there are enough models, each once, or raise a ModelError; warn of copies."""
     if len(models) < least:
-        raise ModelError(f"fusing needs at least {least} models, got {len(models)}")
+        inside = sorted(models[0].glob("clients/*.safetensors")) if models else []
+        hint = f". Those of the run's clients are {models[0]}/clients/*.safetensors"
+        raise ModelError(
+            f"fusing needs at least {least} models, got {len(models)}{hint if inside else ''}"
+        )
     for number, path in enumerate(models):
         if path in models[:number]:
             raise ModelError(f"{path} is given twice. Give each model once")

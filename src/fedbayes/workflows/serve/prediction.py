@@ -118,6 +118,8 @@ def predict_file(
         with _writing(out, kinds, safe_csv) as write:
             for piece in read:
                 raw, unknown = _encode(model, piece, read.where)
+                if not piece.start:
+                    done.units = model.preprocessing.other_units(raw[0])
                 found = model.columns(raw, level, piece.start)
                 done.odd += [replace(one, first=one.first + piece.start) for one in unknown]
                 kept = piece.kept
@@ -147,6 +149,8 @@ class _Counted:
     """Columns."""
     classes: set[str] = field(default_factory=set)
     odd: list[Unknown] = field(default_factory=list)
+    units: str = ""
+    """What tells that they are in other units than in training."""
 
     def add(self, piece: Piece, found: Answers) -> None:
         """Count the predictions of a piece."""
@@ -159,6 +163,8 @@ class _Counted:
     def notes(self, where: str) -> list[str]:
         """What a user should know of them."""
         told = [one.told(where) for one in _summed(self.odd)]
+        if self.units:
+            told.append(f"{where}: {self.units}")
         if self.missing:
             told.append(
                 f"{where}: {self.missing:,} of {self.rows:,} rows have an empty cell that the "
