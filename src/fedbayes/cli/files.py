@@ -134,16 +134,21 @@ def evaluate(
         flat = [{"name": s.name, **s.metrics, **asdict(s)} for s in scores]
         print(json_text([{k: v for k, v in s.items() if k != "metrics"} for s in flat]))
         return
-    _show(scores, tests)
+    # Of files without a card nothing says that they were fused: tell who is taken for a client.
+    unsure = len(files) > 1 and not all(path in cards for path in files)
+    _show(scores, tests, [path.stem for path in files] if unsure else [])
 
 
-def _show(scores: "Sequence[Score]", tests: "EvaluationSet") -> None:
+def _show(scores: "Sequence[Score]", tests: "EvaluationSet", members: Sequence[str] = ()) -> None:
     """Print tables of models and metrics, and what else there is to tell."""
     from fedbayes.storage.client_spread import BALANCED, balanced_leads, one_class
 
     how = scores[0].standardized
     how = how if how.startswith("not") else f"standardized {how}"
     Console().print(f"{tests.what}, {how}", highlight=False, soft_wrap=True)
+    if members:
+        of = f"average and ensemble are of {', '.join(members)}"
+        Console().print(of, highlight=False, soft_wrap=True)
     names = list(dict.fromkeys(name for score in scores for name in score.metrics))
     if any(balanced_leads(score.metrics) for score in scores):
         names.sort(key=lambda name: name != BALANCED)

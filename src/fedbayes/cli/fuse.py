@@ -281,7 +281,7 @@ def fuse(
         said = f"stopped before {out} was written"
         if state is not None and state.exists():
             said += "; the same command resumes it"
-        elif state is None:
+        elif state is None and job.resumable:
             said += "; with --state FILE, training end to end can be resumed"
         console.print(said, markup=False, highlight=False, soft_wrap=True)
         raise typer.Exit(130) from None

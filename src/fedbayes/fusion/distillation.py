@@ -332,6 +332,8 @@ class _DistillationRun:
         """As it is told."""
         at = self.at
         left = (self.remaining() - 1) * self.pace if at.step > self.paced[0] else math.nan
+        if self.settings.minutes is not None:
+            left = min(left, max(0.0, 60 * self.settings.minutes - self.seconds))
         last = float(at.checks[-1, 1])
         return DistillationProgress(
             at.step, at.share, last, self.seconds, 0.0 if at.ended else left

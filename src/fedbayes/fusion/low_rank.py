@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor
+from torch.nn import functional
 
 from fedbayes.core import seeds
 from fedbayes.errors import ModelError
@@ -131,7 +132,7 @@ def _truncated(b: Tensor, right: Tensor, rank: int, factor: Tensor | None = None
     # Factors of equal norm, whatever the metric was.
     balance = (b.norm(dim=0) / a.norm(dim=1).clamp_min(_TINY)).sqrt()
     balance = torch.where(balance > 0, balance, 1.0)
-    return LowRank(_padded(balance[:, None] * a, rank, 0), _padded(b / balance, rank, 1))
+    return _of_rank(balance[:, None] * a, b / balance, rank)
 
 
 def _behind(rows: Tensor, factor: Tensor) -> Tensor:
@@ -140,10 +141,11 @@ def _behind(rows: Tensor, factor: Tensor) -> Tensor:
     return found
 
 
-def _padded(part: Tensor, rank: int, axis: int) -> Tensor:
-    shape = list(part.shape)
-    shape[axis] = rank - shape[axis]
-    return torch.cat([part, part.new_zeros(shape)], axis)
+def _of_rank(a: Tensor, b: Tensor, rank: int) -> LowRank:
+    """The change B A by factors of this rank, with zeros where they have less."""
+    more = rank - len(a)
+    a, b = functional.pad(a, (0, 0, 0, more)), functional.pad(b, (0, more))
+    return LowRank(a.contiguous(), b.contiguous())
 
 
 def svd(changes: LayerChanges, settings: AdapterSettings) -> LowRank:
@@ -155,7 +157,7 @@ def svd(changes: LayerChanges, settings: AdapterSettings) -> LowRank:
 def cat(changes: LayerChanges, settings: None = None) -> LowRank:
     """Σ_s α_s ΔW_s exactly: factors side by side, and so of the sum of the ranks."""
     b, right = _sum(changes)
-    return LowRank(_padded(right, changes.rank, 0), _padded(b, changes.rank, 1))
+    return _of_rank(right, b, changes.rank)
 
 
 def _sum(changes: LayerChanges) -> tuple[Tensor, Tensor]:
@@ -182,7 +184,7 @@ def average(changes: LayerChanges, settings: None = None) -> LowRank:
     b = sum(share * one.b.double() for share, one in zip(changes.alpha, found, strict=True))
     assert isinstance(a, Tensor)
     assert isinstance(b, Tensor)
-    return LowRank(found[0].scale * a, b)
+    return _of_rank(found[0].scale * a, b, changes.rank)
 
 
 def linear(changes: LayerChanges, settings: None = None) -> LowRank:
@@ -197,7 +199,7 @@ def linear(changes: LayerChanges, settings: None = None) -> LowRank:
     b = sum(root * one.b.double() for root, one in zip(roots, found, strict=True))
     assert isinstance(a, Tensor)
     assert isinstance(b, Tensor)
-    return LowRank(a, b)
+    return _of_rank(a, b, changes.rank)
 
 
 def _alike(changes: LayerChanges, method: str) -> list[LowRank]:

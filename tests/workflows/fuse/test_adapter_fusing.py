@@ -6,6 +6,7 @@ import shutil
 import numpy as np
 import pytest
 import torch
+from safetensors.torch import save_file
 from torch import nn
 
 import fedbayes
@@ -33,6 +34,7 @@ from tests.helpers.others import (
 if not (available("transformers") and available("peft")):
     pytest.skip("the extra hf is not installed", allow_module_level=True)
 CLOSE = {"rtol": 1e-3, "atol": 1e-3}
+FROZEN_HEAD = "base_model.model.lm_head.base_layer"
 QUERY, VALUE = (f"bert.encoder.layer.0.attention.self.{name}" for name in ("query", "value"))
 
 
@@ -244,6 +246,20 @@ def test_baselines_are_those_of_peft(kind, bert, tmp_path):
     for layer in (name.removeprefix("bert.") for name in (QUERY, VALUE)):
         theirs = net.get_submodule(f"base_model.model.{layer}").get_delta_weight("theirs")
         torch.testing.assert_close(delta(mine, layer), theirs, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("method", ["average", "linear"])
+def test_layers_of_several_ranks_are_loaded_by_peft(method, bert, tmp_path):
+    """Factors by hand; both have the scale 8 / 2, and shares of a half."""
+    ranks = {"rank_pattern": {"query": 2}}
+    folders = [write_adapter(bert, tmp_path / str(seed), seed, **ranks) for seed in (1, 2)]
+    mine = loaded(bert, fuse(folders, tmp_path / "m", "-m", method))
+    parts = [read_weights(folder / "adapter_model.safetensors") for folder in folders]
+    a, b = (
+        sum(one[f"base_model.model.{QUERY}.lora_{k}.weight"] for one in parts) / 2 for k in "AB"
+    )
+    weight = 4 if method == "average" else 4 * 2  # √½ of each factor, not ½
+    torch.testing.assert_close(delta(mine, QUERY), weight * b @ a, rtol=1e-4, atol=1e-5)
 
 
 def test_adapters_that_differ_are_fused(bert, adapters, tmp_path, capsys):
@@ -482,6 +498,23 @@ def test_a_base_network_that_has_moved(bert, adapters, tmp_path, monkeypatch, ca
     found = fuse(both, tmp_path / "found", *options)
     one, two = (read_weights(f / "adapter_model.safetensors") for f in (same, found))
     torch.testing.assert_close(one, two)
+    config = json.loads((found / "adapter_config.json").read_text())
+    assert config["base_model_name_or_path"] == str(bert), "of which it was measured"
+
+
+def test_damaged_configs_and_copies_are_told(bert, adapters, tmp_path, capsys):
+    north, out = adapters[0], ("-o", tmp_path / "out", "-m", "svd")
+    for number, bad in enumerate(({"alpha_pattern": {"(": 3}}, {"rank_pattern": "abc"})):
+        folder = shutil.copytree(north, tmp_path / str(number))
+        config = json.loads((folder / "adapter_config.json").read_text())
+        (folder / "adapter_config.json").write_text(json.dumps(config | bad))
+        assert f"cannot read {folder}" in refused(capsys, north, folder, *out)
+    twice = north / ".." / north.name
+    assert "is given twice" in refused(capsys, north, twice, *out)
+    assert not (tmp_path / "out").exists()
+    copied = shutil.copytree(north, tmp_path / "copied")
+    assert command("fuse", north, copied, *out) == 0
+    assert "so its client counts twice" in " ".join(capsys.readouterr().err.split())
 
 
 def test_options_without_effect_are_told(bert, adapters, tmp_path, capsys):
@@ -495,6 +528,10 @@ def test_options_without_effect_are_told(bert, adapters, tmp_path, capsys):
     counts.write_text("[[1, 2], [3, 4]]")
     told = refused(capsys, *adapters, *out, "--counts", counts)
     assert "counts of 2 classes, but the adapters predict 3" in told
+    assert told == refused(capsys, *adapters, *out, "--counts", counts, "-m", "svd")
+    assert "--seed has no effect on dare" in refused(
+        capsys, *adapters, *out, "-m", "dare", "--seed", "1"
+    )
 
 
 def test_a_head_that_is_tied_to_embeddings(bert, tmp_path, capsys):
@@ -522,6 +559,20 @@ def test_a_head_that_is_tied_to_embeddings(bert, tmp_path, capsys):
     pooled = (said[0].softmax(-1) + said[1].softmax(-1)) / 2
     gaps = [float((pooled * (pooled.log() - f.log_softmax(-1))).sum(-1).mean()) for f in said]
     assert told == pytest.approx(gaps, rel=0.05)  # other texts
+    # Its change is of low rank, and PEFT saves the frozen weights too.
+    more |= {"target_modules": ["c_attn", "lm_head"], "modules_to_save": None}
+    found = [write_adapter(base, tmp_path / f"low{k}", k, "CAUSAL_LM", **more) for k in (1, 2)]
+    for number, method in enumerate(("function", "svd")):
+        merged = fuse(found, tmp_path / method, "-m", method, "--rank", "8")
+        nets = [loaded(base, f, "CAUSAL_LM", kind="CausalLM") for f in (*found, merged)]
+        mean = (delta(nets[0], "lm_head") + delta(nets[1], "lm_head")) / 2
+        if number:
+            torch.testing.assert_close(delta(nets[2], "lm_head"), mean, rtol=1e-4, atol=1e-5)
+        assert torch.equal(*(net.get_submodule(FROZEN_HEAD).weight for net in nets[::2]))
+    weights = read_weights(found[1] / "adapter_model.safetensors")
+    (name,) = (name for name in weights if ".base_layer." in name)
+    save_file(weights | {name: 2 * weights[name]}, found[1] / "adapter_model.safetensors")
+    assert "different frozen weights" in refused(capsys, *found, "-o", tmp_path / "no")
 
 
 def test_methods_of_adapters_name_them_for_other_files(tmp_path, capsys):

@@ -134,3 +134,12 @@ def test_options_are_those_of_the_command(tmp_path):
     assert torch.equal(found[0].weights["0.weight"], found[1].weights["0.weight"])
     with pytest.raises(DataError, match="must contain a list of counts"):
         fedbayes.fuse(files, counts=np.full((2, 2), 0.5), **few)
+
+
+def test_counts_go_by_the_names_of_the_models():
+    nets = {name: Sequential(Linear(4, 3)) for name in ("north", "south")}
+    given = {"method": "average", "shape": (4,)}
+    counts = {"south": [1, 1, 1], "north": [3, 3, 3]}
+    fused = fedbayes.fuse(nets, counts=counts, **given)
+    wanted = 0.75 * nets["north"][0].weight + 0.25 * nets["south"][0].weight
+    torch.testing.assert_close(fused.weights["0.weight"], wanted.detach())

@@ -101,9 +101,13 @@ def test_ctrl_c_says_how_to_go_on(files, monkeypatch, capsys, state, said):
 
     monkeypatch.setattr(FusionJob, "run", interrupted)
     given = () if state is None else ("--state", state)
-    assert command("fuse", *models, "-o", "g.safetensors", *given) == 130
+    asked = ("fuse", *models, "-o", "g.safetensors", *given)
+    assert command(*asked, "--method", "function") == 130
     words = " ".join(capsys.readouterr().err.split())
     assert words == f"stopped before g.safetensors was written{said}"
+    if state is None:
+        assert command(*asked, "--method", "gpi-fnm") == 130, "which has no state"
+        assert "--state" not in capsys.readouterr().err
 
 
 def test_models_that_are_no_state_dicts_are_refused_with_the_way_out(files):

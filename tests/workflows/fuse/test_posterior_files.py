@@ -4,11 +4,13 @@ import json
 from dataclasses import replace
 
 import numpy as np
+import pandas as pd
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
 from scipy.optimize import minimize_scalar
 from sklearn.discriminant_analysis import LinearDiscriminantAnalysis
+from torch import nn
 from torch.nn import functional
 
 import fedbayes
@@ -56,7 +58,8 @@ def test_the_file_holds_what_was_computed(client, capsys):
     assert (done["samples"], done["layers"]) == (40, ["in", "out"])
     assert done["bytes"] == out.stat().st_size
     found, card = read_posterior(out)
-    assert card is None
+    assert card is not None, "data say what the classes are, where the model does not"
+    assert (card.preprocessing.classes, card.preprocessing.mean) == (("0", "1", "2"), (0.0,) * 6)
     wanted = posterior(module, THREE, samples)
     names = {"in": "1", "out": "3"}
     for layer, own in names.items():
@@ -391,7 +394,7 @@ def test_a_temperature_is_the_best_on_rows_that_were_kept(client, capsys, monkey
     seen = []
     teach = network_fusing.teacher_of
     monkeypatch.setattr(network_fusing, "teacher_of", lambda *a: seen.append(a[3]) or teach(*a))
-    small = ("--mean", "0", "--std", "1", "--set", "draws=256", "--minutes", "0")
+    small = ("--set", "draws=256", "--minutes", "0")
     fuse = ["fuse", *files, "-o", folder / "g.safetensors", "--method", "function", *small]
     assert command(*fuse) == 0
     assert seen == [[pytest.approx(np.exp(best.x), rel=1e-3)] * 2]
@@ -400,6 +403,46 @@ def test_a_temperature_is_the_best_on_rows_that_were_kept(client, capsys, monkey
     assert command(*fuse) == 0
     assert seen[1] == [seen[0][0], None]
     assert "client1 have no temperature" in capsys.readouterr().err
+
+
+def test_rows_that_were_kept_are_read_as_the_data(tmp_path, capsys):
+    """They may lack a class, and have columns in another order; other classes are an error."""
+    rng = np.random.default_rng(0)
+    frame = pd.DataFrame(rng.normal(size=(60, 3)), columns=["a", "b", "c"])
+    frame["label"] = np.array(["lo", "mid", "top"])[rng.integers(0, 3, 60)]
+    frame[:30].to_csv(tmp_path / "data.csv", index=False)
+    kept = frame[30:].query("label != 'lo'")
+    torch.manual_seed(0)
+    module = nn.Sequential(nn.Linear(3, 4), nn.ReLU(), nn.Linear(4, 3))
+    torch.save(module.state_dict(), tmp_path / "m.pt")
+    asked = ["posterior", tmp_path / "m.pt", "--data", tmp_path / "data.csv"]
+    out = tmp_path / "p.safetensors"
+
+    def fitted(rows, code=0):
+        rows.to_csv(tmp_path / "kept.csv", index=False)
+        more = ["--temperature", tmp_path / "kept.csv", "-o", out, "--mean", "0", "--std", "1"]
+        assert command(*asked, *more) == code
+        return read_posterior(out)[0].temperature if out.exists() else None
+
+    x = torch.tensor(kept[["a", "b", "c"]].to_numpy(), dtype=torch.float32)
+    y = torch.tensor([["lo", "mid", "top"].index(label) for label in kept["label"]])
+    with torch.no_grad():
+        f = module(x).double()
+    best = minimize_scalar(
+        lambda log: float(len(y) * functional.cross_entropy(f / np.exp(log), y)) + 2 * log**2,
+        bounds=(-3, 4),
+        method="bounded",
+    )
+    for rows in (kept, kept[["c", "label", "a", "b"]]):
+        assert fitted(rows) == pytest.approx(np.exp(best.x), rel=1e-3)
+    out.unlink()
+    capsys.readouterr()
+    assert fitted(kept.replace({"label": {"mid": "no"}}), 2) is None
+    assert "unknown class no. The classes are lo, mid, top" in " ".join(
+        capsys.readouterr().err.split()
+    )
+    assert fitted(kept.drop(columns="a"), 2) is None
+    assert "has no column 'a'" in " ".join(capsys.readouterr().err.split())
 
 
 def test_a_temperature_that_is_none_is_rejected(client):
@@ -456,6 +499,20 @@ def test_a_gaussian_head_of_files_is_that_of_all_rows(client, capsys):
     assert command(*fuse, files[0], folder / "c.safetensors") == 2
     differs = f"'in.bias' of {folder / 'c.safetensors'} differs from {files[0]}"
     assert differs in " ".join(capsys.readouterr().err.split())
+    # The file says in which order classes are, and how samples are standardized.
+    torch.save({n: t[[2, 0, 1]] if "out" in n else t for n, t in before.items()}, asked[1])
+    moved = ("--data", folder / "1.npz", "--set", "data.classes=[2,0,1]", "--head")
+    assert command(*asked, *moved, "-o", folder / "moved.safetensors") == 0
+    again = [files[0], folder / "moved.safetensors", files[2]]
+    assert command(*fuse, *again, *strength) == 0
+    assert load_file(folder / "g.safetensors").keys() == fused.keys()
+    for name, tensor in fused.items():
+        torch.testing.assert_close(load_file(folder / "g.safetensors")[name], tensor)
+    asked[5] = "2"
+    assert command(*asked, *data, "--head", "-o", folder / "c.safetensors") == 0
+    capsys.readouterr()
+    assert command(*fuse, files[0], folder / "c.safetensors") == 2
+    assert "different standardizations" in " ".join(capsys.readouterr().err.split())
     sent = read_posterior(files[0])[0]
     bad = replace(sent.head["out"], counts=-sent.head["out"].counts)
     write_posterior(folder / "c.safetensors", replace(sent, head={"out": bad}))

@@ -1,6 +1,7 @@
 """LoRA adapters in files: folders of PEFT, and client files of a federation with adapters."""
 
 import json
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -33,6 +34,8 @@ _PREFIX = "base_model.model."
 """What PEFT puts before the names of a network."""
 _WRAPPED = "network."
 """What a network of texts or images of ours puts before them."""
+FROZEN = ".base_layer."
+"""What stands in its names of frozen weights of a changed layer."""
 _PARTS = {".lora_A.weight": "a", ".lora_B.weight": "b"}
 _ODD = ("use_dora", "use_qalora", "lora_bias", "use_bdlora")
 """Flags of LoRA's relatives, whose change of a layer is more than B A."""
@@ -56,6 +59,8 @@ class Adapter:
     """Changes of layers, by name."""
     saved: Tensors
     """What was trained besides them, such as a head, by name."""
+    frozen: Tensors
+    """Frozen weights of changed layers that PEFT saved too, by its names (`base_layer`)."""
     base: str
     """Name or folder of the frozen network; empty if nothing says it."""
     config: Mapping[str, Any]
@@ -136,6 +141,13 @@ def read_adapters(
                     f"{first.source} {tuple(tensor.shape)}. Fuse heads of one size"
                 )
         _check_layers(first, other)
+        for name in sorted(first.frozen.keys() | other.frozen.keys()):
+            one, two = (adapter.frozen.get(name) for adapter in (first, other))
+            if one is None or two is None or not torch.equal(one, two):
+                raise ModelError(
+                    f"{first.source} and {other.source} have different frozen weights {name!r}. "
+                    "Fuse adapters of one base network"
+                )
     return found
 
 
@@ -188,11 +200,16 @@ def _of_folder(path: Path) -> Adapter:
     revision = config.get("revision")
     if base and revision and not Path(base).is_dir():
         base = f"{base}@{revision}"
+    inside = {name for name in tensors if FROZEN in name}
+    known = {name: tensors.pop(name) for name in inside}
     layers, saved = _split(tensors, str(path))
+    with told_as(ModelError, f"cannot read {file}", re.error, AttributeError, TypeError):
+        scales = {name: _scale(config, name, one.rank, path) for name, one in layers.items()}
     return Adapter(
         str(path),
-        {n: replace(one, scale=_scale(config, n, one.rank, path)) for n, one in layers.items()},
+        {name: replace(one, scale=scales[name]) for name, one in layers.items()},
         saved,
+        known,
         base,
         config,
     )
@@ -272,7 +289,8 @@ def _scale(config: Mapping[str, Any], layer: str, rank: int, path: Path) -> floa
     wanted = _pattern(config.get("rank_pattern"), layer, config.get("r"))
     if wanted != rank:
         raise ModelError(
-            f"{path}: {layer} has the rank {rank}, but its config has {wanted}. Save both together"
+            f"{path}: {layer} has the rank {rank}, but its config has {wanted!r}. Save both "
+            "together"
         )
     if not isinstance(alpha, int | float) or not alpha > 0:
         raise ModelError(f"{path}: lora_alpha is {alpha!r}. It must be above 0")
@@ -281,8 +299,6 @@ def _scale(config: Mapping[str, Any], layer: str, rank: int, path: Path) -> floa
 
 def _pattern(table: Any, layer: str, default: Any) -> Any:
     """The value of the first pattern that the end of a name fits, as PEFT has it."""
-    import re
-
     for pattern, value in (table or {}).items():
         if re.match(rf"(.*\.)?({pattern})$", layer):
             return value
@@ -318,6 +334,7 @@ def _of_client(path: Path, files: ModelFiles) -> Adapter:
         source,
         {name: replace(one, scale=scale) for name, one in layers.items()},
         saved,
+        {},
         "" if settings.scratch or settings.name == "timm" else str(settings.pretrained),
         _config_of(settings, saved, isinstance(opened.network.module, TextNetwork)),
         digest,
@@ -388,6 +405,7 @@ def write_adapter(
     saved: Tensors,
     rank: int,
     method: str,
+    base: str | None = None,
 ) -> Path:
     """Write a fused adapter, and return its file of tensors.
 
@@ -398,13 +416,15 @@ def write_adapter(
         saved: what is saved besides them.
         rank: of the changes.
         method: how it was fused.
+        base: the network that a user says it is of.
     """
     kinds = {t.dtype for one in adapters for change in one.layers.values() for t in (change.a,)}
     kind = kinds.pop() if len(kinds) == 1 else torch.float32
     if out.suffix.lower() == ".safetensors" and not out.is_dir():
         _write_file(out, adapters[0], layers, saved, rank, method)
         return out
-    tensors = {f"{_PREFIX}{n}": t.to(adapters[0].saved[n].dtype) for n, t in saved.items()}
+    tensors = {f"{_PREFIX}{name}": tensor for name, tensor in adapters[0].frozen.items()}
+    tensors |= {f"{_PREFIX}{n}": t.to(adapters[0].saved[n].dtype) for n, t in saved.items()}
     for name, change in layers.items():
         tensors[f"{_PREFIX}{name}.lora_A.weight"] = (change.scale * change.a).to(kind)
         tensors[f"{_PREFIX}{name}.lora_B.weight"] = change.b.to(kind)
@@ -415,6 +435,9 @@ def write_adapter(
         "target_modules": sorted(layers),
         **dict.fromkeys(("layers_to_transform", "layers_pattern", "exclude_modules")),
     }
+    if base is not None:
+        name, _, revision = base.partition("@")
+        config |= {"base_model_name_or_path": name, "revision": revision or None}
     out.mkdir(parents=True, exist_ok=True)
     file = out / TENSORS[0]
     # A folder without a config is no adapter, so the config comes last.

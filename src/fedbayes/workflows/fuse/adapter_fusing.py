@@ -47,7 +47,13 @@ from fedbayes.models.others import (
     token_mask,
 )
 from fedbayes.storage.formatting import number
-from fedbayes.workflows.fuse.adapter_files import Adapter, check_out, read_adapters, write_adapter
+from fedbayes.workflows.fuse.adapter_files import (
+    FROZEN,
+    Adapter,
+    check_out,
+    read_adapters,
+    write_adapter,
+)
 from fedbayes.workflows.fuse.function_settings import adapter_settings
 from fedbayes.workflows.fuse.job import Fused, FusionJob
 from fedbayes.workflows.fuse.methods import ADAPTERS
@@ -129,6 +135,11 @@ class _AdapterFusion:
             table = read_counts(job.counts, job.models)
         self.notes = () if table is None or job.counts is not None else (FROM_FILES,)
         self.counts = table[:, 0] if table is not None and table.shape[1] == 1 else table
+        first = self.adapters[0]
+        if first.card is not None:
+            self._check_counts(first.card.likelihood.target.classes)
+        elif outputs := head_size(first.saved):
+            self._check_counts(outputs)
         sizes = np.ones(len(self.adapters)) if table is None else table.sum(1).astype(float)
         self.teacher: Teacher | None = None
         self.alpha: list[float] = (sizes / sizes.sum()).tolist()
@@ -152,13 +163,17 @@ class _AdapterFusion:
                 ) from None
         seconds = perf_counter() - begin
         scores: dict[str, float] = {}
-        notes = (*self.notes, *(() if base is None else base.prior.notes))
+        notes = (*self.notes, *self.job.some_sums, *(() if base is None else base.prior.notes))
         if base is not None:
-            layers, saved, scores = self._finish(base, clients, layers, saved)
+            layers, saved, scores, kept = self._finish(base, clients, layers, saved)
+            notes += kept
             if base.likelihood is not None and has_temperature(base.likelihood):
                 notes = (*notes, self._teacher(base, clients).told)
         self.watch("writing")
-        file = write_adapter(self.job.out, self.adapters, layers, saved, self.rank, self.name)
+        found = getattr(self.settings, "base", None)
+        file = write_adapter(
+            self.job.out, self.adapters, layers, saved, self.rank, self.name, found
+        )
         size = sum(t.numel() for t in saved.values()) + sum(
             one.a.numel() + one.b.numel() for one in layers.values()
         )
@@ -227,16 +242,27 @@ class _AdapterFusion:
                 "--minutes has no effect on a language model, whose outputs for all tokens need "
                 "too much memory. Leave it out"
             )
-        known = 0 if found.likelihood is None else found.likelihood.target.classes
+        self._check_counts(0 if found.likelihood is None else found.likelihood.target.classes)
+        return found
+
+    def _check_counts(self, known: int) -> None:
+        """See that counts are of so many classes."""
         if self.counts is not None and self.counts.ndim == 2 and self.counts.shape[1] != known:
             raise ModelError(
                 f"{self.job.counts} has counts of {self.counts.shape[1]} classes, but the adapters "
                 f"predict {known or 'none. Give a number of samples for each, as [[40], [60]]'}"
             )
-        return found
 
     def _clients(self, base: BaseNetwork) -> list[nn.Module]:
         """The clients' networks, which share its weights."""
+        own = dict(within(base.module).named_parameters(remove_duplicate=False))
+        for name, tensor in self.adapters[0].frozen.items():
+            there = own.get(name.replace(FROZEN, "."))
+            if there is None or not torch.equal(there, tensor.to(there)):
+                raise ModelError(
+                    f"{self.adapters[0].source} has other frozen weights {name!r} than the base "
+                    "network. Use --method svd, which needs none"
+                )
         return [adapted(base.module, one.layers, one.saved, one.source) for one in self.adapters]
 
     def _on_inputs(
@@ -357,8 +383,8 @@ class _AdapterFusion:
         clients: Sequence[nn.Module],
         layers: dict[str, LowRank],
         saved: Tensors,
-    ) -> tuple[dict[str, LowRank], Tensors, dict[str, float]]:
-        """End to end, if it brings the network nearer to the teacher, and scores."""
+    ) -> tuple[dict[str, LowRank], Tensors, dict[str, float], tuple[str, ...]]:
+        """End to end, if it brings the network nearer to the teacher, scores, and notes."""
         fused = adapted(base.module, layers, saved, "the fused adapter")
         teacher = self._teacher(base, clients)
         held_out = portions(base.inputs.batch(-1, HELD_OUT))
@@ -376,11 +402,18 @@ class _AdapterFusion:
         if best is not fused and scores["fused"] > scores["fused, least squares"]:
             best = fused
             del scores["fused"]
+        trained = training is not None and not base.speaks
+        notes = (_NOT_NEARER,) if trained and best is fused else ()
         if best is not fused:
             layers = changes_of(best)
             own = dict(within(best).named_parameters())
             saved = {name: own[name].detach() for name in saved}
-        return layers, saved, scores
+        return layers, saved, scores, notes
+
+
+_NOT_NEARER = (
+    "training end to end came no nearer to the teacher, so the adapter is that of least squares"
+)
 
 
 class _Pace:
@@ -442,7 +475,8 @@ def divergences(
         said |= {name: function(x) for name, function in functions.items()}
         for name, outputs in said.items():
             totals[name] += float(kind.divergence(taught, outputs).double().sum())
-    return {name: total / count for name, total in totals.items()}
+    # Rounding can make it negative.
+    return {name: max(total / count, 0.0) for name, total in totals.items()}
 
 
 def _table(scores: Mapping[str, float]) -> Table:
@@ -503,6 +537,13 @@ def open_base(
     return _classifier(first, name, job, settings)
 
 
+def head_size(saved: Tensors) -> int:
+    """The outputs of the head among tensors that were trained, as transformers name it; or 0."""
+    heads = ("classifier", "score")
+    sizes = [len(t) for n, t in saved.items() if t.ndim == 2 and n.partition(".")[0] in heads]
+    return min(sizes, default=0)
+
+
 def _length(config: Any, settings: AdapterInputSettings) -> int:
     """Tokens of a text: by default as many as the network takes, up to the setting.
 
@@ -534,8 +575,7 @@ def _classifier(
         return transformers.AutoConfig.from_pretrained(place, trust_remote_code=False, **options)
 
     config = pretrained.load("the base network", name, configure, ModelError)
-    sizes = [len(t) for t in first.saved.values() if t.ndim == 2]
-    outputs = min(sizes) if sizes else config.num_labels
+    outputs = head_size(first.saved) or config.num_labels
     own = ModelSettings(name="transformers", pretrained=name, trains="head")
     module: Any
     channels, side = getattr(config, "num_channels", None), getattr(config, "image_size", None)

@@ -98,6 +98,12 @@ def fuse(
         ['0.bias', '0.weight', '2.bias', '2.weight']
     """
     named = models if isinstance(models, Mapping) else {str(k): m for k, m in enumerate(models)}
+    if (
+        isinstance(counts, Mapping)
+        and isinstance(models, Mapping)
+        and counts.keys() >= named.keys()
+    ):
+        counts = [counts[name] for name in named]
     kinds = {_kind(name, model) for name, model in named.items()}
     if not kinds:
         raise ModelError("there are no models to fuse")

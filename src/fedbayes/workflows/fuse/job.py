@@ -10,6 +10,7 @@ from pydantic import BaseModel, ValidationError
 
 from fedbayes.config.settings import SettingRow, explain, rows
 from fedbayes.core.files import writable
+from fedbayes.core.wording import listed
 from fedbayes.data.plot import PICTURES
 from fedbayes.errors import ConfigError, ModelError, RunError, did_you_mean
 from fedbayes.models import ModelSettings, dense_layers
@@ -132,6 +133,12 @@ class FusionJob:
         return found
 
     @property
+    def resumable(self) -> bool:
+        """Whether a file of `state` can keep its training."""
+        methods = self._methods()
+        return "state" in methods[self._name(methods)].options
+
+    @property
     def seen(self) -> Seen:
         """The description of inputs and outputs."""
         return Seen(self.shape, self.mean, self.std, self.classes)
@@ -150,6 +157,15 @@ class FusionJob:
             has = "has" if len(odd) == 1 else "have"
             raise ConfigError(f"{', '.join(odd)} {has} no effect on {why}")
 
+    @property
+    def some_sums(self) -> tuple[str, ...]:
+        """A note where not every client sent sums."""
+        files, models = len(self.sums), len(self.models)
+        if files in (0, models):
+            return ()
+        told = f"{files} file{'s' * (files > 1)} of sums for {models} models"
+        return (f"{told}: the inputs are drawn by the sums of those clients only",)
+
     def written(self, *more: Path | None) -> str:
         """The files that were written, in words."""
         paths = [path for path in (self.out, self.report, self.picture, *more) if path is not None]
@@ -159,11 +175,8 @@ class FusionJob:
     def _given(self) -> set[str]:
         """Names of the options that were given, of those that not all methods hear."""
         heard = {name for kind in FUSIONS.values() for name in kind.options}
-        return {one.name for one in fields(self) if one.name in heard and self._has(one.name)}
-
-    def _has(self, name: str) -> bool:
-        value = getattr(self, name)
-        return value is not None and value != () and value != {} and value != []
+        given = [one for one in fields(self) if getattr(self, one.name) not in (None, (), {}, [])]
+        return {one.name for one in given if getattr(self, one.name) != one.default} & heard
 
     def _methods(self) -> Mapping[str, FusionKind]:
         """The methods that there are of such models: adapters, or whole networks."""
@@ -200,7 +213,7 @@ class FusionJob:
             )
         if methods is ADAPTERS:
             return "function"
-        given = self._given - {"counts", "report", "picture"} | self.settings.keys()
+        given = self._given - {"counts", "seed", "report", "picture"} | self.settings.keys()
         for name in ("function", "gpi-fnm"):
             if any(name in hearers(option) for option in given):
                 return name
@@ -218,10 +231,10 @@ class FusionJob:
                 raise ConfigError(f"{_option(one)} has no effect on LoRA adapters. Leave it out")
             if one in self._given or hearers(one, ADAPTERS):
                 raise ConfigError(f"{_option(one)} works only with LoRA adapters. Leave it out")
-            these = ", ".join(sorted(kind.own))
+            these = [*(["settings of the model (model.KEY)"] * (methods is FUSIONS)), *kind.own]
             raise ConfigError(
                 f"{name} has no setting {one}{did_you_mean(one, (*kind.own, *kind.options))}. It "
-                f"has settings of the model (model.KEY){f', and {these}' if these else ''}"
+                f"has {listed(these) if these else 'none'}"
             )
 
     def _dense(self) -> bool:

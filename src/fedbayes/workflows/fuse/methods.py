@@ -68,7 +68,7 @@ FUSIONS: Mapping[str, FusionKind] = {
     "function": FusionKind(
         "distillation of the predictions of networks of any kind",
         "network_fusing:fuse_networks",
-        ("counts", *NETWORK, *_FUNCTION, *_WRITTEN),
+        ("counts", "seed", *NETWORK, *_FUNCTION, *_WRITTEN),
         FunctionSettings,
         programs=True,
         pages=True,
@@ -76,7 +76,7 @@ FUSIONS: Mapping[str, FusionKind] = {
     "match": FusionKind(
         "matched units of networks with the same graph",
         "graph_fusing:fuse_graphs",
-        ("counts", *NETWORK, *SELECTING, *_WRITTEN),
+        ("counts", "seed", *NETWORK, *SELECTING, *_WRITTEN),
         MatchingSettings,
         dense="fusing:fuse_dense",
         programs=True,
@@ -84,13 +84,13 @@ FUSIONS: Mapping[str, FusionKind] = {
     "gpi-fnm": FusionKind(
         "matched neurons of fully connected networks",
         "fusing:fuse_dense",
-        ("counts", *SELECTING, *_WRITTEN),
+        ("counts", "seed", *SELECTING, *_WRITTEN),
         MatchingSettings,
     ),
     "pfnm": FusionKind(
         "the same without the KL term",
         "fusing:fuse_dense",
-        ("counts", *SELECTING, *_WRITTEN),
+        ("counts", "seed", *SELECTING, *_WRITTEN),
         MatchingSettings,
     ),
     "combined": FusionKind(
@@ -155,14 +155,14 @@ FUSIONS: Mapping[str, FusionKind] = {
     "permute": FusionKind(
         "average of aligned units",
         "averaging:networks",
-        ("counts", *NETWORK, "inputs", "sums"),
+        ("counts", "seed", *NETWORK, "inputs", "sums"),
         AlignedSettings,
         merge="permutation:permuted",
     ),
     "c2m3": FusionKind(
         "the same, with all networks aligned at once",
         "averaging:networks",
-        ("counts", *NETWORK, "inputs", "sums"),
+        ("counts", "seed", *NETWORK, "inputs", "sums"),
         AlignedSettings,
         merge="cycles:c2m3",
     ),
@@ -175,14 +175,14 @@ ADAPTERS: Mapping[str, FusionKind] = {
     "function": FusionKind(
         "least squares on the inputs of layers, at the wanted rank",
         _ADAPTERS,
-        ("counts", "inputs", "sums", "minutes"),
+        ("counts", "seed", "inputs", "sums", "minutes"),
         AdapterFunctionSettings,
         merge="low_rank:least_squares",
     ),
     "regmean": FusionKind(
         "the same, truncated to the rank, without inputs",
         _ADAPTERS,
-        ("counts", "inputs", "sums"),
+        ("counts", "seed", "inputs", "sums"),
         AdapterInputSettings,
         merge="low_rank:regmean",
     ),

@@ -33,7 +33,7 @@ from fedbayes.inputs import InputPrior, Inputs, Sums, build_prior, plot_inputs
 from fedbayes.inputs.picture import require_picture
 from fedbayes.inputs.spectra import Spectra
 from fedbayes.inputs.text_sums import prior_by_sums
-from fedbayes.inputs.texts import TEXTS, text_inputs
+from fedbayes.inputs.texts import text_inputs
 from fedbayes.likelihoods.temperature import has_temperature
 from fedbayes.models import ModelSettings
 from fedbayes.storage.card import (
@@ -193,7 +193,7 @@ class NetworkFusion:
             (
                 *notes,
                 *prior.notes,
-                *self._of_some(),
+                *self.job.some_sums,
                 *(f"width {w:g}: {n}" for w, f in fusions.items() if w != chosen for n in f.notes),
                 *_cost(fusions[chosen], scale.example),
                 *self._doubts(fusions[chosen], prior),
@@ -261,14 +261,6 @@ class NetworkFusion:
             "curvatures of their weights, which are not used": all(map(is_posterior, job.models)),
         }
         return tuple(what for what, given in sent.items() if given)
-
-    def _of_some(self) -> tuple[str, ...]:
-        """That not every client sent sums."""
-        files, models = len(self.job.sums), len(self.job.models)
-        if files in (0, models):
-            return ()
-        told = f"{files} file{'s' * (files > 1)} of sums for {models} models"
-        return (f"{told}: the inputs are drawn by the sums of those clients only",)
 
     def _doubts(self, fusion: FunctionFusion, prior: InputPrior) -> tuple[str, ...]:
         """What to say of scores that may not be those of real samples."""
@@ -519,11 +511,8 @@ def drawn_for(
     """
     prior: InputPrior
     if seen.tokens is not None:
-        if sums and name not in ("auto", TEXTS):
-            raise ConfigError(
-                f"--sums has no effect on --inputs {name}. Give one of them: texts that you have, "
-                "or sums of the clients' texts"
-            )
+        if sums and name != "auto":
+            raise ConfigError(f"--sums has no effect on --inputs {name}. Give one of them")
         if sums:
             prior = prior_by_sums(seen.tokens, sums)
             return prior, Inputs.seen(prior, seen, seed)

@@ -1,5 +1,6 @@
 """Posteriors in files: the statistics that a client computes on its own data, and sends."""
 
+import json
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
@@ -36,7 +37,12 @@ from fedbayes.models.files import kept_order
 from fedbayes.models.open import OpenedWeights, absent_classes, open_dense, open_weights
 from fedbayes.models.steps import stored
 from fedbayes.storage.card import Card
-from fedbayes.workflows.serve.evaluation_set import find_training, is_program, refuse_own_order
+from fedbayes.workflows.serve.evaluation_set import (
+    EvaluationSet,
+    find_training,
+    is_program,
+    refuse_own_order,
+)
 from fedbayes.workflows.serve.model_files import ModelFiles, read_with_card
 from fedbayes.workflows.serve.output_order import warn_of_order
 
@@ -100,7 +106,8 @@ class PosteriorJob:
         )
         if card is None or card.by_hand:
             self._doubt_order(module, found.likelihood, samples)
-        fitted = None if self.temperature is None else self._temperature(module, found.likelihood)
+            card = self._card(found, card, chosen)
+        fitted = None if self.temperature is None else self._temperature(module, found)
         rng = seeds.torch_rng(self.seed, "curvature")
         result = posterior(module, found.likelihood, samples, self.settings, rng=rng, watch=watch)
         head = dict([head_moments(module, found.likelihood, samples)]) if self.head else {}
@@ -115,6 +122,16 @@ class PosteriorJob:
             "features": sum(own.sums.shape[1] for own in head.values()),
         }
 
+    def _card(self, data: EvaluationSet, card: Card | None, network: ModelSettings | None) -> Card:
+        """What the data say of a model whose file says nothing: its classes and their order."""
+        of_data = [entry for entry in self.given if not entry.strip().startswith("model.")]
+        config = Config.load(None, [*of_data, f"data.path={json.dumps(str(self.data))}"])
+        found = Card.of(config, data.preprocessing.public(), 0)
+        own = {} if card is None else card.model
+        if network is not None:
+            own = network.model_dump(mode="json", exclude={"weights"})
+        return replace(found, model=own, method={})
+
     def _doubt_order(self, module: nn.Module, likelihood: Likelihood, samples: Samples) -> None:
         """Print a warning if outputs seem to be in another order than the classes of the rows."""
         target = likelihood.target
@@ -125,8 +142,9 @@ class PosteriorJob:
         says = likelihood.mean(outputs[None]).argmax(-1)
         warn_of_order(self.model, says, samples.y, target)
 
-    def _temperature(self, module: nn.Module, likelihood: Likelihood) -> float:
+    def _temperature(self, module: nn.Module, data: EvaluationSet) -> float:
         """The temperature of the client's predictions on rows that it did not train on."""
+        likelihood = data.likelihood
         if not has_temperature(likelihood):
             raise ModelError(
                 f"--temperature {self.temperature}: a model of the likelihood {likelihood.name} "
@@ -139,7 +157,7 @@ class PosteriorJob:
                 "them, its temperature is too low: give rows that were kept aside"
             )
         scaling = (self.mean, self.std)
-        found = find_training(self.model, self.temperature, self.given, scaling)
+        found = find_training(self.model, self.temperature, self.given, scaling, data)
         rows = found.preprocessing.apply(found.samples.x)
         with torch.no_grad():
             outputs = torch.cat([frozen(module)(some) for some in torch.split(rows, _BATCH)])

@@ -197,6 +197,7 @@ def find_training(
     path: Path,
     given: Sequence[str],
     scaling: Stated | None = None,
+    like: EvaluationSet | None = None,
 ) -> EvaluationSet:
     """The samples of a client's own, as its network sees them: those to train on, where a part is
     to test on.
@@ -208,6 +209,8 @@ def find_training(
         given: settings, of which those of `[data]` say how they are read.
         scaling: what a network without a card sees, as for `find_tests`; None: it does not matter,
             and samples are by their own statistics.
+        like: other samples of the client. Without a card these are read with their columns and
+            classes.
 
     Raises:
         FedbayesError: what cannot be read, or does not fit.
@@ -225,6 +228,10 @@ def find_training(
     of_data = [entry for entry in given if not entry.strip().startswith("model.")]
     of_data = [*_beside(card, source, of_data), f"data.path={json.dumps(str(path))}"]
     config = Config.load(None, of_data)
+    if card is None and like is not None:
+        card, source, scaling = Card.of(config, like.preprocessing, 0), like.what, None
+        keys = {entry: entry.partition("=")[0].strip() for entry in of_data}
+        config = Config.load(None, [e for e in of_data if keys[e].removeprefix("data.") in READ])
     tests = _new_rows(config, path, card, source, scaling, training=True)
     return replace(tests, trusted=trusted)
 
@@ -475,14 +482,16 @@ def _new_rows(
     return EvaluationSet(samples, what, preprocessing, whose, likelihood, silent=silent)
 
 
+READ = {"path", "dir", "label", "group", "split", "missing", "scale", "sheet"}
+READ |= {"processor", "size", "crop", *WRITTEN}
+"""Settings of `[data]` that have an effect where a card says what samples are."""
+
+
 def _read_rows(config: Config, path: Path, card: Card | None, source: str) -> Dataset:
     """A user's own data, as far as it is said how they are read; arguments as for `_new_rows`."""
     settings = config.data
     asked = settings.model_fields_set - {"name"}
-    used = {"path", "dir", "label", "group", "split", "missing", "scale", "sheet"}
-    used |= {"processor", "size", "crop", *WRITTEN}
-    if card is None:
-        used = set(SourceSettings.model_fields)
+    used = READ if card is not None else set(SourceSettings.model_fields)
     idle = sorted(asked - used)
     if idle:
         by = f", with the features and classes of {source}" if card is not None else ""

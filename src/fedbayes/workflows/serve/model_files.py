@@ -188,14 +188,18 @@ def each_once(models: Sequence[Path], least: int = 1) -> None:
         raise ModelError(
             f"fusing needs at least {least} models, got {len(models)}{hint if inside else ''}"
         )
+    places = [path.resolve() for path in models]
     for number, path in enumerate(models):
-        if path in models[:number]:
+        if places[number] in places[:number]:
             raise ModelError(f"{path} is given twice. Give each model once")
-    begun = dict[bytes, Path]()  # files that begin alike are compared whole
-    for path in filter(Path.is_file, models):
-        with path.open("rb") as file:
-            first = begun.setdefault(file.read(_BEGIN), path)
-        if first != path and cmp(first, path, shallow=False):
+    begun = dict[bytes, tuple[Path, Path]]()  # files that begin alike are compared whole
+    for path in models:
+        content = next(iter(sorted(path.glob("adapter_model.*"))), path)
+        if not content.is_file():
+            continue
+        with content.open("rb") as file:
+            first, other = begun.setdefault(file.read(_BEGIN), (path, content))
+        if first != path and cmp(other, content, shallow=False):
             warn(f"{path} is a copy of {first}, so its client counts twice. Leave one out")
 
 
