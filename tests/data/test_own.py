@@ -166,7 +166,7 @@ def test_arrays(tmp_path, shape, dtype, seen, scale):
             {"label": "kind", "split": "part"},
             "40 rows have no label, first row 1",
         ),
-        ({"kind": "oak"}, {"label": "kind", "split": "part"}, "two classes"),
+        ({"kind": "oak"}, {"label": "kind", "split": "part"}, "all rows are of the class 'oak'"),
         ({"part": "train"}, {"label": "kind", "split": "part"}, None),
         ({"part": "test"}, {"label": "kind", "split": "part"}, "no training rows"),
         ({"site": None}, {"label": "kind", "split": "part", "group": "site"}, "no group"),

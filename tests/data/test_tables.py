@@ -92,7 +92,7 @@ def test_columns_of_odd_types_that_are_numbers(tmp_path):
         ("a,b,label\n0,1,2,x\n1,3,4,y\n", "more values than its first line has names"),
         ("a,b,label\n1,2,x\n2,?,y\n3,?,y\n", r"column 'b' has 2 cells .*\(first '\?' in row 2\)"),
         ("a,b,label\n1,2,x\n2,3\n", "1 of 2 rows have no label"),
-        ("a,b,label\n1,2,x\n2,3,x\n", "two classes are needed, and there is only 'x'"),
+        ("a,b,label\n1,2,x\n2,3,x\n", "all rows are of the class 'x'"),
         ("label\nx\ny\n", "no columns besides label"),
         ("a,lable\n1,x\n2,y\n", r"no column 'label' \(did you mean 'lable'\?\)"),
     ],

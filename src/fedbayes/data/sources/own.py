@@ -316,6 +316,11 @@ def _assemble(
             f"{sizes[1]:,} labels" + (f", {sizes[2]:,} groups" if groups is not None else "")
         )
     y, target = read_target(labels, settings.classes, kinds, where, notes)
+    if target.kind == "class" and len(target.names) == 1:
+        raise DataError(
+            f"{where}: all rows are of the class {target.names[0]!r}. If there are others, set "
+            "data.classes to all of them"
+        )
     group_index, group_names = group_indices(groups, where, notes)
     parted, testing = testing is not None, np.zeros(len(x), bool) if testing is None else testing
     order = np.argsort(testing, kind="stable")
