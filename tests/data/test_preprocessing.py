@@ -10,6 +10,7 @@ import torch
 from fedbayes.core.targets import Target
 from fedbayes.data import DataSettings, FederatedData, Preprocessing, load_dataset, partition
 from fedbayes.data.dataset import build_dataset
+from fedbayes.data.tables.columns import Column
 from fedbayes.errors import DataError, FedbayesWarning
 from tests.helpers.small_files import pool
 
@@ -65,19 +66,39 @@ def test_a_table_is_taken_by_the_names_of_its_columns():
 
 @pytest.mark.parametrize(
     ("dose", "told"),
-    [(1.0, ""), (100.0, "'dose'"), (0.001, "'dose'"), (0.0, "")],
-    ids=["the same units", "larger numbers", "smaller numbers", "all equal"],
+    [(1.0, ""), (100.0, "'dose'"), (0.001, "'dose'"), (0.0, "'dose'")],
+    ids=["the same units", "larger numbers", "smaller numbers", "all zero"],
 )
 def test_rows_in_other_units_are_noticed(dose, told):
+    seen = dataclasses.replace(TABLE, mean=(3.0, -2.0))
     rows = torch.randn(50, 2, generator=torch.Generator().manual_seed(0)) * torch.tensor([2, 0.5])
-    rows = (rows + torch.tensor([3.0, -1.0])) * torch.tensor([1.0, dose])
+    rows = (rows + torch.tensor([3.0, -2.0])) * torch.tensor([1.0, dose])
     rows[0] = torch.nan
-    found = TABLE.other_units(rows)
+    found = seen.other_units(rows)
     assert (told in found) if told else not found
     assert "'age'" not in found
-    assert not TABLE.other_units(rows[:19]), "of so few rows"
-    plain = dataclasses.replace(TABLE, mean=(0.0, 0.0), std=(1.0, 1.0))
+    assert not seen.other_units(rows[1:20].repeat(9, 1)), "of so few rows"
+    plain = dataclasses.replace(seen, mean=(0.0, 0.0), std=(1.0, 1.0))
     assert not plain.other_units(100 * rows), "rows that were not standardized have no units"
+
+
+@pytest.mark.parametrize(
+    ("trained", "kind", "new"),
+    [
+        ((1000.0, 1000.0), "date", (2900.0, 10.0)),
+        ((5.0, 1.0), "number", (5.0, 0.001)),
+        ((49.5, 29.0), "number", (7.5, 0.5)),
+        ((1100.0, 10_000.0), "number", (50.0, 10.0)),
+    ],
+    ids=["a new month", "a constant", "two of many sites", "numbers beside sentinels"],
+)
+def test_rows_of_a_narrow_part_of_the_training_are_not(trained, kind, new):
+    seen = dataclasses.replace(
+        TABLE, shape=(1,), mean=trained[:1], std=trained[1:], features=("x",),
+        columns=(Column("x", kind),),
+    )  # fmt: skip
+    rows = torch.randn(100, 1, generator=torch.Generator().manual_seed(0))
+    assert not seen.other_units(new[0] + new[1] * rows)
 
 
 def test_blanks_around_names_of_columns_do_not_count_as_in_a_file():

@@ -12,7 +12,15 @@ from torch import nn
 from fedbayes.core.targets import Target
 from fedbayes.errors import ModelError, RunError
 from fedbayes.fusion.class_counts import class_shares
-from fedbayes.fusion.distillation import STATISTICS, _DistillationRun, cycle, distill, recompute
+from fedbayes.fusion.distillation import (
+    LR,
+    LR_NORMALIZED,
+    STATISTICS,
+    _DistillationRun,
+    cycle,
+    distill,
+    recompute,
+)
 from fedbayes.fusion.draws import CHUNK, Augmented, CachedInputs
 from fedbayes.fusion.frozen import ChannelsLast
 from fedbayes.fusion.settings import DistillationSettings
@@ -100,6 +108,31 @@ def test_predictions_of_real_targets_become_the_mixtures():
     torch.testing.assert_close(own_mean, rows @ best, atol=0.05, rtol=0)
     left = (variance + (mean - rows @ best).square()).mean()
     assert float(own_variance[0, 0]) == pytest.approx(float(left), rel=0.03)
+
+
+@pytest.mark.parametrize(
+    ("layers", "asked", "wanted"),
+    [
+        ([], None, LR),
+        ([nn.BatchNorm1d(3)], None, LR_NORMALIZED),
+        ([nn.GroupNorm(1, 3)], None, LR_NORMALIZED),
+        ([nn.LayerNorm(3)], None, LR),
+        ([nn.BatchNorm1d(3)], 0.01, 0.01),
+    ],
+)
+def test_networks_with_normalization_learn_at_a_larger_rate(layers, asked, wanted, monkeypatch):
+    rates = []
+    step = torch.optim.Adam.step
+
+    def noted(self):
+        rates.append(self.param_groups[0]["lr"])
+        step(self)
+
+    monkeypatch.setattr(torch.optim.Adam, "step", noted)
+    student = nn.Sequential(nn.Linear(4, 3), *layers)
+    distill(student, linear_teacher(), inputs(Gauss((4,))), settings(lr=asked))
+    assert len(rates) == 60
+    assert 0.99 * wanted < max(rates) <= wanted
 
 
 class Small(nn.Sequential):

@@ -136,7 +136,7 @@ def evaluate(
         return
     # Of files without a card nothing says that they were fused: tell who is taken for a client.
     unsure = len(files) > 1 and not all(path in cards for path in files)
-    _show(scores, tests, [path.stem for path in files] if unsure else [])
+    _show(scores, tests, list(map(str, files)) if unsure else [])
 
 
 def _show(scores: "Sequence[Score]", tests: "EvaluationSet", members: Sequence[str] = ()) -> None:
@@ -147,7 +147,7 @@ def _show(scores: "Sequence[Score]", tests: "EvaluationSet", members: Sequence[s
     how = how if how.startswith("not") else f"standardized {how}"
     Console().print(f"{tests.what}, {how}", highlight=False, soft_wrap=True)
     if members:
-        of = f"average and ensemble are of {', '.join(members)}"
+        of = f"average and ensemble are of {', '.join(_apart(list(members)))}"
         Console().print(of, highlight=False, soft_wrap=True)
     names = list(dict.fromkeys(name for score in scores for name in score.metrics))
     if any(balanced_leads(score.metrics) for score in scores):

@@ -281,27 +281,28 @@ class Preprocessing(Brief):
     def other_units(self, raw: Tensor) -> str:
         """What tells that numbers of raw rows are in other units than in training; "" if nothing.
 
-        More than half of a feature's values are more than 10 standard deviations from the training
-        mean, or all of them differ by less than a tenth of one. Fewer than 20 rows tell nothing.
+        More than half of a number's values are more than 10 standard deviations from the training
+        mean; or all are more than 2 from it, and differ by less than a tenth of one. Fewer than 20
+        rows tell nothing.
 
         Args:
-            raw: rows [n, C], NaN for missing values.
+            raw: rows [n, C] of a table, NaN for missing values.
         """
-        if len(self.shape) != 1 or len(raw) < 20 or self.tokens is not None:
+        if len(np.unique(raw.numpy(), axis=0)) < 20:
             return ""
         offset, factor = self._offset_and_factor
         x = (raw.float() - offset) / factor
         spread = x.nan_to_num(-math.inf).amax(0) - x.nan_to_num(math.inf).amin(0)
-        odd = ((x.abs() > 10).float().mean(0) > 0.5) | ((spread > 0) & (spread < 0.1))
+        odd = ((x.abs() > 10).float().mean(0) > 0.5) | ((spread < 0.1) & (x.nanmean(0).abs() > 2))
         odd &= (offset != 0) | (factor != 1)  # standardized at all
         names = self.features or tuple(f"feature {place + 1}" for place in range(len(odd)))
-        known = {column.name for column in self.table if column.measured} or set(names)
+        known = {one.name for one in self.table if one.kind == "number"} or set(names)
         told = [n for n, is_odd in zip(names, odd.tolist(), strict=True) if is_odd and n in known]
         if not told:
             return ""
         return (
-            f"values of {listed(map(repr, told), 3)} are far from those of the training rows, or "
-            "hardly differ. Check that they are in the same units"
+            f"values of {listed(map(repr, told), 3)} are far from those of the training rows. "
+            "Check that they are in the same units"
         )
 
     def restored(self, x: Tensor) -> Tensor:

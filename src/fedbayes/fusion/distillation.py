@@ -27,6 +27,11 @@ from fedbayes.fusion.teacher import Teacher, divergence
 from fedbayes.fusion.temperature import temperature
 from fedbayes.likelihoods import Classes, Likelihood
 
+LR, LR_NORMALIZED = 5e-4, 2e-3
+"""Highest learning rates: weights before normalization bear larger steps. With the second, 2,500
+steps bring ResNet-20 with batch normalization to 0.026 instead of 0.031 nats from its teacher, and
+on images that no client has to an accuracy of 0.601 instead of 0.591. With group normalization,
+1,000 steps: 0.014 instead of 0.016 nats."""
 STATISTICS = 4096
 """Draws that running statistics of batch normalization are recomputed on."""
 LESSONS = 32
@@ -173,7 +178,10 @@ class _DistillationRun:
                 "the network has no trainable weights. Set requires_grad = True for some"
             )
         self.names = list(trained)
-        self.optimizer = torch.optim.Adam(trained.values(), lr=settings.lr, fused=True)
+        norms = nn.modules.batchnorm._BatchNorm, nn.GroupNorm
+        normalized = any(isinstance(layer, norms) for layer in self.module.modules())
+        self.lr = settings.lr or (LR_NORMALIZED if normalized else LR)
+        self.optimizer = torch.optim.Adam(trained.values(), lr=self.lr, fused=True)
         self.held_out = self._held_out()
         self.half = self._half()
         empty = torch.empty(0, 3, dtype=torch.float64)
@@ -278,7 +286,7 @@ class _DistillationRun:
         """One step of Adam."""
         at, settings = self.at, self.settings
         for group in self.optimizer.param_groups:
-            group["lr"] = settings.lr * cycle(at.share, settings.warmup)
+            group["lr"] = self.lr * cycle(at.share, settings.warmup)
         set_training(self.module, True)
         with seeds.global_rng(self.draws.seed, "layers", round=at.step, device=self.device):
             with self.precision():

@@ -45,7 +45,12 @@ class DistillationSettings(BaseModel):
     repeats: int = Field(
         3, ge=1, description="number of steps that reuse a batch and the teacher's predictions"
     )
-    lr: float = Field(5e-4, gt=0, description="highest learning rate of the cycle")
+    lr: float | None = Field(
+        None,
+        gt=0,
+        description="highest learning rate of the cycle. none: 0.002 for networks with batch or "
+        "group normalization, else 0.0005",
+    )
     warmup: float = Field(
         0.1, ge=0, lt=1, description="share of the steps in which the learning rate rises"
     )

@@ -363,7 +363,7 @@ def test_evaluate_gives_what_fuse_gives_on_the_same_pictures(tmp_path, capsys, s
     assert score["nll"] == pytest.approx(float(nll), abs=1e-5)
     if not scaled:  # of files without a card it is told who is taken for a client
         code, told, _ = cli(capsys, "evaluate", out, *models, "--set", f"data.path={test}")
-        assert "average and ensemble are of 0, 1" in told
+        assert "average and ensemble are of 0.pt, 1.pt" in told
 
 
 @pytest.mark.parametrize("layer", [nn.BatchNorm1d(8), nn.Dropout(0.5)], ids=["norm", "dropout"])

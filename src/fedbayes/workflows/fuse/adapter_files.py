@@ -141,9 +141,8 @@ def read_adapters(
                     f"{first.source} {tuple(tensor.shape)}. Fuse heads of one size"
                 )
         _check_layers(first, other)
-        for name in sorted(first.frozen.keys() | other.frozen.keys()):
-            one, two = (adapter.frozen.get(name) for adapter in (first, other))
-            if one is None or two is None or not torch.equal(one, two):
+        for name in sorted(first.frozen.keys() & other.frozen.keys()):
+            if not torch.equal(first.frozen[name], other.frozen[name].to(first.frozen[name])):
                 raise ModelError(
                     f"{first.source} and {other.source} have different frozen weights {name!r}. "
                     "Fuse adapters of one base network"
@@ -423,7 +422,8 @@ def write_adapter(
     if out.suffix.lower() == ".safetensors" and not out.is_dir():
         _write_file(out, adapters[0], layers, saved, rank, method)
         return out
-    tensors = {f"{_PREFIX}{name}": tensor for name, tensor in adapters[0].frozen.items()}
+    known = {name: tensor for one in adapters for name, tensor in one.frozen.items()}
+    tensors = {f"{_PREFIX}{name}": tensor for name, tensor in known.items()}
     tensors |= {f"{_PREFIX}{n}": t.to(adapters[0].saved[n].dtype) for n, t in saved.items()}
     for name, change in layers.items():
         tensors[f"{_PREFIX}{name}.lora_A.weight"] = (change.scale * change.a).to(kind)
@@ -436,8 +436,9 @@ def write_adapter(
         **dict.fromkeys(("layers_to_transform", "layers_pattern", "exclude_modules")),
     }
     if base is not None:
-        name, _, revision = base.partition("@")
-        config |= {"base_model_name_or_path": name, "revision": revision or None}
+        own, _, revision = (base, "", "") if Path(base).is_dir() else base.partition("@")
+        config["base_model_name_or_path"] = pretrained.absolute(own)
+        config["revision"] = revision or None
     out.mkdir(parents=True, exist_ok=True)
     file = out / TENSORS[0]
     # A folder without a config is no adapter, so the config comes last.

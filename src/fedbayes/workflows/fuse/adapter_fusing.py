@@ -256,13 +256,14 @@ class _AdapterFusion:
     def _clients(self, base: BaseNetwork) -> list[nn.Module]:
         """The clients' networks, which share its weights."""
         own = dict(within(base.module).named_parameters(remove_duplicate=False))
-        for name, tensor in self.adapters[0].frozen.items():
-            there = own.get(name.replace(FROZEN, "."))
-            if there is None or not torch.equal(there, tensor.to(there)):
-                raise ModelError(
-                    f"{self.adapters[0].source} has other frozen weights {name!r} than the base "
-                    "network. Use --method svd, which needs none"
-                )
+        for one in self.adapters:
+            for name, tensor in one.frozen.items():
+                there = own.get(name.replace(FROZEN, "."))
+                if there is None or not torch.equal(there.to(tensor), tensor):
+                    raise ModelError(
+                        f"{one.source} has other frozen weights {name!r} than the base network. "
+                        "Use --method svd, which needs none"
+                    )
         return [adapted(base.module, one.layers, one.saved, one.source) for one in self.adapters]
 
     def _on_inputs(
@@ -538,10 +539,11 @@ def open_base(
 
 
 def head_size(saved: Tensors) -> int:
-    """The outputs of the head among tensors that were trained, as transformers name it; or 0."""
-    heads = ("classifier", "score")
-    sizes = [len(t) for n, t in saved.items() if t.ndim == 2 and n.partition(".")[0] in heads]
-    return min(sizes, default=0)
+    """The outputs of the head among tensors that were trained; 0 if there is none."""
+    sizes = {name: len(tensor) for name, tensor in saved.items() if tensor.ndim == 2}
+    named = [size for name, size in sizes.items() if name.startswith(("classifier.", "score."))]
+    others = [size for name, size in sizes.items() if "pooler" not in name]
+    return min(named or others, default=0)
 
 
 def _length(config: Any, settings: AdapterInputSettings) -> int:

@@ -52,7 +52,7 @@ def networks(job: FusionJob, name: str, watch: Callable[[str], None], _: object)
     begin, merge, settings = perf_counter(), *_row(job, name)
     repair = getattr(settings, "repair", None)
     if not repair:
-        job.refuse(("inputs", "sums", "mean", "std"), f"{name} without --repair")
+        job.refuse(("seed", "inputs", "sums", "mean", "std"), f"{name} without --repair")
     silos = job.silos()
     if silos.programs:
         raise ModelError(

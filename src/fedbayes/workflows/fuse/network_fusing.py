@@ -481,7 +481,8 @@ def drawn(
     if silos.programs and silos.card is not None:
         seen = silos.card.preprocessing
         Inputs.seen(prior, seen, seed)  # they see the same
-    if not (prior.standard or prior.bounded):
+    rows = len(seen.shape) == 1 and seen.tokens is None
+    if rows and not (prior.standard or prior.bounded):
         odd = seen.other_units(prior.draw(512, np.random.default_rng(seed)))
         prior.notes += (f"inputs: {odd}",) if odd else ()
     if silos.programs and silos.card is None and prior.name == "gaussian" and prior.standard:

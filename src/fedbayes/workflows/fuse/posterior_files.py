@@ -5,7 +5,7 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -46,11 +46,24 @@ from fedbayes.workflows.serve.evaluation_set import (
 from fedbayes.workflows.serve.model_files import ModelFiles, read_with_card
 from fedbayes.workflows.serve.output_order import warn_of_order
 
+TOLD = "fedbayes-inputs"
+"""Key of `InputsTold` in a file."""
 VERSION = "1"
 """Of the form of the files."""
 FORMATS = (".safetensors",)
 _BATCH = 1000
 Found = TypeVar("Found")
+
+
+class InputsTold(NamedTuple):
+    """What data say of a model whose file has no card."""
+
+    names: tuple[str, ...]
+    """Of its target, such as classes in the order of its outputs."""
+    mean: tuple[float, ...]
+    """Subtracted from its inputs, images in [0, 1]."""
+    std: tuple[float, ...]
+    """What they are divided by then."""
 
 
 @dataclass(frozen=True)
@@ -106,13 +119,15 @@ class PosteriorJob:
         )
         if card is None or card.by_hand:
             self._doubt_order(module, found.likelihood, samples)
-            card = self._card(found, card, chosen)
         fitted = None if self.temperature is None else self._temperature(module, found)
         rng = seeds.torch_rng(self.seed, "curvature")
         result = posterior(module, found.likelihood, samples, self.settings, rng=rng, watch=watch)
         head = dict([head_moments(module, found.likelihood, samples)]) if self.head else {}
         result = replace(result, temperature=fitted, head=head)
-        size = write_posterior(self.out, _renamed(result, names), card)
+        told = None
+        if card is None or card.by_hand:
+            told = InputsTold(seen.target.names, tuple(seen.mean), tuple(seen.std))
+        size = write_posterior(self.out, _renamed(result, names), card, told)
         return {
             "samples": result.samples,
             "layers": list(_renamed(result, names).factors),
@@ -121,16 +136,6 @@ class PosteriorJob:
             "temperature": fitted,
             "features": sum(own.sums.shape[1] for own in head.values()),
         }
-
-    def _card(self, data: EvaluationSet, card: Card | None, network: ModelSettings | None) -> Card:
-        """What the data say of a model whose file says nothing: its classes and their order."""
-        of_data = [entry for entry in self.given if not entry.strip().startswith("model.")]
-        config = Config.load(None, [*of_data, f"data.path={json.dumps(str(self.data))}"])
-        found = Card.of(config, data.preprocessing.public(), 0)
-        own = {} if card is None else card.model
-        if network is not None:
-            own = network.model_dump(mode="json", exclude={"weights"})
-        return replace(found, model=own, method={})
 
     def _doubt_order(self, module: nn.Module, likelihood: Likelihood, samples: Samples) -> None:
         """Print a warning if outputs seem to be in another order than the classes of the rows."""
@@ -244,7 +249,9 @@ def _renamed(found: Posterior, names: dict[str, str]) -> Posterior:
     )
 
 
-def write_posterior(path: Path, found: Posterior, card: Card | None = None) -> int:
+def write_posterior(
+    path: Path, found: Posterior, card: Card | None = None, told: InputsTold | None = None
+) -> int:
     """Write a posterior, whole or not at all, and return the length of the file.
 
     `read_model` and all that reads models by it find the weights in such a file.
@@ -267,6 +274,7 @@ def write_posterior(path: Path, found: Posterior, card: Card | None = None) -> i
         tensors["temperature"] = torch.tensor(found.temperature, dtype=torch.float64)
     text = {POSTERIOR: VERSION, **kept_order(found.weights)}
     text |= {} if card is None else {CARD: card.dump()}
+    text |= {} if told is None else {TOLD: json.dumps(told)}
     write_beside(path, sealed(tensors, text))
     return path.stat().st_size
 
@@ -425,6 +433,33 @@ def sent_temperatures(paths: Sequence[Path], files: ModelFiles) -> list[float | 
         card = files[path][1]
         found.append(card.temperature if sent is None and card is not None else sent)
     return found
+
+
+def require_alike(models: Sequence[Path]) -> None:
+    """See that posteriors of models without cards are of one order of classes, and of inputs that
+    are standardized alike.
+
+    Raises:
+        ModelError: two are not.
+    """
+    seen: dict[Path, InputsTold] = {}
+    for path in filter(is_posterior, models):
+        if text := metadata(read_bytes(path)).get(TOLD):
+            with told_as(ModelError, f"{path} is damaged", ValueError, TypeError):
+                seen[path] = InputsTold(*map(tuple, json.loads(text)))
+    for path, own in seen.items():
+        first, base = next(iter(seen.items()))
+        if own.names != base.names:
+            raise ModelError(
+                f"{path} has the targets {listed(own.names)}, but {first} {listed(base.names)}. "
+                "Give fedbayes posterior all classes in the order of the outputs: --set "
+                "data.classes=a,b,c"
+            )
+        if own != base:
+            raise ModelError(
+                f"{path} and {first} have different standardizations, but fused models need the "
+                "same inputs. Give fedbayes posterior the same --mean and --std"
+            )
 
 
 def is_posterior(path: Path) -> bool:

@@ -183,13 +183,18 @@ def _silent(
     own = stated(replace(seen, target=target), *scaling)
     if scaling[0] or scaling[1]:
         return own, "by --mean and --std"
+    _refuse_gaps(x)
+    return own, _RAW + (f", divided by {seen.scale:g}" if seen.scale != 1 else "")
+
+
+def _refuse_gaps(x: npt.NDArray[Any]) -> None:
+    """See that no value is missing, of samples of a network that says nothing of such."""
     if x.dtype.kind == "f" and bool(np.isnan(x).any()):
         raise DataError(
             "samples have missing values, and the model has no rule to impute them. "
             "Give --mean (used for missing values) and --std, or leave such rows out with --set "
             "data.missing=drop"
         )
-    return own, _RAW + (f", divided by {seen.scale:g}" if seen.scale != 1 else "")
 
 
 def find_training(
@@ -228,11 +233,14 @@ def find_training(
     of_data = [entry for entry in given if not entry.strip().startswith("model.")]
     of_data = [*_beside(card, source, of_data), f"data.path={json.dumps(str(path))}"]
     config = Config.load(None, of_data)
+    gaps = card is not None or like is None or any(scaling or ())
     if card is None and like is not None:
         card, source, scaling = Card.of(config, like.preprocessing, 0), like.what, None
         keys = {entry: entry.partition("=")[0].strip() for entry in of_data}
         config = Config.load(None, [e for e in of_data if keys[e].removeprefix("data.") in READ])
     tests = _new_rows(config, path, card, source, scaling, training=True)
+    if not gaps:
+        _refuse_gaps(tests.samples.x.numpy())
     return replace(tests, trusted=trusted)
 
 
@@ -483,7 +491,7 @@ def _new_rows(
 
 
 READ = {"path", "dir", "label", "group", "split", "missing", "scale", "sheet"}
-READ |= {"processor", "size", "crop", *WRITTEN}
+READ |= {"channels", "processor", "size", "crop", *WRITTEN}
 """Settings of `[data]` that have an effect where a card says what samples are."""
 
 

@@ -118,8 +118,9 @@ def predict_file(
         with _writing(out, kinds, safe_csv) as write:
             for piece in read:
                 raw, unknown = _encode(model, piece, read.where)
-                if not piece.start:
-                    done.units = model.preprocessing.other_units(raw[0])
+                known = model.preprocessing
+                if not piece.start and len(known.shape) == 1 and known.tokens is None:
+                    done.units = known.other_units(raw[0])
                 found = model.columns(raw, level, piece.start)
                 done.odd += [replace(one, first=one.first + piece.start) for one in unknown]
                 kept = piece.kept
