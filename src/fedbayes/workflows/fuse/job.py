@@ -233,7 +233,10 @@ class FusionJob:
                 raise ConfigError(f"{_option(one)} has no effect on LoRA adapters. Leave it out")
             if one in self._given or hearers(one, ADAPTERS):
                 raise ConfigError(f"{_option(one)} works only with LoRA adapters. Leave it out")
-            these = [*(["settings of the model (model.KEY)"] * (methods is FUSIONS)), *kind.own]
+            these = [
+                *(["settings of the model (model.KEY)"] * (methods is FUSIONS)),
+                *sorted(kind.own),
+            ]
             raise ConfigError(
                 f"{name} has no setting {one}{did_you_mean(one, (*kind.own, *kind.options))}. It "
                 f"has {listed(these) if these else 'none'}"
