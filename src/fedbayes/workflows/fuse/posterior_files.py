@@ -443,7 +443,9 @@ def require_alike(models: Sequence[Path]) -> None:
         ModelError: two are not.
     """
     seen: dict[Path, InputsTold] = {}
-    for path in filter(is_posterior, models):
+    for path in models:
+        if path.suffix.lower() not in FORMATS or not path.is_file():
+            continue
         if text := metadata(read_bytes(path)).get(TOLD):
             with told_as(ModelError, f"{path} is damaged", ValueError, TypeError):
                 seen[path] = InputsTold(*map(tuple, json.loads(text)))
