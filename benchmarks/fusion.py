@@ -151,6 +151,7 @@ def halves():
         "method": {"name": "local"},
         "rounds": 15,
         "evaluate_local_every": 15,
+        "precision": "bf16",
     }
 
 
