@@ -317,11 +317,12 @@ def test_it_ends_where_nothing_improves_and_gives_the_start():
 
 
 def test_a_cycle_is_as_long_as_there_is_time():
-    shares, seconds = [], []
+    shares, seconds, left = [], [], []
 
     def watch(progress):
         shares.append(progress.share)
         seconds.append(progress.seconds)
+        left.append(progress.left)
 
     chosen = settings(steps=10**7, minutes=0.02, patience=None)
     found = distill(nn.Linear(4, 3), linear_teacher(), inputs(Gauss((4,))), chosen, watch=watch)
@@ -329,6 +330,7 @@ def test_a_cycle_is_as_long_as_there_is_time():
     assert shares[-1] > 0.8
     assert all(a <= b for a, b in itertools.pairwise(shares))
     assert 0.9 < seconds[-1] < 10
+    assert 0 <= max(left) <= 1.2, "however long all steps would take"
 
 
 def test_what_had_no_more_time_goes_on_when_it_is_given_some(tmp_path):

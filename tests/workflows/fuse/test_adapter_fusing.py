@@ -20,7 +20,7 @@ from fedbayes.inputs.texts import text_inputs
 from fedbayes.models import read_weights
 from fedbayes.models.network import digest_of
 from fedbayes.models.others import token_mask
-from fedbayes.workflows.fuse.adapter_fusing import _Pace
+from fedbayes.workflows.fuse.adapter_fusing import _Pace, head_size
 from fedbayes.workflows.serve.model_files import ModelFiles
 from tests.helpers.command_line import command
 from tests.helpers.others import (
@@ -569,10 +569,32 @@ def test_a_head_that_is_tied_to_embeddings(bert, tmp_path, capsys):
         if number:
             torch.testing.assert_close(delta(nets[2], "lm_head"), mean, rtol=1e-4, atol=1e-5)
         assert torch.equal(*(net.get_submodule(FROZEN_HEAD).weight for net in nets[::2]))
+    for folder in found:  # trained in another precision than the base network is stored in
+        weights = read_weights(folder / "adapter_model.safetensors")
+        halves = {name: tensor.bfloat16() for name, tensor in weights.items()}
+        save_file(halves, folder / "adapter_model.safetensors")
+    fuse(found, tmp_path / "half", "--draws", "64")
     weights = read_weights(found[1] / "adapter_model.safetensors")
     (name,) = (name for name in weights if ".base_layer." in name)
     save_file(weights | {name: 2 * weights[name]}, found[1] / "adapter_model.safetensors")
     assert "different frozen weights" in refused(capsys, *found, "-o", tmp_path / "no")
+
+
+@pytest.mark.parametrize(
+    ("sizes", "wanted"),
+    [
+        ({"classifier": 3, "pre_classifier": 32}, 3),
+        ({"classifier.dense": 32, "classifier.out_proj": 3}, 3),
+        ({"classification_head.dense": 32, "classification_head.out_proj": 3}, 3),
+        ({"score": 40, "extra": 4}, 40),
+        ({"pooler.dense": 32}, 0),
+        ({}, 0),
+    ],
+)
+def test_a_head_tells_the_classes_under_any_name(sizes, wanted):
+    saved = {f"{name}.weight": torch.zeros(size, 32) for name, size in sizes.items()}
+    saved |= {f"{name}.bias": torch.zeros(size) for name, size in sizes.items()}
+    assert head_size(saved) == wanted
 
 
 def test_methods_of_adapters_name_them_for_other_files(tmp_path, capsys):
