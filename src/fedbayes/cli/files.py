@@ -134,7 +134,7 @@ def evaluate(
         flat = [{"name": s.name, **s.metrics, **asdict(s)} for s in scores]
         print(json_text([{k: v for k, v in s.items() if k != "metrics"} for s in flat]))
         return
-    # Of files without a card nothing says that they were fused: tell who is taken for a client.
+    # A file without a card may be a client's or fused: name those that count as clients.
     unsure = len(files) > 1 and not all(path in cards for path in files)
     _show(scores, tests, list(map(str, files)) if unsure else [])
 
@@ -147,7 +147,7 @@ def _show(scores: "Sequence[Score]", tests: "EvaluationSet", members: Sequence[s
     how = how if how.startswith("not") else f"standardized {how}"
     Console().print(f"{tests.what}, {how}", highlight=False, soft_wrap=True)
     if members:
-        of = f"average and ensemble are of {', '.join(_apart(list(members)))}"
+        of = f"average and ensemble use {', '.join(_apart(list(members)))}"
         Console().print(of, highlight=False, soft_wrap=True)
     names = list(dict.fromkeys(name for score in scores for name in score.metrics))
     if any(balanced_leads(score.metrics) for score in scores):

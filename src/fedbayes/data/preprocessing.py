@@ -279,7 +279,7 @@ class Preprocessing(Brief):
         return raw if self.raw_range is None else raw.clamp_(*self.raw_range)
 
     def other_units(self, raw: Tensor) -> str:
-        """What tells that numbers of raw rows are in other units than in training; "" if nothing.
+        """A message if numbers of raw rows seem to be in other units than in training; else "".
 
         More than half of a number's values are more than 10 standard deviations from the training
         mean; or all are more than 2 from it, and differ by less than a tenth of one. Fewer than 20

@@ -28,10 +28,8 @@ from fedbayes.fusion.temperature import temperature
 from fedbayes.likelihoods import Classes, Likelihood
 
 LR, LR_NORMALIZED = 5e-4, 2e-3
-"""Highest learning rates: weights before normalization bear larger steps. With the second, 2,500
-steps bring ResNet-20 with batch normalization to 0.026 instead of 0.031 nats from its teacher, and
-on images that no client has to an accuracy of 0.601 instead of 0.591. With group normalization,
-1,000 steps: 0.014 instead of 0.016 nats."""
+"""Highest learning rates: weights before normalization bear larger steps. Chosen on images that no
+client has (cases zipit and resnet20-small of `benchmarks/fusion.py --validation`)."""
 STATISTICS = 4096
 """Draws that running statistics of batch normalization are recomputed on."""
 LESSONS = 32

@@ -508,7 +508,7 @@ def test_a_gaussian_head_of_files_is_that_of_all_rows(client, capsys):
     assert command(*asked, *moved, "-o", folder / "c.safetensors") == 0
     capsys.readouterr()
     assert command(*fuse, files[0], folder / "c.safetensors") == 2
-    told = f"has the targets 2, 0, 1, but {files[0]} 0, 1, 2. Give fedbayes posterior all classes"
+    told = f"has the targets 2, 0, 1, and {files[0]} has 0, 1, 2. Give fedbayes posterior"
     assert told in " ".join(capsys.readouterr().err.split())
     asked[5] = "2"
     assert command(*asked, *data, "--head", "-o", folder / "c.safetensors") == 0

@@ -361,9 +361,9 @@ def test_evaluate_gives_what_fuse_gives_on_the_same_pictures(tmp_path, capsys, s
         logits = relu_network(layers, (raw - 0.4) / 0.2 if scaled else raw)
     nll = torch.nn.functional.cross_entropy(logits, torch.from_numpy(y))
     assert score["nll"] == pytest.approx(float(nll), abs=1e-5)
-    if not scaled:  # of files without a card it is told who is taken for a client
+    if not scaled:  # of files without a card those that count as clients are named
         code, told, _ = cli(capsys, "evaluate", out, *models, "--set", f"data.path={test}")
-        assert "average and ensemble are of 0.pt, 1.pt" in told
+        assert "average and ensemble use 0.pt, 1.pt" in told
 
 
 @pytest.mark.parametrize("layer", [nn.BatchNorm1d(8), nn.Dropout(0.5)], ids=["norm", "dropout"])

@@ -35,7 +35,7 @@ _PREFIX = "base_model.model."
 _WRAPPED = "network."
 """What a network of texts or images of ours puts before them."""
 FROZEN = ".base_layer."
-"""What stands in its names of frozen weights of a changed layer."""
+"""Part of its names for frozen weights of a changed layer."""
 _PARTS = {".lora_A.weight": "a", ".lora_B.weight": "b"}
 _ODD = ("use_dora", "use_qalora", "lora_bias", "use_bdlora")
 """Flags of LoRA's relatives, whose change of a layer is more than B A."""
@@ -199,8 +199,7 @@ def _of_folder(path: Path) -> Adapter:
     revision = config.get("revision")
     if base and revision and not Path(base).is_dir():
         base = f"{base}@{revision}"
-    inside = {name for name in tensors if FROZEN in name}
-    known = {name: tensors.pop(name) for name in inside}
+    known = {name: tensors.pop(name) for name in list(tensors) if FROZEN in name}
     layers, saved = _split(tensors, str(path))
     with told_as(ModelError, f"cannot read {file}", re.error, AttributeError, TypeError):
         scales = {name: _scale(config, name, one.rank, path) for name, one in layers.items()}

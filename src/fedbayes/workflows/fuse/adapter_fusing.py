@@ -246,7 +246,7 @@ class _AdapterFusion:
         return found
 
     def _check_counts(self, known: int) -> None:
-        """See that counts are of so many classes."""
+        """Check that counts have this number of classes."""
         if self.counts is not None and self.counts.ndim == 2 and self.counts.shape[1] != known:
             raise ModelError(
                 f"{self.job.counts} has counts of {self.counts.shape[1]} classes, but the adapters "

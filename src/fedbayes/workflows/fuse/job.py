@@ -136,7 +136,7 @@ class FusionJob:
 
     @property
     def resumable(self) -> bool:
-        """Whether a file of `state` can keep its training."""
+        """Whether its training can be resumed from a file (`state`)."""
         methods = self._methods()
         return "state" in methods[self._name(methods)].options
 
@@ -161,7 +161,7 @@ class FusionJob:
 
     @property
     def some_sums(self) -> tuple[str, ...]:
-        """A note where not every client sent sums."""
+        """A note if not every client sent sums."""
         files, models = len(self.sums), len(self.models)
         if files in (0, models):
             return ()

@@ -10,11 +10,12 @@ from typing import Any, NamedTuple, TypeVar
 import numpy as np
 import numpy.typing as npt
 import torch
+from safetensors import SafetensorError, safe_open
 from torch import Tensor, nn
 
 from fedbayes.config.config import Config
 from fedbayes.core import seeds
-from fedbayes.core.files import read_bytes, writable, write_beside
+from fedbayes.core.files import parse_json, read_bytes, writable, write_beside
 from fedbayes.core.messages import decode_file, metadata
 from fedbayes.core.seals import check_seal, sealed
 from fedbayes.core.tensors import Samples, Tensors, named, pack, parameter_count, part
@@ -56,7 +57,7 @@ Found = TypeVar("Found")
 
 
 class InputsTold(NamedTuple):
-    """What data say of a model whose file has no card."""
+    """Classes and standardization of a model whose file has no card."""
 
     names: tuple[str, ...]
     """Of its target, such as classes in the order of its outputs."""
@@ -436,26 +437,24 @@ def sent_temperatures(paths: Sequence[Path], files: ModelFiles) -> list[float | 
 
 
 def require_alike(models: Sequence[Path]) -> None:
-    """See that posteriors of models without cards are of one order of classes, and of inputs that
-    are standardized alike.
+    """Check that posteriors of models without cards have one order of classes and one
+    standardization.
 
     Raises:
         ModelError: two are not.
     """
     seen: dict[Path, InputsTold] = {}
     for path in models:
-        if path.suffix.lower() not in FORMATS or not path.is_file():
-            continue
-        if text := metadata(read_bytes(path)).get(TOLD):
+        if text := _header(path).get(TOLD):
             with told_as(ModelError, f"{path} is damaged", ValueError, TypeError):
-                seen[path] = InputsTold(*map(tuple, json.loads(text)))
+                seen[path] = InputsTold(*map(tuple, parse_json(text)))
     for path, own in seen.items():
         first, base = next(iter(seen.items()))
         if own.names != base.names:
             raise ModelError(
-                f"{path} has the targets {listed(own.names)}, but {first} {listed(base.names)}. "
-                "Give fedbayes posterior all classes in the order of the outputs: --set "
-                "data.classes=a,b,c"
+                f"{path} has the targets {listed(own.names)}, and {first} has "
+                f"{listed(base.names)}. Give fedbayes posterior all classes in the order of the "
+                "outputs: --set data.classes=a,b,c"
             )
         if own != base:
             raise ModelError(
@@ -466,10 +465,16 @@ def require_alike(models: Sequence[Path]) -> None:
 
 def is_posterior(path: Path) -> bool:
     """Whether a file says that it is a posterior; nothing else is checked."""
+    return POSTERIOR in _header(path)
+
+
+def _header(path: Path) -> dict[str, str]:
+    """The text in the header of a safetensors file, without its tensors; none of other files."""
     try:
-        return POSTERIOR in metadata(read_bytes(path))
-    except OSError:
-        return False
+        with safe_open(path, "pt") as file:
+            return dict(file.metadata() or {})
+    except (OSError, SafetensorError):
+        return {}
 
 
 def _is_moment(matrix: Tensor) -> bool:

@@ -188,7 +188,7 @@ def _silent(
 
 
 def _refuse_gaps(x: npt.NDArray[Any]) -> None:
-    """See that no value is missing, of samples of a network that says nothing of such."""
+    """Check that no value is missing, where the network has no rule to impute it."""
     if x.dtype.kind == "f" and bool(np.isnan(x).any()):
         raise DataError(
             "samples have missing values, and the model has no rule to impute them. "
@@ -214,8 +214,7 @@ def find_training(
         given: settings, of which those of `[data]` say how they are read.
         scaling: what a network without a card sees, as for `find_tests`; None: it does not matter,
             and samples are by their own statistics.
-        like: other samples of the client. Without a card these are read with their columns and
-            classes.
+        like: other samples of the client, whose columns and classes these have without a card.
 
     Raises:
         FedbayesError: what cannot be read, or does not fit.
@@ -233,13 +232,13 @@ def find_training(
     of_data = [entry for entry in given if not entry.strip().startswith("model.")]
     of_data = [*_beside(card, source, of_data), f"data.path={json.dumps(str(path))}"]
     config = Config.load(None, of_data)
-    gaps = card is not None or like is None or any(scaling or ())
+    may_miss = card is not None or like is None or any(scaling or ())
     if card is None and like is not None:
         card, source, scaling = Card.of(config, like.preprocessing, 0), like.what, None
         keys = {entry: entry.partition("=")[0].strip() for entry in of_data}
         config = Config.load(None, [e for e in of_data if keys[e].removeprefix("data.") in READ])
     tests = _new_rows(config, path, card, source, scaling, training=True)
-    if not gaps:
+    if not may_miss:
         _refuse_gaps(tests.samples.x.numpy())
     return replace(tests, trusted=trusted)
 
@@ -492,7 +491,7 @@ def _new_rows(
 
 READ = {"path", "dir", "label", "group", "split", "missing", "scale", "sheet"}
 READ |= {"channels", "processor", "size", "crop", *WRITTEN}
-"""Settings of `[data]` that have an effect where a card says what samples are."""
+"""Settings of `[data]` that have an effect if a card describes the samples."""
 
 
 def _read_rows(config: Config, path: Path, card: Card | None, source: str) -> Dataset:

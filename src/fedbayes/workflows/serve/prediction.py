@@ -151,7 +151,7 @@ class _Counted:
     classes: set[str] = field(default_factory=set)
     odd: list[Unknown] = field(default_factory=list)
     units: str = ""
-    """What tells that they are in other units than in training."""
+    """The message of `Preprocessing.other_units`."""
 
     def add(self, piece: Piece, found: Answers) -> None:
         """Count the predictions of a piece."""
