@@ -151,7 +151,6 @@ def halves():
         "method": {"name": "local"},
         "rounds": 15,
         "evaluate_local_every": 15,
-        "precision": "bf16",
     }
 
 
@@ -170,7 +169,6 @@ def vgg(clients, epochs, published):
         "method": {"name": "local"},
         "rounds": epochs,
         "evaluate_local_every": epochs,
-        "precision": "bf16",
     }
     return Case(config, baselines=("permute",), published={"neuron interpolation": published})
 

@@ -92,7 +92,7 @@ def evaluate(
 
     from fedbayes.config.config import Config
     from fedbayes.workflows.fuse.posterior_files import sent_counts
-    from fedbayes.workflows.serve.evaluation_set import find_tests, is_program
+    from fedbayes.workflows.serve.evaluation_set import card_of, find_tests
     from fedbayes.workflows.serve.model_evaluation import compare, open_models
     from fedbayes.workflows.serve.model_files import ModelFiles, read_counts
 
@@ -107,7 +107,7 @@ def evaluate(
         std=numbers("--std", std),
     )
     known = ModelFiles(tests.trusted)
-    found = {path: known[path][1] for path in paths if files and not is_program(path)}
+    found = {path: card_of(path, known) for path in paths} if files else {}
     cards = {path: card for path, card in found.items() if card is not None}
     fused = {path for path, card in cards.items() if card.fused}
     if fused:  # they may be several, in any place; the others are what they were fused from

@@ -184,7 +184,22 @@ class Preprocessing(Brief):
                     "all values are between -1 and 1, but raw samples of this model have values "
                     f"up to {self.scale:g}. Give unscaled samples"
                 )
+        self._check_range(raw)
         return self.standardize_(raw.to(torch.float32, copy=True), may_miss=True)
+
+    def _check_range(self, raw: Tensor) -> None:
+        """See that images are raw, or raise a DataError."""
+        if self.raw_range is None or not raw.numel():
+            return
+        low, high = _slack(*self.raw_range)
+        if bool(((raw < low) | (raw > high)).any()):
+            values = raw.nan_to_num() if raw.dtype.is_floating_point else raw
+            least, most = (f"{bound:g}" for bound in self.raw_range)
+            raise DataError(
+                f"values of images are from {float(values.min()):g} to {float(values.max()):g}, "
+                f"but in training they were from {least} to {most}. Give raw images: the model "
+                "standardizes them itself"
+            )
 
     def raw(self, x: Any) -> Tensor:
         """Raw samples [n, ...] of the model's shape, as `apply` and exported programs take them;
@@ -328,6 +343,12 @@ def _flat_grey(shape: Sequence[int]) -> tuple[int, ...] | None:
     return tuple(shape[1:]) if len(shape) == 3 and shape[0] == 1 else None
 
 
+def _slack(low: float, high: float) -> tuple[float, float]:
+    """Bounds that allow for resized pictures, which may be a little outside."""
+    slack = 0.02 * (high - low)
+    return low - slack, high + slack
+
+
 class _Standardize(nn.Module):
     """Raw samples [n, C, ...] of any type to what a network sees, float32."""
 
@@ -351,10 +372,9 @@ class _Standardize(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         """Standardized, 0 for NaN, and in the client's order of pixels."""
         if self._bounds is not None:
-            # Resized pictures may be a little outside.
             low, high = self._bounds
-            slack = 0.02 * (high - low)
-            odd = ((x < low - slack) | (x > high + slack)).any()
+            least, most = _slack(low, high)
+            odd = ((x < least) | (x > most)).any()
             torch._assert_async(  # which exported programs keep
                 ~odd,
                 f"values are outside of {low:g} to {high:g}. Give raw images: this program "

@@ -19,7 +19,6 @@ import torch
 from torch import Tensor, nn
 
 from fedbayes.core.brief import Brief
-from fedbayes.core.tensors import parameter_count
 from fedbayes.core.wording import listed
 from fedbayes.data.progress import progress as shown
 from fedbayes.errors import ConfigError, ModelError
@@ -36,7 +35,7 @@ from fedbayes.fusion.teacher import Teacher, Temperatures, divergence
 from fedbayes.fusion.temperature import temperature
 from fedbayes.fusion.widths import Widths
 from fedbayes.likelihoods import Classes, Likelihood
-from fedbayes.models.steps import stored
+from fedbayes.models.steps import module_size
 from fedbayes.models.units import require_gradients, require_inputs_kept
 
 SLACK = 0.01
@@ -106,8 +105,8 @@ class FunctionFusion(Brief):
 
     @property
     def parameters(self) -> int:
-        """Scalars of the fused network."""
-        return parameter_count(stored(self.module))
+        """Scalars of the fused network, without buffers."""
+        return module_size(self.module)
 
 
 def fuse_functions(

@@ -30,7 +30,7 @@ import torch
 from torch import Tensor, nn
 
 from fedbayes.core.brief import Brief
-from fedbayes.core.tensors import Tensors, parameter_count
+from fedbayes.core.tensors import Tensors
 from fedbayes.errors import ModelError
 from fedbayes.fusion.coordinates import Array, Coordinates, Indices, Key, Matched, Places
 from fedbayes.fusion.donors import TracedNetwork
@@ -40,7 +40,7 @@ from fedbayes.fusion.widths import computes, recorded
 from fedbayes.matching import MatchingSettings, match_layer
 from fedbayes.matching.passes import Passes
 from fedbayes.models.resize import Placed, placed, with_weights
-from fedbayes.models.steps import stored
+from fedbayes.models.steps import module_size
 from fedbayes.models.units import Group
 
 
@@ -95,7 +95,7 @@ class GraphMatching(Brief):
     @property
     def parameters(self) -> int:
         """Scalars of the fused network."""
-        return parameter_count(stored(self.module))
+        return module_size(self.module)
 
     @property
     def wider(self) -> bool:

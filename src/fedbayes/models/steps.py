@@ -293,6 +293,11 @@ def stored(module: nn.Module) -> Tensors:
     return {name: tensor for name, tensor in clean(module).items() if name in kept}
 
 
+def module_size(module: nn.Module) -> int:
+    """Scalars of a module's parameters, shared ones once; buffers do not count."""
+    return sum(parameter.numel() for parameter in module.parameters())
+
+
 def require_finite(module: nn.Module, name: str) -> None:
     """See that no weight of a network is NaN or infinite, and no buffer NaN.
 

@@ -10,17 +10,18 @@ from typing import Any
 import numpy as np
 from torch import Tensor
 
-from fedbayes.core.tensors import Tensors, parameter_count
+from fedbayes.core.tensors import Tensors
 from fedbayes.errors import ModelError, warn
 from fedbayes.fusion.combining import MergedWeights, Merging
 from fedbayes.models.resize import with_weights
-from fedbayes.models.steps import require_finite, stored
+from fedbayes.models.steps import module_size, require_finite, stored
 from fedbayes.storage.card import Card
 from fedbayes.workflows.fuse.client_models import read_silos
 from fedbayes.workflows.fuse.job import Fused, FusionJob, checked
 from fedbayes.workflows.fuse.methods import FUSIONS, SELECTING
 from fedbayes.workflows.fuse.network_fusing import drawn
 from fedbayes.workflows.fuse.posterior_files import FROM_FILES, read_posterior, sent_counts
+from fedbayes.workflows.serve.inputs_told import InputsTold
 from fedbayes.workflows.serve.model_files import read_counts, write_model
 
 
@@ -43,7 +44,11 @@ def posteriors(job: FusionJob, name: str, watch: Callable[[str], None], _: objec
     watch(f"solving by {name}")
     weights: Tensors = merge([one for one, _ in found], settings)
     told = {"samples": [one.samples for one, _ in found]}
-    return _written(job, name, weights, first if all(cards) else None, told, begin)
+    size = sum(weights[parameter].numel() for parameter in found[0][0].diagonal)
+    card = first if all(cards) else None
+    if first is None and (known := InputsTold.read(job.models[0])) is not None:
+        card = known.card(name) if found[0][0].counts is not None else None
+    return _written(job, name, weights, card, told, begin, size)
 
 
 def networks(job: FusionJob, name: str, watch: Callable[[str], None], _: object) -> Fused:
@@ -84,8 +89,12 @@ def networks(job: FusionJob, name: str, watch: Callable[[str], None], _: object)
     found: MergedWeights = merge(
         Merging(states, alpha, clients[0], silos.example(), base, draw), settings
     )
-    weights = silos.written(dict(with_weights(clients[0], found.weights).state_dict()))
-    result = _written(job, name, weights, silos.card, found.told, begin, found.weights)
+    fused = with_weights(clients[0], found.weights)
+    weights = silos.written(dict(fused.state_dict()))
+    card = silos.card
+    if card is None and silos.told:
+        card = silos.described({})
+    result = _written(job, name, weights, card, found.told, begin, module_size(fused))
     return replace(result, notes=(*notes, *result.notes))
 
 
@@ -103,17 +112,17 @@ def _written(
     card: Card | None,
     told: dict[str, Any],
     begin: float,
-    fused: Tensors | None = None,
+    size: int,
 ) -> Fused:
     """Write the weights, and tell of it."""
     write_model(job.out, weights, None if card is None else card.of_fused(name))
-    size, seconds = parameter_count(weights if fused is None else fused), perf_counter() - begin
+    seconds = perf_counter() - begin
     spread = ""
     if "spread_after" in told:
-        spread = (
-            f"; their spread decreased from {told['spread_before']:.4g} to "
-            f"{told['spread_after']:.4g}"
-        )
+        before, after = told["spread_before"], told["spread_after"]
+        spread = f"; their spread decreased from {before:.4g} to {after:.4g}"
+        if after >= before * (1 - 1e-6):
+            spread = "; their units are in one order already"
     return Fused(
         {"method": name, "parameters": size, **told, "seconds": seconds},
         f"{name}: {len(job.models)} models to one of {size:,} parameters in {seconds:.1f} s"

@@ -19,7 +19,7 @@ from fedbayes.likelihoods.categorical import Categorical
 from fedbayes.models import MLP, ModelSettings, dense_layers, read_program
 from fedbayes.models.open import open_dense, open_weights
 from fedbayes.models.resize import with_weights
-from fedbayes.storage.card import Card
+from fedbayes.storage.card import Card, network_outputs
 from fedbayes.workflows.serve.evaluation_set import is_program, require_answers, stated
 from fedbayes.workflows.serve.model_files import ModelFiles, each_once, read_counts
 
@@ -79,6 +79,21 @@ class ClientModels:
     def written(self, weights: Tensors) -> Tensors:
         """Weights of the fused network under the names that a file of it is to have."""
         return OrderedDict((self.names.get(name, name), t) for name, t in weights.items())
+
+    def described(self, method: Mapping[str, str]) -> Card:
+        """The card of what they were fused to, by this method."""
+        own = self.card
+        return Card(
+            self.preprocessing,
+            {}
+            if self.dense or self.settings is None
+            else self.settings.model_dump(mode="json", exclude={"weights"}),
+            dict(method),
+            {} if own is None else own.data,
+            0,
+            outputs=network_outputs(self.likelihood),
+            task={} if own is None else own.task,
+        )
 
     @property
     def dense(self) -> bool:

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from torch.utils.flop_counter import FlopCounterMode
 
 from fedbayes.core.metrics import calibrate
-from fedbayes.core.tensors import Samples, parameter_count
+from fedbayes.core.tensors import Samples
 from fedbayes.data.plot import plain_numbers, save_figure
 from fedbayes.errors import ModelError
 from fedbayes.fusion.combining import combine
@@ -20,7 +20,7 @@ from fedbayes.fusion.frozen import Function, frozen
 from fedbayes.fusion.function import FunctionFusion, HeldOut, Likeness
 from fedbayes.likelihoods import Classes, Likelihood, evaluate, total
 from fedbayes.models.resize import with_weights
-from fedbayes.models.steps import stored
+from fedbayes.models.steps import module_size
 from fedbayes.reports.fusion import kind
 from fedbayes.reports.palette import looks
 from fedbayes.storage.formatting import words
@@ -129,7 +129,7 @@ class SizeTradeoff:
     ) -> FrontierPoint:
         return FrontierPoint(
             name,
-            parameter_count(stored(network)),
+            module_size(network),
             multiplications(network, self.example),
             found,
             self.metrics(frozen(network, name)),

@@ -12,14 +12,13 @@ from rich.table import Table
 from torch import Tensor, nn
 
 from fedbayes.core.files import write_beside
-from fedbayes.core.tensors import parameter_count
 from fedbayes.errors import ConfigError
 from fedbayes.fusion.function import FunctionFusion, Likeness, TeacherAgreement
 from fedbayes.fusion.laplace import LastLayer
 from fedbayes.inputs import InputPrior, Inputs
 from fedbayes.inputs.picture import draw_inputs
 from fedbayes.inputs.samples import RealSamples
-from fedbayes.models.steps import stored
+from fedbayes.models.steps import module_size
 from fedbayes.reports.fusion import render
 from fedbayes.storage.formatting import number, words
 from fedbayes.workflows.fuse.client_models import ClientModels
@@ -134,7 +133,7 @@ def summary(outcome: FusionResult) -> dict[str, Any]:
 def _size(network: nn.Module, outcome: FusionResult) -> dict[str, int]:
     example = outcome.inputs.batch(-1, 1)
     return {
-        "parameters": parameter_count(stored(network)),
+        "parameters": module_size(network),
         "multiplications": multiplications(network, example),
     }
 

@@ -38,8 +38,6 @@ from fedbayes.likelihoods.temperature import has_temperature
 from fedbayes.models import ModelSettings
 from fedbayes.storage.card import (
     PROGRAM_INPUTS,
-    Card,
-    network_outputs,
     program_outputs,
 )
 from fedbayes.workflows.fuse.client_models import ClientModels
@@ -187,7 +185,7 @@ class NetworkFusion:
             prior,
             silos,
             inputs,
-            self._marks(scale, fusions, networks, counts, watch),
+            self._marks(scale, fusions, silos, networks, counts, watch),
             self._trust(fusions[chosen], scale),
             self._sent(counts, temperatures),
             (
@@ -231,6 +229,7 @@ class NetworkFusion:
         self,
         scale: SizeTradeoff,
         fusions: Mapping[float, FunctionFusion],
+        silos: ClientModels,
         networks: Mapping[str, nn.Module],
         counts: npt.NDArray[np.int64] | None,
         watch: Callable[[str], None],
@@ -244,7 +243,10 @@ class NetworkFusion:
         watch("comparing")
         sizes = None if counts is None else counts.reshape(len(networks), -1).sum(1).tolist()
         return [
-            *(scale.fused(found, width, self._cooled(found)) for width, found in fusions.items()),
+            *(
+                scale.fused(found, width, self._cooled(found, silos))
+                for width, found in fusions.items()
+            ),
             *scale.clients(networks, sizes),
         ]
 
@@ -332,9 +334,10 @@ class NetworkFusion:
                 f"weights of another width fit no known network: {program}, or leave the width at 1"
             )
 
-    def _cooled(self, fusion: FunctionFusion) -> nn.Module | None:
+    def _cooled(self, fusion: FunctionFusion, silos: ClientModels) -> nn.Module | None:
         """The network with its temperature, where what is written has one."""
-        if fusion.temperature == 1 or self.job.out.suffix.lower() != PROGRAM:
+        said = silos.told or self.job.out.suffix.lower() == PROGRAM
+        if fusion.temperature == 1 or not said:
             return None
         return TemperatureScaled(fusion.module, fusion.temperature).eval()
 
@@ -342,7 +345,7 @@ class NetworkFusion:
         """Write all files; what a program takes, in words."""
         fusion, prior, found = outcome.fusion, outcome.prior, outcome.fusion.calibration
         method = {"name": "fuse function", "inputs": prior.name}
-        answering = self._cooled(fusion)
+        answering = self._cooled(fusion, silos)
         if found is not None:
             method["posterior"], answering = str(self.settings.posterior), found.module
         warmth = fusion.temperature
@@ -428,16 +431,7 @@ def write_network(
         What a program takes, in words; empty for weights.
     """
     likelihood = silos.likelihood
-    model = None if silos.dense else silos.settings
-    card = Card(
-        silos.preprocessing,
-        {} if model is None else model.model_dump(mode="json", exclude={"weights"}),
-        dict(method),
-        {} if silos.card is None else silos.card.data,
-        0,
-        outputs=network_outputs(likelihood),
-        task={} if silos.card is None else silos.card.task,
-    )
+    card = silos.described(method)
     if path.suffix.lower() != PROGRAM:
         weights = silos.written(dict(network.state_dict()))
         card = card if temperature == 1 else replace(card, temperature=temperature)

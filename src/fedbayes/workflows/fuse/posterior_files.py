@@ -1,24 +1,22 @@
 """Posteriors in files: the statistics that a client computes on its own data, and sends."""
 
-import json
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, TypeVar
 
 import numpy as np
 import numpy.typing as npt
 import torch
-from safetensors import SafetensorError, safe_open
 from torch import Tensor, nn
 
 from fedbayes.config.config import Config
 from fedbayes.core import seeds
-from fedbayes.core.files import parse_json, read_bytes, writable, write_beside
+from fedbayes.core.files import read_bytes, writable, write_beside
 from fedbayes.core.messages import decode_file, metadata
 from fedbayes.core.seals import check_seal, sealed
-from fedbayes.core.tensors import Samples, Tensors, named, pack, parameter_count, part
+from fedbayes.core.tensors import Samples, Tensors, named, pack, part
 from fedbayes.core.wording import listed
 from fedbayes.errors import DataError, MessageError, ModelError, told_as, warn
 from fedbayes.fusion.curvature import posterior
@@ -36,7 +34,7 @@ from fedbayes.models import (
 )
 from fedbayes.models.files import kept_order
 from fedbayes.models.open import OpenedWeights, absent_classes, open_dense, open_weights
-from fedbayes.models.steps import stored
+from fedbayes.models.steps import module_size
 from fedbayes.storage.card import Card
 from fedbayes.workflows.serve.evaluation_set import (
     EvaluationSet,
@@ -44,27 +42,15 @@ from fedbayes.workflows.serve.evaluation_set import (
     is_program,
     refuse_own_order,
 )
+from fedbayes.workflows.serve.inputs_told import TOLD, InputsTold, header
 from fedbayes.workflows.serve.model_files import ModelFiles, read_with_card
 from fedbayes.workflows.serve.output_order import warn_of_order
 
-TOLD = "fedbayes-inputs"
-"""Key of `InputsTold` in a file."""
 VERSION = "1"
 """Of the form of the files."""
 FORMATS = (".safetensors",)
 _BATCH = 1000
 Found = TypeVar("Found")
-
-
-class InputsTold(NamedTuple):
-    """Classes and standardization of a model whose file has no card."""
-
-    names: tuple[str, ...]
-    """Of its target, such as classes in the order of its outputs."""
-    mean: tuple[float, ...]
-    """Subtracted from its inputs, images in [0, 1]."""
-    std: tuple[float, ...]
-    """What they are divided by then."""
 
 
 @dataclass(frozen=True)
@@ -127,12 +113,12 @@ class PosteriorJob:
         result = replace(result, temperature=fitted, head=head)
         told = None
         if card is None or card.by_hand:
-            told = InputsTold(seen.target.names, tuple(seen.mean), tuple(seen.std))
+            told = InputsTold.of(seen)
         size = write_posterior(self.out, _renamed(result, names), card, told)
         return {
             "samples": result.samples,
             "layers": list(_renamed(result, names).factors),
-            "parameters": parameter_count(stored(module)),
+            "parameters": module_size(module),
             "bytes": size,
             "temperature": fitted,
             "features": sum(own.sums.shape[1] for own in head.values()),
@@ -275,7 +261,7 @@ def write_posterior(
         tensors["temperature"] = torch.tensor(found.temperature, dtype=torch.float64)
     text = {POSTERIOR: VERSION, **kept_order(found.weights)}
     text |= {} if card is None else {CARD: card.dump()}
-    text |= {} if told is None else {TOLD: json.dumps(told)}
+    text |= {} if told is None else {TOLD: told.dump()}
     write_beside(path, sealed(tensors, text))
     return path.stat().st_size
 
@@ -445,9 +431,8 @@ def require_alike(models: Sequence[Path]) -> None:
     """
     seen: dict[Path, InputsTold] = {}
     for path in models:
-        if text := _header(path).get(TOLD):
-            with told_as(ModelError, f"{path} is damaged", ValueError, TypeError):
-                seen[path] = InputsTold(*map(tuple, parse_json(text)))
+        if (own := InputsTold.read(path)) is not None:
+            seen[path] = own
     for path, own in seen.items():
         first, base = next(iter(seen.items()))
         if own.names != base.names:
@@ -465,16 +450,7 @@ def require_alike(models: Sequence[Path]) -> None:
 
 def is_posterior(path: Path) -> bool:
     """Whether a file says that it is a posterior; nothing else is checked."""
-    return POSTERIOR in _header(path)
-
-
-def _header(path: Path) -> dict[str, str]:
-    """The text in the header of a safetensors file, without its tensors; none of other files."""
-    try:
-        with safe_open(path, "pt") as file:
-            return dict(file.metadata() or {})
-    except (OSError, SafetensorError):
-        return {}
+    return POSTERIOR in header(path)
 
 
 def _is_moment(matrix: Tensor) -> bool:

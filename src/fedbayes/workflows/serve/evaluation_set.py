@@ -28,7 +28,8 @@ from fedbayes.models import ModelSettings, read_program
 from fedbayes.runs.build import build_data, build_likelihood, stored_data
 from fedbayes.storage.card import OWN, Card
 from fedbayes.storage.folder import RunFolder
-from fedbayes.workflows.serve.model_files import read_with_card
+from fedbayes.workflows.serve.inputs_told import InputsTold
+from fedbayes.workflows.serve.model_files import ModelFiles
 
 
 @dataclass(frozen=True)
@@ -108,7 +109,7 @@ def find_tests(
             )
         return replace(_of_run(run, given), trusted=trusted)
     card, source = _known(model, run, trusted)
-    card, source, scaling = _scaling(card, source, mean, std)
+    card, source, scaling = _scaling(model, card, source, (mean, std))
     given = _beside(card, source, given)
     if card is not None and not named:
         if card.data.get("name") == "own" or ":" in str(card.data.get("name")):
@@ -134,14 +135,17 @@ Stated = tuple[Sequence[float], Sequence[float]]
 
 
 def _scaling(
-    card: Card | None, source: str, mean: Sequence[float], std: Sequence[float]
+    model: Path, card: Card | None, source: str, given: Stated
 ) -> tuple[Card | None, str, Stated]:
     """The card and its source, none where it has no more than a user's numbers, and these."""
-    if card is None or not card.by_hand:
-        return card, source, (mean, std)
-    if mean or std:
-        raise ConfigError(f"--mean and --std have no effect: {source} has its own. Leave them out")
-    return None, "", (card.preprocessing.mean, card.preprocessing.std)
+    if card is not None and not card.by_hand:
+        return card, source, given
+    own = InputsTold.read(model) if card is None else card.preprocessing
+    if own is None:
+        return None, "", given
+    if any(given):
+        raise ConfigError(f"--mean and --std have no effect: {model} has its own. Leave them out")
+    return None, "", (own.mean, own.std)
 
 
 def stated(seen: Preprocessing, mean: Sequence[float], std: Sequence[float]) -> Preprocessing:
@@ -222,8 +226,8 @@ def find_training(
     trusted = named_by(given)
     run = model if model is not None and model.is_dir() else None
     card, source = (None, "") if model is None else _known(model, run, trusted)
-    if scaling is not None:
-        card, source, scaling = _scaling(card, source, *scaling)
+    if scaling is not None and model is not None:
+        card, source, scaling = _scaling(model, card, source, scaling)
     if card is not None and any(scaling or ()):
         raise ConfigError(
             f"--mean and --std have no effect: {source} describes its standardization. Leave them "
@@ -299,12 +303,24 @@ def _known(model: Path, run: Path | None, trusted: frozenset[str]) -> tuple[Card
         config = folder.config()
         preprocessing = folder.preprocessing() or stored_data(config, folder).preprocessing
         return Card.of(config, preprocessing, 0), str(run)
-    if is_program(model):
-        text = read_program(model)[1]
-        card = Card.load(text, str(model), trusted) if text else None
-    else:
-        card = read_with_card(model, trusted)[1]
+    card = card_of(model, ModelFiles(trusted))
     return card, str(model) if card is not None else ""
+
+
+def card_of(model: Path, files: ModelFiles) -> Card | None:
+    """The card of a file of weights or a program.
+
+    Args:
+        model: the file.
+        files: those whose weights were read before.
+
+    Raises:
+        ModelError: it cannot be read, or its card is damaged.
+    """
+    if not is_program(model):
+        return files[model][1]
+    text = read_program(model)[1]
+    return Card.load(text, str(model), files.trusted) if text else None
 
 
 def is_program(path: Path) -> bool:

@@ -16,7 +16,7 @@ from fedbayes.config.config import Config
 from fedbayes.contracts import Sampler, single_draw
 from fedbayes.core.targets import Target
 from fedbayes.core.tensors import PREDICTED, Samples, Tensors, parameter_count
-from fedbayes.core.wording import describe
+from fedbayes.core.wording import describe, listed, size
 from fedbayes.data import Preprocessing
 from fedbayes.data.differences import SCALE, differences
 from fedbayes.errors import ConfigError, DataError, ModelError, warn
@@ -51,8 +51,10 @@ from fedbayes.workflows.serve.evaluation_set import (
     is_program,
     refuse_own_order,
     require_answers,
+    stated,
     trained_in,
 )
+from fedbayes.workflows.serve.inputs_told import InputsTold
 from fedbayes.workflows.serve.model_files import read_with_card
 from fedbayes.workflows.serve.output_order import warn_of_order
 
@@ -179,7 +181,7 @@ def _of_weights(
     frozen = None if card is None else card.frozen
     opened = open_weights(weights, settings, preprocessing.shape, likelihood, name, frozen=frozen)
     network, weights, named = opened.network, opened.weights, opened.named
-    count, wanted = parameter_count(weights), network.start
+    wanted = network.start
     cut = settings.name == "mlp" or (card is not None and given is None)
     if not cut and not opened.fits:
         named = None  # as of LeNet-5 and of another network of as many layers
@@ -192,6 +194,7 @@ def _of_weights(
     else:
         raise replace(opened, named=None).unlike()
     named = weights if named is None else named
+    count = parameter_count(network.parameters(named))
     draw = rebuild(named)
     _try_out(draw, preprocessing, name, settings)
     plain = named.keys() == wanted.keys()
@@ -243,15 +246,35 @@ def _seen(
     card: Card | None, name: str, tests: EvaluationSet
 ) -> tuple[Preprocessing, str, Likelihood]:
     """What a network sees of the samples, by whose numbers, and what its outputs mean."""
+    here = tests.preprocessing
     if card is None:
-        return *tests.of_silent(name), tests.likelihood
+        told = InputsTold.read(Path(name))
+        if told is None:
+            return *tests.of_silent(name), tests.likelihood
+        if told.shape != here.shape:
+            raise ModelError(
+                f"{name} takes inputs of {size(told.shape)}; the samples have {size(here.shape)}"
+            )
+        if here.target.classes and told.names != here.target.names:
+            raise ModelError(
+                f"{name} has the classes {listed(told.names)}; the samples have "
+                f"{listed(here.target.names)}. Set data.classes to those of the model"
+            )
+        seen = stated(here, told.mean, told.std)
+        return seen, f"as {name} says", tests.likelihood
     own = card.preprocessing
     if not card.by_hand:
         return own, trained_in(name), card.likelihood
     # Classes have the names of the samples' own, and images are brought into [0, 1] first.
-    here = tests.preprocessing
-    if own.shape == here.shape and own.target.classes == here.target.classes:
-        own = replace(own, scale=here.scale, target=here.target, features=here.features)
+    numbers = tuple(map(str, range(own.target.classes)))
+    if own.target.names not in (numbers, here.target.names):
+        pass
+    elif own.shape == here.shape and own.target.classes == here.target.classes:
+        unit = here.scale / own.scale
+        bounds = own.bounds and (own.bounds[0] * unit, own.bounds[1] * unit)
+        own = replace(
+            own, scale=here.scale, bounds=bounds, target=here.target, features=here.features
+        )
     return own, f"as for the fusion of {name}", card.likelihood
 
 

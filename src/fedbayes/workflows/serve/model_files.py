@@ -109,14 +109,14 @@ class ModelFiles:
 
     def __init__(self, trusted: Collection[str] = ()) -> None:
         self._found: dict[Path, tuple[Tensors, Card | None]] = {}
-        self._trusted = trusted
+        self.trusted = trusted
         self.orders: dict[Path, ClassOrder] = {}
         """Of those whose classes `card` brought into another order."""
 
     def __getitem__(self, path: Path) -> tuple[Tensors, Card | None]:
         """As `read_with_card`."""
         if path not in self._found:
-            self._found[path] = read_with_card(path, self._trusted)
+            self._found[path] = read_with_card(path, self.trusted)
         return self._found[path]
 
     def card(self, paths: Sequence[Path]) -> Card | None:

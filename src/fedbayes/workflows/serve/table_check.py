@@ -11,10 +11,8 @@ from fedbayes.data.tables.check import TableCheck, check_table
 from fedbayes.data.tables.columns import reading
 from fedbayes.data.tables.encoding import unknown
 from fedbayes.errors import DataError, told_as
-from fedbayes.models import read_program
-from fedbayes.storage.card import Card
-from fedbayes.workflows.serve.evaluation_set import is_program
-from fedbayes.workflows.serve.model_files import read_with_card
+from fedbayes.workflows.serve.evaluation_set import card_of
+from fedbayes.workflows.serve.model_files import ModelFiles
 
 _PLACES = ("preprocessing.json", "schema.json")
 """Files of a run folder and of a Flower project that say how columns are encoded."""
@@ -75,9 +73,7 @@ def stored_columns(place: Path) -> Preprocessing:
     if place.suffix.lower() == ".json":
         return Preprocessing.load(place.read_bytes())
     with told_as(DataError, f"cannot read {place}", OSError):
-        text = read_program(place)[1] if is_program(place) else ""
-        card = Card.load(text, str(place)) if text else None
-        card = card if is_program(place) else read_with_card(place)[1]
+        card = card_of(place, ModelFiles())
     if card is None:
         raise DataError(f"{place} has no card with the inputs of its network")
     return card.preprocessing
