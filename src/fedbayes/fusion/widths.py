@@ -61,7 +61,8 @@ def orders(
         if isinstance(width, int) and len(order) != width:
             say(f"{layer}: {len(order)} units instead of {width}")
         elif not isinstance(width, int) and len(order) < 0.99 * width * group.count - 1:
-            say(f"{layer}: all {len(order)} units")
+            wanted = round(width * group.count)
+            say(f"{layer}: {len(order)} units instead of {wanted}, as clients have no more")
         found.append((group, order))
     return _borne(found, own, example, isinstance(widths, Mapping), say)
 

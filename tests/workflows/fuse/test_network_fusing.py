@@ -73,7 +73,7 @@ def test_weights_load_into_the_factory_and_the_report_tells_all(photos, tmp_path
     told = json.loads(report.read_text())
     assert told["inputs"]["name"] == "leaves"
     assert told["clients"].keys() == {"c0", "c1", "c2"}
-    assert told["parameters"] == sum(t.numel() for t in fresh.state_dict().values())
+    assert told["parameters"] == sum(p.numel() for p in fresh.parameters())
     worst = max(one["divergence"] for one in told["clients"].values())
     assert 0 <= told["divergence"] < worst
     assert [row["name"] for row in told["with_each_client"]] == ["c0", "c1", "c2", "ensemble"]

@@ -261,6 +261,11 @@ def _module(
         frozen = None if card is None else card.frozen
         opened = open_weights(weights, settings, shape, likelihood, name, frozen=frozen)
         if opened.fits or exact or settings.name != "mlp" or likelihood.head() is not None:
+            if opened.named is not None and not opened.fits:
+                raise ModelError(
+                    f"{opened.unlike()}. Networks of different widths can be fused as programs: "
+                    "export each to a .pt2 file (torch.export)"
+                )
             return with_weights(opened.network.module, opened.require())
     way = ". Check --shape, and --classes or the counts"
     return open_dense(weights, shape, likelihood, name, biases=biases, way=way)[0]
@@ -271,7 +276,8 @@ def _programs(
 ) -> ClientModels:
     if seen.mean or seen.std:
         raise ModelError(
-            "programs take raw samples. Give --mean and --std only with files of weights"
+            "programs take raw samples, so --mean and --std have no effect. Export a module that "
+            "standardizes its input itself, and leave them out"
         )
     named = [*paths, *([like] if like is not None and like not in paths else [])]
     found = {str(path): read_program(path) for path in named}

@@ -130,7 +130,8 @@ class FusionJob:
         require_alike(self.models)
         job = kind.dense if kind.dense and self._dense() else kind.job
         found: Fused = resolve_name(f"{__package__}.{job}")(self, name, watch, progress)
-        if self.method is None and name == "gpi-fnm" and not self.settings:
+        guessed = self.method is None and name == "gpi-fnm" and not self.settings
+        if guessed and len(dense_layers(self.files[self.models[0]][0], "")[-1].weight) > 1:
             found = replace(found, notes=(*found.notes, _BY_WEIGHTS))
         return found
 

@@ -78,6 +78,12 @@ BOUND = 0.05
 """KL divergence to the teacher in nats, on held-out draws."""
 
 
+_CLASSES = (
+    "outputs are read as logits of {0} classes, as --classes {0} would say. Networks that predict "
+    "numbers need cards, as files of fedbayes have them"
+)
+
+
 def fuse_networks(
     job: FusionJob,
     name: str,
@@ -159,6 +165,8 @@ class NetworkFusion:
         held_out = HeldOut(teacher, cached)
         if silos.card is None:
             _doubt_order(list(networks), held_out)
+            if counts is None and job.classes is None:
+                notes = (*notes, _CLASSES.format(silos.likelihood.outputs))
         scale = SizeTradeoff(held_out, test)
         fusions: dict[float, FunctionFusion] = {}
         for width in widths:

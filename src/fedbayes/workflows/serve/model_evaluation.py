@@ -266,16 +266,19 @@ def _seen(
     if not card.by_hand:
         return own, trained_in(name), card.likelihood
     # Classes have the names of the samples' own, and images are brought into [0, 1] first.
-    numbers = tuple(map(str, range(own.target.classes)))
-    if own.target.names not in (numbers, here.target.names):
-        pass
-    elif own.shape == here.shape and own.target.classes == here.target.classes:
+    ours = own.target.names == here.target.names or _numbered(own.target.names)
+    if ours and own.shape == here.shape and own.target.classes == here.target.classes:
         unit = here.scale / own.scale
         bounds = own.bounds and (own.bounds[0] * unit, own.bounds[1] * unit)
         own = replace(
             own, scale=here.scale, bounds=bounds, target=here.target, features=here.features
         )
     return own, f"as for the fusion of {name}", card.likelihood
+
+
+def _numbered(names: Sequence[str]) -> bool:
+    """Whether classes are called 0, 1, 2 and so on."""
+    return list(names) == [str(number) for number in range(len(names))]
 
 
 def _network(
@@ -409,6 +412,12 @@ def compare(
                 DataError,
             ) as error:  # of synthetic inputs for clients of one class
                 warn(f"there is no row '{name}': {error}")
+    unnamed = [name for name, one in models.items() if one.unnamed]
+    if unnamed and target.kind == "class" and not _numbered(target.names):
+        warn(
+            f"{listed(unnamed, 3)}: files that do not name their classes. Outputs are taken for "
+            f"{listed(target.names, 12)}, in this order"
+        )
     for name, one in models.items():
         _doubt_order(name, one, tests)
     asked = {name: _asked(name, one, metrics) for name, one in candidates.items()}

@@ -303,6 +303,11 @@ def read_samples(
         DataError: the file is absent, no NPZ, not of this form, or its samples are of another shape
             than those that the networks were trained on.
     """
+    if path.suffix.lower() in (".csv", ".tsv", ".parquet", ".xlsx"):
+        raise DataError(
+            f"{path} is a table, and samples here are an .npz file with arrays x and y. Score a "
+            f"model on a table with fedbayes evaluate MODEL --set data.path={path}"
+        )
     with (
         told_as(DataError, f"cannot read the samples {path}", *NPZ_ERRORS),
         open_npz(io.BytesIO(read_bytes(path))) as content,
