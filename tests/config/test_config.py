@@ -402,6 +402,10 @@ for arguments in sys.argv[1:]:
         ({"workers": 7}, "workers has no effect: engine is auto"),
         ({"method": {"name": "laplace", "server_lr": 0.5}}, "method.server_lr has no effect"),
         (
+            {"method": {"name": "fedbe", "steps": 5}},
+            "method.steps has no effect: method.inputs is unset",
+        ),
+        (
             {"method": {"name": "fedlap", "covariance": "none", "predictions": 3}},
             "method.predictions has no effect",
         ),

@@ -214,14 +214,14 @@ def idle(
 
     Args:
         table: the settings.
-        prefix: its place, with a dot at the end.
+        prefix: its place, with a dot at the end. A method fills in what is unset, and knows then
+            what does nothing (`Method.remarks`).
         resolved: what became of settings of it that were left to be found, by key.
 
     Yields:
         A sentence on each, with the values that it is for.
     """
-    fields = type(table).model_fields
-    for name, field in fields.items():
+    for name, field in type(table).model_fields.items():
         value = getattr(table, name)
         if isinstance(value, BaseModel):
             yield from idle(value, f"{prefix}{name}.", resolved)
@@ -232,8 +232,7 @@ def idle(
                 continue
             key = prefix + mark.other
             beside = (resolved or {}).get(key, getattr(table, mark.other))
-            chosen = any(isinstance(m, Chosen) for m in fields[mark.other].metadata)
-            if not mark.holds(beside) and not (beside is None and chosen):
+            if not mark.holds(beside) and not (beside is None and prefix == "method."):
                 yield (
                     f"{prefix}{name} has no effect: {key} is {_word(beside)}, and must be "
                     f"{mark.wanted(beside)}"

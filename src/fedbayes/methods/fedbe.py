@@ -30,7 +30,7 @@ from fedbayes.contracts.changes import norm
 from fedbayes.contracts.drawn import draws_of
 from fedbayes.contracts.method import Reduced
 from fedbayes.core import seeds
-from fedbayes.core.fields import Only
+from fedbayes.core.fields import Only, unused
 from fedbayes.core.messages import Message, dense
 from fedbayes.core.tensors import Tensors, named, part
 from fedbayes.fusion.combining import combine
@@ -88,12 +88,17 @@ class _Ensemble(Averaged, Method[FedBeServer, Stateless, Reduced], Generic[Reduc
 
     def remarks(self, run: Federation) -> list[str]:
         """Whether the distribution is of use, too."""
+        notes: list[str] = super().remarks(run)
+        if self.inputs is None:
+            names = ("steps", "drawn", "server_lr", "cycles")
+            notes += unused(self, names, "method.inputs is unset", "method.")
         if self.inputs is None and self.predicts == "single":
             return [
+                *notes,
                 "method.predicts = 'single' without method.inputs is federated averaging. Set "
-                "method.inputs, or method.predicts = 'ensemble'"
+                "method.inputs, or method.predicts = 'ensemble'",
             ]
-        return super().remarks(run)
+        return notes
 
     def origin(self, server: FedBeServer, run: Federation) -> Tensors:
         """The network that clients start from."""

@@ -152,6 +152,9 @@ class FedLap(MomentMatching):
         names = ("predictions", "predictive") if self.fixed_precision else ()
         why = "with covariance = 'none' the posterior is a point"
         notes = super().remarks(run) + unused(self, names, why, "method.")
+        if self.inputs is None:
+            names = ("points", "strength")
+            notes += unused(self, names, "method.inputs is unset", "method.")
         return notes + input_remarks(self, run)
 
     @property

@@ -30,7 +30,7 @@ from fedbayes.contracts import (
 from fedbayes.contracts.drawn import sampler_over
 from fedbayes.contracts.needs import langevin, of_first_round, own_prior, weights_alone
 from fedbayes.contracts.run import with_prior
-from fedbayes.core.fields import Chosen, Only
+from fedbayes.core.fields import Chosen, Only, unused
 from fedbayes.core.messages import Message, dense
 from fedbayes.core.tensors import Samples, Tensors, named, part
 from fedbayes.errors import MessageError
@@ -140,6 +140,9 @@ class PredBayes(Method[PredBayesServer, Stateless, ReportList]):
     def remarks(self, run: Federation) -> list[str]:
         """Notes on the choice of β too."""
         notes = super().remarks(run)
+        if self.inputs is None:
+            names = ("steps", "drawn", "server_lr")
+            notes += unused(self, names, "method.inputs is unset", "method.")
         if run.rounds < 2 and self.beta is None:
             notes.append(
                 f"{self.name} chooses method.beta in round 2, but this run has one round, so it "

@@ -333,6 +333,12 @@ def test_repair_restores_deviations_on_drawn_inputs(method, photos, tmp_path, ca
     one, two = (torch.load(path) for path in (plain, mended))
     assert one.keys() == two.keys()
     assert any(not torch.equal(one[name], two[name]) for name in one)
+    # What is known of inputs is in the file.
+    more = ("--repair", 64, "--mean", "0.5,0.5,0.4", "--std", "0.2")
+    assert command(*asked, "-o", mended, *more) == 0
+    card = Card.load(read_model(mended)[1], "m.pt")
+    assert card.method == {"name": f"fuse {method}"}
+    assert card.preprocessing.mean == (0.5, 0.5, 0.4)
 
 
 def test_a_picture_that_cannot_be_is_refused_before_anything_is_fused(
@@ -767,8 +773,9 @@ def test_training_that_diverges_loses_nothing_and_is_told(tmp_path, capsys):
     assert out.exists()
 
 
-def test_what_is_scored_is_what_is_written(photos, tmp_path):
-    rng, out, report = np.random.default_rng(0), tmp_path / "g.pt2", tmp_path / "r.json"
+@pytest.mark.parametrize("suffix", ["pt2", "pt"])
+def test_what_is_scored_is_what_is_written(suffix, photos, tmp_path):
+    rng, out, report = np.random.default_rng(0), tmp_path / f"g.{suffix}", tmp_path / "r.json"
     x, y = rng.random((60, 3, 8, 8)).astype(np.float32), rng.integers(4, size=60)
     np.savez(tmp_path / "test.npz", x=x, y=y)
     (tmp_path / "counts.json").write_text("[[9, 1, 5, 5], [1, 9, 5, 5], [5, 5, 9, 1]]")
@@ -778,9 +785,16 @@ def test_what_is_scored_is_what_is_written(photos, tmp_path):
     assert command("fuse", *photos, *asked, *more, *test, "--method", "function") == 0
     told = json.loads(report.read_text())
     assert told["temperature"] != 1
-    program, _ = read_program(out)
-    with torch.no_grad():
-        outputs = program(torch.from_numpy(x))
+    if suffix == "pt2":
+        program, _ = read_program(out)
+        with torch.no_grad():
+            outputs = program(torch.from_numpy(x))
+    else:  # whose card has the temperature
+        weights, text = read_model(out)
+        network = Eyes((3, 8, 8), 4).eval()
+        network.load_state_dict(weights)
+        with torch.no_grad():
+            outputs = network((torch.from_numpy(x) - 0.5) / 0.3) / json.loads(text)["temperature"]
     nll = functional.cross_entropy(outputs, torch.from_numpy(y))
     assert told["frontier"][0]["nll"] == pytest.approx(float(nll), rel=1e-4)
 

@@ -2,6 +2,7 @@
 
 import json
 from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 import pandas as pd
@@ -22,7 +23,7 @@ from fedbayes.errors import ModelError
 from fedbayes.fusion.curvature import posterior
 from fedbayes.fusion.posteriors import kfac
 from fedbayes.likelihoods import build_likelihood
-from fedbayes.models import MLP, read_model
+from fedbayes.models import MLP, dense_layers, read_model, relu_network
 from fedbayes.storage.card import Card
 from fedbayes.testing import assert_identical
 from fedbayes.workflows.fuse import network_fusing
@@ -446,6 +447,44 @@ def test_rows_that_were_kept_are_read_as_the_data(tmp_path, capsys):
     kept.to_csv(tmp_path / "kept.csv", index=False)
     assert command(*asked, "--temperature", tmp_path / "kept.csv", "-o", out) == 2
     assert "samples have missing values" in " ".join(capsys.readouterr().err.split())
+
+
+def test_a_posterior_of_plain_weights_is_scored_as_its_network_sees_samples(client, capsys):
+    """And so is what is fused from such: against the networks in PyTorch."""
+    folder, module, samples = client
+    torch.manual_seed(1)
+    before = load_file(folder / "m.safetensors")
+    other = {name: t + 0.1 * torch.randn(t.shape) for name, t in before.items()}
+    save_file(other, folder / "o.safetensors")
+    asked = ("--data", folder / "data.npz", "--mean", "0.5", "--std", "0.1")
+    for name in ("m", "o"):
+        assert (
+            command(
+                "posterior",
+                folder / f"{name}.safetensors",
+                *asked,
+                "-o",
+                folder / f"p{name}.safetensors",
+            )
+            == 0
+        )
+    files = (folder / "pm.safetensors", folder / "po.safetensors")
+    fused = folder / "f.safetensors"
+    assert command("fuse", *files, "--method", "regmean", "-o", fused) == 0
+    capsys.readouterr()
+    data = f"data.path={folder / 'data.npz'}"
+    assert command("evaluate", fused, *files, "--set", data, "--json") == 0
+    scores = {Path(one["name"]).stem: one for one in json.loads(capsys.readouterr().out)}
+    assert scores["ensemble, as fuse learns it"]["parameters"] == 2 * scores["f"]["parameters"]
+    with torch.no_grad():
+        own = functional.cross_entropy(module((samples.x - 0.5) / 0.1), samples.y)
+    assert scores["pm"]["nll"] == pytest.approx(float(own), rel=1e-5)
+    layers = dense_layers(read_model(fused)[0], "f")
+    with torch.no_grad():
+        own = functional.cross_entropy(relu_network(layers, (samples.x - 0.5) / 0.1), samples.y)
+    assert scores["f"]["nll"] == pytest.approx(float(own), rel=1e-5)
+    assert command("evaluate", files[0], "--set", data, "--mean", "0.5") == 2
+    assert "has its own. Leave them out" in " ".join(capsys.readouterr().err.split())
 
 
 def test_a_temperature_that_is_none_is_rejected(client):

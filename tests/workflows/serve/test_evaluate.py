@@ -366,6 +366,65 @@ def test_evaluate_gives_what_fuse_gives_on_the_same_pictures(tmp_path, capsys, s
         assert "average and ensemble use 0.pt, 1.pt" in told
 
 
+def test_images_out_of_range_are_rejected_by_weights_and_programs(tmp_path, capsys):
+    """Those of 8 bits are brought into the range of training first."""
+    rng = np.random.default_rng(0)
+    x, y = rng.random((40, 8, 8)).astype(np.float32), np.arange(40) % 3
+    for seed in (0, 1):
+        torch.manual_seed(seed)
+        torch.save(MLP(64, [9], 3).state_dict(), tmp_path / f"{seed}.pt")
+    models = [tmp_path / "0.pt", tmp_path / "1.pt"]
+    words = ("--method", "function", "--shape", "1,8,8", "--minutes", "0", "--mean", "0.5")
+    for suffix in ("pt", "pt2"):
+        assert command("fuse", *models, "-o", tmp_path / f"g.{suffix}", *words) == 0
+    capsys.readouterr()
+    found = {}
+    for name, values in (("unit", x), ("wide", 16 * x), ("eight", (255 * x).astype(np.uint8))):
+        np.savez(tmp_path / f"{name}.npz", x=values, y=y)
+        for suffix in ("pt", "pt2"):
+            data = f"data.path={tmp_path / name}.npz"
+            code, out, err = cli(
+                capsys, "evaluate", tmp_path / f"g.{suffix}", "--set", data, "--json"
+            )
+            assert code == (2 if name == "wide" else 0), err
+            assert "Give raw images" in err if code else "unscaled" not in err
+            found[name, suffix] = None if code else json.loads(out)[0]["nll"]
+    for name in ("unit", "eight"):
+        assert found[name, "pt"] == pytest.approx(found[name, "pt2"], abs=1e-6)
+        assert found[name, "pt"] == pytest.approx(found["unit", "pt"], abs=1e-2)
+
+
+def test_fused_programs_are_no_clients(tmp_path, capsys):
+    y = np.arange(30) % 3
+    np.savez(tmp_path / "t.npz", x=np.random.default_rng(0).random((30, 4), np.float32), y=10 * y)
+    clients = []
+    for seed in (0, 1):
+        torch.manual_seed(seed)
+        program = torch.export.export(
+            MLP(4, [5], 3).eval(),
+            (torch.zeros(3, 4),),
+            dynamic_shapes=({0: torch.export.Dim("n")},),
+        )
+        clients.append(tmp_path / f"c{seed}.pt2")
+        torch.export.save(program, clients[-1])
+    table = pd.DataFrame(np.random.default_rng(1).random((30, 4)), columns=list("abcd"))
+    table.assign(label=y).to_csv(tmp_path / "rows.csv", index=False)
+    assert command("sums", "--data", tmp_path / "rows.csv", "-o", tmp_path / "s.json") == 0
+    words = ("--shape", "4", "--classes", "3", "--minutes", "0", "--sums", tmp_path / "s.json")
+    assert command("fuse", *clients, "-o", tmp_path / "g.pt2", *words) == 0
+    capsys.readouterr()
+    (tmp_path / "n.json").write_text("[[5, 4, 3], [3, 4, 5]]")
+    files = (clients[0], tmp_path / "g.pt2", clients[1], "--counts", tmp_path / "n.json")
+    page = tmp_path / "page.html"
+    data = f"data.path={tmp_path / 't.npz'}"
+    code, out, err = cli(capsys, "evaluate", *files, "--set", data, "--report", page)
+    assert code == 0, err
+    assert "average and ensemble use c0.pt2, c1.pt2" in out
+    assert "fused by function" in page.read_text()
+    told = " ".join(err.split())
+    assert "files that do not name their classes. Outputs are taken for 0, 10, 20" in told
+
+
 @pytest.mark.parametrize("layer", [nn.BatchNorm1d(8), nn.Dropout(0.5)], ids=["norm", "dropout"])
 def test_a_program_exported_in_training_raises_an_error(layer, tmp_path, capsys):
     rng = np.random.default_rng(0)
