@@ -169,6 +169,7 @@ def vgg(clients, epochs, published):
         "method": {"name": "local"},
         "rounds": epochs,
         "evaluate_local_every": epochs,
+        "precision": "bf16",
     }
     return Case(config, baselines=("permute",), published={"neuron interpolation": published})
 

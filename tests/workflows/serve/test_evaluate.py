@@ -422,7 +422,7 @@ def test_fused_programs_are_no_clients(tmp_path, capsys):
     assert "average and ensemble use c0.pt2, c1.pt2" in out
     assert "fused by function" in page.read_text()
     told = " ".join(err.split())
-    assert "files that do not name their classes. Outputs are taken for 0, 10, 20" in told
+    assert "files that do not name their classes. Outputs are read as 0, 10, 20" in told
 
 
 @pytest.mark.parametrize("layer", [nn.BatchNorm1d(8), nn.Dropout(0.5)], ids=["norm", "dropout"])

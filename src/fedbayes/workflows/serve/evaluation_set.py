@@ -127,6 +127,8 @@ def find_tests(
         tests = _of_set(config, card, source, scaling)
     if run is not None:
         tests = replace(tests, silent=tests.preprocessing)
+    if card is None and any(scaling) and not (mean or std):
+        tests = replace(tests, standardized=f"as {model} says")
     return replace(tests, trusted=trusted)
 
 

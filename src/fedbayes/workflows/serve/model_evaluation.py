@@ -415,7 +415,7 @@ def compare(
     unnamed = [name for name, one in models.items() if one.unnamed]
     if unnamed and target.kind == "class" and not _numbered(target.names):
         warn(
-            f"{listed(unnamed, 3)}: files that do not name their classes. Outputs are taken for "
+            f"{listed(unnamed, 3)}: files that do not name their classes. Outputs are read as "
             f"{listed(target.names, 12)}, in this order"
         )
     for name, one in models.items():
