@@ -163,17 +163,19 @@ class Preprocessing(Brief):
             x.nan_to_num_(nan=0.0)
         return x
 
-    def apply(self, x: Any) -> Tensor:
+    def apply(self, x: Any, *, foreign: bool = False) -> Tensor:
         """What the network sees of raw samples, float32 [n, ...].
 
         Args:
             x: a tensor or array [n, ...] of samples as the data set has them, NaN for missing
                 values; for tables also a pandas DataFrame of raw columns (`table`), which are
                 taken by name and encoded; an array is of encoded rows (`features`).
+            foreign: whether they are of another kind, so that images may be out of range.
 
         Raises:
             DataError: columns are missing or hold other things than in training, the shape is
-                another, or values are infinite. The message names column and row.
+                another, values are infinite, or those of images out of range. The message names
+                column and row.
         """
         raw = self.raw(x)
         if raw.dtype.is_floating_point:
@@ -184,7 +186,8 @@ class Preprocessing(Brief):
                     "all values are between -1 and 1, but raw samples of this model have values "
                     f"up to {self.scale:g}. Give unscaled samples"
                 )
-        self._check_range(raw)
+        if not foreign:
+            self._check_range(raw)
         return self.standardize_(raw.to(torch.float32, copy=True), may_miss=True)
 
     def _check_range(self, raw: Tensor) -> None:

@@ -153,7 +153,7 @@ def _of_others(seen: Preprocessing, settings: DataSettings, asked: str, most: in
         read = settings.model_copy(update={"decimal": "auto"})
         for piece in Rows(path, seen.table, most, sheet, settings=read, decimal=seen.decimal):
             known = without(piece.x, read.na_values) if seen.table else piece.x
-            parts.append(seen.apply(known))
+            parts.append(seen.apply(known, foreign=True))
             if sum(map(len, parts)) >= most:
                 break
         return torch.cat(parts)[:most]
@@ -170,4 +170,4 @@ def _of_others(seen: Preprocessing, settings: DataSettings, asked: str, most: in
         )
     first = dataset.official_train or 0
     rows = np.arange(first, min(first + most, dataset.samples))
-    return seen.apply(np.array(dataset.x[rows]))
+    return seen.apply(np.array(dataset.x[rows]), foreign=True)

@@ -113,7 +113,7 @@ class PosteriorJob:
         result = replace(result, temperature=fitted, head=head)
         told = None
         if card is None or card.by_hand:
-            told = InputsTold.of(seen)
+            told = InputsTold.of(seen, found.samples.x)
         size = write_posterior(self.out, _renamed(result, names), card, told)
         return {
             "samples": result.samples,
@@ -441,7 +441,7 @@ def require_alike(models: Sequence[Path]) -> None:
                 f"{listed(base.names)}. Give fedbayes posterior all classes in the order of the "
                 "outputs: --set data.classes=a,b,c"
             )
-        if own != base:
+        if (own.mean, own.std, own.shape) != (base.mean, base.std, base.shape):
             raise ModelError(
                 f"{path} and {first} have different standardizations, but fused models need the "
                 "same inputs. Give fedbayes posterior the same --mean and --std"

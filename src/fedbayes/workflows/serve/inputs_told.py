@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from safetensors import SafetensorError, safe_open
+from torch import Tensor
 
 from fedbayes.core.files import parse_json
 from fedbayes.core.targets import Target
@@ -27,11 +28,15 @@ class InputsTold(NamedTuple):
     """What they are divided by then."""
     shape: tuple[int, ...]
     """Of one input."""
+    bounds: tuple[float, ...]
+    """0 and 1 of images whose values are in between; else empty."""
 
     @classmethod
-    def of(cls, seen: Preprocessing) -> "InputsTold":
-        """What there is to tell of what a network sees."""
-        return cls(seen.target.names, tuple(seen.mean), tuple(seen.std), seen.shape)
+    def of(cls, seen: Preprocessing, raw: Tensor) -> "InputsTold":
+        """What there is to tell of what a network sees of raw samples [n, ...] such as these."""
+        within = len(seen.shape) == 3 and bool(((raw >= 0) & (raw <= seen.scale)).all())
+        bounds = (0.0, 1.0) if within else ()
+        return cls(seen.target.names, tuple(seen.mean), tuple(seen.std), seen.shape, bounds)
 
     @classmethod
     def read(cls, path: Path) -> "InputsTold | None":
@@ -52,8 +57,7 @@ class InputsTold(NamedTuple):
 
     def card(self, method: str) -> Card:
         """The card of a classifier that such models were fused to, by this method."""
-        bounds = (0.0, 1.0) if len(self.shape) == 3 else None
-        target = Target("class", self.names)
+        target, bounds = Target("class", self.names), (0.0, 1.0) if self.bounds else None
         seen = Preprocessing(self.shape, 1.0, self.mean, self.std, target, bounds=bounds)
         return Card(seen, {}, {}, {}, 0).of_fused(method)
 

@@ -413,7 +413,8 @@ def compare(
             ) as error:  # of synthetic inputs for clients of one class
                 warn(f"there is no row '{name}': {error}")
     unnamed = [name for name, one in models.items() if one.unnamed]
-    if unnamed and target.kind == "class" and not _numbered(target.names):
+    odd = all(map(str.isdecimal, target.names)) and not _numbered(target.names)
+    if unnamed and target.kind == "class" and odd:
         warn(
             f"{listed(unnamed, 3)}: files that do not name their classes. Outputs are read as "
             f"{listed(target.names, 12)}, in this order"
