@@ -47,7 +47,8 @@ def posteriors(job: FusionJob, name: str, watch: Callable[[str], None], _: objec
     size = sum(weights[parameter].numel() for parameter in found[0][0].diagonal)
     card = first if all(cards) else None
     if first is None and (known := InputsTold.read(job.models[0])) is not None:
-        card = known.card(name) if found[0][0].counts is not None else None
+        classes = found[0][0].counts is not None and known.shape
+        card = known.card(name) if classes else None
     return _written(job, name, weights, card, told, begin, size)
 
 

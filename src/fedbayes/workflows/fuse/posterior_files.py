@@ -441,7 +441,7 @@ def require_alike(models: Sequence[Path]) -> None:
                 f"{listed(base.names)}. Give fedbayes posterior all classes in the order of the "
                 "outputs: --set data.classes=a,b,c"
             )
-        if (own.mean, own.std, own.shape) != (base.mean, base.std, base.shape):
+        if (own.mean, own.std) != (base.mean, base.std):
             raise ModelError(
                 f"{path} and {first} have different standardizations, but fused models need the "
                 "same inputs. Give fedbayes posterior the same --mean and --std"

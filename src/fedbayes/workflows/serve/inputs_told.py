@@ -26,9 +26,9 @@ class InputsTold(NamedTuple):
     """Subtracted from its inputs, images in [0, 1]."""
     std: tuple[float, ...]
     """What they are divided by then."""
-    shape: tuple[int, ...]
+    shape: tuple[int, ...] = ()
     """Of one input."""
-    bounds: tuple[float, ...]
+    bounds: tuple[float, ...] = ()
     """0 and 1 of images whose values are in between; else empty."""
 
     @classmethod

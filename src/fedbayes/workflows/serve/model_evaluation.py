@@ -249,9 +249,9 @@ def _seen(
     here = tests.preprocessing
     if card is None:
         told = InputsTold.read(Path(name))
-        if told is None:
+        if told is None or (tests.silent is None and not here.target.classes):
             return *tests.of_silent(name), tests.likelihood
-        if told.shape != here.shape:
+        if told.shape and prod(told.shape) != prod(here.shape):
             raise ModelError(
                 f"{name} takes inputs of {size(told.shape)}; the samples have {size(here.shape)}"
             )
