@@ -8,6 +8,7 @@ import numpy as np
 import pandas as pd
 import pytest
 import torch
+from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 from scipy.optimize import minimize_scalar
 from sklearn.discriminant_analysis import LinearDiscriminantAnalysis
@@ -15,6 +16,7 @@ from torch import nn
 from torch.nn import functional
 
 import fedbayes
+from fedbayes.core.files import write_beside
 from fedbayes.core.seals import sealed
 from fedbayes.core.targets import Target
 from fedbayes.core.tensors import Samples
@@ -28,6 +30,7 @@ from fedbayes.storage.card import Card
 from fedbayes.testing import assert_identical
 from fedbayes.workflows.fuse import network_fusing
 from fedbayes.workflows.fuse.posterior_files import read_posterior, write_posterior
+from fedbayes.workflows.serve.inputs_told import TOLD, InputsTold
 from tests.helpers.command_line import command
 from tests.helpers.eyes import Tied
 from tests.helpers.toy_models import residual
@@ -485,6 +488,75 @@ def test_a_posterior_of_plain_weights_is_scored_as_its_network_sees_samples(clie
     assert scores["f"]["nll"] == pytest.approx(float(own), rel=1e-5)
     assert command("evaluate", files[0], "--set", data, "--mean", "0.5") == 2
     assert "has its own. Leave them out" in " ".join(capsys.readouterr().err.split())
+    # Nothing stated is nothing known: no rule for gaps, no card of what is fused.
+    for name in ("m", "o"):
+        out = folder / f"p{name}.safetensors"
+        assert command("posterior", folder / f"{name}.safetensors", *asked[:2], "-o", out) == 0
+    assert command("fuse", *files, "--method", "regmean", "-o", fused) == 0
+    assert not read_model(fused)[1]
+    x = samples.x.numpy().copy()
+    x[::3, 0] = np.nan
+    np.savez(folder / "gaps.npz", x=x, y=samples.y.numpy())
+    capsys.readouterr()
+    assert command("evaluate", files[0], "--set", f"data.path={folder / 'gaps.npz'}") == 2
+    assert "the model has no rule to impute them" in " ".join(capsys.readouterr().err.split())
+
+
+def test_a_range_of_images_is_that_of_all_clients(tmp_path, capsys):
+    """Whatever the order of their files; and a flat network takes images as rows."""
+    rng, y = np.random.default_rng(0), np.arange(40) % 3
+    for number, most in enumerate((1.0, 1.5)):
+        torch.manual_seed(0)
+        save_file(MLP(16, [5], 3).state_dict(), tmp_path / f"{number}.safetensors")
+        x = (most * rng.random((40, 1, 4, 4))).astype(np.float32)
+        np.savez(tmp_path / f"{number}.npz", x=x, y=y)
+        words = ("--data", tmp_path / f"{number}.npz", "--mean", "0.5", "--std", "0.3")
+        out = tmp_path / f"p{number}.safetensors"
+        assert command("posterior", tmp_path / f"{number}.safetensors", *words, "-o", out) == 0
+    files, fused = [tmp_path / f"p{n}.safetensors" for n in (0, 1)], tmp_path / "f.safetensors"
+    for order in (files, files[::-1]):
+        assert command("fuse", *order, "--method", "fisher", "-o", fused) == 0
+        assert Card.load(read_model(fused)[1], "f").preprocessing.bounds is None
+    np.savez(tmp_path / "flat.npz", x=x.reshape(40, 16), y=y)
+    assert command("evaluate", *files, "--set", f"data.path={tmp_path / 'flat.npz'}") == 0
+
+
+def test_a_network_in_the_unit_of_its_target_is_refused_next_to_one_that_is_not(tmp_path, capsys):
+    """Its outputs would be scaled by the other's standard deviation."""
+    rng = np.random.default_rng(0)
+    x = rng.normal(size=(80, 3))
+    rows = pd.DataFrame(x, columns=list("abc")).assign(target=100 + 50 * x[:, 0])
+    rows.to_csv(tmp_path / "rows.csv", index=False)
+    data = {"path": tmp_path / "rows.csv", "label": ["target"], "clients": 2}
+    task = {"likelihood": "gaussian", "noise": 1.0}
+    fedbayes.run(data=data, task=task, rounds=1, model={"hidden": [4]}, out=tmp_path / "run")
+    save_file(MLP(3, [4], 1).state_dict(), tmp_path / "own.safetensors")
+    words = [f"data.path={tmp_path / 'rows.csv'}"]
+    own = ("data.label=target", "task.likelihood=gaussian", "task.noise=1")
+    sets = [word for entry in (*words, *own) for word in ("--set", entry)]
+    asked = ("--data", tmp_path / "rows.csv", "--mean", "0", "--std", "1", *sets[2:])
+    out = tmp_path / "posterior.safetensors"
+    assert command("posterior", tmp_path / "own.safetensors", *asked, "-o", out) == 0
+    assert command("evaluate", out, *sets) == 0
+    capsys.readouterr()
+    model = tmp_path / "run" / "model.safetensors"
+    for other, more in ((out, ()), (tmp_path / "own.safetensors", ("--mean", "0"))):
+        assert command("evaluate", model, other, *sets[:2], *more) == 2
+        assert "in a command of" in " ".join(capsys.readouterr().err.split())
+
+
+def test_posteriors_of_a_former_form_are_read(client, capsys):
+    """Of version 0.3 before shapes were told."""
+    folder, *_ = client
+    asked = ("--data", folder / "data.npz", "--mean", "0.5", "--std", "0.1")
+    out = folder / "p.safetensors"
+    assert command("posterior", folder / "m.safetensors", *asked, "-o", out) == 0
+    with safe_open(out, "pt") as file:
+        kept, tensors = file.metadata(), {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+    kept[TOLD] = json.dumps(json.loads(kept[TOLD])[:3])
+    write_beside(out, sealed(tensors, kept))
+    assert InputsTold.read(out).shape == ()
+    assert command("evaluate", out, "--set", f"data.path={folder / 'data.npz'}") == 0
 
 
 def test_a_temperature_that_is_none_is_rejected(client):

@@ -20,8 +20,7 @@ from fedbayes.workflows.fuse.client_models import read_silos
 from fedbayes.workflows.fuse.job import Fused, FusionJob, checked
 from fedbayes.workflows.fuse.methods import FUSIONS, SELECTING
 from fedbayes.workflows.fuse.network_fusing import drawn
-from fedbayes.workflows.fuse.posterior_files import FROM_FILES, read_posterior, sent_counts
-from fedbayes.workflows.serve.inputs_told import InputsTold
+from fedbayes.workflows.fuse.posterior_files import FROM_FILES, alike, read_posterior, sent_counts
 from fedbayes.workflows.serve.model_files import read_counts, write_model
 
 
@@ -46,9 +45,9 @@ def posteriors(job: FusionJob, name: str, watch: Callable[[str], None], _: objec
     told = {"samples": [one.samples for one, _ in found]}
     size = sum(weights[parameter].numel() for parameter in found[0][0].diagonal)
     card = first if all(cards) else None
-    if first is None and (known := InputsTold.read(job.models[0])) is not None:
-        classes = found[0][0].counts is not None and known.shape
-        card = known.card(name) if classes else None
+    known = alike(job.models)
+    if known is not None and known.mean and known.shape and found[0][0].counts is not None:
+        card = known.card(name)
     return _written(job, name, weights, card, told, begin, size)
 
 

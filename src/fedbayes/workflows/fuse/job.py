@@ -17,7 +17,7 @@ from fedbayes.models import ModelSettings, dense_layers
 from fedbayes.workflows.fuse.adapter_files import is_adapter
 from fedbayes.workflows.fuse.client_models import ClientModels, Seen, read_silos
 from fedbayes.workflows.fuse.methods import ADAPTERS, FUSIONS, NETWORK, FusionKind, hearers
-from fedbayes.workflows.fuse.posterior_files import require_alike
+from fedbayes.workflows.fuse.posterior_files import alike
 from fedbayes.workflows.serve.evaluation_set import is_program
 from fedbayes.workflows.serve.model_files import WEIGHTS, ModelFiles, each_once
 
@@ -127,7 +127,7 @@ class FusionJob:
         if methods is FUSIONS:
             self._check_paths(kind)
         each_once(self.models, 2)
-        require_alike(self.models)
+        alike(self.models)
         job = kind.dense if kind.dense and self._dense() else kind.job
         found: Fused = resolve_name(f"{__package__}.{job}")(self, name, watch, progress)
         guessed = self.method is None and name == "gpi-fnm" and not self.settings

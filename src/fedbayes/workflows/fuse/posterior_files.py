@@ -95,7 +95,9 @@ class PosteriorJob:
         weights, card = read_with_card(self.model, found.trusted)
         refuse_own_order(card, str(self.model))
         seen = found.preprocessing
-        if card is None and not self.mean and not self.std:
+        before = InputsTold.read(self.model)
+        stated = card is not None or bool(self.mean or self.std or (before and before.mean))
+        if not stated:
             warn(
                 f"{self.model} does not describe its standardization, so samples are not "
                 "standardized. Set --mean and --std as in training"
@@ -113,7 +115,7 @@ class PosteriorJob:
         result = replace(result, temperature=fitted, head=head)
         told = None
         if card is None or card.by_hand:
-            told = InputsTold.of(seen, found.samples.x)
+            told = InputsTold.of(seen, found.samples.x, stated)
         size = write_posterior(self.out, _renamed(result, names), card, told)
         return {
             "samples": result.samples,
@@ -422,19 +424,20 @@ def sent_temperatures(paths: Sequence[Path], files: ModelFiles) -> list[float | 
     return found
 
 
-def require_alike(models: Sequence[Path]) -> None:
-    """Check that posteriors of models without cards have one order of classes and one
-    standardization.
+def alike(models: Sequence[Path]) -> InputsTold | None:
+    """What posteriors of models without cards say of their inputs; None unless all say it.
 
     Raises:
-        ModelError: two are not.
+        ModelError: two have other classes, another order of them, or another standardization.
     """
     seen: dict[Path, InputsTold] = {}
     for path in models:
         if (own := InputsTold.read(path)) is not None:
             seen[path] = own
+    if not seen:
+        return None
+    first, base = next(iter(seen.items()))
     for path, own in seen.items():
-        first, base = next(iter(seen.items()))
         if own.names != base.names:
             raise ModelError(
                 f"{path} has the targets {listed(own.names)}, and {first} has "
@@ -446,6 +449,10 @@ def require_alike(models: Sequence[Path]) -> None:
                 f"{path} and {first} have different standardizations, but fused models need the "
                 "same inputs. Give fedbayes posterior the same --mean and --std"
             )
+    if len(seen) < len(models):
+        return None
+    bounds = base.bounds if all(own.bounds for own in seen.values()) else ()
+    return base._replace(bounds=bounds)
 
 
 def is_posterior(path: Path) -> bool:

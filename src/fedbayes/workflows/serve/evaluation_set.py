@@ -64,6 +64,11 @@ class EvaluationSet:
         Raises:
             ModelError: nobody said it either: numbers of the samples would be a guess.
         """
+        if self.silent is None and self.preprocessing.target.kind in _OWN_UNIT:
+            raise ModelError(
+                f"{name} does not describe the unit of its target, unlike the first model. "
+                "Evaluate it in a command of its own, or give --run RUN"
+            )
         if self.silent is None:
             raise ModelError(
                 f"{name} does not describe its standardization, unlike the first model. Give "
@@ -143,7 +148,7 @@ def _scaling(
     if card is not None and not card.by_hand:
         return card, source, given
     own = InputsTold.read(model) if card is None else card.preprocessing
-    if own is None:
+    if own is None or not own.mean:
         return None, "", given
     if any(given):
         raise ConfigError(f"--mean and --std have no effect: {model} has its own. Leave them out")
@@ -460,7 +465,18 @@ def _beside_card(
     """What models without a card see, with a first one that may have one."""
     if card is None:
         return preprocessing
-    return stated(preprocessing, *scaling) if scaling is not None and any(scaling) else None
+    if scaling is None or not any(scaling):
+        return None
+    if preprocessing.target.kind in _OWN_UNIT:
+        raise ConfigError(
+            "--mean and --std have no effect next to a model that describes its target. Evaluate "
+            "files without such a description in a command of their own"
+        )
+    return stated(preprocessing, *scaling)
+
+
+_OWN_UNIT = ("real", "count")
+"""Targets that a network without a card predicts in their own unit."""
 
 
 def _new_rows(

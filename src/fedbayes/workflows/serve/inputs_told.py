@@ -23,7 +23,7 @@ class InputsTold(NamedTuple):
     names: tuple[str, ...]
     """Of its target, such as classes in the order of its outputs."""
     mean: tuple[float, ...]
-    """Subtracted from its inputs, images in [0, 1]."""
+    """Subtracted from its inputs, images in [0, 1]; empty if nobody stated it."""
     std: tuple[float, ...]
     """What they are divided by then."""
     shape: tuple[int, ...] = ()
@@ -32,11 +32,18 @@ class InputsTold(NamedTuple):
     """0 and 1 of images whose values are in between; else empty."""
 
     @classmethod
-    def of(cls, seen: Preprocessing, raw: Tensor) -> "InputsTold":
-        """What there is to tell of what a network sees of raw samples [n, ...] such as these."""
+    def of(cls, seen: Preprocessing, raw: Tensor, stated: bool) -> "InputsTold":
+        """What there is to tell of a network.
+
+        Args:
+            seen: what it sees of samples.
+            raw: samples of its client, [n, ...].
+            stated: whether somebody stated their mean and standard deviation.
+        """
         within = len(seen.shape) == 3 and bool(((raw >= 0) & (raw <= seen.scale)).all())
-        bounds = (0.0, 1.0) if within else ()
-        return cls(seen.target.names, tuple(seen.mean), tuple(seen.std), seen.shape, bounds)
+        bounds, names = (0.0, 1.0) if within else (), seen.target.names
+        mean, std = (seen.mean, seen.std) if stated else ((), ())
+        return cls(names, tuple(mean), tuple(std), seen.shape, bounds)
 
     @classmethod
     def read(cls, path: Path) -> "InputsTold | None":

@@ -249,7 +249,8 @@ def _seen(
     here = tests.preprocessing
     if card is None:
         told = InputsTold.read(Path(name))
-        if told is None or (tests.silent is None and not here.target.classes):
+        unclear = tests.silent is None and not here.target.classes
+        if told is None or not told.mean or unclear:
             return *tests.of_silent(name), tests.likelihood
         if told.shape and prod(told.shape) != prod(here.shape):
             raise ModelError(
