@@ -45,7 +45,7 @@ def posteriors(job: FusionJob, name: str, watch: Callable[[str], None], _: objec
     told = {"samples": [one.samples for one, _ in found]}
     size = sum(weights[parameter].numel() for parameter in found[0][0].diagonal)
     card = first if all(cards) else None
-    known = alike(job.models)
+    known = alike(job.models) if first is None else None
     if known is not None and known.mean and known.shape and found[0][0].counts is not None:
         card = known.card(name)
     return _written(job, name, weights, card, told, begin, size)
