@@ -72,10 +72,14 @@ TEACHER = [SOFTNESS, SOFTNESS_OF_CHAIN, RESTART, SPREAD, RIDGE, ALIKE]
 POSTERIORS = {"regmean": regmean, "fisher": fisher, "kfac": kfac}
 
 
-def images(name, clients, alpha, model, training, start="own", **more):
-    """Settings of a run on images, divided by Dirichlet shares."""
+def images(name, clients, alpha, model, training, start="own", kept=0.0, **more):
+    """Settings of a run on images, divided by Dirichlet shares.
+
+    Each client keeps the share `kept` of its rows for a temperature.
+    """
+    data = {"name": name, "clients": clients, "partition": "dirichlet", "alpha": alpha}
     return {
-        "data": {"name": name, "clients": clients, "partition": "dirichlet", "alpha": alpha},
+        "data": data | {"validation": kept},
         "model": model if isinstance(model, dict) else {"name": model},
         "training": training,
         "method": {"name": "local", "start": start},
@@ -89,9 +93,7 @@ def fedfisher(alpha, start="common", **more):
     Here each client keeps a tenth of its rows for a temperature.
     """
     network = "fusion_networks:fedfisher_cnn"
-    config = images("cifar10", 5, alpha, network, FEDFISHER, start, **more)
-    config["data"]["validation"] = 0.1
-    return config
+    return images("cifar10", 5, alpha, network, FEDFISHER, start, kept=0.1, **more)
 
 
 def fashion(alpha):
@@ -106,8 +108,7 @@ def one_shot(alpha, published):
     FuseFL trains a ResNet-18 for 200 epochs. Here it is a LeNet for five, and each client keeps a
     tenth of its rows for a temperature.
     """
-    config = images("mnist", 5, alpha, "lenet5", {**LENET, "epochs": 5}, "common")
-    config["data"]["validation"] = 0.1
+    config = images("mnist", 5, alpha, "lenet5", {**LENET, "epochs": 5}, "common", kept=0.1)
     return Case(config, baselines=(*ALIGNED, *SHARED), published=published)
 
 
@@ -130,9 +131,9 @@ def fedlpa(labels, **data):
 
 
 def residual(model, epochs, clients=5, **data):
-    """Residual networks from a shared start."""
+    """Residual networks from a shared start; each client keeps a tenth of its rows."""
     training = {"optimizer": "adam", "lr": 1e-3, "batch_size": 64, "epochs": epochs}
-    config = images("cifar10", clients, 0.5, model, training, "common", precision="bf16")
+    config = images("cifar10", clients, 0.5, model, training, "common", kept=0.1)
     return config | {"data": config["data"] | data}
 
 
@@ -169,7 +170,6 @@ def vgg(clients, epochs, published):
         "method": {"name": "local"},
         "rounds": epochs,
         "evaluate_local_every": epochs,
-        "precision": "bf16",
     }
     return Case(config, baselines=("permute",), published={"neuron interpolation": published})
 
@@ -241,7 +241,7 @@ CASES = {
     ),
     "mnist-lenet": Case(images("mnist", 10, 0.5, "lenet5", {**LENET, "epochs": 4})),
     "cifar10-lenet": Case(
-        images("cifar10", 10, 0.5, "lenet5", {**LENET, "epochs": 10}, precision="bf16"),
+        images("cifar10", 10, 0.5, "lenet5", {**LENET, "epochs": 10}, kept=0.1),
         widths=(1.0, 2.0),
     ),
     "one-shot-0.1": one_shot(0.1, {"ensemble": 0.868, "DENSE": 0.666}),
@@ -303,7 +303,7 @@ class Clients:
         self.networks = self.silos.networks
         if case.validated:
             self.data = judged_by_others(self.data, seed)
-        elif "validation" in data:  # the run was judged by the rows that clients keep
+        elif data.get("validation"):  # the run was judged by the rows that clients keep
             pool = self.data.dataset
             self.data = judged_by(self.data, np.arange(pool.official_train, len(pool.y)), seed)
         self.test = self.data.test_union(0, self.data.test_total)

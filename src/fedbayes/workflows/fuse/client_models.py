@@ -220,7 +220,8 @@ def _preprocessing(card: Card | None, seen: Seen, weights: Sequence[Tensors]) ->
         try:
             layers = dense_layers(weights[0], "the first model")
         except ModelError:
-            missing = "--shape, such as 3,32,32" if shape is None else "--classes"
+            ways = {"--shape, such as 3,32,32": shape, "--classes, their number": classes}
+            missing = " and ".join(way for way, given in ways.items() if given is None)
             raise ModelError(
                 f"the files do not describe the inputs and outputs of the networks. Give {missing}"
             ) from None
