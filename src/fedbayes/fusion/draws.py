@@ -31,6 +31,10 @@ class Draws(Batches, Protocol):
     def seed(self) -> int:
         """Of all that is drawn."""
 
+    @property
+    def movable(self) -> bool:
+        """Whether they are invented images, which may be moved toward those of the clients."""
+
     def augmented(self, x: Tensor, rng: torch.Generator) -> Tensor:
         """Other inputs, made of these, that are drawn as often."""
 
@@ -50,6 +54,11 @@ class Derived:
     def mirrors(self) -> bool:
         """As `Batches.mirrors`."""
         return self.draws.mirrors
+
+    @property
+    def movable(self) -> bool:
+        """As `Draws.movable`."""
+        return self.draws.movable
 
     def augmented(self, x: Tensor, rng: torch.Generator) -> Tensor:
         """As `Draws.augmented`."""

@@ -27,6 +27,7 @@ from fedbayes.fusion.distillation import DistillationProgress, Distilled, distil
 from fedbayes.fusion.draws import CHUNK, Augmented, Batches, CachedInputs, Draws
 from fedbayes.fusion.frozen import Function, frozen
 from fedbayes.fusion.kronecker import AllLayers
+from fedbayes.fusion.norm_matching import norm_matched, norm_notes
 from fedbayes.fusion.regression import regress
 from fedbayes.fusion.reweighting import Balanced
 from fedbayes.fusion.seeking import Seeker
@@ -137,8 +138,8 @@ def fuse_functions(
         likelihood: what outputs mean; a class for each by default.
         widths: see `fedbayes.fusion.regression.regress`.
         settings: how.
-        held_out: predictions of these clients on these draws, if they are known already, and the
-            teacher.
+        held_out: predictions of these clients, if they are known already, the teacher, and the
+            draws that are used then.
         state: a file for distillation to go on from, and to be kept in.
         watch: told of each step in words.
         progress: told how far distillation is.
@@ -163,11 +164,13 @@ def fuse_functions(
         torch.Size([5, 2])
     """
     settings, say = settings or FunctionSettings(), watch or (lambda text: None)
-    kept = CachedInputs(draws)
+    plain = None if held_out else CachedInputs(draws)
     teacher, samples = teacher_of(
-        clients, counts, likelihood, temperatures, None if held_out else kept, settings.mirrored
+        clients, counts, likelihood, temperatures, plain, settings.mirrored
     )
-    teacher = held_out.teacher if held_out else teacher
+    if held_out is None:
+        held_out = HeldOut(teacher, norm_matched(teacher, draws, samples, settings.matched))
+    teacher, kept = held_out.teacher, held_out.draws
     few = kept.batch(-1, CHUNK)[:2]
     networks = {**clients, "the wanted network": like}
     require_inputs_kept(networks, few)
@@ -175,7 +178,7 @@ def fuse_functions(
     if settings.posterior is not None:
         check_calibration(like, teacher, samples, few, settings.posterior)
     sought, solved_on = _inputs(teacher, kept, settings, counts)
-    notes: list[str] = []
+    notes = list(norm_notes(kept))
     begin = perf_counter()
     batches = math.ceil(settings.draws / CHUNK)
     module = regress(
@@ -192,7 +195,6 @@ def fuse_functions(
         progress=say,
     )
     seconds = {"least squares": perf_counter() - begin}
-    held_out = held_out or HeldOut(teacher, kept)
     outputs = held_out.outputs(module)
     solved = held_out.likeness(outputs)
     distilled = None
@@ -345,8 +347,8 @@ class HeldOut:
         draws: inputs, as networks see them.
     """
 
-    def __init__(self, teacher: Teacher, draws: Batches) -> None:
-        self.teacher = teacher
+    def __init__(self, teacher: Teacher, draws: CachedInputs) -> None:
+        self.teacher, self.draws = teacher, draws
         chunks = [draws.batch(-1 - number, CHUNK) for number in range(HELD_OUT // CHUNK)]
         self.inputs = [x for chunk in chunks for x in torch.split(chunk, PIECE)]
 

@@ -1,5 +1,7 @@
 """Inputs moved toward classes that a prior hardly draws."""
 
+from collections.abc import Callable, Iterable
+
 import torch
 from torch import Tensor
 from torch.nn import functional
@@ -68,14 +70,8 @@ class Seeker(Derived):
             wanted: a class for each, [n].
             rng: of the clients that are asked.
         """
-        low = high = None
-        if x.ndim == 4:
-            low, high = (end(x, (0, 2, 3), keepdim=True) for end in (torch.amin, torch.amax))
-        for _ in range(self.settings.steps):
-            x = x + self.settings.size * _unit(_smooth(self._slope(x, wanted, rng)))
-            if low is not None:
-                x = x.clamp(low, high)
-        return x
+        sizes = [self.settings.size] * self.settings.steps
+        return moved(x, lambda at: self._slope(at, wanted, rng), sizes)
 
     def _slope(self, x: Tensor, wanted: Tensor, rng: torch.Generator) -> Tensor:
         """Gradient of log p(wanted | x), [n, *shape], of one client drawn for each input."""
@@ -101,6 +97,24 @@ class Seeker(Derived):
                 )
             (slope,) = torch.autograd.grad(kind.log_prob(outputs, wanted).sum(), leaf)
         return slope
+
+
+def moved(x: Tensor, slope: Callable[[Tensor], Tensor], sizes: Iterable[float]) -> Tensor:
+    """Inputs moved up a slope; images within the values that they have.
+
+    Args:
+        x: inputs [n, *shape], at least one.
+        slope: at inputs, of what is to grow, [n, *shape].
+        sizes: of the steps, root mean square; one slope for each.
+    """
+    low = high = None
+    if x.ndim == 4:
+        low, high = (end(x, (0, 2, 3), keepdim=True) for end in (torch.amin, torch.amax))
+    for size in sizes:
+        x = x + size * _unit(_smooth(slope(x)))
+        if low is not None:
+            x = x.clamp(low, high)
+    return x
 
 
 def _unit(slope: Tensor) -> Tensor:

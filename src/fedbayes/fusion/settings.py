@@ -111,6 +111,12 @@ class FunctionSettings(Settings):
         description="whether an image and its mirror image have one prediction, the mean, where "
         "inputs are photographs. false: if left and right are different classes",
     )
+    matched: int = Field(
+        5,
+        ge=0,
+        description="gradient steps that bring synthetic images to the running statistics of the "
+        "clients' batch normalization, and to their classes. 0: images stay as sampled",
+    )
     seeking: SeekingSettings = Field(
         default_factory=SeekingSettings, description="inputs moved toward rare classes"
     )

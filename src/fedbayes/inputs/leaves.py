@@ -58,7 +58,7 @@ class Leaves(InputPrior):
 
     name = "leaves"
     bounded = True
-    mirrors = True
+    mirrors = movable = True
     assumes = "photographs as random shapes that hide each other (dead leaves)"
 
     def draw(self, count: int, rng: np.random.Generator) -> Tensor:

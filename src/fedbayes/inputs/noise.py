@@ -24,6 +24,7 @@ class NoiseInputs(InputPrior):
 
     name = "noise"
     bounded = True
+    movable = True
     assumes = "signals or textures as noise whose power falls with frequency as 1/f^a"
 
     def draw(self, count: int, rng: np.random.Generator) -> Tensor:

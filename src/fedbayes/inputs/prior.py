@@ -42,6 +42,8 @@ class InputPrior(ABC):
     """Whether it draws inputs as networks see them: of mean 0 and standard deviation 1."""
     mirrors: bool = False
     """Whether mirrored inputs (along the last axis) are of the same class."""
+    movable: bool = False
+    """Whether it invents images, which may be moved toward what networks know of their data."""
     notes: tuple[str, ...] = ()
     """What a user should know of how it was chosen or read."""
 
@@ -126,6 +128,11 @@ class Inputs(Brief):
     def mirrors(self) -> bool:
         """As `InputPrior.mirrors`."""
         return self.prior.mirrors
+
+    @property
+    def movable(self) -> bool:
+        """As `InputPrior.movable`."""
+        return self.prior.movable
 
     def batch(self, number: int, count: int) -> Tensor:
         """So many inputs [count, *shape], fresh for every number.

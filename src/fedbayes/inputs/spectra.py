@@ -284,7 +284,8 @@ class Filtered(InputPrior):
                 f"the sums are of samples of {size(spectra.shape)}, but an input is "
                 f"{size(prior.shape)}"
             )
-        self.prior, self.name, self.mirrors = prior, prior.name, prior.mirrors
+        self.prior, self.name = prior, prior.name
+        self.mirrors, self.movable = prior.mirrors, prior.movable
         self.assumes = f"{prior.assumes}, with the mean and spectra of {spectra.count:,} samples"
         self.notes = prior.notes
         wanted = spectra.mirrored() if self._pictures else spectra

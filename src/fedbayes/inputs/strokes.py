@@ -32,6 +32,7 @@ class Strokes(InputPrior):
 
     name = "strokes"
     bounded = True
+    movable = True
     assumes = "writing as one to three pen strokes, light on a dark ground"
 
     def draw(self, count: int, rng: np.random.Generator) -> Tensor:

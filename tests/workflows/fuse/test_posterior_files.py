@@ -167,7 +167,7 @@ def test_inputs_are_scaled_as_the_model_says_or_as_is_given(client, capsys):
     capsys.readouterr()
     assert command(*asked) == 0  # by their own, which is told
     assert "does not describe its standardization" in capsys.readouterr().err
-    fedbayes.run(
+    run = fedbayes.run(
         rounds=1,
         data={"path": str(data), "clients": 2, "partition": "iid"},
         model={"name": "mlp", "hidden": [4]},
@@ -505,14 +505,14 @@ def test_a_posterior_of_plain_weights_is_scored_as_its_network_sees_samples(clie
 def test_posteriors_of_a_fused_network_keep_its_card(tmp_path):
     """It names the network, which what a posterior says of its inputs does not."""
     rng, own = np.random.default_rng(0), "tests.helpers.toy_models:residual"
-    words = ("--shape", "1,8,8", "--classes", "3", "--mean", "0.5", "--std", "0.3", "--minutes", "0.02")
+    words = ("--shape", "1,8,8", "--classes", "3", "--mean", "0.5", "--std", "0.3")
     clients, parts = [], []
     for seed in (0, 1):
         torch.manual_seed(seed)
         clients.append(tmp_path / f"{seed}.safetensors")
         save_file(residual((1, 8, 8), 3).state_dict(), clients[-1])
     fused, out = tmp_path / "fused.safetensors", tmp_path / "again.safetensors"
-    assert command("fuse", *clients, "-o", fused, "--model", own, *words) == 0
+    assert command("fuse", *clients, "-o", fused, "--model", own, *words, "--minutes", "0.02") == 0
     for number in (0, 1):
         data = tmp_path / f"{number}.npz"
         np.savez(data, x=rng.random((12, 1, 8, 8), dtype=np.float32), y=np.arange(12) % 3)

@@ -192,7 +192,7 @@ def test_columns_in_another_order_are_no_matter_of_standardization(tmp_path):
         data = {"path": tmp_path / f"{name}.csv", "label": "y", "clients": 1}
         run = fedbayes.run(data=data, rounds=1, out=tmp_path / name)
         _, cards[tmp_path / name] = read_with_card(run.folder.path / "model.safetensors")
-    with pytest.raises(ModelError, match=r"another order of them.*data.features sets both"):
+    with pytest.raises(ModelError, match=r"another order of them.*data.features sets columns"):
         shared_card(cards)
 
 

@@ -26,6 +26,7 @@ from fedbayes.fusion.function import (
     teacher_of,
 )
 from fedbayes.fusion.laplace import LastLayer
+from fedbayes.fusion.norm_matching import norm_matched
 from fedbayes.fusion.regression import WHOLE
 from fedbayes.fusion.settings import FunctionSettings
 from fedbayes.fusion.temperature import TemperatureScaled, own_temperature
@@ -157,12 +158,13 @@ class NetworkFusion:
         networks = {short[path]: network for path, network in silos.networks.items()}
         temperatures = self._temperatures(silos, counts)
         cached = CachedInputs(inputs)
-        teacher, _ = teacher_of(
+        teacher, samples = teacher_of(
             networks, counts, silos.likelihood, temperatures, cached, self.settings.mirrored
         )
         if has_temperature(silos.likelihood):
             notes = (*notes, teacher.told)
-        held_out = HeldOut(teacher, cached)
+        matched = norm_matched(teacher, cached, samples, self.settings.matched)
+        held_out = HeldOut(teacher, matched)
         if silos.card is None:
             _doubt_order(list(networks), held_out)
             if counts is None and job.classes is None:
@@ -173,7 +175,7 @@ class NetworkFusion:
             fusions[width] = fuse_functions(
                 networks,
                 silos.like,
-                inputs,
+                matched,
                 counts=counts,
                 temperatures=temperatures,
                 likelihood=silos.likelihood,

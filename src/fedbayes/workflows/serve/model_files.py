@@ -228,7 +228,11 @@ def shared_card(found: Mapping[Path, Card | None]) -> Card | None:
         if one.target != other.target or not one.same_inputs(other):
             what, way = "standardizations", "data.summaries gives runs the same one"
             if one.features != other.features:
-                what, way = "features, or another order of them", "data.features sets both"
+                what = "features, or another order of them"
+                way = (
+                    "data.features sets columns and their order, data.summaries categories and "
+                    "which columns have missing values"
+                )
             raise ModelError(
                 f"{path} and {first} have different {what}, but fused models need the same inputs. "
                 f"Train them again ({way})"
