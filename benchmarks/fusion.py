@@ -131,9 +131,9 @@ def fedlpa(labels, **data):
 
 
 def residual(model, epochs, clients=5, **data):
-    """Residual networks from a shared start; each client keeps a tenth of its rows."""
+    """Residual networks from a shared start."""
     training = {"optimizer": "adam", "lr": 1e-3, "batch_size": 64, "epochs": epochs}
-    config = images("cifar10", clients, 0.5, model, training, "common", kept=0.1)
+    config = images("cifar10", clients, 0.5, model, training, "common", precision="bf16")
     return config | {"data": config["data"] | data}
 
 
@@ -241,7 +241,7 @@ CASES = {
     ),
     "mnist-lenet": Case(images("mnist", 10, 0.5, "lenet5", {**LENET, "epochs": 4})),
     "cifar10-lenet": Case(
-        images("cifar10", 10, 0.5, "lenet5", {**LENET, "epochs": 10}, kept=0.1),
+        images("cifar10", 10, 0.5, "lenet5", {**LENET, "epochs": 10}, precision="bf16"),
         widths=(1.0, 2.0),
     ),
     "one-shot-0.1": one_shot(0.1, {"ensemble": 0.868, "DENSE": 0.666}),

@@ -50,6 +50,8 @@ def orders(
         raise ConfigError(
             f"widths: unknown group of units {unknown[0]!r}. Choose {', '.join(able)}"
         )
+    if not able and widths != 1:
+        say("no layer has units that can be left out or added, so the width has no effect")
     found = []
     for layer, group in able.items():
         width = named.get(layer, 1.0)

@@ -121,7 +121,9 @@ def _written(
     if "spread_after" in told:
         before, after = told["spread_before"], told["spread_after"]
         spread = f"; their spread decreased from {before:.4g} to {after:.4g}"
-        if after >= before * (1 - 1e-6):
+        if not before:
+            spread = ""
+        elif after >= before * (1 - 1e-6):
             spread = "; their units are in one order already"
     return Fused(
         {"method": name, "parameters": size, **told, "seconds": seconds},

@@ -254,7 +254,7 @@ class NetworkFusion:
         sizes = None if counts is None else counts.reshape(len(networks), -1).sum(1).tolist()
         return [
             *(
-                scale.fused(found, width, self._cooled(found, silos))
+                scale.fused(found, width, self._answering(found, silos))
                 for width, found in fusions.items()
             ),
             *scale.clients(networks, sizes),
@@ -344,8 +344,10 @@ class NetworkFusion:
                 f"weights of another width fit no known network: {program}, or leave the width at 1"
             )
 
-    def _cooled(self, fusion: FunctionFusion, silos: ClientModels) -> nn.Module | None:
-        """The network with its temperature, where what is written has one."""
+    def _answering(self, fusion: FunctionFusion, silos: ClientModels) -> nn.Module | None:
+        """The network with its posterior or temperature, where what is written has one."""
+        if fusion.calibration is not None:
+            return fusion.calibration.module
         said = silos.told or self.job.out.suffix.lower() == PROGRAM
         if fusion.temperature == 1 or not said:
             return None
@@ -355,9 +357,9 @@ class NetworkFusion:
         """Write all files; what a program takes, in words."""
         fusion, prior, found = outcome.fusion, outcome.prior, outcome.fusion.calibration
         method = {"name": "fuse function", "inputs": prior.name}
-        answering = self._cooled(fusion, silos)
+        answering = self._answering(fusion, silos)
         if found is not None:
-            method["posterior"], answering = str(self.settings.posterior), found.module
+            method["posterior"] = str(self.settings.posterior)
         warmth = fusion.temperature
         expects = write_network(self.job.out, fusion.module, silos, method, answering, warmth)
         if self.job.show_inputs is not None:

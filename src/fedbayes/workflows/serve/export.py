@@ -383,7 +383,9 @@ def program_file(
 
 def _program(module: nn.Module, card: Card, raw: Tensor) -> tuple[bytes, Tensor]:
     """A program of `torch.export` for batches of any size, and its answer to raw samples."""
-    program = torch.export.export(module, (_example(raw),), dynamic_shapes=_any_number())
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", UserWarning)  # of attributes that need no buffer
+        program = torch.export.export(module, (_example(raw),), dynamic_shapes=_any_number())
     buffer = io.BytesIO()
     torch.export.save(program, buffer, extra_files={CARD_FILE: card.dump()})
     buffer.seek(0)
