@@ -115,7 +115,9 @@ def test_a_program_has_it_and_the_report_says_what_it_did(files, tmp_path):
     for report in (tmp_path / "r.json", tmp_path / "r.html"):
         assert command("fuse", *files, "-o", out, *wish, "--report", report) == 0
     assert command("fuse", *files, "-o", plain) == 0
-    told = json.loads((tmp_path / "r.json").read_text())["posterior"]
+    whole = json.loads((tmp_path / "r.json").read_text())
+    told = whole["posterior"]
+    assert whole["frontier"][0]["nll"] == told["test"]["posterior"]["nll"]
     assert "Confidence</h2>" in (tmp_path / "r.html").read_text()
     assert (told["kind"], told["samples"], told["factors"]) == ("last-layer", 30, False)
     for path, way in ((out, "posterior"), (plain, "network")):

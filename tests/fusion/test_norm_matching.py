@@ -100,14 +100,16 @@ def test_only_invented_images_of_such_networks_are_moved(tmp_path):
     counts, own = torch.tensor([[5.0, 5, 5], [5, 5, 5]]), network(0)
     teacher = Teacher([own, plain], counts=counts)
     assert [len(normalizations(client)) for client in teacher.clients] == [2, 0]
-    matched = norm_matched(teacher, leaves(), [15, 15], 5)
+    matched = norm_matched(teacher, leaves(), [15, 15], None)
     assert isinstance(matched.draws, NormMatched)
     assert matched.draws.counts.tolist() == [[5, 5, 5]]
     path = tmp_path / "real.npz"
     np.savez(path, x=np.random.default_rng(0).random((40, 3, 8, 8), np.float32))
     real = Inputs(RealSamples(path, (3, 8, 8)), torch.zeros(3), torch.ones(3))
+    large = Inputs(build_prior("leaves", (3, 65, 64)), torch.zeros(3), torch.ones(3))
     for who, draws, steps in (
         (teacher, leaves(), 0),
+        (teacher, large, None),
         (teacher, real, 5),
         (Teacher([plain, plain], counts=counts), leaves(), 5),
     ):

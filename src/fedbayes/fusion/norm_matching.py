@@ -17,10 +17,12 @@ from fedbayes.likelihoods import Classes
 
 SIZE, WEIGHT = 0.1, 0.3
 """Length of the first step, root mean square in standard deviations of the images; the last is near
-0. And weight of the classes. Chosen on images that no client has (case zipit of `benchmarks/fusion.py
---validation`)."""
+0. And weight of the classes. Chosen on images that no client has (case zipit of
+`benchmarks/fusion.py --validation`)."""
 FEWEST = 64
 """Images that have the statistics of one client together, at least."""
+STEPS, LARGEST = 5, 64 * 64
+"""Steps for images of so many pixels; larger ones would take hours without an accelerator."""
 
 
 class NormMatched(Derived):
@@ -31,8 +33,8 @@ class NormMatched(Derived):
 
         Σ_layers mean_channels KL(N(μ, σ²) ‖ N(m, v)) − `WEIGHT` mean_images log p(class | x),
 
-    with means μ and variances σ² over a piece of a batch. Clients have pieces by their shares of the
-    samples, and the class of an image is drawn by the client's counts of classes.
+    with means μ and variances σ² over a piece of a batch. Clients have pieces by their shares of
+    the samples, and the class of an image is drawn by the client's counts of classes.
 
     Args:
         draws: images.
@@ -131,7 +133,7 @@ def normalizations(client: Function) -> list[nn.BatchNorm2d]:
 
 
 def norm_matched(
-    teacher: Teacher, draws: Draws, samples: Sequence[float] | None, steps: int
+    teacher: Teacher, draws: Draws, samples: Sequence[float] | None, steps: int | None
 ) -> CachedInputs:
     """Invented images, with the statistics of clients that tell them; other inputs as they are.
 
@@ -139,13 +141,18 @@ def norm_matched(
         teacher: the clients.
         draws: inputs, as networks see them.
         samples: of each client; equal ones by default.
-        steps: see `NormMatched`.
+        steps: see `NormMatched`; None: by the size of the images.
     """
     kept = CachedInputs(draws)
-    if not (steps and draws.movable and any(map(normalizations, teacher.clients))):
+    if not draws.movable or not any(map(normalizations, teacher.clients)):
+        return kept
+    few = kept.batch(-1, CHUNK)[:1]
+    if steps is None:
+        steps = STEPS if few[0, 0].numel() <= LARGEST else 0
+    if not steps:
         return kept
     with torch.no_grad():
-        kind = teacher.likelihood(teacher(kept.batch(-1, CHUNK)[:1]).shape[-1])
+        kind = teacher.likelihood(teacher(few).shape[-1])
     of_classes = kind if isinstance(kind, Classes) and teacher.counts is not None else None
     counts = torch.tensor(samples or [1.0] * len(teacher.clients))[:, None]
     if of_classes is not None and teacher.counts is not None:

@@ -111,11 +111,12 @@ class FunctionSettings(Settings):
         description="whether an image and its mirror image have one prediction, the mean, where "
         "inputs are photographs. false: if left and right are different classes",
     )
-    matched: int = Field(
-        5,
+    matched: int | None = Field(
+        None,
         ge=0,
         description="gradient steps that bring synthetic images to the running statistics of the "
-        "clients' batch normalization, and to their classes. 0: images stay as sampled",
+        "clients' batch normalization, and to their classes. none: 5 for images of up to 64 × 64 "
+        "pixels, else 0",
     )
     seeking: SeekingSettings = Field(
         default_factory=SeekingSettings, description="inputs moved toward rare classes"

@@ -124,7 +124,8 @@ class Unknown:
         column = f"{where}{': ' if where else ''}column '{self.column.name}'"
         if self.empty and self.column.measured:  # training rows may have been, under "impute"
             return (
-                f"{column} is empty {rows}, and the model has no feature for gaps; the mean is used"
+                f"{column} is empty {rows}, and the model has no feature for gaps; the mean is "
+                "used, 0 without standardization"
             )
         what = "is empty" if self.empty else "has a category"
         return (

@@ -308,6 +308,11 @@ def _programs(
     else:
         base = preprocessing_of(seen)
         likelihood = build_likelihood("auto", base.target)
+    if first is not None and len(base.shape) == 1:
+        warn(
+            "a fused program reads a missing value as 0 in the unit of the data, unlike these "
+            "programs, which take the mean. Fill in missing values before, or fuse files of weights"
+        )
     ones = (1.0,) * base.shape[0]
     raw = replace(base, mean=(0.0,) * base.shape[0], std=tuple(one / base.scale for one in ones))
     modules = {name: unchecked(module) for name, (module, _) in found.items()}

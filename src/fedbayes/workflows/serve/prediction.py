@@ -169,7 +169,8 @@ class _Counted:
         if self.missing:
             told.append(
                 f"{where}: {self.missing:,} of {self.rows:,} rows have an empty cell that the "
-                "model reads; the mean of the training rows is used for numbers"
+                "model reads; for numbers the mean of the training rows is used, 0 without "
+                "standardization"
             )
         if len(self.classes) == 1 and self.rows >= _MANY:
             told.append(
