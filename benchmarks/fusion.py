@@ -41,6 +41,7 @@ from fedbayes.fusion.curvature import posterior
 from fedbayes.fusion.cycles import c2m3
 from fedbayes.fusion.frozen import frozen
 from fedbayes.fusion.function import fuse_functions, teacher_of
+from fedbayes.fusion.norm_matching import FEWEST, SIZE, STEPS, WEIGHT
 from fedbayes.fusion.one_class import RIDGE, SPREAD
 from fedbayes.fusion.permutation import permuted
 from fedbayes.fusion.posterior_settings import CurvatureSettings
@@ -69,6 +70,8 @@ JUDGES = 5000
 """Training samples that no client has, for `--validation`."""
 TEACHER = [SOFTNESS, SOFTNESS_OF_CHAIN, RESTART, SPREAD, RIDGE, ALIKE]
 """Constants that results depend on."""
+INPUTS = [STEPS, SIZE, WEIGHT, FEWEST]
+"""Those of the inputs of fused networks."""
 POSTERIORS = {"regmean": regmean, "fisher": fisher, "kfac": kfac}
 
 
@@ -457,7 +460,8 @@ def measure(name, seed, results, folder, settings, rows, validation=None, unlabe
         name, case = f"{name}-validation", case.validation(validation)
     fusion = settings.model_dump(mode="json", exclude_defaults=True)
     trained, taught = fingerprint(case.config), fingerprint([case.config, TEACHER])
-    fused = fingerprint([case.config, TEACHER, fusion, *(["unlabelled"] if unlabelled else [])])
+    depends = [TEACHER, INPUTS, fusion, *(["unlabelled"] if unlabelled else [])]
+    fused = fingerprint([case.config, *depends])
     keys = [
         {"case": name, "seed": seed, "what": what}
         | {"settings": fused if ", width" in what else taught if what == "ensemble" else trained}
