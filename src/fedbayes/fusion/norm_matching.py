@@ -144,7 +144,7 @@ def norm_matched(
         steps: see `NormMatched`; None: by the size of the images.
     """
     kept = CachedInputs(draws)
-    if not draws.movable or not any(map(normalizations, teacher.clients)):
+    if not any(map(normalizations, teacher.clients)) or not draws.movable:
         return kept
     few = kept.batch(-1, CHUNK)[:1]
     if steps is None:
