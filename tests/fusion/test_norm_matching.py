@@ -8,7 +8,6 @@ from torch.distributions import Normal, kl_divergence
 from torch.nn import functional
 
 from fedbayes.core.targets import Target
-from fedbayes.fusion.draws import CachedInputs
 from fedbayes.fusion.frozen import frozen
 from fedbayes.fusion.function import fuse_functions
 from fedbayes.fusion.norm_matching import NormMatched, norm_matched, normalizations, statistics_gap
@@ -117,13 +116,19 @@ def test_only_invented_images_of_such_networks_are_moved(tmp_path):
         assert torch.equal(same.batch(0, 8), draws.batch(0, 8))
 
 
-@pytest.mark.parametrize("counts", [None, [[9, 9, 0], [0, 9, 9]], [18, 18]])
-def test_fusing_says_that_images_were_moved(counts):
-    clients = {"north": network(0), "south": network(1)}
+@pytest.mark.parametrize("samples", [None, [18.0, 36.0]])
+def test_without_classes_clients_count_by_their_samples(samples):
+    teacher = Teacher([network(0), network(1)])
+    found = norm_matched(teacher, leaves(), samples, 1).draws
+    assert found.kind is None
+    assert found.counts[:, 0].tolist() == (samples or [1, 1])
+
+
+def test_fusing_says_that_images_were_moved():
+    clients, counts = {"north": network(0), "south": network(1)}, [[9, 9, 0], [0, 9, 9]]
     settings = FunctionSettings(draws=512, distillation=None)
     fused = fuse_functions(clients, clients["north"], leaves(), counts=counts, settings=settings)
     assert any("batch normalization" in note for note in fused.notes)
     still = settings.model_copy(update={"matched": 0})
     other = fuse_functions(clients, clients["north"], leaves(), counts=counts, settings=still)
     assert not any("batch normalization" in note for note in other.notes)
-    assert isinstance(norm_matched(Teacher([network(0)]), leaves(), None, 1), CachedInputs)

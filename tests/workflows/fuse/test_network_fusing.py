@@ -43,6 +43,7 @@ from tests.helpers.toy_inputs import inputs as toy_inputs
 
 QUICK = FunctionSettings(draws=1024, distillation=DistillationSettings(steps=30))
 SMALL = ("--minutes", "0", "--seed", "1", "--set", "function.draws=512")
+SMALL += ("--set", "function.matched=0")  # in seconds
 
 
 @pytest.fixture(scope="module")
