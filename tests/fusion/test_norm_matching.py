@@ -30,6 +30,13 @@ def network(seed, shift=0.2):
     return module.eval()
 
 
+class NoGradients(nn.Module):
+    """The same, without gradients."""
+
+    def forward(self, x):
+        return x.detach()
+
+
 def leaves(seed=0):
     """Photographs as networks see them."""
     return Inputs(build_prior("leaves", (3, 8, 8)), torch.zeros(3), torch.ones(3), seed)
@@ -108,6 +115,7 @@ def test_only_invented_images_of_such_networks_are_moved(tmp_path):
     large = Inputs(build_prior("leaves", (3, 65, 64)), torch.zeros(3), torch.ones(3))
     for who, draws, steps in (
         (teacher, leaves(), 0),
+        (Teacher([nn.Sequential(NoGradients(), *network(0))]), leaves(), 5),
         (teacher, large, None),
         (teacher, real, 5),
         (Teacher([plain, plain], counts=counts), leaves(), 5),

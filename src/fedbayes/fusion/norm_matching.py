@@ -22,7 +22,8 @@ SIZE, WEIGHT = 0.1, 0.3
 FEWEST = 64
 """Images that have the statistics of one client together, at least."""
 STEPS, LARGEST = 5, 64 * 64
-"""Steps for images of so many pixels; larger ones would take hours without an accelerator."""
+"""Default number of steps, and the most pixels of an image for which there are any: larger images
+take hours on a CPU."""
 
 
 class NormMatched(Derived):
@@ -121,7 +122,7 @@ def statistics_gap(client: Function, x: Tensor) -> tuple[Tensor, Tensor]:
         for layer in normalizations(client):
             hooks.callback(layer.register_forward_pre_hook(compare).remove)
         outputs = client(x)
-    return torch.stack(gaps).sum(), outputs
+    return torch.stack([x.new_zeros(()), *gaps]).sum(), outputs
 
 
 def normalizations(client: Function) -> list[nn.BatchNorm2d]:
@@ -146,7 +147,7 @@ def norm_matched(
     kept = CachedInputs(draws)
     if not any(map(normalizations, teacher.clients)) or not draws.movable:
         return kept
-    few = kept.batch(-1, CHUNK)[:1]
+    few = kept.batch(-1, CHUNK)[:2]
     if steps is None:
         steps = STEPS if few[0, 0].numel() <= LARGEST else 0
     if not steps:
@@ -157,11 +158,17 @@ def norm_matched(
     counts = torch.tensor(samples or [1.0] * len(teacher.clients))[:, None]
     if of_classes is not None and teacher.counts is not None:
         counts = teacher.counts
-    own = [i for i, c in enumerate(teacher.clients) if normalizations(c) and counts[i].sum() > 0]
+    own = [i for i, c in enumerate(teacher.clients) if counts[i].sum() > 0 and _has_slope(c, few)]
     if not own:
         return kept
     clients = [teacher.clients[i] for i in own]
     return CachedInputs(NormMatched(kept, clients, counts[own].float(), of_classes, steps))
+
+
+def _has_slope(client: Function, x: Tensor) -> bool:
+    """Whether a network has statistics, with a gradient at images."""
+    with torch.enable_grad():
+        return statistics_gap(client, x.detach().requires_grad_())[0].requires_grad
 
 
 def norm_notes(draws: CachedInputs) -> Iterator[str]:
