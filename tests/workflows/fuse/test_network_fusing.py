@@ -35,6 +35,8 @@ from fedbayes.storage.folder import RunFolder
 from fedbayes.workflows.fuse import network_fusing
 from fedbayes.workflows.fuse.frontier import SizeTradeoff, average, multiplications
 from fedbayes.workflows.fuse.posterior_files import sent_counts
+from fedbayes.workflows.serve.export import program_file
+from fedbayes.workflows.serve.model_files import write_model
 from tests.helpers.cases import cases
 from tests.helpers.command_line import command
 from tests.helpers.eyes import OF_EYES, Eyes, Tied
@@ -209,6 +211,33 @@ def test_programs_are_fused_as_the_weights_in_them_are(photos, tmp_path):
         with torch.no_grad():
             found.append(fusion.module(seen).softmax(-1))
     torch.testing.assert_close(*found, atol=1e-2, rtol=0)
+
+
+def test_programs_of_rows_in_other_units_are_fused_as_weights_are(tmp_path):
+    """And a missing value is the mean to what they become, as it is to them."""
+    target = Target("class", ("ill", "well"))
+    seen = Preprocessing((3,), 1.0, (500.0, -2.0, 0.1), (40.0, 3.0, 0.01), target)
+    likelihood = build_likelihood("auto", target)
+    outs = {}
+    for suffix in (".pt2", ".safetensors"):
+        files = [tmp_path / f"{number}{suffix}" for number in range(2)]
+        for number, path in enumerate(files):
+            torch.manual_seed(number)
+            network, card = MLP(3, [6], 2).eval(), Card(seen, {}, {"name": "local"}, {}, 1)
+            raw = seen.example(4, torch.Generator().manual_seed(0))
+            if suffix == ".pt2":
+                path.write_bytes(program_file(network, seen, likelihood, card, raw))
+            else:
+                write_model(path, network.state_dict(), card)
+        outs[suffix] = tmp_path / f"fused{suffix}.pt2"
+        assert command("fuse", *files, "-o", outs[suffix], *SMALL) == 0
+    program, of_weights = (read_program(out)[0] for out in outs.values())
+    rows = seen.example(50, torch.Generator().manual_seed(1))
+    with torch.no_grad():
+        torch.testing.assert_close(program(rows), of_weights(rows), atol=0.01, rtol=0)
+        gaps = torch.where(torch.rand(rows.shape) < 0.3, math.nan, rows)
+        filled = torch.where(gaps.isnan(), torch.tensor(seen.mean), gaps)
+        torch.testing.assert_close(program(gaps), program(filled))
 
 
 def test_one_logit_of_two_classes_is_fused_by_shares_of_both(inputs):

@@ -308,16 +308,11 @@ def _programs(
     else:
         base = preprocessing_of(seen)
         likelihood = build_likelihood("auto", base.target)
-    if first is not None and len(base.shape) == 1:
-        warn(
-            "a fused program reads a missing value as 0 in the unit of the data, unlike these "
-            "programs, which take the mean. Fill in missing values before, or fuse files of weights"
-        )
-    ones = (1.0,) * base.shape[0]
-    raw = replace(base, mean=(0.0,) * base.shape[0], std=tuple(one / base.scale for one in ones))
-    modules = {name: unchecked(module) for name, (module, _) in found.items()}
-    for name, module in modules.items():
-        require_answers(module, raw, name)
+    modules: dict[str, nn.Module] = {}
+    for name, (module, _) in found.items():
+        own = unchecked(module)
+        modules[name] = own if first is None else _Raw(own, base)
+        require_answers(modules[name], base, name)
     wanted = modules[str(like)] if like is not None else next(iter(modules.values()))
     if network is not None:
         built = models.build(network, base.shape, likelihood.outputs, seed=0)
@@ -326,13 +321,36 @@ def _programs(
         {str(path): modules[str(path)] for path in paths},
         wanted,
         network,
-        raw,
+        base,
         likelihood,
         first,
         programs=True,
         told=True,
         clients={path: card.client for path, card in cards.items()},
     )
+
+
+class _Raw(nn.Module):
+    """A program of raw samples, as a network of standardized ones.
+
+    What is fused from it standardizes its samples before they are restored here, so that a missing
+    value is the mean, as it is to the program.
+    """
+
+    offset: Tensor
+    factor: Tensor
+
+    def __init__(self, program: nn.Module, seen: Preprocessing) -> None:
+        super().__init__()
+        self.program = program
+        shape = -1, *(1,) * (len(seen.shape) - 1)
+        for name, values in zip(("offset", "factor"), seen.statistics, strict=True):
+            self.register_buffer(name, torch.from_numpy(values * seen.scale).reshape(shape))
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Outputs of standardized samples [n, ...]."""
+        outputs: Tensor = self.program(x * self.factor + self.offset)
+        return outputs
 
 
 def unchecked(program: nn.Module) -> nn.Module:

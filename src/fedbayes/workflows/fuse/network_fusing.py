@@ -484,9 +484,6 @@ def drawn(
     """
     seen = silos.preprocessing
     prior, inputs = drawn_for(seen, silos.settings, name, sums, seed)
-    if silos.programs and silos.card is not None:
-        seen = silos.card.preprocessing
-        Inputs.seen(prior, seen, seed)  # they see the same
     rows = len(seen.shape) == 1 and seen.tokens is None
     if rows and not (prior.standard or prior.bounded):
         odd = seen.other_units(prior.draw(512, np.random.default_rng(seed)))
@@ -496,10 +493,6 @@ def drawn(
             "programs take rows in unknown units. Give the clients' sums with --sums, or real "
             "samples with --inputs"
         )
-    if silos.programs and silos.card is not None and prior.standard:
-        std = 1 / (torch.tensor(seen.std) * seen.scale)
-        mean = -torch.tensor(seen.mean) * seen.scale * std
-        inputs = Inputs(prior, mean, std, seed)
     return prior, inputs
 
 
