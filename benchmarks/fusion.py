@@ -134,9 +134,9 @@ def fedlpa(labels, **data):
 
 
 def residual(model, epochs, clients=5, **data):
-    """Residual networks from a shared start."""
+    """Residual networks from a shared start. Each client keeps a tenth for a temperature."""
     training = {"optimizer": "adam", "lr": 1e-3, "batch_size": 64, "epochs": epochs}
-    config = images("cifar10", clients, 0.5, model, training, "common", precision="bf16")
+    config = images("cifar10", clients, 0.5, model, training, "common", kept=0.1)
     return config | {"data": config["data"] | data}
 
 
@@ -244,8 +244,9 @@ CASES = {
     ),
     "mnist-lenet": Case(images("mnist", 10, 0.5, "lenet5", {**LENET, "epochs": 4})),
     "cifar10-lenet": Case(
-        images("cifar10", 10, 0.5, "lenet5", {**LENET, "epochs": 10}, precision="bf16"),
+        images("cifar10", 10, 0.5, "lenet5", {**LENET, "epochs": 10}, kept=0.1),
         widths=(1.0, 2.0),
+        whole=True,
     ),
     "one-shot-0.1": one_shot(0.1, {"ensemble": 0.868, "DENSE": 0.666}),
     "one-shot-0.3": one_shot(0.3, {"ensemble": 0.968, "DENSE": 0.765}),

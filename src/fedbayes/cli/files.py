@@ -134,8 +134,9 @@ def evaluate(
         flat = [{"name": s.name, **s.metrics, **asdict(s)} for s in scores]
         print(json_text([{k: v for k, v in s.items() if k != "metrics"} for s in flat]))
         return
-    # A file without a card may be a client's or fused: name those that count as clients.
-    unsure = len(files) > 1 and not all(path in cards for path in files)
+    # A file without a card may be a client's or fused, and fused models may be fused again: name
+    # those that count as clients.
+    unsure = len(files) > 1 and (len(fused) > 1 or not all(path in cards for path in files))
     _show(scores, tests, list(map(str, files)) if unsure else [])
 
 

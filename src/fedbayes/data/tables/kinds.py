@@ -299,7 +299,8 @@ def _empty(gaps: dict[str, tuple[int, ...]], rows: int, where: str) -> str:
         said.append(f"{file}: {listed(of, 3)}{' columns' if len(names) > 3 else ''}")
     return (
         f"{listed(said, 3, '; ')}{' files' if len(said) > 3 else ''}. Numbers are replaced by the "
-        "mean, and a feature marks the gaps (data.missing = 'impute': only the mean)"
+        "mean (data.standardize = 'off': by 0), and a feature marks the gaps (data.missing = "
+        "'impute': no feature)"
     )
 
 
