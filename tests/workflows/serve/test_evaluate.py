@@ -171,6 +171,9 @@ def test_fused_models_are_compared_with_their_inputs_in_any_order(tmp_path, caps
     told = page.read_text()
     assert all(f'data-value="{name}"' in told for name in found[0])
     assert "fused by average" in told
+    # Either could have been fused from the other, so it is said whose ensemble it is.
+    _, out, _ = cli(capsys, "evaluate", fused, other, *files, "--run", run)
+    assert f"average and ensemble use {files[0].name}, {files[1].name}" in out
     code, _, err = cli(capsys, "evaluate", fused, "--run", run, "--report", "page.txt")
     assert (code, "FILE.html" in err) == (2, True)
 
