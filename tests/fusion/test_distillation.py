@@ -1,6 +1,7 @@
 """Distillation against least squares, PyTorch's own schedule, and itself broken off."""
 
 import itertools
+import time
 from types import SimpleNamespace
 
 import numpy as np
@@ -331,6 +332,28 @@ def test_a_cycle_is_as_long_as_there_is_time():
     assert all(a <= b for a, b in itertools.pairwise(shares))
     assert 0.9 < seconds[-1] < 10
     assert 0 <= max(left) <= 1.2, "however long all steps would take"
+
+
+@pytest.mark.parametrize("minutes", [0.02, None])
+def test_slow_draws_leave_most_of_limited_time_to_training(minutes):
+    """Some then come again; all are drawn where there is no limit."""
+    asked = []
+
+    class Slow(CachedInputs):
+        def batch(self, number, count):
+            if number >= 0 and number not in asked:
+                asked.append(number)
+                time.sleep(0.05 if minutes else 0)
+            return super().batch(number, count)
+
+    draws = Slow(inputs(Gauss((4,))))
+    steps = 10**7 if minutes else 20 * CHUNK // 64
+    chosen = settings(
+        steps=steps, minutes=minutes, draws=20 * CHUNK, batch_size=64, repeats=1, patience=None
+    )
+    found = distill(nn.Linear(4, 3), linear_teacher(), draws, chosen)
+    assert len(asked) <= 0.2 * 60 * minutes / 0.05 + 1 if minutes else len(asked) == 20
+    assert not minutes or found.checks[-1].step > 20 * CHUNK // 64
 
 
 def test_what_had_no_more_time_goes_on_when_it_is_given_some(tmp_path):

@@ -32,6 +32,8 @@ LR, LR_NORMALIZED = 5e-4, 2e-3
 client has (cases zipit and resnet20-small of `benchmarks/fusion.py --validation`)."""
 STATISTICS = 4096
 """Draws that running statistics of batch normalization are recomputed on."""
+DRAWING = 0.2
+"""Share of a time limit that new draws may take; then those that there are come again."""
 LESSONS = 32
 """Batches that come before one comes again, if they are repeated."""
 _LATE = "time limit reached"
@@ -189,6 +191,8 @@ class _DistillationRun:
         self.began = time.monotonic()
         self.paced = 0, self.began
         self.told: dict[int, tuple[Tensor, Tensor]] = {}
+        self.drawn: list[int] = []
+        self.drawing = 0.0
 
     def _held_out(self) -> list[tuple[Tensor, Tensor]]:
         """Held-out draws and what the teacher says of them, in pieces."""
@@ -251,10 +255,24 @@ class _DistillationRun:
         number = seeds.numpy_rng(seed, "chunks", round=epoch).permutation(chunks)[place]
         rows = seeds.numpy_rng(seed, "rows", round=turn).permutation(self.chunk)
         rows = rows[piece * self.batch : (piece + 1) * self.batch]
-        x = self.draws.batch(int(number), self.chunk)[torch.from_numpy(rows)]
+        x = self.draw(int(number))[torch.from_numpy(rows)]
         if self.settings.augment:
             x = self.draws.augmented(x, seeds.torch_rng(seed, "augmentation", round=step))
         return x.to(self.device)
+
+    def draw(self, number: int) -> Tensor:
+        """A chunk of draws; where they took too much of limited time, one of those before."""
+        limit = math.inf if self.settings.minutes is None else 60 * self.settings.minutes
+        if number in self.drawn:
+            pass
+        elif self.drawn and self.drawing > DRAWING * limit:
+            number = self.drawn[number % len(self.drawn)]
+        else:
+            self.drawn.append(number)
+        begin = time.monotonic()
+        x = self.draws.batch(number, self.chunk)
+        self.drawing += time.monotonic() - begin
+        return x
 
     def lesson(self, step: int) -> tuple[Tensor, Tensor]:
         """The batch of a step and what the teacher says: some batches come, then again, in each
