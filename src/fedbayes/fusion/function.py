@@ -37,7 +37,7 @@ from fedbayes.fusion.temperature import temperature
 from fedbayes.fusion.widths import Widths
 from fedbayes.likelihoods import Classes, Likelihood
 from fedbayes.models.steps import module_size
-from fedbayes.models.units import require_gradients, require_inputs_kept
+from fedbayes.models.units import require_answers, require_gradients
 
 SLACK = 0.01
 """Of the balance of classes (`fedbayes.fusion.reweighting.entropy_balance`): a class that is hardly
@@ -164,17 +164,18 @@ def fuse_functions(
         torch.Size([5, 2])
     """
     settings, say = settings or FunctionSettings(), watch or (lambda text: None)
-    plain = None if held_out else CachedInputs(draws)
+    known = CachedInputs(draws) if held_out is None else held_out.draws
+    few = known.batch(-1, CHUNK)[:2]
+    networks = {**clients, "the wanted network": like}
+    require_answers(networks, few)
+    require_gradients(networks, few)
+    plain = known if held_out is None else None
     teacher, samples = teacher_of(
         clients, counts, likelihood, temperatures, plain, settings.mirrored
     )
     if held_out is None:
-        held_out = HeldOut(teacher, norm_matched(teacher, draws, samples, settings.matched))
+        held_out = HeldOut(teacher, norm_matched(teacher, known, samples, settings.matched))
     teacher, kept = held_out.teacher, held_out.draws
-    few = kept.batch(-1, CHUNK)[:2]
-    networks = {**clients, "the wanted network": like}
-    require_inputs_kept(networks, few)
-    require_gradients(networks, few)
     if settings.posterior is not None:
         check_calibration(like, teacher, samples, few, settings.posterior)
     sought, solved_on = _inputs(teacher, kept, settings, counts)

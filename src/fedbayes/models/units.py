@@ -29,7 +29,7 @@ from torch import Tensor, nn
 
 from fedbayes.core.messages import Masked, Message
 from fedbayes.core.tensors import Tensors
-from fedbayes.errors import ModelError
+from fedbayes.errors import FedbayesError, ModelError
 from fedbayes.models.operations import follow, tensor_names
 from fedbayes.models.trace import Trace
 
@@ -342,14 +342,34 @@ WRITES_OVER = (
 """What to say of such a network, behind its name."""
 
 
-def require_inputs_kept(networks: Mapping[str, nn.Module], x: Tensor) -> None:
-    """See that networks do not change their inputs [n, ...], or raise a ModelError."""
+def require_answers(networks: Mapping[str, nn.Module], x: Tensor) -> None:
+    """See that networks take inputs [n, ...], do not change them, and answer each as before.
+
+    Raises:
+        ModelError: one does not.
+    """
     for name, network in networks.items():
         own = x.clone()
         with torch.no_grad():
-            evaluating(network)(own)
-        if own._version:
-            raise ModelError(f"{name} {WRITES_OVER}")
+            try:
+                answer = evaluating(network)(own)
+            except FedbayesError:
+                raise
+            except Exception as error:  # the network's own, of any class
+                line = (str(error).strip() or type(error).__name__).splitlines()[0]
+                raise ModelError(
+                    f"{name} fails on inputs of shape ({', '.join(map(str, ('n', *x.shape[1:])))}) "
+                    f"and type {str(x.dtype).removeprefix('torch.')}: {line}. If it takes others, "
+                    "such as numbers of words, give real samples as inputs"
+                ) from None
+            if own._version:
+                raise ModelError(f"{name} {WRITES_OVER}")
+            again = network(x)
+        if isinstance(answer, Tensor) and not torch.allclose(answer, again, 1e-3, 1e-3, True):
+            raise ModelError(
+                f"{name} answers an input differently each time. Draw random numbers in training "
+                "alone, such as by nn.Dropout, or F.dropout(x, 0.5, self.training)"
+            )
 
 
 def require_gradients(networks: Mapping[str, nn.Module], x: Tensor) -> None:

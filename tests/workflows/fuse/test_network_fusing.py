@@ -805,7 +805,7 @@ def test_training_that_diverges_loses_nothing_and_is_told(tmp_path, capsys):
 
 
 @pytest.mark.parametrize("suffix", ["pt2", "pt"])
-def test_what_is_scored_is_what_is_written(suffix, photos, tmp_path):
+def test_what_is_scored_is_what_is_written(suffix, photos, tmp_path, capsys):
     rng, out, report = np.random.default_rng(0), tmp_path / f"g.{suffix}", tmp_path / "r.json"
     x, y = rng.random((60, 3, 8, 8)).astype(np.float32), rng.integers(4, size=60)
     np.savez(tmp_path / "test.npz", x=x, y=y)
@@ -816,6 +816,8 @@ def test_what_is_scored_is_what_is_written(suffix, photos, tmp_path):
     assert command("fuse", *photos, *asked, *more, *test, "--method", "function") == 0
     told = json.loads(report.read_text())
     assert told["temperature"] != 1
+    way = f"divide the logits of {out} by {told['temperature']:.4g}"
+    assert (way in " ".join(capsys.readouterr().out.split())) == (suffix == "pt")
     if suffix == "pt2":
         program, _ = read_program(out)
         with torch.no_grad():
@@ -892,6 +894,56 @@ def test_networks_that_write_over_their_inputs_are_refused(inputs, tmp_path, cap
         assert command("fuse", *paths, "-o", tmp_path / "g.pt", *asked, *SMALL) == 2
         assert "changes its inputs" in capsys.readouterr().err
     assert not (tmp_path / "g.pt").exists()
+
+
+class Words(nn.Module):
+    """A network of numbers of words, which takes no negative ones."""
+
+    def __init__(self):
+        super().__init__()
+        self.words, self.head = nn.Embedding(4, 5), nn.Linear(5, 3)
+
+    def forward(self, x):
+        return self.head(self.words(x.long()).mean(1))
+
+
+class Random(MLP):
+    """A network that forgets that it does not train."""
+
+    def forward(self, x):
+        return super().forward(functional.dropout(x, 0.3))
+
+
+def words(shape, classes):
+    return Words()
+
+
+@pytest.mark.parametrize(
+    ("network", "said"),
+    [
+        (Words(), r"^b fails on inputs of shape \(n, 6\) and type float32: .*real samples"),
+        (Random(6, [5], 3), r"^b answers an input differently each time.*self\.training"),
+    ],
+)
+def test_networks_that_are_no_functions_of_the_inputs_are_refused(network, said, inputs):
+    nets = {"a": MLP(6, [5], 3), "b": network}
+    with pytest.raises(ModelError, match=said):
+        fuse_functions(nets, nets["a"], inputs, settings=QUICK)
+    if isinstance(network, Random):
+        with pytest.raises(ModelError, match=said):
+            match_graph(nets, MatchingSettings(), inputs.batch(-1, 4))
+
+
+def test_networks_of_words_ask_for_real_samples(tmp_path, capsys):
+    paths = [tmp_path / f"{number}.pt" for number in range(2)]
+    for path in paths:
+        torch.save(Words().state_dict(), path)
+    own = ("--model", "tests.workflows.fuse.test_network_fusing:words", "--shape", "6")
+    asked = ("-o", tmp_path / "g.pt", *own, "--classes", 3, *SMALL)
+    assert command("fuse", *paths, *asked) == 2
+    assert "give real samples as inputs" in " ".join(capsys.readouterr().err.split())
+    np.savez(tmp_path / "texts.npz", x=np.random.default_rng(0).integers(0, 4, (600, 6)))
+    assert command("fuse", *paths, *asked, "--inputs", tmp_path / "texts.npz") == 0
 
 
 class Added(nn.Module):

@@ -53,7 +53,7 @@ class FusionResult:
     told: tuple[str, ...] = ()
     """What a user should know of inputs and counts."""
     expects: str = ""
-    """What the program that was written takes; empty of weights."""
+    """What the program that was written takes, or how to use weights; empty if that is plain."""
 
 
 def write_report(outcome: FusionResult, path: Path) -> None:

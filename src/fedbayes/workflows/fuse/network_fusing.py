@@ -17,7 +17,7 @@ from fedbayes.core.wording import listed
 from fedbayes.data import Preprocessing
 from fedbayes.errors import ConfigError, ModelError, warn
 from fedbayes.fusion.distillation import DistillationProgress
-from fedbayes.fusion.draws import CachedInputs
+from fedbayes.fusion.draws import CHUNK, CachedInputs
 from fedbayes.fusion.frozen import frozen
 from fedbayes.fusion.function import (
     FunctionFusion,
@@ -37,6 +37,7 @@ from fedbayes.inputs.text_sums import prior_by_sums
 from fedbayes.inputs.texts import text_inputs
 from fedbayes.likelihoods.temperature import has_temperature
 from fedbayes.models import ModelSettings
+from fedbayes.models.units import require_answers
 from fedbayes.storage.card import (
     PROGRAM_INPUTS,
     program_outputs,
@@ -158,6 +159,7 @@ class NetworkFusion:
         networks = {short[path]: network for path, network in silos.networks.items()}
         temperatures = self._temperatures(silos, counts)
         cached = CachedInputs(inputs)
+        require_answers(networks, cached.batch(-1, CHUNK)[:2])
         teacher, samples = teacher_of(
             networks, counts, silos.likelihood, temperatures, cached, self.settings.mirrored
         )
@@ -354,7 +356,7 @@ class NetworkFusion:
         return TemperatureScaled(fusion.module, fusion.temperature).eval()
 
     def _write(self, outcome: "FusionResult", silos: ClientModels) -> str:
-        """Write all files; what a program takes, in words."""
+        """Write all files; what a user of the network should know, in words."""
         fusion, prior, found = outcome.fusion, outcome.prior, outcome.fusion.calibration
         method = {"name": "fuse function", "inputs": prior.name}
         answering = self._answering(fusion, silos)
@@ -440,7 +442,7 @@ def write_network(
         temperature: of the network, which the card of weights says.
 
     Returns:
-        What a program takes, in words; empty for weights.
+        What a program takes, or what is to be done with outputs of weights, in words; or nothing.
     """
     likelihood = silos.likelihood
     card = silos.described(method)
@@ -448,7 +450,9 @@ def write_network(
         weights = silos.written(dict(network.state_dict()))
         card = card if temperature == 1 else replace(card, temperature=temperature)
         write_model(path, weights, card if silos.told else None)
-        return ""
+        if temperature == 1 or not silos.told:
+            return ""
+        return f"outside of fedbayes, divide the logits of {path} by {temperature:.4g}"
     inputs = PROGRAM_INPUTS if silos.told else UNTOLD
     card = replace(card, inputs=inputs, outputs=program_outputs(likelihood))
     raw = silos.preprocessing.example(16, torch.Generator().manual_seed(0))
