@@ -11,7 +11,7 @@ from fedbayes.core.targets import Target
 from fedbayes.fusion.frozen import frozen
 from fedbayes.fusion.function import fuse_functions
 from fedbayes.fusion.norm_matching import NormMatched, norm_matched, normalizations, statistics_gap
-from fedbayes.fusion.settings import FunctionSettings
+from fedbayes.fusion.settings import DistillationSettings, FunctionSettings
 from fedbayes.fusion.teacher import Teacher
 from fedbayes.inputs import Inputs, build_prior
 from fedbayes.inputs.samples import RealSamples
@@ -106,7 +106,7 @@ def test_only_invented_images_of_such_networks_are_moved(tmp_path):
     counts, own = torch.tensor([[5.0, 5, 5], [5, 5, 5]]), network(0)
     teacher = Teacher([own, plain], counts=counts)
     assert [len(normalizations(client)) for client in teacher.clients] == [2, 0]
-    matched = norm_matched(teacher, leaves(), [15, 15], None)
+    matched = norm_matched(teacher, leaves(), [15, 15], FunctionSettings())
     assert isinstance(matched.draws, NormMatched)
     assert matched.draws.counts.tolist() == [[5, 5, 5]]
     path = tmp_path / "real.npz"
@@ -120,21 +120,28 @@ def test_only_invented_images_of_such_networks_are_moved(tmp_path):
         (teacher, real, 5),
         (Teacher([plain, plain], counts=counts), leaves(), 5),
     ):
-        same = norm_matched(who, draws, [15, 15], steps)
+        same = norm_matched(who, draws, [15, 15], FunctionSettings(matched=steps))
         assert torch.equal(same.batch(0, 8), draws.batch(0, 8))
+
+
+@pytest.mark.parametrize("distillation", [None, DistillationSettings(minutes=5)])
+def test_limited_time_is_for_training(distillation):
+    settings = FunctionSettings(distillation=distillation)
+    found = norm_matched(Teacher([network(0)]), leaves(), None, settings)
+    assert not isinstance(found.draws, NormMatched)
 
 
 @pytest.mark.parametrize("samples", [None, [18.0, 36.0]])
 def test_without_classes_clients_count_by_their_samples(samples):
     teacher = Teacher([network(0), network(1)])
-    found = norm_matched(teacher, leaves(), samples, 1).draws
+    found = norm_matched(teacher, leaves(), samples, FunctionSettings(matched=1)).draws
     assert found.kind is None
     assert found.counts[:, 0].tolist() == (samples or [1, 1])
 
 
 def test_fusing_says_that_images_were_moved():
     clients, counts = {"north": network(0), "south": network(1)}, [[9, 9, 0], [0, 9, 9]]
-    settings = FunctionSettings(draws=512, distillation=None)
+    settings = FunctionSettings(draws=512, matched=5, distillation=None)
     fused = fuse_functions(clients, clients["north"], leaves(), counts=counts, settings=settings)
     assert any("batch normalization" in note for note in fused.notes)
     still = settings.model_copy(update={"matched": 0})

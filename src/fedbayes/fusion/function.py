@@ -174,7 +174,7 @@ def fuse_functions(
         clients, counts, likelihood, temperatures, plain, settings.mirrored
     )
     if held_out is None:
-        held_out = HeldOut(teacher, norm_matched(teacher, known, samples, settings.matched))
+        held_out = HeldOut(teacher, norm_matched(teacher, known, samples, settings))
     teacher, kept = held_out.teacher, held_out.draws
     if settings.posterior is not None:
         check_calibration(like, teacher, samples, few, settings.posterior)

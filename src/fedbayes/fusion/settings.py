@@ -116,7 +116,7 @@ class FunctionSettings(Settings):
         ge=0,
         description="gradient steps that bring synthetic images to the running statistics of the "
         "clients' batch normalization (not of programs), and to their classes. none: 5 for images "
-        "of up to 64 × 64 pixels, else 0",
+        "of up to 64 × 64 pixels and training without a time limit, else 0",
     )
     seeking: SeekingSettings = Field(
         default_factory=SeekingSettings, description="inputs moved toward rare classes"

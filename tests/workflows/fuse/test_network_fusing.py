@@ -45,7 +45,6 @@ from tests.helpers.toy_inputs import inputs as toy_inputs
 
 QUICK = FunctionSettings(draws=1024, distillation=DistillationSettings(steps=30))
 SMALL = ("--minutes", "0", "--seed", "1", "--set", "function.draws=512")
-SMALL += ("--set", "function.matched=0")  # in seconds
 
 
 @pytest.fixture(scope="module")
@@ -197,8 +196,7 @@ def test_programs_are_fused_as_the_weights_in_them_are(photos, tmp_path):
         )
         torch.export.save(whole, tmp_path / "c.pt2")
         programs[path.stem] = read_program(tmp_path / "c.pt2")[0]
-    # Programs do not show their batch normalization, so nobody's images are matched to it.
-    settings = FunctionSettings(draws=512, matched=0, distillation=None)
+    settings = FunctionSettings(draws=512, distillation=None)
     prior, found = build_prior("leaves", (3, 8, 8)), []
     x = torch.rand(50, 3, 8, 8)
     for clients, mean, std, seen in (

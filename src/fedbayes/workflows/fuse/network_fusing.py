@@ -165,7 +165,7 @@ class NetworkFusion:
         )
         if has_temperature(silos.likelihood):
             notes = (*notes, teacher.told)
-        matched = norm_matched(teacher, cached, samples, self.settings.matched)
+        matched = norm_matched(teacher, cached, samples, self.settings)
         held_out = HeldOut(teacher, matched)
         if silos.card is None:
             _doubt_order(list(networks), held_out)
