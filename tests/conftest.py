@@ -1,5 +1,6 @@
 """For all tests."""
 
+import gc
 import os
 import shutil
 from pathlib import Path
@@ -83,6 +84,12 @@ def pytest_collection_modifyitems(items):
     for item in items:
         if item.get_closest_marker("data"):
             item.add_marker(absent)
+
+
+def pytest_collection_finish():
+    """What was collected stays to the end, so that no garbage is looked for in it."""
+    gc.collect()
+    gc.freeze()
 
 
 @pytest.fixture(scope="session")

@@ -141,7 +141,7 @@ def check_calibration(
             "a posterior depends on the clients' numbers of training samples. Give them with "
             "--counts, as [[40, 2], [3, 60]], or leave it out"
         )
-    if isinstance(like, GraphModule):
+    if any(isinstance(layer, GraphModule) for layer in like.modules()):
         raise ModelError(
             f"{NAMES[of]} needs a network with known layers, but programs are graphs of "
             "operations. Give the network of the fused model with --model or --like"

@@ -367,8 +367,8 @@ def require_answers(networks: Mapping[str, nn.Module], x: Tensor) -> None:
             again = network(x)
         if isinstance(answer, Tensor) and not torch.allclose(answer, again, 1e-3, 1e-3, True):
             raise ModelError(
-                f"{name} answers an input differently each time. Draw random numbers in training "
-                "alone, such as by nn.Dropout, or F.dropout(x, 0.5, self.training)"
+                f"{name} answers an input differently each time. Draw random numbers only in "
+                "training, such as by nn.Dropout, or F.dropout(x, 0.5, self.training)"
             )
 
 

@@ -347,6 +347,10 @@ class _Raw(nn.Module):
         for name, values in zip(("offset", "factor"), seen.statistics, strict=True):
             self.register_buffer(name, torch.from_numpy(values * seen.scale).reshape(shape))
 
+    def train(self, mode: bool = True) -> "_Raw":
+        """As it is: a program, which has one mode, raises an error."""
+        return self
+
     def forward(self, x: Tensor) -> Tensor:
         """Outputs of standardized samples [n, ...]."""
         outputs: Tensor = self.program(x * self.factor + self.offset)
