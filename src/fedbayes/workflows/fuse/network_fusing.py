@@ -450,7 +450,7 @@ def write_network(
         weights = silos.written(dict(network.state_dict()))
         card = card if temperature == 1 else replace(card, temperature=temperature)
         write_model(path, weights, card if silos.told else None)
-        if temperature == 1 or not silos.told:
+        if abs(temperature - 1) < 0.005 or not silos.told:
             return ""
         return f"outside of fedbayes, divide the logits of {path} by {temperature:.4g}"
     inputs = PROGRAM_INPUTS if silos.told else UNTOLD
