@@ -37,7 +37,7 @@ from fedbayes.fusion.temperature import temperature
 from fedbayes.fusion.widths import Widths
 from fedbayes.likelihoods import Classes, Likelihood
 from fedbayes.models.steps import module_size
-from fedbayes.models.units import require_answers, require_gradients
+from fedbayes.models.units import require_functions, require_gradients
 
 SLACK = 0.01
 """Of the balance of classes (`fedbayes.fusion.reweighting.entropy_balance`): a class that is hardly
@@ -167,7 +167,7 @@ def fuse_functions(
     known = CachedInputs(draws) if held_out is None else held_out.draws
     few = known.batch(-1, CHUNK)[:2]
     networks = {**clients, "the wanted network": like}
-    require_answers(networks, few)
+    require_functions(networks, few)
     require_gradients(networks, few)
     plain = known if held_out is None else None
     teacher, samples = teacher_of(

@@ -12,7 +12,7 @@ from fedbayes.fusion.donors import TracedNetwork, find_donors
 from fedbayes.fusion.widths import bears
 from fedbayes.models.resize import widened
 from fedbayes.models.steps import clean, require_finite
-from fedbayes.models.units import require_answers
+from fedbayes.models.units import require_functions
 
 
 def of_one_graph(
@@ -32,7 +32,7 @@ def of_one_graph(
                     f"the weights {tensor!r} of {name} are complex numbers, which cannot be "
                     "matched. Use --method function"
                 )
-    require_answers(clients, example)
+    require_functions(clients, example)
     networks = list(clients.values())
     own, donors = find_donors(networks, networks[0], example, lambda _: None)
     known = {donor.client for donor in donors}

@@ -342,7 +342,7 @@ WRITES_OVER = (
 """What to say of such a network, behind its name."""
 
 
-def require_answers(networks: Mapping[str, nn.Module], x: Tensor) -> None:
+def require_functions(networks: Mapping[str, nn.Module], x: Tensor) -> None:
     """See that networks take inputs [n, ...], do not change them, and answer each as before.
 
     Raises:

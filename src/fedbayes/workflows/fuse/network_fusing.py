@@ -37,7 +37,7 @@ from fedbayes.inputs.text_sums import prior_by_sums
 from fedbayes.inputs.texts import text_inputs
 from fedbayes.likelihoods.temperature import has_temperature
 from fedbayes.models import ModelSettings
-from fedbayes.models.units import require_answers
+from fedbayes.models.units import require_functions
 from fedbayes.storage.card import (
     PROGRAM_INPUTS,
     program_outputs,
@@ -159,7 +159,7 @@ class NetworkFusion:
         networks = {short[path]: network for path, network in silos.networks.items()}
         temperatures = self._temperatures(silos, counts)
         cached = CachedInputs(inputs)
-        require_answers(networks, cached.batch(-1, CHUNK)[:2])
+        require_functions(networks, cached.batch(-1, CHUNK)[:2])
         teacher, samples = teacher_of(
             networks, counts, silos.likelihood, temperatures, cached, self.settings.mirrored
         )
