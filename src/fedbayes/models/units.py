@@ -360,7 +360,7 @@ def require_functions(networks: Mapping[str, nn.Module], x: Tensor) -> None:
                 raise ModelError(
                     f"{name} fails on inputs of shape ({', '.join(map(str, ('n', *x.shape[1:])))}) "
                     f"and type {str(x.dtype).removeprefix('torch.')}: {line}. If it takes others, "
-                    "such as numbers of words, give real samples as inputs"
+                    "such as token ids, give real samples as inputs"
                 ) from None
             if own._version:
                 raise ModelError(f"{name} {WRITES_OVER}")

@@ -895,7 +895,7 @@ def test_networks_that_write_over_their_inputs_are_refused(inputs, tmp_path, cap
 
 
 class Words(nn.Module):
-    """A network of numbers of words, which takes no negative ones."""
+    """A network of token ids, which takes no negative ones."""
 
     def __init__(self):
         super().__init__()
