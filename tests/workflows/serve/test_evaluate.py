@@ -446,3 +446,30 @@ def test_a_program_exported_in_training_raises_an_error(layer, tmp_path, capsys)
         assert command("evaluate", path, *rows) == (2 if training else 0)
         said = capsys.readouterr().err
         assert ("Call model.eval() before torch.export" in said) == training
+
+
+def test_of_numbers_the_teacher_is_the_mixture_by_samples(tmp_path, capsys):
+    """As `fuse --counts` learns it; without counts all models have one weight."""
+    data = {"name": "diabetes", "clients": 2}
+    run = fedbayes.run(method="local", rounds=2, seed=0, data=data, out=tmp_path / "run")
+    files = sorted(run.folder.clients.iterdir())
+    asked = ("evaluate", *files, "--run", tmp_path / "run", "--json")
+    _, out, _ = cli(capsys, *asked)
+    assert "ensemble, as fuse learns it" not in {score["name"] for score in json.loads(out)}
+    counts = tmp_path / "counts.json"
+    found = {}
+    for own in ([[90], [10]], [[50], [50]], [[100], [1]]):
+        counts.write_text(json.dumps(own))
+        code, out, err = cli(capsys, *asked, "--counts", counts)
+        assert code == 0, err
+        found[own[0][0]] = {score["name"]: score for score in json.loads(out)}
+    scores = found[50]
+    assert "ensemble, by class share" not in scores
+    name = "ensemble, as fuse learns it"
+    assert scores[name]["rmse"] == pytest.approx(scores["ensemble, uniform"]["rmse"], rel=1e-5)
+    first = scores[str(files[0])]["rmse"]
+    assert abs(found[100][name]["rmse"] - first) < abs(found[90][name]["rmse"] - first)
+    counts.write_text("[[9, 1], [5, 5]]")
+    code, _, err = cli(capsys, *asked, "--counts", counts)
+    assert code == 2
+    assert "one number, its samples" in err

@@ -362,8 +362,8 @@ def compare(
         tests: the samples.
         inputs: names of those models that were fused: their average (where their shapes agree)
             and their ensemble (the mean of their predictive distributions) are tried as well.
-        counts: training samples of each input and class [S, K]; with them, an ensemble weighted
-            by class share too: p_k ∝ Σ_s (N_sk / Σ_s N_sk) p_sk.
+        counts: training samples of each input and class [S, K], or of each input [S, 1]; by class,
+            an ensemble weighted by class share too: p_k ∝ Σ_s (N_sk / Σ_s N_sk) p_sk.
             With them, or with temperatures of inputs, there is also the teacher of a fusion in
             function space (`fedbayes.fusion.teacher.Teacher`). Without both that is the ensemble.
         metrics: names of metrics in addition to a likelihood's own (`likelihoods.measures`); NaN
@@ -380,15 +380,13 @@ def compare(
     for name, model in models.items():
         _check(name, model, tests)
     fused = [models[name] for name in inputs]
-    if counts is not None and not target.classes:
+    if counts is not None and (
+        len(counts) != len(fused) or counts.shape[1] not in {1, target.classes}
+    ):
+        each = f"{target.classes} numbers, one for each class, or " if target.classes else ""
         raise ModelError(
-            "counts weight an ensemble by shares of classes, but the target is "
-            f"{describe(target)}. Leave them out for equal weights"
-        )
-    if counts is not None and counts.shape != (len(fused), target.classes):
-        raise ModelError(
-            f"the counts have shape {counts.shape}, expected {(len(fused), target.classes)}: a "
-            "row for each input model, a column for each class"
+            f"the counts have shape {counts.shape}, but the target is {describe(target)}. Give a "
+            f"row for each of the {len(fused)} input models, with {each}one number, its samples"
         )
     candidates = dict(models)
     if fused:
@@ -400,11 +398,12 @@ def compare(
                 first, draw=average, layers=None, weights=None, rebuild=None, temperature=None
             )
         candidates[UNIFORM] = _ensemble(fused, alike)
-        if counts is not None:
+        if counts is not None and counts.shape[1] > 1:
             shares = class_shares(counts)
             candidates["ensemble, by class share"] = _ensemble(fused, alike, shares)
-        if target.classes:
-            uniform = counts is None and all(one.temperature is None for one in fused)
+        uniform = counts is None and all(one.temperature is None for one in fused)
+        known = all(one.likelihood == first.likelihood and not one.means for one in fused)
+        if target.classes or (known and not uniform):
             name = UNIFORM if uniform else "ensemble, as fuse learns it"
             try:
                 candidates[name] = _taught(fused, inputs, alike, counts, mirrored=not uniform)
@@ -547,16 +546,25 @@ def _taught(
     """What a fusion in function space learns: see `fedbayes.fusion.teacher.Teacher`."""
     first, size = models[0], sum(model.parameters for model in models)
     short = [Path(name).name for name in names]
-    alone = {
-        name: predictor(model.likelihood, model.draw)
-        for name, model in zip(
-            short if len(set(short)) == len(names) else names, models, strict=True
-        )
-    }
+    short = short if len(set(short)) == len(names) else list(names)
     warmth, inputs = [model.temperature for model in models], _RawInputs(first.preprocessing)
-    teacher, _ = teacher_of(alone, counts, None, warmth, inputs, mirrored)
-    found = _answering(teacher, size, first.preprocessing, _whose(models, alike))
-    return replace(found, note=teacher.told)
+    if first.likelihood.target.classes:
+        alone = [predictor(model.likelihood, model.draw) for model in models]
+        said = dict(zip(short, alone, strict=True))
+        teacher, _ = teacher_of(said, counts, None, warmth, inputs, mirrored)
+        found = _answering(teacher, size, first.preprocessing, _whose(models, alike))
+        return replace(found, note=teacher.told)
+    said = {name: partial(_outputs, model) for name, model in zip(short, models, strict=True)}
+    teacher, _ = teacher_of(said, counts, first.likelihood, warmth, inputs)
+    draw: Sampler = lambda x: teacher(x)[None]  # noqa: E731
+    whose = _whose(models, alike)
+    return Candidate(draw, first.likelihood, size, first.preprocessing, whose, note=teacher.told)
+
+
+def _outputs(model: Candidate, x: Tensor) -> Tensor:
+    """Outputs [n, width] whose prediction is nearest to that of all draws."""
+    draws = model.draw(x)
+    return model.likelihood.pooled(draws, draws.new_full((len(draws),), 1 / len(draws)))
 
 
 class _RawInputs:
