@@ -113,7 +113,9 @@ def test_with_counts_it_is_the_geometric_mean_of_the_chain_and_a_sum_of_logits(
             total += shares[s] * (f[s] - level - np.log(more[s] / more[s].sum()))
         known = np.array([bool(t) for t in temperatures or [None] * 3])
         lacking = np.array(counts) == 0
-        untold = np.where(known, lacking @ more.sum(0) / more.sum(), 1)
+        group = np.ones((3, 3)) if counts is COUNTS else np.array([[1, 1, 0], [1, 1, 0], [0, 0, 1]])
+        of_all = group * more.sum(0)
+        untold = np.where(known, (lacking * of_all).sum(1) / of_all.sum(1), 1)
         softer = (1 + 0.4 * untold * deviation)[:, None]
         stationary = chain(softmax(f / softer), counts, 1e-4)
         wanted = softmax((total + np.log(stationary)) / 2)
@@ -172,6 +174,21 @@ def test_rare_classes_connect_as_often_as_everywhere():
         [True, True, False],
         [False, False, True],
     ]
+
+
+def test_within_its_group_of_classes_a_client_is_not_softened():
+    """It lacks only classes that q compares with none of its own."""
+    clients, x = networks(outputs=5), torch.randn(6, 4)
+    counts = [[6000, 4000, 0, 0, 0], [0, 0, 5000, 0, 5000], [0, 0, 5000, 0, 0]]
+    with torch.no_grad():
+        told = Teacher(clients, counts=counts, temperatures=[2.0, 3.0, 1.0])(x)
+        raw = [client(x) for client in clients]
+    alone = raw[0][:, 0] - raw[0][:, 1]
+    torch.testing.assert_close(told[:, 0] - told[:, 1], alone / 2, atol=1e-3, rtol=0)
+    lacks = Teacher(clients, counts=counts, temperatures=[2.0, 3.0, 1.0])._untold(
+        torch.tensor(counts)
+    )
+    torch.testing.assert_close(lacks, torch.tensor([0, 0, 1 / 3]).double(), atol=1e-3, rtol=0)
 
 
 def test_a_class_that_nobody_has_takes_no_part_in_groups():
@@ -296,15 +313,15 @@ def test_without_counts_probabilities_at_temperatures_are_mixed(shares):
 
 
 def noisy_clients(clients, counted):
-    """Binary clients whose calibrated predictions are off by normal noise, inputs and labels."""
+    """Binary clients whose outputs are off by normal noise, their temperature, and labels."""
     rng = np.random.default_rng(4)
     truth, deviation = rng.uniform(-8, 8, 20_000), 2.0
     raw = torch.tensor(truth + deviation * rng.standard_normal((clients, len(truth))))
-    own = raw / np.sqrt(1 + np.pi / 8 * deviation**2)
-    said = [torch.stack([f / 2, -f / 2], 1).float() for f in own]
+    said = [torch.stack([f / 2, -f / 2], 1).float() for f in raw]
+    warmth = float(np.sqrt(1 + np.pi / 8 * deviation**2))
     first = torch.tensor(rng.random(len(truth)) < 1 / (1 + np.exp(-truth)))
     counts = [[10, 10]] * clients if counted else None
-    return said, first, counts
+    return said, warmth, first, counts
 
 
 def gap(log, first):
@@ -317,13 +334,13 @@ def gap(log, first):
 @pytest.mark.parametrize("clients", [3, 8])
 def test_pooled_it_is_nearer_to_being_as_sure_as_right(clients, counted):
     """Labels drawn by the true probabilities: clients are calibrated, their mean is unsure."""
-    said, first, counts = noisy_clients(clients, counted)
-    assert max(abs(gap(one, first)) for one in said) < 0.01
+    said, warmth, first, counts = noisy_clients(clients, counted)
+    assert max(abs(gap(one / warmth, first)) for one in said) < 0.01
     asked = [lambda x: x] * clients
-    teacher = Teacher(asked, counts=counts, temperatures=[1.0] * clients)
+    teacher = Teacher(asked, counts=counts, temperatures=[warmth] * clients)
     plain, pooled = teacher.of(said), teacher.pooled().of(said)
     assert gap(plain, first) < -0.025
-    assert gap(plain, first) * 0.7 < gap(pooled, first) < 0.012
+    assert gap(plain, first) * 0.5 < gap(pooled, first) < 0.012
     nll = [float(-log.log_softmax(1)[:, 0][first].mean()) for log in (pooled, plain)]
     assert nll[0] < nll[1]
     assert (plain.argmax(1) == pooled.argmax(1)).float().mean() > 0.99
@@ -345,13 +362,16 @@ def test_the_pooled_prediction_is_that_of_its_formulas():
         t = softmax((total + q[row]) / 2)
         f = own[:, row] - np.log(np.exp(own[:, row]).sum(1, keepdims=True)) - prior
         f -= f.mean(1, keepdims=True)
-        v, n = 0.0, 0.0
+        v, w, n = 0.0, 0.0, 0.0
+        before = f * warmth[:, None]
         for k in range(3):
             alone = (shares[:, k] ** 2).sum()
             middle = shares[:, k] @ f[:, k]
             v += 2 / 3 * shares[:, k] @ (f[:, k] - middle) ** 2 / (1 - alone)
+            middle = shares[:, k] @ before[:, k]
+            w += 2 / 3 * shares[:, k] @ (before[:, k] - middle) ** 2 / (1 - alone)
             n += t[k] / alone
-        a = np.sqrt((1 + factor * v) / (1 + factor * v / n))
+        a = np.sqrt((1 + factor * w) / (1 + factor * w / n))
         b = np.sqrt(1 + factor * v * (1 - 1 / n))
         wanted = np.log(softmax((a * b * q[row] + a * total) / 2))
         np.testing.assert_allclose(found[row].tolist(), wanted, atol=1e-3)

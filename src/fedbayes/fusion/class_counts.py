@@ -145,28 +145,38 @@ def frequencies(counts: Tensor) -> Tensor:
     return had / had.sum()
 
 
-def sharpness(scores: Tensor, shares: Tensor, log: Tensor) -> tuple[Tensor, Tensor]:
+def sharpness(
+    scores: Tensor, shares: Tensor, log: Tensor, temperatures: Sequence[float | None]
+) -> tuple[Tensor, Tensor]:
     """The factors a of logits and b of probabilities that `Teacher.pooled` describes, [n, 1].
 
     Args:
         scores: logits of calibrated clients, [S, n, K].
         shares: of each client in each class, [S, K].
         log: of what they say together, [n, K]; of any scale.
+        temperatures: by which the clients' logits were divided, [S]; None: by none.
 
     Examples:
         >>> import torch
         >>> from fedbayes.fusion.class_counts import sharpness
         >>> scores = torch.tensor([[[1.0, -1.0]], [[3.0, -3.0]]])
-        >>> a, b = sharpness(scores, torch.full((2, 2), 0.5), torch.tensor([[2.0, -2.0]]))
-        >>> round(float(a), 3), round(float(b), 3)  # v = 4, N = 2
-        (1.2, 1.336)
+        >>> shares, log = torch.full((2, 2), 0.5), torch.tensor([[2.0, -2.0]])
+        >>> a, b = sharpness(scores, shares, log, [2.0, 2.0])
+        >>> round(float(a), 3), round(float(b), 3)  # w = 16, v = 4, N = 2
+        (1.327, 1.336)
     """
     f, pi = scores.double(), shares.double()[:, None]
     f = f - f.mean(-1, keepdim=True)
     several = pi.square().sum(0)  # 1 / N by class, [1, K]
-    spread = (pi * (f - (pi * f).sum(0)).square()).sum(0)
-    v = 2 * PROBIT * (spread / (1 - several).clamp_min(_SHARED)).mean(-1, keepdim=True)
+
+    def variance(logits: Tensor) -> Tensor:
+        """Of the clients' logits, times λ, [n, 1]."""
+        spread = (pi * (logits - (pi * logits).sum(0)).square()).sum(0)
+        return 2 * PROBIT * (spread / (1 - several).clamp_min(_SHARED)).mean(-1, keepdim=True)
+
+    undivided = f.new_tensor([1 if t is None else t for t in temperatures])[:, None, None]
+    v, w = variance(f), variance(f * undivided)
     n = (log.double().softmax(-1) / several).sum(-1, keepdim=True)
-    a = ((1 + v) / (1 + v / n)).sqrt()
+    a = ((1 + w) / (1 + w / n)).sqrt()
     b = (1 + v * (1 - 1 / n)).sqrt()
     return a.to(scores.dtype), b.to(scores.dtype)

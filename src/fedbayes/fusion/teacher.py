@@ -64,9 +64,10 @@ class Teacher:
     which it kept out of training has its outputs divided by it. In q there is one more temperature,
     1 + `SOFTNESS_OF_CHAIN` u_s times the deviation of outputs. Here u_s is 1 for clients that
     fitted none. Rows that a client keeps have no sample of a class that it lacks, so otherwise u_s
-    is the frequency Σ θ_k of those classes. Networks are not exact. On validation rows of nine
-    cases the geometric mean of q and a sum of logits was on average .004 more accurate than the
-    better of them (`benchmarks/fusion_teacher.py`). That mean is the teacher, and the sum is
+    is the frequency Σ θ_k of those classes, among those of its `groups`. Networks are not exact. On
+    validation rows of nine cases the geometric mean of q and a sum of logits was on average .004
+    more accurate than the better of them (`benchmarks/fusion_teacher.py`). That mean is the
+    teacher, and the sum is
 
         log t_k(x) = log θ_k + Σ_s π_sk (f_sk − T log Σ_j exp(f_sj / T) − log p_s(k)) + const,
 
@@ -206,18 +207,18 @@ class Teacher:
     def pooled(self) -> "Teacher":
         """The same, as confident as all samples together make it, if clients are calibrated.
 
-        A calibrated client with few samples has logits that are off by a variance v, and divides
-        them by (1 + λ v)^½. The mean of N clients is off by v / N only. So the sum of logits is
+        A client with few samples has logits that are off by a variance w. Calibrated, it divides
+        them by (1 + λ w)^½. The mean of N clients is off by w / N only. So the sum of logits is
         multiplied by
 
-            a = ((1 + λ v) / (1 + λ v / N))^½.
+            a = ((1 + λ w) / (1 + λ w / N))^½.
 
         A mean of probabilities is flatter than the mean of their logits, by
         b = (1 + λ v (1 − 1/N))^½. So logits of q, and of a mixture, are multiplied by a b.
 
-        At each input v is twice the variance of the clients' logits, less log p_s, around their
-        mean by shares. N is 1 / Σ_s π_sk², the mean over the classes that t predicts. The variance
-        of calibrated logits is smaller than that of raw ones, so a corrects too little.
+        At each input v is twice the variance of the clients' calibrated logits, less log p_s,
+        around their mean by shares; w is the same of these logits times T_s, as they were before
+        calibration. N is 1 / Σ_s π_sk², the mean over the classes that t predicts.
 
         Without temperatures of clients, and of other likelihoods than classes, it is the teacher.
         """
@@ -355,7 +356,8 @@ class Teacher:
                 return mixture
             log = kind.normalized(mixture)
             spread = kind.normalized(draws)
-            a, b = sharpness(spread, weights[:, None].expand(-1, log.shape[-1]).to(draws), log)
+            own = weights[:, None].expand(-1, log.shape[-1]).to(draws)
+            a, b = sharpness(spread, own, log, self.temperatures)
             return kind.outputs_of((a * b * log).log_softmax(-1))
         assert isinstance(kind, Classes)
         scores = kind.normalized(draws)
@@ -381,14 +383,22 @@ class Teacher:
         if self._pooling:
             own = ((counts + 1) / (counts + 1).sum(1, keepdim=True)).log().to(draws)
             told = kind.normalized(draws) - own[:, None]
-            a, b = sharpness(told, shares, (chain + total) / 2)
+            a, b = sharpness(told, shares, (chain + total) / 2, self.temperatures)
             chain, total = a * b * chain, a * total
         return kind.outputs_of(of_groups((chain + total) / 2, total, self._groups))
 
     def _untold(self, counts: Tensor) -> Tensor:
-        """Frequency of the classes that a client's temperature says nothing of, [S]."""
+        """Frequency of the classes that a client's temperature says nothing of, [S].
+
+        Among those of its groups: q compares no others (`of_groups`).
+        """
         fitted = torch.tensor([t is not None for t in self.temperatures], device=counts.device)
-        lacking = ((counts == 0) * frequencies(counts)).sum(1)
+        compared = torch.ones_like(counts, dtype=torch.bool)
+        for own in self._groups:
+            inside = own.to(counts.device)
+            compared &= ((counts * inside).sum(1, keepdim=True) > 0) | ~inside
+        of_all = compared * frequencies(counts)
+        lacking = ((counts == 0) * of_all).sum(1) / of_all.sum(1).clamp_min(_SMALLEST)
         return torch.where(fitted, lacking, 1.0)
 
     def likelihood(self, outputs: int) -> Likelihood:
