@@ -12,6 +12,9 @@ from fedbayes.core.brief import Brief
 from fedbayes.data.preprocessing import Preprocessing
 from fedbayes.errors import ConfigError
 
+CHUNK = 1024
+"""Inputs whose mean and standard deviation are taken for those of all."""
+
 
 class InputPrior(ABC):
     """Draws inputs of one shape: images in [0, 1], or rows of a table in their own units.
@@ -94,10 +97,12 @@ class Inputs(Brief):
         """Draws as networks with a preprocessing see them.
 
         Images are drawn in [0, 1], and so are rows of a `bounded` prior. Draws of a `standard`
-        prior are what networks see. Others are in the units of the clients' data.
+        prior are what networks see; and so are images and signals of a bounded one, by their own
+        mean and standard deviation, if those of the clients' data are not between 0 and 1. Others
+        are in the units of the clients' data.
 
         Raises:
-            ConfigError: a prior of values between 0 and 1 is to stand for others.
+            ConfigError: rows of a prior of values between 0 and 1 are to stand for others.
 
         Args:
             prior: of the inputs.
@@ -107,15 +112,19 @@ class Inputs(Brief):
         mean, std = torch.tensor(by.mean), torch.tensor(by.std)
         if prior.standard:
             return cls(prior, torch.zeros_like(mean), torch.ones_like(std), seed)
-        if len(by.shape) > 1 or prior.bounded:
-            if prior.bounded and not (mean.min() >= 0 and mean.max() <= 1 and std.max() <= 1):
+        within = bool(mean.min() >= 0 and mean.max() <= 1 and std.max() <= 1)
+        if prior.bounded and not within:
+            own = f"mean {float(mean.mean()):.3g} and standard deviation {float(std.mean()):.3g}"
+            if len(by.shape) == 1:
                 raise ConfigError(
                     f"{prior.name!r} gives values between 0 and 1, but the networks were trained "
-                    f"on values of mean {float(mean.mean()):.3g} and standard deviation "
-                    f"{float(std.mean()):.3g}. Give the clients' sums with --sums, real samples, "
-                    "your own function or (signals) tones with --inputs, or train on values "
-                    "between 0 and 1 (data.scale)"
+                    f"on values of {own}. Give the clients' sums with --sums, real samples or your "
+                    "own function with --inputs, or train on values between 0 and 1 (data.scale)"
                 )
+            prior.notes += (f"inputs from {prior.name!r} are moved to the data's {own}",)
+            x = prior.draw(CHUNK, seeds.numpy_rng(seed, "inputs held out"))
+            return cls(prior, x.mean(), x.std(), seed)
+        if len(by.shape) > 1 or prior.bounded:
             return cls(prior, mean, std, seed)
         return cls(prior, mean * by.scale, std * by.scale, seed)
 

@@ -224,8 +224,9 @@ def test_signals_in_any_unit_are_fused_by_their_spectra(signals, capsys):
     np.testing.assert_allclose(read_spectra(_path("1")).total, x.sum(0, np.float64), rtol=1e-6)
     files = [f"{number}.safetensors" for number in range(3)]
     options = ("-o", "g.safetensors", "--minutes", "0", "--report", "r.json")
-    assert command("fuse", *files, *options) == 2
-    assert "'noise' gives values between 0 and 1" in " ".join(capsys.readouterr().err.split())
+    assert command("fuse", *files, *options) == 0
+    said = " ".join(capsys.readouterr().err.split())
+    assert "'noise' are moved to the data's mean" in said, said
     several = [word for number in range(3) for word in ("--sums", f"{number}.json")]
     assert command("fuse", *files, *options, *several) == 0
     told = json.loads(_path("r").read_text())

@@ -744,11 +744,17 @@ def test_signals_are_scaled_by_channel():
     assert drawn.batch(0, 4).shape == (4, channels, length)
 
 
-def test_priors_between_0_and_1_do_not_stand_for_other_values():
-    seen = Preprocessing((3, 8, 8), 1.0, (112.0,) * 3, (70.0,) * 3, FOUR)
-    for name in ("leaves", "noise"):
-        with pytest.raises(ConfigError, match=r"trained on values of mean 112 .* \(data\.scale\)"):
-            Inputs.seen(build_prior(name, (3, 8, 8)), seen)
+def test_priors_between_0_and_1_are_moved_to_other_values():
+    """Networks see inputs of mean 0 and standard deviation 1, before and after augmentation."""
+    for shape, name in (((3, 8, 8), "leaves"), ((3, 8, 8), "noise"), ((2, 64), "noise")):
+        seen = Preprocessing(shape, 1.0, (112.0,) * shape[0], (70.0,) * shape[0], FOUR)
+        prior = build_prior(name, shape)
+        inputs = Inputs.seen(prior, seen)
+        assert "mean 112 and standard deviation 70" in prior.notes[0]
+        x = inputs.batch(0, 2048)
+        for drawn in (x, inputs.augmented(x, torch.Generator().manual_seed(0))):
+            assert float(drawn.mean()) == pytest.approx(0, abs=0.05)
+            assert float(drawn.std()) == pytest.approx(1, abs=0.05)
     rows = Preprocessing((5,), 1.0, (50.0,) * 5, (10.0,) * 5, FOUR)
     with pytest.raises(ConfigError, match="trained on values of mean 50"):
         Inputs.seen(build_prior("noise", (5,)), rows)
@@ -1130,6 +1136,7 @@ def test_a_fusion_on_guessed_inputs_warns_and_names_the_options(photos, tmp_path
     for more, warned in (
         ((), True),
         (("--inputs", "leaves"), False),
+        (("--inputs", tmp_path / "t.npz"), False),
         (("--test", tmp_path / "t.npz"), False),
     ):
         capsys.readouterr()

@@ -248,10 +248,10 @@ def test_the_models_of_a_run(tmp_path, monkeypatch, capsys):
 
 @pytest.mark.parametrize(
     ("shape", "mean", "mirrored"),
-    [((3, 6, 6), 0.5, True), ((1, 6, 6), 0.5, False), ((3, 6, 6), 5.0, False), ((9,), 0.5, False)],
+    [((3, 6, 6), 0.5, True), ((1, 6, 6), 0.5, False), ((3, 6, 6), 5.0, True), ((9,), 0.5, False)],
 )
 def test_photographs_are_seen_in_a_mirror_too(shape, mean, mirrored):
-    """As `fuse` does it by its defaults; images of other ranges have no prior."""
+    """As `fuse` does it by its defaults, whatever their range."""
     target = Target("class", ("cat", "dog", "owl"))
     seen = Preprocessing(shape, 1.0, (mean,) * shape[0], (0.25,) * shape[0], target)
     torch.manual_seed(0)

@@ -32,6 +32,7 @@ from fedbayes.fusion.settings import FunctionSettings
 from fedbayes.fusion.temperature import TemperatureScaled, own_temperature
 from fedbayes.inputs import InputPrior, Inputs, Sums, build_prior, plot_inputs
 from fedbayes.inputs.picture import require_picture
+from fedbayes.inputs.samples import RealSamples
 from fedbayes.inputs.spectra import Spectra
 from fedbayes.inputs.text_sums import prior_by_sums
 from fedbayes.inputs.texts import text_inputs
@@ -278,7 +279,7 @@ class NetworkFusion:
 
     def _doubts(self, fusion: FunctionFusion, prior: InputPrior) -> tuple[str, ...]:
         """What to say of scores that may not be those of real samples."""
-        if self.job.test is not None:
+        if self.job.test is not None or isinstance(prior, RealSamples):
             return ()
         found = []
         if self.job.inputs in (None, "auto") and not self.job.sums:
