@@ -363,7 +363,7 @@ def test_the_pooled_prediction_is_that_of_its_formulas():
         f = own[:, row] - np.log(np.exp(own[:, row]).sum(1, keepdims=True)) - prior
         f -= f.mean(1, keepdims=True)
         v, w, n = 0.0, 0.0, 0.0
-        before = f * warmth[:, None]
+        before = f * np.maximum(warmth, 1)[:, None]
         for k in range(3):
             alone = (shares[:, k] ** 2).sum()
             middle = shares[:, k] @ f[:, k]

@@ -154,7 +154,8 @@ def sharpness(
         scores: logits of calibrated clients, [S, n, K].
         shares: of each client in each class, [S, K].
         log: of what they say together, [n, K]; of any scale.
-        temperatures: by which the clients' logits were divided, [S]; None: by none.
+        temperatures: by which the clients' logits were divided, [S]; None: by none. Below 1 they
+            tell of no variance.
 
     Examples:
         >>> import torch
@@ -174,7 +175,7 @@ def sharpness(
         spread = (pi * (logits - (pi * logits).sum(0)).square()).sum(0)
         return 2 * PROBIT * (spread / (1 - several).clamp_min(_SHARED)).mean(-1, keepdim=True)
 
-    undivided = f.new_tensor([1 if t is None else t for t in temperatures])[:, None, None]
+    undivided = f.new_tensor([max(1.0, t or 1.0) for t in temperatures])[:, None, None]
     v, w = variance(f), variance(f * undivided)
     n = (log.double().softmax(-1) / several).sum(-1, keepdim=True)
     a = ((1 + w) / (1 + w / n)).sqrt()

@@ -217,8 +217,8 @@ class Teacher:
         b = (1 + λ v (1 − 1/N))^½. So logits of q, and of a mixture, are multiplied by a b.
 
         At each input v is twice the variance of the clients' calibrated logits, less log p_s,
-        around their mean by shares; w is the same of these logits times T_s, as they were before
-        calibration. N is 1 / Σ_s π_sk², the mean over the classes that t predicts.
+        around their mean by shares; w is the same of these logits times max(1, T_s), as they were
+        before calibration. N is 1 / Σ_s π_sk², the mean over the classes that t predicts.
 
         Without temperatures of clients, and of other likelihoods than classes, it is the teacher.
         """
